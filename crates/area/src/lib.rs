@@ -1,0 +1,1 @@
+//! Memory that payload lives in: regions, pools and spans

@@ -1,0 +1,1 @@
+//! Endpoints (files, devices, memory) and the layers that wrap them

@@ -1,0 +1,2 @@
+//! hikyaku: moves block data between disks.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The completion loop: io_uring, sockets, files, timers

@@ -1,0 +1,1 @@
+//! iSCSI (RFC 7143) protocol machines without I/O

@@ -1,0 +1,1 @@
+//! Copy engine over two endpoints

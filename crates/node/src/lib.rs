@@ -1,0 +1,1 @@
+//! iSCSI node: target daemon and initiator endpoint

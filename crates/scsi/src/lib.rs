@@ -1,0 +1,1 @@
+//! SCSI device server without I/O
