@@ -1,0 +1,101 @@
+//! One mapping of shared memory. The only place in this crate that talks to the kernel.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use crate::PAGE_BYTES;
+
+/// A memfd mapped into this process, page aligned, unmapped when dropped.
+///
+/// The mapping is plain shared memory: several threads (and later processes) may hold it at once, so access
+/// goes through raw pointers and the owner of a range is agreed by protocol, not by the borrow checker.
+#[derive(Debug)]
+pub struct Region {
+    /// Kept so that the region can be handed to another process.
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a Region is an address range that stays mapped while the value lives; the pointer itself carries no
+// thread affinity. Who may touch which bytes is the users' protocol (see the type's documentation).
+unsafe impl Send for Region {}
+// SAFETY: as above; `&Region` gives out only a pointer and a length.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `length` bytes (rounded up to pages) of zeroed memory. With `populate`, every page is faulted in
+    /// now, so that no page fault happens on the data path.
+    ///
+    /// Errors are the kernel's: out of memory or of address space, or a descriptor limit.
+    pub fn new(length: usize, populate: bool) -> io::Result<Self> {
+        let length = length.max(1).next_multiple_of(PAGE_BYTES);
+        // SAFETY: the name is a valid C string; the returned descriptor is checked before it is owned.
+        let raw = unsafe { libc::memfd_create(c"hikyaku".as_ptr(), libc::MFD_CLOEXEC) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `raw` is a fresh descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let size = i64::try_from(length).map_err(io::Error::other)?;
+        // SAFETY: plain system call on our own descriptor.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let populate = if populate { libc::MAP_POPULATE } else { 0 };
+        // SAFETY: a new shared mapping at an address of the kernel's choice, of a file exactly `length` long.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | populate,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mapped at zero"))?;
+        Ok(Self { fd, base, length })
+    }
+
+    /// First byte of the mapping.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes mapped, a multiple of [`PAGE_BYTES`].
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never true: a region has at least one page.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Gives the pages of `[offset, offset + length)` back to the kernel; they read as zeroes afterwards.
+    pub fn punch(&self, offset: usize, length: usize) -> io::Result<()> {
+        assert!(offset <= self.length && length <= self.length - offset, "punch outside the region");
+        if length == 0 {
+            return Ok(());
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (offset, length) = (offset as i64, length as i64);
+        // SAFETY: plain system call on our own descriptor; the range was checked above.
+        if unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, offset, length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: base and length are what mmap returned, and no Span or endpoint outlives its Region.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
