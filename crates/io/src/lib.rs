@@ -1,1 +1,318 @@
-//! The completion loop: io_uring, sockets, files, timers
+//! The completion loop. One [`Io`] per thread; operations are submitted with a [`Token`] and come back as one
+//! [`Event`] each, out of [`Io::turn`].
+//!
+//! An operation keeps the memory and the descriptor it uses alive until its event, so dropping a connection or
+//! an endpoint at any moment is safe: its late events find no owner and are ignored.
+//!
+//! Not here: protocols, block devices, threads. Read `uring.rs` for the io_uring back end; [`Backend`] is the
+//! narrow interface that the portable back end (epoll and threads) shares.
+
+mod event;
+mod socket;
+mod uring;
+
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use area::{Pool, PoolLimits, Span};
+use slab::Slab;
+
+pub use event::{Event, Item, Owner, Token};
+pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
+
+/// Operations that may wait for the kernel at once, per loop; more than that are submitted in several turns.
+pub const SUBMISSIONS_MAX: u32 = 512;
+
+/// Open descriptor shared by the operations that use it; closed when the last of them is done.
+pub type Handle = Rc<OwnedFd>;
+
+/// How a file write is to be made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Left to a later flush.
+    Volatile,
+    /// On the medium, allocation included, before the event (`RWF_DSYNC`).
+    Durable,
+}
+
+/// What `fallocate` does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocation {
+    /// Give the blocks back; reads as zeroes.
+    PunchHole,
+    /// Zero the range, keeping it allocated.
+    ZeroRange,
+}
+
+/// One operation as a back end sees it. Pointers stay valid until the operation's completion is delivered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Raw {
+    Read { fd: RawFd, into: *mut u8, length: u32, offset: u64 },
+    Write { fd: RawFd, from: *const u8, length: u32, offset: u64, durability: Durability },
+    Sync { fd: RawFd },
+    Allocate { fd: RawFd, how: Allocation, offset: u64, length: u64 },
+    Accept { fd: RawFd },
+    Connect { fd: RawFd, address: *const libc::sockaddr, length: u32 },
+    Receive { fd: RawFd, message: *mut libc::msghdr },
+    Send { fd: RawFd, message: *const libc::msghdr },
+}
+
+/// What a back end must do. `result` is a byte count or descriptor, or a negated errno, as in io_uring.
+pub(crate) trait Backend {
+    /// Queues one operation; it may start at once or in the next [`Backend::wait`].
+    fn push(&mut self, key: usize, raw: Raw) -> io::Result<()>;
+    /// Starts what is queued and collects completions. Blocks until there is at least one, or for `timeout`;
+    /// a zero timeout only looks.
+    fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()>;
+}
+
+/// What an operation in flight keeps alive, and who is told.
+struct Operation {
+    token: Token,
+    item: Item,
+    _handle: Handle,
+}
+
+/// Wakes a loop from another thread.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    eventfd: Arc<OwnedFd>,
+}
+
+impl Waker {
+    /// Makes the loop deliver the event of its [`Io::waker`] soon. Never blocks.
+    pub fn wake(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes from a live local; a full counter (EAGAIN) means that a wake is already due.
+        unsafe { libc::write(self.eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+}
+
+struct WakeState {
+    token: Token,
+    handle: Handle,
+    buffer: Span,
+}
+
+/// The completion loop of one thread.
+pub struct Io {
+    backend: Box<dyn Backend>,
+    operations: Slab<Operation>,
+    completed: Vec<(usize, i32)>,
+    /// Events that need no kernel: delivered by the next turn.
+    ready: VecDeque<Event>,
+    timers: BinaryHeap<Reverse<(Duration, u64, Token)>>,
+    timer_serial: u64,
+    wakes: Vec<WakeState>,
+    owners: Cell<u32>,
+    epoch: Instant,
+    now: Duration,
+    pool: Pool,
+}
+
+impl Io {
+    /// A loop on the calling thread with a pool of its own.
+    ///
+    /// Fails where the kernel forbids io_uring (containers with a strict seccomp profile,
+    /// `kernel.io_uring_disabled`); the error names what to change.
+    pub fn new(limits: PoolLimits) -> io::Result<Self> {
+        let backend = uring::Uring::new(SUBMISSIONS_MAX).map_err(|cause| {
+            let text = format!(
+                "io_uring is not available here ({cause}); allow it (sysctl kernel.io_uring_disabled=0, or a \
+                 container profile that permits io_uring_setup)"
+            );
+            io::Error::new(cause.kind(), text)
+        })?;
+        Ok(Self {
+            backend: Box::new(backend),
+            operations: Slab::with_capacity(SUBMISSIONS_MAX as usize),
+            completed: Vec::with_capacity(SUBMISSIONS_MAX as usize),
+            ready: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            timer_serial: 0,
+            wakes: Vec::new(),
+            owners: Cell::new(0),
+            epoch: Instant::now(),
+            now: Duration::ZERO,
+            pool: Pool::new(limits),
+        })
+    }
+
+    /// The pool whose areas this loop's operations use.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Time since the loop began, as of the present turn. The only clock that drivers and machines see.
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// A number that no other owner of this loop has.
+    pub fn owner(&self) -> Owner {
+        let next = self.owners.get();
+        self.owners.set(next.checked_add(1).expect("fewer than 2^32 owners in the life of a loop"));
+        Owner(next)
+    }
+
+    /// Operations in flight.
+    pub fn in_flight(&self) -> usize {
+        self.operations.len()
+    }
+
+    fn submit(&mut self, token: Token, handle: &Handle, item: Item, raw: Raw) {
+        let key = self.operations.insert(Operation { token, item, _handle: Rc::clone(handle) });
+        if let Err(error) = self.backend.push(key, raw) {
+            let operation = self.operations.remove(key);
+            let result = -error.raw_os_error().unwrap_or(libc::EIO);
+            self.ready.push_back(Event { token, result, item: operation.item });
+        }
+    }
+
+    /// Reads file bytes at `offset` into `into`. Event: bytes read, short only at end of file.
+    pub fn read(&mut self, token: Token, file: &Handle, offset: u64, into: Span) {
+        let raw = Raw::Read { fd: file.as_raw_fd(), into: into.as_ptr(), length: into.len() as u32, offset };
+        self.submit(token, file, Item::Span(into), raw);
+    }
+
+    /// Writes `from` at `offset`. Event: bytes written, possibly fewer than asked.
+    pub fn write(&mut self, token: Token, file: &Handle, offset: u64, from: Span, durability: Durability) {
+        let (from_ptr, length) = (from.as_ptr().cast_const(), from.len() as u32);
+        let raw = Raw::Write { fd: file.as_raw_fd(), from: from_ptr, length, offset, durability };
+        self.submit(token, file, Item::Span(from), raw);
+    }
+
+    /// Makes everything written so far durable (`fdatasync`).
+    pub fn sync(&mut self, token: Token, file: &Handle) {
+        self.submit(token, file, Item::None, Raw::Sync { fd: file.as_raw_fd() });
+    }
+
+    /// Frees or zeroes a range of a file or block device.
+    pub fn allocate(&mut self, token: Token, file: &Handle, how: Allocation, offset: u64, length: u64) {
+        self.submit(token, file, Item::None, Raw::Allocate { fd: file.as_raw_fd(), how, offset, length });
+    }
+
+    /// Accepts one connection. Event: [`Event::into_handle`].
+    pub fn accept(&mut self, token: Token, listener: &Handle) {
+        self.submit(token, listener, Item::None, Raw::Accept { fd: listener.as_raw_fd() });
+    }
+
+    /// Connects a stream socket.
+    pub fn connect(&mut self, token: Token, socket: &Handle, address: SocketAddr) {
+        let address = Box::new(socket::Address::from(address));
+        let (pointer, length) = address.as_raw();
+        let raw = Raw::Connect { fd: socket.as_raw_fd(), address: pointer, length };
+        self.submit(token, socket, Item::Address(address), raw);
+    }
+
+    /// Receives into the spans of `incoming`, in order. Event: bytes received, zero at end of stream, and the
+    /// `incoming` back in [`Item::Incoming`].
+    pub fn receive(&mut self, token: Token, socket: &Handle, mut incoming: Box<Incoming>) {
+        let raw = Raw::Receive { fd: socket.as_raw_fd(), message: incoming.message() };
+        self.submit(token, socket, Item::Incoming(incoming), raw);
+    }
+
+    /// Sends what is left of `outgoing`. Event: bytes taken by the socket, and `outgoing` back in
+    /// [`Item::Outgoing`]; call [`Outgoing::advance`] and send again while anything is left.
+    pub fn send(&mut self, token: Token, socket: &Handle, mut outgoing: Box<Outgoing>) {
+        let raw = Raw::Send { fd: socket.as_raw_fd(), message: outgoing.message() };
+        self.submit(token, socket, Item::Outgoing(outgoing), raw);
+    }
+
+    /// Delivers an event at `at` (loop time). Timers cannot be withdrawn: whoever set one checks on delivery
+    /// whether it still matters.
+    pub fn timer(&mut self, token: Token, at: Duration) {
+        self.timer_serial += 1;
+        self.timers.push(Reverse((at, self.timer_serial, token)));
+    }
+
+    /// Delivers an event in the next turn.
+    pub fn soon(&mut self, token: Token) {
+        self.ready.push_back(Event { token, result: 0, item: Item::None });
+    }
+
+    /// A handle with which other threads make this loop deliver an event with `token`, again and again.
+    pub fn waker(&mut self, token: Token) -> io::Result<Waker> {
+        // SAFETY: plain system call; the result is checked before it is owned.
+        let raw = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `raw` is a fresh descriptor that nobody else owns.
+        let eventfd = Arc::new(unsafe { OwnedFd::from_raw_fd(raw) });
+        let handle = Rc::new(eventfd.try_clone()?);
+        let buffer = self.pool.take(8).ok_or(io::ErrorKind::OutOfMemory)?;
+        self.wakes.push(WakeState { token, handle, buffer });
+        self.arm_wake(self.wakes.len() - 1);
+        Ok(Waker { eventfd })
+    }
+
+    fn arm_wake(&mut self, index: usize) {
+        let wake = &self.wakes[index];
+        let token = Token { owner: Owner::WAKE, key: index as u32 };
+        let (handle, buffer) = (Rc::clone(&wake.handle), wake.buffer.clone());
+        self.read(token, &handle, 0, buffer);
+    }
+
+    /// Starts what was submitted, waits until something completes or a timer is due, and moves the events out.
+    pub fn turn(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.turn_until(None, events)
+    }
+
+    /// As [`Io::turn`], but returns at `deadline` (loop time) even if nothing happened.
+    pub fn turn_until(&mut self, deadline: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+        events.extend(self.ready.drain(..));
+        let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
+        let until = match (timer, deadline) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let timeout = if events.is_empty() {
+            until.map(|until| until.saturating_sub(self.epoch.elapsed()))
+        } else {
+            Some(Duration::ZERO)
+        };
+        let mut completed = std::mem::take(&mut self.completed);
+        let waited = self.backend.wait(timeout, &mut completed);
+        self.now = self.epoch.elapsed();
+        for (key, result) in completed.drain(..) {
+            let Operation { token, item, .. } = self.operations.remove(key);
+            if token.owner == Owner::WAKE {
+                let index = token.key as usize;
+                events.push(Event { token: self.wakes[index].token, result: 0, item: Item::None });
+                self.arm_wake(index);
+            } else {
+                events.push(Event { token, result, item });
+            }
+        }
+        self.completed = completed;
+        while let Some(Reverse((at, _, token))) = self.timers.peek().copied() {
+            if at > self.now {
+                break;
+            }
+            self.timers.pop();
+            events.push(Event { token, result: 0, item: Item::None });
+        }
+        waited
+    }
+}
+
+impl Drop for Io {
+    /// Memory of operations still in flight must outlive them: they are leaked with the ring's last
+    /// references rather than freed under the kernel.
+    fn drop(&mut self) {
+        for operation in self.operations.drain() {
+            std::mem::forget(operation);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

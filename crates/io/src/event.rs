@@ -1,0 +1,74 @@
+//! Who asked for an operation, and what became of it.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::rc::Rc;
+
+use area::Span;
+
+use crate::Handle;
+use crate::socket::{Address, Incoming, Outgoing};
+
+/// Whoever submits operations: a connection, an endpoint, a layer. Numbers come from `Io::owner`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(pub(crate) u32);
+
+impl Owner {
+    /// The loop itself.
+    pub(crate) const WAKE: Self = Self(u32::MAX);
+
+    /// A small dense number, to index tables with.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Names an operation to the one who submitted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Token {
+    /// Who is told.
+    pub owner: Owner,
+    /// The owner's own word for it.
+    pub key: u32,
+}
+
+/// What an operation hands back.
+#[derive(Debug)]
+pub enum Item {
+    /// Nothing: a timer, a flush, an accept.
+    None,
+    /// The span that was read into or written from.
+    Span(Span),
+    /// The receive buffers.
+    Incoming(Box<Incoming>),
+    /// The send queue.
+    Outgoing(Box<Outgoing>),
+    /// Kept for the kernel during a connect.
+    #[doc(hidden)]
+    Address(Box<Address>),
+}
+
+/// One operation is over.
+#[derive(Debug)]
+pub struct Event {
+    /// As submitted.
+    pub token: Token,
+    /// Bytes, descriptor or zero; or a negated errno.
+    pub result: i32,
+    /// What the operation held.
+    pub item: Item,
+}
+
+impl Event {
+    /// The result as a byte count, or the operating system's error.
+    pub fn bytes(&self) -> io::Result<usize> {
+        usize::try_from(self.result).map_err(|_| io::Error::from_raw_os_error(-self.result))
+    }
+
+    /// The descriptor that an accept produced.
+    pub fn into_handle(self) -> io::Result<Handle> {
+        self.bytes()?;
+        // SAFETY: a successful accept hands over a fresh descriptor that nobody else owns.
+        Ok(Rc::new(unsafe { OwnedFd::from_raw_fd(self.result) }))
+    }
+}

@@ -1,0 +1,107 @@
+//! The io_uring back end. All of this crate's dealings with the ring are here.
+
+use std::io;
+use std::time::Duration;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+
+use crate::{Allocation, Backend, Durability, Raw};
+
+/// Completions the kernel can hold before it has to keep some aside.
+const COMPLETIONS: u32 = 4096;
+
+pub(crate) struct Uring {
+    ring: IoUring,
+}
+
+impl Uring {
+    /// A ring for one thread: completions are delivered only when that thread asks (`DEFER_TASKRUN`), which
+    /// spares interrupts of the other work.
+    pub(crate) fn new(entries: u32) -> io::Result<Self> {
+        let ring = IoUring::<squeue::Entry, cqueue::Entry>::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_submit_all()
+            .setup_cqsize(COMPLETIONS)
+            .build(entries)?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel's io_uring is older than 6.1",
+            ));
+        }
+        Ok(Self { ring })
+    }
+}
+
+fn entry(raw: Raw) -> squeue::Entry {
+    let at = types::Fd;
+    match raw {
+        Raw::Read { fd, into, length, offset } => {
+            opcode::Read::new(at(fd), into, length).offset(offset).build()
+        }
+        Raw::Write { fd, from, length, offset, durability } => {
+            let flags = match durability {
+                Durability::Volatile => 0,
+                Durability::Durable => libc::RWF_DSYNC,
+            };
+            opcode::Write::new(at(fd), from, length).offset(offset).rw_flags(flags).build()
+        }
+        Raw::Sync { fd } => opcode::Fsync::new(at(fd)).flags(types::FsyncFlags::DATASYNC).build(),
+        Raw::Allocate { fd, how, offset, length } => {
+            let mode = libc::FALLOC_FL_KEEP_SIZE
+                | match how {
+                    Allocation::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
+                    Allocation::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
+                };
+            opcode::Fallocate::new(at(fd), length).offset(offset).mode(mode).build()
+        }
+        Raw::Accept { fd } => opcode::Accept::new(at(fd), std::ptr::null_mut(), std::ptr::null_mut())
+            .flags(libc::SOCK_CLOEXEC)
+            .build(),
+        Raw::Connect { fd, address, length } => opcode::Connect::new(at(fd), address, length).build(),
+        Raw::Receive { fd, message } => opcode::RecvMsg::new(at(fd), message).build(),
+        // WAITALL: the kernel itself goes on after a short send.
+        Raw::Send { fd, message } => opcode::SendMsg::new(at(fd), message)
+            .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
+            .build(),
+    }
+}
+
+impl Backend for Uring {
+    fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
+        let entry = entry(raw).user_data(key as u64);
+        if self.ring.submission().is_full() {
+            self.ring.submit()?;
+        }
+        // SAFETY: the pointers in `raw` stay valid until the completion is delivered (contract of `Raw`).
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
+        let (submitter, mut submission, mut completion) = self.ring.split();
+        submission.sync();
+        completion.sync();
+        let want = usize::from(completion.is_empty() && timeout != Some(Duration::ZERO));
+        let submitted = match timeout {
+            Some(timeout) => {
+                let timeout = types::Timespec::from(timeout);
+                submitter.submit_with_args(want, &types::SubmitArgs::new().timespec(&timeout))
+            }
+            None => submitter.submit_with_args(want, &types::SubmitArgs::new()),
+        };
+        match submitted {
+            Ok(_) => {}
+            Err(error) if is_benign(&error) => {}
+            Err(error) => return Err(error),
+        }
+        completion.sync();
+        completed.extend(completion.map(|entry| (entry.user_data() as usize, entry.result())));
+        Ok(())
+    }
+}
+
+/// A timeout, a signal, or completions that must be taken first: not an error of the loop.
+fn is_benign(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
+}
