@@ -1,1 +1,34 @@
-//! Endpoints (files, devices, memory) and the layers that wrap them
+//! Endpoints: everything that stores blocks, behind one interface; and the layers that wrap them.
+//!
+//! A [`Medium`] is opened once and shared by threads; [`Medium::attach`] makes the [`Endpoint`] through which
+//! one loop thread submits [`Request`]s. A layer implements the trait it wraps and may delay, refuse or
+//! reorder, but never looks at what the bytes mean.
+//!
+//! Not here: iSCSI (`node`), copying (`mover`). Start with `endpoint.rs`.
+
+mod endpoint;
+mod error;
+mod file;
+mod lock;
+mod memory;
+mod open;
+mod pattern;
+mod readiness;
+mod router;
+mod size;
+mod spec;
+
+pub mod layer;
+
+pub use endpoint::{
+    Capability, Completion, Endpoint, Extent, Identity, Kind, Medium, Request, RequestId, State,
+};
+pub use error::{IoError, IoErrorKind, OpenError};
+pub use file::FileMedium;
+pub use memory::{MemoryMedium, NullMedium};
+pub use open::{OpenOptions, open};
+pub use pattern::{PatternMedium, fill as fill_pattern};
+pub use readiness::wait_ready;
+pub use router::Router;
+pub use size::{parse_rate, parse_size};
+pub use spec::{Location, Spec, SpecError};

@@ -1,0 +1,237 @@
+//! The interface that the mover and the target see, and nothing else.
+
+use std::fmt;
+use std::time::Duration;
+
+use area::Span;
+use io::{Event, Io, Owner};
+
+use crate::{IoError, OpenError};
+
+/// The submitter's name for a request; comes back in its [`Completion`].
+pub type RequestId = u64;
+
+/// What an endpoint can do and what it likes. Asked, not assumed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Bytes in all.
+    pub size_bytes: u64,
+    /// Logical block size, as a LUN shows it: 512 or 4096.
+    pub block_size: u32,
+    /// Physical block size: what the medium writes without reading first.
+    pub physical_block_size: u32,
+    /// Offsets and lengths of requests must be multiples of this: 1 for a file, the block size for a device
+    /// or LUN.
+    pub granularity: u32,
+    /// Address and offset alignment with which no copy is made (O_DIRECT).
+    pub alignment: u32,
+    /// Longest request accepted, in bytes; a submitter splits longer ones.
+    pub max_transfer_bytes: u32,
+    /// Chunk that this medium moves best, in bytes.
+    pub optimal_transfer_bytes: u32,
+    /// Requests in flight worth having.
+    pub queue_depth: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// `Discard` is understood and discarded blocks read as zeroes.
+    pub discard: bool,
+    /// `WriteZeroes` is cheaper than writing zeroes.
+    pub write_zeroes: bool,
+    /// Writes are volatile until a `Flush`.
+    pub volatile_cache: bool,
+    /// Spinning medium.
+    pub rotational: bool,
+}
+
+/// What is asked of storage.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// Fill `into` from `offset`.
+    Read {
+        /// Byte offset.
+        offset: u64,
+        /// Destination; its length is the length of the read.
+        into: Span,
+    },
+    /// Write `from` at `offset`.
+    Write {
+        /// Byte offset.
+        offset: u64,
+        /// Source; its length is the length of the write.
+        from: Span,
+        /// On the medium, allocation included, before completion (FUA).
+        durable: bool,
+    },
+    /// Make every completed write durable.
+    Flush,
+    /// The range is no longer needed; where `capability().discard`, it reads as zeroes afterwards.
+    Discard {
+        /// Byte offset.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// Byte offset.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Blocks may be given back instead of written.
+        may_unmap: bool,
+    },
+}
+
+impl Kind {
+    /// First byte and length touched; `None` for a flush.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Read { offset, into } => Some((*offset, into.len() as u64)),
+            Self::Write { offset, from, .. } => Some((*offset, from.len() as u64)),
+            Self::Discard { offset, length } | Self::WriteZeroes { offset, length, .. } => {
+                Some((*offset, *length))
+            }
+            Self::Flush => None,
+        }
+    }
+
+    /// Whether the medium changes.
+    pub fn is_write(&self) -> bool {
+        !matches!(self, Self::Read { .. } | Self::Flush)
+    }
+
+    /// The verb, for logs and messages.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+            Self::Write { .. } => "write",
+            Self::Flush => "flush",
+            Self::Discard { .. } => "discard",
+            Self::WriteZeroes { .. } => "write-zeroes",
+        }
+    }
+}
+
+/// One request. Completes exactly once.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The submitter's name for it.
+    pub id: RequestId,
+    /// What to do.
+    pub kind: Kind,
+}
+
+/// A request is over. All of it was done, or `result` says why not; a short read or write is an error.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// As submitted.
+    pub id: RequestId,
+    /// Why it failed, if it did.
+    pub result: Result<(), IoError>,
+}
+
+/// Whether an endpoint can be used yet.
+#[derive(Clone, Debug)]
+pub enum State {
+    /// Still connecting.
+    Opening,
+    /// `capability()` is valid and requests are served.
+    Ready,
+    /// It will never be ready.
+    Failed(OpenError),
+}
+
+/// A stretch of an endpoint that is all data or all hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte after it.
+    pub end: u64,
+    /// False: known to read as zeroes.
+    pub data: bool,
+}
+
+/// Tells whether two endpoints are the same storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Regular file.
+    File {
+        /// `st_dev`.
+        device: u64,
+        /// `st_ino`.
+        inode: u64,
+    },
+    /// Block device.
+    Device {
+        /// `st_rdev`.
+        device: u64,
+    },
+    /// A remote LUN, by its designator or its address.
+    Remote(String),
+    /// Not the same as anything else.
+    Unique,
+}
+
+/// Storage as one loop thread uses it.
+pub trait Endpoint {
+    /// Whether it is ready. Drive its events until it is not `Opening`.
+    fn state(&self) -> State {
+        State::Ready
+    }
+
+    /// Sizes, limits and abilities. Valid once ready; may change (a LUN that was resized).
+    fn capability(&self) -> &Capability;
+
+    /// Takes a request. It completes later through [`Endpoint::on_event`], or at once: look at `done`.
+    ///
+    /// Requests in flight together have no order among them; a submitter that needs one waits. The number in
+    /// flight is bounded by the submitter; an endpoint may queue what its transport cannot take.
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>);
+
+    /// Takes an event of one of this endpoint's owners and appends what it completed.
+    fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>);
+
+    /// The owner numbers whose events belong here, own and wrapped.
+    fn owners(&self, owners: &mut Vec<Owner>);
+
+    /// The extent that contains `offset`, as far as the storage knows; data where it does not.
+    fn extent(&mut self, offset: u64) -> Extent {
+        let _ = offset;
+        Extent { end: self.capability().size_bytes, data: true }
+    }
+
+    /// To tell source and destination apart.
+    fn identity(&self) -> Identity;
+
+    /// Begins an orderly end (an iSCSI logout). Drive events until nothing is in flight, or drop it.
+    fn close(&mut self, io: &mut Io) {
+        let _ = io;
+    }
+
+    /// Whether [`Endpoint::close`] has nothing left to wait for.
+    fn is_closed(&self) -> bool {
+        true
+    }
+
+    /// Facts for people and for JSON: (name, value), in the standards' words.
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    /// Requests repeated after a lost connection so far.
+    fn retries(&self) -> u64 {
+        0
+    }
+}
+
+/// Storage as threads share it: the open file, the memory, the address of a LUN.
+pub trait Medium: Send + Sync + fmt::Debug {
+    /// This thread's way in. A remote one comes back `Opening`.
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError>;
+
+    /// What the user called it, without secrets.
+    fn name(&self) -> String;
+}
+
+/// How long [`crate::wait_ready`] waits before it says that nothing answers, unless the endpoint gives up
+/// first.
+pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
