@@ -1,1 +1,9 @@
-//! iSCSI (RFC 7143) protocol machines without I/O
+//! iSCSI (RFC 7143) protocol machines without I/O.
+//!
+//! No sockets, no clock, no threads; randomness and time are arguments. Read [`wire`] for the PDUs first, then
+//! [`login`] for how a connection reaches the full feature phase, then the machines of that phase.
+
+#![forbid(unsafe_code)]
+
+pub mod serial;
+pub mod wire;
