@@ -26,7 +26,7 @@ pub use endpoint::{
 pub use error::{IoError, IoErrorKind, OpenError};
 pub use file::FileMedium;
 pub use memory::{MemoryMedium, NullMedium};
-pub use open::{OpenOptions, open};
+pub use open::{LOCAL_OPTIONS, OpenOptions, open};
 pub use pattern::{PatternMedium, fill as fill_pattern};
 pub use readiness::wait_ready;
 pub use router::Router;

@@ -18,7 +18,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use area::{Pool, PoolLimits, Span};
@@ -72,6 +72,9 @@ pub(crate) trait Backend {
     /// a zero timeout only looks.
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()>;
 }
+
+/// Where loop time begins: the same for all loops of the process, so that times may be shared.
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// What an operation in flight keeps alive, and who is told.
 struct Operation {
@@ -139,8 +142,8 @@ impl Io {
             timer_serial: 0,
             wakes: Vec::new(),
             owners: Cell::new(0),
-            epoch: Instant::now(),
-            now: Duration::ZERO,
+            epoch: *EPOCH,
+            now: EPOCH.elapsed(),
             pool: Pool::new(limits),
         })
     }
@@ -150,7 +153,7 @@ impl Io {
         &self.pool
     }
 
-    /// Time since the loop began, as of the present turn. The only clock that drivers and machines see.
+    /// Time since the process's first loop began, as of the present turn. The only clock that drivers and machines see.
     pub fn now(&self) -> Duration {
         self.now
     }

@@ -135,11 +135,12 @@ fn advance_resumes_inside_a_piece() {
 fn timers_come_in_order_and_wakers_wake() {
     let mut io = io();
     let owner = io.owner();
-    io.timer(Token { owner, key: 2 }, Duration::from_millis(20));
-    io.timer(Token { owner, key: 1 }, Duration::from_millis(5));
+    let start = io.now();
+    io.timer(Token { owner, key: 2 }, start + Duration::from_millis(20));
+    io.timer(Token { owner, key: 1 }, start + Duration::from_millis(5));
     assert_eq!(next(&mut io).token.key, 1);
     assert_eq!(next(&mut io).token.key, 2);
-    assert!(io.now() >= Duration::from_millis(20));
+    assert!(io.now() >= start + Duration::from_millis(20));
     let waker = io.waker(Token { owner, key: 7 }).unwrap();
     for _ in 0..3 {
         let waker = waker.clone();

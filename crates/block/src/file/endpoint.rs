@@ -1,0 +1,296 @@
+//! One loop thread's requests to a file.
+
+use std::io::{Error, Result as IoResult};
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use area::Span;
+use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
+
+use crate::memory::check;
+use crate::{
+    Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Request, RequestId,
+};
+
+/// Zeroes written at a time where the file system cannot zero a range itself.
+const ZERO_BYTES: usize = 256 << 10;
+
+pub(super) struct FileEndpoint {
+    owner: Owner,
+    buffered: Handle,
+    direct: Option<Handle>,
+    is_device: bool,
+    identity: Identity,
+    capability: Capability,
+    flush_failed: Arc<AtomicBool>,
+    pending: Vec<Option<Pending>>,
+    vacant: Vec<u32>,
+    zeroes: Option<Span>,
+}
+
+#[derive(Clone)]
+struct Pending {
+    id: RequestId,
+    job: Job,
+    /// O_DIRECT was refused for this one: the page cache takes it.
+    through_cache: bool,
+}
+
+/// What is left to do of a request.
+#[derive(Clone)]
+enum Job {
+    Read {
+        offset: u64,
+        into: Span,
+    },
+    Write {
+        offset: u64,
+        from: Span,
+        durability: Durability,
+    },
+    Flush,
+    /// By the file system.
+    Allocate {
+        how: Allocation,
+        offset: u64,
+        length: u64,
+        fall_back: bool,
+    },
+    /// By writing zeroes, a piece at a time.
+    Zero {
+        offset: u64,
+        length: u64,
+    },
+}
+
+impl FileEndpoint {
+    pub(super) fn new(
+        io: &Io,
+        buffered: Handle,
+        direct: Option<Handle>,
+        is_device: bool,
+        identity: Identity,
+        capability: Capability,
+        flush_failed: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            owner: io.owner(),
+            buffered,
+            direct,
+            is_device,
+            identity,
+            capability,
+            flush_failed,
+            pending: Vec::new(),
+            vacant: Vec::new(),
+            zeroes: None,
+        }
+    }
+
+    fn job(&self, kind: Kind) -> Result<Job, IoError> {
+        check(&self.capability, &kind)?;
+        if self.flush_failed.load(Ordering::Acquire) && (kind.is_write() || matches!(kind, Kind::Flush)) {
+            let text = "an earlier flush failed; what was written before it may be lost: reopen the storage";
+            return Err(IoError::new(IoErrorKind::FlushFailed, text));
+        }
+        Ok(match kind {
+            Kind::Read { offset, into } => Job::Read { offset, into },
+            Kind::Write { offset, from, durable } => {
+                let durability = if durable { Durability::Durable } else { Durability::Volatile };
+                Job::Write { offset, from, durability }
+            }
+            Kind::Flush => Job::Flush,
+            Kind::Discard { offset, length } => {
+                Job::Allocate { how: Allocation::PunchHole, offset, length, fall_back: false }
+            }
+            Kind::WriteZeroes { offset, length, may_unmap: true } => {
+                Job::Allocate { how: Allocation::PunchHole, offset, length, fall_back: true }
+            }
+            Kind::WriteZeroes { offset, length, may_unmap: false } => {
+                Job::Allocate { how: Allocation::ZeroRange, offset, length, fall_back: true }
+            }
+        })
+    }
+
+    /// The descriptor for a transfer: direct where it is aligned.
+    fn handle_for(&self, offset: u64, span: &Span, through_cache: bool) -> Handle {
+        let alignment = u64::from(self.capability.alignment);
+        let aligned = offset.is_multiple_of(alignment)
+            && (span.len() as u64).is_multiple_of(alignment)
+            && (span.as_ptr() as u64).is_multiple_of(alignment);
+        match &self.direct {
+            Some(direct) if aligned && !through_cache => Rc::clone(direct),
+            _ => Rc::clone(&self.buffered),
+        }
+    }
+
+    /// Starts what is left of the request in slot `key`. `Some` when there is nothing left to start.
+    fn start(&mut self, io: &mut Io, key: u32) -> Option<Result<(), IoError>> {
+        let token = Token { owner: self.owner, key };
+        let pending = self.pending[key as usize].clone().expect("slot in use");
+        match pending.job {
+            Job::Read { offset, into } => {
+                let handle = self.handle_for(offset, &into, pending.through_cache);
+                io.read(token, &handle, offset, into);
+            }
+            Job::Write { offset, from, durability } => {
+                let handle = self.handle_for(offset, &from, pending.through_cache);
+                io.write(token, &handle, offset, from, durability);
+            }
+            Job::Flush => io.sync(token, &self.buffered),
+            Job::Allocate { length: 0, .. } | Job::Zero { length: 0, .. } => return Some(Ok(())),
+            Job::Allocate { how, offset, length, .. } => {
+                io.allocate(token, &self.buffered, how, offset, length);
+            }
+            Job::Zero { offset, length } => {
+                let Some(zeroes) = self.zeroes(io) else {
+                    return Some(Err(IoError::new(IoErrorKind::Other, "no memory for zeroes")));
+                };
+                let piece = zeroes.slice(0, length.min(ZERO_BYTES as u64) as usize);
+                let handle = self.handle_for(offset, &piece, pending.through_cache);
+                io.write(token, &handle, offset, piece, Durability::Volatile);
+            }
+        }
+        None
+    }
+
+    fn zeroes(&mut self, io: &Io) -> Option<Span> {
+        if self.zeroes.is_none() {
+            let span = io.pool().take(ZERO_BYTES)?;
+            span.zero(0, ZERO_BYTES);
+            self.zeroes = Some(span);
+        }
+        self.zeroes.clone()
+    }
+
+    /// Looks at a result. `None`: more is left, and it was started again.
+    fn advance(&mut self, io: &mut Io, key: u32, result: IoResult<usize>) -> Option<Result<(), IoError>> {
+        let pending = self.pending[key as usize].as_mut().expect("slot in use");
+        match (&mut pending.job, result) {
+            (Job::Read { into, .. } | Job::Write { from: into, .. }, Err(error))
+                if error.raw_os_error() == Some(libc::EINVAL)
+                    && !pending.through_cache
+                    && self.direct.is_some() =>
+            {
+                tracing::debug!(
+                    length = into.len(),
+                    "O_DIRECT refused a transfer: going through the page cache"
+                );
+                pending.through_cache = true;
+            }
+            (Job::Read { offset, .. }, Ok(0)) => {
+                let text = format!("end of file at {offset}: the storage has shrunk");
+                return Some(Err(IoError::new(IoErrorKind::OutOfRange, text)));
+            }
+            (Job::Write { offset, .. }, Ok(0)) => {
+                let text = format!("nothing could be written at {offset}");
+                return Some(Err(IoError::new(IoErrorKind::Medium, text)));
+            }
+            (Job::Read { offset, into }, Ok(count)) | (Job::Write { offset, from: into, .. }, Ok(count)) => {
+                if count == into.len() {
+                    return Some(Ok(()));
+                }
+                *offset += count as u64;
+                *into = into.slice(count, into.len() - count);
+            }
+            (Job::Zero { offset, length }, Ok(count)) if count > 0 => {
+                *offset += count as u64;
+                *length -= count as u64;
+            }
+            (Job::Allocate { offset, length, fall_back: true, .. }, Err(error))
+                if error.raw_os_error() == Some(libc::EOPNOTSUPP) =>
+            {
+                pending.job = Job::Zero { offset: *offset, length: *length };
+            }
+            (Job::Flush, Err(error)) => {
+                self.flush_failed.store(true, Ordering::Release);
+                let text = format!("flush failed ({error}): what was written may be lost");
+                return Some(Err(IoError::new(IoErrorKind::FlushFailed, text)));
+            }
+            (Job::Flush | Job::Allocate { .. }, Ok(_)) => return Some(Ok(())),
+            (Job::Zero { .. }, Ok(_)) => {
+                return Some(Err(IoError::new(IoErrorKind::Medium, "nothing could be written")));
+            }
+            (_, Err(error)) => return Some(Err(error.into())),
+        }
+        self.start(io, key)
+    }
+
+    fn finish(&mut self, key: u32, result: Result<(), IoError>, done: &mut Vec<Completion>) {
+        let pending = self.pending[key as usize].take().expect("slot in use");
+        self.vacant.push(key);
+        done.push(Completion { id: pending.id, result });
+    }
+}
+
+impl Endpoint for FileEndpoint {
+    fn capability(&self) -> &Capability {
+        &self.capability
+    }
+
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
+        let job = match self.job(request.kind) {
+            Ok(job) => job,
+            Err(error) => return done.push(Completion { id: request.id, result: Err(error) }),
+        };
+        let pending = Pending { id: request.id, job, through_cache: false };
+        let key = self.vacant.pop().unwrap_or_else(|| {
+            self.pending.push(None);
+            self.pending.len() as u32 - 1
+        });
+        self.pending[key as usize] = Some(pending);
+        if let Some(result) = self.start(io, key) {
+            self.finish(key, result, done);
+        }
+    }
+
+    fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
+        let key = event.token.key;
+        if let Some(result) = self.advance(io, key, event.bytes()) {
+            self.finish(key, result, done);
+        }
+    }
+
+    fn owners(&self, owners: &mut Vec<Owner>) {
+        owners.push(self.owner);
+    }
+
+    fn extent(&mut self, offset: u64) -> Extent {
+        let size = self.capability.size_bytes;
+        let all = Extent { end: size, data: true };
+        if self.is_device || offset >= size {
+            return all;
+        }
+        let seek = |whence| {
+            // SAFETY: a plain system call on a live descriptor; the file position is not used by anyone.
+            unsafe { libc::lseek(self.buffered.as_raw_fd(), offset as i64, whence) }
+        };
+        let data = seek(libc::SEEK_DATA);
+        if data < 0 {
+            let nothing_left = Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+            return Extent { end: size, data: !nothing_left };
+        }
+        if data as u64 > offset {
+            return Extent { end: (data as u64).min(size), data: false };
+        }
+        match seek(libc::SEEK_HOLE) {
+            hole if hole > 0 && hole as u64 > offset => Extent { end: (hole as u64).min(size), data: true },
+            _ => all,
+        }
+    }
+
+    fn identity(&self) -> Identity {
+        self.identity.clone()
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let access = match (&self.direct, self.is_device) {
+            (Some(_), _) => "O_DIRECT",
+            (None, _) => "page cache",
+        };
+        let kind = if self.is_device { "block device" } else { "regular file" };
+        vec![("kind", kind.into()), ("access", access.into())]
+    }
+}

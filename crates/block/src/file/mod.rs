@@ -1,0 +1,181 @@
+//! Regular files and block devices.
+//!
+//! Two descriptors: one with O_DIRECT for aligned requests, one through the page cache for the rest (the odd
+//! tail of a file, or everything where O_DIRECT is not possible). They never share a page: see
+//! [`OpenOptions::request_alignment`].
+
+mod endpoint;
+mod probe;
+
+use std::fs::{File, OpenOptions as FileOptions};
+use std::io::{Error, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use area::Pool;
+use io::{Handle, Io};
+
+use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, lock};
+use endpoint::FileEndpoint;
+
+/// An open file or block device.
+#[derive(Debug)]
+pub struct FileMedium {
+    path: PathBuf,
+    buffered: File,
+    direct: Option<File>,
+    is_device: bool,
+    identity: Identity,
+    capability: Capability,
+    /// A flush failed: what was acknowledged may be gone, so nothing more is promised until reopened.
+    flush_failed: Arc<AtomicBool>,
+}
+
+fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {
+    let text = format!("{verb} {}: {error}", path.display());
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => {
+            OpenError::Missing(format!("{text}; to make a new file say {},create,size=SIZE", path.display()))
+        }
+        Some(libc::EBUSY) => OpenError::Refused(format!(
+            "{text}: it is mounted or held by another program; unmount it, or allow it with --allow in-use"
+        )),
+        _ => OpenError::Failed(text),
+    }
+}
+
+impl FileMedium {
+    /// Opens `path`. See CONTRACT for the options: `ro`, `create` with `size`, `grow`, `format=raw`,
+    /// `block-size`, `physical-block`.
+    pub fn open(path: &Path, spec: &Spec, options: &OpenOptions) -> Result<Self, OpenError> {
+        let writable = options.writable && !spec.flag("ro")?;
+        let size = spec.size("size")?;
+        if spec.flag("create")? {
+            create(path, size)?;
+        }
+        let metadata = std::fs::metadata(path).map_err(|error| failed(path, "opening", &error))?;
+        let is_device = metadata.file_type().is_block_device();
+        if !is_device && !metadata.is_file() {
+            return Err(OpenError::Usage(format!("{} is neither a file nor a block device", path.display())));
+        }
+        let open = |flags: i32| {
+            FileOptions::new().read(true).write(writable).custom_flags(flags | libc::O_CLOEXEC).open(path)
+        };
+        let exclusive = if is_device && writable && !options.allow_in_use { libc::O_EXCL } else { 0 };
+        let buffered = open(exclusive).map_err(|error| failed(path, "opening", &error))?;
+        if !is_device && !options.allow_in_use {
+            take_lock(path, &buffered, writable)?;
+        }
+        if spec.get("format") != Some("raw") {
+            probe::refuse_other_formats(path, &buffered)?;
+        }
+        if let Some(size) = size
+            && spec.flag("grow")?
+            && !is_device
+            && size > metadata.len()
+        {
+            buffered.set_len(size).map_err(|error| failed(path, "growing", &error))?;
+        }
+        let facts = probe::facts(&buffered, is_device).map_err(|error| failed(path, "inspecting", &error))?;
+        let size_bytes = match size {
+            Some(size) if size > facts.size_bytes => {
+                let text = format!(
+                    "{} has {} bytes, not {size}; say grow to make it larger",
+                    path.display(),
+                    facts.size_bytes
+                );
+                return Err(OpenError::Usage(text));
+            }
+            Some(size) => size,
+            None => facts.size_bytes,
+        };
+        let block_size = spec.block_size("block-size")?.unwrap_or(facts.logical_block_size);
+        let physical = spec.block_size("physical-block")?.unwrap_or(facts.physical_block_size);
+        let direct = match facts.direct_alignment {
+            Some(alignment) if alignment <= options.request_alignment => open(libc::O_DIRECT).ok(),
+            _ => None,
+        };
+        let capability = Capability {
+            size_bytes,
+            block_size,
+            physical_block_size: physical.max(block_size),
+            granularity: if is_device { facts.logical_block_size } else { 1 },
+            alignment: facts.direct_alignment.unwrap_or(1),
+            max_transfer_bytes: Pool::AREA_BYTES_MAX as u32,
+            optimal_transfer_bytes: facts.optimal_transfer_bytes,
+            queue_depth: 32,
+            read_only: !writable,
+            discard: writable && facts.discard,
+            write_zeroes: writable && facts.discard,
+            volatile_cache: true,
+            rotational: facts.rotational,
+        };
+        let identity = if is_device {
+            Identity::Device { device: metadata.rdev() }
+        } else {
+            Identity::File { device: metadata.dev(), inode: metadata.ino() }
+        };
+        let path = path.to_owned();
+        Ok(Self { path, buffered, direct, is_device, identity, capability, flush_failed: Arc::default() })
+    }
+}
+
+/// Makes a new file of `size` zeroes; never replaces one, never makes a plain file among devices.
+fn create(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
+    let size = size.ok_or_else(|| {
+        OpenError::Usage(format!("{}: create needs a size: {0},create,size=SIZE", path.display()))
+    })?;
+    if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
+        return Err(OpenError::Refused(format!("{}: no plain file is made under /dev", path.display())));
+    }
+    let file =
+        FileOptions::new().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => {
+                OpenError::Refused(format!("{} exists; leave out create to use it", path.display()))
+            }
+            _ => failed(path, "creating", &error),
+        })?;
+    file.set_len(size).map_err(|error| failed(path, "sizing", &error))
+}
+
+fn take_lock(path: &Path, file: &File, writable: bool) -> Result<(), OpenError> {
+    match lock::lock(file.as_fd(), writable) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(OpenError::Refused(format!(
+            "{} is locked by another program (QEMU, or another hikyaku); end it, or allow it with --allow in-use",
+            path.display()
+        ))),
+        Err(error) => Err(failed(path, "locking", &error)),
+    }
+}
+
+impl Medium for FileMedium {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let again = |file: &File| -> Result<Handle, OpenError> {
+            let file = file.try_clone().map_err(|error| failed(&self.path, "opening", &error))?;
+            Ok(Rc::new(file.into()))
+        };
+        let buffered = again(&self.buffered)?;
+        let direct = self.direct.as_ref().map(again).transpose()?;
+        Ok(Box::new(FileEndpoint::new(
+            io,
+            buffered,
+            direct,
+            self.is_device,
+            self.identity.clone(),
+            self.capability.clone(),
+            Arc::clone(&self.flush_failed),
+        )))
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Real files: O_DIRECT, the cached tail, holes, refusals.
+
+use std::fs;
+
+use super::*;
+use crate::{Completion, IoErrorKind, Kind, Request};
+
+const OPTIONS: OpenOptions = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+
+pub(crate) fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, kind: Kind) -> Completion {
+    let (mut done, mut events) = (Vec::new(), Vec::new());
+    endpoint.submit(io, Request { id: 77, kind }, &mut done);
+    while done.is_empty() {
+        io.turn(&mut events).unwrap();
+        for event in events.drain(..) {
+            endpoint.on_event(io, event, &mut done);
+        }
+    }
+    assert_eq!(done.len(), 1);
+    assert_eq!(done[0].id, 77);
+    done.pop().unwrap()
+}
+
+fn open(path: &Path, words: &str) -> Result<FileMedium, OpenError> {
+    let spec = Spec::parse(&format!("x{words}")).unwrap();
+    FileMedium::open(path, &spec, &OPTIONS)
+}
+
+fn span(io: &Io, bytes: &[u8]) -> area::Span {
+    let span = io.pool().take(bytes.len()).unwrap();
+    span.fill(0, bytes);
+    span
+}
+
+/// On the disk that holds the build, where O_DIRECT works; and on tmpfs.
+fn directories() -> Vec<tempfile::TempDir> {
+    ["/var/tmp", "/dev/shm"].into_iter().filter_map(|at| tempfile::tempdir_in(at).ok()).collect()
+}
+
+#[test]
+fn aligned_and_odd_requests_agree() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    for directory in directories() {
+        let path = directory.path().join("image");
+        fs::write(&path, vec![0xEE; 100_003]).unwrap();
+        let medium = open(&path, "").unwrap();
+        let mut endpoint = medium.attach(&mut io).unwrap();
+        assert_eq!(endpoint.capability().size_bytes, 100_003);
+        let write = |io: &mut Io, endpoint: &mut dyn Endpoint, offset: u64, bytes: &[u8]| {
+            let from = span(io, bytes);
+            perform(io, endpoint, Kind::Write { offset, from, durable: false }).result.unwrap();
+        };
+        write(&mut io, &mut *endpoint, 8192, &[1; 8192]);
+        write(&mut io, &mut *endpoint, 16385, &[2; 3]);
+        write(&mut io, &mut *endpoint, 100_000, &[3; 3]);
+        perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap();
+        let mut expected = vec![0xEE; 100_003];
+        expected[8192..16384].fill(1);
+        expected[16385..16388].fill(2);
+        expected[100_000..].fill(3);
+        assert_eq!(fs::read(&path).unwrap(), expected);
+        for (offset, length) in [(0, 100_003), (8192, 8192), (16384, 4096), (99_999, 4)] {
+            let into = io.pool().take(length).unwrap();
+            let read = Kind::Read { offset: offset as u64, into: into.clone() };
+            perform(&mut io, &mut *endpoint, read).result.unwrap();
+            assert_eq!(into.as_slice(), &expected[offset..offset + length]);
+        }
+    }
+}
+
+#[test]
+fn beyond_the_end_and_after_shrinking_is_out_of_range() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    fs::write(&path, vec![1; 65536]).unwrap();
+    let mut endpoint = open(&path, "").unwrap().attach(&mut io).unwrap();
+    let read = |io: &mut Io, endpoint: &mut dyn Endpoint, offset| {
+        let into = io.pool().take(4096).unwrap();
+        perform(io, endpoint, Kind::Read { offset, into }).result.map_err(|error| error.kind)
+    };
+    assert_eq!(read(&mut io, &mut *endpoint, 65536), Err(IoErrorKind::OutOfRange));
+    assert_eq!(read(&mut io, &mut *endpoint, u64::MAX - 1), Err(IoErrorKind::OutOfRange));
+    assert_eq!(read(&mut io, &mut *endpoint, 61440), Ok(()));
+    File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    assert_eq!(read(&mut io, &mut *endpoint, 61440), Err(IoErrorKind::OutOfRange));
+}
+
+#[test]
+fn discarded_and_zeroed_ranges_read_as_zeroes() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    for directory in directories() {
+        let path = directory.path().join("image");
+        fs::write(&path, vec![9; 1 << 20]).unwrap();
+        let medium = open(&path, "").unwrap();
+        let mut endpoint = medium.attach(&mut io).unwrap();
+        if endpoint.capability().discard {
+            let discard = Kind::Discard { offset: 4096, length: 65536 };
+            perform(&mut io, &mut *endpoint, discard).result.unwrap();
+        }
+        for (offset, length, may_unmap) in [(131_072, 300_000, false), (600_000, 5, true), (0, 0, true)] {
+            let zero = Kind::WriteZeroes { offset, length, may_unmap };
+            perform(&mut io, &mut *endpoint, zero).result.unwrap();
+        }
+        perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let zero = |start: usize, length: usize| bytes[start..start + length].iter().all(|byte| *byte == 0);
+        assert!(!endpoint.capability().discard || zero(4096, 65536));
+        assert!(zero(131_072, 300_000) && zero(600_000, 5));
+        assert_eq!((bytes[131_071], bytes[431_072], bytes[599_999], bytes[600_005]), (9, 9, 9, 9));
+    }
+}
+
+#[test]
+fn holes_are_found() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    let file = File::create(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 65536], 262_144).unwrap();
+    let mut endpoint = open(&path, "").unwrap().attach(&mut io).unwrap();
+    let mut at = 0;
+    let mut data = 0;
+    while at < 1 << 20 {
+        let extent = endpoint.extent(at);
+        assert!(extent.end > at);
+        data += if extent.data { extent.end - at } else { 0 };
+        at = extent.end;
+    }
+    assert_eq!(data, 65536);
+}
+
+#[test]
+fn refusals() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    assert!(matches!(open(&path, ""), Err(OpenError::Missing(_))));
+    assert!(matches!(open(&path, ",create"), Err(OpenError::Usage(_))));
+    assert!(open(&path, ",create,size=1M").is_ok());
+    assert!(matches!(open(&path, ",create,size=1M"), Err(OpenError::Refused(_))));
+    assert!(matches!(open(&path, ",size=2M"), Err(OpenError::Usage(_))));
+    assert_eq!(open(&path, ",size=2M,grow").unwrap().capability.size_bytes, 2 << 20);
+    let held = open(&path, "").unwrap();
+    assert!(matches!(open(&path, ""), Err(OpenError::Refused(_))), "two writers");
+    drop(held);
+    fs::write(&path, b"QFI\xfb and the rest").unwrap();
+    assert!(matches!(open(&path, ""), Err(OpenError::Refused(text)) if text.contains("qemu-nbd")));
+    assert!(open(&path, ",format=raw").is_ok());
+    assert!(matches!(open(directory.path(), ""), Err(OpenError::Usage(_))));
+}
+
+#[test]
+fn a_read_only_endpoint_refuses_writes() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    fs::write(&path, vec![0; 8192]).unwrap();
+    let mut endpoint = open(&path, ",ro").unwrap().attach(&mut io).unwrap();
+    let from = span(&io, &[1; 4096]);
+    let result = perform(&mut io, &mut *endpoint, Kind::Write { offset: 0, from, durable: false }).result;
+    assert_eq!(result.unwrap_err().kind, IoErrorKind::ReadOnly);
+}
+
+#[test]
+fn a_failed_flush_is_never_retried_into_success() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    fs::write(&path, vec![0; 8192]).unwrap();
+    let medium = open(&path, "").unwrap();
+    let mut endpoint = medium.attach(&mut io).unwrap();
+    medium.flush_failed.store(true, std::sync::atomic::Ordering::Release);
+    for _ in 0..2 {
+        let result = perform(&mut io, &mut *endpoint, Kind::Flush).result;
+        assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed);
+    }
+    let mut other = medium.attach(&mut io).unwrap();
+    let from = span(&io, &[1; 4096]);
+    let result = perform(&mut io, &mut *other, Kind::Write { offset: 0, from, durable: false }).result;
+    assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed, "threads agree");
+}

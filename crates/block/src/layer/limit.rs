@@ -1,0 +1,106 @@
+//! `limit=100MB/s`, `iops=1000`: a rate shared by all threads that use the storage.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use io::{Event, Io, Owner, Token};
+
+use super::forward_endpoint;
+use crate::{Completion, Endpoint, Medium, OpenError, Request};
+
+/// How far ahead of its rate a bucket may run: short bursts are not smoothed to single requests.
+const BURST: Duration = Duration::from_millis(10);
+
+#[derive(Clone, Copy, Debug)]
+enum Rate {
+    BytesPerSecond(u64),
+    OperationsPerSecond(u64),
+}
+
+impl Rate {
+    fn cost(self, request: &Request) -> Duration {
+        match self {
+            Self::OperationsPerSecond(rate) => {
+                Duration::from_secs(1) / u32::try_from(rate).unwrap_or(u32::MAX)
+            }
+            Self::BytesPerSecond(rate) => {
+                let bytes = request.kind.range().map_or(0, |(_, length)| length);
+                Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64)
+            }
+        }
+    }
+}
+
+/// Storage that is no faster than a rate.
+#[derive(Debug)]
+pub struct LimitMedium {
+    inner: Arc<dyn Medium>,
+    rate: Rate,
+    /// Loop time at which everything admitted so far will have been paid for. All loops share one epoch.
+    paid_until: Arc<Mutex<Duration>>,
+}
+
+impl LimitMedium {
+    /// At most `rate` bytes per second.
+    pub fn bytes(inner: Arc<dyn Medium>, rate: u64) -> Self {
+        Self { inner, rate: Rate::BytesPerSecond(rate), paid_until: Arc::default() }
+    }
+
+    /// At most `rate` operations per second.
+    pub fn operations(inner: Arc<dyn Medium>, rate: u64) -> Self {
+        Self { inner, rate: Rate::OperationsPerSecond(rate), paid_until: Arc::default() }
+    }
+}
+
+impl Medium for LimitMedium {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let owner = io.owner();
+        let inner = self.inner.attach(io)?;
+        let paid_until = Arc::clone(&self.paid_until);
+        Ok(Box::new(Limit { inner, owner, rate: self.rate, paid_until, waiting: VecDeque::new() }))
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+}
+
+struct Limit {
+    inner: Box<dyn Endpoint>,
+    owner: Owner,
+    rate: Rate,
+    paid_until: Arc<Mutex<Duration>>,
+    waiting: VecDeque<Request>,
+}
+
+impl Endpoint for Limit {
+    forward_endpoint!();
+
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
+        let start = {
+            let mut paid_until = self.paid_until.lock().expect("no panic while locked");
+            let start = (*paid_until).max(io.now().saturating_sub(BURST));
+            *paid_until = start + self.rate.cost(&request);
+            start
+        };
+        if start <= io.now() && self.waiting.is_empty() {
+            return self.inner.submit(io, request, done);
+        }
+        io.timer(Token { owner: self.owner, key: 0 }, start);
+        self.waiting.push_back(request);
+    }
+
+    fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
+        if event.token.owner != self.owner {
+            return self.inner.on_event(io, event, done);
+        }
+        let request = self.waiting.pop_front().expect("one timer for each request");
+        self.inner.submit(io, request, done);
+    }
+
+    fn owners(&self, owners: &mut Vec<Owner>) {
+        owners.push(self.owner);
+        self.inner.owners(owners);
+    }
+}

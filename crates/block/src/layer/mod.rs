@@ -1,0 +1,91 @@
+//! Layers: each is an endpoint around an endpoint, in the order the options were written.
+
+mod delay;
+mod fault;
+mod limit;
+mod log;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{Medium, OpenError, Spec};
+
+pub use delay::DelayMedium;
+pub use fault::{FaultMedium, FaultRule};
+pub use limit::LimitMedium;
+pub use log::LogMedium;
+
+/// Names of the options that are layers.
+pub const OPTIONS: &[&str] = &["delay", "limit", "iops", "fault", "log"];
+
+/// Wraps `medium` in the layers named in `spec`, the leftmost nearest the storage.
+pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, OpenError> {
+    let mut medium = medium;
+    for (name, value) in &spec.options {
+        let value = value.as_deref().unwrap_or("");
+        let usage = |error: String| OpenError::Usage(format!("option {name}: {error}"));
+        medium = match name.as_str() {
+            "delay" => Arc::new(DelayMedium::new(medium, parse_duration(value).map_err(usage)?)),
+            "limit" => Arc::new(LimitMedium::bytes(medium, crate::parse_rate(value).map_err(usage)?)),
+            "iops" => match value.parse() {
+                Ok(rate) if rate > 0 => Arc::new(LimitMedium::operations(medium, rate)),
+                _ => return Err(usage(format!("'{value}' is not a number of operations per second"))),
+            },
+            "fault" => Arc::new(FaultMedium::new(medium, FaultRule::parse(value).map_err(usage)?)),
+            "log" => Arc::new(LogMedium::new(medium)),
+            _ => medium,
+        };
+    }
+    Ok(medium)
+}
+
+/// Parses `2ms`, `30s`, `500us`, `1.5s`, `2m`.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("'{text}' is not a duration; write for example 500us, 2ms or 10s");
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(bad)?;
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    let seconds = match unit {
+        "us" => number / 1e6,
+        "ms" => number / 1e3,
+        "s" => number,
+        "m" | "min" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => return Err(bad()),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| bad())
+}
+
+/// What every layer does the same way: forwards the questions to the endpoint it wraps.
+macro_rules! forward_endpoint {
+    () => {
+        fn state(&self) -> $crate::State {
+            self.inner.state()
+        }
+        fn capability(&self) -> &$crate::Capability {
+            self.inner.capability()
+        }
+        fn extent(&mut self, offset: u64) -> $crate::Extent {
+            self.inner.extent(offset)
+        }
+        fn identity(&self) -> $crate::Identity {
+            self.inner.identity()
+        }
+        fn close(&mut self, io: &mut io::Io) {
+            self.inner.close(io);
+        }
+        fn is_closed(&self) -> bool {
+            self.inner.is_closed()
+        }
+        fn facts(&self) -> Vec<(&'static str, String)> {
+            self.inner.facts()
+        }
+        fn retries(&self) -> u64 {
+            self.inner.retries()
+        }
+    };
+}
+pub(crate) use forward_endpoint;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+//! From words to local storage.
+
+use std::sync::Arc;
+
+use crate::spec::{Location, Spec, SpecError};
+use crate::{FileMedium, Medium, MemoryMedium, NullMedium, OpenError, PatternMedium, layer};
+
+/// What the opener means to do.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Open for writing too, unless the spec says `ro`.
+    pub writable: bool,
+    /// Offsets and lengths of requests will be multiples of this, but for the tail of a file. Decides
+    /// whether O_DIRECT can be used: the cached and the direct path must never share a page.
+    pub request_alignment: u32,
+    /// Use a device that is mounted or held, or an image that another program has locked.
+    pub allow_in_use: bool,
+}
+
+/// Options that every local endpoint understands, layers included.
+pub const LOCAL_OPTIONS: &[&str] = &[
+    "ro",
+    "size",
+    "create",
+    "grow",
+    "format",
+    "block-size",
+    "physical-block",
+    "delay",
+    "limit",
+    "iops",
+    "fault",
+    "log",
+];
+
+impl From<SpecError> for OpenError {
+    fn from(error: SpecError) -> Self {
+        Self::Usage(error.0)
+    }
+}
+
+/// Opens local storage (`PATH`, `mem:`, `null:`, `pattern:`) and wraps it in the layers its options name.
+/// URLs are another crate's.
+pub fn open(spec: &Spec, options: &OpenOptions) -> Result<Arc<dyn Medium>, OpenError> {
+    let read_only = spec.flag("ro")?;
+    let medium: Arc<dyn Medium> = match &spec.location {
+        Location::File(path) => Arc::new(FileMedium::open(path, spec, options)?),
+        Location::Memory { size } => Arc::new(MemoryMedium::new(*size, read_only)?),
+        Location::Null { size } => Arc::new(NullMedium::new(*size, read_only)),
+        Location::Pattern { size, seed } => Arc::new(PatternMedium::new(*size, *seed)),
+        Location::Stdio => {
+            return Err(OpenError::Usage("'-' is not a block endpoint here; name a file".into()));
+        }
+        Location::Url(url) => {
+            return Err(OpenError::Usage(format!("'{url}': this scheme is not known here")));
+        }
+    };
+    layer::wrap(spec, medium)
+}

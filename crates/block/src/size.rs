@@ -1,0 +1,73 @@
+//! Sizes and rates as people type them: `K M G T` are binary, `kB MB GB TB` decimal.
+
+const UNITS: &[(&str, u64)] = &[
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("k", 1 << 10),
+    ("m", 1 << 20),
+    ("g", 1 << 30),
+    ("t", 1 << 40),
+    ("b", 1),
+    ("", 1),
+];
+
+/// Parses `64M`, `1.5GB`, `4096`, `2TiB` into bytes. The error says what is accepted.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = unit.trim().to_ascii_lowercase();
+    let bad = || format!("'{text}' is not a size; write for example 4096, 64M (binary) or 64MB (decimal)");
+    let factor = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor).ok_or_else(bad)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let whole: u64 = whole.parse().map_err(|_| bad())?;
+    let mut bytes = whole.checked_mul(factor).ok_or_else(bad)?;
+    if !fraction.is_empty() {
+        if fraction.len() > 9 || factor == 1 {
+            return Err(bad());
+        }
+        let digits: u64 = fraction.parse().map_err(|_| bad())?;
+        let part = u128::from(factor) * u128::from(digits) / 10u128.pow(fraction.len() as u32);
+        bytes = bytes.checked_add(part as u64).ok_or_else(bad)?;
+    }
+    Ok(bytes)
+}
+
+/// Parses a rate in bytes per second: `100MB/s`, `64M`.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text.trim().strip_suffix("/s").unwrap_or(text))?;
+    if bytes == 0 { Err("a rate of zero would never finish".into()) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_binary_or_decimal_by_their_unit() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64K", 65536),
+            ("64kB", 64000),
+            ("1M", 1 << 20),
+            ("1MB", 1_000_000),
+            ("1.5G", 3 << 29),
+            ("2TiB", 2 << 40),
+            ("10b", 10),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "1X", "-1", "1.5", "99999999999T", "1..2M", "1 2M", "0x10"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_rate("100MB/s"), Ok(100_000_000));
+        assert!(parse_rate("0").is_err());
+    }
+}
