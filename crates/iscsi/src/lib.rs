@@ -5,5 +5,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod digest;
 pub mod serial;
 pub mod wire;
