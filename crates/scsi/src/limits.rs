@@ -1,0 +1,29 @@
+//! Every bound of this crate, in one place.
+
+/// Unit attentions kept for one I_T nexus. One more and the oldest is dropped (SAM-5 5.14.1 lets the device
+/// server drop them; the initiator re-reads everything after any of them anyway).
+pub const ATTENTIONS_MAX: usize = 8;
+
+/// Longest parameter list the device server collects, in bytes: an UNMAP list with every descriptor used.
+pub const PARAMETER_LIST_MAX_BYTES: u32 = 8 + 16 * UNMAP_DESCRIPTORS_MAX;
+
+/// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT of the Block Limits page.
+pub const UNMAP_DESCRIPTORS_MAX: u32 = 1024;
+
+/// MAXIMUM UNMAP LBA COUNT, in logical blocks, summed over the list: 512 MiB of 512-byte blocks, 4 GiB of
+/// 4096-byte blocks. Bounds the time one command can occupy the storage.
+pub const UNMAP_BLOCKS_MAX: u32 = 1 << 20;
+
+/// MAXIMUM WRITE SAME LENGTH, in bytes. A pattern other than zeros is really written, so this is what a slow
+/// disk can write well within an initiator's command timeout (30 s).
+pub const WRITE_SAME_MAX_BYTES: u64 = 64 << 20;
+
+/// Longest sense data this crate builds: header, information and field pointer descriptors.
+pub const SENSE_MAX_BYTES: usize = 32;
+
+/// Longest inventory of logical units that REPORT LUNS data is parsed into.
+pub const LUNS_MAX: usize = 16_384;
+
+const _: () =
+    assert!(PARAMETER_LIST_MAX_BYTES <= u16::MAX as u32, "UNMAP has a 16-bit PARAMETER LIST LENGTH");
+const _: () = assert!(WRITE_SAME_MAX_BYTES / 4096 > 256, "WRITE SAME of 256 blocks works at any block size");

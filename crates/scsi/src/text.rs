@@ -1,0 +1,41 @@
+//! Text fields of SCSI data: left-aligned ASCII, padded with spaces (SPC-4 4.3.1).
+
+/// Writes `text` into `field`, padded with spaces, cut where it is too long. Anything but printable ASCII
+/// becomes `?`, so that a configured string can not break a parser at the other end.
+pub(crate) fn emit(field: &mut [u8], text: &str) {
+    field.fill(b' ');
+    for (to, from) in field.iter_mut().zip(text.bytes()) {
+        *to = if (0x20..0x7f).contains(&from) { from } else { b'?' };
+    }
+}
+
+/// Reads a text field from a peer: control characters and bytes beyond ASCII become `?`, padding goes.
+pub(crate) fn parse(field: &[u8]) -> String {
+    let end = field.iter().rposition(|byte| !matches!(byte, 0 | b' ')).map_or(0, |last| last + 1);
+    let start = field[..end].iter().position(|byte| *byte != b' ').unwrap_or(end);
+    field[start..end]
+        .iter()
+        .map(|byte| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '?' })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pads_cuts_and_cleans() {
+        let mut field = [0; 4];
+        emit(&mut field, "a\n");
+        assert_eq!(&field, b"a?  ");
+        emit(&mut field, "abcdef");
+        assert_eq!(&field, b"abcd");
+    }
+
+    #[test]
+    fn hostile_text_comes_out_printable() {
+        assert_eq!(parse(b"  ok\x1b[2J\xff \0\0"), "ok?[2J?");
+        assert_eq!(parse(b"    "), "");
+        assert_eq!(parse(b""), "");
+    }
+}

@@ -1,0 +1,351 @@
+//! The device server of one logical unit: state, order of checks, events from outside.
+//!
+//! The order, from SAM-5 5.3.3 and practice: unit attention, operation code, control byte, reservation, medium,
+//! write protection, fields of the CDB, limits and capacity. `opcodes::TABLE` says which of them apply to a
+//! command; the arms live in the files named after their subject.
+
+mod attention;
+mod inquiry;
+mod maintenance;
+mod media;
+mod mode;
+mod opcodes;
+mod reservation;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use inquiry::{inquiry_without_unit, report_luns};
+pub(crate) use status::request_sense;
+
+use crate::media::Then;
+use crate::{Media, MediaError, MediaOp, Outcome, Sense, SenseKey, Step};
+use attention::Attentions;
+use mode::Pages;
+use opcodes::{Opcode, Reserved};
+
+/// An I_T nexus: an initiator port and the target port it came in by. The caller hands out the numbers.
+pub type NexusId = u64;
+
+/// What a logical unit is. Does not change while it lives, except its size ([`LogicalUnit::resized`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitConfig {
+    /// Capacity in logical blocks.
+    pub blocks: u64,
+    /// Logical block size: 512 or 4096 bytes.
+    pub block_size: u32,
+    /// Physical block size in bytes: a power of two, at least `block_size`, at most 2^15 times that.
+    pub physical_block_size: u32,
+    /// Every write is refused with DATA PROTECT 27h/00h.
+    pub read_only: bool,
+    /// RMB: the medium can be ejected and loaded by START STOP UNIT.
+    pub removable: bool,
+    /// Medium rotation rate: 7200/min if so, else "non-rotating".
+    pub rotational: bool,
+    /// LBPME: UNMAP and WRITE SAME with UNMAP work, unmapped blocks read as zeros.
+    pub thin: bool,
+    /// WCE: a write may end in a volatile cache. If not, WCE can not be switched on by an initiator either.
+    pub write_cache: bool,
+    /// T10 VENDOR IDENTIFICATION, at most 8 characters.
+    pub vendor: String,
+    /// PRODUCT IDENTIFICATION, at most 16 characters.
+    pub product: String,
+    /// PRODUCT REVISION LEVEL, at most 4 characters.
+    pub revision: String,
+    /// Unit serial number, at most 64 characters are used.
+    pub serial: String,
+    /// 60 random bits for the NAA designator. Its format is NAA 3h, locally assigned, because we own no OUI:
+    /// the top four bits are replaced by 3h. Stable for the life of the volume, never two alike.
+    pub naa: u64,
+    /// MAXIMUM TRANSFER LENGTH in bytes, rounded down to blocks; 0: no limit.
+    pub max_transfer_bytes: u32,
+    /// OPTIMAL TRANSFER LENGTH in bytes, rounded down to physical blocks; 0: nothing to recommend.
+    pub optimal_transfer_bytes: u32,
+    /// iSCSI name of the target, for the SCSI name string designators.
+    pub target_name: String,
+    /// Target port group tag by which the initiator came in.
+    pub target_port_group: u16,
+    /// RELATIVE TARGET PORT IDENTIFIER.
+    pub relative_port: u16,
+}
+
+/// The device server of one logical unit, shared by all its I_T nexuses.
+#[derive(Debug)]
+pub struct LogicalUnit {
+    config: UnitConfig,
+    nexuses: Vec<Nexus>,
+    /// Holder of a RESERVE, SPC-2 5.5.1.
+    reservation: Option<NexusId>,
+    pages: Pages,
+    /// The medium is in; always so unless removable.
+    loaded: bool,
+    /// A flush failed: accepted data is lost.
+    lost_data: bool,
+}
+
+/// What is kept for one I_T nexus.
+#[derive(Debug)]
+struct Nexus {
+    id: NexusId,
+    attentions: Attentions,
+    /// PREVENT of PREVENT ALLOW MEDIUM REMOVAL.
+    prevent: bool,
+}
+
+/// A command on its way through the checks.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    nexus: NexusId,
+    cdb: &'a [u8],
+    inventory: &'a [u64],
+}
+
+impl LogicalUnit {
+    /// A unit with nobody attached. What in the configuration would make answers nonsense is put right: block
+    /// sizes that are no powers of two or too small become 512 and the logical block size.
+    pub fn new(mut config: UnitConfig) -> Self {
+        if !config.block_size.is_power_of_two() || config.block_size < 512 {
+            config.block_size = 512;
+        }
+        let physical = config.physical_block_size;
+        if !physical.is_power_of_two()
+            || physical < config.block_size
+            || physical / config.block_size > 1 << 15
+        {
+            config.physical_block_size = config.block_size;
+        }
+        let pages = Pages::new(&config);
+        Self { config, nexuses: Vec::new(), reservation: None, pages, loaded: true, lost_data: false }
+    }
+
+    /// What the unit is, with its present size.
+    pub fn config(&self) -> &UnitConfig {
+        &self.config
+    }
+
+    /// WCE as it is now: MODE SELECT can switch the volatile cache off and on again.
+    pub fn write_cache(&self) -> bool {
+        self.pages.write_cache()
+    }
+
+    /// The holder of a RESERVE.
+    pub fn reserved_by(&self) -> Option<NexusId> {
+        self.reservation
+    }
+
+    /// Whether accepted data was lost ([`MediaError::FlushFailed`]) and the unit therefore answers MEDIUM ERROR.
+    pub fn lost_data(&self) -> bool {
+        self.lost_data
+    }
+
+    /// The storage was opened anew after [`LogicalUnit::lost_data`]: commands reach it again, and every nexus
+    /// hears 28h/00h, since what the medium holds may not be what was last read.
+    pub fn reopened(&mut self) {
+        self.lost_data = false;
+        self.establish(None, attention::MEDIUM_CHANGED);
+    }
+
+    /// A new I_T nexus: 29h/00h is pending for it (SAM-5 6.3.1). Attaching again starts it afresh.
+    pub fn attach(&mut self, nexus: NexusId) {
+        self.detach(nexus);
+        let mut attentions = Attentions::default();
+        attentions.push(attention::POWER_ON);
+        self.nexuses.push(Nexus { id: nexus, attentions, prevent: false });
+    }
+
+    /// I_T nexus loss (SAM-5 6.3.4): its reservation, PREVENT and unit attentions go.
+    pub fn detach(&mut self, nexus: NexusId) {
+        self.nexuses.retain(|known| known.id != nexus);
+        if self.reservation == Some(nexus) {
+            self.reservation = None;
+        }
+    }
+
+    /// LOGICAL UNIT RESET, or a target reset (SAM-5 6.3.3): reservation and PREVENT go, mode pages return to
+    /// their defaults. Every nexus hears of it, the one that asked included, as SAM-5 wants and initiators
+    /// expect: 29h/03h if an initiator asked, 29h/04h if the target did it of its own accord. The caller has
+    /// aborted the tasks.
+    pub fn reset(&mut self, by: Option<NexusId>) {
+        self.reservation = None;
+        self.pages = Pages::new(&self.config);
+        let code = if by.is_some() { attention::DEVICE_RESET } else { attention::INTERNAL_RESET };
+        for nexus in &mut self.nexuses {
+            nexus.prevent = false;
+            nexus.attentions.reset_to(code);
+        }
+    }
+
+    /// A unit attention condition for every nexus but one.
+    pub fn establish(&mut self, except: Option<NexusId>, asc_ascq: (u8, u8)) {
+        for nexus in &mut self.nexuses {
+            if except != Some(nexus.id) {
+                nexus.attentions.push(asc_ascq);
+            }
+        }
+    }
+
+    /// The unit has a new size: 2Ah/09h CAPACITY DATA HAS CHANGED for everyone.
+    pub fn resized(&mut self, blocks: u64) {
+        if self.config.blocks != blocks {
+            self.config.blocks = blocks;
+            self.establish(None, attention::CAPACITY_CHANGED);
+        }
+    }
+
+    /// CLEAR TASK SET ended tasks of others (SAM-5 5.6.3): 2Fh/00h for them. Call it when there were any.
+    pub fn tasks_cleared_by(&mut self, by: NexusId) {
+        self.establish(Some(by), attention::TASKS_CLEARED);
+    }
+
+    /// Runs a command as far as it goes without data. `cdb` is what the transport carried (iSCSI pads to 16
+    /// bytes), `inventory` the wire values of the target's LUNs. READ and WRITE do not allocate.
+    pub fn command(&mut self, nexus: NexusId, cdb: &[u8], inventory: &[u64]) -> Step {
+        let call = Call { nexus, cdb, inventory };
+        let result = self.admit(call).and_then(|opcode| (opcode.run)(self, call));
+        result.map_or_else(|stop| self.stopped(stop), |step| self.formatted(step))
+    }
+
+    /// Goes on after [`Step::Collect`] with what arrived, which may be shorter than was asked for.
+    pub fn parameters(&mut self, nexus: NexusId, cdb: &[u8], list: &[u8]) -> Step {
+        let call = Call { nexus, cdb, inventory: &[] };
+        let result = match opcodes::find(cdb).map(|opcode| (opcode, opcode.parameters)) {
+            // While the list travelled the medium may have gone, or the unit become read-only.
+            Some((opcode, _)) if opcode.medium && !self.loaded => Err(Sense::NO_MEDIUM.into()),
+            Some((opcode, _)) if opcode.writes && self.write_protected() => {
+                Err(Sense::WRITE_PROTECTED.into())
+            }
+            Some((opcode, Some(parameters))) if cdb.len() >= opcode.length() => parameters(self, call, list),
+            _ => Err(Sense::INVALID_OPCODE.into()),
+        };
+        result.map_or_else(|stop| self.stopped(stop), |step| self.formatted(step))
+    }
+
+    /// Ends a command whose storage work is done.
+    pub fn finish(&mut self, nexus: NexusId, media: &Media, result: Result<(), MediaError>) -> Outcome {
+        let outcome = match result {
+            Ok(()) => {
+                if media.then == Then::Eject {
+                    self.loaded = false;
+                    self.establish(Some(nexus), attention::MEDIUM_CHANGED);
+                }
+                Outcome::good()
+            }
+            Err(error) => {
+                self.lost_data |= error == MediaError::FlushFailed;
+                Outcome::check(sense_of(media, error))
+            }
+        };
+        self.with_format(outcome)
+    }
+
+    /// The checks every command passes before its own arm sees it.
+    fn admit(&mut self, call: Call<'_>) -> Result<&'static Opcode, Stop> {
+        let opcode = opcodes::find(call.cdb);
+        // SAM-5 5.14.5: INQUIRY, REPORT LUNS and REQUEST SENSE go past a unit attention.
+        if !opcode.is_some_and(|opcode| opcode.past_attention)
+            && let Some((asc, ascq)) = self.nexus(call.nexus).attentions.pop()
+        {
+            return Err(Sense::new(SenseKey::UnitAttention, asc, ascq).into());
+        }
+        let opcode = opcode.filter(|opcode| self.config.thin || !opcode.thin).ok_or(Sense::INVALID_OPCODE)?;
+        if call.cdb.len() < opcode.length() {
+            return Err(Sense::field_in_cdb(0, None).into());
+        }
+        // SAM-5 5.2: NORMACA is zero, so NACA must be.
+        let control = opcode.length() - 1;
+        if call.cdb[control] & 0x04 != 0 {
+            return Err(Sense::field_in_cdb(control as u16, Some(2)).into());
+        }
+        if let Some(holder) = self.reservation
+            && holder != call.nexus
+            && match opcode.reserved {
+                Reserved::Conflict => true,
+                Reserved::Allowed => false,
+                // SPC-2 table 10: PREVENT ALLOW MEDIUM REMOVAL is allowed when it allows.
+                Reserved::AllowedWithoutPrevent => call.cdb[4] & 0x03 != 0,
+            }
+        {
+            return Err(Stop::Conflict);
+        }
+        if opcode.medium && !self.loaded {
+            return Err(Sense::NO_MEDIUM.into());
+        }
+        if opcode.writes && self.write_protected() {
+            return Err(Sense::WRITE_PROTECTED.into());
+        }
+        Ok(opcode)
+    }
+
+    fn write_protected(&self) -> bool {
+        self.config.read_only || self.pages.software_write_protect()
+    }
+
+    /// The state of a nexus. A command from one nobody announced is a nexus that begins with it.
+    fn nexus(&mut self, id: NexusId) -> &mut Nexus {
+        let index = match self.nexuses.iter().position(|known| known.id == id) {
+            Some(index) => index,
+            None => {
+                self.attach(id);
+                self.nexuses.len() - 1
+            }
+        };
+        &mut self.nexuses[index]
+    }
+
+    fn stopped(&self, stop: Stop) -> Step {
+        Step::Done(match stop {
+            Stop::Sense(sense) => self.with_format(Outcome::check(sense)),
+            Stop::Conflict => Outcome::conflict(),
+        })
+    }
+
+    fn formatted(&self, step: Step) -> Step {
+        match step {
+            Step::Done(outcome) => Step::Done(self.with_format(outcome)),
+            other => other,
+        }
+    }
+
+    /// D_SENSE of the Control page chooses the sense format (SPC-4 7.5.8).
+    fn with_format(&self, mut outcome: Outcome) -> Outcome {
+        if let Some(sense) = &mut outcome.sense {
+            sense.descriptor = self.pages.descriptor_sense();
+        }
+        outcome
+    }
+}
+
+/// Why a command ends early.
+enum Stop {
+    Sense(Sense),
+    Conflict,
+}
+
+impl From<Sense> for Stop {
+    fn from(sense: Sense) -> Self {
+        Self::Sense(sense)
+    }
+}
+
+/// The sense data of a failure (SBC-3 4.18.1, SPC-4 annex F).
+fn sense_of(media: &Media, error: MediaError) -> Sense {
+    match error {
+        MediaError::Medium => match media.op {
+            MediaOp::Read { .. } | MediaOp::Verify { .. } => Sense::READ_ERROR,
+            _ => Sense::WRITE_ERROR,
+        },
+        MediaError::FlushFailed => Sense::WRITE_ERROR,
+        MediaError::NoSpace => Sense::NO_SPACE,
+        MediaError::ReadOnly => Sense::WRITE_PROTECTED,
+        MediaError::OutOfRange => Sense::OUT_OF_RANGE,
+        MediaError::Miscompare { offset } => {
+            let mut sense = Sense::new(SenseKey::Miscompare, 0x1d, 0x00);
+            sense.information = Some(offset);
+            sense
+        }
+        MediaError::Aborted => Sense::new(SenseKey::AbortedCommand, 0x00, 0x00),
+        MediaError::NotReady { ascq } => Sense::new(SenseKey::NotReady, 0x04, ascq),
+        MediaError::Hardware => Sense::INTERNAL,
+        MediaError::DataOutSize => Sense::field_in_cdb(0, None),
+    }
+}
