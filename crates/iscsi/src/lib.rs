@@ -5,6 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chap;
 pub mod digest;
+pub mod name;
+pub mod params;
 pub mod serial;
+pub mod text;
 pub mod wire;
