@@ -1,0 +1,101 @@
+//! Whether two endpoints hold the same bytes, and from where on they do not.
+
+use std::time::Duration;
+
+use area::Span;
+use block::{Endpoint, Extent};
+use io::Io;
+
+use crate::copy::both_ready;
+use crate::cutter::{Cutter, Piece};
+use crate::engine::{Engine, Extents, Job, Step};
+use crate::error::{CopyError, End};
+use crate::limit::Limit;
+use crate::plan::{Plan, compare_check};
+use crate::progress::{Control, Phase, Progress};
+
+/// What a comparison found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Comparison {
+    /// Bytes compared, from the start: all of them, or up to the first difference.
+    pub bytes: u64,
+    /// First byte that differs, counted from the start of the range (from `src_offset` and `dst_offset`).
+    /// Without a size, endpoints of different length differ at the latest where the shorter one ends.
+    pub first_difference: Option<u64>,
+    /// How long it took.
+    pub duration: Duration,
+    /// What limited it.
+    pub limited_by: Limit,
+}
+
+/// Compares the range of `plan`: `a` from `src_offset`, `b` from `dst_offset`. Reads no further than the first
+/// difference and what was in flight then. Writes nothing; `verify` means nothing here.
+///
+/// As in [`crate::copy`], the loop belongs to this call, and memory is back in the pool afterwards.
+pub fn compare(
+    io: &mut Io,
+    a: &mut dyn Endpoint,
+    b: &mut dyn Endpoint,
+    plan: &Plan,
+    observer: &mut dyn FnMut(&Progress) -> Control,
+) -> Result<Comparison, CopyError> {
+    both_ready(a, b)?;
+    let checked = compare_check(a.capability(), b.capability(), plan)?;
+    let room_a = a.capability().size_bytes - plan.src_offset;
+    let room_b = b.capability().size_bytes - plan.dst_offset;
+    let mut engine = Engine::new(io, a, b, plan, &checked, observer)?;
+    let mut job =
+        Compare { cutter: Cutter::new(checked.bytes, checked.unit), sparse: plan.sparse, difference: None };
+    let figures = engine.run(&mut job)?;
+    if job.difference.is_none() && figures.safe < checked.bytes {
+        assert!(engine.stopped(), "only an interruption leaves a comparison without an answer");
+        return Err(CopyError::Interrupted { phase: Phase::Compare, bytes_safe: figures.safe });
+    }
+    let size_differs = plan.size.is_none() && room_a != room_b;
+    let first_difference = job.difference.or(size_differs.then_some(checked.bytes));
+    Ok(Comparison {
+        bytes: first_difference.unwrap_or(checked.bytes),
+        first_difference,
+        duration: figures.duration,
+        limited_by: figures.limit,
+    })
+}
+
+struct Compare {
+    cutter: Cutter,
+    sparse: bool,
+    difference: Option<u64>,
+}
+
+impl Job for Compare {
+    const PHASE: Phase = Phase::Compare;
+    const SPANS: usize = 2;
+    const SHRINKS: bool = true;
+
+    fn next(&mut self, chunk: u32, extents: &mut Extents<'_, '_>) -> Option<Piece> {
+        if !self.sparse {
+            return self.cutter.next(chunk, |_| Cutter::ALL_DATA);
+        }
+        // Only where both are holes is nothing to be looked at.
+        self.cutter.next(chunk, |at| {
+            let [a, b] = End::BOTH.map(|end| extents.of(end, at));
+            Extent { end: a.end.min(b.end), data: a.data || b.data }
+        })
+    }
+
+    fn on_begin(&mut self, piece: &Piece) -> Step {
+        if piece.zero { Step::Done } else { Step::Read([true, true]) }
+    }
+
+    fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
+        let length = piece.length as usize;
+        let (a, b) = (&spans[0].as_slice()[..length], &spans[1].as_slice()[..length]);
+        if a == b {
+            return Step::Done;
+        }
+        let place = a.iter().zip(b).position(|(a, b)| a != b).expect("they differ");
+        let here = piece.offset + place as u64;
+        self.difference = Some(self.difference.map_or(here, |earlier| earlier.min(here)));
+        Step::Halt
+    }
+}

@@ -1,0 +1,92 @@
+//! Why a copy or a comparison did not finish.
+
+use std::fmt;
+use std::io;
+
+use block::IoError;
+use thiserror::Error;
+
+use crate::plan::Refusal;
+use crate::progress::Phase;
+
+/// One of the two endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Read from.
+    Source,
+    /// Written to; read from in a verification or a comparison.
+    Destination,
+}
+
+impl End {
+    /// Index into a pair (source, destination).
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Self::Source => 0,
+            Self::Destination => 1,
+        }
+    }
+
+    pub(crate) const BOTH: [Self; 2] = [Self::Source, Self::Destination];
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
+
+/// The first thing that went wrong. Everything that was in flight has been drained, except after `Loop`.
+#[derive(Debug, Error)]
+pub enum CopyError {
+    /// A read failed: of the source, or of the destination while verifying or comparing.
+    #[error("reading {length} bytes of the {end} at {offset}: {error}")]
+    Read {
+        /// Which endpoint.
+        end: End,
+        /// Byte offset in that endpoint.
+        offset: u64,
+        /// Bytes of the request.
+        length: u64,
+        /// What it said.
+        error: IoError,
+    },
+    /// A write to the destination failed.
+    #[error("writing {length} bytes of the destination at {offset}: {error}")]
+    Write {
+        /// Byte offset in the destination.
+        offset: u64,
+        /// Bytes of the request.
+        length: u64,
+        /// What it said.
+        error: IoError,
+    },
+    /// The flush failed: what was written may be lost. It is never repeated into success.
+    #[error("flushing the destination: {0}")]
+    Flush(IoError),
+    /// The destination does not hold what was read from the source.
+    #[error("verification: the destination differs from the source in the {length} bytes at {offset}")]
+    Verify {
+        /// Byte offset in the destination of the first chunk that differs.
+        offset: u64,
+        /// Bytes of the chunk.
+        length: u64,
+    },
+    /// The observer said stop. What was in flight was finished and flushed.
+    #[error("interrupted; the first {bytes_safe} bytes are done")]
+    Interrupted {
+        /// What was going on.
+        phase: Phase,
+        /// Bytes from the start of the range that are copied and flushed (compared, in a comparison).
+        bytes_safe: u64,
+    },
+    /// The completion loop itself failed, or there is no memory for even the smallest chunk.
+    #[error("completion loop: {0}")]
+    Loop(#[source] io::Error),
+    /// Nothing was begun.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}

@@ -1,0 +1,109 @@
+//! What an observer is told while the engine runs, and what it may answer.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::limit::Limit;
+
+/// Loop time between two calls of the observer, at least.
+pub const OBSERVE_EVERY: Duration = Duration::from_millis(200);
+/// Observations the present rate is taken over (3 s).
+const SAMPLES: usize = 15;
+
+/// What is going on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Chunks are read and written.
+    Copy,
+    /// The destination makes them durable.
+    Flush,
+    /// The destination is read back.
+    Verify,
+    /// Both are read and compared.
+    Compare,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// What is going on.
+    pub phase: Phase,
+    /// Bytes done in this phase.
+    pub bytes: u64,
+    /// Bytes to do in this phase.
+    pub total: u64,
+    /// Bytes per second over the last seconds.
+    pub rate_now: u64,
+    /// Time left at that rate; `None` while it is zero.
+    pub eta: Option<Duration>,
+    /// Requests the endpoints repeated after a lost connection.
+    pub retries: u64,
+    /// What limited the time since the last observation.
+    pub limited_by: Limit,
+}
+
+/// The observer's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// Go on.
+    Continue,
+    /// Interrupted: finish what is in flight, flush, and say how far it is safe.
+    Stop,
+}
+
+/// The rate over the last few observations.
+#[derive(Debug, Default)]
+pub(crate) struct Speed {
+    samples: VecDeque<(Duration, u64)>,
+}
+
+impl Speed {
+    pub(crate) fn start(&mut self, now: Duration) {
+        self.samples.clear();
+        self.samples.push_back((now, 0));
+    }
+
+    /// Takes the bytes done by `now`; bytes per second since the oldest sample kept.
+    pub(crate) fn sample(&mut self, now: Duration, bytes: u64) -> u64 {
+        let (since, before) = self.samples.front().copied().unwrap_or((now, bytes));
+        self.samples.push_back((now, bytes));
+        if self.samples.len() > SAMPLES {
+            self.samples.pop_front();
+        }
+        let nanos = now.saturating_sub(since).as_nanos().max(1);
+        let rate = u128::from(bytes - before) * 1_000_000_000 / nanos;
+        u64::try_from(rate).unwrap_or(u64::MAX)
+    }
+}
+
+/// Time for `left` bytes at `rate` per second.
+pub(crate) fn eta(left: u64, rate: u64) -> Option<Duration> {
+    let seconds = left.checked_div(rate)?;
+    let nanos = u128::from(left % rate) * 1_000_000_000 / u128::from(rate);
+    Some(Duration::new(seconds, nanos as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_forgets_what_is_long_ago() {
+        let mut speed = Speed::default();
+        speed.start(Duration::ZERO);
+        assert_eq!(speed.sample(Duration::from_secs(1), 1000), 1000);
+        for second in 2..100 {
+            speed.sample(Duration::from_secs(second), 1000);
+        }
+        assert_eq!(speed.sample(Duration::from_secs(100), 1000), 0);
+    }
+
+    #[test]
+    fn eta_at_the_ends_of_the_number_range() {
+        assert_eq!(eta(10, 0), None);
+        assert_eq!(eta(0, 5), Some(Duration::ZERO));
+        assert_eq!(eta(3, 2), Some(Duration::from_millis(1500)));
+        assert_eq!(eta(u64::MAX, 1), Some(Duration::from_secs(u64::MAX)));
+        assert_eq!(eta(u64::MAX, u64::MAX), Some(Duration::from_secs(1)));
+    }
+}
