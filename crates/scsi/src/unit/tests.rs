@@ -1,1 +1,1044 @@
-//! Tests.
+//! One test per clause and condition; expectations are data. Clauses are those of SPC-4 and SBC-3.
+
+use super::*;
+use crate::capacity::{Capacity, LunList};
+use crate::cdb::{self, opcode as op};
+use crate::inquiry::{self, DesignatorId};
+use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX};
+use crate::mode::ModeData;
+use crate::{Compare, Range, Status};
+use proptest::prelude::*;
+
+const BLOCKS: u64 = 10_000;
+const A: NexusId = 1;
+const B: NexusId = 2;
+
+fn config() -> UnitConfig {
+    UnitConfig {
+        blocks: BLOCKS,
+        block_size: 512,
+        physical_block_size: 4096,
+        read_only: false,
+        removable: false,
+        rotational: false,
+        thin: true,
+        write_cache: true,
+        vendor: "HIKYAKU".into(),
+        product: "VOLUME".into(),
+        revision: "0001".into(),
+        serial: "c0ffee".into(),
+        naa: 0x1234_5678_9abc_def0,
+        max_transfer_bytes: 1 << 20,
+        optimal_transfer_bytes: 256 << 10,
+        target_name: "iqn.2026-11.example:disk".into(),
+        target_port_group: 1,
+        relative_port: 1,
+    }
+}
+
+/// A unit with nexuses A and B, their POWER ON told.
+fn unit_of(config: UnitConfig) -> LogicalUnit {
+    let mut unit = LogicalUnit::new(config);
+    for nexus in [A, B] {
+        unit.attach(nexus);
+        assert_eq!(codes(unit.command(nexus, &[0; 6], &[])), Err((6, 0x29, 0x00)));
+    }
+    unit
+}
+
+fn unit() -> LogicalUnit {
+    unit_of(config())
+}
+
+/// Key, code and qualifier of a failure; a step to work or data is a success.
+fn codes(step: Step) -> Result<Step, (u8, u8, u8)> {
+    match step {
+        Step::Done(Outcome { status: Status::CheckCondition, sense: Some(sense), .. }) => {
+            Err((sense.key as u8, sense.asc, sense.ascq))
+        }
+        Step::Done(Outcome { status: Status::ReservationConflict, .. }) => Err((0xff, 0, 0)),
+        step => Ok(step),
+    }
+}
+
+const GOOD: Result<(), (u8, u8, u8)> = Ok(());
+const OUT_OF_RANGE: Result<(), (u8, u8, u8)> = Err((5, 0x21, 0x00));
+const IN_CDB: Result<(), (u8, u8, u8)> = Err((5, 0x24, 0x00));
+const IN_LIST: Result<(), (u8, u8, u8)> = Err((5, 0x26, 0x00));
+const LIST_LENGTH: Result<(), (u8, u8, u8)> = Err((5, 0x1a, 0x00));
+const OPCODE: Result<(), (u8, u8, u8)> = Err((5, 0x20, 0x00));
+const PROTECTED: Result<(), (u8, u8, u8)> = Err((7, 0x27, 0x00));
+const NO_MEDIUM: Result<(), (u8, u8, u8)> = Err((2, 0x3a, 0x00));
+const PREVENTED: Result<(), (u8, u8, u8)> = Err((5, 0x53, 0x02));
+const CONFLICT: Result<(), (u8, u8, u8)> = Err((0xff, 0, 0));
+
+/// Runs a command to its end, the storage always succeeding.
+fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Result<(), (u8, u8, u8)> {
+    match codes(unit.command(nexus, cdb.as_ref(), &[0]))? {
+        Step::Media(media) => codes(Step::Done(unit.finish(nexus, &media, Ok(())))).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// Runs a command that yields data.
+fn data(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Vec<u8> {
+    match unit.command(A, cdb.as_ref(), &[0, 1 << 48]) {
+        Step::Done(Outcome { status: Status::Good, data, .. }) => data,
+        other => panic!("{:02x?}: {other:?}", cdb.as_ref()),
+    }
+}
+
+fn media(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Media {
+    match unit.command(A, cdb.as_ref(), &[]) {
+        Step::Media(media) => media,
+        other => panic!("{:02x?}: {other:?}", cdb.as_ref()),
+    }
+}
+
+/// A CDB of the block commands with any length: operation code, byte 1, address, count.
+fn access(code: u8, flags: u8, lba: u64, blocks: u32) -> Vec<u8> {
+    let mut cdb = vec![0; cdb::length(code).expect("a group with a length")];
+    cdb[0] = code;
+    match cdb.len() {
+        6 => {
+            cdb[1..4].copy_from_slice(&(lba as u32).to_be_bytes()[1..]);
+            cdb[4] = blocks as u8;
+        }
+        10 => {
+            cdb[2..6].copy_from_slice(&(lba as u32).to_be_bytes());
+            cdb[7..9].copy_from_slice(&(blocks as u16).to_be_bytes());
+        }
+        12 => {
+            cdb[2..6].copy_from_slice(&(lba as u32).to_be_bytes());
+            cdb[6..10].copy_from_slice(&blocks.to_be_bytes());
+        }
+        _ => {
+            cdb[2..10].copy_from_slice(&lba.to_be_bytes());
+            cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+        }
+    }
+    cdb[1] |= flags;
+    cdb
+}
+
+const READS: [u8; 4] = [op::READ_6, op::READ_10, op::READ_12, op::READ_16];
+const WRITES: [u8; 4] = [op::WRITE_6, op::WRITE_10, op::WRITE_12, op::WRITE_16];
+const VERIFIES: [u8; 6] = [
+    op::VERIFY_10,
+    op::VERIFY_12,
+    op::VERIFY_16,
+    op::WRITE_VERIFY_10,
+    op::WRITE_VERIFY_12,
+    op::WRITE_VERIFY_16,
+];
+const PRE_FETCHES: [u8; 2] = [op::PRE_FETCH_10, op::PRE_FETCH_16];
+const FLUSHES: [u8; 2] = [op::SYNCHRONIZE_CACHE_10, op::SYNCHRONIZE_CACHE_16];
+const SAMES: [u8; 2] = [op::WRITE_SAME_10, op::WRITE_SAME_16];
+
+fn all_accesses() -> impl Iterator<Item = u8> {
+    [&READS[..], &WRITES, &VERIFIES, &PRE_FETCHES, &FLUSHES, &SAMES].into_iter().flatten().copied()
+}
+
+#[test]
+fn access_beyond_eol() {
+    let mut unit = unit();
+    for code in all_accesses() {
+        let vectors = [
+            ("last_block", BLOCKS - 1, 1, GOOD),
+            ("up_to_the_end", BLOCKS - 255, 255, GOOD),
+            ("one_block_too_many", BLOCKS - 254, 255, OUT_OF_RANGE),
+            ("all_but_one_beyond", BLOCKS - 1, 2, OUT_OF_RANGE),
+            ("first_block_beyond", BLOCKS, 1, OUT_OF_RANGE),
+            ("largest_of_21_bits", 0x1f_ffff, 1, OUT_OF_RANGE),
+        ];
+        for (name, lba, blocks, expected) in vectors {
+            assert_eq!(run(&mut unit, A, access(code, 0, lba, blocks)), expected, "{name} {code:02x}");
+        }
+        if cdb::length(code) == Some(16) {
+            assert_eq!(run(&mut unit, A, access(code, 0, u64::MAX, 2)), OUT_OF_RANGE, "wraps {code:02x}");
+        }
+    }
+}
+
+#[test]
+fn access_of_zero_blocks() {
+    let mut unit = unit();
+    for code in all_accesses().filter(|code| cdb::length(*code) != Some(6)) {
+        let same = SAMES.contains(&code);
+        let vectors = [
+            ("at_zero", 0, if same { IN_CDB } else { GOOD }),
+            ("at_the_end", BLOCKS, OUT_OF_RANGE),
+            ("one_beyond_the_end", BLOCKS + 1, OUT_OF_RANGE),
+            ("at_2_31", 1 << 31, OUT_OF_RANGE),
+        ];
+        for (name, lba, expected) in vectors {
+            assert_eq!(run(&mut unit, A, access(code, 0, lba, 0)), expected, "{name} {code:02x}");
+        }
+    }
+}
+
+#[test]
+fn read_6_of_zero_blocks_is_256() {
+    let mut unit = unit();
+    let work = media(&mut unit, access(op::READ_6, 0, 5, 0));
+    assert_eq!((work.lba, work.blocks, work.data_in_bytes(512)), (5, 256, 256 * 512));
+    assert_eq!(media(&mut unit, access(op::WRITE_6, 0, 0, 0)).data_out_bytes(512), 256 * 512);
+    assert_eq!(run(&mut unit, A, access(op::READ_6, 0, BLOCKS - 255, 0)), OUT_OF_RANGE);
+}
+
+#[test]
+fn access_protect_field() {
+    let mut unit = unit();
+    for code in all_accesses().filter(|code| cdb::length(*code) != Some(6)) {
+        let ignored = PRE_FETCHES.contains(&code) || FLUSHES.contains(&code);
+        for protect in 1..8 {
+            let expected = if ignored { GOOD } else { IN_CDB };
+            assert_eq!(run(&mut unit, A, access(code, protect << 5, 0, 1)), expected, "{code:02x} {protect}");
+        }
+    }
+}
+
+#[test]
+fn access_beyond_maximum_transfer_length() {
+    let mut unit = unit();
+    for code in [op::READ_10, op::READ_16, op::WRITE_12, op::VERIFY_16, op::WRITE_VERIFY_10] {
+        assert_eq!(run(&mut unit, A, access(code, 0, 0, 2048)), GOOD, "{code:02x}");
+        assert_eq!(run(&mut unit, A, access(code, 0, 0, 2049)), IN_CDB, "{code:02x}");
+    }
+    let mut unlimited = unit_of(UnitConfig { max_transfer_bytes: 0, ..config() });
+    assert_eq!(run(&mut unlimited, A, access(op::READ_16, 0, 0, BLOCKS as u32)), GOOD);
+}
+
+#[test]
+fn dpo_and_fua_reach_the_storage() {
+    let mut unit = unit();
+    for code in [op::READ_10, op::READ_12, op::READ_16] {
+        assert_eq!(media(&mut unit, access(code, 0x00, 0, 1)).op, MediaOp::Read { fua: false });
+        let work = media(&mut unit, access(code, 0x18, 0, 1));
+        assert_eq!((work.dpo, work.op), (true, MediaOp::Read { fua: true }));
+    }
+    for code in [op::WRITE_10, op::WRITE_12, op::WRITE_16] {
+        assert_eq!(media(&mut unit, access(code, 0x00, 0, 1)).op, MediaOp::Write { durable: false });
+        assert_eq!(media(&mut unit, access(code, 0x08, 0, 1)).op, MediaOp::Write { durable: true });
+    }
+    let mut through = unit_of(UnitConfig { write_cache: false, ..config() });
+    for cdb in
+        [access(op::WRITE_6, 0, 0, 1), access(op::WRITE_16, 0, 0, 1), access(op::WRITE_SAME_16, 1, 0, 1)]
+    {
+        assert!(media(&mut through, &cdb).durable(), "{cdb:02x?}");
+    }
+}
+
+#[test]
+fn verify_bytchk() {
+    let mut unit = unit();
+    let vectors = [
+        (0x00, Some((Compare::None, 0))),
+        (0x02, Some((Compare::Each, 3 * 512))),
+        (0x04, None),
+        (0x06, Some((Compare::One, 512))),
+    ];
+    for code in [op::VERIFY_10, op::VERIFY_12, op::VERIFY_16] {
+        for (flags, expected) in vectors {
+            let cdb = access(code, flags, 7, 3);
+            match expected {
+                None => assert_eq!(run(&mut unit, A, cdb), IN_CDB),
+                Some((compare, bytes)) => {
+                    let work = media(&mut unit, cdb);
+                    assert_eq!((&work.op, work.data_out_bytes(512)), (&MediaOp::Verify { compare }, bytes));
+                }
+            }
+        }
+    }
+    assert_eq!(
+        media(&mut unit, access(op::VERIFY_16, 0x06, 0, 0)).data_out_bytes(512),
+        0,
+        "nothing to compare"
+    );
+    for flags in [0x04, 0x06] {
+        assert_eq!(run(&mut unit, A, access(op::WRITE_VERIFY_16, flags, 0, 1)), IN_CDB);
+    }
+    let work = media(&mut unit, access(op::WRITE_VERIFY_16, 0x02, 0, 1));
+    assert_eq!((work.durable(), work.data_out_bytes(512)), (true, 512));
+}
+
+#[test]
+fn synchronize_cache_of_zero_blocks_is_the_rest() {
+    let mut unit = unit();
+    let work = media(&mut unit, access(op::SYNCHRONIZE_CACHE_16, 0, 100, 0));
+    assert_eq!((work.op, work.lba, work.blocks), (MediaOp::Flush, 100, BLOCKS - 100));
+}
+
+#[test]
+fn write_same_fields() {
+    let (mut thin, mut thick) = (unit(), unit_of(UnitConfig { thin: false, ..config() }));
+    let vectors = [
+        ("plain", 0x00, GOOD, GOOD),
+        ("unmap", 0x08, GOOD, IN_CDB),
+        ("anchor", 0x10, IN_CDB, IN_CDB),
+        ("anchor_unmap", 0x18, IN_CDB, IN_CDB),
+        ("lbdata", 0x02, IN_CDB, IN_CDB),
+        ("pbdata", 0x04, IN_CDB, IN_CDB),
+    ];
+    for code in SAMES {
+        for (name, flags, on_thin, on_thick) in vectors {
+            assert_eq!(run(&mut thin, A, access(code, flags, 0, 1)), on_thin, "{name} {code:02x}");
+            assert_eq!(run(&mut thick, A, access(code, flags, 0, 1)), on_thick, "{name} {code:02x}");
+        }
+    }
+    let work = media(&mut thin, cdb::write_same_16(3, 4, true, false));
+    assert_eq!(work.op, MediaOp::WriteSame { unmap: true, zero: false, durable: false });
+    assert_eq!(work.data_out_bytes(512), 512);
+    assert_eq!(media(&mut thin, cdb::write_same_16(3, 4, true, true)).data_out_bytes(512), 0, "NDOB");
+    assert_eq!(
+        media(&mut thin, access(op::WRITE_SAME_10, 0x01, 0, 1)).data_out_bytes(512),
+        512,
+        "no NDOB in 10"
+    );
+}
+
+#[test]
+fn write_same_data_out_size() {
+    let mut unit = unit();
+    let with_unmap = media(&mut unit, cdb::write_same_16(0, 8, true, false));
+    let without = media(&mut unit, cdb::write_same_16(0, 8, false, false));
+    for (offered, unmap, plain) in
+        [(0, true, false), (256, false, false), (512, true, true), (1024, false, false)]
+    {
+        assert_eq!(with_unmap.accepts_data_out(offered, 512), unmap, "{offered}");
+        assert_eq!(without.accepts_data_out(offered, 512), plain, "{offered}");
+    }
+    let outcome = unit.finish(A, &without, Err(MediaError::DataOutSize));
+    assert_eq!(codes(Step::Done(outcome)).map(drop), IN_CDB);
+}
+
+#[test]
+fn write_same_maximum_length_is_the_one_told() {
+    let mut unit = unit_of(UnitConfig { blocks: 1 << 30, ..config() });
+    let limits =
+        inquiry::BlockLimits::parse(&data(&mut unit, cdb::inquiry(Some(0xb0), 255))).expect("page B0h");
+    assert!(limits.write_same_non_zero);
+    let max = u32::try_from(limits.write_same_max_blocks).expect("a count of 32 bits");
+    assert_eq!(run(&mut unit, A, cdb::write_same_16(0, max, false, false)), GOOD);
+    assert_eq!(run(&mut unit, A, cdb::write_same_16(0, max + 1, false, false)), IN_CDB);
+}
+
+/// UNMAP with a list made by the initiator's side, then changed.
+fn unmapped(unit: &mut LogicalUnit, ranges: &[Range], change: impl FnOnce(&mut Vec<u8>)) -> Step {
+    let (cdb, mut list) = cdb::unmap(ranges).expect("fits a list");
+    assert_eq!(unit.command(A, cdb.as_bytes(), &[]), Step::Collect { bytes: list.len() as u32 });
+    change(&mut list);
+    unit.parameters(A, cdb.as_bytes(), &list)
+}
+
+#[test]
+fn unmap_ranges() {
+    let range = |lba, blocks| Range { lba, blocks };
+    let many = vec![range(0, 1); UNMAP_DESCRIPTORS_MAX as usize];
+    let mut unit = unit_of(UnitConfig { blocks: 1 << 33, ..config() });
+    let max = u64::from(UNMAP_BLOCKS_MAX);
+    let vectors: [(&str, &[Range], Result<(), (u8, u8, u8)>); 10] = [
+        ("none", &[], GOOD),
+        ("empty_range", &[range(5, 0)], GOOD),
+        ("empty_range_at_end", &[range(1 << 33, 0)], GOOD),
+        ("empty_range_beyond_end", &[range((1 << 33) + 1, 0)], OUT_OF_RANGE),
+        ("last_block", &[range((1 << 33) - 1, 1)], GOOD),
+        ("beyond_end", &[range((1 << 33) - 1, 2)], OUT_OF_RANGE),
+        ("largest_lba", &[range(u64::MAX, 1)], OUT_OF_RANGE),
+        ("overlapping", &[range(0, 8), range(4, 8)], GOOD),
+        ("too_many_blocks", &[range(0, max), range(0, 1)], IN_LIST),
+        ("most_descriptors", &many, GOOD),
+    ];
+    for (name, ranges, expected) in vectors {
+        assert_eq!(codes(unmapped(&mut unit, ranges, |_| {})).map(drop), expected, "{name}");
+    }
+    let Step::Media(work) = unmapped(&mut unit, &[range(1, 2), range(9, 0), range(3, 4)], |_| {}) else {
+        panic!()
+    };
+    assert_eq!(work.op, MediaOp::Unmap { ranges: vec![range(1, 2), range(3, 4)], durable: false });
+    assert_eq!((work.blocks, work.data_out_bytes(512)), (6, 0));
+}
+
+#[test]
+fn unmap_list_defects() {
+    let mut unit = unit();
+    let one = [Range { lba: 0, blocks: 1 }];
+    type Change = fn(&mut Vec<u8>);
+    let vectors: [(&str, Change, Result<(), (u8, u8, u8)>); 5] = [
+        ("list_truncated", |list| list.truncate(23), LIST_LENGTH),
+        ("list_empty", Vec::clear, LIST_LENGTH),
+        ("descriptor_length_beyond_list", |list| list[3] = 32, LIST_LENGTH),
+        ("descriptor_length_cuts_descriptor", |list| list[3] = 15, GOOD),
+        ("descriptor_length_huge", |list| list[2] = 0xff, IN_LIST),
+    ];
+    for (name, change, expected) in vectors {
+        assert_eq!(codes(unmapped(&mut unit, &one, change)).map(drop), expected, "{name}");
+    }
+    let short = [op::UNMAP, 0, 0, 0, 0, 0, 0, 0, 7, 0];
+    assert_eq!(run(&mut unit, A, short), LIST_LENGTH);
+    assert_eq!(run(&mut unit, A, [op::UNMAP, 1, 0, 0, 0, 0, 0, 0, 24, 0]), IN_CDB, "anchor");
+    assert_eq!(run(&mut unit, A, [op::UNMAP, 0, 0, 0, 0, 0, 0, 0, 0, 0]), GOOD, "no list");
+}
+
+#[test]
+fn unmap_needs_thin() {
+    let mut thick = unit_of(UnitConfig { thin: false, ..config() });
+    let (cdb, _) = cdb::unmap(&[]).expect("fits");
+    assert_eq!(run(&mut thick, A, cdb), OPCODE);
+    let limits =
+        inquiry::BlockLimits::parse(&data(&mut thick, cdb::inquiry(Some(0xb0), 255))).expect("page B0h");
+    assert_eq!((limits.unmap_max_blocks, limits.unmap_max_descriptors), (0, 0));
+}
+
+#[test]
+fn read_only_refuses_writes() {
+    let mut unit = unit_of(UnitConfig { read_only: true, ..config() });
+    for code in [&WRITES[..], &VERIFIES[3..], &SAMES].into_iter().flatten() {
+        assert_eq!(run(&mut unit, A, access(*code, 0, 0, 1)), PROTECTED, "{code:02x}");
+    }
+    assert_eq!(run(&mut unit, A, access(op::WRITE_SAME_16, 0x08, 0, 1)), PROTECTED);
+    assert_eq!(run(&mut unit, A, [op::UNMAP, 0, 0, 0, 0, 0, 0, 0, 24, 0]), PROTECTED);
+    assert_eq!(run(&mut unit, A, access(op::READ_16, 0, 0, 1)), GOOD);
+    let answer = data(&mut unit, cdb::mode_sense_6(0x3f, 255));
+    assert!(ModeData::parse_6(&answer).is_some_and(|mode| mode.write_protected && mode.dpo_fua));
+}
+
+#[test]
+fn capacity() {
+    let mut unit = unit();
+    let ten = Capacity::parse_10(&data(&mut unit, cdb::read_capacity_10())).expect("8 bytes");
+    assert_eq!((ten.blocks, ten.block_size), (BLOCKS, 512));
+    let sixteen = Capacity::parse_16(&data(&mut unit, cdb::read_capacity_16(32))).expect("32 bytes");
+    assert_eq!((sixteen.blocks, sixteen.physical_block_size()), (BLOCKS, Some(4096)));
+    assert!(sixteen.thin && sixteen.unmapped_reads_zero && !sixteen.protection);
+    for allocation in 0..=40 {
+        assert_eq!(data(&mut unit, cdb::read_capacity_16(allocation)).len(), allocation.min(32) as usize);
+    }
+    assert_eq!(
+        run(&mut unit, A, [op::READ_CAPACITY_10, 0, 0, 0, 0, 1, 0, 0, 0, 0]),
+        IN_CDB,
+        "LBA without PMI"
+    );
+    let mut large = unit_of(UnitConfig { blocks: (1 << 32) + 1, ..config() });
+    assert_eq!(data(&mut large, cdb::read_capacity_10())[..4], [0xff; 4]);
+}
+
+#[test]
+fn inquiry_standard() {
+    let mut unit = unit();
+    let whole = data(&mut unit, cdb::inquiry(None, 260));
+    assert_eq!((whole.len(), usize::from(whole[4])), (96, 91));
+    let standard = inquiry::Standard::parse(&whole).expect("36 bytes");
+    assert!(standard.is_disk() && standard.queueing && !standard.removable && !standard.protect);
+    assert_eq!((standard.version, standard.vendor(), standard.product()), (6, "HIKYAKU", "VOLUME"));
+    assert_eq!(whole[3], 0x12, "HISUP, format 2, no AERC, no TRMTSK");
+    assert_eq!(whole[58..66], [0x00, 0xa0, 0x09, 0x60, 0x04, 0x60, 0x04, 0xc0]);
+    for allocation in 0..=260 {
+        assert_eq!(
+            data(&mut unit, cdb::inquiry(None, allocation)),
+            whole[..whole.len().min(allocation.into())]
+        );
+    }
+    assert_eq!(run(&mut unit, A, [op::INQUIRY, 0, 1, 1, 0, 0]), IN_CDB, "page code without EVPD");
+    assert_eq!(run(&mut unit, A, [op::INQUIRY, 1, 0x81, 1, 0, 0]), IN_CDB, "unknown page");
+}
+
+#[test]
+fn inquiry_every_page_listed_is_there() {
+    let mut unit = unit();
+    let list = data(&mut unit, cdb::inquiry(Some(0x00), 255));
+    let pages = inquiry::supported_pages(&list).expect("page 00h");
+    assert_eq!(pages, [0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+    for page in pages {
+        let whole = data(&mut unit, cdb::inquiry(Some(*page), 1024));
+        assert_eq!(whole.len(), 4 + usize::from(u16::from_be_bytes([whole[2], whole[3]])), "{page:02x}");
+        assert_eq!(whole[1], *page);
+    }
+}
+
+#[test]
+fn inquiry_identification() {
+    let mut unit = unit();
+    let page = data(&mut unit, cdb::inquiry(Some(0x83), 1024));
+    let ids: Vec<DesignatorId> =
+        inquiry::designators(&page).expect("page 83h").into_iter().map(|designator| designator.id).collect();
+    assert_eq!(
+        ids,
+        [
+            DesignatorId::Naa(vec![0x32, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0]),
+            DesignatorId::T10 { vendor: "HIKYAKU".into(), id: "c0ffee".into() },
+            DesignatorId::RelativePort(1),
+            DesignatorId::PortGroup(1),
+            DesignatorId::Name("iqn.2026-11.example:disk,t,0x0001".into()),
+            DesignatorId::Name("iqn.2026-11.example:disk".into()),
+        ]
+    );
+    let mut long = unit_of(UnitConfig { target_name: "é".repeat(500), serial: "x".repeat(500), ..config() });
+    let page = data(&mut long, cdb::inquiry(Some(0x83), 4096));
+    assert_eq!(inquiry::designators(&page).map(|list| list.len()), Some(6), "overlong names are cut");
+}
+
+#[test]
+fn inquiry_block_limits_and_provisioning() {
+    let mut unit = unit();
+    let page = data(&mut unit, cdb::inquiry(Some(0xb0), 64));
+    assert_eq!((page.len(), page[3]), (64, 0x3c));
+    let limits = inquiry::BlockLimits::parse(&page).expect("page B0h");
+    assert_eq!((limits.transfer_max_blocks, limits.transfer_optimal_blocks), (2048, 512));
+    assert_eq!((limits.granularity_blocks, limits.unmap_granularity_blocks), (8, 8));
+    assert_eq!((limits.unmap_max_blocks, limits.unmap_alignment), (UNMAP_BLOCKS_MAX, Some(0)));
+    assert_eq!(limits.compare_and_write_max_blocks, 0);
+    let page = data(&mut unit, cdb::inquiry(Some(0xb2), 64));
+    let provisioning = inquiry::Provisioning::parse(&page).expect("page B2h");
+    assert!(provisioning.unmap && provisioning.write_same_16 && provisioning.write_same_10);
+    assert!(provisioning.reads_zero && !provisioning.anchor);
+    assert_eq!(provisioning.kind, 2);
+    let rate = |unit: &mut LogicalUnit| {
+        inquiry::Characteristics::parse(&data(unit, cdb::inquiry(Some(0xb1), 64)))
+            .map(|page| page.rotation_rate)
+    };
+    assert_eq!(rate(&mut unit), Some(1));
+    assert_eq!(rate(&mut unit_of(UnitConfig { rotational: true, ..config() })), Some(7200));
+}
+
+#[test]
+fn report_luns_select() {
+    let mut unit = unit();
+    let mut luns = |select: u8, allocation: u8| {
+        data(&mut unit, [op::REPORT_LUNS, 0, select, 0, 0, 0, 0, 0, 0, allocation, 0, 0])
+    };
+    for (select, expected) in [(0, vec![0, 1 << 48]), (1, vec![]), (2, vec![0, 1 << 48])] {
+        assert_eq!(LunList::parse(&luns(select, 255)).map(|list| list.luns), Some(expected), "{select}");
+    }
+    assert_eq!(luns(0, 16)[..8], [0, 0, 0, 16, 0, 0, 0, 0], "the length tells of more");
+    assert_eq!(luns(0, 3).len(), 3);
+    assert_eq!(run(&mut unit, A, [op::REPORT_LUNS, 0, 3, 0, 0, 0, 0, 0, 0, 16, 0, 0]), IN_CDB);
+}
+
+#[test]
+fn no_unit_answers() {
+    let outcome = |cdb: &[u8]| crate::no_unit(cdb, &[0]);
+    assert_eq!(outcome(cdb::inquiry(None, 36).as_bytes()).data[0], 0x7f);
+    assert_eq!(outcome(cdb::inquiry(None, 5).as_bytes()).data.len(), 5);
+    assert_eq!(outcome(cdb::report_luns(16).as_bytes()).data.len(), 16);
+    let sense = Sense::parse(&outcome(cdb::request_sense(true, 255).as_bytes()).data).expect("sense data");
+    assert_eq!((sense.asc, sense.descriptor), (0x25, true));
+    for cdb in [cdb::test_unit_ready(), cdb::read_16(0, 1, false), cdb::inquiry(Some(0), 255)] {
+        assert_eq!(outcome(cdb.as_bytes()).status, Status::CheckCondition);
+    }
+    for length in 0..16 {
+        for code in 0..=255 {
+            let mut cdb = vec![0; length];
+            cdb.iter_mut().take(1).for_each(|byte| *byte = code);
+            let _ = outcome(&cdb);
+        }
+    }
+}
+
+#[test]
+fn attention_is_told_once_and_does_not_block_some() {
+    let mut unit = LogicalUnit::new(config());
+    unit.attach(A);
+    assert_eq!(run(&mut unit, A, cdb::inquiry(None, 36)), GOOD);
+    assert_eq!(run(&mut unit, A, cdb::report_luns(64)), GOOD);
+    let sense = Sense::parse(&data(&mut unit, cdb::request_sense(false, 252))).expect("sense data");
+    assert_eq!((sense.key, sense.asc, sense.ascq), (SenseKey::UnitAttention, 0x29, 0x00));
+    assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "REQUEST SENSE took it");
+    unit.attach(A);
+    assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), Err((6, 0x29, 0x00)));
+    assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), GOOD);
+}
+
+#[test]
+fn attention_by_event() {
+    type Event = fn(&mut LogicalUnit);
+    let vectors: [(&str, Event, Result<(), (u8, u8, u8)>, Result<(), (u8, u8, u8)>); 6] = [
+        ("reset_by_a", |unit| unit.reset(Some(A)), Err((6, 0x29, 0x03)), Err((6, 0x29, 0x03))),
+        ("reset_by_target", |unit| unit.reset(None), Err((6, 0x29, 0x04)), Err((6, 0x29, 0x04))),
+        ("resized", |unit| unit.resized(5), Err((6, 0x2a, 0x09)), Err((6, 0x2a, 0x09))),
+        ("resized_to_the_same", |unit| unit.resized(BLOCKS), GOOD, GOOD),
+        ("cleared_by_a", |unit| unit.tasks_cleared_by(A), GOOD, Err((6, 0x2f, 0x00))),
+        ("established_except_b", |unit| unit.establish(Some(B), (0x3f, 0x0e)), Err((6, 0x3f, 0x0e)), GOOD),
+    ];
+    for (name, event, at_a, at_b) in vectors {
+        let mut unit = unit();
+        event(&mut unit);
+        assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), at_a, "{name}");
+        assert_eq!(run(&mut unit, B, cdb::test_unit_ready()), at_b, "{name}");
+        assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "{name}: once");
+    }
+}
+
+#[test]
+fn attention_of_luns_goes_with_report_luns() {
+    let mut unit = unit();
+    unit.establish(None, (0x3f, 0x0e));
+    assert_eq!(run(&mut unit, A, cdb::report_luns(64)), GOOD);
+    assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD);
+}
+
+#[test]
+fn reserve_against_another() {
+    let (reserve, release) = ([op::RESERVE_6, 0, 0, 0, 0, 0], [op::RELEASE_6, 0, 0, 0, 0, 0]);
+    let mut unit = unit();
+    for _ in 0..2 {
+        assert_eq!(run(&mut unit, A, reserve), GOOD, "again by the holder");
+    }
+    let (conflict, good) = (CONFLICT, GOOD);
+    let vectors: [(&str, Vec<u8>, Result<(), (u8, u8, u8)>); 12] = [
+        ("reserve", reserve.to_vec(), conflict),
+        ("release", release.to_vec(), good),
+        ("mode_sense", cdb::mode_sense_6(0x3f, 255).as_bytes().to_vec(), conflict),
+        ("inquiry", cdb::inquiry(None, 36).as_bytes().to_vec(), good),
+        ("request_sense", cdb::request_sense(false, 18).as_bytes().to_vec(), good),
+        ("report_luns", cdb::report_luns(64).as_bytes().to_vec(), good),
+        ("test_unit_ready", cdb::test_unit_ready().as_bytes().to_vec(), conflict),
+        ("read", cdb::read_16(0, 1, false).as_bytes().to_vec(), conflict),
+        ("write", cdb::write_16(0, 1, false).as_bytes().to_vec(), conflict),
+        ("prevent", vec![op::PREVENT_ALLOW, 0, 0, 0, 1, 0], conflict),
+        ("allow", vec![op::PREVENT_ALLOW, 0, 0, 0, 0, 0], good),
+        ("reserve_after_release", reserve.to_vec(), conflict),
+    ];
+    for (name, cdb, expected) in vectors {
+        assert_eq!(run(&mut unit, B, cdb), expected, "{name}");
+    }
+    assert_eq!(run(&mut unit, A, cdb::write_16(0, 1, false)), GOOD);
+    assert_eq!(run(&mut unit, A, release), GOOD);
+    assert_eq!(run(&mut unit, B, [op::RESERVE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]), GOOD);
+    assert_eq!(unit.reserved_by(), Some(B));
+    for cdb in [[op::RESERVE_6, 1, 0, 0, 0, 0], [op::RESERVE_6, 0x10, 0, 0, 0, 0]] {
+        assert_eq!(run(&mut unit, B, cdb), IN_CDB, "extents and third parties");
+    }
+}
+
+#[test]
+fn reservation_ends_with_nexus_or_reset() {
+    let mut unit = unit();
+    assert_eq!(run(&mut unit, A, [op::RESERVE_6, 0, 0, 0, 0, 0]), GOOD);
+    unit.detach(A);
+    assert_eq!(run(&mut unit, B, [op::RESERVE_6, 0, 0, 0, 0, 0]), GOOD);
+    unit.reset(Some(A));
+    assert_eq!(unit.reserved_by(), None);
+}
+
+fn start_stop(immediate: u8, bits: u8) -> [u8; 6] {
+    [op::START_STOP_UNIT, immediate, 0, 0, bits, 0]
+}
+
+const EJECT: u8 = 0x02;
+const LOAD: u8 = 0x03;
+
+fn prevent(unit: &mut LogicalUnit, nexus: NexusId, prevent: u8) {
+    assert_eq!(run(unit, nexus, [op::PREVENT_ALLOW, 0, 0, 0, prevent, 0]), GOOD);
+}
+
+#[test]
+fn eject_and_load() {
+    let mut unit = unit_of(UnitConfig { removable: true, ..config() });
+    for immediate in [0, 1] {
+        assert_eq!(run(&mut unit, A, start_stop(immediate, EJECT)), GOOD);
+        assert_eq!(run(&mut unit, B, cdb::test_unit_ready()), Err((6, 0x28, 0x00)), "others hear of it");
+        for code in all_accesses() {
+            assert_eq!(run(&mut unit, A, access(code, 0, u64::from(u32::MAX), 1)), NO_MEDIUM, "{code:02x}");
+        }
+        for cdb in [cdb::test_unit_ready(), cdb::read_capacity_10(), cdb::read_capacity_16(32)] {
+            assert_eq!(run(&mut unit, A, cdb), NO_MEDIUM);
+        }
+        assert_eq!(run(&mut unit, A, [op::UNMAP, 0, 0, 0, 0, 0, 0, 0, 24, 0]), NO_MEDIUM);
+        let sense = Sense::parse(&data(&mut unit, cdb::request_sense(false, 252))).expect("sense data");
+        assert_eq!(sense.asc, 0x3a);
+        assert_eq!(run(&mut unit, A, start_stop(immediate, LOAD)), GOOD);
+        assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "not for the one that loads");
+        assert_eq!(run(&mut unit, B, cdb::test_unit_ready()), Err((6, 0x28, 0x00)));
+    }
+}
+
+#[test]
+fn eject_flushes_and_fails_with_it() {
+    let mut unit = unit_of(UnitConfig { removable: true, ..config() });
+    let work = media(&mut unit, start_stop(0, EJECT));
+    assert_eq!(work.op, MediaOp::Flush);
+    let outcome = unit.finish(A, &work, Err(MediaError::FlushFailed));
+    assert_eq!(outcome.sense.map(|sense| sense.key), Some(SenseKey::MediumError));
+    assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "still in");
+}
+
+#[test]
+fn start_stop_without_loej_and_with_power_condition() {
+    let mut unit = unit_of(UnitConfig { removable: true, ..config() });
+    for bits in [0x00, 0x01, 0x04, 0x05] {
+        assert_eq!(run(&mut unit, A, start_stop(0, bits)), GOOD);
+        assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "{bits:02x}");
+    }
+    for power in 1..16 {
+        assert_eq!(run(&mut unit, A, start_stop(1, power << 4 | EJECT)), GOOD);
+        assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "{power}");
+    }
+    assert_eq!(run(&mut self::unit(), A, start_stop(0, EJECT)), IN_CDB, "not removable");
+}
+
+#[test]
+fn prevent_is_per_nexus_and_ends_with_it() {
+    type End = fn(&mut LogicalUnit);
+    let ends: [(&str, End); 3] = [
+        ("allow", |unit| prevent(unit, A, 0)),
+        ("nexus_loss", |unit| unit.detach(A)),
+        ("reset", |unit| {
+            unit.reset(Some(B));
+            assert_eq!(run(unit, B, cdb::test_unit_ready()), Err((6, 0x29, 0x03)));
+        }),
+    ];
+    for (name, end) in ends {
+        let mut unit = unit_of(UnitConfig { removable: true, ..config() });
+        prevent(&mut unit, A, 1);
+        prevent(&mut unit, B, 1);
+        prevent(&mut unit, B, 0);
+        assert_eq!(run(&mut unit, B, start_stop(0, EJECT)), PREVENTED, "{name}");
+        assert_eq!(run(&mut unit, B, cdb::test_unit_ready()), GOOD, "{name}");
+        end(&mut unit);
+        assert_eq!(run(&mut unit, B, start_stop(0, EJECT)), GOOD, "{name}");
+        prevent(&mut unit, B, 1);
+        assert_eq!(run(&mut unit, B, start_stop(0, LOAD)), PREVENTED, "{name}: loading too");
+    }
+}
+
+/// MODE SELECT (6) of a list with an empty header before it.
+fn mode_select(unit: &mut LogicalUnit, page: &[u8]) -> Step {
+    let mut list = vec![0; 4];
+    list.extend(page);
+    let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8, 0];
+    assert_eq!(unit.command(A, &cdb, &[]), Step::Collect { bytes: list.len() as u32 });
+    unit.parameters(A, &cdb, &list)
+}
+
+/// A whole page, current values, by MODE SENSE.
+fn page(unit: &mut LogicalUnit, control: u8, code: u8) -> Vec<u8> {
+    data(unit, [op::MODE_SENSE_6, 0x08, control << 6 | code, 0, 255, 0])[4..].to_vec()
+}
+
+#[test]
+fn mode_sense_pages() {
+    let mut unit = unit();
+    let all = page(&mut unit, 0, 0x3f);
+    let mut singles = Vec::new();
+    for code in [0x01, 0x08, 0x0a, 0x1c] {
+        singles.extend(page(&mut unit, 0, code));
+    }
+    assert_eq!(all, singles);
+    let six = data(&mut unit, [op::MODE_SENSE_6, 0, 0x3f, 0xff, 255, 0]);
+    assert_eq!((usize::from(six[0]) + 1, six[3]), (six.len(), 8));
+    assert_eq!(six[4..12], [0, 0, 0x27, 0x10, 0, 0, 2, 0], "short block descriptor");
+    let ten = data(&mut unit, [op::MODE_SENSE_10, 0x10, 0x3f, 0, 0, 0, 0, 1, 0, 0]);
+    assert_eq!((usize::from(u16::from_be_bytes([ten[0], ten[1]])) + 2, ten[4], ten[7]), (ten.len(), 1, 16));
+    assert_eq!(data(&mut unit, [op::MODE_SENSE_6, 0, 0x3f, 0, 4, 0]).len(), 4, "allocation length");
+    let vectors = [
+        ("saved", [op::MODE_SENSE_6, 0, 0xc8, 0, 255, 0], Err((5, 0x39, 0x00))),
+        ("unknown_page", [op::MODE_SENSE_6, 0, 0x02, 0, 255, 0], IN_CDB),
+        ("unknown_subpage", [op::MODE_SENSE_6, 0, 0x0a, 1, 255, 0], IN_CDB),
+        ("all_subpages", [op::MODE_SENSE_6, 0, 0x0a, 0xff, 255, 0], GOOD),
+    ];
+    for (name, cdb, expected) in vectors {
+        assert_eq!(run(&mut unit, A, cdb), expected, "{name}");
+    }
+}
+
+#[test]
+fn mode_select_wce() {
+    let mut unit = unit();
+    assert_eq!(page(&mut unit, 1, 0x08)[2], 0x04, "changeable");
+    let mut caching = page(&mut unit, 0, 0x08);
+    caching[2] &= !0x04;
+    let Step::Media(work) = mode_select(&mut unit, &caching) else { panic!("the cache is written first") };
+    assert_eq!(work.op, MediaOp::Flush);
+    assert_eq!(unit.finish(A, &work, Ok(())), Outcome::good());
+    assert!(!unit.write_cache() && media(&mut unit, cdb::write_16(0, 1, false)).durable());
+    assert_eq!(page(&mut unit, 2, 0x08)[2], 0x04, "default");
+    assert_eq!(run(&mut unit, B, cdb::test_unit_ready()), Err((6, 0x2a, 0x01)), "others hear of it");
+    unit.reset(Some(A));
+    assert!(unit.write_cache(), "a reset returns to the default");
+
+    let mut through = unit_of(UnitConfig { write_cache: false, ..config() });
+    let mut caching = page(&mut through, 0, 0x08);
+    caching[2] |= 0x04;
+    assert_eq!(codes(mode_select(&mut through, &caching)).map(drop), IN_LIST, "write-through stays");
+}
+
+#[test]
+fn mode_select_swp() {
+    let mut unit = unit();
+    let mut control = page(&mut unit, 0, 0x0a);
+    control[4] |= 0x08;
+    assert_eq!(codes(mode_select(&mut unit, &control)).map(drop), GOOD);
+    assert_eq!(run(&mut unit, A, cdb::write_16(0, 1, false)), PROTECTED);
+    assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), GOOD);
+    assert_eq!(data(&mut unit, cdb::mode_sense_6(0x0a, 255))[2] & 0x80, 0x80, "WP");
+    control[4] &= !0x08;
+    assert_eq!(codes(mode_select(&mut unit, &control)).map(drop), GOOD);
+    assert_eq!(run(&mut unit, A, cdb::write_16(0, 1, false)), GOOD);
+}
+
+#[test]
+fn mode_select_d_sense() {
+    let mut unit = unit();
+    let failing = cdb::read_16(u64::MAX, 1, false);
+    let format = |unit: &mut LogicalUnit| match unit.command(A, failing.as_bytes(), &[]) {
+        Step::Done(Outcome { sense: Some(sense), .. }) => sense.to_bytes()[0],
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(format(&mut unit), 0x70, "fixed although the address has 64 bits");
+    let mut control = page(&mut unit, 0, 0x0a);
+    control[2] |= 0x04;
+    assert_eq!(codes(mode_select(&mut unit, &control)).map(drop), GOOD);
+    assert_eq!(format(&mut unit), 0x72);
+    let work = media(&mut unit, cdb::read_16(0, 1, false));
+    let outcome = unit.finish(A, &work, Err(MediaError::Medium));
+    assert!(outcome.sense.is_some_and(|sense| sense.descriptor));
+}
+
+#[test]
+fn mode_select_defects() {
+    let mut unit = unit();
+    let caching = page(&mut unit, 0, 0x08);
+    let with = |change: fn(&mut Vec<u8>)| {
+        let mut page = caching.clone();
+        change(&mut page);
+        page
+    };
+    let vectors = [
+        ("same", with(|_| {}), GOOD),
+        ("ps_is_ignored", with(|page| page[0] |= 0x80), GOOD),
+        ("not_changeable", with(|page| page[2] |= 0x01), IN_LIST),
+        ("page_length", with(|page| page[1] = 10), IN_LIST),
+        ("page_truncated", with(|page| page.truncate(19)), LIST_LENGTH),
+        ("page_header_truncated", with(|page| page.truncate(1)), LIST_LENGTH),
+        ("subpage_format", with(|page| page[0] |= 0x40), IN_LIST),
+        ("page_unknown", with(|page| page[0] = 0x02), IN_LIST),
+    ];
+    for (name, list, expected) in vectors {
+        assert_eq!(codes(mode_select(&mut unit, &list)).map(drop), expected, "{name}");
+    }
+    for (name, cdb, expected) in [
+        ("save_pages", [op::MODE_SELECT_6, 0x11, 0, 0, 24, 0], IN_CDB),
+        ("revert", [op::MODE_SELECT_6, 0x12, 0, 0, 24, 0], IN_CDB),
+        ("page_format", [op::MODE_SELECT_6, 0x00, 0, 0, 24, 0], IN_CDB),
+        ("no_list", [op::MODE_SELECT_6, 0x10, 0, 0, 0, 0], GOOD),
+    ] {
+        assert_eq!(run(&mut unit, A, cdb), expected, "{name}");
+    }
+}
+
+#[test]
+fn mode_select_block_descriptor() {
+    let vectors: [(&str, &[u8], Result<(), (u8, u8, u8)>); 6] = [
+        ("header_truncated", &[0, 0, 0], LIST_LENGTH),
+        ("as_it_is", &[0, 0, 0, 8, 0, 0, 0x27, 0x10, 0, 0, 2, 0], GOOD),
+        ("number_zero", &[0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 2, 0], GOOD),
+        ("other_block_length", &[0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0x10, 0], IN_LIST),
+        ("length_odd", &[0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 2], IN_LIST),
+        ("descriptor_truncated", &[0, 0, 0, 8, 0, 0, 0, 0], LIST_LENGTH),
+    ];
+    for (name, list, expected) in vectors {
+        let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8, 0];
+        assert_eq!(codes(unit().parameters(A, &cdb, list)).map(drop), expected, "{name}");
+    }
+    let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, 24, 0];
+    assert_eq!(codes(unit().parameters(A, &cdb, &[0; 23])).map(drop), LIST_LENGTH, "shorter than asked");
+    let ten = [op::MODE_SELECT_10, 0x10, 0, 0, 0, 0, 0, 0, 16, 0];
+    let list = [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0x27, 0x10, 0, 0, 2, 0];
+    assert_eq!(codes(unit().parameters(A, &ten, &list)).map(drop), GOOD);
+}
+
+#[test]
+fn report_supported_opcodes() {
+    for thin in [false, true] {
+        let mut unit = unit_of(UnitConfig { thin, ..config() });
+        let all = data(&mut unit, [op::MAINTENANCE_IN, 0x0c, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0]);
+        assert_eq!(all.len() as u32, 4 + u32::from_be_bytes([all[0], all[1], all[2], all[3]]));
+        let mut seen_unmap = false;
+        for line in all[4..].chunks(8) {
+            let (code, action, flags) = (line[0], line[3], line[5]);
+            seen_unmap |= code == op::UNMAP;
+            assert!(flags == 1 || action == 0, "SERVACTV {code:02x}");
+            let mut one = |options: u8| {
+                let cdb = [op::MAINTENANCE_IN, 0x0c, options, code, 0, action, 0, 0, 0xff, 0xff, 0, 0];
+                codes(unit.command(A, &cdb, &[]))
+            };
+            let (works, fails) = if flags & 1 == 1 { (2, 1) } else { (1, 2) };
+            assert_eq!(one(fails).map(drop), IN_CDB);
+            let Ok(Step::Done(outcome)) = one(works) else { panic!("{code:02x}") };
+            assert_eq!((outcome.data[1], outcome.data[3], outcome.data[4]), (3, line[7], code));
+            let Ok(Step::Done(outcome)) = one(3) else { panic!("{code:02x}") };
+            assert_eq!(outcome.data[1], 3);
+        }
+        assert_eq!(seen_unmap, thin);
+        let timed = data(&mut unit, [op::MAINTENANCE_IN, 0x0c, 0x80, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0]);
+        for line in timed[4..].chunks(20) {
+            assert_eq!((line[5] & 2, line[8], line[9]), (2, 0, 0x0a), "CTDP and its descriptor");
+        }
+        let unknown = data(&mut unit, cdb::report_supported_opcode(op::PERSISTENT_RESERVE_IN, 0, 64));
+        assert_eq!(unknown, [0, 1, 0, 0]);
+        let read = data(&mut unit, cdb::report_supported_opcode(op::READ_10, 0, 64));
+        assert_eq!(read[5] & 0x18, 0x18, "DPO and FUA in the usage data");
+    }
+}
+
+#[test]
+fn report_supported_task_management() {
+    let mut unit = unit();
+    let cdb = |extended: u8, allocation: u8| {
+        [op::MAINTENANCE_IN, 0x0d, extended, 0, 0, 0, 0, 0, 0, allocation, 0, 0]
+    };
+    assert_eq!(data(&mut unit, cdb(0, 255)), [0xda, 0, 0, 0]);
+    assert_eq!(data(&mut unit, cdb(0x80, 255)).len(), 16);
+    assert_eq!(run(&mut unit, A, cdb(0, 3)), IN_CDB);
+}
+
+#[test]
+fn unknown_commands() {
+    let mut unit = unit();
+    for cdb in [
+        access(op::COMPARE_AND_WRITE, 0, 0, 1),
+        access(op::ORWRITE, 0, 0, 1),
+        access(op::EXTENDED_COPY, 0, 0, 1),
+        cdb::get_lba_status(0, 24).as_bytes().to_vec(),
+        vec![op::PERSISTENT_RESERVE_IN, 0, 0, 0, 0, 0, 0, 0, 8, 0],
+        vec![0xff; 16],
+        vec![],
+    ] {
+        assert_eq!(run(&mut unit, A, &cdb), OPCODE, "{cdb:02x?}");
+    }
+    assert_eq!(run(&mut unit, A, [0, 0, 0, 0, 0, 0x04]), IN_CDB, "NACA");
+    assert_eq!(run(&mut unit, A, [op::READ_10, 0, 0]), IN_CDB, "cut");
+    assert_eq!(run(&mut unit, A, [op::SEND_DIAGNOSTIC, 0x04, 0, 0, 0, 0]), GOOD, "self-test");
+    assert_eq!(run(&mut unit, A, [op::SEND_DIAGNOSTIC, 0x20, 0, 0, 0, 0]), IN_CDB);
+}
+
+#[test]
+fn errors_of_the_storage() {
+    let mut unit = unit();
+    let read = media(&mut unit, cdb::read_16(0, 1, false));
+    let write = media(&mut unit, cdb::write_16(0, 1, false));
+    let vectors = [
+        (&read, MediaError::Medium, (3, 0x11, 0x00)),
+        (&write, MediaError::Medium, (3, 0x0c, 0x00)),
+        (&write, MediaError::NoSpace, (7, 0x27, 0x07)),
+        (&write, MediaError::ReadOnly, (7, 0x27, 0x00)),
+        (&read, MediaError::OutOfRange, (5, 0x21, 0x00)),
+        (&write, MediaError::Miscompare { offset: 77 }, (0xe, 0x1d, 0x00)),
+        (&read, MediaError::Aborted, (0xb, 0x00, 0x00)),
+        (&read, MediaError::NotReady { ascq: 1 }, (2, 0x04, 0x01)),
+        (&read, MediaError::Hardware, (4, 0x44, 0x00)),
+    ];
+    for (media, error, expected) in vectors {
+        let outcome = unit.finish(A, media, Err(error));
+        if let MediaError::Miscompare { offset } = error {
+            assert_eq!(outcome.sense.and_then(|sense| sense.information), Some(offset));
+        }
+        assert_eq!(codes(Step::Done(outcome)), Err(expected), "{error:?}");
+    }
+    assert!(!unit.lost_data());
+}
+
+#[test]
+fn failed_flush_stays_failed() {
+    let mut unit = unit();
+    let flush = media(&mut unit, cdb::synchronize_cache_16(0, 0));
+    assert_eq!(codes(Step::Done(unit.finish(A, &flush, Err(MediaError::FlushFailed)))), Err((3, 0x0c, 0x00)));
+    for nexus in [A, B] {
+        for (cdb, expected) in [
+            (cdb::synchronize_cache_10(), Err((3, 0x0c, 0x00))),
+            (cdb::write_16(0, 1, false), Err((3, 0x0c, 0x00))),
+            (cdb::read_16(0, 1, false), Err((3, 0x11, 0x00))),
+        ] {
+            assert_eq!(run(&mut unit, nexus, cdb), expected);
+        }
+    }
+    unit.reset(Some(A));
+    assert!(unit.lost_data(), "a reset does not bring it back");
+    unit.reopened();
+    assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), Err((6, 0x29, 0x03)));
+    assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), Err((6, 0x28, 0x00)));
+    assert_eq!(run(&mut unit, A, cdb::synchronize_cache_10()), GOOD);
+}
+
+#[test]
+fn odd_block_sizes_are_put_right() {
+    for (block_size, physical, expected) in
+        [(0, 0, (512, 512)), (4096, 512, (4096, 4096)), (512, 1 << 30, (512, 512))]
+    {
+        let unit = LogicalUnit::new(UnitConfig { block_size, physical_block_size: physical, ..config() });
+        assert_eq!((unit.config().block_size, unit.config().physical_block_size), expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever arrives: no panic, CHECK CONDITION exactly with sense data, no list longer than the bound, work
+    /// only on blocks that exist.
+    #[test]
+    fn any_cdb_and_list(
+        commands in prop::collection::vec(
+            (
+                1u64..4,
+                prop_oneof![any::<u8>(), prop::sample::select(opcodes::TABLE.iter().map(|line| line.code()).collect::<Vec<_>>())],
+                prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..20),
+                prop::collection::vec(any::<u8>(), 0..80),
+            ),
+            1..12,
+        ),
+        (removable, read_only, thin, blocks) in (any::<bool>(), any::<bool>(), any::<bool>(), 0u64..1 << 34),
+    ) {
+        let mut unit = LogicalUnit::new(UnitConfig { removable, read_only, thin, blocks, ..config() });
+        for (nexus, code, mut cdb, list) in commands {
+            if let Some(first) = cdb.first_mut() {
+                *first = code;
+            }
+            let mut step = unit.command(nexus, &cdb, &[0]);
+            if let Step::Collect { bytes } = step {
+                prop_assert!(bytes > 0 && bytes <= crate::limits::PARAMETER_LIST_MAX_BYTES);
+                step = unit.parameters(nexus, &cdb, &list);
+            }
+            // A list nobody asked for.
+            let _ = unit.parameters(nexus, &cdb, &list);
+            let outcome = match step {
+                Step::Done(outcome) => outcome,
+                Step::Media(media) => {
+                    if let MediaOp::Unmap { ranges, .. } = &media.op {
+                        prop_assert!(ranges.iter().all(|range| range.lba + range.blocks <= blocks));
+                    } else {
+                        prop_assert!(media.lba.checked_add(media.blocks).is_some_and(|end| end <= blocks));
+                    }
+                    prop_assert!(media.data_in_bytes(512) <= 1 << 20 && media.data_out_bytes(512) <= 1 << 20);
+                    unit.finish(nexus, &media, if list.is_empty() { Err(MediaError::Medium) } else { Ok(()) })
+                }
+                Step::Collect { .. } => return Err(TestCaseError::fail("a list is asked for once")),
+            };
+            prop_assert_eq!(outcome.status == Status::CheckCondition, outcome.sense.is_some());
+            if let Some(sense) = outcome.sense {
+                prop_assert_eq!(Sense::parse(&sense.to_bytes()), Some(sense));
+            }
+            let _ = crate::no_unit(&cdb, &[0]);
+        }
+    }
+
+    /// The readers of the initiator's side take any bytes.
+    #[test]
+    fn any_answer(data in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = (Sense::parse(&data), inquiry::Standard::parse(&data), inquiry::serial(&data));
+        let mut page = data.clone();
+        for code in [0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2] {
+            if let Some(byte) = page.get_mut(1) {
+                *byte = code;
+            }
+            let _ = (inquiry::supported_pages(&page), inquiry::serial(&page), inquiry::designators(&page));
+            let _ = (inquiry::BlockLimits::parse(&page), inquiry::Characteristics::parse(&page));
+            let _ = inquiry::Provisioning::parse(&page);
+        }
+        let _ = (Capacity::parse_10(&data), Capacity::parse_16(&data), LunList::parse(&data));
+        for mode in [ModeData::parse_6(&data), ModeData::parse_10(&data)].into_iter().flatten() {
+            let _ = (mode.caching(), mode.page(0x0a, 1));
+        }
+        let _ = (cdb::Access::parse(&data), cdb::data_bytes(&data, 512), cdb::fact_of(&data));
+    }
+}
