@@ -316,6 +316,7 @@ impl LogicalUnit {
 }
 
 /// Why a command ends early.
+#[derive(Clone, Copy)]
 enum Stop {
     Sense(Sense),
     Conflict,

@@ -186,9 +186,10 @@ pub(super) fn select_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) -
             return Err(Sense::field_in_list(at as u16 + 1, None).into());
         }
         let page = rest.get(..known).ok_or(Sense::LIST_LENGTH)?;
-        for offset in 2..known {
-            let different = page[offset] ^ unit.pages.current[place + offset];
-            let fixed = different & !unit.pages.changeable[place + offset];
+        let current = &unit.pages.current[place..place + known];
+        let changeable = &unit.pages.changeable[place..place + known];
+        for (offset, ((wanted, is), mask)) in page.iter().zip(current).zip(changeable).enumerate().skip(2) {
+            let fixed = (wanted ^ is) & !mask;
             if fixed != 0 {
                 let bit = 7 - fixed.leading_zeros() as u8;
                 return Err(Sense::field_in_list((at + offset) as u16, Some(bit)).into());

@@ -73,11 +73,9 @@ pub(super) fn start_stop_unit(unit: &mut LogicalUnit, call: Call<'_>) -> Result<
         return Err(Sense::REMOVAL_PREVENTED.into());
     }
     match (eject_or_load, start) {
-        (true, true) => {
-            if !unit.loaded {
-                unit.loaded = true;
-                unit.establish(Some(call.nexus), MEDIUM_CHANGED);
-            }
+        (true, true) if !unit.loaded => {
+            unit.loaded = true;
+            unit.establish(Some(call.nexus), MEDIUM_CHANGED);
         }
         (_, false) if unit.loaded => {
             let blocks = unit.config.blocks;
