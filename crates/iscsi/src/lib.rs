@@ -7,6 +7,7 @@
 
 pub mod chap;
 pub mod digest;
+pub mod login;
 pub mod name;
 pub mod params;
 pub mod serial;

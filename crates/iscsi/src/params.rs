@@ -306,6 +306,8 @@ pub struct Negotiation {
     offered: u32,
     /// Keys the peer sent.
     received: u32,
+    /// A digest list of the peer's had nothing for us, and the peer has not heard of that.
+    rejected: bool,
 }
 
 impl Negotiation {
@@ -318,13 +320,26 @@ impl Negotiation {
             panic!("{error}");
         }
         let values = Negotiated::defaults(session_type);
-        Self { role, params, values, awaiting: 0, offered: 0, received: 0 }
+        Self { role, params, values, awaiting: 0, offered: 0, received: 0, rejected: false }
     }
 
     /// Whether the peer owes us answers.
     #[must_use]
     pub const fn is_awaiting(&self) -> bool {
         self.awaiting != 0
+    }
+
+    /// Largest data segment to send while still in login, bytes: the default, or less if the peer declared less.
+    #[must_use]
+    pub fn send_limit(&self) -> usize {
+        let limit = self.values.max_send_data_segment_length.min(SEGMENT_LENGTH_DEFAULT);
+        usize::try_from(limit).expect("at most 8192")
+    }
+
+    /// Whether a digest list had to be rejected since the last call. The login must not complete in the same
+    /// exchange: the peer may not be able to go on without, and a session would have been made for nothing.
+    pub const fn take_rejected(&mut self) -> bool {
+        std::mem::replace(&mut self.rejected, false)
     }
 
     /// Appends what this side has to say of its own accord, once: an initiator its wishes, a target its
@@ -464,11 +479,11 @@ impl Negotiation {
                     parse_list(value).filter_map(parse_digest).find(|&digest| policy.permits(digest))
                 else {
                     // Nothing in common; the default None is what we would be left with.
-                    return if policy.permits(false) {
-                        Ok(REJECT.to_owned())
-                    } else {
-                        Err(NegotiationError::NoAgreement(key.name()))
-                    };
+                    if !policy.permits(false) {
+                        return Err(NegotiationError::NoAgreement(key.name()));
+                    }
+                    self.rejected = true;
+                    return Ok(REJECT.to_owned());
                 };
                 *(if key == Key::HeaderDigest {
                     &mut values.header_digest

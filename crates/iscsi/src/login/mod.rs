@@ -1,0 +1,91 @@
+//! The login phase, both roles (RFC 7143 §6.3, §12.1).
+//!
+//! A login is a strict alternation: request, response, request. Each machine takes one parsed PDU with its text and
+//! returns what is to be done next, as a `Step`; neither keeps time, which is the caller's to bound. Text of a login
+//! comes from a stranger: PDUs, bytes and pairs are counted, more strictly before authentication than after.
+//!
+//! Read §6.3.1 (stages), §6.2.1 (continuation) and §12.1.3 (CHAP) before touching the state changes here.
+
+use crate::chap::{Secret, USER_LENGTH_MAX};
+use crate::text::Pair;
+
+pub mod initiator;
+pub mod target;
+
+/// Largest data segment of a login PDU, bytes: the default MaxRecvDataSegmentLength (§13.12).
+pub const SEGMENT_LENGTH_MAX: usize = 8192;
+/// Smallest limit on the data segments we send, bytes.
+pub const SEGMENT_LENGTH_MIN: usize = 512;
+/// Most requests of one login before the initiator has authenticated. 16 KiB of text in segments of 512 bytes take 32.
+pub const REQUESTS_BEFORE_AUTHENTICATION_MAX: u32 = 48;
+/// Most requests (or responses) of one login.
+pub const REQUESTS_MAX: u32 = 192;
+
+const _: () = assert!(REQUESTS_BEFORE_AUTHENTICATION_MAX < REQUESTS_MAX);
+const _: () = assert!(
+    crate::text::TEXT_BEFORE_AUTHENTICATION_MAX / SEGMENT_LENGTH_MIN
+        < REQUESTS_BEFORE_AUTHENTICATION_MAX as usize
+);
+
+/// A CHAP user with the secret. The secret is wiped when dropped.
+#[derive(Debug, Clone)]
+pub struct ChapAccount {
+    /// CHAP_N, 1..=255 bytes.
+    pub user: String,
+    /// Secret.
+    pub secret: Secret,
+}
+
+impl ChapAccount {
+    fn is_valid(&self) -> bool {
+        (1..=USER_LENGTH_MAX).contains(&self.user.len()) && !self.user.contains('\0')
+    }
+}
+
+/// The security keys of one text.
+#[derive(Debug, Default)]
+struct SecurityKeys<'a> {
+    auth_method: Option<&'a str>,
+    algorithm: Option<&'a str>,
+    identifier: Option<&'a str>,
+    challenge: Option<&'a str>,
+    name: Option<&'a str>,
+    response: Option<&'a str>,
+}
+
+/// What [`SecurityKeys::take`] made of a pair.
+enum Taken {
+    Yes,
+    NotSecurity,
+    Duplicate,
+}
+
+impl<'a> SecurityKeys<'a> {
+    fn take(&mut self, pair: &Pair<'a>) -> Taken {
+        let place = match pair.key {
+            "AuthMethod" => &mut self.auth_method,
+            "CHAP_A" => &mut self.algorithm,
+            "CHAP_I" => &mut self.identifier,
+            "CHAP_C" => &mut self.challenge,
+            "CHAP_N" => &mut self.name,
+            "CHAP_R" => &mut self.response,
+            _ => return Taken::NotSecurity,
+        };
+        if place.replace(pair.value).is_some() { Taken::Duplicate } else { Taken::Yes }
+    }
+
+    const fn has_chap(&self) -> bool {
+        self.algorithm.is_some()
+            || self.identifier.is_some()
+            || self.challenge.is_some()
+            || self.name.is_some()
+            || self.response.is_some()
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.auth_method.is_none() && !self.has_chap()
+    }
+}
+
+#[cfg(test)]
+mod tests;
