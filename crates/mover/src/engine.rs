@@ -4,6 +4,7 @@
 //! loop decides (`select`) and does (`apply`); neither waits, except in `turn`. What is read from where, and
 //! what becomes of it, is the [`Job`]'s business.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use area::Span;
@@ -173,7 +174,10 @@ pub(crate) struct Engine<'a> {
     ends: [&'a mut dyn Endpoint; 2],
     capabilities: [Capability; 2],
     offsets: [u64; 2],
-    done: [Vec<Completion>; 2],
+    /// Completions not yet taken, in the order they came.
+    completions: VecDeque<(End, Completion)>,
+    /// Where endpoints put them.
+    done: Vec<Completion>,
     events: Vec<Event>,
     router: Router<End>,
     owner: Owner,
@@ -241,7 +245,8 @@ impl<'a> Engine<'a> {
             ends: [source, destination],
             capabilities,
             offsets: [plan.src_offset, plan.dst_offset],
-            done: [Vec::new(), Vec::new()],
+            completions: VecDeque::new(),
+            done: Vec::new(),
             events: Vec::new(),
             router,
             observer,
@@ -335,7 +340,7 @@ impl<'a> Engine<'a> {
         self.enter(Phase::Flush, 0);
         self.submit(End::Destination, 0, Kind::Flush);
         let result = loop {
-            if let Some(completion) = self.done[End::Destination.index()].pop() {
+            if let Some((_, completion)) = self.completions.pop_front() {
                 break completion.result;
             }
             self.turn(None, false)?;
@@ -346,7 +351,7 @@ impl<'a> Engine<'a> {
     }
 
     fn enter(&mut self, phase: Phase, total: u64) {
-        assert!(self.done.iter().all(Vec::is_empty) && self.failure.is_none(), "the last phase has ended");
+        assert!(self.completions.is_empty() && self.failure.is_none(), "the last phase has ended");
         self.phase = phase;
         self.ledger = Ledger::default();
         self.finished_bytes = 0;
@@ -366,10 +371,8 @@ impl<'a> Engine<'a> {
     }
 
     fn select<J: Job>(&mut self) -> Result<Action, CopyError> {
-        for end in End::BOTH {
-            if let Some(completion) = self.done[end.index()].pop() {
-                return Ok(Action::Complete(end, completion));
-            }
+        if let Some((end, completion)) = self.completions.pop_front() {
+            return Ok(Action::Complete(end, completion));
         }
         let in_flight = self.in_flight();
         let closed = self.stopped || self.exhausted || self.halted || self.failure.is_some();
@@ -545,8 +548,8 @@ impl<'a> Engine<'a> {
     }
 
     fn submit(&mut self, end: End, id: u64, kind: Kind) {
-        let done = &mut self.done[end.index()];
-        self.ends[end.index()].submit(self.io, Request { id, kind }, done);
+        self.ends[end.index()].submit(self.io, Request { id, kind }, &mut self.done);
+        self.completions.extend(self.done.drain(..).map(|completion| (end, completion)));
     }
 
     fn on_completion<J: Job>(&mut self, job: &mut J, end: End, completion: Completion) {
@@ -691,7 +694,8 @@ impl<'a> Engine<'a> {
             self.router.route(event.token.owner)
         });
         if let Some(end) = end {
-            self.ends[end.index()].on_event(self.io, event, &mut self.done[end.index()]);
+            self.ends[end.index()].on_event(self.io, event, &mut self.done);
+            self.completions.extend(self.done.drain(..).map(|completion| (end, completion)));
         }
     }
 

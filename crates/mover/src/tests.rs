@@ -223,6 +223,60 @@ fn a_write_error_stops_reading_and_is_reported_where_it_was() {
 }
 
 #[test]
+fn any_error_drains_what_is_in_flight_and_begins_nothing() {
+    for seed in 1..=100 {
+        let mut random = Random::new(seed);
+        let mut pair = Pair::new(random_bytes(seed, 400 * K), vec![0; 400 * 1024]);
+        pair.source.when = When::Shuffled(random.clone());
+        pair.destination.when = When::Shuffled(Random::new(seed + 1000));
+        pair.source.capability.max_transfer_bytes = 8192;
+        let (end, verb) = if random.one_in(2) { ('s', "read") } else { ('d', "write") };
+        let failing = if end == 's' { &mut pair.source } else { &mut pair.destination };
+        let nth = random.below(20) as usize;
+        failing.faults.push(Fault { verb, nth, kind: IoErrorKind::Medium, on: random.one_in(2) });
+        let error = pair.copy(&small(16 * KC, 6)).unwrap_err();
+        let log = pair.log.borrow();
+        let at = log.did.iter().position(|did| matches!(did, Did::Completed { failed: true, .. })).unwrap();
+        let Did::Completed { offset: first, .. } = log.did[at] else { unreachable!() };
+        match error {
+            CopyError::Read { end: End::Source, offset, length: 8192, .. } => {
+                assert!(end == 's' && offset == first);
+            }
+            CopyError::Write { offset, length: 16384, .. } => assert!(end == 'd' && offset == first),
+            other => panic!("seed {seed}: {other}"),
+        }
+        // What is still submitted: the other half of the chunk whose first half failed inside `submit`, or a
+        // chunk whose read completed in the same turn and was looked at first.
+        let later: Vec<_> = log.did[at..].iter().filter(|did| matches!(did, Did::Submitted { .. })).collect();
+        let begun = |did: &&Did| match did {
+            Did::Submitted { verb: "read", offset, .. } => *offset == first + 8192,
+            Did::Submitted { verb, .. } => *verb == "write",
+            Did::Completed { .. } => false,
+        };
+        assert!(later.len() <= 1 && later.iter().all(begun), "seed {seed}: {later:?}");
+    }
+}
+
+#[test]
+fn endless_completions_inside_submit_do_not_shut_the_observer_out() {
+    let mut io = Io::new(PoolLimits::default()).unwrap();
+    let mut source = block::NullMedium::new(u64::MAX, false).attach(&mut io).unwrap();
+    let mut destination = block::NullMedium::new(u64::MAX, false).attach(&mut io).unwrap();
+    let plan = Plan { sparse: false, ..small(4096, 4) };
+    let mut limit = None;
+    let stop = &mut |progress: &Progress| {
+        limit.get_or_insert(progress.limited_by);
+        assert!(progress.eta.is_some() || progress.phase == Phase::Flush);
+        Control::Stop
+    };
+    match copy(&mut io, &mut *source, &mut *destination, &plan, stop).unwrap_err() {
+        CopyError::Interrupted { phase: Phase::Copy, bytes_safe } => assert!(bytes_safe > 0),
+        other => panic!("{other}"),
+    }
+    assert_eq!(limit, Some(Limit::Cpu));
+}
+
+#[test]
 fn the_part_of_a_chunk_that_failed_is_named() {
     let mut pair = Pair::new(random_bytes(5, 64 * K), vec![0; 64 * 1024]);
     pair.source.capability.max_transfer_bytes = 8192;
@@ -458,6 +512,30 @@ fn a_small_pool_slows_but_does_not_stop() {
 }
 
 #[test]
+fn verification_after_the_chunk_shrank_on_the_way() {
+    let bytes = 512 * K;
+    let limits = PoolLimits { bytes_max: 2 << 20 };
+    let mut pair = Pair::with_limits(random_bytes(16, bytes), vec![0; bytes as usize], limits);
+    let pool = pair.io.pool().clone();
+    // One region of small areas; the other one will be of chunks.
+    drop(pool.take(4096));
+    let mut hogs = Vec::new();
+    let plan = Plan { verify: true, rate: Some(1 << 20), ..small(64 * KC, 2) };
+    let report = pair.copy_observed(&plan, &mut |progress| {
+        match progress.phase {
+            Phase::Copy if progress.bytes < progress.total => {
+                hogs.extend(std::iter::from_fn(|| pool.take(65536)));
+            }
+            _ => hogs.clear(),
+        }
+        Control::Continue
+    });
+    let report = report.unwrap();
+    assert!(report.chunk < 64 * KC && report.chunks > 8, "{report:?}");
+    assert!(report.verified && pair.destination.data == pair.source.data);
+}
+
+#[test]
 fn no_memory_at_all_is_an_error() {
     let mut pair =
         Pair::with_limits(random_bytes(11, 10 * K), vec![0; 10240], PoolLimits { bytes_max: 1 << 20 });
@@ -524,6 +602,9 @@ fn comparing_holes_reads_only_where_there_is_data() {
     assert_eq!(pair.log.borrow().count('s', "read"), 8);
     pair.destination.data[700 << 10] = 1;
     pair.destination.extents = vec![(600 * K, false)];
+    assert_eq!(pair.compare(&small(64 * KC, 4)).unwrap(), Some(700 * K));
+    // A hole on one side only is looked at.
+    pair.source.extents = vec![(1 << 20, false)];
     assert_eq!(pair.compare(&small(64 * KC, 4)).unwrap(), Some(700 * K));
 }
 
