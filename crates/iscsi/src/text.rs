@@ -267,7 +267,7 @@ pub fn parse_list(value: &str) -> impl Iterator<Item = &str> {
 #[must_use]
 pub fn parse_binary(value: &str, bytes_max: usize) -> Option<Vec<u8>> {
     let prefix = value.get(..2)?;
-    let digits = value[2..].as_bytes();
+    let digits = &value.as_bytes()[2..];
     let bytes = match prefix {
         "0x" | "0X" if digits.len().div_ceil(2) <= bytes_max => parse_hex(digits)?,
         "0b" | "0B" if digits.len() / 4 * 3 <= bytes_max + 2 => parse_base64(digits)?,

@@ -344,10 +344,10 @@ impl Login {
     }
 
     /// Takes a response with its data segment (without padding).
-    ///
-    /// Panics when the login is over already.
     pub fn receive(&mut self, response: &LoginResponse, segment: &[u8]) -> Result<Step, LoginError> {
-        assert!(!self.over, "login is over");
+        if self.over {
+            return Err(LoginError::Protocol("response after the end"));
+        }
         let step = self.try_receive(response, segment);
         self.over = !matches!(step, Ok(Step::Send(_)));
         step

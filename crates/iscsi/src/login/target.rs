@@ -240,12 +240,13 @@ impl Login {
 
     /// Takes a request with its data segment (without padding).
     ///
-    /// Panics when called before an asked-for answer was given, or after the end.
+    /// A request that comes before the last one was answered (while the caller looks names up or ends an old
+    /// session), or after the end, is refused: [`identify`](Self::identify) and [`accept`](Self::accept) must not
+    /// be called any more then, see [`is_over`](Self::is_over).
     pub fn receive(&mut self, request: &LoginRequest, segment: &[u8]) -> Step {
-        assert!(
-            matches!(self.phase, Phase::ExpectNames | Phase::Negotiating(_)),
-            "login request out of turn"
-        );
+        if !matches!(self.phase, Phase::ExpectNames | Phase::Negotiating(_)) {
+            return self.refused(LoginStatus::InitiatorError.into());
+        }
         match self.try_receive(request, segment) {
             Ok(step) => step,
             Err(status) => self.refused(status.into()),
@@ -311,6 +312,12 @@ impl Login {
             return Err(LoginStatus::InitiatorError);
         }
         Ok(())
+    }
+
+    /// Whether the last response was returned, a refusal or the final one.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
     }
 
     /// Whether what is required has been proven.

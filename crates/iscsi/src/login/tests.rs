@@ -521,7 +521,8 @@ fn version_not_supported() {
 
 #[test]
 fn later_request_must_repeat_the_first() {
-    let changes: [(&str, fn(&mut LoginRequest), LoginStatus); 6] = [
+    type Change = fn(&mut LoginRequest);
+    let changes: [(&str, Change, LoginStatus); 6] = [
         ("isid", |header| header.isid = Isid([0; 6]), LoginStatus::InitiatorError),
         ("cid", |header| header.cid = 9, LoginStatus::InitiatorError),
         ("itt", |header| header.itt = Itt(6), LoginStatus::InitiatorError),
@@ -694,6 +695,24 @@ fn refused_after_everything_was_agreed() {
     let response = target.refuse(LoginStatus::OutOfResources);
     assert_eq!(response.header.status, LoginStatus::OutOfResources);
     assert!(!response.header.transit && response.header.tsih == 0);
+}
+
+#[test]
+fn request_out_of_turn_is_refused() {
+    let request = LoginRequest { csg: Stage::Operational, ..Hand::new(Ok(policy())).header };
+    let request = LoginRequest { transit: true, nsg: Stage::FullFeature, ..request };
+    for answered in [false, true] {
+        let mut target = target::Login::new(target::Config::default(), [0; 32]);
+        let target::Step::Identify(_) = target.receive(&request, NAMES.as_bytes()) else { panic!() };
+        if answered {
+            let target::Step::Complete(_) = target.identify(Ok(policy())) else { panic!() };
+        }
+        for _ in 0..2 {
+            let target::Step::Refused(response) = target.receive(&request, b"") else { panic!() };
+            assert_eq!(response.header.status, LoginStatus::InitiatorError);
+            assert!(target.is_over() && !target.is_authenticated());
+        }
+    }
 }
 
 #[test]
