@@ -14,9 +14,11 @@ pub const UNMAP_DESCRIPTORS_MAX: u32 = 1024;
 /// 4096-byte blocks. Bounds the time one command can occupy the storage.
 pub const UNMAP_BLOCKS_MAX: u32 = 1 << 20;
 
-/// MAXIMUM WRITE SAME LENGTH, in bytes. A pattern other than zeros is really written, so this is what a slow
-/// disk can write well within an initiator's command timeout (30 s).
-pub const WRITE_SAME_MAX_BYTES: u64 = 64 << 20;
+/// MAXIMUM WRITE SAME LENGTH, in logical blocks: 16 MiB of 512-byte blocks, 128 MiB of 4096-byte blocks. A
+/// pattern other than zeros is really written, so this is what a slow disk writes well within an initiator's
+/// command timeout (30 s). Below 65536, because libiscsi's suite prepares a WRITE SAME of that many blocks,
+/// where it is allowed, by one WRITE of as many, whatever MAXIMUM TRANSFER LENGTH says.
+pub const WRITE_SAME_BLOCKS_MAX: u32 = 1 << 15;
 
 /// Longest sense data this crate builds: header, information and field pointer descriptors.
 pub const SENSE_MAX_BYTES: usize = 32;
@@ -26,4 +28,3 @@ pub const LUNS_MAX: usize = 16_384;
 
 const _: () =
     assert!(PARAMETER_LIST_MAX_BYTES <= u16::MAX as u32, "UNMAP has a 16-bit PARAMETER LIST LENGTH");
-const _: () = assert!(WRITE_SAME_MAX_BYTES / 4096 > 256, "WRITE SAME of 256 blocks works at any block size");

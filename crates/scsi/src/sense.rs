@@ -399,7 +399,8 @@ mod tests {
 
     #[test]
     fn parse_hostile() {
-        let vectors: [(&str, &[u8], Option<(u8, u8, u8)>); 8] = [
+        type Codes = (u8, u8, u8);
+        let vectors: [(&str, &[u8], Option<Codes>); 8] = [
             ("empty", &[], None),
             ("response_code_unknown", &[0x7f, 0, 5], None),
             ("response_code_zero", &[0; 18], None),

@@ -346,16 +346,17 @@ mod tests {
 
     #[test]
     fn access_takes_apart_every_length() {
-        let vectors: [(&[u8], u64, u64, u8, bool, bool); 6] = [
-            (&[0x08, 0xff, 0xff, 0xff, 0, 0], 0x1f_ffff, 256, 0, false, false),
-            (&[0x0a, 0, 0, 1, 7, 0], 1, 7, 0, false, false),
-            (&[0x28, 0x38, 1, 2, 3, 4, 0, 5, 6, 0], 0x0102_0304, 0x0506, 1, true, true),
-            (&[0xaa, 0x08, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0], 1, 0x1_0000, 0, false, true),
-            (&[0x8f, 0x1a, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], 1 << 56, 1, 0, true, false),
-            (&[0x93, 0xf8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0], 9, 1, 7, false, false),
+        let access = |lba, blocks, protect, dpo, fua| Access { lba, blocks, protect, dpo, fua };
+        let vectors: [(&[u8], Access); 6] = [
+            (&[0x08, 0xff, 0xff, 0xff, 0, 0], access(0x1f_ffff, 256, 0, false, false)),
+            (&[0x0a, 0, 0, 1, 7, 0], access(1, 7, 0, false, false)),
+            (&[0x28, 0x38, 1, 2, 3, 4, 0, 5, 6, 0], access(0x0102_0304, 0x0506, 1, true, true)),
+            (&[0xaa, 0x08, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0], access(1, 0x1_0000, 0, false, true)),
+            (&[0x8f, 0x1a, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0], access(1 << 56, 1, 0, true, false)),
+            (&[0x93, 0xf8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0], access(9, 1, 7, false, false)),
         ];
-        for (cdb, lba, blocks, protect, dpo, fua) in vectors {
-            assert_eq!(Access::parse(cdb), Some(Access { lba, blocks, protect, dpo, fua }), "{cdb:02x?}");
+        for (cdb, expected) in vectors {
+            assert_eq!(Access::parse(cdb), Some(expected), "{cdb:02x?}");
             assert_eq!(Access::parse(&cdb[..cdb.len() - 1]), None, "cut {cdb:02x?}");
         }
         assert_eq!(Access::parse(&[0x12, 0, 0, 0, 0, 0]), None);
@@ -363,7 +364,8 @@ mod tests {
 
     #[test]
     fn data_bytes_by_command() {
-        let vectors: [(Vec<u8>, Option<(Direction, u64)>); 7] = [
+        type Bytes = (Direction, u64);
+        let vectors: [(Vec<u8>, Option<Bytes>); 7] = [
             (read_16(0, 8, false).as_bytes().to_vec(), Some((Direction::In, 4096))),
             (write_10(0, 2, false).as_bytes().to_vec(), Some((Direction::Out, 1024))),
             (write_same_16(0, 9, false, false).as_bytes().to_vec(), Some((Direction::Out, 512))),

@@ -2,7 +2,7 @@
 
 use super::attention::LUNS_CHANGED;
 use super::{Call, LogicalUnit, Stop, UnitConfig};
-use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX};
+use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::{Outcome, Sense, Step, text};
 
 /// VPD pages, ascending.
@@ -201,7 +201,7 @@ fn block_limits(unit: &LogicalUnit) -> Vec<u8> {
     // WSNZ.
     page[0] = 0x01;
     page[2..4].copy_from_slice(&u16::try_from(granularity).unwrap_or(u16::MAX).to_be_bytes());
-    page[36 - 4..44 - 4].copy_from_slice(&unit.write_same_max_blocks().to_be_bytes());
+    page[36 - 4..44 - 4].copy_from_slice(&u64::from(WRITE_SAME_BLOCKS_MAX).to_be_bytes());
     page
 }
 

@@ -3,7 +3,7 @@
 
 use super::{Call, LogicalUnit, Stop};
 use crate::cdb::{self, Access};
-use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_MAX_BYTES};
+use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::{Compare, Media, MediaOp, Outcome, Range, Sense, Step};
 
 /// READ (6), (10), (12), (16): SBC-3 5.10 to 5.13.
@@ -95,7 +95,7 @@ pub(super) fn write_same(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step,
     }
     unit.check_range(lba, blocks)?;
     // WSNZ: zero would mean to the end of the unit. And MAXIMUM WRITE SAME LENGTH.
-    if blocks == 0 || blocks > unit.write_same_max_blocks() {
+    if blocks == 0 || blocks > u64::from(WRITE_SAME_BLOCKS_MAX) {
         return Err(Sense::field_in_cdb(cdb::blocks_field(call.cdb), None).into());
     }
     let durable = !unit.write_cache();
@@ -214,10 +214,5 @@ impl LogicalUnit {
     /// MAXIMUM TRANSFER LENGTH in blocks; 0: no limit.
     pub(super) fn transfer_max_blocks(&self) -> u64 {
         u64::from(self.config.max_transfer_bytes / self.config.block_size)
-    }
-
-    /// MAXIMUM WRITE SAME LENGTH in blocks.
-    pub(super) fn write_same_max_blocks(&self) -> u64 {
-        WRITE_SAME_MAX_BYTES / u64::from(self.config.block_size)
     }
 }

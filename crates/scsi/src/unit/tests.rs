@@ -61,19 +61,22 @@ fn codes(step: Step) -> Result<Step, (u8, u8, u8)> {
     }
 }
 
-const GOOD: Result<(), (u8, u8, u8)> = Ok(());
-const OUT_OF_RANGE: Result<(), (u8, u8, u8)> = Err((5, 0x21, 0x00));
-const IN_CDB: Result<(), (u8, u8, u8)> = Err((5, 0x24, 0x00));
-const IN_LIST: Result<(), (u8, u8, u8)> = Err((5, 0x26, 0x00));
-const LIST_LENGTH: Result<(), (u8, u8, u8)> = Err((5, 0x1a, 0x00));
-const OPCODE: Result<(), (u8, u8, u8)> = Err((5, 0x20, 0x00));
-const PROTECTED: Result<(), (u8, u8, u8)> = Err((7, 0x27, 0x00));
-const NO_MEDIUM: Result<(), (u8, u8, u8)> = Err((2, 0x3a, 0x00));
-const PREVENTED: Result<(), (u8, u8, u8)> = Err((5, 0x53, 0x02));
-const CONFLICT: Result<(), (u8, u8, u8)> = Err((0xff, 0, 0));
+/// How a command ended: key, code and qualifier; [`CONFLICT`] for a status without sense data.
+type Ended = Result<(), (u8, u8, u8)>;
+
+const GOOD: Ended = Ok(());
+const OUT_OF_RANGE: Ended = Err((5, 0x21, 0x00));
+const IN_CDB: Ended = Err((5, 0x24, 0x00));
+const IN_LIST: Ended = Err((5, 0x26, 0x00));
+const LIST_LENGTH: Ended = Err((5, 0x1a, 0x00));
+const OPCODE: Ended = Err((5, 0x20, 0x00));
+const PROTECTED: Ended = Err((7, 0x27, 0x00));
+const NO_MEDIUM: Ended = Err((2, 0x3a, 0x00));
+const PREVENTED: Ended = Err((5, 0x53, 0x02));
+const CONFLICT: Ended = Err((0xff, 0, 0));
 
 /// Runs a command to its end, the storage always succeeding.
-fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Result<(), (u8, u8, u8)> {
+fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Ended {
     match codes(unit.command(nexus, cdb.as_ref(), &[0]))? {
         Step::Media(media) => codes(Step::Done(unit.finish(nexus, &media, Ok(())))).map(drop),
         _ => Ok(()),
@@ -337,7 +340,7 @@ fn unmap_ranges() {
     let many = vec![range(0, 1); UNMAP_DESCRIPTORS_MAX as usize];
     let mut unit = unit_of(UnitConfig { blocks: 1 << 33, ..config() });
     let max = u64::from(UNMAP_BLOCKS_MAX);
-    let vectors: [(&str, &[Range], Result<(), (u8, u8, u8)>); 10] = [
+    let vectors: [(&str, &[Range], Ended); 10] = [
         ("none", &[], GOOD),
         ("empty_range", &[range(5, 0)], GOOD),
         ("empty_range_at_end", &[range(1 << 33, 0)], GOOD),
@@ -364,7 +367,7 @@ fn unmap_list_defects() {
     let mut unit = unit();
     let one = [Range { lba: 0, blocks: 1 }];
     type Change = fn(&mut Vec<u8>);
-    let vectors: [(&str, Change, Result<(), (u8, u8, u8)>); 5] = [
+    let vectors: [(&str, Change, Ended); 5] = [
         ("list_truncated", |list| list.truncate(23), LIST_LENGTH),
         ("list_empty", Vec::clear, LIST_LENGTH),
         ("descriptor_length_beyond_list", |list| list[3] = 32, LIST_LENGTH),
@@ -552,7 +555,7 @@ fn attention_is_told_once_and_does_not_block_some() {
 #[test]
 fn attention_by_event() {
     type Event = fn(&mut LogicalUnit);
-    let vectors: [(&str, Event, Result<(), (u8, u8, u8)>, Result<(), (u8, u8, u8)>); 6] = [
+    let vectors: [(&str, Event, Ended, Ended); 6] = [
         ("reset_by_a", |unit| unit.reset(Some(A)), Err((6, 0x29, 0x03)), Err((6, 0x29, 0x03))),
         ("reset_by_target", |unit| unit.reset(None), Err((6, 0x29, 0x04)), Err((6, 0x29, 0x04))),
         ("resized", |unit| unit.resized(5), Err((6, 0x2a, 0x09)), Err((6, 0x2a, 0x09))),
@@ -585,7 +588,7 @@ fn reserve_against_another() {
         assert_eq!(run(&mut unit, A, reserve), GOOD, "again by the holder");
     }
     let (conflict, good) = (CONFLICT, GOOD);
-    let vectors: [(&str, Vec<u8>, Result<(), (u8, u8, u8)>); 12] = [
+    let vectors: [(&str, Vec<u8>, Ended); 12] = [
         ("reserve", reserve.to_vec(), conflict),
         ("release", release.to_vec(), good),
         ("mode_sense", cdb::mode_sense_6(0x3f, 255).as_bytes().to_vec(), conflict),
@@ -829,7 +832,7 @@ fn mode_select_defects() {
 
 #[test]
 fn mode_select_block_descriptor() {
-    let vectors: [(&str, &[u8], Result<(), (u8, u8, u8)>); 6] = [
+    let vectors: [(&str, &[u8], Ended); 6] = [
         ("header_truncated", &[0, 0, 0], LIST_LENGTH),
         ("as_it_is", &[0, 0, 0, 8, 0, 0, 0x27, 0x10, 0, 0, 2, 0], GOOD),
         ("number_zero", &[0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 2, 0], GOOD),
@@ -981,7 +984,7 @@ proptest! {
         commands in prop::collection::vec(
             (
                 1u64..4,
-                prop_oneof![any::<u8>(), prop::sample::select(opcodes::TABLE.iter().map(|line| line.code()).collect::<Vec<_>>())],
+                prop_oneof![any::<u8>(), prop::sample::select(opcodes::TABLE.iter().map(Opcode::code).collect::<Vec<_>>())],
                 prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..20),
                 prop::collection::vec(any::<u8>(), 0..80),
             ),
