@@ -50,7 +50,7 @@ pub struct Config {
     pub params: Params,
     /// Without `auth`, begin with operational negotiation (one round trip) instead of AuthMethod=None (two).
     pub skip_security: bool,
-    /// Largest data segment of our login requests, 512..=8192 bytes.
+    /// Largest data segment of our login requests, 64..=8192 bytes.
     pub segment_max: usize,
 }
 
@@ -124,8 +124,8 @@ pub enum ConfigError {
     /// Both directions have the same secret (RFC 7143 §12.1.3 forbids it).
     #[error("the CHAP secrets of both directions must differ")]
     SameSecret,
-    /// `segment_max` outside 512..=8192.
-    #[error("login segments must have 512 to 8192 bytes")]
+    /// `segment_max` outside 64..=8192.
+    #[error("login segments must have 64 to 8192 bytes")]
     SegmentMax,
     /// A parameter is out of range.
     #[error(transparent)]

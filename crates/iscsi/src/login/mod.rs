@@ -14,8 +14,9 @@ pub mod target;
 
 /// Largest data segment of a login PDU, bytes: the default MaxRecvDataSegmentLength (§13.12).
 pub const SEGMENT_LENGTH_MAX: usize = 8192;
-/// Smallest limit on the data segments we send, bytes.
-pub const SEGMENT_LENGTH_MIN: usize = 512;
+/// Smallest limit on the data segments we send, bytes. Below what a peer can ask for (512), to force continuation
+/// in tests.
+pub const SEGMENT_LENGTH_MIN: usize = 64;
 /// Most requests of one login before the initiator has authenticated. 16 KiB of text in segments of 512 bytes take 32.
 pub const REQUESTS_BEFORE_AUTHENTICATION_MAX: u32 = 48;
 /// Most requests (or responses) of one login.
@@ -23,7 +24,7 @@ pub const REQUESTS_MAX: u32 = 192;
 
 const _: () = assert!(REQUESTS_BEFORE_AUTHENTICATION_MAX < REQUESTS_MAX);
 const _: () = assert!(
-    crate::text::TEXT_BEFORE_AUTHENTICATION_MAX / SEGMENT_LENGTH_MIN
+    crate::text::TEXT_BEFORE_AUTHENTICATION_MAX / (crate::params::SEGMENT_LENGTH_MIN as usize)
         < REQUESTS_BEFORE_AUTHENTICATION_MAX as usize
 );
 

@@ -30,7 +30,7 @@ use crate::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, St
 pub struct Config {
     /// Commands the initiator may send at once: MaxCmdSN = ExpCmdSN + this - 1.
     pub command_window: u32,
-    /// Largest data segment of our login responses, 512..=8192 bytes.
+    /// Largest data segment of our login responses, 64..=8192 bytes.
     pub segment_max: usize,
 }
 
