@@ -7,9 +7,12 @@
 
 pub mod chap;
 pub mod digest;
+pub mod limits;
 pub mod login;
+pub mod machine;
 pub mod name;
 pub mod params;
 pub mod serial;
+pub mod target;
 pub mod text;
 pub mod wire;

@@ -1,0 +1,547 @@
+//! The target's side of a connection, which with MaxConnections=1 is its session.
+//!
+//! Login is embedded ([`crate::login::target`]); what follows it is in `command.rs` (admission, outcome, end of a
+//! task), `data.rs` (Data-Out, R2T, Data-In), `management.rs`, `text.rs` and `transmit.rs` (order of what is sent).
+//! Nothing here knows SCSI beyond status and sense bytes. Read docs/internals/iscsi.md first.
+//!
+//! Rules for the edge:
+//! - After each call that takes input or an answer, drain [`Connection::poll_event`] before calling anything else;
+//!   after `poll_transmit` said `None`, once more.
+//! - A task's buffer may be freed at [`Event::TaskDone`]. That comes after the last transmit naming it was handed out;
+//!   memory the socket still reads from is the edge's to keep. The slot is used again only by an
+//!   [`Event::Command`] that comes later in the same queue.
+//! - Every announced command gets exactly one [`Connection::complete`] or [`Connection::abort`], unless its `TaskDone`
+//!   came first. A task in the edge's hands never ends by itself.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::chap::Entropy;
+use crate::limits;
+use crate::login::target as login;
+use crate::machine::{Digests, Fatal, Machine, Placement, Received, TaskId, Transmit};
+use crate::params::{Negotiated, SessionType};
+use crate::wire::{
+    Attribute, Bhs, CmdSn, LoginRequest, LoginStatus, LogoutReason, Opcode, RejectReason, StatSn, TmFunction,
+    Ttt, WireError,
+};
+
+mod command;
+mod data;
+mod management;
+mod task;
+mod text;
+mod transmit;
+
+pub use crate::login::target::{
+    AuthRequirement, ChapPolicy, Complete as SessionReady, Identity, Policy, Refusal,
+};
+pub use management::ManagementId;
+pub use text::{Scope, TextId};
+
+use management::Management;
+use task::Tasks;
+use text::Text;
+use transmit::{Control, Urgent};
+
+/// What a connection is told at its beginning.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Command window: tasks from it at once. At least 1; [`limits::IMMEDIATE_TASKS_MAX`] slots come on top, and
+    /// both together must not exceed [`limits::TASKS_MAX`].
+    pub tasks_max: u32,
+    /// Bytes solicited and not arrived, over all tasks.
+    pub solicited_bytes_max: u32,
+    /// Silence after which the initiator is pinged.
+    pub ping_interval: Option<Duration>,
+    /// Time the initiator has to answer a ping.
+    pub ping_timeout: Duration,
+    /// Time the whole login may take.
+    pub login_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            tasks_max: 128,
+            solicited_bytes_max: limits::SOLICITED_BYTES_MAX,
+            ping_interval: Some(Duration::from_secs(15)),
+            ping_timeout: Duration::from_secs(15),
+            login_timeout: Duration::from_secs(15),
+        }
+    }
+}
+
+/// A SCSI command to carry out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Command {
+    /// Its slot.
+    pub task: TaskId,
+    /// Logical unit, as on the wire.
+    pub lun: u64,
+    /// The CDB, zero-padded; [`Connection::extended_cdb`] has what is longer.
+    pub cdb: [u8; 16],
+    /// Task attribute.
+    pub attribute: Attribute,
+    /// It came outside the command window.
+    pub immediate: bool,
+    /// The initiator expects Data-In.
+    pub read: bool,
+    /// The initiator offers Data-Out.
+    pub write: bool,
+    /// Expected Data Transfer Length in that direction, bytes; 0 without a direction. With both directions it is
+    /// the Data-Out's.
+    pub expected: u32,
+}
+
+/// The outcome of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Completion<'a> {
+    /// SCSI status.
+    pub status: u8,
+    /// Sense data, at most [`limits::SENSE_MAX`] bytes.
+    pub sense: &'a [u8],
+    /// Bytes from the start of the task's buffer to send; more than the initiator has room for are not sent.
+    pub data_in: u32,
+    /// Bytes SCSI moved or would have moved in the direction of the command, for the residual (RFC 7143 §11.4.5).
+    pub transfer: u64,
+}
+
+/// What the edge has to act upon.
+#[derive(Debug)]
+pub enum Event {
+    /// Who logs in? Answered by [`Connection::identify`].
+    Identify(Identity),
+    /// Login is agreed. The edge ends what this session replaces (§6.3.5), then [`Connection::accept_session`] or
+    /// [`Connection::refuse_session`].
+    SessionReady(Box<SessionReady>),
+    /// A command: answered by [`Connection::want_data_out`] before placement is asked, or by
+    /// [`Connection::complete`] at any time.
+    Command(Command),
+    /// All Data-Out that was wanted is in the task's buffer.
+    DataOut {
+        /// Its slot.
+        task: TaskId,
+    },
+    /// The task is over and the machine will not name it again.
+    TaskDone {
+        /// Its slot.
+        task: TaskId,
+    },
+    /// A task management function; answered by [`Connection::complete_management`]. Tasks of this session that
+    /// it concerns are marked aborted already ([`Connection::is_aborted`]).
+    TaskManagement {
+        /// Names the request.
+        request: ManagementId,
+        /// What to do.
+        function: TmFunction,
+        /// Logical unit, for the functions that have one.
+        lun: u64,
+        /// ABORT TASK: the task, which the edge holds.
+        referenced: Option<TaskId>,
+    },
+    /// Discovery; answered by [`Connection::send_targets`].
+    SendTargets {
+        /// Names the request.
+        request: TextId,
+        /// Which targets.
+        scope: Scope,
+    },
+    /// The initiator logs out. All tasks are marked aborted; the response goes when the edge has given them back.
+    Logout {
+        /// Why.
+        reason: LogoutReason,
+    },
+    /// Everything is said: send what `poll_transmit` gave, then close.
+    Close,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Login {
+        login: Box<login::Login>,
+        waiting: Waiting,
+    },
+    FullFeature,
+    /// Logout or refusal: nothing is answered any more.
+    Over,
+}
+
+/// What a login waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    Request,
+    Identity,
+    Session,
+}
+
+/// The data segment being received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Segment {
+    None,
+    Discard,
+    Login,
+    Command { slot: u32, length: u32 },
+    DataOut { slot: u32, offset: u32, length: u32 },
+    Ping,
+    Text,
+}
+
+impl Segment {
+    fn task(self) -> Option<u32> {
+        match self {
+            Self::Command { slot, .. } | Self::DataOut { slot, .. } => Some(slot),
+            _ => None,
+        }
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Connection {
+    config: Config,
+    phase: Phase,
+    parameters: Parameters,
+    discovery: bool,
+    cid: u16,
+    events: VecDeque<Event>,
+    /// The PDU being received.
+    header: [u8; 48],
+    segment: Segment,
+    tasks: Tasks,
+    exp_cmd_sn: CmdSn,
+    max_cmd_sn: CmdSn,
+    stat_sn: StatSn,
+    /// PDUs without task data, in order.
+    urgent: VecDeque<Urgent>,
+    /// How many of those are [`Urgent::Control`].
+    controls: usize,
+    urgent_run: u32,
+    /// Tasks with Data-In to send; the front has the turn.
+    data_queue: VecDeque<u32>,
+    turn_bytes: u32,
+    /// Tasks that have something to ask for.
+    r2t_queue: VecDeque<u32>,
+    r2t_generation: u32,
+    solicited_bytes: u64,
+    management: [Option<Management>; limits::MANAGEMENT_MAX as usize],
+    text: Text,
+    /// A logout that waits for the last task.
+    logout: Option<crate::wire::Itt>,
+    logout_answered: bool,
+    last_received: Duration,
+    ping: Option<(Ttt, Duration)>,
+    ping_tag: u32,
+    login_deadline: Duration,
+}
+
+/// What of the negotiation the full feature phase needs.
+#[derive(Debug, Clone, Copy)]
+struct Parameters {
+    digests: Digests,
+    receive_segment_max: u32,
+    send_segment_max: u32,
+    max_burst: u32,
+    first_burst: u32,
+    initial_r2t: bool,
+    immediate_data: bool,
+    outstanding_r2t_max: u32,
+    time2wait: u16,
+    time2retain: u16,
+}
+
+impl From<&Negotiated> for Parameters {
+    fn from(negotiated: &Negotiated) -> Self {
+        Self {
+            digests: Digests { header: negotiated.header_digest, data: negotiated.data_digest },
+            receive_segment_max: negotiated.max_recv_data_segment_length,
+            send_segment_max: negotiated.max_send_data_segment_length.max(1),
+            max_burst: negotiated.max_burst_length.max(1),
+            first_burst: negotiated.first_burst_length,
+            initial_r2t: negotiated.initial_r2t,
+            immediate_data: negotiated.immediate_data,
+            outstanding_r2t_max: u32::from(negotiated.max_outstanding_r2t)
+                .clamp(1, limits::R2T_OUTSTANDING_MAX),
+            time2wait: negotiated.default_time2wait,
+            time2retain: negotiated.default_time2retain,
+        }
+    }
+}
+
+impl Connection {
+    /// A connection just accepted. `entropy` is fresh from the system's generator: login's challenges come from it.
+    ///
+    /// Panics when `config.tasks_max` is out of range.
+    pub fn new(config: Config, entropy: Entropy, now: Duration) -> Self {
+        let slots = config.tasks_max.saturating_add(limits::IMMEDIATE_TASKS_MAX);
+        assert!(config.tasks_max > 0 && slots <= limits::TASKS_MAX, "tasks_max {}", config.tasks_max);
+        let login_config = login::Config { command_window: config.tasks_max, ..login::Config::default() };
+        let login = Box::new(login::Login::new(login_config, entropy));
+        Self {
+            phase: Phase::Login { login, waiting: Waiting::Request },
+            parameters: Parameters::from(&Negotiated::defaults(SessionType::Normal)),
+            discovery: false,
+            cid: 0,
+            events: VecDeque::with_capacity(2 * slots as usize),
+            header: [0; 48],
+            segment: Segment::None,
+            tasks: Tasks::new(slots),
+            exp_cmd_sn: CmdSn(0),
+            max_cmd_sn: CmdSn(0),
+            stat_sn: StatSn(0),
+            urgent: VecDeque::with_capacity(slots as usize + limits::CONTROL_MAX),
+            controls: 0,
+            urgent_run: 0,
+            data_queue: VecDeque::with_capacity(slots as usize),
+            turn_bytes: 0,
+            r2t_queue: VecDeque::with_capacity(slots as usize),
+            r2t_generation: 0,
+            solicited_bytes: 0,
+            management: Default::default(),
+            text: Text::default(),
+            logout: None,
+            logout_answered: false,
+            last_received: now,
+            ping: None,
+            ping_tag: 0,
+            login_deadline: now + config.login_timeout,
+            config,
+        }
+    }
+
+    /// The next thing for the edge to act upon.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether the session exists and has not ended.
+    pub fn is_full_feature(&self) -> bool {
+        matches!(self.phase, Phase::FullFeature)
+    }
+
+    /// Slots a [`TaskId`] may name: indices below this.
+    pub fn slots(&self) -> u32 {
+        self.config.tasks_max + limits::IMMEDIATE_TASKS_MAX
+    }
+
+    /// Answers [`Event::Identify`].
+    ///
+    /// Panics without that event before.
+    pub fn identify(&mut self, answer: Result<Policy, Refusal>) {
+        let Phase::Login { login, waiting: waiting @ Waiting::Identity } = &mut self.phase else {
+            panic!("nobody asked to identify");
+        };
+        *waiting = Waiting::Request;
+        let step = login.identify(answer);
+        self.on_login_step(step);
+    }
+
+    /// Answers [`Event::SessionReady`]: the session exists from here on. `tsih` is not 0.
+    ///
+    /// Panics without that event before.
+    pub fn accept_session(&mut self, tsih: u16) {
+        let Phase::Login { login, waiting: Waiting::Session } = &mut self.phase else {
+            panic!("no session to accept");
+        };
+        let response = login.accept(tsih);
+        self.phase = Phase::FullFeature;
+        self.push_login(response);
+    }
+
+    /// Answers [`Event::SessionReady`], or ends a login at any other time. [`Event::Close`] follows the response.
+    pub fn refuse_session(&mut self, status: LoginStatus) {
+        if let Phase::Login { login, .. } = &mut self.phase {
+            let response = login.refuse(status);
+            self.phase = Phase::Over;
+            self.push_login(response);
+        }
+    }
+
+    fn on_login(&mut self, segment: &[u8]) -> Result<(), Fatal> {
+        let request = match LoginRequest::parse(&self.header) {
+            Ok(request) => request,
+            Err(WireError::UnexpectedOpcode(_) | WireError::UnknownOpcode(_)) => {
+                return Err(Fatal::Protocol("not a login request during login"));
+            }
+            Err(_) => return Err(Fatal::Protocol("malformed login request")),
+        };
+        let Phase::Login { login, waiting: Waiting::Request } = &mut self.phase else {
+            return Err(Fatal::Protocol("login request out of turn"));
+        };
+        let step = login.receive(&request, segment);
+        self.on_login_step(step);
+        Ok(())
+    }
+
+    fn on_login_step(&mut self, step: login::Step) {
+        let Phase::Login { waiting, .. } = &mut self.phase else { unreachable!("a step of a login") };
+        match step {
+            login::Step::Respond(response) => self.push_login(response),
+            login::Step::Identify(identity) => {
+                *waiting = Waiting::Identity;
+                self.events.push_back(Event::Identify(identity));
+            }
+            login::Step::Complete(complete) => {
+                *waiting = Waiting::Session;
+                self.take_over(&complete);
+                self.events.push_back(Event::SessionReady(complete));
+            }
+            login::Step::Refused(response) => {
+                self.phase = Phase::Over;
+                self.push_login(response);
+            }
+        }
+    }
+
+    /// Takes over what login agreed.
+    fn take_over(&mut self, complete: &SessionReady) {
+        self.parameters = Parameters::from(&complete.negotiated);
+        self.discovery = complete.negotiated.session_type == SessionType::Discovery;
+        self.cid = complete.identity.cid;
+        self.exp_cmd_sn = complete.exp_cmd_sn;
+        self.max_cmd_sn = complete.max_cmd_sn;
+        self.stat_sn = complete.stat_sn;
+    }
+
+    fn on_full_feature(&mut self, ahs: &[u8]) -> Result<(), Fatal> {
+        let bhs = Bhs(&self.header);
+        if bhs.data_segment_length() > 0 {
+            self.segment = Segment::Discard;
+        }
+        let (immediate, cmd_sn) =
+            (bhs.immediate(), CmdSn(crate::wire::get_u32(&self.header, crate::wire::field::CMD_SN)));
+        match bhs.opcode() {
+            Ok(Opcode::ScsiCommand) => self.on_command(ahs),
+            Ok(Opcode::DataOut) => self.on_data_out(),
+            Ok(Opcode::NopOut) => self.on_nop_out(),
+            Ok(Opcode::TmRequest) => self.on_management(),
+            Ok(Opcode::TextRequest) => self.on_text_header(),
+            Ok(Opcode::LogoutRequest) => self.on_logout(),
+            // §11.16: nothing can be retransmitted at ErrorRecoveryLevel 0.
+            Ok(Opcode::Snack) => self.reject(RejectReason::SnackReject),
+            Ok(Opcode::LoginRequest) => {
+                self.reject(RejectReason::ProtocolError)?;
+                Err(Fatal::Protocol("login request in the full feature phase"))
+            }
+            Ok(_) => {
+                self.reject(RejectReason::ProtocolError)?;
+                Err(Fatal::Protocol("a PDU that only targets send"))
+            }
+            Err(_) => {
+                // A request of a kind we do not know has taken its CmdSN all the same.
+                if self.admit(immediate, cmd_sn)? {
+                    self.reject(RejectReason::CommandNotSupported)
+                } else {
+                    Ok(())
+                }
+            }
+        }
+    }
+}
+
+impl Machine for Connection {
+    fn receive_digests(&self) -> Digests {
+        if matches!(self.phase, Phase::Login { .. }) { Digests::default() } else { self.parameters.digests }
+    }
+
+    fn data_segment_max(&self) -> u32 {
+        match self.phase {
+            Phase::Login { .. } => limits::LOGIN_SEGMENT_MAX,
+            Phase::FullFeature | Phase::Over => self.parameters.receive_segment_max,
+        }
+    }
+
+    fn on_header(&mut self, bhs: &[u8; 48], ahs: &[u8], now: Duration) -> Result<(), Fatal> {
+        self.last_received = now;
+        self.header = *bhs;
+        self.segment = Segment::None;
+        let length = Bhs(bhs).data_segment_length();
+        if length > self.data_segment_max() {
+            return Err(Fatal::Protocol("data segment above MaxRecvDataSegmentLength"));
+        }
+        match self.phase {
+            Phase::Login { .. } if length > 0 => {
+                self.segment = Segment::Login;
+                Ok(())
+            }
+            Phase::Login { .. } => self.on_login(&[]),
+            Phase::FullFeature if self.logout.is_none() => self.on_full_feature(ahs),
+            // After a logout request the initiator sends nothing; what comes all the same is not heard.
+            Phase::FullFeature | Phase::Over => {
+                if length > 0 {
+                    self.segment = Segment::Discard;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn on_header_digest_error(&mut self) -> Fatal {
+        Fatal::HeaderDigest
+    }
+
+    fn placement(&self) -> Placement {
+        match self.segment {
+            Segment::None => Placement::Nothing,
+            Segment::Discard => Placement::Discard,
+            Segment::Login | Segment::Ping | Segment::Text => Placement::Inline,
+            Segment::Command { slot, length } => self.place(slot, 0, length),
+            Segment::DataOut { slot, offset, length } => self.place(slot, offset, length),
+        }
+    }
+
+    fn on_data(&mut self, data: Received<'_>, now: Duration) -> Result<(), Fatal> {
+        self.last_received = now;
+        let spoilt = data == Received::DigestError;
+        let bytes = if let Received::Inline(bytes) = data { bytes } else { &[] };
+        match std::mem::replace(&mut self.segment, Segment::None) {
+            Segment::None => Ok(()),
+            Segment::Command { slot, length } => self.on_command_data(slot, 0, length, spoilt),
+            Segment::DataOut { slot, offset, length } => self.on_command_data(slot, offset, length, spoilt),
+            // §7.8: reject and forget. Nothing was asked of us that ERL 0 could repeat.
+            Segment::Discard | Segment::Ping | Segment::Text if spoilt && self.is_full_feature() => {
+                self.reject(RejectReason::DataDigestError)
+            }
+            Segment::Discard => Ok(()),
+            Segment::Login => self.on_login(bytes),
+            Segment::Ping => self.on_ping_data(bytes),
+            Segment::Text => self.on_text(bytes),
+        }
+    }
+
+    fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.next_transmit()
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        match (&self.phase, self.ping, self.config.ping_interval) {
+            (Phase::Login { .. }, ..) => Some(self.login_deadline),
+            (Phase::FullFeature, Some((_, deadline)), _) => Some(deadline),
+            (Phase::FullFeature, None, Some(interval)) if !self.discovery => {
+                Some(self.last_received + interval)
+            }
+            _ => None,
+        }
+    }
+
+    fn on_timeout(&mut self, now: Duration) -> Result<(), Fatal> {
+        if self.poll_timeout().is_none_or(|due| now < due) {
+            return Ok(());
+        }
+        match (&self.phase, self.ping) {
+            (Phase::Login { .. }, _) => Err(Fatal::LoginTimeout),
+            // Anything at all from the initiator shows that it lives; its answer may stand behind much data.
+            (_, Some((ttt, _))) if self.last_received + self.config.ping_timeout > now => {
+                self.ping = Some((ttt, self.last_received + self.config.ping_timeout));
+                Ok(())
+            }
+            (_, Some(_)) => Err(Fatal::PingTimeout),
+            (_, None) => {
+                self.ping_tag = self.ping_tag.wrapping_add(1) & 0x7fff_ffff;
+                let ttt = Ttt(self.ping_tag);
+                self.ping = Some((ttt, now + self.config.ping_timeout));
+                self.push_control(Control::Ping { ttt })
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The target's tasks: a slab of slots, and what each slot knows about its command.
+//!
+//! A slot is in the hands of exactly one side. `Offered` and `Owned` tasks belong to the edge, which owes a
+//! `complete`; in every other state the machine drives and the edge only keeps the buffer.
+
+use crate::limits::{R2T_BITS, R2T_OUTSTANDING_MAX, TASK_BITS};
+use crate::machine::TaskId;
+use crate::wire::{CmdSn, DataSn, Itt, Ttt};
+
+/// Who acts next on a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// No task.
+    Free,
+    /// The edge has the command and has not answered.
+    Offered,
+    /// The machine collects Data-Out for the edge.
+    Collecting,
+    /// The edge has all the data it wanted, and works.
+    Owned,
+    /// The outcome is known, but data of the initiator's is still on its way: RFC 7143 §11.4.2 holds the response
+    /// until the last expected sequence has ended.
+    Held,
+    /// Data-In is going out.
+    Sending,
+    /// The response waits for its turn.
+    Responding,
+}
+
+/// Why the machine itself ends a command (RFC 7143 §11.4.7.2). All are ABORTED COMMAND.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Unsolicited data that was not allowed.
+    UnexpectedData,
+    /// More or less data than the sequence called for, or elsewhere in the buffer.
+    IncorrectAmount,
+    /// A data digest error, or a DataSN that shows a lost PDU.
+    Crc,
+}
+
+impl Failure {
+    /// Fixed-format sense data.
+    pub(super) fn sense(self) -> [u8; 18] {
+        let (asc, ascq) = match self {
+            Self::UnexpectedData => (0x0c, 0x0c),
+            Self::IncorrectAmount => (0x0c, 0x0d),
+            Self::Crc => (0x47, 0x05),
+        };
+        let mut sense = [0; 18];
+        sense[0] = 0x70;
+        sense[2] = 0x0b;
+        sense[7] = 10;
+        sense[12] = asc;
+        sense[13] = ascq;
+        sense
+    }
+}
+
+/// One R2T and the answer to it so far.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Solicited {
+    pub(super) ttt: Ttt,
+    pub(super) offset: u32,
+    pub(super) length: u32,
+    pub(super) received: u32,
+    pub(super) data_sn: DataSn,
+}
+
+/// A slot.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) state: State,
+    /// Whether the edge knows of it: a command refused by the machine never reaches the edge.
+    pub(super) announced: bool,
+    pub(super) aborted: bool,
+    /// Task management requests (bits) whose response waits for this task.
+    pub(super) waits: u8,
+    pub(super) immediate: bool,
+    pub(super) read: bool,
+    pub(super) write: bool,
+    pub(super) itt: Itt,
+    pub(super) cmd_sn: CmdSn,
+    pub(super) lun: u64,
+    /// Expected Data Transfer Length, 0 without direction.
+    pub(super) expected: u32,
+    /// Expected read length of a bidirectional command.
+    pub(super) bidi_read: u32,
+    pub(super) extended_cdb: Vec<u8>,
+
+    /// A Data-Out with the F bit is still to come for the unsolicited sequence.
+    pub(super) unsolicited_due: bool,
+    pub(super) unsolicited_sn: DataSn,
+    /// End of the unsolicited data so far, the immediate data included.
+    pub(super) unsolicited_end: u32,
+    /// Data arrived before the edge had said whether it wants it, and is gone.
+    pub(super) discarded: bool,
+    /// Bytes the edge wants.
+    pub(super) wanted: u32,
+    /// Bytes of those that are in place.
+    pub(super) arrived: u32,
+    /// Bytes below this came or come unsolicited, or have been asked for.
+    pub(super) solicited: u32,
+    pub(super) r2ts: [Solicited; R2T_OUTSTANDING_MAX as usize],
+    /// Which of `r2ts` are outstanding.
+    pub(super) r2t_live: u16,
+    pub(super) r2t_queued: bool,
+    /// R2TSN and DataSN of Data-In: one number space (§11.7.5).
+    pub(super) data_sn: DataSn,
+    pub(super) failure: Option<Failure>,
+
+    pub(super) status: u8,
+    pub(super) sense: Vec<u8>,
+    pub(super) transfer: u64,
+    pub(super) data_in: u32,
+    pub(super) sent: u32,
+    /// Bytes sent of the present Data-In sequence.
+    pub(super) burst: u32,
+}
+
+const _: () = assert!(R2T_OUTSTANDING_MAX <= u16::BITS);
+
+impl Task {
+    fn new() -> Self {
+        let r2t = Solicited { ttt: Ttt::RESERVED, offset: 0, length: 0, received: 0, data_sn: DataSn(0) };
+        Self {
+            state: State::Free,
+            announced: false,
+            aborted: false,
+            waits: 0,
+            immediate: false,
+            read: false,
+            write: false,
+            itt: Itt::RESERVED,
+            cmd_sn: CmdSn(0),
+            lun: 0,
+            expected: 0,
+            bidi_read: 0,
+            extended_cdb: Vec::new(),
+            unsolicited_due: false,
+            unsolicited_sn: DataSn(0),
+            unsolicited_end: 0,
+            discarded: false,
+            wanted: 0,
+            arrived: 0,
+            solicited: 0,
+            r2ts: [r2t; R2T_OUTSTANDING_MAX as usize],
+            r2t_live: 0,
+            r2t_queued: false,
+            data_sn: DataSn(0),
+            failure: None,
+            status: 0,
+            sense: Vec::new(),
+            transfer: 0,
+            data_in: 0,
+            sent: 0,
+            burst: 0,
+        }
+    }
+
+    /// Puts everything but the heap memory back to the beginning.
+    fn reset(&mut self) {
+        let (mut sense, mut extended_cdb) =
+            (std::mem::take(&mut self.sense), std::mem::take(&mut self.extended_cdb));
+        sense.clear();
+        extended_cdb.clear();
+        let r2ts = self.r2ts;
+        *self = Self { sense, extended_cdb, r2ts, ..Self::new() };
+    }
+
+    /// Bytes of Data-In the initiator has room for.
+    pub(super) fn data_in_max(&self) -> u32 {
+        match (self.read, self.write) {
+            (true, false) => self.expected,
+            (true, true) => self.bidi_read,
+            (false, _) => 0,
+        }
+    }
+
+    /// Bytes of Data-Out the initiator offers.
+    pub(super) fn data_out_max(&self) -> u32 {
+        if self.write { self.expected } else { 0 }
+    }
+
+    /// Whether data for the edge is still collected, and worth keeping.
+    pub(super) fn collects(&self) -> bool {
+        self.state == State::Collecting && self.failure.is_none() && !self.aborted
+    }
+}
+
+/// All slots of a connection.
+#[derive(Debug)]
+pub(super) struct Tasks {
+    slots: Vec<Task>,
+    /// ITT of each slot, side by side: the search by ITT reads 4 bytes per slot, not a whole task.
+    itts: Vec<u32>,
+    free: Vec<u32>,
+    /// Live tasks that came through the command window.
+    pub(super) windowed: u32,
+    /// Live tasks that came as immediate commands.
+    pub(super) immediate: u32,
+}
+
+impl Tasks {
+    pub(super) fn new(count: u32) -> Self {
+        Self {
+            slots: (0..count).map(|_| Task::new()).collect(),
+            itts: vec![Itt::RESERVED.0; count as usize],
+            free: (0..count).rev().collect(),
+            windowed: 0,
+            immediate: 0,
+        }
+    }
+
+    pub(super) fn live(&self) -> u32 {
+        self.windowed + self.immediate
+    }
+
+    pub(super) fn get(&self, slot: u32) -> &Task {
+        &self.slots[slot as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Task {
+        &mut self.slots[slot as usize]
+    }
+
+    /// The live task of `id`. The edge may name a slot that has just ended; it may not invent one.
+    pub(super) fn of_edge(&mut self, id: TaskId) -> Option<&mut Task> {
+        let task = &mut self.slots[id.index()];
+        (task.state != State::Free).then_some(task)
+    }
+
+    pub(super) fn find(&self, itt: Itt) -> Option<u32> {
+        if itt.is_reserved() {
+            return None;
+        }
+        let slot = self.itts.iter().position(|&candidate| candidate == itt.0)?;
+        Some(u32::try_from(slot).expect("slots are few"))
+    }
+
+    /// The task and the R2T that a transfer tag of ours names. Any tag at all may be asked for.
+    pub(super) fn find_r2t(&self, ttt: Ttt, itt: Itt) -> Option<(u32, usize)> {
+        let slot = ttt.0 & ((1 << TASK_BITS) - 1);
+        let index = (ttt.0 >> TASK_BITS & ((1 << R2T_BITS) - 1)) as usize;
+        let task = self.slots.get(slot as usize)?;
+        let live = task.state != State::Free && task.itt == itt && task.r2t_live & 1 << index != 0;
+        (live && task.r2ts[index].ttt == ttt).then_some((slot, index))
+    }
+
+    pub(super) fn allocate(&mut self, itt: Itt, immediate: bool) -> Option<u32> {
+        let slot = self.free.pop()?;
+        let task = &mut self.slots[slot as usize];
+        debug_assert_eq!(task.state, State::Free);
+        task.state = State::Offered;
+        task.itt = itt;
+        task.immediate = immediate;
+        self.itts[slot as usize] = itt.0;
+        if immediate {
+            self.immediate += 1;
+        } else {
+            self.windowed += 1;
+        }
+        Some(slot)
+    }
+
+    pub(super) fn release(&mut self, slot: u32) {
+        let task = &mut self.slots[slot as usize];
+        assert_ne!(task.state, State::Free, "task slot released twice");
+        if task.immediate {
+            self.immediate -= 1;
+        } else {
+            self.windowed -= 1;
+        }
+        task.reset();
+        self.itts[slot as usize] = Itt::RESERVED.0;
+        self.free.push(slot);
+    }
+
+    pub(super) fn live_slots(&self) -> impl Iterator<Item = (u32, &Task)> {
+        (0..).zip(&self.slots).filter(|(_, task)| task.state != State::Free)
+    }
+}

@@ -1,0 +1,166 @@
+//! Text requests at the target: SendTargets, and the few keys that may change in the full feature phase.
+//!
+//! RFC 7143 §11.10, Appendix C. One exchange at a time; a new one replaces what is left of the old.
+
+use super::transmit::Control;
+use super::{Connection, Event, Segment};
+use crate::limits::TEXT_REQUEST_MAX;
+use crate::machine::{Fatal, TargetRecord};
+use crate::name::IscsiName;
+use crate::params::{SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN};
+use crate::text::{self, Collector, NOT_UNDERSTOOD, REJECT, Segments};
+use crate::wire::{Itt, RejectReason, TextRequest, Ttt};
+
+/// Which targets a SendTargets asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scope {
+    /// All that the initiator may see; only in discovery sessions.
+    All,
+    /// The target of this session, with all its addresses.
+    This,
+    /// One target by name.
+    Named(IscsiName),
+}
+
+/// Names a text request that waits for the edge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TextId(u32);
+
+/// The exchange in progress.
+#[derive(Debug, Default)]
+pub(super) struct Text {
+    /// Counts exchanges; also the Target Transfer Tag.
+    exchange: u32,
+    /// A further request of the initiator's is expected.
+    open: Option<Itt>,
+    collector: Collector,
+    outgoing: Segments,
+    /// Answers to other keys, while the edge is asked for targets.
+    answers: Option<Vec<u8>>,
+    is_final: bool,
+}
+
+impl Connection {
+    pub(super) fn on_text_header(&mut self) -> Result<(), Fatal> {
+        let immediate = crate::wire::Bhs(&self.header).immediate();
+        let cmd_sn = crate::wire::CmdSn(crate::wire::get_u32(&self.header, crate::wire::field::CMD_SN));
+        if !self.admit(immediate, cmd_sn)? {
+            return Ok(());
+        }
+        match TextRequest::parse(&self.header) {
+            Ok(request) if request.itt.is_reserved() => self.reject(RejectReason::InvalidPduField),
+            Ok(request) if request.data_segment_length > 0 => {
+                self.segment = Segment::Text;
+                Ok(())
+            }
+            Ok(_) => self.on_text(&[]),
+            Err(_) => self.reject(RejectReason::InvalidPduField),
+        }
+    }
+
+    pub(super) fn on_text(&mut self, segment: &[u8]) -> Result<(), Fatal> {
+        let Ok(request) = TextRequest::parse(&self.header) else {
+            return self.reject(RejectReason::InvalidPduField);
+        };
+        if request.ttt.is_reserved() {
+            let exchange = self.text.exchange.wrapping_add(1) & 0x7fff_ffff;
+            self.text = Text { exchange, ..Text::default() };
+        } else if self.text.open != Some(request.itt) || request.ttt.0 != self.text.exchange {
+            return self.reject(RejectReason::InvalidPduField);
+        }
+        self.text.open = None;
+        self.text.is_final = request.is_final;
+        if self.text.outgoing.has_more() {
+            // §6.2: while our C bit is set, the initiator only asks for more.
+            if !segment.is_empty() || request.continues {
+                self.text.outgoing = Segments::default();
+                return self.reject(RejectReason::ProtocolError);
+            }
+            return self.send_text(request.itt);
+        }
+        match self.text.collector.push(segment, request.continues, TEXT_REQUEST_MAX) {
+            Ok(Some(text)) => self.on_whole_text(request.itt, &text),
+            Ok(None) => self.send_text(request.itt),
+            Err(_) => self.reject(RejectReason::InvalidPduField),
+        }
+    }
+
+    fn on_whole_text(&mut self, itt: Itt, whole: &[u8]) -> Result<(), Fatal> {
+        let Ok(pairs) = text::parse(whole) else {
+            return self.reject(RejectReason::InvalidPduField);
+        };
+        let mut answers = Vec::new();
+        let mut scope = None;
+        for pair in pairs {
+            match pair.key {
+                "SendTargets" => {
+                    let asked = match pair.value {
+                        "All" if self.discovery => Some(Scope::All),
+                        "" if !self.discovery => Some(Scope::This),
+                        name => IscsiName::parse(name).ok().map(Scope::Named),
+                    };
+                    match asked {
+                        Some(asked) if scope.is_none() => scope = Some(asked),
+                        _ => text::emit(pair.key, REJECT, &mut answers),
+                    }
+                }
+                // §13.12: declared, not negotiated, and in any phase.
+                "MaxRecvDataSegmentLength" => {
+                    let length = text::parse_number(pair.value).and_then(|length| u32::try_from(length).ok());
+                    match length {
+                        Some(length) if (SEGMENT_LENGTH_MIN..=SEGMENT_LENGTH_MAX).contains(&length) => {
+                            self.parameters.send_segment_max = length;
+                        }
+                        _ => text::emit(pair.key, REJECT, &mut answers),
+                    }
+                }
+                key => text::emit(key, NOT_UNDERSTOOD, &mut answers),
+            }
+        }
+        match scope {
+            Some(scope) => {
+                self.text.answers = Some(answers);
+                self.text.open = Some(itt);
+                let request = TextId(self.text.exchange);
+                self.events.push_back(Event::SendTargets { request, scope });
+                Ok(())
+            }
+            None => {
+                self.text.outgoing = Segments::new(answers);
+                self.send_text(itt)
+            }
+        }
+    }
+
+    /// Answers [`Event::SendTargets`] with the targets that this initiator may see (none is an answer). Ignored if the
+    /// initiator has begun something else meanwhile.
+    pub fn send_targets(&mut self, request: TextId, targets: &[TargetRecord]) {
+        if request.0 != self.text.exchange {
+            return;
+        }
+        let (Some(mut answer), Some(itt)) = (self.text.answers.take(), self.text.open.take()) else {
+            return;
+        };
+        for target in targets {
+            text::emit("TargetName", target.name.as_str(), &mut answer);
+            for address in &target.addresses {
+                text::emit("TargetAddress", &address.to_string(), &mut answer);
+            }
+        }
+        self.text.outgoing = Segments::new(answer);
+        if self.send_text(itt).is_err() {
+            self.events.push_back(Event::Close);
+        }
+    }
+
+    /// The next text response: a segment of ours, or an empty one that asks the initiator to go on.
+    fn send_text(&mut self, itt: Itt) -> Result<(), Fatal> {
+        let segment_max = self.parameters.send_segment_max as usize;
+        let (segment, continues) = self.text.outgoing.next_segment(segment_max);
+        let data = segment.to_vec();
+        let is_final = self.text.is_final && !continues && !self.text.collector.is_partial();
+        let ttt = if is_final { Ttt::RESERVED } else { Ttt(self.text.exchange) };
+        self.text.open = (!is_final).then_some(itt);
+        self.push_control(Control::Text { is_final, continues, itt, ttt, data })
+    }
+}
