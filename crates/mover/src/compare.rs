@@ -31,7 +31,7 @@ pub struct Comparison {
 /// Compares the range of `plan`: `a` from `src_offset`, `b` from `dst_offset`. Reads no further than the first
 /// difference and what was in flight then. Writes nothing; `verify` means nothing here.
 ///
-/// As in [`crate::copy`], the loop belongs to this call, and memory is back in the pool afterwards.
+/// As in [`copy()`](crate::copy()), the loop belongs to this call, and memory is back in the pool afterwards.
 pub fn compare(
     io: &mut Io,
     a: &mut dyn Endpoint,
