@@ -235,3 +235,5 @@ pub trait Medium: Send + Sync + fmt::Debug {
 /// How long [`crate::wait_ready`] waits before it says that nothing answers, unless the endpoint gives up
 /// first.
 pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an orderly end may take.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

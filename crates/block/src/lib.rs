@@ -28,7 +28,7 @@ pub use file::FileMedium;
 pub use memory::{MemoryMedium, NullMedium};
 pub use open::{LOCAL_OPTIONS, OpenOptions, open};
 pub use pattern::{PatternMedium, fill as fill_pattern};
-pub use readiness::wait_ready;
+pub use readiness::{close_all, wait_ready};
 pub use router::Router;
 pub use size::{parse_rate, parse_size};
 pub use spec::{Location, Spec, SpecError};

@@ -6,8 +6,7 @@ use area::{Pool, Region};
 use io::{Event, Io, Owner};
 
 use crate::{
-    Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Medium, OpenError,
-    Request,
+    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Medium, OpenError, Request,
 };
 
 pub(crate) fn synthetic_capability(size_bytes: u64) -> Capability {
@@ -176,10 +175,6 @@ impl Endpoint for NullEndpoint {
     fn on_event(&mut self, _io: &mut Io, _event: Event, _done: &mut Vec<Completion>) {}
 
     fn owners(&self, _owners: &mut Vec<Owner>) {}
-
-    fn extent(&mut self, _offset: u64) -> Extent {
-        Extent { end: self.capability.size_bytes, data: false }
-    }
 
     fn identity(&self) -> Identity {
         Identity::Unique

@@ -1,8 +1,8 @@
-//! Waiting until endpoints can be used.
+//! Waiting until endpoints can be used, and until they have ended in order.
 
 use io::Io;
 
-use crate::endpoint::READY_TIMEOUT;
+use crate::endpoint::{CLOSE_TIMEOUT, READY_TIMEOUT};
 use crate::{Endpoint, OpenError, Router, State};
 
 /// Drives the loop until every endpoint is ready, or one has failed (its error), or nothing answered for a
@@ -37,5 +37,27 @@ pub fn wait_ready(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) -> Result<()
             }
         }
         debug_assert!(done.is_empty(), "nothing was submitted yet");
+    }
+}
+
+/// Ends endpoints in order (an iSCSI logout), as far as the peers answer within a few seconds.
+pub fn close_all(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) {
+    let mut router = Router::new();
+    for (index, endpoint) in endpoints.iter_mut().enumerate() {
+        router.add_endpoint(*endpoint, index);
+        endpoint.close(io);
+    }
+    let deadline = io.now() + CLOSE_TIMEOUT;
+    let (mut events, mut done) = (Vec::new(), Vec::new());
+    while endpoints.iter().any(|endpoint| !endpoint.is_closed()) && io.now() < deadline {
+        if io.turn_until(Some(deadline), &mut events).is_err() {
+            return;
+        }
+        for event in events.drain(..) {
+            if let Some(index) = router.route(event.token.owner) {
+                endpoints[index].on_event(io, event, &mut done);
+            }
+        }
+        done.clear();
     }
 }

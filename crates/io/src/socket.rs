@@ -78,6 +78,9 @@ impl Default for Outgoing {
 impl Outgoing {
     /// Appends bytes, copied: headers, digests, padding, text.
     pub fn bytes(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
         let start = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
         let end = self.bytes.len();

@@ -161,3 +161,18 @@ fn dropping_the_loop_with_a_receive_in_flight_is_safe() {
     io.turn_until(Some(Duration::from_millis(1)), &mut Vec::new()).unwrap();
     drop(io);
 }
+
+#[test]
+fn immediate_events_do_not_starve_the_kernels() {
+    let mut io = io();
+    let owner = io.owner();
+    let waker = io.waker(Token { owner, key: 7 }).unwrap();
+    std::thread::spawn(move || waker.wake()).join().unwrap();
+    let mut events = Vec::new();
+    let woken = (0..100_000).any(|_| {
+        io.soon(Token { owner, key: 1 });
+        io.turn(&mut events).unwrap();
+        events.drain(..).any(|event| event.token.key == 7)
+    });
+    assert!(woken);
+}

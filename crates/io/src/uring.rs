@@ -21,6 +21,8 @@ impl Uring {
         let ring = IoUring::<squeue::Entry, cqueue::Entry>::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
+            // Makes a look without waiting run deferred completions too, when there are any.
+            .setup_taskrun_flag()
             .setup_submit_all()
             .setup_cqsize(COMPLETIONS)
             .build(entries)?;

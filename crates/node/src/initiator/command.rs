@@ -1,0 +1,148 @@
+//! Block requests as commands.
+
+use area::Span;
+use block::{Capability, IoError, IoErrorKind, Kind};
+use iscsi::initiator::Direction;
+use scsi::cdb::{self, Cdb};
+use scsi::{Range, Sense, SenseKey};
+
+use super::setup::{Disk, describe};
+
+/// A LUN that does not say takes transfers up to this, in bytes.
+const TRANSFER_BYTES_DEFAULT: u64 = 4 << 20;
+/// Longest transfer we ask for.
+const TRANSFER_BYTES_MAX: u64 = 8 << 20;
+/// A command that writes no data moves at most this many bytes at once, so that it ends in time.
+const ZERO_BYTES_MAX: u64 = 64 << 20;
+
+/// One command of a request.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) cdb: Cdb,
+    pub(super) direction: Direction,
+    pub(super) data: Option<Span>,
+    /// Bytes of the request that are done with it.
+    pub(super) bytes: u64,
+}
+
+/// What the disk can do, in the mover's and target's terms.
+pub(super) fn capability(disk: &Disk, read_only: bool, queue_depth: u32) -> Result<Capability, String> {
+    let capacity = disk.capacity.as_ref().ok_or("the LUN does not tell its size")?;
+    let block_size = capacity.block_size;
+    if ![512, 4096].contains(&block_size) {
+        return Err(format!("blocks of {block_size} bytes are not supported, only 512 and 4096"));
+    }
+    let size_bytes = capacity
+        .blocks
+        .checked_mul(u64::from(block_size))
+        .ok_or_else(|| format!("{} blocks cannot be", capacity.blocks))?;
+    let in_bytes = |blocks: u32| u64::from(blocks) * u64::from(block_size);
+    let limits = disk.limits.as_ref();
+    let told = limits.map_or(0, |limits| in_bytes(limits.transfer_max_blocks));
+    let transfer_max = if told == 0 { TRANSFER_BYTES_DEFAULT } else { told.min(TRANSFER_BYTES_MAX) };
+    let optimal = limits.map_or(0, |limits| in_bytes(limits.transfer_optimal_blocks));
+    let optimal = if optimal == 0 { 1 << 20 } else { optimal.clamp(64 << 10, 1 << 20) };
+    let provisioning = disk.provisioning.as_ref();
+    let unmap = provisioning.is_some_and(|page| page.unmap && page.reads_zero)
+        && limits.is_some_and(|limits| limits.unmap_max_blocks > 0 && limits.unmap_max_descriptors > 0);
+    Ok(Capability {
+        size_bytes,
+        block_size,
+        physical_block_size: capacity.physical_block_size().unwrap_or(block_size).clamp(block_size, 65536),
+        granularity: block_size,
+        alignment: block_size,
+        max_transfer_bytes: transfer_max.max(u64::from(block_size)) as u32,
+        optimal_transfer_bytes: optimal.min(transfer_max) as u32,
+        queue_depth,
+        read_only: read_only || disk.write_protected,
+        discard: unmap,
+        write_zeroes: write_same(disk),
+        volatile_cache: disk.write_cache,
+        rotational: disk.rotational,
+    })
+}
+
+/// Whether WRITE SAME with zeroes is cheaper than zeroes: the disk deallocates by it and reads zeroes then.
+fn write_same(disk: &Disk) -> bool {
+    disk.provisioning.as_ref().is_some_and(|page| page.write_same_16_unmaps() && page.reads_zero)
+}
+
+/// The next command of `kind`, of which `done` bytes are done. `zeroes` is a buffer of zeroes.
+pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability, zeroes: &Span) -> Step {
+    let block = u64::from(capability.block_size);
+    let none = |cdb, bytes| Step { cdb, direction: Direction::None, data: None, bytes };
+    match kind {
+        Kind::Read { offset, into } => {
+            let cdb = access(*offset / block, into.len() as u64 / block, false, false);
+            Step { cdb, direction: Direction::In, data: Some(into.clone()), bytes: into.len() as u64 }
+        }
+        Kind::Write { offset, from, durable } => write(*offset, from.clone(), *durable && disk.fua, block),
+        Kind::Flush => none(cdb::synchronize_cache_10(), 0),
+        Kind::Discard { offset, length } => {
+            let limits = disk.limits.as_ref();
+            let max = limits.map_or(0, |limits| u64::from(limits.unmap_max_blocks)) * block;
+            let bytes = (length - done).min(max.clamp(block, ZERO_BYTES_MAX));
+            let range = Range { lba: (offset + done) / block, blocks: bytes / block };
+            let (cdb, list) = cdb::unmap(&[range]).expect("one range is a list");
+            let data = zeroes.slice(0, list.len());
+            data.fill(0, &list);
+            Step { cdb, direction: Direction::Out, data: Some(data), bytes }
+        }
+        Kind::WriteZeroes { offset, length, may_unmap } => {
+            let left = length - done;
+            if !write_same(disk) || !may_unmap {
+                let bytes = left.min(zeroes.len() as u64).min(u64::from(capability.max_transfer_bytes));
+                return write(offset + done, zeroes.slice(0, bytes as usize), false, block);
+            }
+            let told = disk.limits.as_ref().map_or(0, |limits| limits.write_same_max_blocks);
+            let max = if told == 0 { ZERO_BYTES_MAX } else { told.saturating_mul(block).min(ZERO_BYTES_MAX) };
+            let bytes = left.min(max);
+            let cdb = cdb::write_same_16((offset + done) / block, (bytes / block) as u32, true, false);
+            let data = Some(zeroes.slice(0, block as usize));
+            Step { cdb, direction: Direction::Out, data, bytes }
+        }
+    }
+}
+
+fn write(offset: u64, from: Span, fua: bool, block: u64) -> Step {
+    let bytes = from.len() as u64;
+    let cdb = access(offset / block, bytes / block, true, fua);
+    Step { cdb, direction: Direction::Out, data: Some(from), bytes }
+}
+
+/// READ or WRITE, in the short form where it reaches: old targets know no other.
+fn access(lba: u64, blocks: u64, write: bool, fua: bool) -> Cdb {
+    match (u32::try_from(lba), u16::try_from(blocks), write) {
+        (Ok(lba), Ok(blocks), false) => cdb::read_10(lba, blocks, fua),
+        (Ok(lba), Ok(blocks), true) => cdb::write_10(lba, blocks, fua),
+        (_, _, false) => cdb::read_16(lba, blocks as u32, fua),
+        (_, _, true) => cdb::write_16(lba, blocks as u32, fua),
+    }
+}
+
+/// What to do about sense data.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// Send the command again at once.
+    Again,
+    /// Send it again in a moment.
+    Later,
+    /// Tell the submitter.
+    Fail(IoError),
+}
+
+/// Judges a CHECK CONDITION.
+pub(super) fn judge(sense: &Sense) -> Verdict {
+    let fail = |kind| Verdict::Fail(IoError::new(kind, describe(sense)));
+    match (sense.key, sense.asc, sense.ascq) {
+        (SenseKey::UnitAttention, ..) | (SenseKey::AbortedCommand, ..) => Verdict::Again,
+        (SenseKey::NotReady, 0x04, 0x01..=0x0A) => Verdict::Later,
+        (SenseKey::NotReady, ..) => fail(IoErrorKind::Unreachable),
+        (SenseKey::DataProtect, 0x27, 0x07) => fail(IoErrorKind::NoSpace),
+        (SenseKey::DataProtect, ..) => fail(IoErrorKind::ReadOnly),
+        (SenseKey::IllegalRequest, 0x21, _) => fail(IoErrorKind::OutOfRange),
+        (SenseKey::IllegalRequest, 0x20 | 0x24, _) => fail(IoErrorKind::Unsupported),
+        (SenseKey::MediumError | SenseKey::HardwareError, ..) => fail(IoErrorKind::Medium),
+        _ => fail(IoErrorKind::Other),
+    }
+}

@@ -1,0 +1,18 @@
+//! The initiator: a remote LUN as a medium, and discovery.
+//!
+//! `session.rs` is one connection's life (connect, log in, commands); `setup.rs` asks a disk what it is;
+//! `endpoint.rs` turns block requests into commands and survives lost connections; `discover.rs` asks a portal
+//! for its targets and a target for its LUNs.
+
+mod command;
+mod discover;
+mod endpoint;
+mod options;
+mod session;
+mod setup;
+mod url;
+
+pub use discover::{LunInfo, Target, discover, list_luns};
+pub use endpoint::IscsiMedium;
+pub use options::{Credentials, Options};
+pub use url::{PORT, Url, UrlError};

@@ -1,0 +1,102 @@
+//! How to log in, and how patient to be.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use block::OpenError;
+use iscsi::chap::Secret;
+use iscsi::login::ChapAccount;
+use iscsi::login::initiator::Config;
+use iscsi::name::IscsiName;
+use iscsi::params::{DigestPolicy, Params, SessionType};
+use iscsi::wire::Isid;
+
+use super::url::Url;
+
+/// A CHAP name and secret.
+#[derive(Clone, Debug)]
+pub struct Credentials {
+    /// CHAP_N.
+    pub user: String,
+    /// The secret.
+    pub secret: Secret,
+}
+
+/// What an initiator is told beside the URL.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Our InitiatorName.
+    pub initiator_name: String,
+    /// How we prove ourselves.
+    pub chap: Option<Credentials>,
+    /// How the target must prove itself.
+    pub mutual: Option<Credentials>,
+    /// How long a request may take, lost connections and new logins included, before it fails.
+    pub timeout: Duration,
+    /// Ask for CRC32C over headers.
+    pub header_digest: bool,
+    /// Ask for CRC32C over data.
+    pub data_digest: bool,
+}
+
+impl Options {
+    /// Without authentication and digests, with a timeout of 30 s.
+    pub fn new(initiator_name: impl Into<String>) -> Self {
+        Self {
+            initiator_name: initiator_name.into(),
+            chap: None,
+            mutual: None,
+            timeout: Duration::from_secs(30),
+            header_digest: false,
+            data_digest: false,
+        }
+    }
+
+    /// The login of a session with `target`, or of a discovery session.
+    pub(super) fn login(&self, target: Option<&str>, isid: Isid) -> Result<Config, OpenError> {
+        let name = |what: &str, name: &str| {
+            IscsiName::parse(name).map_err(|error| OpenError::Usage(format!("{what} '{name}': {error}")))
+        };
+        let initiator = name("initiator name", &self.initiator_name)?;
+        let account = |credentials: &Credentials| ChapAccount {
+            user: credentials.user.clone(),
+            secret: credentials.secret.clone(),
+        };
+        let digest = |wanted| if wanted { DigestPolicy::Prefer } else { DigestPolicy::Allow };
+        let target_name = target.map(|target| name("target name", target)).transpose()?;
+        let session_type = if target.is_some() { SessionType::Normal } else { SessionType::Discovery };
+        Ok(Config {
+            session_type,
+            target_name,
+            auth: self.chap.as_ref().map(account),
+            mutual: self.mutual.as_ref().map(account),
+            params: Params {
+                header_digest: digest(self.header_digest),
+                data_digest: digest(self.data_digest),
+                max_recv_data_segment_length: 1 << 20,
+                ..Params::default()
+            },
+            ..Config::discovery(initiator, isid)
+        })
+    }
+}
+
+/// A random-type ISID of our own, so that the kernel's session of the same initiator name is never replaced.
+pub(super) fn random_isid() -> Isid {
+    let mut random = [0; 5];
+    getrandom::fill(&mut random).expect("the system has randomness");
+    Isid::random([random[0], random[1], random[2]], u16::from_be_bytes([random[3], random[4]]))
+}
+
+/// The addresses of a portal.
+pub(super) fn resolve(url: &Url) -> Result<Vec<SocketAddr>, OpenError> {
+    let address = url.address();
+    let found: Vec<_> = address
+        .to_socket_addrs()
+        .map_err(|error| OpenError::Unreachable(format!("looking up {}: {error}", url.host)))?
+        .collect();
+    if found.is_empty() {
+        return Err(OpenError::Unreachable(format!("{} has no address", url.host)));
+    }
+    Ok(found)
+}

@@ -1,0 +1,234 @@
+//! Asks a disk what it is, one command at a time, and remembers the answers.
+
+use block::OpenError;
+use scsi::capacity::Capacity;
+use scsi::cdb::{self, Cdb};
+use scsi::inquiry::{self, BlockLimits, DesignatorId, Provisioning, Standard};
+use scsi::mode::ModeData;
+use scsi::{Sense, SenseKey, Status};
+
+/// Bytes an answer may have.
+pub(super) const ANSWER_BYTES: u32 = 4096;
+/// Unit attentions, or NOT READY BECOMING READY, tolerated before a disk counts as broken.
+const PATIENCE: u32 = 30;
+
+/// What a disk told about itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Disk {
+    pub(super) standard: Option<Standard>,
+    pub(super) serial: Option<String>,
+    /// The designator that tells this unit from all others, printed.
+    pub(super) designator: Option<String>,
+    pub(super) limits: Option<BlockLimits>,
+    pub(super) provisioning: Option<Provisioning>,
+    pub(super) rotational: bool,
+    pub(super) capacity: Option<Capacity>,
+    pub(super) write_protected: bool,
+    pub(super) fua: bool,
+    pub(super) write_cache: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    Ready,
+    Standard,
+    Pages,
+    Serial,
+    Designators,
+    Limits,
+    Characteristics,
+    Provisioning,
+    Capacity16,
+    Capacity10,
+    Mode6,
+}
+
+const ORDER: [Question; 11] = [
+    Question::Ready,
+    Question::Standard,
+    Question::Pages,
+    Question::Serial,
+    Question::Designators,
+    Question::Limits,
+    Question::Characteristics,
+    Question::Provisioning,
+    Question::Capacity16,
+    Question::Capacity10,
+    Question::Mode6,
+];
+
+/// The questions still to ask.
+#[derive(Debug, Default)]
+pub(super) struct Setup {
+    at: usize,
+    asked_again: u32,
+    pages: Vec<u8>,
+    pub(super) disk: Disk,
+}
+
+/// How a command of ours ended.
+#[derive(Debug)]
+pub(super) struct Answer<'a> {
+    pub(super) status: u8,
+    pub(super) sense: Option<Sense>,
+    pub(super) data: &'a [u8],
+}
+
+/// What comes next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Ask the next question now.
+    Ask,
+    /// Ask again in a moment.
+    Pause,
+}
+
+impl Setup {
+    /// The next question, `None` when all are answered.
+    pub(super) fn question(&self) -> Option<Cdb> {
+        let allocation = ANSWER_BYTES as u16;
+        Some(match ORDER.get(self.at)? {
+            Question::Ready => cdb::test_unit_ready(),
+            Question::Standard => cdb::inquiry(None, 255),
+            Question::Pages => cdb::inquiry(Some(0x00), 255),
+            Question::Serial => cdb::inquiry(Some(0x80), 255),
+            Question::Designators => cdb::inquiry(Some(0x83), allocation),
+            Question::Limits => cdb::inquiry(Some(0xB0), 64),
+            Question::Characteristics => cdb::inquiry(Some(0xB1), 64),
+            Question::Provisioning => cdb::inquiry(Some(0xB2), 255),
+            Question::Capacity16 => cdb::read_capacity_16(32),
+            Question::Capacity10 => cdb::read_capacity_10(),
+            Question::Mode6 => cdb::mode_sense_6(0x3F, 255),
+        })
+    }
+
+    /// Takes an answer.
+    pub(super) fn answer(&mut self, answer: &Answer<'_>) -> Result<Progress, OpenError> {
+        let good = answer.status == Status::Good as u8;
+        let busy = [Status::Busy as u8, Status::TaskSetFull as u8].contains(&answer.status);
+        let key = answer.sense.as_ref().map(|sense| sense.key);
+        if busy || key == Some(SenseKey::UnitAttention) || is_becoming_ready(answer.sense.as_ref()) {
+            self.asked_again += 1;
+            if self.asked_again > PATIENCE {
+                return Err(OpenError::Unreachable(format!("the LUN does not become ready: {}", told(answer))));
+            }
+            return Ok(if key == Some(SenseKey::UnitAttention) { Progress::Ask } else { Progress::Pause });
+        }
+        let question = ORDER[self.at];
+        if good {
+            self.take(question, answer.data);
+        }
+        match question {
+            // A removable disk without medium, or one that is stopped.
+            Question::Ready if !good && key == Some(SenseKey::NotReady) => {
+                return Err(OpenError::Missing(format!("the LUN is not ready: {}", told(answer))));
+            }
+            Question::Ready if answer.status == Status::ReservationConflict as u8 => {
+                return Err(OpenError::Refused("another initiator has reserved the LUN".into()));
+            }
+            Question::Ready if !good && answer.sense.as_ref().is_some_and(is_no_unit) => {
+                return Err(OpenError::Missing("the target has no such LUN; list them with hikyaku ls".into()));
+            }
+            Question::Standard => match &self.disk.standard {
+                Some(standard) if standard.qualifier != 0 => {
+                    let text = "the target has no such LUN; list them with hikyaku ls";
+                    return Err(OpenError::Missing(text.into()));
+                }
+                Some(standard) if standard.is_disk() => {}
+                Some(standard) => {
+                    let text = format!("the LUN is no disk (SCSI device type {:02X}h)", standard.device_type);
+                    return Err(OpenError::Usage(text));
+                }
+                None => return Err(OpenError::Failed(format!("INQUIRY: {}", told(answer)))),
+            },
+            Question::Capacity10 if self.disk.capacity.is_none() => {
+                return Err(OpenError::Failed(format!("READ CAPACITY: {}", told(answer))));
+            }
+            _ => {}
+        }
+        self.at += 1;
+        while ORDER.get(self.at).is_some_and(|question| self.is_needless(*question)) {
+            self.at += 1;
+        }
+        Ok(Progress::Ask)
+    }
+
+    fn is_needless(&self, question: Question) -> bool {
+        let page = match question {
+            Question::Serial => 0x80,
+            Question::Designators => 0x83,
+            Question::Limits => 0xB0,
+            Question::Characteristics => 0xB1,
+            Question::Provisioning => 0xB2,
+            Question::Capacity10 => return self.disk.capacity.is_some(),
+            _ => return false,
+        };
+        !self.pages.contains(&page)
+    }
+
+    fn take(&mut self, question: Question, data: &[u8]) {
+        let disk = &mut self.disk;
+        match question {
+            Question::Ready => {}
+            Question::Standard => disk.standard = Standard::parse(data),
+            Question::Pages => {
+                self.pages = inquiry::supported_pages(data).map(<[u8]>::to_vec).unwrap_or_default();
+            }
+            Question::Serial => disk.serial = inquiry::serial(data),
+            Question::Designators => disk.designator = unit_designator(data),
+            Question::Limits => disk.limits = BlockLimits::parse(data),
+            Question::Characteristics => {
+                let rate = inquiry::Characteristics::parse(data).map(|page| page.rotation_rate);
+                disk.rotational = rate.is_some_and(|rate| rate > 1);
+            }
+            Question::Provisioning => disk.provisioning = Provisioning::parse(data),
+            Question::Capacity16 => disk.capacity = Capacity::parse_16(data),
+            Question::Capacity10 => disk.capacity = Capacity::parse_10(data),
+            Question::Mode6 => {
+                if let Some(mode) = ModeData::parse_6(data) {
+                    disk.write_protected = mode.write_protected;
+                    disk.fua = mode.dpo_fua;
+                    // Without the page nobody promises anything: flush.
+                    disk.write_cache = mode.caching().is_none_or(|caching| caching.write_cache);
+                }
+            }
+        }
+    }
+}
+
+fn is_becoming_ready(sense: Option<&Sense>) -> bool {
+    sense.is_some_and(|sense| {
+        sense.key == SenseKey::NotReady && (sense.asc, sense.ascq) == (0x04, 0x01)
+    })
+}
+
+fn is_no_unit(sense: &Sense) -> bool {
+    sense.key == SenseKey::IllegalRequest && sense.asc == 0x25
+}
+
+/// Status and sense in the standards' words.
+pub(super) fn told(answer: &Answer<'_>) -> String {
+    match (&answer.sense, Status::from_code(answer.status)) {
+        (Some(sense), _) => describe(sense),
+        (None, Some(status)) => status.name().into(),
+        (None, None) => format!("SCSI status {:02X}h", answer.status),
+    }
+}
+
+/// `sense 05/24/00 (ILLEGAL REQUEST, INVALID FIELD IN CDB)`.
+pub(super) fn describe(sense: &Sense) -> String {
+    let (key, asc, ascq) = (sense.key as u8, sense.asc, sense.ascq);
+    format!("sense {key:02X}/{asc:02X}/{ascq:02X} ({}, {})", sense.key.name(), sense.meaning())
+}
+
+/// The best designator of the logical unit: NAA before EUI-64 before anything else.
+fn unit_designator(data: &[u8]) -> Option<String> {
+    let designators = inquiry::designators(data)?;
+    let rank = |id: &DesignatorId| match id {
+        DesignatorId::Naa(_) => 0,
+        DesignatorId::Eui64(_) => 1,
+        _ => 2,
+    };
+    let of_unit = designators.iter().filter(|one| one.association == inquiry::Association::LogicalUnit);
+    of_unit.min_by_key(|one| rank(&one.id)).map(|one| one.id.to_string())
+}

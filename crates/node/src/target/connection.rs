@@ -1,0 +1,636 @@
+//! One connection: socket, protocol machine, tasks with their buffers.
+//!
+//! A READ: `pump` takes its header from the stream; the machine yields `Command`; `on_command` asks the device
+//! server, takes a buffer and starts a [`Job`]; the endpoint fills the buffer; `on_completion` ends the job and
+//! tells the machine, which yields Data-In headers that refer to the buffer; `pump` sends headers and spans.
+//! A WRITE: as above, but the buffer is taken first, the stream receives into it, and the job starts at `DataOut`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use area::Span;
+use block::{Completion, Endpoint, IoError, Request};
+use io::{Event as IoEvent, Handle, Io, Owner, Token};
+use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
+use iscsi::name::IscsiName;
+use iscsi::target::{self as machine, Event};
+use iscsi::wire::{Isid, LoginStatus};
+use scsi::{Media, MediaError, NexusId, Outcome, Step};
+
+use super::login;
+use super::lun::Lun;
+use super::mail::{AbortGroup, ConnectionId, Mail};
+use super::management::Request as ManagementRequest;
+use super::media::{Job, Next};
+use super::server::Shared;
+use super::sessions::{Admission, Claim};
+use crate::stream::{Advance, Operation, Stream};
+
+/// Commands an initiator may have outstanding.
+const COMMANDS_MAX: u32 = 128;
+/// Seconds an initiator is given to log out when the server drains.
+const LOGOUT_SECONDS: u16 = 3;
+
+/// What a connection needs of its thread.
+pub(super) struct Context<'a> {
+    pub(super) io: &'a mut Io,
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) units: &'a mut [Box<dyn Endpoint>],
+    pub(super) done: &'a mut Vec<Completion>,
+    pub(super) draining: bool,
+}
+
+/// What the login settled.
+pub(super) struct Session {
+    pub(super) nexus: NexusId,
+    /// `None` for discovery.
+    pub(super) target: Option<usize>,
+    pub(super) initiator: String,
+    user: Option<String>,
+    /// LUNs it sees: wire value and index into the server's.
+    luns: Vec<(u64, usize)>,
+    /// The same as REPORT LUNS wants it.
+    inventory: Vec<u64>,
+    read_only: bool,
+}
+
+impl Session {
+    /// The unit behind a LUN field.
+    pub(super) fn lun(&self, wire: u64) -> Option<usize> {
+        self.luns.iter().find(|(known, _)| *known == wire).map(|(_, lun)| *lun)
+    }
+}
+
+/// A login that is agreed and waits for its session.
+struct Pending {
+    initiator: String,
+    isid: Isid,
+    tsih: u16,
+    target: Option<String>,
+    user: Option<String>,
+}
+
+/// A command under way.
+pub(super) struct Task {
+    /// Index into the server's LUNs.
+    pub(super) lun: usize,
+    cdb: [u8; 16],
+    media: Option<Media>,
+    buffer: Option<Span>,
+    pub(super) job: Option<Job>,
+    /// Ended by another session's task management: nothing is answered.
+    pub(super) aborted: bool,
+    /// That task management, which waits for this task's end.
+    pub(super) group: Option<Arc<AbortGroup>>,
+}
+
+impl Task {
+    fn new(lun: usize, cdb: [u8; 16]) -> Self {
+        Self { lun, cdb, media: None, buffer: None, job: None, aborted: false, group: None }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// What is queued is sent, then the socket is shut.
+    Ending,
+    /// Shut; what is with the kernel and the endpoints comes back.
+    Shut,
+}
+
+pub(super) struct Connection {
+    id: ConnectionId,
+    owner: Owner,
+    peer: SocketAddr,
+    local: SocketAddr,
+    stream: Stream,
+    pub(super) machine: machine::Connection,
+    pub(super) tasks: Vec<Option<Task>>,
+    pub(super) session: Option<Session>,
+    /// Task management that waits for other threads.
+    pub(super) requests: Vec<Option<ManagementRequest>>,
+    pending: Option<Pending>,
+    /// Jobs whose requests are with endpoints.
+    busy: usize,
+    phase: Phase,
+    timer: Option<Duration>,
+}
+
+impl Connection {
+    /// Takes a connected socket. `None` when memory is short.
+    pub(super) fn new(
+        io: &mut Io,
+        socket: Handle,
+        owner: Owner,
+        id: ConnectionId,
+        peer: SocketAddr,
+        local: SocketAddr,
+    ) -> Option<Self> {
+        let stream = Stream::new(io, socket, owner, id.generation)?;
+        let mut entropy = [0; 32];
+        getrandom::fill(&mut entropy).ok()?;
+        let config = machine::Config { tasks_max: COMMANDS_MAX, ..machine::Config::default() };
+        let machine = machine::Connection::new(config, entropy, io.now());
+        tracing::debug!(%peer, "connected");
+        Some(Self {
+            id,
+            owner,
+            peer,
+            local,
+            stream,
+            machine,
+            tasks: Vec::new(),
+            session: None,
+            requests: Vec::new(),
+            pending: None,
+            busy: 0,
+            phase: Phase::Open,
+            timer: None,
+        })
+    }
+
+    pub(super) fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// Nothing is left: the socket is shut and every task has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.phase == Phase::Shut && self.stream.is_idle() && self.busy == 0
+    }
+
+    /// The last act of a connection that is over.
+    pub(super) fn end(self, shared: &Shared) {
+        if let Some(session) = &self.session {
+            for (_, lun) in &session.luns {
+                shared.luns[*lun].detach(session.nexus);
+            }
+            let counters = self.stream.counters;
+            tracing::info!(
+                peer = %self.peer, initiator = session.initiator,
+                received = counters.received, sent = counters.sent, copied = counters.copied,
+                "session ended"
+            );
+        }
+    }
+
+    pub(super) fn on_event(&mut self, context: &mut Context<'_>, operation: Operation, event: IoEvent) {
+        match operation {
+            Operation::Receive => match self.stream.on_received(event) {
+                Ok(true) => {}
+                Ok(false) => self.shut("the initiator closed the connection"),
+                Err(error) => self.shut(&error.to_string()),
+            },
+            Operation::Send => {
+                if let Err(error) = self.stream.on_sent(event) {
+                    self.shut(&error.to_string());
+                }
+            }
+            Operation::Timer => {
+                self.timer = None;
+                if self.phase == Phase::Open
+                    && let Err(fatal) = self.machine.on_timeout(context.io.now())
+                {
+                    self.fail(&fatal);
+                }
+            }
+            Operation::Connect => unreachable!("a target does not connect"),
+        }
+    }
+
+    /// Receives, acts and sends as far as it goes.
+    pub(super) fn pump(&mut self, context: &mut Context<'_>) {
+        while self.phase == Phase::Open {
+            self.drain_events(context);
+            let Self { stream, machine, tasks, .. } = self;
+            match stream.advance(machine, |task| buffer_of(tasks, task), context.io.now()) {
+                Ok(Advance::Events) => {}
+                Ok(Advance::Starved) => break,
+                Err(fatal) => self.fail(&fatal),
+            }
+        }
+        self.drain_events(context);
+        if self.phase == Phase::Shut {
+            return;
+        }
+        let Self { stream, machine, tasks, .. } = self;
+        stream.send(context.io, machine, |task| buffer_of(tasks, task));
+        self.drain_events(context);
+        match self.phase {
+            Phase::Open => {
+                self.stream.receive(context.io);
+                self.arm_timer(context.io);
+            }
+            Phase::Ending if self.stream.is_sent() => self.shut("closed"),
+            Phase::Ending | Phase::Shut => {}
+        }
+    }
+
+    fn arm_timer(&mut self, io: &mut Io) {
+        let Some(due) = self.machine.poll_timeout() else { return };
+        if self.timer.is_none_or(|armed| due < armed) {
+            self.timer = Some(due);
+            io.timer(Token { owner: self.owner, key: Operation::Timer.key(self.id.generation) }, due);
+        }
+    }
+
+    fn fail(&mut self, fatal: &Fatal) {
+        tracing::info!(peer = %self.peer, reason = %fatal, "dropping the connection");
+        self.abandon();
+        self.phase = Phase::Ending;
+    }
+
+    /// Ends the connection without a word.
+    fn shut(&mut self, reason: &str) {
+        if self.phase != Phase::Shut {
+            tracing::debug!(peer = %self.peer, reason, "connection ends");
+            self.phase = Phase::Shut;
+            self.stream.shutdown();
+            self.abandon();
+        }
+    }
+
+    /// Work not yet begun is not begun any more; what is with an endpoint ends there.
+    fn abandon(&mut self) {
+        for task in &mut self.tasks {
+            if let Some(job) = task.as_mut().and_then(|task| task.job.as_mut()) {
+                job.abort();
+            }
+        }
+        for task in &mut self.tasks {
+            if task.as_ref().is_some_and(|task| task.job.as_ref().is_none_or(|job| !job.is_outstanding())) {
+                *task = None;
+            }
+        }
+    }
+
+    /// Ends the connection: its session is replaced, its target reset, or the server ends.
+    pub(super) fn close(&mut self, _context: &mut Context<'_>, reason: &str) {
+        self.shut(reason);
+    }
+
+    /// Asks the initiator to log out.
+    pub(super) fn drain(&mut self, _context: &mut Context<'_>) {
+        match &self.session {
+            Some(_) => {
+                if let Err(fatal) = self.machine.request_logout(LOGOUT_SECONDS) {
+                    self.fail(&fatal);
+                }
+            }
+            None => self.shut("the server ends"),
+        }
+    }
+
+    fn drain_events(&mut self, context: &mut Context<'_>) {
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::Command(command) if self.phase == Phase::Open => self.on_command(context, &command),
+                Event::Command(command) => self.machine.abort(command.task),
+                Event::DataOut { task } => self.on_data_out(context, task),
+                Event::TaskDone { task } => self.on_task_done(task),
+                Event::Identify(identity) => {
+                    let policy = if context.draining {
+                        Err(LoginStatus::ServiceUnavailable.into())
+                    } else {
+                        login::policy(&context.shared.config, &identity)
+                    };
+                    if let Err(refusal) = &policy {
+                        tracing::warn!(
+                            peer = %self.peer, initiator = %identity.initiator_name,
+                            status = ?refusal.status, "login refused"
+                        );
+                    }
+                    self.machine.identify(policy);
+                }
+                Event::SessionReady(ready) => {
+                    self.pending = Some(Pending {
+                        initiator: ready.identity.initiator_name.to_string(),
+                        isid: ready.identity.isid,
+                        tsih: ready.identity.tsih,
+                        target: ready.identity.target_name.as_ref().map(ToString::to_string),
+                        user: ready.authenticated_as,
+                    });
+                    self.claim_session(context);
+                }
+                Event::SendTargets { request, scope } => self.on_send_targets(context, request, &scope),
+                Event::TaskManagement { request, function, lun, .. } => {
+                    self.on_management(context, request, function, lun);
+                }
+                Event::Logout { reason } => {
+                    tracing::debug!(peer = %self.peer, ?reason, "logout");
+                }
+                Event::Close => {
+                    if self.phase == Phase::Open {
+                        self.abandon();
+                        self.phase = Phase::Ending;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for the session that the login agreed on; again when the one it replaces has ended.
+    pub(super) fn claim_session(&mut self, context: &mut Context<'_>) {
+        if self.phase != Phase::Open {
+            return;
+        }
+        let Some(pending) = self.pending.take() else { return };
+        if pending.tsih != 0 {
+            // A second connection, or the first one again: a session has one connection here.
+            let status = if context.shared.sessions.exists(pending.tsih) {
+                LoginStatus::TooManyConnections
+            } else {
+                LoginStatus::SessionDoesNotExist
+            };
+            return self.machine.refuse_session(status);
+        }
+        let found = pending.target.as_deref().and_then(|name| context.shared.target(name));
+        let entry = found.and_then(|(_, target)| login::entry(target, &pending.initiator).ok().flatten());
+        let mut luns: Vec<(u64, usize)> = Vec::new();
+        if let Some((index, _)) = found {
+            luns.extend(context.shared.target_luns[index].iter().filter_map(|&index| {
+                let lun = &context.shared.luns[index];
+                let allowed = entry.and_then(|entry| entry.luns.as_ref());
+                let sees = allowed.is_none_or(|luns| luns.contains(&lun.config.lun));
+                sees.then_some((lun.wire, index))
+            }));
+        }
+        let exclusive = luns.iter().map(|(_, lun)| *lun);
+        let claim = Claim {
+            initiator: pending.initiator.clone(),
+            isid: pending.isid,
+            target: pending.target.clone(),
+            peer: self.peer,
+            connection: self.id,
+            exclusive: exclusive.filter(|lun| context.shared.luns[*lun].config.exclusive).collect(),
+        };
+        match context.shared.sessions.claim(claim) {
+            Admission::Granted { tsih, nexus } => {
+                for (_, lun) in &luns {
+                    context.shared.luns[*lun].unit().attach(nexus);
+                }
+                tracing::info!(
+                    peer = %self.peer, initiator = pending.initiator,
+                    target_name = pending.target.as_deref().unwrap_or("(discovery)"), tsih, "logged in"
+                );
+                self.session = Some(Session {
+                    nexus,
+                    target: found.map(|(index, _)| index),
+                    initiator: pending.initiator,
+                    user: pending.user,
+                    inventory: luns.iter().map(|(wire, _)| *wire).collect(),
+                    luns,
+                    read_only: entry.is_some_and(|entry| entry.read_only),
+                });
+                self.machine.accept_session(tsih);
+            }
+            Admission::Wait { old } => {
+                tracing::info!(peer = %self.peer, initiator = pending.initiator, "session reinstatement");
+                self.pending = Some(pending);
+                let reason = "replaced by a new session of the same initiator port";
+                context.shared.mailboxes[old.worker].send(Mail::Close { connection: old, reason });
+            }
+            Admission::Busy { holder } => {
+                tracing::warn!(peer = %self.peer, initiator = pending.initiator, holder, "LUN is exclusive");
+                self.machine.refuse_session(LoginStatus::AuthorizationFailure);
+            }
+            Admission::Full => self.machine.refuse_session(LoginStatus::ServiceUnavailable),
+        }
+    }
+
+    fn on_send_targets(&mut self, context: &Context<'_>, request: machine::TextId, scope: &machine::Scope) {
+        let session = self.session.as_ref().expect("text comes after the login");
+        let config = &context.shared.config;
+        let address = login::portal_address(config, self.local);
+        let own = session.target.map(|index| config.targets[index].iqn.as_str());
+        let targets: Vec<_> = login::visible(config, &session.initiator, session.user.as_deref())
+            .filter(|target| match scope {
+                machine::Scope::All => own.is_none() || own == Some(target.iqn.as_str()),
+                machine::Scope::This => own == Some(target.iqn.as_str()),
+                machine::Scope::Named(name) => target.iqn == name.as_str(),
+            })
+            .filter_map(|target| {
+                let name = IscsiName::parse(&target.iqn).ok()?;
+                Some(TargetRecord { name, addresses: address.iter().cloned().collect() })
+            })
+            .collect();
+        self.machine.send_targets(request, &targets);
+    }
+
+    fn on_command(&mut self, context: &mut Context<'_>, command: &machine::Command) {
+        let session = self.session.as_ref().expect("commands come after the login");
+        let Some(lun) = session.lun(command.lun) else {
+            let outcome = scsi::no_unit(&command.cdb, &session.inventory);
+            return self.answer(context, command.task, command.cdb, &outcome);
+        };
+        let step = context.shared.luns[lun].unit().command(session.nexus, &command.cdb, &session.inventory);
+        self.place(command.task, Task::new(lun, command.cdb));
+        self.on_step(context, command.task, step, Some(command));
+    }
+
+    fn place(&mut self, id: TaskId, task: Task) {
+        if self.tasks.len() <= id.index() {
+            self.tasks.resize_with(id.index() + 1, || None);
+        }
+        debug_assert!(self.tasks[id.index()].is_none(), "a slot is used again only after its end");
+        self.tasks[id.index()] = Some(task);
+    }
+
+    /// `command` when this is the first step, before any data-out.
+    fn on_step(
+        &mut self,
+        context: &mut Context<'_>,
+        id: TaskId,
+        step: Step,
+        command: Option<&machine::Command>,
+    ) {
+        let task = self.tasks[id.index()].as_mut().expect("a task under way");
+        match step {
+            Step::Done(outcome) => self.finish(context, id, &outcome),
+            Step::Collect { bytes } => {
+                let offered = command.map_or(0, data_out_offered);
+                self.collect(context, id, bytes.min(offered));
+            }
+            Step::Media(media) => {
+                let session = self.session.as_ref().expect("logged in");
+                let lun = &context.shared.luns[task.lun];
+                if media.writes() {
+                    if session.read_only {
+                        return self.finish_media(context, id, &media, Err(MediaError::ReadOnly));
+                    }
+                    lun.note_writer(session.nexus, &session.initiator);
+                }
+                let out = media.data_out_bytes(lun.block_size);
+                let offered = command.map_or(0, data_out_offered);
+                if command.is_some() && !media.accepts_data_out(u64::from(offered), lun.block_size) {
+                    return self.finish_media(context, id, &media, Err(MediaError::DataOutSize));
+                }
+                task.media = Some(media);
+                let wanted = out.min(u64::from(offered)) as u32;
+                if command.is_some() && wanted > 0 {
+                    self.collect(context, id, wanted);
+                } else {
+                    self.start(context, id);
+                }
+            }
+        }
+    }
+
+    /// Takes a buffer and lets the data-out come.
+    fn collect(&mut self, context: &mut Context<'_>, id: TaskId, bytes: u32) {
+        let task = self.tasks[id.index()].as_mut().expect("a task under way");
+        if bytes > 0 {
+            match context.io.pool().take(bytes as usize) {
+                Some(buffer) => task.buffer = Some(buffer),
+                None => return self.finish(context, id, &Outcome::task_set_full()),
+            }
+        }
+        self.machine.want_data_out(id, bytes);
+    }
+
+    fn on_data_out(&mut self, context: &mut Context<'_>, id: TaskId) {
+        let Some(task) = self.tasks[id.index()].as_mut() else { return };
+        if task.media.is_some() {
+            return self.start(context, id);
+        }
+        let nexus = self.session.as_ref().expect("logged in").nexus;
+        let list = task.buffer.take();
+        let bytes = list.as_ref().map(Span::as_slice).unwrap_or_default();
+        let step = context.shared.luns[task.lun].unit().parameters(nexus, &task.cdb, bytes);
+        self.on_step(context, id, step, None);
+    }
+
+    /// The storage's turn.
+    fn start(&mut self, context: &mut Context<'_>, id: TaskId) {
+        let task = self.tasks[id.index()].as_mut().expect("a task under way");
+        let media = task.media.as_ref().expect("set by the caller");
+        let lun = &context.shared.luns[task.lun];
+        let data_in = media.data_in_bytes(lun.block_size) as usize;
+        if data_in > 0 {
+            match context.io.pool().take(data_in) {
+                Some(buffer) => task.buffer = Some(buffer),
+                None => return self.finish(context, id, &Outcome::task_set_full()),
+            }
+        } else if media.blocks == 0 {
+            let media = task.media.take().expect("just looked at");
+            return self.finish_media(context, id, &media, Ok(()));
+        }
+        let capability = context.units[task.lun].capability();
+        let buffer = task.buffer.as_ref();
+        match Job::plan(media, buffer, lun.block_size, capability, context.io.pool()) {
+            Ok(job) => task.job = Some(job),
+            Err(()) => return self.finish(context, id, &Outcome::task_set_full()),
+        }
+        self.busy += 1;
+        self.advance(context, id);
+    }
+
+    /// Submits what the job wants next, or ends the command.
+    fn advance(&mut self, context: &mut Context<'_>, id: TaskId) {
+        let task = self.tasks[id.index()].as_mut().expect("a task under way");
+        let request = u64::from(self.id.slot as u32) << 32 | u64::from(id.0);
+        let unit = &mut context.units[task.lun];
+        match task.job.as_mut().expect("started").next() {
+            Next::Wait => {}
+            Next::One(kind) => unit.submit(context.io, Request { id: request, kind }, context.done),
+            Next::Many(kinds) => {
+                for kind in kinds {
+                    unit.submit(context.io, Request { id: request, kind }, context.done);
+                }
+            }
+            Next::Done(result) => {
+                self.busy -= 1;
+                task.job = None;
+                if self.phase == Phase::Shut {
+                    self.tasks[id.index()] = None;
+                    return;
+                }
+                let media = task.media.take().expect("started");
+                if task.aborted {
+                    return self.machine.abort(id);
+                }
+                if let Err(error) = result {
+                    let lun = &context.shared.luns[task.lun].config;
+                    tracing::warn!(lun = lun.lun, storage = lun.medium.name(), ?error, op = ?media.op, lba = media.lba);
+                }
+                self.finish_media(context, id, &media, result);
+            }
+        }
+    }
+
+    pub(super) fn on_completion(
+        &mut self,
+        context: &mut Context<'_>,
+        task: u32,
+        result: Result<(), IoError>,
+    ) {
+        let Some(Some(found)) = self.tasks.get_mut(task as usize) else { return };
+        let Some(job) = found.job.as_mut() else { return };
+        job.completed(result);
+        if !job.is_outstanding() {
+            self.advance(context, TaskId(task));
+        }
+    }
+
+    fn finish_media(
+        &mut self,
+        context: &mut Context<'_>,
+        id: TaskId,
+        media: &Media,
+        result: Result<(), MediaError>,
+    ) {
+        let task = self.tasks[id.index()].as_ref().expect("a task under way");
+        let lun: &Lun = &context.shared.luns[task.lun];
+        let nexus = self.session.as_ref().expect("logged in").nexus;
+        let outcome = lun.unit().finish(nexus, media, result);
+        let good = outcome.sense.is_none();
+        let data_in = if good { media.data_in_bytes(lun.block_size) } else { 0 };
+        let transfer = if good { data_in + media.data_out_bytes(lun.block_size) } else { 0 };
+        self.finish_with(id, &outcome, data_in, transfer);
+    }
+
+    /// Ends a command with what the device server says.
+    fn finish(&mut self, context: &mut Context<'_>, id: TaskId, outcome: &Outcome) {
+        let mut length = 0;
+        if !outcome.data.is_empty() {
+            let Some(buffer) = context.io.pool().take(outcome.data.len()) else {
+                return self.finish_with(id, &Outcome::task_set_full(), 0, 0);
+            };
+            buffer.fill(0, &outcome.data);
+            length = outcome.data.len() as u64;
+            self.tasks[id.index()].as_mut().expect("a task under way").buffer = Some(buffer);
+        }
+        self.finish_with(id, outcome, length, length);
+    }
+
+    /// Tells the machine: `data_in` bytes of the task's buffer go to the initiator, `transfer` bytes is what SCSI
+    /// moved in whichever direction.
+    fn finish_with(&mut self, id: TaskId, outcome: &Outcome, data_in: u64, transfer: u64) {
+        let sense = outcome.sense.as_ref().map(scsi::Sense::to_bytes).unwrap_or_default();
+        let status = outcome.status as u8;
+        let data_in = u32::try_from(data_in).expect("bounded by the longest transfer");
+        self.machine.complete(id, machine::Completion { status, sense: &sense, data_in, transfer });
+    }
+
+    /// An answer that needs no unit.
+    fn answer(&mut self, context: &mut Context<'_>, id: TaskId, cdb: [u8; 16], outcome: &Outcome) {
+        self.place(id, Task::new(usize::MAX, cdb));
+        self.finish(context, id, outcome);
+    }
+
+    fn on_task_done(&mut self, id: TaskId) {
+        // The spans that are still being sent keep the memory; letting go of the group may answer an abort.
+        if let Some(task) = self.tasks.get_mut(id.index()) {
+            *task = None;
+        }
+    }
+}
+
+fn data_out_offered(command: &machine::Command) -> u32 {
+    if command.write { command.expected } else { 0 }
+}
+
+fn buffer_of(tasks: &[Option<Task>], id: TaskId) -> Option<Span> {
+    tasks.get(id.index())?.as_ref()?.buffer.clone()
+}

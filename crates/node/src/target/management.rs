@@ -1,0 +1,144 @@
+//! Task management beyond one session: who must end what before the answer (RFC 7143 §11.5, SAM-5 7).
+//!
+//! The machine has already marked the tasks of its own session, and itself holds the response until they have
+//! ended. What concerns other sessions goes to every thread as one [`AbortGroup`]; each task that is still with an
+//! endpoint holds it, and when the last lets go the request is answered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use iscsi::target::ManagementId;
+use iscsi::wire::{TmFunction, TmResult};
+
+use super::connection::{Connection, Context};
+use super::mail::{AbortGroup, Mail, Scope};
+
+/// A task management request that waits for other threads.
+pub(super) struct Request {
+    id: ManagementId,
+    function: TmFunction,
+    scope: Scope,
+    /// Whether tasks of other sessions were ended.
+    found: Arc<AtomicBool>,
+}
+
+impl Connection {
+    pub(super) fn on_management(
+        &mut self,
+        context: &mut Context<'_>,
+        id: ManagementId,
+        function: TmFunction,
+        lun: u64,
+    ) {
+        self.stop_marked();
+        let session = self.session.as_ref().expect("management comes after the login");
+        let unit = session.lun(lun);
+        let target = session.target;
+        tracing::info!(initiator = session.initiator, ?function, lun, "task management");
+        let scope = match (function, unit, target) {
+            (TmFunction::AbortTask | TmFunction::AbortTaskSet, ..) => {
+                return self.machine.complete_management(id, TmResult::Complete);
+            }
+            (TmFunction::ClearTaskSet | TmFunction::LogicalUnitReset, Some(unit), _) => Scope::Lun(unit),
+            (TmFunction::ClearTaskSet | TmFunction::LogicalUnitReset, None, _) => {
+                return self.machine.complete_management(id, TmResult::LunDoesNotExist);
+            }
+            (TmFunction::TargetWarmReset | TmFunction::TargetColdReset, _, Some(target)) => {
+                Scope::Target(target)
+            }
+            (TmFunction::TaskReassign, ..) => {
+                return self.machine.complete_management(id, TmResult::ReassignmentNotSupported);
+            }
+            _ => return self.machine.complete_management(id, TmResult::NotSupported),
+        };
+        let key = self.requests.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.requests.push(None);
+            self.requests.len() - 1
+        });
+        let found = Arc::new(AtomicBool::new(false));
+        self.requests[key] = Some(Request { id, function, scope, found: Arc::clone(&found) });
+        let group = Arc::new(AbortGroup {
+            scope,
+            origin: self.id(),
+            request: key as u32,
+            found,
+            mailbox: Arc::clone(&context.shared.mailboxes[self.id().worker]),
+        });
+        for mailbox in &context.shared.mailboxes {
+            mailbox.send(Mail::Abort { group: Arc::clone(&group) });
+        }
+    }
+
+    /// Tasks of this session that the machine has marked need not go further.
+    fn stop_marked(&mut self) {
+        for id in self.machine.tasks().collect::<Vec<_>>() {
+            if self.machine.is_aborted(id)
+                && let Some(Some(task)) = self.tasks.get_mut(id.index())
+                && let Some(job) = &mut task.job
+            {
+                job.abort();
+            }
+        }
+    }
+
+    /// Ends the tasks here that `group` covers; those with an endpoint when they come back.
+    pub(super) fn abort_for(&mut self, group: &Arc<AbortGroup>) {
+        let Some(session) = &self.session else { return };
+        if self.id() == group.origin {
+            return;
+        }
+        for id in self.machine.tasks().collect::<Vec<_>>() {
+            let Some(Some(task)) = self.tasks.get_mut(id.index()) else { continue };
+            let covered = match group.scope {
+                Scope::Lun(lun) => task.lun == lun,
+                Scope::Target(target) => session.target == Some(target),
+            };
+            if !covered {
+                continue;
+            }
+            group.found.store(true, Ordering::Relaxed);
+            match &mut task.job {
+                Some(job) if job.is_outstanding() => {
+                    job.abort();
+                    task.aborted = true;
+                    task.group = Some(Arc::clone(group));
+                }
+                _ => self.machine.abort(id),
+            }
+        }
+    }
+
+    /// Nothing that a request of ours covered is left anywhere.
+    pub(super) fn on_aborted(&mut self, context: &mut Context<'_>, key: u32) {
+        let Some(Request { id, function, scope, found }) =
+            self.requests.get_mut(key as usize).and_then(Option::take)
+        else {
+            return;
+        };
+        let Some(session) = &self.session else { return };
+        let units = match scope {
+            Scope::Lun(lun) => vec![lun],
+            Scope::Target(target) => context.shared.target_luns[target].clone(),
+        };
+        for lun in units {
+            let mut unit = context.shared.luns[lun].unit();
+            if function != TmFunction::ClearTaskSet {
+                unit.reset(Some(session.nexus));
+            } else if found.load(Ordering::Relaxed) {
+                unit.tasks_cleared_by(session.nexus);
+            }
+        }
+        self.machine.complete_management(id, TmResult::Complete);
+        if function == TmFunction::TargetColdReset
+            && let Some(target) = session.target
+        {
+            let name = &context.shared.config.targets[target].iqn;
+            for connection in context.shared.sessions.of_target(name) {
+                if connection != self.id() {
+                    let mail = Mail::Close { connection, reason: "the target was reset" };
+                    context.shared.mailboxes[connection.worker].send(mail);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The storage side of one command: a [`scsi::Media`] as requests to an endpoint.
+//!
+//! READ and WRITE are one request. The rest are short programs of stages, each begun when the one before has
+//! ended; nothing here waits.
+
+use area::{Pool, Span};
+use block::{Capability, IoError, IoErrorKind, Kind};
+use scsi::{Compare, Media, MediaError, MediaOp};
+
+/// Blocks of WRITE SAME and VERIFY that move at once.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// What the driver does next with a job.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Submit one request.
+    One(Kind),
+    /// Submit these.
+    Many(Vec<Kind>),
+    /// Wait for what is outstanding.
+    Wait,
+    /// Tell the device server.
+    Done(Result<(), MediaError>),
+}
+
+#[derive(Debug)]
+enum Stage {
+    Request(Kind),
+    /// Several at once: pieces of a transfer that is longer than the endpoint takes.
+    Requests(Vec<Kind>),
+    /// The same blocks again and again.
+    Fill {
+        offset: u64,
+        length: u64,
+        pattern: Span,
+        durable: bool,
+    },
+    /// Read back, and compare with what it should be.
+    Check {
+        offset: u64,
+        length: u64,
+        position: u64,
+        buffer: Span,
+        reading: usize,
+        expected: Expected,
+    },
+}
+
+#[derive(Debug)]
+enum Expected {
+    Anything,
+    Bytes(Span),
+    /// This block, repeated.
+    Block(Span),
+}
+
+/// A command's storage work in progress.
+#[derive(Debug)]
+pub(super) struct Job {
+    /// Last first.
+    stages: Vec<Stage>,
+    outstanding: u32,
+    error: Option<MediaError>,
+}
+
+impl Job {
+    /// Plans `media`. `data` is the command's buffer: data-out, or the destination of a READ. `Err` when the
+    /// pool has no memory for it now.
+    pub(super) fn plan(
+        media: &Media,
+        data: Option<&Span>,
+        block_size: u32,
+        capability: &Capability,
+        pool: &Pool,
+    ) -> Result<Self, ()> {
+        let offset = media.lba * u64::from(block_size);
+        let length = media.blocks * u64::from(block_size);
+        let mut stages = Vec::new();
+        let zero = |offset, length, may_unmap| {
+            Stage::Request(if may_unmap && capability.discard {
+                Kind::Discard { offset, length }
+            } else {
+                Kind::WriteZeroes { offset, length, may_unmap }
+            })
+        };
+        match &media.op {
+            MediaOp::Read { fua } => {
+                if *fua {
+                    stages.push(Stage::Request(Kind::Flush));
+                }
+                let into = data.expect("a READ has a buffer");
+                stages.extend(transfer(into, capability, |start, piece| Kind::Read {
+                    offset: offset + start,
+                    into: piece,
+                }));
+            }
+            MediaOp::Write { durable } => {
+                stages.extend(write(offset, data, block_size, *durable, capability));
+            }
+            MediaOp::WriteVerify { compare } => {
+                stages.extend(write(offset, data, block_size, true, capability));
+                let expected = match (compare, data) {
+                    (Compare::Each, Some(data)) => Expected::Bytes(data.clone()),
+                    _ => Expected::Anything,
+                };
+                stages.push(check(offset, length, expected, pool)?);
+            }
+            MediaOp::Verify { compare } => {
+                let expected = match (compare, data) {
+                    (Compare::Each, Some(data)) => Expected::Bytes(data.clone()),
+                    (Compare::One, Some(data)) => Expected::Block(data.clone()),
+                    _ => Expected::Anything,
+                };
+                let length = match &expected {
+                    Expected::Bytes(bytes) => length.min(bytes.len() as u64),
+                    _ => length,
+                };
+                stages.push(check(offset, length, expected, pool)?);
+            }
+            MediaOp::Flush => stages.push(Stage::Request(Kind::Flush)),
+            MediaOp::Unmap { ranges, durable } => {
+                let block = u64::from(block_size);
+                stages.extend(ranges.iter().map(|range| zero(range.lba * block, range.blocks * block, true)));
+                stages.extend(durable.then_some(Stage::Request(Kind::Flush)));
+            }
+            MediaOp::WriteSame { unmap, zero: no_data, durable } => {
+                let block = data.map(Span::as_slice).unwrap_or_default();
+                if *no_data || block.iter().all(|byte| *byte == 0) {
+                    stages.push(zero(offset, length, *unmap));
+                    stages.extend(durable.then_some(Stage::Request(Kind::Flush)));
+                } else {
+                    let pattern = pool.take(PIECE_BYTES.min(length as usize)).ok_or(())?;
+                    for start in (0..pattern.len()).step_by(block.len()) {
+                        pattern.fill(start, block);
+                    }
+                    stages.push(Stage::Fill { offset, length, pattern, durable: *durable });
+                }
+            }
+        }
+        stages.reverse();
+        Ok(Self { stages, outstanding: 0, error: None })
+    }
+
+    /// Whether requests are with the endpoint.
+    pub(super) fn is_outstanding(&self) -> bool {
+        self.outstanding > 0
+    }
+
+    /// A request has ended.
+    pub(super) fn completed(&mut self, result: Result<(), IoError>) {
+        self.outstanding -= 1;
+        if let Err(error) = result {
+            self.error.get_or_insert(media_error(&error));
+        }
+    }
+
+    /// Nothing more is to be started; what is outstanding still has to end.
+    pub(super) fn abort(&mut self) {
+        self.error.get_or_insert(MediaError::Aborted);
+    }
+
+    /// What to do now.
+    pub(super) fn next(&mut self) -> Next {
+        if self.outstanding > 0 {
+            return Next::Wait;
+        }
+        let next = self.step();
+        match &next {
+            Next::One(_) => self.outstanding = 1,
+            Next::Many(kinds) => self.outstanding = kinds.len() as u32,
+            Next::Wait | Next::Done(_) => {}
+        }
+        next
+    }
+
+    fn step(&mut self) -> Next {
+        loop {
+            if let Some(error) = self.error {
+                return Next::Done(Err(error));
+            }
+            match self.stages.pop() {
+                None => return Next::Done(Ok(())),
+                Some(Stage::Request(kind)) => return Next::One(kind),
+                Some(Stage::Requests(kinds)) => return Next::Many(kinds),
+                Some(Stage::Fill { length: 0, .. }) => {}
+                Some(Stage::Fill { offset, length, pattern, durable }) => {
+                    let count = length.min(pattern.len() as u64);
+                    let from = pattern.slice(0, count as usize);
+                    let (offset_next, length) = (offset + count, length - count);
+                    self.stages.push(Stage::Fill { offset: offset_next, length, pattern, durable });
+                    return Next::One(Kind::Write { offset, from, durable });
+                }
+                Some(Stage::Check { offset, length, position, buffer, reading, expected }) => {
+                    let got = &buffer.as_slice()[..reading];
+                    if let Some(at) = expected.first_difference(position, got) {
+                        self.error = Some(MediaError::Miscompare { offset: position + at as u64 });
+                        continue;
+                    }
+                    let position = position + reading as u64;
+                    if position == length {
+                        continue;
+                    }
+                    let reading = (length - position).min(buffer.len() as u64) as usize;
+                    let into = buffer.slice(0, reading);
+                    self.stages.push(Stage::Check { offset, length, position, buffer, reading, expected });
+                    return Next::One(Kind::Read { offset: offset + position, into });
+                }
+            }
+        }
+    }
+}
+
+impl Expected {
+    fn first_difference(&self, position: u64, got: &[u8]) -> Option<usize> {
+        let differs = |got: &[u8], expected: &[u8]| -> Option<usize> {
+            if got == expected {
+                return None;
+            }
+            got.iter().zip(expected).position(|(got, expected)| got != expected)
+        };
+        match self {
+            Self::Anything => None,
+            Self::Bytes(bytes) => {
+                let start = position as usize;
+                differs(got, &bytes.as_slice()[start..start + got.len()])
+            }
+            Self::Block(block) => got.chunks(block.len()).enumerate().find_map(|(index, chunk)| {
+                differs(chunk, block.as_slice()).map(|at| index * block.len() + at)
+            }),
+        }
+    }
+}
+
+fn check(offset: u64, length: u64, expected: Expected, pool: &Pool) -> Result<Stage, ()> {
+    let buffer = pool.take(PIECE_BYTES.min(length as usize)).ok_or(())?;
+    Ok(Stage::Check { offset, length, position: 0, buffer, reading: 0, expected })
+}
+
+/// A write of the whole blocks for which data came; the rest is the initiator's residual.
+fn write(
+    offset: u64,
+    data: Option<&Span>,
+    block_size: u32,
+    durable: bool,
+    capability: &Capability,
+) -> Option<Stage> {
+    let data = data?;
+    let whole = data.len() / block_size as usize * block_size as usize;
+    let from = data.slice(0, whole);
+    transfer(&from, capability, |start, piece| Kind::Write { offset: offset + start, from: piece, durable })
+}
+
+/// One request, or as many as the endpoint's longest transfer makes of it; none for nothing.
+fn transfer(span: &Span, capability: &Capability, request: impl Fn(u64, Span) -> Kind) -> Option<Stage> {
+    let max = capability.max_transfer_bytes as usize;
+    if span.is_empty() {
+        None
+    } else if span.len() <= max {
+        Some(Stage::Request(request(0, span.clone())))
+    } else {
+        let piece = |start: usize| request(start as u64, span.slice(start, max.min(span.len() - start)));
+        Some(Stage::Requests((0..span.len()).step_by(max).map(piece).collect()))
+    }
+}
+
+fn media_error(error: &IoError) -> MediaError {
+    match error.kind {
+        IoErrorKind::Medium => MediaError::Medium,
+        IoErrorKind::NoSpace => MediaError::NoSpace,
+        IoErrorKind::ReadOnly => MediaError::ReadOnly,
+        IoErrorKind::OutOfRange => MediaError::OutOfRange,
+        IoErrorKind::FlushFailed => MediaError::FlushFailed,
+        IoErrorKind::Unreachable => MediaError::NotReady { ascq: 0 },
+        IoErrorKind::Refused => MediaError::NotReady { ascq: 3 },
+        IoErrorKind::Aborted => MediaError::Aborted,
+        IoErrorKind::Unsupported | IoErrorKind::Other => MediaError::Hardware,
+    }
+}

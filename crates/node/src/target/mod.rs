@@ -1,0 +1,19 @@
+//! The target daemon: portals, sessions, logical units.
+//!
+//! One loop thread per core. A connection lives on one thread; a logical unit is attached on each. What threads
+//! share is small and locked briefly: a unit's SCSI state, the list of sessions. They talk by [`mail`].
+
+mod config;
+mod connection;
+mod login;
+mod lun;
+mod mail;
+mod management;
+mod media;
+mod server;
+mod sessions;
+mod worker;
+
+pub use config::{Access, AclEntry, ChapAccount, LunConfig, ServeError, ServerConfig, TargetConfig};
+pub use server::{Server, ServerHandle};
+pub use sessions::SessionStatus;

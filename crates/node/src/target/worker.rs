@@ -1,0 +1,416 @@
+//! One loop thread: its connections, its attachments to every logical unit, its mail.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use area::PoolLimits;
+use block::{Completion, Endpoint, Kind, Request, Router, wait_ready};
+use io::{Event, Handle, Io, Owner, Token};
+use socket2::SockRef;
+
+use super::config::ServeError;
+use super::connection::{Connection, Context};
+use super::mail::{ConnectionId, Mail};
+use super::server::{Shared, least_loaded};
+use crate::stream::{GENERATION_MASK, Operation};
+
+/// Connections of one thread, logged in or not.
+const CONNECTIONS_MAX: usize = 4096;
+/// How long accepting rests when descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Completions with this in the upper half belong to the worker, not to a connection.
+const WORKER_REQUESTS: u64 = u32::MAX as u64;
+
+/// Keys of the worker's own operations.
+const KEY_MAIL: u32 = 0;
+const KEY_DEADLINE: u32 = 1;
+const KEY_ACCEPT: u32 = 2;
+
+/// Whose event it is.
+#[derive(Clone, Copy, Debug)]
+enum Route {
+    Worker,
+    Unit(usize),
+    Slot(usize),
+}
+
+/// A place for a connection; its owner number and the wire between events and it are used again and again.
+struct Slot {
+    owner: Owner,
+    generation: u32,
+    connection: Option<Connection>,
+}
+
+struct Listener {
+    handle: Handle,
+    local: SocketAddr,
+}
+
+/// Where an ending server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// Until then, sessions may finish and log out.
+    Draining(Duration),
+    /// Connections are cut; their I/O ends.
+    Ending,
+    /// Everything written is being made durable.
+    Flushing {
+        outstanding: usize,
+    },
+}
+
+pub(super) struct Worker {
+    index: usize,
+    io: Io,
+    owner: Owner,
+    shared: Arc<Shared>,
+    listeners: Vec<Listener>,
+    units: Vec<Box<dyn Endpoint>>,
+    slots: Vec<Slot>,
+    vacant: Vec<usize>,
+    router: Router<Route>,
+    done: Vec<Completion>,
+    dirty: Vec<usize>,
+    phase: Phase,
+}
+
+impl Worker {
+    pub(super) fn new(
+        index: usize,
+        limits: PoolLimits,
+        shared: Arc<Shared>,
+        listeners: Vec<TcpListener>,
+    ) -> Result<Self, ServeError> {
+        let mut io = Io::new(limits).map_err(ServeError::Loop)?;
+        let owner = io.owner();
+        let mut router = Router::new();
+        router.add(owner, Route::Worker);
+        let mut units = Vec::with_capacity(shared.luns.len());
+        for lun in &shared.luns {
+            let failed = |cause| ServeError::Lun { target: String::new(), lun: lun.config.lun, cause };
+            units.push(lun.config.medium.attach(&mut io).map_err(failed)?);
+        }
+        let mut opening: Vec<&mut dyn Endpoint> = units.iter_mut().map(|unit| &mut **unit as _).collect();
+        wait_ready(&mut io, &mut opening).map_err(|cause| ServeError::Config(cause.to_string()))?;
+        for (unit, endpoint) in units.iter().enumerate() {
+            router.add_endpoint(&**endpoint, Route::Unit(unit));
+        }
+        let waker = io.waker(Token { owner, key: KEY_MAIL }).map_err(ServeError::Loop)?;
+        shared.mailboxes[index].connect(waker);
+        let listeners = listeners
+            .into_iter()
+            .map(|listener| {
+                let local = listener.local_addr()?;
+                Ok(Listener { handle: Rc::new(OwnedFd::from(listener)), local })
+            })
+            .collect::<Result<Vec<_>, std::io::Error>>()
+            .map_err(ServeError::Loop)?;
+        Ok(Self {
+            index,
+            io,
+            owner,
+            shared,
+            listeners,
+            units,
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            router,
+            done: Vec::new(),
+            dirty: Vec::new(),
+            phase: Phase::Serving,
+        })
+    }
+
+    /// Serves until drained or stopped.
+    pub(super) fn run(mut self) -> Result<(), ServeError> {
+        for listener in 0..self.listeners.len() {
+            self.accept(listener);
+        }
+        let mut events = Vec::new();
+        while !self.is_over() {
+            self.io.turn(&mut events).map_err(ServeError::Loop)?;
+            for event in events.drain(..) {
+                self.on_event(event);
+            }
+            self.settle();
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, listener: usize) {
+        let token = Token { owner: self.owner, key: KEY_ACCEPT + listener as u32 };
+        self.io.accept(token, &self.listeners[listener].handle);
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match self.router.route(event.token.owner) {
+            None => {}
+            Some(Route::Unit(unit)) => self.units[unit].on_event(&mut self.io, event, &mut self.done),
+            Some(Route::Slot(slot)) => self.on_connection_event(slot, event),
+            Some(Route::Worker) => match event.token.key {
+                KEY_MAIL => {
+                    for mail in self.shared.mailboxes[self.index].take() {
+                        self.on_mail(mail);
+                    }
+                }
+                KEY_DEADLINE => self.on_deadline(),
+                key => self.on_accepted((key - KEY_ACCEPT) as usize, event),
+            },
+        }
+    }
+
+    fn on_connection_event(&mut self, slot: usize, event: Event) {
+        let (operation, generation) = Operation::of(event.token.key);
+        if self.slots[slot].generation != generation {
+            return;
+        }
+        let Some(mut connection) = self.slots[slot].connection.take() else { return };
+        connection.on_event(&mut self.context(), operation, event);
+        self.slots[slot].connection = Some(connection);
+        self.dirty.push(slot);
+    }
+
+    fn context(&mut self) -> Context<'_> {
+        Context {
+            io: &mut self.io,
+            shared: &self.shared,
+            units: &mut self.units,
+            done: &mut self.done,
+            draining: self.phase != Phase::Serving,
+        }
+    }
+
+    /// Goes on until nobody has anything left to do without the kernel.
+    fn settle(&mut self) {
+        loop {
+            let mut done = std::mem::take(&mut self.done);
+            for completion in done.drain(..) {
+                self.on_completion(completion);
+            }
+            if self.done.is_empty() {
+                self.done = done;
+            }
+            let Some(slot) = self.dirty.pop() else {
+                if self.done.is_empty() {
+                    break;
+                }
+                continue;
+            };
+            self.pump(slot);
+        }
+        self.advance_phase();
+    }
+
+    fn on_completion(&mut self, completion: Completion) {
+        let (upper, task) = (completion.id >> 32, completion.id as u32);
+        if upper == WORKER_REQUESTS {
+            if let Err(error) = completion.result {
+                tracing::error!(lun = self.shared.luns[task as usize].config.lun, %error, "last flush failed");
+            }
+            if let Phase::Flushing { outstanding } = &mut self.phase {
+                *outstanding -= 1;
+            }
+            return;
+        }
+        let slot = upper as usize;
+        let Some(mut connection) = self.slots[slot].connection.take() else { return };
+        connection.on_completion(&mut self.context(), task, completion.result);
+        self.slots[slot].connection = Some(connection);
+        self.dirty.push(slot);
+    }
+
+    fn pump(&mut self, slot: usize) {
+        let Some(mut connection) = self.slots[slot].connection.take() else { return };
+        connection.pump(&mut self.context());
+        if connection.is_over() {
+            self.retire(slot, connection);
+        } else {
+            self.slots[slot].connection = Some(connection);
+        }
+    }
+
+    /// A connection has ended, with all its tasks.
+    fn retire(&mut self, slot: usize, connection: Connection) {
+        let id = connection.id();
+        connection.end(&self.shared);
+        for waiter in self.shared.sessions.release(id) {
+            self.shared.mailboxes[waiter.worker].send(Mail::Retry { connection: waiter });
+        }
+        self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
+        self.slots[slot].generation = (self.slots[slot].generation + 1) & GENERATION_MASK;
+        self.vacant.push(slot);
+    }
+
+    fn on_accepted(&mut self, listener: usize, event: Event) {
+        if event.result == 0 {
+            // The end of a pause.
+            return self.accept_again(listener);
+        }
+        match event.into_handle() {
+            Ok(handle) => {
+                let local = self.listeners[listener].local;
+                let socket = Rc::into_inner(handle).expect("a fresh socket has one holder");
+                self.place(socket, local);
+                self.accept_again(listener);
+            }
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+            {
+                tracing::warn!(%error, "no room for another connection: waiting");
+                let token = Token { owner: self.owner, key: KEY_ACCEPT + listener as u32 };
+                self.io.timer(token, self.io.now() + ACCEPT_PAUSE);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "accept");
+                self.accept_again(listener);
+            }
+        }
+    }
+
+    fn accept_again(&mut self, listener: usize) {
+        if self.phase == Phase::Serving {
+            self.accept(listener);
+        }
+    }
+
+    /// Gives a new socket to the thread with the fewest connections.
+    fn place(&mut self, socket: OwnedFd, listening: SocketAddr) {
+        let reference = SockRef::from(&socket);
+        let address = |found: std::io::Result<socket2::SockAddr>| found.ok().and_then(|a| a.as_socket());
+        let Some(peer) = address(reference.peer_addr()) else { return };
+        let local = address(reference.local_addr()).unwrap_or(listening);
+        let worker = least_loaded(&self.shared);
+        self.shared.load[worker].fetch_add(1, Ordering::Relaxed);
+        if worker == self.index {
+            self.adopt(socket, peer, local);
+        } else {
+            self.shared.mailboxes[worker].send(Mail::Connection { socket, peer, local });
+        }
+    }
+
+    fn adopt(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            let owner = self.io.owner();
+            self.router.add(owner, Route::Slot(self.slots.len()));
+            self.slots.push(Slot { owner, generation: 0, connection: None });
+            self.slots.len() - 1
+        });
+        let refuse = self.phase != Phase::Serving || self.slots.len() > CONNECTIONS_MAX;
+        let Slot { owner, generation, .. } = self.slots[slot];
+        let id = ConnectionId { worker: self.index, slot, generation };
+        if let Err(error) = SockRef::from(&socket.as_fd()).set_tcp_nodelay(true) {
+            tracing::debug!(%peer, %error, "TCP_NODELAY");
+        }
+        let connection = (!refuse)
+            .then(|| Connection::new(&mut self.io, Rc::new(socket), owner, id, peer, local))
+            .flatten();
+        match connection {
+            Some(connection) => {
+                self.slots[slot].connection = Some(connection);
+                self.dirty.push(slot);
+            }
+            None => {
+                tracing::warn!(%peer, "connection refused: no room, or the server is ending");
+                self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
+                self.vacant.push(slot);
+            }
+        }
+    }
+
+    fn on_mail(&mut self, mail: Mail) {
+        match mail {
+            Mail::Connection { socket, peer, local } => self.adopt(socket, peer, local),
+            Mail::Close { connection, reason } => {
+                self.with(connection, |connection, context| connection.close(context, reason));
+            }
+            Mail::Retry { connection } => {
+                self.with(connection, Connection::claim_session);
+            }
+            Mail::Aborted { connection, request } => {
+                self.with(connection, |connection, context| connection.on_aborted(context, request));
+            }
+            Mail::Abort { group } => {
+                for slot in 0..self.slots.len() {
+                    let Some(mut connection) = self.slots[slot].connection.take() else { continue };
+                    connection.abort_for(&group);
+                    self.slots[slot].connection = Some(connection);
+                    self.dirty.push(slot);
+                }
+            }
+            Mail::Drain if self.phase == Phase::Serving => {
+                let until = self.io.now() + self.shared.config.drain_timeout;
+                self.phase = Phase::Draining(until);
+                self.io.timer(Token { owner: self.owner, key: KEY_DEADLINE }, until);
+                self.listeners.clear();
+                self.for_each(|connection, context| connection.drain(context));
+            }
+            Mail::Drain => {}
+            Mail::Stop => {
+                if matches!(self.phase, Phase::Serving | Phase::Draining(_)) {
+                    self.listeners.clear();
+                    self.cut();
+                }
+            }
+        }
+    }
+
+    fn on_deadline(&mut self) {
+        if matches!(self.phase, Phase::Draining(_)) {
+            tracing::warn!("sessions did not log out in time: closing them");
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        self.phase = Phase::Ending;
+        self.for_each(|connection, context| connection.close(context, "the server ends"));
+    }
+
+    fn with(&mut self, id: ConnectionId, act: impl FnOnce(&mut Connection, &mut Context<'_>)) {
+        if self.slots.get(id.slot).is_none_or(|slot| slot.generation != id.generation) {
+            return;
+        }
+        let Some(mut connection) = self.slots[id.slot].connection.take() else { return };
+        act(&mut connection, &mut self.context());
+        self.slots[id.slot].connection = Some(connection);
+        self.dirty.push(id.slot);
+    }
+
+    fn for_each(&mut self, act: impl Fn(&mut Connection, &mut Context<'_>)) {
+        for slot in 0..self.slots.len() {
+            if let Some(mut connection) = self.slots[slot].connection.take() {
+                act(&mut connection, &mut self.context());
+                self.slots[slot].connection = Some(connection);
+                self.dirty.push(slot);
+            }
+        }
+    }
+
+    fn advance_phase(&mut self) {
+        let empty = self.vacant.len() == self.slots.len();
+        if empty && matches!(self.phase, Phase::Draining(_) | Phase::Ending) {
+            self.phase = Phase::Flushing { outstanding: 0 };
+            let mut outstanding = 0;
+            for (unit, endpoint) in self.units.iter_mut().enumerate() {
+                if endpoint.capability().read_only {
+                    continue;
+                }
+                let request = Request { id: WORKER_REQUESTS << 32 | unit as u64, kind: Kind::Flush };
+                endpoint.submit(&mut self.io, request, &mut self.done);
+                outstanding += 1;
+            }
+            self.phase = Phase::Flushing { outstanding };
+            self.settle();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.phase == Phase::Flushing { outstanding: 0 }
+    }
+}
