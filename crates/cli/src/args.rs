@@ -1,0 +1,141 @@
+//! The command line: one definition from which the parser, the help, the manual and the completions come.
+
+use clap::builder::StyledStr;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::command::{bench, check, compare, completions, copy, demo, info, ls, man, serve};
+
+/// Commands that belong under "Research" in the help.
+const RESEARCH: &[&str] = &["bench"];
+
+/// Moves block data between disks: iSCSI target and initiator in user space, io_uring data mover.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hikyaku",
+    version,
+    about,
+    after_help = AFTER_HELP,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    disable_help_subcommand = false
+)]
+pub(crate) struct Cli {
+    /// No progress and no remarks: results, warnings and errors only
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Serve(serve::Args),
+    Copy(copy::Args),
+    Compare(compare::Args),
+    Ls(ls::Args),
+    Info(info::Args),
+    Check(check::Args),
+    Demo(demo::Args),
+    Bench(bench::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+impl Command {
+    /// Whether programs read the output.
+    pub(crate) fn json(&self) -> bool {
+        match self {
+            Self::Copy(args) => args.json,
+            Self::Compare(args) => args.json,
+            Self::Ls(args) => args.json,
+            Self::Info(args) => args.json,
+            Self::Check(args) => args.json,
+            Self::Demo(args) => args.json,
+            Self::Bench(bench::Args { what: bench::What::Copy(args) }) => args.json,
+            Self::Serve(_) | Self::Completions(_) | Self::Man(_) => false,
+        }
+    }
+}
+
+const AFTER_HELP: &str = "\
+Endpoints, ENDPOINT[,option=value...] (write a comma in a path twice):
+  PATH, file:PATH                     regular file or block device
+  iscsi://[user@]host[:port]/iqn/lun  remote LUN
+  mem:SIZE, null:SIZE                 memory; discards writes and reads zeroes
+  pattern:SIZE[:SEED]                 reproducible data, read-only
+Options of any endpoint: ro, delay=2ms, limit=100MB/s, iops=N, fault=SPEC, log
+  of a file or device:   size=, create (with size=), grow, format=raw, block-size=512|4096, physical-block=4096
+  of a remote LUN:       initiator=IQN, timeout=30s, chap-user=, chap-secret-file=, mutual-chap-user=,
+                         mutual-chap-secret-file=
+Sizes: K M G T are binary, kB MB GB TB decimal.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 difference, 4 authentication refused, 5 unreachable or timed out,
+  6 refused to protect data, 130/143 interrupted.
+Environment: LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD, LIBISCSI_CHAP_TARGET_USERNAME,
+  LIBISCSI_CHAP_TARGET_PASSWORD (CHAP); HIKYAKU_LOG=debug (logs on stderr); XDG_STATE_HOME (identities of LUNs).
+
+Examples:
+  hikyaku demo                                          try everything on loopback, in a minute
+  hikyaku serve disk.img                                offer a file as LUN 0, print its URL
+  hikyaku copy disk.img iscsi://host/iqn.../0 --verify  copy to a remote LUN and read it back
+  hikyaku ls iscsi://host                               what does that host offer?";
+
+/// The command tree, with a help page that lists everyday commands first.
+pub(crate) fn command() -> clap::Command {
+    let command = Cli::command();
+    let template = help_template(&command);
+    command.help_template(template)
+}
+
+fn help_template(command: &clap::Command) -> StyledStr {
+    let width = command.get_subcommands().map(|sub| sub.get_name().len()).max().unwrap_or(0);
+    let list = |research: bool| {
+        let chosen = command.get_subcommands().filter(|sub| RESEARCH.contains(&sub.get_name()) == research);
+        let lines = chosen.map(|sub| {
+            let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
+            format!("  {:<width$}  {about}\n", sub.get_name())
+        });
+        lines.collect::<String>()
+    };
+    StyledStr::from(format!(
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n\nCommands:\n{}\nResearch:\n{}\nOptions:\n{{options}}\n\n{{after-help}}\n",
+        list(false),
+        list(true)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_everyday_commands_first() {
+        let help = command().render_help().to_string();
+        let everyday = help.find("\nCommands:\n").unwrap();
+        let research = help.find("\nResearch:\n").unwrap();
+        let options = help.find("\nOptions:\n").unwrap();
+        assert!(everyday < research && research < options, "{help}");
+        for name in ["serve", "copy", "compare", "ls", "info", "check", "demo", "completions", "man"] {
+            assert!(help[everyday..research].contains(&format!("\n  {name} ")), "{name}\n{help}");
+        }
+        assert!(help[research..options].contains("\n  bench "), "{help}");
+    }
+
+    #[test]
+    fn every_command_and_argument_explains_itself() {
+        fn walk(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+            command.get_subcommands().for_each(walk);
+        }
+        walk(&command());
+    }
+}

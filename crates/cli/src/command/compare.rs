@@ -1,0 +1,103 @@
+//! `compare`: whether two endpoints hold the same bytes.
+
+use block::OpenOptions;
+use mover::CopyError;
+use serde_json::json;
+
+use crate::command::copy::{self, Range, Shape, request_alignment};
+use crate::context::Context;
+use crate::endpoint::{self, Named};
+use crate::error::{Exit, Failure};
+use crate::progress::Progress;
+use crate::{output, units};
+
+/// Compare two endpoints; exit 3 at the first difference and tell its offset
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Without --size, endpoints of different length differ at the latest where the shorter one ends.
+
+Examples:
+  hikyaku compare disk.img iscsi://host/iqn.2026-11.example:disks/0
+  hikyaku compare a.img b.img --size 1G --json")]
+pub(crate) struct Args {
+    /// One endpoint
+    #[arg(value_name = "A")]
+    first: String,
+
+    /// The other
+    #[arg(value_name = "B")]
+    second: String,
+
+    #[command(flatten)]
+    range: Range,
+
+    #[command(flatten)]
+    shape: Shape,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let first = Named::parse(context, &args.first, &[])?;
+    let second = Named::parse(context, &args.second, &[])?;
+    let plan = args.range.plan(&args.shape);
+    let mut io = endpoint::event_loop()?;
+    let open = |named: &Named, offset: u64| {
+        let request_alignment = request_alignment(offset, plan.chunk);
+        named.open(context, &OpenOptions { writable: false, request_alignment, allow_in_use: false })
+    };
+    let media = [open(&first, plan.src_offset)?, open(&second, plan.dst_offset)?];
+    let mut endpoints = endpoint::attach(&mut io, &[(&first, &media[0]), (&second, &media[1])])?;
+    let (mut b, mut a) = (endpoints.remove(1), endpoints.remove(0));
+    let result = {
+        let _orderly = context.stop.orderly();
+        let mut progress = Progress::new(context);
+        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &context.stop);
+        let result = mover::compare(&mut io, &mut *a, &mut *b, &plan, &mut observer);
+        progress.finish();
+        result
+    };
+    copy::end(&mut io, [a, b]);
+    let comparison = result.map_err(|error| match &error {
+        CopyError::Interrupted { bytes_safe, .. } => {
+            let mut failure =
+                context.stop.failure("finish comparing", format!("{} with {}", first.text, second.text));
+            failure.cause += &format!("; the first {bytes_safe} bytes are equal");
+            failure
+        }
+        CopyError::Refused(refusal) => {
+            Failure::usage("compare", format!("{} with {}", first.text, second.text), refusal)
+        }
+        error => copy::outcome::told(error, "compare", &first, &second),
+    })?;
+    let seconds = comparison.duration.as_secs_f64();
+    let rate = copy::outcome::mb_per_s(comparison.bytes, seconds);
+    if args.json {
+        output::json(&json!({
+            "schema": output::SCHEMA,
+            "equal": comparison.first_difference.is_none(),
+            "offset": comparison.first_difference,
+            "bytes": comparison.bytes,
+            "seconds": units::rounded(seconds),
+            "mb_per_s": units::rounded(rate),
+            "limited_by": comparison.limited_by.name(),
+        }));
+    } else if let Some(offset) = comparison.first_difference {
+        let (at_a, at_b) = (plan.src_offset + offset, plan.dst_offset + offset);
+        output::line(&if at_a == at_b {
+            format!("they differ at offset {at_a}")
+        } else {
+            format!("they differ at offset {at_a} of {} and {at_b} of {}", first.text, second.text)
+        });
+    } else if !context.quiet {
+        output::line(&format!(
+            "equal: {} in {}, {}",
+            units::bytes(comparison.bytes),
+            units::duration(comparison.duration),
+            units::rate(rate * 1e6)
+        ));
+    }
+    Ok(if comparison.first_difference.is_some() { Exit::Mismatch } else { Exit::Done })
+}

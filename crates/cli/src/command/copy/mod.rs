@@ -1,0 +1,306 @@
+//! `copy`: the main job.
+
+pub(crate) mod outcome;
+mod refusals;
+
+use std::sync::Arc;
+
+use block::{Endpoint, Medium};
+use clap::ValueEnum;
+use io::Io;
+use mover::{Checked, Control, CopyError, Phase, Plan};
+
+use crate::context::Context;
+use crate::endpoint::{self, Named};
+use crate::error::{Exit, Failure};
+use crate::progress::{Progress, Sample};
+use crate::sys::CpuTime;
+use crate::{output, units};
+
+/// Copy all of one endpoint to another, or a part of it
+///
+/// Refuses a destination that is missing, smaller, or the same as the source; one that holds a known file
+/// system, partition table or volume, unless --force; one that is mounted, held or locked, unless --allow
+/// in-use; one with another logical block size, unless --allow sector-size. Ends with one flush: what is
+/// reported as copied is durable.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hikyaku copy disk.img /dev/sdx --verify
+  hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --json
+  hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
+  hikyaku copy disk.img /dev/sdx --dry-run")]
+pub(crate) struct Args {
+    /// Where from
+    #[arg(value_name = "SRC")]
+    source: String,
+
+    /// Where to; a file that is not there is made only by `,create,size=SIZE`
+    #[arg(value_name = "DST")]
+    destination: String,
+
+    #[command(flatten)]
+    range: Range,
+
+    /// Read the destination back after the flush and compare it with what was read from the source
+    #[arg(long)]
+    verify: bool,
+
+    /// Make holes and blocks of zeroes zero instead of moving their zeroes
+    #[arg(long, default_value = "auto")]
+    sparse: Sparse,
+
+    /// Read no faster than this
+    #[arg(long, value_name = "SIZE/s", value_parser = units::parse_rate)]
+    rate: Option<u64>,
+
+    #[command(flatten)]
+    shape: Shape,
+
+    /// Print what would be done and what would be refused; write nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Print JSON: progress on stderr, the outcome as one object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Overwrite a destination that holds a known file system, partition table or volume
+    #[arg(long)]
+    force: bool,
+
+    /// Copy in spite of these
+    #[arg(long, value_delimiter = ',', value_name = "WHAT")]
+    allow: Vec<Allow>,
+}
+
+/// Which bytes.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Range {
+    /// First byte of the source
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
+    pub(crate) src_offset: u64,
+
+    /// First byte of the destination
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
+    pub(crate) dst_offset: u64,
+
+    /// Bytes [default: all of the source from its offset]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    pub(crate) size: Option<u64>,
+}
+
+/// How the work is cut.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Shape {
+    /// Chunks in flight: `auto` or a number
+    #[arg(long, default_value = "auto", value_name = "auto|N", value_parser = parse_depth)]
+    depth: Depth,
+
+    /// Bytes of one chunk [default: as the devices like it]
+    #[arg(long, value_name = "SIZE", value_parser = parse_chunk)]
+    chunk: Option<u32>,
+}
+
+/// `--depth`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Depth(Option<u32>);
+
+fn parse_depth(text: &str) -> Result<Depth, String> {
+    match text {
+        "auto" => Ok(Depth(None)),
+        number => match number.parse() {
+            Ok(depth) if (1..=mover::DEPTH_MAX).contains(&depth) => Ok(Depth(Some(depth))),
+            _ => Err(format!("say `auto` or a number from 1 to {}", mover::DEPTH_MAX)),
+        },
+    }
+}
+
+fn parse_chunk(text: &str) -> Result<u32, String> {
+    let bytes = units::parse_size(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| (1..=mover::CHUNK_BYTES_MAX).contains(bytes))
+        .ok_or_else(|| format!("a chunk has at most {}", units::bytes(mover::CHUNK_BYTES_MAX.into())))
+}
+
+/// `--sparse`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sparse {
+    /// Where the destination can
+    Auto,
+    /// Move every zero
+    Off,
+}
+
+/// `--allow`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Allow {
+    /// A destination that is mounted, held or locked, or a source that another program writes to
+    InUse,
+    /// Different logical block sizes
+    SectorSize,
+}
+
+impl Range {
+    /// The plan for this range, cut as `shape` says.
+    pub(crate) fn plan(&self, shape: &Shape) -> Plan {
+        Plan {
+            src_offset: self.src_offset,
+            dst_offset: self.dst_offset,
+            size: self.size,
+            chunk: shape.chunk,
+            depth: shape.depth.0,
+            ..Plan::default()
+        }
+    }
+}
+
+impl Args {
+    fn plan(&self) -> Plan {
+        Plan {
+            verify: self.verify,
+            rate: self.rate,
+            sparse: self.sparse == Sparse::Auto,
+            allow_block_size: self.allow.contains(&Allow::SectorSize),
+            ..self.range.plan(&self.shape)
+        }
+    }
+}
+
+/// What requests of a plan are multiples of, as far as O_DIRECT cares.
+pub(crate) fn request_alignment(offset: u64, chunk: Option<u32>) -> u32 {
+    const ENOUGH: u32 = 4096;
+    let bits = offset | u64::from(chunk.unwrap_or(ENOUGH)) | u64::from(ENOUGH);
+    1 << bits.trailing_zeros()
+}
+
+/// Two endpoints that are open and look fit.
+struct Pair {
+    source: Box<dyn Endpoint>,
+    destination: Box<dyn Endpoint>,
+    checked: Checked,
+    source_consistent: bool,
+    /// Their media stay open as long as they do.
+    _media: [Arc<dyn Medium>; 2],
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let source = Named::parse(context, &args.source, &[])?;
+    let mut destination = Named::parse(context, &args.destination, &[])?;
+    // What the destination holds now is looked at below, with --force as the way out.
+    if destination.path().is_some() && destination.spec.get("format").is_none() {
+        destination.set("format", "raw");
+    }
+    let mut io = endpoint::event_loop()?;
+    if args.dry_run {
+        return refusals::dry_run(context, args, &mut io, &source, &destination);
+    }
+    let mut pair = refusals::prepare(context, args, &mut io, &source, &destination)?;
+    let plan = args.plan();
+    let before = CpuTime::now();
+    let result = {
+        let _orderly = context.stop.orderly();
+        let mut progress = Progress::new(context);
+        let stop = context.stop.clone();
+        let mut observer = |now: &mover::Progress| observe(now, &mut progress, &stop);
+        let result = mover::copy(&mut io, &mut *pair.source, &mut *pair.destination, &plan, &mut observer);
+        progress.finish();
+        result
+    };
+    let cpu = CpuTime::now().since(before);
+    let report = match result {
+        Ok(report) => report,
+        Err(error) => {
+            if let (CopyError::Verify { offset, length }, true) = (&error, args.json) {
+                output::json(&outcome::mismatch(
+                    pair.checked.bytes,
+                    *offset,
+                    *length,
+                    pair.source_consistent,
+                ));
+            }
+            return Err(outcome::failure(context, args, &error, &source, &destination));
+        }
+    };
+    if args.json {
+        output::json(&outcome::object(&report, cpu, pair.source_consistent));
+    } else if !context.quiet {
+        output::line(&outcome::sentence(&report, cpu));
+    }
+    end(&mut io, [pair.source, pair.destination]);
+    Ok(Exit::Done)
+}
+
+/// Shows how far it is, and answers whether to go on.
+pub(crate) fn observe(
+    now: &mover::Progress,
+    progress: &mut Progress,
+    stop: &crate::context::Stop,
+) -> Control {
+    let phase = match now.phase {
+        Phase::Copy => "copy",
+        Phase::Flush => "flush",
+        Phase::Verify => "verify",
+        Phase::Compare => "compare",
+    };
+    progress.update(&Sample {
+        phase,
+        bytes: now.bytes,
+        total: now.total,
+        rate: now.rate_now,
+        eta: now.eta,
+        retries: now.retries,
+        limited_by: now.limited_by.name(),
+    });
+    if stop.is_asked() { Control::Stop } else { Control::Continue }
+}
+
+/// Ends sessions in good order (an iSCSI logout), but does not wait for a peer that does not answer.
+pub(crate) fn end<const N: usize>(io: &mut Io, endpoints: [Box<dyn Endpoint>; N]) {
+    const WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(2);
+    for mut endpoint in endpoints {
+        let mut router = block::Router::new();
+        router.add_endpoint(&*endpoint, ());
+        endpoint.close(io);
+        let deadline = io.now() + WAIT_MAX;
+        let (mut events, mut done) = (Vec::new(), Vec::new());
+        while !endpoint.is_closed() && io.now() < deadline {
+            if io.turn_until(Some(deadline), &mut events).is_err() {
+                return;
+            }
+            for event in events.drain(..) {
+                if router.route(event.token.owner).is_some() {
+                    endpoint.on_event(io, event, &mut done);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_and_chunk_are_bounded() {
+        assert_eq!(parse_depth("auto"), Ok(Depth(None)));
+        assert_eq!(parse_depth("16"), Ok(Depth(Some(16))));
+        for wrong in ["0", "-1", "many", "100000"] {
+            assert!(parse_depth(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_chunk("1M"), Ok(1 << 20));
+        for wrong in ["0", "1G", "x"] {
+            assert!(parse_chunk(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn requests_are_as_aligned_as_the_offset_and_the_chunk() {
+        assert_eq!(request_alignment(0, None), 4096);
+        assert_eq!(request_alignment(1 << 20, Some(64 << 10)), 4096);
+        assert_eq!(request_alignment(512, None), 512);
+        assert_eq!(request_alignment(0, Some(1536)), 512);
+        assert_eq!(request_alignment(7, None), 1);
+    }
+}

@@ -1,0 +1,178 @@
+//! What `copy` tells when it is over.
+
+use std::time::Duration;
+
+use mover::{CopyError, Phase, Report, Side};
+use serde_json::{Value, json};
+
+use super::{Args, refusals};
+use crate::context::Context;
+use crate::endpoint::Named;
+use crate::error::{Exit, Failure};
+use crate::sys::CpuTime;
+use crate::{output, units};
+
+/// Processor seconds for each 10^9 bytes.
+pub(crate) fn cpu_s_per_gb(cpu: CpuTime, bytes: u64) -> (f64, f64) {
+    let per_gb = |time: Duration| if bytes == 0 { 0.0 } else { time.as_secs_f64() / (bytes as f64 / 1e9) };
+    (per_gb(cpu.user), per_gb(cpu.system))
+}
+
+/// 10^6 bytes per second.
+pub(crate) fn mb_per_s(bytes: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { bytes as f64 / 1e6 / seconds } else { 0.0 }
+}
+
+fn side(side: &Side) -> Value {
+    json!({
+        "ops": side.ops,
+        "bytes": side.bytes,
+        "busy_s": units::rounded(side.busy_seconds),
+        "latency_us": {
+            "mean": units::rounded(side.latency.mean_us),
+            "p50": side.latency.p50_us,
+            "p99": side.latency.p99_us,
+            "max": side.latency.max_us,
+        },
+    })
+}
+
+/// The object that ends `copy --json`.
+pub(crate) fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> Value {
+    let (user, system) = cpu_s_per_gb(cpu, report.bytes);
+    json!({
+        "schema": output::SCHEMA,
+        "bytes": report.bytes,
+        "seconds": units::rounded(report.seconds),
+        "mb_per_s": units::rounded(mb_per_s(report.bytes, report.seconds)),
+        "cpu_s_per_gb": { "user": units::rounded(user), "system": units::rounded(system) },
+        "read": side(&report.read),
+        "write": side(&report.write),
+        "verified": report.verified,
+        "source_consistent": source_consistent,
+        "limited_by": report.limited_by.name(),
+        "shares": {
+            "source": units::rounded(report.shares.source),
+            "destination": units::rounded(report.shares.destination),
+            "rate": units::rounded(report.shares.rate),
+            "memory": units::rounded(report.shares.memory),
+            "cpu": units::rounded(report.shares.cpu),
+        },
+        "flush_s": units::rounded(report.flush_seconds),
+        "verify_s": units::rounded(report.verify_seconds),
+        "zero_bytes_skipped": report.zero_bytes_skipped,
+        "chunk": report.chunk,
+        "depth_max": report.depth_max,
+        "retries": report.retries,
+    })
+}
+
+/// The object of a copy whose verification failed: the failure says the rest.
+pub(super) fn mismatch(bytes: u64, offset: u64, length: u64, source_consistent: bool) -> Value {
+    json!({
+        "schema": output::SCHEMA,
+        "bytes": bytes,
+        "verified": false,
+        "source_consistent": source_consistent,
+        "difference": { "dst_offset": offset, "length": length },
+    })
+}
+
+/// The same for people.
+pub(super) fn sentence(report: &Report, cpu: CpuTime) -> String {
+    let (user, system) = cpu_s_per_gb(cpu, report.bytes);
+    let mut text = format!(
+        "copied {} in {}, {}",
+        units::bytes(report.bytes),
+        units::duration(Duration::from_secs_f64(report.seconds)),
+        units::rate(mb_per_s(report.bytes, report.seconds) * 1e6),
+    );
+    if report.verified {
+        let seconds = Duration::from_secs_f64(report.verify_seconds);
+        text += &format!(", verified in {}", units::duration(seconds));
+    }
+    if report.zero_bytes_skipped > 0 {
+        text += &format!(", {} of zeroes not moved", units::bytes(report.zero_bytes_skipped));
+    }
+    if report.retries > 0 {
+        text += &format!(", {} retries", report.retries);
+    }
+    text + &format!("; limited by {}, {:.2} CPU-s/GB", report.limited_by, user + system)
+}
+
+/// Why it did not finish.
+pub(super) fn failure(
+    context: &Context,
+    args: &Args,
+    error: &CopyError,
+    source: &Named,
+    destination: &Named,
+) -> Failure {
+    match error {
+        CopyError::Interrupted { phase, bytes_safe } => {
+            let failure = context.stop.failure("finish the copy to", destination.text.clone());
+            interrupted(failure, args, *phase, *bytes_safe)
+        }
+        CopyError::Refused(refusal) => refusals::refused(refusal, source, destination),
+        error => told(error, "copy", source, destination),
+    }
+}
+
+/// Failures that a copy and a comparison share.
+pub(crate) fn told(error: &CopyError, verb: &str, source: &Named, destination: &Named) -> Failure {
+    let end = |end: &mover::End| match end {
+        mover::End::Source => source.text.clone(),
+        mover::End::Destination => destination.text.clone(),
+    };
+    match error {
+        CopyError::Read { end: which, offset, length, error } => {
+            Failure::io(format!("read {length} bytes at offset {offset} of"), end(which), error)
+        }
+        CopyError::Write { offset, length, error } => Failure::io(
+            format!("write {length} bytes at offset {offset} of"),
+            destination.text.clone(),
+            error,
+        ),
+        CopyError::Flush(error) => Failure::io("flush", destination.text.clone(), error),
+        CopyError::Verify { offset, length } => {
+            let cause = format!(
+                "it differs from what was read from {} in the {length} bytes at offset {offset}",
+                source.text
+            );
+            Failure::new(Exit::Mismatch, "verify", destination.text.clone(), cause)
+                .hint("nothing else may write to it meanwhile; if nothing did, suspect the medium")
+        }
+        error => Failure::failed(format!("{verb} {} to", source.text), destination.text.clone(), error),
+    }
+}
+
+fn interrupted(failure: Failure, args: &Args, phase: Phase, bytes_safe: u64) -> Failure {
+    let mut failure = failure;
+    if phase == Phase::Verify {
+        failure.cause +=
+            &format!("; all {bytes_safe} bytes are copied and durable, but not all were read back");
+        return failure.hint("hikyaku compare reads both again");
+    }
+    failure.cause += &format!("; the first {bytes_safe} bytes are copied and durable");
+    let range = &args.range;
+    let (src, dst) = (range.src_offset + bytes_safe, range.dst_offset + bytes_safe);
+    let size =
+        range.size.map(|size| format!(" --size {}", size.saturating_sub(bytes_safe))).unwrap_or_default();
+    failure.hint(format!(
+        "the same command with --force --src-offset {src} --dst-offset {dst}{size} copies the rest"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_of_nothing_are_nothing() {
+        assert_eq!(cpu_s_per_gb(CpuTime::default(), 0), (0.0, 0.0));
+        assert_eq!(mb_per_s(1, 0.0), 0.0);
+        assert_eq!(mb_per_s(5_000_000, 0.5), 10.0);
+        let cpu = CpuTime { user: Duration::from_secs(1), system: Duration::from_secs(2) };
+        assert_eq!(cpu_s_per_gb(cpu, 500_000_000), (2.0, 4.0));
+    }
+}

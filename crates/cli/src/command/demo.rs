@@ -1,0 +1,243 @@
+//! `demo`: everything on loopback in under a minute, with nothing installed and nothing left behind.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Endpoint, Medium, OpenOptions};
+use io::Io;
+use mover::{CopyError, Plan};
+use node::target::{Access, LunConfig, Server, ServerConfig, TargetConfig};
+use serde_json::{Value, json};
+
+use crate::command::copy::outcome::{cpu_s_per_gb, mb_per_s};
+use crate::command::{copy, serve};
+use crate::context::Context;
+use crate::endpoint::{self, Named};
+use crate::error::{Exit, Failure};
+use crate::progress::Progress;
+use crate::state::Identity;
+use crate::sys::CpuTime;
+use crate::{output, units};
+
+/// Size of the built-in sample.
+const SAMPLE_BYTES: u64 = 256 << 20;
+/// No more of a given file is used: the demonstration takes a minute.
+const SAMPLE_BYTES_MAX: u64 = 1 << 30;
+const BLOCK_BYTES: u64 = 512;
+const TARGET: &str = "iqn.2026-11.example.hikyaku:demo";
+/// A drain with no session takes no time; this bounds a mishap.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+const STEPS: u32 = 5;
+
+/// Try everything on loopback: serve, copy, verify, compare, in under a minute
+///
+/// Nothing needs to be installed or configured, no root, no kernel module; nothing is left behind.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  hikyaku demo\n  hikyaku demo disk.img")]
+pub(crate) struct Args {
+    /// What to use as the sample, at most 1 GiB of it; it is only read [default: 256 MiB of made-up data]
+    #[arg(value_name = "FILE")]
+    file: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let _orderly = context.stop.orderly();
+    let words = args.file.clone().unwrap_or_else(|| format!("pattern:{SAMPLE_BYTES}:1"));
+    let sample = Named::parse(context, &words, &[])?;
+    let mut io = endpoint::event_loop()?;
+    let sample_medium = sample.open(context, &options(false))?;
+    let all = endpoint::attach(&mut io, &[(&sample, &sample_medium)])?.remove(0).capability().size_bytes;
+    let bytes = all.min(SAMPLE_BYTES_MAX) / BLOCK_BYTES * BLOCK_BYTES;
+    if bytes == 0 {
+        return Err(Failure::usage(
+            "demonstrate with",
+            sample.text,
+            "it is smaller than one block of 512 bytes",
+        ));
+    }
+    let server = start(context, bytes)?;
+    let url = format!("iscsi://{}/{TARGET}/0", server.addresses()[0]);
+    let lun = Named::parse(context, &url, &[])?;
+    let mut demo = Demo { context, io, sample, sample_medium, lun, bytes };
+    let result = demo.steps();
+    server.handle().drain();
+    let ended = server.wait().map_err(|error| serve::failure(&error));
+    let steps = result?;
+    ended?;
+    if args.json {
+        output::json(&json!({ "schema": output::SCHEMA, "bytes": bytes, "steps": steps }));
+    }
+    Ok(Exit::Done)
+}
+
+fn options(writable: bool) -> OpenOptions {
+    OpenOptions { writable, request_alignment: BLOCK_BYTES as u32, allow_in_use: false }
+}
+
+/// A target on a free port of the loopback, over a file that has no name any more.
+fn start(context: &Context, bytes: u64) -> Result<Server, Failure> {
+    let identity = Identity::random().map_err(|error| Failure::failed("make up an identity", "", error))?;
+    let lun = LunConfig {
+        lun: 0,
+        medium: nameless_file(context, bytes)?,
+        serial: identity.serial,
+        naa: identity.naa,
+        read_only: false,
+        write_cache: true,
+        vendor: None,
+        product: None,
+        rotational: None,
+        removable: false,
+        block_size: None,
+        physical_block_size: None,
+        shared: false,
+        exclusive: false,
+    };
+    let target = TargetConfig { iqn: TARGET.to_owned(), luns: vec![lun], access: Access::default() };
+    Server::start(ServerConfig {
+        listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+        advertise: None,
+        targets: vec![target],
+        drain_timeout: DRAIN_TIMEOUT,
+        threads: None,
+    })
+    .map_err(|error| serve::failure(&error))
+}
+
+/// A temporary file of zeroes, unlinked as soon as it is open: whatever happens, nothing stays.
+fn nameless_file(context: &Context, bytes: u64) -> Result<Arc<dyn Medium>, Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::failed("make a temporary file in", std::env::temp_dir().display().to_string(), error)
+            .hint("set TMPDIR to a directory with room")
+    };
+    let file = tempfile::Builder::new().prefix("hikyaku-demo-").tempfile().map_err(failed)?;
+    file.as_file().set_len(bytes).map_err(failed)?;
+    let words = format!("file:{}", file.path().display().to_string().replace(',', ",,"));
+    Named::parse(context, &words, &[])?.open(context, &options(true))
+}
+
+struct Demo<'a> {
+    context: &'a Context,
+    io: Io,
+    sample: Named,
+    sample_medium: Arc<dyn Medium>,
+    lun: Named,
+    bytes: u64,
+}
+
+impl Demo<'_> {
+    fn tell(&self, number: u32, name: &str, text: &str) {
+        if !self.context.json {
+            output::line(&format!("  {number}/{STEPS} {name:<8} {text}"));
+        }
+    }
+
+    fn steps(&mut self) -> Result<Vec<Value>, Failure> {
+        let size = units::bytes(self.bytes);
+        self.tell(1, "target", &format!("{}    {size}, loopback only, no protection", self.lun.text));
+        let target = json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes });
+        Ok(vec![target, self.copy()?, self.compare()?, self.read()?])
+    }
+
+    /// The sample and a new session to the LUN.
+    fn sample_and_lun(&mut self, writable: bool) -> Result<[Box<dyn Endpoint>; 2], Failure> {
+        let lun = self.lun.open(self.context, &options(writable))?;
+        let pair = [(&self.sample, &self.sample_medium), (&self.lun, &lun)];
+        let mut endpoints = endpoint::attach(&mut self.io, &pair)?;
+        let lun = endpoints.remove(1);
+        Ok([endpoints.remove(0), lun])
+    }
+
+    /// Steps 2 and 3: copy with verification.
+    fn copy(&mut self) -> Result<Value, Failure> {
+        let [mut from, mut to] = self.sample_and_lun(true)?;
+        let plan = Plan { verify: true, size: Some(self.bytes), allow_block_size: true, ..Plan::default() };
+        let before = CpuTime::now();
+        let mut progress = Progress::new(self.context);
+        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &self.context.stop);
+        let result = mover::copy(&mut self.io, &mut *from, &mut *to, &plan, &mut observer);
+        progress.finish();
+        let report = result.map_err(|error| self.failure(&error, "copy"))?;
+        copy::end(&mut self.io, [from, to]);
+        let cpu = CpuTime::now().since(before);
+        let text = format!(
+            "{} -> LUN   {} in {}, flush included; limited by {}",
+            self.sample.text,
+            units::rate(mb_per_s(report.bytes, report.seconds) * 1e6),
+            units::duration(Duration::from_secs_f64(report.seconds)),
+            report.limited_by,
+        );
+        self.tell(2, "copy", &text);
+        let (user, system) = cpu_s_per_gb(cpu, 2 * report.bytes);
+        let text = format!(
+            "BLAKE3 of the sample = BLAKE3 of the LUN read back   {}; {:.2} CPU-s/GB both ways, target included",
+            units::rate(mb_per_s(report.bytes, report.verify_seconds) * 1e6),
+            user + system,
+        );
+        self.tell(3, "verify", &text);
+        let mut object = copy::outcome::object(&report, cpu, true);
+        object["step"] = json!("copy");
+        Ok(object)
+    }
+
+    /// Step 4: byte by byte, through a session of its own.
+    fn compare(&mut self) -> Result<Value, Failure> {
+        let [mut sample, mut lun] = self.sample_and_lun(false)?;
+        let plan = Plan { size: Some(self.bytes), ..Plan::default() };
+        let mut progress = Progress::new(self.context);
+        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &self.context.stop);
+        let result = mover::compare(&mut self.io, &mut *sample, &mut *lun, &plan, &mut observer);
+        progress.finish();
+        let comparison = result.map_err(|error| self.failure(&error, "compare"))?;
+        copy::end(&mut self.io, [sample, lun]);
+        if let Some(offset) = comparison.first_difference {
+            let cause = format!("it differs from {} at offset {offset}", self.sample.text);
+            return Err(Failure::new(Exit::Mismatch, "verify", self.lun.text.clone(), cause));
+        }
+        let rate = mb_per_s(comparison.bytes, comparison.duration.as_secs_f64());
+        let text =
+            format!("sample = LUN, byte by byte, through a second session   {}", units::rate(rate * 1e6));
+        self.tell(4, "compare", &text);
+        Ok(json!({ "step": "compare", "equal": true, "mb_per_s": units::rounded(rate) }))
+    }
+
+    /// Step 5: the LUN into nothing, one request at a time: what a round trip costs.
+    fn read(&mut self) -> Result<Value, Failure> {
+        const CHUNK: u32 = 4096;
+        const BYTES_MAX: u64 = 8 << 20;
+        let null = Named::parse(self.context, &format!("null:{}", self.bytes), &[])?;
+        let (nothing, lun) =
+            (null.open(self.context, &options(true))?, self.lun.open(self.context, &options(false))?);
+        let mut endpoints = endpoint::attach(&mut self.io, &[(&self.lun, &lun), (&null, &nothing)])?;
+        let (mut to, mut from) = (endpoints.remove(1), endpoints.remove(0));
+        let plan = Plan {
+            sparse: false,
+            allow_block_size: true,
+            size: Some(self.bytes.min(BYTES_MAX)),
+            chunk: Some(CHUNK.min(self.bytes as u32)),
+            depth: Some(1),
+            ..Plan::default()
+        };
+        let mut progress = Progress::new(self.context);
+        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &self.context.stop);
+        let result = mover::copy(&mut self.io, &mut *from, &mut *to, &plan, &mut observer);
+        let report = result.map_err(|error| self.failure(&error, "read"))?;
+        copy::end(&mut self.io, [from, to]);
+        let latency = report.read.latency;
+        let text = format!("4 KiB, one at a time   p50 {} us, p99 {} us", latency.p50_us, latency.p99_us);
+        self.tell(5, "latency", &text);
+        Ok(json!({ "step": "latency", "p50_us": latency.p50_us, "p99_us": latency.p99_us }))
+    }
+
+    fn failure(&self, error: &CopyError, verb: &str) -> Failure {
+        match error {
+            CopyError::Interrupted { .. } => self.context.stop.failure("finish", "the demonstration"),
+            error => copy::outcome::told(error, verb, &self.sample, &self.lun),
+        }
+    }
+}

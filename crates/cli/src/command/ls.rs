@@ -1,0 +1,129 @@
+//! `ls`: what a portal or a target offers.
+
+use block::{Location, OpenError};
+use node::initiator::{LunInfo, Options, Url, discover, list_luns};
+use serde_json::{Value, json};
+
+use crate::context::Context;
+use crate::endpoint::{self, Named};
+use crate::error::{Exit, Failure};
+use crate::output::{self, Table};
+use crate::units;
+
+/// List targets, portals and LUNs
+///
+/// `iscsi://host[:port]` asks the portal for its targets and logs in to each to list its LUNs;
+/// `iscsi://host[:port]/iqn` lists the LUNs of one target.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hikyaku ls iscsi://host
+  hikyaku ls iscsi://host/iqn.2026-11.example:disks --json")]
+pub(crate) struct Args {
+    /// Portal or target, with the options of a remote LUN
+    #[arg(value_name = "URL")]
+    url: String,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// One target, as far as it lets us look.
+struct Found {
+    iqn: String,
+    portals: Vec<String>,
+    luns: Result<Vec<LunInfo>, Failure>,
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let named = Named::parse(context, &args.url, &[])?;
+    let Location::Url(text) = &named.spec.location else {
+        let cause = "it is not a URL";
+        return Err(Failure::usage("list", named.text, cause)
+            .hint("hikyaku ls iscsi://host, or hikyaku info ENDPOINT"));
+    };
+    let url = Url::parse(text).map_err(|error| Failure::usage("list", named.text.clone(), error))?;
+    let options = named.initiator_options(context, &url)?;
+    let mut io = endpoint::event_loop()?;
+    let failed = |error: OpenError| Failure::open("list", named.text.clone(), &error);
+    let targets = match url.target.clone() {
+        Some(iqn) => {
+            let luns = list_luns(&mut io, &url, &options).map_err(failed)?;
+            vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns) }]
+        }
+        None => look(&mut io, &url, &options, &named.text)?,
+    };
+    if args.json {
+        output::json(
+            &json!({ "schema": output::SCHEMA, "targets": targets.iter().map(object).collect::<Vec<_>>() }),
+        );
+    } else {
+        table(&targets).print();
+        for target in &targets {
+            if let Err(failure) = &target.luns {
+                context.warn(&failure.to_string());
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Discovery, then a login to each target for its LUNs. A target that does not let us in is listed all the
+/// same.
+fn look(io: &mut io::Io, portal: &Url, options: &Options, text: &str) -> Result<Vec<Found>, Failure> {
+    let targets = discover(io, &portal.host, portal.port, options)
+        .map_err(|error| Failure::open("ask", text, &error))?;
+    let found = targets.into_iter().map(|target| {
+        let url = Url { target: Some(target.name.clone()), lun: None, ..portal.clone() };
+        let luns = list_luns(io, &url, options);
+        let luns = luns.map_err(|error| Failure::open("list the LUNs of", target.name.clone(), &error));
+        Found { iqn: target.name, portals: target.addresses, luns }
+    });
+    Ok(found.collect())
+}
+
+fn object(target: &Found) -> Value {
+    let (luns, error) = match &target.luns {
+        Ok(luns) => (luns.iter().map(lun_object).collect(), Value::Null),
+        Err(failure) => (Vec::new(), failure.to_json()["error"].clone()),
+    };
+    json!({ "iqn": target.iqn, "portals": target.portals, "luns": luns, "error": error })
+}
+
+fn lun_object(lun: &LunInfo) -> Value {
+    json!({
+        "lun": lun.lun,
+        "size_bytes": lun.size_bytes,
+        "block_size": lun.block_size,
+        "vendor": lun.vendor,
+        "product": lun.product,
+        "serial": lun.serial,
+        "read_only": lun.read_only,
+    })
+}
+
+fn table(targets: &[Found]) -> Table {
+    let mut table = Table::new(&["target", "portal", "lun", "size", "block", "mode", "product", "serial"]);
+    for target in targets {
+        let portals = target.portals.join(" ");
+        let row =
+            |cells: [String; 6]| [target.iqn.clone(), portals.clone()].into_iter().chain(cells).collect();
+        match &target.luns {
+            Ok(luns) if !luns.is_empty() => {
+                for lun in luns {
+                    table.row(row([
+                        lun.lun.to_string(),
+                        units::bytes(lun.size_bytes),
+                        lun.block_size.to_string(),
+                        if lun.read_only { "ro" } else { "rw" }.to_owned(),
+                        format!("{} {}", lun.vendor.trim(), lun.product.trim()),
+                        lun.serial.trim().to_owned(),
+                    ]));
+                }
+            }
+            _ => table.row(row(std::array::from_fn(|_| "-".to_owned()))),
+        }
+    }
+    table
+}

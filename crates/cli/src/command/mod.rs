@@ -1,0 +1,32 @@
+//! One module per command: its arguments and what it does.
+
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod compare;
+pub(crate) mod completions;
+pub(crate) mod copy;
+pub(crate) mod demo;
+pub(crate) mod info;
+pub(crate) mod ls;
+pub(crate) mod man;
+pub(crate) mod serve;
+
+use crate::args::Command;
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+
+/// Carries the command out. What is returned is its exit code.
+pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Serve(args) => serve::run(context, &args),
+        Command::Copy(args) => copy::run(context, &args),
+        Command::Compare(args) => compare::run(context, &args),
+        Command::Ls(args) => ls::run(context, &args),
+        Command::Info(args) => info::run(context, &args),
+        Command::Check(args) => check::run(context, &args),
+        Command::Demo(args) => demo::run(context, &args),
+        Command::Bench(args) => bench::run(context, &args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
+    }
+}

@@ -1,0 +1,128 @@
+//! From the LUNs asked for to those served: storage opened, identities claimed.
+
+use std::collections::HashMap;
+
+use block::{Location, OpenOptions};
+use node::target::{LunConfig, TargetConfig};
+
+use crate::config::{Lun, Target, rotational, write_cache};
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::state::{Claim, Identity, StateDir, already_live};
+use crate::sys::Hold;
+
+/// Default names that are tried when others serve under the host's own.
+const DEFAULT_NAMES_MAX: u32 = 64;
+/// What initiators may ask for at the least.
+const REQUEST_ALIGNMENT: u32 = 512;
+
+/// A target's name, and identities that are ours alone.
+pub(super) struct Claimed {
+    /// The name.
+    pub(super) iqn: String,
+    /// Who each LUN is, in the order of the target's LUNs.
+    pub(super) identities: Vec<Identity>,
+    /// Held as long as the LUNs are served.
+    pub(super) claims: Vec<Claim>,
+}
+
+/// Finds the target's name and claims its LUNs' identities.
+///
+/// A name that was asked for is refused when it is live elsewhere. The default name gets a number instead: two
+/// servers without names are not the same target.
+pub(super) fn claim(context: &Context, target: &Target) -> Result<Claimed, Failure> {
+    let state = StateDir::locate()?;
+    if let Some(iqn) = &target.iqn {
+        return claim_as(&state, iqn, &target.luns)?.map_err(|(lun, naa)| already_live(iqn, lun, naa));
+    }
+    let host = state.host_name()?;
+    for number in 1..=DEFAULT_NAMES_MAX {
+        let iqn = if number == 1 { host.clone() } else { format!("{host}.{number}") };
+        if let Ok(claimed) = claim_as(&state, &iqn, &target.luns)? {
+            if number > 1 {
+                context.warn(&format!(
+                    "{host} is live in another process; this target is {iqn} (choose with --iqn)"
+                ));
+            }
+            return Ok(claimed);
+        }
+    }
+    Err(Failure::new(
+        Exit::Refused,
+        "find a free name for",
+        host,
+        "too many servers without --iqn are running",
+    ))
+}
+
+/// `Err((lun, naa))` names an identity that is live elsewhere.
+fn claim_as(state: &StateDir, iqn: &str, luns: &[Lun]) -> Result<Result<Claimed, (u16, u64)>, Failure> {
+    let mut claimed = Claimed { iqn: iqn.to_owned(), identities: Vec::new(), claims: Vec::new() };
+    for lun in luns {
+        let mut identity = state.identity(iqn, lun.lun)?;
+        let hold = if lun.endpoint.spec.flag("shared") == Ok(true) { Hold::Shared } else { Hold::Exclusive };
+        match state.claim(identity.naa, hold)? {
+            Some(claim) => claimed.claims.push(claim),
+            None => return Ok(Err((lun.lun, identity.naa))),
+        }
+        if let Some(serial) = &lun.serial {
+            identity.serial.clone_from(serial);
+        }
+        claimed.identities.push(identity);
+    }
+    Ok(Ok(claimed))
+}
+
+/// Opens the storage of every LUN.
+pub(super) fn open(
+    context: &Context,
+    target: &Target,
+    identities: &[Identity],
+) -> Result<Vec<LunConfig>, Failure> {
+    target.luns.iter().zip(identities).map(|(lun, identity)| open_one(context, lun, identity)).collect()
+}
+
+fn open_one(context: &Context, lun: &Lun, identity: &Identity) -> Result<LunConfig, Failure> {
+    let spec = &lun.endpoint.spec;
+    let usage = |cause: String| Failure::usage("serve", lun.endpoint.text.clone(), cause);
+    let flag = |name: &str| spec.flag(name).map_err(|error| usage(error.0));
+    let block_size = |name: &str| spec.block_size(name).map_err(|error| usage(error.0));
+    let read_only = flag("ro")? || matches!(spec.location, Location::Pattern { .. });
+    let options =
+        OpenOptions { writable: !read_only, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
+    let medium = lun.endpoint.open(context, &options)?;
+    Ok(LunConfig {
+        lun: lun.lun,
+        medium,
+        serial: identity.serial.clone(),
+        naa: identity.naa,
+        read_only,
+        write_cache: write_cache(spec).map_err(usage)?,
+        vendor: spec.get("vendor").map(str::to_owned),
+        product: spec.get("product").map(str::to_owned),
+        rotational: rotational(spec).map_err(usage)?,
+        removable: flag("removable")?,
+        block_size: block_size("block-size")?,
+        physical_block_size: block_size("physical-block")?,
+        shared: flag("shared")?,
+        exclusive: flag("exclusive")?,
+    })
+}
+
+/// No two LUNs of a server share a serial number, unless both are declared to be the same storage.
+pub(super) fn check_distinct(targets: &[TargetConfig]) -> Result<(), Failure> {
+    let mut seen: HashMap<&str, (&str, &LunConfig)> = HashMap::new();
+    for target in targets {
+        for lun in &target.luns {
+            let Some((other, earlier)) = seen.insert(&lun.serial, (&target.iqn, lun)) else { continue };
+            if lun.shared && earlier.shared {
+                continue;
+            }
+            let cause =
+                format!("it has the serial number '{}' of LUN {} of {other}", lun.serial, earlier.lun);
+            return Err(Failure::refused("serve", format!("LUN {} of {}", lun.lun, target.iqn), cause)
+                .hint("give each its own serial, or say `shared` on both if they are the same storage"));
+        }
+    }
+    Ok(())
+}

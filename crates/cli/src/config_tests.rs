@@ -1,0 +1,121 @@
+use super::*;
+
+const GOOD: &str = r#"
+[server]
+listen = ["127.0.0.1:3261"]
+drain-timeout = "5s"
+
+[[target]]
+iqn = "iqn.2026-11.example.com:disks"
+
+[[target.lun]]
+lun = 0
+endpoint = "/srv/a.img,cache=writethrough"
+serial = "A1"
+
+[[target.lun]]
+lun = 7
+endpoint = "mem:64M,ro"
+
+[[target.portal]]
+address = "127.0.0.1:3262"
+tpgt = 1
+
+[[target.acl]]
+initiator = "iqn.2026-11.example.com:host"
+chap-user = "u"
+secret-file = "/etc/hikyaku/u.secret"
+luns = [0]
+mode = "ro"
+
+[[target.acl]]
+chap-user = "any"
+secret-file = "/etc/hikyaku/any.secret"
+"#;
+
+fn parse(text: &str) -> Result<Config, Wrong> {
+    Config::parse(&Context::default(), text)
+}
+
+#[test]
+fn everything_is_read() {
+    let config = parse(GOOD).unwrap();
+    let listen: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
+    assert_eq!(listen, ["127.0.0.1:3261", "127.0.0.1:3262"]);
+    assert_eq!(config.drain_timeout, Some(Duration::from_secs(5)));
+    let [target] = &config.targets[..] else { panic!("one target") };
+    assert_eq!(target.iqn.as_deref(), Some("iqn.2026-11.example.com:disks"));
+    let luns: Vec<(u16, &str, Option<&str>)> =
+        target.luns.iter().map(|lun| (lun.lun, lun.endpoint.text.as_str(), lun.serial.as_deref())).collect();
+    assert_eq!(luns, [(0, "/srv/a.img,cache=writethrough", Some("A1")), (7, "mem:64M,ro", None)]);
+    assert_eq!(target.acls.len(), 2);
+    assert_eq!(target.acls[0].luns, Some(vec![0]));
+    assert!(target.acls[0].read_only && target.acls[0].chap.is_some());
+    assert!(target.acls[1].initiator.is_none());
+}
+
+/// (defect, the good text's part, what stands there instead, line, what the message contains)
+const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
+    ("unknown_key", "drain-timeout", "drain-time", 4, "unknown field `drain-time`"),
+    ("unknown_table", "[server]", "[serve]", 2, "unknown field `serve`"),
+    ("unknown_lun_key", "serial =", "serials =", 12, "unknown field `serials`"),
+    ("not_toml", "lun = 0", "lun = ", 10, "value"),
+    ("lun_is_text", "lun = 0", "lun = \"zero\"", 10, "invalid type"),
+    ("lun_too_large", "lun = 7", "lun = 16384", 15, "beyond 16383"),
+    ("lun_twice", "lun = 7", "lun = 0", 15, "LUN 0 is there twice"),
+    ("listen_wrong", "127.0.0.1:3261", "127.0.0.1:326100", 3, "is not an address"),
+    ("timeout_wrong", "\"5s\"", "\"soon\"", 4, "not a duration"),
+    ("iqn_wrong", "iqn.2026-11.example.com:disks", "disks", 7, "iSCSI name begins with"),
+    ("endpoint_option_unknown", "cache=writethrough", "cash=no", 11, "unknown option 'cash'"),
+    ("endpoint_cache_wrong", "cache=writethrough", "cache=none", 10, "cache=writeback or"),
+    ("endpoint_lun_option", "mem:64M,ro", "mem:64M,lun=7", 16, "by the key lun"),
+    ("serial_empty", "\"A1\"", "\"\"", 10, "not a serial number"),
+    ("tpgt_unknown", "tpgt = 1", "tpgt = 2", 20, "one portal group"),
+    ("mode_unknown", "mode = \"ro\"", "mode = \"r\"", 27, "is not a mode"),
+    ("acl_lun_unknown", "luns = [0]", "luns = [3]", 22, "which the target does not have"),
+    ("acl_without_secret", "secret-file = \"/etc/hikyaku/u.secret\"\n", "", 22, "need each other"),
+    ("acl_initiator_wrong", "iqn.2026-11.example.com:host", "host", 23, "iSCSI name begins with"),
+    ("seal_unknown", "drain-timeout = \"5s\"", "seal = \"require\"", 4, "only \"off\" is"),
+];
+
+#[test]
+fn every_defect_is_named_with_its_line() {
+    for (defect, part, instead, line, message) in DEFECTS {
+        assert!(GOOD.contains(part), "{defect}");
+        let text = GOOD.replacen(part, instead, 1);
+        let (range, cause) = parse(&text).expect_err(defect);
+        assert_eq!(position(&text, range.start).0, *line, "{defect}: {cause}");
+        assert!(cause.contains(message), "{defect}: {cause}");
+    }
+}
+
+#[test]
+fn a_target_needs_luns_and_a_config_targets() {
+    assert_eq!(parse("").unwrap_err().1, "there is no [[target]]");
+    let text = "[[target]]\niqn = \"iqn.2026-11.example.com:a\"\n";
+    assert!(parse(text).unwrap_err().1.contains("has no [[target.lun]]"));
+}
+
+#[test]
+fn targets_at_different_portals_are_refused() {
+    let target = |name: &str, portal: &str| {
+        format!(
+            "[[target]]\niqn = \"iqn.2026-11.example.com:{name}\"\n[[target.lun]]\nlun = 0\nendpoint = \"mem:1M\"\n\
+             [[target.portal]]\naddress = \"{portal}\"\n"
+        )
+    };
+    let two = target("a", "127.0.0.1:1") + &target("b", "127.0.0.1:2");
+    assert!(parse(&two).unwrap_err().1.contains("every target at every portal"));
+    let two = target("a", "127.0.0.1:1") + &target("b", "127.0.0.1:1");
+    assert_eq!(parse(&two).unwrap().listen.len(), 1);
+    let two = target("a", "127.0.0.1:1") + &target("a", "127.0.0.1:1");
+    assert!(parse(&two).unwrap_err().1.contains("there twice"));
+}
+
+#[test]
+fn positions_count_from_one() {
+    assert_eq!(position("ab\ncd", 0), (1, 1));
+    assert_eq!(position("ab\ncd", 4), (2, 2));
+    assert_eq!(position("ä\nb", 3), (2, 1));
+    assert_eq!(position("", 9), (1, 1));
+}

@@ -1,0 +1,255 @@
+//! From the words of an endpoint to storage: local ones by `block`, LUNs by `node`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use block::{
+    Endpoint, IoError, IoErrorKind, Kind, LOCAL_OPTIONS, Location, Medium, OpenError, OpenOptions, Request,
+    Router, Spec, layer,
+};
+use io::Io;
+use node::initiator::{Credentials, IscsiMedium, Options, Url};
+
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::secret::{self, Password, UrlSecrets, take_url_secrets};
+use crate::state::{StateDir, new_host_name};
+use crate::{names, units};
+
+/// Longest request of [`read`].
+const READ_BYTES_MAX: usize = 128 * 1024;
+
+/// Options of a remote LUN, beside the layers.
+const INITIATOR_OPTIONS: &[&str] = &[
+    "ro",
+    "timeout",
+    "initiator",
+    "chap-user",
+    "chap-secret-file",
+    "mutual-chap-user",
+    "mutual-chap-secret-file",
+];
+
+/// Options of an endpoint that is served as a LUN, beside its own.
+pub(crate) const LUN_OPTIONS: &[&str] =
+    &["lun", "cache", "serial", "vendor", "product", "rotational", "removable", "shared", "exclusive"];
+
+/// An endpoint as the user wrote it, without its secrets.
+#[derive(Debug)]
+pub(crate) struct Named {
+    /// The words, fit to be shown.
+    pub(crate) text: String,
+    /// The words, taken apart.
+    pub(crate) spec: Spec,
+    secrets: UrlSecrets,
+}
+
+impl Named {
+    /// Takes an endpoint's words apart. `extra` are options that the command gives a meaning to.
+    pub(crate) fn parse(context: &Context, words: &str, extra: &[&str]) -> Result<Self, Failure> {
+        let (text, mut secrets) = take_url_secrets(words);
+        if secrets == UrlSecrets::default()
+            && let Some(taken) = context.secrets.get(&text)
+        {
+            secrets.clone_from(taken);
+        }
+        let usage = |cause: String| Failure::usage("understand the endpoint", text.clone(), cause);
+        let spec = Spec::parse(&text).map_err(|error| usage(error.0))?;
+        let own = if matches!(spec.location, Location::Url(_)) {
+            INITIATOR_OPTIONS.iter().chain(layer::OPTIONS)
+        } else {
+            LOCAL_OPTIONS.iter().chain(&[] as &[&str])
+        };
+        let mut known: Vec<&str> = own.chain(extra).copied().collect();
+        known.dedup();
+        spec.only(&known).map_err(|error| usage(error.0))?;
+        Ok(Self { text, spec, secrets })
+    }
+
+    /// The path, where it is a file or a device of this machine.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match &self.spec.location {
+            Location::File(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Gives an option a value, as if the user had.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.spec.options.push((name.to_owned(), Some(value.to_owned())));
+    }
+
+    /// Opens it. A remote one is not asked before it is attached.
+    pub(crate) fn open(&self, context: &Context, options: &OpenOptions) -> Result<Arc<dyn Medium>, Failure> {
+        let attempted = if options.writable { "open for writing" } else { "open" };
+        let failed = |error: OpenError| Failure::open(attempted, self.text.clone(), &error);
+        match &self.spec.location {
+            Location::Url(url) if url.starts_with("iscsi://") => {
+                let (url, options) = self.initiator(context, url, attempted)?;
+                let medium: Arc<dyn Medium> = Arc::new(IscsiMedium::new(url, options));
+                layer::wrap(&self.spec, medium).map_err(failed)
+            }
+            Location::Url(url) => {
+                let scheme = url.split("://").next().unwrap_or_default();
+                let cause = format!("'{scheme}' is not a scheme that this release knows; it knows iscsi");
+                Err(Failure::usage(attempted, self.text.clone(), cause))
+            }
+            Location::Stdio => {
+                let cause = "'-' (standard input and output) is not offered by this release";
+                Err(Failure::usage(attempted, "-", cause).hint("copy from or to a file"))
+            }
+            _ => block::open(&self.spec, options).map_err(failed),
+        }
+    }
+
+    fn initiator(&self, context: &Context, url: &str, attempted: &str) -> Result<(Url, Options), Failure> {
+        let url = Url::parse(url).map_err(|error| Failure::usage(attempted, self.text.clone(), error))?;
+        let options = self.initiator_options(context, &url)?;
+        Ok((url, options))
+    }
+
+    /// How to log in: from the options, the URL and the environment, in that order.
+    pub(crate) fn initiator_options(&self, context: &Context, url: &Url) -> Result<Options, Failure> {
+        let usage = |cause: String| Failure::usage("understand the endpoint", self.text.clone(), cause);
+        let mut options = Options::new(self.initiator_name(context)?);
+        if let Some(timeout) = self.spec.get("timeout") {
+            options.timeout = units::parse_duration(timeout).map_err(usage)?;
+        }
+        let mut target_user = None;
+        for (name, value) in &url.arguments {
+            let digest = match value.as_str() {
+                "none" | "off" => Some(false),
+                _ if value.starts_with("crc32c") => Some(true),
+                _ => None,
+            };
+            match (name.as_str(), digest) {
+                ("header_digest", Some(wanted)) => options.header_digest = wanted,
+                ("data_digest", Some(wanted)) => options.data_digest = wanted,
+                ("header_digest" | "data_digest", None) => {
+                    return Err(usage(format!("{name}={value}: say crc32c or none")));
+                }
+                ("target_user", _) => target_user = Some(value.clone()),
+                // libiscsi passes over what it does not know, and so do URLs written for it.
+                _ => context
+                    .warn(&format!("{}: the argument {name} is not known and changes nothing", self.text)),
+            }
+        }
+        options.chap =
+            self.credentials(context, "chap", url.user.clone(), &self.secrets.password, "LIBISCSI_CHAP")?;
+        options.mutual = self.credentials(
+            context,
+            "mutual-chap",
+            target_user,
+            &self.secrets.target_password,
+            "LIBISCSI_CHAP_TARGET",
+        )?;
+        if options.mutual.is_some() && options.chap.is_none() {
+            return Err(usage(
+                "mutual CHAP needs one-way CHAP too: chap-user= and chap-secret-file=".to_owned(),
+            ));
+        }
+        Ok(options)
+    }
+
+    fn credentials(
+        &self,
+        context: &Context,
+        option: &str,
+        url_user: Option<String>,
+        url_password: &Option<Password>,
+        variable: &str,
+    ) -> Result<Option<Credentials>, Failure> {
+        let usage = |cause: String| Failure::usage("understand the endpoint", self.text.clone(), cause);
+        let variable_user =
+            std::env::var(format!("{variable}_USERNAME")).ok().filter(|user| !user.is_empty());
+        let user = self.spec.get(&format!("{option}-user")).map(str::to_owned).or(url_user);
+        let secret = match self.spec.get(&format!("{option}-secret-file")) {
+            Some(path) => Some(secret::from_file(context, Path::new(path))?),
+            None => {
+                let of_url = url_password.as_ref().map(Password::secret).transpose();
+                of_url.map_err(|error| usage(error.to_string()))?
+            }
+        };
+        let secret = match secret {
+            Some(secret) => Some(secret),
+            None => secret::from_env(&format!("{variable}_PASSWORD"))?,
+        };
+        match (user.or(variable_user), secret) {
+            (Some(user), Some(secret)) => Ok(Some(Credentials { user, secret })),
+            (None, None) => Ok(None),
+            (Some(user), None) => {
+                Err(usage(format!("there is no secret for {user}: give {option}-secret-file=FILE")))
+            }
+            (None, Some(_)) => {
+                Err(usage(format!("there is a secret without a name: give {option}-user=NAME")))
+            }
+        }
+    }
+
+    fn initiator_name(&self, context: &Context) -> Result<String, Failure> {
+        if let Some(name) = self.spec.get("initiator") {
+            return names::parse_iscsi_name(name)
+                .map_err(|cause| Failure::usage("understand the endpoint", self.text.clone(), cause));
+        }
+        StateDir::locate().and_then(|state| state.host_name()).or_else(|failure| {
+            context.warn(&format!("{failure}; logging in under a name for this run only"));
+            new_host_name().map_err(|error| Failure::failed("make up an initiator name", "", error))
+        })
+    }
+}
+
+/// This thread's way into several media, all of them ready.
+pub(crate) fn attach(
+    io: &mut Io,
+    media: &[(&Named, &Arc<dyn Medium>)],
+) -> Result<Vec<Box<dyn Endpoint>>, Failure> {
+    let mut endpoints = Vec::with_capacity(media.len());
+    for (named, medium) in media {
+        let failed = |error: OpenError| Failure::open("use", named.text.clone(), &error);
+        let mut endpoint = medium.attach(io).map_err(failed)?;
+        // One after the other, so that an error tells whose it is.
+        block::wait_ready(io, &mut [&mut *endpoint]).map_err(failed)?;
+        endpoints.push(endpoint);
+    }
+    Ok(endpoints)
+}
+
+/// Reads `length` bytes at `offset`, one request after the other. Both must suit the endpoint's granularity.
+pub(crate) fn read(
+    io: &mut Io,
+    endpoint: &mut dyn Endpoint,
+    offset: u64,
+    length: usize,
+) -> Result<Vec<u8>, IoError> {
+    let mut router = Router::new();
+    router.add_endpoint(endpoint, ());
+    let mut bytes = Vec::with_capacity(length);
+    let piece_max = READ_BYTES_MAX.min(endpoint.capability().max_transfer_bytes as usize);
+    let failed = |error: &std::io::Error| IoError::new(IoErrorKind::Other, error.to_string());
+    while bytes.len() < length {
+        let piece = piece_max.min(length - bytes.len());
+        let span = io.pool().take(piece).ok_or_else(|| failed(&std::io::ErrorKind::OutOfMemory.into()))?;
+        let kind = Kind::Read { offset: offset + bytes.len() as u64, into: span.slice(0, piece) };
+        let (mut events, mut done) = (Vec::new(), Vec::new());
+        endpoint.submit(io, Request { id: 0, kind }, &mut done);
+        while done.is_empty() {
+            io.turn(&mut events).map_err(|error| failed(&error))?;
+            for event in events.drain(..) {
+                if router.route(event.token.owner).is_some() {
+                    endpoint.on_event(io, event, &mut done);
+                }
+            }
+        }
+        done.remove(0).result?;
+        let start = bytes.len();
+        bytes.resize(start + piece, 0);
+        span.read(0, &mut bytes[start..]);
+    }
+    Ok(bytes)
+}
+
+/// The completion loop of this thread.
+pub(crate) fn event_loop() -> Result<Io, Failure> {
+    Io::new(area::PoolLimits::default())
+        .map_err(|error| Failure::new(Exit::Failed, "start the completion loop", "", error))
+}

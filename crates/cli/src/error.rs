@@ -1,0 +1,221 @@
+//! How a command fails: what was attempted, on what, why, and what to try; and the exit code that says so.
+
+use std::fmt;
+
+use block::{IoError, IoErrorKind, OpenError};
+use serde_json::{Value, json};
+
+/// Exit codes, one meaning each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// All of it was done.
+    Done,
+    /// It failed for a reason that none of the others names.
+    Failed,
+    /// The command line or the configuration is wrong.
+    Usage,
+    /// Two things that should be equal are not.
+    Mismatch,
+    /// Login refused.
+    Authentication,
+    /// Nothing answers, or not in time.
+    Unreachable,
+    /// Refused to protect data.
+    Refused,
+    /// Ended by a signal of this number.
+    Interrupted(i32),
+}
+
+impl Exit {
+    /// The number the process exits with.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Mismatch => 3,
+            Self::Authentication => 4,
+            Self::Unreachable => 5,
+            Self::Refused => 6,
+            Self::Interrupted(signal) => 128 + (signal & 0x7f) as u8,
+        }
+    }
+}
+
+/// Why a command did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Which exit code tells it to a script.
+    pub(crate) exit: Exit,
+    /// The verb: "open the destination".
+    pub(crate) attempted: String,
+    /// What it was done to: a path or a URL, without secrets.
+    pub(crate) object: String,
+    /// Why it failed.
+    pub(crate) cause: String,
+    /// What to try; empty where there is nothing better to say than the cause.
+    pub(crate) hint: String,
+}
+
+impl Failure {
+    /// A failure without a hint.
+    pub(crate) fn new(
+        exit: Exit,
+        attempted: impl Into<String>,
+        object: impl Into<String>,
+        cause: impl fmt::Display,
+    ) -> Self {
+        Self {
+            exit,
+            attempted: attempted.into(),
+            object: object.into(),
+            cause: cause.to_string(),
+            hint: String::new(),
+        }
+    }
+
+    /// Exit code 1.
+    pub(crate) fn failed(
+        attempted: impl Into<String>,
+        object: impl Into<String>,
+        cause: impl fmt::Display,
+    ) -> Self {
+        Self::new(Exit::Failed, attempted, object, cause)
+    }
+
+    /// Exit code 2.
+    pub(crate) fn usage(
+        attempted: impl Into<String>,
+        object: impl Into<String>,
+        cause: impl fmt::Display,
+    ) -> Self {
+        Self::new(Exit::Usage, attempted, object, cause)
+    }
+
+    /// Exit code 6.
+    pub(crate) fn refused(
+        attempted: impl Into<String>,
+        object: impl Into<String>,
+        cause: impl fmt::Display,
+    ) -> Self {
+        Self::new(Exit::Refused, attempted, object, cause)
+    }
+
+    /// Says what to try.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+
+    /// An endpoint that could not be opened.
+    pub(crate) fn open(attempted: impl Into<String>, object: impl Into<String>, error: &OpenError) -> Self {
+        let (exit, hint) = match error {
+            OpenError::Usage(_) => (Exit::Usage, "see `hikyaku help` for the forms an endpoint can have"),
+            OpenError::Missing(_) => (Exit::Failed, "check the name"),
+            OpenError::Refused(_) => (Exit::Refused, ""),
+            OpenError::Authentication(_) => (
+                Exit::Authentication,
+                "check the CHAP name and secret (options chap-user= and chap-secret-file=, or LIBISCSI_CHAP_USERNAME \
+                 and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=)",
+            ),
+            OpenError::Unreachable(_) => (
+                Exit::Unreachable,
+                "check the address, the port and the firewall; `hikyaku ls` asks what is there",
+            ),
+            OpenError::Failed(_) => (Exit::Failed, ""),
+        };
+        Self::new(exit, attempted, object, error).hint(hint)
+    }
+
+    /// A request that storage did not fulfil.
+    pub(crate) fn io(attempted: impl Into<String>, object: impl Into<String>, error: &IoError) -> Self {
+        let (exit, hint) = match error.kind {
+            IoErrorKind::Unreachable => (Exit::Unreachable, "start it again once the peer answers"),
+            IoErrorKind::Refused => (Exit::Authentication, ""),
+            IoErrorKind::NoSpace => (Exit::Failed, "free space, or give the destination more"),
+            IoErrorKind::FlushFailed => {
+                (Exit::Failed, "what was written before may be lost: check the medium, then copy again")
+            }
+            _ => (Exit::Failed, ""),
+        };
+        Self::new(exit, attempted, object, error).hint(hint)
+    }
+
+    /// The object that `--json` prints.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({ "error": {
+            "code": self.exit.code(),
+            "attempted": self.attempted,
+            "object": self.object,
+            "cause": self.cause,
+            "hint": self.hint,
+        }})
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}", self.attempted)?;
+        if !self.object.is_empty() {
+            write!(f, " {}", self.object)?;
+        }
+        write!(f, ": {}", self.cause)?;
+        if !self.hint.is_empty() {
+            write!(f, "\n  try: {}", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_on_what_why_and_what_to_try() {
+        let failure = Failure::refused("copy to", "/dev/sdx", "it holds an xfs filesystem").hint("--force");
+        assert_eq!(
+            failure.to_string(),
+            "cannot copy to /dev/sdx: it holds an xfs filesystem\n  try: --force"
+        );
+        assert_eq!(
+            failure.to_json().to_string(),
+            r#"{"error":{"attempted":"copy to","cause":"it holds an xfs filesystem","code":6,"hint":"--force","object":"/dev/sdx"}}"#
+        );
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_the_contract() {
+        let all = [
+            (Exit::Done, 0),
+            (Exit::Failed, 1),
+            (Exit::Usage, 2),
+            (Exit::Mismatch, 3),
+            (Exit::Authentication, 4),
+            (Exit::Unreachable, 5),
+            (Exit::Refused, 6),
+            (Exit::Interrupted(libc::SIGINT), 130),
+            (Exit::Interrupted(libc::SIGTERM), 143),
+        ];
+        for (exit, code) in all {
+            assert_eq!(exit.code(), code);
+        }
+    }
+
+    #[test]
+    fn open_errors_map_to_exit_codes() {
+        let all = [
+            (OpenError::Usage("x".into()), 2),
+            (OpenError::Missing("x".into()), 1),
+            (OpenError::Refused("x".into()), 6),
+            (OpenError::Authentication("x".into()), 4),
+            (OpenError::Unreachable("x".into()), 5),
+            (OpenError::Failed("x".into()), 1),
+        ];
+        for (error, code) in all {
+            assert_eq!(Failure::open("open", "e", &error).exit.code(), code);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Logs: on stderr, for people, or as JSON lines beside `--json`. `HIKYAKU_LOG` chooses what is logged, in the
+//! syntax of `tracing` (`debug`, `node=trace,warn`).
+
+use std::io;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::output;
+
+/// The environment variable that chooses what is logged.
+pub(crate) const VARIABLE: &str = "HIKYAKU_LOG";
+
+/// Begins logging at `level` unless the environment says otherwise.
+pub(crate) fn start(level: &str, json: bool) {
+    let filter = match std::env::var(VARIABLE) {
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text).unwrap_or_else(|error| {
+            output::note(&format!(
+                "warning: {VARIABLE}={text} is not a filter ({error}); logging at {level}"
+            ));
+            EnvFilter::new(level)
+        }),
+        _ => EnvFilter::new(level),
+    };
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(output::is_lively())
+        .with_target(false);
+    // Only a second call could fail, and there is none.
+    let _ = if json { builder.json().try_init() } else { builder.compact().try_init() };
+}

@@ -1,0 +1,110 @@
+//! iSCSI names and addresses as people write them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+use iscsi::name::IscsiName;
+pub(crate) use iscsi::name::PORT as ISCSI_PORT;
+
+/// Checks an iSCSI name and gives it in lower case.
+pub(crate) fn parse_iscsi_name(name: &str) -> Result<String, String> {
+    IscsiName::parse(name)
+        .map(|name| name.as_str().to_owned())
+        .map_err(|error| format!("'{name}': {error}; write for example iqn.2026-11.com.example:disks"))
+}
+
+/// Parses `ADDR`, `ADDR:PORT`, `[V6]:PORT` or `NAME:PORT`; the port defaults to 3260.
+pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    if let Ok(address) = bare.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, ISCSI_PORT));
+    }
+    let resolved = if text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+        text.to_socket_addrs()
+    } else {
+        (text, ISCSI_PORT).to_socket_addrs()
+    };
+    let wrong = |cause: String| {
+        format!("'{text}' is not an address to listen on ({cause}); write 127.0.0.1:3260 or [::1]:3260")
+    };
+    resolved
+        .map_err(|error| wrong(error.to_string()))?
+        .next()
+        .ok_or_else(|| wrong("it has no address".to_owned()))
+}
+
+/// The address to tell others for a listener: a wildcard becomes the address this host reaches the world
+/// with.
+pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    // A connected UDP socket has a source address by the routing table; nothing is sent.
+    let (any, far) = match address {
+        SocketAddr::V4(_) => ("0.0.0.0:0", "192.0.2.1:9"),
+        SocketAddr::V6(_) => ("[::]:0", "[2001:db8::1]:9"),
+    };
+    let local = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(far)?;
+        socket.local_addr()
+    });
+    let ip = local.map_or_else(
+        |_| {
+            if address.is_ipv4() {
+                IpAddr::V4(Ipv4Addr::LOCALHOST)
+            } else {
+                IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)
+            }
+        },
+        |local| local.ip(),
+    );
+    SocketAddr::new(ip, address.port())
+}
+
+/// `host:port` as URLs and portals have it: IPv6 in brackets.
+pub(crate) fn portal(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn iscsi_names_are_checked() {
+        assert_eq!(parse_iscsi_name("IQN.2026-11.example:A").as_deref(), Ok("iqn.2026-11.example:a"));
+        assert!(parse_iscsi_name("disks").unwrap_err().starts_with("'disks': iSCSI name begins with"));
+    }
+
+    #[test]
+    fn listen_addresses_default_to_the_iscsi_port() {
+        let all = [
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            ("127.0.0.1", "127.0.0.1:3260"),
+            ("[::1]:3261", "[::1]:3261"),
+            ("[::1]", "[::1]:3260"),
+            ("::1", "[::1]:3260"),
+            ("0.0.0.0", "0.0.0.0:3260"),
+        ];
+        for (text, address) in all {
+            assert_eq!(parse_listen(text).unwrap().to_string(), address, "{text}");
+        }
+        for wrong in ["", "127.0.0.1:99999", "256.0.0.1:1", "no.such.host.invalid:1"] {
+            assert!(parse_listen(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn portals_bracket_ipv6() {
+        assert_eq!(portal("::1", 3260), "[::1]:3260");
+        assert_eq!(portal("[fe80::1%eth0]", 1), "[fe80::1%eth0]:1");
+        assert_eq!(portal("h", 1), "h:1");
+        assert!(!reachable("0.0.0.0:1".parse().unwrap()).ip().is_unspecified());
+    }
+}

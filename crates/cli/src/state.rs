@@ -1,0 +1,303 @@
+//! What outlives a run: this host's iSCSI name, and who each LUN is.
+//!
+//! One versioned file in the state directory maps (target, LUN) to a NAA and a serial number, both random at
+//! first use and never derived from a path or from content: a disk that moves keeps its name only if its
+//! place does, and two disks never share one. It is replaced as a whole (write, fsync, rename, fsync of the
+//! directory) under a lock.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Exit, Failure};
+use crate::sys::{self, Hold};
+
+/// Version of the file; one that is greater was written by a later release.
+const VERSION: u32 = 1;
+const FILE: &str = "identities.json";
+const LOCK: &str = "identities.lock";
+/// The byte of the lock file that whoever rewrites the state holds. Live LUNs hold the bytes from
+/// [`LIVE_BASE`] on.
+const REWRITE_BYTE: u64 = 0;
+const LIVE_BASE: u64 = 1 << 32;
+/// Rewriting takes milliseconds; whoever holds the lock longer than this is stuck.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Who a LUN is, for as long as its place exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// NAA designator of type 3, locally assigned.
+    pub(crate) naa: u64,
+    /// Unit serial number.
+    pub(crate) serial: String,
+}
+
+impl Identity {
+    /// One that nobody has had before.
+    pub(crate) fn random() -> io::Result<Self> {
+        let naa = 0x3 << 60 | random()? >> 4;
+        Ok(Self { naa, serial: format!("{:016x}", random()?) })
+    }
+}
+
+/// The right to present an identity to initiators, until dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    _file: File,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Contents {
+    version: u32,
+    host: String,
+    #[serde(default)]
+    luns: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    target: String,
+    lun: u16,
+    naa: String,
+    serial: String,
+}
+
+/// The directory where state lives.
+#[derive(Clone, Debug)]
+pub(crate) struct StateDir {
+    path: PathBuf,
+}
+
+impl StateDir {
+    /// `$XDG_STATE_HOME/hikyaku`, `/var/lib/hikyaku` for root, else `~/.local/state/hikyaku`. Nothing is
+    /// created yet.
+    pub(crate) fn locate() -> Result<Self, Failure> {
+        let from = |name: &str| std::env::var_os(name).filter(|value| Path::new(value).is_absolute());
+        let path = if let Some(base) = from("XDG_STATE_HOME") {
+            Path::new(&base).join("hikyaku")
+        } else if sys::is_root() {
+            PathBuf::from("/var/lib/hikyaku")
+        } else if let Some(home) = from("HOME") {
+            Path::new(&home).join(".local/state/hikyaku")
+        } else {
+            return Err(Failure::failed(
+                "find the state directory",
+                "",
+                "neither XDG_STATE_HOME nor HOME is set",
+            )
+            .hint("set XDG_STATE_HOME to a directory that survives restarts"));
+        };
+        Ok(Self { path })
+    }
+
+    /// State in a given directory.
+    #[cfg(test)]
+    fn at(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
+    fn failed(&self, attempted: &str, cause: impl std::fmt::Display) -> Failure {
+        Failure::failed(attempted, self.path.display().to_string(), cause)
+            .hint("set XDG_STATE_HOME to a directory that can be written and survives restarts")
+    }
+
+    /// This host's default iSCSI name, the same at every run.
+    pub(crate) fn host_name(&self) -> Result<String, Failure> {
+        self.update(|contents| Ok((contents.host.clone(), false)))
+    }
+
+    /// Who `lun` of `target` is; random at first use.
+    pub(crate) fn identity(&self, target: &str, lun: u16) -> Result<Identity, Failure> {
+        self.update(|contents| {
+            if let Some(entry) = contents.luns.iter().find(|entry| entry.target == target && entry.lun == lun)
+            {
+                let naa = u64::from_str_radix(&entry.naa, 16).ok().filter(|naa| naa >> 60 == 3);
+                let naa = naa.ok_or_else(|| {
+                    io::Error::other(format!(
+                        "the NAA '{}' is not sixteen hex digits that begin with 3",
+                        entry.naa
+                    ))
+                })?;
+                return Ok((Identity { naa, serial: entry.serial.clone() }, false));
+            }
+            let identity = Identity::random()?;
+            contents.luns.push(Entry {
+                target: target.to_owned(),
+                lun,
+                naa: format!("{:016x}", identity.naa),
+                serial: identity.serial.clone(),
+            });
+            Ok((identity, true))
+        })
+    }
+
+    /// Makes an identity live; `None` if another process presents it already. A LUN declared `shared` may be
+    /// presented several times.
+    pub(crate) fn claim(&self, naa: u64, hold: Hold) -> Result<Option<Claim>, Failure> {
+        let attempt = || -> io::Result<Option<Claim>> {
+            let file = self.lock_file()?;
+            // Sixty random bits do not fit behind the base in a signed offset; 61 bits of offset do.
+            let byte = LIVE_BASE + (naa & ((1 << 60) - 1));
+            Ok(sys::lock_byte(&file, byte, hold)?.then_some(Claim { _file: file }))
+        };
+        attempt().map_err(|error| self.failed("claim a LUN's identity in", error))
+    }
+
+    fn lock_file(&self) -> io::Result<File> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.open(self.path.join(LOCK))
+    }
+
+    /// Reads the state under its lock and lets `change` use it; writes it back if that says so.
+    fn update<T>(&self, change: impl FnOnce(&mut Contents) -> io::Result<(T, bool)>) -> Result<T, Failure> {
+        let update = || -> io::Result<T> {
+            let lock = self.lock_file()?;
+            let deadline = Instant::now() + LOCK_WAIT_MAX;
+            while !sys::lock_byte(&lock, REWRITE_BYTE, Hold::Exclusive)? {
+                if Instant::now() >= deadline {
+                    return Err(io::Error::other("another process has held its lock for five seconds"));
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let (mut contents, is_new) = self.read()?;
+            let (result, changed) = change(&mut contents)?;
+            if is_new || changed {
+                self.write(&contents)?;
+            }
+            Ok(result)
+        };
+        update().map_err(|error| self.failed("use the state in", error))
+    }
+
+    fn read(&self) -> io::Result<(Contents, bool)> {
+        let text = match fs::read_to_string(self.path.join(FILE)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok((Contents { version: VERSION, host: new_host_name()?, luns: Vec::new() }, true));
+            }
+            Err(error) => return Err(error),
+        };
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let damaged = |error: serde_json::Error| io::Error::other(format!("{FILE} is damaged: {error}"));
+        let Versioned { version } = serde_json::from_str(&text).map_err(damaged)?;
+        if version != VERSION {
+            let text = format!("{FILE} has version {version}, this release knows {VERSION}");
+            return Err(io::Error::other(text));
+        }
+        Ok((serde_json::from_str(&text).map_err(damaged)?, false))
+    }
+
+    fn write(&self, contents: &Contents) -> io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(&self.path)?;
+        serde_json::to_writer_pretty(&mut file, contents)?;
+        file.write_all(b"\n")?;
+        file.as_file().sync_all()?;
+        file.persist(self.path.join(FILE)).map_err(|error| error.error)?;
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+/// A name for this host when the state cannot be kept: good for one run.
+pub(crate) fn new_host_name() -> io::Result<String> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    Ok(format!("iqn.2026-11.example.hikyaku:{}-{:08x}", legible(&host), random()? >> 32))
+}
+
+/// The part of a host's name that an iSCSI name may contain.
+fn legible(host: &str) -> String {
+    let host = host.trim().to_ascii_lowercase();
+    let host: String =
+        host.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.')).take(63).collect();
+    if host.is_empty() { "host".to_owned() } else { host }
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(format!("no randomness: {error}")))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The failure of a LUN whose identity is live already.
+pub(crate) fn already_live(target: &str, lun: u16, naa: u64) -> Failure {
+    Failure::new(
+        Exit::Refused,
+        "serve",
+        format!("LUN {lun} of {target}"),
+        format!("its identity (NAA {naa:016x}) is live in another process; an initiator would take both for one disk"),
+    )
+    .hint("give this one another --iqn or lun=, or say `shared` on both if they are the same storage")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_kept_and_differ() {
+        let home = tempfile::tempdir().unwrap();
+        let state = StateDir::at(&home.path().join("deep/hikyaku"));
+        let first = state.identity("iqn.a", 0).unwrap();
+        assert_eq!(first.naa >> 60, 3);
+        assert_eq!(first.serial.len(), 16);
+        assert_eq!(state.identity("iqn.a", 0).unwrap(), first);
+        assert_ne!(state.identity("iqn.a", 1).unwrap(), first);
+        assert_ne!(state.identity("iqn.b", 0).unwrap().naa, first.naa);
+        let host = state.host_name().unwrap();
+        assert!(host.starts_with("iqn.2026-11.example.hikyaku:"), "{host}");
+        assert_eq!(StateDir::at(&home.path().join("deep/hikyaku")).host_name().unwrap(), host);
+    }
+
+    #[test]
+    fn one_identity_is_live_once_unless_shared() {
+        let home = tempfile::tempdir().unwrap();
+        let state = StateDir::at(home.path());
+        let naa = state.identity("iqn.a", 0).unwrap().naa;
+        let claim = state.claim(naa, Hold::Exclusive).unwrap().unwrap();
+        assert!(state.claim(naa, Hold::Exclusive).unwrap().is_none());
+        assert!(state.claim(naa, Hold::Shared).unwrap().is_none());
+        assert!(state.claim(0x3fff_ffff_ffff_ffff, Hold::Exclusive).unwrap().is_some());
+        drop(claim);
+        let one = state.claim(naa, Hold::Shared).unwrap().unwrap();
+        let two = state.claim(naa, Hold::Shared).unwrap().unwrap();
+        drop((one, two));
+    }
+
+    #[test]
+    fn damaged_and_later_state_is_not_overwritten() {
+        let home = tempfile::tempdir().unwrap();
+        let state = StateDir::at(home.path());
+        let all = [
+            ("{", "identities.json is damaged"),
+            (r#"{"version":2,"host":"x"}"#, "identities.json has version 2, this release knows 1"),
+            (r#"{"version":1,"host":"x","more":1}"#, "unknown field `more`"),
+            (
+                r#"{"version":1,"host":"x","luns":[{"target":"iqn.a","lun":0,"naa":"5","serial":""}]}"#,
+                "the NAA '5' is not sixteen hex digits",
+            ),
+        ];
+        for (text, cause) in all {
+            fs::write(home.path().join(FILE), text).unwrap();
+            let failure = state.identity("iqn.a", 0).unwrap_err();
+            assert!(failure.cause.contains(cause), "{failure}");
+            assert_eq!(fs::read_to_string(home.path().join(FILE)).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn host_names_become_legible() {
+        assert_eq!(legible("Node-1.Example\n"), "node-1.example");
+        assert_eq!(legible("bad_näme!"), "badnme");
+        assert_eq!(legible("\n"), "host");
+    }
+}

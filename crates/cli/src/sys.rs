@@ -1,0 +1,172 @@
+//! The few system calls that the standard library lacks.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+/// Processor time of this process so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct CpuTime {
+    /// In user mode.
+    pub(crate) user: Duration,
+    /// In the kernel.
+    pub(crate) system: Duration,
+}
+
+impl CpuTime {
+    /// What all threads of this process have used.
+    pub(crate) fn now() -> Self {
+        // SAFETY: `rusage` is plain data for which all zeroes is a value, and the call only fills it.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+            usage
+        };
+        let duration = |time: libc::timeval| {
+            Duration::from_secs(time.tv_sec.max(0) as u64) + Duration::from_micros(time.tv_usec.max(0) as u64)
+        };
+        Self { user: duration(usage.ru_utime), system: duration(usage.ru_stime) }
+    }
+
+    /// What was used since `earlier`.
+    pub(crate) fn since(self, earlier: Self) -> Self {
+        Self {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+        }
+    }
+}
+
+/// No core dump holds what this process knows from now on. Done when the first secret is read.
+pub(crate) fn forbid_core_dumps() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls take plain values and change only this process; failure leaves things as they were.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+    }
+}
+
+/// Whether this is root.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// How a byte of a lock file is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// Nobody else may hold it.
+    Exclusive,
+    /// Others may hold it the same way.
+    Shared,
+}
+
+/// Locks one byte of `file` until the file is closed; `Ok(false)` if somebody else holds it. Locks belong to the
+/// open file, so two opens by one process exclude each other too.
+pub(crate) fn lock_byte(file: &File, offset: u64, hold: Hold) -> io::Result<bool> {
+    let kind = if hold == Hold::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    // SAFETY: `flock` is plain data for which all zeroes is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = offset as _;
+    lock.l_len = 1;
+    // SAFETY: the descriptor is open and `lock` lives through the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Whether somebody holds a block device exclusively: a mount, device mapper, md, another opener.
+pub(crate) fn is_device_held(path: &Path) -> io::Result<bool> {
+    match OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_NONBLOCK).open(path) {
+        Ok(_) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Overwrites every occurrence of `secret` in the command line that other users see in `ps`.
+///
+/// Goes through `/proc/self/mem`, and touches only bytes which it has just read there as equal to the secret,
+/// within the range that the kernel says holds the arguments. Nothing in the program refers to that memory:
+/// the standard library hands out copies.
+pub(crate) fn scrub_command_line(secret: &str) -> io::Result<()> {
+    if secret.is_empty() {
+        return Ok(());
+    }
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    // The name in parentheses may contain anything; fields are counted after it: arg_start and arg_end are
+    // fields 48 and 49 of proc_pid_stat(5), the state after the name is field 3.
+    let after_name = stat.rfind(')').map_or("", |at| &stat[at + 1..]);
+    let mut fields = after_name.split_ascii_whitespace().skip(48 - 3).map(str::parse::<u64>);
+    let (Some(Ok(start)), Some(Ok(end))) = (fields.next(), fields.next()) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
+    let mut arguments = vec![0u8; end.saturating_sub(start) as usize];
+    memory.read_exact_at(&mut arguments, start)?;
+    let needle = secret.as_bytes();
+    let mut at = 0;
+    while at + needle.len() <= arguments.len() {
+        if &arguments[at..at + needle.len()] == needle {
+            memory.write_all_at(&vec![b'*'; needle.len()], start + at as u64)?;
+            at += needle.len();
+        } else {
+            at += 1;
+        }
+    }
+    arguments.fill(0);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_overwritten() {
+        // The test runner's own name stands in for a password; the last letters of it are enough.
+        let line = fs::read("/proc/self/cmdline").unwrap();
+        let first = line.split(|byte| *byte == 0).next().unwrap();
+        let tail = String::from_utf8(first[first.len() - 4..].to_vec()).unwrap();
+        scrub_command_line(&tail).unwrap();
+        let after = fs::read("/proc/self/cmdline").unwrap();
+        assert!(!String::from_utf8_lossy(&after).contains(&tail));
+        assert_eq!(line.len(), after.len());
+    }
+
+    #[test]
+    fn locked_byte_excludes_and_shares() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || OpenOptions::new().read(true).write(true).open(file.path()).unwrap();
+        let (first, second, third) = (open(), open(), open());
+        assert!(lock_byte(&first, 7, Hold::Exclusive).unwrap());
+        assert!(!lock_byte(&second, 7, Hold::Exclusive).unwrap());
+        assert!(!lock_byte(&second, 7, Hold::Shared).unwrap());
+        assert!(lock_byte(&second, 8, Hold::Shared).unwrap());
+        assert!(lock_byte(&third, 8, Hold::Shared).unwrap());
+        drop(first);
+        assert!(lock_byte(&second, 7, Hold::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn processor_time_grows() {
+        let before = CpuTime::now();
+        let mut sum = 0u64;
+        while CpuTime::now().since(before) == CpuTime::default() {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(CpuTime::now().since(before).user + CpuTime::now().since(before).system > Duration::ZERO);
+    }
+}

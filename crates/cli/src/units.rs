@@ -1,0 +1,112 @@
+//! Sizes, rates and durations: parsed from arguments, shown to people.
+//!
+//! Sizes are shown in binary units (`256 MiB`), rates in decimal ones (`412 MB/s`), as the numbers in
+//! JSON are. Exact values belong into JSON; these are for reading.
+
+use std::time::Duration;
+
+/// `--drain-timeout` and its like: `500us`, `20ms`, `10s`, `5m`, `1h`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    block::layer::parse_duration(text)
+}
+
+/// `--size`, `--chunk`, offsets.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    block::parse_size(text)
+}
+
+/// `--rate`, in bytes per second.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+    block::parse_rate(text)
+}
+
+/// Bytes for people: exact where it is short (`256 MiB`, `512 B`), else with one decimal.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut unit = 0;
+    let mut scale = 1024u64;
+    while unit + 1 < UNITS.len() && count / scale >= 1024 {
+        scale *= 1024;
+        unit += 1;
+    }
+    if count.is_multiple_of(scale) {
+        format!("{} {}", count / scale, UNITS[unit])
+    } else {
+        format!("{:.1} {}", count as f64 / scale as f64, UNITS[unit])
+    }
+}
+
+/// Bytes per second for people.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    if bytes_per_second >= 1e9 {
+        format!("{:.2} GB/s", bytes_per_second / 1e9)
+    } else if bytes_per_second >= 1e8 {
+        format!("{:.0} MB/s", bytes_per_second / 1e6)
+    } else if bytes_per_second >= 1e6 {
+        format!("{:.1} MB/s", bytes_per_second / 1e6)
+    } else {
+        format!("{:.1} kB/s", bytes_per_second / 1e3)
+    }
+}
+
+/// A duration for people: `0.43 s`, `12.3 s`, `4m05s`, `2h03m`.
+pub(crate) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    if seconds < 1e-3 {
+        format!("{:.0} us", seconds * 1e6)
+    } else if seconds < 0.1 {
+        format!("{:.1} ms", seconds * 1e3)
+    } else if seconds < 10.0 {
+        format!("{seconds:.2} s")
+    } else if seconds < 60.0 {
+        format!("{seconds:.1} s")
+    } else if seconds < 3600.0 {
+        let whole = seconds.round() as u64;
+        format!("{}m{:02}s", whole / 60, whole % 60)
+    } else {
+        let minutes = (seconds / 60.0).round() as u64;
+        format!("{}h{:02}m", minutes / 60, minutes % 60)
+    }
+}
+
+/// A number rounded to three decimals: enough for a rate or a second, short enough to read in JSON.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_exact_where_short() {
+        let all = [
+            (0, "0 B"),
+            (512, "512 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (256 << 20, "256 MiB"),
+            (1 << 30, "1 GiB"),
+            (5_000_000_000, "4.7 GiB"),
+            (u64::MAX, "16384.0 PiB"),
+        ];
+        for (count, text) in all {
+            assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn rates_and_durations_read_well() {
+        assert_eq!(rate(412_300_000.0), "412 MB/s");
+        assert_eq!(rate(1_234_000_000.0), "1.23 GB/s");
+        assert_eq!(rate(12_340_000.0), "12.3 MB/s");
+        assert_eq!(rate(1_000.0), "1.0 kB/s");
+        assert_eq!(duration(Duration::from_micros(12)), "12 us");
+        assert_eq!(duration(Duration::from_millis(430)), "0.43 s");
+        assert_eq!(duration(Duration::from_secs(245)), "4m05s");
+        assert_eq!(duration(Duration::from_secs(7380)), "2h03m");
+    }
+}
