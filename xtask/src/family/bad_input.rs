@@ -1,0 +1,443 @@
+//! Seeded garbage, truncated and mutated PDUs thrown at the served port. The target must stay up, bounded in
+//! memory and descriptors, and the data of other sessions must be unharmed.
+//!
+//! LUN 0 is the attacked one. LUN 1 is served read-only and read all the time; LUN 2 is written and read back all
+//! the time by a second session. A mutated command may be a valid write, so no PDU sent here names LUN 2, and no
+//! warm or cold reset is asked for, which would be entitled to end the other sessions.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt};
+
+use crate::harness::files::{empty_file, random_file};
+use crate::harness::pdu::{
+    DATA_OUT, IMMEDIATE, LOGOUT, NOP_OUT, Pdu, SCSI_COMMAND, SNACK, Session, TASK_MANAGEMENT, TEXT, connect,
+    keys, login_request,
+};
+use crate::harness::procfs::{descriptors, resident_bytes};
+use crate::harness::{Cases, Context, Disk, Served, Url, scratch};
+
+const BYTES: u64 = 16 << 20;
+/// Connections per case.
+const BATCH: usize = 50;
+/// Memory the target may hold on to after all of it, over what it had after warming up.
+const RESIDENT_GROWTH_MAX: u64 = 64 << 20;
+/// Descriptors it may hold on to once the connections are closed.
+const DESCRIPTOR_GROWTH_MAX: usize = 8;
+/// How long the target has to close what we left.
+const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+/// How long one attacking connection listens for answers.
+const LISTEN: Duration = Duration::from_millis(15);
+const WRITE_LIMIT: Duration = Duration::from_millis(500);
+const IDLE_CONNECTIONS: usize = 200;
+const INITIATOR: &str = "iqn.2026-11.org.example:fuzz";
+
+/// The session that must not be harmed: reads LUN 1, writes and re-reads LUN 2, until told to stop.
+fn bystander(url: &Url, reference: &[u8], seed: u64, stop: &AtomicBool, rounds: &AtomicU64) -> Result<()> {
+    use rand::SeedableRng;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (read_only, writable) = (url.lun + 1, url.lun + 2);
+    let mut session = Session::login(url, "iqn.2026-11.org.example:bystander", [0x80, 1, 2, 3, 4, 5])?;
+    let blocks = session.blocks(writable)?;
+    ensure!(session.blocks(read_only)? as usize * 512 == reference.len(), "size of the read-only LUN");
+    while !stop.load(Ordering::Relaxed) {
+        let count: u16 = rng.random_range(1..=256);
+        let lba = rng.random_range(0..=blocks - u32::from(count));
+        let start = lba as usize * 512;
+        let data = session.read(read_only, lba, count)?;
+        ensure!(data == reference[start..start + data.len()], "read-only LUN differs at block {lba}");
+        let mut data = vec![0u8; usize::from(count) * 512];
+        rng.fill_bytes(&mut data);
+        session.write(writable, lba, &data)?;
+        ensure!(session.read(writable, lba, count)? == data, "writable LUN differs at block {lba}");
+        rounds.fetch_add(1, Ordering::Relaxed);
+        // Leaves the two processors of a small machine to the attack.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    session.logout()
+}
+
+/// A PDU of the full feature phase, valid but for what chance brings.
+fn template(rng: &mut StdRng, session: &Session) -> Pdu {
+    let mut pdu = match rng.random_range(0..8) {
+        0 => {
+            let mut data = vec![0u8; rng.random_range(0..600)];
+            rng.fill_bytes(&mut data);
+            let mut pdu = Pdu::new(NOP_OUT, 0x80).with_data(data);
+            pdu.set(20, u32::MAX);
+            pdu
+        }
+        1 => {
+            let mut pdu = Pdu::new(TASK_MANAGEMENT | IMMEDIATE, 0x80 | rng.random_range(1..=5));
+            pdu.set(20, rng.random());
+            pdu
+        }
+        2 => Pdu::new(TEXT, 0x80).with_data(text(rng)),
+        3 => {
+            let mut data = vec![0u8; rng.random_range(0..4096)];
+            rng.fill_bytes(&mut data);
+            let mut pdu = Pdu::new(DATA_OUT, 0x80).with_data(data);
+            pdu.set(20, rng.random()).set(36, rng.random_range(0..3)).set(40, rng.random_range(0..9) * 512);
+            pdu
+        }
+        4 => Pdu::new(SNACK, 0x80 | rng.random_range(0..4)),
+        5 => Pdu::new(LOGOUT | IMMEDIATE, 0x80 | rng.random_range(0..3)),
+        _ => scsi_template(rng),
+    };
+    pdu.set(16, rng.random_range(0..64)).set(24, session.cmd_sn).set(28, session.exp_stat_sn);
+    pdu
+}
+
+fn scsi_template(rng: &mut StdRng) -> Pdu {
+    const OPCODES: &[u8] = &[
+        0x00, 0x03, 0x12, 0x15, 0x1a, 0x1b, 0x25, 0x28, 0x2a, 0x2e, 0x2f, 0x35, 0x41, 0x42, 0x55, 0x5a, 0x5e,
+        0x5f, 0x83, 0x84, 0x88, 0x89, 0x8a, 0x8b, 0x8e, 0x8f, 0x91, 0x93, 0x9e, 0xa0, 0xa3, 0xa8, 0xaa,
+    ];
+    let flags = [0x80 | 0x40 | 1, 0x80 | 0x20 | 1, 0x80 | 1, 0xe1][rng.random_range(0..4)];
+    let mut data = vec![0u8; if flags & 0x20 != 0 { rng.random_range(0..2048) } else { 0 }];
+    rng.fill_bytes(&mut data);
+    let mut pdu = Pdu::new(SCSI_COMMAND, flags).with_data(data);
+    rng.fill_bytes(&mut pdu.bhs[33..48]);
+    pdu.bhs[32] = OPCODES[rng.random_range(0..OPCODES.len())];
+    if rng.random_range(0..3) > 0 {
+        // Small numbers, so that many are in range.
+        for byte in [34, 35, 36, 39, 42, 43, 44] {
+            pdu.bhs[byte] = 0;
+        }
+    }
+    let length = [0, 36, 512, 4096, 65_536, rng.random_range(0..1 << 20), rng.random()];
+    pdu.set(20, length[rng.random_range(0..length.len())]);
+    pdu
+}
+
+/// Text keys, mostly malformed.
+fn text(rng: &mut StdRng) -> Vec<u8> {
+    const WORDS: &[&str] = &[
+        "SendTargets=All",
+        "SendTargets=",
+        "SendTargets=iqn.x",
+        "MaxRecvDataSegmentLength=0",
+        "MaxRecvDataSegmentLength=16777216",
+        "MaxBurstLength=511",
+        "FirstBurstLength=4294967296",
+        "HeaderDigest=",
+        "HeaderDigest=CRC32C,None",
+        "DataDigest=Reject",
+        "InitialR2T=Maybe",
+        "MaxConnections=65536",
+        "ErrorRecoveryLevel=3",
+        "DefaultTime2Wait=-1",
+        "AuthMethod=CHAP,None",
+        "AuthMethod=KRB5",
+        "CHAP_A=5",
+        "CHAP_N=",
+        "CHAP_R=0x",
+        "CHAP_R=0b====",
+        "CHAP_I=256",
+        "X-com.example.x=1",
+        "NoEquals",
+        "=value",
+        "A=B=C",
+        "InitiatorName=",
+        "TargetName=iqn.other",
+        "SessionType=Discovery",
+        "SessionType=Odd",
+        "TaskReporting=x",
+        "TargetPortalGroupTag=70000",
+    ];
+    let mut data = Vec::new();
+    for _ in 0..rng.random_range(0..12) {
+        match rng.random_range(0..6) {
+            0 => {
+                let mut bytes = vec![0u8; rng.random_range(1..200)];
+                rng.fill_bytes(&mut bytes);
+                data.extend(bytes);
+            }
+            1 => data.extend(format!("{}={}", "K".repeat(rng.random_range(1..300)), "v".repeat(700)).bytes()),
+            _ => data.extend(WORDS[rng.random_range(0..WORDS.len())].bytes()),
+        }
+        if rng.random_range(0..8) > 0 {
+            data.push(0);
+        }
+    }
+    data
+}
+
+/// Damages an encoded PDU.
+fn mutate(rng: &mut StdRng, bytes: &mut Vec<u8>) {
+    for _ in 0..rng.random_range(0..4) {
+        if bytes.is_empty() {
+            return;
+        }
+        let at = rng.random_range(0..bytes.len());
+        match rng.random_range(0..8) {
+            0 => bytes[at] ^= 1 << rng.random_range(0..8),
+            1 => bytes[at] = rng.random(),
+            2 if bytes.len() >= 8 => {
+                let length: u32 = [0, 1, 3, 0xff_ffff, rng.random::<u32>() >> 8][rng.random_range(0..5)];
+                bytes[5..8].copy_from_slice(&length.to_be_bytes()[1..]);
+            }
+            3 if bytes.len() >= 8 => bytes[4] = [1, 2, 255][rng.random_range(0..3)],
+            4 => bytes[0] = rng.random(),
+            5 => bytes.truncate(at),
+            6 if bytes.len() >= 48 => {
+                let field = [16, 20, 24, 28, 36, 40, 44][rng.random_range(0..7)];
+                let value: u32 =
+                    [0, 1, u32::MAX, 0x7fff_ffff, 0x8000_0000, rng.random()][rng.random_range(0..6)];
+                bytes[field..field + 4].copy_from_slice(&value.to_be_bytes());
+            }
+            _ => {
+                let extra = bytes[..at.min(64)].to_vec();
+                bytes.extend(extra);
+            }
+        }
+    }
+}
+
+/// Keeps what is sent within the rules stated at the head of this file.
+fn tame(bytes: &mut [u8], spared_lun: u8) {
+    if bytes.len() >= 10 {
+        if bytes[0] & 0x3f == TASK_MANAGEMENT && bytes[1] & 0x7f > 5 {
+            bytes[1] = 0x80 | 5;
+        }
+        if bytes[9] == spared_lun {
+            bytes[9] = 0;
+        }
+    }
+}
+
+/// What the generator made for one connection, before a byte is sent.
+fn login_bytes(rng: &mut StdRng, url: &Url) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut isid = [0x80, 0, 0, 0, 0, 0];
+    rng.fill_bytes(&mut isid[1..]);
+    for round in 0..rng.random_range(1..6) {
+        let mut pdu = login_request(url, INITIATOR, isid, round > 0);
+        if rng.random() {
+            let mut data =
+                if rng.random() { pdu.data.clone() } else { keys(&[("InitiatorName", INITIATOR)]) };
+            data.extend(text(rng));
+            pdu = Pdu { bhs: pdu.bhs, data: Vec::new() }.with_data(data);
+        }
+        if rng.random_range(0..3) == 0 {
+            pdu.bhs[1] = rng.random();
+        }
+        let mut one = pdu.encode();
+        if rng.random_range(0..3) > 0 {
+            mutate(rng, &mut one);
+        }
+        bytes.extend(one);
+    }
+    bytes
+}
+
+/// One hostile connection. Only failing to connect is an error: refusing is the target's right.
+fn attack(context: &Context, url: &Url, index: usize) -> Result<()> {
+    let mut rng = context.rng(&format!("bad-input/{index}"));
+    let spared = url.lun as u8 + 2;
+    if rng.random_range(0..10) < 4 {
+        let stream = connect(url, WRITE_LIMIT)?;
+        let mut bytes = match rng.random_range(0..4) {
+            0 => {
+                let mut bytes = vec![0u8; rng.random_range(1..20_000)];
+                rng.fill_bytes(&mut bytes);
+                bytes
+            }
+            1 => {
+                let mut bytes = login_request(url, INITIATOR, [0x80, 9, 9, 9, 9, 9], false).encode();
+                bytes.truncate(rng.random_range(0..bytes.len()));
+                bytes
+            }
+            _ => login_bytes(&mut rng, url),
+        };
+        tame(&mut bytes, spared);
+        return throw(stream, &bytes, &mut rng);
+    }
+    let mut isid = [0x80, 0, 0, 0, 0, 0];
+    rng.fill_bytes(&mut isid[1..]);
+    let mut session = Session::login(url, INITIATOR, isid).context("a valid login was not accepted")?;
+    let mut bytes = Vec::new();
+    for _ in 0..rng.random_range(1..8) {
+        let pdu = template(&mut rng, &session);
+        if pdu.bhs[0] & IMMEDIATE == 0 && rng.random_range(0..8) > 0 {
+            session.cmd_sn = session.cmd_sn.wrapping_add(1);
+        }
+        let mut one = pdu.encode();
+        if rng.random() {
+            mutate(&mut rng, &mut one);
+        }
+        tame(&mut one, spared);
+        // A PDU cut short makes its neighbour part of it; only a whole one may be followed by another.
+        let cut = one.len() < 48;
+        bytes.extend(one);
+        if cut {
+            break;
+        }
+    }
+    throw(session.stream, &bytes, &mut rng)
+}
+
+/// Sends bytes, listens a moment, and leaves in one of several ways. Errors are the target closing: fine.
+fn throw(mut stream: TcpStream, bytes: &[u8], rng: &mut StdRng) -> Result<()> {
+    stream.set_read_timeout(Some(LISTEN))?;
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    let sent = if rng.random_range(0..4) == 0 && bytes.len() > 2 {
+        let (first, second) = bytes.split_at(rng.random_range(1..bytes.len()));
+        stream.write_all(first).and_then(|()| {
+            std::thread::sleep(Duration::from_millis(2));
+            stream.write_all(second)
+        })
+    } else {
+        stream.write_all(bytes)
+    };
+    if sent.is_ok() && rng.random_range(0..4) > 0 {
+        let mut answer = [0u8; 16 << 10];
+        let until = Instant::now() + LISTEN * 4;
+        while Instant::now() < until && matches!(stream.read(&mut answer), Ok(count) if count > 0) {}
+    }
+    if rng.random() {
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+    Ok(())
+}
+
+fn settle(pid: u32, baseline: usize) -> Result<()> {
+    let until = Instant::now() + SETTLE_LIMIT;
+    loop {
+        let now = descriptors(pid)?;
+        if now <= baseline + DESCRIPTOR_GROWTH_MAX {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            bail!(
+                "{now} descriptors open {SETTLE_LIMIT:?} after the connections were closed; {baseline} before"
+            );
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Connections that say nothing must not keep others out.
+fn idle_connections(url: &Url) -> Result<()> {
+    let idle: Vec<TcpStream> = (0..IDLE_CONNECTIONS)
+        .map(|index| connect(url, WRITE_LIMIT).with_context(|| format!("idle connection {index}")))
+        .collect::<Result<_>>()?;
+    let mut session = Session::login(url, "iqn.2026-11.org.example:late", [0x80, 7, 7, 7, 7, 7])?;
+    session.read(url.lun + 1, 0, 8)?;
+    session.logout()?;
+    drop(idle);
+    Ok(())
+}
+
+fn batches(context: &Context, cases: &mut Cases, served: &mut Served, url: &Url, harmed: impl Fn() -> bool) {
+    let count = context.amount(400, 20_000);
+    for batch in 0..count.div_ceil(BATCH) {
+        cases.check(&format!("batch-{batch}"), || {
+            for index in batch * BATCH..((batch + 1) * BATCH).min(count) {
+                let result = attack(context, url, index);
+                served
+                    .blame(result)
+                    .with_context(|| format!("connection {index} (seed {})", context.seed))?;
+                ensure!(
+                    !harmed(),
+                    "the other session failed about connection {index} (seed {})",
+                    context.seed
+                );
+            }
+            Ok(())
+        });
+        if served.alive().is_err() {
+            break;
+        }
+    }
+}
+
+fn prepare(context: &Context, dir: &Path) -> Result<Vec<Disk>> {
+    let paths = ["attacked.img", "read-only.img", "writable.img"].map(|name| dir.join(name));
+    random_file(&paths[0], BYTES, context.seed_for("bad-input/attacked"))?;
+    random_file(&paths[1], BYTES, context.seed_for("bad-input/read-only"))?;
+    empty_file(&paths[2], BYTES)?;
+    let mut disks: Vec<Disk> = paths.iter().map(|path| Disk::file(path)).collect();
+    disks[1].read_only = true;
+    Ok(disks)
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let dir = scratch()?;
+    let disks = prepare(context, dir.path())?;
+    let reference = std::fs::read(dir.path().join("read-only.img"))?;
+    let mut served = context.serve(&disks, None)?;
+    let pid = served.pid();
+    let url = served.url(0).clone();
+
+    // Warm up: buffers that the target keeps are no leak.
+    cases.check("idle-connections", || {
+        let result = idle_connections(&url);
+        served.blame(result)
+    });
+    settle(pid, 16 + DESCRIPTOR_GROWTH_MAX).ok();
+    let (resident, open) = (resident_bytes(pid)?, descriptors(pid)?);
+
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let seed = context.seed_for("bad-input/bystander");
+    let witness = std::thread::scope(|scope| {
+        let witness = scope.spawn(|| bystander(&url, &reference, seed, &stop, &rounds));
+        batches(context, cases, &mut served, &url, || witness.is_finished());
+        stop.store(true, Ordering::Relaxed);
+        witness.join().unwrap_or_else(|_| Err(anyhow!("panic in the other session")))
+    });
+    cases.check("other-session-unharmed", || {
+        served.blame(witness)?;
+        ensure!(rounds.load(Ordering::Relaxed) > 0, "the other session never completed a round");
+        Ok(())
+    });
+    cases.check("descriptors-returned", || settle(pid, open));
+    cases.check("memory-bounded", || {
+        let now = resident_bytes(pid)?;
+        let limit = resident + RESIDENT_GROWTH_MAX;
+        ensure!(now <= limit, "resident {now} bytes, {resident} at first, limit {limit}");
+        Ok(())
+    });
+    cases.check("serves-on", || {
+        let mut session = Session::login(&url, "iqn.2026-11.org.example:after", [0x80, 8, 8, 8, 8, 8])?;
+        let data = session.read(url.lun + 1, 0, 256)?;
+        ensure!(data == reference[..data.len()], "read-only LUN differs");
+        session.logout()?;
+        served.alive()
+    });
+    drop(served);
+    cases.check("read-only-file-unchanged", || {
+        ensure!(std::fs::read(dir.path().join("read-only.img"))? == reference, "the file was changed");
+        Ok(())
+    });
+    cases.fact("connections", context.amount(400, 20_000));
+    cases.fact("other_session_rounds", rounds.into_inner());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
+
+    #[test]
+    fn nothing_sent_names_the_spared_lun_or_a_reset() {
+        let mut rng = StdRng::seed_from_u64(3);
+        for _ in 0..2000 {
+            let mut bytes = scsi_template(&mut rng).encode();
+            bytes[9] = 2;
+            mutate(&mut rng, &mut bytes);
+            tame(&mut bytes, 2);
+            assert!(bytes.len() < 10 || bytes[9] != 2);
+        }
+        let mut reset = Pdu::new(TASK_MANAGEMENT | IMMEDIATE, 0x80 | 7).encode();
+        tame(&mut reset, 2);
+        assert_eq!(reset[1] & 0x7f, 5);
+    }
+}

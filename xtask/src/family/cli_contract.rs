@@ -1,0 +1,533 @@
+//! The command line's promises: exit codes, refusals, messages, JSON, configuration errors.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::harness::files::{damage, empty_file, patchy_file, random_file, same_file, size_of};
+use crate::harness::{
+    Cases, Context, Credentials, Disk, Output, Running, Served, Target, program, run, scratch,
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const BYTES: u64 = 8 << 20;
+
+/// A source, a destination of the same size, and room for more.
+struct Scene {
+    dir: TempDir,
+    source: PathBuf,
+    destination: PathBuf,
+}
+
+impl Scene {
+    fn new(context: &Context) -> Result<Self> {
+        let dir = scratch()?;
+        let (source, destination) = (dir.path().join("source.img"), dir.path().join("destination.img"));
+        random_file(&source, BYTES, context.seed_for("cli-contract/source"))?;
+        empty_file(&destination, BYTES)?;
+        Ok(Self { dir, source, destination })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Runs our binary; a panic message or a timeout is wrong whatever the case expects.
+fn ours(context: &Context, arguments: &[&str]) -> Result<Output> {
+    let output = context.ours(arguments, LIMIT)?;
+    ensure!(!output.timed_out, "{}: still running after {LIMIT:?}\n{}", output.line, output.text());
+    ensure!(!output.text().contains("panicked"), "{}: {}", output.line, output.text());
+    Ok(output)
+}
+
+fn contains(output: &Output, words: &[&str]) -> Result<()> {
+    let text = output.text();
+    let missing: Vec<_> =
+        words.iter().filter(|word| !text.to_lowercase().contains(&word.to_lowercase())).collect();
+    ensure!(missing.is_empty(), "{}: the output lacks {missing:?}:\n{text}", output.line);
+    Ok(())
+}
+
+/// The one JSON object of a command.
+fn object(output: &Output) -> Result<Value> {
+    let lines: Vec<&str> = output.stdout.lines().filter(|line| !line.trim().is_empty()).collect();
+    let value: Value = match serde_json::from_str(&output.stdout) {
+        Ok(value) => value,
+        Err(_) => serde_json::from_str(lines.last().context("nothing on stdout")?)
+            .with_context(|| format!("{}: not JSON:\n{}", output.line, output.stdout))?,
+    };
+    ensure!(value.is_object(), "not an object: {value}");
+    Ok(value)
+}
+
+fn usage_cases(context: &Context, cases: &mut Cases) {
+    let wrong: &[(&str, &[&str])] = &[
+        ("unknown-command", &["frobnicate"]),
+        ("unknown-option", &["copy", "--frobnicate", "a", "b"]),
+        ("missing-operand", &["copy", "a"]),
+        ("bad-size", &["copy", "--size", "12Q", "null:1M", "null:1M"]),
+        ("bad-listen", &["serve", "mem:1M", "--listen", "nowhere"]),
+        ("unknown-endpoint-option", &["copy", "null:1M,frobnicate=1", "null:1M"]),
+        ("bad-url", &["info", "iscsi://127.0.0.1/not-a-name/x"]),
+        ("no-command", &[]),
+    ];
+    for (name, arguments) in wrong {
+        cases.check(&format!("usage-{name}-exits-2"), || ours(context, arguments)?.expect(2).map(|_| ()));
+    }
+    cases.check("help-lists-commands", || {
+        let output = ours(context, &["--help"])?.success()?;
+        contains(&output, &["serve", "copy", "compare", "info", "ls", "check"])
+    });
+    cases.check("version", || contains(&ours(context, &["--version"])?.success()?, &["hikyaku 0."]));
+    for shell in ["bash", "zsh", "fish"] {
+        cases.check(&format!("completions-{shell}"), || {
+            contains(&ours(context, &["completions", shell])?.success()?, &["hikyaku"])
+        });
+    }
+    cases.check("man-pages", || {
+        let dir = scratch()?;
+        ours(context, &["man", &text(dir.path())])?.success()?;
+        let names: Vec<String> = fs::read_dir(dir.path())?
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+            .collect();
+        ensure!(names.iter().any(|name| name.starts_with("hikyaku") && name.ends_with(".1")), "{names:?}");
+        Ok(())
+    });
+}
+
+fn refusal_cases(context: &Context, cases: &mut Cases) {
+    cases.check("refuses-missing-destination", || {
+        let scene = Scene::new(context)?;
+        let missing = scene.path("missing.img");
+        ours(context, &["copy", &text(&scene.source), &text(&missing)])?.expect(6)?;
+        ensure!(!missing.exists(), "it was created");
+        Ok(())
+    });
+    for force in [false, true] {
+        let suffix = if force { "-even-forced" } else { "" };
+        cases.check(&format!("refuses-smaller-destination{suffix}"), || {
+            let scene = Scene::new(context)?;
+            let (small, before) = (scene.path("small.img"), scene.path("before.img"));
+            random_file(&small, BYTES - 512, 1)?;
+            fs::copy(&small, &before)?;
+            let (from, to) = (text(&scene.source), text(&small));
+            let mut arguments = vec!["copy", &from, &to];
+            if force {
+                arguments.push("--force");
+            }
+            ours(context, &arguments)?.expect(6)?;
+            same_file(&before, &small)
+        });
+        cases.check(&format!("refuses-same-file{suffix}"), || {
+            let scene = Scene::new(context)?;
+            let (link, hard) = (scene.path("link.img"), scene.path("hard.img"));
+            std::os::unix::fs::symlink(&scene.source, &link)?;
+            fs::hard_link(&scene.source, &hard)?;
+            let before = fs::read(&scene.source)?;
+            for other in [&scene.source, &link, &hard] {
+                let (from, to) = (text(&scene.source), text(other));
+                let mut arguments = vec!["copy", &from, &to];
+                if force {
+                    arguments.push("--force");
+                }
+                ours(context, &arguments)?.expect(6).with_context(|| text(other))?;
+            }
+            ensure!(fs::read(&scene.source)? == before, "the file changed");
+            Ok(())
+        });
+    }
+    type Make = fn(&Path) -> Result<()>;
+    let signatures: [(&str, Make); 4] = [
+        ("ext4", |path| {
+            run(program("mkfs.ext4")?.args(["-q", "-F"]).arg(path), LIMIT)?.success().map(|_| ())
+        }),
+        ("luks", |path| overwrite(path, 0, b"LUKS\xba\xbe\x00\x02")),
+        ("gpt", |path| overwrite(path, 512, b"EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00")),
+        ("xfs", |path| overwrite(path, 0, b"XFSB")),
+    ];
+    for (name, make) in signatures {
+        cases.check(&format!("refuses-signature-{name}"), || {
+            let scene = Scene::new(context)?;
+            make(&scene.destination)?;
+            let before = fs::read(&scene.destination)?;
+            let (from, to) = (text(&scene.source), text(&scene.destination));
+            let output = ours(context, &["copy", &from, &to])?.expect(6)?;
+            contains(&output, &[name, "--force"])?;
+            ensure!(fs::read(&scene.destination)? == before, "the destination changed");
+            ours(context, &["copy", "--force", &from, &to])?.success()?;
+            same_file(&scene.source, &scene.destination)
+        });
+        cases.check(&format!("refuses-signature-{name}-behind-iscsi"), || {
+            let scene = Scene::new(context)?;
+            make(&scene.destination)?;
+            let before = fs::read(&scene.destination)?;
+            let mut served = context.serve(&[Disk::file(&scene.destination)], None)?;
+            let (from, to) = (text(&scene.source), served.url(0).to_string());
+            let result = ours(context, &["copy", &from, &to]).and_then(|output| output.expect(6));
+            served.blame(result)?;
+            ensure!(fs::read(&scene.destination)? == before, "the destination changed");
+            Ok(())
+        });
+    }
+    cases.check("refuses-qcow2-source", || {
+        let scene = Scene::new(context)?;
+        let image = scene.path("a.qcow2");
+        run(program("qemu-img")?.args(["create", "-f", "qcow2"]).arg(&image).arg("4M"), LIMIT)?.success()?;
+        let (from, to) = (text(&image), text(&scene.destination));
+        let output = ours(context, &["copy", &from, &to])?;
+        ensure!(output.code != Some(0), "a qcow2 file was taken as raw");
+        contains(&output, &["format=raw", "qemu-nbd"])?;
+        ours(context, &["copy", &format!("{from},format=raw"), &to])?.success().map(|_| ())
+    });
+    cases.check("missing-source-fails", || {
+        let scene = Scene::new(context)?;
+        let output = ours(context, &["copy", &text(&scene.path("none.img")), &text(&scene.destination)])?;
+        ensure!(output.code == Some(1), "{}\n{}", output.ending(), output.text());
+        contains(&output, &["none.img"])
+    });
+    cases.check("dry-run-changes-nothing", || {
+        let scene = Scene::new(context)?;
+        let before = fs::read(&scene.destination)?;
+        ours(context, &["copy", "--dry-run", &text(&scene.source), &text(&scene.destination)])?.success()?;
+        ensure!(fs::read(&scene.destination)? == before, "the destination changed");
+        Ok(())
+    });
+    cases.check("create-makes-and-refuses-existing", || {
+        let scene = Scene::new(context)?;
+        let (from, new) = (text(&scene.source), scene.path("new.img"));
+        let to = format!("{},create,size={BYTES}", text(&new));
+        ours(context, &["copy", &from, &to])?.success()?;
+        same_file(&scene.source, &new)?;
+        let output = ours(context, &["copy", &from, &to])?;
+        ensure!(output.code != Some(0), "`create` took a file that exists");
+        Ok(())
+    });
+}
+
+fn overwrite(path: &Path, offset: u64, bytes: &[u8]) -> Result<()> {
+    use std::os::unix::fs::FileExt;
+    Ok(fs::OpenOptions::new().write(true).open(path)?.write_all_at(bytes, offset)?)
+}
+
+fn reach_cases(context: &Context, cases: &mut Cases) -> Result<()> {
+    let scene = Scene::new(context)?;
+    let credentials = Credentials::example();
+    let mut served = context.serve(&[Disk::file(&scene.destination)], Some(&credentials))?;
+    let url = served.url(0).clone();
+    let from = text(&scene.source);
+    cases.check("chap-missing-exits-4", || {
+        ours(context, &["copy", &from, &url.to_string()])?.expect(4).map(|_| ())
+    });
+    cases.check("chap-missing-info-exits-4", || {
+        ours(context, &["info", &url.to_string()])?.expect(4).map(|_| ())
+    });
+    let secrets = scratch()?;
+    let right = credentials.secret_file(secrets.path())?;
+    cases.check("chap-right-secret", || {
+        let to = format!("{url},chap-user={},chap-secret-file={}", credentials.user, text(&right));
+        ours(context, &["copy", "--verify", &from, &to])?.success()?;
+        same_file(&scene.source, &scene.destination)
+    });
+    cases.check("chap-wrong-user-exits-4", || {
+        let to = format!("{url},chap-user=somebody,chap-secret-file={}", text(&right));
+        ours(context, &["copy", "--force", &from, &to])?.expect(4).map(|_| ())
+    });
+    cases.check("password-in-url-is-scrubbed", || {
+        let mut command = context.command();
+        command.args(["copy", "--force", "--rate", "2MB/s", &from, &url.with(&credentials)]);
+        let copy = Running::start(&mut command)?;
+        std::thread::sleep(Duration::from_millis(700));
+        let arguments = fs::read(format!("/proc/{}/cmdline", copy.pid()))?;
+        let shown = String::from_utf8_lossy(&arguments).contains(&credentials.secret);
+        let output = copy.finish(LIMIT)?.success()?;
+        ensure!(!shown, "the secret is in /proc/PID/cmdline");
+        ensure!(!output.text().contains(&credentials.secret), "the secret is printed:\n{}", output.text());
+        contains(&output, &["password"])
+    });
+    cases.check("wrong-target-name-fails", || {
+        let mut other = url.clone();
+        other.iqn = "iqn.2026-11.org.example:no-such".into();
+        let to = format!("{other},chap-user={},chap-secret-file={}", credentials.user, text(&right));
+        let output = ours(context, &["info", &to])?;
+        ensure!(matches!(output.code, Some(1 | 5)), "{}\n{}", output.ending(), output.text());
+        contains(&output, &["no-such"])
+    });
+    cases.check("missing-lun-fails", || {
+        let mut other = url.clone();
+        other.lun = 99;
+        let to = format!("{other},chap-user={},chap-secret-file={}", credentials.user, text(&right));
+        let output = ours(context, &["info", &to])?;
+        ensure!(matches!(output.code, Some(1 | 5)), "{}\n{}", output.ending(), output.text());
+        Ok(())
+    });
+    cases.check("target-lives", || served.alive());
+
+    cases.check("closed-port-exits-5", || {
+        let port = crate::harness::free_port()?;
+        let to = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.org.example:none/0,timeout=3s");
+        let output = ours(context, &["copy", &from, &to])?.expect(5)?;
+        contains(&output, &[&format!("127.0.0.1:{port}")])
+    });
+    cases.check("silent-listener-exits-5-in-time", || {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
+        let port = listener.local_addr()?.port();
+        let to = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.org.example:none/0,timeout=2s");
+        let output = ours(context, &["copy", &from, &to])?.expect(5)?;
+        ensure!(output.seconds < 15.0, "it took {:.1} s with timeout=2s", output.seconds);
+        Ok(())
+    });
+    Ok(())
+}
+
+fn compare_cases(context: &Context, cases: &mut Cases) -> Result<()> {
+    let scene = Scene::new(context)?;
+    fs::copy(&scene.source, &scene.destination)?;
+    let (a, b) = (text(&scene.source), text(&scene.destination));
+    cases.check("compare-equal-exits-0", || ours(context, &["compare", &a, &b])?.success().map(|_| ()));
+    let at = 5_000_001;
+    damage(&scene.destination, at)?;
+    cases.check("compare-difference-exits-3-with-offset", || {
+        let output = ours(context, &["compare", &a, &b])?.expect(3)?;
+        contains(&output, &[&at.to_string()])
+    });
+    cases.check("compare-json-difference", || {
+        let output = ours(context, &["compare", "--json", &a, &b])?.expect(3)?;
+        let value = object(&output)?;
+        ensure!(value["schema"] == 1 || value["error"].is_object(), "{value}");
+        Ok(())
+    });
+    cases.check("compare-over-iscsi-exits-3", || {
+        let mut served = context.serve(&[Disk::file(&scene.destination)], None)?;
+        let url = served.url(0).to_string();
+        let result = ours(context, &["compare", &a, &url]).and_then(|output| output.expect(3));
+        served.blame(result).map(|_| ())
+    });
+    Ok(())
+}
+
+fn json_cases(context: &Context, cases: &mut Cases) -> Result<()> {
+    let scene = Scene::new(context)?;
+    let mut served = context.serve(&[Disk::file(&scene.destination)], None)?;
+    let url = served.url(0).clone();
+    let from = text(&scene.source);
+    cases.check("copy-json-object", || {
+        let output = ours(context, &["copy", "--verify", "--json", &from, &url.to_string()])?.success()?;
+        let value = object(&output)?;
+        ensure!(value["schema"] == 1 && value["bytes"] == BYTES && value["verified"] == true, "{value}");
+        for key in ["seconds", "mb_per_s"] {
+            ensure!(value[key].as_f64().is_some_and(|number| number > 0.0), "{key} in {value}");
+        }
+        for key in ["cpu_s_per_gb", "read", "write"] {
+            ensure!(value[key].is_object(), "{key} in {value}");
+        }
+        ensure!(value["source_consistent"].is_boolean() && value["limited_by"].is_string(), "{value}");
+        for line in output.stderr.lines().filter(|line| line.trim_start().starts_with('{')) {
+            serde_json::from_str::<Value>(line).with_context(|| format!("progress line {line}"))?;
+        }
+        Ok(())
+    });
+    for (name, endpoint) in [("iscsi", url.to_string()), ("file", from.clone())] {
+        cases.check(&format!("info-json-{name}"), || {
+            let output = ours(context, &["info", "--json", &endpoint])?.success()?;
+            let value = object(&output)?;
+            ensure!(value["schema"] == 1, "{value}");
+            ensure!(output.stdout.contains(&BYTES.to_string()), "no size in {value}");
+            Ok(())
+        });
+    }
+    cases.check("ls-json", || {
+        let output = ours(context, &["ls", "--json", &format!("iscsi://{}", url.portal)])?.success()?;
+        let value = object(&output)?;
+        ensure!(value["schema"] == 1 && output.stdout.contains(&url.iqn), "{value}");
+        Ok(())
+    });
+    cases.check("ls-text", || {
+        contains(&ours(context, &["ls", &format!("iscsi://{}", url.portal)])?.success()?, &[&url.iqn])
+    });
+    cases.check("error-json", || {
+        let missing = text(&scene.path("missing.img"));
+        let output = ours(context, &["copy", "--json", &from, &missing])?.expect(6)?;
+        let source = if output.stdout.contains("\"error\"") { &output.stdout } else { &output.stderr };
+        let line = source.lines().find(|line| line.contains("\"error\"")).context("no JSON error")?;
+        let value: Value = serde_json::from_str(line).or_else(|_| serde_json::from_str(source))?;
+        for key in ["code", "attempted", "object", "cause", "hint"] {
+            ensure!(!value["error"][key].is_null(), "no error.{key} in {value}");
+        }
+        Ok(())
+    });
+    cases.check("target-lives-json", || served.alive());
+    Ok(())
+}
+
+fn stream_cases(context: &Context, cases: &mut Cases) {
+    let shell = |script: String| -> Result<()> {
+        run(Command::new("bash").args(["-c", &format!("set -euo pipefail; {script}")]), LIMIT)?
+            .success()
+            .map(|_| ())
+    };
+    let tool = text(&context.hikyaku);
+    cases.check("copy-to-stdout", || {
+        let scene = Scene::new(context)?;
+        shell(format!("'{tool}' copy '{}' - > '{}'", text(&scene.source), text(&scene.destination)))?;
+        same_file(&scene.source, &scene.destination)
+    });
+    cases.check("copy-from-stdin", || {
+        let scene = Scene::new(context)?;
+        shell(format!("cat '{}' | '{tool}' copy - '{}'", text(&scene.source), text(&scene.destination)))?;
+        same_file(&scene.source, &scene.destination)
+    });
+}
+
+fn serve_cases(context: &Context, cases: &mut Cases) {
+    let failing_serve = |arguments: &[&str]| -> Result<Output> {
+        let mut all = vec!["serve", "--listen", "127.0.0.1:0"];
+        all.extend(arguments);
+        let output = run(context.command().args(all), Duration::from_secs(15))?;
+        ensure!(!output.timed_out, "it serves instead of refusing: {}", output.text());
+        ensure!(output.code != Some(0), "exit 0: {}", output.text());
+        Ok(output)
+    };
+    cases.check("exposure-without-chap-refused", || {
+        let mut command = context.command();
+        command.args(["serve", "mem:1M", "--listen", "0.0.0.0:0"]);
+        let output = run(&mut command, Duration::from_secs(15))?;
+        ensure!(!output.timed_out, "it serves to everybody");
+        ensure!(output.code != Some(0), "{}", output.ending());
+        contains(&output, &["chap", "--seal off"])
+    });
+    cases.check("exposure-typed-is-allowed", || {
+        let mut command = context.command();
+        command.args(["serve", "mem:1M", "--listen", "0.0.0.0:0", "--seal", "off"]);
+        Running::start(&mut command)?
+            .wait_stdout("URL", LIMIT, |text| text.contains("iscsi://").then_some(()))
+    });
+    cases.check("missing-file-refused", || failing_serve(&["/nonexistent/disk.img"]).map(|_| ()));
+    cases.check("locked-as-qemu-locks", || {
+        let scene = Scene::new(context)?;
+        let path = text(&scene.destination);
+        let mut served = context.serve(&[Disk::file(&scene.destination)], None)?;
+        let qemu = run(program("qemu-io")?.args(["-f", "raw", "-c", "write 0 512", &path]), LIMIT)?;
+        let result = (qemu.code != Some(0) && qemu.text().contains("lock"))
+            .then_some(())
+            .with_context(|| format!("qemu-io opened a served file for writing:\n{}", qemu.text()));
+        served.blame(result)?;
+        failing_serve(&[&path]).context("a second server of the same file").map(|_| ())
+    });
+    cases.check("two-listeners", || {
+        let home = scratch()?;
+        let mut command = context.command_in(home.path());
+        command.args(["serve", "mem:1M", "--listen", "127.0.0.1:0", "--listen", "[::1]:0"]);
+        let mut running = Running::start(&mut command)?;
+        running.wait_stdout("URL", LIMIT, |text| text.contains("iscsi://").then_some(()))
+    });
+    cases.check("mem-keeps-data", || {
+        let scene = Scene::new(context)?;
+        let disk = Disk::endpoint(format!("mem:{BYTES}"));
+        let mut served = Served::Ours(Target::serve(context, &[disk], None, &[])?);
+        let (from, url) = (text(&scene.source), served.url(0).to_string());
+        let result = (|| {
+            ours(context, &["copy", &from, &url])?.success()?;
+            ours(context, &["copy", &url, &text(&scene.destination)])?.success()?;
+            same_file(&scene.source, &scene.destination)
+        })();
+        served.blame(result)
+    });
+}
+
+fn config_cases(context: &Context, cases: &mut Cases) {
+    let good = |disk: &Path| {
+        format!(
+            "[server]\n\n[[target]]\niqn = \"iqn.2026-11.org.example:conf\"\n\n[[target.lun]]\nlun = 0\n\
+             endpoint = \"{}\"\n\n[[target.portal]]\naddress = \"127.0.0.1:0\"\n",
+            text(disk)
+        )
+    };
+    cases.check("config-good", || {
+        let scene = Scene::new(context)?;
+        let file = scene.path("c.toml");
+        fs::write(&file, good(&scene.destination))?;
+        ours(context, &["check", &text(&file)])?.success()?;
+        let mut command = context.command();
+        command.args(["serve", "--config", &text(&file)]);
+        let mut running = Running::start(&mut command)?;
+        running.wait_stdout("URL", LIMIT, |out| out.contains("iqn.2026-11.org.example:conf/0").then_some(()))
+    });
+    type Break = fn(String) -> String;
+    let broken: [(&str, Break, &str, u32); 4] = [
+        ("unknown-key", |text| text.replace("lun = 0", "lun = 0\ncolour = \"red\""), "colour", 8),
+        ("unknown-table", |text| format!("{text}\n[colours]\nx = 1\n"), "colours", 13),
+        ("bad-type", |text| text.replace("lun = 0", "lun = \"zero\""), "zero", 7),
+        ("not-toml", |text| text.replace("[[target.lun]]", "[[target.lun"), "", 6),
+    ];
+    for (name, break_it, word, line) in broken {
+        cases.check(&format!("config-{name}-names-its-line"), || {
+            let scene = Scene::new(context)?;
+            let file = scene.path("c.toml");
+            fs::write(&file, break_it(good(&scene.destination)))?;
+            for arguments in [vec!["check"], vec!["serve", "--config"]] {
+                let mut all = arguments;
+                let path = text(&file);
+                all.push(&path);
+                let output = run(context.command().args(&all), Duration::from_secs(15))?;
+                ensure!(matches!(output.code, Some(1 | 2)), "{}: {}", output.line, output.ending());
+                let said = output.text();
+                let named = said.contains(&format!("line {line}")) || said.contains(&format!(":{line}"));
+                ensure!(named && said.contains(word), "line {line} or {word:?} is not named:\n{said}");
+            }
+            Ok(())
+        });
+    }
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    usage_cases(context, cases);
+    refusal_cases(context, cases);
+    reach_cases(context, cases)?;
+    compare_cases(context, cases)?;
+    json_cases(context, cases)?;
+    stream_cases(context, cases);
+    serve_cases(context, cases);
+    config_cases(context, cases);
+    cases.check("sparse-keeps-holes", || {
+        use std::os::unix::fs::MetadataExt;
+        let scene = Scene::new(context)?;
+        let patchy = scene.path("patchy.img");
+        patchy_file(&patchy, BYTES, context.seed_for("cli-contract/patchy"))?;
+        ours(context, &["copy", &text(&patchy), &text(&scene.destination)])?.success()?;
+        same_file(&patchy, &scene.destination)?;
+        let (stored, size) = (fs::metadata(&scene.destination)?.blocks() * 512, size_of(&patchy)?);
+        ensure!(stored < size, "a sparse source filled the destination: {stored} of {size} bytes allocated");
+        Ok(())
+    });
+    if cases.wants("demo") {
+        cases.check("demo", || {
+            let dir = scratch()?;
+            let mut command = context.command();
+            command.arg("demo").current_dir(dir.path());
+            let output = run(&mut command, Duration::from_secs(120))?.success()?;
+            ensure!(!output.stdout.trim().is_empty(), "it says nothing");
+            Ok(())
+        });
+    }
+    if cases.wants("sigpipe") {
+        cases.check("sigpipe-is-quiet", || {
+            let script = format!("'{}' --help | head -1 >/dev/null", text(&context.hikyaku));
+            let output = run(Command::new("bash").args(["-c", &script]), LIMIT)?;
+            if output.stderr.contains("panicked") {
+                bail!("{}", output.stderr);
+            }
+            Ok(())
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! The families of interoperability tests, one module per peer or subject.
+
+mod bad_input;
+mod cli_contract;
+mod conformance;
+mod copy_matrix;
+mod kernel;
+mod kill;
+mod libiscsi_tools;
+mod qemu_img;
+mod tgt;
+
+use anyhow::Result;
+
+use crate::harness::{Cases, Context};
+
+/// One family.
+pub(crate) struct Family {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// Runs its cases; an error is one more failed case, `family`.
+    pub(crate) examine: fn(&Context, &mut Cases) -> Result<()>,
+    /// Can examine tgt in our place (`--against tgt`).
+    pub(crate) any_target: bool,
+}
+
+/// All families, cheapest first.
+pub(crate) const FAMILIES: &[Family] = &[
+    Family {
+        name: "cli-contract",
+        about: "exit codes, messages, JSON and refusals of the command line",
+        examine: cli_contract::examine,
+        any_target: false,
+    },
+    Family {
+        name: "libiscsi-tools",
+        about: "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp against the target",
+        examine: libiscsi_tools::examine,
+        any_target: true,
+    },
+    Family {
+        name: "qemu-img",
+        about: "a file system through qemu-img and back; qemu-io patterns, digests, CHAP",
+        examine: qemu_img::examine,
+        any_target: true,
+    },
+    Family {
+        name: "tgt",
+        about: "our copy to and from tgt, with and without CHAP",
+        examine: tgt::examine,
+        any_target: false,
+    },
+    Family {
+        name: "copy-matrix",
+        about: "endpoint pairs times copy options, byte-compared",
+        examine: copy_matrix::examine,
+        any_target: false,
+    },
+    Family {
+        name: "kill",
+        about: "signals and sudden death of either side",
+        examine: kill::examine,
+        any_target: false,
+    },
+    Family {
+        name: "bad-input",
+        about: "garbage, truncated and mutated PDUs while other sessions work",
+        examine: bad_input::examine,
+        any_target: true,
+    },
+    Family {
+        name: "conformance",
+        about: "libiscsi's iscsi-test-cu on thin, removable and read-only LUNs",
+        examine: conformance::examine,
+        any_target: true,
+    },
+    Family {
+        name: "kernel",
+        about: "the stock Linux initiator (open-iscsi) and target (LIO) in an emulated machine",
+        examine: kernel::examine,
+        any_target: true,
+    },
+];

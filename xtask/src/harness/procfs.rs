@@ -1,0 +1,90 @@
+//! What `/proc` says about another process and this machine.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+/// User and system time of a process with all its threads, in seconds.
+pub(crate) fn cpu_seconds(pid: u32) -> Result<(f64, f64)> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    // proc(5): after the parenthesised name, utime and stime are the 12th and 13th fields.
+    let fields: Vec<&str> = stat.rsplit_once(')').context("no name in stat")?.1.split_whitespace().collect();
+    let ticks =
+        |index: usize| -> Result<f64> { Ok(fields.get(index).context("short stat")?.parse::<f64>()?) };
+    Ok((ticks(11)? / ticks_per_second(), ticks(12)? / ticks_per_second()))
+}
+
+fn ticks_per_second() -> f64 {
+    // SAFETY: no arguments that could be wrong.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    if ticks > 0 { ticks as f64 } else { 100.0 }
+}
+
+/// Resident memory of a process, in bytes.
+pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
+    let kib: u64 = line.split_whitespace().nth(1).context("no value")?.parse()?;
+    Ok(kib << 10)
+}
+
+/// Open descriptors of a process.
+pub(crate) fn descriptors(pid: u32) -> Result<usize> {
+    let path = format!("/proc/{pid}/fd");
+    Ok(fs::read_dir(&path).with_context(|| format!("read {path}"))?.count())
+}
+
+/// Name of the processor.
+pub(crate) fn cpu_model() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"));
+    line.and_then(|line| line.split_once(':'))
+        .map_or("unknown".to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// Release of the running kernel.
+pub(crate) fn kernel_release() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+}
+
+/// Processors this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Busy time of the whole machine, in seconds.
+pub(crate) fn machine_busy_seconds() -> Result<f64> {
+    let stat = fs::read_to_string("/proc/stat").context("read /proc/stat")?;
+    let line = stat.lines().next().context("empty /proc/stat")?;
+    let values: Vec<f64> = line.split_whitespace().skip(1).take(8).filter_map(|v| v.parse().ok()).collect();
+    let idle = values.get(3).copied().unwrap_or(0.0) + values.get(4).copied().unwrap_or(0.0);
+    Ok((values.iter().sum::<f64>() - idle) / ticks_per_second())
+}
+
+/// User and system time of all children waited for so far, in seconds.
+pub(crate) fn children_cpu_seconds() -> (f64, f64) {
+    // SAFETY: `usage` is plain data that the call fills in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    (seconds(usage.ru_utime), seconds(usage.ru_stime))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_process_is_readable() {
+        let pid = std::process::id();
+        assert!(cpu_seconds(pid).unwrap().0 >= 0.0);
+        assert!(resident_bytes(pid).unwrap() > 1 << 20);
+        assert!(descriptors(pid).unwrap() >= 3);
+        assert!(machine_busy_seconds().unwrap() > 0.0);
+    }
+}

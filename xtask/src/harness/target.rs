@@ -1,0 +1,259 @@
+//! `hikyaku serve` under a guard, and what is common to it and to tgt.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use tempfile::TempDir;
+
+use super::{Context, Output, Running, Tgt};
+
+/// How long a target may take until it prints its URLs.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+
+/// One LUN to serve.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Disk {
+    /// Endpoint as `hikyaku serve` takes it; for tgt it must be a path.
+    pub(crate) endpoint: String,
+    pub(crate) read_only: bool,
+    pub(crate) removable: bool,
+    /// tgt offers UNMAP and WRITE SAME only when told; we always do where the medium can.
+    pub(crate) thin: bool,
+    /// Logical block size when not 512.
+    pub(crate) block_size: Option<u32>,
+    /// Further endpoint options, ours only.
+    pub(crate) options: Vec<String>,
+}
+
+impl Disk {
+    /// A file, thin where that matters.
+    pub(crate) fn file(path: &Path) -> Self {
+        Self { endpoint: path.display().to_string(), thin: true, ..Self::default() }
+    }
+
+    /// Any other endpoint of ours, such as `mem:64M`.
+    pub(crate) fn endpoint(endpoint: impl Into<String>) -> Self {
+        Self { endpoint: endpoint.into(), ..Self::default() }
+    }
+
+    /// With one more endpoint option.
+    pub(crate) fn option(mut self, option: impl Into<String>) -> Self {
+        self.options.push(option.into());
+        self
+    }
+
+    fn argument(&self) -> String {
+        let mut text = self.endpoint.clone();
+        let mut add = |option: &str| {
+            text.push(',');
+            text.push_str(option);
+        };
+        if self.read_only {
+            add("ro");
+        }
+        if self.removable {
+            add("removable");
+        }
+        if let Some(bytes) = self.block_size {
+            add(&format!("block-size={bytes}"));
+        }
+        for option in &self.options {
+            add(option);
+        }
+        text
+    }
+}
+
+/// CHAP user and secret.
+#[derive(Clone, Debug)]
+pub(crate) struct Credentials {
+    pub(crate) user: String,
+    pub(crate) secret: String,
+}
+
+impl Credentials {
+    /// What the tests use: 16 characters, none special to URLs or shells.
+    pub(crate) fn example() -> Self {
+        Self { user: "tester".into(), secret: "secret-of-16-byt".into() }
+    }
+
+    /// Writes the secret to a file that only its owner reads.
+    pub(crate) fn secret_file(&self, dir: &Path) -> Result<PathBuf> {
+        let path = dir.join(format!("{}.secret", self.user));
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.open(&path).with_context(|| format!("create {}", path.display()))?;
+        writeln!(file, "{}", self.secret)?;
+        Ok(path)
+    }
+}
+
+/// A LUN's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Url {
+    /// `host:port`.
+    pub(crate) portal: String,
+    pub(crate) iqn: String,
+    pub(crate) lun: u64,
+}
+
+impl Url {
+    /// Parses `iscsi://host:port/iqn/lun`.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let parts: Option<(String, String, u64)> = (|| {
+            let rest = text.trim().strip_prefix("iscsi://")?;
+            let (portal, rest) = rest.split_once('/')?;
+            let (iqn, lun) = rest.split_once('/')?;
+            Some((portal.to_owned(), iqn.to_owned(), lun.parse().ok()?))
+        })();
+        let (portal, iqn, lun) =
+            parts.ok_or_else(|| anyhow!("not a URL iscsi://host:port/iqn/lun: {text:?}"))?;
+        Ok(Self { portal, iqn, lun })
+    }
+
+    /// Port of the portal.
+    pub(crate) fn port(&self) -> Result<u16> {
+        let port = self.portal.rsplit_once(':').context("no port in the portal")?.1;
+        Ok(port.parse()?)
+    }
+
+    /// With user and secret in libiscsi's form.
+    pub(crate) fn with(&self, credentials: &Credentials) -> String {
+        format!(
+            "iscsi://{}%{}@{}/{}/{}",
+            credentials.user, credentials.secret, self.portal, self.iqn, self.lun
+        )
+    }
+}
+
+impl std::fmt::Display for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "iscsi://{}/{}/{}", self.portal, self.iqn, self.lun)
+    }
+}
+
+/// A running `hikyaku serve`.
+#[derive(Debug)]
+pub(crate) struct Target {
+    running: Running,
+    urls: Vec<Url>,
+    /// Its own state directory: identities of LUNs differ between instances.
+    _home: TempDir,
+}
+
+impl Target {
+    /// Serves disks on a free port of the loopback address.
+    pub(crate) fn serve(
+        context: &Context,
+        disks: &[Disk],
+        credentials: Option<&Credentials>,
+        arguments: &[&str],
+    ) -> Result<Self> {
+        let home = super::scratch()?;
+        let mut command = context.command_in(home.path());
+        command.arg("serve").args(["--listen", "127.0.0.1:0"]).args(arguments);
+        if let Some(credentials) = credentials {
+            command.args(["--chap-user", &credentials.user, "--chap-secret-file"]);
+            command.arg(credentials.secret_file(home.path())?);
+        }
+        command.args(disks.iter().map(Disk::argument));
+        let mut running = Running::start(&mut command)?;
+        let lines = running.wait_stdout("URL for every LUN", READY_LIMIT, |text| {
+            let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+            let lines: Vec<String> = whole.lines().map(str::to_owned).collect();
+            (lines.len() >= disks.len()).then_some(lines)
+        })?;
+        let urls = lines.iter().map(|line| Url::parse(line)).collect::<Result<Vec<_>>>()?;
+        if urls.len() != disks.len() {
+            bail!("{} URLs for {} LUNs: {lines:?}", urls.len(), disks.len());
+        }
+        Ok(Self { running, urls, _home: home })
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&mut self, signal: i32) -> Result<()> {
+        self.running.signal(signal)
+    }
+
+    /// Waits for its end.
+    pub(crate) fn finish(self, limit: Duration) -> Result<Output> {
+        self.running.finish(limit)
+    }
+}
+
+/// A target under examination, ours or the peer's; it ends with the guard.
+#[derive(Debug)]
+pub(crate) enum Served {
+    Ours(Target),
+    Tgt(Tgt),
+}
+
+impl Served {
+    /// Address of the `index`-th disk served.
+    pub(crate) fn url(&self, index: usize) -> &Url {
+        match self {
+            Self::Ours(target) => &target.urls[index],
+            Self::Tgt(tgt) => tgt.url(index),
+        }
+    }
+
+    fn running(&mut self) -> &mut Running {
+        match self {
+            Self::Ours(target) => &mut target.running,
+            Self::Tgt(tgt) => tgt.running(),
+        }
+    }
+
+    /// Process id of the daemon.
+    pub(crate) fn pid(&mut self) -> u32 {
+        self.running().pid()
+    }
+
+    /// Demands that the daemon still runs.
+    pub(crate) fn alive(&mut self) -> Result<()> {
+        let running = self.running();
+        if running.ended() {
+            bail!("the target has ended by itself\n--- its log\n{}", running.stderr_tail());
+        }
+        Ok(())
+    }
+
+    /// Passes a result on; a failure, or a target that died, also shows the end of the target's log.
+    pub(crate) fn blame<T>(&mut self, result: Result<T>) -> Result<T> {
+        match result {
+            Ok(value) => self.alive().map(|()| value),
+            Err(error) => {
+                let log = self.running().stderr_tail();
+                let state = if self.running().ended() { " (it has ended)" } else { "" };
+                Err(anyhow!("{error:#}\n--- log of the target{state}\n{log}"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn url_parses_and_prints() {
+        let text = "iscsi://127.0.0.1:3260/iqn.2026-11.org.example:a/1";
+        let url = Url::parse(text).unwrap();
+        assert_eq!((url.port().unwrap(), url.lun), (3260, 1));
+        assert_eq!(url.to_string(), text);
+        for bad in ["", "iscsi://", "iscsi://h:1/iqn", "http://h:1/iqn/0", "iscsi://h:1/iqn/x"] {
+            assert!(Url::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn disk_argument_has_its_options() {
+        let mut disk = Disk::file(Path::new("/a")).option("cache=writethrough");
+        disk.read_only = true;
+        disk.block_size = Some(4096);
+        assert_eq!(disk.argument(), "/a,ro,block-size=4096,cache=writethrough");
+    }
+}

@@ -1,0 +1,113 @@
+//! tgt (Linux SCSI target framework) under a guard: the peer that every family can be held against.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+
+use super::{Credentials, Disk, Running, Url, free_port, program, run};
+
+const IQN: &str = "iqn.2026-11.org.example:tgt";
+/// tgtd finds its control socket by this number; the directory is our own, so any will do.
+const CONTROL: &str = "1";
+const READY_LIMIT: Duration = Duration::from_secs(15);
+const ADMIN_LIMIT: Duration = Duration::from_secs(15);
+
+/// A running tgtd.
+#[derive(Debug)]
+pub(crate) struct Tgt {
+    running: Running,
+    urls: Vec<Url>,
+    dir: TempDir,
+}
+
+impl Tgt {
+    /// Serves disks, numbered from LUN 1 (LUN 0 is tgt's controller), on a free port of the loopback address.
+    pub(crate) fn serve(disks: &[Disk], credentials: Option<&Credentials>) -> Result<Self> {
+        let dir = super::scratch()?;
+        let port = free_port()?;
+        let mut command = program("tgtd")?;
+        command.args(["-f", "-C", CONTROL, "--iscsi", &format!("portal=127.0.0.1:{port}")]);
+        command.env("TGT_IPC_SOCKET", dir.path().join("control"));
+        let running = Running::start(&mut command)?;
+        let urls = (1..=disks.len())
+            .map(|lun| Url { portal: format!("127.0.0.1:{port}"), iqn: IQN.into(), lun: lun as u64 })
+            .collect();
+        let mut tgt = Self { running, urls, dir };
+        tgt.wait_ready()?;
+        tgt.admin(&["--mode", "target", "--op", "new", "--tid", "1", "-T", IQN])?;
+        for (index, disk) in disks.iter().enumerate() {
+            tgt.add(index + 1, disk)?;
+        }
+        if let Some(Credentials { user, secret }) = credentials {
+            tgt.admin(&["--mode", "account", "--op", "new", "--user", user, "--password", secret])?;
+            tgt.admin(&["--mode", "account", "--op", "bind", "--tid", "1", "--user", user])?;
+        }
+        tgt.admin(&["--mode", "target", "--op", "bind", "--tid", "1", "-I", "ALL"])?;
+        Ok(tgt)
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let until = Instant::now() + READY_LIMIT;
+        loop {
+            match self.admin(&["--mode", "target", "--op", "show"]) {
+                Ok(()) => return Ok(()),
+                Err(error) if self.running.ended() || Instant::now() > until => {
+                    return Err(error.context(format!("tgtd does not start: {}", self.running.stderr_tail())));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn add(&self, lun: usize, disk: &Disk) -> Result<()> {
+        if disk.endpoint.contains(':') || !disk.options.is_empty() {
+            bail!("tgt serves plain files only, not {} with {:?}", disk.endpoint, disk.options);
+        }
+        let lun = lun.to_string();
+        let mut arguments =
+            vec!["--mode", "logicalunit", "--op", "new", "--tid", "1", "--lun", &lun, "-b", &disk.endpoint];
+        let block_size = disk.block_size.map(|bytes| bytes.to_string());
+        if let Some(block_size) = &block_size {
+            arguments.extend(["--blocksize", block_size]);
+        }
+        self.admin(&arguments)?;
+        for (on, parameter) in [
+            (disk.thin, "thin_provisioning=1"),
+            (disk.removable, "removable=1"),
+            (disk.read_only, "readonly=1"),
+        ] {
+            if on {
+                self.admin(&[
+                    "--mode",
+                    "logicalunit",
+                    "--op",
+                    "update",
+                    "--tid",
+                    "1",
+                    "--lun",
+                    &lun,
+                    "--params",
+                    parameter,
+                ])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn admin(&self, arguments: &[&str]) -> Result<()> {
+        let mut command = program("tgtadm")?;
+        command.args(["-C", CONTROL, "--lld", "iscsi"]).args(arguments);
+        command.env("TGT_IPC_SOCKET", self.dir.path().join("control"));
+        run(&mut command, ADMIN_LIMIT)?.success().context("tgtadm").map(|_| ())
+    }
+
+    pub(super) fn running(&mut self) -> &mut Running {
+        &mut self.running
+    }
+
+    /// Address of the `index`-th disk served.
+    pub(crate) fn url(&self, index: usize) -> &Url {
+        &self.urls[index]
+    }
+}

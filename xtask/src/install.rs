@@ -1,0 +1,132 @@
+//! The Debian packages that the interoperability tests and benchmarks drive: installed when we may, named when
+//! we may not. Nothing is skipped because a peer is missing.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::harness::files::is_root;
+use crate::harness::{find_program, run};
+
+const INSTALL_LIMIT: Duration = Duration::from_secs(600);
+
+/// A package and how one sees that it is there.
+struct Need {
+    package: &'static str,
+    /// Programs of it that are used.
+    programs: &'static [&'static str],
+    /// A plugin: `NAME.so` in QEMU's directory.
+    qemu_block: Option<&'static str>,
+}
+
+const fn need(package: &'static str, programs: &'static [&'static str]) -> Need {
+    Need { package, programs, qemu_block: None }
+}
+
+const TEST: &[Need] = &[
+    need("tgt", &["tgtd", "tgtadm"]),
+    need(
+        "libiscsi-bin",
+        &["iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-swp", "iscsi-perf", "iscsi-test-cu"],
+    ),
+    need("qemu-utils", &["qemu-img", "qemu-io"]),
+    Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so") },
+    need("qemu-system-x86", &["qemu-system-x86_64"]),
+    need("busybox-static", &["busybox"]),
+    need("cpio", &["cpio"]),
+    need("kmod", &["modprobe", "depmod"]),
+    need("xz-utils", &["xz"]),
+    need("e2fsprogs", &["mkfs.ext4", "e2fsck"]),
+    need("mount", &["losetup"]),
+];
+
+const BENCH: &[Need] = &[
+    need("tgt", &["tgtd", "tgtadm"]),
+    need("qemu-utils", &["qemu-img"]),
+    Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so") },
+    need("iperf3", &["iperf3"]),
+    need("fio", &["fio"]),
+    need("mount", &["losetup"]),
+];
+
+/// What packages are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Test,
+    Bench,
+}
+
+fn present(need: &Need) -> bool {
+    let plugin = need.qemu_block.is_none_or(|name| {
+        ["/usr/lib", "/usr/lib64"].iter().any(|lib| {
+            let Ok(entries) = std::fs::read_dir(lib) else { return false };
+            Path::new(lib).join("qemu").join(name).exists()
+                || entries.filter_map(Result::ok).any(|entry| entry.path().join("qemu").join(name).exists())
+        })
+    });
+    plugin && need.programs.iter().all(|name| find_program(name).is_some())
+}
+
+fn missing(purpose: Purpose) -> Vec<&'static str> {
+    let needs = match purpose {
+        Purpose::Test => TEST,
+        Purpose::Bench => BENCH,
+    };
+    needs.iter().filter(|need| !present(need)).map(|need| need.package).collect()
+}
+
+/// Makes the packages present, or says what to type and fails.
+pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
+    let packages = missing(purpose);
+    if packages.is_empty() {
+        println!("all peers are installed");
+        return Ok(());
+    }
+    let line = format!("apt-get install -y --no-install-recommends {}", packages.join(" "));
+    let sudo = !is_root();
+    let may = find_program("apt-get").is_some()
+        && (!sudo
+            || run(Command::new("sudo").args(["-n", "true"]), Duration::from_secs(10))
+                .is_ok_and(|output| output.code == Some(0)));
+    if !may {
+        bail!("the tests drive peers that are not installed; as root:\n  {line}");
+    }
+    println!("installing {}", packages.join(" "));
+    apt(sudo, &["update", "-qq"])?;
+    let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
+    arguments.extend(&packages);
+    apt(sudo, &arguments)?;
+    let still = missing(purpose);
+    if !still.is_empty() {
+        bail!("installed, but still not found: {}; try\n  {line}", still.join(" "));
+    }
+    Ok(())
+}
+
+fn apt(sudo: bool, arguments: &[&str]) -> Result<()> {
+    let mut command = if sudo {
+        let mut command = Command::new("sudo");
+        command.args(["-n", "env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        command
+    } else {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    run(command.args(arguments), INSTALL_LIMIT)?.success().map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_missing() {
+        assert!(!present(&need("nothing", &["no-such-program-anywhere"])));
+        assert!(present(&need("sh", &["sh"])));
+        let plugin = Need { package: "x", programs: &[], qemu_block: Some("block-nothing.so") };
+        assert!(!present(&plugin));
+    }
+}

@@ -1,0 +1,197 @@
+//! The order of a run: packages, unit tests, the release binary, the families; and what it prints at the end.
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::family::{FAMILIES, Family};
+use crate::harness::cases::{Failure, Journal, Tally, print_summary, totals};
+use crate::harness::{Against, Cases, Context, Tier, scratch};
+use crate::install::{self, Purpose};
+use crate::steps::{Steps, UnitCounts, cargo, must, repository, show, target_directory};
+use crate::{Selection, evidence};
+
+/// Builds the program under test, or takes the one named.
+pub(crate) fn binary(named: Option<&PathBuf>) -> Result<PathBuf> {
+    if let Some(path) = named {
+        return path.canonicalize().with_context(|| format!("find {}", path.display()));
+    }
+    must(&mut cargo(&["build", "--release", "--package", "hikyaku"]))?;
+    Ok(target_directory()?.join("release/hikyaku"))
+}
+
+/// A run's context.
+pub(crate) fn context(hikyaku: PathBuf, seed: u64, tier: Tier, against: Against) -> Result<Context> {
+    Ok(Context { repository: repository(), hikyaku, seed, tier, against, home: scratch()? })
+}
+
+/// A seed nobody chose.
+pub(crate) fn fresh_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+    // Short enough to be typed.
+    (now ^ u64::from(std::process::id()) << 20) % 1_000_000_007
+}
+
+fn chosen(selection: &Selection, against: Against) -> Result<Vec<&'static Family>> {
+    for name in &selection.family {
+        if !FAMILIES.iter().any(|family| family.name == name) {
+            let names: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
+            bail!("no family {name}; there are {}", names.join(", "));
+        }
+    }
+    Ok(FAMILIES
+        .iter()
+        .filter(|family| {
+            selection.family.is_empty() || selection.family.iter().any(|name| name == family.name)
+        })
+        .filter(|family| against == Against::Ours || family.any_target)
+        .collect())
+}
+
+/// Runs families one after the other.
+fn run_families(
+    context: &Context,
+    families: &[&Family],
+    filter: Option<&str>,
+    mut journal: Option<&mut Journal>,
+) -> Vec<Tally> {
+    let mut tallies = Vec::new();
+    for family in families {
+        println!("\n== {} (seed {}): {}", family.name, context.seed, family.about);
+        let mut cases = Cases::new(family.name, filter, journal.as_deref_mut());
+        let result =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (family.examine)(context, &mut cases)));
+        let result = result.unwrap_or_else(|_| Err(anyhow::anyhow!("the family panicked")));
+        let mut tally = cases.finish();
+        if let Err(error) = result {
+            println!("  FAIL {}: {error:#}", family.name);
+            tally.failures.push(Failure { case: "family".into(), message: format!("{error:#}") });
+        }
+        if tally.passed == 0 && tally.failures.is_empty() && filter.is_none() {
+            tally.failures.push(Failure { case: "family".into(), message: "no case was run".into() });
+        }
+        tallies.push(tally);
+    }
+    tallies
+}
+
+/// `cargo test --workspace` as one more family.
+fn unit_tests() -> Result<Tally> {
+    let started = std::time::Instant::now();
+    let mut counts = UnitCounts::default();
+    let mut names = Vec::new();
+    let ok = show(&mut cargo(&["test", "--workspace", "--no-fail-fast"]), |line| {
+        counts.add(line);
+        if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+            names.push(name.to_owned());
+        }
+    })?;
+    let mut failures: Vec<Failure> =
+        names.into_iter().map(|case| Failure { case, message: "see its output above".into() }).collect();
+    if !ok && failures.is_empty() {
+        failures.push(Failure { case: "cargo test".into(), message: "does not build, or was killed".into() });
+    }
+    Ok(Tally {
+        family: "unit",
+        passed: counts.passed,
+        resumed: 0,
+        failures,
+        notes: Vec::new(),
+        facts: serde_json::Map::new(),
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// Everything of `test` but the last line.
+fn test_steps(steps: &mut Steps, selection: &Selection, against: Against) -> Result<Vec<Tally>> {
+    let families = chosen(selection, against)?;
+    let seed = selection.seed.unwrap_or_else(fresh_seed);
+    println!("seed {seed} (replay with --seed {seed})");
+    let mut tallies = Vec::new();
+    let installed = steps.step("packages", || install::ensure(Purpose::Test)).is_some();
+    if selection.family.is_empty() && against == Against::Ours {
+        tallies.extend(steps.step("unit tests", unit_tests));
+    }
+    let hikyaku = match against {
+        Against::Ours => steps.step("release build", || binary(selection.hikyaku.as_ref())),
+        Against::Tgt => Some(PathBuf::from("hikyaku")),
+    };
+    if let (Some(hikyaku), true) = (hikyaku, installed) {
+        let context = context(hikyaku, seed, Tier::Sample, against)?;
+        let found = steps.step("interoperability", || {
+            Ok(run_families(&context, &families, selection.case.as_deref(), None))
+        });
+        tallies.extend(found.unwrap_or_default());
+    } else {
+        println!("FAIL: the interoperability families were not run");
+    }
+    if totals(&tallies).1 > 0 {
+        println!("\nreplay with: cargo xtask test --family NAME --case CASE --seed {seed}");
+    }
+    Ok(tallies)
+}
+
+/// Prints the tables and, as the very last line, the totals.
+fn conclude(steps: &Steps, tallies: &[Tally]) -> bool {
+    print_summary(tallies);
+    steps.print();
+    let (passed, failed) = totals(tallies);
+    let failed = failed + steps.failures();
+    println!("{passed} passed, {failed} failed");
+    failed == 0
+}
+
+/// `cargo xtask test`.
+pub(crate) fn test(selection: &Selection, against: Against) -> Result<bool> {
+    let mut steps = Steps::default();
+    let tallies = test_steps(&mut steps, selection, against)?;
+    Ok(conclude(&steps, &tallies))
+}
+
+/// `cargo xtask ci`.
+pub(crate) fn ci(selection: &Selection) -> Result<bool> {
+    let mut steps = Steps::default();
+    steps.step("fmt", || must(&mut cargo(&["fmt", "--all", "--check"])));
+    steps.step("clippy", || {
+        must(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+    });
+    steps.step("doc", || {
+        let mut command = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
+        must(command.env("RUSTDOCFLAGS", "-D warnings"))
+    });
+    let tallies = test_steps(&mut steps, selection, Against::Ours)?;
+    Ok(conclude(&steps, &tallies))
+}
+
+/// `cargo xtask nightly`.
+pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
+    let mut steps = Steps::default();
+    let families = chosen(selection, Against::Ours)?;
+    let path = repository().join("target/nightly/journal");
+    let commit = evidence::commit();
+    let (mut journal, seed) = if resume {
+        Journal::resume(&path, &commit)?
+    } else {
+        let seed = selection.seed.unwrap_or_else(fresh_seed);
+        (Journal::create(&path, seed, &commit)?, seed)
+    };
+    println!("seed {seed}; interrupted, it goes on with: cargo xtask nightly --resume");
+    steps.step("packages", || install::ensure(Purpose::Test));
+    let hikyaku = steps.step("release build", || binary(selection.hikyaku.as_ref()));
+    let mut tallies = Vec::new();
+    if let (Some(hikyaku), 0) = (hikyaku, steps.failures()) {
+        let context = context(hikyaku, seed, Tier::Full, Against::Ours)?;
+        for family in families {
+            let found = run_families(&context, &[family], selection.case.as_deref(), Some(&mut journal));
+            // A filtered run is no evidence of the whole.
+            if selection.case.is_none() {
+                for tally in &found {
+                    evidence::write_family(tally, seed)?;
+                }
+            }
+            tallies.extend(found);
+        }
+    }
+    Ok(conclude(&steps, &tallies))
+}
