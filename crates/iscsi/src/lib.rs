@@ -7,6 +7,7 @@
 
 pub mod chap;
 pub mod digest;
+pub mod initiator;
 pub mod limits;
 pub mod login;
 pub mod machine;

@@ -1,0 +1,175 @@
+//! The initiator's tasks: a slab of slots.
+
+use super::Direction;
+use crate::limits::{R2T_OUTSTANDING_MAX, TASK_BITS};
+use crate::wire::{Attribute, CmdSn, DataSn, Itt, Ttt};
+
+/// Room for every R2T and the unsolicited sequence.
+const SEQUENCES_MAX: usize = R2T_OUTSTANDING_MAX as usize + 1;
+
+/// Where a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// No task.
+    Free,
+    /// Submitted, not handed out.
+    Queued,
+    /// With the target.
+    Active,
+    /// Ended; the event that says so has not been taken.
+    Ended,
+}
+
+/// A sequence of Data-Out to send: the answer to an R2T, or the unsolicited data.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sequence {
+    /// The R2T's; reserved for unsolicited data.
+    pub(super) ttt: Ttt,
+    pub(super) offset: u32,
+    pub(super) end: u32,
+    pub(super) data_sn: DataSn,
+}
+
+/// A slot.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) state: State,
+    pub(super) itt: Itt,
+    pub(super) cmd_sn: CmdSn,
+    pub(super) lun: u64,
+    pub(super) cdb: [u8; 16],
+    pub(super) direction: Direction,
+    pub(super) length: u32,
+    pub(super) attribute: Attribute,
+    /// Task management requests (bits) that end this task when they succeed.
+    pub(super) marks: u8,
+    /// Bytes of Data-In in place.
+    pub(super) received: u32,
+    /// DataSN of Data-In or R2TSN expected next.
+    pub(super) data_sn: DataSn,
+    sequences: [Sequence; SEQUENCES_MAX],
+    first: u8,
+    pub(super) pending: u8,
+    /// R2Ts among `pending`.
+    pub(super) r2ts: u8,
+    generation: u32,
+}
+
+impl Task {
+    fn new() -> Self {
+        let sequence = Sequence { ttt: Ttt::RESERVED, offset: 0, end: 0, data_sn: DataSn(0) };
+        Self {
+            state: State::Free,
+            itt: Itt::RESERVED,
+            cmd_sn: CmdSn(0),
+            lun: 0,
+            cdb: [0; 16],
+            direction: Direction::None,
+            length: 0,
+            attribute: Attribute::Simple,
+            marks: 0,
+            received: 0,
+            data_sn: DataSn(0),
+            sequences: [sequence; SEQUENCES_MAX],
+            first: 0,
+            pending: 0,
+            r2ts: 0,
+            generation: 0,
+        }
+    }
+
+    /// Appends a sequence. The caller has counted the R2Ts.
+    pub(super) fn push_sequence(&mut self, sequence: Sequence) {
+        assert!(usize::from(self.pending) < SEQUENCES_MAX, "more sequences than R2Ts may be outstanding");
+        let index = (usize::from(self.first) + usize::from(self.pending)) % SEQUENCES_MAX;
+        self.sequences[index] = sequence;
+        self.pending += 1;
+        self.r2ts += u8::from(!sequence.ttt.is_reserved());
+    }
+
+    /// The sequence being sent.
+    pub(super) fn sequence(&mut self) -> &mut Sequence {
+        assert!(self.pending > 0, "no sequence to send");
+        &mut self.sequences[usize::from(self.first)]
+    }
+
+    /// Drops the sequence that has been sent.
+    pub(super) fn pop_sequence(&mut self) {
+        self.r2ts -= u8::from(!self.sequence().ttt.is_reserved());
+        self.first = u8::try_from((usize::from(self.first) + 1) % SEQUENCES_MAX).expect("small");
+        self.pending -= 1;
+    }
+
+    pub(super) fn drop_sequences(&mut self) {
+        self.pending = 0;
+        self.r2ts = 0;
+    }
+}
+
+/// The tag of a slot in a generation. Slots end below those of [`super::management::SERVICE_SLOT`] and the like, so
+/// the reserved tag never comes out.
+pub(super) const fn tag(slot: u32, generation: u32) -> Itt {
+    Itt(generation << TASK_BITS | slot)
+}
+
+pub(super) const fn slot_of(itt: Itt) -> u32 {
+    itt.0 & ((1 << TASK_BITS) - 1)
+}
+
+/// All slots of a connection.
+#[derive(Debug)]
+pub(super) struct Tasks {
+    slots: Vec<Task>,
+    free: Vec<u32>,
+}
+
+impl Tasks {
+    pub(super) fn new(count: u32) -> Self {
+        Self { slots: (0..count).map(|_| Task::new()).collect(), free: (0..count).rev().collect() }
+    }
+
+    pub(super) fn free(&self) -> u32 {
+        u32::try_from(self.free.len()).expect("slots are few")
+    }
+
+    pub(super) fn get(&self, slot: u32) -> &Task {
+        &self.slots[slot as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Task {
+        &mut self.slots[slot as usize]
+    }
+
+    /// The task with the target that a tag names. Any tag at all may be asked for.
+    pub(super) fn find(&self, itt: Itt) -> Option<u32> {
+        let slot = slot_of(itt);
+        let task = self.slots.get(slot as usize)?;
+        (task.state == State::Active && task.itt == itt).then_some(slot)
+    }
+
+    pub(super) fn allocate(&mut self) -> Option<u32> {
+        let slot = self.free.pop()?;
+        let task = &mut self.slots[slot as usize];
+        assert_eq!(task.state, State::Free, "a slot in use among the free ones");
+        task.generation = task.generation.wrapping_add(1);
+        task.itt = tag(slot, task.generation);
+        task.state = State::Queued;
+        task.marks = 0;
+        task.received = 0;
+        task.data_sn = DataSn(0);
+        task.first = 0;
+        task.drop_sequences();
+        Some(slot)
+    }
+
+    pub(super) fn release(&mut self, slot: u32) {
+        let task = &mut self.slots[slot as usize];
+        assert_eq!(task.state, State::Ended, "only an ended task frees its slot");
+        task.state = State::Free;
+        self.free.push(slot);
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Task)> {
+        (0..).zip(&mut self.slots)
+    }
+}
