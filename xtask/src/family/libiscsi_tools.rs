@@ -114,8 +114,11 @@ fn run_cases(cases: &mut Cases, served: &mut Served) {
     cases.check("thin-shown", || contains(&tool("iscsi-readcapacity16", &[&first.to_string()])?, "LBPME:1"));
     cases.check("software-write-protect", || {
         let url = first.to_string();
-        contains(&tool("iscsi-swp", &["-s", "on", &url])?, "SWP:1")?;
-        contains(&tool("iscsi-swp", &["-s", "off", &url])?, "SWP:0")
+        contains(&tool("iscsi-swp", &[&url])?, "SWP:0")?;
+        tool("iscsi-swp", &["-s", "on", &url])?;
+        contains(&tool("iscsi-swp", &[&url])?, "SWP:1")?;
+        tool("iscsi-swp", &["-s", "off", &url])?;
+        contains(&tool("iscsi-swp", &[&url])?, "SWP:0")
     });
     cases.check("perf-reads", || {
         // It reads until its time is over; only that it runs and counts is checked here.
