@@ -2,7 +2,8 @@
 //!
 //! [`LogicalUnit`] is a machine. A command descriptor block goes in; out comes either a finished [`Outcome`]
 //! (status, sense, data-in), a wish for a parameter list ([`Step::Collect`]) or one piece of work for the
-//! storage ([`Step::Media`]) whose result is handed back through [`LogicalUnit::finish`]. It never touches
+//! storage ([`Step::Media`]) whose result is handed back through [`LogicalUnit::finish`]
+//! ([`LogicalUnit::lba_status`] where the result is more than success). It never touches
 //! payload, never waits, and knows neither sockets nor clocks.
 //!
 //! [`cdb`] builds and explains command descriptor blocks, [`inquiry`], [`capacity`] and [`mode`] read what
@@ -27,7 +28,7 @@ mod text;
 mod unit;
 
 pub use lun::no_unit;
-pub use media::{Compare, Media, MediaError, MediaOp, Range};
+pub use media::{Compare, LbaExtent, Media, MediaError, MediaOp, Range};
 pub use outcome::{Outcome, Status, Step};
 pub use sense::{Sense, SenseKey, Specific};
 pub use unit::{LogicalUnit, NexusId, UnitConfig};

@@ -14,6 +14,11 @@ pub const UNMAP_DESCRIPTORS_MAX: u32 = 1024;
 /// 4096-byte blocks. Bounds the time one command can occupy the storage.
 pub const UNMAP_BLOCKS_MAX: u32 = 1 << 20;
 
+/// LBA status descriptors in one answer to GET LBA STATUS, whatever the allocation length. An initiator that
+/// wants more asks again from where the answer ends. Bounds the memory of the answer (4 KiB) and how many
+/// extents the storage is asked for.
+pub const LBA_STATUS_DESCRIPTORS_MAX: u32 = 256;
+
 /// MAXIMUM WRITE SAME LENGTH, in logical blocks: 16 MiB of 512-byte blocks, 128 MiB of 4096-byte blocks. A
 /// pattern other than zeros is really written, so this is what a slow disk writes well within an initiator's
 /// command timeout (30 s). Below 65536, because libiscsi's suite prepares a WRITE SAME of that many blocks,

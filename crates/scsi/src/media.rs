@@ -31,6 +31,10 @@ pub struct Media {
 pub(crate) enum Then {
     Nothing,
     Eject,
+    /// Cuts the data it makes to this allocation length, in bytes.
+    Cut {
+        allocation: u32,
+    },
 }
 
 /// The kinds of work.
@@ -75,6 +79,22 @@ pub enum MediaOp {
         /// WCE is zero.
         durable: bool,
     },
+    /// Which blocks of the range are mapped. Ends with [`lba_status`](crate::LogicalUnit::lba_status); `finish`
+    /// with success says that the storage does not know. Nothing travels from or to the medium, the answer is
+    /// the outcome's data. Only thin units ask.
+    LbaStatus {
+        /// More extents than this are not wanted, neighbours of the same state counted as one. At least 1.
+        descriptors_max: u32,
+    },
+}
+
+/// A run of blocks in the same state, see [`MediaOp::LbaStatus`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LbaExtent {
+    /// How many logical blocks; an empty extent is passed over.
+    pub blocks: u64,
+    /// The storage has, or may have, something for these blocks. If not they read as zeros (LBPRZ).
+    pub mapped: bool,
 }
 
 /// BYTCHK of VERIFY and WRITE AND VERIFY (SBC-3 5.33 table 96).
@@ -131,7 +151,9 @@ impl Media {
     /// Whether the blocks may differ afterwards.
     pub const fn writes(&self) -> bool {
         match self.op {
-            MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::Flush => false,
+            MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::Flush | MediaOp::LbaStatus { .. } => {
+                false
+            }
             MediaOp::Write { .. }
             | MediaOp::WriteVerify { .. }
             | MediaOp::Unmap { .. }
@@ -146,7 +168,7 @@ impl Media {
             | MediaOp::Unmap { durable, .. }
             | MediaOp::WriteSame { durable, .. } => durable,
             MediaOp::WriteVerify { .. } | MediaOp::Flush => true,
-            MediaOp::Read { .. } | MediaOp::Verify { .. } => false,
+            MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::LbaStatus { .. } => false,
         }
     }
 }

@@ -118,6 +118,7 @@ impl Job {
                 stages.push(check(offset, length, expected, pool)?);
             }
             MediaOp::Flush => stages.push(Stage::Request(Kind::Flush)),
+            MediaOp::LbaStatus { .. } => {}
             MediaOp::Unmap { ranges, durable } => {
                 let block = u64::from(block_size);
                 stages.extend(ranges.iter().map(|range| zero(range.lba * block, range.blocks * block, true)));

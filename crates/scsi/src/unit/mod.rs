@@ -6,6 +6,7 @@
 
 mod attention;
 mod inquiry;
+mod lba_status;
 mod maintenance;
 mod media;
 mod mode;
@@ -228,7 +229,8 @@ impl LogicalUnit {
                     self.loaded = false;
                     self.establish(Some(nexus), attention::MEDIUM_CHANGED);
                 }
-                Outcome::good()
+                lba_status::parameter_data(media, &[], self.config.thin)
+                    .map_or_else(Outcome::good, Outcome::data)
             }
             Err(error) => {
                 self.lost_data |= error == MediaError::FlushFailed;
@@ -332,7 +334,7 @@ impl From<Sense> for Stop {
 fn sense_of(media: &Media, error: MediaError) -> Sense {
     match error {
         MediaError::Medium => match media.op {
-            MediaOp::Read { .. } | MediaOp::Verify { .. } => Sense::READ_ERROR,
+            MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::LbaStatus { .. } => Sense::READ_ERROR,
             _ => Sense::WRITE_ERROR,
         },
         MediaError::FlushFailed => Sense::WRITE_ERROR,

@@ -1,10 +1,10 @@
 //! The commands of the device server. One table drives dispatch and REPORT SUPPORTED OPERATION CODES; a new
 //! command is one line here and one arm in the file of its subject.
 //!
-//! Room is left for COMPARE AND WRITE (89h), ORWRITE (8Bh), EXTENDED COPY (83h/84h), PERSISTENT RESERVE IN/OUT
-//! (5Eh/5Fh) and GET LBA STATUS (9Eh/12h); until then they are 05h 20h/00h.
+//! Room is left for COMPARE AND WRITE (89h), ORWRITE (8Bh), EXTENDED COPY (83h/84h) and PERSISTENT RESERVE IN/OUT
+//! (5Eh/5Fh); until then they are 05h 20h/00h.
 
-use super::{Call, LogicalUnit, Stop, maintenance, media, mode, reservation, status};
+use super::{Call, LogicalUnit, Stop, lba_status, maintenance, media, mode, reservation, status};
 use crate::Step;
 use crate::cdb::opcode as op;
 
@@ -101,7 +101,7 @@ const CTL: u8 = 0x04;
 const A: u8 = 0xff;
 
 /// Sorted by operation code, then by service action.
-pub(super) static TABLE: [Opcode; 40] = [
+pub(super) static TABLE: [Opcode; 41] = [
     Opcode::on_medium(&[op::TEST_UNIT_READY, 0, 0, 0, 0, CTL], status::test_unit_ready),
     Opcode::new(&[op::REQUEST_SENSE, 0x01, 0, 0, A, CTL], status::run_request_sense)
         .past_attention()
@@ -152,6 +152,11 @@ pub(super) static TABLE: [Opcode; 40] = [
     )
     .action(0x10)
     .allowed(),
+    Opcode::on_medium(
+        &[op::SERVICE_ACTION_IN_16, 0x12, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL],
+        lba_status::run,
+    )
+    .action(0x12),
     Opcode::new(&[op::REPORT_LUNS, 0, A, 0, 0, 0, A, A, A, A, 0, CTL], super::inquiry::run_report_luns)
         .past_attention()
         .allowed(),
@@ -222,7 +227,7 @@ mod tests {
         }
         assert!(find(&[]).is_none());
         assert!(find(&[0xff, 0]).is_none());
-        assert!(find(&[op::SERVICE_ACTION_IN_16, 0x12]).is_none());
+        assert!(find(&[op::SERVICE_ACTION_IN_16, 0x13]).is_none());
         assert!(find(&[op::SERVICE_ACTION_IN_16]).is_none());
     }
 }

@@ -4,9 +4,9 @@ use super::*;
 use crate::capacity::{Capacity, LunList};
 use crate::cdb::{self, opcode as op};
 use crate::inquiry::{self, DesignatorId};
-use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX};
+use crate::limits::{LBA_STATUS_DESCRIPTORS_MAX, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX};
 use crate::mode::ModeData;
-use crate::{Compare, Range, Status};
+use crate::{Compare, LbaExtent, Range, Status};
 use proptest::prelude::*;
 
 const BLOCKS: u64 = 10_000;
@@ -391,6 +391,172 @@ fn unmap_needs_thin() {
     let limits =
         inquiry::BlockLimits::parse(&data(&mut thick, cdb::inquiry(Some(0xb0), 255))).expect("page B0h");
     assert_eq!((limits.unmap_max_blocks, limits.unmap_max_descriptors), (0, 0));
+}
+
+/// PARAMETER DATA LENGTH and the descriptors of parameter data: first block, count, PROVISIONING STATUS. A
+/// descriptor cut in half is not there.
+fn descriptors(data: &[u8]) -> (u32, Vec<(u64, u32, u8)>) {
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
+    let descriptor = |bytes: &[u8]| {
+        assert_eq!(bytes[13..], [0; 3], "reserved");
+        (number(&bytes[..8]), number(&bytes[8..12]) as u32, bytes[12])
+    };
+    (number(&data[..4]) as u32, data[8..].chunks_exact(16).map(descriptor).collect())
+}
+
+/// GET LBA STATUS to its end, the storage knowing these extents.
+fn lba_status(unit: &mut LogicalUnit, lba: u64, allocation: u32, extents: &[(u64, bool)]) -> Vec<u8> {
+    let work = media(unit, cdb::get_lba_status(lba, allocation));
+    let extents: Vec<_> = extents.iter().map(|&(blocks, mapped)| LbaExtent { blocks, mapped }).collect();
+    let outcome = unit.lba_status(A, &work, &extents);
+    assert_eq!((outcome.status, outcome.sense), (Status::Good, None));
+    outcome.data
+}
+
+#[test]
+fn lba_status_of_blocks_that_exist() {
+    for thin in [false, true] {
+        let mut unit = unit_of(UnitConfig { thin, ..config() });
+        for (name, lba, expected) in [
+            ("first", 0, GOOD),
+            ("last", BLOCKS - 1, GOOD),
+            ("at_the_end", BLOCKS, OUT_OF_RANGE),
+            ("one_beyond_the_end", BLOCKS + 1, OUT_OF_RANGE),
+            ("at_2_63", 1 << 63, OUT_OF_RANGE),
+            ("largest", u64::MAX, OUT_OF_RANGE),
+        ] {
+            for allocation in [0, 24, u32::MAX] {
+                assert_eq!(run(&mut unit, A, cdb::get_lba_status(lba, allocation)), expected, "{name}");
+            }
+        }
+    }
+    let mut empty = unit_of(UnitConfig { blocks: 0, ..config() });
+    assert_eq!(run(&mut empty, A, cdb::get_lba_status(0, 24)), OUT_OF_RANGE);
+}
+
+#[test]
+fn lba_status_asks_for_what_the_answer_can_hold() {
+    let mut unit = unit_of(UnitConfig { blocks: 1 << 60, ..config() });
+    let whole = u64::from(u32::MAX);
+    for (allocation, expected) in [
+        (0, 1),
+        (7, 1),
+        (23, 1),
+        (24, 1),
+        (39, 1),
+        (40, 2),
+        (8 + 16 * LBA_STATUS_DESCRIPTORS_MAX, LBA_STATUS_DESCRIPTORS_MAX),
+        (u32::MAX, LBA_STATUS_DESCRIPTORS_MAX),
+    ] {
+        let work = media(&mut unit, cdb::get_lba_status(5, allocation));
+        assert_eq!(work.op, MediaOp::LbaStatus { descriptors_max: expected }, "{allocation}");
+        assert_eq!((work.lba, work.blocks), (5, u64::from(expected) * whole), "{allocation}");
+        assert_eq!((work.data_in_bytes(512), work.data_out_bytes(512)), (0, 0));
+        assert!(!work.writes() && !work.durable() && work.accepts_data_out(0, 512));
+    }
+    unit.resized(100);
+    assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), Err((6, 0x2a, 0x09)));
+    assert_eq!(media(&mut unit, cdb::get_lba_status(90, 24)).blocks, 10, "to the end");
+}
+
+#[test]
+fn lba_status_parameter_data() {
+    let data = lba_status(&mut unit(), 0x0102, 40, &[(3, false), (4, true), (5, false)]);
+    let mut expected = vec![0, 0, 0, 36, 0, 0, 0, 0];
+    expected.extend([0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 3, 1, 0, 0, 0]);
+    expected.extend([0, 0, 0, 0, 0, 0, 1, 5, 0, 0, 0, 4, 0, 0, 0, 0]);
+    assert_eq!(data, expected, "the third does not fit");
+}
+
+#[test]
+fn lba_status_cut_to_the_allocation_length() {
+    let mut unit = unit();
+    let extents = [(8, true), (8, false), (8, true)];
+    let whole = lba_status(&mut unit, 0, 1024, &extents);
+    assert_eq!(whole.len(), 8 + 3 * 16);
+    for allocation in 0..=64 {
+        let data = lba_status(&mut unit, 0, allocation, &extents);
+        let descriptors = (allocation.saturating_sub(8) / 16).clamp(1, 3);
+        assert_eq!(data.len() as u32, allocation.min(8 + 16 * descriptors), "{allocation}");
+        if data.len() >= 8 {
+            assert_eq!(data[..8], [0, 0, 0, 4 + 16 * descriptors as u8, 0, 0, 0, 0], "{allocation}");
+            assert_eq!(data[8..], whole[8..data.len()], "{allocation}");
+        }
+    }
+}
+
+#[test]
+fn lba_status_extents() {
+    type Vector = (&'static str, &'static [(u64, bool)], &'static [(u64, u32, u8)]);
+    let vectors: [Vector; 9] = [
+        ("nothing_known", &[], &[(9_000, 1_000, 0)]),
+        ("only_empty_extents", &[(0, false), (0, false)], &[(9_000, 1_000, 0)]),
+        ("ends_early", &[(7, false)], &[(9_000, 7, 1)]),
+        (
+            "neighbours_alike",
+            &[(1, false), (2, false), (3, true), (4, true)],
+            &[(9_000, 3, 1), (9_003, 7, 0)],
+        ),
+        ("alike_around_an_empty_one", &[(1, false), (0, true), (2, false)], &[(9_000, 3, 1)]),
+        ("empty_first", &[(0, true), (5, false)], &[(9_000, 5, 1)]),
+        ("beyond_the_end", &[(999, true), (2, false)], &[(9_000, 999, 0), (9_999, 1, 1)]),
+        ("behind_the_end", &[(1_000, false), (1, true)], &[(9_000, 1_000, 1)]),
+        ("overflowing", &[(u64::MAX, true), (u64::MAX, true), (1, false)], &[(9_000, 1_000, 0)]),
+    ];
+    for (name, extents, expected) in vectors {
+        let (length, found) = descriptors(&lba_status(&mut unit(), 9_000, 1024, extents));
+        assert_eq!((length as usize, &found[..]), (4 + 16 * expected.len(), expected), "{name}");
+    }
+}
+
+#[test]
+fn lba_status_counts_have_32_bits() {
+    let mut unit = unit_of(UnitConfig { blocks: 1 << 33, ..config() });
+    let max = u64::from(u32::MAX);
+    let (_, found) = descriptors(&lba_status(&mut unit, 0, 24, &[(1 << 33, false)]));
+    assert_eq!(found, [(0, u32::MAX, 1)], "clamped");
+    let (_, found) = descriptors(&lba_status(&mut unit, 0, 1024, &[(max + 5, false), (8, true)]));
+    assert_eq!(found, [(0, u32::MAX, 1), (max, 5, 1), (max + 5, 8, 0)], "split");
+}
+
+#[test]
+fn lba_status_is_bounded() {
+    let mut unit = unit();
+    let extents: Vec<_> = (0..2 * u64::from(LBA_STATUS_DESCRIPTORS_MAX)).map(|at| (1, at % 2 == 0)).collect();
+    let (length, found) = descriptors(&lba_status(&mut unit, 0, u32::MAX, &extents));
+    assert_eq!(length, 4 + 16 * LBA_STATUS_DESCRIPTORS_MAX);
+    assert_eq!(found.len() as u32, LBA_STATUS_DESCRIPTORS_MAX);
+}
+
+#[test]
+fn lba_status_without_provisioning_is_mapped() {
+    let mut thick = unit_of(UnitConfig { thin: false, blocks: 1 << 33, ..config() });
+    let (_, found) = descriptors(&data(&mut thick, cdb::get_lba_status(1, 24)));
+    assert_eq!(found, [(1, u32::MAX, 0)]);
+    let (_, found) = descriptors(&data(&mut thick, cdb::get_lba_status((1 << 33) - 1, 1024)));
+    assert_eq!(found, [((1 << 33) - 1, 1, 0)]);
+    assert_eq!(data(&mut thick, cdb::get_lba_status(0, 5)).len(), 5);
+}
+
+#[test]
+fn lba_status_the_storage_does_not_know() {
+    let mut unit = unit();
+    let work = media(&mut unit, cdb::get_lba_status(10, 24));
+    let outcome = unit.finish(A, &work, Ok(()));
+    assert_eq!(descriptors(&outcome.data), (20, vec![(10, BLOCKS as u32 - 10, 0)]), "as if mapped");
+    let read = media(&mut unit, cdb::read_16(0, 1, false));
+    assert_eq!(unit.lba_status(A, &read, &[]), Outcome::good(), "other work has no such data");
+}
+
+#[test]
+fn lba_status_conditions() {
+    let status = || cdb::get_lba_status(0, 24);
+    let mut unit = unit_of(UnitConfig { read_only: true, removable: true, ..config() });
+    assert_eq!(run(&mut unit, A, status()), GOOD, "not a write");
+    assert_eq!(run(&mut unit, A, [op::RESERVE_6, 0, 0, 0, 0, 0]), GOOD);
+    assert_eq!(run(&mut unit, B, status()), CONFLICT);
+    assert_eq!(run(&mut unit, A, cdb::start_stop_unit(false, true)), GOOD);
+    assert_eq!(run(&mut unit, A, status()), NO_MEDIUM);
 }
 
 #[test]
@@ -857,10 +1023,11 @@ fn report_supported_opcodes() {
         let mut unit = unit_of(UnitConfig { thin, ..config() });
         let all = data(&mut unit, [op::MAINTENANCE_IN, 0x0c, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0]);
         assert_eq!(all.len() as u32, 4 + u32::from_be_bytes([all[0], all[1], all[2], all[3]]));
-        let mut seen_unmap = false;
+        let (mut seen_unmap, mut seen_lba_status) = (false, false);
         for line in all[4..].chunks(8) {
             let (code, action, flags) = (line[0], line[3], line[5]);
             seen_unmap |= code == op::UNMAP;
+            seen_lba_status |= (code, action) == (op::SERVICE_ACTION_IN_16, 0x12);
             assert!(flags == 1 || action == 0, "SERVACTV {code:02x}");
             let mut one = |options: u8| {
                 let cdb = [op::MAINTENANCE_IN, 0x0c, options, code, 0, action, 0, 0, 0xff, 0xff, 0, 0];
@@ -873,7 +1040,7 @@ fn report_supported_opcodes() {
             let Ok(Step::Done(outcome)) = one(3) else { panic!("{code:02x}") };
             assert_eq!(outcome.data[1], 3);
         }
-        assert_eq!(seen_unmap, thin);
+        assert_eq!((seen_unmap, seen_lba_status), (thin, true));
         let timed = data(&mut unit, [op::MAINTENANCE_IN, 0x0c, 0x80, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0]);
         for line in timed[4..].chunks(20) {
             assert_eq!((line[5] & 2, line[8], line[9]), (2, 0, 0x0a), "CTDP and its descriptor");
@@ -903,7 +1070,7 @@ fn unknown_commands() {
         access(op::COMPARE_AND_WRITE, 0, 0, 1),
         access(op::ORWRITE, 0, 0, 1),
         access(op::EXTENDED_COPY, 0, 0, 1),
-        cdb::get_lba_status(0, 24).as_bytes().to_vec(),
+        access(op::SERVICE_ACTION_IN_16, 0x13, 0, 24),
         vec![op::PERSISTENT_RESERVE_IN, 0, 0, 0, 0, 0, 0, 0, 8, 0],
         vec![0xff; 16],
         vec![],
@@ -921,11 +1088,13 @@ fn errors_of_the_storage() {
     let mut unit = unit();
     let read = media(&mut unit, cdb::read_16(0, 1, false));
     let write = media(&mut unit, cdb::write_16(0, 1, false));
+    let status = media(&mut unit, cdb::get_lba_status(0, 24));
     let vectors = [
         (&read, MediaError::Medium, (3, 0x11, 0x00)),
         (&write, MediaError::Medium, (3, 0x0c, 0x00)),
         (&write, MediaError::NoSpace, (7, 0x27, 0x07)),
         (&write, MediaError::ReadOnly, (7, 0x27, 0x00)),
+        (&status, MediaError::Medium, (3, 0x11, 0x00)),
         (&read, MediaError::OutOfRange, (5, 0x21, 0x00)),
         (&write, MediaError::Miscompare { offset: 77 }, (0xe, 0x1d, 0x00)),
         (&read, MediaError::Aborted, (0xb, 0x00, 0x00)),
@@ -952,6 +1121,7 @@ fn failed_flush_stays_failed() {
             (cdb::synchronize_cache_10(), Err((3, 0x0c, 0x00))),
             (cdb::write_16(0, 1, false), Err((3, 0x0c, 0x00))),
             (cdb::read_16(0, 1, false), Err((3, 0x11, 0x00))),
+            (cdb::get_lba_status(0, 24), Err((3, 0x11, 0x00))),
         ] {
             assert_eq!(run(&mut unit, nexus, cdb), expected);
         }
