@@ -6,5 +6,5 @@
 
 mod stream;
 
-// pub mod initiator;
+pub mod initiator;
 pub mod target;

@@ -20,9 +20,18 @@ const ZERO_BYTES_MAX: u64 = 64 << 20;
 pub(super) struct Step {
     pub(super) cdb: Cdb,
     pub(super) direction: Direction,
-    pub(super) data: Option<Span>,
+    pub(super) data: Data,
     /// Bytes of the request that are done with it.
     pub(super) bytes: u64,
+}
+
+/// A command's data.
+#[derive(Debug)]
+pub(super) enum Data {
+    None,
+    Span(Span),
+    /// A parameter list.
+    Bytes(Vec<u8>),
 }
 
 /// What the disk can do, in the mover's and target's terms.
@@ -64,17 +73,17 @@ pub(super) fn capability(disk: &Disk, read_only: bool, queue_depth: u32) -> Resu
 
 /// Whether WRITE SAME with zeroes is cheaper than zeroes: the disk deallocates by it and reads zeroes then.
 fn write_same(disk: &Disk) -> bool {
-    disk.provisioning.as_ref().is_some_and(|page| page.write_same_16_unmaps() && page.reads_zero)
+    disk.provisioning.as_ref().is_some_and(|page| page.write_same_16 && page.reads_zero)
 }
 
 /// The next command of `kind`, of which `done` bytes are done. `zeroes` is a buffer of zeroes.
 pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability, zeroes: &Span) -> Step {
     let block = u64::from(capability.block_size);
-    let none = |cdb, bytes| Step { cdb, direction: Direction::None, data: None, bytes };
+    let none = |cdb, bytes| Step { cdb, direction: Direction::None, data: Data::None, bytes };
     match kind {
         Kind::Read { offset, into } => {
             let cdb = access(*offset / block, into.len() as u64 / block, false, false);
-            Step { cdb, direction: Direction::In, data: Some(into.clone()), bytes: into.len() as u64 }
+            Step { cdb, direction: Direction::In, data: Data::Span(into.clone()), bytes: into.len() as u64 }
         }
         Kind::Write { offset, from, durable } => write(*offset, from.clone(), *durable && disk.fua, block),
         Kind::Flush => none(cdb::synchronize_cache_10(), 0),
@@ -84,9 +93,7 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
             let bytes = (length - done).min(max.clamp(block, ZERO_BYTES_MAX));
             let range = Range { lba: (offset + done) / block, blocks: bytes / block };
             let (cdb, list) = cdb::unmap(&[range]).expect("one range is a list");
-            let data = zeroes.slice(0, list.len());
-            data.fill(0, &list);
-            Step { cdb, direction: Direction::Out, data: Some(data), bytes }
+            Step { cdb, direction: Direction::Out, data: Data::Bytes(list), bytes }
         }
         Kind::WriteZeroes { offset, length, may_unmap } => {
             let left = length - done;
@@ -98,7 +105,7 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
             let max = if told == 0 { ZERO_BYTES_MAX } else { told.saturating_mul(block).min(ZERO_BYTES_MAX) };
             let bytes = left.min(max);
             let cdb = cdb::write_same_16((offset + done) / block, (bytes / block) as u32, true, false);
-            let data = Some(zeroes.slice(0, block as usize));
+            let data = Data::Span(zeroes.slice(0, block as usize));
             Step { cdb, direction: Direction::Out, data, bytes }
         }
     }
@@ -107,7 +114,7 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
 fn write(offset: u64, from: Span, fua: bool, block: u64) -> Step {
     let bytes = from.len() as u64;
     let cdb = access(offset / block, bytes / block, true, fua);
-    Step { cdb, direction: Direction::Out, data: Some(from), bytes }
+    Step { cdb, direction: Direction::Out, data: Data::Span(from), bytes }
 }
 
 /// READ or WRITE, in the short form where it reaches: old targets know no other.
@@ -118,6 +125,11 @@ fn access(lba: u64, blocks: u64, write: bool, fua: bool) -> Cdb {
         (_, _, false) => cdb::read_16(lba, blocks as u32, fua),
         (_, _, true) => cdb::write_16(lba, blocks as u32, fua),
     }
+}
+
+/// The direction of a question with an answer of `length` bytes.
+pub(super) fn direction_in(length: u32) -> Direction {
+    if length > 0 { Direction::In } else { Direction::None }
 }
 
 /// What to do about sense data.

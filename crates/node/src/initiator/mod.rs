@@ -7,6 +7,7 @@
 mod command;
 mod discover;
 mod endpoint;
+mod facts;
 mod options;
 mod session;
 mod setup;

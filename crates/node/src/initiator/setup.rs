@@ -110,7 +110,10 @@ impl Setup {
         if busy || key == Some(SenseKey::UnitAttention) || is_becoming_ready(answer.sense.as_ref()) {
             self.asked_again += 1;
             if self.asked_again > PATIENCE {
-                return Err(OpenError::Unreachable(format!("the LUN does not become ready: {}", told(answer))));
+                return Err(OpenError::Unreachable(format!(
+                    "the LUN does not become ready: {}",
+                    told(answer)
+                )));
             }
             return Ok(if key == Some(SenseKey::UnitAttention) { Progress::Ask } else { Progress::Pause });
         }
@@ -127,7 +130,9 @@ impl Setup {
                 return Err(OpenError::Refused("another initiator has reserved the LUN".into()));
             }
             Question::Ready if !good && answer.sense.as_ref().is_some_and(is_no_unit) => {
-                return Err(OpenError::Missing("the target has no such LUN; list them with hikyaku ls".into()));
+                return Err(OpenError::Missing(
+                    "the target has no such LUN; list them with hikyaku ls".into(),
+                ));
             }
             Question::Standard => match &self.disk.standard {
                 Some(standard) if standard.qualifier != 0 => {
@@ -197,9 +202,7 @@ impl Setup {
 }
 
 fn is_becoming_ready(sense: Option<&Sense>) -> bool {
-    sense.is_some_and(|sense| {
-        sense.key == SenseKey::NotReady && (sense.asc, sense.ascq) == (0x04, 0x01)
-    })
+    sense.is_some_and(|sense| sense.key == SenseKey::NotReady && (sense.asc, sense.ascq) == (0x04, 0x01))
 }
 
 fn is_no_unit(sense: &Sense) -> bool {
@@ -229,6 +232,18 @@ fn unit_designator(data: &[u8]) -> Option<String> {
         DesignatorId::Eui64(_) => 1,
         _ => 2,
     };
-    let of_unit = designators.iter().filter(|one| one.association == inquiry::Association::LogicalUnit);
-    of_unit.min_by_key(|one| rank(&one.id)).map(|one| one.id.to_string())
+    let of_unit = designators.iter().filter(|one| one.association == inquiry::Association::Unit);
+    of_unit.min_by_key(|one| rank(&one.id)).map(|one| print(&one.id))
+}
+
+fn print(id: &DesignatorId) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    match id {
+        DesignatorId::Naa(bytes) => format!("naa.{}", hex(bytes)),
+        DesignatorId::Eui64(bytes) => format!("eui.{}", hex(bytes)),
+        DesignatorId::T10 { vendor, id } => format!("t10.{} {}", vendor.trim(), id.trim()),
+        DesignatorId::Name(name) => name.clone(),
+        DesignatorId::RelativePort(number) | DesignatorId::PortGroup(number) => number.to_string(),
+        DesignatorId::Other { kind, bytes } => format!("type {kind} {}", hex(bytes)),
+    }
 }

@@ -140,7 +140,8 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_url() {
-        let url = Url::parse("iscsi://me%secret@host:3261/iqn.2026-11.example:disk/7?header_digest=crc32c").unwrap();
+        let url = Url::parse("iscsi://me%secret@host:3261/iqn.2026-11.example:disk/7?header_digest=crc32c")
+            .unwrap();
         assert_eq!(url.user.as_deref(), Some("me"));
         assert!(url.password.as_ref().unwrap().same_as(&Secret::new_weak(b"secret").unwrap()));
         assert_eq!((url.host.as_str(), url.port, url.lun), ("host", 3261, Some(7)));

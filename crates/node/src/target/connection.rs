@@ -16,7 +16,7 @@ use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
 use iscsi::target::{self as machine, Event};
 use iscsi::wire::{Isid, LoginStatus};
-use scsi::{Media, MediaError, NexusId, Outcome, Step};
+use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 
 use super::login;
 use super::lun::Lun;
@@ -506,6 +506,13 @@ impl Connection {
         let task = self.tasks[id.index()].as_mut().expect("a task under way");
         let media = task.media.as_ref().expect("set by the caller");
         let lun = &context.shared.luns[task.lun];
+        if let MediaOp::LbaStatus { descriptors_max } = media.op {
+            let unit = &mut *context.units[task.lun];
+            let extents = lba_extents(unit, media, lun.block_size, descriptors_max);
+            let nexus = self.session.as_ref().expect("logged in").nexus;
+            let outcome = lun.unit().lba_status(nexus, media, &extents);
+            return self.finish(context, id, &outcome);
+        }
         let data_in = media.data_in_bytes(lun.block_size) as usize;
         if data_in > 0 {
             match context.io.pool().take(data_in) {
@@ -625,6 +632,25 @@ impl Connection {
             *task = None;
         }
     }
+}
+
+/// What the storage knows of a range, in whole blocks: a block that is partly data is data.
+fn lba_extents(unit: &mut dyn Endpoint, media: &Media, block_size: u32, count_max: u32) -> Vec<LbaExtent> {
+    let block = u64::from(block_size);
+    let (mut at, end) = (media.lba, media.lba + media.blocks);
+    let mut extents = Vec::new();
+    while at < end && extents.len() < count_max as usize {
+        let extent = unit.extent(at * block);
+        let (next, mapped) = match extent.data {
+            true => (extent.end.div_ceil(block), true),
+            false if extent.end / block > at => (extent.end / block, false),
+            false => (at + 1, true),
+        };
+        let next = next.clamp(at + 1, end);
+        extents.push(LbaExtent { blocks: next - at, mapped });
+        at = next;
+    }
+    extents
 }
 
 fn data_out_offered(command: &machine::Command) -> u32 {

@@ -348,7 +348,7 @@ impl Worker {
                 self.phase = Phase::Draining(until);
                 self.io.timer(Token { owner: self.owner, key: KEY_DEADLINE }, until);
                 self.listeners.clear();
-                self.for_each(|connection, context| connection.drain(context));
+                self.for_each(Connection::drain);
             }
             Mail::Drain => {}
             Mail::Stop => {

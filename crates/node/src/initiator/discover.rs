@@ -1,0 +1,222 @@
+//! Asks a portal for its targets, and a target for its LUNs. Blocking: for people at a terminal.
+
+use std::time::Duration;
+
+use area::Span;
+use block::OpenError;
+use io::Io;
+use iscsi::initiator::Command;
+use iscsi::machine::TargetRecord;
+use iscsi::wire::Attribute;
+use scsi::capacity::{Capacity, LunList};
+use scsi::cdb::{self, Cdb};
+use scsi::inquiry::{self, Standard};
+use scsi::mode::ModeData;
+use scsi::{Sense, SenseKey, Status};
+
+use super::endpoint::login_error;
+use super::options::{Options, random_isid, resolve};
+use super::session::{Failure, Outcome, Session};
+use super::setup::ANSWER_BYTES;
+use super::url::Url;
+
+/// Units listed of one target.
+const LUNS_SHOWN_MAX: usize = 4096;
+
+/// A target as its portal names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its name.
+    pub name: String,
+    /// Its portals, `host:port,tag`; none when it is where it was asked for.
+    pub addresses: Vec<String>,
+}
+
+/// A LUN as it describes itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LunInfo {
+    /// Its number.
+    pub lun: u16,
+    /// Bytes; `None` when it does not tell (no medium, no disk).
+    pub size_bytes: Option<u64>,
+    /// Logical block size.
+    pub block_size: Option<u32>,
+    /// Vendor and product, trimmed.
+    pub vendor: String,
+    /// Product.
+    pub product: String,
+    /// Unit serial number.
+    pub serial: Option<String>,
+    /// Write protected.
+    pub read_only: bool,
+}
+
+/// The targets that the portal of `url` names.
+pub fn discover(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<Target>, OpenError> {
+    let mut talk = Talk::begin(io, url, options, None)?;
+    talk.session.send_targets();
+    let targets = talk.wait(|outcome| match outcome {
+        Outcome::Targets(targets) => Some(targets),
+        _ => None,
+    })?;
+    talk.end();
+    let target = |record: TargetRecord| Target {
+        name: record.name.to_string(),
+        addresses: record.addresses.iter().map(ToString::to_string).collect(),
+    };
+    Ok(targets.into_iter().map(target).collect())
+}
+
+/// The LUNs of the target that `url` names.
+pub fn list_luns(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<LunInfo>, OpenError> {
+    let target = url.target.clone().ok_or_else(|| OpenError::Usage(format!("{url} names no target")))?;
+    let mut talk = Talk::begin(io, url, options, Some(&target))?;
+    let list = talk.command(0, cdb::report_luns(ANSWER_BYTES))?.unwrap_or_default();
+    let luns = LunList::parse(&list).map(|list| list.luns).unwrap_or_default();
+    let mut found = Vec::new();
+    for wire in luns.into_iter().take(LUNS_SHOWN_MAX) {
+        if let Some(lun) = scsi::lun::from_wire(wire) {
+            found.push(describe(&mut talk, wire, lun)?);
+        }
+    }
+    talk.end();
+    Ok(found)
+}
+
+fn describe(talk: &mut Talk<'_>, wire: u64, lun: u16) -> Result<LunInfo, OpenError> {
+    let standard = talk.command(wire, cdb::inquiry(None, 255))?.and_then(|data| Standard::parse(&data));
+    let serial = talk.command(wire, cdb::inquiry(Some(0x80), 255))?.and_then(|data| inquiry::serial(&data));
+    let capacity = match talk.command(wire, cdb::read_capacity_16(32))? {
+        Some(data) => Capacity::parse_16(&data),
+        None => talk.command(wire, cdb::read_capacity_10())?.and_then(|data| Capacity::parse_10(&data)),
+    };
+    let mode = talk.command(wire, cdb::mode_sense_6(0x3F, 255))?;
+    let read_only = mode.and_then(|data| ModeData::parse_6(&data).map(|mode| mode.write_protected));
+    let word = |text: Option<&str>| text.unwrap_or_default().trim().to_owned();
+    Ok(LunInfo {
+        lun,
+        size_bytes: capacity.as_ref().and_then(|c| c.blocks.checked_mul(u64::from(c.block_size))),
+        block_size: capacity.as_ref().map(|capacity| capacity.block_size),
+        vendor: word(standard.as_ref().map(Standard::vendor)),
+        product: word(standard.as_ref().map(Standard::product)),
+        serial,
+        read_only: read_only.unwrap_or(false),
+    })
+}
+
+/// A session used one question at a time.
+struct Talk<'a> {
+    io: &'a mut Io,
+    url: &'a Url,
+    session: Session,
+    deadline: Duration,
+}
+
+impl<'a> Talk<'a> {
+    /// Connects and logs in, trying each address of the host.
+    fn begin(
+        io: &'a mut Io,
+        url: &'a Url,
+        options: &Options,
+        target: Option<&str>,
+    ) -> Result<Self, OpenError> {
+        let mut last = None;
+        for address in resolve(url)? {
+            let owner = io.owner();
+            let config = options.login(target, random_isid())?;
+            let session = match Session::connect(io, owner, 0, address, config) {
+                Ok(session) => session,
+                Err(failure) => {
+                    last = Some(explain(url, failure));
+                    continue;
+                }
+            };
+            let deadline = io.now() + options.timeout;
+            let mut talk = Talk { io: &mut *io, url, session, deadline };
+            let logged_in = talk.wait(|outcome| matches!(outcome, Outcome::LoggedIn(_)).then_some(()));
+            let session = talk.session;
+            match logged_in {
+                Ok(()) => return Ok(Self { io, url, session, deadline }),
+                Err(error @ OpenError::Unreachable(_)) => last = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last.expect("resolve gives at least one address"))
+    }
+
+    /// Drives the loop until an outcome is what is waited for.
+    fn wait<T>(&mut self, mut wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, OpenError> {
+        let (mut events, mut outcomes) = (Vec::new(), Vec::new());
+        loop {
+            self.session.pump(self.io, &mut outcomes);
+            for outcome in outcomes.drain(..) {
+                if let Outcome::Failed(failure) = outcome {
+                    return Err(explain(self.url, failure));
+                }
+                if let Some(found) = wanted(outcome) {
+                    return Ok(found);
+                }
+            }
+            if self.io.now() >= self.deadline {
+                return Err(OpenError::Unreachable(format!("{}: no answer in time", self.url)));
+            }
+            self.io
+                .turn_until(Some(self.deadline), &mut events)
+                .map_err(|error| OpenError::Failed(format!("waiting for {}: {error}", self.url)))?;
+            for event in events.drain(..) {
+                self.session.on_event(self.io, event, &mut outcomes);
+            }
+        }
+    }
+
+    /// Data of a command, `None` when the LUN refuses it. A unit attention is taken and the command repeated.
+    fn command(&mut self, lun: u64, cdb: Cdb) -> Result<Option<Vec<u8>>, OpenError> {
+        for _ in 0..8 {
+            let buffer = self.buffer()?;
+            let length = cdb::data_bytes(cdb.as_bytes(), 512).map_or(0, |(_, length)| length as u32);
+            let length = length.min(ANSWER_BYTES);
+            let direction = super::command::direction_in(length);
+            let command = Command { lun, cdb: cdb.padded(), direction, length, attribute: Attribute::Simple };
+            if self.session.submit(command, Some(buffer.clone())).is_err() {
+                return Err(OpenError::Failed(format!("{}: the target takes no commands", self.url)));
+            }
+            let (status, sense, data_in) = self.wait(|outcome| match outcome {
+                Outcome::Completed { status, sense, data_in, .. } => Some((status, sense, data_in)),
+                Outcome::Interrupted { .. } => Some((Status::Busy as u8, None, 0)),
+                _ => None,
+            })?;
+            let attention = |sense: &Sense| sense.key == SenseKey::UnitAttention;
+            if status == Status::Good as u8 {
+                return Ok(Some(buffer.as_slice()[..(data_in as usize).min(buffer.len())].to_vec()));
+            } else if !sense.as_ref().is_some_and(attention) {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    fn buffer(&self) -> Result<Span, OpenError> {
+        let span = self.io.pool().take(ANSWER_BYTES as usize);
+        span.ok_or_else(|| OpenError::Failed("out of buffer memory".into()))
+    }
+
+    fn end(mut self) {
+        self.session.logout(self.io.now());
+        let _ = self.wait(|outcome| matches!(outcome, Outcome::LoggedOut).then_some(()));
+    }
+}
+
+fn explain(url: &Url, failure: Failure) -> OpenError {
+    match failure {
+        Failure::Connect(error) => OpenError::Unreachable(format!(
+            "connecting to {}: {error}; check the address and that the target is running",
+            url.address()
+        )),
+        Failure::Login(error) => login_error(url, &error),
+        Failure::Redirect(redirect) => OpenError::Unreachable(format!(
+            "{url} has moved: ask iscsi://{}",
+            redirect.address.to_string().split(',').next().unwrap_or_default()
+        )),
+        Failure::Lost(text) => OpenError::Unreachable(format!("{url}: {text}")),
+    }
+}

@@ -1,0 +1,739 @@
+//! A remote LUN as an endpoint: requests become commands, lost connections are made again.
+//!
+//! After a lost connection the unanswered commands are sent again, in their first order, on a session that
+//! replaces the old one (same ISID): the target must have ended every task of the old session before it answers
+//! that login (RFC 7143 §6.3.5), so a repeated write never races its first copy.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use area::Span;
+use block::{
+    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Medium, OpenError, Request,
+    RequestId, State,
+};
+use io::{Event as IoEvent, Io, Owner, Token};
+use iscsi::chap::{Algorithm, Algorithms};
+use iscsi::initiator::{Command, Direction};
+use iscsi::login::initiator::LoginError;
+use iscsi::params::Negotiated;
+use iscsi::wire::{Attribute, Isid, LoginStatus};
+use scsi::cdb::Cdb;
+use scsi::{Sense, Status};
+use slab::Slab;
+
+use super::command::{self, Data, Step, Verdict};
+use super::options::{Options, random_isid, resolve};
+use super::session::{Failure, Outcome, Session};
+use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
+use super::url::Url;
+use crate::stream::GENERATION_MASK;
+
+/// Requests a LUN is worth having in flight.
+const QUEUE_DEPTH: u32 = 32;
+/// Pause before the first, and before every later, attempt to connect again.
+const RECONNECT_MIN: Duration = Duration::from_millis(100);
+const RECONNECT_MAX: Duration = Duration::from_secs(2);
+/// Pause before a command is sent again that a busy target did not take.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+/// How often the clock is looked at while something is outstanding.
+const TICK: Duration = Duration::from_millis(100);
+/// Times a command is repeated because of what the target answered.
+const REPEATS_MAX: u32 = 20;
+/// Redirections followed in a row.
+const REDIRECTS_MAX: u32 = 4;
+/// Zeroes sent at once where the target cannot make them itself.
+const ZERO_BYTES: usize = 1 << 20;
+
+/// Keys of the clock's events.
+const KEY_TICK: u32 = 0;
+const KEY_FEED: u32 = 1;
+
+/// A remote LUN.
+#[derive(Clone, Debug)]
+pub struct IscsiMedium {
+    url: Url,
+    options: Options,
+    read_only: bool,
+}
+
+impl IscsiMedium {
+    /// The LUN that `url` names; it must name one.
+    pub fn new(url: Url, options: Options, read_only: bool) -> Result<Self, OpenError> {
+        if url.target.is_none() || url.lun.is_none() {
+            let text = format!("{url} names no LUN; list them with: hikyaku ls {url}");
+            return Err(OpenError::Usage(text));
+        }
+        options.login(url.target.as_deref(), random_isid())?;
+        Ok(Self { url, options, read_only })
+    }
+}
+
+impl Medium for IscsiMedium {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let mut endpoint = IscsiEndpoint::new(io, self)?;
+        endpoint.connect(io);
+        Ok(Box::new(endpoint))
+    }
+
+    fn name(&self) -> String {
+        self.url.to_string()
+    }
+}
+
+/// A request under way.
+struct Work {
+    id: RequestId,
+    kind: Kind,
+    /// Place in the order of submission.
+    sequence: u64,
+    /// Bytes that are done, for requests that take several commands.
+    done: u64,
+    repeats: u32,
+}
+
+/// What a task of the session is for.
+#[derive(Clone)]
+enum Run {
+    Question(Span),
+    Work { key: usize, bytes: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Connecting, logging in, asking what the disk is.
+    Opening,
+    Serving,
+    /// The connection is lost; tried again at this time.
+    Waiting(Duration),
+    Closing,
+    Closed,
+}
+
+struct IscsiEndpoint {
+    owner: Owner,
+    clock: Owner,
+    ticking: bool,
+    feeding: bool,
+    url: Url,
+    options: Options,
+    algorithms: Algorithms,
+    read_only: bool,
+    lun: u64,
+    isid: Isid,
+    addresses: Vec<SocketAddr>,
+    address: usize,
+    redirects: u32,
+    /// It was ready once; from then on it is not given up, only its requests are.
+    opened: bool,
+    state: State,
+    phase: Phase,
+    session: Option<Session>,
+    generation: u32,
+    setup: Setup,
+    setup_again: Option<Duration>,
+    disk: Disk,
+    capability: Capability,
+    negotiated: Option<Negotiated>,
+    works: Slab<Work>,
+    /// To be sent, in order.
+    queue: VecDeque<usize>,
+    /// To be sent again at a time.
+    later: VecDeque<(Duration, usize)>,
+    running: Vec<Option<Run>>,
+    sequence: u64,
+    /// When something was last completed, or nothing was outstanding.
+    progress: Duration,
+    reconnect_pause: Duration,
+    last_failure: String,
+    retries: u64,
+    zeroes: Option<Span>,
+}
+
+impl IscsiEndpoint {
+    fn new(io: &Io, medium: &IscsiMedium) -> Result<Self, OpenError> {
+        let lun = medium.url.lun.and_then(scsi::lun::to_wire).expect("checked by IscsiMedium::new");
+        Ok(Self {
+            owner: io.owner(),
+            clock: io.owner(),
+            ticking: false,
+            feeding: false,
+            addresses: resolve(&medium.url)?,
+            url: medium.url.clone(),
+            options: medium.options.clone(),
+            algorithms: Algorithms::default(),
+            read_only: medium.read_only,
+            lun,
+            isid: random_isid(),
+            address: 0,
+            redirects: 0,
+            opened: false,
+            state: State::Opening,
+            phase: Phase::Opening,
+            session: None,
+            generation: 0,
+            setup: Setup::default(),
+            setup_again: None,
+            disk: Disk::default(),
+            capability: unknown_capability(),
+            negotiated: None,
+            works: Slab::new(),
+            queue: VecDeque::new(),
+            later: VecDeque::new(),
+            running: Vec::new(),
+            sequence: 0,
+            progress: io.now(),
+            reconnect_pause: RECONNECT_MIN,
+            last_failure: String::new(),
+            retries: 0,
+            zeroes: None,
+        })
+    }
+
+    fn tick(&mut self, io: &mut Io) {
+        if !self.ticking {
+            self.ticking = true;
+            io.timer(Token { owner: self.clock, key: KEY_TICK }, io.now() + TICK);
+        }
+    }
+
+    fn connect(&mut self, io: &mut Io) {
+        self.generation = (self.generation + 1) & GENERATION_MASK;
+        self.setup = Setup::default();
+        self.phase = Phase::Opening;
+        self.tick(io);
+        let address = self.addresses[self.address % self.addresses.len()];
+        let config = match self.options.login(self.url.target.as_deref(), self.isid) {
+            Ok(config) => iscsi::login::initiator::Config { algorithms: self.algorithms.clone(), ..config },
+            Err(error) => return self.give_up(error, &mut Vec::new()),
+        };
+        tracing::debug!(url = %self.url, %address, "connecting");
+        match Session::connect(io, self.owner, self.generation, address, config) {
+            Ok(session) => self.session = Some(session),
+            Err(failure) => self.on_failure(io, failure, &mut Vec::new()),
+        }
+    }
+
+    /// It will not be opened.
+    fn give_up(&mut self, error: OpenError, done: &mut Vec<Completion>) {
+        self.session = None;
+        if self.opened {
+            let kind = match &error {
+                OpenError::Authentication(_) | OpenError::Refused(_) => IoErrorKind::Refused,
+                _ => IoErrorKind::Unreachable,
+            };
+            self.fail_works(&IoError::new(kind, error.to_string()), done);
+        } else {
+            self.state = State::Failed(error);
+        }
+        self.phase = Phase::Closed;
+    }
+
+    fn fail_works(&mut self, error: &IoError, done: &mut Vec<Completion>) {
+        self.queue.clear();
+        self.later.clear();
+        self.running.clear();
+        for work in std::mem::take(&mut self.works) {
+            let (_, work) = work;
+            done.push(Completion { id: work.id, result: Err(error.clone()) });
+        }
+    }
+
+    fn on_failure(&mut self, io: &mut Io, failure: Failure, done: &mut Vec<Completion>) {
+        self.session = None;
+        if matches!(self.phase, Phase::Closing | Phase::Closed) {
+            self.phase = Phase::Closed;
+            return;
+        }
+        let url = &self.url;
+        self.last_failure = match failure {
+            Failure::Redirect(redirect) => {
+                self.redirects += 1;
+                let found = resolve_redirect(&redirect.address.to_string());
+                if self.redirects > REDIRECTS_MAX || found.is_empty() {
+                    let text = format!("{url}: redirected to {}, which leads nowhere", redirect.address);
+                    return self.give_up(OpenError::Unreachable(text), done);
+                }
+                (self.addresses, self.address) = (found, 0);
+                return self.connect(io);
+            }
+            // tgt calls SHA-1 by SHA-256's number: with that left out, both mean the same.
+            Failure::Login(LoginError::Authentication { algorithm: Some(Algorithm::Sha256) })
+                if self.algorithms.contains(Algorithm::Sha256) =>
+            {
+                if let Ok(algorithms) = self.algorithms.without(Algorithm::Sha256, false) {
+                    self.algorithms = algorithms;
+                    return self.connect(io);
+                }
+                "authentication failed".into()
+            }
+            Failure::Login(error) if !is_transient(&error) => {
+                let error = login_error(&self.url, &error);
+                return self.give_up(error, done);
+            }
+            Failure::Login(error) => error.to_string(),
+            Failure::Connect(error) => format!("connecting to {}: {error}", self.url.address()),
+            Failure::Lost(text) => text,
+        };
+        if !self.opened {
+            self.address += 1;
+            if self.address < self.addresses.len() {
+                return self.connect(io);
+            }
+            let text = format!(
+                "{}: {}; check the address and that the target is running",
+                self.url, self.last_failure
+            );
+            return self.give_up(OpenError::Unreachable(text), done);
+        }
+        self.lose(io);
+    }
+
+    /// The session is gone: what was not answered goes first when there is a new one.
+    fn lose(&mut self, io: &mut Io) {
+        let mut keys: Vec<usize> = self.queue.drain(..).collect();
+        keys.extend(self.later.drain(..).map(|(_, key)| key));
+        for run in self.running.drain(..).flatten() {
+            if let Run::Work { key, .. } = run {
+                self.retries += 1;
+                keys.push(key);
+            }
+        }
+        keys.sort_by_key(|key| self.works[*key].sequence);
+        self.queue.extend(keys);
+        self.address += 1;
+        self.phase = Phase::Waiting(io.now() + self.reconnect_pause);
+        tracing::warn!(
+            url = %self.url, reason = self.last_failure, unanswered = self.works.len(),
+            "connection lost: connecting again in {} ms", self.reconnect_pause.as_millis()
+        );
+        self.reconnect_pause = (self.reconnect_pause * 2).min(RECONNECT_MAX);
+        self.tick(io);
+    }
+
+    fn on_outcomes(&mut self, io: &mut Io, outcomes: Vec<Outcome>, done: &mut Vec<Completion>) {
+        for outcome in outcomes {
+            match outcome {
+                Outcome::LoggedIn(negotiated) => {
+                    self.negotiated = Some(negotiated);
+                    self.redirects = 0;
+                    self.ask(io);
+                }
+                Outcome::Completed { task, status, sense, data_in } => {
+                    match self.running.get_mut(task.index()).and_then(Option::take) {
+                        Some(Run::Question(buffer)) => {
+                            let data = &buffer.as_slice()[..(data_in as usize).min(buffer.len())];
+                            self.on_answer(io, &Answer { status, sense, data }, done);
+                        }
+                        Some(Run::Work { key, bytes }) => {
+                            self.on_completed(io, key, bytes, status, sense, data_in, done);
+                        }
+                        None => {}
+                    }
+                }
+                Outcome::Interrupted { task } => {
+                    match self.running.get_mut(task.index()).and_then(Option::take) {
+                        Some(Run::Question(_)) => self.ask(io),
+                        Some(Run::Work { key, .. }) => self.repeat(io, key, "ended without a status", done),
+                        None => {}
+                    }
+                }
+                Outcome::LoggedOut => {
+                    self.on_failure(io, Failure::Lost("the target asked us to log out".into()), done);
+                }
+                Outcome::Failed(failure) => self.on_failure(io, failure, done),
+                Outcome::Targets(_) => {}
+            }
+        }
+    }
+
+    /// Asks the disk the next question about itself.
+    fn ask(&mut self, io: &mut Io) {
+        let (Some(cdb), Some(session)) = (self.setup.question(), &mut self.session) else { return };
+        let Some(buffer) = io.pool().take(ANSWER_BYTES as usize) else { return };
+        let (_, length) =
+            scsi::cdb::data_bytes(cdb.as_bytes(), 512).unwrap_or((scsi::cdb::Direction::None, 0));
+        let length = (length as u32).min(ANSWER_BYTES);
+        let command = command(self.lun, &cdb, command::direction_in(length), length);
+        if let Ok(task) = session.submit(command, Some(buffer.clone())) {
+            self.set_running(task.index(), Run::Question(buffer));
+        }
+    }
+
+    fn set_running(&mut self, index: usize, run: Run) {
+        if self.running.len() <= index {
+            self.running.resize(index + 1, None);
+        }
+        self.running[index] = Some(run);
+    }
+
+    fn on_answer(&mut self, io: &mut Io, answer: &Answer<'_>, done: &mut Vec<Completion>) {
+        match self.setup.answer(answer) {
+            Ok(Progress::Ask) if self.setup.question().is_some() => self.ask(io),
+            Ok(Progress::Ask) => {
+                if let Err(error) = self.set_up(io) {
+                    self.give_up(error, done);
+                }
+            }
+            Ok(Progress::Pause) => {
+                self.setup_again = Some(io.now() + TICK);
+                self.tick(io);
+            }
+            Err(error) => self.give_up(error, done),
+        }
+    }
+
+    /// The disk has told everything: serve.
+    fn set_up(&mut self, io: &mut Io) -> Result<(), OpenError> {
+        let disk = std::mem::take(&mut self.setup.disk);
+        let failed = |text: String| OpenError::Failed(format!("{}: {text}", self.url));
+        let capability = command::capability(&disk, self.read_only, QUEUE_DEPTH).map_err(failed)?;
+        if self.opened {
+            let before = (self.capability.block_size, &self.disk.designator, &self.disk.serial);
+            if before != (capability.block_size, &disk.designator, &disk.serial) {
+                let text = "another disk answers at this address than before: nothing was written to it";
+                return Err(OpenError::Refused(format!("{}: {text}", self.url)));
+            }
+        }
+        self.disk = disk;
+        self.capability = capability;
+        self.opened = true;
+        self.state = State::Ready;
+        self.phase = Phase::Serving;
+        self.reconnect_pause = RECONNECT_MIN;
+        self.progress = io.now();
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of one outcome")]
+    fn on_completed(
+        &mut self,
+        io: &mut Io,
+        key: usize,
+        bytes: u64,
+        status: u8,
+        sense: Option<Sense>,
+        data_in: u32,
+        done: &mut Vec<Completion>,
+    ) {
+        let work = &mut self.works[key];
+        let verdict = match Status::from_code(status) {
+            Some(Status::Good) => {
+                if let Kind::Read { into, .. } = &work.kind
+                    && (data_in as usize) < into.len()
+                {
+                    let text = format!("the target sent {data_in} of {} bytes", into.len());
+                    return self.finish(io, key, Err(IoError::new(IoErrorKind::Medium, text)), done);
+                }
+                work.done += bytes;
+                work.repeats = 0;
+                let total = work.kind.range().map_or(0, |(_, length)| length);
+                if work.done >= total {
+                    return self.finish(io, key, Ok(()), done);
+                }
+                self.progress = io.now();
+                return self.queue.push_front(key);
+            }
+            Some(Status::CheckCondition) => match &sense {
+                Some(sense) => command::judge(sense),
+                None => Verdict::Fail(IoError::new(IoErrorKind::Other, "CHECK CONDITION without sense data")),
+            },
+            Some(Status::Busy | Status::TaskSetFull) => Verdict::Later,
+            Some(Status::ReservationConflict) => {
+                let text = "RESERVATION CONFLICT: another initiator has reserved the LUN";
+                Verdict::Fail(IoError::new(IoErrorKind::Refused, text))
+            }
+            other => {
+                let text = format!("SCSI status {status:02X}h ({other:?})");
+                Verdict::Fail(IoError::new(IoErrorKind::Other, text))
+            }
+        };
+        match verdict {
+            Verdict::Fail(error) => self.finish(io, key, Err(error), done),
+            Verdict::Again => {
+                let said = sense.as_ref().map(super::setup::describe).unwrap_or_default();
+                self.repeat(io, key, &said, done);
+            }
+            Verdict::Later => {
+                self.later.push_back((io.now() + BUSY_PAUSE, key));
+                self.tick(io);
+            }
+        }
+    }
+
+    /// Sends a command again, unless it has been too often.
+    fn repeat(&mut self, io: &Io, key: usize, why: &str, done: &mut Vec<Completion>) {
+        let work = &mut self.works[key];
+        work.repeats += 1;
+        if work.repeats <= REPEATS_MAX {
+            return self.queue.push_front(key);
+        }
+        let text = format!("the target refuses it again and again: {why}");
+        self.finish(io, key, Err(IoError::new(IoErrorKind::Other, text)), done);
+    }
+
+    fn finish(&mut self, io: &Io, key: usize, result: Result<(), IoError>, done: &mut Vec<Completion>) {
+        self.progress = io.now();
+        let work = self.works.remove(key);
+        done.push(Completion { id: work.id, result });
+    }
+
+    /// Sends as much of the queue as the target takes.
+    fn feed(&mut self, io: &mut Io) {
+        if self.phase != Phase::Serving {
+            return;
+        }
+        let Some(zeroes) = self.zeroes(io) else { return };
+        let Some(session) = &mut self.session else { return };
+        while session.window() > 0 {
+            let Some(key) = self.queue.pop_front() else { break };
+            let work = &self.works[key];
+            let step = command::step(&work.kind, work.done, &self.disk, &self.capability, &zeroes);
+            let Step { cdb, direction, data, bytes } = step;
+            let buffer = match data {
+                Data::None => None,
+                Data::Span(span) => Some(span),
+                Data::Bytes(list) => {
+                    let Some(span) = io.pool().take(list.len()) else {
+                        self.queue.push_front(key);
+                        break;
+                    };
+                    span.fill(0, &list);
+                    Some(span)
+                }
+            };
+            let length = buffer.as_ref().map_or(0, Span::len) as u32;
+            let command = command(self.lun, &cdb, direction, length);
+            let Ok(task) = session.submit(command, buffer) else {
+                self.queue.push_front(key);
+                break;
+            };
+            if self.running.len() <= task.index() {
+                self.running.resize(task.index() + 1, None);
+            }
+            self.running[task.index()] = Some(Run::Work { key, bytes });
+        }
+    }
+
+    fn zeroes(&mut self, io: &Io) -> Option<Span> {
+        if self.zeroes.is_none() {
+            let span = io.pool().take(ZERO_BYTES)?;
+            span.zero(0, ZERO_BYTES);
+            self.zeroes = Some(span);
+        }
+        self.zeroes.clone()
+    }
+
+    /// Lets the session receive and send, and acts on what it says, until nothing more happens.
+    fn pump(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        loop {
+            self.feed(io);
+            let mut outcomes = Vec::new();
+            if let Some(session) = &mut self.session {
+                session.pump(io, &mut outcomes);
+            }
+            if outcomes.is_empty() {
+                return;
+            }
+            self.on_outcomes(io, outcomes, done);
+        }
+    }
+
+    fn on_tick(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        let now = io.now();
+        while self.later.front().is_some_and(|(at, _)| *at <= now) {
+            let (_, key) = self.later.pop_front().expect("just looked at");
+            self.queue.push_front(key);
+        }
+        if self.setup_again.is_some_and(|at| at <= now) {
+            self.setup_again = None;
+            self.ask(io);
+        }
+        if self.works.is_empty() {
+            self.progress = now;
+        } else if now - self.progress >= self.options.timeout {
+            let reason = if self.last_failure.is_empty() {
+                "the target does not answer"
+            } else {
+                self.last_failure.as_str()
+            };
+            let text = format!(
+                "{}: nothing completed for {} s ({reason}); check that the target is running and reachable",
+                self.url,
+                self.options.timeout.as_secs()
+            );
+            self.fail_works(&IoError::new(IoErrorKind::Unreachable, text), done);
+            if let Some(mut session) = self.session.take() {
+                session.cut();
+            }
+            if self.opened && !matches!(self.phase, Phase::Closing | Phase::Closed) {
+                self.phase = Phase::Waiting(now + RECONNECT_MAX);
+            }
+        }
+        if let Phase::Waiting(at) = self.phase
+            && at <= now
+        {
+            self.connect(io);
+        }
+        let idle = self.works.is_empty() && matches!(self.phase, Phase::Serving | Phase::Closed);
+        if !idle {
+            self.tick(io);
+        }
+    }
+}
+
+impl Endpoint for IscsiEndpoint {
+    fn state(&self) -> State {
+        self.state.clone()
+    }
+
+    fn capability(&self) -> &Capability {
+        &self.capability
+    }
+
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
+        if self.phase == Phase::Closed {
+            let error = IoError::new(IoErrorKind::Unreachable, format!("{} is closed", self.url));
+            return done.push(Completion { id: request.id, result: Err(error) });
+        }
+        if let Err(error) = check(&self.capability, &request.kind) {
+            return done.push(Completion { id: request.id, result: Err(error) });
+        }
+        if self.works.is_empty() {
+            self.progress = io.now();
+        }
+        self.sequence += 1;
+        let Request { id, kind } = request;
+        let key = self.works.insert(Work { id, kind, sequence: self.sequence, done: 0, repeats: 0 });
+        self.queue.push_back(key);
+        self.tick(io);
+        if !self.feeding {
+            // Sent together with whatever else is submitted in this turn.
+            self.feeding = true;
+            io.soon(Token { owner: self.clock, key: KEY_FEED });
+        }
+    }
+
+    fn on_event(&mut self, io: &mut Io, event: IoEvent, done: &mut Vec<Completion>) {
+        if event.token.owner == self.clock {
+            if event.token.key == KEY_FEED {
+                self.feeding = false;
+            } else {
+                self.ticking = false;
+                self.on_tick(io, done);
+            }
+        } else if let Some(session) = &mut self.session {
+            let mut outcomes = Vec::new();
+            session.on_event(io, event, &mut outcomes);
+            self.on_outcomes(io, outcomes, done);
+        }
+        self.pump(io, done);
+    }
+
+    fn owners(&self, owners: &mut Vec<Owner>) {
+        owners.extend([self.owner, self.clock]);
+    }
+
+    fn identity(&self) -> Identity {
+        let unit = self.disk.designator.clone();
+        Identity::Remote(unit.unwrap_or_else(|| self.url.to_string()))
+    }
+
+    fn close(&mut self, io: &mut Io) {
+        match (&mut self.session, self.phase) {
+            (Some(session), Phase::Serving) => {
+                session.logout(io.now());
+                self.phase = Phase::Closing;
+                self.pump(io, &mut Vec::new());
+            }
+            _ => {
+                self.session = None;
+                self.phase = Phase::Closed;
+            }
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        super::facts::facts(&self.disk, self.negotiated.as_ref())
+    }
+
+    fn retries(&self) -> u64 {
+        self.retries
+    }
+}
+
+fn command(lun: u64, cdb: &Cdb, direction: Direction, length: u32) -> Command {
+    Command { lun, cdb: cdb.padded(), direction, length, attribute: Attribute::Simple }
+}
+
+/// Refuses what the LUN would refuse.
+fn check(capability: &Capability, kind: &Kind) -> Result<(), IoError> {
+    let Some((offset, length)) = kind.range() else { return Ok(()) };
+    let size = capability.size_bytes;
+    let wrong = if offset.checked_add(length).is_none_or(|end| end > size) {
+        (IoErrorKind::OutOfRange, format!("{} of {length} bytes at {offset} in {size}", kind.verb()))
+    } else if kind.is_write() && capability.read_only {
+        (IoErrorKind::ReadOnly, "the LUN is write protected".into())
+    } else if !(offset | length).is_multiple_of(u64::from(capability.granularity)) {
+        (IoErrorKind::Other, format!("{length} bytes at {offset} are no whole blocks"))
+    } else {
+        return Ok(());
+    };
+    Err(IoError::new(wrong.0, wrong.1))
+}
+
+fn is_transient(error: &LoginError) -> bool {
+    matches!(
+        error,
+        LoginError::Refused(
+            LoginStatus::ServiceUnavailable | LoginStatus::OutOfResources | LoginStatus::TargetError
+        )
+    )
+}
+
+/// A login's end in words that help.
+pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
+    match error {
+        LoginError::Authentication { .. } | LoginError::Authorization => OpenError::Authentication(format!(
+            "{url}: {error}; check the CHAP user and secret, and the target's list of initiators"
+        )),
+        LoginError::TargetNotAuthenticated(_) => {
+            OpenError::Authentication(format!("{url}: {error}; it may not be the target it claims to be"))
+        }
+        LoginError::TargetNotFound => OpenError::Missing(format!(
+            "{url}: {error}; list the targets with: hikyaku ls iscsi://{}",
+            url.address()
+        )),
+        _ => OpenError::Failed(format!("{url}: {error}")),
+    }
+}
+
+fn resolve_redirect(address: &str) -> Vec<SocketAddr> {
+    use std::net::ToSocketAddrs;
+    let portal = address.rsplit_once(',').map_or(address, |(portal, _)| portal);
+    portal.to_socket_addrs().map(Iterator::collect).unwrap_or_default()
+}
+
+/// Before the disk has been asked.
+fn unknown_capability() -> Capability {
+    Capability {
+        size_bytes: 0,
+        block_size: 512,
+        physical_block_size: 512,
+        granularity: 512,
+        alignment: 512,
+        max_transfer_bytes: 512,
+        optimal_transfer_bytes: 512,
+        queue_depth: 1,
+        read_only: true,
+        discard: false,
+        write_zeroes: false,
+        volatile_cache: true,
+        rotational: false,
+    }
+}
