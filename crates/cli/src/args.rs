@@ -16,8 +16,7 @@ const RESEARCH: &[&str] = &["bench"];
     about,
     after_help = AFTER_HELP,
     subcommand_required = true,
-    arg_required_else_help = true,
-    disable_help_subcommand = false
+    arg_required_else_help = true
 )]
 pub(crate) struct Cli {
     /// No progress and no remarks: results, warnings and errors only
@@ -64,21 +63,28 @@ Endpoints, ENDPOINT[,option=value...] (write a comma in a path twice):
   iscsi://[user@]host[:port]/iqn/lun  remote LUN
   mem:SIZE, null:SIZE                 memory; discards writes and reads zeroes
   pattern:SIZE[:SEED]                 reproducible data, read-only
-Options of any endpoint: ro, delay=2ms, limit=100MB/s, iops=N, fault=SPEC, log
-  of a file or device:   size=, create (with size=), grow, format=raw, block-size=512|4096, physical-block=4096
-  of a remote LUN:       initiator=IQN, timeout=30s, chap-user=, chap-secret-file=, mutual-chap-user=,
-                         mutual-chap-secret-file=
+Options of an endpoint:
+  any                ro, delay=2ms, limit=100MB/s, iops=N, fault=SPEC, log
+  file or device     size=, create (with size=), grow, format=raw, block-size=512|4096,
+                     physical-block=4096
+  remote LUN         initiator=IQN, timeout=30s, chap-user=, chap-secret-file=,
+                     mutual-chap-user=, mutual-chap-secret-file=
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 difference, 4 authentication refused, 5 unreachable or timed out,
-  6 refused to protect data, 130/143 interrupted.
-Environment: LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD, LIBISCSI_CHAP_TARGET_USERNAME,
-  LIBISCSI_CHAP_TARGET_PASSWORD (CHAP); HIKYAKU_LOG=debug (logs on stderr); XDG_STATE_HOME (identities of LUNs).
+Exit codes:
+  0 done, 1 failed, 2 usage, 3 difference, 4 authentication refused,
+  5 unreachable or timed out, 6 refused to protect data, 130/143 interrupted
+
+Environment:
+  LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD                 CHAP
+  LIBISCSI_CHAP_TARGET_USERNAME, LIBISCSI_CHAP_TARGET_PASSWORD   mutual CHAP
+  HIKYAKU_LOG=debug                                              logs on stderr
+  XDG_STATE_HOME                                                 where identities of LUNs are kept
 
 Examples:
-  hikyaku demo                                          try everything on loopback, in a minute
-  hikyaku serve disk.img                                offer a file as LUN 0, print its URL
-  hikyaku copy disk.img iscsi://host/iqn.../0 --verify  copy to a remote LUN and read it back
+  hikyaku demo                                          try everything on loopback
+  hikyaku serve disk.img                                offer a file, print its URL
+  hikyaku copy disk.img iscsi://host/iqn.../0 --verify  copy and read back
   hikyaku ls iscsi://host                               what does that host offer?";
 
 /// The command tree, with a help page that lists everyday commands first.
@@ -99,7 +105,7 @@ fn help_template(command: &clap::Command) -> StyledStr {
         lines.collect::<String>()
     };
     StyledStr::from(format!(
-        "{{about}}\n\n{{usage-heading}} {{usage}}\n\nCommands:\n{}\nResearch:\n{}\nOptions:\n{{options}}\n\n{{after-help}}\n",
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n\nCommands:\n{}\nResearch:\n{}\nOptions:\n{{options}}{{after-help}}\n",
         list(false),
         list(true)
     ))

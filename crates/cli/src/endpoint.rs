@@ -55,6 +55,19 @@ impl Named {
         }
         let usage = |cause: String| Failure::usage("understand the endpoint", text.clone(), cause);
         let spec = Spec::parse(&text).map_err(|error| usage(error.0))?;
+        match &spec.location {
+            Location::Url(url) if !url.starts_with("iscsi://") => {
+                let scheme = url.split("://").next().unwrap_or_default();
+                return Err(usage(format!(
+                    "'{scheme}' is not a scheme that this release knows; it knows iscsi"
+                )));
+            }
+            Location::Stdio => {
+                let cause = "'-' (standard input and output) is not offered by this release".to_owned();
+                return Err(usage(cause).hint("name a file"));
+            }
+            _ => {}
+        }
         let own = if matches!(spec.location, Location::Url(_)) {
             INITIATOR_OPTIONS.iter().chain(layer::OPTIONS)
         } else {
@@ -84,19 +97,12 @@ impl Named {
         let attempted = if options.writable { "open for writing" } else { "open" };
         let failed = |error: OpenError| Failure::open(attempted, self.text.clone(), &error);
         match &self.spec.location {
-            Location::Url(url) if url.starts_with("iscsi://") => {
-                let (url, options) = self.initiator(context, url, attempted)?;
-                let medium: Arc<dyn Medium> = Arc::new(IscsiMedium::new(url, options));
-                layer::wrap(&self.spec, medium).map_err(failed)
-            }
             Location::Url(url) => {
-                let scheme = url.split("://").next().unwrap_or_default();
-                let cause = format!("'{scheme}' is not a scheme that this release knows; it knows iscsi");
-                Err(Failure::usage(attempted, self.text.clone(), cause))
-            }
-            Location::Stdio => {
-                let cause = "'-' (standard input and output) is not offered by this release";
-                Err(Failure::usage(attempted, "-", cause).hint("copy from or to a file"))
+                let (url, login) = self.initiator(context, url, attempted)?;
+                let read_only =
+                    !options.writable || self.spec.flag("ro").map_err(|error| failed(error.into()))?;
+                let medium = IscsiMedium::new(url, login, read_only).map_err(failed)?;
+                layer::wrap(&self.spec, Arc::new(medium)).map_err(failed)
             }
             _ => block::open(&self.spec, options).map_err(failed),
         }

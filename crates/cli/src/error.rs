@@ -182,7 +182,7 @@ mod tests {
         );
         assert_eq!(
             failure.to_json().to_string(),
-            r#"{"error":{"attempted":"copy to","cause":"it holds an xfs filesystem","code":6,"hint":"--force","object":"/dev/sdx"}}"#
+            r#"{"error":{"code":6,"attempted":"copy to","object":"/dev/sdx","cause":"it holds an xfs filesystem","hint":"--force"}}"#
         );
     }
 

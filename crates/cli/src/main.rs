@@ -107,11 +107,12 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         return ExitCode::from(if is_answer { 0 } else { Exit::Usage.code() });
     }
     let text = error.to_string();
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let cause = lines.next().unwrap_or_default();
-    let cause = cause.strip_prefix("error: ").unwrap_or(cause);
-    let hint = lines.collect::<Vec<_>>().join("; ");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let cause: Vec<&str> = lines.take_while(|line| !line.starts_with("Usage:")).collect();
+    let cause = cause.join(" ");
+    let cause = cause.strip_prefix("error: ").unwrap_or(&cause);
     let command = arguments.get(1).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    report(&Failure::usage("understand the command line", command, cause).hint(hint), true);
+    let hint = format!("hikyaku {command} --help");
+    report(&Failure::usage("understand the command line of", command, cause).hint(hint), true);
     ExitCode::from(Exit::Usage.code())
 }

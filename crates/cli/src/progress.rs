@@ -167,7 +167,7 @@ mod tests {
         let value = object(&Sample { eta: None, ..sample() });
         assert_eq!(
             value.to_string(),
-            r#"{"progress":{"bytes":536870912,"eta_s":null,"limited_by":"destination","mb_per_s":256.0,"phase":"copy","retries":0,"total":1073741824}}"#
+            r#"{"progress":{"phase":"copy","bytes":536870912,"total":1073741824,"mb_per_s":256.0,"eta_s":null,"retries":0,"limited_by":"destination"}}"#
         );
     }
 }

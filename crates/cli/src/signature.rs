@@ -229,6 +229,9 @@ mod tests {
 
     const SIZE: usize = 1 << 20;
 
+    /// Bytes by offset.
+    type Parts<'a> = Vec<(usize, &'a [u8])>;
+
     /// A disk of 1 MiB, all zero but for the given bytes.
     fn disk(parts: &[(usize, &[u8])]) -> Vec<u8> {
         let mut disk = vec![0u8; SIZE];
@@ -265,7 +268,7 @@ mod tests {
         let protective: &[u8] = &[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 7, 0, 0];
         let mark: (usize, &[u8]) = (510, &[0x55, 0xaa]);
         let md: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
-        let all: Vec<(&str, Vec<(usize, &[u8])>)> = vec![
+        let all: Vec<(&str, Parts<'_>)> = vec![
             ("LUKS1 volume", vec![(0, b"LUKS\xba\xbe\x00\x01")]),
             ("LUKS2 volume", vec![(0, b"LUKS\xba\xbe\x00\x02")]),
             ("LUKS2 volume", vec![(16384, b"SKUL\xba\xbe\x00\x02")]),
@@ -299,7 +302,7 @@ mod tests {
     #[test]
     fn look_alikes_are_not_taken_for_a_format() {
         let mark: (usize, &[u8]) = (510, &[0x55, 0xaa]);
-        let all: Vec<(&str, Vec<(usize, &[u8])>)> = vec![
+        let all: Vec<(&str, Parts<'_>)> = vec![
             ("mbr_without_partitions", vec![mark]),
             (
                 "mbr_with_wrong_flag",

@@ -144,6 +144,10 @@ impl Demo<'_> {
         Ok(vec![target, self.copy()?, self.compare()?, self.read()?])
     }
 
+    fn sample_name(&self) -> &str {
+        if self.sample.path().is_some() { &self.sample.text } else { "made-up sample" }
+    }
+
     /// The sample and a new session to the LUN.
     fn sample_and_lun(&mut self, writable: bool) -> Result<[Box<dyn Endpoint>; 2], Failure> {
         let lun = self.lun.open(self.context, &options(writable))?;
@@ -167,7 +171,7 @@ impl Demo<'_> {
         let cpu = CpuTime::now().since(before);
         let text = format!(
             "{} -> LUN   {} in {}, flush included; limited by {}",
-            self.sample.text,
+            self.sample_name(),
             units::rate(mb_per_s(report.bytes, report.seconds) * 1e6),
             units::duration(Duration::from_secs_f64(report.seconds)),
             report.limited_by,

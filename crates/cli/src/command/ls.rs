@@ -45,14 +45,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     };
     let url = Url::parse(text).map_err(|error| Failure::usage("list", named.text.clone(), error))?;
     let options = named.initiator_options(context, &url)?;
-    let mut io = endpoint::event_loop()?;
     let failed = |error: OpenError| Failure::open("list", named.text.clone(), &error);
     let targets = match url.target.clone() {
         Some(iqn) => {
-            let luns = list_luns(&mut io, &url, &options).map_err(failed)?;
+            let luns = list_luns(&mut endpoint::event_loop()?, &url, &options).map_err(failed)?;
             vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns) }]
         }
-        None => look(&mut io, &url, &options, &named.text)?,
+        None => look(&url, &options, &named.text)?,
     };
     if args.json {
         output::json(
@@ -70,17 +69,17 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 }
 
 /// Discovery, then a login to each target for its LUNs. A target that does not let us in is listed all the
-/// same.
-fn look(io: &mut io::Io, portal: &Url, options: &Options, text: &str) -> Result<Vec<Found>, Failure> {
-    let targets = discover(io, &portal.host, portal.port, options)
+/// same. Each session has a loop of its own: what comes late for one of them is nobody else's.
+fn look(portal: &Url, options: &Options, text: &str) -> Result<Vec<Found>, Failure> {
+    let targets = discover(&mut endpoint::event_loop()?, portal, options)
         .map_err(|error| Failure::open("ask", text, &error))?;
     let found = targets.into_iter().map(|target| {
         let url = Url { target: Some(target.name.clone()), lun: None, ..portal.clone() };
-        let luns = list_luns(io, &url, options);
+        let luns = list_luns(&mut endpoint::event_loop()?, &url, options);
         let luns = luns.map_err(|error| Failure::open("list the LUNs of", target.name.clone(), &error));
-        Found { iqn: target.name, portals: target.addresses, luns }
+        Ok(Found { iqn: target.name, portals: target.addresses, luns })
     });
-    Ok(found.collect())
+    found.collect()
 }
 
 fn object(target: &Found) -> Value {
@@ -104,6 +103,7 @@ fn lun_object(lun: &LunInfo) -> Value {
 }
 
 fn table(targets: &[Found]) -> Table {
+    let unknown = || "-".to_owned();
     let mut table = Table::new(&["target", "portal", "lun", "size", "block", "mode", "product", "serial"]);
     for target in targets {
         let portals = target.portals.join(" ");
@@ -114,15 +114,15 @@ fn table(targets: &[Found]) -> Table {
                 for lun in luns {
                     table.row(row([
                         lun.lun.to_string(),
-                        units::bytes(lun.size_bytes),
-                        lun.block_size.to_string(),
+                        lun.size_bytes.map_or_else(unknown, units::bytes),
+                        lun.block_size.map_or_else(unknown, |size| size.to_string()),
                         if lun.read_only { "ro" } else { "rw" }.to_owned(),
                         format!("{} {}", lun.vendor.trim(), lun.product.trim()),
-                        lun.serial.trim().to_owned(),
+                        lun.serial.as_ref().map_or_else(unknown, |serial| serial.trim().to_owned()),
                     ]));
                 }
             }
-            _ => table.row(row(std::array::from_fn(|_| "-".to_owned()))),
+            _ => table.row(row(std::array::from_fn(|_| unknown()))),
         }
     }
     table

@@ -166,6 +166,9 @@ impl Named {
     }
 }
 
+/// Storage, and this thread's way into it.
+type Opened = (Arc<dyn Medium>, Box<dyn Endpoint>);
+
 /// What was found so far.
 struct Inspection<'a> {
     context: &'a Context,
@@ -231,7 +234,7 @@ impl<'a> Inspection<'a> {
         }
     }
 
-    fn open_source(&mut self, io: &mut Io) -> Result<(Arc<dyn Medium>, Box<dyn Endpoint>), Failure> {
+    fn open_source(&mut self, io: &mut Io) -> Result<Opened, Failure> {
         let plan = self.args.plan();
         let request_alignment = request_alignment(plan.src_offset, plan.chunk);
         let mut options = OpenOptions { writable: false, request_alignment, allow_in_use: false };

@@ -1,8 +1,9 @@
 //! From the LUNs asked for to those served: storage opened, identities claimed.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use block::{Location, OpenOptions};
+use block::{Location, Medium, OpenOptions};
 use node::target::{LunConfig, TargetConfig};
 
 use crate::config::{Lun, Target, rotational, write_cache};
@@ -73,34 +74,44 @@ fn claim_as(state: &StateDir, iqn: &str, luns: &[Lun]) -> Result<Result<Claimed,
     Ok(Ok(claimed))
 }
 
-/// Opens the storage of every LUN.
-pub(super) fn open(
-    context: &Context,
-    target: &Target,
-    identities: &[Identity],
-) -> Result<Vec<LunConfig>, Failure> {
-    target.luns.iter().zip(identities).map(|(lun, identity)| open_one(context, lun, identity)).collect()
+/// Opens the storage of every LUN, in the order of the target's LUNs.
+pub(super) fn open(context: &Context, target: &Target) -> Result<Vec<Arc<dyn Medium>>, Failure> {
+    let open = |lun: &Lun| {
+        let writable = !is_read_only(lun)?;
+        let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
+        lun.endpoint.open(context, &options)
+    };
+    target.luns.iter().map(open).collect()
 }
 
-fn open_one(context: &Context, lun: &Lun, identity: &Identity) -> Result<LunConfig, Failure> {
+fn usage(lun: &Lun, cause: String) -> Failure {
+    Failure::usage("serve", lun.endpoint.text.clone(), cause)
+}
+
+fn is_read_only(lun: &Lun) -> Result<bool, Failure> {
+    let flag = lun.endpoint.spec.flag("ro").map_err(|error| usage(lun, error.0))?;
+    Ok(flag || matches!(lun.endpoint.spec.location, Location::Pattern { .. }))
+}
+
+/// The LUN as its options describe it.
+pub(super) fn describe(
+    lun: &Lun,
+    medium: Arc<dyn Medium>,
+    identity: &Identity,
+) -> Result<LunConfig, Failure> {
     let spec = &lun.endpoint.spec;
-    let usage = |cause: String| Failure::usage("serve", lun.endpoint.text.clone(), cause);
-    let flag = |name: &str| spec.flag(name).map_err(|error| usage(error.0));
-    let block_size = |name: &str| spec.block_size(name).map_err(|error| usage(error.0));
-    let read_only = flag("ro")? || matches!(spec.location, Location::Pattern { .. });
-    let options =
-        OpenOptions { writable: !read_only, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
-    let medium = lun.endpoint.open(context, &options)?;
+    let flag = |name: &str| spec.flag(name).map_err(|error| usage(lun, error.0));
+    let block_size = |name: &str| spec.block_size(name).map_err(|error| usage(lun, error.0));
     Ok(LunConfig {
         lun: lun.lun,
         medium,
         serial: identity.serial.clone(),
         naa: identity.naa,
-        read_only,
-        write_cache: write_cache(spec).map_err(usage)?,
+        read_only: is_read_only(lun)?,
+        write_cache: write_cache(spec).map_err(|cause| usage(lun, cause))?,
         vendor: spec.get("vendor").map(str::to_owned),
         product: spec.get("product").map(str::to_owned),
-        rotational: rotational(spec).map_err(usage)?,
+        rotational: rotational(spec).map_err(|cause| usage(lun, cause))?,
         removable: flag("removable")?,
         block_size: block_size("block-size")?,
         physical_block_size: block_size("physical-block")?,

@@ -91,7 +91,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let config = gather(context, args)?;
     check_exposure(context, &config)?;
     let (server_config, claims) = build(context, &config)?;
-    serve(server_config, claims, config.targets.iter().any(|target| target.has_chap()))
+    serve(server_config, claims, config.targets.iter().any(Target::has_chap))
 }
 
 /// What is to be served, from the flags or the file; flags win.
@@ -209,8 +209,11 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
     let mut claims = Vec::new();
     for target in &config.targets {
         let access = target.access(context)?;
+        let media = luns::open(context, target)?;
         let named = luns::claim(context, target)?;
-        let luns = luns::open(context, target, &named.identities)?;
+        let luns = target.luns.iter().zip(media).zip(&named.identities);
+        let luns = luns.map(|((lun, medium), identity)| luns::describe(lun, medium, identity));
+        let luns = luns.collect::<Result<_, _>>()?;
         targets.push(TargetConfig { iqn: named.iqn, luns, access });
         claims.extend(named.claims);
     }

@@ -1,0 +1,152 @@
+//! What the tests of the binary share.
+
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// A directory of one test, with its own state.
+pub(crate) struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A file of reproducible bytes.
+    pub(crate) fn sample(&self, name: &str, bytes: usize) -> PathBuf {
+        let mut content = vec![0; bytes];
+        block::fill_pattern(7, 0, &mut content);
+        self.file(name, &content)
+    }
+
+    pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hikyaku"));
+        command.current_dir(self.dir.path()).env("XDG_STATE_HOME", self.path("state")).stdin(Stdio::null());
+        for name in ["USERNAME", "PASSWORD", "TARGET_USERNAME", "TARGET_PASSWORD"] {
+            command.env_remove(format!("LIBISCSI_CHAP_{name}"));
+        }
+        command.env_remove("HIKYAKU_LOG");
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::from(self.command().args(arguments).output().unwrap())
+    }
+
+    /// A server that is ready, and the URLs it printed.
+    pub(crate) fn serve(&self, arguments: &[&str]) -> Serving {
+        let mut child = self
+            .command()
+            .arg("serve")
+            .args(["--listen", "127.0.0.1:0"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let luns = arguments.iter().take_while(|argument| !argument.starts_with("--")).count();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let urls: Vec<String> = (0..luns).map(|_| lines.next().unwrap().unwrap()).collect();
+        Serving { child, urls }
+    }
+}
+
+/// What a run left.
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Ran {
+    /// Exit code as expected, or everything that was said.
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    /// The last line of stdout as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        let line = self.stdout.lines().last().unwrap_or_default();
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {}\n{}", self.stdout, self.stderr))
+    }
+
+    /// The error object on stderr.
+    #[track_caller]
+    pub(crate) fn error(&self) -> Value {
+        let line = self.stderr.lines().last().unwrap_or_default();
+        let value: Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {}", self.stderr));
+        value["error"].clone()
+    }
+}
+
+/// A running server; killed when dropped.
+pub(crate) struct Serving {
+    pub(crate) child: Child,
+    pub(crate) urls: Vec<String>,
+}
+
+impl Serving {
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    /// Waits for the end; the exit code.
+    pub(crate) fn wait(&mut self) -> i32 {
+        wait(&mut self.child)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for a child, but not for ever; its exit code.
+pub(crate) fn wait(child: &mut Child) -> i32 {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code().unwrap_or(-1);
+        }
+        assert!(Instant::now() < deadline, "it does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}

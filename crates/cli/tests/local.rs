@@ -1,0 +1,318 @@
+//! The binary on storage of this machine: copies, refusals, exit codes, the shape of its JSON.
+
+mod common;
+
+use std::fs;
+use std::io::{Seek, SeekFrom, Write};
+use std::process::Stdio;
+use std::time::Duration;
+
+use common::{Place, text, wait};
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn copy_verifies_and_tells() {
+    let place = Place::new();
+    let source = place.sample("a.img", 5 * MIB);
+    place.run(&["copy", "a.img", "b.img,create,size=5M", "--verify"]).expect(0);
+    assert!(fs::read(&source).unwrap() == fs::read(place.path("b.img")).unwrap());
+
+    let ran = place.run(&["copy", "a.img", "b.img", "--verify", "--json"]).expect(0);
+    assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
+    let object = ran.json();
+    assert_eq!(object["schema"], 1);
+    assert_eq!(object["bytes"], 5 * MIB);
+    assert_eq!(object["verified"], true);
+    assert_eq!(object["source_consistent"], true);
+    for field in ["seconds", "mb_per_s"] {
+        assert!(object[field].as_f64().unwrap() > 0.0, "{field}");
+    }
+    for field in ["user", "system"] {
+        assert!(object["cpu_s_per_gb"][field].is_f64(), "{field}");
+    }
+    assert!(object["read"].is_object() && object["write"].is_object() && object["limited_by"].is_string());
+}
+
+#[test]
+fn copy_of_a_part() {
+    let place = Place::new();
+    let source = place.sample("a.img", 2 * MIB);
+    place.file("b.img", &vec![0; 2 * MIB]);
+    let range = ["--src-offset", "4K", "--dst-offset", "1M", "--size", "64K"];
+    place.run(&[&["copy", "a.img", "b.img", "--verify"][..], &range].concat()).expect(0);
+    let (source, copy) = (fs::read(source).unwrap(), fs::read(place.path("b.img")).unwrap());
+    assert!(copy[MIB..MIB + 65536] == source[4096..4096 + 65536]);
+    assert!(copy[..MIB].iter().all(|byte| *byte == 0) && copy[MIB + 65536..].iter().all(|byte| *byte == 0));
+    place.run(&[&["compare", "a.img", "b.img"][..], &range].concat()).expect(0);
+}
+
+#[test]
+fn copy_from_pattern_memory_and_to_null() {
+    let place = Place::new();
+    place.run(&["copy", "pattern:3M:7", "b.img,create,size=3M", "--verify"]).expect(0);
+    place.run(&["compare", "pattern:3M:7", "b.img"]).expect(0);
+    place.run(&["copy", "mem:1M", "null:1M"]).expect(0);
+    let ran = place.run(&["copy", "pattern:2M", "null:2M", "--verify"]).expect(3);
+    assert!(ran.stderr.contains("it differs from what was read"), "{}", ran.stderr);
+}
+
+#[test]
+fn verification_that_fails_is_told_in_json() {
+    let place = Place::new();
+    let ran = place.run(&["copy", "pattern:2M", "null:2M", "--verify", "--json"]).expect(3);
+    assert_eq!(ran.json()["verified"], false);
+    assert_eq!(ran.error()["code"], 3);
+}
+
+#[test]
+fn destination_missing_is_refused_and_not_made() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
+    assert_eq!(
+        ran.stderr,
+        "error: cannot copy to b.img: it does not exist\n  try: to make a new file: b.img,create,size=SIZE\n"
+    );
+    assert!(!place.path("b.img").exists());
+    place.run(&["copy", "a.img", "/dev/hikyaku-test,create,size=1M", "--json"]).expect(6);
+}
+
+#[test]
+fn destination_too_small_is_refused() {
+    let place = Place::new();
+    place.sample("a.img", 2 * MIB);
+    place.file("b.img", &vec![0; MIB]);
+    let error = place.run(&["copy", "a.img", "b.img", "--json", "--force"]).expect(6).error();
+    assert_eq!(error["code"], 6);
+    assert_eq!(error["object"], "b.img");
+    // A file that would be too small is not even made.
+    place.run(&["copy", "a.img", "c.img,create,size=1M"]).expect(6);
+    assert!(!place.path("c.img").exists());
+    place.run(&["copy", "a.img", "b.img,grow,size=2M"]).expect(0);
+}
+
+#[test]
+fn destination_that_is_the_source_is_refused() {
+    let place = Place::new();
+    let source = place.sample("a.img", MIB);
+    fs::hard_link(&source, place.path("hard.img")).unwrap();
+    std::os::unix::fs::symlink(&source, place.path("soft.img")).unwrap();
+    for same in ["a.img", "./a.img", "hard.img", "soft.img"] {
+        let ran = place.run(&["copy", "a.img", same, "--force", "--allow", "in-use"]).expect(6);
+        assert!(ran.stderr.contains("same storage"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn destination_with_a_signature_is_refused_unless_forced() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    let mut content = vec![0; MIB];
+    content[..4].copy_from_slice(b"XFSB");
+    place.file("b.img", &content);
+    let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
+    assert!(ran.stderr.contains("it holds: xfs filesystem"), "{}", ran.stderr);
+    assert!(fs::read(place.path("b.img")).unwrap() == content, "nothing was written");
+    place.run(&["copy", "a.img", "b.img", "--force"]).expect(0);
+    content[..4].copy_from_slice(b"QFI\xfb");
+    place.file("b.img", &content);
+    let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
+    assert!(ran.stderr.contains("it holds: qcow2 image"), "{}", ran.stderr);
+    place.run(&["copy", "a.img", "b.img", "--force"]).expect(0);
+}
+
+#[test]
+fn qcow2_source_is_not_interpreted() {
+    let place = Place::new();
+    let mut content = vec![0; MIB];
+    content[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+    place.file("a.qcow2", &content);
+    place.file("b.img", &vec![0; MIB]);
+    let ran = place.run(&["copy", "a.qcow2", "b.img"]).expect(6);
+    assert!(ran.stderr.contains("format=raw"), "{}", ran.stderr);
+    place.run(&["copy", "a.qcow2,format=raw", "b.img"]).expect(0);
+}
+
+#[test]
+fn different_block_sizes_are_refused_unless_allowed() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    place.file("b.img", &vec![0; MIB]);
+    let ran = place.run(&["copy", "a.img", "b.img,block-size=4096"]).expect(6);
+    assert!(ran.stderr.contains("--allow sector-size"), "{}", ran.stderr);
+    place.run(&["copy", "a.img", "b.img,block-size=4096", "--allow", "sector-size"]).expect(0);
+}
+
+#[test]
+fn dry_run_tells_everything_and_changes_nothing() {
+    let place = Place::new();
+    place.sample("a.img", 2 * MIB);
+    let mut content = vec![0; MIB];
+    content[..4].copy_from_slice(b"XFSB");
+    place.file("b.img", &content);
+    let object = place.run(&["copy", "a.img", "b.img", "--dry-run", "--json"]).expect(6).json();
+    assert_eq!(object["dry_run"], true);
+    assert_eq!(object["refused"].as_array().unwrap().len(), 2, "{object}");
+    let object =
+        place.run(&["copy", "a.img", "c.img,create,size=2M", "--dry-run", "--json"]).expect(0).json();
+    assert_eq!((&object["bytes"], object["refused"].as_array().unwrap().len()), (&(2 * MIB).into(), 0));
+    assert!(!place.path("c.img").exists());
+    place.run(&["copy", "a.img", "b.img,grow,size=2M", "--dry-run", "--force"]).expect(0);
+    assert_eq!(fs::metadata(place.path("b.img")).unwrap().len(), MIB as u64);
+}
+
+#[test]
+fn compare_tells_the_first_difference() {
+    let place = Place::new();
+    place.sample("a.img", 3 * MIB);
+    let other = place.sample("b.img", 3 * MIB);
+    assert!(place.run(&["compare", "a.img", "b.img"]).expect(0).stdout.starts_with("equal: 3 MiB"));
+    let mut file = fs::OpenOptions::new().write(true).open(other).unwrap();
+    file.seek(SeekFrom::Start(2_000_000)).unwrap();
+    file.write_all(b"\x55\xaa\x55\xaa").unwrap();
+    assert_eq!(place.run(&["compare", "a.img", "b.img"]).expect(3).stdout, "they differ at offset 2000000\n");
+    let object = place.run(&["compare", "a.img", "b.img", "--json"]).expect(3).json();
+    assert_eq!(
+        (&object["schema"], &object["equal"], &object["offset"]),
+        (&1.into(), &false.into(), &2_000_000.into())
+    );
+    place.run(&["compare", "a.img", "b.img", "--size", "1M"]).expect(0);
+    place.sample("short.img", MIB);
+    let object = place.run(&["compare", "a.img", "short.img", "--json"]).expect(3).json();
+    assert_eq!(object["offset"], MIB);
+}
+
+#[test]
+fn usage_errors_exit_2() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    let wrong: &[&[&str]] = &[
+        &["copy", "a.img"],
+        &["copy", "a.img", "b.img", "--size", "1X"],
+        &["copy", "a.img", "b.img", "--depth", "0"],
+        &["copy", "a.img", "b.img", "--allow", "anything"],
+        &["copy", "a.img,frobnicate", "b.img"],
+        &["copy", "-", "b.img"],
+        &["copy", "ftp://host/x", "b.img"],
+        &["copy", "iscsi://host/disks/0", "null:1M"],
+        &["info", "iscsi://host/iqn.2026-11.example:a/0,frobnicate=1"],
+        &["info", "iscsi://host/iqn.2026-11.example:a/0,chap-user=u"],
+        &["serve"],
+        &["serve", "mem:1M,cache=none"],
+        &["serve", "mem:1M,lun=0", "mem:1M,lun=0"],
+        &["serve", "mem:1M", "--iqn", "disks"],
+        &["serve", "mem:1M", "--seal", "require"],
+        &["frobnicate"],
+        &[],
+    ];
+    for arguments in wrong {
+        place.run(arguments).expect(2);
+    }
+    let ran = place.run(&["copy", "a.img,frobnicate", "b.img", "--json"]).expect(2);
+    assert!(ran.error()["cause"].as_str().unwrap().contains("unknown option 'frobnicate'; known here: ro,"));
+    let ran = place.run(&["copy", "a.img", "--json"]).expect(2);
+    assert_eq!(ran.error()["code"], 2);
+    assert!(place.run(&["--version"]).expect(0).stdout.starts_with("hikyaku "));
+}
+
+#[test]
+fn missing_source_fails() {
+    let place = Place::new();
+    place.file("b.img", &[0; 4096]);
+    let error = place.run(&["copy", "none.img", "b.img", "--json"]).expect(1).error();
+    for field in ["attempted", "object", "cause", "hint"] {
+        assert!(error[field].is_string(), "{field}");
+    }
+    assert_eq!(error["code"], 1);
+}
+
+#[test]
+fn interrupted_copy_says_what_is_safe() {
+    let place = Place::new();
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let mut child = place
+            .command()
+            .args(["copy", "pattern:64M", "null:64M", "--rate", "4M", "--chunk", "64K"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(900));
+        let pid = child.id().to_string();
+        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        assert_eq!(wait(&mut child), code);
+        let stderr = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+        assert!(stderr.contains("bytes are copied and durable"), "{stderr}");
+        assert!(stderr.contains("--src-offset"), "{stderr}");
+    }
+}
+
+#[test]
+fn progress_is_json_lines() {
+    let place = Place::new();
+    let ran = place.run(&["copy", "pattern:8M", "null:8M", "--rate", "4M", "--json"]).expect(0);
+    let line = ran.stderr.lines().next().unwrap();
+    let value: serde_json::Value = serde_json::from_str(line).unwrap();
+    let progress = &value["progress"];
+    for field in ["bytes", "total", "mb_per_s", "retries"] {
+        assert!(progress[field].is_number(), "{field}: {line}");
+    }
+    assert_eq!(progress["limited_by"], "rate");
+    assert_eq!(place.run(&["-q", "copy", "pattern:1M", "null:1M"]).expect(0).stderr, "");
+}
+
+#[test]
+fn info_tells_size_and_blocks() {
+    let place = Place::new();
+    place.sample("a.img", 3 * MIB);
+    let ran = place.run(&["info", "a.img"]).expect(0);
+    assert!(ran.stdout.contains("3 MiB (3145728 bytes)"), "{}", ran.stdout);
+    let object = place.run(&["info", "a.img", "--json"]).expect(0).json();
+    assert_eq!((&object["schema"], &object["size_bytes"]), (&1.into(), &(3 * MIB).into()));
+}
+
+#[test]
+fn check_names_the_line() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    let good = "[[target]]\niqn = \"iqn.2026-11.example:a\"\n[[target.lun]]\nlun = 0\nendpoint = \"a.img\"\n";
+    let file = place.file("good.toml", good.as_bytes());
+    assert_eq!(
+        place.run(&["check", text(&file)]).expect(0).stdout,
+        format!("{}: good: 1 target, 1 LUN\n", file.display())
+    );
+    assert_eq!(place.run(&["check", "good.toml", "--json"]).expect(0).json()["ok"], true);
+    place.file("bad.toml", good.replace("lun = 0", "lon = 0").as_bytes());
+    let ran = place.run(&["check", "bad.toml"]).expect(2);
+    assert!(ran.stderr.contains("line 4, column 1: unknown field `lon`"), "{}", ran.stderr);
+    assert_eq!(place.run(&["check", "bad.toml", "--json"]).expect(2).error()["code"], 2);
+    place.file("open.toml", format!("[server]\nlisten = [\"0.0.0.0\"]\n{good}").as_bytes());
+    place.run(&["check", "open.toml"]).expect(6);
+    place.file("missing.toml", good.replace("a.img", "none.img").as_bytes());
+    place.run(&["check", "missing.toml"]).expect(2);
+}
+
+#[test]
+fn manual_and_completions_are_generated() {
+    let place = Place::new();
+    place.run(&["man", "man1"]).expect(0);
+    let page = fs::read_to_string(place.path("man1/hikyaku-copy.1")).unwrap();
+    assert!(page.contains("dry\\-run"), "{page}");
+    assert!(place.path("man1/hikyaku.1").exists());
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(place.run(&["completions", shell]).expect(0).stdout.contains("compare"), "{shell}");
+    }
+}
+
+#[test]
+fn bench_tells_a_row_for_each_shape() {
+    let place = Place::new();
+    let object =
+        place.run(&["bench", "copy", "pattern:4M", "null:4M", "--size", "4M", "--json"]).expect(0).json();
+    assert_eq!(object["schema"], 1);
+    assert_eq!(object["rows"].as_array().unwrap().len(), 9);
+    assert!(object["rows"][0]["mb_per_s"].as_f64().unwrap() > 0.0);
+    place.sample("a.img", MIB);
+    place.run(&["bench", "copy", "pattern:1M", "a.img", "--size", "1M"]).expect(6);
+}

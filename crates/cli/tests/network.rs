@@ -1,0 +1,298 @@
+//! The binary against itself over loopback: serve, copy, ls, info, CHAP, identities, signals.
+
+mod common;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, Ran, Serving, text, wait};
+
+const MIB: usize = 1 << 20;
+
+/// The URL's part before the last slash.
+fn parent(url: &str) -> &str {
+    url.rsplit_once('/').unwrap().0
+}
+
+fn portal(serving: &Serving) -> &str {
+    parent(parent(&serving.urls[0]))
+}
+
+#[test]
+fn copy_to_a_lun_and_back() {
+    let place = Place::new();
+    let source = place.sample("a.img", 6 * MIB);
+    place.file("lun.img", &vec![0; 6 * MIB]);
+    let mut serving = place.serve(&["lun.img"]);
+    let url = &serving.urls[0];
+    let object = place.run(&["copy", "a.img", url, "--verify", "--json"]).expect(0).json();
+    assert_eq!((&object["bytes"], &object["verified"]), (&(6 * MIB).into(), &true.into()));
+    place.run(&["compare", "a.img", url]).expect(0);
+    place.run(&["copy", url, "back.img,create,size=6M", "--verify"]).expect(0);
+    assert!(fs::read(&source).unwrap() == fs::read(place.path("back.img")).unwrap());
+    // The LUN holds something by now, but nothing known.
+    let part = ["--size", "4K", "--dst-offset", "1M"];
+    place.run(&[&["copy", "pattern:64K:9", url][..], &part].concat()).expect(0);
+    let ran = place.run(&["compare", "a.img", url]).expect(3);
+    assert_eq!(ran.stdout, "they differ at offset 1048576\n");
+    serving.signal("-TERM");
+    assert_eq!(serving.wait(), 0);
+    assert!(fs::read(place.path("lun.img")).unwrap()[..MIB] == fs::read(&source).unwrap()[..MIB]);
+}
+
+#[test]
+fn copy_from_lun_to_lun() {
+    let place = Place::new();
+    place.sample("a.img", 3 * MIB);
+    let serving = place.serve(&["a.img,ro", "mem:3M"]);
+    place.run(&["copy", &serving.urls[0], &serving.urls[1], "--verify"]).expect(0);
+    place.run(&["compare", "pattern:3M:7", &serving.urls[1]]).expect(0);
+    let ran = place.run(&["copy", "pattern:3M", &serving.urls[0]]).expect(6);
+    assert!(ran.stderr.contains("read-only"), "{}", ran.stderr);
+    let ran = place.run(&["copy", &serving.urls[1], &serving.urls[1]]).expect(6);
+    assert!(ran.stderr.contains("same storage"), "{}", ran.stderr);
+}
+
+#[test]
+fn refusals_hold_for_a_lun_too() {
+    let place = Place::new();
+    let mut content = vec![0; 2 * MIB];
+    content[..4].copy_from_slice(b"XFSB");
+    place.file("lun.img", &content);
+    let serving = place.serve(&["lun.img"]);
+    let ran = place.run(&["copy", "pattern:1M", &serving.urls[0]]).expect(6);
+    assert!(ran.stderr.contains("it holds: xfs filesystem"), "{}", ran.stderr);
+    place.run(&["copy", "pattern:4M", &serving.urls[0], "--force"]).expect(6);
+    place.run(&["copy", "pattern:1M", &serving.urls[0], "--force"]).expect(0);
+}
+
+#[test]
+fn ls_and_info_tell_what_is_there() {
+    let place = Place::new();
+    place.file("lun.img", &vec![0; 2 * MIB]);
+    let serving = place.serve(&["lun.img,serial=S3RIAL,product=shelf", "mem:1M,lun=5,ro"]);
+    let object = place.run(&["ls", portal(&serving), "--json"]).expect(0).json();
+    assert_eq!(object["schema"], 1);
+    let target = &object["targets"][0];
+    assert_eq!(target["luns"].as_array().unwrap().len(), 2, "{object}");
+    assert_eq!((&target["luns"][0]["lun"], &target["luns"][0]["size_bytes"]), (&0.into(), &(2 * MIB).into()));
+    assert_eq!((&target["luns"][1]["lun"], &target["luns"][1]["read_only"]), (&5.into(), &true.into()));
+    assert_eq!(target["luns"][0]["serial"], "S3RIAL");
+    assert!(target["portals"][0].as_str().unwrap().starts_with("127.0.0.1:"), "{object}");
+    let of_target = place.run(&["ls", parent(&serving.urls[0]), "--json"]).expect(0).json();
+    assert_eq!(of_target["targets"][0]["luns"], target["luns"]);
+    let plain = place.run(&["ls", portal(&serving)]).expect(0).stdout;
+    assert_eq!(plain.lines().count(), 2, "{plain}");
+    assert_eq!(plain.lines().next().unwrap().split('\t').nth(3), Some("2 MiB"));
+    let object = place.run(&["info", &serving.urls[0], "--json"]).expect(0).json();
+    assert_eq!((&object["size_bytes"], &object["block_size"]), (&(2 * MIB).into(), &512.into()));
+    assert_eq!(
+        (&object["facts"]["serial"], &object["facts"]["product"]),
+        (&"S3RIAL".into(), &"shelf".into())
+    );
+    assert!(object["facts"]["MaxBurstLength"].is_string(), "{object}");
+}
+
+#[test]
+fn chap_opens_and_its_lack_exits_4() {
+    let place = Place::new();
+    place.file("good", b"a good long secret\n");
+    place.file("bad", b"a wrong long secret\n");
+    place.file("own", b"the target's secret\n");
+    let arguments = ["mem:1M", "--chap-user", "u", "--chap-secret-file", "good"];
+    let mutual = ["--mutual-chap-user", "t", "--mutual-chap-secret-file", "own"];
+    let serving = place.serve(&[&arguments[..], &mutual].concat());
+    let url = &serving.urls[0];
+    place.run(&["info", &format!("{url},chap-user=u,chap-secret-file=good")]).expect(0);
+    place
+        .run(&[
+            "info",
+            &format!(
+                "{url},chap-user=u,chap-secret-file=good,mutual-chap-user=t,mutual-chap-secret-file=own"
+            ),
+        ])
+        .expect(0);
+    let with_user = url.replace("iscsi://", "iscsi://u@");
+    let environment = |password: &str| {
+        Ran::from(
+            place
+                .command()
+                .env("LIBISCSI_CHAP_PASSWORD", password)
+                .args(["info", &with_user])
+                .output()
+                .unwrap(),
+        )
+    };
+    environment("a good long secret").expect(0);
+    environment("a wrong long secret").expect(4);
+    for wrong in ["", ",chap-user=u,chap-secret-file=bad", ",chap-user=x,chap-secret-file=good"] {
+        let error = place.run(&["info", &format!("{url}{wrong}"), "--json"]).expect(4).error();
+        assert_eq!(error["code"], 4, "{wrong}");
+    }
+    let wrong =
+        format!("{url},chap-user=u,chap-secret-file=good,mutual-chap-user=t,mutual-chap-secret-file=bad");
+    place.run(&["info", &wrong]).expect(4);
+}
+
+#[test]
+fn a_password_in_a_url_is_hidden() {
+    let place = Place::new();
+    place.file("good", b"a good long secret\n");
+    let serving = place.serve(&["mem:64M", "--chap-user", "u", "--chap-secret-file", "good"]);
+    let url = serving.urls[0].replace("iscsi://", "iscsi://u%a good long secret@");
+    let ran = place.run(&["info", &url]).expect(0);
+    assert!(ran.stderr.contains("a password in a URL"), "{}", ran.stderr);
+    assert!(!ran.stdout.contains("good long") && !ran.stderr.contains("good long"));
+    let mut child = place
+        .command()
+        .args(["copy", "pattern:64M", &url, "--rate", "4M"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let line = format!("/proc/{}/cmdline", child.id());
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let line = fs::read(&line).unwrap();
+        let line = String::from_utf8_lossy(&line);
+        if line.contains("u%****") && !line.contains("good long") {
+            break;
+        }
+        assert!(Instant::now() < deadline, "still there: {line}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let ran = place.run(&["copy", "none.img", &url, "--json"]).expect(1);
+    assert!(!ran.stderr.contains("good long"), "{}", ran.stderr);
+    let ran = place.run(&["frobnicate", &url]).expect(2);
+    assert!(!ran.stderr.contains("good long"), "{}", ran.stderr);
+}
+
+#[test]
+fn nobody_there_exits_5() {
+    let place = Place::new();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("iscsi://{address}/iqn.2026-11.example:a/0,timeout=2s");
+    let error = place.run(&["info", &url, "--json"]).expect(5).error();
+    assert_eq!(error["code"], 5);
+    place.run(&["ls", &format!("iscsi://{address},timeout=2s")]).expect(5);
+}
+
+#[test]
+fn identities_are_stable_and_never_live_twice() {
+    let place = Place::new();
+    let serial = |url: &str| place.run(&["info", url, "--json"]).expect(0).json()["facts"]["serial"].clone();
+    let mut first = place.serve(&["mem:1M"]);
+    let (name, of_first) =
+        (parent(&first.urls[0]).rsplit_once('/').unwrap().1.to_owned(), serial(&first.urls[0]));
+    let second = place.serve(&["mem:1M"]);
+    assert!(parent(&second.urls[0]).ends_with(&format!("{name}.2")), "{}", second.urls[0]);
+    assert_ne!(serial(&second.urls[0]), of_first);
+    let ran = place.run(&["serve", "mem:1M", "--listen", "127.0.0.1:0", "--iqn", &name]).expect(6);
+    assert!(ran.stderr.contains("is live in another process"), "{}", ran.stderr);
+    first.signal("-TERM");
+    assert_eq!(first.wait(), 0);
+    let again = place.serve(&["mem:1M"]);
+    assert!(parent(&again.urls[0]).ends_with(&name));
+    assert_eq!(serial(&again.urls[0]), of_first);
+}
+
+#[test]
+fn storage_declared_shared_may_be_live_twice() {
+    let place = Place::new();
+    let name = ["--iqn", "iqn.2026-11.example:both"];
+    let _first = place.serve(&[&["mem:1M,shared"][..], &name].concat());
+    let _second = place.serve(&[&["mem:1M,shared"][..], &name].concat());
+}
+
+#[test]
+fn exposure_needs_protection_or_consent() {
+    let place = Place::new();
+    let ran = place.run(&["serve", "mem:1M", "--listen", "0.0.0.0:0"]).expect(6);
+    assert!(ran.stderr.contains("--seal off"), "{}", ran.stderr);
+    place.file("good", b"a good long secret\n");
+    let protected = ["--chap-user", "u", "--chap-secret-file", "good"];
+    for arguments in [&["--seal", "off"][..], &protected] {
+        let mut serving = place.serve(&[&["mem:1M", "--listen", "0.0.0.0:0"][..], arguments].concat());
+        serving.signal("-INT");
+        assert_eq!(serving.wait(), 0);
+    }
+}
+
+#[test]
+fn two_servers_do_not_share_a_file() {
+    let place = Place::new();
+    place.file("lun.img", &vec![0; MIB]);
+    let _first = place.serve(&["lun.img"]);
+    let ran = place.run(&["serve", "lun.img", "--listen", "127.0.0.1:0"]).expect(6);
+    assert!(ran.stderr.contains("locked"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_configuration_is_served() {
+    let place = Place::new();
+    place.file("u.secret", b"a good long secret\n");
+    let config = "[server]\nlisten = [\"127.0.0.1:0\"]\n\
+        [[target]]\niqn = \"iqn.2026-11.example:one\"\n\
+        [[target.lun]]\nlun = 3\nendpoint = \"mem:1M\"\nserial = \"ONE\"\n\
+        [[target.acl]]\ninitiator = \"iqn.2026-11.example:me\"\nchap-user = \"u\"\nsecret-file = \"u.secret\"\n\
+        [[target]]\niqn = \"iqn.2026-11.example:two\"\n\
+        [[target.lun]]\nlun = 0\nendpoint = \"mem:2M\"\n";
+    place.file("c.toml", config.as_bytes());
+    let mut child = place
+        .command()
+        .args(["serve", "--config", "c.toml"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let urls: Vec<String> = (0..2).map(|_| lines.next().unwrap().unwrap()).collect();
+    let serving = Serving { child, urls };
+    assert!(serving.urls[0].ends_with("/iqn.2026-11.example:one/3"));
+    assert!(serving.urls[1].ends_with("/iqn.2026-11.example:two/0"));
+    place.run(&["info", &serving.urls[1]]).expect(0);
+    place.run(&["info", &serving.urls[0]]).expect(4);
+    let login = ",initiator=iqn.2026-11.example:me,chap-user=u,chap-secret-file=u.secret";
+    let object = place.run(&["info", &format!("{}{login}", serving.urls[0]), "--json"]).expect(0).json();
+    assert_eq!(object["facts"]["serial"], "ONE");
+}
+
+/// What the demonstration left in its temporary directory.
+fn left_in(dir: &Path) -> usize {
+    fs::read_dir(dir).unwrap().count()
+}
+
+#[test]
+fn demo_shows_everything_and_leaves_nothing() {
+    let place = Place::new();
+    let temporary = place.path("tmp");
+    fs::create_dir(&temporary).unwrap();
+    place.sample("a.img", 4 * MIB + 100);
+    let run = |arguments: &[&str]| {
+        Ran::from(place.command().env("TMPDIR", &temporary).arg("demo").args(arguments).output().unwrap())
+    };
+    let ran = run(&["a.img"]).expect(0);
+    let numbers: Vec<&str> =
+        ran.stdout.lines().map(|line| line.trim_start().split(' ').next().unwrap()).collect();
+    assert_eq!(numbers, ["1/5", "2/5", "3/5", "4/5", "5/5"], "{}", ran.stdout);
+    let object = run(&["a.img", "--json"]).expect(0).json();
+    assert_eq!((&object["schema"], &object["bytes"]), (&1.into(), &(4 * MIB).into()));
+    assert_eq!(left_in(&temporary), 0);
+    let mut child = place
+        .command()
+        .env("TMPDIR", &temporary)
+        .args(["demo", &format!("{},limit=2MB/s", text(&place.path("a.img")))])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(wait(&mut child), 130);
+    assert_eq!(left_in(&temporary), 0);
+}
