@@ -100,7 +100,7 @@ impl Job {
             MediaOp::WriteVerify { compare } => {
                 stages.extend(write(offset, data, block_size, true, capability));
                 let expected = match (compare, data) {
-                    (Compare::Each, Some(data)) => Expected::Bytes(data.clone()),
+                    (Compare::Each, Some(data)) => Expected::Bytes(whole_blocks(data, block_size)),
                     _ => Expected::Anything,
                 };
                 stages.push(check(offset, length, expected, pool)?);
@@ -110,10 +110,6 @@ impl Job {
                     (Compare::Each, Some(data)) => Expected::Bytes(data.clone()),
                     (Compare::One, Some(data)) => Expected::Block(data.clone()),
                     _ => Expected::Anything,
-                };
-                let length = match &expected {
-                    Expected::Bytes(bytes) => length.min(bytes.len() as u64),
-                    _ => length,
                 };
                 stages.push(check(offset, length, expected, pool)?);
             }
@@ -233,6 +229,11 @@ impl Expected {
 }
 
 fn check(offset: u64, length: u64, expected: Expected, pool: &Pool) -> Result<Stage, ()> {
+    // Data-out that is shorter than the range is a residual: what did not come is not compared.
+    let length = match &expected {
+        Expected::Bytes(bytes) => length.min(bytes.len() as u64),
+        _ => length,
+    };
     let buffer = pool.take(PIECE_BYTES.min(length as usize)).ok_or(())?;
     Ok(Stage::Check { offset, length, position: 0, buffer, reading: 0, expected })
 }
@@ -245,10 +246,12 @@ fn write(
     durable: bool,
     capability: &Capability,
 ) -> Option<Stage> {
-    let data = data?;
-    let whole = data.len() / block_size as usize * block_size as usize;
-    let from = data.slice(0, whole);
+    let from = whole_blocks(data?, block_size);
     transfer(&from, capability, |start, piece| Kind::Write { offset: offset + start, from: piece, durable })
+}
+
+fn whole_blocks(data: &Span, block_size: u32) -> Span {
+    data.slice(0, data.len() / block_size as usize * block_size as usize)
 }
 
 /// One request, or as many as the endpoint's longest transfer makes of it; none for nothing.
@@ -275,5 +278,107 @@ fn media_error(error: &IoError) -> MediaError {
         IoErrorKind::Refused => MediaError::NotReady { ascq: 3 },
         IoErrorKind::Aborted => MediaError::Aborted,
         IoErrorKind::Unsupported | IoErrorKind::Other => MediaError::Hardware,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use area::PoolLimits;
+    use block::{Completion, Endpoint, Medium, MemoryMedium, Request};
+    use io::Io;
+    use scsi::{LogicalUnit, Step, UnitConfig, cdb};
+
+    use super::*;
+
+    const BLOCKS: u64 = 4096;
+
+    fn unit() -> LogicalUnit {
+        LogicalUnit::new(UnitConfig {
+            blocks: BLOCKS,
+            block_size: 512,
+            physical_block_size: 512,
+            read_only: false,
+            removable: false,
+            rotational: false,
+            thin: true,
+            write_cache: true,
+            vendor: String::new(),
+            product: String::new(),
+            revision: String::new(),
+            serial: String::new(),
+            naa: 1,
+            max_transfer_bytes: 8 << 20,
+            optimal_transfer_bytes: 0,
+            target_name: "iqn.2026-11.example:t".into(),
+            target_port_group: 1,
+            relative_port: 1,
+        })
+    }
+
+    /// Every CDB of 16 bytes whose opcode writes, verifies or zeroes, with data-out of any length from nothing to
+    /// more than enough: the job ends, touches nothing outside its range, and returns all memory.
+    #[test]
+    fn any_command_with_any_length_of_data_ends() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let medium = MemoryMedium::new(BLOCKS * 512, false).unwrap();
+        let mut endpoint = medium.attach(&mut io).unwrap();
+        let small = Capability { max_transfer_bytes: 4096, ..endpoint.capability().clone() };
+        let mut unit = unit();
+        let (lba, blocks) = (7u32, 40u16);
+        let mut commands = vec![
+            cdb::write_10(lba, blocks, true).padded(),
+            cdb::read_10(lba, blocks, true).padded(),
+            cdb::synchronize_cache_10().padded(),
+        ];
+        for (opcode, byte1) in
+            [(0x2E, 0x00), (0x2E, 0x02), (0x2F, 0x00), (0x2F, 0x02), (0x2F, 0x06), (0x41, 0x00), (0x41, 0x08)]
+        {
+            let mut cdb = cdb::write_10(lba, blocks, false).padded();
+            (cdb[0], cdb[1]) = (opcode, byte1);
+            commands.push(cdb);
+        }
+        for cdb in commands {
+            for offered in [0, 1, 511, 512, 513, 20 * 512, 40 * 512 - 1, 40 * 512] {
+                for capability in [&small, &endpoint.capability().clone()] {
+                    let Step::Media(media) = unit.command(1, &cdb, &[]) else { continue };
+                    if !media.accepts_data_out(offered as u64, 512) {
+                        continue;
+                    }
+                    let wanted = (media.data_out_bytes(512) as usize).min(offered);
+                    let buffer = match media.data_in_bytes(512) {
+                        0 if wanted == 0 => None,
+                        0 => io.pool().take(wanted),
+                        bytes => io.pool().take(bytes as usize),
+                    };
+                    if let Some(buffer) = &buffer {
+                        buffer.fill(0, &vec![0xA5; buffer.len()]);
+                    }
+                    let mut job = Job::plan(&media, buffer.as_ref(), 512, capability, io.pool()).unwrap();
+                    run(&mut io, &mut *endpoint, &mut job, &media);
+                }
+            }
+        }
+        drop(endpoint);
+        assert_eq!(io.pool().lent(), 0);
+    }
+
+    fn run(io: &mut Io, endpoint: &mut dyn Endpoint, job: &mut Job, media: &Media) {
+        let range = media.lba * 512..(media.lba + media.blocks) * 512;
+        loop {
+            let kinds = match job.next() {
+                Next::One(kind) => vec![kind],
+                Next::Many(kinds) => kinds,
+                Next::Wait => panic!("nothing is outstanding"),
+                Next::Done(_) => return,
+            };
+            for kind in kinds {
+                if let Some((offset, length)) = kind.range() {
+                    assert!(length > 0 && offset >= range.start && offset + length <= range.end, "{kind:?}");
+                }
+                let mut done: Vec<Completion> = Vec::new();
+                endpoint.submit(io, Request { id: 0, kind }, &mut done);
+                job.completed(done.pop().unwrap().result);
+            }
+        }
     }
 }
