@@ -68,7 +68,9 @@ impl Stop {
     }
 
     /// Begins to listen for SIGINT and SIGTERM.
-    pub(crate) fn listen(&self) -> std::io::Result<()> {
+    ///
+    /// `tells` says whether people want to know what the first one does.
+    pub(crate) fn listen(&self, tells: bool) -> std::io::Result<()> {
         let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM])?;
         let stop = self.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -76,6 +78,9 @@ impl Stop {
                 let is_second = stop.signal.swap(number, Ordering::Relaxed) != 0;
                 if is_second || !stop.orderly.load(Ordering::Relaxed) {
                     std::process::exit(128 + number);
+                }
+                if tells {
+                    output::note("finishing what is in flight; a second signal ends it at once");
                 }
             }
         })?;

@@ -198,7 +198,7 @@ impl Named {
                 .map_err(|cause| Failure::usage("understand the endpoint", self.text.clone(), cause));
         }
         StateDir::locate().and_then(|state| state.host_name()).or_else(|failure| {
-            context.warn(&format!("{failure}; logging in under a name for this run only"));
+            context.warn(&format!("logging in under a name for this run only: {}", failure.cause));
             new_host_name().map_err(|error| Failure::failed("make up an initiator name", "", error))
         })
     }

@@ -124,7 +124,8 @@ impl Failure {
             ),
             OpenError::Failed(_) => (Exit::Failed, ""),
         };
-        Self::new(exit, attempted, object, error).hint(hint)
+        let object = object.into();
+        Self::new(exit, attempted, object.clone(), once(&object, error)).hint(hint)
     }
 
     /// A request that storage did not fulfil.
@@ -138,7 +139,8 @@ impl Failure {
             }
             _ => (Exit::Failed, ""),
         };
-        Self::new(exit, attempted, object, error).hint(hint)
+        let object = object.into();
+        Self::new(exit, attempted, object.clone(), once(&object, error)).hint(hint)
     }
 
     /// The object that `--json` prints.
@@ -150,6 +152,15 @@ impl Failure {
             "cause": self.cause,
             "hint": self.hint,
         }})
+    }
+}
+
+/// The cause without the object's name, where it begins with that: the failure names it already.
+fn once(object: &str, cause: &dyn fmt::Display) -> String {
+    let cause = cause.to_string();
+    match cause.split_once(": ") {
+        Some((name, rest)) if !name.is_empty() && object.starts_with(name) => rest.to_owned(),
+        _ => cause,
     }
 }
 
@@ -202,6 +213,15 @@ mod tests {
         for (exit, code) in all {
             assert_eq!(exit.code(), code);
         }
+    }
+
+    #[test]
+    fn the_object_is_named_once() {
+        let error = OpenError::Unreachable("iscsi://h/iqn.x/0: no answer".into());
+        let failure = Failure::open("open", "iscsi://h/iqn.x/0,timeout=2s", &error);
+        assert_eq!(failure.cause, "no answer");
+        let failure = Failure::open("open", "a.img", &OpenError::Failed("opening a.img: denied".into()));
+        assert_eq!(failure.cause, "opening a.img: denied");
     }
 
     #[test]
