@@ -10,15 +10,18 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::harness::files::empty_file;
 use crate::harness::process::tail;
-use crate::harness::{Against, Cases, Context, Disk, Tier, program, run, scratch};
+use crate::harness::{Against, Cases, Context, Disk, Output, Tier, program, run, scratch};
 
-const LIMIT: Duration = Duration::from_secs(400);
+/// For one family; the slowest takes 10 s.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Families that may hang before the rest is given up.
+const INCOMPLETE_MAX: usize = 4;
 const BYTES: u64 = 256 << 20;
 
 /// Where the known differences are listed.
@@ -111,18 +114,19 @@ fn parse_log(log: &str) -> (Vec<Test>, bool) {
         }
         let Some(test) = tests.last_mut().filter(|_| open || line.starts_with("    ")) else { continue };
         if open {
+            // What follows the verdict on its line is the suite's cleanup, which prints without a new line.
+            if rest.starts_with("passed") {
+                test.verdict = if skipped { Verdict::Skip } else { Verdict::Pass };
+                open = false;
+                continue;
+            }
             if let Some((_, why)) = rest.split_once("[SKIPPED]") {
                 skipped = true;
                 remember(&mut test.reason, why);
             } else if let Some((_, why)) = rest.split_once("[FAILED]") {
                 remember(&mut test.reason, why);
             }
-            // The verdict is the last word of the test's own lines; what follows on that line is the suite's
-            // cleanup, which prints its failures without a new line.
-            if rest.trim_start().starts_with("passed") || rest.trim_end().ends_with("passed") {
-                test.verdict = if skipped { Verdict::Skip } else { Verdict::Pass };
-                open = false;
-            } else if rest.trim() == "FAILED" {
+            if rest.trim() == "FAILED" {
                 test.verdict = Verdict::Fail;
                 open = false;
             }
@@ -177,46 +181,54 @@ fn load_known(path: &Path) -> Result<Vec<Known>> {
 fn judge(test: &Test, required: bool, known: Option<&Known>) -> Option<Result<()>> {
     let reason = &test.reason;
     match (test.verdict, known) {
-        (Verdict::Lost, _) => Some(Err(anyhow::anyhow!("no verdict: the suite stopped here"))),
+        (Verdict::Lost, _) => Some(Err(anyhow!("no verdict: the suite stopped here"))),
         (verdict, Some(known)) if verdict == known.outcome => {
             // A known failure stays out of both counts; a known skip likewise.
             None
         }
-        (Verdict::Pass, Some(known)) => Some(Err(anyhow::anyhow!(
+        (Verdict::Pass, Some(known)) => Some(Err(anyhow!(
             "passes, but {KNOWN} lists it as {:?} ({}): take the line out",
             known.outcome,
             known.reason
         ))),
         (Verdict::Pass, None) => Some(Ok(())),
-        (Verdict::Fail, _) => Some(Err(anyhow::anyhow!("fails: {reason}"))),
-        (Verdict::Skip, _) if required => {
-            Some(Err(anyhow::anyhow!("skipped in a required family: {reason}")))
-        }
+        (Verdict::Fail, _) => Some(Err(anyhow!("fails: {reason}"))),
+        (Verdict::Skip, _) if required => Some(Err(anyhow!("skipped in a required family: {reason}"))),
         (Verdict::Skip, Some(known)) => {
-            Some(Err(anyhow::anyhow!("skipped ({reason}), but {KNOWN} lists it as {:?}", known.outcome)))
+            Some(Err(anyhow!("skipped ({reason}), but {KNOWN} lists it as {:?}", known.outcome)))
         }
         (Verdict::Skip, None) => None,
     }
 }
 
-/// Runs the suite once; returns the log and how long it took.
-fn run_suite(name: &str, urls: &[String]) -> Result<(String, f64)> {
-    let mut command = program("iscsi-test-cu")?;
-    command.args(["-d", "-S", "-v", "-t", name]).args(urls);
-    let output = run(&mut command, LIMIT)?;
-    // Exit 1 only says that some test failed; the log says which.
-    if output.timed_out || output.signal.is_some() {
-        bail!("{}: {}\n{}", output.line, output.ending(), tail(&output.stdout, 1500));
-    }
-    Ok((output.text(), output.seconds))
+/// Families of the suite, as `-t` takes them.
+fn all_families() -> Result<Vec<String>> {
+    let output = run(program("iscsi-test-cu")?.arg("-l"), LIMIT)?;
+    let names: Vec<String> = output
+        .stdout
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("ALL.") && line.matches('.').count() == 1)
+        .map(str::to_owned)
+        .collect();
+    ensure!(!names.is_empty(), "iscsi-test-cu -l lists nothing:\n{}", output.text());
+    Ok(names)
+}
+
+/// Runs one family. In a process of its own: some tests of 1.19 that end early leave the hook in place with
+/// which they spoil PDUs (CompareAndWrite.InvalidDataOutSize), and every 16-byte CDB after them is wrong. It exits 1 when some test failed; the log says which.
+fn run_suite(name: &str, urls: &[String]) -> Result<Output> {
+    // Line by line, so that the log of a suite that hangs shows where.
+    let mut command = program("stdbuf")?;
+    command.args(["-oL", "iscsi-test-cu", "-d", "-S", "-v", "-t", name]).args(urls);
+    run(&mut command, LIMIT)
 }
 
 fn run_kind(context: &Context, cases: &mut Cases, known: &[Known], kind: &str, disk: Disk) -> Result<()> {
     let mut served = context.serve(&[disk], None)?;
     let url = served.url(0).to_string();
     let names: Vec<String> = match (kind, context.tier) {
-        ("thin", _) => vec!["ALL".into()],
-        ("removable", Tier::Full) => vec!["ALL".into()],
+        ("thin", _) | ("removable", Tier::Full) => all_families()?,
         ("removable", Tier::Sample) => REMOVABLE.iter().map(|name| format!("ALL.{name}")).collect(),
         _ => READ_ONLY.iter().map(|name| format!("ALL.{name}")).collect(),
     };
@@ -232,19 +244,27 @@ fn run_kind(context: &Context, cases: &mut Cases, known: &[Known], kind: &str, d
     // The multipath families need a second path; the same URL twice is two sessions.
     let urls = if kind == "read-only" { vec![url] } else { vec![url.clone(), url] };
     let (mut log, mut tests) = (String::new(), Vec::new());
-    let mut seconds = 0.0;
+    let (mut seconds, mut incomplete) = (0.0, Vec::new());
     for name in &names {
-        let result = run_suite(name, &urls).and_then(|(text, took)| {
-            let (found, complete) = parse_log(&text);
-            log.push_str(&text);
-            tests.extend(found);
-            seconds += took;
-            ensure!(complete, "the suite did not come to its end\n{}", tail(&text, 1500));
-            Ok(())
-        });
-        let result = served.blame(result);
-        cases.record(&format!("{kind}/{name}-complete"), result, 0.0);
+        let output = run_suite(name, &urls)?;
+        let text = output.text();
+        let (found, complete) = parse_log(&text);
+        log.push_str(&text);
+        tests.extend(found);
+        seconds += output.seconds;
+        if !complete {
+            incomplete.push(format!("{name}: {}\n{}", output.ending(), tail(&text, 600)));
+        }
+        if served.alive().is_err() || incomplete.len() > INCOMPLETE_MAX {
+            break;
+        }
     }
+    let complete = match incomplete.len() {
+        0 => Ok(()),
+        count => Err(anyhow!("{count} families did not come to their end\n{}", incomplete.join("\n"))),
+    };
+    let all_complete = complete.is_ok();
+    cases.record(&format!("{kind}/complete"), served.blame(complete), seconds);
     let logs = context.repository.join("target/conformance");
     fs::create_dir_all(&logs)?;
     fs::write(logs.join(format!("{kind}.log")), &log)?;
@@ -264,19 +284,15 @@ fn run_kind(context: &Context, cases: &mut Cases, known: &[Known], kind: &str, d
         "removable" => REMOVABLE,
         _ => READ_ONLY,
     };
-    for family in wanted {
+    for family in wanted.iter().filter(|_| all_complete) {
         if !families.contains_key(family) {
-            cases.record(
-                &format!("{kind}/{family}"),
-                Err(anyhow::anyhow!("the suite has no such family")),
-                0.0,
-            );
+            cases.record(&format!("{kind}/{family}"), Err(anyhow!("the suite has no such family")), 0.0);
         }
     }
     for entry in known.iter().filter(|known| known.lun == kind && context.tier == Tier::Full) {
         if !tests.iter().any(|test| format!("{}.{}", test.suite, test.name) == entry.test) {
             let stale = format!("{KNOWN} lists {}, which the suite does not have", entry.test);
-            cases.record(&format!("{kind}/{}", entry.test), Err(anyhow::anyhow!(stale)), 0.0);
+            cases.record(&format!("{kind}/{}", entry.test), Err(anyhow!(stale)), 0.0);
         }
     }
     let count = |verdict| tests.iter().filter(|test| test.verdict == verdict).count();
@@ -345,6 +361,7 @@ FAILED
     1. test_get_lba_status_beyond_eol.c:38  - CU_ASSERT_EQUAL(_r,0)
 Suite: PrinReadKeys
   Test: Residuals ...passed    [FAILED] PRIN command: failed with sense.
+  Test: Odd ...passed    [SKIPPED] PERSISTENT RESERVE IN is not implemented.
 Suite: iSCSIdatasn
   Test: iSCSIDataSnInvalid ...FAILED
     1. test_iscsi_datasn_invalid.c:98  - CU_ASSERT_NOT_EQUAL(ret,0)
@@ -361,11 +378,11 @@ Suite: Read10
         let (tests, complete) = parse_log(LOG);
         let verdicts: Vec<Verdict> = tests.iter().map(|test| test.verdict).collect();
         use Verdict::{Fail, Lost, Pass, Skip};
-        assert_eq!(verdicts, [Skip, Pass, Fail, Pass, Fail, Fail, Lost]);
+        assert_eq!(verdicts, [Skip, Pass, Fail, Pass, Pass, Fail, Fail, Lost]);
         assert!(!complete);
         assert_eq!(tests[0].reason, "COMPAREANDWRITE is not implemented.");
-        assert!(tests[4].reason.contains("iscsi_datasn"), "{:?}", tests[4]);
-        assert_eq!(tests[5].reason, "MODESENSE6 successful");
+        assert!(tests[5].reason.contains("iscsi_datasn"), "{:?}", tests[5]);
+        assert_eq!(tests[6].reason, "MODESENSE6 successful");
         assert!(parse_log("Run Summary:    Type").1);
     }
 
