@@ -298,7 +298,8 @@ fn r2ts_are_answered_in_segments() {
 #[test]
 fn r2t_violations_end_the_connection() {
     // (case, [(TTT, R2TSN, offset, length)])
-    let cases: [(&str, &[(u32, u32, u32, u32)]); 9] = [
+    type Case = (&'static str, &'static [(u32, u32, u32, u32)]);
+    let cases: [Case; 9] = [
         ("beyond_the_buffer", &[(1, 0, 5900, 101)]),
         ("offset_wraps", &[(1, 0, u32::MAX, 2)]),
         ("longer_than_max_burst", &[(1, 0, 0, 4097)]),

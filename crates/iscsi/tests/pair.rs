@@ -91,7 +91,7 @@ impl Storage {
                             machine.want_data_out(command.task, bytes);
                         }
                         OP_FAIL | OP_NONE if self.random.chance(2) => {
-                            self.finish(machine, buffers, command.task)
+                            self.finish(machine, buffers, command.task);
                         }
                         _ => self.jobs.push(command.task),
                     }
@@ -129,7 +129,7 @@ impl Storage {
                 machine.complete(task, Completion { data_in, transfer, ..Completion::default() });
             }
             OP_WRITE => {
-                machine.complete(task, Completion { transfer: length.into(), ..Completion::default() })
+                machine.complete(task, Completion { transfer: length.into(), ..Completion::default() });
             }
             OP_NONE => machine.complete(task, Completion::default()),
             _ => machine.complete(task, Completion { status: 2, sense: &SENSE, ..Completion::default() }),
@@ -293,11 +293,11 @@ fn run(seed: u64, commands: u64, management: bool) {
         match random.below(6) {
             0 | 1 => {
                 progress |=
-                    initiator.send(random.below(6) as usize, &mut to_target, |m, b| load.drain(m, b)) > 0
+                    initiator.send(random.below(6) as usize, &mut to_target, |m, b| load.drain(m, b)) > 0;
             }
             2 | 3 => {
                 progress |=
-                    target.send(random.below(6) as usize, &mut to_initiator, |m, b| storage.drain(m, b)) > 0
+                    target.send(random.below(6) as usize, &mut to_initiator, |m, b| storage.drain(m, b)) > 0;
             }
             4 => {
                 let chunk = if random.chance(2) { random.below(40) } else { random.below(20_000) } as usize;

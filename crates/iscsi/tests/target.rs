@@ -106,7 +106,7 @@ impl Target {
                 Event::SessionReady(_) => self.machine.accept_session(5),
                 Event::Command(command) => match self.answer {
                     Answer::Want if command.write => {
-                        self.machine.want_data_out(command.task, command.expected)
+                        self.machine.want_data_out(command.task, command.expected);
                     }
                     Answer::WantBytes(bytes) => self.machine.want_data_out(command.task, bytes),
                     Answer::Complete => self.machine.complete(command.task, Completion::default()),
@@ -271,7 +271,7 @@ impl Target {
     }
 }
 
-const BYTES: [u8; 65536] = [0x5a; 65536];
+static BYTES: [u8; 65536] = [0x5a; 65536];
 
 fn bytes(length: u32) -> &'static [u8] {
     &BYTES[..length as usize]

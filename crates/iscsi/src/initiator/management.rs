@@ -80,7 +80,8 @@ impl Connection {
         }
         self.management[id] = Some(itt);
         let control = Control::Management { function, lun, itt, referenced_task_tag, ref_cmd_sn };
-        self.push_control(control).map_err(|_| ManagementBusy)?;
+        // Bounded by the slots for them, so no answer to the target takes their place.
+        self.urgent.push_back(control);
         Ok(request)
     }
 

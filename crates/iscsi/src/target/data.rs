@@ -10,7 +10,8 @@ use crate::machine::{Fatal, Payload, Placement, TaskId, Transmit};
 use crate::wire::{DataIn, DataOut, DataSn, R2t, RejectReason, StatSn, Ttt};
 
 impl Connection {
-    /// The edge has a buffer of `bytes` for the task and wants it filled with Data-Out; [`Event::DataOut`] says
+    /// The edge has a buffer of `bytes` for the task and wants it filled with Data-Out;
+    /// [`Event::DataOut`](super::Event::DataOut) says
     /// when. `bytes` is cut to what the initiator offers ([`Command::expected`](super::Command::expected) with
     /// `write`, else nothing), so compare before deciding what a short transfer means.
     ///

@@ -148,8 +148,7 @@ impl Connection {
     fn answer_management(&mut self, id: usize) {
         if let Some(Management { itt, tasks: 0, result: Some(result) }) = self.management[id] {
             self.management[id] = None;
-            // `CONTROL_MAX` leaves room for all of these.
-            let _ = self.answer(itt, result);
+            self.push_reserved(Control::Management { itt, result });
         }
     }
 
@@ -195,10 +194,7 @@ impl Connection {
             && !self.logout_answered
         {
             self.logout_answered = true;
-            // If there is no room for it the peer is flooding us, and closes nothing in an orderly way.
-            if self.push_control(Control::Logout { itt, result: LogoutResult::Closed }).is_err() {
-                self.events.push_back(Event::Close);
-            }
+            self.push_reserved(Control::Logout { itt, result: LogoutResult::Closed });
         }
     }
 

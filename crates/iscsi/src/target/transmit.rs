@@ -39,13 +39,19 @@ impl Connection {
         if self.controls >= limits::CONTROL_MAX {
             return Err(Fatal::Overload("answers"));
         }
-        self.controls += 1;
-        self.urgent.push_back(Urgent::Control(Box::new(control)));
+        self.push_reserved(control);
         Ok(())
     }
 
+    /// For answers that must not get lost and are bounded by themselves: one login or logout, and
+    /// [`MANAGEMENT_MAX`](limits::MANAGEMENT_MAX) task management responses.
+    pub(super) fn push_reserved(&mut self, control: Control) {
+        self.controls += 1;
+        self.urgent.push_back(Urgent::Control(Box::new(control)));
+    }
+
     pub(super) fn push_login(&mut self, response: login::Response) {
-        self.push_control(Control::Login(response)).expect("one login response at a time");
+        self.push_reserved(Control::Login(response));
     }
 
     /// Queues a Reject of the PDU being received.

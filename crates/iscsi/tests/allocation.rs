@@ -1,0 +1,117 @@
+//! The path of READ and WRITE allocates nothing once it runs, in neither machine.
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use iscsi::initiator::{self, Direction};
+use iscsi::machine::{Machine, Payload, Placement, Received};
+use iscsi::params::Params;
+use iscsi::target::{self, AuthRequirement, Completion, Policy};
+use iscsi::wire::{Attribute, Isid};
+use support::{NOW, name};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter has no part in it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn target_events(target: &mut target::Connection) {
+    while let Some(event) = target.poll_event() {
+        match event {
+            target::Event::Identify(_) => target.identify(Ok(Policy {
+                auth: AuthRequirement::None,
+                portal_group_tag: 1,
+                target_alias: None,
+                params: Params { max_burst_length: 65536, first_burst_length: 65536, ..Params::default() },
+            })),
+            target::Event::SessionReady(_) => target.accept_session(1),
+            target::Event::Command(command) if command.write => {
+                target.want_data_out(command.task, command.expected);
+            }
+            target::Event::Command(command) => {
+                let data_in = command.expected;
+                let done = Completion { data_in, transfer: data_in.into(), ..Completion::default() };
+                target.complete(command.task, done);
+            }
+            target::Event::DataOut { task } => {
+                target.complete(task, Completion { transfer: 300_000, ..Completion::default() });
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn read_and_write_allocate_nothing() {
+    let mut target = target::Connection::new(target::Config::default(), [0; 32], NOW);
+    let login = iscsi::login::initiator::Config::normal(
+        name("iqn.2026-11.test:i"),
+        Isid::random([0; 3], 0),
+        name("iqn.2026-11.test:t"),
+    );
+    let mut initiator = initiator::Connection::new(initiator::Config::new(login), [0; 32], NOW).unwrap();
+    let (mut submitted, mut done, mut before) = (0_u32, 0_u32, 0);
+    while done < 3000 {
+        while initiator.window() > 0 {
+            let direction = if submitted.is_multiple_of(2) { Direction::In } else { Direction::Out };
+            let command = initiator::Command {
+                lun: 0,
+                cdb: [0; 16],
+                direction,
+                length: 300_000,
+                attribute: Attribute::Simple,
+            };
+            initiator.submit(command).unwrap();
+            submitted += 1;
+        }
+        while let Some(transmit) = initiator.poll_transmit() {
+            target.on_header(&transmit.header, &[], NOW).unwrap();
+            target_events(&mut target);
+            receive(&mut target, &transmit.payload);
+            target_events(&mut target);
+        }
+        while let Some(transmit) = target.poll_transmit() {
+            target_events(&mut target);
+            initiator.on_header(&transmit.header, &[], NOW).unwrap();
+            receive(&mut initiator, &transmit.payload);
+            while let Some(event) = initiator.poll_event() {
+                done +=
+                    u32::from(matches!(event, initiator::Event::Complete(outcome) if outcome.status == 0));
+            }
+        }
+        if done < 1000 {
+            before = ALLOCATIONS.load(Ordering::Relaxed);
+        }
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "over {} commands", done - 1000);
+}
+
+fn receive(machine: &mut impl Machine, payload: &Payload) {
+    match (machine.placement(), payload) {
+        (Placement::Nothing, Payload::None) => {}
+        (Placement::Inline, Payload::Bytes(bytes)) => machine.on_data(Received::Inline(bytes), NOW).unwrap(),
+        (Placement::Task { length, .. }, Payload::Task { length: sent, .. }) => {
+            assert_eq!(length, *sent);
+            machine.on_data(Received::Placed, NOW).unwrap();
+        }
+        other => panic!("{other:?}"),
+    }
+}
