@@ -1,14 +1,16 @@
 //! One loop thread's requests to a file.
 
 use std::io::{Error, Result as IoResult};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use area::Span;
 use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
 
+use super::Shared;
 use crate::memory::check;
 use crate::{
     Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Request, RequestId,
@@ -24,7 +26,10 @@ pub(super) struct FileEndpoint {
     is_device: bool,
     identity: Identity,
     capability: Capability,
-    flush_failed: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+    /// The data extent found last and the count of punched ranges then. What is data stays data until a range is
+    /// punched; on some file systems (tmpfs) finding its end is a walk over every page.
+    data_extent: Option<(Range<u64>, u64)>,
     pending: Vec<Option<Pending>>,
     vacant: Vec<u32>,
     zeroes: Option<Span>,
@@ -65,6 +70,12 @@ enum Job {
     },
 }
 
+impl Job {
+    fn is_punch(&self) -> bool {
+        matches!(self, Self::Allocate { how: Allocation::PunchHole, .. })
+    }
+}
+
 impl FileEndpoint {
     pub(super) fn new(
         io: &Io,
@@ -73,7 +84,7 @@ impl FileEndpoint {
         is_device: bool,
         identity: Identity,
         capability: Capability,
-        flush_failed: Arc<AtomicBool>,
+        shared: Arc<Shared>,
     ) -> Self {
         Self {
             owner: io.owner(),
@@ -82,7 +93,8 @@ impl FileEndpoint {
             is_device,
             identity,
             capability,
-            flush_failed,
+            shared,
+            data_extent: None,
             pending: Vec::new(),
             vacant: Vec::new(),
             zeroes: None,
@@ -91,7 +103,9 @@ impl FileEndpoint {
 
     fn job(&self, kind: Kind) -> Result<Job, IoError> {
         check(&self.capability, &kind)?;
-        if self.flush_failed.load(Ordering::Acquire) && (kind.is_write() || matches!(kind, Kind::Flush)) {
+        if self.shared.flush_failed.load(Ordering::Acquire)
+            && (kind.is_write() || matches!(kind, Kind::Flush))
+        {
             let text = "an earlier flush failed; what was written before it may be lost: reopen the storage";
             return Err(IoError::new(IoErrorKind::FlushFailed, text));
         }
@@ -103,9 +117,11 @@ impl FileEndpoint {
             }
             Kind::Flush => Job::Flush,
             Kind::Discard { offset, length } => {
+                self.shared.punched.fetch_add(1, Ordering::Relaxed);
                 Job::Allocate { how: Allocation::PunchHole, offset, length, fall_back: false }
             }
             Kind::WriteZeroes { offset, length, may_unmap: true } => {
+                self.shared.punched.fetch_add(1, Ordering::Relaxed);
                 Job::Allocate { how: Allocation::PunchHole, offset, length, fall_back: true }
             }
             Kind::WriteZeroes { offset, length, may_unmap: false } => {
@@ -205,7 +221,7 @@ impl FileEndpoint {
                 pending.job = Job::Zero { offset: *offset, length: *length };
             }
             (Job::Flush, Err(error)) => {
-                self.flush_failed.store(true, Ordering::Release);
+                self.shared.flush_failed.store(true, Ordering::Release);
                 let text = format!("flush failed ({error}): what was written may be lost");
                 return Some(Err(IoError::new(IoErrorKind::FlushFailed, text)));
             }
@@ -216,6 +232,25 @@ impl FileEndpoint {
             (_, Err(error)) => return Some(Err(error.into())),
         }
         self.start(io, key)
+    }
+
+    fn seek_extent(&self, offset: u64, size: u64) -> Extent {
+        let seek = |whence| {
+            // SAFETY: a plain system call on a live descriptor; the file position is not used by anyone.
+            unsafe { libc::lseek(self.buffered.as_raw_fd(), offset as i64, whence) }
+        };
+        let data = seek(libc::SEEK_DATA);
+        if data < 0 {
+            let nothing_left = Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
+            return Extent { end: size, data: !nothing_left };
+        }
+        if data as u64 > offset {
+            return Extent { end: (data as u64).min(size), data: false };
+        }
+        match seek(libc::SEEK_HOLE) {
+            hole if hole > 0 && hole as u64 > offset => Extent { end: (hole as u64).min(size), data: true },
+            _ => Extent { end: size, data: true },
+        }
     }
 
     fn finish(&mut self, key: u32, result: Result<(), IoError>, done: &mut Vec<Completion>) {
@@ -259,26 +294,22 @@ impl Endpoint for FileEndpoint {
 
     fn extent(&mut self, offset: u64) -> Extent {
         let size = self.capability.size_bytes;
-        let all = Extent { end: size, data: true };
         if self.is_device || offset >= size {
-            return all;
+            return Extent { end: size, data: true };
         }
-        let seek = |whence| {
-            // SAFETY: a plain system call on a live descriptor; the file position is not used by anyone.
-            unsafe { libc::lseek(self.buffered.as_raw_fd(), offset as i64, whence) }
-        };
-        let data = seek(libc::SEEK_DATA);
-        if data < 0 {
-            let nothing_left = Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
-            return Extent { end: size, data: !nothing_left };
+        let punched = self.shared.punched.load(Ordering::Relaxed);
+        if let Some((range, then)) = &self.data_extent
+            && range.contains(&offset)
+            && *then == punched
+        {
+            return Extent { end: range.end, data: true };
         }
-        if data as u64 > offset {
-            return Extent { end: (data as u64).min(size), data: false };
+        let extent = self.seek_extent(offset, size);
+        // A punch on its way might be in the file already and not yet in what was just read.
+        if extent.data && self.pending.iter().flatten().all(|pending| !pending.job.is_punch()) {
+            self.data_extent = Some((offset..extent.end, punched));
         }
-        match seek(libc::SEEK_HOLE) {
-            hole if hole > 0 && hole as u64 > offset => Extent { end: (hole as u64).min(size), data: true },
-            _ => all,
-        }
+        extent
     }
 
     fn identity(&self) -> Identity {

@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use area::Pool;
 use io::{Handle, Io};
@@ -31,8 +31,16 @@ pub struct FileMedium {
     is_device: bool,
     identity: Identity,
     capability: Capability,
+    shared: Arc<Shared>,
+}
+
+/// What the threads that use one file must agree on.
+#[derive(Debug, Default)]
+struct Shared {
     /// A flush failed: what was acknowledged may be gone, so nothing more is promised until reopened.
-    flush_failed: Arc<AtomicBool>,
+    flush_failed: AtomicBool,
+    /// Ranges punched so far: what was known of the file's extents before may be outdated.
+    punched: AtomicU64,
 }
 
 fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {
@@ -120,7 +128,7 @@ impl FileMedium {
             Identity::File { device: metadata.dev(), inode: metadata.ino() }
         };
         let path = path.to_owned();
-        Ok(Self { path, buffered, direct, is_device, identity, capability, flush_failed: Arc::default() })
+        Ok(Self { path, buffered, direct, is_device, identity, capability, shared: Arc::default() })
     }
 }
 
@@ -168,7 +176,7 @@ impl Medium for FileMedium {
             self.is_device,
             self.identity.clone(),
             self.capability.clone(),
-            Arc::clone(&self.flush_failed),
+            Arc::clone(&self.shared),
         )))
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::{Completion, IoErrorKind, Kind, Request};
+use crate::{Completion, Extent, IoErrorKind, Kind, Request};
 
 const OPTIONS: OpenOptions = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
 
@@ -129,6 +129,13 @@ fn holes_are_found() {
         at = extent.end;
     }
     assert_eq!(data, 65536);
+    let discard = Kind::Discard { offset: 266_240, length: 4096 };
+    perform(&mut io, &mut *endpoint, discard).result.unwrap();
+    assert_eq!(
+        endpoint.extent(262_144),
+        Extent { end: 266_240, data: true },
+        "remembered extents are dropped"
+    );
 }
 
 #[test]
@@ -170,7 +177,7 @@ fn a_failed_flush_is_never_retried_into_success() {
     fs::write(&path, vec![0; 8192]).unwrap();
     let medium = open(&path, "").unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
-    medium.flush_failed.store(true, std::sync::atomic::Ordering::Release);
+    medium.shared.flush_failed.store(true, std::sync::atomic::Ordering::Release);
     for _ in 0..2 {
         let result = perform(&mut io, &mut *endpoint, Kind::Flush).result;
         assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed);
