@@ -43,7 +43,7 @@ impl Scene {
     }
 
     fn destination(&self) -> String {
-        format!("{},timeout={ENDPOINT_TIMEOUT_S}", self.served.url(0))
+        format!("{},timeout={ENDPOINT_TIMEOUT_S}s", self.served.url(0))
     }
 
     /// Starts a slow copy to the target and waits until data arrives there.

@@ -1,5 +1,6 @@
 //! tgt (Linux SCSI target framework) under a guard: the peer that every family can be held against.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -7,17 +8,19 @@ use tempfile::TempDir;
 
 use super::{Credentials, Disk, Running, Url, free_port, program, run};
 
-const IQN: &str = "iqn.2026-11.org.example:tgt";
 /// tgtd finds its control socket by this number; the directory is our own, so any will do.
 const CONTROL: &str = "1";
 const READY_LIMIT: Duration = Duration::from_secs(15);
 const ADMIN_LIMIT: Duration = Duration::from_secs(15);
+/// tgt makes the identity of a LUN from its numbers alone, so that two instances would show one disk.
+static NEXT_TARGET: AtomicU32 = AtomicU32::new(1);
 
 /// A running tgtd.
 #[derive(Debug)]
 pub(crate) struct Tgt {
     running: Running,
     urls: Vec<Url>,
+    tid: String,
     dir: TempDir,
 }
 
@@ -26,24 +29,26 @@ impl Tgt {
     pub(crate) fn serve(disks: &[Disk], credentials: Option<&Credentials>) -> Result<Self> {
         let dir = super::scratch()?;
         let port = free_port()?;
+        let tid = NEXT_TARGET.fetch_add(1, Ordering::Relaxed).to_string();
+        let iqn = format!("iqn.2026-11.org.example:tgt-{tid}");
         let mut command = program("tgtd")?;
         command.args(["-f", "-C", CONTROL, "--iscsi", &format!("portal=127.0.0.1:{port}")]);
         command.env("TGT_IPC_SOCKET", dir.path().join("control"));
         let running = Running::start(&mut command)?;
         let urls = (1..=disks.len())
-            .map(|lun| Url { portal: format!("127.0.0.1:{port}"), iqn: IQN.into(), lun: lun as u64 })
+            .map(|lun| Url { portal: format!("127.0.0.1:{port}"), iqn: iqn.clone(), lun: lun as u64 })
             .collect();
-        let mut tgt = Self { running, urls, dir };
+        let mut tgt = Self { running, urls, tid: tid.clone(), dir };
         tgt.wait_ready()?;
-        tgt.admin(&["--mode", "target", "--op", "new", "--tid", "1", "-T", IQN])?;
+        tgt.admin(&["--mode", "target", "--op", "new", "--tid", &tid, "-T", &iqn])?;
         for (index, disk) in disks.iter().enumerate() {
             tgt.add(index + 1, disk)?;
         }
         if let Some(Credentials { user, secret }) = credentials {
             tgt.admin(&["--mode", "account", "--op", "new", "--user", user, "--password", secret])?;
-            tgt.admin(&["--mode", "account", "--op", "bind", "--tid", "1", "--user", user])?;
+            tgt.admin(&["--mode", "account", "--op", "bind", "--tid", &tid, "--user", user])?;
         }
-        tgt.admin(&["--mode", "target", "--op", "bind", "--tid", "1", "-I", "ALL"])?;
+        tgt.admin(&["--mode", "target", "--op", "bind", "--tid", &tid, "-I", "ALL"])?;
         Ok(tgt)
     }
 
@@ -65,8 +70,18 @@ impl Tgt {
             bail!("tgt serves plain files only, not {} with {:?}", disk.endpoint, disk.options);
         }
         let lun = lun.to_string();
-        let mut arguments =
-            vec!["--mode", "logicalunit", "--op", "new", "--tid", "1", "--lun", &lun, "-b", &disk.endpoint];
+        let mut arguments = vec![
+            "--mode",
+            "logicalunit",
+            "--op",
+            "new",
+            "--tid",
+            &self.tid,
+            "--lun",
+            &lun,
+            "-b",
+            &disk.endpoint,
+        ];
         let block_size = disk.block_size.map(|bytes| bytes.to_string());
         if let Some(block_size) = &block_size {
             arguments.extend(["--blocksize", block_size]);
@@ -84,7 +99,7 @@ impl Tgt {
                     "--op",
                     "update",
                     "--tid",
-                    "1",
+                    &self.tid,
                     "--lun",
                     &lun,
                     "--params",
