@@ -409,3 +409,29 @@ fn a_drain_lets_initiators_log_out_and_finishes_their_work() {
     server.0.take().unwrap().wait().unwrap();
     std::mem::forget(server);
 }
+
+#[test]
+fn a_second_signal_ends_a_drain_at_once_while_work_is_under_way() {
+    let mut server = Guard::start(vec![lun(0, medium("mem:16M,delay=300ms"))], Access::default());
+    let address = server.address();
+    let mut io = new_io();
+    let mut remote = open(&mut io, address, 0, options()).unwrap();
+    let into = io.pool().take(4096).unwrap();
+    let mut done = Vec::new();
+    remote.submit(&mut io, Request { id: 1, kind: Kind::Read { offset: 0, into } }, &mut done);
+    let mut events = Vec::new();
+    for _ in 0..5 {
+        let until = io.now() + Duration::from_millis(10);
+        io.turn_until(Some(until), &mut events).unwrap();
+        for event in events.drain(..) {
+            remote.on_event(&mut io, event, &mut done);
+        }
+    }
+    let handle = server.0.as_ref().unwrap().handle();
+    handle.drain();
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(TcpStream::connect(address).is_err(), "a draining server does not listen");
+    handle.stop();
+    server.0.take().unwrap().wait().unwrap();
+    std::mem::forget(server);
+}

@@ -50,7 +50,7 @@ fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {
             OpenError::Missing(format!("{text}; to make a new file say {},create,size=SIZE", path.display()))
         }
         Some(libc::EBUSY) => OpenError::Refused(format!(
-            "{text}: it is mounted or held by another program; unmount it, or allow it with --allow in-use"
+            "{text}: it is mounted or held by another program; unmount it or end that program first"
         )),
         _ => OpenError::Failed(text),
     }
@@ -154,7 +154,7 @@ fn take_lock(path: &Path, file: &File, writable: bool) -> Result<(), OpenError> 
     match lock::lock(file.as_fd(), writable) {
         Ok(true) => Ok(()),
         Ok(false) => Err(OpenError::Refused(format!(
-            "{} is locked by another program (QEMU, or another hikyaku); end it, or allow it with --allow in-use",
+            "{} is locked by another program (QEMU, or another hikyaku); end that program first",
             path.display()
         ))),
         Err(error) => Err(failed(path, "locking", &error)),

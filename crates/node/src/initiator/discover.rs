@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use area::Span;
 use block::OpenError;
-use io::Io;
+use io::{Io, Owner};
 use iscsi::initiator::Command;
 use iscsi::machine::TargetRecord;
 use iscsi::wire::Attribute;
@@ -108,6 +108,7 @@ fn describe(talk: &mut Talk<'_>, wire: u64, lun: u16) -> Result<LunInfo, OpenErr
 struct Talk<'a> {
     io: &'a mut Io,
     url: &'a Url,
+    owner: Owner,
     session: Session,
     deadline: Duration,
 }
@@ -132,11 +133,11 @@ impl<'a> Talk<'a> {
                 }
             };
             let deadline = io.now() + options.timeout;
-            let mut talk = Talk { io: &mut *io, url, session, deadline };
+            let mut talk = Talk { io: &mut *io, url, owner, session, deadline };
             let logged_in = talk.wait(|outcome| matches!(outcome, Outcome::LoggedIn(_)).then_some(()));
             let session = talk.session;
             match logged_in {
-                Ok(()) => return Ok(Self { io, url, session, deadline }),
+                Ok(()) => return Ok(Self { io, url, owner, session, deadline }),
                 Err(error @ OpenError::Unreachable(_)) => last = Some(error),
                 Err(error) => return Err(error),
             }
@@ -163,7 +164,7 @@ impl<'a> Talk<'a> {
             self.io
                 .turn_until(Some(self.deadline), &mut events)
                 .map_err(|error| OpenError::Failed(format!("waiting for {}: {error}", self.url)))?;
-            for event in events.drain(..) {
+            for event in events.drain(..).filter(|event| event.token.owner == self.owner) {
                 self.session.on_event(self.io, event, &mut outcomes);
             }
         }

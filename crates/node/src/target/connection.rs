@@ -462,6 +462,9 @@ impl Connection {
                     lun.note_writer(session.nexus, &session.initiator);
                 }
                 let out = media.data_out_bytes(lun.block_size);
+                if command.is_some_and(|command| is_the_wrong_way(command, &media, lun.block_size)) {
+                    return self.finish_media(context, id, &media, Err(MediaError::DataOutSize));
+                }
                 let offered = command.map_or(0, data_out_offered);
                 if command.is_some() && !media.accepts_data_out(u64::from(offered), lun.block_size) {
                     return self.finish_media(context, id, &media, Err(MediaError::DataOutSize));
@@ -632,6 +635,12 @@ impl Connection {
             *task = None;
         }
     }
+}
+
+/// The initiator announced data in one direction and the CDB moves it in the other.
+fn is_the_wrong_way(command: &machine::Command, media: &Media, block_size: u32) -> bool {
+    let (reads, writes) = (media.data_in_bytes(block_size) > 0, media.data_out_bytes(block_size) > 0);
+    command.expected > 0 && ((reads && !command.read) || (writes && !command.write))
 }
 
 /// What the storage knows of a range, in whole blocks: a block that is partly data is data.

@@ -1,6 +1,6 @@
 //! One loop thread: its connections, its attachments to every logical unit, its mail.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -248,6 +248,10 @@ impl Worker {
     }
 
     fn on_accepted(&mut self, listener: usize, event: Event) {
+        if listener >= self.listeners.len() {
+            // The end of an accept that was under way when the server began to drain.
+            return;
+        }
         if event.result == 0 {
             // The end of a pause.
             return self.accept_again(listener);
@@ -270,6 +274,13 @@ impl Worker {
                 tracing::debug!(%error, "accept");
                 self.accept_again(listener);
             }
+        }
+    }
+
+    /// Refuses new connections from here on; the accept under way ends too.
+    fn stop_listening(&mut self) {
+        for listener in self.listeners.drain(..) {
+            let _ = SockRef::from(&*listener.handle).shutdown(Shutdown::Both);
         }
     }
 
@@ -347,13 +358,13 @@ impl Worker {
                 let until = self.io.now() + self.shared.config.drain_timeout;
                 self.phase = Phase::Draining(until);
                 self.io.timer(Token { owner: self.owner, key: KEY_DEADLINE }, until);
-                self.listeners.clear();
+                self.stop_listening();
                 self.for_each(Connection::drain);
             }
             Mail::Drain => {}
             Mail::Stop => {
                 if matches!(self.phase, Phase::Serving | Phase::Draining(_)) {
-                    self.listeners.clear();
+                    self.stop_listening();
                     self.cut();
                 }
             }
