@@ -21,6 +21,8 @@ const SAMPLES_MAX: usize = 2000;
 /// Growth of the target's memory from the first quarter of the samples to the last that is no leak.
 const RESIDENT_GROWTH_MAX: u64 = 32 << 20;
 const DESCRIPTOR_GROWTH_MAX: usize = 4;
+/// A shorter run that found nothing is no evidence.
+const KEPT_HOURS_MIN: f64 = 1.0;
 /// Rounds before the first sample counts.
 const WARM_UP_ROUNDS: usize = 8;
 
@@ -164,7 +166,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         samples.iter().map(|s| json!([s.seconds.round(), s.resident, s.descriptors])).collect();
     content.insert("columns".into(), json!(["seconds", "resident_bytes", "descriptors"]));
     content.insert("rows".into(), Value::Array(rows));
-    evidence::write("soak", &content)?;
+    if args.hours >= KEPT_HOURS_MIN || verdict.is_err() {
+        evidence::write("soak", &content)?;
+    } else {
+        println!("not kept: shorter than {KEPT_HOURS_MIN} hours");
+    }
     match verdict {
         Ok(()) => println!("{rounds} rounds, nothing lost, nothing grew"),
         Err(ref error) => println!("FAIL {error:#}"),

@@ -16,7 +16,7 @@ use crate::harness::{Cases, Context, Disk, Served, Target, Tgt, Tier, program, r
 const COPY_LIMIT: Duration = Duration::from_secs(90);
 /// Cases of every pair in the full tier.
 const PER_PAIR: usize = 8;
-const SAMPLE: usize = 48;
+const SAMPLE: usize = 120;
 
 /// What one side of a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

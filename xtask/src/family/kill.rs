@@ -234,8 +234,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("target-killed-copy-exits-5", || target_killed(context, &[]).map(|_| ()));
     cases.check("target-killed-json-error", || {
         let output = target_killed(context, &["--json"])?;
-        let last =
-            output.stdout.lines().rev().find(|line| !line.trim().is_empty()).context("no JSON on stdout")?;
+        let text = output.text();
+        let last = text.lines().rev().find(|line| line.contains("\"error\"")).context("no JSON error")?;
         let value: serde_json::Value = serde_json::from_str(last).with_context(|| last.to_owned())?;
         for key in ["code", "attempted", "object", "cause", "hint"] {
             ensure!(!value["error"][key].is_null(), "no error.{key} in {last}");
