@@ -256,26 +256,10 @@ pub(crate) fn observe(
     if stop.is_asked() { Control::Stop } else { Control::Continue }
 }
 
-/// Ends sessions in good order (an iSCSI logout), but does not wait for a peer that does not answer.
-pub(crate) fn end<const N: usize>(io: &mut Io, endpoints: [Box<dyn Endpoint>; N]) {
-    const WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(2);
-    for mut endpoint in endpoints {
-        let mut router = block::Router::new();
-        router.add_endpoint(&*endpoint, ());
-        endpoint.close(io);
-        let deadline = io.now() + WAIT_MAX;
-        let (mut events, mut done) = (Vec::new(), Vec::new());
-        while !endpoint.is_closed() && io.now() < deadline {
-            if io.turn_until(Some(deadline), &mut events).is_err() {
-                return;
-            }
-            for event in events.drain(..) {
-                if router.route(event.token.owner).is_some() {
-                    endpoint.on_event(io, event, &mut done);
-                }
-            }
-        }
-    }
+/// Ends sessions in good order, as far as the peers answer, and lets go of the endpoints.
+pub(crate) fn end<const N: usize>(io: &mut Io, mut endpoints: [Box<dyn Endpoint>; N]) {
+    let mut borrowed = endpoints.each_mut().map(|endpoint| &mut **endpoint as &mut dyn Endpoint);
+    block::close_all(io, &mut borrowed);
 }
 
 #[cfg(test)]
