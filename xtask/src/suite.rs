@@ -126,6 +126,9 @@ fn test_steps(steps: &mut Steps, selection: &Selection, against: Against) -> Res
     } else {
         println!("FAIL: the interoperability families were not run");
     }
+    if let (Some(case), (0, 0)) = (&selection.case, totals(&tallies)) {
+        bail!("no case is named {case}");
+    }
     if totals(&tallies).1 > 0 {
         println!("\nreplay with: cargo xtask test --family NAME --case CASE --seed {seed}");
     }

@@ -27,6 +27,8 @@ const BYTES: u64 = 256 << 20;
 /// Where the known differences are listed.
 const KNOWN: &str = "tests/conformance-known.toml";
 
+/// Kinds of LUN, each served by itself.
+const KINDS: [&str; 3] = ["thin", "removable", "read-only"];
 /// Families that must have no failure on the thin LUN.
 const REQUIRED: &[&str] = &[
     "Inquiry",
@@ -168,11 +170,7 @@ fn load_known(path: &Path) -> Result<Vec<Known>> {
     let file: KnownFile = toml::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
     for entry in &file.known {
         ensure!(!entry.reason.trim().is_empty(), "{}: no reason for {}", path.display(), entry.test);
-        ensure!(
-            ["thin", "removable", "read-only"].contains(&entry.lun.as_str()),
-            "unknown lun {}",
-            entry.lun
-        );
+        ensure!(KINDS.contains(&entry.lun.as_str()), "unknown lun {}", entry.lun);
     }
     Ok(file.known)
 }
@@ -329,8 +327,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         Against::Tgt => Vec::new(),
     };
     let dir = scratch()?;
-    for kind in ["thin", "removable", "read-only"] {
-        if !cases.wants(kind) {
+    for kind in KINDS {
+        if !cases.wants(kind, &KINDS) {
             continue;
         }
         let path = dir.path().join(format!("{kind}.img"));

@@ -103,8 +103,11 @@ impl<'a> Cases<'a> {
     }
 
     /// Whether any case whose name starts with `prefix` may have to run: lets a family skip costly preparation.
-    pub(crate) fn wants(&self, prefix: &str) -> bool {
-        self.filter.is_none_or(|filter| filter.contains(prefix) || prefix.contains(filter))
+    /// `prefixes` are all there are; a filter that names none of them wants them all.
+    pub(crate) fn wants(&self, prefix: &str, prefixes: &[&str]) -> bool {
+        let Some(filter) = self.filter else { return true };
+        let named = |prefix: &str| filter.contains(prefix) || prefix.contains(filter);
+        named(prefix) || !prefixes.iter().any(|prefix| named(prefix))
     }
 
     /// Runs one case, unless it is filtered out or has passed in the run being resumed. A panic is a failure.
@@ -249,7 +252,9 @@ mod tests {
         let mut cases = Cases::new("unit", Some("one"), None);
         cases.check("one-a", || Ok(()));
         cases.check("two", || bail!("must not run"));
-        assert!(cases.wants("one") && cases.wants("one-a-long") && !cases.wants("two"));
+        let prefixes = ["one-a-long", "one", "two"];
+        assert!(cases.wants("one", &prefixes) && cases.wants("one-a-long", &prefixes));
+        assert!(!cases.wants("two", &prefixes) && cases.wants("two", &["two", "three"]));
         assert_eq!(totals(&[cases.finish()]), (1, 0));
     }
 
