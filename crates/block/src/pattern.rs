@@ -16,16 +16,19 @@ fn word(seed: u64, index: u64) -> u64 {
 
 /// Fills `bytes` with the pattern of `seed` as it stands at byte `offset`.
 pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
-    let mut at = offset;
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let word = word(seed, at / 8).to_le_bytes();
-        let skip = (at % 8) as usize;
-        let count = (8 - skip).min(rest.len());
-        rest[..count].copy_from_slice(&word[skip..skip + count]);
-        rest = &mut rest[count..];
-        at += count as u64;
+    let skip = (offset % 8) as usize;
+    let head = if skip == 0 { 0 } else { (8 - skip).min(bytes.len()) };
+    let (first, rest) = bytes.split_at_mut(head);
+    first.copy_from_slice(&word(seed, offset / 8).to_le_bytes()[skip..skip + head]);
+    let mut index = (offset + head as u64) / 8;
+    let mut words = rest.chunks_exact_mut(8);
+    for eight in &mut words {
+        eight.copy_from_slice(&word(seed, index).to_le_bytes());
+        index += 1;
     }
+    let last = words.into_remainder();
+    let length = last.len();
+    last.copy_from_slice(&word(seed, index).to_le_bytes()[..length]);
 }
 
 /// Read-only data made from a seed.
@@ -106,7 +109,7 @@ mod tests {
     fn any_offset_gives_the_same_bytes_as_the_whole() {
         let mut whole = vec![0; 1000];
         fill(42, 0, &mut whole);
-        for (start, length) in [(0, 1), (3, 17), (8, 8), (999, 1), (5, 995)] {
+        for (start, length) in [(0, 1), (3, 17), (3, 2), (8, 8), (999, 1), (5, 995), (6, 0)] {
             let mut part = vec![0; length];
             fill(42, start as u64, &mut part);
             assert_eq!(part, whole[start..start + length]);
