@@ -1,6 +1,6 @@
 //! Memory that payload lives in, from the moment it arrives until it leaves.
 //!
-//! A [`Pool`] owns page-granular, pre-faulted, memfd-backed regions and lends *areas* out of them. A
+//! A [`Pool`] owns page-granular, pre-faulted regions and lends *areas* out of them. A
 //! [`Span`] is the handle that travels instead of the bytes: (area, start, length). It never copies payload
 //! on its own; every copy is an explicit [`Span::fill`] or [`Span::read`], so that they can be counted.
 //!

@@ -41,11 +41,29 @@ pub(crate) struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    regions: Vec<Region>,
+    /// Those unmapped again leave a `None` that the next one takes.
+    regions: Vec<Option<Carved>>,
     mapped: usize,
     lent: usize,
     /// Free areas by size class, last returned first.
-    free: [Vec<*mut u8>; CLASSES],
+    free: [Vec<Place>; CLASSES],
+}
+
+/// A region cut into areas of one class.
+#[derive(Debug)]
+struct Carved {
+    region: Region,
+    class: u8,
+    /// Areas of it that are lent: with none it may be unmapped.
+    lent: u32,
+}
+
+/// One area: where it begins, what class it has, which region it lies in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) base: *mut u8,
+    class: u8,
+    region: u32,
 }
 
 impl Pool {
@@ -65,9 +83,8 @@ impl Pool {
     /// If `length` exceeds [`Pool::AREA_BYTES_MAX`]: the caller bounds its requests.
     pub fn take(&self, length: usize) -> Option<Span> {
         assert!(length <= Self::AREA_BYTES_MAX, "{length} bytes asked of a pool of smaller areas");
-        let class = class_of(length);
-        let base = self.inner.lend(class).ok()?;
-        Some(Span::new(base, class, length, Rc::clone(&self.inner)))
+        let place = self.inner.lend(class_of(length)).ok()?;
+        Some(Span::new(place, length, Rc::clone(&self.inner)))
     }
 
     /// Areas lent at this moment.
@@ -91,38 +108,66 @@ fn class_bytes(class: u8) -> usize {
 }
 
 impl Inner {
-    fn lend(&self, class: u8) -> io::Result<*mut u8> {
+    fn lend(&self, class: u8) -> io::Result<Place> {
         let mut state = self.state.borrow_mut();
         if state.free[usize::from(class)].is_empty() {
             state.grow(class, self.limits)?;
         }
+        let place = state.free[usize::from(class)].pop().expect("grown above");
         state.lent += 1;
-        Ok(state.free[usize::from(class)].pop().expect("grown above"))
+        state.carved(place).lent += 1;
+        Ok(place)
     }
 
     /// Takes an area back. Called when its last span is dropped.
-    pub(crate) fn give_back(&self, base: *mut u8, class: u8) {
+    pub(crate) fn give_back(&self, place: Place) {
         let mut state = self.state.borrow_mut();
         state.lent -= 1;
-        state.free[usize::from(class)].push(base);
+        state.carved(place).lent -= 1;
+        state.free[usize::from(place.class)].push(place);
     }
 }
 
 impl State {
+    fn carved(&mut self, place: Place) -> &mut Carved {
+        self.regions[place.region as usize].as_mut().expect("mapped while it has areas")
+    }
+
     fn grow(&mut self, class: u8, limits: PoolLimits) -> io::Result<()> {
         let bytes = class_bytes(class);
         let region_bytes = bytes.max(REGION_BYTES);
+        self.make_room(region_bytes, limits.bytes_max);
         if self.mapped + region_bytes > limits.bytes_max {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let region = Region::new(region_bytes, true)?;
-        for index in (0..region_bytes / bytes).rev() {
-            // SAFETY: index * bytes lies inside the region just mapped.
-            self.free[usize::from(class)].push(unsafe { region.as_ptr().add(index * bytes) });
+        let index = self.regions.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.regions.push(None);
+            self.regions.len() - 1
+        });
+        for at in (0..region_bytes / bytes).rev() {
+            // SAFETY: at * bytes lies inside the region just mapped.
+            let base = unsafe { region.as_ptr().add(at * bytes) };
+            self.free[usize::from(class)].push(Place { base, class, region: index as u32 });
         }
         self.mapped += region_bytes;
-        self.regions.push(region);
+        self.regions[index] = Some(Carved { region, class, lent: 0 });
         Ok(())
+    }
+
+    /// Unmaps regions that lend nothing until `bytes` more fit below `bytes_max`: what one size has used once must
+    /// not be missing to all others for ever.
+    fn make_room(&mut self, bytes: usize, bytes_max: usize) {
+        for index in 0..self.regions.len() {
+            if self.mapped + bytes <= bytes_max {
+                return;
+            }
+            if let Some(Carved { region, class, .. }) = self.regions[index].take_if(|carved| carved.lent == 0)
+            {
+                self.mapped -= region.len();
+                self.free[usize::from(class)].retain(|place| place.region as usize != index);
+            }
+        }
     }
 }
 
@@ -154,6 +199,25 @@ mod tests {
         drop(one);
         assert_eq!(pool.lent(), 0);
         assert!(pool.take(1 << 20).is_some());
+    }
+
+    #[test]
+    fn memory_of_one_size_serves_the_others_when_it_is_free() {
+        let pool = Pool::new(PoolLimits { bytes_max: 4 << 20 });
+        for round in 0..3 {
+            let large: Vec<_> = (0..2).map(|_| pool.take(2 << 20).unwrap()).collect();
+            assert!(pool.take(1).is_none(), "round {round}: all is lent");
+            drop(large);
+            let small: Vec<_> = (0..1024).map(|_| pool.take(4096).unwrap()).collect();
+            assert!(pool.take(2 << 20).is_none(), "round {round}: all is lent");
+            small[1023].fill(0, &[1; 4096]);
+            drop(small);
+        }
+        let kept = pool.take(4096).unwrap();
+        kept.fill(0, &[7; 4096]);
+        let _large = pool.take(2 << 20).unwrap();
+        assert!(kept.as_slice().iter().all(|byte| *byte == 7), "a region that lends stays");
+        assert!(pool.mapped_bytes() <= 4 << 20);
     }
 
     #[test]

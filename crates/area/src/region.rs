@@ -1,19 +1,16 @@
 //! One mapping of shared memory. The only place in this crate that talks to the kernel.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use crate::PAGE_BYTES;
 
-/// A memfd mapped into this process, page aligned, unmapped when dropped.
+/// Shared memory mapped into this process, page aligned, unmapped when dropped. It costs no descriptor.
 ///
 /// The mapping is plain shared memory: several threads (and later processes) may hold it at once, so access
 /// goes through raw pointers and the owner of a range is agreed by protocol, not by the borrow checker.
 #[derive(Debug)]
 pub struct Region {
-    /// Kept so that the region can be handed to another process.
-    fd: OwnedFd,
     base: NonNull<u8>,
     length: usize,
 }
@@ -28,30 +25,18 @@ impl Region {
     /// Maps `length` bytes (rounded up to pages) of zeroed memory. With `populate`, every page is faulted in
     /// now, so that no page fault happens on the data path.
     ///
-    /// Errors are the kernel's: out of memory or of address space, or a descriptor limit.
+    /// Errors are the kernel's: out of memory or of address space.
     pub fn new(length: usize, populate: bool) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(PAGE_BYTES);
-        // SAFETY: the name is a valid C string; the returned descriptor is checked before it is owned.
-        let raw = unsafe { libc::memfd_create(c"hikyaku".as_ptr(), libc::MFD_CLOEXEC) };
-        if raw < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `raw` is a fresh descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let size = i64::try_from(length).map_err(io::Error::other)?;
-        // SAFETY: plain system call on our own descriptor.
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
         let populate = if populate { libc::MAP_POPULATE } else { 0 };
-        // SAFETY: a new shared mapping at an address of the kernel's choice, of a file exactly `length` long.
+        // SAFETY: a new shared mapping at an address of the kernel's choice, of no file.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 length,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | populate,
-                fd.as_raw_fd(),
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS | populate,
+                -1,
                 0,
             )
         };
@@ -59,7 +44,7 @@ impl Region {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mapped at zero"))?;
-        Ok(Self { fd, base, length })
+        Ok(Self { base, length })
     }
 
     /// First byte of the mapping.
@@ -78,15 +63,19 @@ impl Region {
     }
 
     /// Gives the pages of `[offset, offset + length)` back to the kernel; they read as zeroes afterwards.
+    ///
+    /// # Panics
+    /// If the range lies outside the region or is not made of whole pages.
     pub fn punch(&self, offset: usize, length: usize) -> io::Result<()> {
         assert!(offset <= self.length && length <= self.length - offset, "punch outside the region");
         if length == 0 {
             return Ok(());
         }
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let (offset, length) = (offset as i64, length as i64);
-        // SAFETY: plain system call on our own descriptor; the range was checked above.
-        if unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, offset, length) } != 0 {
+        assert!((offset | length).is_multiple_of(PAGE_BYTES), "punch of part of a page");
+        // SAFETY: the range lies inside the mapping; who may touch these bytes is the users' protocol.
+        let result =
+            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), length, libc::MADV_REMOVE) };
+        if result != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())

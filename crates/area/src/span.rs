@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use crate::pool::Inner;
+use crate::pool::{Inner, Place};
 
 /// Part of an area: (area, start, length). Keeps the area alive; cloning shares it.
 ///
@@ -18,21 +18,20 @@ pub struct Span {
 }
 
 struct Area {
-    base: *mut u8,
-    class: u8,
+    place: Place,
     pool: Rc<Inner>,
 }
 
 impl Drop for Area {
     fn drop(&mut self) {
-        self.pool.give_back(self.base, self.class);
+        self.pool.give_back(self.place);
     }
 }
 
 impl Span {
-    pub(crate) fn new(base: *mut u8, class: u8, length: usize, pool: Rc<Inner>) -> Self {
+    pub(crate) fn new(place: Place, length: usize, pool: Rc<Inner>) -> Self {
         let length = u32::try_from(length).expect("areas are at most 16 MiB");
-        Self { area: Rc::new(Area { base, class, pool }), start: 0, length }
+        Self { area: Rc::new(Area { place, pool }), start: 0, length }
     }
 
     /// Bytes in the span.
@@ -48,7 +47,7 @@ impl Span {
     /// Address of the first byte, for an operation that keeps a clone of this span until it is done.
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: start lies within the area (checked when the span was made).
-        unsafe { self.area.base.add(self.start as usize) }
+        unsafe { self.area.place.base.add(self.start as usize) }
     }
 
     /// `length` bytes from `start` of this span, sharing the area.
@@ -64,7 +63,7 @@ impl Span {
     /// The bytes, for looking at (parsing, digesting, comparing).
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the range is inside the area, which lives as long as `self`; areas are initialised memory
-        // (memfd pages are zeroed). That nobody writes meanwhile is the protocol stated on the type.
+        // (fresh pages are zeroed). That nobody writes meanwhile is the protocol stated on the type.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
