@@ -1,7 +1,7 @@
 //! Who asked for an operation, and what became of it.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use area::Span;
@@ -35,8 +35,10 @@ pub struct Token {
 /// What an operation hands back.
 #[derive(Debug)]
 pub enum Item {
-    /// Nothing: a timer, a flush, an accept.
+    /// Nothing: a timer, a flush, an accept that failed.
     None,
+    /// A connection that was accepted; closed with the event if nobody takes it.
+    Socket(OwnedFd),
     /// The span that was read into or written from.
     Span(Span),
     /// The receive buffers.
@@ -46,6 +48,9 @@ pub enum Item {
     /// Kept for the kernel during a connect.
     #[doc(hidden)]
     Address(Box<Address>),
+    /// Marks an accept under way, whose result will be a descriptor.
+    #[doc(hidden)]
+    Accepting,
 }
 
 /// One operation is over.
@@ -53,7 +58,7 @@ pub enum Item {
 pub struct Event {
     /// As submitted.
     pub token: Token,
-    /// Bytes, descriptor or zero; or a negated errno.
+    /// Bytes or zero; or a negated errno.
     pub result: i32,
     /// What the operation held.
     pub item: Item,
@@ -68,7 +73,7 @@ impl Event {
     /// The descriptor that an accept produced.
     pub fn into_handle(self) -> io::Result<Handle> {
         self.bytes()?;
-        // SAFETY: a successful accept hands over a fresh descriptor that nobody else owns.
-        Ok(Rc::new(unsafe { OwnedFd::from_raw_fd(self.result) }))
+        let Item::Socket(socket) = self.item else { unreachable!("an accept returns a socket") };
+        Ok(Rc::new(socket))
     }
 }

@@ -30,6 +30,10 @@ pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 /// Operations that may wait for the kernel at once, per loop; more than that are submitted in several turns.
 pub const SUBMISSIONS_MAX: u32 = 512;
 
+/// How long the end of a loop waits for operations in flight, and for how long at a time.
+const DROP_PATIENCE: Duration = Duration::from_secs(1);
+const DROP_STEP: Duration = Duration::from_millis(5);
+
 /// Open descriptor shared by the operations that use it; closed when the last of them is done.
 pub type Handle = Rc<OwnedFd>;
 
@@ -71,6 +75,8 @@ pub(crate) trait Backend {
     /// Starts what is queued and collects completions. Blocks until there is at least one, or for `timeout`;
     /// a zero timeout only looks.
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()>;
+    /// Makes what waits for others (sockets, wake-ups) end soon; what works on a disk ends by itself.
+    fn cancel(&mut self);
 }
 
 /// Where loop time begins: the same for all loops of the process, so that times may be shared.
@@ -204,7 +210,7 @@ impl Io {
 
     /// Accepts one connection. Event: [`Event::into_handle`].
     pub fn accept(&mut self, token: Token, listener: &Handle) {
-        self.submit(token, listener, Item::None, Raw::Accept { fd: listener.as_raw_fd() });
+        self.submit(token, listener, Item::Accepting, Raw::Accept { fd: listener.as_raw_fd() });
     }
 
     /// Connects a stream socket.
@@ -286,13 +292,14 @@ impl Io {
         let waited = self.backend.wait(timeout, &mut completed);
         self.now = self.epoch.elapsed();
         for (key, result) in completed.drain(..) {
-            let Operation { token, item, .. } = self.operations.remove(key);
+            let event = self.take(key, result);
+            let token = event.token;
             if token.owner == Owner::WAKE {
                 let index = token.key as usize;
                 events.push(Event { token: self.wakes[index].token, result: 0, item: Item::None });
                 self.arm_wake(index);
             } else {
-                events.push(Event { token, result, item });
+                events.push(event);
             }
         }
         self.completed = completed;
@@ -307,10 +314,37 @@ impl Io {
     }
 }
 
+impl Io {
+    /// What became of the operation `key`, which is over.
+    fn take(&mut self, key: usize, result: i32) -> Event {
+        let Operation { token, item, .. } = self.operations.remove(key);
+        let item = match item {
+            // SAFETY: a successful accept hands over a fresh descriptor that nobody else owns.
+            Item::Accepting if result >= 0 => Item::Socket(unsafe { OwnedFd::from_raw_fd(result) }),
+            Item::Accepting => Item::None,
+            item => item,
+        };
+        Event { token, result, item }
+    }
+}
+
 impl Drop for Io {
-    /// Memory of operations still in flight must outlive them: they are leaked with the ring's last
-    /// references rather than freed under the kernel.
+    /// Takes back what is in flight, so that its memory and descriptors are free. What the kernel does not give
+    /// back in time (a disk that hangs) is leaked: memory must outlive the operation that uses it.
     fn drop(&mut self) {
+        let deadline = Instant::now() + DROP_PATIENCE;
+        let mut completed = std::mem::take(&mut self.completed);
+        while !self.operations.is_empty() && Instant::now() < deadline {
+            let waited = self.backend.wait(Some(Duration::ZERO), &mut completed);
+            self.backend.cancel();
+            let waited = waited.and_then(|()| self.backend.wait(Some(DROP_STEP), &mut completed));
+            for (key, result) in completed.drain(..) {
+                self.take(key, result);
+            }
+            if waited.is_err() {
+                break;
+            }
+        }
         for operation in self.operations.drain() {
             std::mem::forget(operation);
         }

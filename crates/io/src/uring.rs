@@ -1,8 +1,10 @@
 //! The io_uring back end. All of this crate's dealings with the ring are here.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
+use io_uring::types::CancelBuilder;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use crate::{Allocation, Backend, Durability, Raw};
@@ -12,6 +14,8 @@ const COMPLETIONS: u32 = 4096;
 
 pub(crate) struct Uring {
     ring: IoUring,
+    /// What found no room in the submission queue, because the kernel wants completions to be taken first.
+    backlog: VecDeque<squeue::Entry>,
 }
 
 impl Uring {
@@ -32,7 +36,7 @@ impl Uring {
                 "the kernel's io_uring is older than 6.1",
             ));
         }
-        Ok(Self { ring })
+        Ok(Self { ring, backlog: VecDeque::new() })
     }
 }
 
@@ -73,18 +77,33 @@ fn entry(raw: Raw) -> squeue::Entry {
 impl Backend for Uring {
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
         let entry = entry(raw).user_data(key as u64);
-        if self.ring.submission().is_full() {
-            self.ring.submit()?;
+        if self.backlog.is_empty() && self.ring.submission().is_full() {
+            match self.ring.submit() {
+                Err(error) if !is_benign(&error) => return Err(error),
+                _ => {}
+            }
         }
         // SAFETY: the pointers in `raw` stay valid until the completion is delivered (contract of `Raw`).
-        unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EAGAIN))
+        if !self.backlog.is_empty() || unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.backlog.push_back(entry);
+        }
+        Ok(())
     }
 
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
         let (submitter, mut submission, mut completion) = self.ring.split();
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: as in `push`.
+            if unsafe { submission.push(entry) }.is_err() {
+                break;
+            }
+            self.backlog.pop_front();
+        }
         submission.sync();
         completion.sync();
-        let want = usize::from(completion.is_empty() && timeout != Some(Duration::ZERO));
+        // With a backlog left, what is submitted now makes room for it: look again at once.
+        let may_sleep = completion.is_empty() && self.backlog.is_empty();
+        let want = usize::from(may_sleep && timeout != Some(Duration::ZERO));
         let submitted = match timeout {
             Some(timeout) => {
                 let timeout = types::Timespec::from(timeout);
@@ -100,6 +119,12 @@ impl Backend for Uring {
         completion.sync();
         completed.extend(completion.map(|entry| (entry.user_data() as usize, entry.result())));
         Ok(())
+    }
+
+    fn cancel(&mut self) {
+        // An error says that something is not to be cancelled; it will end.
+        let _ =
+            self.ring.submitter().register_sync_cancel(Some(types::Timespec::new()), CancelBuilder::any());
     }
 }
 
