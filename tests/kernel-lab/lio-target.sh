@@ -18,8 +18,9 @@ echo 1 > $group/attrib/generate_node_acls
 echo 1 > $group/attrib/cache_dynamic_acls
 if [ -n "${CHAP_USER:-}" ]; then
   echo 1 > $group/attrib/authentication
-  echo "$CHAP_USER" > $group/auth/userid
-  echo "$CHAP_SECRET" > $group/auth/password
+  # Without a newline, which LIO would take as part of them.
+  printf %s "$CHAP_USER" > $group/auth/userid
+  printf %s "$CHAP_SECRET" > $group/auth/password
 else
   echo 0 > $group/attrib/authentication
 fi
