@@ -4,10 +4,12 @@
 //! An operation keeps the memory and the descriptor it uses alive until its event, so dropping a connection or
 //! an endpoint at any moment is safe: its late events find no owner and are ignored.
 //!
-//! Not here: protocols, block devices, threads. Read `uring.rs` for the io_uring back end; [`Backend`] is the
-//! narrow interface that the portable back end (epoll and threads) shares.
+//! Not here: protocols, block devices. Two back ends share the narrow interface [`Backend`]: `uring.rs`, and
+//! `portable.rs` (epoll and threads) for where io_uring is forbidden. `choice.rs` picks one.
 
+mod choice;
 mod event;
+mod portable;
 mod socket;
 mod uring;
 
@@ -55,6 +57,17 @@ pub enum Allocation {
     ZeroRange,
 }
 
+impl Allocation {
+    /// The mode that `fallocate` knows it by.
+    fn mode(self) -> i32 {
+        libc::FALLOC_FL_KEEP_SIZE
+            | match self {
+                Self::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
+                Self::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
+            }
+    }
+}
+
 /// One operation as a back end sees it. Pointers stay valid until the operation's completion is delivered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Raw {
@@ -70,6 +83,8 @@ pub(crate) enum Raw {
 
 /// What a back end must do. `result` is a byte count or descriptor, or a negated errno, as in io_uring.
 pub(crate) trait Backend {
+    /// For people.
+    fn name(&self) -> &'static str;
     /// Queues one operation; it may start at once or in the next [`Backend::wait`].
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()>;
     /// Starts what is queued and collects completions. Blocks until there is at least one, or for `timeout`;
@@ -129,18 +144,16 @@ pub struct Io {
 impl Io {
     /// A loop on the calling thread with a pool of its own.
     ///
-    /// Fails where the kernel forbids io_uring (containers with a strict seccomp profile,
-    /// `kernel.io_uring_disabled`); the error names what to change.
+    /// It uses io_uring where that works, and epoll with threads where the kernel forbids it (containers with
+    /// a strict seccomp profile, `kernel.io_uring_disabled`). The environment variable `HIKYAKU_IO`, `uring`
+    /// or `portable`, forces one of them; then the error says why it cannot be had.
     pub fn new(limits: PoolLimits) -> io::Result<Self> {
-        let backend = uring::Uring::new(SUBMISSIONS_MAX).map_err(|cause| {
-            let text = format!(
-                "io_uring is not available here ({cause}); allow it (sysctl kernel.io_uring_disabled=0, or a \
-                 container profile that permits io_uring_setup)"
-            );
-            io::Error::new(cause.kind(), text)
-        })?;
+        Self::with_backend(choice::forced()?, limits)
+    }
+
+    fn with_backend(forced: Option<choice::Kind>, limits: PoolLimits) -> io::Result<Self> {
         Ok(Self {
-            backend: Box::new(backend),
+            backend: choice::open(forced)?,
             operations: Slab::with_capacity(SUBMISSIONS_MAX as usize),
             completed: Vec::with_capacity(SUBMISSIONS_MAX as usize),
             ready: VecDeque::new(),
@@ -152,6 +165,11 @@ impl Io {
             now: EPOCH.elapsed(),
             pool: Pool::new(limits),
         })
+    }
+
+    /// What carries out this loop's operations: `io_uring` or `portable`.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend.name()
     }
 
     /// The pool whose areas this loop's operations use.

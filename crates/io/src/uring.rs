@@ -7,7 +7,7 @@ use std::time::Duration;
 use io_uring::types::CancelBuilder;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-use crate::{Allocation, Backend, Durability, Raw};
+use crate::{Backend, Durability, Raw};
 
 /// Completions the kernel can hold before it has to keep some aside.
 const COMPLETIONS: u32 = 4096;
@@ -55,12 +55,7 @@ fn entry(raw: Raw) -> squeue::Entry {
         }
         Raw::Sync { fd } => opcode::Fsync::new(at(fd)).flags(types::FsyncFlags::DATASYNC).build(),
         Raw::Allocate { fd, how, offset, length } => {
-            let mode = libc::FALLOC_FL_KEEP_SIZE
-                | match how {
-                    Allocation::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
-                    Allocation::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
-                };
-            opcode::Fallocate::new(at(fd), length).offset(offset).mode(mode).build()
+            opcode::Fallocate::new(at(fd), length).offset(offset).mode(how.mode()).build()
         }
         Raw::Accept { fd } => opcode::Accept::new(at(fd), std::ptr::null_mut(), std::ptr::null_mut())
             .flags(libc::SOCK_CLOEXEC)
@@ -75,6 +70,10 @@ fn entry(raw: Raw) -> squeue::Entry {
 }
 
 impl Backend for Uring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
         let entry = entry(raw).user_data(key as u64);
         if self.backlog.is_empty() && self.ring.submission().is_full() {
