@@ -119,7 +119,9 @@ impl Named {
         let usage = |cause: String| Failure::usage("understand the endpoint", self.text.clone(), cause);
         let mut options = Options::new(self.initiator_name(context)?);
         if let Some(timeout) = self.spec.get("timeout") {
-            options.timeout = units::parse_duration(timeout).map_err(usage)?;
+            // As libiscsi and open-iscsi have it, a bare number is seconds.
+            let seconds = timeout.parse().map(std::time::Duration::from_secs);
+            options.timeout = seconds.or_else(|_| units::parse_duration(timeout)).map_err(usage)?;
         }
         let mut target_user = None;
         for (name, value) in &url.arguments {

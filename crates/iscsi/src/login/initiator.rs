@@ -447,6 +447,10 @@ impl Login {
             LoginStatus::AuthenticationFailure => {
                 Err(LoginError::Authentication { algorithm: self.algorithm })
             }
+            // tgt says "initiator error" to a response whose length it does not expect.
+            LoginStatus::InitiatorError if matches!(self.security, Security::ExpectVerdict { .. }) => {
+                Err(LoginError::Authentication { algorithm: self.algorithm })
+            }
             LoginStatus::AuthorizationFailure => Err(LoginError::Authorization),
             LoginStatus::NotFound | LoginStatus::TargetRemoved => Err(LoginError::TargetNotFound),
             other => Err(LoginError::Refused(other)),

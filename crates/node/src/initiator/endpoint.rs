@@ -550,9 +550,17 @@ impl IscsiEndpoint {
             self.setup_again = None;
             self.ask(io);
         }
-        if self.works.is_empty() {
+        if !self.opened && self.phase == Phase::Opening && now - self.progress >= self.options.timeout {
+            let (url, seconds) = (&self.url, self.options.timeout.as_secs());
+            let text = format!("{url}: no answer in {seconds} s; check that an iSCSI target listens there");
+            if let Some(mut session) = self.session.take() {
+                session.cut();
+            }
+            return self.give_up(OpenError::Unreachable(text), done);
+        }
+        if self.works.is_empty() && self.opened {
             self.progress = now;
-        } else if now - self.progress >= self.options.timeout {
+        } else if self.opened && now - self.progress >= self.options.timeout {
             let reason = if self.last_failure.is_empty() {
                 "the target does not answer"
             } else {

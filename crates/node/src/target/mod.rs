@@ -1,7 +1,7 @@
 //! The target daemon: portals, sessions, logical units.
 //!
 //! One loop thread per core. A connection lives on one thread; a logical unit is attached on each. What threads
-//! share is small and locked briefly: a unit's SCSI state, the list of sessions. They talk by [`mail`].
+//! share is small and locked briefly: a unit's SCSI state, the list of sessions. They talk by mail.
 
 mod config;
 mod connection;

@@ -246,7 +246,7 @@ pub(crate) fn failure(error: &node::target::ServeError) -> Failure {
         }
         ServeError::Config(text) => Failure::usage("serve", "", text),
         ServeError::Loop(cause) => Failure::failed("serve", "", cause),
-        ServeError::Panicked => Failure::failed("serve", "", error),
+        ServeError::Panicked | ServeError::Unfinished(_) => Failure::failed("serve", "", error),
     }
 }
 
