@@ -1,12 +1,50 @@
 //! The loop against real files, sockets and the clock.
 
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
+use super::choice::Kind;
 use super::*;
 
-fn io() -> Io {
-    Io::new(PoolLimits::default()).unwrap()
+/// Makes two tests of each function, one for each back end.
+macro_rules! on_both_back_ends {
+    ($($name:ident,)*) => {
+        mod uring {
+            $(#[test] fn $name() { super::$name(super::Kind::Uring); })*
+        }
+        mod portable {
+            $(#[test] fn $name() { super::$name(super::Kind::Portable); })*
+        }
+    };
+}
+
+on_both_back_ends! {
+    a_file_write_is_read_back,
+    a_bad_descriptor_is_an_event_not_a_failure_of_the_loop,
+    a_stream_gathers_headers_and_spans_in_order,
+    timers_come_in_order_and_wakers_wake,
+    dropping_the_loop_takes_back_what_is_in_flight,
+    more_operations_than_the_queue_holds_all_complete,
+    immediate_events_do_not_starve_the_kernels,
+    file_operations_at_random_offsets_do_not_mix,
+    freed_blocks_read_as_zeroes,
+    a_file_that_can_be_polled_is_read_at_its_offset,
+    streams_that_stay_silent_leave_files_alone,
+    sends_complete_while_a_receive_waits_on_the_same_socket,
+    a_refused_connect_says_so,
+    sockets_arrive_and_stay_blocking,
+    the_end_of_a_stream_is_zero_bytes,
+    shutting_a_socket_down_ends_what_waits_on_it,
+    a_thousand_sockets_come_and_go,
+    dropping_the_loop_while_files_are_written_is_safe,
+    a_deadline_is_met_and_no_time_means_no_waiting,
+}
+
+fn io(kind: Kind) -> Io {
+    Io::with_backend(Some(kind), PoolLimits::default()).unwrap()
 }
 
 fn next(io: &mut Io) -> Event {
@@ -18,9 +56,8 @@ fn next(io: &mut Io) -> Event {
     events.pop().unwrap()
 }
 
-#[test]
-fn a_file_write_is_read_back() {
-    let mut io = io();
+fn a_file_write_is_read_back(kind: Kind) {
+    let mut io = io(kind);
     let owner = io.owner();
     let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
     let span = io.pool().take(8192).unwrap();
@@ -37,9 +74,8 @@ fn a_file_write_is_read_back() {
     assert!(back.as_slice()[4096..12288].iter().all(|byte| *byte == 7));
 }
 
-#[test]
-fn a_bad_descriptor_is_an_event_not_a_failure_of_the_loop() {
-    let mut io = io();
+fn a_bad_descriptor_is_an_event_not_a_failure_of_the_loop(kind: Kind) {
+    let mut io = io(kind);
     let owner = io.owner();
     let (reader, _writer) = io::pipe().unwrap();
     let pipe: Handle = Rc::new(OwnedFd::from(reader));
@@ -47,9 +83,8 @@ fn a_bad_descriptor_is_an_event_not_a_failure_of_the_loop() {
     assert!(next(&mut io).bytes().is_err());
 }
 
-#[test]
-fn a_stream_gathers_headers_and_spans_in_order() {
-    let mut io = io();
+fn a_stream_gathers_headers_and_spans_in_order(kind: Kind) {
+    let mut io = io(kind);
     let owner = io.owner();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -131,9 +166,8 @@ fn advance_resumes_inside_a_piece() {
     assert_eq!(pool.lent(), 0, "spans are let go when sent");
 }
 
-#[test]
-fn timers_come_in_order_and_wakers_wake() {
-    let mut io = io();
+fn timers_come_in_order_and_wakers_wake(kind: Kind) {
+    let mut io = io(kind);
     let owner = io.owner();
     let start = io.now();
     io.timer(Token { owner, key: 2 }, start + Duration::from_millis(20));
@@ -154,14 +188,13 @@ fn descriptors() -> usize {
 }
 
 /// Tests of this file run beside each other, so descriptors are counted over many rounds.
-#[test]
-fn dropping_the_loop_takes_back_what_is_in_flight() {
+fn dropping_the_loop_takes_back_what_is_in_flight(kind: Kind) {
     let before = descriptors();
     let mut pools = Vec::new();
     for _ in 0..100 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut io = io();
+        let mut io = io(kind);
         let owner = io.owner();
         let mut incoming = Box::<Incoming>::default();
         incoming.push(io.pool().take(4096).unwrap());
@@ -179,9 +212,8 @@ fn dropping_the_loop_takes_back_what_is_in_flight() {
     assert!(descriptors() < before + 50, "descriptors are closed");
 }
 
-#[test]
-fn more_operations_than_the_queue_holds_all_complete() {
-    let mut io = io();
+fn more_operations_than_the_queue_holds_all_complete(kind: Kind) {
+    let mut io = io(kind);
     let owner = io.owner();
     let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
     let count = 20 * SUBMISSIONS_MAX;
@@ -200,9 +232,8 @@ fn more_operations_than_the_queue_holds_all_complete() {
     assert!(seen.iter().all(|seen| *seen));
 }
 
-#[test]
-fn immediate_events_do_not_starve_the_kernels() {
-    let mut io = io();
+fn immediate_events_do_not_starve_the_kernels(kind: Kind) {
+    let mut io = io(kind);
     let owner = io.owner();
     let waker = io.waker(Token { owner, key: 7 }).unwrap();
     std::thread::spawn(move || waker.wake()).join().unwrap();
@@ -213,4 +244,396 @@ fn immediate_events_do_not_starve_the_kernels() {
         events.drain(..).any(|event| event.token.key == 7)
     });
     assert!(woken);
+}
+
+/// Two ends of a connection over loopback.
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+fn receive(io: &mut Io, token: Token, socket: &Handle) -> Span {
+    let span = io.pool().take(4096).unwrap();
+    let mut incoming = Box::<Incoming>::default();
+    incoming.push(span.clone());
+    io.receive(token, socket, incoming);
+    span
+}
+
+fn send(io: &mut Io, token: Token, socket: &Handle, bytes: &[u8]) {
+    let mut outgoing = Box::<Outgoing>::default();
+    outgoing.bytes(bytes);
+    io.send(token, socket, outgoing);
+}
+
+/// A small generator with a fixed seed (Knuth's MMIX constants).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+fn file_operations_at_random_offsets_do_not_mix(kind: Kind) {
+    const SLOT: u64 = 4096;
+    const SLOTS: u64 = 64;
+    let mut io = io(kind);
+    let owner = io.owner();
+    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let mut random = Random(42);
+    let mut model = [0u8; SLOTS as usize];
+    let mut busy: HashMap<u32, bool> = HashMap::new();
+    let mut events = Vec::new();
+    let (mut started, mut serial) = (0, 0u8);
+    File::from(file.try_clone().unwrap()).set_len(SLOT * SLOTS).unwrap();
+    while started < 4000 || io.in_flight() > 0 {
+        while started < 4000 && busy.len() < 32 {
+            let slot = random.below(SLOTS) as u32;
+            if busy.contains_key(&slot) {
+                continue;
+            }
+            started += 1;
+            let (token, offset) = (Token { owner, key: slot }, u64::from(slot) * SLOT);
+            let span = io.pool().take(SLOT as usize).unwrap();
+            let is_read = random.below(2) == 0;
+            busy.insert(slot, is_read);
+            if is_read {
+                io.read(token, &file, offset, span);
+                continue;
+            }
+            serial = serial.wrapping_add(1);
+            model[slot as usize] = serial;
+            span.fill(0, &[serial; SLOT as usize]);
+            let durable = random.below(20) == 0;
+            let durability = if durable { Durability::Durable } else { Durability::Volatile };
+            io.write(token, &file, offset, span, durability);
+        }
+        io.turn(&mut events).unwrap();
+        for event in events.drain(..) {
+            assert_eq!(event.bytes().unwrap(), SLOT as usize);
+            let is_read = busy.remove(&event.token.key).unwrap();
+            let Item::Span(span) = event.item else { unreachable!() };
+            let expected = model[event.token.key as usize];
+            assert!(span.as_slice().iter().all(|byte| *byte == expected), "is read: {is_read}");
+        }
+    }
+}
+
+fn freed_blocks_read_as_zeroes(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    File::from(file.try_clone().unwrap()).write_all(&[9; 12288]).unwrap();
+    io.allocate(Token { owner, key: 0 }, &file, Allocation::PunchHole, 4096, 4096);
+    assert_eq!(next(&mut io).bytes().unwrap(), 0);
+    let span = io.pool().take(12288).unwrap();
+    io.read(Token { owner, key: 1 }, &file, 0, span.clone());
+    assert_eq!(next(&mut io).bytes().unwrap(), 12288);
+    for (index, byte) in span.as_slice()[..12288].iter().enumerate() {
+        assert_eq!(*byte, if (4096..8192).contains(&index) { 0 } else { 9 });
+    }
+}
+
+/// Files of procfs and FUSE tell of changes through poll; they are files all the same.
+fn a_file_that_can_be_polled_is_read_at_its_offset(kind: Kind) {
+    let mut expected = Vec::new();
+    File::open("/proc/self/mounts").unwrap().read_to_end(&mut expected).unwrap();
+    let mut io = io(kind);
+    let owner = io.owner();
+    let file: Handle = Rc::new(File::open("/proc/self/mounts").unwrap().into());
+    for offset in [7, 0, 3] {
+        let span = io.pool().take(8).unwrap();
+        io.read(Token { owner, key: 0 }, &file, offset as u64, span.clone());
+        let count = next(&mut io).bytes().unwrap();
+        assert!(count > 0);
+        assert_eq!(&span.as_slice()[..count], &expected[offset..offset + count]);
+    }
+}
+
+fn streams_that_stay_silent_leave_files_alone(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let wakers: Vec<_> = (0..64).map(|key| io.waker(Token { owner, key }).unwrap()).collect();
+    let (reader, mut writer) = io::pipe().unwrap();
+    let pipe: Handle = Rc::new(OwnedFd::from(reader));
+    let from_pipe = io.pool().take(8).unwrap();
+    io.read(Token { owner, key: 100 }, &pipe, 0, from_pipe.clone());
+    let zeroes: Handle = Rc::new(File::open("/dev/zero").unwrap().into());
+    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    for key in 101..200 {
+        let span = io.pool().take(8).unwrap();
+        match key {
+            101 => io.read(Token { owner, key }, &zeroes, 0, span),
+            _ => io.write(Token { owner, key }, &file, 0, span, Durability::Volatile),
+        }
+        let event = next(&mut io);
+        assert_eq!((event.token.key, event.bytes().unwrap()), (key, 8));
+    }
+    wakers[63].wake();
+    assert_eq!(next(&mut io).token.key, 63);
+    writer.write_all(b"pipe").unwrap();
+    let event = next(&mut io);
+    assert_eq!((event.token.key, event.bytes().unwrap()), (100, 4));
+    assert_eq!(&from_pipe.as_slice()[..4], b"pipe");
+}
+
+fn sends_complete_while_a_receive_waits_on_the_same_socket(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let (ours, mut theirs) = pair();
+    let ours: Handle = Rc::new(ours.into());
+    let span = receive(&mut io, Token { owner, key: 0 }, &ours);
+    for _ in 0..3 {
+        send(&mut io, Token { owner, key: 1 }, &ours, b"question");
+        let event = next(&mut io);
+        assert_eq!((event.token.key, event.bytes().unwrap()), (1, 8));
+        let mut question = [0; 8];
+        theirs.read_exact(&mut question).unwrap();
+        assert_eq!(&question, b"question");
+    }
+    // Fill the way out, so that a send waits beside the receive, and let each go on without the other.
+    let payload = io.pool().take(1 << 20).unwrap();
+    let mut queued = 0;
+    loop {
+        let mut outgoing = Box::<Outgoing>::default();
+        (0..16).for_each(|_| outgoing.span(payload.clone()));
+        io.send(Token { owner, key: 2 }, &ours, outgoing);
+        let mut events = Vec::new();
+        io.turn_until(Some(io.now() + Duration::from_millis(200)), &mut events).unwrap();
+        match events.pop() {
+            Some(event) => queued += event.bytes().unwrap(),
+            None => break,
+        }
+    }
+    theirs.write_all(b"answer").unwrap();
+    let event = next(&mut io);
+    assert_eq!((event.token.key, event.bytes().unwrap()), (0, 6));
+    assert_eq!(&span.as_slice()[..6], b"answer");
+    receive(&mut io, Token { owner, key: 0 }, &ours);
+    let reader = std::thread::spawn(move || {
+        let mut sink = vec![0; 1 << 20];
+        let mut total = 0;
+        loop {
+            match theirs.read(&mut sink).unwrap() {
+                0 => return total,
+                count => total += count,
+            }
+        }
+    });
+    let event = next(&mut io);
+    assert_eq!(event.token.key, 2);
+    queued += event.bytes().unwrap();
+    // SAFETY: plain system call on an open socket.
+    unsafe { libc::shutdown(ours.as_raw_fd(), libc::SHUT_WR) };
+    assert_eq!(reader.join().unwrap(), queued);
+    // The peer has closed after reading: end of stream, or a reset.
+    let event = next(&mut io);
+    assert_eq!((event.token.key, event.result), (0, 0));
+}
+
+fn a_refused_connect_says_so(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    io.connect(Token { owner, key: 0 }, &Rc::new(socket.into()), address);
+    assert_eq!(next(&mut io).result, -libc::ECONNREFUSED);
+}
+
+fn sockets_arrive_and_stay_blocking(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let listener: Handle = Rc::new(listener.into());
+    let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let client: Handle = Rc::new(client.into());
+    io.connect(Token { owner, key: 1 }, &client, address);
+    assert_eq!(next(&mut io).bytes().unwrap(), 0);
+    io.accept(Token { owner, key: 0 }, &listener);
+    let server = next(&mut io).into_handle().unwrap();
+    for socket in [&client, &server] {
+        // SAFETY: plain system calls on an open socket.
+        let (flags, close) = unsafe {
+            let fd = socket.as_raw_fd();
+            (libc::fcntl(fd, libc::F_GETFL), libc::fcntl(fd, libc::F_GETFD))
+        };
+        assert_eq!(flags & libc::O_NONBLOCK, 0);
+        assert_eq!(close & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+    }
+}
+
+fn the_end_of_a_stream_is_zero_bytes(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    for waits in [false, true] {
+        let (ours, theirs) = pair();
+        let ours: Handle = Rc::new(ours.into());
+        if waits {
+            receive(&mut io, Token { owner, key: 0 }, &ours);
+            io.turn_until(Some(io.now() + Duration::from_millis(1)), &mut Vec::new()).unwrap();
+            drop(theirs);
+        } else {
+            drop(theirs);
+            receive(&mut io, Token { owner, key: 0 }, &ours);
+        }
+        assert_eq!(next(&mut io).bytes().unwrap(), 0);
+    }
+}
+
+fn shutting_a_socket_down_ends_what_waits_on_it(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let (ours, _theirs) = pair();
+    let ours: Handle = Rc::new(ours.into());
+    let listener: Handle = Rc::new(TcpListener::bind("127.0.0.1:0").unwrap().into());
+    receive(&mut io, Token { owner, key: 0 }, &ours);
+    io.accept(Token { owner, key: 1 }, &listener);
+    let mut events = Vec::new();
+    io.turn_until(Some(io.now() + Duration::from_millis(1)), &mut events).unwrap();
+    assert!(events.is_empty());
+    for socket in [&ours, &listener] {
+        // SAFETY: plain system call on an open socket.
+        unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+    while events.len() < 2 {
+        io.turn(&mut events).unwrap();
+    }
+    events.sort_by_key(|event| event.token.key);
+    assert_eq!((events[0].result, events[1].result), (0, -libc::EINVAL));
+    send(&mut io, Token { owner, key: 2 }, &ours, b"late");
+    assert_eq!(next(&mut io).result, -libc::EPIPE);
+}
+
+/// Numbers of descriptors come back with other files behind them; duplicates keep old files, and what an
+/// epoll set knows of them, alive.
+fn a_thousand_sockets_come_and_go(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let listener: Handle = Rc::new(listener.into());
+    let mut events = Vec::new();
+    let mut duplicates = VecDeque::new();
+    let mut numbers = HashMap::new();
+    for round in 0..500u32 {
+        let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        // Closed by a reset: no thousand sockets in TIME_WAIT.
+        client.set_linger(Some(Duration::ZERO)).unwrap();
+        let client: Handle = Rc::new(client.into());
+        io.accept(Token { owner, key: 0 }, &listener);
+        io.connect(Token { owner, key: 1 }, &client, address);
+        while io.in_flight() > 0 || events.len() < 2 {
+            io.turn(&mut events).unwrap();
+        }
+        events.sort_by_key(|event| event.token.key);
+        assert_eq!(events.pop().unwrap().bytes().unwrap(), 0);
+        let server = events.pop().unwrap().into_handle().unwrap();
+        *numbers.entry(client.as_raw_fd()).or_insert(0) += 1;
+        *numbers.entry(server.as_raw_fd()).or_insert(0) += 1;
+        let span = receive(&mut io, Token { owner, key: 2 }, &server);
+        io.turn_until(Some(io.now()), &mut events).unwrap();
+        send(&mut io, Token { owner, key: 3 }, &client, &round.to_be_bytes());
+        while io.in_flight() > 0 || events.len() < 2 {
+            io.turn(&mut events).unwrap();
+        }
+        for event in events.drain(..) {
+            assert_eq!(event.bytes().unwrap(), 4);
+        }
+        assert_eq!(span.as_slice()[..4], round.to_be_bytes());
+        if round % 3 == 0 {
+            duplicates.push_back(server.try_clone().unwrap());
+        }
+        if round % 2 == 0 {
+            // The peer's end reports a reset to whoever still listens: nobody may.
+            drop((client, server));
+        } else {
+            drop((server, client));
+        }
+        if duplicates.len() > 20 {
+            duplicates.pop_front();
+        }
+    }
+    let until = io.now() + Duration::from_millis(5);
+    io.turn_until(Some(until), &mut events).unwrap();
+    assert!(events.is_empty());
+    assert!(numbers.len() < 900, "numbers were used again");
+}
+
+fn dropping_the_loop_while_files_are_written_is_safe(kind: Kind) {
+    for _ in 0..20 {
+        let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+        let mut io = io(kind);
+        let owner = io.owner();
+        let pool = io.pool().clone();
+        for key in 0..64 {
+            let span = pool.take(65536).unwrap();
+            io.write(Token { owner, key }, &file, u64::from(key) * 65536, span, Durability::Durable);
+            io.sync(Token { owner, key }, &file);
+        }
+        io.turn(&mut Vec::new()).unwrap();
+        drop(io);
+        assert_eq!((pool.lent(), Rc::strong_count(&file)), (0, 1), "everything is back");
+    }
+}
+
+fn a_deadline_is_met_and_no_time_means_no_waiting(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let _waker = io.waker(Token { owner, key: 0 }).unwrap();
+    let mut events = Vec::new();
+    for microseconds in [300, 3000, 30000] {
+        let until = io.now() + Duration::from_micros(microseconds);
+        io.turn_until(Some(until), &mut events).unwrap();
+        assert!(io.now() >= until);
+    }
+    let start = Instant::now();
+    for _ in 0..100 {
+        io.turn_until(Some(Duration::ZERO), &mut events).unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(events.is_empty());
+}
+
+#[test]
+fn a_back_end_is_forced_by_name() {
+    assert_eq!(choice::parse("").unwrap(), None);
+    assert_eq!(choice::parse("uring").unwrap(), Some(Kind::Uring));
+    assert_eq!(choice::parse("portable").unwrap(), Some(Kind::Portable));
+    let text = choice::parse("epoll").unwrap_err().to_string();
+    assert_eq!(text, "HIKYAKU_IO=epoll is not a back end; choose portable or uring");
+    assert_eq!(io(Kind::Uring).backend_name(), "io_uring");
+    assert_eq!(io(Kind::Portable).backend_name(), "portable");
+}
+
+/// As in a container whose profile forbids it.
+#[test]
+fn a_thread_without_io_uring_gets_the_portable_back_end() {
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let answer = (libc::BPF_RET | libc::BPF_K) as u16;
+    // The number of the system call is the first word of what a filter sees.
+    let mut filter = [
+        libc::sock_filter { code: load, jt: 0, jf: 0, k: 0 },
+        libc::sock_filter { code: equal, jt: 0, jf: 1, k: libc::SYS_io_uring_setup as u32 },
+        libc::sock_filter { code: answer, jt: 0, jf: 0, k: libc::SECCOMP_RET_ERRNO | libc::EPERM as u32 },
+        libc::sock_filter { code: answer, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program is live; it concerns the thread of this test only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+    let mut io = Io::with_backend(None, PoolLimits::default()).unwrap();
+    assert_eq!(io.backend_name(), "portable");
+    let owner = io.owner();
+    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    io.sync(Token { owner, key: 0 }, &file);
+    assert_eq!(next(&mut io).bytes().unwrap(), 0);
+    let refused = Io::with_backend(Some(Kind::Uring), PoolLimits::default()).err().unwrap().to_string();
+    assert!(refused.contains("HIKYAKU_IO forces it") && refused.contains("io_uring_disabled"), "{refused}");
 }
