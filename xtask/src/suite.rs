@@ -1,6 +1,7 @@
 //! The order of a run: packages, unit tests, the release binary, the families; and what it prints at the end.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
@@ -76,12 +77,16 @@ fn run_families(
     tallies
 }
 
-/// `cargo test --workspace` as one more family.
-fn unit_tests() -> Result<Tally> {
+/// What drives `io`: run once more over its portable back end.
+const OVER_IO: &[&str] =
+    &["test", "-p", "hikyaku-block", "-p", "hikyaku-mover", "-p", "hikyaku-node", "--no-fail-fast"];
+
+/// cargo's tests as one more family.
+fn unit_tests(family: &'static str, mut command: Command) -> Result<Tally> {
     let started = std::time::Instant::now();
     let mut counts = UnitCounts::default();
     let mut names = Vec::new();
-    let ok = show(&mut cargo(&["test", "--workspace", "--no-fail-fast"]), |line| {
+    let ok = show(&mut command, |line| {
         counts.add(line);
         if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
             names.push(name.to_owned());
@@ -93,7 +98,7 @@ fn unit_tests() -> Result<Tally> {
         failures.push(Failure { case: "cargo test".into(), message: "does not build, or was killed".into() });
     }
     Ok(Tally {
-        family: "unit",
+        family,
         passed: counts.passed,
         resumed: 0,
         failures,
@@ -111,7 +116,11 @@ fn test_steps(steps: &mut Steps, selection: &Selection, against: Against) -> Res
     let mut tallies = Vec::new();
     let installed = steps.step("packages", || install::ensure(Purpose::Test)).is_some();
     if selection.family.is_empty() && against == Against::Ours {
-        tallies.extend(steps.step("unit tests", unit_tests));
+        let workspace = cargo(&["test", "--workspace", "--no-fail-fast"]);
+        tallies.extend(steps.step("unit tests", || unit_tests("unit", workspace)));
+        let mut portable = cargo(OVER_IO);
+        portable.env("HIKYAKU_IO", "portable");
+        tallies.extend(steps.step("unit tests, portable", || unit_tests("unit, portable", portable)));
     }
     let hikyaku = match against {
         Against::Ours => steps.step("release build", || binary(selection.hikyaku.as_ref())),
