@@ -124,6 +124,9 @@ pub enum ServeError {
     /// The configuration contradicts itself.
     #[error("{0}")]
     Config(String),
+    /// The server ended, but not everything that was written is known to be durable.
+    #[error("{0}")]
+    Unfinished(String),
     /// A loop thread ended by an assertion: a defect of ours.
     #[error("a loop thread panicked: this is a defect, please report it with the lines above")]
     Panicked,

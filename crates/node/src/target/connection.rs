@@ -14,16 +14,15 @@ use block::{Completion, Endpoint, IoError, Request};
 use io::{Event as IoEvent, Handle, Io, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
-use iscsi::target::{self as machine, Event};
+use iscsi::target::{self as machine, Event, ManagementId};
 use iscsi::wire::{Isid, LoginStatus};
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 
 use super::login;
 use super::lun::Lun;
 use super::mail::{AbortGroup, ConnectionId, Mail};
-use super::management::Request as ManagementRequest;
 use super::media::{Job, Next};
-use super::server::Shared;
+use super::server::{POOL, Shared};
 use super::sessions::{Admission, Claim};
 use crate::stream::{Advance, Operation, Stream};
 
@@ -31,6 +30,13 @@ use crate::stream::{Advance, Operation, Stream};
 const COMMANDS_MAX: u32 = 128;
 /// Seconds an initiator is given to log out when the server drains.
 const LOGOUT_SECONDS: u16 = 3;
+/// How long the last words of a connection may take: a peer that does not read them does not get them.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Memory for the data of one session's commands; TASK SET FULL beyond it. The pool serves several such sessions, so
+/// that one which never reads, or whose storage never answers, leaves room for the others.
+const SESSION_BYTES_MAX: usize = 256 << 20;
+
+const _: () = assert!(3 * SESSION_BYTES_MAX < POOL.bytes_max);
 
 /// What a connection needs of its thread.
 pub(super) struct Context<'a> {
@@ -78,24 +84,24 @@ pub(super) struct Task {
     cdb: [u8; 16],
     media: Option<Media>,
     buffer: Option<Span>,
+    /// Bytes of buffers it has taken.
+    charged: usize,
     pub(super) job: Option<Job>,
-    /// Ended by another session's task management: nothing is answered.
-    pub(super) aborted: bool,
-    /// That task management, which waits for this task's end.
-    pub(super) group: Option<Arc<AbortGroup>>,
+    /// Task management of other sessions that waits for this task's end. With any, nothing is answered.
+    pub(super) groups: Vec<Arc<AbortGroup>>,
 }
 
 impl Task {
     fn new(lun: usize, cdb: [u8; 16]) -> Self {
-        Self { lun, cdb, media: None, buffer: None, job: None, aborted: false, group: None }
+        Self { lun, cdb, media: None, buffer: None, charged: 0, job: None, groups: Vec::new() }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// What is queued is sent, then the socket is shut.
-    Ending,
+    /// What is queued is sent, then the socket is shut; at this time at the latest.
+    Ending(Duration),
     /// Shut; what is with the kernel and the endpoints comes back.
     Shut,
 }
@@ -110,10 +116,13 @@ pub(super) struct Connection {
     pub(super) tasks: Vec<Option<Task>>,
     pub(super) session: Option<Session>,
     /// Task management that waits for other threads.
-    pub(super) requests: Vec<Option<ManagementRequest>>,
+    pub(super) requests: Vec<Option<ManagementId>>,
     pending: Option<Pending>,
     /// Jobs whose requests are with endpoints.
     busy: usize,
+    /// Bytes of the tasks' buffers.
+    charged: usize,
+    began: Duration,
     phase: Phase,
     timer: Option<Duration>,
 }
@@ -146,6 +155,8 @@ impl Connection {
             requests: Vec::new(),
             pending: None,
             busy: 0,
+            charged: 0,
+            began: io.now(),
             phase: Phase::Open,
             timer: None,
         })
@@ -153,6 +164,17 @@ impl Connection {
 
     pub(super) fn id(&self) -> ConnectionId {
         self.id
+    }
+
+    /// When it began, while it has no session.
+    pub(super) fn logging_in_since(&self) -> Option<Duration> {
+        (self.session.is_none() && self.phase == Phase::Open).then_some(self.began)
+    }
+
+    /// LUNs that have not answered a request of this connection.
+    pub(super) fn awaited_luns(&self) -> impl Iterator<Item = usize> {
+        let busy = |task: &&Task| task.job.as_ref().is_some_and(Job::is_outstanding);
+        self.tasks.iter().flatten().filter(busy).map(|task| task.lun)
     }
 
     /// Nothing is left: the socket is shut and every task has ended.
@@ -189,13 +211,21 @@ impl Connection {
             }
             Operation::Timer => {
                 self.timer = None;
-                if self.phase == Phase::Open
-                    && let Err(fatal) = self.machine.on_timeout(context.io.now())
-                {
-                    self.fail(&fatal);
-                }
+                self.on_timer(context.io.now());
             }
             Operation::Connect => unreachable!("a target does not connect"),
+        }
+    }
+
+    fn on_timer(&mut self, now: Duration) {
+        match self.phase {
+            Phase::Open => {
+                if let Err(fatal) = self.machine.on_timeout(now) {
+                    self.fail(&fatal, now);
+                }
+            }
+            Phase::Ending(until) if now >= until => self.shut("the initiator does not read"),
+            Phase::Ending(_) | Phase::Shut => {}
         }
     }
 
@@ -207,7 +237,7 @@ impl Connection {
             match stream.advance(machine, |task| buffer_of(tasks, task), context.io.now()) {
                 Ok(Advance::Events) => {}
                 Ok(Advance::Starved) => break,
-                Err(fatal) => self.fail(&fatal),
+                Err(fatal) => self.fail(&fatal, context.io.now()),
             }
         }
         self.drain_events(context);
@@ -220,25 +250,34 @@ impl Connection {
         match self.phase {
             Phase::Open => {
                 self.stream.receive(context.io);
-                self.arm_timer(context.io);
+                let due = self.machine.poll_timeout();
+                self.arm_timer(context.io, due);
             }
-            Phase::Ending if self.stream.is_sent() => self.shut("closed"),
-            Phase::Ending | Phase::Shut => {}
+            Phase::Ending(_) if self.stream.is_sent() => self.shut("closed"),
+            Phase::Ending(until) => self.arm_timer(context.io, Some(until)),
+            Phase::Shut => {}
         }
     }
 
-    fn arm_timer(&mut self, io: &mut Io) {
-        let Some(due) = self.machine.poll_timeout() else { return };
+    fn arm_timer(&mut self, io: &mut Io, due: Option<Duration>) {
+        let Some(due) = due else { return };
         if self.timer.is_none_or(|armed| due < armed) {
             self.timer = Some(due);
             io.timer(Token { owner: self.owner, key: Operation::Timer.key(self.id.generation) }, due);
         }
     }
 
-    fn fail(&mut self, fatal: &Fatal) {
+    fn fail(&mut self, fatal: &Fatal, now: Duration) {
         tracing::info!(peer = %self.peer, reason = %fatal, "dropping the connection");
-        self.abandon();
-        self.phase = Phase::Ending;
+        self.conclude(now);
+    }
+
+    /// Only the last words are still sent.
+    fn conclude(&mut self, now: Duration) {
+        if self.phase == Phase::Open {
+            self.phase = Phase::Ending(now + LAST_WORDS);
+            self.abandon();
+        }
     }
 
     /// Ends the connection without a word.
@@ -251,31 +290,28 @@ impl Connection {
         }
     }
 
-    /// Work not yet begun is not begun any more; what is with an endpoint ends there.
+    /// Work not yet begun is not begun any more, and no data is sent; what is with an endpoint ends there.
     fn abandon(&mut self) {
-        for task in &mut self.tasks {
-            if let Some(job) = task.as_mut().and_then(|task| task.job.as_mut()) {
-                job.abort();
-            }
-        }
-        for task in &mut self.tasks {
-            if task.as_ref().is_some_and(|task| task.job.as_ref().is_none_or(|job| !job.is_outstanding())) {
-                *task = None;
+        for id in self.machine.tasks().collect::<Vec<_>>() {
+            let task = self.tasks.get_mut(id.index()).and_then(Option::as_mut);
+            match task.and_then(|task| task.job.as_mut()) {
+                Some(job) => job.abort(),
+                None => self.machine.abort(id),
             }
         }
     }
 
     /// Ends the connection: its session is replaced, its target reset, or the server ends.
-    pub(super) fn close(&mut self, _context: &mut Context<'_>, reason: &str) {
+    pub(super) fn close(&mut self, reason: &str) {
         self.shut(reason);
     }
 
     /// Asks the initiator to log out.
-    pub(super) fn drain(&mut self, _context: &mut Context<'_>) {
+    pub(super) fn drain(&mut self, now: Duration) {
         match &self.session {
             Some(_) => {
                 if let Err(fatal) = self.machine.request_logout(LOGOUT_SECONDS) {
-                    self.fail(&fatal);
+                    self.fail(&fatal, now);
                 }
             }
             None => self.shut("the server ends"),
@@ -285,10 +321,12 @@ impl Connection {
     fn drain_events(&mut self, context: &mut Context<'_>) {
         while let Some(event) = self.machine.poll_event() {
             match event {
-                Event::Command(command) if self.phase == Phase::Open => self.on_command(context, &command),
-                Event::Command(command) => self.machine.abort(command.task),
-                Event::DataOut { task } => self.on_data_out(context, task),
                 Event::TaskDone { task } => self.on_task_done(task),
+                Event::Command(command) if self.phase != Phase::Open => self.machine.abort(command.task),
+                // Nothing is begun any more.
+                _ if self.phase != Phase::Open => {}
+                Event::Command(command) => self.on_command(context, &command),
+                Event::DataOut { task } => self.on_data_out(context, task),
                 Event::Identify(identity) => {
                     let policy = if context.draining {
                         Err(LoginStatus::ServiceUnavailable.into())
@@ -320,12 +358,7 @@ impl Connection {
                 Event::Logout { reason } => {
                     tracing::debug!(peer = %self.peer, ?reason, "logout");
                 }
-                Event::Close => {
-                    if self.phase == Phase::Open {
-                        self.abandon();
-                        self.phase = Phase::Ending;
-                    }
-                }
+                Event::Close => self.conclude(context.io.now()),
             }
         }
     }
@@ -462,9 +495,6 @@ impl Connection {
                     lun.note_writer(session.nexus, &session.initiator);
                 }
                 let out = media.data_out_bytes(lun.block_size);
-                if command.is_some_and(|command| is_the_wrong_way(command, &media, lun.block_size)) {
-                    return self.finish_media(context, id, &media, Err(MediaError::DataOutSize));
-                }
                 let offered = command.map_or(0, data_out_offered);
                 if command.is_some() && !media.accepts_data_out(u64::from(offered), lun.block_size) {
                     return self.finish_media(context, id, &media, Err(MediaError::DataOutSize));
@@ -482,14 +512,23 @@ impl Connection {
 
     /// Takes a buffer and lets the data-out come.
     fn collect(&mut self, context: &mut Context<'_>, id: TaskId, bytes: u32) {
-        let task = self.tasks[id.index()].as_mut().expect("a task under way");
-        if bytes > 0 {
-            match context.io.pool().take(bytes as usize) {
-                Some(buffer) => task.buffer = Some(buffer),
-                None => return self.finish(context, id, &Outcome::task_set_full()),
-            }
+        if bytes > 0 && !self.take_buffer(context.io, id, bytes as usize) {
+            return self.finish(context, id, &Outcome::task_set_full());
         }
         self.machine.want_data_out(id, bytes);
+    }
+
+    /// Gives a task a buffer. False: there is no memory for it now.
+    fn take_buffer(&mut self, io: &Io, id: TaskId, bytes: usize) -> bool {
+        if self.charged + bytes > SESSION_BYTES_MAX {
+            return false;
+        }
+        let Some(buffer) = io.pool().take(bytes) else { return false };
+        let task = self.tasks[id.index()].as_mut().expect("a task under way");
+        task.buffer = Some(buffer);
+        task.charged += bytes;
+        self.charged += bytes;
+        true
     }
 
     fn on_data_out(&mut self, context: &mut Context<'_>, id: TaskId) {
@@ -517,15 +556,15 @@ impl Connection {
             return self.finish(context, id, &outcome);
         }
         let data_in = media.data_in_bytes(lun.block_size) as usize;
-        if data_in > 0 {
-            match context.io.pool().take(data_in) {
-                Some(buffer) => task.buffer = Some(buffer),
-                None => return self.finish(context, id, &Outcome::task_set_full()),
-            }
-        } else if media.blocks == 0 {
+        if data_in == 0 && media.blocks == 0 {
             let media = task.media.take().expect("just looked at");
             return self.finish_media(context, id, &media, Ok(()));
         }
+        if data_in > 0 && !self.take_buffer(context.io, id, data_in) {
+            return self.finish(context, id, &Outcome::task_set_full());
+        }
+        let task = self.tasks[id.index()].as_mut().expect("a task under way");
+        let media = task.media.as_ref().expect("as before");
         let capability = context.units[task.lun].capability();
         let buffer = task.buffer.as_ref();
         match Job::plan(media, buffer, lun.block_size, capability, context.io.pool()) {
@@ -552,14 +591,10 @@ impl Connection {
             Next::Done(result) => {
                 self.busy -= 1;
                 task.job = None;
-                if self.phase == Phase::Shut {
-                    self.tasks[id.index()] = None;
-                    return;
-                }
-                let media = task.media.take().expect("started");
-                if task.aborted {
+                if self.phase != Phase::Open || !task.groups.is_empty() {
                     return self.machine.abort(id);
                 }
+                let media = task.media.take().expect("started");
                 if let Err(error) = result {
                     let lun = &context.shared.luns[task.lun].config;
                     tracing::warn!(lun = lun.lun, storage = lun.medium.name(), ?error, op = ?media.op, lba = media.lba);
@@ -604,12 +639,12 @@ impl Connection {
     fn finish(&mut self, context: &mut Context<'_>, id: TaskId, outcome: &Outcome) {
         let mut length = 0;
         if !outcome.data.is_empty() {
-            let Some(buffer) = context.io.pool().take(outcome.data.len()) else {
+            if !self.take_buffer(context.io, id, outcome.data.len()) {
                 return self.finish_with(id, &Outcome::task_set_full(), 0, 0);
-            };
-            buffer.fill(0, &outcome.data);
+            }
+            let buffer = self.tasks[id.index()].as_ref().and_then(|task| task.buffer.as_ref());
+            buffer.expect("just taken").fill(0, &outcome.data);
             length = outcome.data.len() as u64;
-            self.tasks[id.index()].as_mut().expect("a task under way").buffer = Some(buffer);
         }
         self.finish_with(id, outcome, length, length);
     }
@@ -630,17 +665,11 @@ impl Connection {
     }
 
     fn on_task_done(&mut self, id: TaskId) {
-        // The spans that are still being sent keep the memory; letting go of the group may answer an abort.
-        if let Some(task) = self.tasks.get_mut(id.index()) {
-            *task = None;
+        // The spans that are still being sent keep the memory; letting go of the groups may answer an abort.
+        if let Some(task) = self.tasks.get_mut(id.index()).and_then(Option::take) {
+            self.charged -= task.charged;
         }
     }
-}
-
-/// The initiator announced data in one direction and the CDB moves it in the other.
-fn is_the_wrong_way(command: &machine::Command, media: &Media, block_size: u32) -> bool {
-    let (reads, writes) = (media.data_in_bytes(block_size) > 0, media.data_out_bytes(block_size) > 0);
-    command.expected > 0 && ((reads && !command.read) || (writes && !command.write))
 }
 
 /// What the storage knows of a range, in whole blocks: a block that is partly data is data.

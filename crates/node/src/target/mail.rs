@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use io::Waker;
+use iscsi::wire::TmFunction;
+use scsi::NexusId;
 
 /// One connection of one incarnation of a slot, anywhere in the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,8 +28,9 @@ pub(super) enum Mail {
     Retry { connection: ConnectionId },
     /// Abort tasks of every connection here that the group's scope covers.
     Abort { group: Arc<AbortGroup> },
-    /// All tasks of an abort have ended: answer the task management request.
-    Aborted { connection: ConnectionId, request: u32 },
+    /// All tasks of an abort have ended; `found` says whether there were any. What the function does besides is done
+    /// now, and the request answered if its connection still lives.
+    Aborted { aborts: Aborts, found: bool },
     /// Ask sessions to log out and end when they have.
     Drain,
     /// End now.
@@ -37,13 +40,14 @@ pub(super) enum Mail {
 /// A thread's letter box.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    letters: Mutex<Vec<Mail>>,
+    /// `None` once the thread has ended.
+    letters: Mutex<Option<Vec<Mail>>>,
     waker: Mutex<Option<Waker>>,
 }
 
 impl Mailbox {
     pub(super) fn new() -> Self {
-        Self { letters: Mutex::new(Vec::new()), waker: Mutex::new(None) }
+        Self { letters: Mutex::new(Some(Vec::new())), waker: Mutex::new(None) }
     }
 
     /// The loop of this box is up and can be woken.
@@ -53,14 +57,28 @@ impl Mailbox {
     }
 
     pub(super) fn send(&self, mail: Mail) {
-        self.letters.lock().expect("no panic while locked").push(mail);
+        let mut letters = self.letters.lock().expect("no panic while locked");
+        let Some(open) = letters.as_mut() else {
+            // A socket is closed with its letter, and an abort lets go of its group, which sends in turn.
+            drop(letters);
+            return drop(mail);
+        };
+        open.push(mail);
+        drop(letters);
         if let Some(waker) = &*self.waker.lock().expect("no panic while locked") {
             waker.wake();
         }
     }
 
     pub(super) fn take(&self) -> Vec<Mail> {
-        std::mem::take(&mut *self.letters.lock().expect("no panic while locked"))
+        let mut letters = self.letters.lock().expect("no panic while locked");
+        letters.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The thread has ended: nobody reads any more.
+    pub(super) fn close(&self) {
+        let letters = self.letters.lock().expect("no panic while locked").take();
+        drop(letters);
     }
 }
 
@@ -73,20 +91,30 @@ pub(super) enum Scope {
     Target(usize),
 }
 
+/// What a task management request does beyond its own session.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Aborts {
+    pub(super) function: TmFunction,
+    pub(super) scope: Scope,
+    /// Who asked.
+    pub(super) nexus: NexusId,
+    pub(super) origin: ConnectionId,
+    pub(super) request: u32,
+}
+
 /// The tasks that one task management request aborts, on whatever thread. Everyone who still has one holds the
 /// group; when the last lets go, the request is answered.
 #[derive(Debug)]
 pub(super) struct AbortGroup {
-    pub(super) scope: Scope,
-    pub(super) origin: ConnectionId,
-    pub(super) request: u32,
+    pub(super) aborts: Aborts,
     /// Set by whoever finds a task to end.
-    pub(super) found: Arc<AtomicBool>,
+    pub(super) found: AtomicBool,
     pub(super) mailbox: Arc<Mailbox>,
 }
 
 impl Drop for AbortGroup {
     fn drop(&mut self) {
-        self.mailbox.send(Mail::Aborted { connection: self.origin, request: self.request });
+        let found = self.found.load(Ordering::Relaxed);
+        self.mailbox.send(Mail::Aborted { aborts: self.aborts, found });
     }
 }

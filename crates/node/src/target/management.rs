@@ -11,16 +11,8 @@ use iscsi::target::ManagementId;
 use iscsi::wire::{TmFunction, TmResult};
 
 use super::connection::{Connection, Context};
-use super::mail::{AbortGroup, Mail, Scope};
-
-/// A task management request that waits for other threads.
-pub(super) struct Request {
-    id: ManagementId,
-    function: TmFunction,
-    scope: Scope,
-    /// Whether tasks of other sessions were ended.
-    found: Arc<AtomicBool>,
-}
+use super::mail::{AbortGroup, Aborts, Mail, Scope};
+use super::server::Shared;
 
 impl Connection {
     pub(super) fn on_management(
@@ -31,7 +23,7 @@ impl Connection {
         lun: u64,
     ) {
         self.stop_marked();
-        let session = self.session.as_ref().expect("management comes after the login");
+        let Some(session) = self.session.as_ref() else { unreachable!("management comes after the login") };
         let unit = session.lun(lun);
         let target = session.target;
         tracing::info!(initiator = session.initiator, ?function, lun, "task management");
@@ -55,14 +47,12 @@ impl Connection {
             self.requests.push(None);
             self.requests.len() - 1
         });
-        let found = Arc::new(AtomicBool::new(false));
-        self.requests[key] = Some(Request { id, function, scope, found: Arc::clone(&found) });
+        self.requests[key] = Some(id);
+        let (nexus, origin) = (session.nexus, self.id());
         let group = Arc::new(AbortGroup {
-            scope,
-            origin: self.id(),
-            request: key as u32,
-            found,
-            mailbox: Arc::clone(&context.shared.mailboxes[self.id().worker]),
+            aborts: Aborts { function, scope, nexus, origin, request: key as u32 },
+            found: AtomicBool::new(false),
+            mailbox: Arc::clone(&context.shared.mailboxes[origin.worker]),
         });
         for mailbox in &context.shared.mailboxes {
             mailbox.send(Mail::Abort { group: Arc::clone(&group) });
@@ -84,12 +74,12 @@ impl Connection {
     /// Ends the tasks here that `group` covers; those with an endpoint when they come back.
     pub(super) fn abort_for(&mut self, group: &Arc<AbortGroup>) {
         let Some(session) = &self.session else { return };
-        if self.id() == group.origin {
+        if self.id() == group.aborts.origin {
             return;
         }
         for id in self.machine.tasks().collect::<Vec<_>>() {
             let Some(Some(task)) = self.tasks.get_mut(id.index()) else { continue };
-            let covered = match group.scope {
+            let covered = match group.aborts.scope {
                 Scope::Lun(lun) => task.lun == lun,
                 Scope::Target(target) => session.target == Some(target),
             };
@@ -100,8 +90,8 @@ impl Connection {
             match &mut task.job {
                 Some(job) if job.is_outstanding() => {
                     job.abort();
-                    task.aborted = true;
-                    task.group = Some(Arc::clone(group));
+                    // Several requests may wait for one task.
+                    task.groups.push(Arc::clone(group));
                 }
                 _ => self.machine.abort(id),
             }
@@ -109,35 +99,33 @@ impl Connection {
     }
 
     /// Nothing that a request of ours covered is left anywhere.
-    pub(super) fn on_aborted(&mut self, context: &mut Context<'_>, key: u32) {
-        let Some(Request { id, function, scope, found }) =
-            self.requests.get_mut(key as usize).and_then(Option::take)
-        else {
-            return;
-        };
-        let Some(session) = &self.session else { return };
-        let units = match scope {
-            Scope::Lun(lun) => vec![lun],
-            Scope::Target(target) => context.shared.target_luns[target].clone(),
-        };
-        for lun in units {
-            let mut unit = context.shared.luns[lun].unit();
-            if function != TmFunction::ClearTaskSet {
-                unit.reset(Some(session.nexus));
-            } else if found.load(Ordering::Relaxed) {
-                unit.tasks_cleared_by(session.nexus);
-            }
+    pub(super) fn on_aborted(&mut self, request: u32) {
+        if let Some(id) = self.requests.get_mut(request as usize).and_then(Option::take) {
+            self.machine.complete_management(id, TmResult::Complete);
         }
-        self.machine.complete_management(id, TmResult::Complete);
-        if function == TmFunction::TargetColdReset
-            && let Some(target) = session.target
-        {
-            let name = &context.shared.config.targets[target].iqn;
-            for connection in context.shared.sessions.of_target(name) {
-                if connection != self.id() {
-                    let mail = Mail::Close { connection, reason: "the target was reset" };
-                    context.shared.mailboxes[connection.worker].send(mail);
-                }
+    }
+}
+
+/// What a function does once its tasks have ended, whether or not the one who asked is still there: those whose tasks
+/// vanished must hear why.
+pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
+    let units = match aborts.scope {
+        Scope::Lun(lun) => &[lun][..],
+        Scope::Target(target) => &shared.target_luns[target],
+    };
+    for lun in units {
+        let mut unit = shared.luns[*lun].unit();
+        if aborts.function != TmFunction::ClearTaskSet {
+            unit.reset(Some(aborts.nexus));
+        } else if found {
+            unit.tasks_cleared_by(aborts.nexus);
+        }
+    }
+    if let (TmFunction::TargetColdReset, Scope::Target(target)) = (aborts.function, aborts.scope) {
+        for connection in shared.sessions.of_target(&shared.config.targets[target].iqn) {
+            if connection != aborts.origin {
+                let mail = Mail::Close { connection, reason: "the target was reset" };
+                shared.mailboxes[connection.worker].send(mail);
             }
         }
     }

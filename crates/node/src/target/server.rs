@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use area::PoolLimits;
@@ -19,7 +20,7 @@ use super::worker::Worker;
 /// Connections waiting to be accepted.
 const BACKLOG: i32 = 1024;
 /// Payload memory of one loop thread.
-const POOL: PoolLimits = PoolLimits { bytes_max: 1 << 30 };
+pub(super) const POOL: PoolLimits = PoolLimits { bytes_max: 1 << 30 };
 
 /// What all threads see.
 #[derive(Debug)]
@@ -101,18 +102,40 @@ impl Server {
             load: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             addresses,
         });
+        let (opened, openings) = mpsc::channel();
         let mut listeners = Some(listeners);
-        let threads = (0..workers)
-            .map(|index| {
-                let shared = Arc::clone(&shared);
-                let listeners = listeners.take().unwrap_or_default();
-                std::thread::Builder::new()
-                    .name(format!("target-{index}"))
-                    .spawn(move || Worker::new(index, POOL, shared, listeners)?.run())
-                    .map_err(ServeError::Loop)
-            })
-            .collect::<Result<_, _>>()?;
-        Ok(Self { shared, threads })
+        let mut server = Self { shared, threads: Vec::with_capacity(workers) };
+        for index in 0..workers {
+            let (shared, opened) = (Arc::clone(&server.shared), opened.clone());
+            let listeners = listeners.take().unwrap_or_default();
+            let thread = std::thread::Builder::new()
+                .name(format!("target-{index}"))
+                .spawn(move || work(index, shared, listeners, opened));
+            match thread {
+                Ok(thread) => server.threads.push(thread),
+                Err(error) => return Err(server.abandon(ServeError::Loop(error))),
+            }
+        }
+        drop(opened);
+        let mut open = 0;
+        for opening in openings {
+            match opening {
+                Ok(()) => open += 1,
+                Err(error) => return Err(server.abandon(error)),
+            }
+        }
+        if open < workers {
+            return Err(server.abandon(ServeError::Panicked));
+        }
+        Ok(server)
+    }
+
+    /// Ends the threads that did start.
+    fn abandon(self, error: ServeError) -> ServeError {
+        self.shared.send_all(|| Mail::Stop);
+        // It is the first error that counts.
+        let _ = self.wait();
+        error
     }
 
     /// The addresses served, with the ports that were chosen.
@@ -125,19 +148,50 @@ impl Server {
         ServerHandle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Waits until the server has ended. The first error of a thread, if any; the others are stopped then.
+    /// Waits until the server has ended. The first error of a thread, if any: it makes the others stop.
     pub fn wait(self) -> Result<(), ServeError> {
         let mut result = Ok(());
         for thread in self.threads {
-            let ended =
-                thread.join().unwrap_or_else(|_| Err(ServeError::Config("a loop thread panicked".into())));
-            if ended.is_err() && result.is_ok() {
-                self.shared.send_all(|| Mail::Stop);
-                result = ended;
-            }
+            let ended = thread.join().unwrap_or(Err(ServeError::Panicked));
+            result = result.and(ended);
         }
         result
     }
+}
+
+/// Stops the whole server when its thread ends other than well: connections are placed on any thread.
+struct Alarm {
+    shared: Arc<Shared>,
+    index: usize,
+    armed: bool,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if self.armed {
+            self.shared.mailboxes[self.index].close();
+            self.shared.send_all(|| Mail::Stop);
+        }
+    }
+}
+
+/// A loop thread, from opening to end. Says once whether it has opened.
+fn work(
+    index: usize,
+    shared: Arc<Shared>,
+    listeners: Vec<TcpListener>,
+    opened: mpsc::Sender<Result<(), ServeError>>,
+) -> Result<(), ServeError> {
+    let mut alarm = Alarm { shared: Arc::clone(&shared), index, armed: true };
+    let (worker, opening) = match Worker::new(index, POOL, shared, listeners) {
+        Ok(worker) => (Some(worker), Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    let _ = opened.send(opening);
+    drop(opened);
+    let result = worker.map_or(Ok(()), Worker::run);
+    alarm.armed = result.is_err();
+    result
 }
 
 fn check(config: &ServerConfig) -> Result<(), ServeError> {

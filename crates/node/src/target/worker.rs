@@ -1,7 +1,7 @@
 //! One loop thread: its connections, its attachments to every logical unit, its mail.
 
 use std::net::{Shutdown, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,17 +9,28 @@ use std::time::Duration;
 
 use area::PoolLimits;
 use block::{Completion, Endpoint, Kind, Request, Router, wait_ready};
-use io::{Event, Handle, Io, Owner, Token};
-use socket2::SockRef;
+use io::{Event, Handle, Io, Item, Owner, Token};
+use socket2::{SockRef, TcpKeepalive};
 
 use super::config::ServeError;
 use super::connection::{Connection, Context};
 use super::mail::{ConnectionId, Mail};
+use super::management;
 use super::server::{Shared, least_loaded};
 use crate::stream::{GENERATION_MASK, Operation};
 
 /// Connections of one thread, logged in or not.
 const CONNECTIONS_MAX: usize = 4096;
+/// Of those, the ones that have no session yet. Beyond it the oldest goes: a login takes milliseconds, and whoever only
+/// holds connections open must not keep others out.
+const LOGINS_MAX: usize = 1024;
+/// How long a peer may leave data unacknowledged, or not read at all, until the kernel drops the connection.
+const UNREAD_MAX: Duration = Duration::from_secs(30);
+/// Probes of a silent connection: a peer that vanished without a word is noticed even where nothing is sent to it.
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
+/// How long the last flush may take. It moves what lies in the page cache, so it is given its time.
+const FLUSH_MAX: Duration = Duration::from_secs(60);
 /// How long accepting rests when descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -57,11 +68,12 @@ enum Phase {
     Serving,
     /// Until then, sessions may finish and log out.
     Draining(Duration),
-    /// Connections are cut; their I/O ends.
-    Ending,
-    /// Everything written is being made durable.
+    /// Connections are cut; their I/O ends, or is given up then.
+    Ending(Duration),
+    /// Everything written is being made durable, or is given up then.
     Flushing {
         outstanding: usize,
+        until: Duration,
     },
 }
 
@@ -78,6 +90,8 @@ pub(super) struct Worker {
     done: Vec<Completion>,
     dirty: Vec<usize>,
     phase: Phase,
+    /// What did not end as it should have.
+    unfinished: Vec<String>,
 }
 
 impl Worker {
@@ -124,6 +138,7 @@ impl Worker {
             done: Vec::new(),
             dirty: Vec::new(),
             phase: Phase::Serving,
+            unfinished: Vec::new(),
         })
     }
 
@@ -140,7 +155,12 @@ impl Worker {
             }
             self.settle();
         }
-        Ok(())
+        self.shared.mailboxes[self.index].close();
+        if self.unfinished.is_empty() {
+            Ok(())
+        } else {
+            Err(ServeError::Unfinished(self.unfinished.join("; ")))
+        }
     }
 
     fn accept(&mut self, listener: usize) {
@@ -211,9 +231,11 @@ impl Worker {
         let (upper, task) = (completion.id >> 32, completion.id as u32);
         if upper == WORKER_REQUESTS {
             if let Err(error) = completion.result {
-                tracing::error!(lun = self.shared.luns[task as usize].config.lun, %error, "last flush failed");
+                let name = self.name_of(task as usize);
+                tracing::error!(storage = name, %error, "last flush failed");
+                self.unfinished.push(format!("the last flush of {name} failed: {error}"));
             }
-            if let Phase::Flushing { outstanding } = &mut self.phase {
+            if let Phase::Flushing { outstanding, .. } = &mut self.phase {
                 *outstanding -= 1;
             }
             return;
@@ -252,7 +274,7 @@ impl Worker {
             // The end of an accept that was under way when the server began to drain.
             return;
         }
-        if event.result == 0 {
+        if event.result == 0 && matches!(event.item, Item::None) {
             // The end of a pause.
             return self.accept_again(listener);
         }
@@ -263,16 +285,13 @@ impl Worker {
                 self.place(socket, local);
                 self.accept_again(listener);
             }
-            Err(error)
-                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
-            {
-                tracing::warn!(%error, "no room for another connection: waiting");
-                let token = Token { owner: self.owner, key: KEY_ACCEPT + listener as u32 };
-                self.io.timer(token, self.io.now() + ACCEPT_PAUSE);
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {
+                self.accept_again(listener);
             }
             Err(error) => {
-                tracing::debug!(%error, "accept");
-                self.accept_again(listener);
+                tracing::warn!(%error, "cannot accept connections: waiting");
+                let token = Token { owner: self.owner, key: KEY_ACCEPT + listener as u32 };
+                self.io.timer(token, self.io.now() + ACCEPT_PAUSE);
             }
         }
     }
@@ -306,31 +325,55 @@ impl Worker {
     }
 
     fn adopt(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) {
+        if let Err(error) = tune(&socket) {
+            tracing::debug!(%peer, %error, "socket options");
+        }
+        let full = self.slots.len() - self.vacant.len() >= CONNECTIONS_MAX;
+        let adopted = self.phase == Phase::Serving && !full && self.occupy(socket, peer, local);
+        if !adopted {
+            tracing::warn!(%peer, "connection refused: no room, or the server is ending");
+            self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts a connection into a slot. False: memory is short.
+    fn occupy(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) -> bool {
+        self.bound_logins();
         let slot = self.vacant.pop().unwrap_or_else(|| {
             let owner = self.io.owner();
             self.router.add(owner, Route::Slot(self.slots.len()));
             self.slots.push(Slot { owner, generation: 0, connection: None });
             self.slots.len() - 1
         });
-        let refuse = self.phase != Phase::Serving || self.slots.len() > CONNECTIONS_MAX;
         let Slot { owner, generation, .. } = self.slots[slot];
         let id = ConnectionId { worker: self.index, slot, generation };
-        if let Err(error) = SockRef::from(&socket.as_fd()).set_tcp_nodelay(true) {
-            tracing::debug!(%peer, %error, "TCP_NODELAY");
+        let connection = Connection::new(&mut self.io, Rc::new(socket), owner, id, peer, local);
+        let adopted = connection.is_some();
+        self.slots[slot].connection = connection;
+        if adopted {
+            self.dirty.push(slot);
+        } else {
+            self.vacant.push(slot);
         }
-        let connection = (!refuse)
-            .then(|| Connection::new(&mut self.io, Rc::new(socket), owner, id, peer, local))
-            .flatten();
-        match connection {
-            Some(connection) => {
-                self.slots[slot].connection = Some(connection);
-                self.dirty.push(slot);
-            }
-            None => {
-                tracing::warn!(%peer, "connection refused: no room, or the server is ending");
-                self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
-                self.vacant.push(slot);
-            }
+        adopted
+    }
+
+    /// Cuts the oldest of too many connections that have not logged in.
+    fn bound_logins(&mut self) {
+        if self.slots.len() - self.vacant.len() < LOGINS_MAX {
+            return;
+        }
+        let since = |slot: &Slot| slot.connection.as_ref().and_then(Connection::logging_in_since);
+        let logins = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((since(slot)?, at)));
+        let (count, oldest) = logins.fold((0, None), |(count, oldest), login| {
+            (count + 1, Some(oldest.map_or(login, |oldest| login.min(oldest))))
+        });
+        if count >= LOGINS_MAX
+            && let Some((_, slot)) = oldest
+            && let Some(connection) = &mut self.slots[slot].connection
+        {
+            connection.close("too many connections are logging in");
+            self.dirty.push(slot);
         }
     }
 
@@ -338,13 +381,14 @@ impl Worker {
         match mail {
             Mail::Connection { socket, peer, local } => self.adopt(socket, peer, local),
             Mail::Close { connection, reason } => {
-                self.with(connection, |connection, context| connection.close(context, reason));
+                self.with(connection, |connection, _| connection.close(reason));
             }
             Mail::Retry { connection } => {
                 self.with(connection, Connection::claim_session);
             }
-            Mail::Aborted { connection, request } => {
-                self.with(connection, |connection, context| connection.on_aborted(context, request));
+            Mail::Aborted { aborts, found } => {
+                management::conclude(&self.shared, &aborts, found);
+                self.with(aborts.origin, |connection, _| connection.on_aborted(aborts.request));
             }
             Mail::Abort { group } => {
                 for slot in 0..self.slots.len() {
@@ -355,11 +399,10 @@ impl Worker {
                 }
             }
             Mail::Drain if self.phase == Phase::Serving => {
-                let until = self.io.now() + self.shared.config.drain_timeout;
+                let until = self.deadline(self.shared.config.drain_timeout);
                 self.phase = Phase::Draining(until);
-                self.io.timer(Token { owner: self.owner, key: KEY_DEADLINE }, until);
                 self.stop_listening();
-                self.for_each(Connection::drain);
+                self.for_each(|connection, context| connection.drain(context.io.now()));
             }
             Mail::Drain => {}
             Mail::Stop => {
@@ -371,16 +414,32 @@ impl Worker {
         }
     }
 
+    fn deadline(&mut self, after: Duration) -> Duration {
+        let until = self.io.now() + after;
+        self.io.timer(Token { owner: self.owner, key: KEY_DEADLINE }, until);
+        until
+    }
+
     fn on_deadline(&mut self) {
-        if matches!(self.phase, Phase::Draining(_)) {
-            tracing::warn!("sessions did not log out in time: closing them");
-            self.cut();
+        let now = self.io.now();
+        match self.phase {
+            Phase::Draining(until) if now >= until => {
+                tracing::warn!("sessions did not log out in time: closing them");
+                self.cut();
+            }
+            Phase::Flushing { outstanding, until } if now >= until && outstanding > 0 => {
+                self.unfinished.push("the last flush did not end in time".into());
+                self.phase = Phase::Flushing { outstanding: 0, until };
+            }
+            // `advance_phase` looks at that of `Ending` itself.
+            _ => {}
         }
     }
 
     fn cut(&mut self) {
-        self.phase = Phase::Ending;
-        self.for_each(|connection, context| connection.close(context, "the server ends"));
+        let until = self.deadline(self.shared.config.drain_timeout);
+        self.phase = Phase::Ending(until);
+        self.for_each(|connection, _| connection.close("the server ends"));
     }
 
     fn with(&mut self, id: ConnectionId, act: impl FnOnce(&mut Connection, &mut Context<'_>)) {
@@ -405,23 +464,62 @@ impl Worker {
 
     fn advance_phase(&mut self) {
         let empty = self.vacant.len() == self.slots.len();
-        if empty && matches!(self.phase, Phase::Draining(_) | Phase::Ending) {
-            self.phase = Phase::Flushing { outstanding: 0 };
-            let mut outstanding = 0;
-            for (unit, endpoint) in self.units.iter_mut().enumerate() {
-                if endpoint.capability().read_only {
-                    continue;
-                }
-                let request = Request { id: WORKER_REQUESTS << 32 | unit as u64, kind: Kind::Flush };
-                endpoint.submit(&mut self.io, request, &mut self.done);
-                outstanding += 1;
+        match self.phase {
+            Phase::Draining(_) | Phase::Ending(_) if empty => self.flush(&[]),
+            Phase::Ending(until) if self.io.now() >= until => {
+                let silent = self.give_up();
+                self.flush(&silent);
             }
-            self.phase = Phase::Flushing { outstanding };
-            self.settle();
+            _ => {}
         }
     }
 
-    fn is_over(&self) -> bool {
-        self.phase == Phase::Flushing { outstanding: 0 }
+    /// Lets go of connections whose storage does not answer, and says which units these are.
+    fn give_up(&mut self) -> Vec<usize> {
+        let mut silent: Vec<usize> = Vec::new();
+        for slot in &mut self.slots {
+            silent.extend(slot.connection.take().iter().flat_map(Connection::awaited_luns));
+        }
+        silent.sort_unstable();
+        silent.dedup();
+        for lun in &silent {
+            let name = self.name_of(*lun);
+            tracing::error!(storage = name, "does not answer: its requests are given up");
+            self.unfinished.push(format!("{name} did not answer; what was written to it may not be durable"));
+        }
+        silent
     }
+
+    /// Makes everything durable, but for units of which no answer is to be expected.
+    fn flush(&mut self, silent: &[usize]) {
+        let until = self.deadline(FLUSH_MAX);
+        let mut outstanding = 0;
+        for (unit, endpoint) in self.units.iter_mut().enumerate() {
+            if endpoint.capability().read_only || silent.contains(&unit) {
+                continue;
+            }
+            let request = Request { id: WORKER_REQUESTS << 32 | unit as u64, kind: Kind::Flush };
+            endpoint.submit(&mut self.io, request, &mut self.done);
+            outstanding += 1;
+        }
+        self.phase = Phase::Flushing { outstanding, until };
+        self.settle();
+    }
+
+    fn name_of(&self, lun: usize) -> String {
+        let lun = &self.shared.luns[lun].config;
+        format!("LUN {} ({})", lun.lun, lun.medium.name())
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Flushing { outstanding: 0, .. })
+    }
+}
+
+/// What a socket of a session needs.
+fn tune(socket: &OwnedFd) -> std::io::Result<()> {
+    let socket = SockRef::from(socket);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&KEEPALIVE)?;
+    socket.set_tcp_user_timeout(Some(UNREAD_MAX))
 }

@@ -1,0 +1,268 @@
+//! Beginnings and ends of connections, threads and whole servers, with peers and storage that do not play along.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use block::{Endpoint, Medium, OpenError};
+use io::Io;
+use iscsi::initiator::{Direction, Event};
+use iscsi::wire::{TmFunction, TmResult};
+use node::target::{Access, ServeError, Server, ServerConfig};
+use scsi::cdb;
+use support::{Client, Guard, PATIENCE, config, eventually, lun, medium};
+
+const BLOCKS_8M: u32 = (8 << 20) / 512;
+
+fn one_thread(words: &str) -> ServerConfig {
+    ServerConfig { threads: Some(1), ..config(vec![lun(0, medium(words))], Access::default()) }
+}
+
+fn reads_well(address: SocketAddr, name: &str) {
+    let mut client = Client::login(address, name, 200).unwrap();
+    let (status, data) = client.command(0, cdb::read_10(0, 8, false), Direction::In, &[1; 4096]).unwrap();
+    assert_eq!((status, data.len()), (0, 4096));
+    client.logout().unwrap();
+}
+
+/// A login request in the full feature phase: a protocol error that ends the connection.
+fn protocol_error(client: &mut Client) {
+    let mut header = [0; 48];
+    (header[0], header[1]) = (0x43, 0x87);
+    client.stream.write_all(&header).unwrap();
+}
+
+/// Reads of 8 MiB that nobody takes.
+fn ask_for_much(client: &mut Client, count: usize) {
+    client.command(0, cdb::test_unit_ready(), Direction::None, &[]).unwrap();
+    for _ in 0..count {
+        client.submit(0, cdb::read_16(0, BLOCKS_8M, false), Direction::In, vec![0; 8 << 20]);
+    }
+    client.flush().unwrap();
+}
+
+#[test]
+fn a_protocol_error_while_data_goes_out_ends_one_connection_only() {
+    let server = Guard::start_with(one_thread("mem:8M"));
+    for _ in 0..8 {
+        let mut client = Client::login(server.address(), "wild", 1).unwrap();
+        ask_for_much(&mut client, 4);
+        std::thread::sleep(Duration::from_millis(10));
+        protocol_error(&mut client);
+        // It ends after what was under way, without the rest of the data.
+        let mut taken = 0;
+        let mut buffer = vec![0; 1 << 20];
+        while let Ok(count @ 1..) = client.stream.read(&mut buffer) {
+            taken += count;
+        }
+        assert!(taken < 32 << 20, "{taken} bytes");
+        reads_well(server.address(), "tame");
+    }
+    eventually("all sessions have ended", || server.handle().sessions().is_empty());
+}
+
+#[test]
+fn a_peer_that_does_not_read_its_last_words_is_cut() {
+    let server = Guard::start_with(one_thread("mem:8M"));
+    let mut client = Client::login(server.address(), "deaf", 1).unwrap();
+    ask_for_much(&mut client, 4);
+    protocol_error(&mut client);
+    let start = Instant::now();
+    eventually("the session ends", || server.handle().sessions().is_empty());
+    assert!(start.elapsed() < Duration::from_secs(10));
+    drop(client);
+}
+
+#[test]
+fn one_session_does_not_take_all_memory() {
+    let server = Guard::start_with(one_thread("mem:8M"));
+    let mut greedy = Client::login(server.address(), "greedy", 1).unwrap();
+    // The window is 128 commands: together all the memory a thread has.
+    ask_for_much(&mut greedy, 128);
+    std::thread::sleep(Duration::from_millis(300));
+    reads_well(server.address(), "modest");
+    drop(greedy);
+    eventually("the session ends", || server.handle().sessions().is_empty());
+}
+
+#[test]
+fn one_byte_at_a_time_is_understood() {
+    let server = Guard::start_with(one_thread("mem:8M"));
+    let mut client = Client::login(server.address(), "slow", 1).unwrap();
+    client.command(0, cdb::test_unit_ready(), Direction::None, &[]).unwrap();
+    let data: Vec<u8> = (0..1024u32).map(|at| at as u8).collect();
+    client.submit(0, cdb::write_10(3, 2, false), Direction::Out, data.clone());
+    let transmit = iscsi::machine::Machine::poll_transmit(&mut client.machine).unwrap();
+    for byte in transmit.header.iter().chain(&data) {
+        client.stream.write_all(&[*byte]).unwrap();
+        std::thread::yield_now();
+    }
+    assert_eq!(client.complete().unwrap().0.status, 0);
+    let (_, back) = client.command(0, cdb::read_10(3, 2, false), Direction::In, &[0; 1024]).unwrap();
+    assert_eq!(back, data);
+}
+
+/// A session with a write under way on storage that takes 400 ms for everything.
+fn with_a_slow_write(address: SocketAddr, name: &str) -> Client {
+    let mut client = Client::login(address, name, 1).unwrap();
+    client.command(0, cdb::test_unit_ready(), Direction::None, &[]).unwrap();
+    client.submit(0, cdb::write_10(0, 8, false), Direction::Out, vec![7; 4096]);
+    client.flush().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    client
+}
+
+const SLOW: &str = "mem:8M,delay=400ms";
+/// What is left of those 400 ms after the pauses of these tests, with room for a busy machine.
+const MOST_OF_IT: Duration = Duration::from_millis(200);
+
+#[test]
+fn a_new_login_waits_for_the_last_task_of_the_session_it_replaces() {
+    // Two threads: the new connection is placed on the one that does not hold the old session.
+    let server = Guard::start(vec![lun(0, medium(SLOW))], Access::default());
+    let old = with_a_slow_write(server.address(), "same");
+    let start = Instant::now();
+    let new = Client::login(server.address(), "same", 1).unwrap();
+    assert!(start.elapsed() > MOST_OF_IT, "{:?}", start.elapsed());
+    assert_eq!(server.handle().sessions().len(), 1);
+    drop(old);
+    new.logout().unwrap();
+    eventually("the session ends", || server.handle().sessions().is_empty());
+}
+
+#[test]
+fn every_reset_waits_for_the_tasks_it_ends() {
+    let server = Guard::start(vec![lun(0, medium(SLOW))], Access::default());
+    let mut victim = with_a_slow_write(server.address(), "victim");
+    let start = Instant::now();
+    let address = server.address();
+    let resets: Vec<_> = ["one", "two", "three"]
+        .map(|name| {
+            std::thread::spawn(move || {
+                let mut client = Client::login(address, name, 1).unwrap();
+                let result = client.manage(TmFunction::LogicalUnitReset, 0).unwrap();
+                (result, start.elapsed())
+            })
+        })
+        .into();
+    for reset in resets {
+        let (result, elapsed) = reset.join().unwrap();
+        assert_eq!(result, TmResult::Complete);
+        assert!(elapsed > MOST_OF_IT, "answered after {elapsed:?}, while the write was with the storage");
+    }
+    // The write was ended without a word; the next command hears why.
+    victim.submit(0, cdb::test_unit_ready(), Direction::None, Vec::new());
+    let (outcome, _) = victim.complete().unwrap();
+    assert_eq!((outcome.status, outcome.sense[2] & 0xF, outcome.sense[12]), (2, 6, 0x29));
+}
+
+#[test]
+fn those_whose_tasks_a_reset_ended_hear_of_it_though_the_asker_is_gone() {
+    let server = Guard::start(vec![lun(0, medium(SLOW))], Access::default());
+    let mut victim = with_a_slow_write(server.address(), "victim");
+    let mut asker = Client::login(server.address(), "asker", 1).unwrap();
+    let wire = scsi::lun::to_wire(0).unwrap();
+    asker.machine.task_management(TmFunction::LogicalUnitReset, wire, None).unwrap();
+    asker.flush().unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    drop(asker);
+    std::thread::sleep(Duration::from_millis(600));
+    victim.submit(0, cdb::test_unit_ready(), Direction::None, Vec::new());
+    match victim.next_event().unwrap() {
+        Event::Complete(outcome) => {
+            assert_eq!((outcome.status, outcome.sense[2] & 0xF, outcome.sense[12]), (2, 6, 0x29));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn stop_ends_although_storage_never_answers() {
+    let luns = vec![lun(0, medium("mem:1M,fault=hang@65536+1:count=1")), lun(1, medium("mem:1M"))];
+    let hasty = ServerConfig { drain_timeout: Duration::from_millis(300), ..config(luns, Access::default()) };
+    let server = Server::start(hasty).unwrap();
+    let address = server.addresses()[0];
+    let mut stuck = Client::login(address, "stuck", 1).unwrap();
+    stuck.command(0, cdb::test_unit_ready(), Direction::None, &[]).unwrap();
+    stuck.submit(0, cdb::read_10(128, 1, false), Direction::In, vec![0; 512]);
+    stuck.flush().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let mut other = Client::login(address, "other", 1).unwrap();
+    for number in [0, 1] {
+        let read = other.command(number, cdb::read_10(0, 1, false), Direction::In, &[0; 512]);
+        assert_eq!(read.unwrap().0, 0, "others are not affected");
+    }
+    drop(stuck);
+    let start = Instant::now();
+    server.handle().drain();
+    let ended = server.wait();
+    assert!(start.elapsed() < PATIENCE);
+    let Err(ServeError::Unfinished(text)) = ended else { panic!("{ended:?}") };
+    assert!(text.contains("LUN 0") && !text.contains("LUN 1"), "{text}");
+}
+
+#[test]
+fn a_last_flush_that_fails_is_told() {
+    let mut server = Guard::start(vec![lun(3, medium("mem:1M,fault=flush-error"))], Access::default());
+    let server = server.0.take().unwrap();
+    server.handle().stop();
+    let ended = server.wait();
+    let Err(ServeError::Unfinished(text)) = ended else { panic!("{ended:?}") };
+    assert!(text.contains("LUN 3"), "{text}");
+}
+
+/// Storage that can be opened a number of times.
+#[derive(Debug)]
+struct Scarce {
+    inner: Arc<dyn Medium>,
+    left: AtomicUsize,
+}
+
+impl Medium for Scarce {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        left.map_err(|_| OpenError::Failed("no more".into()))?;
+        self.inner.attach(io)
+    }
+
+    fn name(&self) -> String {
+        "scarce".into()
+    }
+}
+
+#[test]
+fn a_thread_that_cannot_open_its_storage_fails_the_start() {
+    // Once to look at it, once for the first thread.
+    let scarce = Scarce { inner: medium("mem:1M"), left: AtomicUsize::new(2) };
+    let error = Server::start(config(vec![lun(0, Arc::new(scarce))], Access::default())).unwrap_err();
+    assert!(matches!(error, ServeError::Lun { .. }), "{error:?}");
+}
+
+fn raise_descriptor_limit(wanted: u64) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain system calls with a live structure.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max.min(wanted.max(limit.rlim_cur));
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+    limit.rlim_cur >= wanted
+}
+
+#[test]
+fn connections_that_never_log_in_do_not_keep_others_out() {
+    if !raise_descriptor_limit(4096) {
+        return;
+    }
+    let server = Guard::start_with(one_thread("mem:8M"));
+    let established = Client::login(server.address(), "established", 9).unwrap();
+    let idle: Vec<_> = (0..1200).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    reads_well(server.address(), "newcomer");
+    eventually("the newcomer has gone", || server.handle().sessions().len() == 1);
+    established.logout().unwrap();
+    drop(idle);
+}
