@@ -85,6 +85,9 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
             let cdb = access(*offset / block, into.len() as u64 / block, false, false);
             Step { cdb, direction: Direction::In, data: Data::Span(into.clone()), bytes: into.len() as u64 }
         }
+        Kind::Write { from, .. } if done > 0 && done == from.len() as u64 => {
+            none(cdb::synchronize_cache_10(), 0)
+        }
         Kind::Write { offset, from, durable } => write(*offset, from.clone(), *durable && disk.fua, block),
         Kind::Flush => none(cdb::synchronize_cache_10(), 0),
         Kind::Discard { offset, length } => {
@@ -109,6 +112,11 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
             Step { cdb, direction: Direction::Out, data, bytes }
         }
     }
+}
+
+/// Whether a write must be followed by a flush: it is to be durable, and the disk has a cache that FUA does not pass.
+pub(super) fn needs_flush(kind: &Kind, disk: &Disk) -> bool {
+    matches!(kind, Kind::Write { durable: true, .. }) && disk.write_cache && !disk.fua
 }
 
 fn write(offset: u64, from: Span, fua: bool, block: u64) -> Step {
@@ -156,5 +164,34 @@ pub(super) fn judge(sense: &Sense) -> Verdict {
         (SenseKey::IllegalRequest, 0x20 | 0x24, _) => fail(IoErrorKind::Unsupported),
         (SenseKey::MediumError | SenseKey::HardwareError, ..) => fail(IoErrorKind::Medium),
         _ => fail(IoErrorKind::Other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use area::{Pool, PoolLimits};
+
+    use super::*;
+
+    #[test]
+    fn a_durable_write_is_flushed_where_the_disk_has_no_fua() {
+        let pool = Pool::new(PoolLimits::default());
+        let (from, zeroes) = (pool.take(4096).unwrap(), pool.take(4096).unwrap());
+        let capability = super::super::endpoint::unknown_capability();
+        let kind = |durable| Kind::Write { offset: 512, from: from.clone(), durable };
+        for (write_cache, fua, durable, flushed) in [
+            (true, false, true, true),
+            (true, false, false, false),
+            (true, true, true, false),
+            (false, false, true, false),
+        ] {
+            let disk = Disk { write_cache, fua, ..Disk::default() };
+            let first = step(&kind(durable), 0, &disk, &capability, &zeroes);
+            assert_eq!(first.bytes, 4096);
+            assert_eq!(first.cdb.as_bytes()[1] & 8 != 0, durable && fua, "FUA");
+            assert_eq!(needs_flush(&kind(durable), &disk), flushed);
+            let then = step(&kind(durable), first.bytes, &disk, &capability, &zeroes);
+            assert_eq!((then.cdb, then.bytes), (cdb::synchronize_cache_10(), 0));
+        }
     }
 }

@@ -123,6 +123,8 @@ struct IscsiEndpoint {
     lun: u64,
     isid: Isid,
     addresses: Vec<SocketAddr>,
+    /// Where to begin again after a redirection that leads nowhere any more.
+    home: Vec<SocketAddr>,
     address: usize,
     redirects: u32,
     /// It was ready once; from then on it is not given up, only its requests are.
@@ -145,6 +147,8 @@ struct IscsiEndpoint {
     sequence: u64,
     /// When something was last completed, or nothing was outstanding.
     progress: Duration,
+    /// Nothing was answered in time: what the requests are told when the session has let go of their buffers.
+    expired: Option<IoError>,
     reconnect_pause: Duration,
     last_failure: String,
     retries: u64,
@@ -154,12 +158,14 @@ struct IscsiEndpoint {
 impl IscsiEndpoint {
     fn new(io: &Io, medium: &IscsiMedium) -> Result<Self, OpenError> {
         let lun = medium.url.lun.and_then(scsi::lun::to_wire).expect("checked by IscsiMedium::new");
+        let addresses = resolve(&medium.url)?;
         Ok(Self {
             owner: io.owner(),
             clock: io.owner(),
             ticking: false,
             feeding: false,
-            addresses: resolve(&medium.url)?,
+            home: addresses.clone(),
+            addresses,
             url: medium.url.clone(),
             options: medium.options.clone(),
             algorithms: Algorithms::default(),
@@ -184,6 +190,7 @@ impl IscsiEndpoint {
             running: Vec::new(),
             sequence: 0,
             progress: io.now(),
+            expired: None,
             reconnect_pause: RECONNECT_MIN,
             last_failure: String::new(),
             retries: 0,
@@ -206,7 +213,7 @@ impl IscsiEndpoint {
         let address = self.addresses[self.address % self.addresses.len()];
         let config = match self.options.login(self.url.target.as_deref(), self.isid) {
             Ok(config) => iscsi::login::initiator::Config { algorithms: self.algorithms.clone(), ..config },
-            Err(error) => return self.give_up(error, &mut Vec::new()),
+            Err(error) => return self.give_up(io, error, &mut Vec::new()),
         };
         tracing::debug!(url = %self.url, %address, "connecting");
         match Session::connect(io, self.owner, self.generation, address, config) {
@@ -215,19 +222,23 @@ impl IscsiEndpoint {
         }
     }
 
-    /// It will not be opened.
-    fn give_up(&mut self, error: OpenError, done: &mut Vec<Completion>) {
+    /// It will not be opened; or, if it was open before, perhaps later.
+    fn give_up(&mut self, io: &mut Io, error: OpenError, done: &mut Vec<Completion>) {
         self.session = None;
-        if self.opened {
+        if !self.opened {
+            self.state = State::Failed(error);
+            self.phase = Phase::Closed;
+        } else if let OpenError::Unreachable(text) = error {
+            self.last_failure = text;
+            self.lose(io);
+        } else {
             let kind = match &error {
                 OpenError::Authentication(_) | OpenError::Refused(_) => IoErrorKind::Refused,
                 _ => IoErrorKind::Unreachable,
             };
             self.fail_works(&IoError::new(kind, error.to_string()), done);
-        } else {
-            self.state = State::Failed(error);
+            self.phase = Phase::Closed;
         }
-        self.phase = Phase::Closed;
     }
 
     fn fail_works(&mut self, error: &IoError, done: &mut Vec<Completion>) {
@@ -242,7 +253,11 @@ impl IscsiEndpoint {
 
     fn on_failure(&mut self, io: &mut Io, failure: Failure, done: &mut Vec<Completion>) {
         self.session = None;
+        if let Some(error) = self.expired.take() {
+            return self.expire(io, &error, done);
+        }
         if matches!(self.phase, Phase::Closing | Phase::Closed) {
+            self.fail_works(&IoError::new(IoErrorKind::Aborted, "the session was closed"), done);
             self.phase = Phase::Closed;
             return;
         }
@@ -253,7 +268,7 @@ impl IscsiEndpoint {
                 let found = resolve_redirect(&redirect.address.to_string());
                 if self.redirects > REDIRECTS_MAX || found.is_empty() {
                     let text = format!("{url}: redirected to {}, which leads nowhere", redirect.address);
-                    return self.give_up(OpenError::Unreachable(text), done);
+                    return self.give_up(io, OpenError::Unreachable(text), done);
                 }
                 (self.addresses, self.address) = (found, 0);
                 return self.connect(io);
@@ -270,7 +285,7 @@ impl IscsiEndpoint {
             }
             Failure::Login(error) if !is_transient(&error) => {
                 let error = login_error(&self.url, &error);
-                return self.give_up(error, done);
+                return self.give_up(io, error, done);
             }
             Failure::Login(error) => error.to_string(),
             Failure::Connect(error) => format!("connecting to {}: {error}", self.url.address()),
@@ -285,7 +300,7 @@ impl IscsiEndpoint {
                 "{}: {}; check the address and that the target is running",
                 self.url, self.last_failure
             );
-            return self.give_up(OpenError::Unreachable(text), done);
+            return self.give_up(io, OpenError::Unreachable(text), done);
         }
         self.lose(io);
     }
@@ -301,8 +316,19 @@ impl IscsiEndpoint {
             }
         }
         keys.sort_by_key(|key| self.works[*key].sequence);
+        for key in &keys {
+            // A write that waits only for its flush: the target may have forgotten it with its power.
+            if let Work { kind: Kind::Write { .. }, done, .. } = &mut self.works[*key] {
+                *done = 0;
+            }
+        }
         self.queue.extend(keys);
-        self.address += 1;
+        if self.redirects > 0 {
+            (self.redirects, self.address) = (0, 0);
+            self.addresses.clone_from(&self.home);
+        } else {
+            self.address += 1;
+        }
         self.phase = Phase::Waiting(io.now() + self.reconnect_pause);
         tracing::warn!(
             url = %self.url, reason = self.last_failure, unanswered = self.works.len(),
@@ -317,7 +343,6 @@ impl IscsiEndpoint {
             match outcome {
                 Outcome::LoggedIn(negotiated) => {
                     self.negotiated = Some(negotiated);
-                    self.redirects = 0;
                     self.ask(io);
                 }
                 Outcome::Completed { task, status, sense, data_in } => {
@@ -339,26 +364,33 @@ impl IscsiEndpoint {
                         None => {}
                     }
                 }
-                Outcome::LoggedOut => {
-                    self.on_failure(io, Failure::Lost("the target asked us to log out".into()), done);
-                }
                 Outcome::Failed(failure) => self.on_failure(io, failure, done),
-                Outcome::Targets(_) => {}
+                Outcome::Targets(_) | Outcome::LoggedOut => {}
             }
         }
     }
 
-    /// Asks the disk the next question about itself.
+    /// Asks the disk the next question about itself; in a moment, if there is no memory or the target takes no
+    /// command now.
     fn ask(&mut self, io: &mut Io) {
         let (Some(cdb), Some(session)) = (self.setup.question(), &mut self.session) else { return };
-        let Some(buffer) = io.pool().take(ANSWER_BYTES as usize) else { return };
         let (_, length) =
             scsi::cdb::data_bytes(cdb.as_bytes(), 512).unwrap_or((scsi::cdb::Direction::None, 0));
         let length = (length as u32).min(ANSWER_BYTES);
         let command = command(self.lun, &cdb, command::direction_in(length), length);
-        if let Ok(task) = session.submit(command, Some(buffer.clone())) {
-            self.set_running(task.index(), Run::Question(buffer));
+        let asked = io.pool().take(ANSWER_BYTES as usize).and_then(|buffer| {
+            let task = session.submit(command, Some(buffer.clone())).ok()?;
+            Some((task, buffer))
+        });
+        match asked {
+            Some((task, buffer)) => self.set_running(task.index(), Run::Question(buffer)),
+            None => self.ask_later(io),
         }
+    }
+
+    fn ask_later(&mut self, io: &mut Io) {
+        self.setup_again = Some(io.now() + TICK);
+        self.tick(io);
     }
 
     fn set_running(&mut self, index: usize, run: Run) {
@@ -373,14 +405,11 @@ impl IscsiEndpoint {
             Ok(Progress::Ask) if self.setup.question().is_some() => self.ask(io),
             Ok(Progress::Ask) => {
                 if let Err(error) = self.set_up(io) {
-                    self.give_up(error, done);
+                    self.give_up(io, error, done);
                 }
             }
-            Ok(Progress::Pause) => {
-                self.setup_again = Some(io.now() + TICK);
-                self.tick(io);
-            }
-            Err(error) => self.give_up(error, done),
+            Ok(Progress::Pause) => self.ask_later(io),
+            Err(error) => self.give_up(io, error, done),
         }
     }
 
@@ -429,7 +458,8 @@ impl IscsiEndpoint {
                 work.done += bytes;
                 work.repeats = 0;
                 let total = work.kind.range().map_or(0, |(_, length)| length);
-                if work.done >= total {
+                // A command that moves nothing is the flush: of a flush, or behind a write.
+                if work.done >= total && (bytes == 0 || !command::needs_flush(&work.kind, &self.disk)) {
                     return self.finish(io, key, Ok(()), done);
                 }
                 self.progress = io.now();
@@ -553,14 +583,11 @@ impl IscsiEndpoint {
         if !self.opened && self.phase == Phase::Opening && now - self.progress >= self.options.timeout {
             let (url, seconds) = (&self.url, self.options.timeout.as_secs());
             let text = format!("{url}: no answer in {seconds} s; check that an iSCSI target listens there");
-            if let Some(mut session) = self.session.take() {
-                session.cut();
-            }
-            return self.give_up(OpenError::Unreachable(text), done);
+            return self.give_up(io, OpenError::Unreachable(text), done);
         }
         if self.works.is_empty() && self.opened {
             self.progress = now;
-        } else if self.opened && now - self.progress >= self.options.timeout {
+        } else if self.opened && self.expired.is_none() && now - self.progress >= self.options.timeout {
             let reason = if self.last_failure.is_empty() {
                 "the target does not answer"
             } else {
@@ -571,12 +598,14 @@ impl IscsiEndpoint {
                 self.url,
                 self.options.timeout.as_secs()
             );
-            self.fail_works(&IoError::new(IoErrorKind::Unreachable, text), done);
-            if let Some(mut session) = self.session.take() {
-                session.cut();
-            }
-            if self.opened && !matches!(self.phase, Phase::Closing | Phase::Closed) {
-                self.phase = Phase::Waiting(now + RECONNECT_MAX);
+            let error = IoError::new(IoErrorKind::Unreachable, text);
+            if let Some(session) = &mut self.session {
+                let mut outcomes = Vec::new();
+                session.cut(Failure::Lost("no answer in time".into()), &mut outcomes);
+                self.expired = Some(error);
+                self.on_outcomes(io, outcomes, done);
+            } else {
+                self.expire(io, &error, done);
             }
         }
         if let Phase::Waiting(at) = self.phase
@@ -588,6 +617,19 @@ impl IscsiEndpoint {
         if !idle {
             self.tick(io);
         }
+    }
+}
+
+impl IscsiEndpoint {
+    /// The requests have waited long enough; the session is gone.
+    fn expire(&mut self, io: &mut Io, error: &IoError, done: &mut Vec<Completion>) {
+        self.fail_works(error, done);
+        self.progress = io.now();
+        self.phase = match self.phase {
+            Phase::Closing | Phase::Closed => Phase::Closed,
+            _ => Phase::Waiting(io.now() + RECONNECT_MAX),
+        };
+        self.tick(io);
     }
 }
 
@@ -728,7 +770,7 @@ fn resolve_redirect(address: &str) -> Vec<SocketAddr> {
 }
 
 /// Before the disk has been asked.
-fn unknown_capability() -> Capability {
+pub(super) fn unknown_capability() -> Capability {
     Capability {
         size_bytes: 0,
         block_size: 512,

@@ -1,6 +1,6 @@
 //! One connection of an initiator: connect, log in, commands; until it ends.
 
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -53,8 +53,16 @@ pub(super) enum Outcome {
 }
 
 enum Link {
-    Connecting { deadline: Duration },
+    Connecting {
+        deadline: Duration,
+    },
     Up(Box<Stream>),
+    /// Shut. The kernel may still read from and write to the buffers of commands: their owner is told of the end
+    /// when that is over.
+    Ending {
+        stream: Box<Stream>,
+        failure: Failure,
+    },
     Down,
 }
 
@@ -124,17 +132,30 @@ impl Session {
         self.machine.send_targets();
     }
 
-    /// Ends the session in order; [`Outcome::LoggedOut`] follows.
+    /// Ends the session in order; [`Outcome::LoggedOut`] follows, and the end of the connection.
     pub(super) fn logout(&mut self, now: Duration) {
         self.machine.logout(LogoutReason::CloseSession, now);
     }
 
-    /// Cuts the connection. Nothing more comes from this session.
-    pub(super) fn cut(&mut self) {
-        if let Link::Up(stream) = &self.link {
-            stream.shutdown();
+    /// Cuts the connection. [`Outcome::Failed`] follows when no buffer is in use any more, perhaps at once.
+    pub(super) fn cut(&mut self, failure: Failure, outcomes: &mut Vec<Outcome>) {
+        let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
+        match std::mem::replace(&mut self.link, Link::Down) {
+            Link::Up(stream) => {
+                self.link = Link::Ending { stream, failure };
+                self.end(outcomes);
+            }
+            Link::Connecting { .. } => outcomes.push(Outcome::Failed(failure)),
+            ending => self.link = ending,
         }
-        self.link = Link::Down;
+    }
+
+    /// Says that the session has ended, if the kernel has given all buffers back.
+    fn end(&mut self, outcomes: &mut Vec<Outcome>) {
+        match std::mem::replace(&mut self.link, Link::Down) {
+            Link::Ending { stream, failure } if stream.is_idle() => outcomes.push(Outcome::Failed(failure)),
+            other => self.link = other,
+        }
     }
 
     /// Takes an event of this session's operations, and goes on as far as it can.
@@ -153,6 +174,15 @@ impl Session {
             (Operation::Send, Link::Up(stream)) => {
                 stream.on_sent(event).map_err(|error| Failure::Lost(error.to_string()))
             }
+            // Errors and data do not matter any more.
+            (Operation::Receive, Link::Ending { stream, .. }) => {
+                let _ = stream.on_received(event);
+                return self.end(outcomes);
+            }
+            (Operation::Send, Link::Ending { stream, .. }) => {
+                let _ = stream.on_sent(event);
+                return self.end(outcomes);
+            }
             (Operation::Timer, _) => {
                 self.timer = None;
                 self.on_timer(io)
@@ -161,7 +191,7 @@ impl Session {
         };
         match result {
             Ok(()) => self.pump(io, outcomes),
-            Err(failure) => self.fail(failure, outcomes),
+            Err(failure) => self.cut(failure, outcomes),
         }
     }
 
@@ -186,16 +216,11 @@ impl Session {
         }
     }
 
-    fn fail(&mut self, failure: Failure, outcomes: &mut Vec<Outcome>) {
-        self.cut();
-        outcomes.push(Outcome::Failed(failure));
-    }
-
     /// Receives, and sends what was submitted.
     pub(super) fn pump(&mut self, io: &mut Io, outcomes: &mut Vec<Outcome>) {
         loop {
             if let Err(failure) = self.drain(io.now(), outcomes) {
-                return self.fail(failure, outcomes);
+                return self.cut(failure, outcomes);
             }
             let Link::Up(stream) = &mut self.link else { return };
             let buffers = &self.buffers;
@@ -206,7 +231,7 @@ impl Session {
                     // A refused login says more than the end it leads to.
                     let said = self.drain(io.now(), outcomes);
                     let failure = said.err().unwrap_or_else(|| Failure::Lost(fatal.to_string()));
-                    return self.fail(failure, outcomes);
+                    return self.cut(failure, outcomes);
                 }
             }
         }
@@ -241,7 +266,10 @@ impl Session {
                     outcomes.push(Outcome::Interrupted { task });
                 }
                 Event::Targets(targets) => outcomes.push(Outcome::Targets(targets)),
-                Event::LoggedOut { .. } => outcomes.push(Outcome::LoggedOut),
+                Event::LoggedOut { .. } => {
+                    outcomes.push(Outcome::LoggedOut);
+                    return Err(Failure::Lost("logged out".into()));
+                }
                 Event::Async(notice) => self.on_notice(notice.event, now)?,
                 Event::ManagementDone { .. } => {}
             }
@@ -262,6 +290,13 @@ impl Session {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Drop for Session {
+    /// Whatever is under way keeps the socket open, so dropping it is not enough.
+    fn drop(&mut self) {
+        let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
     }
 }
 

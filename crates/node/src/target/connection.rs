@@ -87,13 +87,24 @@ pub(super) struct Task {
     /// Bytes of buffers it has taken.
     charged: usize,
     pub(super) job: Option<Job>,
+    /// Its outcome is known and on its way to the initiator.
+    pub(super) answered: bool,
     /// Task management of other sessions that waits for this task's end. With any, nothing is answered.
     pub(super) groups: Vec<Arc<AbortGroup>>,
 }
 
 impl Task {
     fn new(lun: usize, cdb: [u8; 16]) -> Self {
-        Self { lun, cdb, media: None, buffer: None, charged: 0, job: None, groups: Vec::new() }
+        Self {
+            lun,
+            cdb,
+            media: None,
+            buffer: None,
+            charged: 0,
+            job: None,
+            answered: false,
+            groups: Vec::new(),
+        }
     }
 }
 
@@ -655,6 +666,7 @@ impl Connection {
         let sense = outcome.sense.as_ref().map(scsi::Sense::to_bytes).unwrap_or_default();
         let status = outcome.status as u8;
         let data_in = u32::try_from(data_in).expect("bounded by the longest transfer");
+        self.tasks[id.index()].as_mut().expect("a task under way").answered = true;
         self.machine.complete(id, machine::Completion { status, sense: &sense, data_in, transfer });
     }
 

@@ -83,7 +83,8 @@ impl Connection {
                 Scope::Lun(lun) => task.lun == lun,
                 Scope::Target(target) => session.target == Some(target),
             };
-            if !covered {
+            // What is done is answered: nothing of it is left to abort, and its initiator would wait in vain.
+            if !covered || task.answered {
                 continue;
             }
             group.found.store(true, Ordering::Relaxed);

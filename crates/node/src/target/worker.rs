@@ -156,11 +156,15 @@ impl Worker {
             self.settle();
         }
         self.shared.mailboxes[self.index].close();
-        if self.unfinished.is_empty() {
-            Ok(())
-        } else {
-            Err(ServeError::Unfinished(self.unfinished.join("; ")))
+        if !self.unfinished.is_empty() {
+            return Err(ServeError::Unfinished(self.unfinished.join("; ")));
         }
+        let Self { io, slots, units, .. } = self;
+        // The waker has an area, and a remote unit what its connection still receives and sends.
+        let expected = 1 + 2 * units.len();
+        drop((slots, units));
+        debug_assert!(io.pool().lent() <= expected, "{} areas did not come back", io.pool().lent());
+        Ok(())
     }
 
     fn accept(&mut self, listener: usize) {
