@@ -4,7 +4,7 @@
 //! An operation keeps the memory and the descriptor it uses alive until its event, so dropping a connection or
 //! an endpoint at any moment is safe: its late events find no owner and are ignored.
 //!
-//! Not here: protocols, block devices. Two back ends share the narrow interface [`Backend`]: `uring.rs`, and
+//! Not here: protocols, block devices. Two back ends share the narrow interface `Backend`: `uring.rs`, and
 //! `portable.rs` (epoll and threads) for where io_uring is forbidden. `choice.rs` picks one.
 
 mod choice;
