@@ -11,8 +11,11 @@ mod support;
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use block::{Capability, Completion, Endpoint, Identity, Kind, Medium, OpenError, Request};
+use io::{Io, Owner, Token};
 use iscsi::initiator::{Direction, Event};
 use iscsi::machine::Machine;
 use iscsi::wire::{TmFunction, TmResult};
@@ -25,8 +28,8 @@ const BLOCKS_PER_CHUNK: u32 = (CHUNK / 512) as u32;
 /// Chunks of each LUN that one thread has for itself.
 const CHUNKS: u32 = 256;
 const THREADS: u8 = 8;
-/// LUNs with data: memory at once, and memory that takes its time, so that tasks are with the storage when a
-/// session dies.
+/// LUNs with data: memory at once, and memory whose writes linger, so that they are with the storage when a session dies,
+/// and would come after what the next session does if it did not wait for them.
 const DATA_LUNS: u16 = 2;
 /// A LUN whose reads nobody waits for, and which is reset again and again.
 const RESET_LUN: u16 = 2;
@@ -45,6 +48,62 @@ impl Random {
 
     fn below(&mut self, bound: u32) -> u32 {
         (self.next() % u64::from(bound)) as u32
+    }
+}
+
+/// Storage whose writes take up to 30 ms, each another time; reads and all else take none.
+#[derive(Debug)]
+struct Lingering(Arc<dyn Medium>);
+
+impl Medium for Lingering {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let (owner, inner) = (io.owner(), self.0.attach(io)?);
+        Ok(Box::new(Lingers { inner, owner, random: Random(1), waiting: HashMap::new(), last: 0 }))
+    }
+
+    fn name(&self) -> String {
+        "lingering".into()
+    }
+}
+
+struct Lingers {
+    inner: Box<dyn Endpoint>,
+    owner: Owner,
+    random: Random,
+    waiting: HashMap<u32, Request>,
+    last: u32,
+}
+
+impl Endpoint for Lingers {
+    fn capability(&self) -> &Capability {
+        self.inner.capability()
+    }
+
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
+        if !matches!(request.kind, Kind::Write { .. }) {
+            return self.inner.submit(io, request, done);
+        }
+        self.last = self.last.wrapping_add(1);
+        let delay = Duration::from_millis(u64::from(self.random.below(30)));
+        io.timer(Token { owner: self.owner, key: self.last }, io.now() + delay);
+        self.waiting.insert(self.last, request);
+    }
+
+    fn on_event(&mut self, io: &mut Io, event: io::Event, done: &mut Vec<Completion>) {
+        if event.token.owner != self.owner {
+            return self.inner.on_event(io, event, done);
+        }
+        let request = self.waiting.remove(&event.token.key).expect("one timer for each write");
+        self.inner.submit(io, request, done);
+    }
+
+    fn owners(&self, owners: &mut Vec<Owner>) {
+        owners.push(self.owner);
+        self.inner.owners(owners);
+    }
+
+    fn identity(&self) -> Identity {
+        Identity::Unique
     }
 }
 
@@ -241,7 +300,7 @@ fn sessions_that_die_at_any_moment_leave_right_data_and_no_trace() {
     let lifetime = Duration::from_secs(number("CHURN_SECONDS").unwrap_or(3));
     let luns = vec![
         lun(0, medium("mem:16M")),
-        lun(1, medium("mem:16M,delay=2ms")),
+        lun(1, Arc::new(Lingering(medium("mem:16M")))),
         lun(RESET_LUN, medium("mem:16M,delay=5ms")),
     ];
     let luns = luns.into_iter().map(|lun| node::target::LunConfig { shared: true, ..lun }).collect();
