@@ -19,10 +19,18 @@ use crate::{
 /// Zeroes written at a time where the file system cannot zero a range itself.
 const ZERO_BYTES: usize = 256 << 10;
 
+/// The descriptors of one endpoint.
+pub(super) struct Handles {
+    pub(super) buffered: Handle,
+    pub(super) direct: Option<Handle>,
+    /// For flushes alone, and an open file description of its own. The kernel tells each description of a write that was
+    /// lost behind our back once: what one thread is told, or a durable write, must not be missing from another's flush.
+    pub(super) sync: Handle,
+}
+
 pub(super) struct FileEndpoint {
     owner: Owner,
-    buffered: Handle,
-    direct: Option<Handle>,
+    handles: Handles,
     is_device: bool,
     identity: Identity,
     capability: Capability,
@@ -32,6 +40,10 @@ pub(super) struct FileEndpoint {
     data_extent: Option<(Range<u64>, u64)>,
     pending: Vec<Option<Pending>>,
     vacant: Vec<u32>,
+    /// Flushes that the one with the kernel answers; its event comes for the first.
+    flushes: Vec<u32>,
+    /// Those that came after it began: one more answers them all. Two at once would share one lost write's error.
+    flushes_waiting: Vec<u32>,
     zeroes: Option<Span>,
 }
 
@@ -79,8 +91,7 @@ impl Job {
 impl FileEndpoint {
     pub(super) fn new(
         io: &Io,
-        buffered: Handle,
-        direct: Option<Handle>,
+        handles: Handles,
         is_device: bool,
         identity: Identity,
         capability: Capability,
@@ -88,8 +99,7 @@ impl FileEndpoint {
     ) -> Self {
         Self {
             owner: io.owner(),
-            buffered,
-            direct,
+            handles,
             is_device,
             identity,
             capability,
@@ -97,6 +107,8 @@ impl FileEndpoint {
             data_extent: None,
             pending: Vec::new(),
             vacant: Vec::new(),
+            flushes: Vec::new(),
+            flushes_waiting: Vec::new(),
             zeroes: None,
         }
     }
@@ -106,8 +118,7 @@ impl FileEndpoint {
         if self.shared.flush_failed.load(Ordering::Acquire)
             && (kind.is_write() || matches!(kind, Kind::Flush))
         {
-            let text = "an earlier flush failed; what was written before it may be lost: reopen the storage";
-            return Err(IoError::new(IoErrorKind::FlushFailed, text));
+            return Err(earlier_failure());
         }
         Ok(match kind {
             Kind::Read { offset, into } => Job::Read { offset, into },
@@ -130,16 +141,17 @@ impl FileEndpoint {
         })
     }
 
-    /// The descriptor for a transfer: direct where it is aligned.
-    fn handle_for(&self, offset: u64, span: &Span, through_cache: bool) -> Handle {
+    /// The descriptor for a transfer, if it may pass by the page cache: direct where it is aligned.
+    fn direct_for(&self, offset: u64, span: &Span, through_cache: bool) -> Option<&Handle> {
         let alignment = u64::from(self.capability.alignment);
         let aligned = offset.is_multiple_of(alignment)
             && (span.len() as u64).is_multiple_of(alignment)
             && (span.as_ptr() as u64).is_multiple_of(alignment);
-        match &self.direct {
-            Some(direct) if aligned && !through_cache => Rc::clone(direct),
-            _ => Rc::clone(&self.buffered),
-        }
+        self.handles.direct.as_ref().filter(|_| aligned && !through_cache)
+    }
+
+    fn handle_for(&self, offset: u64, span: &Span, through_cache: bool) -> Handle {
+        Rc::clone(self.direct_for(offset, span, through_cache).unwrap_or(&self.handles.buffered))
     }
 
     /// Starts what is left of the request in slot `key`. `Some` when there is nothing left to start.
@@ -155,10 +167,13 @@ impl FileEndpoint {
                 let handle = self.handle_for(offset, &from, pending.through_cache);
                 io.write(token, &handle, offset, from, durability);
             }
-            Job::Flush => io.sync(token, &self.buffered),
+            Job::Flush => {
+                self.flushes_waiting.push(key);
+                self.flush(io);
+            }
             Job::Allocate { length: 0, .. } | Job::Zero { length: 0, .. } => return Some(Ok(())),
             Job::Allocate { how, offset, length, .. } => {
-                io.allocate(token, &self.buffered, how, offset, length);
+                io.allocate(token, &self.handles.buffered, how, offset, length);
             }
             Job::Zero { offset, length } => {
                 let Some(zeroes) = self.zeroes(io) else {
@@ -170,6 +185,35 @@ impl FileEndpoint {
             }
         }
         None
+    }
+
+    /// Starts the flush that all who wait for one share, unless one is under way.
+    fn flush(&mut self, io: &mut Io) {
+        if self.flushes.is_empty()
+            && let Some(key) = self.flushes_waiting.first().copied()
+        {
+            std::mem::swap(&mut self.flushes, &mut self.flushes_waiting);
+            io.sync(Token { owner: self.owner, key }, &self.handles.sync);
+        }
+    }
+
+    fn on_flushed(&mut self, io: &mut Io, result: IoResult<usize>, done: &mut Vec<Completion>) {
+        let result = match result {
+            Err(error) => {
+                self.shared.flush_failed.store(true, Ordering::Release);
+                let text = format!("flush failed ({error}): what was written may be lost");
+                Err(IoError::new(IoErrorKind::FlushFailed, text))
+            }
+            Ok(_) if self.shared.flush_failed.load(Ordering::Acquire) => Err(earlier_failure()),
+            Ok(_) => Ok(()),
+        };
+        let mut flushes = std::mem::take(&mut self.flushes);
+        for key in flushes.drain(..) {
+            self.finish(key, result.clone(), done);
+        }
+        // Their memory is used again: `waiting` takes the place of `flushes`.
+        self.flushes = flushes;
+        self.flush(io);
     }
 
     fn zeroes(&mut self, io: &Io) -> Option<Span> {
@@ -188,7 +232,7 @@ impl FileEndpoint {
             (Job::Read { into, .. } | Job::Write { from: into, .. }, Err(error))
                 if error.raw_os_error() == Some(libc::EINVAL)
                     && !pending.through_cache
-                    && self.direct.is_some() =>
+                    && self.handles.direct.is_some() =>
             {
                 tracing::debug!(
                     length = into.len(),
@@ -220,24 +264,36 @@ impl FileEndpoint {
             {
                 pending.job = Job::Zero { offset: *offset, length: *length };
             }
-            (Job::Flush, Err(error)) => {
-                self.shared.flush_failed.store(true, Ordering::Release);
-                let text = format!("flush failed ({error}): what was written may be lost");
-                return Some(Err(IoError::new(IoErrorKind::FlushFailed, text)));
-            }
-            (Job::Flush | Job::Allocate { .. }, Ok(_)) => return Some(Ok(())),
+            (Job::Allocate { .. }, Ok(_)) => return Some(Ok(())),
+            (Job::Flush, _) => unreachable!("flushes are answered together"),
             (Job::Zero { .. }, Ok(_)) => {
                 return Some(Err(IoError::new(IoErrorKind::Medium, "nothing could be written")));
+            }
+            (_, Err(error)) if error.raw_os_error() == Some(libc::EINTR) => {}
+            (Job::Write { offset, from, durability: Durability::Durable }, Err(error)) => {
+                let (offset, from, through_cache) = (*offset, from.clone(), pending.through_cache);
+                return Some(Err(self.durable_error(offset, &from, through_cache, error)));
             }
             (_, Err(error)) => return Some(Err(error.into())),
         }
         self.start(io, key)
     }
 
+    /// A durable write through the page cache fails with whatever was lost on its way to the medium, its own data or
+    /// others': that is a failed flush.
+    fn durable_error(&self, offset: u64, from: &Span, through_cache: bool, error: Error) -> IoError {
+        let error = IoError::from(error);
+        if error.kind != IoErrorKind::Medium || self.direct_for(offset, from, through_cache).is_some() {
+            return error;
+        }
+        self.shared.flush_failed.store(true, Ordering::Release);
+        IoError::new(IoErrorKind::FlushFailed, format!("durable write failed: {error}"))
+    }
+
     fn seek_extent(&self, offset: u64, size: u64) -> Extent {
         let seek = |whence| {
             // SAFETY: a plain system call on a live descriptor; the file position is not used by anyone.
-            unsafe { libc::lseek(self.buffered.as_raw_fd(), offset as i64, whence) }
+            unsafe { libc::lseek(self.handles.buffered.as_raw_fd(), offset as i64, whence) }
         };
         let data = seek(libc::SEEK_DATA);
         if data < 0 {
@@ -258,6 +314,11 @@ impl FileEndpoint {
         self.vacant.push(key);
         done.push(Completion { id: pending.id, result });
     }
+}
+
+fn earlier_failure() -> IoError {
+    let text = "an earlier flush failed; what was written before it may be lost: reopen the storage";
+    IoError::new(IoErrorKind::FlushFailed, text)
 }
 
 impl Endpoint for FileEndpoint {
@@ -283,6 +344,9 @@ impl Endpoint for FileEndpoint {
 
     fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
         let key = event.token.key;
+        if self.flushes.first() == Some(&key) {
+            return self.on_flushed(io, event.bytes(), done);
+        }
         if let Some(result) = self.advance(io, key, event.bytes()) {
             self.finish(key, result, done);
         }
@@ -317,7 +381,7 @@ impl Endpoint for FileEndpoint {
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
-        let access = match (&self.direct, self.is_device) {
+        let access = match (&self.handles.direct, self.is_device) {
             (Some(_), _) => "O_DIRECT",
             (None, _) => "page cache",
         };

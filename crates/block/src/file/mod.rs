@@ -9,7 +9,7 @@ mod probe;
 
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{Error, ErrorKind};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use area::Pool;
 use io::{Handle, Io};
 
 use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, lock};
-use endpoint::FileEndpoint;
+use endpoint::{FileEndpoint, Handles};
 
 /// An open file or block device.
 #[derive(Debug)]
@@ -132,6 +132,14 @@ impl FileMedium {
     }
 }
 
+impl FileMedium {
+    /// The same file (even if its name has gone) under an open file description of its own.
+    fn reopen(&self) -> Result<File, Error> {
+        let path = format!("/proc/self/fd/{}", self.buffered.as_raw_fd());
+        FileOptions::new().read(true).write(!self.capability.read_only).open(path)
+    }
+}
+
 /// Makes a new file of `size` zeroes; never replaces one, never makes a plain file among devices.
 fn create(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
     let size = size.ok_or_else(|| {
@@ -167,12 +175,14 @@ impl Medium for FileMedium {
             let file = file.try_clone().map_err(|error| failed(&self.path, "opening", &error))?;
             Ok(Rc::new(file.into()))
         };
-        let buffered = again(&self.buffered)?;
-        let direct = self.direct.as_ref().map(again).transpose()?;
+        let handles = Handles {
+            buffered: again(&self.buffered)?,
+            direct: self.direct.as_ref().map(again).transpose()?,
+            sync: self.reopen().map(|file| Rc::new(file.into())).or_else(|_| again(&self.buffered))?,
+        };
         Ok(Box::new(FileEndpoint::new(
             io,
-            buffered,
-            direct,
+            handles,
             self.is_device,
             self.identity.clone(),
             self.capability.clone(),

@@ -187,3 +187,116 @@ fn a_failed_flush_is_never_retried_into_success() {
     let result = perform(&mut io, &mut *other, Kind::Write { offset: 0, from, durable: false }).result;
     assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed, "threads agree");
 }
+
+/// Drives the loop until `count` requests have completed.
+fn settle(io: &mut Io, endpoint: &mut dyn Endpoint, count: usize, done: &mut Vec<Completion>) {
+    let mut events = Vec::new();
+    while done.len() < count {
+        io.turn(&mut events).unwrap();
+        for event in events.drain(..) {
+            endpoint.on_event(io, event, done);
+        }
+    }
+}
+
+#[test]
+fn flushes_beside_each_other_share_one_that_began_after_them() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    for directory in directories() {
+        let path = directory.path().join("image");
+        fs::write(&path, vec![0; 65536]).unwrap();
+        let mut endpoint = open(&path, "").unwrap().attach(&mut io).unwrap();
+        let mut done = Vec::new();
+        for round in 0..3 {
+            for id in 0..8 {
+                let from = span(&io, &[1; 4096]);
+                let kind = match id % 2 {
+                    0 => Kind::Flush,
+                    _ => Kind::Write { offset: id * 4096, from, durable: true },
+                };
+                endpoint.submit(&mut io, Request { id, kind }, &mut done);
+            }
+            assert!(io.in_flight() <= 5, "round {round}: one flush is with the kernel");
+            settle(&mut io, &mut *endpoint, 8, &mut done);
+            let mut ids: Vec<_> = done.drain(..).map(|one| one.result.map(|()| one.id).unwrap()).collect();
+            ids.sort_unstable();
+            assert_eq!(ids, [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+        drop(endpoint);
+    }
+    assert_eq!(io.pool().lent(), 0);
+}
+
+#[test]
+fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    fs::write(&path, vec![0; 65536]).unwrap();
+    let medium = open(&path, "").unwrap();
+    let mut well = medium.attach(&mut io).unwrap();
+    // The kernel does not flush a pipe.
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let again = |file: &File| -> Handle { Rc::new(file.try_clone().unwrap().into()) };
+    let handles = Handles {
+        buffered: again(&medium.buffered),
+        direct: None,
+        sync: Rc::new(std::os::fd::OwnedFd::from(pipe)),
+    };
+    let (identity, capability) = (medium.identity.clone(), medium.capability.clone());
+    let mut ill = FileEndpoint::new(&io, handles, false, identity, capability, Arc::clone(&medium.shared));
+    let mut done = Vec::new();
+    for id in 0..3 {
+        ill.submit(&mut io, Request { id, kind: Kind::Flush }, &mut done);
+    }
+    settle(&mut io, &mut ill, 3, &mut done);
+    for completion in done {
+        assert_eq!(completion.result.unwrap_err().kind, IoErrorKind::FlushFailed);
+    }
+    let result = perform(&mut io, &mut *well, Kind::Flush).result;
+    assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed, "threads agree");
+}
+
+/// A file system of 1 MiB while the value lives.
+struct SmallFileSystem(std::ffi::CString);
+
+impl SmallFileSystem {
+    /// `None` without the privilege to mount.
+    fn mount(at: &Path) -> Option<Self> {
+        let at = std::ffi::CString::new(at.to_str()?).ok()?;
+        let (name, options) = (c"tmpfs".as_ptr(), c"size=1m".as_ptr());
+        // SAFETY: a plain system call with live strings.
+        let result = unsafe { libc::mount(name, at.as_ptr(), name, 0, options.cast()) };
+        (result == 0).then_some(Self(at))
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        // SAFETY: a plain system call with a live string.
+        unsafe { libc::umount2(self.0.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+#[test]
+fn a_full_file_system_says_no_space() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(_mounted) = SmallFileSystem::mount(directory.path()) else { return };
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let path = directory.path().join("image");
+    File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let medium = open(&path, "").unwrap();
+    let mut endpoint = medium.attach(&mut io).unwrap();
+    for durable in [false, true] {
+        let from = io.pool().take(2 << 20).unwrap();
+        let write = Kind::Write { offset: 0, from, durable };
+        let error = perform(&mut io, &mut *endpoint, write).result.unwrap_err();
+        assert_eq!(error.kind, IoErrorKind::NoSpace, "{error}");
+    }
+    let zero = Kind::WriteZeroes { offset: 0, length: 2 << 20, may_unmap: true };
+    perform(&mut io, &mut *endpoint, zero).result.unwrap();
+    let from = io.pool().take(512 << 10).unwrap();
+    let write = Kind::Write { offset: 1 << 20, from, durable: true };
+    perform(&mut io, &mut *endpoint, write).result.unwrap();
+    perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap();
+}
