@@ -1,5 +1,7 @@
 //! Our initiator against our target, over real sockets: data, logins, lost connections, failing storage.
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -7,72 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use area::PoolLimits;
-use block::{
-    Endpoint, IoErrorKind, Kind, Medium, OpenError, OpenOptions, Request, Spec, close_all, wait_ready,
-};
+use block::{Endpoint, IoErrorKind, Kind, Medium, OpenError, Request, close_all, wait_ready};
 use io::Io;
 use iscsi::chap::Secret;
 use mover::Plan;
 use node::initiator::{Credentials, IscsiMedium, Options, Url, discover, list_luns};
-use node::target::{Access, AclEntry, ChapAccount, LunConfig, Server, ServerConfig, TargetConfig};
-
-const IQN: &str = "iqn.2026-11.example:loopback";
-
-fn medium(words: &str) -> Arc<dyn Medium> {
-    let options = OpenOptions { writable: true, request_alignment: 512, allow_in_use: false };
-    block::open(&Spec::parse(words).unwrap(), &options).unwrap()
-}
-
-fn lun(number: u16, medium: Arc<dyn Medium>) -> LunConfig {
-    LunConfig {
-        lun: number,
-        medium,
-        serial: format!("serial-{number}"),
-        naa: 0x3000_0000_0000_0000 + u64::from(number),
-        read_only: false,
-        write_cache: true,
-        vendor: None,
-        product: None,
-        rotational: None,
-        removable: false,
-        block_size: None,
-        physical_block_size: None,
-        shared: false,
-        exclusive: false,
-    }
-}
-
-/// A running server that is stopped when the test ends.
-struct Guard(Option<Server>);
-
-impl Guard {
-    fn start(luns: Vec<LunConfig>, access: Access) -> Self {
-        Self::start_on("127.0.0.1:0", luns, access)
-    }
-
-    fn start_on(listen: &str, luns: Vec<LunConfig>, access: Access) -> Self {
-        let config = ServerConfig {
-            listen: vec![listen.parse().unwrap()],
-            advertise: None,
-            targets: vec![TargetConfig { iqn: IQN.into(), luns, access }],
-            drain_timeout: Duration::from_secs(5),
-            threads: Some(2),
-        };
-        Self(Some(Server::start(config).unwrap()))
-    }
-
-    fn address(&self) -> SocketAddr {
-        self.0.as_ref().unwrap().addresses()[0]
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let server = self.0.take().unwrap();
-        server.handle().stop();
-        server.wait().unwrap();
-    }
-}
+use node::target::{Access, AclEntry, ChapAccount, LunConfig, ServeError, ServerConfig};
+use support::{Guard, IQN, config, eventually, lun, medium};
 
 fn options() -> Options {
     Options { timeout: Duration::from_secs(10), ..Options::new("iqn.2026-11.example:tester") }
@@ -140,7 +83,9 @@ fn data_goes_there_and_back_with_and_without_digests() {
 
 #[test]
 fn ipv6_serves_too() {
-    let server = Guard::start_on("[::1]:0", vec![lun(0, medium("mem:1M"))], Access::default());
+    let listen = vec!["[::1]:0".parse().unwrap()];
+    let config = config(vec![lun(0, medium("mem:1M"))], Access::default());
+    let server = Guard::start_with(ServerConfig { listen, ..config });
     let mut io = new_io();
     let mut remote = open(&mut io, server.address(), 0, options()).unwrap();
     copy_and_compare(&mut io, &mut *remote, 6);
@@ -302,14 +247,42 @@ fn a_failed_flush_is_not_retried_into_success() {
 
 #[test]
 fn storage_that_never_answers_times_out() {
-    let server = Guard::start(vec![lun(0, medium("mem:1M,fault=hang@65536+1"))], Access::default());
+    let luns = vec![lun(0, medium("mem:1M,fault=hang@65536+1:count=1"))];
+    let drain_timeout = Duration::from_millis(300);
+    let mut server = Guard::start_with(ServerConfig { drain_timeout, ..config(luns, Access::default()) });
     let mut io = new_io();
     let patient = Options { timeout: Duration::from_secs(1), ..options() };
     let mut remote = open(&mut io, server.address(), 0, patient).unwrap();
     let into = io.pool().take(4096).unwrap();
-    let error = perform(&mut io, &mut *remote, Kind::Read { offset: 65536, into }).unwrap_err();
+    let read = Kind::Read { offset: 65536, into: into.clone() };
+    let error = perform(&mut io, &mut *remote, read).unwrap_err();
     assert_eq!(error.kind, IoErrorKind::Unreachable, "{error}");
-    std::mem::forget(server); // Its job never ends: the thread would be waited for.
+    drop(remote);
+    assert_eq!(io.pool().lent(), 1, "nobody else holds the buffer of a failed request");
+    drop(into);
+    let server = server.0.take().unwrap();
+    server.handle().stop();
+    assert!(matches!(server.wait(), Err(ServeError::Unfinished(_))), "the read never ended");
+}
+
+#[test]
+fn a_dropped_endpoint_ends_its_session_and_returns_its_memory() {
+    let server = Guard::start(vec![lun(0, medium("mem:1M"))], Access::default());
+    let mut io = new_io();
+    for _ in 0..3 {
+        let remote = open(&mut io, server.address(), 0, options()).unwrap();
+        assert_eq!(server.handle().sessions().len(), 1);
+        drop(remote);
+        // The loop lives on, and with it the receive that was under way.
+        let mut events = Vec::new();
+        eventually("the session ends", || {
+            let until = io.now() + Duration::from_millis(1);
+            io.turn_until(Some(until), &mut events).unwrap();
+            events.clear();
+            server.handle().sessions().is_empty()
+        });
+        assert_eq!(io.pool().lent(), 0);
+    }
 }
 
 /// Forwards connections, and cuts each after a number of bytes towards the target.
@@ -407,7 +380,6 @@ fn a_drain_lets_initiators_log_out_and_finishes_their_work() {
     }
     assert!(handle.sessions().is_empty(), "asked to log out, it did");
     server.0.take().unwrap().wait().unwrap();
-    std::mem::forget(server);
 }
 
 #[test]
@@ -433,5 +405,4 @@ fn a_second_signal_ends_a_drain_at_once_while_work_is_under_way() {
     assert!(TcpStream::connect(address).is_err(), "a draining server does not listen");
     handle.stop();
     server.0.take().unwrap().wait().unwrap();
-    std::mem::forget(server);
 }
