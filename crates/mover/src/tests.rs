@@ -517,8 +517,8 @@ fn verification_after_the_chunk_shrank_on_the_way() {
     let limits = PoolLimits { bytes_max: 2 << 20 };
     let mut pair = Pair::with_limits(random_bytes(16, bytes), vec![0; bytes as usize], limits);
     let pool = pair.io.pool().clone();
-    // One region of small areas; the other one will be of chunks.
-    drop(pool.take(4096));
+    // One region of small areas, kept by one of them; the other one will be of chunks.
+    let _small = pool.take(4096);
     let mut hogs = Vec::new();
     let plan = Plan { verify: true, rate: Some(1 << 20), ..small(64 * KC, 2) };
     let report = pair.copy_observed(&plan, &mut |progress| {
