@@ -31,7 +31,7 @@ const COMMANDS_MAX: u32 = 128;
 /// Seconds an initiator is given to log out when the server drains.
 const LOGOUT_SECONDS: u16 = 3;
 /// How long the last words of a connection may take: a peer that does not read them does not get them.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Memory for the data of one session's commands; TASK SET FULL beyond it. The pool serves several such sessions, so
 /// that one which never reads, or whose storage never answers, leaves room for the others.
 const SESSION_BYTES_MAX: usize = 256 << 20;
