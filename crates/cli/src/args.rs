@@ -79,6 +79,7 @@ Environment:
   LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD                 CHAP
   LIBISCSI_CHAP_TARGET_USERNAME, LIBISCSI_CHAP_TARGET_PASSWORD   mutual CHAP
   HIKYAKU_LOG=debug                                              logs on stderr
+  HIKYAKU_IO=uring|portable                                      io_uring, or epoll and threads [default: what works]
   XDG_STATE_HOME                                                 where identities of LUNs are kept
 
 Examples:
