@@ -16,6 +16,8 @@ use crate::{
     Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Request, RequestId,
 };
 
+/// Writes to a file in memory up to this are made at once; a longer one is worth another core's time.
+const WRITE_NOW_BYTES_MAX: usize = 64 << 10;
 /// Zeroes written at a time where the file system cannot zero a range itself.
 const ZERO_BYTES: usize = 256 << 10;
 
@@ -26,6 +28,8 @@ pub(super) struct Handles {
     /// For flushes alone, and an open file description of its own. The kernel tells each description of a write that was
     /// lost behind our back once: what one thread is told, or a durable write, must not be missing from another's flush.
     pub(super) sync: Handle,
+    /// The file's bytes are memory (tmpfs): a write never waits for a device.
+    pub(super) in_memory: bool,
 }
 
 pub(super) struct FileEndpoint {
@@ -165,6 +169,10 @@ impl FileEndpoint {
             }
             Job::Write { offset, from, durability } => {
                 let handle = self.handle_for(offset, &from, pending.through_cache);
+                if self.handles.in_memory && from.len() <= WRITE_NOW_BYTES_MAX {
+                    let result = io.write_now(&handle, offset, &from, durability);
+                    return self.advance(io, key, result);
+                }
                 io.write(token, &handle, offset, from, durability);
             }
             Job::Flush => {

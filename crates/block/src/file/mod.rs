@@ -179,6 +179,7 @@ impl Medium for FileMedium {
             buffered: again(&self.buffered)?,
             direct: self.direct.as_ref().map(again).transpose()?,
             sync: self.reopen().map(|file| Rc::new(file.into())).or_else(|_| again(&self.buffered))?,
+            in_memory: !self.is_device && probe::is_in_memory(&self.buffered),
         };
         Ok(Box::new(FileEndpoint::new(
             io,

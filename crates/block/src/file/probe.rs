@@ -62,6 +62,15 @@ fn queue_directory(device: u64) -> Option<PathBuf> {
     [node.join("queue"), node.join("../queue")].into_iter().find(|path| path.is_dir())
 }
 
+/// Whether the file lies in a file system of memory.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    // SAFETY: statfs is plain C data; the call fills it when it returns zero.
+    let mut statfs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a plain system call on a live descriptor.
+    let found = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut statfs) == 0 };
+    found && statfs.f_type == libc::TMPFS_MAGIC
+}
+
 fn device_size(file: &File) -> Result<u64> {
     // SAFETY: a plain system call on a live descriptor.
     let end = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };

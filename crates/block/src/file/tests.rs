@@ -241,6 +241,7 @@ fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
     let handles = Handles {
         buffered: again(&medium.buffered),
         direct: None,
+        in_memory: false,
         sync: Rc::new(std::os::fd::OwnedFd::from(pipe)),
     };
     let (identity, capability) = (medium.identity.clone(), medium.capability.clone());

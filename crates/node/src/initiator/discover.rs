@@ -209,10 +209,9 @@ impl<'a> Talk<'a> {
 
 fn explain(url: &Url, failure: Failure) -> OpenError {
     match failure {
-        Failure::Connect(error) => OpenError::Unreachable(format!(
-            "connecting to {}: {error}; check the address and that the target is running",
-            url.address()
-        )),
+        Failure::Connect(error) => {
+            OpenError::Unreachable(format!("connecting to {}: {error}", url.address()))
+        }
         Failure::Login(error) => login_error(url, &error),
         Failure::Redirect(redirect) => OpenError::Unreachable(format!(
             "{url} has moved: ask iscsi://{}",

@@ -296,10 +296,7 @@ impl IscsiEndpoint {
             if self.address < self.addresses.len() {
                 return self.connect(io);
             }
-            let text = format!(
-                "{}: {}; check the address and that the target is running",
-                self.url, self.last_failure
-            );
+            let text = format!("{}: {}", self.url, self.last_failure);
             return self.give_up(io, OpenError::Unreachable(text), done);
         }
         self.lose(io);
@@ -582,7 +579,7 @@ impl IscsiEndpoint {
         }
         if !self.opened && self.phase == Phase::Opening && now - self.progress >= self.options.timeout {
             let (url, seconds) = (&self.url, self.options.timeout.as_secs());
-            let text = format!("{url}: no answer in {seconds} s; check that an iSCSI target listens there");
+            let text = format!("{url}: no answer in {seconds} s");
             return self.give_up(io, OpenError::Unreachable(text), done);
         }
         if self.works.is_empty() && self.opened {
@@ -749,9 +746,9 @@ fn is_transient(error: &LoginError) -> bool {
 /// A login's end in words that help.
 pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
     match error {
-        LoginError::Authentication { .. } | LoginError::Authorization => OpenError::Authentication(format!(
-            "{url}: {error}; check the CHAP user and secret, and the target's list of initiators"
-        )),
+        LoginError::Authentication { .. } | LoginError::Authorization => {
+            OpenError::Authentication(format!("{url}: {error}"))
+        }
         LoginError::TargetNotAuthenticated(_) => {
             OpenError::Authentication(format!("{url}: {error}; it may not be the target it claims to be"))
         }
