@@ -4,11 +4,13 @@
 //! An operation keeps the memory and the descriptor it uses alive until its event, so dropping a connection or
 //! an endpoint at any moment is safe: its late events find no owner and are ignored.
 //!
-//! Not here: protocols, block devices. Two back ends share the narrow interface `Backend`: `uring.rs`, and
-//! `portable.rs` (epoll and threads) for where io_uring is forbidden. `choice.rs` picks one.
+//! Not here: protocols, block devices. Two back ends share the narrow interface [`Backend`]: `uring.rs`, and
+//! `portable.rs` (epoll and threads) for where io_uring is forbidden. `choice.rs` picks one. What else drivers ask of
+//! the operating system is in `host.rs`, where a simulated one can take its place.
 
 mod choice;
 mod event;
+mod host;
 mod portable;
 mod socket;
 mod uring;
@@ -27,6 +29,7 @@ use area::{Pool, PoolLimits, Span};
 use slab::Slab;
 
 pub use event::{Event, Item, Owner, Token};
+pub use host::{Listener, Thread, World, addresses, enter, entropy, listen, socket, spawn};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 
 /// Operations that may wait for the kernel at once, per loop; more than that are submitted in several turns.
@@ -70,7 +73,8 @@ impl Allocation {
 
 /// One operation as a back end sees it. Pointers stay valid until the operation's completion is delivered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Raw {
+#[doc(hidden)]
+pub enum Raw {
     Read { fd: RawFd, into: *mut u8, length: u32, offset: u64 },
     Write { fd: RawFd, from: *const u8, length: u32, offset: u64, durability: Durability },
     Sync { fd: RawFd },
@@ -82,9 +86,13 @@ pub(crate) enum Raw {
 }
 
 /// What a back end must do. `result` is a byte count or descriptor, or a negated errno, as in io_uring.
-pub(crate) trait Backend {
+pub trait Backend {
     /// For people.
     fn name(&self) -> &'static str;
+    /// The time since an instant that all loops of a process share, so that times may be told to other threads.
+    fn now(&self) -> Duration {
+        EPOCH.elapsed()
+    }
     /// Queues one operation; it may start at once or in the next [`Backend::wait`].
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()>;
     /// Starts what is queued and collects completions. Blocks until there is at least one, or for `timeout`;
@@ -94,7 +102,7 @@ pub(crate) trait Backend {
     fn cancel(&mut self);
 }
 
-/// Where loop time begins: the same for all loops of the process, so that times may be shared.
+/// Where loop time begins.
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// What an operation in flight keeps alive, and who is told.
@@ -136,7 +144,6 @@ pub struct Io {
     timer_serial: u64,
     wakes: Vec<WakeState>,
     owners: Cell<u32>,
-    epoch: Instant,
     now: Duration,
     pool: Pool,
 }
@@ -148,12 +155,22 @@ impl Io {
     /// a strict seccomp profile, `kernel.io_uring_disabled`). The environment variable `HIKYAKU_IO`, `uring`
     /// or `portable`, forces one of them; then the error says why it cannot be had.
     pub fn new(limits: PoolLimits) -> io::Result<Self> {
-        Self::with_backend(choice::forced()?, limits)
+        let backend = match host::world() {
+            Some(world) => world.backend()?,
+            None => choice::open(choice::forced()?)?,
+        };
+        Ok(Self::over(backend, limits))
     }
 
+    #[cfg(test)]
     fn with_backend(forced: Option<choice::Kind>, limits: PoolLimits) -> io::Result<Self> {
-        Ok(Self {
-            backend: choice::open(forced)?,
+        Ok(Self::over(choice::open(forced)?, limits))
+    }
+
+    fn over(backend: Box<dyn Backend>, limits: PoolLimits) -> Self {
+        let now = backend.now();
+        Self {
+            backend,
             operations: Slab::with_capacity(SUBMISSIONS_MAX as usize),
             completed: Vec::with_capacity(SUBMISSIONS_MAX as usize),
             ready: VecDeque::new(),
@@ -161,10 +178,9 @@ impl Io {
             timer_serial: 0,
             wakes: Vec::new(),
             owners: Cell::new(0),
-            epoch: *EPOCH,
-            now: EPOCH.elapsed(),
+            now,
             pool: Pool::new(limits),
-        })
+        }
     }
 
     /// What carries out this loop's operations: `io_uring` or `portable`.
@@ -180,6 +196,11 @@ impl Io {
     /// Time since the process's first loop began, as of the present turn. The only clock that drivers and machines see.
     pub fn now(&self) -> Duration {
         self.now
+    }
+
+    /// The time at this moment. For measuring; what is decided by time goes by [`Io::now`].
+    pub fn clock(&self) -> Duration {
+        self.backend.now()
     }
 
     /// A number that no other owner of this loop has.
@@ -322,13 +343,13 @@ impl Io {
             (a, b) => a.or(b),
         };
         let timeout = if events.is_empty() {
-            until.map(|until| until.saturating_sub(self.epoch.elapsed()))
+            until.map(|until| until.saturating_sub(self.backend.now()))
         } else {
             Some(Duration::ZERO)
         };
         let mut completed = std::mem::take(&mut self.completed);
         let waited = self.backend.wait(timeout, &mut completed);
-        self.now = self.epoch.elapsed();
+        self.now = self.backend.now();
         for (key, result) in completed.drain(..) {
             let event = self.take(key, result);
             let token = event.token;
@@ -370,9 +391,9 @@ impl Drop for Io {
     /// Takes back what is in flight, so that its memory and descriptors are free. What the kernel does not give
     /// back in time (a disk that hangs) is leaked: memory must outlive the operation that uses it.
     fn drop(&mut self) {
-        let deadline = Instant::now() + DROP_PATIENCE;
+        let deadline = self.backend.now() + DROP_PATIENCE;
         let mut completed = std::mem::take(&mut self.completed);
-        while !self.operations.is_empty() && Instant::now() < deadline {
+        while !self.operations.is_empty() && self.backend.now() < deadline {
             let waited = self.backend.wait(Some(Duration::ZERO), &mut completed);
             self.backend.cancel();
             let waited = waited.and_then(|()| self.backend.wait(Some(DROP_STEP), &mut completed));

@@ -5,7 +5,7 @@
 //! what becomes of it, is the [`Job`]'s business.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use area::Span;
 use block::{Capability, Completion, Endpoint, Extent, IoError, IoErrorKind, Kind, Request, Router};
@@ -221,7 +221,7 @@ pub(crate) struct Engine<'a> {
     seen: Duration,
     /// The wall clock when the last turn returned. Tells being awake from sleeping for the report; decides
     /// nothing.
-    woke: Instant,
+    woke: Duration,
 }
 
 impl<'a> Engine<'a> {
@@ -279,7 +279,7 @@ impl<'a> Engine<'a> {
             observe_at: Duration::MAX,
             retries_before,
             seen: Duration::ZERO,
-            woke: Instant::now(),
+            woke: Duration::ZERO,
         };
         // The loop's clock may be as old as the loop.
         engine.turn(None, true)?;
@@ -655,11 +655,11 @@ impl<'a> Engine<'a> {
         if self.phase == Phase::Flush {
             waiting[End::Destination.index()] = 1;
         }
-        let awake = self.woke.elapsed();
+        let awake = self.io.clock().saturating_sub(self.woke);
         let until = if look { Duration::ZERO } else { self.observe_at };
         let mut events = std::mem::take(&mut self.events);
         let turned = self.io.turn_until(Some(until), &mut events);
-        self.woke = Instant::now();
+        self.woke = self.io.clock();
         let passed = self.io.now().saturating_sub(self.seen);
         self.seen = self.io.now();
         let awake = if look { passed } else { awake.min(passed) };

@@ -84,7 +84,7 @@ impl Options {
 /// A random-type ISID of our own, so that the kernel's session of the same initiator name is never replaced.
 pub(super) fn random_isid() -> Isid {
     let mut random = [0; 5];
-    getrandom::fill(&mut random).expect("the system has randomness");
+    io::entropy(&mut random).expect("the system has randomness");
     Isid::random([random[0], random[1], random[2]], u16::from_be_bytes([random[3], random[4]]))
 }
 

@@ -13,7 +13,7 @@ use iscsi::machine::{Machine, TargetRecord, TaskId};
 use iscsi::params::Negotiated;
 use iscsi::wire::{AsyncEvent, LogoutReason};
 use scsi::Sense;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::SockRef;
 
 use crate::stream::{Advance, Operation, Stream};
 
@@ -87,16 +87,11 @@ impl Session {
         login: login::Config,
     ) -> Result<Self, Failure> {
         let mut entropy = [0; 32];
-        getrandom::fill(&mut entropy)
+        io::entropy(&mut entropy)
             .map_err(|error| Failure::Lost(format!("no randomness for the login: {error}")))?;
         let machine = Connection::new(Config::new(login), entropy, io.now())
             .map_err(|error| Failure::Lost(format!("login cannot be configured: {error}")))?;
-        let open = || -> std::io::Result<Handle> {
-            let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-            socket.set_tcp_nodelay(true)?;
-            Ok(Rc::new(socket.into()))
-        };
-        let socket = open().map_err(Failure::Connect)?;
+        let socket: Handle = Rc::new(io::socket(address).map_err(Failure::Connect)?);
         let token = |operation: Operation| Token { owner, key: operation.key(generation) };
         io.connect(token(Operation::Connect), &socket, address);
         let deadline = io.now() + CONNECT_TIMEOUT;

@@ -150,7 +150,7 @@ impl Connection {
     ) -> Option<Self> {
         let stream = Stream::new(io, socket, owner, id.generation)?;
         let mut entropy = [0; 32];
-        getrandom::fill(&mut entropy).ok()?;
+        io::entropy(&mut entropy).ok()?;
         let config = machine::Config { tasks_max: COMMANDS_MAX, ..machine::Config::default() };
         let machine = machine::Connection::new(config, entropy, io.now());
         tracing::debug!(%peer, "connected");

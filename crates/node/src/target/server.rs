@@ -1,15 +1,13 @@
 //! Starting, draining and ending the whole.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 
 use area::PoolLimits;
 use block::{Capability, wait_ready};
-use io::Io;
-use socket2::{Domain, Protocol, Socket, Type};
+use io::{Io, Listener, Thread};
 
 use super::config::{ServeError, ServerConfig, TargetConfig};
 use super::lun::Lun;
@@ -77,7 +75,7 @@ impl ServerHandle {
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<Result<(), ServeError>>>,
+    threads: Vec<Thread<Result<(), ServeError>>>,
 }
 
 impl Server {
@@ -86,11 +84,7 @@ impl Server {
         check(&config)?;
         let (luns, target_luns) = open_luns(&config)?;
         let listeners: Vec<_> = config.listen.iter().map(|at| listen(*at)).collect::<Result<_, _>>()?;
-        let addresses = listeners
-            .iter()
-            .map(TcpListener::local_addr)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(ServeError::Loop)?;
+        let addresses = listeners.iter().map(|listener| listener.address).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = config.threads.unwrap_or(cores).max(1);
         let shared = Arc::new(Shared {
@@ -108,9 +102,8 @@ impl Server {
         for index in 0..workers {
             let (shared, opened) = (Arc::clone(&server.shared), opened.clone());
             let listeners = listeners.take().unwrap_or_default();
-            let thread = std::thread::Builder::new()
-                .name(format!("target-{index}"))
-                .spawn(move || work(index, shared, listeners, opened));
+            let body = move || work(index, shared, listeners, opened);
+            let thread = io::spawn(&format!("target-{index}"), body);
             match thread {
                 Ok(thread) => server.threads.push(thread),
                 Err(error) => return Err(server.abandon(ServeError::Loop(error))),
@@ -179,7 +172,7 @@ impl Drop for Alarm {
 fn work(
     index: usize,
     shared: Arc<Shared>,
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Listener>,
     opened: mpsc::Sender<Result<(), ServeError>>,
 ) -> Result<(), ServeError> {
     let mut alarm = Alarm { shared: Arc::clone(&shared), index, armed: true };
@@ -246,18 +239,8 @@ fn capability_of(medium: &dyn block::Medium) -> Result<Capability, block::OpenEr
     Ok(capability)
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
-    let open = || -> std::io::Result<TcpListener> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        if address.is_ipv6() {
-            socket.set_only_v6(true)?;
-        }
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        Ok(socket.into())
-    };
-    open().map_err(|cause| ServeError::Listen { address, cause })
+fn listen(address: SocketAddr) -> Result<Listener, ServeError> {
+    io::listen(address, BACKLOG).map_err(|cause| ServeError::Listen { address, cause })
 }
 
 /// The worker with the fewest connections.

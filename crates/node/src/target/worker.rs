@@ -1,6 +1,6 @@
 //! One loop thread: its connections, its attachments to every logical unit, its mail.
 
-use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -57,11 +57,6 @@ struct Slot {
     connection: Option<Connection>,
 }
 
-struct Listener {
-    handle: Handle,
-    local: SocketAddr,
-}
-
 /// Where an ending server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -82,7 +77,7 @@ pub(super) struct Worker {
     io: Io,
     owner: Owner,
     shared: Arc<Shared>,
-    listeners: Vec<Listener>,
+    listeners: Vec<Handle>,
     units: Vec<Box<dyn Endpoint>>,
     slots: Vec<Slot>,
     vacant: Vec<usize>,
@@ -99,7 +94,7 @@ impl Worker {
         index: usize,
         limits: PoolLimits,
         shared: Arc<Shared>,
-        listeners: Vec<TcpListener>,
+        listeners: Vec<io::Listener>,
     ) -> Result<Self, ServeError> {
         let mut io = Io::new(limits).map_err(ServeError::Loop)?;
         let owner = io.owner();
@@ -117,14 +112,7 @@ impl Worker {
         }
         let waker = io.waker(Token { owner, key: KEY_MAIL }).map_err(ServeError::Loop)?;
         shared.mailboxes[index].connect(waker);
-        let listeners = listeners
-            .into_iter()
-            .map(|listener| {
-                let local = listener.local_addr()?;
-                Ok(Listener { handle: Rc::new(OwnedFd::from(listener)), local })
-            })
-            .collect::<Result<Vec<_>, std::io::Error>>()
-            .map_err(ServeError::Loop)?;
+        let listeners = listeners.into_iter().map(|listener| Rc::new(listener.socket)).collect();
         Ok(Self {
             index,
             io,
@@ -169,7 +157,7 @@ impl Worker {
 
     fn accept(&mut self, listener: usize) {
         let token = Token { owner: self.owner, key: KEY_ACCEPT + listener as u32 };
-        self.io.accept(token, &self.listeners[listener].handle);
+        self.io.accept(token, &self.listeners[listener]);
     }
 
     fn on_event(&mut self, event: Event) {
@@ -284,9 +272,8 @@ impl Worker {
         }
         match event.into_handle() {
             Ok(handle) => {
-                let local = self.listeners[listener].local;
                 let socket = Rc::into_inner(handle).expect("a fresh socket has one holder");
-                self.place(socket, local);
+                self.place(socket);
                 self.accept_again(listener);
             }
             Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {
@@ -303,7 +290,7 @@ impl Worker {
     /// Refuses new connections from here on; the accept under way ends too.
     fn stop_listening(&mut self) {
         for listener in self.listeners.drain(..) {
-            let _ = SockRef::from(&*listener.handle).shutdown(Shutdown::Both);
+            let _ = SockRef::from(&*listener).shutdown(Shutdown::Both);
         }
     }
 
@@ -314,11 +301,8 @@ impl Worker {
     }
 
     /// Gives a new socket to the thread with the fewest connections.
-    fn place(&mut self, socket: OwnedFd, listening: SocketAddr) {
-        let reference = SockRef::from(&socket);
-        let address = |found: std::io::Result<socket2::SockAddr>| found.ok().and_then(|a| a.as_socket());
-        let Some(peer) = address(reference.peer_addr()) else { return };
-        let local = address(reference.local_addr()).unwrap_or(listening);
+    fn place(&mut self, socket: OwnedFd) {
+        let Ok((peer, local)) = io::addresses(&socket) else { return };
         let worker = least_loaded(&self.shared);
         self.shared.load[worker].fetch_add(1, Ordering::Relaxed);
         if worker == self.index {
