@@ -16,7 +16,9 @@
 
 use std::time::Duration;
 
+use crate::limits;
 use crate::name::{IscsiName, TargetAddress};
+use crate::params::Negotiated;
 
 /// The slot of a task: dense, below [`limits::TASKS_MAX`](crate::limits::TASKS_MAX), so that the edge can keep
 /// its buffers in an array. A slot is used again only after the event that ended its task.
@@ -71,6 +73,39 @@ pub struct Digests {
     pub header: bool,
     /// CRC32C after a data segment (not present when there is none).
     pub data: bool,
+}
+
+/// What of the negotiation the full feature phase needs, in either role.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parameters {
+    pub(crate) digests: Digests,
+    pub(crate) receive_segment_max: u32,
+    pub(crate) send_segment_max: u32,
+    pub(crate) max_burst: u32,
+    pub(crate) first_burst: u32,
+    pub(crate) initial_r2t: bool,
+    pub(crate) immediate_data: bool,
+    pub(crate) outstanding_r2t_max: u32,
+    pub(crate) time2wait: u16,
+    pub(crate) time2retain: u16,
+}
+
+impl From<&Negotiated> for Parameters {
+    fn from(negotiated: &Negotiated) -> Self {
+        Self {
+            digests: Digests { header: negotiated.header_digest, data: negotiated.data_digest },
+            receive_segment_max: negotiated.max_recv_data_segment_length,
+            send_segment_max: negotiated.max_send_data_segment_length.max(1),
+            max_burst: negotiated.max_burst_length.max(1),
+            first_burst: negotiated.first_burst_length,
+            initial_r2t: negotiated.initial_r2t,
+            immediate_data: negotiated.immediate_data,
+            outstanding_r2t_max: u32::from(negotiated.max_outstanding_r2t)
+                .clamp(1, limits::R2T_OUTSTANDING_MAX),
+            time2wait: negotiated.default_time2wait,
+            time2retain: negotiated.default_time2retain,
+        }
+    }
 }
 
 /// The data segment of a PDU to send. The header already holds its length.

@@ -1,9 +1,10 @@
-//! The path of READ and WRITE allocates nothing once it runs, in neither machine.
+//! Memory of the machines: a session that does nothing needs little, and the path of READ and WRITE allocates nothing
+//! once it runs, in neither machine.
 
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
 
 use iscsi::initiator::{self, Direction};
 use iscsi::machine::{Machine, Payload, Placement, Received};
@@ -14,17 +15,27 @@ use support::{NOW, name};
 
 struct Counting;
 
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// Allocations of this thread, and the bytes it holds. A test is a thread.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static HELD: Cell<i64> = const { Cell::new(0) };
+}
 
-// SAFETY: every call goes to the system's allocator unchanged; the counter has no part in it.
+fn note(allocations: u64, bytes: i64) {
+    ALLOCATIONS.set(ALLOCATIONS.get() + allocations);
+    HELD.set(HELD.get() + bytes);
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; the counters have no part in it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        note(1, layout.size() as i64);
         // SAFETY: the caller's promises are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        note(0, -(layout.size() as i64));
         // SAFETY: the caller's promises are passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -59,15 +70,58 @@ fn target_events(target: &mut target::Connection) {
     }
 }
 
-#[test]
-fn read_and_write_allocate_nothing() {
-    let mut target = target::Connection::new(target::Config::default(), [0; 32], NOW);
+/// Heap bytes of a machine whose session is idle.
+const IDLE_BYTES_MAX: i64 = 4 << 10;
+
+fn pair() -> (target::Connection, initiator::Connection) {
+    let target = target::Connection::new(target::Config::default(), [0; 32], NOW);
     let login = iscsi::login::initiator::Config::normal(
         name("iqn.2026-11.test:i"),
         Isid::random([0; 3], 0),
         name("iqn.2026-11.test:t"),
     );
-    let mut initiator = initiator::Connection::new(initiator::Config::new(login), [0; 32], NOW).unwrap();
+    (target, initiator::Connection::new(initiator::Config::new(login), [0; 32], NOW).unwrap())
+}
+
+/// Hands over what both have to say; answers how many commands ended well.
+fn exchange(target: &mut target::Connection, initiator: &mut initiator::Connection) -> u32 {
+    let mut done = 0;
+    while let Some(transmit) = initiator.poll_transmit() {
+        target.on_header(&transmit.header, &[], NOW).unwrap();
+        target_events(target);
+        receive(target, &transmit.payload);
+        target_events(target);
+    }
+    while let Some(transmit) = target.poll_transmit() {
+        target_events(target);
+        initiator.on_header(&transmit.header, &[], NOW).unwrap();
+        receive(initiator, &transmit.payload);
+        while let Some(event) = initiator.poll_event() {
+            done += u32::from(matches!(event, initiator::Event::Complete(outcome) if outcome.status == 0));
+        }
+    }
+    done
+}
+
+#[test]
+fn an_idle_session_needs_little_memory() {
+    let before = HELD.get();
+    let (mut target, mut initiator) = pair();
+    while initiator.window() == 0 {
+        exchange(&mut target, &mut initiator);
+    }
+    let both = HELD.get() - before;
+    drop(initiator);
+    let target_only = HELD.get() - before;
+    assert!(target_only <= IDLE_BYTES_MAX, "the target's side holds {target_only} bytes");
+    assert!(both - target_only <= IDLE_BYTES_MAX, "the initiator's side holds {} bytes", both - target_only);
+    drop(target);
+    assert_eq!(HELD.get(), before);
+}
+
+#[test]
+fn read_and_write_allocate_nothing() {
+    let (mut target, mut initiator) = pair();
     let (mut submitted, mut done, mut before) = (0_u32, 0_u32, 0);
     while done < 3000 {
         while initiator.window() > 0 {
@@ -82,26 +136,12 @@ fn read_and_write_allocate_nothing() {
             initiator.submit(command).unwrap();
             submitted += 1;
         }
-        while let Some(transmit) = initiator.poll_transmit() {
-            target.on_header(&transmit.header, &[], NOW).unwrap();
-            target_events(&mut target);
-            receive(&mut target, &transmit.payload);
-            target_events(&mut target);
-        }
-        while let Some(transmit) = target.poll_transmit() {
-            target_events(&mut target);
-            initiator.on_header(&transmit.header, &[], NOW).unwrap();
-            receive(&mut initiator, &transmit.payload);
-            while let Some(event) = initiator.poll_event() {
-                done +=
-                    u32::from(matches!(event, initiator::Event::Complete(outcome) if outcome.status == 0));
-            }
-        }
+        done += exchange(&mut target, &mut initiator);
         if done < 1000 {
-            before = ALLOCATIONS.load(Ordering::Relaxed);
+            before = ALLOCATIONS.get();
         }
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "over {} commands", done - 1000);
+    assert_eq!(ALLOCATIONS.get() - before, 0, "over {} commands", done - 1000);
 }
 
 fn receive(machine: &mut impl Machine, payload: &Payload) {

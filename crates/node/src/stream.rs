@@ -13,8 +13,12 @@ use io::{Event, Handle, Incoming, Io, Item, Outgoing, Owner, Token};
 use iscsi::digest::{DIGEST_LENGTH, Digest};
 use iscsi::machine::{Digests, Fatal, Machine, Payload, Placement, Received, TaskId, Transmit};
 
-/// Stream buffer: batches of small PDUs.
+/// Stream buffer of a busy connection: batches of small PDUs.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Stream buffer of a connection that waits: a receive holds it for as long as nothing comes.
+const IDLE_BUFFER_BYTES: usize = area::PAGE_BYTES;
+/// How long a connection counts as busy after a receive that filled the small buffer.
+const BUSY: Duration = Duration::from_secs(1);
 /// Read-ahead behind a large segment: a header or two.
 const SHORT_READ_AHEAD: usize = 512;
 /// A segment from here on is large.
@@ -25,7 +29,7 @@ const BHS: usize = 48;
 /// Longest header with AHS (TotalAHSLength is one byte of words) and digest.
 const HEADER_BYTES_MAX: usize = BHS + 255 * 4 + DIGEST_LENGTH;
 
-const _: () = assert!(HEADER_BYTES_MAX < BUFFER_BYTES);
+const _: () = assert!(HEADER_BYTES_MAX < IDLE_BUFFER_BYTES && IDLE_BUFFER_BYTES < BUFFER_BYTES);
 
 /// What [`Stream::advance`] needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +69,9 @@ pub(crate) struct Stream {
     buffer: Span,
     start: usize,
     end: usize,
+    /// The last receive brought more than the small buffer holds.
+    filled: bool,
+    busy_until: Duration,
     /// Header taken, placement not yet asked: (segment length, digests).
     headed: Option<(usize, Digests)>,
     segment: Option<Segment>,
@@ -118,9 +125,11 @@ impl Stream {
             socket,
             owner,
             generation,
-            buffer: io.pool().take(BUFFER_BYTES)?,
+            buffer: io.pool().take(IDLE_BUFFER_BYTES)?,
             start: 0,
             end: 0,
+            filled: false,
+            busy_until: Duration::ZERO,
             headed: None,
             segment: None,
             direct: 0,
@@ -167,6 +176,7 @@ impl Stream {
             segment.arrived += placed;
         }
         self.end += count - placed;
+        self.filled = self.end >= IDLE_BUFFER_BYTES;
         self.counters.received += count as u64;
         Ok(count > 0)
     }
@@ -294,10 +304,30 @@ impl Stream {
         Ok(Advance::Events)
     }
 
+    /// Changes to the large buffer when the small one was filled, and back when that is a while ago: the answer to a
+    /// ping brings an idle session here.
+    fn fit_buffer(&mut self, io: &Io) {
+        if std::mem::take(&mut self.filled) {
+            self.busy_until = io.now() + BUSY;
+        }
+        let fitting = if io.now() < self.busy_until { BUFFER_BYTES } else { IDLE_BUFFER_BYTES };
+        if fitting == self.buffer.len() {
+            return;
+        }
+        // Without memory for a larger one, the small one does.
+        let Some(buffer) = io.pool().take(fitting) else { return };
+        // What is here is less than a header.
+        let rest = &self.buffer.as_slice()[self.start..self.end];
+        buffer.fill(0, rest);
+        (self.start, self.end) = (0, rest.len());
+        self.buffer = buffer;
+    }
+
     /// Asks the socket for more, unless that is already under way.
     pub(crate) fn receive(&mut self, io: &mut Io) {
         let Some(mut incoming) = self.incoming.take() else { return };
         incoming.clear();
+        self.fit_buffer(io);
         self.direct = 0;
         let mut short = self.last_segment >= LARGE_SEGMENT;
         if let Some(segment) = &self.segment
@@ -382,4 +412,64 @@ fn append(
         outgoing.bytes(&iscsi::digest::data([payload, padding]));
     }
     payload.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// Sends `bytes`, lets the stream receive them and takes them out.
+    fn pass(io: &mut Io, stream: &mut Stream, peer: &mut UnixStream, bytes: &[u8]) {
+        peer.write_all(bytes).unwrap();
+        let mut left = bytes.len();
+        while left > 0 {
+            stream.receive(io);
+            let mut events = Vec::new();
+            io.turn(&mut events).unwrap();
+            for event in events {
+                assert!(stream.on_received(event).unwrap());
+            }
+            left -= stream.available();
+            stream.start = stream.end;
+        }
+        stream.receive(io);
+    }
+
+    #[test]
+    fn the_large_buffer_is_held_only_while_busy() {
+        let mut io = Io::new(area::PoolLimits::default()).unwrap();
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let owner = io.owner();
+        let mut stream = Stream::new(&io, Rc::new(ours.into()), owner, 0).unwrap();
+        pass(&mut io, &mut stream, &mut peer, &[0; BHS]);
+        assert_eq!(stream.buffer.len(), IDLE_BUFFER_BYTES, "a PDU now and then");
+        pass(&mut io, &mut stream, &mut peer, &[0; 3 * IDLE_BUFFER_BYTES]);
+        assert_eq!(stream.buffer.len(), BUFFER_BYTES, "a batch");
+        pass(&mut io, &mut stream, &mut peer, &[0; BHS]);
+        assert_eq!(stream.buffer.len(), BUFFER_BYTES, "shortly after a batch");
+        stream.busy_until = Duration::ZERO;
+        pass(&mut io, &mut stream, &mut peer, &[0; BHS]);
+        assert_eq!(stream.buffer.len(), IDLE_BUFFER_BYTES, "long after it");
+        assert_eq!(io.pool().lent(), 1, "the other is back");
+    }
+
+    #[test]
+    fn the_head_of_a_pdu_moves_to_the_other_buffer() {
+        let io = Io::new(area::PoolLimits::default()).unwrap();
+        let (ours, _peer) = UnixStream::pair().unwrap();
+        let owner = io.owner();
+        let mut stream = Stream::new(&io, Rc::new(ours.into()), owner, 0).unwrap();
+        let head: Vec<u8> = (1..40).collect();
+        stream.start = IDLE_BUFFER_BYTES - head.len();
+        stream.end = IDLE_BUFFER_BYTES;
+        stream.buffer.fill(stream.start, &head);
+        stream.filled = true;
+        stream.fit_buffer(&io);
+        assert_eq!(stream.buffer.len(), BUFFER_BYTES);
+        assert_eq!(stream.buffer.as_slice()[stream.start..stream.end], head);
+    }
 }

@@ -137,7 +137,7 @@ impl Connection {
             State::Free | State::Ended => unreachable!("a task ends once"),
         }
         task.state = State::Ended;
-        if task.pending > 0 {
+        if task.has_sequences() {
             task.drop_sequences();
             if self.data_queue.front() == Some(&slot) {
                 self.turn_bytes = 0;

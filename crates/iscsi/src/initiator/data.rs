@@ -72,7 +72,7 @@ impl Connection {
     /// Lets a task send `offset..end` when its turn comes.
     pub(super) fn queue_sequence(&mut self, slot: u32, ttt: Ttt, offset: u32, end: u32) {
         let task = self.tasks.get_mut(slot);
-        if task.pending == 0 {
+        if !task.has_sequences() {
             self.data_queue.push_back(slot);
         }
         task.push_sequence(Sequence { ttt, offset, end, data_sn: DataSn(0) });
@@ -103,7 +103,7 @@ impl Connection {
             task.pop_sequence();
         }
         self.turn_bytes += length;
-        if task.pending == 0 {
+        if !task.has_sequences() {
             self.turn_bytes = 0;
             self.data_queue.pop_front();
         } else if self.turn_bytes >= TURN_BYTES {

@@ -19,7 +19,9 @@ use std::time::Duration;
 use crate::chap::Entropy;
 use crate::limits;
 use crate::login::initiator as login;
-use crate::machine::{Digests, Fatal, Machine, Placement, Received, TargetRecord, TaskId, Transmit};
+use crate::machine::{
+    Digests, Fatal, Machine, Parameters, Placement, Received, TargetRecord, TaskId, Transmit,
+};
 use crate::params::{Negotiated, SessionType};
 use crate::wire::{
     AsyncEvent, Attribute, Bhs, CmdSn, Itt, LoginResponse, LogoutResult, Opcode, RejectReason, Residual,
@@ -203,35 +205,6 @@ enum Segment {
     Reject,
 }
 
-/// What of the negotiation the full feature phase needs.
-#[derive(Debug, Clone, Copy)]
-struct Parameters {
-    digests: Digests,
-    receive_segment_max: u32,
-    send_segment_max: u32,
-    max_burst: u32,
-    first_burst: u32,
-    initial_r2t: bool,
-    immediate_data: bool,
-    outstanding_r2t_max: u32,
-}
-
-impl From<&Negotiated> for Parameters {
-    fn from(negotiated: &Negotiated) -> Self {
-        Self {
-            digests: Digests { header: negotiated.header_digest, data: negotiated.data_digest },
-            receive_segment_max: negotiated.max_recv_data_segment_length,
-            send_segment_max: negotiated.max_send_data_segment_length.max(1),
-            max_burst: negotiated.max_burst_length,
-            first_burst: negotiated.first_burst_length,
-            initial_r2t: negotiated.initial_r2t,
-            immediate_data: negotiated.immediate_data,
-            outstanding_r2t_max: u32::from(negotiated.max_outstanding_r2t)
-                .clamp(1, limits::R2T_OUTSTANDING_MAX),
-        }
-    }
-}
-
 /// A connection.
 #[derive(Debug)]
 pub struct Connection {
@@ -280,24 +253,21 @@ impl Connection {
         let discovery = config.login.session_type == SessionType::Discovery;
         let mut login = Box::new(login::Login::new(config.login.clone(), entropy)?);
         let first = Control::Login(login.start());
-        let slots = config.tasks_max as usize;
-        let mut urgent = VecDeque::with_capacity(limits::CONTROL_MAX);
-        urgent.push_back(first);
         Ok(Self {
             phase: Phase::Login(login),
             parameters: Parameters::from(&Negotiated::defaults(SessionType::Normal)),
             discovery,
-            events: VecDeque::with_capacity(slots + limits::CONTROL_MAX),
+            events: VecDeque::new(),
             header: [0; 48],
             segment: Segment::None,
             tasks: Tasks::new(config.tasks_max),
             cmd_sn: CmdSn(0),
             max_cmd_sn: CmdSn(0).minus(1),
             exp_stat_sn: StatSn(0),
-            urgent,
+            urgent: VecDeque::from([first]),
             urgent_run: 0,
-            ready: VecDeque::with_capacity(slots),
-            data_queue: VecDeque::with_capacity(slots),
+            ready: VecDeque::new(),
+            data_queue: VecDeque::new(),
             turn_bytes: 0,
             management: [None; limits::MANAGEMENT_MAX as usize],
             management_generation: 0,

@@ -1,5 +1,7 @@
 //! The initiator's tasks: a slab of slots.
 
+use std::collections::VecDeque;
+
 use super::Direction;
 use crate::limits::{R2T_OUTSTANDING_MAX, TASK_BITS};
 use crate::wire::{Attribute, CmdSn, DataSn, Itt, Ttt};
@@ -47,17 +49,15 @@ pub(super) struct Task {
     pub(super) received: u32,
     /// DataSN of Data-In or R2TSN expected next.
     pub(super) data_sn: DataSn,
-    sequences: [Sequence; SEQUENCES_MAX],
-    first: u8,
-    pub(super) pending: u8,
-    /// R2Ts among `pending`.
+    /// At most [`SEQUENCES_MAX`].
+    sequences: VecDeque<Sequence>,
+    /// R2Ts among them.
     pub(super) r2ts: u8,
     generation: u32,
 }
 
 impl Task {
     fn new() -> Self {
-        let sequence = Sequence { ttt: Ttt::RESERVED, offset: 0, end: 0, data_sn: DataSn(0) };
         Self {
             state: State::Free,
             itt: Itt::RESERVED,
@@ -70,9 +70,7 @@ impl Task {
             marks: 0,
             received: 0,
             data_sn: DataSn(0),
-            sequences: [sequence; SEQUENCES_MAX],
-            first: 0,
-            pending: 0,
+            sequences: VecDeque::new(),
             r2ts: 0,
             generation: 0,
         }
@@ -80,28 +78,29 @@ impl Task {
 
     /// Appends a sequence. The caller has counted the R2Ts.
     pub(super) fn push_sequence(&mut self, sequence: Sequence) {
-        assert!(usize::from(self.pending) < SEQUENCES_MAX, "more sequences than R2Ts may be outstanding");
-        let index = (usize::from(self.first) + usize::from(self.pending)) % SEQUENCES_MAX;
-        self.sequences[index] = sequence;
-        self.pending += 1;
+        assert!(self.sequences.len() < SEQUENCES_MAX, "more sequences than R2Ts may be outstanding");
         self.r2ts += u8::from(!sequence.ttt.is_reserved());
+        self.sequences.push_back(sequence);
+    }
+
+    /// Whether there is Data-Out to send.
+    pub(super) fn has_sequences(&self) -> bool {
+        !self.sequences.is_empty()
     }
 
     /// The sequence being sent.
     pub(super) fn sequence(&mut self) -> &mut Sequence {
-        assert!(self.pending > 0, "no sequence to send");
-        &mut self.sequences[usize::from(self.first)]
+        self.sequences.front_mut().expect("a sequence to send")
     }
 
     /// Drops the sequence that has been sent.
     pub(super) fn pop_sequence(&mut self) {
-        self.r2ts -= u8::from(!self.sequence().ttt.is_reserved());
-        self.first = u8::try_from((usize::from(self.first) + 1) % SEQUENCES_MAX).expect("small");
-        self.pending -= 1;
+        let sent = self.sequences.pop_front().expect("a sequence that was sent");
+        self.r2ts -= u8::from(!sent.ttt.is_reserved());
     }
 
     pub(super) fn drop_sequences(&mut self) {
-        self.pending = 0;
+        self.sequences.clear();
         self.r2ts = 0;
     }
 }
@@ -116,20 +115,23 @@ pub(super) const fn slot_of(itt: Itt) -> u32 {
     itt.0 & ((1 << TASK_BITS) - 1)
 }
 
-/// All slots of a connection.
+/// All slots of a connection. There are as many as were ever in use at once: most sessions need few.
 #[derive(Debug)]
 pub(super) struct Tasks {
     slots: Vec<Task>,
+    slots_max: u32,
+    /// Of `slots`.
     free: Vec<u32>,
 }
 
 impl Tasks {
-    pub(super) fn new(count: u32) -> Self {
-        Self { slots: (0..count).map(|_| Task::new()).collect(), free: (0..count).rev().collect() }
+    pub(super) fn new(slots_max: u32) -> Self {
+        Self { slots: Vec::new(), slots_max, free: Vec::new() }
     }
 
+    /// Commands there is room for.
     pub(super) fn free(&self) -> u32 {
-        u32::try_from(self.free.len()).expect("slots are few")
+        self.slots_max - u32::try_from(self.slots.len() - self.free.len()).expect("slots are few")
     }
 
     pub(super) fn get(&self, slot: u32) -> &Task {
@@ -148,7 +150,7 @@ impl Tasks {
     }
 
     pub(super) fn allocate(&mut self) -> Option<u32> {
-        let slot = self.free.pop()?;
+        let slot = self.free.pop().or_else(|| self.grow())?;
         let task = &mut self.slots[slot as usize];
         assert_eq!(task.state, State::Free, "a slot in use among the free ones");
         task.generation = task.generation.wrapping_add(1);
@@ -157,8 +159,17 @@ impl Tasks {
         task.marks = 0;
         task.received = 0;
         task.data_sn = DataSn(0);
-        task.first = 0;
         task.drop_sequences();
+        Some(slot)
+    }
+
+    /// One slot more.
+    fn grow(&mut self) -> Option<u32> {
+        let slot = u32::try_from(self.slots.len()).expect("slots are few");
+        if slot >= self.slots_max {
+            return None;
+        }
+        self.slots.push(Task::new());
         Some(slot)
     }
 

@@ -234,8 +234,7 @@ impl Connection {
         let stat_sn = self.stat_sn;
         let task = self.tasks.get_mut(slot);
         let offset = task.solicited;
-        task.r2ts[index as usize] = Solicited { ttt, offset, length, received: 0, data_sn: DataSn(0) };
-        task.r2t_live |= 1 << index;
+        task.add_r2t(index, Solicited { ttt, offset, length, received: 0, data_sn: DataSn(0) });
         task.solicited += length;
         task.r2t_queued = false;
         self.solicited_bytes += u64::from(length);

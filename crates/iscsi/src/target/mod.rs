@@ -19,7 +19,7 @@ use std::time::Duration;
 use crate::chap::Entropy;
 use crate::limits;
 use crate::login::target as login;
-use crate::machine::{Digests, Fatal, Machine, Placement, Received, TaskId, Transmit};
+use crate::machine::{Digests, Fatal, Machine, Parameters, Placement, Received, TaskId, Transmit};
 use crate::params::{Negotiated, SessionType};
 use crate::wire::{
     Attribute, Bhs, CmdSn, LoginRequest, LoginStatus, LogoutReason, Opcode, RejectReason, StatSn, TmFunction,
@@ -235,39 +235,6 @@ pub struct Connection {
     login_deadline: Duration,
 }
 
-/// What of the negotiation the full feature phase needs.
-#[derive(Debug, Clone, Copy)]
-struct Parameters {
-    digests: Digests,
-    receive_segment_max: u32,
-    send_segment_max: u32,
-    max_burst: u32,
-    first_burst: u32,
-    initial_r2t: bool,
-    immediate_data: bool,
-    outstanding_r2t_max: u32,
-    time2wait: u16,
-    time2retain: u16,
-}
-
-impl From<&Negotiated> for Parameters {
-    fn from(negotiated: &Negotiated) -> Self {
-        Self {
-            digests: Digests { header: negotiated.header_digest, data: negotiated.data_digest },
-            receive_segment_max: negotiated.max_recv_data_segment_length,
-            send_segment_max: negotiated.max_send_data_segment_length.max(1),
-            max_burst: negotiated.max_burst_length.max(1),
-            first_burst: negotiated.first_burst_length,
-            initial_r2t: negotiated.initial_r2t,
-            immediate_data: negotiated.immediate_data,
-            outstanding_r2t_max: u32::from(negotiated.max_outstanding_r2t)
-                .clamp(1, limits::R2T_OUTSTANDING_MAX),
-            time2wait: negotiated.default_time2wait,
-            time2retain: negotiated.default_time2retain,
-        }
-    }
-}
-
 impl Connection {
     /// A connection just accepted. `entropy` is fresh from the system's generator: login's challenges come from it.
     ///
@@ -282,19 +249,19 @@ impl Connection {
             parameters: Parameters::from(&Negotiated::defaults(SessionType::Normal)),
             discovery: false,
             cid: 0,
-            events: VecDeque::with_capacity(2 * slots as usize),
+            events: VecDeque::new(),
             header: [0; 48],
             segment: Segment::None,
             tasks: Tasks::new(slots),
             exp_cmd_sn: CmdSn(0),
             max_cmd_sn: CmdSn(0),
             stat_sn: StatSn(0),
-            urgent: VecDeque::with_capacity(slots as usize + limits::CONTROL_MAX),
+            urgent: VecDeque::new(),
             controls: 0,
             urgent_run: 0,
-            data_queue: VecDeque::with_capacity(slots as usize),
+            data_queue: VecDeque::new(),
             turn_bytes: 0,
-            r2t_queue: VecDeque::with_capacity(slots as usize),
+            r2t_queue: VecDeque::new(),
             r2t_generation: 0,
             solicited_bytes: 0,
             management: Default::default(),

@@ -100,7 +100,8 @@ pub(super) struct Task {
     pub(super) arrived: u32,
     /// Bytes below this came or come unsolicited, or have been asked for.
     pub(super) solicited: u32,
-    pub(super) r2ts: [Solicited; R2T_OUTSTANDING_MAX as usize],
+    /// As many as were ever outstanding at once, at most [`R2T_OUTSTANDING_MAX`].
+    pub(super) r2ts: Vec<Solicited>,
     /// Which of `r2ts` are outstanding.
     pub(super) r2t_live: u16,
     pub(super) r2t_queued: bool,
@@ -121,7 +122,6 @@ const _: () = assert!(R2T_OUTSTANDING_MAX <= u16::BITS);
 
 impl Task {
     fn new() -> Self {
-        let r2t = Solicited { ttt: Ttt::RESERVED, offset: 0, length: 0, received: 0, data_sn: DataSn(0) };
         Self {
             state: State::Free,
             announced: false,
@@ -143,7 +143,7 @@ impl Task {
             wanted: 0,
             arrived: 0,
             solicited: 0,
-            r2ts: [r2t; R2T_OUTSTANDING_MAX as usize],
+            r2ts: Vec::new(),
             r2t_live: 0,
             r2t_queued: false,
             data_sn: DataSn(0),
@@ -159,12 +159,24 @@ impl Task {
 
     /// Puts everything but the heap memory back to the beginning.
     fn reset(&mut self) {
-        let (mut sense, mut extended_cdb) =
-            (std::mem::take(&mut self.sense), std::mem::take(&mut self.extended_cdb));
+        let (mut sense, mut extended_cdb, mut r2ts) = (
+            std::mem::take(&mut self.sense),
+            std::mem::take(&mut self.extended_cdb),
+            std::mem::take(&mut self.r2ts),
+        );
         sense.clear();
         extended_cdb.clear();
-        let r2ts = self.r2ts;
+        r2ts.clear();
         *self = Self { sense, extended_cdb, r2ts, ..Self::new() };
+    }
+
+    /// Keeps an R2T until its data has come, in the first place that none has: see `emit_r2t_of`.
+    pub(super) fn add_r2t(&mut self, index: u32, r2t: Solicited) {
+        match self.r2ts.get_mut(index as usize) {
+            Some(ended) => *ended = r2t,
+            None => self.r2ts.push(r2t),
+        }
+        self.r2t_live |= 1 << index;
     }
 
     /// Bytes of Data-In the initiator has room for.
@@ -187,10 +199,11 @@ impl Task {
     }
 }
 
-/// All slots of a connection.
+/// All slots of a connection. There are as many as were ever in use at once: most sessions need few.
 #[derive(Debug)]
 pub(super) struct Tasks {
     slots: Vec<Task>,
+    slots_max: u32,
     /// ITT of each slot, side by side: the search by ITT reads 4 bytes per slot, not a whole task.
     itts: Vec<u32>,
     free: Vec<u32>,
@@ -201,14 +214,8 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    pub(super) fn new(count: u32) -> Self {
-        Self {
-            slots: (0..count).map(|_| Task::new()).collect(),
-            itts: vec![Itt::RESERVED.0; count as usize],
-            free: (0..count).rev().collect(),
-            windowed: 0,
-            immediate: 0,
-        }
+    pub(super) fn new(slots_max: u32) -> Self {
+        Self { slots: Vec::new(), slots_max, itts: Vec::new(), free: Vec::new(), windowed: 0, immediate: 0 }
     }
 
     pub(super) fn live(&self) -> u32 {
@@ -247,7 +254,7 @@ impl Tasks {
     }
 
     pub(super) fn allocate(&mut self, itt: Itt, immediate: bool) -> Option<u32> {
-        let slot = self.free.pop()?;
+        let slot = self.free.pop().or_else(|| self.grow())?;
         let task = &mut self.slots[slot as usize];
         debug_assert_eq!(task.state, State::Free);
         task.state = State::Offered;
@@ -259,6 +266,17 @@ impl Tasks {
         } else {
             self.windowed += 1;
         }
+        Some(slot)
+    }
+
+    /// One slot more.
+    fn grow(&mut self) -> Option<u32> {
+        let slot = u32::try_from(self.slots.len()).expect("slots are few");
+        if slot >= self.slots_max {
+            return None;
+        }
+        self.slots.push(Task::new());
+        self.itts.push(Itt::RESERVED.0);
         Some(slot)
     }
 
