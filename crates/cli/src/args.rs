@@ -51,7 +51,7 @@ impl Command {
             Self::Info(args) => args.json,
             Self::Check(args) => args.json,
             Self::Demo(args) => args.json,
-            Self::Bench(bench::Args { what: bench::What::Copy(args) }) => args.json,
+            Self::Bench(args) => args.json(),
             Self::Serve(_) | Self::Completions(_) | Self::Man(_) => false,
         }
     }

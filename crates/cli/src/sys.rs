@@ -19,12 +19,7 @@ pub(crate) struct CpuTime {
 impl CpuTime {
     /// What all threads of this process have used.
     pub(crate) fn now() -> Self {
-        // SAFETY: `rusage` is plain data for which all zeroes is a value, and the call only fills it.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-            usage
-        };
+        let usage = own_usage();
         let duration = |time: libc::timeval| {
             Duration::from_secs(time.tv_sec.max(0) as u64) + Duration::from_micros(time.tv_usec.max(0) as u64)
         };
@@ -37,6 +32,21 @@ impl CpuTime {
             user: self.user.saturating_sub(earlier.user),
             system: self.system.saturating_sub(earlier.system),
         }
+    }
+}
+
+/// Context switches of this process so far: voluntary and involuntary.
+pub(crate) fn context_switches() -> [u64; 2] {
+    let usage = own_usage();
+    [usage.ru_nvcsw, usage.ru_nivcsw].map(|count| count.max(0) as u64)
+}
+
+fn own_usage() -> libc::rusage {
+    // SAFETY: `rusage` is plain data for which all zeroes is a value, and the call only fills it.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
     }
 }
 

@@ -21,6 +21,7 @@ mod error;
 mod latency;
 mod ledger;
 mod limit;
+mod load;
 mod plan;
 mod progress;
 mod rate;
@@ -33,6 +34,7 @@ pub use engine::Side;
 pub use error::{CopyError, End};
 pub use latency::Latency;
 pub use limit::{Limit, Shares};
+pub use load::{LOAD_BLOCKS_MAX, Load, LoadError, LoadFigures, LoadPlan, Until};
 pub use plan::{
     CHUNK_BYTES_DEFAULT_MAX, CHUNK_BYTES_DEFAULT_MIN, CHUNK_BYTES_MAX, Checked, DEPTH_DEFAULT, DEPTH_MAX,
     Plan, Refusal, UNIT_BYTES_MIN, plan_check,

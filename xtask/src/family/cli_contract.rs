@@ -369,6 +369,68 @@ fn json_cases(context: &Context, cases: &mut Cases) -> Result<()> {
     Ok(())
 }
 
+fn bench_path_cases(context: &Context, cases: &mut Cases) -> Result<()> {
+    let scene = Scene::new(context)?;
+    let mut served = context.serve(&[Disk::file(&scene.destination)], None)?;
+    let url = served.url(0).to_string();
+    let shape = ["--block-size", "64K", "--depth", "8", "--operations", "200"];
+    let bench = |endpoint: &str, more: &[&str]| {
+        ours(context, &[&["bench", "path", endpoint, "--json"], &shape[..], more].concat())
+    };
+    cases.check("bench-path-json", || {
+        let value = object(&bench(&url, &[])?.success()?)?;
+        ensure!(value["schema"] == 1 && value["write"] == false && value["expect"].is_string(), "{value}");
+        let row = &value["rows"][0];
+        ensure!(row["operations"] == 200 && row["bytes"] == 200 << 16 && row["verified"] == false, "{row}");
+        for key in ["seconds", "operations_per_s", "mb_per_s"] {
+            ensure!(row[key].as_f64().is_some_and(|number| number > 0.0), "{key} in {row}");
+        }
+        for key in ["mean", "p50", "p99", "max"] {
+            ensure!(row["latency_us"][key].is_number(), "latency_us.{key} in {row}");
+        }
+        for key in ["cpu_s_per_gb", "cpu_us_per_operation", "voluntary_switches_per_operation"] {
+            ensure!(row["initiator"][key].is_number(), "initiator.{key} in {row}");
+        }
+        Ok(())
+    });
+    cases.check("bench-path-write-undeclared-exits-6", || {
+        let before = fs::read(&scene.destination)?;
+        contains(&bench(&url, &["--write"])?.expect(6)?, &["--destroy"])?;
+        ensure!(fs::read(&scene.destination)? == before, "the LUN changed");
+        Ok(())
+    });
+    cases.check("bench-path-destroy-without-write-exits-2", || {
+        bench(&url, &["--destroy"])?.expect(2).map(|_| ())
+    });
+    cases.check("bench-path-writes-are-verified", || {
+        let value = object(&bench(&url, &["--write", "--destroy", "--verify", "--random"])?.success()?)?;
+        let row = &value["rows"][0];
+        ensure!(row["verified"] == true && row["bytes_compared"].as_u64() > Some(0), "{row}");
+        ensure!(row["flush_s"].is_number(), "{row}");
+        Ok(())
+    });
+    cases.check("bench-path-reads-are-verified", || {
+        let pattern = format!("pattern:{BYTES}:5");
+        ours(context, &["copy", "--force", &pattern, &url])?.success()?;
+        bench(&url, &["--verify", "--pattern", "5"])?.success()?;
+        damage(&scene.destination, 300_000)?;
+        let output = bench(&url, &["--verify", "--pattern", "5"])?.expect(3)?;
+        contains(&output, &["300000"])?;
+        bench(&url, &["--verify", "--pattern", "6"])?.expect(3).map(|_| ())
+    });
+    cases.check("bench-path-closed-port-exits-5", || {
+        let port = crate::harness::free_port()?;
+        let nobody = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.org.example:none/0,timeout=3s");
+        bench(&nobody, &[])?.expect(5).map(|_| ())
+    });
+    cases.check("bench-path-block-beyond-the-limit-exits-2", || {
+        ours(context, &["bench", "path", "null:1G", "--block-size", "64M"])?.expect(2)?;
+        ours(context, &["bench", "path", "null:1G", "--block-size", "1000"])?.expect(2).map(|_| ())
+    });
+    cases.check("target-lives-bench-path", || served.alive());
+    Ok(())
+}
+
 fn stream_cases(context: &Context, cases: &mut Cases) -> Result<()> {
     let probe = ours(context, &["copy", "--dry-run", "pattern:4K", "-"])?;
     if probe.text().contains("not offered by this release") {
@@ -501,6 +563,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     reach_cases(context, cases)?;
     compare_cases(context, cases)?;
     json_cases(context, cases)?;
+    bench_path_cases(context, cases)?;
     stream_cases(context, cases)?;
     serve_cases(context, cases);
     config_cases(context, cases);

@@ -1,9 +1,8 @@
-//! `bench`: measure your own machine.
+//! `bench copy`: the copy engine, in several shapes.
 
 use std::sync::Arc;
 
 use block::{Medium, OpenOptions};
-use clap::Subcommand;
 use io::Io;
 use mover::{CopyError, Plan, Report};
 use serde_json::{Value, json};
@@ -22,19 +21,6 @@ use crate::units;
 const CHUNKS: [u32; 3] = [64 << 10, 512 << 10, 1 << 20];
 const DEPTHS: [u32; 3] = [1, 8, 32];
 
-/// Measure your own machine
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    pub(crate) what: What,
-}
-
-/// What can be measured.
-#[derive(Debug, Subcommand)]
-pub(crate) enum What {
-    Copy(CopyArgs),
-}
-
 /// Copy from one endpoint to another, once for each of several chunk sizes and depths
 ///
 /// Without endpoints: a temporary file of random data to another, in the temporary directory. The numbers
@@ -46,7 +32,7 @@ Examples:
   hikyaku bench copy --size 4G --json
   hikyaku bench copy pattern:1G null:1G
   hikyaku bench copy disk.img null:100G --size 2G")]
-pub(crate) struct CopyArgs {
+pub(crate) struct Args {
     /// Where from [default: a temporary file]
     #[arg(value_name = "SRC", requires = "destination")]
     source: Option<String>,
@@ -68,8 +54,7 @@ pub(crate) struct CopyArgs {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let What::Copy(args) = &args.what;
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let _orderly = context.stop.orderly();
     let mut bench = Bench::new(context, args)?;
     let mut rows = Vec::new();
@@ -141,7 +126,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(context: &'a Context, args: &CopyArgs) -> Result<Self, Failure> {
+    fn new(context: &'a Context, args: &Args) -> Result<Self, Failure> {
         if args.size == 0 {
             return Err(Failure::usage("measure", "", "a copy of nothing takes no time").hint("--size 256M"));
         }

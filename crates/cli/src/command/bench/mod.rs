@@ -1,0 +1,41 @@
+//! `bench`: measure your own machine and link.
+
+mod copy;
+mod path;
+mod usage;
+
+use clap::Subcommand;
+
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+
+/// Measure your own machine and link
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+impl Args {
+    /// Whether programs read the output.
+    pub(crate) fn json(&self) -> bool {
+        match &self.what {
+            What::Copy(args) => args.json,
+            What::Path(args) => args.json,
+        }
+    }
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+enum What {
+    Copy(copy::Args),
+    Path(path::Args),
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    match &args.what {
+        What::Copy(args) => copy::run(context, args),
+        What::Path(args) => path::run(context, args),
+    }
+}

@@ -1,0 +1,389 @@
+//! A load of equal requests on one endpoint: how many a second, how long each takes, and whether what was read
+//! is what should be there.
+//!
+//! Drives the endpoint as the copy engine does - completions first, then new requests up to the depth, then a
+//! turn of the loop - and allocates nothing per request: every slot keeps its area.
+
+mod content;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use area::{Pool, Span};
+use block::{Completion, Endpoint, IoError, Kind, Request, Router, State};
+use io::{Event, Io};
+use thiserror::Error;
+
+use crate::latency::{Histogram, Latency};
+use crate::plan::{DEPTH_MAX, granularity};
+use crate::progress::OBSERVE_EVERY;
+use content::Content;
+
+/// Most blocks of a range: what is known of each takes four bytes.
+pub const LOAD_BLOCKS_MAX: u64 = 1 << 24;
+
+/// What is asked of the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadPlan {
+    /// Bytes of one request.
+    pub block_bytes: u32,
+    /// Requests in flight.
+    pub depth: u32,
+    /// Bytes from the start that requests touch, in whole blocks.
+    pub range_bytes: u64,
+    /// Write instead of reading.
+    pub write: bool,
+    /// Blocks in random order, by this seed, instead of one after the other.
+    pub random: Option<u64>,
+    /// Data is to be compared. Reads expect the pattern of this seed; writes are stamped, and the seed is
+    /// of no account.
+    pub verify: Option<u64>,
+}
+
+/// How long a load goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// No new request after this time.
+    Time(Duration),
+    /// This many requests.
+    Operations(u64),
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoadFigures {
+    /// Requests completed.
+    pub operations: u64,
+    /// From the first submission to the last completion, and to the end of the flush if it wrote.
+    pub duration: Duration,
+    /// Of the flush alone.
+    pub flush: Duration,
+    /// From submission to completion.
+    pub latency: Latency,
+}
+
+/// Why a load did not reach its end. Nothing is in flight afterwards, except after `Loop`.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// The endpoint cannot be asked that.
+    #[error("{0}")]
+    Refused(String),
+    /// A request failed.
+    #[error("{verb} of {length} bytes at {offset}: {error}")]
+    Request {
+        /// `read` or `write`.
+        verb: &'static str,
+        /// Byte offset.
+        offset: u64,
+        /// Bytes.
+        length: u32,
+        /// What the endpoint said.
+        error: IoError,
+    },
+    /// The flush failed.
+    #[error("flush: {0}")]
+    Flush(IoError),
+    /// The endpoint does not hold what it should.
+    #[error("the byte at {offset} is not what should be there")]
+    Difference {
+        /// Byte offset.
+        offset: u64,
+    },
+    /// It was asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+    /// The completion loop failed, or there is no memory.
+    #[error("completion loop: {0}")]
+    Loop(#[source] std::io::Error),
+}
+
+/// One request's place.
+struct Slot {
+    span: Span,
+    block: usize,
+    since: Duration,
+}
+
+/// What the requests of a pass do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// The load itself.
+    Timed,
+    /// Reading everything that was touched, and comparing it.
+    Verify,
+}
+
+/// A load under way. It has the loop to itself: events of other owners are dropped.
+pub struct Load<'a> {
+    io: &'a mut Io,
+    endpoint: &'a mut dyn Endpoint,
+    plan: LoadPlan,
+    router: Router<()>,
+    content: Content,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    events: Vec<Event>,
+    done: Vec<Completion>,
+    /// The block that comes next, where order matters.
+    cursor: usize,
+    random: u64,
+    latency: Histogram,
+    operations: u64,
+    failure: Option<LoadError>,
+    /// Loop time of the last turn.
+    seen: Duration,
+}
+
+impl<'a> Load<'a> {
+    /// Prepares a load on an endpoint that is ready.
+    pub fn new(io: &'a mut Io, endpoint: &'a mut dyn Endpoint, plan: LoadPlan) -> Result<Self, LoadError> {
+        assert!(matches!(endpoint.state(), State::Ready), "the caller waits until it is");
+        let blocks = blocks(endpoint, &plan)?;
+        let block_bytes = plan.block_bytes as usize;
+        let content = match plan.verify {
+            Some(seed) if !plan.write => Content::pattern(block_bytes, blocks, seed),
+            _ => Content::written(block_bytes, blocks),
+        };
+        let mut slots = Vec::with_capacity(plan.depth as usize);
+        for _ in 0..plan.depth {
+            let span = io.pool().take(block_bytes).ok_or_else(|| {
+                let text = format!("no memory for {} requests of {block_bytes} bytes", plan.depth);
+                LoadError::Loop(std::io::Error::new(std::io::ErrorKind::OutOfMemory, text))
+            })?;
+            if plan.write {
+                content.fill(&span);
+            }
+            slots.push(Slot { span, block: 0, since: Duration::ZERO });
+        }
+        let mut router = Router::new();
+        router.add_endpoint(endpoint, ());
+        Ok(Self {
+            io,
+            endpoint,
+            plan,
+            router,
+            content,
+            free: (0..slots.len()).rev().collect(),
+            slots,
+            events: Vec::new(),
+            done: Vec::new(),
+            cursor: 0,
+            // Zero is the one state that xorshift never leaves.
+            random: plan.random.unwrap_or(0) | 1 << 63,
+            latency: Histogram::new(),
+            operations: 0,
+            failure: None,
+            seen: Duration::ZERO,
+        })
+    }
+
+    /// Carries the load on until its end, and flushes what it wrote. `stop` is asked now and then.
+    pub fn run(&mut self, until: Until, stop: &mut dyn FnMut() -> bool) -> Result<LoadFigures, LoadError> {
+        // The loop's clock may be as old as the loop.
+        self.turn(Duration::ZERO)?;
+        (self.latency, self.operations) = (Histogram::new(), 0);
+        let start = self.seen;
+        let mut begun = 0;
+        self.drive(Pass::Timed, stop, &mut |load| {
+            let go_on = match until {
+                Until::Time(time) => load.seen < start + time,
+                Until::Operations(count) => begun < count,
+            };
+            begun += u64::from(go_on);
+            go_on.then(|| load.next_block())
+        })?;
+        let moved = self.seen;
+        if self.plan.write {
+            self.flush()?;
+        }
+        Ok(LoadFigures {
+            operations: self.operations,
+            duration: self.seen - start,
+            flush: self.seen - moved,
+            latency: self.latency.summary(),
+        })
+    }
+
+    /// Reads back every block that was touched and compares every byte; the bytes compared.
+    pub fn verify(&mut self, stop: &mut dyn FnMut() -> bool) -> Result<u64, LoadError> {
+        assert!(self.plan.verify.is_some(), "the contents are known");
+        self.turn(Duration::ZERO)?;
+        let (mut next, mut compared) = (0, 0);
+        self.drive(Pass::Verify, stop, &mut |load| {
+            while next < load.content.blocks() && !load.content.is_touched(next) {
+                next += 1;
+            }
+            let block = (next < load.content.blocks()).then_some(next);
+            next += 1;
+            compared += u64::from(block.is_some());
+            block
+        })?;
+        Ok(compared * u64::from(self.plan.block_bytes))
+    }
+
+    /// Submits the blocks that `next` names until it names none, and waits for the last completion.
+    fn drive(
+        &mut self,
+        pass: Pass,
+        stop: &mut dyn FnMut() -> bool,
+        next: &mut dyn FnMut(&mut Self) -> Option<usize>,
+    ) -> Result<(), LoadError> {
+        let mut observe_at = self.seen + OBSERVE_EVERY;
+        let mut closed = false;
+        loop {
+            // Endpoints that complete inside `submit` would keep the loop from the kernel and the clock for ever.
+            let mut begun = 0;
+            while !closed && begun < self.slots.len() {
+                let Some(index) = self.free.pop() else { break };
+                let block = if self.failure.is_some() { None } else { next(self) };
+                let Some(block) = block else {
+                    self.free.push(index);
+                    closed = true;
+                    break;
+                };
+                self.submit(pass, index, block);
+                self.complete(pass);
+                begun += 1;
+            }
+            if self.free.len() == self.slots.len() && closed {
+                break;
+            }
+            let look = !closed && !self.free.is_empty();
+            self.turn(if look { Duration::ZERO } else { observe_at })?;
+            self.complete(pass);
+            if self.seen >= observe_at {
+                observe_at = self.seen + OBSERVE_EVERY;
+                if stop() {
+                    self.failure.get_or_insert(LoadError::Interrupted);
+                }
+            }
+        }
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn next_block(&mut self) -> usize {
+        let blocks = self.content.blocks();
+        let mut block = match self.plan.random {
+            None => self.cursor,
+            Some(_) => {
+                self.random ^= self.random << 13;
+                self.random ^= self.random >> 7;
+                self.random ^= self.random << 17;
+                ((u128::from(self.random) * blocks as u128) >> 64) as usize
+            }
+        };
+        // Ends: there are as many blocks as requests in flight, and this one is not yet.
+        while self.plan.write && self.content.is_busy(block) {
+            block = (block + 1) % blocks;
+        }
+        self.cursor = (block + 1) % blocks;
+        block
+    }
+
+    fn submit(&mut self, pass: Pass, index: usize, block: usize) {
+        let slot = &mut self.slots[index];
+        (slot.block, slot.since) = (block, self.seen);
+        let offset = block as u64 * u64::from(self.plan.block_bytes);
+        let kind = if pass == Pass::Timed && self.plan.write {
+            self.content.begin_write(block, &slot.span, self.plan.verify.is_some());
+            Kind::Write { offset, from: slot.span.clone(), durable: false }
+        } else {
+            if pass == Pass::Timed {
+                self.content.begin_read(block);
+            }
+            Kind::Read { offset, into: slot.span.clone() }
+        };
+        self.endpoint.submit(self.io, Request { id: index as u64, kind }, &mut self.done);
+    }
+
+    /// Takes what has completed.
+    fn complete(&mut self, pass: Pass) {
+        while let Some(Completion { id, result }) = self.done.pop() {
+            let index = id as usize;
+            let Slot { ref span, block, since } = self.slots[index];
+            let offset = block as u64 * u64::from(self.plan.block_bytes);
+            let writes = pass == Pass::Timed && self.plan.write;
+            if writes {
+                self.content.end_write(block);
+            }
+            let failure = match (result, pass) {
+                (Err(error), _) => {
+                    let verb = if writes { "write" } else { "read" };
+                    Some(LoadError::Request { verb, offset, length: self.plan.block_bytes, error })
+                }
+                (Ok(()), Pass::Verify) => {
+                    self.content.compare(block, span).map(|offset| LoadError::Difference { offset })
+                }
+                (Ok(()), Pass::Timed) => {
+                    self.latency.add(self.seen.saturating_sub(since));
+                    self.operations += 1;
+                    if self.plan.verify.is_some() && !writes {
+                        self.content.glance(block, span).map(|offset| LoadError::Difference { offset })
+                    } else {
+                        None
+                    }
+                }
+            };
+            if let Some(failure) = failure {
+                self.failure.get_or_insert(failure);
+            }
+            self.free.push(index);
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), LoadError> {
+        self.endpoint.submit(self.io, Request { id: 0, kind: Kind::Flush }, &mut self.done);
+        while self.done.is_empty() {
+            self.turn(self.seen + OBSERVE_EVERY)?;
+        }
+        let Completion { result, .. } = self.done.remove(0);
+        result.map_err(LoadError::Flush)
+    }
+
+    fn turn(&mut self, until: Duration) -> Result<(), LoadError> {
+        let mut events = std::mem::take(&mut self.events);
+        let turned = self.io.turn_until(Some(until), &mut events);
+        self.seen = self.io.now();
+        for event in events.drain(..) {
+            if self.router.route(event.token.owner).is_none() {
+                // An endpoint that connected anew may have new owners.
+                self.router.add_endpoint(&*self.endpoint, ());
+            }
+            if self.router.route(event.token.owner).is_some() {
+                self.endpoint.on_event(self.io, event, &mut self.done);
+            }
+        }
+        self.events = events;
+        turned.map_err(LoadError::Loop)
+    }
+}
+
+/// Blocks of the range, if the endpoint can be asked for them.
+fn blocks(endpoint: &dyn Endpoint, plan: &LoadPlan) -> Result<usize, LoadError> {
+    let capability = endpoint.capability();
+    let refuse = |text: String| Err(LoadError::Refused(text));
+    let (block, depth) = (plan.block_bytes, plan.depth);
+    if !(1..=DEPTH_MAX).contains(&depth) {
+        return refuse(format!("a depth of {depth}; it can be 1 to {DEPTH_MAX}"));
+    }
+    let step = granularity(capability).max(512);
+    let most = capability.max_transfer_bytes.min(Pool::AREA_BYTES_MAX as u32);
+    if block == 0 || !block.is_multiple_of(step) || block > most {
+        return refuse(format!("requests of {block} bytes; it takes multiples of {step} up to {most}"));
+    }
+    if plan.write && capability.read_only {
+        return refuse("it is read-only".to_owned());
+    }
+    let blocks = plan.range_bytes.min(capability.size_bytes) / u64::from(block);
+    // Writes of one block at a time, so that the outcome is known; reads may meet.
+    if blocks < if plan.write { depth.into() } else { 1 } {
+        return refuse(format!(
+            "its range of {blocks} blocks of {block} bytes is too small for {depth} in flight"
+        ));
+    }
+    if blocks > LOAD_BLOCKS_MAX {
+        return refuse(format!("{blocks} blocks are more than {LOAD_BLOCKS_MAX}; choose a smaller range"));
+    }
+    Ok(blocks as usize)
+}
