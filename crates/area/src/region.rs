@@ -1,6 +1,7 @@
 //! One mapping of shared memory. The only place in this crate that talks to the kernel.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use crate::PAGE_BYTES;
@@ -27,18 +28,20 @@ impl Region {
     ///
     /// Errors are the kernel's: out of memory or of address space.
     pub fn new(length: usize, populate: bool) -> io::Result<Self> {
-        let length = length.max(1).next_multiple_of(PAGE_BYTES);
         let populate = if populate { libc::MAP_POPULATE } else { 0 };
-        // SAFETY: a new shared mapping at an address of the kernel's choice, of no file.
+        Self::map(length, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS | populate, -1)
+    }
+
+    /// The first `length` bytes of a file, to be read by the kernel alone: see [`crate::Span::stored`].
+    pub fn of_file(file: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
+        Self::map(length, libc::PROT_READ, 0, file.as_raw_fd())
+    }
+
+    fn map(length: usize, protection: i32, flags: i32, file: i32) -> io::Result<Self> {
+        let length = length.max(1).next_multiple_of(PAGE_BYTES);
+        // SAFETY: a new shared mapping at an address of the kernel's choice.
         let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS | populate,
-                -1,
-                0,
-            )
+            libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED | flags, file, 0)
         };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -60,6 +63,31 @@ impl Region {
     /// Never true: a region has at least one page.
     pub fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// Whether all of `[offset, offset + length)` lies in memory; `false` if the kernel does not tell.
+    ///
+    /// # Panics
+    /// If the range lies outside the region or does not begin with a page.
+    pub fn is_resident(&self, offset: usize, length: usize) -> bool {
+        assert!(offset <= self.length && length <= self.length - offset, "look outside the region");
+        assert!(offset.is_multiple_of(PAGE_BYTES), "look at part of a page");
+        let mut pages = [0u8; 256];
+        let step = pages.len() * PAGE_BYTES;
+        (offset..offset + length).step_by(step).all(|start| {
+            let length = step.min(offset + length - start);
+            // SAFETY: the range lies inside the mapping, and there is room for a byte per page of it.
+            let result =
+                unsafe { libc::mincore(self.base.as_ptr().add(start).cast(), length, pages.as_mut_ptr()) };
+            result == 0 && pages[..length.div_ceil(PAGE_BYTES)].iter().all(|page| page & 1 == 1)
+        })
+    }
+
+    /// Takes the pages of a mapped file out of this process's page table; the next look brings them back. Keeps what
+    /// a process seems to use from growing to the size of the file.
+    pub fn forget(&self) {
+        // SAFETY: the whole mapping; of a shared mapping this drops no data. An error would only leave it as it is.
+        unsafe { libc::madvise(self.base.as_ptr().cast(), self.length, libc::MADV_DONTNEED) };
     }
 
     /// Gives the pages of `[offset, offset + length)` back to the kernel; they read as zeroes afterwards.

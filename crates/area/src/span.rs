@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use crate::Region;
 use crate::pool::{Inner, Place};
 
 /// Part of an area: (area, start, length). Keeps the area alive; cloning shares it.
@@ -13,30 +15,52 @@ use crate::pool::{Inner, Place};
 #[derive(Clone)]
 pub struct Span {
     area: Rc<Area>,
-    start: u32,
-    length: u32,
+    start: usize,
+    length: usize,
 }
 
-struct Area {
-    place: Place,
-    pool: Rc<Inner>,
+/// What keeps the bytes where they are.
+enum Area {
+    /// Lent by a pool, and given back.
+    Pooled { place: Place, pool: Rc<Inner> },
+    /// Storage that is memory: no buffer, the thing itself.
+    Stored(Arc<Region>),
+}
+
+impl Area {
+    fn base(&self) -> *mut u8 {
+        match self {
+            Self::Pooled { place, .. } => place.base,
+            Self::Stored(region) => region.as_ptr(),
+        }
+    }
 }
 
 impl Drop for Area {
     fn drop(&mut self) {
-        self.pool.give_back(self.place);
+        if let Self::Pooled { place, pool } = self {
+            pool.give_back(*place);
+        }
     }
 }
 
 impl Span {
     pub(crate) fn new(place: Place, length: usize, pool: Rc<Inner>) -> Self {
-        let length = u32::try_from(length).expect("areas are at most 16 MiB");
-        Self { area: Rc::new(Area { place, pool }), start: 0, length }
+        Self { area: Rc::new(Area::Pooled { place, pool }), start: 0, length }
+    }
+
+    /// A whole region, to send from without copying; its bytes change when the storage is written. Slice it.
+    ///
+    /// Of a mapped file ([`Region::of_file`]) only the kernel may touch the bytes: it answers EFAULT where the file
+    /// has shrunk, this process would be killed.
+    pub fn stored(region: Arc<Region>) -> Self {
+        let length = region.len();
+        Self { area: Rc::new(Area::Stored(region)), start: 0, length }
     }
 
     /// Bytes in the span.
     pub fn len(&self) -> usize {
-        self.length as usize
+        self.length
     }
 
     /// Whether the span has no bytes.
@@ -47,7 +71,7 @@ impl Span {
     /// Address of the first byte, for an operation that keeps a clone of this span until it is done.
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: start lies within the area (checked when the span was made).
-        unsafe { self.area.place.base.add(self.start as usize) }
+        unsafe { self.area.base().add(self.start) }
     }
 
     /// `length` bytes from `start` of this span, sharing the area.
@@ -57,7 +81,7 @@ impl Span {
     #[must_use]
     pub fn slice(&self, start: usize, length: usize) -> Self {
         assert!(start <= self.len() && length <= self.len() - start, "slice outside its span");
-        Self { area: Rc::clone(&self.area), start: self.start + start as u32, length: length as u32 }
+        Self { area: Rc::clone(&self.area), start: self.start + start, length }
     }
 
     /// The bytes, for looking at (parsing, digesting, comparing).

@@ -199,6 +199,13 @@ pub trait Endpoint {
         Extent { end: self.capability().size_bytes, data: true }
     }
 
+    /// The stored bytes themselves, for the kernel to send from: a read without reading, for storage that is memory.
+    /// They may change like those that any read races with. `None`: read them.
+    fn lend(&mut self, offset: u64, length: usize) -> Option<Span> {
+        let _ = (offset, length);
+        None
+    }
+
     /// To tell source and destination apart.
     fn identity(&self) -> Identity;
 

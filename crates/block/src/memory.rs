@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use area::{Pool, Region};
+use area::{Pool, Region, Span};
 use io::{Event, Io, Owner};
 
 use crate::{
@@ -66,7 +66,11 @@ impl MemoryMedium {
 
 impl Medium for MemoryMedium {
     fn attach(&self, _io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
-        Ok(Box::new(MemoryEndpoint { region: Arc::clone(&self.region), capability: self.capability.clone() }))
+        Ok(Box::new(MemoryEndpoint {
+            region: Arc::clone(&self.region),
+            stored: Span::stored(Arc::clone(&self.region)),
+            capability: self.capability.clone(),
+        }))
     }
 
     fn name(&self) -> String {
@@ -76,6 +80,8 @@ impl Medium for MemoryMedium {
 
 struct MemoryEndpoint {
     region: Arc<Region>,
+    /// All of it, to lend pieces of.
+    stored: Span,
     capability: Capability,
 }
 
@@ -126,6 +132,11 @@ impl Endpoint for MemoryEndpoint {
     fn on_event(&mut self, _io: &mut Io, _event: Event, _done: &mut Vec<Completion>) {}
 
     fn owners(&self, _owners: &mut Vec<Owner>) {}
+
+    fn lend(&mut self, offset: u64, length: usize) -> Option<Span> {
+        let end = offset.checked_add(length as u64)?;
+        (end <= self.capability.size_bytes).then(|| self.stored.slice(offset as usize, length))
+    }
 
     fn identity(&self) -> Identity {
         Identity::Remote(format!("mem:{:p}", self.region.as_ptr()))

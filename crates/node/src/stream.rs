@@ -392,26 +392,33 @@ fn append(
     if transmit.digests.header {
         outgoing.bytes(&iscsi::digest::header(&transmit.header, &[]));
     }
-    let span;
-    let payload: &[u8] = match &transmit.payload {
+    let mut digest = transmit.digests.data.then(Digest::new);
+    let length = match &transmit.payload {
         Payload::None => return 0,
         Payload::Bytes(bytes) => {
             outgoing.bytes(bytes);
-            bytes
+            if let Some(digest) = &mut digest {
+                digest.update(bytes);
+            }
+            bytes.len()
         }
         Payload::Task { task, offset, length } => {
             let buffer = buffer_of(*task).expect("a task that sends has a buffer");
-            span = buffer.slice(*offset as usize, *length as usize);
-            outgoing.span(span.clone());
-            span.as_slice()
+            let span = buffer.slice(*offset as usize, *length as usize);
+            // Without a digest nobody looks at the bytes: they may be stored ones (`Endpoint::lend`).
+            if let Some(digest) = &mut digest {
+                digest.update(span.as_slice());
+            }
+            outgoing.span(span);
+            *length as usize
         }
     };
-    let padding = &[0; 3][..payload.len().next_multiple_of(4) - payload.len()];
-    outgoing.bytes(padding);
-    if transmit.digests.data {
-        outgoing.bytes(&iscsi::digest::data([payload, padding]));
+    outgoing.bytes(&[0; 3][..length.next_multiple_of(4) - length]);
+    if let Some(mut digest) = digest {
+        digest.pad();
+        outgoing.bytes(&digest.finish());
     }
-    payload.len()
+    length
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use area::Span;
 use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
 
 use super::Shared;
+use super::mapped::Mapped;
 use crate::memory::check;
 use crate::{
     Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Request, RequestId,
@@ -21,7 +22,7 @@ const WRITE_NOW_BYTES_MAX: usize = 64 << 10;
 /// Zeroes written at a time where the file system cannot zero a range itself.
 const ZERO_BYTES: usize = 256 << 10;
 
-/// The descriptors of one endpoint.
+/// The ways of one endpoint to its file.
 pub(super) struct Handles {
     pub(super) buffered: Handle,
     pub(super) direct: Option<Handle>,
@@ -30,6 +31,8 @@ pub(super) struct Handles {
     pub(super) sync: Handle,
     /// The file's bytes are memory (tmpfs): a write never waits for a device.
     pub(super) in_memory: bool,
+    /// To lend from.
+    pub(super) mapped: Option<Mapped>,
 }
 
 pub(super) struct FileEndpoint {
@@ -382,6 +385,12 @@ impl Endpoint for FileEndpoint {
             self.data_extent = Some((offset..extent.end, punched));
         }
         extent
+    }
+
+    fn lend(&mut self, offset: u64, length: usize) -> Option<Span> {
+        let punched = self.shared.punched.load(Ordering::Relaxed);
+        let Handles { buffered, mapped, .. } = &mut self.handles;
+        mapped.as_mut()?.lend(&**buffered, offset, length, punched)
     }
 
     fn identity(&self) -> Identity {

@@ -5,6 +5,7 @@
 //! [`OpenOptions::request_alignment`].
 
 mod endpoint;
+mod mapped;
 mod probe;
 
 use std::fs::{File, OpenOptions as FileOptions};
@@ -13,14 +14,15 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 use area::Pool;
 use io::{Handle, Io};
 
 use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, lock};
 use endpoint::{FileEndpoint, Handles};
+use mapped::{Mapped, Mapping};
 
 /// An open file or block device.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ struct Shared {
     flush_failed: AtomicBool,
     /// Ranges punched so far: what was known of the file's extents before may be outdated.
     punched: AtomicU64,
+    /// Of a file that is memory and that we may write; what we may only read is not ours to allocate by looking.
+    mapping: OnceLock<Option<Arc<Mapping>>>,
 }
 
 fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {
@@ -175,11 +179,18 @@ impl Medium for FileMedium {
             let file = file.try_clone().map_err(|error| failed(&self.path, "opening", &error))?;
             Ok(Rc::new(file.into()))
         };
+        let in_memory = !self.is_device && probe::is_in_memory(&self.buffered);
+        let size_bytes = self.capability.size_bytes;
+        let mapping = self.shared.mapping.get_or_init(|| {
+            let wanted = in_memory && !self.capability.read_only && size_bytes > 0;
+            wanted.then(|| Mapping::new(&self.buffered, size_bytes).ok().map(Arc::new)).flatten()
+        });
         let handles = Handles {
             buffered: again(&self.buffered)?,
             direct: self.direct.as_ref().map(again).transpose()?,
             sync: self.reopen().map(|file| Rc::new(file.into())).or_else(|_| again(&self.buffered))?,
-            in_memory: !self.is_device && probe::is_in_memory(&self.buffered),
+            in_memory,
+            mapped: mapping.as_ref().map(|mapping| Mapped::new(Arc::clone(mapping), size_bytes)),
         };
         Ok(Box::new(FileEndpoint::new(
             io,

@@ -138,6 +138,52 @@ fn holes_are_found() {
     );
 }
 
+/// What a file lends, as the kernel sees it. This process itself may look as long as the file is whole.
+fn lent(endpoint: &mut dyn Endpoint, offset: u64, length: usize) -> Option<Vec<u8>> {
+    endpoint.lend(offset, length).map(|span| span.as_slice().to_vec())
+}
+
+#[test]
+fn a_file_in_memory_lends_its_data_and_no_holes() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("image");
+    let file = File::create(&path).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let data: Vec<u8> = (0..1 << 20).map(|at| (at / 7) as u8).collect();
+    std::os::unix::fs::FileExt::write_all_at(&file, &data, 1 << 20).unwrap();
+    let medium = open(&path, "").unwrap();
+    let mut endpoint = medium.attach(&mut io).unwrap();
+    let allocated = || MetadataExt::blocks(&fs::metadata(&path).unwrap());
+    let before = allocated();
+    assert_eq!(lent(&mut *endpoint, 0, 4096), None, "a hole");
+    assert_eq!(lent(&mut *endpoint, (1 << 20) - 4096, 8192), None, "half a hole");
+    assert_eq!(lent(&mut *endpoint, (1 << 20) + 512, 70_000), Some(data[512..70_512].to_vec()));
+    assert_eq!(lent(&mut *endpoint, 1 << 20, 1 << 20), Some(data));
+    assert_eq!(allocated(), before, "looking allocates nothing");
+
+    let from = span(&io, &[9; 4096]);
+    perform(&mut io, &mut *endpoint, Kind::Write { offset: 1 << 20, from, durable: false }).result.unwrap();
+    assert_eq!(lent(&mut *endpoint, 1 << 20, 4096), Some(vec![9; 4096]), "what was written");
+    perform(&mut io, &mut *endpoint, Kind::Discard { offset: 1 << 20, length: 4096 }).result.unwrap();
+    assert_eq!(lent(&mut *endpoint, 1 << 20, 4096), None, "a hole again");
+    file.set_len(3 << 19).unwrap();
+    assert_eq!(lent(&mut *endpoint, (3 << 19) - 512, 1024), None, "the file has shrunk");
+    assert_eq!(lent(&mut *endpoint, u64::MAX, 1024), None);
+}
+
+#[test]
+fn a_file_on_a_disk_or_read_only_lends_nothing() {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    for (directory, words) in [("/var/tmp", ""), ("/dev/shm", ",ro")] {
+        let directory = tempfile::tempdir_in(directory).unwrap();
+        let path = directory.path().join("image");
+        fs::write(&path, [7; 8192]).unwrap();
+        let mut endpoint = open(&path, words).unwrap().attach(&mut io).unwrap();
+        assert_eq!(lent(&mut *endpoint, 0, 4096), None);
+    }
+}
+
 #[test]
 fn refusals() {
     let directory = tempfile::tempdir().unwrap();
@@ -242,6 +288,7 @@ fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
         buffered: again(&medium.buffered),
         direct: None,
         in_memory: false,
+        mapped: None,
         sync: Rc::new(std::os::fd::OwnedFd::from(pipe)),
     };
     let (identity, capability) = (medium.identity.clone(), medium.capability.clone());
