@@ -13,6 +13,7 @@ mod event;
 mod host;
 mod portable;
 mod socket;
+mod spin;
 mod uring;
 
 use std::cell::Cell;
@@ -27,13 +28,18 @@ use std::time::{Duration, Instant};
 
 use area::{Pool, PoolLimits, Span};
 use slab::Slab;
+use spin::{SPIN_MAX, Spin};
 
 pub use event::{Event, Item, Owner, Token};
 pub use host::{Listener, Thread, World, addresses, enter, entropy, listen, socket, spawn};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
+pub use spin::SpinReport;
 
 /// Operations that may wait for the kernel at once, per loop; more than that are submitted in several turns.
 pub const SUBMISSIONS_MAX: u32 = 512;
+
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 8;
 
 /// How long the end of a loop waits for operations in flight, and for how long at a time.
 const DROP_PATIENCE: Duration = Duration::from_secs(1);
@@ -89,6 +95,10 @@ pub enum Raw {
 pub trait Backend {
     /// For people.
     fn name(&self) -> &'static str;
+    /// Whether [`Io`] may look with a zero timeout, again and again, before it waits.
+    fn spins(&self) -> bool {
+        false
+    }
     /// The time since an instant that all loops of a process share, so that times may be told to other threads.
     fn now(&self) -> Duration {
         EPOCH.elapsed()
@@ -145,6 +155,7 @@ pub struct Io {
     wakes: Vec<WakeState>,
     owners: Cell<u32>,
     now: Duration,
+    spin: Spin,
     pool: Pool,
 }
 
@@ -168,7 +179,7 @@ impl Io {
     }
 
     fn over(backend: Box<dyn Backend>, limits: PoolLimits) -> Self {
-        let now = backend.now();
+        let (now, spin) = (backend.now(), Spin::new(backend.spins()));
         Self {
             backend,
             operations: Slab::with_capacity(SUBMISSIONS_MAX as usize),
@@ -179,6 +190,7 @@ impl Io {
             wakes: Vec::new(),
             owners: Cell::new(0),
             now,
+            spin,
             pool: Pool::new(limits),
         }
     }
@@ -348,7 +360,10 @@ impl Io {
             Some(Duration::ZERO)
         };
         let mut completed = std::mem::take(&mut self.completed);
-        let waited = self.backend.wait(timeout, &mut completed);
+        let waited = match timeout {
+            Some(Duration::ZERO) => self.backend.wait(timeout, &mut completed),
+            _ => self.wait(timeout, &mut completed),
+        };
         self.now = self.backend.now();
         for (key, result) in completed.drain(..) {
             let event = self.take(key, result);
@@ -374,6 +389,35 @@ impl Io {
 }
 
 impl Io {
+    /// Starts what is queued, and looks for a while, or sleeps, or both.
+    fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
+        if !self.spin.is_due(self.now) {
+            return self.backend.wait(timeout, completed);
+        }
+        let began = self.backend.now();
+        let patience = timeout.map_or(SPIN_MAX, |timeout| timeout.min(SPIN_MAX));
+        loop {
+            for _ in 0..LOOKS {
+                self.backend.wait(Some(Duration::ZERO), completed)?;
+                if !completed.is_empty() {
+                    self.spin.hit(self.backend.now() - began);
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            let spun = self.backend.now() - began;
+            if spun >= patience {
+                self.spin.miss(spun);
+                return self.backend.wait(timeout.map(|timeout| timeout.saturating_sub(spun)), completed);
+            }
+        }
+    }
+
+    /// What looking before sleeping has cost and spared this loop so far.
+    pub fn spin_report(&self) -> SpinReport {
+        self.spin.report
+    }
+
     /// What became of the operation `key`, which is over.
     fn take(&mut self, key: usize, result: i32) -> Event {
         let Operation { token, item, .. } = self.operations.remove(key);

@@ -174,6 +174,10 @@ impl Backend for Portable {
         "portable"
     }
 
+    fn spins(&self) -> bool {
+        true
+    }
+
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
         let (fd, direction) = match place(raw)? {
             Place::Thread => return self.threads.push(Job { key, raw }),
