@@ -30,6 +30,7 @@ pub const LOCAL_OPTIONS: &[&str] = &[
     "limit",
     "iops",
     "fault",
+    "crash",
     "log",
 ];
 

@@ -1,5 +1,6 @@
 //! Layers: each is an endpoint around an endpoint, in the order the options were written.
 
+mod crash;
 mod delay;
 mod fault;
 mod limit;
@@ -10,13 +11,14 @@ use std::time::Duration;
 
 use crate::{Medium, OpenError, Spec};
 
+pub use crash::{CrashMedium, CrashRule, SECTORS_MAX as CRASH_SECTORS_MAX};
 pub use delay::DelayMedium;
 pub use fault::{FaultMedium, FaultRule};
 pub use limit::LimitMedium;
 pub use log::LogMedium;
 
 /// Names of the options that are layers.
-pub const OPTIONS: &[&str] = &["delay", "limit", "iops", "fault", "log"];
+pub const OPTIONS: &[&str] = &["delay", "limit", "iops", "fault", "crash", "log"];
 
 /// Wraps `medium` in the layers named in `spec`, the leftmost nearest the storage.
 pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, OpenError> {
@@ -32,6 +34,7 @@ pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, Ope
                 _ => return Err(usage(format!("'{value}' is not a number of operations per second"))),
             },
             "fault" => Arc::new(FaultMedium::new(medium, FaultRule::parse(value).map_err(usage)?)),
+            "crash" => Arc::new(CrashMedium::new(medium, CrashRule::parse(value).map_err(usage)?)),
             "log" => Arc::new(LogMedium::new(medium)),
             _ => medium,
         };

@@ -1,0 +1,180 @@
+//! What is volatile, sector by sector, and what a power cut makes of it. No I/O here.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{CrashRule, SECTOR_BYTES, When};
+
+/// Versions of sectors in the cache: 64 MiB of data.
+pub const SECTORS_MAX: usize = 128 << 10;
+
+/// A sector's bytes; `None` for zeroes.
+pub(super) type Bytes = Option<Arc<[u8; SECTOR_BYTES]>>;
+
+/// Number of a request that wrote.
+pub(super) type Serial = u64;
+
+#[derive(Debug, Default)]
+struct Sector {
+    /// On the medium, as far as anyone can tell, but not written to the storage beneath yet: survived a cut.
+    base: Option<Bytes>,
+    /// Written since the last flush, oldest first.
+    versions: Vec<(Serial, Bytes)>,
+}
+
+impl Sector {
+    /// What was there when request `last` had been carried out, and none later.
+    fn until(&self, last: Serial) -> Option<&Bytes> {
+        let version = self.versions.iter().rev().find(|(serial, _)| *serial <= last);
+        version.map(|(_, bytes)| bytes).or(self.base.as_ref())
+    }
+}
+
+/// The cache of one medium.
+#[derive(Debug)]
+pub(super) struct Cache {
+    sectors: BTreeMap<u64, Sector>,
+    versions: usize,
+    serial: Serial,
+    rule: CrashRule,
+    random: u64,
+    acknowledged: u64,
+    /// Cuts so far: endpoints of an earlier number are dead.
+    pub(super) cuts: u64,
+    /// The power failed, and the process has to follow.
+    pub(super) ends: bool,
+    /// What the one thread that writes to the storage beneath is writing: versions up to a serial of a range.
+    writing: Option<(Range<u64>, Serial)>,
+}
+
+impl Cache {
+    pub(super) fn new(rule: CrashRule) -> Self {
+        Self {
+            sectors: BTreeMap::new(),
+            versions: 0,
+            serial: 0,
+            rule,
+            random: rule.seed,
+            acknowledged: 0,
+            cuts: 0,
+            ends: false,
+            writing: None,
+        }
+    }
+
+    /// The sectors of `range` are written, each as `bytes` gives it.
+    pub(super) fn write(&mut self, range: Range<u64>, mut bytes: impl FnMut(u64) -> Bytes) -> Serial {
+        self.serial += 1;
+        for lba in range {
+            self.sectors.entry(lba).or_default().versions.push((self.serial, bytes(lba)));
+            self.versions += 1;
+        }
+        self.serial
+    }
+
+    /// The serial number of the last write.
+    pub(super) fn serial(&self) -> Serial {
+        self.serial
+    }
+
+    /// If there are too many versions: the write up to which they should be written back.
+    pub(super) fn overflow(&self) -> Option<Serial> {
+        let oldest =
+            || self.sectors.values().filter_map(|sector| sector.versions.first()).map(|(serial, _)| *serial);
+        (self.versions > SECTORS_MAX).then(|| oldest().min().unwrap_or(0).midpoint(self.serial))
+    }
+
+    /// The newest bytes of the sectors of `range` that the storage beneath does not have.
+    pub(super) fn visible(&self, range: Range<u64>) -> Vec<(u64, Bytes)> {
+        self.until(range, Serial::MAX)
+    }
+
+    /// The same as of request `last`.
+    pub(super) fn until(&self, range: Range<u64>, last: Serial) -> Vec<(u64, Bytes)> {
+        let sectors = self.sectors.range(range);
+        sectors.filter_map(|(lba, sector)| Some((*lba, sector.until(last)?.clone()))).collect()
+    }
+
+    /// One thread at a time writes to the storage beneath, so that its writes cannot overtake each other.
+    pub(super) fn begin_writing(&mut self, range: &Range<u64>, last: Serial) -> bool {
+        let free = self.writing.is_none();
+        if free {
+            self.writing = Some((range.clone(), last));
+        }
+        free
+    }
+
+    /// The thread that writes is done; `written`: all of it is in the storage beneath.
+    pub(super) fn end_writing(&mut self, written: bool) {
+        let (range, last) = self.writing.take().expect("begun before");
+        if !written {
+            return;
+        }
+        for sector in self.sectors.range_mut(range.clone()).map(|(_, sector)| sector) {
+            let before = sector.versions.len();
+            sector.versions.retain(|(serial, _)| *serial > last);
+            self.versions -= before - sector.versions.len();
+            sector.base = None;
+        }
+        let empty: Vec<u64> =
+            self.sectors.range(range).filter(|(_, s)| s.versions.is_empty()).map(|(lba, _)| *lba).collect();
+        for lba in empty {
+            self.sectors.remove(&lba);
+        }
+    }
+
+    /// A write has been acknowledged. True if the power failed behind it.
+    pub(super) fn acknowledge(&mut self) -> bool {
+        self.acknowledged += 1;
+        let fails = match self.rule.when {
+            When::Never => false,
+            When::After(count) => self.acknowledged == count,
+            When::Every(count) => self.below(count) == 0,
+        };
+        if fails {
+            self.cut();
+            self.ends = true;
+        }
+        fails
+    }
+
+    /// The power fails: every sector becomes what was on the medium or one of the versions written since.
+    pub(super) fn cut(&mut self) {
+        self.cuts += 1;
+        let mut sectors = std::mem::take(&mut self.sectors);
+        // Of all, of none, or of most to few: each cache has its own way to go down.
+        let (mode, share) = (self.below(8), 1 + self.below(7));
+        for (lba, sector) in &mut sectors {
+            // What is on its way to the storage beneath will arrive there, sooner or later: let it be there.
+            if let Some((range, last)) = &self.writing
+                && range.contains(lba)
+                && let Some(bytes) = sector.until(*last).cloned()
+            {
+                sector.base = Some(bytes);
+                sector.versions.retain(|(serial, _)| serial > last);
+            }
+            let count = sector.versions.len() as u64;
+            let kept = match mode {
+                0 => false,
+                1 => true,
+                _ => self.below(8) < share,
+            };
+            if kept && count > 0 {
+                let chosen = if mode == 1 { count - 1 } else { self.below(count) };
+                sector.base = Some(sector.versions.swap_remove(chosen as usize).1);
+            }
+            sector.versions.clear();
+        }
+        sectors.retain(|_, sector| sector.base.is_some());
+        (self.sectors, self.versions) = (sectors, 0);
+    }
+
+    /// A number below `bound` (SplitMix64).
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let word = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (word ^ (word >> 31)) % bound
+    }
+}
