@@ -60,6 +60,19 @@ pub(crate) fn forbid_core_dumps() {
     }
 }
 
+/// As many open descriptors as the system lets this process have: a session is one, and the usual limit, 1024, is
+/// there for programs that use `select`.
+pub(crate) fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls take a plain value and change only this process; failure leaves things as they were.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
 /// Whether this is root.
 pub(crate) fn is_root() -> bool {
     // SAFETY: takes nothing, cannot fail.

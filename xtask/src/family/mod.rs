@@ -8,6 +8,7 @@ mod kernel;
 mod kill;
 mod libiscsi_tools;
 mod qemu_img;
+mod sessions;
 mod tgt;
 
 use anyhow::Result;
@@ -60,6 +61,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "kill",
         about: "signals and sudden death of either side",
         examine: kill::examine,
+        any_target: false,
+    },
+    Family {
+        name: "sessions",
+        about: "many sessions at once, some of them busy: memory, fairness, longest command",
+        examine: sessions::examine,
         any_target: false,
     },
     Family {

@@ -31,13 +31,13 @@ pub(crate) const SNACK: u8 = 0x10;
 /// I bit of the first byte.
 pub(crate) const IMMEDIATE: u8 = 0x40;
 
-const NOP_IN: u8 = 0x20;
-const SCSI_RESPONSE: u8 = 0x21;
+pub(crate) const NOP_IN: u8 = 0x20;
+pub(crate) const SCSI_RESPONSE: u8 = 0x21;
 const LOGIN_RESPONSE: u8 = 0x23;
-const DATA_IN: u8 = 0x25;
+pub(crate) const DATA_IN: u8 = 0x25;
 const LOGOUT_RESPONSE: u8 = 0x26;
-const R2T: u8 = 0x31;
-const ASYNC: u8 = 0x32;
+pub(crate) const R2T: u8 = 0x31;
+pub(crate) const ASYNC: u8 = 0x32;
 
 /// One protocol data unit.
 #[derive(Clone, Debug)]
@@ -252,7 +252,8 @@ impl Session {
         bail!("command {:#x} does not end", cdb[0])
     }
 
-    fn send_burst(&mut self, r2t: &Pdu, out: &[u8]) -> Result<()> {
+    /// Sends what an R2T asks for; `out` is the whole command's data.
+    pub(crate) fn send_burst(&mut self, r2t: &Pdu, out: &[u8]) -> Result<()> {
         let (offset, length) = (r2t.get(40) as usize, r2t.get(44) as usize);
         let burst = out.get(offset..offset + length).context("R2T past the end of the data")?;
         // 8 KiB is what a target accepts that declared nothing (RFC 7143 §13.12).
@@ -271,7 +272,8 @@ impl Session {
         Ok(())
     }
 
-    fn on_unasked(&mut self, pdu: &Pdu) -> Result<()> {
+    /// Takes a PDU that answers nothing: a ping is answered.
+    pub(crate) fn on_unasked(&mut self, pdu: &Pdu) -> Result<()> {
         if pdu.opcode() == NOP_IN && pdu.get(20) != u32::MAX {
             let mut answer = Pdu::new(NOP_OUT | IMMEDIATE, 0x80);
             answer.bhs[8..16].copy_from_slice(&pdu.bhs[8..16]);

@@ -21,13 +21,28 @@ fn ticks_per_second() -> f64 {
     if ticks > 0 { ticks as f64 } else { 100.0 }
 }
 
-/// Resident memory of a process, in bytes.
-pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
+/// A number of `/proc/PID/status`.
+fn status(pid: u32, key: &str) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
-    let kib: u64 = line.split_whitespace().nth(1).context("no value")?.parse()?;
-    Ok(kib << 10)
+    let value = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    let value = value.with_context(|| format!("no {key} in {path}"))?;
+    Ok(value.split_whitespace().next().context("no value")?.parse()?)
+}
+
+/// Resident memory of a process, in bytes, shared memory and mapped files included.
+pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
+    Ok(status(pid, "VmRSS")? << 10)
+}
+
+/// The most resident memory that a process ever had, in bytes.
+pub(crate) fn resident_bytes_peak(pid: u32) -> Result<u64> {
+    Ok(status(pid, "VmHWM")? << 10)
+}
+
+/// Threads of a process.
+pub(crate) fn threads(pid: u32) -> Result<u64> {
+    status(pid, "Threads")
 }
 
 /// Open descriptors of a process.
@@ -84,6 +99,8 @@ mod tests {
         let pid = std::process::id();
         assert!(cpu_seconds(pid).unwrap().0 >= 0.0);
         assert!(resident_bytes(pid).unwrap() > 1 << 20);
+        assert!(resident_bytes_peak(pid).unwrap() >= resident_bytes(pid).unwrap());
+        assert!(threads(pid).unwrap() >= 1);
         assert!(descriptors(pid).unwrap() >= 3);
         assert!(machine_busy_seconds().unwrap() > 0.0);
     }

@@ -152,8 +152,20 @@ impl Target {
         credentials: Option<&Credentials>,
         arguments: &[&str],
     ) -> Result<Self> {
+        Self::serve_with(context, disks, credentials, arguments, &[])
+    }
+
+    /// As [`Target::serve`], with environment variables.
+    pub(crate) fn serve_with(
+        context: &Context,
+        disks: &[Disk],
+        credentials: Option<&Credentials>,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
         let home = super::scratch()?;
         let mut command = context.command_in(home.path());
+        command.envs(environment.iter().copied());
         command.arg("serve").args(["--listen", "127.0.0.1:0"]).args(arguments);
         if let Some(credentials) = credentials {
             command.args(["--chap-user", &credentials.user, "--chap-secret-file"]);

@@ -1,5 +1,6 @@
 //! One loop thread: its connections, its attachments to every logical unit, its mail.
 
+use std::collections::VecDeque;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -55,6 +56,8 @@ struct Slot {
     owner: Owner,
     generation: u32,
     connection: Option<Connection>,
+    /// It is among the dirty ones.
+    dirty: bool,
 }
 
 /// Where an ending server is.
@@ -83,7 +86,8 @@ pub(super) struct Worker {
     vacant: Vec<usize>,
     router: Router<Route>,
     done: Vec<Completion>,
-    dirty: Vec<usize>,
+    /// Slots to be pumped, each once, in the order in which something happened to them.
+    dirty: VecDeque<usize>,
     phase: Phase,
     /// What did not end as it should have.
     unfinished: Vec<String>,
@@ -124,7 +128,7 @@ impl Worker {
             vacant: Vec::new(),
             router,
             done: Vec::new(),
-            dirty: Vec::new(),
+            dirty: VecDeque::new(),
             phase: Phase::Serving,
             unfinished: Vec::new(),
         })
@@ -185,7 +189,7 @@ impl Worker {
         let Some(mut connection) = self.slots[slot].connection.take() else { return };
         connection.on_event(&mut self.context(), operation, event);
         self.slots[slot].connection = Some(connection);
-        self.dirty.push(slot);
+        self.touch(slot);
     }
 
     fn context(&mut self) -> Context<'_> {
@@ -208,7 +212,7 @@ impl Worker {
             if self.done.is_empty() {
                 self.done = done;
             }
-            let Some(slot) = self.dirty.pop() else {
+            let Some(slot) = self.dirty.pop_front() else {
                 if self.done.is_empty() {
                     break;
                 }
@@ -236,10 +240,18 @@ impl Worker {
         let Some(mut connection) = self.slots[slot].connection.take() else { return };
         connection.on_completion(&mut self.context(), task, completion.result);
         self.slots[slot].connection = Some(connection);
-        self.dirty.push(slot);
+        self.touch(slot);
+    }
+
+    /// Something has happened to a connection: it is pumped before the next turn.
+    fn touch(&mut self, slot: usize) {
+        if !std::mem::replace(&mut self.slots[slot].dirty, true) {
+            self.dirty.push_back(slot);
+        }
     }
 
     fn pump(&mut self, slot: usize) {
+        self.slots[slot].dirty = false;
         let Some(mut connection) = self.slots[slot].connection.take() else { return };
         connection.pump(&mut self.context());
         if connection.is_over() {
@@ -259,6 +271,13 @@ impl Worker {
         self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
         self.slots[slot].generation = (self.slots[slot].generation + 1) & GENERATION_MASK;
         self.vacant.push(slot);
+        tracing::debug!(
+            worker = self.index,
+            connections = self.slots.len() - self.vacant.len(),
+            areas = self.io.pool().lent(),
+            mapped_bytes = self.io.pool().mapped_bytes(),
+            "memory"
+        );
     }
 
     fn on_accepted(&mut self, listener: usize, event: Event) {
@@ -330,7 +349,7 @@ impl Worker {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             let owner = self.io.owner();
             self.router.add(owner, Route::Slot(self.slots.len()));
-            self.slots.push(Slot { owner, generation: 0, connection: None });
+            self.slots.push(Slot { owner, generation: 0, connection: None, dirty: false });
             self.slots.len() - 1
         });
         let Slot { owner, generation, .. } = self.slots[slot];
@@ -339,7 +358,7 @@ impl Worker {
         let adopted = connection.is_some();
         self.slots[slot].connection = connection;
         if adopted {
-            self.dirty.push(slot);
+            self.touch(slot);
         } else {
             self.vacant.push(slot);
         }
@@ -361,7 +380,7 @@ impl Worker {
             && let Some(connection) = &mut self.slots[slot].connection
         {
             connection.close("too many connections are logging in");
-            self.dirty.push(slot);
+            self.touch(slot);
         }
     }
 
@@ -383,7 +402,7 @@ impl Worker {
                     let Some(mut connection) = self.slots[slot].connection.take() else { continue };
                     connection.abort_for(&group);
                     self.slots[slot].connection = Some(connection);
-                    self.dirty.push(slot);
+                    self.touch(slot);
                 }
             }
             Mail::Drain if self.phase == Phase::Serving => {
@@ -437,7 +456,7 @@ impl Worker {
         let Some(mut connection) = self.slots[id.slot].connection.take() else { return };
         act(&mut connection, &mut self.context());
         self.slots[id.slot].connection = Some(connection);
-        self.dirty.push(id.slot);
+        self.touch(id.slot);
     }
 
     fn for_each(&mut self, act: impl Fn(&mut Connection, &mut Context<'_>)) {
@@ -445,7 +464,7 @@ impl Worker {
             if let Some(mut connection) = self.slots[slot].connection.take() {
                 act(&mut connection, &mut self.context());
                 self.slots[slot].connection = Some(connection);
-                self.dirty.push(slot);
+                self.touch(slot);
             }
         }
     }

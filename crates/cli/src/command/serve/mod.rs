@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::state::Claim;
-use crate::{names, output, secret, units};
+use crate::{names, output, secret, sys, units};
 
 /// Longest time a drain takes unless asked otherwise.
 const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
@@ -261,6 +261,7 @@ fn serve(config: ServerConfig, claims: Vec<Claim>, has_chap: bool) -> Result<Exi
     // Signals are caught before anyone is told that we are ready.
     let signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
+    sys::raise_descriptor_limit();
     let server = Server::start(config).map_err(|error| failure(&error))?;
     let handle = server.handle();
     std::thread::Builder::new()

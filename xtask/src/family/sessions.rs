@@ -1,0 +1,341 @@
+//! Many sessions at once, a few of them busy: what an idle one costs, whether the busy ones are served alike, and how
+//! long a command takes at worst; and what one session with long commands costs. On both back ends.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+use crate::harness::files::random_file;
+use crate::harness::pdu::{self, Pdu, Session};
+use crate::harness::procfs::{cores, descriptors, resident_bytes, resident_bytes_peak, threads};
+use crate::harness::{Cases, Context, Disk, Served, Target, Tier, scratch};
+
+const BACK_ENDS: [&str; 2] = ["uring", "portable"];
+const IMAGE_BYTES: u64 = 64 << 20;
+const BLOCK_BYTES: usize = 512;
+/// Resident memory that one idle session may cost, in bytes.
+const IDLE_BYTES_MAX: u64 = 128 << 10;
+/// Resident memory of a target with one session at the loads of [`DEEP`], in bytes.
+const DEEP_BYTES_MAX: u64 = 64 << 20;
+/// What the target may take at worst for any one command.
+const LONGEST_MAX: Duration = Duration::from_secs(1);
+/// The slowest active session against the fastest.
+const FAIRNESS_MIN: f64 = 0.5;
+/// Threads of the target beyond its loops: the main one, the one that waits for signals, and kernel workers of
+/// io_uring or the back end's own file threads, each with a bound per loop.
+const THREADS_BESIDES: u64 = 2;
+const THREADS_PER_LOOP_MAX: u64 = 1 + 8;
+/// Between two commands of the sessions that are idle otherwise.
+const WALK_PAUSE: Duration = Duration::from_millis(2);
+/// How long the target may take to notice that all sessions have ended.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// Descriptors the harness needs beside its sessions.
+const DESCRIPTORS_BESIDES: u64 = 200;
+
+/// What every active session does for a while.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    name: &'static str,
+    writes: bool,
+    bytes: usize,
+    /// Commands that a session keeps outstanding.
+    depth: usize,
+}
+
+const LOADS: [Load; 4] = [
+    Load { name: "read-4k", writes: false, bytes: 4 << 10, depth: 4 },
+    Load { name: "write-4k", writes: true, bytes: 4 << 10, depth: 4 },
+    Load { name: "read-64k", writes: false, bytes: 64 << 10, depth: 4 },
+    Load { name: "write-64k", writes: true, bytes: 64 << 10, depth: 4 },
+];
+
+/// What one session alone does, for the memory it takes.
+const DEEP: [Load; 2] = [
+    Load { name: "read-1m", writes: false, bytes: 1 << 20, depth: 32 },
+    Load { name: "write-1m", writes: true, bytes: 1 << 20, depth: 32 },
+];
+
+/// What one session did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    commands: u64,
+    longest: Duration,
+}
+
+impl Done {
+    fn add(&mut self, took: Duration) {
+        self.commands += 1;
+        self.longest = self.longest.max(took);
+    }
+}
+
+/// Keeps `load.depth` commands outstanding until `until`. Reads are compared with `image`, writes write what is there.
+fn busy(session: &mut Session, load: Load, image: &[u8], until: Instant, mut rng: StdRng) -> Result<Done> {
+    let mut done = Done::default();
+    let mut outstanding: HashMap<u32, (Instant, usize)> = HashMap::new();
+    loop {
+        while outstanding.len() < load.depth && Instant::now() < until {
+            let offset = rng.random_range(0..image.len() / load.bytes) * load.bytes;
+            let command = command(session, load, image, offset)?;
+            outstanding.insert(command.get(16), (Instant::now(), offset));
+            session.send(&command)?;
+        }
+        if outstanding.is_empty() {
+            return Ok(done);
+        }
+        let answer = session.receive()?;
+        let itt = answer.get(16);
+        let known = outstanding.get(&itt).copied();
+        match (answer.opcode(), known) {
+            (pdu::DATA_IN, Some((_, offset))) => {
+                let start = offset + answer.get(40) as usize;
+                let expected = image.get(start..start + answer.data.len()).context("data past the end")?;
+                ensure!(answer.data == expected, "wrong data at byte {start}");
+            }
+            (pdu::R2T, Some((_, offset))) => {
+                session.exp_stat_sn = answer.get(24);
+                session.send_burst(&answer, &image[offset..offset + load.bytes])?;
+            }
+            (pdu::SCSI_RESPONSE, Some(_)) => {}
+            (pdu::NOP_IN | pdu::ASYNC, _) => session.on_unasked(&answer)?,
+            (other, _) => anyhow::bail!("opcode {other:#x} for task {itt:#x}"),
+        }
+        let status = match answer.opcode() {
+            pdu::DATA_IN if answer.bhs[1] & 1 != 0 => answer.bhs[3],
+            pdu::SCSI_RESPONSE => answer.bhs[3],
+            _ => continue,
+        };
+        ensure!(status == 0, "status {status:#x}");
+        session.exp_stat_sn = answer.get(24).wrapping_add(1);
+        let (began, _) = outstanding.remove(&itt).context("a status for no task")?;
+        done.add(began.elapsed());
+    }
+}
+
+fn command(session: &mut Session, load: Load, image: &[u8], offset: usize) -> Result<Pdu> {
+    let (lba, blocks) = (u32::try_from(offset / BLOCK_BYTES)?, u16::try_from(load.bytes / BLOCK_BYTES)?);
+    let data = &image[offset..offset + load.bytes];
+    Ok(match load.writes {
+        false => session.command(0, &pdu::cdb10(0x28, lba, blocks), load.bytes, &[]),
+        true => {
+            let command = session.command(0, &pdu::cdb10(0x2a, lba, blocks), 0, data);
+            // As immediate data if any target takes it (RFC 7143 §13.12), else when it is asked for.
+            if load.bytes <= 8192 { command.with_data(data.to_vec()) } else { command }
+        }
+    })
+}
+
+/// One command of each idle session in turn: they are answered, their pings too, while the others are busy.
+fn walk(idle: &mut [&mut Session], until: Instant) -> Result<Done> {
+    let mut done = Done::default();
+    let mut next = 0;
+    while Instant::now() < until && !idle.is_empty() {
+        let began = Instant::now();
+        idle[next].read(0, 0, 8)?;
+        done.add(began.elapsed());
+        next = (next + 1) % idle.len();
+        std::thread::sleep(WALK_PAUSE);
+    }
+    Ok(done)
+}
+
+/// Raises our own limit on descriptors; false: the system does not let us.
+fn raise_descriptor_limit(wanted: u64) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain system calls with a live structure.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max.min(wanted.max(limit.rlim_cur));
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+    limit.rlim_cur >= wanted
+}
+
+struct Plan {
+    sessions: usize,
+    active: usize,
+    /// Of each load.
+    time: Duration,
+}
+
+/// Runs one load and says how it went.
+fn run_load(
+    sessions: &mut [Session],
+    active: &[usize],
+    load: Load,
+    image: &[u8],
+    plan: &Plan,
+    seed: u64,
+) -> Result<(Value, Vec<Done>, Done)> {
+    let until = Instant::now() + plan.time;
+    let (mut working, mut idle) = (Vec::new(), Vec::new());
+    for (index, session) in sessions.iter_mut().enumerate() {
+        if active.contains(&index) { working.push(session) } else { idle.push(session) }
+    }
+    let (done, walked) = std::thread::scope(|scope| {
+        let workers: Vec<_> = (seed..)
+            .zip(working)
+            .map(|(seed, session)| {
+                scope.spawn(move || busy(session, load, image, until, StdRng::seed_from_u64(seed)))
+            })
+            .collect();
+        let walked = walk(&mut idle, until).context("a session that is idle otherwise");
+        let joined = workers.into_iter().map(|worker| worker.join().expect("a worker panicked"));
+        let done: Result<Vec<Done>> = joined.collect();
+        anyhow::Ok((done.context(load.name)?, walked?))
+    })?;
+    let rate = |commands: u64| (commands as f64 / plan.time.as_secs_f64()).round();
+    let commands = done.iter().map(|done| done.commands);
+    let (slowest, fastest) = (commands.clone().min().unwrap_or(0), commands.clone().max().unwrap_or(0));
+    let longest = done.iter().map(|done| done.longest).max().unwrap_or_default();
+    let report = json!({
+        "commands_per_second": rate(commands.sum()),
+        "slowest_session_per_second": rate(slowest),
+        "fastest_session_per_second": rate(fastest),
+        "slowest_of_fastest": (slowest as f64 / fastest.max(1) as f64 * 100.0).round() / 100.0,
+        "longest_ms": longest.as_millis() as u64,
+        "longest_of_idle_ms": walked.longest.as_millis() as u64,
+    });
+    Ok((report, done, walked))
+}
+
+fn log_in(served: &Served, count: usize) -> Result<Vec<Session>> {
+    (0..count)
+        .map(|index| {
+            let isid = [0x80, 9, 9, 9, (index >> 8) as u8, index as u8];
+            let mut session = Session::login(served.url(0), "iqn.2026-11.org.example:many", isid)
+                .with_context(|| format!("session {index}"))?;
+            // Takes the unit attention that greets a new nexus.
+            session.blocks(0)?;
+            Ok(session)
+        })
+        .collect()
+}
+
+/// A file of known content, served over one back end.
+struct Scene {
+    _dir: TempDir,
+    seed: u64,
+    image: Vec<u8>,
+    served: Served,
+}
+
+impl Scene {
+    fn new(context: &Context, io: &str) -> Result<Self> {
+        let dir = scratch()?;
+        let stored = dir.path().join("stored.img");
+        let seed = context.seed_for(&format!("sessions/{io}"));
+        random_file(&stored, IMAGE_BYTES, seed)?;
+        let image = std::fs::read(&stored)?;
+        let environment = [("HIKYAKU_IO", io)];
+        let target = Target::serve_with(context, &[Disk::file(&stored)], None, &[], &environment)?;
+        Ok(Self { _dir: dir, seed, image, served: Served::Ours(target) })
+    }
+}
+
+/// One session with many long commands outstanding.
+fn deep(context: &Context, io: &str, time: Duration) -> Result<u64> {
+    let Scene { _dir, seed, image, mut served } = Scene::new(context, io)?;
+    let pid = served.pid();
+    let result = log_in(&served, 1).and_then(|mut sessions| {
+        for load in DEEP {
+            let rng = StdRng::seed_from_u64(seed);
+            let done = busy(&mut sessions[0], load, &image, Instant::now() + time, rng)?;
+            ensure!(done.commands >= load.depth as u64, "{}: only {} commands", load.name, done.commands);
+        }
+        resident_bytes_peak(pid)
+    });
+    let peak = served.blame(result)?;
+    ensure!(
+        peak <= DEEP_BYTES_MAX,
+        "{peak} bytes resident for one session, at most {DEEP_BYTES_MAX} are allowed"
+    );
+    Ok(peak)
+}
+
+fn many(context: &Context, io: &str, plan: &Plan) -> Result<Map<String, Value>> {
+    let Scene { _dir, seed, image, mut served } = Scene::new(context, io)?;
+    let pid = served.pid();
+    // The first session makes the target map what it needs in any case.
+    let first = log_in(&served, 1).and_then(|first| first.into_iter().try_for_each(Session::logout));
+    served.blame(first)?;
+    let (before, open) = (resident_bytes(pid)?, descriptors(pid)?);
+    let mut facts = Map::new();
+    let result = (|| {
+        let began = Instant::now();
+        let mut sessions = log_in(&served, plan.sessions)?;
+        facts.insert("logins_per_second".into(), json!(per_second(plan.sessions, began.elapsed())));
+        let idle_bytes = resident_bytes(pid)?.saturating_sub(before) / plan.sessions as u64;
+        facts.insert("idle_session_bytes".into(), json!(idle_bytes));
+        ensure!(
+            idle_bytes <= IDLE_BYTES_MAX,
+            "an idle session costs {idle_bytes} bytes of resident memory, at most {IDLE_BYTES_MAX} are allowed"
+        );
+        // Spread over all, and so over the target's threads: it places a session where there are fewest, busy or not.
+        let active: Vec<usize> = (0..plan.active).map(|index| index * plan.sessions / plan.active).collect();
+        for load in LOADS {
+            let (report, done, walked) = run_load(&mut sessions, &active, load, &image, plan, seed)?;
+            println!("  {io} {}: {report}", load.name);
+            let fair = report["slowest_of_fastest"].as_f64().unwrap_or(0.0);
+            facts.insert(load.name.into(), report);
+            ensure!(done.iter().all(|done| done.commands > 0), "{}: a session did nothing", load.name);
+            if context.tier == Tier::Full {
+                let longest = done.iter().map(|done| done.longest).max().unwrap_or_default();
+                let longest = longest.max(walked.longest);
+                ensure!(longest <= LONGEST_MAX, "{}: a command took {longest:?}", load.name);
+                ensure!(fair >= FAIRNESS_MIN, "{}: the slowest session had {fair} of the fastest", load.name);
+            }
+        }
+        facts.insert("resident_bytes_peak".into(), json!(resident_bytes_peak(pid)?));
+        let (count, max) = (threads(pid)?, THREADS_BESIDES + cores() as u64 * THREADS_PER_LOOP_MAX);
+        facts.insert("threads".into(), json!(count));
+        ensure!(count <= max, "the target has {count} threads, at most {max} are expected");
+        for session in sessions {
+            session.logout()?;
+        }
+        let until = Instant::now() + END_LIMIT;
+        while descriptors(pid)? > open && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let left = descriptors(pid)?;
+        ensure!(left <= open, "{left} descriptors after the last session, {open} before the first");
+        Ok(())
+    })();
+    served.blame(result)?;
+    Ok(facts)
+}
+
+fn per_second(count: usize, took: Duration) -> f64 {
+    (count as f64 / took.as_secs_f64()).round()
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let plan = Plan {
+        sessions: context.amount(200, 1000),
+        active: context.amount(16, 64),
+        time: Duration::from_millis(context.amount(800, 4000) as u64),
+    };
+    if !raise_descriptor_limit(plan.sessions as u64 + DESCRIPTORS_BESIDES) {
+        cases.note("the limit on open descriptors (ulimit -Hn) is too low for this family: nothing was run");
+        return Ok(());
+    }
+    for io in BACK_ENDS {
+        let (mut facts, mut peak) = (Map::new(), 0);
+        cases.check(&format!("{io}-one-session-deep"), || {
+            peak = deep(context, io, plan.time)?;
+            Ok(())
+        });
+        cases.check(&format!("{io}-{}-of-{}-busy", plan.active, plan.sessions), || {
+            facts = many(context, io, &plan)?;
+            Ok(())
+        });
+        facts.insert("one_session_1m_32_resident_bytes_peak".into(), json!(peak));
+        cases.fact(io, Value::Object(facts));
+    }
+    Ok(())
+}
