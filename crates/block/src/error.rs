@@ -19,6 +19,9 @@ pub enum IoErrorKind {
     Unsupported,
     /// An earlier flush failed; what was acknowledged may be lost, and nothing more is accepted.
     FlushFailed,
+    /// The storage may have lost power since the last flush, and with it writes that it had acknowledged. Told once,
+    /// by a flush: what is written again from here on and then flushed is safe.
+    CacheLost,
     /// The peer is gone and did not come back in time.
     Unreachable,
     /// The peer refused us.

@@ -137,6 +137,7 @@ impl Failure {
             IoErrorKind::FlushFailed => {
                 (Exit::Failed, "what was written before may be lost: check the medium, then copy again")
             }
+            IoErrorKind::CacheLost => (Exit::Failed, "see why the target restarts, then copy again"),
             _ => (Exit::Failed, ""),
         };
         let object = object.into();

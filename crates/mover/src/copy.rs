@@ -1,8 +1,11 @@
 //! Source to destination, one flush, and the verification if asked for.
 
 use area::Span;
-use block::{Endpoint, Identity, State};
+use std::time::Duration;
+
+use block::{Endpoint, Identity, IoErrorKind, State};
 use io::Io;
+use tracing::warn;
 
 use crate::cutter::{Cutter, Piece};
 use crate::engine::{Engine, Extents, Job, Side, Step};
@@ -46,9 +49,15 @@ pub struct Report {
     pub rate_waits: u64,
     /// Requests the endpoints repeated after a lost connection.
     pub retries: u64,
+    /// The destination lost what it had accepted ([`IoErrorKind::CacheLost`]), and all was copied once more. The figures
+    /// are those of the second time, but for `seconds`.
+    pub copied_again: bool,
 }
 
 /// Copies the range of `plan` from `source` to `destination`, flushes once, and verifies if asked.
+///
+/// If the flush says that the destination's cache was lost, all is copied a second time by durable writes, which no
+/// further loss can undo. It is not tried a third time.
 ///
 /// The loop belongs to this call until it returns: events of other owners are dropped. `observer` is called at
 /// most every [`crate::OBSERVE_EVERY`] and at the end of each phase. All memory is back in the loop's pool
@@ -67,9 +76,22 @@ pub fn copy(
     let checked = plan_check(source.capability(), destination.capability(), plan)?;
     let mut engine = Engine::new(io, source, destination, plan, &checked, observer)?;
     let mut job = Copy::new(plan, &checked);
-    let figures = engine.run(&mut job)?;
+    let mut figures = engine.run(&mut job)?;
+    let mut flushed = engine.flush();
+    let mut before = Duration::ZERO;
+    if let Err(CopyError::Flush(error)) = &flushed
+        && error.kind == IoErrorKind::CacheLost
+        && figures.safe == checked.bytes
+    {
+        warn!(%error, "copying all of it again, by durable writes");
+        before = figures.duration;
+        job = Copy::new(plan, &checked);
+        engine.write_through();
+        figures = engine.run(&mut job)?;
+        flushed = engine.flush();
+    }
+    let flush = flushed?;
     let chunk = engine.chunk();
-    let flush = engine.flush()?;
     if figures.safe < checked.bytes {
         return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: figures.safe });
     }
@@ -87,7 +109,7 @@ pub fn copy(
     }
     Ok(Report {
         bytes: checked.bytes,
-        seconds: (figures.duration + flush).as_secs_f64(),
+        seconds: (before + figures.duration + flush).as_secs_f64(),
         chunks: figures.pieces,
         read: figures.sides[End::Source.index()],
         write: figures.sides[End::Destination.index()],
@@ -101,6 +123,7 @@ pub fn copy(
         shares: figures.shares,
         rate_waits: figures.rate_waits,
         retries: engine.retries(),
+        copied_again: before > Duration::ZERO,
     })
 }
 

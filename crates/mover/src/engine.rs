@@ -194,6 +194,8 @@ pub(crate) struct Engine<'a> {
     bucket_timer: Option<Duration>,
     /// The destination zeroes ranges by name, as far as is known.
     names_zeroes: bool,
+    /// Data is written durably. Zeroes by name cannot be: they are as volatile as ever.
+    durable: bool,
 
     /// The observer said stop. Stays set through all phases.
     stopped: bool,
@@ -259,6 +261,7 @@ impl<'a> Engine<'a> {
             bucket: None,
             bucket_timer: None,
             names_zeroes,
+            durable: false,
             stopped: false,
             exhausted: false,
             halted: false,
@@ -296,6 +299,11 @@ impl<'a> Engine<'a> {
     pub(crate) fn retries(&self) -> u64 {
         let now: u64 = self.ends.iter().map(|end| end.retries()).sum();
         now.saturating_sub(self.retries_before)
+    }
+
+    /// From now on data is durable when it is written.
+    pub(crate) fn write_through(&mut self) {
+        self.durable = true;
     }
 
     pub(crate) fn chunk(&self) -> u32 {
@@ -518,7 +526,8 @@ impl<'a> Engine<'a> {
     fn write(&mut self, index: usize) {
         self.slots[index].stage = Stage::Writing;
         let span = self.slots[index].spans[0].clone();
-        let kind = |offset, from| Kind::Write { offset, from, durable: false };
+        let durable = self.durable;
+        let kind = |offset, from| Kind::Write { offset, from, durable };
         self.transfer(index, End::Destination, kind, &span);
     }
 
@@ -539,7 +548,8 @@ impl<'a> Engine<'a> {
                 slot.blank = true;
             }
             slot.zeroing = left.min(part).min(span.len() as u64);
-            Kind::Write { offset, from: span.slice(0, slot.zeroing as usize), durable: false }
+            let from = span.slice(0, slot.zeroing as usize);
+            Kind::Write { offset, from, durable: self.durable }
         };
         slot.zeroes_named = named;
         slot.since = self.seen;

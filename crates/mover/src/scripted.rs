@@ -58,6 +58,8 @@ pub(crate) struct Log {
     pub(crate) read_times: Vec<std::time::Duration>,
     reads: usize,
     writes: usize,
+    /// Writes that had to be durable.
+    pub(crate) durable_writes: usize,
     pub(crate) requests_max: usize,
     /// Times that a request was submitted while reads and writes were both in flight.
     pub(crate) overlaps: usize,
@@ -82,6 +84,7 @@ impl Log {
         } else {
             self.reads += 1;
         }
+        self.durable_writes += usize::from(matches!(kind, Kind::Write { durable: true, .. }));
         if kind.verb() == "read" {
             self.read_times.push(now);
         }

@@ -303,6 +303,23 @@ fn a_flush_error_is_an_error_and_not_repeated() {
 }
 
 #[test]
+fn a_lost_cache_is_filled_again_durably_and_once() {
+    for (on, flushes) in [(false, 2), (true, 2)] {
+        let mut pair = Pair::new(random_bytes(8, 100 * K), vec![0; 100 * 1024]);
+        let fault = Fault { verb: "flush", nth: 0, kind: IoErrorKind::CacheLost, on };
+        pair.destination.faults.push(fault);
+        let result = pair.copy(&Plan { verify: true, ..small(16 * KC, 4) });
+        assert_eq!(pair.log.borrow().count('d', "flush"), flushes);
+        assert_eq!((pair.log.borrow().count('d', "write"), pair.log.borrow().durable_writes), (14, 7));
+        match result {
+            Ok(report) => assert!(!on && report.copied_again && report.verified && report.chunks == 7),
+            Err(CopyError::Flush(error)) => assert!(on && error.kind == IoErrorKind::CacheLost),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
 fn an_empty_copy_still_flushes() {
     let mut pair = Pair::new(random_bytes(6, 10 * K), vec![7; 10]);
     let report = pair.copy(&Plan { src_offset: 10 * K, verify: true, ..Plan::default() }).unwrap();

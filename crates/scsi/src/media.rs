@@ -204,6 +204,10 @@ pub enum MediaError {
     /// every later one that needs the medium, until [`crate::LogicalUnit::reopened`]. Nothing is retried
     /// into success.
     FlushFailed,
+    /// The storage may have lost what it held in a volatile cache, as when its power failed: MEDIUM ERROR 0Ch/00h for
+    /// this command, and once for the next flush of every other nexus. The storage goes on; what is written again
+    /// and flushed is safe.
+    CacheLost,
     /// The data-out buffer can not serve, see [`Media::accepts_data_out`]: ILLEGAL REQUEST 24h/00h.
     DataOutSize,
 }

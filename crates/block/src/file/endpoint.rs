@@ -27,7 +27,7 @@ pub(super) struct Handles {
     pub(super) buffered: Handle,
     pub(super) direct: Option<Handle>,
     /// For flushes alone, and an open file description of its own. The kernel tells each description of a write that was
-    /// lost behind our back once: what one thread is told, or a durable write, must not be missing from another's flush.
+    /// lost behind our back once: what one thread is told must not be missing from another's flush.
     pub(super) sync: Handle,
     /// The file's bytes are memory (tmpfs): a write never waits for a device.
     pub(super) in_memory: bool,
@@ -60,6 +60,8 @@ struct Pending {
     job: Job,
     /// O_DIRECT was refused for this one: the page cache takes it.
     through_cache: bool,
+    /// A durable write of which some went through the page cache: it ends with a flush.
+    owes_flush: bool,
 }
 
 /// What is left to do of a request.
@@ -176,6 +178,17 @@ impl FileEndpoint {
                     let result = io.write_now(&handle, offset, &from, durability);
                     return self.advance(io, key, result);
                 }
+                // A durable write through the page cache is a write, and then the flush that others share: of two that
+                // the kernel syncs beside each other on one descriptor, one could take the other's error.
+                let durability = match durability {
+                    Durability::Durable
+                        if self.direct_for(offset, &from, pending.through_cache).is_none() =>
+                    {
+                        self.pending[key as usize].as_mut().expect("slot in use").owes_flush = true;
+                        Durability::Volatile
+                    }
+                    durability => durability,
+                };
                 io.write(token, &handle, offset, from, durability);
             }
             Job::Flush => {
@@ -260,11 +273,14 @@ impl FileEndpoint {
                 return Some(Err(IoError::new(IoErrorKind::Medium, text)));
             }
             (Job::Read { offset, into }, Ok(count)) | (Job::Write { offset, from: into, .. }, Ok(count)) => {
-                if count == into.len() {
+                if count < into.len() {
+                    *offset += count as u64;
+                    *into = into.slice(count, into.len() - count);
+                } else if pending.owes_flush {
+                    pending.job = Job::Flush;
+                } else {
                     return Some(Ok(()));
                 }
-                *offset += count as u64;
-                *into = into.slice(count, into.len() - count);
             }
             (Job::Zero { offset, length }, Ok(count)) if count > 0 => {
                 *offset += count as u64;
@@ -281,24 +297,9 @@ impl FileEndpoint {
                 return Some(Err(IoError::new(IoErrorKind::Medium, "nothing could be written")));
             }
             (_, Err(error)) if error.raw_os_error() == Some(libc::EINTR) => {}
-            (Job::Write { offset, from, durability: Durability::Durable }, Err(error)) => {
-                let (offset, from, through_cache) = (*offset, from.clone(), pending.through_cache);
-                return Some(Err(self.durable_error(offset, &from, through_cache, error)));
-            }
             (_, Err(error)) => return Some(Err(error.into())),
         }
         self.start(io, key)
-    }
-
-    /// A durable write through the page cache fails with whatever was lost on its way to the medium, its own data or
-    /// others': that is a failed flush.
-    fn durable_error(&self, offset: u64, from: &Span, through_cache: bool, error: Error) -> IoError {
-        let error = IoError::from(error);
-        if error.kind != IoErrorKind::Medium || self.direct_for(offset, from, through_cache).is_some() {
-            return error;
-        }
-        self.shared.flush_failed.store(true, Ordering::Release);
-        IoError::new(IoErrorKind::FlushFailed, format!("durable write failed: {error}"))
     }
 
     fn seek_extent(&self, offset: u64, size: u64) -> Extent {
@@ -342,7 +343,7 @@ impl Endpoint for FileEndpoint {
             Ok(job) => job,
             Err(error) => return done.push(Completion { id: request.id, result: Err(error) }),
         };
-        let pending = Pending { id: request.id, job, through_cache: false };
+        let pending = Pending { id: request.id, job, through_cache: false, owes_flush: false };
         let key = self.vacant.pop().unwrap_or_else(|| {
             self.pending.push(None);
             self.pending.len() as u32 - 1

@@ -294,10 +294,13 @@ fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
     let (identity, capability) = (medium.identity.clone(), medium.capability.clone());
     let mut ill = FileEndpoint::new(&io, handles, false, identity, capability, Arc::clone(&medium.shared));
     let mut done = Vec::new();
-    for id in 0..3 {
-        ill.submit(&mut io, Request { id, kind: Kind::Flush }, &mut done);
+    // Durable writes through the page cache are among those who wait.
+    for id in 0..4 {
+        let durable = Kind::Write { offset: id * 4096, from: span(&io, &[1; 4096]), durable: true };
+        let kind = if id % 2 == 0 { Kind::Flush } else { durable };
+        ill.submit(&mut io, Request { id, kind }, &mut done);
     }
-    settle(&mut io, &mut ill, 3, &mut done);
+    settle(&mut io, &mut ill, 4, &mut done);
     for completion in done {
         assert_eq!(completion.result.unwrap_err().kind, IoErrorKind::FlushFailed);
     }

@@ -2,10 +2,12 @@
 //!
 //! After a lost connection the unanswered commands are sent again, in their first order, on a session that
 //! replaces the old one (same ISID): the target must have ended every task of the old session before it answers
-//! that login (RFC 7143 §6.3.5), so a repeated write never races its first copy.
+//! that login (RFC 7143 §6.3.5), so a repeated write never races its first copy. What the old session acknowledged and
+//! nobody flushed may be gone with the target's power: see `cache.rs`.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
@@ -23,6 +25,7 @@ use scsi::cdb::Cdb;
 use scsi::{Sense, Status};
 use slab::Slab;
 
+use super::cache::{self, Fate, Mark, WriteCache};
 use super::command::{self, Data, Step, Verdict};
 use super::options::{Options, random_isid, resolve};
 use super::session::{Failure, Outcome, Session};
@@ -56,6 +59,7 @@ pub struct IscsiMedium {
     url: Url,
     options: Options,
     read_only: bool,
+    cache: Arc<WriteCache>,
 }
 
 impl IscsiMedium {
@@ -66,7 +70,7 @@ impl IscsiMedium {
             return Err(OpenError::Usage(text));
         }
         options.login(url.target.as_deref(), random_isid())?;
-        Ok(Self { url, options, read_only })
+        Ok(Self { url, options, read_only, cache: Arc::default() })
     }
 }
 
@@ -91,6 +95,8 @@ struct Work {
     /// Bytes that are done, for requests that take several commands.
     done: u64,
     repeats: u32,
+    /// When a flush was asked for.
+    mark: Mark,
 }
 
 /// What a task of the session is for.
@@ -136,6 +142,11 @@ struct IscsiEndpoint {
     setup: Setup,
     setup_again: Option<Duration>,
     disk: Disk,
+    cache: Arc<WriteCache>,
+    /// Number of the last volatile write of this endpoint.
+    written: u64,
+    /// A session has begun whose disk has not told yet whether its cache survived.
+    unheard: bool,
     capability: Capability,
     negotiated: Option<Negotiated>,
     works: Slab<Work>,
@@ -182,6 +193,9 @@ impl IscsiEndpoint {
             setup: Setup::default(),
             setup_again: None,
             disk: Disk::default(),
+            cache: Arc::clone(&medium.cache),
+            written: 0,
+            unheard: false,
             capability: unknown_capability(),
             negotiated: None,
             works: Slab::new(),
@@ -314,7 +328,7 @@ impl IscsiEndpoint {
         }
         keys.sort_by_key(|key| self.works[*key].sequence);
         for key in &keys {
-            // A write that waits only for its flush: the target may have forgotten it with its power.
+            // A durable write that waits only for its flush: the target may have forgotten it with its power.
             if let Work { kind: Kind::Write { .. }, done, .. } = &mut self.works[*key] {
                 *done = 0;
             }
@@ -340,6 +354,10 @@ impl IscsiEndpoint {
             match outcome {
                 Outcome::LoggedIn(negotiated) => {
                     self.negotiated = Some(negotiated);
+                    // A session that ended before we heard may have been told for ever: this one will not be.
+                    if std::mem::replace(&mut self.unheard, true) {
+                        self.cache_lost();
+                    }
                     self.ask(io);
                 }
                 Outcome::Completed { task, status, sense, data_in } => {
@@ -398,7 +416,16 @@ impl IscsiEndpoint {
     }
 
     fn on_answer(&mut self, io: &mut Io, answer: &Answer<'_>, done: &mut Vec<Completion>) {
-        match self.setup.answer(answer) {
+        let progress = self.setup.answer(answer);
+        if self.unheard
+            && let Some(survived) = self.setup.cache_survived()
+        {
+            self.unheard = false;
+            if !survived {
+                self.cache_lost();
+            }
+        }
+        match progress {
             Ok(Progress::Ask) if self.setup.question().is_some() => self.ask(io),
             Ok(Progress::Ask) => {
                 if let Err(error) = self.set_up(io) {
@@ -407,6 +434,17 @@ impl IscsiEndpoint {
             }
             Ok(Progress::Pause) => self.ask_later(io),
             Err(error) => self.give_up(io, error, done),
+        }
+    }
+
+    /// The target may have lost what this endpoint's earlier sessions left in its cache.
+    fn cache_lost(&mut self) {
+        if self.opened && self.cache.lost() {
+            tracing::error!(
+                url = %self.url,
+                "the target may have lost power: writes it acknowledged since the last flush may be gone; the next \
+                 flush fails"
+            );
         }
     }
 
@@ -454,10 +492,20 @@ impl IscsiEndpoint {
                 }
                 work.done += bytes;
                 work.repeats = 0;
+                if work.kind.is_write()
+                    && !matches!(work.kind, Kind::Write { durable: true, .. })
+                    && self.disk.write_cache
+                {
+                    self.written = self.cache.wrote();
+                }
                 let total = work.kind.range().map_or(0, |(_, length)| length);
                 // A command that moves nothing is the flush: of a flush, or behind a write.
                 if work.done >= total && (bytes == 0 || !command::needs_flush(&work.kind, &self.disk)) {
-                    return self.finish(io, key, Ok(()), done);
+                    let result = match work.kind {
+                        Kind::Flush => self.cache.flushed(work.mark),
+                        _ => Ok(()),
+                    };
+                    return self.finish(io, key, result, done);
                 }
                 self.progress = io.now();
                 return self.queue.push_front(key);
@@ -476,6 +524,9 @@ impl IscsiEndpoint {
                 Verdict::Fail(IoError::new(IoErrorKind::Other, text))
             }
         };
+        if sense.as_ref().map(cache::fate) == Some(Fate::Lost) {
+            self.cache_lost();
+        }
         match verdict {
             Verdict::Fail(error) => self.finish(io, key, Err(error), done),
             Verdict::Again => {
@@ -652,7 +703,8 @@ impl Endpoint for IscsiEndpoint {
         }
         self.sequence += 1;
         let Request { id, kind } = request;
-        let key = self.works.insert(Work { id, kind, sequence: self.sequence, done: 0, repeats: 0 });
+        let (sequence, mark) = (self.sequence, self.cache.mark());
+        let key = self.works.insert(Work { id, kind, sequence, done: 0, repeats: 0, mark });
         self.queue.push_back(key);
         self.tick(io);
         if !self.feeding {
@@ -711,6 +763,15 @@ impl Endpoint for IscsiEndpoint {
 
     fn retries(&self) -> u64 {
         self.retries
+    }
+}
+
+impl Drop for IscsiEndpoint {
+    /// Nobody is left who would hear whether its writes survive: a flush by another endpoint cannot vouch for them.
+    fn drop(&mut self) {
+        if self.cache.holds(self.written) {
+            self.cache_lost();
+        }
     }
 }
 

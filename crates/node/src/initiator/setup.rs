@@ -7,6 +7,8 @@ use scsi::inquiry::{self, BlockLimits, DesignatorId, Provisioning, Standard};
 use scsi::mode::ModeData;
 use scsi::{Sense, SenseKey, Status};
 
+use super::cache::{self, Fate};
+
 /// Bytes an answer may have.
 pub(super) const ANSWER_BYTES: u32 = 4096;
 /// Unit attentions, or NOT READY BECOMING READY, tolerated before a disk counts as broken.
@@ -62,6 +64,9 @@ const ORDER: [Question; 11] = [
 pub(super) struct Setup {
     at: usize,
     asked_again: u32,
+    /// What unit attentions have said of the cache.
+    kept: bool,
+    lost: bool,
     pages: Vec<u8>,
     pub(super) disk: Disk,
 }
@@ -102,11 +107,20 @@ impl Setup {
         })
     }
 
+    /// Whether what was acknowledged on an earlier session is still there; `None` until the disk has told all that
+    /// it has to tell of the time between.
+    pub(super) fn cache_survived(&self) -> Option<bool> {
+        (self.lost || self.at > 0).then_some(self.kept && !self.lost)
+    }
+
     /// Takes an answer.
     pub(super) fn answer(&mut self, answer: &Answer<'_>) -> Result<Progress, OpenError> {
         let good = answer.status == Status::Good as u8;
         let busy = [Status::Busy as u8, Status::TaskSetFull as u8].contains(&answer.status);
         let key = answer.sense.as_ref().map(|sense| sense.key);
+        let fate = answer.sense.as_ref().map_or(Fate::Unsaid, cache::fate);
+        self.kept |= fate == Fate::Kept;
+        self.lost |= fate == Fate::Lost;
         if busy || key == Some(SenseKey::UnitAttention) || is_becoming_ready(answer.sense.as_ref()) {
             self.asked_again += 1;
             if self.asked_again > PATIENCE {
@@ -245,5 +259,34 @@ fn print(id: &DesignatorId) -> String {
         DesignatorId::Name(name) => name.clone(),
         DesignatorId::RelativePort(number) | DesignatorId::PortGroup(number) => number.to_string(),
         DesignatorId::Other { kind, bytes } => format!("type {kind} {}", hex(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_nexus_loss_says_that_the_cache_survived() {
+        for (attentions, survived) in [
+            (&[][..], false),
+            (&[(0x29, 0x00)], false),
+            (&[(0x29, 0x01)], false),
+            (&[(0x2a, 0x09)], false),
+            (&[(0x29, 0x07)], true),
+            (&[(0x2a, 0x09), (0x29, 0x07)], true),
+            (&[(0x29, 0x07), (0x29, 0x03)], true),
+            (&[(0x29, 0x07), (0x29, 0x01)], false),
+            (&[(0x28, 0x00), (0x29, 0x07)], false),
+        ] {
+            let mut setup = Setup::default();
+            for (asc, ascq) in attentions {
+                assert_ne!(setup.cache_survived(), Some(true), "more may come");
+                let sense = Some(Sense::new(SenseKey::UnitAttention, *asc, *ascq));
+                setup.answer(&Answer { status: Status::CheckCondition as u8, sense, data: &[] }).unwrap();
+            }
+            setup.answer(&Answer { status: Status::Good as u8, sense: None, data: &[] }).unwrap();
+            assert_eq!(setup.cache_survived(), Some(survived), "{attentions:?}");
+        }
     }
 }

@@ -410,9 +410,9 @@ impl Connection {
             exclusive: exclusive.filter(|lun| context.shared.luns[*lun].config.exclusive).collect(),
         };
         match context.shared.sessions.claim(claim) {
-            Admission::Granted { tsih, nexus } => {
+            Admission::Granted { tsih, nexus, former } => {
                 for (_, lun) in &luns {
-                    context.shared.luns[*lun].unit().attach(nexus);
+                    context.shared.luns[*lun].unit().attach(nexus, former);
                 }
                 tracing::info!(
                     peer = %self.peer, initiator = pending.initiator,

@@ -274,6 +274,7 @@ fn media_error(error: &IoError) -> MediaError {
         IoErrorKind::ReadOnly => MediaError::ReadOnly,
         IoErrorKind::OutOfRange => MediaError::OutOfRange,
         IoErrorKind::FlushFailed => MediaError::FlushFailed,
+        IoErrorKind::CacheLost => MediaError::CacheLost,
         IoErrorKind::Unreachable => MediaError::NotReady { ascq: 0 },
         IoErrorKind::Refused => MediaError::NotReady { ascq: 3 },
         IoErrorKind::Aborted => MediaError::Aborted,

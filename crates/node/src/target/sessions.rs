@@ -1,5 +1,6 @@
 //! The sessions of the whole server. A session is one connection; two with one name replace each other.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 
@@ -25,6 +26,7 @@ pub struct SessionStatus {
 struct Entry {
     status: SessionStatus,
     isid: Isid,
+    nexus: NexusId,
     connection: ConnectionId,
     luns: Vec<usize>,
     waiters: Vec<ConnectionId>,
@@ -46,8 +48,8 @@ pub(super) struct Claim {
 /// What becomes of it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// A session with this handle, and this I_T nexus.
-    Granted { tsih: u16, nexus: NexusId },
+    /// A session with this handle, and this I_T nexus; `former` was the nexus of the same ports before.
+    Granted { tsih: u16, nexus: NexusId, former: Option<NexusId> },
     /// RFC 7143 §6.3.5: the session it replaces must end first; a `Retry` will come.
     Wait { old: ConnectionId },
     /// Another initiator has an exclusive LUN.
@@ -58,6 +60,9 @@ pub(super) enum Admission {
 
 /// Sessions at once, discovery included.
 const SESSIONS_MAX: usize = 4096;
+/// Ended sessions that are remembered. Who is forgotten hears, when it returns, that the power was off: its initiator
+/// then takes for lost what it has not flushed, which is safe.
+const FORMER_MAX: usize = 4096;
 
 /// All sessions.
 #[derive(Debug, Default)]
@@ -65,9 +70,20 @@ pub(super) struct Sessions {
     inner: Mutex<Inner>,
 }
 
+/// An initiator port at a target that had a session.
+#[derive(Debug)]
+struct Former {
+    initiator: String,
+    isid: Isid,
+    target: String,
+    nexus: NexusId,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     entries: Vec<Entry>,
+    /// Oldest first.
+    former: VecDeque<Former>,
     tsih_last: u16,
     nexus_last: NexusId,
 }
@@ -103,13 +119,19 @@ impl Sessions {
                 break candidate;
             }
         };
+        let former = inner.former.iter().position(|former| {
+            former.initiator == claim.initiator
+                && former.isid == claim.isid
+                && Some(&former.target) == claim.target.as_ref()
+        });
+        let former = former.and_then(|index| inner.former.remove(index)).map(|former| former.nexus);
         inner.nexus_last += 1;
         let nexus = inner.nexus_last;
         let status =
             SessionStatus { tsih, initiator: claim.initiator, target: claim.target, peer: claim.peer };
         let (isid, connection, luns) = (claim.isid, claim.connection, claim.exclusive);
-        inner.entries.push(Entry { status, isid, connection, luns, waiters: Vec::new() });
-        Admission::Granted { tsih, nexus }
+        inner.entries.push(Entry { status, isid, nexus, connection, luns, waiters: Vec::new() });
+        Admission::Granted { tsih, nexus, former }
     }
 
     /// The session of `connection` has ended, its tasks included. Returns who waited for that.
@@ -118,7 +140,14 @@ impl Sessions {
         let Some(index) = inner.entries.iter().position(|entry| entry.connection == connection) else {
             return Vec::new();
         };
-        inner.entries.swap_remove(index).waiters
+        let Entry { status, isid, nexus, waiters, .. } = inner.entries.swap_remove(index);
+        if let Some(target) = status.target {
+            if inner.former.len() == FORMER_MAX {
+                inner.former.pop_front();
+            }
+            inner.former.push_back(Former { initiator: status.initiator, isid, target, nexus });
+        }
+        waiters
     }
 
     /// Whether a session with this handle lives.
@@ -168,6 +197,40 @@ mod tests {
         assert_eq!(sessions.release(old), [waiter]);
         assert!(!sessions.exists(tsih));
         assert!(matches!(sessions.claim(claim("a", 1, 2)), Admission::Granted { .. }));
+    }
+
+    #[test]
+    fn ports_that_were_here_before_are_known_again_within_bounds() {
+        let sessions = Sessions::default();
+        let connection = |slot| ConnectionId { worker: 0, slot, generation: 0 };
+        let former = |claim| match sessions.claim(claim) {
+            Admission::Granted { nexus, former, .. } => (nexus, former),
+            other => panic!("{other:?}"),
+        };
+        let (first, none) = former(claim("a", 1, 0));
+        assert_eq!(none, None);
+        sessions.release(connection(0));
+        assert_eq!(former(claim("a", 2, 0)).1, None, "another ISID");
+        assert_eq!(former(claim("b", 1, 1)).1, None, "another initiator");
+        assert_eq!(
+            former(Claim { target: Some("iqn.u".into()), ..claim("a", 1, 2) }).1,
+            None,
+            "another target"
+        );
+        let (second, again) = former(claim("a", 1, 3));
+        assert_eq!(again, Some(first));
+        sessions.release(connection(3));
+        for _ in 1..FORMER_MAX {
+            former(claim("c", 1, 4));
+            sessions.release(connection(4));
+        }
+        assert_eq!(former(claim("a", 1, 3)).1, Some(second), "one name counts once");
+        sessions.release(connection(3));
+        for number in 0..FORMER_MAX {
+            former(claim(&format!("d{number}"), 1, 4));
+            sessions.release(connection(4));
+        }
+        assert_eq!(former(claim("a", 1, 3)).1, None, "the oldest is forgotten");
     }
 
     #[test]

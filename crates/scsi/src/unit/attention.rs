@@ -2,12 +2,14 @@
 
 use crate::limits::ATTENTIONS_MAX;
 
-/// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED.
-pub(super) const POWER_ON: (u8, u8) = (0x29, 0x00);
+/// POWER ON OCCURRED.
+pub(super) const POWER_ON: (u8, u8) = (0x29, 0x01);
 /// BUS DEVICE RESET FUNCTION OCCURRED.
 pub(super) const DEVICE_RESET: (u8, u8) = (0x29, 0x03);
 /// DEVICE INTERNAL RESET.
 pub(super) const INTERNAL_RESET: (u8, u8) = (0x29, 0x04);
+/// I_T NEXUS LOSS OCCURRED.
+pub(super) const NEXUS_LOSS: (u8, u8) = (0x29, 0x07);
 /// NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED.
 pub(super) const MEDIUM_CHANGED: (u8, u8) = (0x28, 0x00);
 /// MODE PARAMETERS CHANGED.

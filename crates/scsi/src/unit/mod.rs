@@ -25,7 +25,8 @@ use attention::Attentions;
 use mode::Pages;
 use opcodes::{Opcode, Reserved};
 
-/// An I_T nexus: an initiator port and the target port it came in by. The caller hands out the numbers.
+/// An I_T nexus: an initiator port and the target port it came in by. The caller hands out the numbers, each larger
+/// than those before.
 pub type NexusId = u64;
 
 /// What a logical unit is. Does not change while it lives, except its size ([`LogicalUnit::resized`]).
@@ -82,6 +83,9 @@ pub struct LogicalUnit {
     loaded: bool,
     /// A flush failed: accepted data is lost.
     lost_data: bool,
+    /// The largest number of a nexus so far, and what it was when accepted data was last lost.
+    newest: NexusId,
+    newest_at_loss: Option<NexusId>,
 }
 
 /// What is kept for one I_T nexus.
@@ -89,6 +93,8 @@ pub struct LogicalUnit {
 struct Nexus {
     id: NexusId,
     attentions: Attentions,
+    /// The storage's cache was lost, and this nexus's next flush has to say so.
+    cache_lost: bool,
     /// PREVENT of PREVENT ALLOW MEDIUM REMOVAL.
     prevent: bool,
 }
@@ -116,7 +122,16 @@ impl LogicalUnit {
             config.physical_block_size = config.block_size;
         }
         let pages = Pages::new(&config);
-        Self { config, nexuses: Vec::new(), reservation: None, pages, loaded: true, lost_data: false }
+        Self {
+            config,
+            nexuses: Vec::new(),
+            reservation: None,
+            pages,
+            loaded: true,
+            lost_data: false,
+            newest: 0,
+            newest_at_loss: None,
+        }
     }
 
     /// What the unit is, with its present size.
@@ -143,15 +158,22 @@ impl LogicalUnit {
     /// hears 28h/00h, since what the medium holds may not be what was last read.
     pub fn reopened(&mut self) {
         self.lost_data = false;
+        self.newest_at_loss = Some(self.newest);
         self.establish(None, attention::MEDIUM_CHANGED);
     }
 
-    /// A new I_T nexus: 29h/00h is pending for it (SAM-5 6.3.1). Attaching again starts it afresh.
-    pub fn attach(&mut self, nexus: NexusId) {
+    /// A new I_T nexus. One that was not here before hears 29h/01h POWER ON OCCURRED (SAM-5 6.3.1): nothing it knows
+    /// of this unit counts. One that takes the place of a nexus of the same ports, whose number was `former`, hears
+    /// 29h/07h I_T NEXUS LOSS OCCURRED (SAM-5 6.3.4): its tasks and reservations are gone, but what was accepted from
+    /// it is still accepted. Initiators tell by this whether writes they have not flushed survived, so it is not said
+    /// when data was lost since. Attaching again starts the nexus afresh.
+    pub fn attach(&mut self, nexus: NexusId, former: Option<NexusId>) {
         self.detach(nexus);
+        self.newest = self.newest.max(nexus);
+        let kept = former.is_some_and(|former| self.newest_at_loss.is_none_or(|last| former > last));
         let mut attentions = Attentions::default();
-        attentions.push(attention::POWER_ON);
-        self.nexuses.push(Nexus { id: nexus, attentions, prevent: false });
+        attentions.push(if kept { attention::NEXUS_LOSS } else { attention::POWER_ON });
+        self.nexuses.push(Nexus { id: nexus, attentions, cache_lost: false, prevent: false });
     }
 
     /// I_T nexus loss (SAM-5 6.3.4): its reservation, PREVENT and unit attentions go.
@@ -223,6 +245,16 @@ impl LogicalUnit {
 
     /// Ends a command whose storage work is done.
     pub fn finish(&mut self, nexus: NexusId, media: &Media, result: Result<(), MediaError>) -> Outcome {
+        let result = match result {
+            Ok(()) if media.op == MediaOp::Flush && std::mem::take(&mut self.nexus(nexus).cache_lost) => {
+                Err(MediaError::CacheLost)
+            }
+            Err(MediaError::CacheLost) => {
+                self.cache_lost(nexus);
+                result
+            }
+            _ => result,
+        };
         let outcome = match result {
             Ok(()) => {
                 if media.then == Then::Eject {
@@ -238,6 +270,19 @@ impl LogicalUnit {
             }
         };
         self.with_format(outcome)
+    }
+
+    /// The storage's cache was lost, and `told` is hearing of it. The next flush of every other nexus has to fail too:
+    /// what it wrote may be gone as well. The storage says it once for each of its flushes under way; the first one
+    /// speaks for all.
+    fn cache_lost(&mut self, told: NexusId) {
+        if std::mem::take(&mut self.nexus(told).cache_lost) {
+            return;
+        }
+        self.newest_at_loss = Some(self.newest);
+        for nexus in &mut self.nexuses {
+            nexus.cache_lost = nexus.id != told;
+        }
     }
 
     /// The checks every command passes before its own arm sees it.
@@ -287,7 +332,7 @@ impl LogicalUnit {
         let index = match self.nexuses.iter().position(|known| known.id == id) {
             Some(index) => index,
             None => {
-                self.attach(id);
+                self.attach(id, None);
                 self.nexuses.len() - 1
             }
         };
@@ -337,7 +382,7 @@ fn sense_of(media: &Media, error: MediaError) -> Sense {
             MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::LbaStatus { .. } => Sense::READ_ERROR,
             _ => Sense::WRITE_ERROR,
         },
-        MediaError::FlushFailed => Sense::WRITE_ERROR,
+        MediaError::FlushFailed | MediaError::CacheLost => Sense::WRITE_ERROR,
         MediaError::NoSpace => Sense::NO_SPACE,
         MediaError::ReadOnly => Sense::WRITE_PROTECTED,
         MediaError::OutOfRange => Sense::OUT_OF_RANGE,

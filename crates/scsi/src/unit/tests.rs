@@ -40,8 +40,8 @@ fn config() -> UnitConfig {
 fn unit_of(config: UnitConfig) -> LogicalUnit {
     let mut unit = LogicalUnit::new(config);
     for nexus in [A, B] {
-        unit.attach(nexus);
-        assert_eq!(codes(unit.command(nexus, &[0; 6], &[])), Err((6, 0x29, 0x00)));
+        unit.attach(nexus, None);
+        assert_eq!(codes(unit.command(nexus, &[0; 6], &[])), Err((6, 0x29, 0x01)));
     }
     unit
 }
@@ -707,15 +707,40 @@ fn no_unit_answers() {
 #[test]
 fn attention_is_told_once_and_does_not_block_some() {
     let mut unit = LogicalUnit::new(config());
-    unit.attach(A);
+    unit.attach(A, None);
     assert_eq!(run(&mut unit, A, cdb::inquiry(None, 36)), GOOD);
     assert_eq!(run(&mut unit, A, cdb::report_luns(64)), GOOD);
     let sense = Sense::parse(&data(&mut unit, cdb::request_sense(false, 252))).expect("sense data");
-    assert_eq!((sense.key, sense.asc, sense.ascq), (SenseKey::UnitAttention, 0x29, 0x00));
+    assert_eq!((sense.key, sense.asc, sense.ascq), (SenseKey::UnitAttention, 0x29, 0x01));
     assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "REQUEST SENSE took it");
-    unit.attach(A);
-    assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), Err((6, 0x29, 0x00)));
+    unit.attach(A, None);
+    assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), Err((6, 0x29, 0x01)));
     assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), GOOD);
+}
+
+/// SAM-5 6.3.1 and 6.3.4: who was here before hears of the loss of its nexus, not of power. Not when data was lost.
+#[test]
+fn a_nexus_that_returns_hears_nexus_loss() {
+    const POWER_ON: Ended = Err((6, 0x29, 0x01));
+    const NEXUS_LOSS: Ended = Err((6, 0x29, 0x07));
+    let mut unit = unit();
+    let attach = |unit: &mut LogicalUnit, nexus, former, expected| {
+        unit.attach(nexus, former);
+        assert_eq!(run(unit, nexus, cdb::test_unit_ready()), expected, "{nexus} after {former:?}");
+        assert_eq!(run(unit, nexus, cdb::test_unit_ready()), GOOD);
+    };
+    unit.detach(A);
+    attach(&mut unit, 3, Some(A), NEXUS_LOSS);
+    attach(&mut unit, 4, None, POWER_ON);
+    unit.reset(Some(B));
+    attach(&mut unit, 5, Some(3), NEXUS_LOSS);
+    unit.reopened();
+    attach(&mut unit, 6, Some(5), POWER_ON);
+    attach(&mut unit, 7, Some(6), NEXUS_LOSS);
+    let flush = media(&mut self::unit(), cdb::synchronize_cache_10());
+    let _ = unit.finish(7, &flush, Err(MediaError::CacheLost));
+    attach(&mut unit, 8, Some(7), POWER_ON);
+    attach(&mut unit, 9, Some(8), NEXUS_LOSS);
 }
 
 #[test]
@@ -1132,6 +1157,28 @@ fn failed_flush_stays_failed() {
     assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), Err((6, 0x29, 0x03)));
     assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), Err((6, 0x28, 0x00)));
     assert_eq!(run(&mut unit, A, cdb::synchronize_cache_10()), GOOD);
+}
+
+#[test]
+fn a_lost_cache_fails_one_flush_of_each_nexus() {
+    const LOST: Ended = Err((3, 0x0c, 0x00));
+    let mut unit = unit();
+    let flush = media(&mut unit, cdb::synchronize_cache_10());
+    let ended = |unit: &mut LogicalUnit, nexus, result| {
+        let outcome = unit.finish(nexus, &flush, result);
+        codes(Step::Done(outcome)).map(|_| ())
+    };
+    // The flushes of both were under way: the storage says it to each.
+    assert_eq!(ended(&mut unit, A, Err(MediaError::CacheLost)), LOST);
+    assert_eq!(ended(&mut unit, B, Err(MediaError::CacheLost)), LOST);
+    assert_eq!((ended(&mut unit, A, Ok(())), ended(&mut unit, B, Ok(()))), (GOOD, GOOD));
+    // One was: the other's next one fails, whatever the storage says of it, and nothing else does.
+    assert_eq!(ended(&mut unit, A, Err(MediaError::CacheLost)), LOST);
+    let write = media(&mut unit, cdb::write_16(0, 1, false));
+    assert_eq!(codes(Step::Done(unit.finish(B, &write, Ok(())))).map(|_| ()), GOOD);
+    assert_eq!((ended(&mut unit, A, Ok(())), ended(&mut unit, B, Ok(()))), (GOOD, LOST));
+    assert_eq!((ended(&mut unit, A, Ok(())), ended(&mut unit, B, Ok(()))), (GOOD, GOOD));
+    assert!(!unit.lost_data());
 }
 
 #[test]

@@ -64,6 +64,7 @@ pub(crate) fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> 
         "chunk": report.chunk,
         "depth_max": report.depth_max,
         "retries": report.retries,
+        "copied_again": report.copied_again,
     })
 }
 
@@ -96,6 +97,9 @@ pub(super) fn sentence(report: &Report, cpu: CpuTime) -> String {
     }
     if report.retries > 0 {
         text += &format!(", {} retries", report.retries);
+    }
+    if report.copied_again {
+        text += ", all of it twice because the target had lost what it held in its cache";
     }
     text + &format!("; limited by {}, {:.2} CPU-s/GB", report.limited_by, user + system)
 }
