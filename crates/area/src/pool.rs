@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
+use crate::region::HUGE_PAGE_BYTES;
 use crate::{PAGE_BYTES, Region, Span};
 
 /// Smallest area, one page.
@@ -11,8 +12,10 @@ const CLASS_MIN_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
 /// Largest area: 16 MiB. A request for more is refused; split it.
 const CLASS_MAX_SHIFT: u32 = 24;
 const CLASSES: usize = (CLASS_MAX_SHIFT - CLASS_MIN_SHIFT + 1) as usize;
-/// Areas smaller than this are carved from a common region of this size.
+/// Small areas are carved from regions of this size,
 const REGION_BYTES: usize = 1 << 20;
+/// and those from here on from huge pages: a device then sees one segment where it would see a hundred.
+const HUGE_FROM_BYTES: usize = 128 << 10;
 
 /// Bounds of one pool.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +50,8 @@ struct State {
     lent: usize,
     /// Free areas by size class, last returned first.
     free: [Vec<Place>; CLASSES],
+    /// Regions mapped or unmapped that [`Pool::changed_region`] has not told yet.
+    changed: Vec<u32>,
 }
 
 /// A region cut into areas of one class.
@@ -63,7 +68,7 @@ struct Carved {
 pub(crate) struct Place {
     pub(crate) base: *mut u8,
     class: u8,
-    region: u32,
+    pub(crate) region: u32,
 }
 
 impl Pool {
@@ -90,6 +95,15 @@ impl Pool {
     /// Areas lent at this moment.
     pub fn lent(&self) -> usize {
         self.inner.state.borrow().lent
+    }
+
+    /// A region that was mapped or unmapped since this was asked last: its number ([`Span::region`]), and where it lies
+    /// now. For a loop that makes them known to the kernel.
+    pub fn changed_region(&self) -> Option<(u32, Option<(*mut u8, usize)>)> {
+        let mut state = self.inner.state.borrow_mut();
+        let index = state.changed.pop()?;
+        let region = state.regions[index as usize].as_ref().map(|carved| &carved.region);
+        Some((index, region.map(|region| (region.as_ptr(), region.len()))))
     }
 
     /// Bytes of memory mapped by this pool.
@@ -135,7 +149,7 @@ impl State {
 
     fn grow(&mut self, class: u8, limits: PoolLimits) -> io::Result<()> {
         let bytes = class_bytes(class);
-        let region_bytes = bytes.max(REGION_BYTES);
+        let region_bytes = bytes.max(if bytes < HUGE_FROM_BYTES { REGION_BYTES } else { HUGE_PAGE_BYTES });
         self.make_room(region_bytes, limits.bytes_max);
         if self.mapped + region_bytes > limits.bytes_max {
             return Err(io::ErrorKind::OutOfMemory.into());
@@ -151,8 +165,15 @@ impl State {
             self.free[usize::from(class)].push(Place { base, class, region: index as u32 });
         }
         self.mapped += region_bytes;
+        self.note_change(index as u32);
         self.regions[index] = Some(Carved { region, class, lent: 0 });
         Ok(())
+    }
+
+    fn note_change(&mut self, index: u32) {
+        if !self.changed.contains(&index) {
+            self.changed.push(index);
+        }
     }
 
     /// Unmaps regions that lend nothing until `bytes` more fit below `bytes_max`: what one size has used once must
@@ -165,6 +186,7 @@ impl State {
             if let Some(Carved { region, class, .. }) = self.regions[index].take_if(|carved| carved.lent == 0)
             {
                 self.mapped -= region.len();
+                self.note_change(index as u32);
                 self.free[usize::from(class)].retain(|place| place.region as usize != index);
             }
         }
@@ -218,6 +240,21 @@ mod tests {
         let _large = pool.take(2 << 20).unwrap();
         assert!(kept.as_slice().iter().all(|byte| *byte == 7), "a region that lends stays");
         assert!(pool.mapped_bytes() <= 4 << 20);
+    }
+
+    #[test]
+    fn large_areas_lie_in_huge_pages_and_changes_of_regions_are_told() {
+        let pool = Pool::new(PoolLimits { bytes_max: 2 << 20 });
+        let large = pool.take(1 << 20).unwrap();
+        let (number, place) = pool.changed_region().unwrap();
+        assert_eq!(Some(number), large.region());
+        let (base, length) = place.unwrap();
+        assert_eq!((base as usize % HUGE_PAGE_BYTES, length), (0, HUGE_PAGE_BYTES));
+        assert_eq!(pool.changed_region(), None);
+        drop(large);
+        let small = pool.take(1).unwrap();
+        assert_eq!(pool.changed_region().unwrap().1, Some((small.as_ptr(), REGION_BYTES)), "in its place");
+        assert_eq!(pool.changed_region(), None);
     }
 
     #[test]

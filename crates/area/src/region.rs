@@ -6,10 +6,13 @@ use std::ptr::NonNull;
 
 use crate::PAGE_BYTES;
 
-/// Shared memory mapped into this process, page aligned, unmapped when dropped. It costs no descriptor.
+/// Size and alignment of a huge page on the architectures we run on.
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Memory mapped into this process, page aligned, unmapped when dropped. It costs no descriptor.
 ///
-/// The mapping is plain shared memory: several threads (and later processes) may hold it at once, so access
-/// goes through raw pointers and the owner of a range is agreed by protocol, not by the borrow checker.
+/// Several threads (and later processes) may hold it at once, so access goes through raw pointers and the owner of a
+/// range is agreed by protocol, not by the borrow checker.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,
@@ -23,26 +26,54 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `length` bytes (rounded up to pages) of zeroed memory. With `populate`, every page is faulted in
-    /// now, so that no page fault happens on the data path.
+    /// Maps `length` bytes (rounded up to pages) of zeroed memory, in huge pages where it is made of whole ones and the
+    /// system has them. With `populate`, every page is faulted in now, so that no page fault happens on the data path.
     ///
     /// Errors are the kernel's: out of memory or of address space.
     pub fn new(length: usize, populate: bool) -> io::Result<Self> {
-        let populate = if populate { libc::MAP_POPULATE } else { 0 };
-        Self::map(length, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS | populate, -1)
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        if !populate || !length.is_multiple_of(HUGE_PAGE_BYTES) || length == 0 {
+            let populate = if populate { libc::MAP_POPULATE } else { 0 };
+            return Self::map(length, protection, flags | populate, -1);
+        }
+        let mut region = Self::map(length + HUGE_PAGE_BYTES, protection, flags, -1)?;
+        region.align(length);
+        // SAFETY: the whole mapping. Either may be refused: then pages are small, or come when they are used.
+        unsafe {
+            libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_HUGEPAGE);
+            libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_POPULATE_WRITE);
+        }
+        Ok(region)
+    }
+
+    /// Cuts the mapping down to `length` bytes that begin with a huge page.
+    fn align(&mut self, length: usize) {
+        let base = self.base.as_ptr();
+        let head = base.align_offset(HUGE_PAGE_BYTES);
+        let tail = self.length - head - length;
+        // SAFETY: both ranges lie inside the mapping and outside of what is kept, and nobody has used them yet.
+        unsafe {
+            if head > 0 {
+                libc::munmap(base.cast(), head);
+            }
+            if tail > 0 {
+                libc::munmap(base.add(head + length).cast(), tail);
+            }
+            self.base = self.base.add(head);
+        }
+        self.length = length;
     }
 
     /// The first `length` bytes of a file, to be read by the kernel alone: see [`crate::Span::stored`].
     pub fn of_file(file: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
-        Self::map(length, libc::PROT_READ, 0, file.as_raw_fd())
+        Self::map(length, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd())
     }
 
     fn map(length: usize, protection: i32, flags: i32, file: i32) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(PAGE_BYTES);
-        // SAFETY: a new shared mapping at an address of the kernel's choice.
-        let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED | flags, file, 0)
-        };
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, file, 0) };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -102,7 +133,7 @@ impl Region {
         assert!((offset | length).is_multiple_of(PAGE_BYTES), "punch of part of a page");
         // SAFETY: the range lies inside the mapping; who may touch these bytes is the users' protocol.
         let result =
-            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), length, libc::MADV_REMOVE) };
+            unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), length, libc::MADV_DONTNEED) };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }

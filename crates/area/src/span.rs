@@ -58,6 +58,14 @@ impl Span {
         Self { area: Rc::new(Area::Stored(region)), start: 0, length }
     }
 
+    /// The number of the pool's region it lies in; `None` for stored bytes.
+    pub fn region(&self) -> Option<u32> {
+        match &*self.area {
+            Area::Pooled { place, .. } => Some(place.region),
+            Area::Stored(_) => None,
+        }
+    }
+
     /// Bytes in the span.
     pub fn len(&self) -> usize {
         self.length

@@ -81,14 +81,47 @@ impl Allocation {
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub enum Raw {
-    Read { fd: RawFd, into: *mut u8, length: u32, offset: u64 },
-    Write { fd: RawFd, from: *const u8, length: u32, offset: u64, durability: Durability },
-    Sync { fd: RawFd },
-    Allocate { fd: RawFd, how: Allocation, offset: u64, length: u64 },
-    Accept { fd: RawFd },
-    Connect { fd: RawFd, address: *const libc::sockaddr, length: u32 },
-    Receive { fd: RawFd, message: *mut libc::msghdr },
-    Send { fd: RawFd, message: *const libc::msghdr },
+    /// `region`: the registered one that `into` lies in.
+    Read {
+        fd: RawFd,
+        into: *mut u8,
+        length: u32,
+        offset: u64,
+        region: Option<u16>,
+    },
+    Write {
+        fd: RawFd,
+        from: *const u8,
+        length: u32,
+        offset: u64,
+        region: Option<u16>,
+        durability: Durability,
+    },
+    Sync {
+        fd: RawFd,
+    },
+    Allocate {
+        fd: RawFd,
+        how: Allocation,
+        offset: u64,
+        length: u64,
+    },
+    Accept {
+        fd: RawFd,
+    },
+    Connect {
+        fd: RawFd,
+        address: *const libc::sockaddr,
+        length: u32,
+    },
+    Receive {
+        fd: RawFd,
+        message: *mut libc::msghdr,
+    },
+    Send {
+        fd: RawFd,
+        message: *const libc::msghdr,
+    },
 }
 
 /// What a back end must do. `result` is a byte count or descriptor, or a negated errno, as in io_uring.
@@ -102,6 +135,12 @@ pub trait Backend {
     /// The time since an instant that all loops of a process share, so that times may be told to other threads.
     fn now(&self) -> Duration {
         EPOCH.elapsed()
+    }
+    /// Makes region `index` of the loop's pool known to the kernel, or forgotten, so that it need not look up its pages
+    /// for each operation. False: not possible.
+    fn register(&mut self, index: u16, region: Option<(*mut u8, usize)>) -> bool {
+        let _ = (index, region);
+        false
     }
     /// Queues one operation; it may start at once or in the next [`Backend::wait`].
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()>;
@@ -157,6 +196,8 @@ pub struct Io {
     now: Duration,
     spin: Spin,
     pool: Pool,
+    /// Which regions of the pool the back end knows, by number.
+    registered: Vec<bool>,
 }
 
 impl Io {
@@ -192,6 +233,7 @@ impl Io {
             now,
             spin,
             pool: Pool::new(limits),
+            registered: Vec::new(),
         }
     }
 
@@ -236,16 +278,33 @@ impl Io {
         }
     }
 
+    /// The registered region that a span lies in.
+    fn registered(&mut self, span: &Span) -> Option<u16> {
+        while let Some((index, place)) = self.pool.changed_region() {
+            let Ok(number) = u16::try_from(index) else { continue };
+            let known = self.backend.register(number, place) && place.is_some();
+            let index = index as usize;
+            if self.registered.len() <= index {
+                self.registered.resize(index + 1, false);
+            }
+            self.registered[index] = known;
+        }
+        let index = span.region()?;
+        self.registered.get(index as usize).copied().unwrap_or_default().then_some(index as u16)
+    }
+
     /// Reads file bytes at `offset` into `into`. Event: bytes read, short only at end of file.
     pub fn read(&mut self, token: Token, file: &Handle, offset: u64, into: Span) {
-        let raw = Raw::Read { fd: file.as_raw_fd(), into: into.as_ptr(), length: into.len() as u32, offset };
+        let (into_ptr, length, region) = (into.as_ptr(), into.len() as u32, self.registered(&into));
+        let raw = Raw::Read { fd: file.as_raw_fd(), into: into_ptr, length, offset, region };
         self.submit(token, file, Item::Span(into), raw);
     }
 
     /// Writes `from` at `offset`. Event: bytes written, possibly fewer than asked.
     pub fn write(&mut self, token: Token, file: &Handle, offset: u64, from: Span, durability: Durability) {
         let (from_ptr, length) = (from.as_ptr().cast_const(), from.len() as u32);
-        let raw = Raw::Write { fd: file.as_raw_fd(), from: from_ptr, length, offset, durability };
+        let region = self.registered(&from);
+        let raw = Raw::Write { fd: file.as_raw_fd(), from: from_ptr, length, offset, region, durability };
         self.submit(token, file, Item::Span(from), raw);
     }
 

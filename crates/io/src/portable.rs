@@ -438,10 +438,10 @@ fn perform(raw: Raw) -> i32 {
     // SAFETY: the pointers in `raw` stay valid until the completion is delivered (contract of `Raw`).
     unsafe {
         match raw {
-            Raw::Read { fd, into, length, offset } => {
+            Raw::Read { fd, into, length, offset, .. } => {
                 retry(|| libc::pread(fd, into.cast(), length as usize, offset as i64))
             }
-            Raw::Write { fd, from, length, offset, durability } => {
+            Raw::Write { fd, from, length, offset, durability, .. } => {
                 let write = || libc::pwrite(fd, from.cast(), length as usize, offset as i64);
                 if durability == Durability::Volatile {
                     return retry(write);

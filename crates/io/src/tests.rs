@@ -23,6 +23,8 @@ macro_rules! on_both_back_ends {
 
 on_both_back_ends! {
     a_file_write_is_read_back,
+    memory_that_moved_is_known_to_the_kernel,
+    a_busy_peer_is_awaited_without_sleeping,
     a_bad_descriptor_is_an_event_not_a_failure_of_the_loop,
     a_stream_gathers_headers_and_spans_in_order,
     timers_come_in_order_and_wakers_wake,
@@ -72,6 +74,64 @@ fn a_file_write_is_read_back(kind: Kind) {
     assert_eq!((event.token.key, event.bytes().unwrap()), (3, 12288));
     assert!(back.as_slice()[..4096].iter().all(|byte| *byte == 0));
     assert!(back.as_slice()[4096..12288].iter().all(|byte| *byte == 7));
+}
+
+/// A pool that has room for one region at a time: each size takes the place, and the number, of the one before.
+fn memory_that_moved_is_known_to_the_kernel(kind: Kind) {
+    let backend = super::choice::open(Some(kind)).unwrap();
+    let mut io = Io::over(backend, PoolLimits { bytes_max: 2 << 20 });
+    let owner = io.owner();
+    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    for round in 0..20u8 {
+        let length = [4096, 1 << 20, 8192, 128 << 10][usize::from(round % 4)];
+        let span = io.pool().take(length).unwrap();
+        span.fill(0, &vec![round; length]);
+        io.write(Token { owner, key: 1 }, &file, 0, span, Durability::Volatile);
+        assert_eq!(next(&mut io).bytes().unwrap(), length);
+        let back = io.pool().take(length).unwrap();
+        back.fill(0, &vec![0xFF; length]);
+        io.read(Token { owner, key: 2 }, &file, 0, back.clone());
+        assert_eq!(next(&mut io).bytes().unwrap(), length);
+        assert!(back.as_slice().iter().all(|byte| *byte == round), "round {round}");
+    }
+}
+
+/// Answers come from another thread within microseconds: after a while hardly a wait sleeps. Only where there are cores
+/// to spare, so nothing is asserted but that both ways work.
+fn a_busy_peer_is_awaited_without_sleeping(kind: Kind) {
+    for is_on in [true, false] {
+        let mut io = io(kind);
+        io.spin = Spin::new(is_on);
+        let owner = io.owner();
+        let (ours, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let socket: Handle = Rc::new(OwnedFd::from(ours));
+        let echo = std::thread::spawn(move || {
+            let mut byte = [0; 1];
+            while peer.read(&mut byte).unwrap() == 1 {
+                peer.write_all(&byte).unwrap();
+            }
+        });
+        let mut incoming = Box::new(Incoming::default());
+        for round in 0..1000u32 {
+            let mut outgoing = Box::new(Outgoing::default());
+            outgoing.bytes(&[round as u8]);
+            io.send(Token { owner, key: 1 }, &socket, outgoing);
+            assert_eq!(next(&mut io).bytes().unwrap(), 1);
+            let span = io.pool().take(1).unwrap();
+            incoming.clear();
+            incoming.push(span.clone());
+            io.receive(Token { owner, key: 2 }, &socket, incoming);
+            let event = next(&mut io);
+            assert_eq!(event.bytes().unwrap(), 1);
+            assert_eq!(span.as_slice(), [round as u8]);
+            let Item::Incoming(back) = event.item else { panic!("a receive returns its spans") };
+            incoming = back;
+        }
+        let report = io.spin_report();
+        assert!(is_on || report == SpinReport::default(), "off: {report:?}");
+        drop((io, socket));
+        echo.join().unwrap();
+    }
 }
 
 fn a_bad_descriptor_is_an_event_not_a_failure_of_the_loop(kind: Kind) {

@@ -9,6 +9,9 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use crate::{Backend, Durability, Raw};
 
+/// Regions that can be registered; a pool rarely has more.
+const REGIONS_MAX: u32 = 1024;
+
 /// Completions the kernel can hold before it has to keep some aside.
 const COMPLETIONS: u32 = 4096;
 
@@ -16,6 +19,8 @@ pub(crate) struct Uring {
     ring: IoUring,
     /// What found no room in the submission queue, because the kernel wants completions to be taken first.
     backlog: VecDeque<squeue::Entry>,
+    /// There is a table of registered buffers.
+    registers: bool,
 }
 
 impl Uring {
@@ -36,22 +41,32 @@ impl Uring {
                 "the kernel's io_uring is older than 6.1",
             ));
         }
-        Ok(Self { ring, backlog: VecDeque::new() })
+        let registers = ring.submitter().register_buffers_sparse(REGIONS_MAX).is_ok();
+        Ok(Self { ring, backlog: VecDeque::new(), registers })
     }
 }
 
 fn entry(raw: Raw) -> squeue::Entry {
     let at = types::Fd;
     match raw {
-        Raw::Read { fd, into, length, offset } => {
+        Raw::Read { fd, into, length, offset, region: None } => {
             opcode::Read::new(at(fd), into, length).offset(offset).build()
         }
-        Raw::Write { fd, from, length, offset, durability } => {
+        Raw::Read { fd, into, length, offset, region: Some(region) } => {
+            opcode::ReadFixed::new(at(fd), into, length, region).offset(offset).build()
+        }
+        Raw::Write { fd, from, length, offset, region, durability } => {
             let flags = match durability {
                 Durability::Volatile => 0,
                 Durability::Durable => libc::RWF_DSYNC,
             };
-            opcode::Write::new(at(fd), from, length).offset(offset).rw_flags(flags).build()
+            match region {
+                None => opcode::Write::new(at(fd), from, length).offset(offset).rw_flags(flags).build(),
+                Some(region) => opcode::WriteFixed::new(at(fd), from, length, region)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+            }
         }
         Raw::Sync { fd } => opcode::Fsync::new(at(fd)).flags(types::FsyncFlags::DATASYNC).build(),
         Raw::Allocate { fd, how, offset, length } => {
@@ -76,6 +91,17 @@ impl Backend for Uring {
 
     fn spins(&self) -> bool {
         true
+    }
+
+    fn register(&mut self, index: u16, region: Option<(*mut u8, usize)>) -> bool {
+        let (base, length) = region.unwrap_or((std::ptr::null_mut(), 0));
+        let buffer = libc::iovec { iov_base: base.cast(), iov_len: length };
+        // SAFETY: the region stays mapped until this loop is told otherwise; an operation that uses it keeps it mapped.
+        // Without the right to lock so much memory (RLIMIT_MEMLOCK) it is refused.
+        self.registers
+            && u32::from(index) < REGIONS_MAX
+            && unsafe { self.ring.submitter().register_buffers_update(u32::from(index), &[buffer], None) }
+                .is_ok()
     }
 
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
