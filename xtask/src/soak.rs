@@ -1,28 +1,45 @@
-//! Hours of copies, comparisons and session churn against one target, with its memory and descriptors recorded.
+//! Hours of copies, comparisons, load and session churn against one target, with its memory, descriptors and areas
+//! recorded.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
 use crate::harness::files::{empty_file, patchy_file, random_file, same_file};
-use crate::harness::pdu::Session;
+use crate::harness::load::{Load, busy};
+use crate::harness::pdu::{Session, connect};
 use crate::harness::procfs::{descriptors, resident_bytes};
-use crate::harness::{Against, Context, Disk, Running, Served, Tier, scratch};
+use crate::harness::target::{MEMORY_LOG, Memory};
+use crate::harness::{Against, Context, Disk, Running, Served, Target, Tier, Url, scratch};
 use crate::{evidence, install, suite};
 
 const BYTES: u64 = 64 << 20;
 const COPY_LIMIT: Duration = Duration::from_secs(120);
-/// Sessions opened and closed in one round of churn.
-const CHURN: usize = 100;
+/// Threads that open and close sessions, and for how long in one round.
+const CHURNERS: u8 = 4;
+const CHURN_TIME: Duration = Duration::from_secs(2);
+/// The LUN whose content stays, which sessions read and rewrite all the time.
+const STEADY_LUN: usize = 2;
+const STEADY_SESSIONS: u8 = 8;
+const STEADY_LOADS: [Load; 4] = [
+    Load { name: "read-4k", writes: false, bytes: 4 << 10, depth: 8 },
+    Load { name: "write-4k", writes: true, bytes: 4 << 10, depth: 8 },
+    Load { name: "read-256k", writes: false, bytes: 256 << 10, depth: 4 },
+    Load { name: "write-256k", writes: true, bytes: 256 << 10, depth: 4 },
+];
+/// How long the target may take to notice that the sessions of a round have ended.
+const REST_LIMIT: Duration = Duration::from_secs(10);
 /// Samples kept; when there are more, every second one is dropped.
 const SAMPLES_MAX: usize = 2000;
 /// Growth of the target's memory from the first quarter of the samples to the last that is no leak.
 const RESIDENT_GROWTH_MAX: u64 = 32 << 20;
 const DESCRIPTOR_GROWTH_MAX: usize = 4;
-/// A shorter run that found nothing is no evidence.
-const KEPT_HOURS_MIN: f64 = 1.0;
+/// A shorter run that found nothing is no evidence. The file says how long it was.
+const KEPT_HOURS_MIN: f64 = 0.25;
 /// Rounds before the first sample counts.
 const WARM_UP_ROUNDS: usize = 8;
 
@@ -43,57 +60,122 @@ struct Sample {
     seconds: f64,
     resident: u64,
     descriptors: usize,
+    memory: Memory,
 }
 
-fn round(
-    context: &Context,
-    served: &mut Served,
-    number: usize,
-    dir: &std::path::Path,
-) -> Result<&'static str> {
-    let mut rng = context.rng(&format!("soak/{number}"));
-    let seed = rng.random();
-    let (source, back) = (dir.join("source.img"), dir.join("back.img"));
-    let lun = rng.random_range(0..2);
-    let url = served.url(lun).to_string();
-    let (from, to) = (source.display().to_string(), back.display().to_string());
+/// The target with what the rounds need.
+struct Scene<'a> {
+    context: &'a Context,
+    dir: &'a Path,
+    served: Served,
+    /// What [`STEADY_LUN`] holds.
+    steady: Vec<u8>,
+}
+
+const INITIATOR: &str = "iqn.2026-11.org.example:soak";
+
+/// Opens and closes sessions as fast as it goes, in good and bad manner. Answers how many.
+fn churn(url: &Url, thread: u8, until: Instant, mut rng: StdRng) -> Result<usize> {
+    let mut count = 0_usize;
+    while Instant::now() < until {
+        let isid = [0x80, 5, 5, thread, (count >> 8) as u8, count as u8];
+        let mut session = Session::login(url, INITIATOR, isid)?;
+        session.read(url.lun, rng.random_range(0..1000), 8)?;
+        match rng.random_range(0..6) {
+            // Leaves without a word.
+            0 => {}
+            // In the middle of a command.
+            1 => {
+                let command = session.command(url.lun, &[0x28, 0, 0, 0, 0, 0, 0, 1, 0, 0], 256 * 512, &[]);
+                session.send(&command)?;
+            }
+            // Its own successor: the new session replaces the old one (RFC 7143 §6.3.5).
+            2 => Session::login(url, INITIATOR, isid)?.logout()?,
+            // A connection that never logs in.
+            3 => {
+                drop(connect(url, REST_LIMIT)?);
+                session.logout()?;
+            }
+            _ => session.logout()?,
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// A copy to the LUN, compared and copied back.
+fn copy_and_compare(scene: &Scene<'_>, url: &Url, rng: &mut StdRng) -> Result<()> {
+    let (source, back) = (scene.dir.join("source.img"), scene.dir.join("back.img"));
+    let (from, to, url) = (source.display().to_string(), back.display().to_string(), url.to_string());
+    if rng.random() {
+        random_file(&source, BYTES, rng.random())?;
+    } else {
+        patchy_file(&source, BYTES, rng.random())?;
+    }
+    let context = scene.context;
+    context.ours(&["copy", "--force", "--verify", &from, &url], COPY_LIMIT)?.success()?;
+    context.ours(&["compare", &from, &url], COPY_LIMIT)?.success()?;
+    empty_file(&back, BYTES)?;
+    context.ours(&["copy", "--force", &url, &to], COPY_LIMIT)?.success()?;
+    same_file(&source, &back)
+}
+
+/// A copy that dies in the middle.
+fn killed_copy(scene: &Scene<'_>, url: &Url, rng: &mut StdRng) -> Result<()> {
+    let source = scene.dir.join("source.img");
+    random_file(&source, BYTES, rng.random())?;
+    let mut command = scene.context.command();
+    command.args(["copy", "--force", "--rate", "40MB/s"]).arg(&source).arg(url.to_string());
+    let mut copy = Running::start(&mut command)?;
+    std::thread::sleep(Duration::from_millis(rng.random_range(50..1000)));
+    copy.signal(libc::SIGKILL)?;
+    copy.finish(COPY_LIMIT).map(|_| ())
+}
+
+/// Sessions that read and rewrite the steady LUN, sessions that come and go, and with `copies` a copy besides.
+fn mixed(scene: &Scene<'_>, url: &Url, rng: &mut StdRng, copies: bool) -> Result<String> {
+    let until = Instant::now() + CHURN_TIME;
+    let steady = scene.served.url(STEADY_LUN);
+    std::thread::scope(|scope| {
+        let mut busy_ones = Vec::new();
+        for (number, load) in (0..STEADY_SESSIONS).zip(STEADY_LOADS.iter().cycle()) {
+            let rng = StdRng::seed_from_u64(rng.random());
+            busy_ones.push(scope.spawn(move || {
+                let mut session = Session::login(steady, INITIATOR, [0x80, 6, 6, 6, 0, number])?;
+                session.read(steady.lun, 0, 8)?;
+                let done =
+                    busy(&mut session, steady.lun, *load, &scene.steady, until, rng).context(load.name)?;
+                session.logout().map(|()| done.commands)
+            }));
+        }
+        let churners: Vec<_> = (0..CHURNERS)
+            .map(|thread| {
+                let rng = StdRng::seed_from_u64(rng.random());
+                scope.spawn(move || churn(url, thread, until, rng).context("churn"))
+            })
+            .collect();
+        let copied = if copies { copy_and_compare(scene, url, rng) } else { Ok(()) };
+        let (mut commands, mut sessions) = (0, 0);
+        for busy in busy_ones {
+            commands += busy.join().expect("a session's thread panicked")?;
+        }
+        for churner in churners {
+            sessions += churner.join().expect("a churning thread panicked")?;
+        }
+        copied?;
+        let what = if copies { "copy, compare, copy back; " } else { "" };
+        Ok(format!("{what}{commands} commands, {sessions} sessions"))
+    })
+}
+
+fn round(scene: &Scene<'_>, number: usize) -> Result<String> {
+    let mut rng = scene.context.rng(&format!("soak/{number}"));
+    let url = scene.served.url(rng.random_range(0..2));
     match rng.random_range(0..5) {
-        0 => {
-            let isid = |index: usize| [0x80, 5, 5, 5, (index >> 8) as u8, index as u8];
-            for index in 0..CHURN {
-                let mut session =
-                    Session::login(served.url(lun), "iqn.2026-11.org.example:soak", isid(index))?;
-                session.read(lun as u64, rng.random_range(0..1000), 8)?;
-                // Every third leaves without a word.
-                if index % 3 > 0 {
-                    session.logout()?;
-                }
-            }
-            Ok("churn")
-        }
-        1 => {
-            random_file(&source, BYTES, seed)?;
-            let mut command = context.command();
-            command.args(["copy", "--force", "--rate", "40MB/s", &from, &url]);
-            let mut copy = Running::start(&mut command)?;
-            std::thread::sleep(Duration::from_millis(rng.random_range(50..1000)));
-            copy.signal(libc::SIGKILL)?;
-            copy.finish(COPY_LIMIT)?;
-            Ok("killed copy")
-        }
-        _ => {
-            if rng.random() {
-                random_file(&source, BYTES, seed)?;
-            } else {
-                patchy_file(&source, BYTES, seed)?;
-            }
-            context.ours(&["copy", "--force", "--verify", &from, &url], COPY_LIMIT)?.success()?;
-            context.ours(&["compare", &from, &url], COPY_LIMIT)?.success()?;
-            empty_file(&back, BYTES)?;
-            context.ours(&["copy", "--force", &url, &to], COPY_LIMIT)?.success()?;
-            same_file(&source, &back)?;
-            Ok("copy, compare, copy back")
-        }
+        0 => mixed(scene, url, &mut rng, false),
+        1 => killed_copy(scene, url, &mut rng).map(|()| "killed copy".into()),
+        2 => copy_and_compare(scene, url, &mut rng).map(|()| "copy, compare, copy back".into()),
+        _ => mixed(scene, url, &mut rng, true),
     }
 }
 
@@ -104,31 +186,46 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let seed = args.seed.unwrap_or_else(suite::fresh_seed);
     println!("seed {seed}");
     let hikyaku = suite::binary(args.hikyaku.as_ref())?;
+    // The commit and the date of the beginning: the tree may change in the hours to come.
+    let mut content = evidence::header("soak");
     let context = suite::context(hikyaku, seed, Tier::Full, Against::Ours)?;
     let dir = scratch()?;
-    let stored = dir.path().join("stored.img");
+    let (stored, steady) = (dir.path().join("stored.img"), dir.path().join("steady.img"));
     empty_file(&stored, BYTES)?;
-    let mut served = context.serve(&[Disk::file(&stored), Disk::endpoint(format!("mem:{BYTES}"))], None)?;
-    let pid = served.pid();
+    random_file(&steady, BYTES, context.seed_for("soak/steady"))?;
+    let disks = [Disk::file(&stored), Disk::endpoint(format!("mem:{BYTES}")), Disk::file(&steady)];
+    let target = Target::serve_with(&context, &disks, None, &[], &[("HIKYAKU_LOG", MEMORY_LOG)])?;
+    let mut scene = Scene {
+        context: &context,
+        dir: dir.path(),
+        served: Served::Ours(target),
+        steady: std::fs::read(&steady)?,
+    };
+    let pid = scene.served.pid();
     let started = Instant::now();
     let until = started + Duration::from_secs_f64(args.hours * 3600.0);
     let mut samples: Vec<Sample> = Vec::new();
     let (mut rounds, mut failure) = (0usize, None);
     let mut stride = 1;
     while Instant::now() < until {
-        let result = round(&context, &mut served, rounds, dir.path());
-        match served.blame(result).with_context(|| format!("round {rounds} (seed {seed})")) {
-            Ok(what) => {
+        let result = round(&scene, rounds)
+            .and_then(|what| Ok((what, scene.served.memory_at_rest(REST_LIMIT)?)))
+            .with_context(|| format!("round {rounds} (seed {seed})"));
+        match scene.served.blame(result) {
+            Ok((what, memory)) => {
                 let sample = Sample {
                     seconds: started.elapsed().as_secs_f64(),
                     resident: resident_bytes(pid)?,
                     descriptors: descriptors(pid)?,
+                    memory,
                 };
                 println!(
-                    "{:>8.0} s  round {rounds:<6} {:>6.1} MiB  {:>4} descriptors  {what}",
+                    "{:>8.0} s  round {rounds:<6} {:>6.1} MiB  {:>4} descriptors  {:>3} areas  {:>6.1} MiB mapped  {what}",
                     sample.seconds,
-                    sample.resident as f64 / 1048576.0,
-                    sample.descriptors
+                    mib(sample.resident),
+                    sample.descriptors,
+                    memory.areas,
+                    mib(memory.mapped_bytes),
                 );
                 if rounds >= WARM_UP_ROUNDS && rounds.is_multiple_of(stride) {
                     samples.push(sample);
@@ -154,17 +251,20 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         Some(failure) => Err(anyhow::anyhow!(failure)),
         None => judge(&samples),
     };
-    let mut content = evidence::header("soak");
     content.insert("seeds".into(), json!([seed]));
     content.insert("hours".into(), json!(started.elapsed().as_secs_f64() / 3600.0));
     content.insert("rounds".into(), json!(rounds));
+    content.insert("io".into(), json!(std::env::var("HIKYAKU_IO").unwrap_or_else(|_| "chosen".into())));
     content.insert(
         "failure".into(),
         verdict.as_ref().err().map_or(Value::Null, |error| json!(format!("{error:#}"))),
     );
-    let rows: Vec<Value> =
-        samples.iter().map(|s| json!([s.seconds.round(), s.resident, s.descriptors])).collect();
-    content.insert("columns".into(), json!(["seconds", "resident_bytes", "descriptors"]));
+    let row = |s: &Sample| {
+        json!([s.seconds.round(), s.resident, s.descriptors, s.memory.areas, s.memory.mapped_bytes])
+    };
+    let rows: Vec<Value> = samples.iter().map(row).collect();
+    let columns = ["seconds", "resident_bytes", "descriptors", "areas_lent", "pool_bytes"];
+    content.insert("columns".into(), json!(columns));
     content.insert("rows".into(), Value::Array(rows));
     if args.hours >= KEPT_HOURS_MIN || verdict.is_err() {
         evidence::write("soak", &content)?;
@@ -178,7 +278,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(verdict.is_ok())
 }
 
-/// Compares the last quarter with the first.
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// Compares the last quarter with the first. At rest no area is lent but those that the threads keep.
 fn judge(samples: &[Sample]) -> Result<()> {
     if samples.len() < 8 {
         bail!("only {} samples after warming up: too short to judge growth", samples.len());
@@ -189,6 +293,9 @@ fn judge(samples: &[Sample]) -> Result<()> {
     let open = |part: &[Sample]| part.iter().map(|sample| sample.descriptors).min().unwrap_or(0);
     let (before, after) = (resident(first), resident(last));
     ensure!(after <= before + RESIDENT_GROWTH_MAX, "memory grew from {before} to {after} bytes");
+    let areas = |part: &[Sample]| part.iter().map(|sample| sample.memory.areas).min().unwrap_or(0);
+    let (before, after) = (areas(first), areas(last));
+    ensure!(after <= before, "areas lent at rest grew from {before} to {after}");
     let (before, after) = (open(first), open(last));
     ensure!(after <= before + DESCRIPTOR_GROWTH_MAX, "descriptors grew from {before} to {after}");
     Ok(())
@@ -200,14 +307,21 @@ mod tests {
 
     #[test]
     fn growth_is_judged() {
-        let series = |resident: fn(u64) -> u64, open: fn(usize) -> usize| -> Vec<Sample> {
-            (0..100)
-                .map(|at| Sample { seconds: 0.0, resident: resident(at), descriptors: open(at as usize) })
-                .collect()
+        let series = |grow: fn(&mut Sample, u64)| -> Vec<Sample> {
+            let flat = |_| Sample {
+                seconds: 0.0,
+                resident: 50 << 20,
+                descriptors: 10,
+                memory: Memory { areas: 2, mapped_bytes: 8 << 20 },
+            };
+            let mut samples: Vec<Sample> = (0..100).map(flat).collect();
+            (0..).zip(&mut samples).for_each(|(at, sample)| grow(sample, at));
+            samples
         };
-        assert!(judge(&series(|_| 50 << 20, |_| 10)).is_ok());
-        assert!(judge(&series(|at| at << 20, |_| 10)).is_err());
-        assert!(judge(&series(|_| 50 << 20, |at| at)).is_err());
+        assert!(judge(&series(|_, _| ())).is_ok());
+        assert!(judge(&series(|sample, at| sample.resident += at << 20)).is_err());
+        assert!(judge(&series(|sample, at| sample.descriptors += at as usize)).is_err());
+        assert!(judge(&series(|sample, at| sample.memory.areas += at / 50)).is_err());
         assert!(judge(&[]).is_err());
     }
 }

@@ -1,23 +1,22 @@
 //! Many sessions at once, a few of them busy: what an idle one costs, whether the busy ones are served alike, and how
 //! long a command takes at worst; and what one session with long commands costs. On both back ends.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use crate::harness::files::random_file;
-use crate::harness::pdu::{self, Pdu, Session};
+use crate::harness::load::{Done, Load, busy};
+use crate::harness::pdu::Session;
 use crate::harness::procfs::{cores, descriptors, resident_bytes, resident_bytes_peak, threads};
 use crate::harness::{Cases, Context, Disk, Served, Target, Tier, scratch};
 
 const BACK_ENDS: [&str; 2] = ["uring", "portable"];
 const IMAGE_BYTES: u64 = 64 << 20;
-const BLOCK_BYTES: usize = 512;
 /// Resident memory that one idle session may cost, in bytes.
 const IDLE_BYTES_MAX: u64 = 128 << 10;
 /// Resident memory of a target with one session at the loads of [`DEEP`], in bytes.
@@ -37,16 +36,6 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// Descriptors the harness needs beside its sessions.
 const DESCRIPTORS_BESIDES: u64 = 200;
 
-/// What every active session does for a while.
-#[derive(Clone, Copy, Debug)]
-struct Load {
-    name: &'static str,
-    writes: bool,
-    bytes: usize,
-    /// Commands that a session keeps outstanding.
-    depth: usize,
-}
-
 const LOADS: [Load; 4] = [
     Load { name: "read-4k", writes: false, bytes: 4 << 10, depth: 4 },
     Load { name: "write-4k", writes: true, bytes: 4 << 10, depth: 4 },
@@ -59,76 +48,6 @@ const DEEP: [Load; 2] = [
     Load { name: "read-1m", writes: false, bytes: 1 << 20, depth: 32 },
     Load { name: "write-1m", writes: true, bytes: 1 << 20, depth: 32 },
 ];
-
-/// What one session did.
-#[derive(Clone, Copy, Debug, Default)]
-struct Done {
-    commands: u64,
-    longest: Duration,
-}
-
-impl Done {
-    fn add(&mut self, took: Duration) {
-        self.commands += 1;
-        self.longest = self.longest.max(took);
-    }
-}
-
-/// Keeps `load.depth` commands outstanding until `until`. Reads are compared with `image`, writes write what is there.
-fn busy(session: &mut Session, load: Load, image: &[u8], until: Instant, mut rng: StdRng) -> Result<Done> {
-    let mut done = Done::default();
-    let mut outstanding: HashMap<u32, (Instant, usize)> = HashMap::new();
-    loop {
-        while outstanding.len() < load.depth && Instant::now() < until {
-            let offset = rng.random_range(0..image.len() / load.bytes) * load.bytes;
-            let command = command(session, load, image, offset)?;
-            outstanding.insert(command.get(16), (Instant::now(), offset));
-            session.send(&command)?;
-        }
-        if outstanding.is_empty() {
-            return Ok(done);
-        }
-        let answer = session.receive()?;
-        let itt = answer.get(16);
-        let known = outstanding.get(&itt).copied();
-        match (answer.opcode(), known) {
-            (pdu::DATA_IN, Some((_, offset))) => {
-                let start = offset + answer.get(40) as usize;
-                let expected = image.get(start..start + answer.data.len()).context("data past the end")?;
-                ensure!(answer.data == expected, "wrong data at byte {start}");
-            }
-            (pdu::R2T, Some((_, offset))) => {
-                session.exp_stat_sn = answer.get(24);
-                session.send_burst(&answer, &image[offset..offset + load.bytes])?;
-            }
-            (pdu::SCSI_RESPONSE, Some(_)) => {}
-            (pdu::NOP_IN | pdu::ASYNC, _) => session.on_unasked(&answer)?,
-            (other, _) => anyhow::bail!("opcode {other:#x} for task {itt:#x}"),
-        }
-        let status = match answer.opcode() {
-            pdu::DATA_IN if answer.bhs[1] & 1 != 0 => answer.bhs[3],
-            pdu::SCSI_RESPONSE => answer.bhs[3],
-            _ => continue,
-        };
-        ensure!(status == 0, "status {status:#x}");
-        session.exp_stat_sn = answer.get(24).wrapping_add(1);
-        let (began, _) = outstanding.remove(&itt).context("a status for no task")?;
-        done.add(began.elapsed());
-    }
-}
-
-fn command(session: &mut Session, load: Load, image: &[u8], offset: usize) -> Result<Pdu> {
-    let (lba, blocks) = (u32::try_from(offset / BLOCK_BYTES)?, u16::try_from(load.bytes / BLOCK_BYTES)?);
-    let data = &image[offset..offset + load.bytes];
-    Ok(match load.writes {
-        false => session.command(0, &pdu::cdb10(0x28, lba, blocks), load.bytes, &[]),
-        true => {
-            let command = session.command(0, &pdu::cdb10(0x2a, lba, blocks), 0, data);
-            // As immediate data if any target takes it (RFC 7143 §13.12), else when it is asked for.
-            if load.bytes <= 8192 { command.with_data(data.to_vec()) } else { command }
-        }
-    })
-}
 
 /// One command of each idle session in turn: they are answered, their pings too, while the others are busy.
 fn walk(idle: &mut [&mut Session], until: Instant) -> Result<Done> {
@@ -181,7 +100,7 @@ fn run_load(
         let workers: Vec<_> = (seed..)
             .zip(working)
             .map(|(seed, session)| {
-                scope.spawn(move || busy(session, load, image, until, StdRng::seed_from_u64(seed)))
+                scope.spawn(move || busy(session, 0, load, image, until, StdRng::seed_from_u64(seed)))
             })
             .collect();
         let walked = walk(&mut idle, until).context("a session that is idle otherwise");
@@ -245,7 +164,7 @@ fn deep(context: &Context, io: &str, time: Duration) -> Result<u64> {
     let result = log_in(&served, 1).and_then(|mut sessions| {
         for load in DEEP {
             let rng = StdRng::seed_from_u64(seed);
-            let done = busy(&mut sessions[0], load, &image, Instant::now() + time, rng)?;
+            let done = busy(&mut sessions[0], 0, load, &image, Instant::now() + time, rng)?;
             ensure!(done.commands >= load.depth as u64, "{}: only {} commands", load.name, done.commands);
         }
         resident_bytes_peak(pid)

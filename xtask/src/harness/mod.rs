@@ -2,6 +2,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod files;
+pub(crate) mod load;
 pub(crate) mod pdu;
 pub(crate) mod process;
 pub(crate) mod procfs;

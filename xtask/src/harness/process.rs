@@ -230,6 +230,11 @@ impl Running {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
+    /// What it wrote to standard error so far.
+    pub(crate) fn stderr(&self) -> String {
+        self.stderr.text()
+    }
+
     /// The end of what it wrote to standard error.
     pub(crate) fn stderr_tail(&self) -> String {
         tail(&self.stderr.text(), 2000).to_owned()

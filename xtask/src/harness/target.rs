@@ -1,17 +1,24 @@
 //! `hikyaku serve` under a guard, and what is common to it and to tgt.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tempfile::TempDir;
 
+use super::process::tail;
 use super::{Context, Output, Running, Tgt};
 
 /// How long a target may take until it prints its URLs.
 const READY_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long between two looks for the end of the last connection.
+const REST_POLL: Duration = Duration::from_millis(50);
+/// What `HIKYAKU_LOG` must be for [`Target::memory_at_rest`].
+pub(crate) const MEMORY_LOG: &str = "warn,node::target::worker=debug";
 
 /// One LUN to serve.
 #[derive(Clone, Debug, Default)]
@@ -185,6 +192,20 @@ impl Target {
         Ok(Self { running, urls, _home: home })
     }
 
+    /// What its threads have lent and mapped of their pools, all together, once no connection is left. It must log
+    /// with [`MEMORY_LOG`].
+    pub(crate) fn memory_at_rest(&self, limit: Duration) -> Result<Memory> {
+        let until = Instant::now() + limit;
+        loop {
+            let log = self.running.stderr();
+            match memory_of(&log) {
+                Some((0, memory)) => return Ok(memory),
+                _ if Instant::now() < until => std::thread::sleep(REST_POLL),
+                last => bail!("the target still has connections: {last:?}\n{}", tail(&log, 2000)),
+            }
+        }
+    }
+
     /// Sends a signal.
     pub(crate) fn signal(&mut self, signal: i32) -> Result<()> {
         self.running.signal(signal)
@@ -194,6 +215,30 @@ impl Target {
     pub(crate) fn finish(self, limit: Duration) -> Result<Output> {
         self.running.finish(limit)
     }
+}
+
+/// What a target's threads hold of their pools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) areas: u64,
+    pub(crate) mapped_bytes: u64,
+}
+
+/// The last that each thread said when a connection had ended: connections left, and what they hold.
+fn memory_of(log: &str) -> Option<(u64, Memory)> {
+    let mut last: BTreeMap<u64, (u64, Memory)> = BTreeMap::new();
+    for line in log.lines().filter(|line| line.contains(" memory worker=")) {
+        let value = |key: &str| -> Option<u64> {
+            line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
+        };
+        let memory = Memory { areas: value("areas")?, mapped_bytes: value("mapped_bytes")? };
+        last.insert(value("worker")?, (value("connections")?, memory));
+    }
+    let all = last.into_values();
+    all.reduce(|(connections, sum), (more, memory)| {
+        let areas = sum.areas + memory.areas;
+        (connections + more, Memory { areas, mapped_bytes: sum.mapped_bytes + memory.mapped_bytes })
+    })
 }
 
 /// A target under examination, ours or the peer's; it ends with the guard.
@@ -222,6 +267,14 @@ impl Served {
     /// Process id of the daemon.
     pub(crate) fn pid(&mut self) -> u32 {
         self.running().pid()
+    }
+
+    /// See [`Target::memory_at_rest`].
+    pub(crate) fn memory_at_rest(&self, limit: Duration) -> Result<Memory> {
+        match self {
+            Self::Ours(target) => target.memory_at_rest(limit),
+            Self::Tgt(_) => bail!("only our own target says what it holds"),
+        }
     }
 
     /// Demands that the daemon still runs.
@@ -259,6 +312,18 @@ mod tests {
         for bad in ["", "iscsi://", "iscsi://h:1/iqn", "http://h:1/iqn/0", "iscsi://h:1/iqn/x"] {
             assert!(Url::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn memory_is_the_sum_of_what_each_thread_said_last() {
+        let log = "a DEBUG memory worker=0 connections=1 areas=7 mapped_bytes=10\n\
+                   b DEBUG memory worker=1 connections=0 areas=1 mapped_bytes=20\n\
+                   c WARN other\n\
+                   d DEBUG memory worker=0 connections=0 areas=2 mapped_bytes=30\n";
+        assert_eq!(memory_of(log), Some((0, Memory { areas: 3, mapped_bytes: 50 })));
+        let first = log.lines().next().unwrap();
+        assert_eq!(memory_of(first), Some((1, Memory { areas: 7, mapped_bytes: 10 })));
+        assert_eq!(memory_of("nothing"), None);
     }
 
     #[test]
