@@ -40,6 +40,7 @@ const TEST: &[Need] = &[
     need("xz-utils", &["xz"]),
     need("e2fsprogs", &["mkfs.ext4", "e2fsck"]),
     need("mount", &["losetup"]),
+    need("g++", &["c++"]),
 ];
 
 const BENCH: &[Need] = &[

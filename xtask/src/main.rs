@@ -1,10 +1,11 @@
-//! Development tasks: `cargo xtask ci`, `test`, `nightly`, `soak`, `bench`. Read docs/HACKING.md first.
+//! Development tasks: `cargo xtask ci`, `test`, `nightly`, `soak`, `fuzz`, `bench`. Read docs/HACKING.md first.
 //!
 //! This crate depends on none of ours: it drives the built program as its users do, and the peers beside it.
 
 mod bench;
 mod evidence;
 mod family;
+mod fuzz;
 mod harness;
 mod install;
 mod soak;
@@ -35,6 +36,8 @@ enum Command {
     Nightly(NightlyArgs),
     /// Copies, comparisons and sessions for hours, watching the target's memory and descriptors
     Soak(soak::Args),
+    /// Coverage-guided fuzzing of parsers and sessions; replays what it found
+    Fuzz(fuzz::Args),
     /// The kept benchmarks, ours beside the peers
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Command::Test(args) => suite::test(&args.selection, args.against),
         Command::Nightly(args) => suite::nightly(&args.selection, args.resume),
         Command::Soak(args) => soak::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(bench) => bench::run_bench(&bench),
     };
     match result {

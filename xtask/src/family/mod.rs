@@ -4,6 +4,7 @@ mod bad_input;
 mod cli_contract;
 mod conformance;
 mod copy_matrix;
+mod fuzz;
 mod kernel;
 mod kill;
 mod libiscsi_tools;
@@ -74,6 +75,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         about: "garbage, truncated and mutated PDUs while other sessions work",
         examine: bad_input::examine,
         any_target: true,
+    },
+    Family {
+        name: "fuzz",
+        about: "coverage-guided fuzzing of every parser and of whole sessions in both roles",
+        examine: fuzz::examine,
+        any_target: false,
     },
     Family {
         name: "conformance",

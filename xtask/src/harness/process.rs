@@ -225,6 +225,11 @@ impl Running {
         )
     }
 
+    /// Since its start.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
     /// Whether it has ended by itself.
     pub(crate) fn ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))

@@ -1,0 +1,538 @@
+//! A session at the initiator with a target that answers right, nearly right and wrong.
+//!
+//! The input is a list of steps: a PDU of the target's, or something the edge does. Answers are built from what was
+//! asked (tags, offsets, sequence numbers) with faults in single fields: one violation ends a session, so faults are rare.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use iscsi::initiator::{self, Command, Direction, Event, TaskError};
+use iscsi::limits;
+use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, TaskId};
+use iscsi::name::IscsiName;
+use iscsi::wire::{
+    AsyncEvent, AsyncMessage, Attribute, Bhs, CmdSn, DataIn, DataSn, InitiatorPdu, Isid, Itt, LoginResponse,
+    LoginStatus, LogoutReason, LogoutResponse, LogoutResult, NopIn, Opcode, R2t, Reject, RejectReason,
+    Residual, ScsiResponse, ServiceResponse, Stage, StatSn, TextResponse, TmFunction, TmResponse, TmResult,
+    Ttt,
+};
+
+use crate::words;
+use crate::{Source, heap};
+
+/// Heap memory of one session with the slots of [`Session::log_in`]. A SendTargets answer may have a megabyte, and is
+/// held as text and as records for a moment.
+const HEAP_MAX: usize = 4 << 20;
+const STEPS_MAX: usize = 300;
+/// Longest buffer of a task.
+const BUFFER_MAX: u32 = 1 << 20;
+const SEGMENT_MAX: u32 = 8192;
+/// Requests that are no tasks, remembered for answers.
+const REQUESTS_MAX: usize = 8;
+
+/// One session.
+pub fn initiator(bytes: &[u8]) {
+    heap::within(HEAP_MAX, || {
+        let mut source = Source::new(bytes);
+        let Some(mut session) = Session::log_in(&mut source) else { return };
+        for _ in 0..STEPS_MAX {
+            if source.is_empty() || session.over || session.step(&mut source).is_err() {
+                break;
+            }
+        }
+        session.drain();
+    });
+}
+
+/// A task as the target sees it, once its command was sent.
+struct Sent {
+    itt: Itt,
+    direction: Direction,
+    length: u32,
+    /// Bytes that came in or were asked for.
+    done: u32,
+    data_sn: DataSn,
+}
+
+struct Session {
+    machine: initiator::Connection,
+    now: Duration,
+    /// Buffer length of every task submitted and not ended.
+    buffers: HashMap<u32, u32>,
+    sent: Vec<Sent>,
+    /// Opcode and tag of other requests.
+    requests: Vec<(Opcode, Itt)>,
+    cmd_sn: CmdSn,
+    max_cmd_sn: CmdSn,
+    stat_sn: StatSn,
+    first_burst: u32,
+    managed: u32,
+    over: bool,
+}
+
+impl Session {
+    fn log_in(source: &mut Source<'_>) -> Option<Self> {
+        let now = Duration::from_secs(100);
+        let mut login = iscsi::login::initiator::Config::normal(
+            IscsiName::parse(words::INITIATOR).expect("a name"),
+            Isid::random([0; 3], 0),
+            IscsiName::parse(words::TARGET).expect("a name"),
+        );
+        login.cmd_sn = CmdSn(source.pick(&[1, u32::MAX - 3, 0x7fff_fffe]));
+        login.params.max_recv_data_segment_length = SEGMENT_MAX;
+        let config =
+            initiator::Config { tasks_max: source.pick(&[6, 1, 30]), ..initiator::Config::new(login) };
+        let mut machine = initiator::Connection::new(config, [0; 32], now).expect("a good configuration");
+        let request = machine.poll_transmit().expect("a request");
+        let InitiatorPdu::LoginRequest(request) = InitiatorPdu::parse(&request.header).expect("a header")
+        else {
+            panic!("a login begins with a login request");
+        };
+        let mut text = Vec::new();
+        let mut say = |key: &str, value: &str| iscsi::text::emit(key, value, &mut text);
+        let bursts = ["16384", "512", "65536", "262144"];
+        say("InitialR2T", source.pick(&["No", "Yes"]));
+        say("ImmediateData", source.pick(&["Yes", "No"]));
+        say("MaxBurstLength", source.pick(&bursts));
+        say("FirstBurstLength", source.pick(&bursts));
+        say("MaxRecvDataSegmentLength", source.pick(&bursts));
+        say("MaxOutstandingR2T", source.pick(&["3", "1", "16"]));
+        let max_cmd_sn =
+            request.cmd_sn.plus(source.pick(&[10, 0, 40])).minus(source.byte().is_multiple_of(32).into());
+        let response = LoginResponse {
+            transit: true,
+            continues: false,
+            csg: Stage::Operational,
+            nsg: Stage::FullFeature,
+            version_max: 0,
+            version_active: 0,
+            isid: request.isid,
+            tsih: 1,
+            itt: request.itt,
+            stat_sn: StatSn(7),
+            exp_cmd_sn: request.cmd_sn,
+            max_cmd_sn,
+            status: LoginStatus::Success,
+            data_segment_length: u32::try_from(text.len()).expect("short"),
+        };
+        machine.on_header(&response.emit(), &[], now).expect("a login response");
+        machine.on_data(Received::Inline(&text), now).ok()?;
+        let first_burst = 1 << 18;
+        let mut session = Self {
+            machine,
+            now,
+            buffers: HashMap::new(),
+            sent: Vec::new(),
+            requests: Vec::new(),
+            cmd_sn: request.cmd_sn,
+            max_cmd_sn,
+            stat_sn: StatSn(8),
+            first_burst,
+            managed: 0,
+            over: false,
+        };
+        session.drain();
+        session.machine.is_full_feature().then_some(session)
+    }
+
+    fn step(&mut self, source: &mut Source<'_>) -> Result<(), Fatal> {
+        match source.byte() {
+            0..=111 => {
+                let Some(header) = self.header(source) else { return Ok(()) };
+                let result = self.receive(header, source);
+                if !source.rarely(4) {
+                    self.transmit(usize::MAX);
+                }
+                result
+            }
+            112..=199 => {
+                self.submit(source);
+                if !source.rarely(4) {
+                    self.transmit(usize::MAX);
+                }
+                Ok(())
+            }
+            200..=231 => {
+                self.act(source);
+                Ok(())
+            }
+            232..=247 => {
+                let count = source.below(8);
+                self.transmit(count);
+                Ok(())
+            }
+            248.. => {
+                self.now += Duration::from_millis(u64::from(source.byte()) * 100);
+                let result = self.machine.on_timeout(self.now);
+                self.drain();
+                result
+            }
+        }
+    }
+
+    fn submit(&mut self, source: &mut Source<'_>) {
+        let direction = source.pick(&[Direction::In, Direction::Out, Direction::None]);
+        let length = source.number().min(BUFFER_MAX);
+        let lun = u64::from(source.byte() % 2) << 48;
+        let command = Command { lun, cdb: [0; 16], direction, length, attribute: Attribute::Simple };
+        let open = self.machine.window() > 0;
+        match self.machine.submit(command) {
+            Ok(task) => {
+                assert!(open && task.0 < self.machine.slots());
+                let length = if direction == Direction::None { 0 } else { length };
+                assert!(self.buffers.insert(task.0, length).is_none(), "a slot in use given again");
+            }
+            Err(_) => assert!(!open),
+        }
+    }
+
+    /// Something the edge does beside commands.
+    fn act(&mut self, source: &mut Source<'_>) {
+        match source.byte() % 16 {
+            0..=3 => self.machine.send_targets(),
+            4..=6 => self.machine.ping(self.now),
+            7..=14 => {
+                let mut slots: Vec<u32> = self.buffers.keys().copied().collect();
+                slots.sort_unstable();
+                let task = (!slots.is_empty()).then(|| TaskId(source.pick(&slots)));
+                let function = TmFunction::from_code(source.byte() % 9);
+                let lun = u64::from(source.byte() % 2) << 48;
+                if self.machine.task_management(function, lun, task).is_ok() {
+                    self.managed += 1;
+                }
+            }
+            _ => self.machine.logout(LogoutReason::CloseSession, self.now),
+        }
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::Complete(outcome) => {
+                    let length = self.buffers.remove(&outcome.task.0).expect("a task ends once");
+                    assert!(outcome.data_in <= length && outcome.sense.len() <= limits::SENSE_MAX);
+                }
+                Event::Failed { task, error } => {
+                    self.buffers.remove(&task.0).expect("a task ends once");
+                    assert!(
+                        error != TaskError::Aborted
+                            || self.managed > 0
+                            || !self.machine.is_full_feature()
+                            || self.machine.window() == 0
+                    );
+                }
+                Event::ManagementDone { .. } => {}
+                Event::Targets(targets) => {
+                    assert!(targets.len() <= limits::TARGETS_MAX);
+                    assert!(targets.iter().all(|target| target.addresses.len() <= limits::ADDRESSES_MAX));
+                }
+                Event::LoggedOut { result } => self.over = result == LogoutResult::Closed,
+                Event::LoggedIn(_) | Event::Async(_) => {}
+                Event::Redirect(_) | Event::LoginFailed(_) => unreachable!("the login was good"),
+            }
+        }
+    }
+
+    fn receive(&mut self, mut header: [u8; 48], source: &mut Source<'_>) -> Result<(), Fatal> {
+        if source.rarely(32) {
+            let (at, bit) = (source.below(48), source.byte() % 8);
+            header[at] ^= 1 << bit;
+        }
+        let length = Bhs(&header).data_segment_length();
+        if length > self.machine.data_segment_max() {
+            return Ok(());
+        }
+        self.window(Bhs(&header));
+        let result = self.machine.on_header(&header, &[], self.now);
+        self.drain();
+        result?;
+        let placement = self.machine.placement();
+        assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
+        if length == 0 {
+            return Ok(());
+        }
+        if let Placement::Task { task, offset, length: keep } = placement {
+            assert!((1..=length).contains(&keep));
+            let end = u64::from(offset) + u64::from(keep);
+            assert!(end <= self.buffers[&task.0].into(), "placed outside the buffer");
+        }
+        // The edge goes on working while a long segment arrives.
+        while source.rarely(8) {
+            self.act(source);
+            if let Placement::Task { task, .. } = placement {
+                assert!(self.buffers.contains_key(&task.0), "ended while its data arrives");
+            }
+        }
+        let inline;
+        let received = match placement {
+            _ if source.rarely(64) => Received::DigestError,
+            Placement::Task { .. } => Received::Placed,
+            Placement::Inline => {
+                inline = segment(source, length);
+                Received::Inline(&inline)
+            }
+            Placement::Discard | Placement::Nothing => Received::Discarded,
+        };
+        let result = self.machine.on_data(received, self.now);
+        self.drain();
+        result
+    }
+
+    /// What the target allows by this header (§4.2.2.1): a window that does not go back and is not nonsense.
+    fn window(&mut self, bhs: Bhs<'_>) {
+        let word = |at: usize| u32::from_be_bytes(bhs.0[at..at + 4].try_into().expect("four bytes"));
+        let (exp_cmd_sn, max_cmd_sn) = (CmdSn(word(28)), CmdSn(word(32)));
+        let sound = !max_cmd_sn.precedes(exp_cmd_sn.minus(1));
+        if bhs.opcode().is_ok_and(Opcode::is_from_target) && sound && max_cmd_sn.follows(self.max_cmd_sn) {
+            self.max_cmd_sn = max_cmd_sn;
+        }
+    }
+
+    /// Takes up to `count` PDUs from the machine and holds them against what is promised.
+    fn transmit(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(transmit) = self.machine.poll_transmit() else { break };
+            let length = Bhs(&transmit.header).data_segment_length();
+            match &transmit.payload {
+                Payload::None => assert_eq!(length, 0),
+                Payload::Bytes(bytes) => assert_eq!(length as usize, bytes.len()),
+                Payload::Task { task, offset, length: bytes } => {
+                    assert_eq!(length, *bytes);
+                    assert!(offset + bytes <= self.buffers[&task.0], "sends beyond the buffer");
+                }
+            }
+            let pdu = InitiatorPdu::parse(&transmit.header).expect("what we send can be read");
+            self.note(&pdu, Bhs(&transmit.header));
+            self.drain();
+        }
+        self.drain();
+    }
+
+    fn note(&mut self, pdu: &InitiatorPdu, bhs: Bhs<'_>) {
+        if let InitiatorPdu::ScsiCommand(command) = pdu {
+            assert_eq!(command.cmd_sn, self.cmd_sn, "CmdSN leaves a gap");
+            assert!(!command.cmd_sn.follows(self.max_cmd_sn), "a command outside the window");
+            self.cmd_sn = self.cmd_sn.next();
+            let direction = match (command.read, command.write) {
+                (true, _) => Direction::In,
+                (_, true) => Direction::Out,
+                _ => Direction::None,
+            };
+            assert!(command.data_segment_length <= self.first_burst);
+            self.sent.push(Sent {
+                itt: command.itt,
+                direction,
+                length: command.expected_data_transfer_length,
+                done: 0,
+                data_sn: DataSn(0),
+            });
+            if self.sent.len() > limits::TASKS_MAX as usize {
+                self.sent.remove(0);
+            }
+        } else if !bhs.itt().is_reserved()
+            && let Ok(opcode) = bhs.opcode()
+            && opcode != Opcode::DataOut
+        {
+            self.requests.push((opcode, bhs.itt()));
+            if self.requests.len() > REQUESTS_MAX {
+                self.requests.remove(0);
+            }
+        }
+    }
+
+    /// The tag of a request of this kind that waits for its answer; now and then another one.
+    fn asked(&mut self, source: &mut Source<'_>, opcode: Opcode) -> Option<Itt> {
+        let index = self.requests.iter().position(|request| request.0 == opcode);
+        match index {
+            Some(index) if source.rarely(8) => Some(self.requests[index].1),
+            Some(index) => Some(self.requests.remove(index).1),
+            None => source.rarely(64).then(|| Itt(source.u32())),
+        }
+    }
+
+    /// A header that fits the session, but for what the source says.
+    fn header(&mut self, source: &mut Source<'_>) -> Option<[u8; 48]> {
+        let wild = source.rarely(64);
+        let stat_sn = if wild { StatSn(source.u32()) } else { self.stat_sn.take() };
+        let exp_cmd_sn = self.cmd_sn;
+        let max_cmd_sn =
+            if wild { CmdSn(source.u32()) } else { self.cmd_sn.plus(u32::from(source.byte() % 48)).minus(1) };
+        let size = source.number().min(SEGMENT_MAX);
+        let residual = source.pick(&[Residual::None, Residual::Underflow(1), Residual::Overflow(u32::MAX)]);
+        let index = source.below(self.sent.len().clamp(1, 256));
+        let choice = source.byte() % 32;
+        if let (0..=17, Some(task)) = (choice, self.sent.get_mut(index)) {
+            let left = task.length - task.done;
+            let data_sn = if wild { DataSn(source.byte().into()) } else { task.data_sn };
+            let buffer_offset = if wild { source.number() } else { task.done };
+            if choice < 14 && task.direction == Direction::In {
+                let status = source.rarely(4).then_some(0);
+                let length = if wild { size } else { size.min(left) };
+                task.done += length.min(left);
+                task.data_sn = task.data_sn.next();
+                let header = DataIn {
+                    is_final: status.is_some() || source.flag(),
+                    acknowledge: false,
+                    status,
+                    lun: 0,
+                    itt: task.itt,
+                    ttt: Ttt::RESERVED,
+                    stat_sn,
+                    exp_cmd_sn,
+                    max_cmd_sn,
+                    data_sn,
+                    buffer_offset,
+                    residual: if status.is_some() { residual } else { Residual::None },
+                    data_segment_length: length,
+                };
+                if status.is_some() && !source.rarely(16) {
+                    self.sent.remove(index);
+                }
+                return Some(header.emit());
+            }
+            if choice < 14 && task.direction == Direction::Out && (left > 0 || wild) {
+                let desired = source.number().clamp(1, 512 * 32).min(left.max(1));
+                task.done += desired.min(left);
+                task.data_sn = task.data_sn.next();
+                let header = R2t {
+                    lun: 0,
+                    itt: task.itt,
+                    ttt: if wild { Ttt::RESERVED } else { Ttt(source.byte().into()) },
+                    stat_sn,
+                    exp_cmd_sn,
+                    max_cmd_sn,
+                    r2t_sn: data_sn,
+                    buffer_offset,
+                    desired_data_transfer_length: if wild { source.number() } else { desired },
+                };
+                return Some(header.emit());
+            }
+            let response = ServiceResponse::from_code(u8::from(source.rarely(8)));
+            let header = ScsiResponse {
+                response,
+                status: source.pick(&[0, 2, 8, 0x28]),
+                itt: task.itt,
+                snack_tag: 0,
+                stat_sn,
+                exp_cmd_sn,
+                max_cmd_sn,
+                exp_data_sn: data_sn,
+                bidi_residual: Residual::None,
+                residual,
+                data_segment_length: if source.flag() { size.min(300) } else { 0 },
+            };
+            if !source.rarely(16) {
+                self.sent.remove(index);
+            }
+            return Some(header.emit());
+        }
+        Some(match choice {
+            0..=20 => TmResponse {
+                result: TmResult::from_code(source.pick(&[0, 1, 255, 5])),
+                information: 0,
+                itt: self.asked(source, Opcode::TmRequest)?,
+                stat_sn,
+                exp_cmd_sn,
+                max_cmd_sn,
+            }
+            .emit(),
+            21..=23 => {
+                let itt = self.asked(source, Opcode::TextRequest)?;
+                let is_final = source.flag();
+                TextResponse {
+                    is_final,
+                    continues: !is_final,
+                    lun: 0,
+                    itt,
+                    ttt: if is_final { Ttt::RESERVED } else { Ttt(3) },
+                    stat_sn,
+                    exp_cmd_sn,
+                    max_cmd_sn,
+                    data_segment_length: size,
+                }
+                .emit()
+            }
+            24 => LogoutResponse {
+                result: LogoutResult::from_code(source.byte() % 4),
+                itt: self.asked(source, Opcode::LogoutRequest)?,
+                stat_sn,
+                exp_cmd_sn,
+                max_cmd_sn,
+                time2wait: 0,
+                time2retain: 0,
+            }
+            .emit(),
+            25 => Reject {
+                reason: RejectReason::from_code(source.byte() % 13),
+                stat_sn,
+                exp_cmd_sn,
+                max_cmd_sn,
+                data_sn: DataSn(0),
+                data_segment_length: source.pick(&[48, 0, 47, 60]),
+            }
+            .emit(),
+            26 => AsyncMessage {
+                lun: 0,
+                stat_sn,
+                exp_cmd_sn,
+                max_cmd_sn,
+                event: AsyncEvent::from_code(source.byte() % 6),
+                vcode: 0,
+                parameter1: source.u16(),
+                parameter2: source.u16(),
+                parameter3: source.u16(),
+                data_segment_length: size,
+            }
+            .emit(),
+            27 if wild => source.array(),
+            _ => {
+                let answer = self.asked(source, Opcode::NopOut);
+                NopIn {
+                    lun: 0,
+                    itt: answer.unwrap_or(Itt::RESERVED),
+                    ttt: if answer.is_some() || source.flag() { Ttt::RESERVED } else { Ttt(source.u32()) },
+                    stat_sn,
+                    exp_cmd_sn,
+                    max_cmd_sn,
+                    data_segment_length: size,
+                }
+                .emit()
+            }
+        })
+    }
+}
+
+/// What a segment for the machine itself holds: targets, a refused header, sense, or anything.
+fn segment(source: &mut Source<'_>, length: u32) -> Vec<u8> {
+    let length = length as usize;
+    let mut bytes = Vec::new();
+    match source.byte() % 4 {
+        0 => {
+            while bytes.len() < length && !source.is_empty() {
+                let name = [
+                    "TargetName=iqn.2026-11.test:t",
+                    "TargetAddress=192.0.2.1:3260,1",
+                    "TargetAddress=[::1]",
+                ];
+                bytes.extend_from_slice(source.pick(&name).as_bytes());
+                bytes.push(0);
+            }
+        }
+        1 => {
+            let opcode =
+                source.pick(&[Opcode::ScsiCommand, Opcode::DataOut, Opcode::TmRequest, Opcode::NopOut]);
+            let mut header = [0; 48];
+            header[0] = opcode as u8;
+            header[16..20].copy_from_slice(&source.array::<4>());
+            bytes.extend(header);
+        }
+        2 => words::pair(source, &mut bytes),
+        _ => {
+            let count = source.below(64);
+            bytes.extend_from_slice(source.take(count));
+        }
+    }
+    bytes.resize(length, 0);
+    bytes
+}

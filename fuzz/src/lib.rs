@@ -1,0 +1,29 @@
+//! Fuzz targets: one function of bytes each, named after what it tests.
+//!
+//! A target reads its choices from the bytes ([`Source`]), drives one parser or machine with them, and panics when an
+//! invariant does not hold. It knows nothing of the fuzzer: `targets/` links each to libFuzzer, and the tests below
+//! run the kept inputs of `corpus/` through it in any build. Read docs/internals/fuzz.md.
+
+mod edge;
+mod heap;
+mod initiator;
+mod login;
+mod pair;
+mod source;
+mod target;
+mod text;
+mod unit;
+mod wire;
+mod words;
+
+pub use initiator::initiator;
+pub use login::login;
+pub use pair::pair;
+pub use source::Source;
+pub use target::target;
+pub use text::text;
+pub use unit::unit;
+pub use wire::wire;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,608 @@
+//! A session at the target with an initiator that sends right, nearly right and wrong PDUs, while the edge works.
+//!
+//! The input is a list of steps: a PDU, or something the edge does. Headers are built from the present state of the
+//! session (its numbers, its R2Ts, the tags in use) with faults in single fields, so that most of them get far.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use iscsi::limits;
+use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, TargetRecord, TaskId};
+use iscsi::name::{IscsiName, TargetAddress};
+use iscsi::target::{self, AuthRequirement, Completion, Event, ManagementId, Policy, TextId};
+use iscsi::wire::{
+    Attribute, Bhs, CmdSn, DataOut, DataSn, InitiatorPdu, Isid, Itt, LoginRequest, LogoutReason,
+    LogoutRequest, NopOut, R2t, ScsiCommand, Snack, SnackType, Stage, StatSn, TargetPdu, TextRequest,
+    TmFunction, TmRequest, TmResult, Ttt,
+};
+
+use crate::words;
+use crate::{Source, heap};
+
+/// Heap memory of one session with the slots of [`config`], whatever the initiator sends.
+const HEAP_MAX: usize = 1 << 20;
+/// Steps of one input: what comes after them finds nothing new and costs time.
+const STEPS_MAX: usize = 300;
+/// R2Ts remembered for answers.
+const R2TS_MAX: usize = 16;
+
+/// One session.
+pub fn target(bytes: &[u8]) {
+    heap::within(HEAP_MAX, || {
+        let mut source = Source::new(bytes);
+        let Some(mut session) = Session::log_in(&mut source) else { return };
+        for _ in 0..STEPS_MAX {
+            if source.is_empty() || session.closed || session.step(&mut source).is_err() {
+                break;
+            }
+        }
+        session.end();
+    });
+}
+
+/// What the edge knows of a task.
+struct Task {
+    /// Length of its buffer.
+    buffer: u32,
+    hands: Hands,
+    expected: u32,
+    read: bool,
+}
+
+/// Who has a task.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hands {
+    /// The edge, which may still ask for its data.
+    Offered,
+    /// The edge, with all the data it asked for.
+    Owned,
+    /// The machine.
+    Machine,
+}
+
+struct Session {
+    machine: target::Connection,
+    now: Duration,
+    tasks: HashMap<u32, Task>,
+    management: Vec<ManagementId>,
+    text: Vec<TextId>,
+    /// Commands sent under a tag and not answered: more answers than that are wrong.
+    unanswered: HashMap<Itt, u32>,
+    r2ts: Vec<R2t>,
+    text_tags: Vec<(Itt, Ttt)>,
+    pings: Vec<Ttt>,
+    cmd_sn: CmdSn,
+    max_cmd_sn: CmdSn,
+    stat_sn: Option<StatSn>,
+    closed: bool,
+    /// The buffer being received into.
+    receiving: Option<u32>,
+}
+
+fn keys(source: &mut Source<'_>) -> Vec<u8> {
+    let sizes = ["512", "1024", "8192", "16384", "262144"];
+    let mut text = Vec::new();
+    let mut say = |key: &str, value: &str| iscsi::text::emit(key, value, &mut text);
+    say("InitiatorName", words::INITIATOR);
+    if source.rarely(16) {
+        say("SessionType", "Discovery");
+    } else {
+        say("TargetName", words::TARGET);
+    }
+    say("InitialR2T", source.pick(&["No", "Yes"]));
+    say("ImmediateData", source.pick(&["Yes", "No"]));
+    say("MaxBurstLength", source.pick(&sizes));
+    say("FirstBurstLength", source.pick(&sizes));
+    say("MaxRecvDataSegmentLength", source.pick(&sizes));
+    say("MaxOutstandingR2T", source.pick(&["1", "2", "3", "16"]));
+    if source.flag() {
+        say("DataDigest", "CRC32C");
+    }
+    text
+}
+
+impl Session {
+    fn log_in(source: &mut Source<'_>) -> Option<Self> {
+        let config = target::Config {
+            tasks_max: source.pick(&[4, 1, 2, 20]),
+            solicited_bytes_max: source.pick(&[100_000, 1, 1 << 20]),
+            ..target::Config::default()
+        };
+        let now = Duration::from_secs(100);
+        let cmd_sn = CmdSn(source.pick(&[1, u32::MAX - 5, 0x7fff_fffe]));
+        let mut session = Self {
+            machine: target::Connection::new(config, [0; 32], now),
+            now,
+            tasks: HashMap::new(),
+            management: Vec::new(),
+            text: Vec::new(),
+            unanswered: HashMap::new(),
+            r2ts: Vec::new(),
+            text_tags: Vec::new(),
+            pings: Vec::new(),
+            cmd_sn,
+            max_cmd_sn: cmd_sn,
+            stat_sn: None,
+            closed: false,
+            receiving: None,
+        };
+        let text = keys(source);
+        let header = LoginRequest {
+            transit: true,
+            continues: false,
+            csg: Stage::Operational,
+            nsg: Stage::FullFeature,
+            version_max: 0,
+            version_min: 0,
+            isid: Isid::random([0; 3], 0),
+            tsih: 0,
+            itt: Itt(0),
+            cid: 0,
+            cmd_sn,
+            exp_stat_sn: StatSn(0),
+            data_segment_length: u32::try_from(text.len()).expect("short"),
+        };
+        session.machine.on_header(&header.emit(), &[], now).expect("a login request");
+        session.machine.on_data(Received::Inline(&text), now).expect("a login");
+        session.drain(source);
+        session.transmit(usize::MAX, source);
+        session.machine.is_full_feature().then_some(session)
+    }
+
+    fn step(&mut self, source: &mut Source<'_>) -> Result<(), Fatal> {
+        match source.byte() {
+            0..=175 => self.receive(source),
+            176..=239 => {
+                self.act(source);
+                Ok(())
+            }
+            240..=247 => {
+                let count = source.below(8);
+                self.transmit(count, source);
+                Ok(())
+            }
+            248.. => {
+                self.now += Duration::from_secs(source.byte().into());
+                let result = self.machine.on_timeout(self.now);
+                self.drain(source);
+                result
+            }
+        }
+    }
+
+    /// One PDU, its segment, and mostly what there is to send after it.
+    fn receive(&mut self, source: &mut Source<'_>) -> Result<(), Fatal> {
+        let mut header = self.header(source);
+        if source.rarely(8) {
+            let (at, bit) = (source.below(48), source.byte() % 8);
+            header[at] ^= 1 << bit;
+        }
+        let length = Bhs(&header).data_segment_length();
+        if length > self.machine.data_segment_max() {
+            return Ok(());
+        }
+        if let Ok(InitiatorPdu::ScsiCommand(command)) = InitiatorPdu::parse(&header) {
+            *self.unanswered.entry(command.itt).or_default() += 1;
+        }
+        let ahs = source.take(Bhs(&header).total_ahs_length()).to_vec();
+        let ahs: Vec<u8> =
+            ahs.into_iter().chain(std::iter::repeat(0)).take(Bhs(&header).total_ahs_length()).collect();
+        let result = self.machine.on_header(&header, &ahs, self.now);
+        self.drain(source);
+        result?;
+        let placement = self.machine.placement();
+        assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
+        if let Placement::Task { task, offset, length: keep } = placement {
+            assert!((1..=length).contains(&keep));
+            let end = u64::from(offset) + u64::from(keep);
+            assert!(end <= self.tasks[&task.0].buffer.into(), "placed outside the buffer");
+            self.receiving = Some(task.0);
+        }
+        // The edge goes on working while a long segment arrives.
+        while length > 0 && source.rarely(4) {
+            self.act(source);
+        }
+        if length > 0 {
+            let inline;
+            let received = match placement {
+                _ if source.rarely(32) => Received::DigestError,
+                Placement::Task { .. } => Received::Placed,
+                Placement::Inline => {
+                    inline = segment(source, length);
+                    Received::Inline(&inline)
+                }
+                Placement::Discard | Placement::Nothing => Received::Discarded,
+            };
+            self.receiving = None;
+            let result = self.machine.on_data(received, self.now);
+            self.drain(source);
+            result?;
+        }
+        if !source.rarely(4) {
+            self.transmit(usize::MAX, source);
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, source: &mut Source<'_>) {
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::Identify(_) => self.machine.identify(Ok(Policy {
+                    auth: AuthRequirement::None,
+                    portal_group_tag: 1,
+                    target_alias: None,
+                    params: iscsi::params::Params {
+                        max_recv_data_segment_length: 8192,
+                        ..Default::default()
+                    },
+                })),
+                Event::SessionReady(_) => self.machine.accept_session(1),
+                Event::Command(command) => {
+                    let task = Task {
+                        buffer: 0,
+                        hands: Hands::Offered,
+                        expected: command.expected,
+                        read: command.read,
+                    };
+                    assert!(self.tasks.insert(command.task.0, task).is_none(), "a slot in use given again");
+                    assert!(command.task.0 < self.machine.slots());
+                    assert!(self.machine.extended_cdb(command.task).len() <= limits::EXTENDED_CDB_MAX);
+                    if source.rarely(4) {
+                        continue;
+                    }
+                    if command.write && source.rarely(2) {
+                        self.want(command.task, source);
+                    } else if source.rarely(3) {
+                        self.complete(command.task, source);
+                    }
+                }
+                Event::DataOut { task } => self.task(task).hands = Hands::Owned,
+                Event::TaskDone { task } => {
+                    let known = self.tasks.remove(&task.0).expect("a task ends once");
+                    assert!(known.hands == Hands::Machine, "a task in the edge's hands ended by itself");
+                    assert!(self.receiving != Some(task.0), "its buffer is being received into");
+                }
+                Event::TaskManagement { request, .. } => self.management.push(request),
+                Event::SendTargets { request, .. } => self.text.push(request),
+                Event::Logout { .. } => {}
+                Event::Close => self.closed = true,
+            }
+        }
+        assert!(self.management.len() <= limits::MANAGEMENT_MAX as usize);
+    }
+
+    fn task(&mut self, task: TaskId) -> &mut Task {
+        self.tasks.get_mut(&task.0).expect("an event of a task that exists")
+    }
+
+    fn want(&mut self, task: TaskId, source: &mut Source<'_>) {
+        let aborted = self.machine.is_aborted(task);
+        let known = self.task(task);
+        let wish = if source.rarely(4) { source.number() } else { known.expected };
+        known.buffer = wish.min(known.expected);
+        // An aborted task stays in the edge's hands: nothing is collected for it.
+        known.hands = if aborted { Hands::Owned } else { Hands::Machine };
+        self.machine.want_data_out(task, wish);
+    }
+
+    fn complete(&mut self, task: TaskId, source: &mut Source<'_>) {
+        let known = self.task(task);
+        let mut completion = Completion::default();
+        if known.read && source.rarely(2) {
+            let data_in = if source.rarely(4) { source.number() } else { known.expected };
+            known.buffer = known.buffer.max(data_in.min(1 << 20));
+            completion.data_in = data_in.min(1 << 20);
+            completion.transfer = source.number().into();
+        }
+        known.hands = Hands::Machine;
+        if source.rarely(3) {
+            completion.status = 2;
+            completion.sense = &[1; 300];
+        }
+        self.machine.complete(task, completion);
+    }
+
+    /// Something the edge does of its own accord.
+    fn act(&mut self, source: &mut Source<'_>) {
+        let choice = source.byte();
+        let mut held: Vec<u32> = self
+            .tasks
+            .iter()
+            .filter(|(_, task)| task.hands != Hands::Machine)
+            .map(|(&slot, _)| slot)
+            .collect();
+        held.sort_unstable();
+        match choice % 8 {
+            0..=3 if !held.is_empty() => {
+                let task = TaskId(source.pick(&held));
+                match choice % 8 {
+                    0 if self.task(task).hands == Hands::Offered => self.want(task, source),
+                    1 => {
+                        self.task(task).hands = Hands::Machine;
+                        self.machine.abort(task);
+                    }
+                    _ => self.complete(task, source),
+                }
+            }
+            4 if !self.tasks.is_empty() => {
+                // While its data is still being collected: also right.
+                let mut all: Vec<u32> = self.tasks.keys().copied().collect();
+                all.sort_unstable();
+                let task = TaskId(source.pick(&all));
+                if source.flag() {
+                    self.task(task).hands = Hands::Machine;
+                    self.machine.abort(task);
+                } else {
+                    self.machine.complete(task, Completion { status: 8, ..Completion::default() });
+                    self.task(task).hands = Hands::Machine;
+                }
+            }
+            5 | 6 if !self.management.is_empty() => {
+                let request = self.management.remove(source.below(self.management.len()));
+                let result = TmResult::from_code(source.byte() % 8);
+                self.machine.complete_management(request, result);
+            }
+            7 if !self.text.is_empty() => {
+                let request = self.text.remove(0);
+                let address = TargetAddress::parse("192.0.2.1:3260,1").expect("an address");
+                let record = TargetRecord {
+                    name: IscsiName::parse(words::TARGET).expect("a name"),
+                    addresses: vec![address; source.below(4)],
+                };
+                self.machine.send_targets(request, &vec![record; source.below(40)]);
+            }
+            _ => {}
+        }
+        self.drain(source);
+    }
+
+    /// A header that fits the session, but for what the source says.
+    fn header(&mut self, source: &mut Source<'_>) -> [u8; 48] {
+        let itt = if source.rarely(32) { Itt(source.u32()) } else { Itt(source.below(12) as u32) };
+        let immediate = source.rarely(8);
+        let cmd_sn =
+            if source.rarely(32) { self.cmd_sn.plus(source.byte().into()).minus(50) } else { self.cmd_sn };
+        let exp_stat_sn = self.stat_sn.unwrap_or(StatSn(0));
+        let choice = source.byte();
+        match choice % 32 {
+            0..=9 => self.command(source, itt, immediate, cmd_sn),
+            10..=13 => DataOut {
+                is_final: source.flag(),
+                lun: 0,
+                itt,
+                ttt: Ttt::RESERVED,
+                exp_stat_sn,
+                data_sn: DataSn(source.below(3) as u32),
+                buffer_offset: source.number(),
+                data_segment_length: source.number().min(8192),
+            }
+            .emit(),
+            14..=20 if !self.r2ts.is_empty() => self.answer(source),
+            14..=22 => {
+                let function = TmFunction::from_code(source.byte() % 16);
+                TmRequest {
+                    immediate,
+                    function,
+                    lun: u64::from(source.byte() % 2) << 48,
+                    itt,
+                    referenced_task_tag: Itt(source.below(12) as u32),
+                    cmd_sn,
+                    exp_stat_sn,
+                    ref_cmd_sn: self.cmd_sn.minus(source.below(4) as u32),
+                    exp_data_sn: DataSn(0),
+                }
+                .emit()
+            }
+            23..=25 => {
+                let open = self.text_tags.last().copied().filter(|_| !source.rarely(4));
+                let (itt, ttt) = open.unwrap_or((itt, Ttt::RESERVED));
+                let continues = source.rarely(4);
+                let length = if source.rarely(4) { 0 } else { source.number().min(8192) };
+                TextRequest {
+                    immediate,
+                    is_final: !continues && !source.rarely(4),
+                    continues,
+                    lun: 0,
+                    itt,
+                    ttt,
+                    cmd_sn,
+                    exp_stat_sn,
+                    data_segment_length: length,
+                }
+                .emit()
+            }
+            26 if source.rarely(8) => LogoutRequest {
+                immediate,
+                reason: LogoutReason::from_code(source.byte() % 4),
+                itt,
+                cid: u16::from(source.rarely(4)),
+                cmd_sn,
+                exp_stat_sn,
+            }
+            .emit(),
+            27 => Snack {
+                kind: SnackType::from_code(source.byte() % 4),
+                lun: 0,
+                itt,
+                tag: source.u32(),
+                exp_stat_sn,
+                beg_run: source.u32(),
+                run_length: source.u32(),
+            }
+            .emit(),
+            28 => source.array(),
+            _ => {
+                let ping = self.pings.pop();
+                NopOut {
+                    immediate,
+                    lun: 0,
+                    itt: if ping.is_some() { Itt::RESERVED } else { itt },
+                    ttt: ping.unwrap_or(Ttt::RESERVED),
+                    cmd_sn,
+                    exp_stat_sn,
+                    data_segment_length: source.number().min(8192),
+                }
+                .emit()
+            }
+        }
+    }
+
+    fn command(&mut self, source: &mut Source<'_>, itt: Itt, immediate: bool, cmd_sn: CmdSn) -> [u8; 48] {
+        let (read, write) = source.pick(&[(false, true), (true, false), (false, false), (true, true)]);
+        let expected = source.number();
+        let length = if write && source.flag() { source.number().min(expected).min(8192) } else { 0 };
+        let header = ScsiCommand {
+            immediate,
+            is_final: !source.rarely(3),
+            read,
+            write,
+            attribute: Attribute::from_code(source.byte() % 8),
+            lun: u64::from(source.byte() % 2) << 48,
+            itt,
+            expected_data_transfer_length: expected,
+            cmd_sn,
+            exp_stat_sn: StatSn(0),
+            cdb: [0; 16],
+            total_ahs_length: if source.rarely(16) { source.byte() % 8 * 4 } else { 0 }.into(),
+            data_segment_length: length,
+        };
+        header.emit()
+    }
+
+    /// The data that an R2T asked for, in one or several PDUs.
+    fn answer(&mut self, source: &mut Source<'_>) -> [u8; 48] {
+        let index = source.below(self.r2ts.len());
+        let r2t = &mut self.r2ts[index];
+        let left = r2t.desired_data_transfer_length;
+        let length = left.min(if source.rarely(4) { source.number() } else { 8192 }).min(8192);
+        let is_final = if source.rarely(16) { source.flag() } else { length == left };
+        let wrong = source.rarely(16);
+        let header = DataOut {
+            is_final,
+            lun: 0,
+            itt: r2t.itt,
+            ttt: r2t.ttt,
+            exp_stat_sn: StatSn(0),
+            // The R2T remembers how far its answer has come: R2TSN counts its PDUs here.
+            data_sn: if wrong { DataSn(source.byte().into()) } else { r2t.r2t_sn },
+            buffer_offset: if wrong { source.number() } else { r2t.buffer_offset },
+            data_segment_length: length,
+        }
+        .emit();
+        r2t.r2t_sn = r2t.r2t_sn.next();
+        r2t.buffer_offset = r2t.buffer_offset.wrapping_add(length);
+        r2t.desired_data_transfer_length -= length;
+        if is_final {
+            self.r2ts.remove(index);
+        }
+        header
+    }
+
+    /// Takes up to `count` PDUs from the machine and holds them against what is promised.
+    fn transmit(&mut self, count: usize, source: &mut Source<'_>) {
+        for _ in 0..count {
+            let Some(transmit) = self.machine.poll_transmit() else { break };
+            let length = Bhs(&transmit.header).data_segment_length();
+            match &transmit.payload {
+                Payload::None => assert_eq!(length, 0),
+                Payload::Bytes(bytes) => assert_eq!(length as usize, bytes.len()),
+                Payload::Task { task, offset, length: bytes } => {
+                    assert_eq!(length, *bytes);
+                    assert!(offset + bytes <= self.tasks[&task.0].buffer, "sends beyond the buffer");
+                }
+            }
+            self.sent(TargetPdu::parse(&transmit.header).expect("what we send can be read"));
+            self.drain(source);
+        }
+        self.drain(source);
+    }
+
+    fn answered(&mut self, itt: Itt) {
+        let unanswered = self.unanswered.get_mut(&itt).expect("an answer to a command");
+        *unanswered = unanswered.checked_sub(1).expect("one answer to each command");
+    }
+
+    /// StatSN counts the statuses without a gap; the window never shrinks.
+    fn numbers(&mut self, stat_sn: Option<StatSn>, exp_cmd_sn: CmdSn, max_cmd_sn: CmdSn) {
+        if let Some(stat_sn) = stat_sn {
+            assert!(self.stat_sn.is_none_or(|last| last.next() == stat_sn), "StatSN leaves a gap");
+            self.stat_sn = Some(stat_sn);
+        }
+        assert!(!exp_cmd_sn.precedes(self.cmd_sn), "ExpCmdSN goes back");
+        assert!(!max_cmd_sn.precedes(self.max_cmd_sn), "MaxCmdSN goes back");
+        self.cmd_sn = exp_cmd_sn;
+        self.max_cmd_sn = max_cmd_sn;
+    }
+
+    fn sent(&mut self, pdu: TargetPdu) {
+        match pdu {
+            TargetPdu::LoginResponse(_) => {}
+            TargetPdu::R2t(pdu) => {
+                self.numbers(None, pdu.exp_cmd_sn, pdu.max_cmd_sn);
+                assert!(pdu.desired_data_transfer_length > 0);
+                self.r2ts.push(R2t { r2t_sn: DataSn(0), ..pdu });
+                if self.r2ts.len() > R2TS_MAX {
+                    self.r2ts.remove(0);
+                }
+            }
+            TargetPdu::ScsiResponse(pdu) => {
+                self.numbers(Some(pdu.stat_sn), pdu.exp_cmd_sn, pdu.max_cmd_sn);
+                self.answered(pdu.itt);
+            }
+            TargetPdu::DataIn(pdu) => {
+                self.numbers(pdu.status.map(|_| pdu.stat_sn), pdu.exp_cmd_sn, pdu.max_cmd_sn);
+                if pdu.status.is_some() {
+                    self.answered(pdu.itt);
+                }
+            }
+            TargetPdu::NopIn(pdu) => {
+                let answer = !pdu.itt.is_reserved();
+                self.numbers(answer.then_some(pdu.stat_sn), pdu.exp_cmd_sn, pdu.max_cmd_sn);
+                if !pdu.ttt.is_reserved() {
+                    self.pings.push(pdu.ttt);
+                }
+            }
+            TargetPdu::TmResponse(pdu) => self.numbers(Some(pdu.stat_sn), pdu.exp_cmd_sn, pdu.max_cmd_sn),
+            TargetPdu::TextResponse(pdu) => {
+                self.numbers(Some(pdu.stat_sn), pdu.exp_cmd_sn, pdu.max_cmd_sn);
+                self.text_tags.clear();
+                self.text_tags.extend((!pdu.ttt.is_reserved()).then_some((pdu.itt, pdu.ttt)));
+            }
+            TargetPdu::LogoutResponse(pdu) => self.numbers(Some(pdu.stat_sn), pdu.exp_cmd_sn, pdu.max_cmd_sn),
+            TargetPdu::Reject(pdu) => self.numbers(Some(pdu.stat_sn), pdu.exp_cmd_sn, pdu.max_cmd_sn),
+            TargetPdu::AsyncMessage(_) => unreachable!("this target has nothing to say"),
+        }
+    }
+
+    /// The connection is lost: everything is given back, twice, and every task ends exactly once.
+    fn end(&mut self) {
+        let nothing = &mut Source::new(&[]);
+        for task in self.machine.tasks().collect::<Vec<_>>() {
+            self.task(task).hands = Hands::Machine;
+            self.machine.abort(task);
+            self.machine.abort(task);
+        }
+        self.receiving = None;
+        self.drain(nothing);
+        assert!(self.machine.tasks().count() <= 1, "at most the one whose segment is being received");
+        assert!(self.tasks.len() <= 1);
+    }
+}
+
+/// The bytes of a text or ping: words, or anything, repeated to the length.
+fn segment(source: &mut Source<'_>, length: u32) -> Vec<u8> {
+    let mut text = Vec::new();
+    match source.byte() % 8 {
+        0..=2 => iscsi::text::emit("SendTargets", source.pick(&["All", "", words::TARGET]), &mut text),
+        3..=5 => words::pair(source, &mut text),
+        _ => {
+            let count = source.below(64);
+            text.extend_from_slice(source.take(count));
+        }
+    }
+    if source.flag() {
+        text.resize(length as usize, 0);
+    }
+    text.push(b'x');
+    text.into_iter().cycle().take(length as usize).collect()
+}

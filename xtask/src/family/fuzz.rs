@@ -1,0 +1,38 @@
+//! Every fuzz target for a while, from the kept corpus on; in the night from what earlier nights found, too.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::fuzz::{self, build, targets};
+use crate::harness::{Cases, Context};
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let minutes = context.amount(1, 10);
+    let time = Duration::from_secs(minutes as u64 * 60);
+    let names: Vec<String> = targets()?.into_iter().filter(|name| cases.is_due(name)).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let fuzzers = build(&names)?;
+    let (mut executions, mut crashes) = (0, 0);
+    fuzz::fuzz(&fuzzers, &names, time, context.seed, |name, result| {
+        let result = result.map(|report| {
+            executions += report.executions;
+            let figures = json!({
+                "executions": report.executions,
+                "edges": report.edges,
+                "features": report.features,
+                "kept_inputs": report.kept,
+            });
+            cases.fact(name, figures);
+        });
+        crashes += usize::from(result.is_err());
+        cases.record(name, result, time.as_secs_f64());
+    })?;
+    cases.fact("minutes_each", minutes);
+    cases.fact("executions", executions);
+    cases.fact("crashes", crashes);
+    Ok(())
+}
