@@ -20,7 +20,7 @@ use iscsi::wire::{
 use crate::words;
 use crate::{Source, heap};
 
-/// Heap memory of one session with the slots of [`Session::log_in`]. A SendTargets answer may have a megabyte, and is
+/// Heap memory of one session with few slots. A SendTargets answer may have a megabyte, and is
 /// held as text and as records for a moment.
 const HEAP_MAX: usize = 4 << 20;
 const STEPS_MAX: usize = 300;

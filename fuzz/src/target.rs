@@ -19,7 +19,7 @@ use iscsi::wire::{
 use crate::words;
 use crate::{Source, heap};
 
-/// Heap memory of one session with the slots of [`config`], whatever the initiator sends.
+/// Heap memory of one session with few slots, whatever the initiator sends.
 const HEAP_MAX: usize = 1 << 20;
 /// Steps of one input: what comes after them finds nothing new and costs time.
 const STEPS_MAX: usize = 300;

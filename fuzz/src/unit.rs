@@ -61,7 +61,7 @@ fn step(unit: &mut LogicalUnit, source: &mut Source<'_>) {
     let nexus = source.below(NEXUSES) as u64;
     match source.byte() {
         0..=223 => command(unit, nexus, source),
-        224..=227 => unit.attach(nexus),
+        224..=227 => unit.attach(nexus, source.flag().then_some(0)),
         228..=231 => unit.detach(nexus),
         232..=235 => unit.reset(source.flag().then_some(nexus)),
         236..=239 => unit.resized(source.u64()),
