@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::harness::files::{empty_file, patchy_file, random_file, same_file};
 use crate::harness::load::{Load, busy};
 use crate::harness::pdu::{Session, connect};
+use crate::harness::process::Surroundings;
 use crate::harness::procfs::{descriptors, resident_bytes};
 use crate::harness::target::{MEMORY_LOG, Memory};
 use crate::harness::{Against, Context, Disk, Running, Served, Target, Tier, Url, scratch};
@@ -194,7 +195,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     empty_file(&stored, BYTES)?;
     random_file(&steady, BYTES, context.seed_for("soak/steady"))?;
     let disks = [Disk::file(&stored), Disk::endpoint(format!("mem:{BYTES}")), Disk::file(&steady)];
-    let target = Target::serve_with(&context, &disks, None, &[], &[("HIKYAKU_LOG", MEMORY_LOG)])?;
+    let surroundings = Surroundings::variable("HIKYAKU_LOG", MEMORY_LOG);
+    let target = Target::serve_with(&context, &disks, None, &[], &surroundings)?;
     let mut scene = Scene {
         context: &context,
         dir: dir.path(),

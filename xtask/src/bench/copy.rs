@@ -1,5 +1,5 @@
 //! Our copy beside qemu-img convert and dd, between two loop devices over files in memory, with the fio ceiling
-//! of both at once. Destinations are spoiled before every run and compared after the first.
+//! of both at once. Destinations are spoiled before every run and compared after the first and the last.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use super::bars::{Bar, Bound, verdict};
 use super::{Common, Spread, filter_rows};
 use crate::evidence;
 use crate::harness::files::{Loop, can_loop, random_file, same_file};
@@ -138,7 +139,7 @@ pub(super) fn run_table(common: &Common, size_mib: u64, hikyaku: &Path) -> Resul
     let before = ceiling(src, dst, bytes, fio_seconds)?;
 
     let mut runs: Vec<Vec<Measure>> = tools.iter().map(|_| Vec::new()).collect();
-    // The first round warms up and is compared, not counted.
+    // The first round warms up and is not counted; it and the last are compared.
     for rep in 0..=common.reps {
         for (tool, runs) in tools.iter().zip(&mut runs) {
             spoil(dst, bytes, rep)?;
@@ -146,42 +147,60 @@ pub(super) fn run_table(common: &Common, size_mib: u64, hikyaku: &Path) -> Resul
             uncache(dst)?;
             let mut command = command(tool, hikyaku, dir.path(), src, dst)?;
             let measure = measure(&mut command, dst, bytes).with_context(|| tool.name)?;
-            if rep == 0 {
+            if rep > 0 {
+                runs.push(measure);
+            }
+            if rep == 0 || rep == common.reps {
                 uncache(dst)?;
                 same_file(src, dst).with_context(|| format!("{} did not copy", tool.name))?;
-            } else {
-                runs.push(measure);
             }
         }
     }
     let after = ceiling(src, dst, bytes, fio_seconds)?;
     let most = before.max(after);
-    println!("\n| tool | GB/s | of ceiling | CPU s/GB | machine CPU s/GB |\n|---|---|---|---|---|");
-    let mut table = Vec::new();
+    println!(
+        "\n| tool | GB/s | of ceiling | CPU s/GB | of qemu-img's | machine CPU s/GB |\n|---|---|---|---|---|---|"
+    );
+    let (mut table, mut bars) = (Vec::new(), Vec::new());
+    let cpu_of = |name: &str| {
+        let at = tools.iter().position(|tool| tool.name.starts_with(name))?;
+        Some(Spread::of(&runs[at].iter().map(|run| run.cpu_s_per_gb).collect::<Vec<_>>()).median)
+    };
+    let qemu_cpu = cpu_of("qemu-img").unwrap_or(f64::NAN);
     for (tool, runs) in tools.iter().zip(&runs) {
         let column = |value: fn(&Measure) -> f64| Spread::of(&runs.iter().map(value).collect::<Vec<_>>());
         let speed = column(|run| run.gb_per_s);
         let cpu = column(|run| run.cpu_s_per_gb);
         let machine = column(|run| run.machine_cpu_s_per_gb);
+        let (of_ceiling, cpu_ratio) = (speed.median / most, cpu.median / qemu_cpu);
+        if tool.name.starts_with("hikyaku") {
+            bars.push(Bar::new("share of the ceiling", of_ceiling, Bound::AtLeast(0.9)));
+            bars.push(Bar::new("CPU ratio to qemu-img", cpu_ratio, Bound::AtMost(0.3)));
+        }
         println!(
-            "| {} | {} | {:.0} % | {} | {} |",
+            "| {} | {} | {:.0} % | {} | {cpu_ratio:.2} | {} |",
             tool.name,
             speed.show(2),
-            speed.median / most * 100.0,
+            of_ceiling * 100.0,
             cpu.show(3),
             machine.show(3)
         );
         table.push(json!({
-            "tool": tool.name, "gb_per_s": speed, "of_ceiling": speed.median / most, "cpu_s_per_gb": cpu,
+            "tool": tool.name, "gb_per_s": speed, "of_ceiling": of_ceiling, "cpu_s_per_gb": cpu,
+            "cpu_ratio_to_qemu_img": cpu_ratio.is_finite().then_some(cpu_ratio),
             "machine_cpu_s_per_gb": machine,
         }));
     }
-    println!("| ceiling: fio, both at once, before and after | {before:.2}, {after:.2} | 100 % | | |");
+    println!("| ceiling: fio, both at once, before and after | {before:.2}, {after:.2} | 100 % | | | |");
     println!(
-        "\n{} MiB, loop devices over memory, median of {} interleaved runs [least-greatest], flushed, byte-compared",
+        "\n{} MiB, loop devices over memory, median of {} interleaved runs [least-greatest], flushed; every tool's first and last copy \
+         compared byte by byte",
         bytes >> 20,
         common.reps
     );
+    if !bars.is_empty() {
+        println!("hikyaku copy: {}", verdict(&bars));
+    }
     if common.quick || common.rows.is_some() {
         println!("not kept: --quick or --rows");
         return Ok(true);
@@ -190,6 +209,7 @@ pub(super) fn run_table(common: &Common, size_mib: u64, hikyaku: &Path) -> Resul
     content.insert("reps".into(), json!(common.reps));
     content.insert("bytes".into(), json!(bytes));
     content.insert("ceiling_gb_per_s".into(), json!([before, after]));
+    content.insert("bars".into(), bars.iter().map(Bar::object).collect());
     content.insert("rows".into(), Value::Array(table));
     evidence::write("bench-copy", &content)?;
     Ok(true)

@@ -1,7 +1,10 @@
 //! The kept benchmarks. Every figure is a median of interleaved runs (A B A B), ours beside the peer's in the
 //! same minute on the same files, with the spread and a ceiling of the machine next to it.
 
+mod bars;
 mod copy;
+mod ends;
+mod peers;
 mod target;
 
 use std::fs::File;
@@ -37,6 +40,8 @@ pub(crate) struct Common {
 pub(crate) enum Bench {
     /// Our target and tgt, each under the same initiator (qemu-img bench) on the same file
     Target(Common),
+    /// Both ends ours over one connection, beside iperf3, tgt and a bare TCP round trip
+    Ends(Common),
     /// Our copy, qemu-img convert and dd between two loop devices (needs root)
     Copy {
         #[command(flatten)]
@@ -45,14 +50,23 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 2048)]
         size: u64,
     },
+    /// The far end of a bare TCP round trip
+    #[command(hide = true)]
+    Pong {
+        /// Bytes of a request
+        request: usize,
+        /// Bytes of a reply
+        reply: usize,
+    },
 }
 
 /// `cargo xtask bench`.
 pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
-    crate::install::ensure(crate::install::Purpose::Bench)?;
     let common = match bench {
-        Bench::Target(common) | Bench::Copy { common, .. } => common,
+        Bench::Target(common) | Bench::Ends(common) | Bench::Copy { common, .. } => common,
+        Bench::Pong { request, reply } => return ends::pong(*request, *reply).map(|()| true),
     };
+    crate::install::ensure(crate::install::Purpose::Bench)?;
     let reps = common.reps;
     if reps == 0 || reps > 1000 {
         bail!("--reps wants 1 to 1000");
@@ -61,7 +75,9 @@ pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
     let _lock = Lock::take()?;
     match bench {
         Bench::Target(common) => target::run_table(common, hikyaku),
+        Bench::Ends(common) => ends::run_table(common, hikyaku),
         Bench::Copy { common, size } => copy::run_table(common, *size, &hikyaku),
+        Bench::Pong { .. } => unreachable!("answered above"),
     }
 }
 
@@ -114,12 +130,13 @@ fn filter_rows<T>(rows: Vec<T>, pattern: Option<&str>, name: impl Fn(&T) -> Stri
     Ok(kept)
 }
 
-/// Median, least and greatest of some runs.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+/// Median, least and greatest of some runs, and the runs in their order.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 struct Spread {
     median: f64,
     min: f64,
     max: f64,
+    runs: Vec<f64>,
 }
 
 impl Spread {
@@ -133,7 +150,7 @@ impl Spread {
             _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
         };
         let edge = |value: Option<&f64>| value.copied().unwrap_or(f64::NAN);
-        Self { median, min: edge(sorted.first()), max: edge(sorted.last()) }
+        Self { median, min: edge(sorted.first()), max: edge(sorted.last()), runs: values.to_vec() }
     }
 
     fn show(&self, digits: usize) -> String {
@@ -152,7 +169,8 @@ mod tests {
 
     #[test]
     fn medians() {
-        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        let runs = vec![3.0, 1.0, 2.0];
+        assert_eq!(Spread::of(&runs), Spread { median: 2.0, min: 1.0, max: 3.0, runs });
         assert_eq!(Spread::of(&[4.0, 1.0]).median, 2.5);
         assert!((geometric_mean(&[2.0, 8.0]) - 4.0).abs() < 1e-9);
     }

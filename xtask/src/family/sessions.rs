@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::harness::files::random_file;
 use crate::harness::load::{Done, Load, busy};
 use crate::harness::pdu::Session;
+use crate::harness::process::Surroundings;
 use crate::harness::procfs::{cores, descriptors, resident_bytes, resident_bytes_peak, threads};
 use crate::harness::{Cases, Context, Disk, Served, Target, Tier, scratch};
 
@@ -151,8 +152,8 @@ impl Scene {
         let seed = context.seed_for(&format!("sessions/{io}"));
         random_file(&stored, IMAGE_BYTES, seed)?;
         let image = std::fs::read(&stored)?;
-        let environment = [("HIKYAKU_IO", io)];
-        let target = Target::serve_with(context, &[Disk::file(&stored)], None, &[], &environment)?;
+        let surroundings = Surroundings::variable("HIKYAKU_IO", io);
+        let target = Target::serve_with(context, &[Disk::file(&stored)], None, &[], &surroundings)?;
         Ok(Self { _dir: dir, seed, image, served: Served::Ours(target) })
     }
 }

@@ -89,6 +89,41 @@ pub(crate) fn line_of(command: &Command) -> String {
     line
 }
 
+/// Where a program of ours runs: environment and processor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Surroundings {
+    pub(crate) variables: Vec<(&'static str, String)>,
+    /// The one processor it may use.
+    pub(crate) core: Option<usize>,
+}
+
+impl Surroundings {
+    /// Ours, but for one environment variable.
+    pub(crate) fn variable(name: &'static str, value: &str) -> Self {
+        Self { variables: vec![(name, value.to_owned())], core: None }
+    }
+
+    /// Gives them to a command.
+    pub(crate) fn apply(&self, command: &mut Command) {
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        if let Some(core) = self.core {
+            // SAFETY: `pin` makes one system call and allocates nothing.
+            unsafe { command.pre_exec(move || pin(core)) };
+        }
+    }
+}
+
+/// Binds the calling thread, and what it starts from now on, to one processor.
+pub(crate) fn pin(core: usize) -> std::io::Result<()> {
+    // SAFETY: the set is plain data, and the macros and the call only touch it.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
+    };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
 #[derive(Debug, Default)]
 struct Stream {
     bytes: Vec<u8>,

@@ -45,6 +45,33 @@ pub(crate) fn threads(pid: u32) -> Result<u64> {
     status(pid, "Threads")
 }
 
+/// Memory of a process, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// `VmRSS`: the sum of the next three.
+    pub(crate) resident: u64,
+    /// `RssAnon`.
+    pub(crate) anonymous: u64,
+    /// `RssFile`: mapped files, its own program among them.
+    pub(crate) file: u64,
+    /// `RssShmem`: shared memory.
+    pub(crate) shared: u64,
+    /// `VmHWM`: the greatest `VmRSS` so far.
+    pub(crate) resident_max: u64,
+}
+
+/// The memory of a process at this moment.
+pub(crate) fn memory(pid: u32) -> Result<Memory> {
+    let bytes = |key: &str| -> Result<u64> { Ok(status(pid, key)? << 10) };
+    Ok(Memory {
+        resident: resident_bytes(pid)?,
+        anonymous: bytes("RssAnon")?,
+        file: bytes("RssFile")?,
+        shared: bytes("RssShmem")?,
+        resident_max: resident_bytes_peak(pid)?,
+    })
+}
+
 /// Open descriptors of a process.
 pub(crate) fn descriptors(pid: u32) -> Result<usize> {
     let path = format!("/proc/{pid}/fd");
@@ -101,6 +128,8 @@ mod tests {
         assert!(resident_bytes(pid).unwrap() > 1 << 20);
         assert!(resident_bytes_peak(pid).unwrap() >= resident_bytes(pid).unwrap());
         assert!(threads(pid).unwrap() >= 1);
+        let memory = memory(pid).unwrap();
+        assert!(memory.resident_max >= memory.anonymous && memory.file > 0, "{memory:?}");
         assert!(descriptors(pid).unwrap() >= 3);
         assert!(machine_busy_seconds().unwrap() > 0.0);
     }

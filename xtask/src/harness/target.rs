@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use tempfile::TempDir;
 
-use super::process::tail;
+use super::process::{Surroundings, tail};
 use super::{Context, Output, Running, Tgt};
 
 /// How long a target may take until it prints its URLs.
@@ -159,20 +159,20 @@ impl Target {
         credentials: Option<&Credentials>,
         arguments: &[&str],
     ) -> Result<Self> {
-        Self::serve_with(context, disks, credentials, arguments, &[])
+        Self::serve_with(context, disks, credentials, arguments, &Surroundings::default())
     }
 
-    /// As [`Target::serve`], with environment variables.
+    /// The same, in other surroundings than ours.
     pub(crate) fn serve_with(
         context: &Context,
         disks: &[Disk],
         credentials: Option<&Credentials>,
         arguments: &[&str],
-        environment: &[(&str, &str)],
+        surroundings: &Surroundings,
     ) -> Result<Self> {
         let home = super::scratch()?;
         let mut command = context.command_in(home.path());
-        command.envs(environment.iter().copied());
+        surroundings.apply(&mut command);
         command.arg("serve").args(["--listen", "127.0.0.1:0"]).args(arguments);
         if let Some(credentials) = credentials {
             command.args(["--chap-user", &credentials.user, "--chap-secret-file"]);

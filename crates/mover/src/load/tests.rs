@@ -157,6 +157,16 @@ fn reads_are_held_against_the_pattern() {
 }
 
 #[test]
+fn wrong_data_shows_while_the_clock_runs() {
+    let mut io = Io::new(PoolLimits::default()).unwrap();
+    let mut endpoint = PatternMedium::new(SIZE, 8).attach(&mut io).unwrap();
+    let plan = LoadPlan { write: false, ..PLAN };
+    let mut load = Load::new(&mut io, &mut *endpoint, plan).unwrap();
+    let result = load.run(Until::Operations(1), &mut never());
+    assert!(matches!(result, Err(LoadError::Difference { offset: 0 })), "{result:?}");
+}
+
+#[test]
 fn what_cannot_be_asked_is_refused() {
     let medium = MemoryMedium::new(SIZE, false).unwrap();
     for plan in [
