@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{IoError, IoErrorKind};
+use mutant::Mutant;
 use scsi::{Sense, SenseKey};
 
 /// The volatile writes of one LUN, over all endpoints that reach it by one medium: the flush of one covers the writes of all.
@@ -43,7 +44,8 @@ impl WriteCache {
     /// The flush asked for at `mark` succeeded at the target. It fails all the same if a loss has not been told since:
     /// each flush that waited while it happened, else the next one.
     pub(super) fn flushed(&self, mark: Mark) -> Result<(), IoError> {
-        self.settled.fetch_max(mark.written, Ordering::AcqRel);
+        let written = if mutant::is_on(Mutant::SettleLate) { self.mark().written } else { mark.written };
+        self.settled.fetch_max(written, Ordering::AcqRel);
         let losses = self.losses.load(Ordering::Acquire);
         if losses <= mark.told {
             return Ok(());

@@ -3,6 +3,7 @@
 use area::Span;
 use block::{Capability, IoError, IoErrorKind, Kind};
 use iscsi::initiator::Direction;
+use mutant::Mutant;
 use scsi::cdb::{self, Cdb};
 use scsi::{Range, Sense, SenseKey};
 
@@ -117,6 +118,16 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
 /// Whether a write must be followed by a flush: it is to be durable, and the disk has a cache that FUA does not pass.
 pub(super) fn needs_flush(kind: &Kind, disk: &Disk) -> bool {
     matches!(kind, Kind::Write { durable: true, .. }) && disk.write_cache && !disk.fua
+}
+
+/// Whether a command of this leaves something in the disk's cache that is durable only after a flush.
+pub(super) fn is_volatile(kind: &Kind, disk: &Disk) -> bool {
+    let leaves = match kind {
+        Kind::Read { .. } | Kind::Flush => false,
+        Kind::Write { durable, .. } => !durable,
+        Kind::Discard { .. } | Kind::WriteZeroes { .. } => !mutant::is_on(Mutant::ForgetZeroes),
+    };
+    leaves && disk.write_cache
 }
 
 fn write(offset: u64, from: Span, fua: bool, block: u64) -> Step {

@@ -21,6 +21,7 @@ use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::LoginError;
 use iscsi::params::Negotiated;
 use iscsi::wire::{Attribute, Isid, LoginStatus};
+use mutant::Mutant;
 use scsi::cdb::Cdb;
 use scsi::{Sense, Status};
 use slab::Slab;
@@ -439,7 +440,7 @@ impl IscsiEndpoint {
 
     /// The target may have lost what this endpoint's earlier sessions left in its cache.
     fn cache_lost(&mut self) {
-        if self.opened && self.cache.lost() {
+        if self.opened && !mutant::is_on(Mutant::ForgetCacheLost) && self.cache.lost() {
             tracing::error!(
                 url = %self.url,
                 "the target may have lost power: writes it acknowledged since the last flush may be gone; the next \
@@ -492,10 +493,7 @@ impl IscsiEndpoint {
                 }
                 work.done += bytes;
                 work.repeats = 0;
-                if work.kind.is_write()
-                    && !matches!(work.kind, Kind::Write { durable: true, .. })
-                    && self.disk.write_cache
-                {
+                if command::is_volatile(&work.kind, &self.disk) {
                     self.written = self.cache.wrote();
                 }
                 let total = work.kind.range().map_or(0, |(_, length)| length);
@@ -583,6 +581,9 @@ impl IscsiEndpoint {
             };
             let length = buffer.as_ref().map_or(0, Span::len) as u32;
             let command = command(self.lun, &cdb, direction, length);
+            if mutant::is_on(Mutant::RetryTwice) && self.retries > 0 && work.kind.is_write() {
+                let _ = session.submit(command, buffer.clone());
+            }
             let Ok(task) = session.submit(command, buffer) else {
                 self.queue.push_front(key);
                 break;

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
-use block::{Completion, Endpoint, IoError, Request};
+use block::{Completion, Endpoint, IoError, Request, RequestId};
 use io::{Event as IoEvent, Handle, Io, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
 use iscsi::target::{self as machine, Event, ManagementId};
 use iscsi::wire::{Isid, LoginStatus};
+use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 
 use super::login;
@@ -83,7 +84,7 @@ pub(super) struct Task {
     pub(super) lun: usize,
     cdb: [u8; 16],
     media: Option<Media>,
-    buffer: Option<Span>,
+    pub(super) buffer: Option<Span>,
     /// Bytes of buffers it has taken.
     charged: usize,
     pub(super) job: Option<Job>,
@@ -411,6 +412,7 @@ impl Connection {
         };
         match context.shared.sessions.claim(claim) {
             Admission::Granted { tsih, nexus, former } => {
+                let former = if mutant::is_on(Mutant::ClaimKept) { Some(nexus) } else { former };
                 for (_, lun) in &luns {
                     context.shared.luns[*lun].unit().attach(nexus, former);
                 }
@@ -534,7 +536,8 @@ impl Connection {
         if self.charged + bytes > SESSION_BYTES_MAX {
             return false;
         }
-        let Some(buffer) = io.pool().take(bytes) else { return false };
+        let reused = mutant::is_on(Mutant::ReuseSlot).then(|| self.buffer_in_use(bytes)).flatten();
+        let Some(buffer) = reused.or_else(|| io.pool().take(bytes)) else { return false };
         let task = self.tasks[id.index()].as_mut().expect("a task under way");
         task.buffer = Some(buffer);
         task.charged += bytes;
@@ -595,17 +598,25 @@ impl Connection {
         self.advance(context, id);
     }
 
+    /// What a task's requests are called at the endpoints.
+    pub(super) fn request_id(&self, task: TaskId) -> RequestId {
+        u64::from(self.id.slot as u32) << 32 | u64::from(task.0)
+    }
+
     /// Submits what the job wants next, or ends the command.
     fn advance(&mut self, context: &mut Context<'_>, id: TaskId) {
+        let request = self.request_id(id);
         let task = self.tasks[id.index()].as_mut().expect("a task under way");
-        let request = u64::from(self.id.slot as u32) << 32 | u64::from(id.0);
-        let unit = &mut context.units[task.lun];
+        let lun = task.lun;
         match task.job.as_mut().expect("started").next() {
             Next::Wait => {}
-            Next::One(kind) => unit.submit(context.io, Request { id: request, kind }, context.done),
+            Next::One(kind) => {
+                let Some(kind) = self.submit_wrongly(context, id, lun, kind) else { return };
+                context.units[lun].submit(context.io, Request { id: request, kind }, context.done);
+            }
             Next::Many(kinds) => {
                 for kind in kinds {
-                    unit.submit(context.io, Request { id: request, kind }, context.done);
+                    context.units[lun].submit(context.io, Request { id: request, kind }, context.done);
                 }
             }
             Next::Done(result) => {

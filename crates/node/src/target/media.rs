@@ -5,6 +5,7 @@
 
 use area::{Pool, Span};
 use block::{Capability, IoError, IoErrorKind, Kind};
+use mutant::Mutant;
 use scsi::{Compare, Media, MediaError, MediaOp};
 
 /// Blocks of WRITE SAME and VERIFY that move at once.
@@ -95,7 +96,8 @@ impl Job {
                 }));
             }
             MediaOp::Write { durable } => {
-                stages.extend(write(offset, data, block_size, *durable, capability));
+                let durable = *durable && !mutant::is_on(Mutant::IgnoreFua);
+                stages.extend(write(offset, data, block_size, durable, capability));
             }
             MediaOp::WriteVerify { compare } => {
                 stages.extend(write(offset, data, block_size, true, capability));
@@ -113,6 +115,7 @@ impl Job {
                 };
                 stages.push(check(offset, length, expected, pool)?);
             }
+            MediaOp::Flush if mutant::is_on_every(Mutant::DropFlush, 3) => {}
             MediaOp::Flush => stages.push(Stage::Request(Kind::Flush)),
             MediaOp::LbaStatus { .. } => {}
             MediaOp::Unmap { ranges, durable } => {

@@ -5,6 +5,7 @@
 
 mod config;
 mod connection;
+mod defects;
 mod login;
 mod lun;
 mod mail;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use iscsi::wire::Isid;
+use mutant::Mutant;
 use scsi::NexusId;
 
 use super::mail::ConnectionId;
@@ -98,7 +99,9 @@ impl Sessions {
                 && entry.status.target == claim.target
                 && claim.target.is_some()
         });
-        if let Some(old) = same {
+        if let Some(old) = same
+            && !mutant::is_on(Mutant::ReinstateEarly)
+        {
             old.waiters.push(claim.connection);
             return Admission::Wait { old: old.connection };
         }

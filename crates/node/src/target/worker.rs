@@ -502,7 +502,8 @@ impl Worker {
         let until = self.deadline(FLUSH_MAX);
         let mut outstanding = 0;
         for (unit, endpoint) in self.units.iter_mut().enumerate() {
-            if endpoint.capability().read_only || silent.contains(&unit) {
+            let skipped = mutant::is_on(mutant::Mutant::SkipLastFlush);
+            if endpoint.capability().read_only || silent.contains(&unit) || skipped {
                 continue;
             }
             let request = Request { id: WORKER_REQUESTS << 32 | unit as u64, kind: Kind::Flush };
