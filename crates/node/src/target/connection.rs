@@ -136,11 +136,12 @@ pub(super) struct Connection {
     charged: usize,
     began: Duration,
     phase: Phase,
+    /// The earliest that is set.
     timer: Option<Duration>,
 }
 
 impl Connection {
-    /// Takes a connected socket. `None` when memory is short.
+    /// Takes a connected socket. `timer` is one that is set for this place already. `None` when memory is short.
     pub(super) fn new(
         io: &mut Io,
         socket: Handle,
@@ -148,6 +149,7 @@ impl Connection {
         id: ConnectionId,
         peer: SocketAddr,
         local: SocketAddr,
+        timer: Option<Duration>,
     ) -> Option<Self> {
         let stream = Stream::new(io, socket, owner, id.generation)?;
         let mut entropy = [0; 32];
@@ -170,12 +172,17 @@ impl Connection {
             charged: 0,
             began: io.now(),
             phase: Phase::Open,
-            timer: None,
+            timer: timer.filter(|at| *at > io.now()),
         })
     }
 
     pub(super) fn id(&self) -> ConnectionId {
         self.id
+    }
+
+    /// The timer that is set.
+    pub(super) fn timer(&self) -> Option<Duration> {
+        self.timer
     }
 
     /// When it began, while it has no session.
@@ -222,8 +229,12 @@ impl Connection {
                 }
             }
             Operation::Timer => {
-                self.timer = None;
-                self.on_timer(context.io.now());
+                // Otherwise one that an earlier deadline, or an earlier connection in this place, has left behind.
+                let now = context.io.now();
+                if self.timer.is_some_and(|armed| armed <= now) {
+                    self.timer = None;
+                    self.on_timer(now);
+                }
             }
             Operation::Connect => unreachable!("a target does not connect"),
         }

@@ -58,6 +58,9 @@ struct Slot {
     connection: Option<Connection>,
     /// It is among the dirty ones.
     dirty: bool,
+    /// A timer that the last connection here has left behind, for the next one: they cannot be withdrawn, and must not
+    /// become more with every connection that comes and goes.
+    timer: Option<Duration>,
 }
 
 /// Where an ending server is.
@@ -183,7 +186,7 @@ impl Worker {
 
     fn on_connection_event(&mut self, slot: usize, event: Event) {
         let (operation, generation) = Operation::of(event.token.key);
-        if self.slots[slot].generation != generation {
+        if self.slots[slot].generation != generation && operation != Operation::Timer {
             return;
         }
         let Some(mut connection) = self.slots[slot].connection.take() else { return };
@@ -264,6 +267,7 @@ impl Worker {
     /// A connection has ended, with all its tasks.
     fn retire(&mut self, slot: usize, connection: Connection) {
         let id = connection.id();
+        self.slots[slot].timer = connection.timer();
         connection.end(&self.shared);
         for waiter in self.shared.sessions.release(id) {
             self.shared.mailboxes[waiter.worker].send(Mail::Retry { connection: waiter });
@@ -323,6 +327,10 @@ impl Worker {
     fn place(&mut self, socket: OwnedFd) {
         let Ok((peer, local)) = io::addresses(&socket) else { return };
         let worker = least_loaded(&self.shared);
+        if self.shared.load[worker].load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+            tracing::warn!(%peer, "connection refused: there are {CONNECTIONS_MAX} for every thread");
+            return;
+        }
         self.shared.load[worker].fetch_add(1, Ordering::Relaxed);
         if worker == self.index {
             self.adopt(socket, peer, local);
@@ -335,10 +343,9 @@ impl Worker {
         if let Err(error) = tune(&socket) {
             tracing::debug!(%peer, %error, "socket options");
         }
-        let full = self.slots.len() - self.vacant.len() >= CONNECTIONS_MAX;
-        let adopted = self.phase == Phase::Serving && !full && self.occupy(socket, peer, local);
+        let adopted = self.phase == Phase::Serving && self.occupy(socket, peer, local);
         if !adopted {
-            tracing::warn!(%peer, "connection refused: no room, or the server is ending");
+            tracing::warn!(%peer, "connection refused: no memory, or the server is ending");
             self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -349,12 +356,12 @@ impl Worker {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             let owner = self.io.owner();
             self.router.add(owner, Route::Slot(self.slots.len()));
-            self.slots.push(Slot { owner, generation: 0, connection: None, dirty: false });
+            self.slots.push(Slot { owner, generation: 0, connection: None, dirty: false, timer: None });
             self.slots.len() - 1
         });
-        let Slot { owner, generation, .. } = self.slots[slot];
+        let Slot { owner, generation, timer, .. } = self.slots[slot];
         let id = ConnectionId { worker: self.index, slot, generation };
-        let connection = Connection::new(&mut self.io, Rc::new(socket), owner, id, peer, local);
+        let connection = Connection::new(&mut self.io, Rc::new(socket), owner, id, peer, local, timer);
         let adopted = connection.is_some();
         self.slots[slot].connection = connection;
         if adopted {
