@@ -228,6 +228,11 @@ pub trait Endpoint {
     fn retries(&self) -> u64 {
         0
     }
+
+    /// Times that the connection to the storage was lost so far.
+    fn losses(&self) -> u64 {
+        0
+    }
 }
 
 /// Storage as threads share it: the open file, the memory, the address of a LUN.

@@ -3,7 +3,7 @@
 use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::command::{bench, check, compare, completions, copy, demo, info, ls, man, serve};
+use crate::command::{bench, check, compare, completions, copy, demo, info, ls, man, serve, torture};
 
 /// Commands that belong under "Research" in the help.
 const RESEARCH: &[&str] = &["bench"];
@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Check(check::Args),
     Demo(demo::Args),
     Bench(bench::Args),
+    Torture(torture::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -52,6 +53,7 @@ impl Command {
             Self::Check(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),
+            Self::Torture(args) => args.json,
             Self::Serve(_) | Self::Completions(_) | Self::Man(_) => false,
         }
     }

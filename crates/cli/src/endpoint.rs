@@ -194,7 +194,8 @@ impl Named {
         }
     }
 
-    fn initiator_name(&self, context: &Context) -> Result<String, Failure> {
+    /// The name it logs in under.
+    pub(crate) fn initiator_name(&self, context: &Context) -> Result<String, Failure> {
         if let Some(name) = self.spec.get("initiator") {
             return names::parse_iscsi_name(name)
                 .map_err(|cause| Failure::usage("understand the endpoint", self.text.clone(), cause));

@@ -1,4 +1,4 @@
-//! Whether storage kept its word: what to write ([`plan`]), how to know it again ([`stamp`]), and which answers
+//! Whether storage kept its word: what to write ([`plan`]), how to know it again ([`stamp`]), which answers
 //! are allowed ([`history`]).
 //!
 //! Everything here is pure: no I/O, no clock, no randomness but a seed. The unit is a sector of 512 bytes,
@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod history;
+pub mod journal;
 pub mod plan;
 pub mod random;
 pub mod stamp;

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use area::Pool;
 use io::{Handle, Io};
@@ -23,6 +24,10 @@ use io::{Handle, Io};
 use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, lock};
 use endpoint::{FileEndpoint, Handles};
 use mapped::{Mapped, Mapping};
+
+/// How long a lock may still be a dead process's, and how often that is looked at.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// An open file or block device.
 #[derive(Debug)]
@@ -162,8 +167,15 @@ fn create(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
     file.set_len(size).map_err(|error| failed(path, "sizing", &error))
 }
 
+/// A process that was killed lets go of its locks a moment later than of its life: the kernel ends its ring first.
 fn take_lock(path: &Path, file: &File, writable: bool) -> Result<(), OpenError> {
-    match lock::lock(file.as_fd(), writable) {
+    let until = Instant::now() + LOCK_PATIENCE;
+    let mut locked = lock::lock(file.as_fd(), writable);
+    while matches!(locked, Ok(false)) && Instant::now() < until {
+        std::thread::sleep(LOCK_PAUSE);
+        locked = lock::lock(file.as_fd(), writable);
+    }
+    match locked {
         Ok(true) => Ok(()),
         Ok(false) => Err(OpenError::Refused(format!(
             "{} is locked by another program (QEMU, or another hikyaku); end that program first",

@@ -86,6 +86,9 @@ macro_rules! forward_endpoint {
         fn retries(&self) -> u64 {
             self.inner.retries()
         }
+        fn losses(&self) -> u64 {
+            self.inner.losses()
+        }
     };
 }
 pub(crate) use forward_endpoint;

@@ -10,6 +10,7 @@ pub(crate) mod info;
 pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod serve;
+pub(crate) mod torture;
 
 use crate::args::Command;
 use crate::context::Context;
@@ -26,6 +27,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Check(args) => check::run(context, &args),
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),
+        Command::Torture(args) => torture::run(context, &args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }

@@ -52,10 +52,15 @@ impl Place {
 
     /// A server that is ready, and the URLs it printed.
     pub(crate) fn serve(&self, arguments: &[&str]) -> Serving {
+        self.serve_at("127.0.0.1:0", arguments)
+    }
+
+    /// The same on a port of one's choice.
+    pub(crate) fn serve_at(&self, listen: &str, arguments: &[&str]) -> Serving {
         let mut child = self
             .command()
             .arg("serve")
-            .args(["--listen", "127.0.0.1:0"])
+            .args(["--listen", listen])
             .args(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -63,7 +68,8 @@ impl Place {
             .unwrap();
         let luns = arguments.iter().take_while(|argument| !argument.starts_with("--")).count();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let urls: Vec<String> = (0..luns).map(|_| lines.next().unwrap().unwrap()).collect();
+        let urls: Vec<String> =
+            (0..luns).map(|_| lines.next().expect("a server that starts").unwrap()).collect();
         Serving { child, urls }
     }
 }

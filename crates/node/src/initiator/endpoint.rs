@@ -164,6 +164,7 @@ struct IscsiEndpoint {
     reconnect_pause: Duration,
     last_failure: String,
     retries: u64,
+    losses: u64,
     zeroes: Option<Span>,
 }
 
@@ -209,6 +210,7 @@ impl IscsiEndpoint {
             reconnect_pause: RECONNECT_MIN,
             last_failure: String::new(),
             retries: 0,
+            losses: 0,
             zeroes: None,
         })
     }
@@ -268,6 +270,7 @@ impl IscsiEndpoint {
 
     fn on_failure(&mut self, io: &mut Io, failure: Failure, done: &mut Vec<Completion>) {
         self.session = None;
+        self.losses += u64::from(matches!(failure, Failure::Lost(_)));
         if let Some(error) = self.expired.take() {
             return self.expire(io, &error, done);
         }
@@ -764,6 +767,10 @@ impl Endpoint for IscsiEndpoint {
 
     fn retries(&self) -> u64 {
         self.retries
+    }
+
+    fn losses(&self) -> u64 {
+        self.losses
     }
 }
 

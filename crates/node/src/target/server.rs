@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use area::PoolLimits;
 use block::{Capability, wait_ready};
@@ -17,6 +18,9 @@ use super::worker::Worker;
 
 /// Connections waiting to be accepted.
 const BACKLOG: i32 = 1024;
+/// How long a port may still be a dead server's, and how often that is looked at.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(1);
+const LISTEN_PAUSE: Duration = Duration::from_millis(10);
 /// Payload memory of one loop thread.
 pub(super) const POOL: PoolLimits = PoolLimits { bytes_max: 1 << 30 };
 
@@ -239,8 +243,17 @@ fn capability_of(medium: &dyn block::Medium) -> Result<Capability, block::OpenEr
     Ok(capability)
 }
 
+/// A server that was killed lets go of its port a moment later than of its life: the kernel ends its ring first.
 fn listen(address: SocketAddr) -> Result<Listener, ServeError> {
-    io::listen(address, BACKLOG).map_err(|cause| ServeError::Listen { address, cause })
+    let until = Instant::now() + LISTEN_PATIENCE;
+    loop {
+        match io::listen(address, BACKLOG) {
+            Err(cause) if cause.kind() == std::io::ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(LISTEN_PAUSE);
+            }
+            result => return result.map_err(|cause| ServeError::Listen { address, cause }),
+        }
+    }
 }
 
 /// The worker with the fewest connections.

@@ -402,6 +402,10 @@ impl Endpoint for Crash {
     fn retries(&self) -> u64 {
         self.inner.retries()
     }
+
+    fn losses(&self) -> u64 {
+        self.inner.losses()
+    }
 }
 
 impl Drop for Crash {

@@ -1,7 +1,7 @@
 //! `copy`: the main job.
 
 pub(crate) mod outcome;
-mod refusals;
+pub(crate) mod refusals;
 
 use std::sync::Arc;
 

@@ -300,6 +300,27 @@ impl<'a> Inspection<'a> {
     }
 }
 
+/// What speaks against writing over all of an endpoint, in use or holding something; for commands without an override.
+pub(crate) fn spoil(io: &mut Io, named: &Named, endpoint: &mut dyn Endpoint) -> Result<(), Failure> {
+    let found =
+        probe(io, endpoint).map_err(|error| Failure::io("look at what is on", named.text.clone(), &error))?;
+    if !found.is_empty() {
+        let cause = format!("it holds: {}", found.join(", "));
+        return Err(Failure::refused("overwrite", named.text.clone(), cause)
+            .hint("wipe it first, if that may be lost: wipefs -a, or copy null: over it with --force"));
+    }
+    Ok(())
+}
+
+/// The part of [`spoil`] that can be told without opening it.
+pub(crate) fn spoil_path(named: &Named) -> Result<(), Failure> {
+    let Some(path) = named.path().filter(|_| !named.creates()) else { return Ok(()) };
+    match Kernel::default().users(path).into_iter().next() {
+        Some(user) => Err(Failure::refused("overwrite", named.text.clone(), user).hint("end that use")),
+        None => Ok(()),
+    }
+}
+
 /// What an endpoint holds.
 fn probe(io: &mut Io, endpoint: &mut dyn Endpoint) -> Result<Vec<&'static str>, block::IoError> {
     let size_bytes = endpoint.capability().size_bytes;

@@ -1,0 +1,108 @@
+//! What the run found.
+
+use serde_json::json;
+use torture::SECTOR_BYTES;
+use torture::history::{Fault, Violation};
+use torture::journal::Header;
+
+use crate::context::Context;
+use crate::error::Exit;
+use crate::{output, units};
+
+/// Violations that are told in full.
+pub(super) const TOLD_MAX: usize = 16;
+
+/// Counts of one run.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) reads: u64,
+    pub(super) writes: u64,
+    pub(super) durable: u64,
+    pub(super) discards: u64,
+    pub(super) flushes: u64,
+    /// Requests that ended without an answer.
+    pub(super) unanswered: u64,
+    /// Connections lost.
+    pub(super) losses: u64,
+    /// New sessions because the endpoint had given up.
+    pub(super) reattached: u64,
+    /// Requests that the endpoint repeated.
+    pub(super) retries: u64,
+    /// Sectors judged, those of the final look included.
+    pub(super) judged: u64,
+    /// Sectors of the final look.
+    pub(super) sectors: u64,
+    pub(super) violations: u64,
+    pub(super) first: Vec<Violation>,
+    pub(super) seconds: f64,
+}
+
+fn word(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Wrong => "wrong",
+        Fault::Torn => "torn",
+        Fault::Misdirected => "misdirected",
+        Fault::Foreign => "foreign",
+    }
+}
+
+/// Says it, and returns the exit code.
+pub(super) fn tell(context: &Context, header: &Header, tally: &Tally) -> Exit {
+    let kept = tally.violations == 0;
+    if context.json {
+        let first = tally.first.iter().map(|violation| {
+            json!({
+                "sector": violation.lba,
+                "offset": violation.lba * SECTOR_BYTES as u64,
+                "fault": word(violation.fault),
+                "found": violation.found.to_string(),
+                "expected": violation.expected,
+            })
+        });
+        output::json(&json!({
+            "schema": output::SCHEMA,
+            "kept": kept,
+            "seed": header.seed,
+            "seconds": units::rounded(tally.seconds),
+            "clients": header.clients,
+            "operations": {
+                "read": tally.reads,
+                "write": tally.writes,
+                "durable": tally.durable,
+                "discard": tally.discards,
+                "flush": tally.flushes,
+                "unanswered": tally.unanswered,
+            },
+            "connections_lost": tally.losses,
+            "reattached": tally.reattached,
+            "retries": tally.retries,
+            "sectors": tally.sectors,
+            "sectors_judged": tally.judged,
+            "violations": tally.violations,
+            "first": first.collect::<Vec<_>>(),
+        }));
+    } else if kept {
+        output::line(&format!(
+            "kept: {} sectors judged, {} lost, in {} reads, {} writes, {} discards and {} flushes over {} lost connections",
+            tally.judged,
+            tally.violations,
+            tally.reads,
+            tally.writes,
+            tally.discards,
+            tally.flushes,
+            tally.losses,
+        ));
+    } else {
+        output::line(&format!(
+            "lost: {} of {} sectors judged do not hold what they must (seed {})",
+            tally.violations, tally.judged, header.seed
+        ));
+        for violation in &tally.first {
+            let offset = violation.lba * SECTOR_BYTES as u64;
+            output::line(&format!("sector {}, offset {offset}: {}", violation.lba, word(violation.fault)));
+            output::line(&format!("  found    {}", violation.found));
+            violation.expected.iter().for_each(|expected| output::line(&format!("  expected {expected}")));
+        }
+    }
+    if kept { Exit::Done } else { Exit::Mismatch }
+}
