@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use area::{Pool, Span};
 use block::{Completion, Endpoint, IoError, Kind, Request, Router, State};
-use io::{Event, Io};
+use io::{Event, Io, SpinReport};
 use thiserror::Error;
 
 use crate::latency::{Histogram, Latency};
@@ -61,6 +61,8 @@ pub struct LoadFigures {
     pub flush: Duration,
     /// From submission to completion.
     pub latency: Latency,
+    /// What this end's loop spent on looking before it slept.
+    pub spin: SpinReport,
 }
 
 /// Why a load did not reach its end. Nothing is in flight afterwards, except after `Loop`.
@@ -183,7 +185,7 @@ impl<'a> Load<'a> {
         // The loop's clock may be as old as the loop.
         self.turn(Duration::ZERO)?;
         (self.latency, self.operations) = (Histogram::new(), 0);
-        let start = self.seen;
+        let (start, spun) = (self.seen, self.io.spin_report());
         let mut begun = 0;
         self.drive(Pass::Timed, stop, &mut |load| {
             let go_on = match until {
@@ -197,11 +199,17 @@ impl<'a> Load<'a> {
         if self.plan.write {
             self.flush()?;
         }
+        let spin = self.io.spin_report();
         Ok(LoadFigures {
             operations: self.operations,
             duration: self.seen - start,
             flush: self.seen - moved,
             latency: self.latency.summary(),
+            spin: SpinReport {
+                time: spin.time - spun.time,
+                hits: spin.hits - spun.hits,
+                misses: spin.misses - spun.misses,
+            },
         })
     }
 

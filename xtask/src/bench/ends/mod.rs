@@ -301,6 +301,7 @@ fn row_object(cell: &Cell, runs: &[Sample]) -> Value {
         "operations_per_s": column(runs, |run| run.per_second),
         "p50_us": column(runs, |run| run.p50_us),
         "p99_us": column(runs, |run| run.p99_us),
+        "initiator_spin_share": column(runs, |run| run.spin_share),
         "verified": runs.iter().all(|run| run.verified),
     });
     for (name, end) in ENDS {

@@ -54,6 +54,8 @@ pub(super) struct Sample {
     pub(super) p99_us: f64,
     pub(super) initiator: Option<Used>,
     pub(super) target: Option<Used>,
+    /// Part of the time that the initiator spent looking before it slept.
+    pub(super) spin_share: f64,
     pub(super) verified: bool,
 }
 
@@ -158,6 +160,7 @@ impl Sample {
             p99_us: row["latency_us"]["p99"].as_f64()?,
             initiator: used(&row["initiator"]),
             target: used(&row["target"]),
+            spin_share: row["initiator_spin"]["seconds"].as_f64()? / row["seconds"].as_f64()?,
             verified: row["verified"].as_bool()?,
         })
     }
@@ -173,12 +176,12 @@ mod tests {
             "involuntary_switches_per_operation":0.25}"#;
         let text = format!(
             r#"{{"mb_per_s":10,"operations_per_s":5,"latency_us":{{"p50":7,"p99":9}},"initiator":{used},
-            "target":null,"verified":true}}"#
+            "target":null,"initiator_spin":{{"seconds":0.25}},"seconds":0.5,"verified":true}}"#
         );
         let sample = Sample::of(&serde_json::from_str(&text).unwrap()).unwrap();
         assert_eq!((sample.mb_per_s, sample.per_second, sample.p50_us), (10.0, 5.0, 7.0));
         assert!(sample.verified && sample.target.is_none());
-        assert_eq!(sample.initiator.unwrap().switches, 1.75);
+        assert_eq!((sample.initiator.unwrap().switches, sample.spin_share), (1.75, 0.5));
         assert!(Sample::of(&serde_json::json!({})).is_none());
     }
 }

@@ -253,7 +253,7 @@ impl Row {
     }
 
     fn object(&self) -> Value {
-        let LoadFigures { operations, duration, flush, latency } = self.figures;
+        let LoadFigures { operations, duration, flush, latency, spin } = self.figures;
         json!({
             "block": self.block,
             "depth": self.depth,
@@ -270,6 +270,7 @@ impl Row {
                 "max": latency.max_us,
             },
             "initiator": self.usage(self.own),
+            "initiator_spin": { "seconds": spin.time.as_secs_f64(), "hits": spin.hits, "misses": spin.misses },
             "target": self.target.map(|usage| self.usage(usage)),
             "verified": self.compared.is_some(),
             "bytes_compared": self.compared.unwrap_or(0),
