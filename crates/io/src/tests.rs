@@ -78,7 +78,7 @@ fn a_file_write_is_read_back(kind: Kind) {
 
 /// A pool that has room for one region at a time: each size takes the place, and the number, of the one before.
 fn memory_that_moved_is_known_to_the_kernel(kind: Kind) {
-    let backend = super::choice::open(Some(kind)).unwrap();
+    let backend = choice::open(Some(kind)).unwrap();
     let mut io = Io::over(backend, PoolLimits { bytes_max: 2 << 20 });
     let owner = io.owner();
     let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
