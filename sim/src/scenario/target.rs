@@ -1,0 +1,118 @@
+//! The target: a machine, its disk, and the server that runs on it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use node::initiator::{IscsiMedium, Options, Url};
+use node::target::{Access, LunConfig, Server, ServerConfig, TargetConfig};
+
+use crate::disk::Disk;
+use crate::random::Random;
+use crate::state::MachineId;
+use crate::world::Context;
+
+const IQN: &str = "iqn.2026-11.example:sim";
+const ADDRESS: &str = "10.0.0.1:3260";
+
+/// See the module.
+pub(crate) struct Target {
+    context: Context,
+    machine: MachineId,
+    pub(crate) disk: Disk,
+    config: ServerConfig,
+    server: Option<Server>,
+}
+
+impl Target {
+    /// A target with power and no server.
+    pub(crate) fn new(context: &Context, sectors: u64, write_cache: bool, random: &mut Random) -> Self {
+        let disk = Disk::new("sim:lun", sectors, context.fork(), random.pick(&[50, 500, 20_000]));
+        let lun = LunConfig {
+            lun: 0,
+            medium: Arc::new(disk.clone()),
+            serial: "sim".into(),
+            naa: 0x3000_0000_0000_0001,
+            read_only: false,
+            write_cache,
+            vendor: None,
+            product: None,
+            rotational: None,
+            removable: false,
+            block_size: None,
+            physical_block_size: None,
+            shared: true,
+            exclusive: false,
+        };
+        let address: SocketAddr = ADDRESS.parse().expect("an address");
+        let config = ServerConfig {
+            listen: vec![address],
+            advertise: None,
+            targets: vec![TargetConfig { iqn: IQN.into(), luns: vec![lun], access: Access::default() }],
+            drain_timeout: Duration::from_secs(5),
+            threads: Some(random.within(1..3) as usize),
+        };
+        let machine = context.add_machine();
+        Self { context: context.clone(), machine, disk, config, server: None }
+    }
+
+    /// Starts the server.
+    pub(crate) fn boot(&mut self) {
+        let config = self.config.clone();
+        match self.context.on(self.machine, || Server::start(config)) {
+            Ok(server) => self.server = Some(server),
+            Err(error) => self.context.fail(format!("the target does not start: {error}")),
+        }
+    }
+
+    /// Ends the server without a word, with the power or without.
+    pub(crate) fn kill(&mut self, power: bool) {
+        let cut = self.disk.stop(power);
+        self.context.count(|counters| {
+            counters.sectors_lost += cut.lost;
+            counters.sectors_between += cut.between;
+            counters.requests_torn += cut.torn;
+            *(if power { &mut counters.target_cuts } else { &mut counters.target_kills }) += 1;
+        });
+        self.context.kill(self.machine, power);
+        if let Some(server) = self.server.take() {
+            // That it has ended is all there is to know.
+            let _ = server.wait();
+        }
+    }
+
+    /// Ends the server in order. True if it says that everything is durable.
+    pub(crate) fn end(&mut self, drain: bool) -> bool {
+        let Some(server) = self.server.take() else { return true };
+        self.context.count(|counters| counters.drains += 1);
+        let handle = server.handle();
+        if drain {
+            handle.drain();
+        } else {
+            handle.stop();
+        }
+        match server.wait() {
+            Ok(()) => true,
+            Err(error) => {
+                self.context.fail(format!("the target did not end in order: {error}"));
+                false
+            }
+        }
+    }
+}
+
+/// How an initiator of this name logs in.
+pub(crate) fn options(name: &str, random: &mut Random) -> Options {
+    Options {
+        timeout: Duration::from_secs(random.pick(&[20, 60, 300])),
+        header_digest: random.one_in(4),
+        data_digest: random.one_in(4),
+        ..Options::new(format!("iqn.2026-11.example:{name}"))
+    }
+}
+
+/// The LUN, as one process of an initiator knows it.
+pub(crate) fn medium(options: &Options) -> IscsiMedium {
+    let url = Url::parse(&format!("iscsi://{ADDRESS}/{IQN}/0")).expect("a URL");
+    IscsiMedium::new(url, options.clone(), false).expect("a LUN")
+}
