@@ -146,7 +146,7 @@ struct IscsiEndpoint {
     cache: Arc<WriteCache>,
     /// Number of the last volatile write of this endpoint.
     written: u64,
-    /// A session has begun whose disk has not told yet whether its cache survived.
+    /// A session has begun, or may have, whose disk has not told whether its cache survived.
     unheard: bool,
     capability: Capability,
     negotiated: Option<Negotiated>,
@@ -271,6 +271,10 @@ impl IscsiEndpoint {
     fn on_failure(&mut self, io: &mut Io, failure: Failure, done: &mut Vec<Completion>) {
         self.session = None;
         self.losses += u64::from(matches!(failure, Failure::Lost(_)));
+        if matches!((&failure, self.phase), (Failure::Lost(_), Phase::Opening)) {
+            // The answer to its login may have been lost: for the target it was a session all the same.
+            self.unheard = true;
+        }
         if let Some(error) = self.expired.take() {
             return self.expire(io, &error, done);
         }
