@@ -4,6 +4,9 @@
 /// server drop them; the initiator re-reads everything after any of them anyway).
 pub const ATTENTIONS_MAX: usize = 8;
 
+/// Ended I_T nexuses that a unit remembers as knowing of its power. One forgotten hears of it again, should it return.
+pub const FORMER_NEXUSES_MAX: usize = 4096;
+
 /// Longest parameter list the device server collects, in bytes: an UNMAP list with every descriptor used.
 pub const PARAMETER_LIST_MAX_BYTES: u32 = 8 + 16 * UNMAP_DESCRIPTORS_MAX;
 

@@ -19,6 +19,7 @@ use iscsi::wire::{Isid, LoginStatus};
 use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 
+use super::defects;
 use super::hold::Hold;
 use super::login;
 use super::lun::Lun;
@@ -441,9 +442,10 @@ impl Connection {
         };
         match context.shared.sessions.claim(claim) {
             Admission::Granted { tsih, nexus, former } => {
-                let former = if mutant::is_on(Mutant::ClaimKept) { Some(nexus) } else { former };
                 for (_, lun) in &luns {
-                    context.shared.luns[*lun].unit().attach(nexus, former);
+                    let mut unit = context.shared.luns[*lun].unit();
+                    unit.attach(nexus, former);
+                    defects::claim_kept(&mut unit, nexus);
                 }
                 tracing::info!(
                     peer = %self.peer, initiator = pending.initiator,

@@ -4,6 +4,7 @@ use area::Span;
 use block::{Kind, Request};
 use iscsi::machine::TaskId;
 use mutant::Mutant;
+use scsi::{LogicalUnit, NexusId, cdb};
 
 use super::connection::{Connection, Context};
 
@@ -61,6 +62,14 @@ impl Connection {
     /// As if the storage had answered.
     fn pretend(&mut self, context: &mut Context<'_>, id: TaskId) {
         self.on_completion(context, id.0, Ok(()));
+    }
+}
+
+/// Says to a new nexus that it was here before.
+pub(super) fn claim_kept(unit: &mut LogicalUnit, nexus: NexusId) {
+    if mutant::is_on(Mutant::ClaimKept) {
+        let _ = unit.command(nexus, cdb::test_unit_ready().as_bytes(), &[]);
+        unit.attach(nexus, Some(nexus));
     }
 }
 

@@ -19,14 +19,16 @@ mod tests;
 pub(crate) use inquiry::{inquiry_without_unit, report_luns};
 pub(crate) use status::request_sense;
 
+use std::collections::VecDeque;
+
+use crate::limits::FORMER_NEXUSES_MAX;
 use crate::media::Then;
 use crate::{Media, MediaError, MediaOp, Outcome, Sense, SenseKey, Step};
 use attention::Attentions;
 use mode::Pages;
 use opcodes::{Opcode, Reserved};
 
-/// An I_T nexus: an initiator port and the target port it came in by. The caller hands out the numbers, each larger
-/// than those before.
+/// An I_T nexus: an initiator port and the target port it came in by. The caller hands out the numbers, none twice.
 pub type NexusId = u64;
 
 /// What a logical unit is. Does not change while it lives, except its size ([`LogicalUnit::resized`]).
@@ -83,9 +85,8 @@ pub struct LogicalUnit {
     loaded: bool,
     /// A flush failed: accepted data is lost.
     lost_data: bool,
-    /// The largest number of a nexus so far, and what it was when accepted data was last lost.
-    newest: NexusId,
-    newest_at_loss: Option<NexusId>,
+    /// Nexuses that are gone and had heard all about the power of this unit, oldest first.
+    heard: VecDeque<NexusId>,
 }
 
 /// What is kept for one I_T nexus.
@@ -93,10 +94,21 @@ pub struct LogicalUnit {
 struct Nexus {
     id: NexusId,
     attentions: Attentions,
+    /// It has not been told yet that what it knows of this unit does not count any more.
+    untold: bool,
     /// The storage's cache was lost, and this nexus's next flush has to say so.
     cache_lost: bool,
     /// PREVENT of PREVENT ALLOW MEDIUM REMOVAL.
     prevent: bool,
+}
+
+impl Nexus {
+    /// The attention to be told now.
+    fn tell(&mut self) -> Option<(u8, u8)> {
+        let code = self.attentions.pop()?;
+        self.untold &= ![attention::POWER_ON, attention::MEDIUM_CHANGED].contains(&code);
+        Some(code)
+    }
 }
 
 /// A command on its way through the checks.
@@ -129,8 +141,7 @@ impl LogicalUnit {
             pages,
             loaded: true,
             lost_data: false,
-            newest: 0,
-            newest_at_loss: None,
+            heard: VecDeque::new(),
         }
     }
 
@@ -158,7 +169,10 @@ impl LogicalUnit {
     /// hears 28h/00h, since what the medium holds may not be what was last read.
     pub fn reopened(&mut self) {
         self.lost_data = false;
-        self.newest_at_loss = Some(self.newest);
+        self.heard.clear();
+        for nexus in &mut self.nexuses {
+            nexus.untold = true;
+        }
         self.establish(None, attention::MEDIUM_CHANGED);
     }
 
@@ -166,19 +180,27 @@ impl LogicalUnit {
     /// of this unit counts. One that takes the place of a nexus of the same ports, whose number was `former`, hears
     /// 29h/07h I_T NEXUS LOSS OCCURRED (SAM-5 6.3.4): its tasks and reservations are gone, but what was accepted from
     /// it is still accepted. Initiators tell by this whether writes they have not flushed survived, so it is not said
-    /// when data was lost since. Attaching again starts the nexus afresh.
+    /// when data was lost since, nor to one that ended before it had heard of the power. Attaching again starts the
+    /// nexus afresh.
     pub fn attach(&mut self, nexus: NexusId, former: Option<NexusId>) {
         self.detach(nexus);
-        self.newest = self.newest.max(nexus);
-        let kept = former.is_some_and(|former| self.newest_at_loss.is_none_or(|last| former > last));
+        let kept = former.is_some_and(|former| self.heard.contains(&former));
         let mut attentions = Attentions::default();
         attentions.push(if kept { attention::NEXUS_LOSS } else { attention::POWER_ON });
-        self.nexuses.push(Nexus { id: nexus, attentions, cache_lost: false, prevent: false });
+        self.nexuses.push(Nexus { id: nexus, attentions, untold: !kept, cache_lost: false, prevent: false });
     }
 
     /// I_T nexus loss (SAM-5 6.3.4): its reservation, PREVENT and unit attentions go.
     pub fn detach(&mut self, nexus: NexusId) {
-        self.nexuses.retain(|known| known.id != nexus);
+        if let Some(index) = self.nexuses.iter().position(|known| known.id == nexus) {
+            let gone = self.nexuses.swap_remove(index);
+            if !gone.untold && !gone.cache_lost {
+                if self.heard.len() == FORMER_NEXUSES_MAX {
+                    self.heard.pop_front();
+                }
+                self.heard.push_back(nexus);
+            }
+        }
         if self.reservation == Some(nexus) {
             self.reservation = None;
         }
@@ -279,7 +301,7 @@ impl LogicalUnit {
         if std::mem::take(&mut self.nexus(told).cache_lost) {
             return;
         }
-        self.newest_at_loss = Some(self.newest);
+        self.heard.clear();
         for nexus in &mut self.nexuses {
             nexus.cache_lost = nexus.id != told;
         }
@@ -290,7 +312,7 @@ impl LogicalUnit {
         let opcode = opcodes::find(call.cdb);
         // SAM-5 5.14.5: INQUIRY, REPORT LUNS and REQUEST SENSE go past a unit attention.
         if !opcode.is_some_and(|opcode| opcode.past_attention)
-            && let Some((asc, ascq)) = self.nexus(call.nexus).attentions.pop()
+            && let Some((asc, ascq)) = self.nexus(call.nexus).tell()
         {
             return Err(Sense::new(SenseKey::UnitAttention, asc, ascq).into());
         }

@@ -12,7 +12,7 @@ pub(super) fn test_unit_ready(_: &mut LogicalUnit, _: Call<'_>) -> Result<Step, 
 
 /// REQUEST SENSE: SPC-4 6.39. A pending unit attention is told, and so gone; otherwise the state of the unit.
 pub(super) fn run_request_sense(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
-    let sense = match unit.nexus(call.nexus).attentions.pop() {
+    let sense = match unit.nexus(call.nexus).tell() {
         Some((asc, ascq)) => Sense::new(SenseKey::UnitAttention, asc, ascq),
         None if !unit.loaded => Sense::NO_MEDIUM,
         None => Sense::NONE,

@@ -733,14 +733,53 @@ fn a_nexus_that_returns_hears_nexus_loss() {
     attach(&mut unit, 3, Some(A), NEXUS_LOSS);
     attach(&mut unit, 4, None, POWER_ON);
     unit.reset(Some(B));
+    unit.detach(3);
     attach(&mut unit, 5, Some(3), NEXUS_LOSS);
+    unit.detach(5);
     unit.reopened();
     attach(&mut unit, 6, Some(5), POWER_ON);
+    unit.detach(6);
     attach(&mut unit, 7, Some(6), NEXUS_LOSS);
+    unit.detach(7);
     let flush = media(&mut self::unit(), cdb::synchronize_cache_10());
-    let _ = unit.finish(7, &flush, Err(MediaError::CacheLost));
+    let _ = unit.finish(4, &flush, Err(MediaError::CacheLost));
     attach(&mut unit, 8, Some(7), POWER_ON);
+    unit.detach(8);
     attach(&mut unit, 9, Some(8), NEXUS_LOSS);
+}
+
+/// What was not told before the nexus was lost is told to the next one: the initiator must not miss it.
+#[test]
+fn power_on_is_told_until_it_was_heard() {
+    type Event = fn(&mut LogicalUnit);
+    let events: [(&str, Event); 5] = [
+        ("nothing", |_| {}),
+        ("past_attention", |unit| assert_eq!(run(unit, 3, cdb::inquiry(None, 36)), GOOD)),
+        ("reset", |unit| {
+            unit.reset(Some(A));
+            assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x03)));
+        }),
+        ("reopened", |unit| {
+            assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x01)));
+            unit.reopened();
+        }),
+        ("cache_lost", |unit| {
+            assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x01)));
+            let flush = media(unit, cdb::synchronize_cache_10());
+            let _ = unit.finish(A, &flush, Err(MediaError::CacheLost));
+        }),
+    ];
+    for (name, event) in events {
+        let mut unit = unit();
+        unit.attach(3, None);
+        event(&mut unit);
+        unit.detach(3);
+        unit.attach(4, Some(3));
+        assert_eq!(run(&mut unit, 4, cdb::test_unit_ready()), Err((6, 0x29, 0x01)), "{name}");
+        unit.detach(4);
+        unit.attach(5, Some(4));
+        assert_eq!(run(&mut unit, 5, cdb::test_unit_ready()), Err((6, 0x29, 0x07)), "{name}");
+    }
 }
 
 #[test]
