@@ -4,22 +4,26 @@
 //! invariant does not hold. It knows nothing of the fuzzer: `targets/` links each to libFuzzer, and the tests below
 //! run the kept inputs of `corpus/` through it in any build. Read docs/internals/fuzz.md.
 
+mod answers;
 mod edge;
 mod heap;
 mod initiator;
 mod login;
 mod pair;
 mod source;
+mod spec;
 mod target;
 mod text;
 mod unit;
 mod wire;
 mod words;
 
+pub use answers::answers;
 pub use initiator::initiator;
 pub use login::login;
 pub use pair::pair;
 pub use source::Source;
+pub use spec::spec;
 pub use target::target;
 pub use text::text;
 pub use unit::unit;

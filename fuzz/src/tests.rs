@@ -6,6 +6,8 @@ type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
 const TARGETS: &[Target] = &[
+    ("answers", crate::answers),
+    ("spec", crate::spec),
     ("wire", crate::wire),
     ("text", crate::text),
     ("login", crate::login),

@@ -29,7 +29,8 @@ pub fn unit(bytes: &[u8]) {
     });
 }
 
-fn config(source: &mut Source<'_>) -> UnitConfig {
+/// Any configuration, possible or not.
+pub(crate) fn config(source: &mut Source<'_>) -> UnitConfig {
     let text = |source: &mut Source<'_>| {
         let count = source.below(80);
         String::from_utf8_lossy(source.take(count)).into_owned()

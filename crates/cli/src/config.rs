@@ -139,7 +139,7 @@ struct RawAcl {
 }
 
 /// Something wrong at a place of the text.
-type Wrong = (Range<usize>, String);
+pub(crate) type Wrong = (Range<usize>, String);
 
 fn wrong<T>(at: &Spanned<T>, text: impl Into<String>) -> Wrong {
     (at.span(), text.into())
@@ -157,7 +157,7 @@ impl Config {
         })
     }
 
-    fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
+    pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
         let raw: RawConfig = toml::from_str(text)
             .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
         let RawServer { listen, advertise, drain_timeout, seal } = raw.server;
@@ -359,7 +359,7 @@ pub(crate) fn rotational(spec: &Spec) -> Result<Option<bool>, String> {
 }
 
 /// Line and column, from one, of a byte of the text.
-fn position(text: &str, byte: usize) -> (usize, usize) {
+pub(crate) fn position(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;

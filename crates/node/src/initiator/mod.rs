@@ -9,6 +9,8 @@ mod command;
 mod discover;
 mod endpoint;
 mod facts;
+#[doc(hidden)]
+pub mod interview;
 mod options;
 mod session;
 mod setup;

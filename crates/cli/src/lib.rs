@@ -1,0 +1,121 @@
+//! hikyaku: moves block data between disks.
+//!
+//! This crate is the program's face: arguments, refusals, progress, exit codes. What moves data lives in
+//! `mover`, what speaks iSCSI in `node`. Begin with `args.rs`, then `command/`.
+
+mod args;
+mod command;
+mod config;
+mod context;
+mod endpoint;
+mod error;
+#[doc(hidden)]
+pub mod fuzz;
+mod in_use;
+mod logging;
+mod names;
+mod output;
+mod progress;
+mod secret;
+mod signature;
+mod state;
+mod sys;
+mod units;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::FromArgMatches;
+use clap::error::ErrorKind;
+
+use args::{Cli, Command};
+use context::Context;
+use error::{Exit, Failure};
+use secret::{UrlSecrets, take_url_secrets};
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let (arguments, secrets) = hide_secrets(std::env::args_os().collect());
+    let matches = match args::command().try_get_matches_from(&arguments) {
+        Ok(matches) => matches,
+        Err(error) => return usage(&error, &arguments),
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error, &arguments),
+    };
+    let json = cli.command.json();
+    let context = Context { json, quiet: cli.quiet, secrets, ..Context::default() };
+    // A server has its own way with signals.
+    let is_server = matches!(cli.command, Command::Serve(_));
+    let level = if is_server { "info" } else { "warn" };
+    logging::start(level, json);
+    if !context.secrets.is_empty() {
+        context.warn("a password in a URL is seen by others while the command starts; use chap-secret-file= or LIBISCSI_CHAP_PASSWORD");
+    }
+    if !is_server && let Err(error) = context.stop.listen(!json && !context.quiet) {
+        context.warn(&format!("signals cannot be caught ({error}): an interruption will not be orderly"));
+    }
+    match command::run(&context, cli.command) {
+        Ok(exit) => ExitCode::from(exit.code()),
+        Err(failure) => {
+            report(&failure, json);
+            ExitCode::from(failure.exit.code())
+        }
+    }
+}
+
+fn report(failure: &Failure, json: bool) {
+    if json {
+        output::note(&failure.to_json().to_string());
+    } else {
+        output::note(&format!("error: {failure}"));
+    }
+}
+
+/// Takes passwords out of the arguments and overwrites them where other users could read them.
+fn hide_secrets(arguments: Vec<OsString>) -> (Vec<OsString>, std::collections::HashMap<String, UrlSecrets>) {
+    let mut secrets = std::collections::HashMap::new();
+    let clean = arguments
+        .into_iter()
+        .map(|argument| {
+            let Some(text) = argument.to_str() else { return argument };
+            let (clean, taken) = take_url_secrets(text);
+            if taken == UrlSecrets::default() {
+                return argument;
+            }
+            for secret in [&taken.password, &taken.target_password].into_iter().flatten() {
+                if let Err(error) = sys::scrub_command_line(secret.text()) {
+                    output::note(&format!(
+                        "warning: the password stays visible in the process list: {error}"
+                    ));
+                }
+            }
+            secrets.insert(clean.clone(), taken);
+            clean.into()
+        })
+        .collect();
+    if !secrets.is_empty() {
+        sys::forbid_core_dumps();
+    }
+    (clean, secrets)
+}
+
+/// Help and version go to stdout; a wrong command line is explained on stderr, in JSON if that was asked for.
+fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    let is_answer = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if is_answer || !arguments.iter().any(|argument| argument == "--json") {
+        // Nobody is left to be told if even this cannot be printed.
+        let _ = error.print();
+        return ExitCode::from(if is_answer { 0 } else { Exit::Usage.code() });
+    }
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let cause: Vec<&str> = lines.take_while(|line| !line.starts_with("Usage:")).collect();
+    let cause = cause.join(" ");
+    let cause = cause.strip_prefix("error: ").unwrap_or(&cause);
+    let command = arguments.get(1).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let hint = format!("hikyaku {command} --help");
+    report(&Failure::usage("understand the command line of", command, cause).hint(hint), true);
+    ExitCode::from(Exit::Usage.code())
+}
