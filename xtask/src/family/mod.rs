@@ -11,6 +11,7 @@ mod libiscsi_tools;
 mod qemu_img;
 mod sessions;
 mod tgt;
+mod torture;
 
 use anyhow::Result;
 
@@ -68,6 +69,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "sessions",
         about: "many sessions at once, some of them busy: memory, fairness, longest command",
         examine: sessions::examine,
+        any_target: false,
+    },
+    Family {
+        name: "torture",
+        about: "acknowledged data under kill -9, cut connections and power cuts, judged by a history",
+        examine: torture::examine,
         any_target: false,
     },
     Family {

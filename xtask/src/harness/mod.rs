@@ -6,6 +6,7 @@ pub(crate) mod load;
 pub(crate) mod pdu;
 pub(crate) mod process;
 pub(crate) mod procfs;
+pub(crate) mod relay;
 pub(crate) mod target;
 pub(crate) mod tgt;
 

@@ -27,9 +27,21 @@ pub(crate) struct Tgt {
 impl Tgt {
     /// Serves disks, numbered from LUN 1 (LUN 0 is tgt's controller), on a free port of the loopback address.
     pub(crate) fn serve(disks: &[Disk], credentials: Option<&Credentials>) -> Result<Self> {
-        let dir = super::scratch()?;
-        let port = free_port()?;
         let tid = NEXT_TARGET.fetch_add(1, Ordering::Relaxed).to_string();
+        Self::serve_as(&tid, free_port()?, disks, credentials)
+    }
+
+    /// Kills it and starts its like on the same port, without credentials.
+    pub(crate) fn killed_and_restarted(mut self, disks: &[Disk]) -> Result<Self> {
+        let port = self.urls[0].port()?;
+        self.running.signal(libc::SIGKILL)?;
+        let Self { running, tid, .. } = self;
+        running.finish(READY_LIMIT)?;
+        Self::serve_as(&tid, port, disks, None)
+    }
+
+    fn serve_as(tid: &str, port: u16, disks: &[Disk], credentials: Option<&Credentials>) -> Result<Self> {
+        let dir = super::scratch()?;
         let iqn = format!("iqn.2026-11.org.example:tgt-{tid}");
         let mut command = program("tgtd")?;
         command.args(["-f", "-C", CONTROL, "--iscsi", &format!("portal=127.0.0.1:{port}")]);
@@ -38,17 +50,17 @@ impl Tgt {
         let urls = (1..=disks.len())
             .map(|lun| Url { portal: format!("127.0.0.1:{port}"), iqn: iqn.clone(), lun: lun as u64 })
             .collect();
-        let mut tgt = Self { running, urls, tid: tid.clone(), dir };
+        let mut tgt = Self { running, urls, tid: tid.to_owned(), dir };
         tgt.wait_ready()?;
-        tgt.admin(&["--mode", "target", "--op", "new", "--tid", &tid, "-T", &iqn])?;
+        tgt.admin(&["--mode", "target", "--op", "new", "--tid", tid, "-T", &iqn])?;
         for (index, disk) in disks.iter().enumerate() {
             tgt.add(index + 1, disk)?;
         }
         if let Some(Credentials { user, secret }) = credentials {
             tgt.admin(&["--mode", "account", "--op", "new", "--user", user, "--password", secret])?;
-            tgt.admin(&["--mode", "account", "--op", "bind", "--tid", &tid, "--user", user])?;
+            tgt.admin(&["--mode", "account", "--op", "bind", "--tid", tid, "--user", user])?;
         }
-        tgt.admin(&["--mode", "target", "--op", "bind", "--tid", &tid, "-I", "ALL"])?;
+        tgt.admin(&["--mode", "target", "--op", "bind", "--tid", tid, "-I", "ALL"])?;
         Ok(tgt)
     }
 

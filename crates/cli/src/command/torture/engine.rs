@@ -375,6 +375,14 @@ impl<'a> Engine<'a> {
     fn on_silence(&mut self, id: RequestId, flight: &Flight, error: &IoError) -> Result<(), Failure> {
         self.history.complete(id, Outcome::Unknown);
         self.note(flight.work, &flight.step, Record::Unknown);
+        if error.kind == IoErrorKind::CacheLost {
+            // Our own initiator's warning. Whether anything was lost is what we are here to find out.
+            self.tally.warnings += 1;
+            if !matches!(flight.work, Work::Step(..)) {
+                self.todo.push_front(flight.work);
+            }
+            return Ok(());
+        }
         if !matches!(error.kind, IoErrorKind::Unreachable | IoErrorKind::Aborted) {
             let attempted = match &flight.step {
                 Step::Read(_) => "read",

@@ -24,6 +24,8 @@ pub(super) struct Tally {
     pub(super) unanswered: u64,
     /// Connections lost.
     pub(super) losses: u64,
+    /// Flushes that failed because the storage may have lost power.
+    pub(super) warnings: u64,
     /// New sessions because the endpoint had given up.
     pub(super) reattached: u64,
     /// Requests that the endpoint repeated.
@@ -74,6 +76,7 @@ pub(super) fn tell(context: &Context, header: &Header, tally: &Tally) -> Exit {
                 "unanswered": tally.unanswered,
             },
             "connections_lost": tally.losses,
+            "cache_lost_warnings": tally.warnings,
             "reattached": tally.reattached,
             "retries": tally.retries,
             "sectors": tally.sectors,
