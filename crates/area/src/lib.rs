@@ -7,6 +7,7 @@
 //! Not here: anything that knows what the bytes mean, and anything that crosses threads. A pool belongs to
 //! one loop thread; memory shared by threads is a [`Region`].
 
+mod poison;
 mod pool;
 mod region;
 mod span;

@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 
 use crate::region::HUGE_PAGE_BYTES;
-use crate::{PAGE_BYTES, Region, Span};
+use crate::{PAGE_BYTES, Region, Span, poison};
 
 /// Smallest area, one page.
 const CLASS_MIN_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
@@ -69,6 +69,8 @@ pub(crate) struct Place {
     pub(crate) base: *mut u8,
     class: u8,
     pub(crate) region: u32,
+    /// It was given back before, and filled with a pattern.
+    poisoned: bool,
 }
 
 impl Pool {
@@ -130,6 +132,9 @@ impl Inner {
         let place = state.free[usize::from(class)].pop().expect("grown above");
         state.lent += 1;
         state.carved(place).lent += 1;
+        if place.poisoned {
+            poison::check(place.base, class_bytes(class));
+        }
         Ok(place)
     }
 
@@ -138,7 +143,10 @@ impl Inner {
         let mut state = self.state.borrow_mut();
         state.lent -= 1;
         state.carved(place).lent -= 1;
-        state.free[usize::from(place.class)].push(place);
+        if poison::ON {
+            poison::put(place.base, class_bytes(place.class));
+        }
+        state.free[usize::from(place.class)].push(Place { poisoned: poison::ON, ..place });
     }
 }
 
@@ -162,7 +170,7 @@ impl State {
         for at in (0..region_bytes / bytes).rev() {
             // SAFETY: at * bytes lies inside the region just mapped.
             let base = unsafe { region.as_ptr().add(at * bytes) };
-            self.free[usize::from(class)].push(Place { base, class, region: index as u32 });
+            self.free[usize::from(class)].push(Place { base, class, region: index as u32, poisoned: false });
         }
         self.mapped += region_bytes;
         self.note_change(index as u32);
@@ -255,6 +263,19 @@ mod tests {
         let small = pool.take(1).unwrap();
         assert_eq!(pool.changed_region().unwrap().1, Some((small.as_ptr(), REGION_BYTES)), "in its place");
         assert_eq!(pool.changed_region(), None);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "after it had been given back")]
+    fn a_write_to_an_area_that_was_given_back_is_caught() {
+        let pool = Pool::new(PoolLimits::default());
+        let span = pool.take(PAGE_BYTES * 2).unwrap();
+        let late = span.as_ptr();
+        drop(span);
+        // SAFETY: the region is still mapped; what is wrong with it is what is tested.
+        unsafe { late.add(5000).write(1) };
+        let _ = pool.take(PAGE_BYTES * 2);
     }
 
     #[test]
