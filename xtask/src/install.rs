@@ -19,10 +19,12 @@ struct Need {
     programs: &'static [&'static str],
     /// A plugin: `NAME.so` in QEMU's directory.
     qemu_block: Option<&'static str>,
+    /// A file it brings.
+    file: Option<&'static str>,
 }
 
 const fn need(package: &'static str, programs: &'static [&'static str]) -> Need {
-    Need { package, programs, qemu_block: None }
+    Need { package, programs, qemu_block: None, file: None }
 }
 
 const TEST: &[Need] = &[
@@ -32,13 +34,21 @@ const TEST: &[Need] = &[
         &["iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-swp", "iscsi-perf", "iscsi-test-cu"],
     ),
     need("qemu-utils", &["qemu-img", "qemu-io"]),
-    Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so") },
+    Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so"), file: None },
     need("qemu-system-x86", &["qemu-system-x86_64"]),
+    Need {
+        package: "ipxe-qemu",
+        programs: &[],
+        qemu_block: None,
+        file: Some("/usr/lib/ipxe/qemu/pxe-e1000.rom"),
+    },
+    Need { package: "ovmf", programs: &[], qemu_block: None, file: Some("/usr/share/OVMF/OVMF_CODE_4M.fd") },
     need("busybox-static", &["busybox"]),
     need("cpio", &["cpio"]),
     need("kmod", &["modprobe", "depmod"]),
     need("xz-utils", &["xz"]),
     need("e2fsprogs", &["mkfs.ext4", "e2fsck"]),
+    need("xfsprogs", &["mkfs.xfs", "xfs_repair"]),
     need("mount", &["losetup"]),
     need("g++", &["c++"]),
 ];
@@ -46,7 +56,7 @@ const TEST: &[Need] = &[
 const BENCH: &[Need] = &[
     need("tgt", &["tgtd", "tgtadm"]),
     need("qemu-utils", &["qemu-img"]),
-    Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so") },
+    Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so"), file: None },
     need("iperf3", &["iperf3"]),
     need("fio", &["fio"]),
     need("mount", &["losetup"]),
@@ -67,7 +77,8 @@ fn present(need: &Need) -> bool {
                 || entries.filter_map(Result::ok).any(|entry| entry.path().join("qemu").join(name).exists())
         })
     });
-    plugin && need.programs.iter().all(|name| find_program(name).is_some())
+    let file = need.file.is_none_or(|path| Path::new(path).exists());
+    plugin && file && need.programs.iter().all(|name| find_program(name).is_some())
 }
 
 fn missing(purpose: Purpose) -> Vec<&'static str> {
@@ -127,7 +138,7 @@ mod tests {
     fn what_is_not_there_is_missing() {
         assert!(!present(&need("nothing", &["no-such-program-anywhere"])));
         assert!(present(&need("sh", &["sh"])));
-        let plugin = Need { package: "x", programs: &[], qemu_block: Some("block-nothing.so") };
+        let plugin = Need { package: "x", programs: &[], qemu_block: Some("block-nothing.so"), file: None };
         assert!(!present(&plugin));
     }
 }

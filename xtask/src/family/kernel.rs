@@ -21,13 +21,18 @@ const COPY_LIMIT: Duration = Duration::from_secs(120);
 const BYTES: u64 = 128 << 20;
 const LIO_BYTES: u64 = 64 << 20;
 
-fn guest(context: &Context) -> Command {
+pub(super) fn guest(context: &Context) -> Command {
     let mut command = Command::new(context.repository.join("tests/kernel-lab/guest"));
     command.env("KERNEL_LAB_DIR", context.repository.join("target/kernel-lab"));
     command
 }
 
-fn script(context: &Context, name: &str) -> String {
+/// Makes the guest's image, once.
+pub(super) fn build_guest(context: &Context) -> Result<()> {
+    run(guest(context).arg("build"), BUILD_LIMIT)?.success().context("make the guest's image").map(|_| ())
+}
+
+pub(super) fn script(context: &Context, name: &str) -> String {
     context.repository.join("tests/kernel-lab").join(name).display().to_string()
 }
 
@@ -183,7 +188,7 @@ fn lio_cases(
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
-    run(guest(context).arg("build"), BUILD_LIMIT)?.success().context("make the guest's image")?;
+    build_guest(context)?;
     initiator_cases(context, cases, "chap", 512, true)?;
     if context.tier == Tier::Full {
         initiator_cases(context, cases, "plain", 512, false)?;

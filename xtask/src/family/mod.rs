@@ -1,9 +1,11 @@
 //! The families of interoperability tests, one module per peer or subject.
 
 mod bad_input;
+mod boot;
 mod cli_contract;
 mod conformance;
 mod copy_matrix;
+mod foreign;
 mod fuzz;
 mod kernel;
 mod kill;
@@ -100,5 +102,17 @@ pub(crate) const FAMILIES: &[Family] = &[
         about: "the stock Linux initiator (open-iscsi) and target (LIO) in an emulated machine",
         examine: kernel::examine,
         any_target: true,
+    },
+    Family {
+        name: "boot",
+        about: "a machine that boots from our LUN by iPXE and by OVMF",
+        examine: boot::examine,
+        any_target: false,
+    },
+    Family {
+        name: "foreign",
+        about: "ext4, xfs and SQLite on our LUN under cut connections, killed targets and power cuts",
+        examine: foreign::examine,
+        any_target: false,
     },
 ];

@@ -110,6 +110,11 @@ impl<'a> Cases<'a> {
         named(prefix) || !prefixes.iter().any(|prefix| named(prefix))
     }
 
+    /// Whether the filter asks for `prefix` in so many words, which outweighs a sample's choice.
+    pub(crate) fn names(&self, prefix: &str) -> bool {
+        self.filter.is_some_and(|filter| filter.contains(prefix))
+    }
+
     /// Whether a case is to be run: it is not filtered out, and has not passed in the run being resumed, which is
     /// entered here. For cases whose results come by [`Cases::record`].
     pub(crate) fn is_due(&mut self, case: &str) -> bool {

@@ -1,6 +1,7 @@
 //! What every family uses: the run's context, the ledger of cases, guards for processes, targets and files.
 
 pub(crate) mod cases;
+pub(crate) mod cutter;
 pub(crate) mod files;
 pub(crate) mod load;
 pub(crate) mod pdu;

@@ -280,6 +280,17 @@ impl Running {
         tail(&self.stderr.text(), 2000).to_owned()
     }
 
+    /// Everything on its standard output so far.
+    pub(crate) fn stdout_text(&self) -> String {
+        self.stdout.text()
+    }
+
+    /// Kills it and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Sends a signal to it.
     pub(crate) fn signal(&mut self, signal: i32) -> Result<()> {
         if self.ended() {
@@ -330,8 +341,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.ended() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            self.kill();
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -148,7 +149,23 @@ pub(crate) struct Target {
     running: Running,
     urls: Vec<Url>,
     /// Its own state directory: identities of LUNs differ between instances.
-    _home: TempDir,
+    home: TempDir,
+}
+
+/// Starts `serve` and reads one URL for each disk.
+fn start(mut command: Command, disks: &[Disk]) -> Result<(Running, Vec<Url>)> {
+    command.args(disks.iter().map(Disk::argument));
+    let mut running = Running::start(&mut command)?;
+    let lines = running.wait_stdout("URL for every LUN", READY_LIMIT, |text| {
+        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        let lines: Vec<String> = whole.lines().map(str::to_owned).collect();
+        (lines.len() >= disks.len()).then_some(lines)
+    })?;
+    let urls = lines.iter().map(|line| Url::parse(line)).collect::<Result<Vec<_>>>()?;
+    if urls.len() != disks.len() {
+        bail!("{} URLs for {} LUNs: {lines:?}", urls.len(), disks.len());
+    }
+    Ok((running, urls))
 }
 
 impl Target {
@@ -178,18 +195,40 @@ impl Target {
             command.args(["--chap-user", &credentials.user, "--chap-secret-file"]);
             command.arg(credentials.secret_file(home.path())?);
         }
-        command.args(disks.iter().map(Disk::argument));
-        let mut running = Running::start(&mut command)?;
-        let lines = running.wait_stdout("URL for every LUN", READY_LIMIT, |text| {
-            let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
-            let lines: Vec<String> = whole.lines().map(str::to_owned).collect();
-            (lines.len() >= disks.len()).then_some(lines)
-        })?;
-        let urls = lines.iter().map(|line| Url::parse(line)).collect::<Result<Vec<_>>>()?;
-        if urls.len() != disks.len() {
-            bail!("{} URLs for {} LUNs: {lines:?}", urls.len(), disks.len());
+        let (running, urls) = start(command, disks)?;
+        Ok(Self { running, urls, home })
+    }
+
+    /// Starts it again after it has ended: same portal, same names and identities, no other options.
+    pub(crate) fn restart(&mut self, context: &Context, disks: &[Disk]) -> Result<()> {
+        let mut command = context.command_in(self.home.path());
+        command.arg("serve").args(["--listen", &self.urls[0].portal]);
+        let (running, urls) = start(command, disks)?;
+        if urls != self.urls {
+            bail!("restarted, the target serves {urls:?} instead of {:?}", self.urls);
         }
-        Ok(Self { running, urls, _home: home })
+        self.running = running;
+        Ok(())
+    }
+
+    /// As a power cut or a crash would, and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        self.running.kill();
+    }
+
+    /// Whether it has ended by itself.
+    pub(crate) fn ended(&mut self) -> bool {
+        self.running.ended()
+    }
+
+    /// The end of its log.
+    pub(crate) fn log(&self) -> String {
+        self.running.stderr_tail()
+    }
+
+    /// Address of the `index`-th disk served.
+    pub(crate) fn url(&self, index: usize) -> &Url {
+        &self.urls[index]
     }
 
     /// What its threads have lent and mapped of their pools, all together, once no connection is left. It must log
