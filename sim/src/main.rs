@@ -32,6 +32,9 @@ struct Arguments {
     /// Make every run twice and compare the traces.
     #[arg(long)]
     twice: bool,
+    /// Print the counts as one JSON object.
+    #[arg(long)]
+    json: bool,
     /// Go on after a failure.
     #[arg(long)]
     keep_going: bool,
@@ -73,12 +76,17 @@ fn main() -> ExitCode {
             });
         }
     });
-    for (name, count) in total.lock().expect("no panic while locked").list() {
-        println!("{count:>12}  {}", name.replace('_', " "));
-    }
     let failed = failed.into_inner();
     let runs = next.into_inner().min(arguments.runs);
-    println!("{runs:>12}  runs in {:.1} s, {failed} failed", start.elapsed().as_secs_f64());
+    let mut list = total.into_inner().expect("no panic while locked").list();
+    list.extend([("runs", runs), ("runs_failed", failed)]);
+    if arguments.json {
+        let fields: Vec<_> = list.iter().map(|(name, count)| format!("\"{name}\": {count}")).collect();
+        println!("{{{}}}", fields.join(", "));
+    } else {
+        list.iter().for_each(|(name, count)| println!("{count:>12}  {}", name.replace('_', " ")));
+        println!("{:>12.1}  seconds", start.elapsed().as_secs_f64());
+    }
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -12,6 +12,7 @@ mod kill;
 mod libiscsi_tools;
 mod qemu_img;
 mod sessions;
+mod sim;
 mod tgt;
 mod torture;
 
@@ -35,6 +36,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "cli-contract",
         about: "exit codes, messages, JSON and refusals of the command line",
         examine: cli_contract::examine,
+        any_target: false,
+    },
+    Family {
+        name: "sim",
+        about: "simulated cuts, kills and lost connections of initiator, target and mover",
+        examine: sim::examine,
         any_target: false,
     },
     Family {
