@@ -14,7 +14,7 @@ use area::{Region, Span};
 /// Granularity at which is remembered what is data; the kernel maps as much around each page that is looked at.
 const UNIT_BYTES: u64 = 64 << 10;
 /// Bytes lent until the page table is emptied: bounds what this process seems to use.
-const MAPPED_BYTES_MAX: u64 = 16 << 20;
+const MAPPED_BYTES_MAX: u64 = 8 << 20;
 
 /// The mapping, shared by the threads that use the file.
 #[derive(Debug)]

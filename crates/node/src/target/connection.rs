@@ -5,6 +5,7 @@
 //! tells the machine, which yields Data-In headers that refer to the buffer; `pump` sends headers and spans.
 //! A WRITE: as above, but the buffer is taken first, the stream receives into it, and the job starts at `DataOut`.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,9 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Memory for the data of one session's commands; TASK SET FULL beyond it. The pool serves several such sessions, so
 /// that one which never reads, or whose storage never answers, leaves room for the others.
 const SESSION_BYTES_MAX: usize = 256 << 20;
+
+/// Bytes that a session sends at once from where the storage keeps them.
+const LENT_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(3 * SESSION_BYTES_MAX < POOL.bytes_max);
 
@@ -89,6 +93,8 @@ pub(super) struct Task {
     pub(super) buffer: Option<Span>,
     /// Bytes of buffers it has taken.
     charged: usize,
+    /// Bytes of the storage's own that it is sending.
+    lent: usize,
     pub(super) job: Option<Job>,
     /// Its outcome is known and on its way to the initiator.
     pub(super) answered: bool,
@@ -104,6 +110,7 @@ impl Task {
             media: None,
             buffer: None,
             charged: 0,
+            lent: 0,
             job: None,
             answered: false,
             groups: Vec::new(),
@@ -136,6 +143,9 @@ pub(super) struct Connection {
     busy: usize,
     /// Bytes of the tasks' buffers.
     charged: usize,
+    /// Bytes of storage that are being sent, and who waits to send more.
+    lent: usize,
+    lent_waiting: VecDeque<TaskId>,
     began: Duration,
     phase: Phase,
     /// The earliest that is set.
@@ -173,6 +183,8 @@ impl Connection {
             pending: None,
             busy: 0,
             charged: 0,
+            lent: 0,
+            lent_waiting: VecDeque::new(),
             began: io.now(),
             hold: Hold::new(),
             phase: Phase::Open,
@@ -272,6 +284,7 @@ impl Connection {
         if self.phase == Phase::Shut {
             return;
         }
+        self.answer_lent(context);
         self.send(context.io);
         self.drain_events(context);
         match self.phase {
@@ -610,8 +623,7 @@ impl Connection {
             let offset = media.lba * u64::from(lun.block_size);
             if let Some(stored) = context.units[task.lun].lend(offset, data_in) {
                 task.buffer = Some(stored);
-                let media = task.media.take().expect("just looked at");
-                return self.finish_media(context, id, &media, Ok(()));
+                return self.lent_waiting.push_back(id);
             }
         }
         if data_in > 0 && !self.take_buffer(context.io, id, data_in) {
@@ -632,6 +644,22 @@ impl Connection {
     /// What a task's requests are called at the endpoints.
     pub(super) fn request_id(&self, task: TaskId) -> RequestId {
         u64::from(self.id.slot as u32) << 32 | u64::from(task.0)
+    }
+
+    /// Answers commands whose data is lent by the storage, a few at a time: what is being sent is then still in the cache,
+    /// and in the page table.
+    fn answer_lent(&mut self, context: &mut Context<'_>) {
+        while let Some(id) = self.lent_waiting.front().copied() {
+            let task = self.tasks[id.index()].as_mut().expect("waiting tasks are removed when they end");
+            let bytes = task.buffer.as_ref().map_or(0, Span::len);
+            if self.lent > 0 && self.lent + bytes > LENT_BYTES_MAX {
+                return;
+            }
+            self.lent_waiting.pop_front();
+            (task.lent, self.lent) = (bytes, self.lent + bytes);
+            let media = task.media.take().expect("not answered yet");
+            self.finish_media(context, id, &media, Ok(()));
+        }
     }
 
     /// Submits what the job wants next, or ends the command.
@@ -732,6 +760,10 @@ impl Connection {
         // The spans that are still being sent keep the memory; letting go of the groups may answer an abort.
         if let Some(task) = self.tasks.get_mut(id.index()).and_then(Option::take) {
             self.charged -= task.charged;
+            self.lent -= task.lent;
+            if task.media.is_some() {
+                self.lent_waiting.retain(|waiting| *waiting != id);
+            }
         }
     }
 }
