@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::family::{FAMILIES, Family};
+use crate::family::{FAMILIES, Family, NIGHTLY};
 use crate::harness::cases::{Failure, Journal, Tally, print_summary, totals};
 use crate::harness::{Against, Cases, Context, Tier, scratch};
 use crate::install::{self, Purpose};
@@ -34,7 +34,7 @@ pub(crate) fn fresh_seed() -> u64 {
     (now ^ u64::from(std::process::id()) << 20) % 1_000_000_007
 }
 
-fn chosen(selection: &Selection, against: Against) -> Result<Vec<&'static Family>> {
+fn chosen(selection: &Selection, against: Against, tier: Tier) -> Result<Vec<&'static Family>> {
     for name in &selection.family {
         if !FAMILIES.iter().any(|family| family.name == name) {
             let names: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
@@ -44,7 +44,9 @@ fn chosen(selection: &Selection, against: Against) -> Result<Vec<&'static Family
     Ok(FAMILIES
         .iter()
         .filter(|family| {
-            selection.family.is_empty() || selection.family.iter().any(|name| name == family.name)
+            let everyone =
+                selection.family.is_empty() && (tier == Tier::Full || !NIGHTLY.contains(&family.name));
+            everyone || selection.family.iter().any(|name| name == family.name)
         })
         .filter(|family| against == Against::Ours || family.any_target)
         .collect())
@@ -110,7 +112,7 @@ fn unit_tests(family: &'static str, mut command: Command) -> Result<Tally> {
 
 /// Everything of `test` but the last line.
 fn test_steps(steps: &mut Steps, selection: &Selection, against: Against) -> Result<Vec<Tally>> {
-    let families = chosen(selection, against)?;
+    let families = chosen(selection, against, Tier::Sample)?;
     let seed = selection.seed.unwrap_or_else(fresh_seed);
     println!("seed {seed} (replay with --seed {seed})");
     let mut tallies = Vec::new();
@@ -179,7 +181,7 @@ pub(crate) fn ci(selection: &Selection) -> Result<bool> {
 /// `cargo xtask nightly`.
 pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
     let mut steps = Steps::default();
-    let families = chosen(selection, Against::Ours)?;
+    let families = chosen(selection, Against::Ours, Tier::Full)?;
     let path = repository().join("target/nightly/journal");
     let commit = evidence::commit();
     let (mut journal, seed) = if resume {

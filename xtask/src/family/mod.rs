@@ -10,6 +10,7 @@ mod fuzz;
 mod kernel;
 mod kill;
 mod libiscsi_tools;
+mod mutants;
 mod qemu_img;
 mod sessions;
 mod sim;
@@ -29,6 +30,9 @@ pub(crate) struct Family {
     /// Can examine tgt in our place (`--against tgt`).
     pub(crate) any_target: bool,
 }
+
+/// Families that take too long for every change, unless they are asked for by name.
+pub(crate) const NIGHTLY: &[&str] = &["mutants"];
 
 /// All families, cheapest first.
 pub(crate) const FAMILIES: &[Family] = &[
@@ -96,6 +100,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "fuzz",
         about: "coverage-guided fuzzing of every parser and of whole sessions in both roles",
         examine: fuzz::examine,
+        any_target: false,
+    },
+    Family {
+        name: "mutants",
+        about: "defects on demand, each of which the simulator or the torture test must find",
+        examine: mutants::examine,
         any_target: false,
     },
     Family {
