@@ -143,7 +143,7 @@ pub(super) struct Connection {
     busy: usize,
     /// Bytes of the tasks' buffers.
     charged: usize,
-    /// Bytes of storage that are being sent, and who waits to send more.
+    /// Bytes of storage that are being sent, and READs that wait until they are fewer.
     lent: usize,
     lent_waiting: VecDeque<TaskId>,
     began: Duration,
@@ -284,7 +284,7 @@ impl Connection {
         if self.phase == Phase::Shut {
             return;
         }
-        self.answer_lent(context);
+        self.start_waiting(context);
         self.send(context.io);
         self.drain_events(context);
         match self.phase {
@@ -620,10 +620,16 @@ impl Connection {
         }
         // A digest would be computed of bytes that may change until they are sent.
         if matches!(media.op, MediaOp::Read { fua: false }) && !self.machine.receive_digests().data {
+            // Beside what is being sent it would no longer fit in the cache.
+            if self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
+                return self.lent_waiting.push_back(id);
+            }
             let offset = media.lba * u64::from(lun.block_size);
             if let Some(stored) = context.units[task.lun].lend(offset, data_in) {
-                task.buffer = Some(stored);
-                return self.lent_waiting.push_back(id);
+                (task.buffer, task.lent) = (Some(stored), data_in);
+                self.lent += data_in;
+                let media = task.media.take().expect("just looked at");
+                return self.finish_media(context, id, &media, Ok(()));
             }
         }
         if data_in > 0 && !self.take_buffer(context.io, id, data_in) {
@@ -646,19 +652,18 @@ impl Connection {
         u64::from(self.id.slot as u32) << 32 | u64::from(task.0)
     }
 
-    /// Answers commands whose data is lent by the storage, a few at a time: what is being sent is then still in the cache,
-    /// and in the page table.
-    fn answer_lent(&mut self, context: &mut Context<'_>) {
-        while let Some(id) = self.lent_waiting.front().copied() {
-            let task = self.tasks[id.index()].as_mut().expect("waiting tasks are removed when they end");
-            let bytes = task.buffer.as_ref().map_or(0, Span::len);
-            if self.lent > 0 && self.lent + bytes > LENT_BYTES_MAX {
+    /// Starts READs that waited until less is lent.
+    fn start_waiting(&mut self, context: &mut Context<'_>) {
+        while self.lent < LENT_BYTES_MAX
+            && let Some(id) = self.lent_waiting.pop_front()
+        {
+            let before = self.lent_waiting.len();
+            self.start(context, id);
+            if self.lent_waiting.len() > before {
+                // It waits again: first in the queue, as it was.
+                self.lent_waiting.rotate_right(1);
                 return;
             }
-            self.lent_waiting.pop_front();
-            (task.lent, self.lent) = (bytes, self.lent + bytes);
-            let media = task.media.take().expect("not answered yet");
-            self.finish_media(context, id, &media, Ok(()));
         }
     }
 
