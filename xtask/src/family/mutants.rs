@@ -87,7 +87,8 @@ fn verdict_of_simulator(output: &Output) -> Option<Value> {
 }
 
 fn verdict_of_torture(output: &Output, seed: u64) -> Option<Value> {
-    let verdict = output.stderr.lines().find(|line| line.contains("sector"))?;
+    let text = output.text();
+    let verdict = text.lines().find(|line| line.starts_with("sector "))?;
     (output.code == Some(EXIT_MISMATCH))
         .then(|| json!({"checker": "torture", "seed": seed, "verdict": verdict.trim()}))
 }
