@@ -368,7 +368,11 @@ impl Session {
             let buffer_offset = if wild { source.number() } else { task.done };
             if choice < 14 && task.direction == Direction::In {
                 let status = source.rarely(4).then_some(0);
-                let length = if wild { size } else { size.min(left) };
+                let length = match source.byte() {
+                    255 => left.saturating_add(1).min(SEGMENT_MAX),
+                    _ if wild => size,
+                    _ => size.min(left),
+                };
                 task.done += length.min(left);
                 task.data_sn = task.data_sn.next();
                 let header = DataIn {
@@ -393,6 +397,8 @@ impl Session {
             }
             if choice < 14 && task.direction == Direction::Out && (left > 0 || wild) {
                 let desired = source.number().clamp(1, 512 * 32).min(left.max(1));
+                // Just beyond the buffer, all else being right.
+                let desired = if source.rarely(16) { left.saturating_add(1) } else { desired };
                 task.done += desired.min(left);
                 task.data_sn = task.data_sn.next();
                 let header = R2t {

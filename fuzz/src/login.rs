@@ -18,6 +18,8 @@ use crate::{Source, heap};
 const HEAP_MAX: usize = 512 << 10;
 const INITIATORS: &[u8] = b"the initiator's secret";
 const TARGETS: &[u8] = b"the target's secret";
+/// What a peer proves itself with that knows no secret.
+const GUESS: &[u8] = b"nobody's secret";
 
 /// Runs whatever the first byte says.
 pub fn login(bytes: &[u8]) {
@@ -109,7 +111,7 @@ fn said(source: &mut Source<'_>, heard: &Heard, knows: Option<&[u8]>, steps: &[&
         // A proof, or a challenge of its own beside it.
         choice @ 0..=127 => {
             let algorithm = Some(source.pick(&Algorithm::ALL));
-            let proof = knows.and_then(|secret| heard.response(secret, algorithm));
+            let proof = heard.response(knows.unwrap_or(GUESS), algorithm);
             if let Some(proof) = proof {
                 text::emit("CHAP_N", "user", &mut text);
                 text::emit("CHAP_R", &proof, &mut text);
