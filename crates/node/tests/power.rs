@@ -4,6 +4,7 @@
 mod support;
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use mover::Plan;
 use node::initiator::{IscsiMedium, Options, Url};
 use node::target::{Access, LunConfig, ServerConfig};
 use scsi::cdb;
+use support::relay::Relay;
 use support::{Client, Guard, IQN, config, eventually, lun};
 
 const SIZE: usize = 1 << 20;
@@ -134,7 +136,11 @@ impl Machine {
     }
 
     fn medium(&self) -> IscsiMedium {
-        let url = Url::parse(&format!("iscsi://{}/{IQN}/0", self.address)).unwrap();
+        Self::medium_at(self.address)
+    }
+
+    fn medium_at(address: SocketAddr) -> IscsiMedium {
+        let url = Url::parse(&format!("iscsi://{address}/{IQN}/0")).unwrap();
         let options =
             Options { timeout: Duration::from_secs(10), ..Options::new("iqn.2026-11.example:tester") };
         IscsiMedium::new(url, options, false).unwrap()
@@ -259,6 +265,23 @@ fn a_lost_connection_alone_loses_nothing() {
         machine.cut();
         assert_eq!(host.flush(), Ok(()), "29h/07h: it kept running");
         assert_eq!(machine.disk.durable(0), byte);
+    }
+}
+
+/// The target's first session after the restart ends before its initiator has heard of it. What the next one hears must
+/// not be an I_T nexus loss, which would say that the cache is kept.
+#[test]
+fn a_login_whose_answer_is_lost_hides_no_lost_power() {
+    let mut machine = Machine::new();
+    let relay = Relay::start(machine.address);
+    let mut host = Host::new(&Machine::medium_at(relay.address));
+    for lost in 1..3 {
+        host.write(lost as u8, false);
+        relay.swallow.store(lost, Ordering::Relaxed);
+        machine.cycle();
+        assert_eq!(host.flush(), Err(IoErrorKind::CacheLost), "{lost} answers lost");
+        assert_eq!(relay.swallow.load(Ordering::Relaxed), 0, "they were");
+        assert_eq!(host.flush(), Ok(()), "once");
     }
 }
 
