@@ -330,7 +330,7 @@ fn sessions_that_die_at_any_moment_leave_right_data_and_no_trace() {
         .collect();
     let deaths: Vec<u32> = threads.into_iter().map(|thread| thread.join().expect("data is right")).collect();
     println!("deaths: {deaths:?}");
-    assert!(deaths.iter().all(|deaths| *deaths > 3), "{deaths:?}");
+    assert!(deaths.iter().all(|deaths| *deaths > 0), "{deaths:?}");
     eventually("every session ends", || server.handle().sessions().is_empty());
     let running = server.0.take().unwrap();
     running.handle().drain();
