@@ -40,9 +40,6 @@ pub const SUBMISSIONS_MAX: u32 = 512;
 
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 8;
-/// Time without any event that [`Io::when_idle`] waits for, and how long it waits at most in a loop that has no such time.
-const LULL: Duration = Duration::from_micros(8);
-const LULL_WAIT_MAX: Duration = Duration::from_micros(60);
 
 /// How long the end of a loop waits for operations in flight, and for how long at a time.
 const DROP_PATIENCE: Duration = Duration::from_secs(1);
@@ -194,9 +191,6 @@ pub struct Io {
     ready: VecDeque<Event>,
     timers: BinaryHeap<Reverse<(Duration, u64, Token)>>,
     timer_serial: u64,
-    /// To be told when nothing else happens, and since when.
-    idle: Vec<Token>,
-    idle_since: Duration,
     wakes: Vec<WakeState>,
     owners: Cell<u32>,
     now: Duration,
@@ -234,8 +228,6 @@ impl Io {
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             timer_serial: 0,
-            idle: Vec::new(),
-            idle_since: Duration::ZERO,
             wakes: Vec::new(),
             owners: Cell::new(0),
             now,
@@ -385,21 +377,6 @@ impl Io {
         self.ready.push_back(Event { token, result: 0, item: Item::None });
     }
 
-    /// Delivers an event when nothing else has happened for some microseconds, [`LULL_WAIT_MAX`] from now at the latest:
-    /// for what is cheaper done for several than for each. Only where the loop may look without sleeping
-    /// ([`Io::may_look`]) is that worth it; elsewhere the event comes with the next turn.
-    pub fn when_idle(&mut self, token: Token) {
-        if self.idle.is_empty() {
-            self.idle_since = self.now;
-        }
-        self.idle.push(token);
-    }
-
-    /// Whether the loop may spend some microseconds looking, because a core is free.
-    pub fn may_look(&mut self) -> bool {
-        self.spin.may_look(self.now)
-    }
-
     /// A handle with which other threads make this loop deliver an event with `token`, again and again.
     pub fn waker(&mut self, token: Token) -> io::Result<Waker> {
         // SAFETY: plain system call; the result is checked before it is owned.
@@ -459,9 +436,6 @@ impl Io {
             }
         }
         self.completed = completed;
-        if events.is_empty() || self.now >= self.idle_since + LULL_WAIT_MAX {
-            events.extend(self.idle.drain(..).map(|token| Event { token, result: 0, item: Item::None }));
-        }
         while let Some(Reverse((at, _, token))) = self.timers.peek().copied() {
             if at > self.now {
                 break;
@@ -476,38 +450,24 @@ impl Io {
 impl Io {
     /// Starts what is queued, and looks for a while, or sleeps, or both.
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
-        if !self.idle.is_empty() {
-            let patience = if self.spin.may_look(self.now) { LULL } else { Duration::ZERO };
-            let time = self.look(patience, completed)?;
-            self.spin.add(time);
-            return Ok(());
-        }
         if !self.spin.is_due(self.now) {
             return self.backend.wait(timeout, completed);
         }
-        let time = self.look(timeout.map_or(SPIN_MAX, |timeout| timeout.min(SPIN_MAX)), completed)?;
-        if !completed.is_empty() {
-            self.spin.hit(time);
-            return Ok(());
-        }
-        self.spin.miss(time);
-        self.backend.wait(timeout.map(|timeout| timeout.saturating_sub(time)), completed)
-    }
-
-    /// Starts what is queued, and looks for completions without sleeping; returns how long that took.
-    fn look(&mut self, patience: Duration, completed: &mut Vec<(usize, i32)>) -> io::Result<Duration> {
         let began = self.backend.now();
+        let patience = timeout.map_or(SPIN_MAX, |timeout| timeout.min(SPIN_MAX));
         loop {
             for _ in 0..LOOKS {
                 self.backend.wait(Some(Duration::ZERO), completed)?;
                 if !completed.is_empty() {
-                    return Ok(self.backend.now() - began);
+                    self.spin.hit(self.backend.now() - began);
+                    return Ok(());
                 }
                 std::hint::spin_loop();
             }
-            let time = self.backend.now() - began;
-            if time >= patience {
-                return Ok(time);
+            let spun = self.backend.now() - began;
+            if spun >= patience {
+                self.spin.miss(spun);
+                return self.backend.wait(timeout.map(|timeout| timeout.saturating_sub(spun)), completed);
             }
         }
     }

@@ -45,23 +45,16 @@ impl Spin {
         Self { is_on, rest: 0, penalty: 0, crowd: Crowd::default(), report: SpinReport::default() }
     }
 
-    /// Whether a core is free for looking.
-    pub(crate) fn may_look(&mut self, now: Duration) -> bool {
-        self.is_on && !self.crowd.is_too_large(now)
-    }
-
     /// Whether to look before the wait that begins now.
     pub(crate) fn is_due(&mut self, now: Duration) -> bool {
+        if !self.is_on {
+            return false;
+        }
         if self.rest > 0 {
             self.rest -= 1;
             return false;
         }
-        self.may_look(now)
-    }
-
-    /// A look of this length was made for another reason than to spare a sleep.
-    pub(crate) fn add(&mut self, time: Duration) {
-        self.report.time += time;
+        !self.crowd.is_too_large(now)
     }
 
     /// A look of this length found something.

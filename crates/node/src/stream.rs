@@ -99,25 +99,24 @@ pub(crate) enum Operation {
     Send,
     Timer,
     Connect,
-    Lull,
 }
 
 impl Operation {
-    const ALL: [Self; 5] = [Self::Receive, Self::Send, Self::Timer, Self::Connect, Self::Lull];
+    const ALL: [Self; 4] = [Self::Receive, Self::Send, Self::Timer, Self::Connect];
 
     /// A key that names this operation of one incarnation of an owner.
     pub(crate) fn key(self, generation: u32) -> u32 {
-        generation << 3 | self as u32
+        generation << 2 | self as u32
     }
 
     /// The operation and incarnation of a key.
     pub(crate) fn of(key: u32) -> (Self, u32) {
-        (Self::ALL[(key & 7) as usize], key >> 3)
+        (Self::ALL[(key & 3) as usize], key >> 2)
     }
 }
 
-/// Incarnations wrap here: three bits of a key name the operation.
-pub(crate) const GENERATION_MASK: u32 = u32::MAX >> 3;
+/// Incarnations wrap here: two bits of a key name the operation.
+pub(crate) const GENERATION_MASK: u32 = u32::MAX >> 2;
 
 impl Stream {
     /// Takes a connected socket. `None` when the pool has no memory for a stream buffer.
@@ -356,14 +355,14 @@ impl Stream {
         io.receive(token, &self.socket, incoming);
     }
 
-    /// Gathers what the machine has to send, and sends it, unless a send is under way: false.
+    /// Gathers what the machine has to send, and sends it, unless a send is under way.
     pub(crate) fn send(
         &mut self,
         io: &mut Io,
         machine: &mut impl Machine,
         buffer_of: impl Fn(TaskId) -> Option<Span>,
-    ) -> bool {
-        let Some(mut outgoing) = self.outgoing.take() else { return false };
+    ) {
+        let Some(mut outgoing) = self.outgoing.take() else { return };
         let mut payload = 0;
         while !outgoing.is_full() && payload < SEND_BYTES {
             let Some(transmit) = machine.poll_transmit() else { break };
@@ -374,7 +373,6 @@ impl Stream {
         } else {
             io.send(self.token(Operation::Send), &self.socket, outgoing);
         }
-        true
     }
 }
 

@@ -83,11 +83,6 @@ impl Connection {
         Transmit { header, payload, digests: self.parameters.digests }
     }
 
-    /// Whether nothing waits to be sent but outcomes of commands: nobody's data waits for it.
-    pub fn has_only_answers(&self) -> bool {
-        self.controls == 0 && self.r2t_queue.is_empty()
-    }
-
     pub(super) fn next_transmit(&mut self) -> Option<Transmit> {
         let data_waits = !self.data_queue.is_empty();
         // A task in the middle of its turn goes on only if nothing small waits.

@@ -21,7 +21,6 @@ use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 
 use super::defects;
-use super::hold::Hold;
 use super::login;
 use super::lun::Lun;
 use super::mail::{AbortGroup, ConnectionId, Mail};
@@ -150,7 +149,6 @@ pub(super) struct Connection {
     phase: Phase,
     /// The earliest that is set.
     timer: Option<Duration>,
-    hold: Hold,
 }
 
 impl Connection {
@@ -186,7 +184,6 @@ impl Connection {
             lent: 0,
             lent_waiting: VecDeque::new(),
             began: io.now(),
-            hold: Hold::new(),
             phase: Phase::Open,
             timer: timer.filter(|at| *at > io.now()),
         })
@@ -252,7 +249,6 @@ impl Connection {
                     self.on_timer(now);
                 }
             }
-            Operation::Lull => self.hold.on_lull(),
             Operation::Connect => unreachable!("a target does not connect"),
         }
     }
@@ -285,7 +281,8 @@ impl Connection {
             return;
         }
         self.start_waiting(context);
-        self.send(context.io);
+        let Self { stream, machine, tasks, .. } = self;
+        stream.send(context.io, machine, |task| buffer_of(tasks, task));
         self.drain_events(context);
         match self.phase {
             Phase::Open => {
@@ -296,21 +293,6 @@ impl Connection {
             Phase::Ending(_) if self.stream.is_sent() => self.shut("closed"),
             Phase::Ending(until) => self.arm_timer(context.io, Some(until)),
             Phase::Shut => {}
-        }
-    }
-
-    /// Sends what there is, unless it is better sent together with what is to come.
-    fn send(&mut self, io: &mut Io) {
-        let waits = self.phase == Phase::Open && self.machine.has_only_answers() && self.hold.waits(io.now());
-        if waits && io.may_look() {
-            if self.hold.arm() {
-                io.when_idle(Token { owner: self.owner, key: Operation::Lull.key(self.id.generation) });
-            }
-            return;
-        }
-        let Self { stream, machine, tasks, .. } = self;
-        if stream.send(io, machine, |task| buffer_of(tasks, task)) {
-            self.hold.on_sent();
         }
     }
 
@@ -727,7 +709,7 @@ impl Connection {
         let good = outcome.sense.is_none();
         let data_in = if good { media.data_in_bytes(lun.block_size) } else { 0 };
         let transfer = if good { data_in + media.data_out_bytes(lun.block_size) } else { 0 };
-        self.finish_with(id, &outcome, data_in, transfer, context.io.now());
+        self.finish_with(id, &outcome, data_in, transfer);
     }
 
     /// Ends a command with what the device server says.
@@ -735,23 +717,22 @@ impl Connection {
         let mut length = 0;
         if !outcome.data.is_empty() {
             if !self.take_buffer(context.io, id, outcome.data.len()) {
-                return self.finish_with(id, &Outcome::task_set_full(), 0, 0, context.io.now());
+                return self.finish_with(id, &Outcome::task_set_full(), 0, 0);
             }
             let buffer = self.tasks[id.index()].as_ref().and_then(|task| task.buffer.as_ref());
             buffer.expect("just taken").fill(0, &outcome.data);
             length = outcome.data.len() as u64;
         }
-        self.finish_with(id, outcome, length, length, context.io.now());
+        self.finish_with(id, outcome, length, length);
     }
 
     /// Tells the machine: `data_in` bytes of the task's buffer go to the initiator, `transfer` bytes is what SCSI
     /// moved in whichever direction.
-    fn finish_with(&mut self, id: TaskId, outcome: &Outcome, data_in: u64, transfer: u64, now: Duration) {
+    fn finish_with(&mut self, id: TaskId, outcome: &Outcome, data_in: u64, transfer: u64) {
         let sense = outcome.sense.as_ref().map(scsi::Sense::to_bytes).unwrap_or_default();
         let status = outcome.status as u8;
         let data_in = u32::try_from(data_in).expect("bounded by the longest transfer");
         self.tasks[id.index()].as_mut().expect("a task under way").answered = true;
-        self.hold.add(data_in as usize, now);
         self.machine.complete(id, machine::Completion { status, sense: &sense, data_in, transfer });
     }
 

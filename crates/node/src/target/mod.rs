@@ -6,7 +6,6 @@
 mod config;
 mod connection;
 mod defects;
-mod hold;
 mod login;
 mod lun;
 mod mail;
