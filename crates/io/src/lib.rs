@@ -41,6 +41,11 @@ pub const SUBMISSIONS_MAX: u32 = 512;
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 8;
 
+/// Turns that only deliver what needs no kernel, until one looks at the kernel all the same.
+const PASSES_MAX: u32 = 4;
+/// What is not longer is sent at once: it hardly ever has to wait, and its completion needs no turn of its own.
+const SEND_NOW_BYTES_MAX: usize = 64 << 10;
+
 /// How long the end of a loop waits for operations in flight, and for how long at a time.
 const DROP_PATIENCE: Duration = Duration::from_secs(1);
 const DROP_STEP: Duration = Duration::from_millis(5);
@@ -114,9 +119,11 @@ pub enum Raw {
         address: *const libc::sockaddr,
         length: u32,
     },
+    /// `is_empty`: the receive before took everything, so there is hardly anything to take yet.
     Receive {
         fd: RawFd,
         message: *mut libc::msghdr,
+        is_empty: bool,
     },
     Send {
         fd: RawFd,
@@ -141,6 +148,11 @@ pub trait Backend {
     fn register(&mut self, index: u16, region: Option<(*mut u8, usize)>) -> bool {
         let _ = (index, region);
         false
+    }
+    /// Sends what a socket takes at this moment, as `sendmsg`. `None`: nothing, or not here.
+    fn send_now(&mut self, fd: RawFd, message: *const libc::msghdr) -> Option<usize> {
+        let _ = (fd, message);
+        None
     }
     /// Queues one operation; it may start at once or in the next [`Backend::wait`].
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()>;
@@ -189,6 +201,8 @@ pub struct Io {
     completed: Vec<(usize, i32)>,
     /// Events that need no kernel: delivered by the next turn.
     ready: VecDeque<Event>,
+    /// Turns in a row that went without the kernel.
+    passes: u32,
     timers: BinaryHeap<Reverse<(Duration, u64, Token)>>,
     timer_serial: u64,
     wakes: Vec<WakeState>,
@@ -226,6 +240,7 @@ impl Io {
             operations: Slab::with_capacity(SUBMISSIONS_MAX as usize),
             completed: Vec::with_capacity(SUBMISSIONS_MAX as usize),
             ready: VecDeque::new(),
+            passes: 0,
             timers: BinaryHeap::new(),
             timer_serial: 0,
             wakes: Vec::new(),
@@ -354,14 +369,22 @@ impl Io {
     /// Receives into the spans of `incoming`, in order. Event: bytes received, zero at end of stream, and the
     /// `incoming` back in [`Item::Incoming`].
     pub fn receive(&mut self, token: Token, socket: &Handle, mut incoming: Box<Incoming>) {
-        let raw = Raw::Receive { fd: socket.as_raw_fd(), message: incoming.message() };
+        let is_empty = incoming.took_everything;
+        let raw = Raw::Receive { fd: socket.as_raw_fd(), message: incoming.message(), is_empty };
         self.submit(token, socket, Item::Incoming(incoming), raw);
     }
 
     /// Sends what is left of `outgoing`. Event: bytes taken by the socket, and `outgoing` back in
     /// [`Item::Outgoing`]; call [`Outgoing::advance`] and send again while anything is left.
     pub fn send(&mut self, token: Token, socket: &Handle, mut outgoing: Box<Outgoing>) {
-        let raw = Raw::Send { fd: socket.as_raw_fd(), message: outgoing.message() };
+        let (fd, message) = (socket.as_raw_fd(), outgoing.message());
+        if outgoing.len() <= SEND_NOW_BYTES_MAX
+            && let Some(count) = self.backend.send_now(fd, message)
+        {
+            let event = Event { token, result: count as i32, item: Item::Outgoing(outgoing) };
+            return self.ready.push_back(event);
+        }
+        let raw = Raw::Send { fd, message };
         self.submit(token, socket, Item::Outgoing(outgoing), raw);
     }
 
@@ -408,6 +431,7 @@ impl Io {
     /// As [`Io::turn`], but returns at `deadline` (loop time) even if nothing happened.
     pub fn turn_until(&mut self, deadline: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
         events.extend(self.ready.drain(..));
+        self.passes = if events.is_empty() { 0 } else { (self.passes + 1) % PASSES_MAX };
         let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
         let until = match (timer, deadline) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -420,6 +444,7 @@ impl Io {
         };
         let mut completed = std::mem::take(&mut self.completed);
         let waited = match timeout {
+            _ if self.passes > 0 => Ok(()),
             Some(Duration::ZERO) => self.backend.wait(timeout, &mut completed),
             _ => self.wait(timeout, &mut completed),
         };
@@ -484,6 +509,10 @@ impl Io {
             // SAFETY: a successful accept hands over a fresh descriptor that nobody else owns.
             Item::Accepting if result >= 0 => Item::Socket(unsafe { OwnedFd::from_raw_fd(result) }),
             Item::Accepting => Item::None,
+            Item::Incoming(mut incoming) => {
+                incoming.on_received(result);
+                Item::Incoming(incoming)
+            }
             item => item,
         };
         Event { token, result, item }

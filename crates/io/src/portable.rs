@@ -269,7 +269,7 @@ fn attempt(raw: Raw) -> Option<i32> {
     // SAFETY: the pointers in `raw` stay valid until the completion is delivered (contract of `Raw`).
     let result = unsafe {
         match raw {
-            Raw::Receive { fd, message } => retry(|| libc::recvmsg(fd, message, libc::MSG_DONTWAIT)),
+            Raw::Receive { fd, message, .. } => retry(|| libc::recvmsg(fd, message, libc::MSG_DONTWAIT)),
             Raw::Send { fd, message } => {
                 retry(|| libc::sendmsg(fd, message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL))
             }

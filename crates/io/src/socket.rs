@@ -16,13 +16,15 @@ pub struct Incoming {
     spans: Vec<Span>,
     vectors: [libc::iovec; SPANS_PER_RECEIVE],
     header: libc::msghdr,
+    /// The last receive left room: the socket had no more.
+    pub(crate) took_everything: bool,
 }
 
 impl Default for Incoming {
     fn default() -> Self {
         // SAFETY: iovec and msghdr are plain C data for which all zeroes is a valid value.
         let (vectors, header) = unsafe { (zeroed(), zeroed()) };
-        Self { spans: Vec::with_capacity(SPANS_PER_RECEIVE), vectors, header }
+        Self { spans: Vec::with_capacity(SPANS_PER_RECEIVE), vectors, header, took_everything: false }
     }
 }
 
@@ -36,6 +38,11 @@ impl Incoming {
     /// Forgets all places.
     pub fn clear(&mut self) {
         self.spans.clear();
+    }
+
+    pub(crate) fn on_received(&mut self, result: i32) {
+        let room: usize = self.spans.iter().map(Span::len).sum();
+        self.took_everything = usize::try_from(result).is_ok_and(|count| count < room);
     }
 
     pub(crate) fn message(&mut self) -> *mut libc::msghdr {
@@ -93,6 +100,12 @@ impl Outgoing {
     /// Appends payload by reference; the span is kept until the bytes are sent.
     pub fn span(&mut self, span: Span) {
         self.pieces.push(Piece::Span(span));
+    }
+
+    /// Bytes left to send.
+    pub(crate) fn len(&self) -> usize {
+        let pieces = self.sent.0..self.pieces.len();
+        pieces.map(|piece| self.length(piece)).sum::<usize>() - self.sent.1
     }
 
     /// Whether nothing is left to send.

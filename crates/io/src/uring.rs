@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 use io_uring::types::CancelBuilder;
@@ -11,6 +12,9 @@ use crate::{Backend, Durability, Raw};
 
 /// Regions that can be registered; a pool rarely has more.
 const REGIONS_MAX: u32 = 1024;
+
+/// `IORING_RECVSEND_POLL_FIRST`: wait for data before looking for it.
+const POLL_FIRST: u16 = 1;
 
 /// Completions the kernel can hold before it has to keep some aside.
 const COMPLETIONS: u32 = 4096;
@@ -76,7 +80,10 @@ fn entry(raw: Raw) -> squeue::Entry {
             .flags(libc::SOCK_CLOEXEC)
             .build(),
         Raw::Connect { fd, address, length } => opcode::Connect::new(at(fd), address, length).build(),
-        Raw::Receive { fd, message } => opcode::RecvMsg::new(at(fd), message).build(),
+        Raw::Receive { fd, message, is_empty } => {
+            let how = if is_empty { POLL_FIRST } else { 0 };
+            opcode::RecvMsg::new(at(fd), message).ioprio(how).build()
+        }
         // WAITALL: the kernel itself goes on after a short send.
         Raw::Send { fd, message } => opcode::SendMsg::new(at(fd), message)
             .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
@@ -102,6 +109,12 @@ impl Backend for Uring {
             && u32::from(index) < REGIONS_MAX
             && unsafe { self.ring.submitter().register_buffers_update(u32::from(index), &[buffer], None) }
                 .is_ok()
+    }
+
+    fn send_now(&mut self, fd: RawFd, message: *const libc::msghdr) -> Option<usize> {
+        // SAFETY: a message whose buffers live (contract of `Raw::Send`); the call keeps none of them.
+        let count = unsafe { libc::sendmsg(fd, message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        usize::try_from(count).ok()
     }
 
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
