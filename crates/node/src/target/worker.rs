@@ -55,7 +55,8 @@ enum Route {
 struct Slot {
     owner: Owner,
     generation: u32,
-    connection: Option<Connection>,
+    /// Taken out while it acts, so in a box: it is large.
+    connection: Option<Box<Connection>>,
     /// It is among the dirty ones.
     dirty: bool,
     /// A timer that the last connection here has left behind, for the next one: they cannot be withdrawn, and must not
@@ -258,7 +259,7 @@ impl Worker {
         let Some(mut connection) = self.slots[slot].connection.take() else { return };
         connection.pump(&mut self.context());
         if connection.is_over() {
-            self.retire(slot, connection);
+            self.retire(slot, *connection);
         } else {
             self.slots[slot].connection = Some(connection);
         }
@@ -363,7 +364,7 @@ impl Worker {
         let id = ConnectionId { worker: self.index, slot, generation };
         let connection = Connection::new(&mut self.io, Rc::new(socket), owner, id, peer, local, timer);
         let adopted = connection.is_some();
-        self.slots[slot].connection = connection;
+        self.slots[slot].connection = connection.map(Box::new);
         if adopted {
             self.touch(slot);
         } else {
@@ -377,7 +378,8 @@ impl Worker {
         if self.slots.len() - self.vacant.len() < LOGINS_MAX {
             return;
         }
-        let since = |slot: &Slot| slot.connection.as_ref().and_then(Connection::logging_in_since);
+        let since =
+            |slot: &Slot| slot.connection.as_ref().and_then(|connection| connection.logging_in_since());
         let logins = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((since(slot)?, at)));
         let (count, oldest) = logins.fold((0, None), |(count, oldest), login| {
             (count + 1, Some(oldest.map_or(login, |oldest| login.min(oldest))))
@@ -492,7 +494,7 @@ impl Worker {
     fn give_up(&mut self) -> Vec<usize> {
         let mut silent: Vec<usize> = Vec::new();
         for slot in &mut self.slots {
-            silent.extend(slot.connection.take().iter().flat_map(Connection::awaited_luns));
+            silent.extend(slot.connection.take().iter().flat_map(|connection| connection.awaited_luns()));
         }
         silent.sort_unstable();
         silent.dedup();
