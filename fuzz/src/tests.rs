@@ -14,6 +14,7 @@ const TARGETS: &[Target] = &[
     ("target", crate::target),
     ("initiator", crate::initiator),
     ("pair", crate::pair),
+    ("stream", crate::stream),
     ("unit", crate::unit),
 ];
 

@@ -15,7 +15,8 @@ use iscsi::wire::{AsyncEvent, LogoutReason};
 use scsi::Sense;
 use socket2::SockRef;
 
-use crate::stream::{Advance, Operation, Stream};
+use crate::reassembly::Advance;
+use crate::stream::{Operation, Stream};
 
 /// Time a TCP connection may take to come up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -219,7 +220,7 @@ impl Session {
             }
             let Link::Up(stream) = &mut self.link else { return };
             let buffers = &self.buffers;
-            match stream.advance(&mut self.machine, |task| buffer_of(buffers, task), io.now()) {
+            match stream.reassembly.advance(&mut self.machine, |task| buffer_of(buffers, task), io.now()) {
                 Ok(Advance::Events) => {}
                 Ok(Advance::Starved) => break,
                 Err(fatal) => {

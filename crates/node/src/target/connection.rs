@@ -27,7 +27,8 @@ use super::mail::{AbortGroup, ConnectionId, Mail};
 use super::media::{Job, Next};
 use super::server::{POOL, Shared};
 use super::sessions::{Admission, Claim};
-use crate::stream::{Advance, Operation, Stream};
+use crate::reassembly::Advance;
+use crate::stream::{Operation, Stream};
 
 /// Commands an initiator may have outstanding.
 const COMMANDS_MAX: u32 = 128;
@@ -220,7 +221,7 @@ impl Connection {
             for (_, lun) in &session.luns {
                 shared.luns[*lun].detach(session.nexus);
             }
-            let counters = self.stream.counters;
+            let counters = self.stream.counters();
             tracing::info!(
                 peer = %self.peer, initiator = session.initiator,
                 received = counters.received, sent = counters.sent, copied = counters.copied,
@@ -270,7 +271,7 @@ impl Connection {
         while self.phase == Phase::Open {
             self.drain_events(context);
             let Self { stream, machine, tasks, .. } = self;
-            match stream.advance(machine, |task| buffer_of(tasks, task), context.io.now()) {
+            match stream.reassembly.advance(machine, |task| buffer_of(tasks, task), context.io.now()) {
                 Ok(Advance::Events) => {}
                 Ok(Advance::Starved) => break,
                 Err(fatal) => self.fail(&fatal, context.io.now()),
