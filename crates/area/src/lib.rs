@@ -7,11 +7,13 @@
 //! Not here: anything that knows what the bytes mean, and anything that crosses threads. A pool belongs to
 //! one loop thread; memory shared by threads is a [`Region`].
 
+mod flight;
 mod poison;
 mod pool;
 mod region;
 mod span;
 
+pub use flight::Access;
 pub use pool::{Pool, PoolLimits};
 pub use region::Region;
 pub use span::Span;

@@ -1,17 +1,19 @@
 //! The handle that travels instead of the bytes.
 
 use std::fmt;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::Region;
+use crate::flight::{Access, Flights};
 use crate::pool::{Inner, Place};
 
 /// Part of an area: (area, start, length). Keeps the area alive; cloning shares it.
 ///
 /// Whoever holds spans of one area agrees by protocol who writes: while an operation that writes into a span
 /// is in flight (a receive, a disk read), nobody looks at those bytes. Lifetime is the type's business (the
-/// memory cannot go away), order is the driver's.
+/// memory cannot go away), order is the driver's; debug builds watch it.
 #[derive(Clone)]
 pub struct Span {
     area: Rc<Area>,
@@ -22,7 +24,7 @@ pub struct Span {
 /// What keeps the bytes where they are.
 enum Area {
     /// Lent by a pool, and given back.
-    Pooled { place: Place, pool: Rc<Inner> },
+    Pooled { place: Place, pool: Rc<Inner>, flights: Flights },
     /// Storage that is memory: no buffer, the thing itself.
     Stored(Arc<Region>),
 }
@@ -38,7 +40,7 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        if let Self::Pooled { place, pool } = self {
+        if let Self::Pooled { place, pool, .. } = self {
             pool.give_back(*place);
         }
     }
@@ -46,7 +48,7 @@ impl Drop for Area {
 
 impl Span {
     pub(crate) fn new(place: Place, length: usize, pool: Rc<Inner>) -> Self {
-        Self { area: Rc::new(Area::Pooled { place, pool }), start: 0, length }
+        Self { area: Rc::new(Area::Pooled { place, pool, flights: Flights::default() }), start: 0, length }
     }
 
     /// A whole region, to send from without copying; its bytes change when the storage is written. Slice it.
@@ -94,28 +96,62 @@ impl Span {
 
     /// The bytes, for looking at (parsing, digesting, comparing).
     pub fn as_slice(&self) -> &[u8] {
+        self.range(0..self.length)
+    }
+
+    /// Some of the bytes, where others may be in flight.
+    pub fn range(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.start <= range.end && range.end <= self.length, "range outside the span");
+        self.check(range.start, range.len(), Access::Read);
         // SAFETY: the range is inside the area, which lives as long as `self`; areas are initialised memory
         // (fresh pages are zeroed). That nobody writes meanwhile is the protocol stated on the type.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr().add(range.start), range.len()) }
     }
 
     /// Copies `bytes` into the span at `offset`. One of the two counted copies.
     pub fn fill(&self, offset: usize, bytes: &[u8]) {
         assert!(offset <= self.len() && bytes.len() <= self.len() - offset, "fill outside the span");
+        self.check(offset, bytes.len(), Access::Write);
         // SAFETY: the range was checked; `copy` allows overlap should `bytes` lie in the same area.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.as_ptr().add(offset), bytes.len()) };
     }
 
     /// Copies out of the span from `offset`. The other counted copy.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self.as_slice()[offset..offset + into.len()]);
+        into.copy_from_slice(self.range(offset..offset + into.len()));
     }
 
     /// Sets `length` bytes from `offset` to zero.
     pub fn zero(&self, offset: usize, length: usize) {
         assert!(offset <= self.len() && length <= self.len() - offset, "zero outside the span");
+        self.check(offset, length, Access::Write);
         // SAFETY: the range was checked.
         unsafe { std::ptr::write_bytes(self.as_ptr().add(offset), 0, length) };
+    }
+
+    /// An operation on the whole span begins. Debug builds note it, and panic if another one, or somebody who looks at
+    /// the bytes or changes them before [`Span::end_flight`], is in its way. Stored bytes are not watched.
+    #[inline]
+    pub fn begin_flight(&self, access: Access) {
+        if let Area::Pooled { flights, .. } = &*self.area {
+            flights.begin(self.start..self.start + self.length, access);
+        }
+    }
+
+    /// An operation on the whole span is over.
+    #[inline]
+    pub fn end_flight(&self) {
+        if let Area::Pooled { flights, .. } = &*self.area {
+            flights.end(&(self.start..self.start + self.length));
+        }
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, length: usize, access: Access) {
+        if let Area::Pooled { flights, .. } = &*self.area {
+            let start = self.start + offset;
+            flights.check(&(start..start + length), access);
+        }
     }
 }
 

@@ -53,6 +53,18 @@ pub enum Item {
     Accepting,
 }
 
+impl Item {
+    /// Does something with the areas' bytes that the operation works on.
+    pub(crate) fn each_span(&self, each: impl FnMut(&Span)) {
+        match self {
+            Self::Span(span) => std::iter::once(span).for_each(each),
+            Self::Incoming(incoming) => incoming.spans().for_each(each),
+            Self::Outgoing(outgoing) => outgoing.spans().for_each(each),
+            Self::None | Self::Socket(_) | Self::Address(_) | Self::Accepting => {}
+        }
+    }
+}
+
 /// One operation is over.
 #[derive(Debug)]
 pub struct Event {

@@ -26,7 +26,7 @@ use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use area::{Pool, PoolLimits, Span};
+use area::{Access, Pool, PoolLimits, Span};
 use slab::Slab;
 use spin::{SPIN_MAX, Spin};
 
@@ -129,6 +129,16 @@ pub enum Raw {
         fd: RawFd,
         message: *const libc::msghdr,
     },
+}
+
+impl Raw {
+    /// What it does with memory.
+    fn access(&self) -> Access {
+        match self {
+            Self::Read { .. } | Self::Receive { .. } => Access::Write,
+            _ => Access::Read,
+        }
+    }
 }
 
 /// What a back end must do. `result` is a byte count or descriptor, or a negated errno, as in io_uring.
@@ -285,11 +295,14 @@ impl Io {
     }
 
     fn submit(&mut self, token: Token, handle: &Handle, item: Item, raw: Raw) {
+        if cfg!(debug_assertions) {
+            item.each_span(|span| span.begin_flight(raw.access()));
+        }
         let key = self.operations.insert(Operation { token, item, _handle: Rc::clone(handle) });
         if let Err(error) = self.backend.push(key, raw) {
-            let operation = self.operations.remove(key);
             let result = -error.raw_os_error().unwrap_or(libc::EIO);
-            self.ready.push_back(Event { token, result, item: operation.item });
+            let event = self.take(key, result);
+            self.ready.push_back(event);
         }
     }
 
@@ -505,6 +518,9 @@ impl Io {
     /// What became of the operation `key`, which is over.
     fn take(&mut self, key: usize, result: i32) -> Event {
         let Operation { token, item, .. } = self.operations.remove(key);
+        if cfg!(debug_assertions) {
+            item.each_span(Span::end_flight);
+        }
         let item = match item {
             // SAFETY: a successful accept hands over a fresh descriptor that nobody else owns.
             Item::Accepting if result >= 0 => Item::Socket(unsafe { OwnedFd::from_raw_fd(result) }),

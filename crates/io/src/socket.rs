@@ -45,6 +45,10 @@ impl Incoming {
         self.took_everything = usize::try_from(result).is_ok_and(|count| count < room);
     }
 
+    pub(crate) fn spans(&self) -> impl Iterator<Item = &Span> {
+        self.spans.iter()
+    }
+
     pub(crate) fn message(&mut self) -> *mut libc::msghdr {
         for (vector, span) in self.vectors.iter_mut().zip(&self.spans) {
             *vector = libc::iovec { iov_base: span.as_ptr().cast(), iov_len: span.len() };
@@ -141,6 +145,14 @@ impl Outgoing {
             Piece::Bytes { start, end } => end - start,
             Piece::Span(span) => span.len(),
         }
+    }
+
+    /// Those that are not sent in full.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = &Span> {
+        self.pieces[self.sent.0..].iter().filter_map(|piece| match piece {
+            Piece::Span(span) => Some(span),
+            Piece::Bytes { .. } => None,
+        })
     }
 
     pub(crate) fn message(&mut self) -> *const libc::msghdr {

@@ -43,6 +43,7 @@ on_both_back_ends! {
     a_thousand_sockets_come_and_go,
     dropping_the_loop_while_files_are_written_is_safe,
     a_deadline_is_met_and_no_time_means_no_waiting,
+    bytes_in_flight_are_watched,
 }
 
 fn io(kind: Kind) -> Io {
@@ -696,4 +697,45 @@ fn a_thread_without_io_uring_gets_the_portable_back_end() {
     assert_eq!(next(&mut io).bytes().unwrap(), 0);
     let refused = Io::with_backend(Some(Kind::Uring), PoolLimits::default()).err().unwrap().to_string();
     assert!(refused.contains("HIKYAKU_IO forces it") && refused.contains("io_uring_disabled"), "{refused}");
+}
+
+/// In debug builds. A receive and a send on one socket, each in its half of an area, as a stream and a task's buffer are used.
+fn bytes_in_flight_are_watched(kind: Kind) {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    let mut io = io(kind);
+    let owner = io.owner();
+    let (ours, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    let socket: Handle = Rc::new(OwnedFd::from(ours));
+    // More than is sent at once.
+    let length = SEND_NOW_BYTES_MAX + 4096;
+    let area = io.pool().take(2048 + length).unwrap();
+    let (received, sent) = (area.slice(0, 2048), area.slice(2048, length));
+    let mut incoming = Box::<Incoming>::default();
+    incoming.push(received.clone());
+    io.receive(Token { owner, key: 1 }, &socket, incoming);
+    let mut outgoing = Box::<Outgoing>::default();
+    outgoing.span(sent.clone());
+    io.send(Token { owner, key: 2 }, &socket, outgoing);
+    let panics = |act: &dyn Fn()| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).expect_err("not caught");
+    };
+    assert_eq!(sent.as_slice().len(), length);
+    panics(&|| drop(received.range(2047..2048).to_vec()));
+    panics(&|| sent.fill(0, &[1]));
+    assert_eq!(next(&mut io).token.key, 2);
+    sent.fill(0, &[1]);
+    panics(&|| received.zero(0, 1));
+    peer.write_all(&[7]).unwrap();
+    assert_eq!(next(&mut io).token.key, 1);
+    assert_eq!(received.as_slice()[0], 7);
+    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    io.read(Token { owner, key: 3 }, &file, 0, area.clone());
+    panics(&|| drop(sent.as_slice().to_vec()));
+    next(&mut io);
+    io.write(Token { owner, key: 4 }, &file, 0, area.clone(), Durability::Volatile);
+    panics(&|| received.fill(0, &[1]));
+    next(&mut io);
+    received.fill(0, &[1]);
 }

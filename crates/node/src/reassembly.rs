@@ -139,7 +139,7 @@ impl Reassembly {
         if self.available() < BHS {
             return Ok(Advance::Starved);
         }
-        let bytes = &self.buffer.as_slice()[self.start..self.end];
+        let bytes = self.buffer.range(self.start..self.end);
         let ahs_length = usize::from(bytes[4]) * 4;
         let digests = machine.receive_digests();
         let total = BHS + ahs_length + if digests.header { DIGEST_LENGTH } else { 0 };
@@ -194,7 +194,7 @@ impl Reassembly {
     fn advance_segment(&mut self, machine: &mut impl Machine, now: Duration) -> Result<Advance, Fatal> {
         let available = self.available();
         let segment = self.segment.as_mut().expect("checked by the caller");
-        let bytes = &self.buffer.as_slice()[self.start..self.end];
+        let bytes = self.buffer.range(self.start..self.end);
         let take = available.min(segment.length - segment.arrived);
         let keep = take.min(segment.keep.saturating_sub(segment.arrived));
         match &mut segment.place {
@@ -212,7 +212,7 @@ impl Reassembly {
             return Ok(Advance::Starved);
         }
         let segment = self.segment.take().expect("checked above");
-        let trailer = &self.buffer.as_slice()[self.start..self.start + segment.trailer];
+        let trailer = self.buffer.range(self.start..self.start + segment.trailer);
         self.start += segment.trailer;
         let intact = segment.digest.is_none_or(|digest| digest_matches(digest, trailer));
         let received = match &segment.place {
@@ -238,7 +238,7 @@ impl Reassembly {
         // Without memory for a larger one, the small one does.
         let Some(buffer) = pool.take(fitting) else { return };
         // What is here is less than a header.
-        let rest = &self.buffer.as_slice()[self.start..self.end];
+        let rest = self.buffer.range(self.start..self.end);
         buffer.fill(0, rest);
         (self.start, self.end) = (0, rest.len());
         self.buffer = buffer;
