@@ -50,6 +50,15 @@ impl Uring {
     }
 }
 
+/// The vector of a message that has but one: the kernel need not fetch the message then.
+///
+/// # Safety
+/// The message and its vectors are live.
+unsafe fn only_vector(message: *const libc::msghdr) -> Option<libc::iovec> {
+    // SAFETY: the caller's promise.
+    unsafe { ((*message).msg_iovlen == 1).then(|| *(*message).msg_iov) }
+}
+
 fn entry(raw: Raw) -> squeue::Entry {
     let at = types::Fd;
     match raw {
@@ -82,7 +91,13 @@ fn entry(raw: Raw) -> squeue::Entry {
         Raw::Connect { fd, address, length } => opcode::Connect::new(at(fd), address, length).build(),
         Raw::Receive { fd, message, is_empty } => {
             let how = if is_empty { POLL_FIRST } else { 0 };
-            opcode::RecvMsg::new(at(fd), message).ioprio(how).build()
+            // SAFETY: a live message with live vectors (contract of `Raw`).
+            match unsafe { only_vector(message) } {
+                Some(place) => {
+                    opcode::Recv::new(at(fd), place.iov_base.cast(), place.iov_len as u32).ioprio(how).build()
+                }
+                None => opcode::RecvMsg::new(at(fd), message).ioprio(how).build(),
+            }
         }
         // WAITALL: the kernel itself goes on after a short send.
         Raw::Send { fd, message } => opcode::SendMsg::new(at(fd), message)
@@ -112,8 +127,14 @@ impl Backend for Uring {
     }
 
     fn send_now(&mut self, fd: RawFd, message: *const libc::msghdr) -> Option<usize> {
-        // SAFETY: a message whose buffers live (contract of `Raw::Send`); the call keeps none of them.
-        let count = unsafe { libc::sendmsg(fd, message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: a message whose vectors and buffers live (contract of `Raw::Send`); the calls keep none of them.
+        let count = unsafe {
+            match only_vector(message) {
+                Some(bytes) => libc::send(fd, bytes.iov_base, bytes.iov_len, flags),
+                None => libc::sendmsg(fd, message, flags),
+            }
+        };
         usize::try_from(count).ok()
     }
 
