@@ -136,7 +136,10 @@ impl Raw {
     fn access(&self) -> Access {
         match self {
             Self::Read { .. } | Self::Receive { .. } => Access::Write,
-            _ => Access::Read,
+            Self::Write { .. } | Self::Send { .. } => Access::Read,
+            Self::Sync { .. } | Self::Allocate { .. } | Self::Accept { .. } | Self::Connect { .. } => {
+                Access::Read
+            }
         }
     }
 }
