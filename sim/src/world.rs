@@ -2,7 +2,7 @@
 //!
 //! Each thread of the code under test is a real thread, so that its blocking loops run unchanged. Whoever waits in
 //! `Backend::wait` lets simulated time pass until somebody may go on, hands that one the turn, and sleeps until it
-//! gets it back. So nothing happens at once, everything is ordered by the queue of [`State`], and the same seed is
+//! gets it back. So nothing happens at once, everything is ordered by the queue of `State`, and the same seed is
 //! the same run.
 
 use std::cell::{Cell, RefCell};

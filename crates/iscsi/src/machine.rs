@@ -20,7 +20,7 @@ use crate::limits;
 use crate::name::{IscsiName, TargetAddress};
 use crate::params::Negotiated;
 
-/// The slot of a task: dense, below [`limits::TASKS_MAX`](crate::limits::TASKS_MAX), so that the edge can keep
+/// The slot of a task: dense, below [`limits::TASKS_MAX`], so that the edge can keep
 /// its buffers in an array. A slot is used again only after the event that ended its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub u32);

@@ -65,6 +65,9 @@ impl Url {
         if let Some(name) = target {
             IscsiName::parse(name).map_err(|error| wrong(&error.to_string()))?;
         }
+        if target.is_none() && parts.clone().any(|rest| !rest.is_empty()) {
+            return Err(wrong("a LUN belongs to a target, whose name is missing"));
+        }
         let lun = match parts.next().filter(|lun| !lun.is_empty()) {
             None => None,
             Some(lun) => {
@@ -161,6 +164,7 @@ mod tests {
             "iscsi://u%hunter2@h:0/iqn.2026-11.example:a/0",
             "iscsi://h:x",
             "iscsi://h/notaname/0",
+            "iscsi://h//5",
             "iscsi://h/iqn.2026-11.example:a/16384",
             "iscsi://h/iqn.2026-11.example:a/x",
             "iscsi://a b/",

@@ -2,8 +2,9 @@
 
 use crate::limits::ATTENTIONS_MAX;
 
-/// POWER ON OCCURRED.
-pub(super) const POWER_ON: (u8, u8) = (0x29, 0x01);
+/// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED. Not 29/01, which says only the first: tools (libiscsi's) repeat a
+/// command after this one and give up after that.
+pub(super) const POWER_ON: (u8, u8) = (0x29, 0x00);
 /// BUS DEVICE RESET FUNCTION OCCURRED.
 pub(super) const DEVICE_RESET: (u8, u8) = (0x29, 0x03);
 /// DEVICE INTERNAL RESET.

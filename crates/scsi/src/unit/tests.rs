@@ -41,7 +41,7 @@ fn unit_of(config: UnitConfig) -> LogicalUnit {
     let mut unit = LogicalUnit::new(config);
     for nexus in [A, B] {
         unit.attach(nexus, None);
-        assert_eq!(codes(unit.command(nexus, &[0; 6], &[])), Err((6, 0x29, 0x01)));
+        assert_eq!(codes(unit.command(nexus, &[0; 6], &[])), Err((6, 0x29, 0x00)));
     }
     unit
 }
@@ -711,17 +711,17 @@ fn attention_is_told_once_and_does_not_block_some() {
     assert_eq!(run(&mut unit, A, cdb::inquiry(None, 36)), GOOD);
     assert_eq!(run(&mut unit, A, cdb::report_luns(64)), GOOD);
     let sense = Sense::parse(&data(&mut unit, cdb::request_sense(false, 252))).expect("sense data");
-    assert_eq!((sense.key, sense.asc, sense.ascq), (SenseKey::UnitAttention, 0x29, 0x01));
+    assert_eq!((sense.key, sense.asc, sense.ascq), (SenseKey::UnitAttention, 0x29, 0x00));
     assert_eq!(run(&mut unit, A, cdb::test_unit_ready()), GOOD, "REQUEST SENSE took it");
     unit.attach(A, None);
-    assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), Err((6, 0x29, 0x01)));
+    assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), Err((6, 0x29, 0x00)));
     assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), GOOD);
 }
 
 /// SAM-5 6.3.1 and 6.3.4: who was here before hears of the loss of its nexus, not of power. Not when data was lost.
 #[test]
 fn a_nexus_that_returns_hears_nexus_loss() {
-    const POWER_ON: Ended = Err((6, 0x29, 0x01));
+    const POWER_ON: Ended = Err((6, 0x29, 0x00));
     const NEXUS_LOSS: Ended = Err((6, 0x29, 0x07));
     let mut unit = unit();
     let attach = |unit: &mut LogicalUnit, nexus, former, expected| {
@@ -760,11 +760,11 @@ fn power_on_is_told_until_it_was_heard() {
             assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x03)));
         }),
         ("reopened", |unit| {
-            assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x01)));
+            assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x00)));
             unit.reopened();
         }),
         ("cache_lost", |unit| {
-            assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x01)));
+            assert_eq!(run(unit, 3, cdb::test_unit_ready()), Err((6, 0x29, 0x00)));
             let flush = media(unit, cdb::synchronize_cache_10());
             let _ = unit.finish(A, &flush, Err(MediaError::CacheLost));
         }),
@@ -775,7 +775,7 @@ fn power_on_is_told_until_it_was_heard() {
         event(&mut unit);
         unit.detach(3);
         unit.attach(4, Some(3));
-        assert_eq!(run(&mut unit, 4, cdb::test_unit_ready()), Err((6, 0x29, 0x01)), "{name}");
+        assert_eq!(run(&mut unit, 4, cdb::test_unit_ready()), Err((6, 0x29, 0x00)), "{name}");
         unit.detach(4);
         unit.attach(5, Some(4));
         assert_eq!(run(&mut unit, 5, cdb::test_unit_ready()), Err((6, 0x29, 0x07)), "{name}");
