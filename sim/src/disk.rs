@@ -16,7 +16,7 @@ use io::{Event, Io, Owner, Token};
 use crate::random::Random;
 
 /// What a cut keeps whole, in bytes.
-pub const SECTOR: usize = 512;
+pub const SECTOR: usize = torture::SECTOR_BYTES;
 
 type Sector = [u8; SECTOR];
 

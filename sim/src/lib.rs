@@ -2,7 +2,8 @@
 //!
 //! The code of `node`, `iscsi`, `scsi`, `mover` and `io` runs as it is, on threads of its own; only what it asks of the
 //! operating system is answered from here (`io::World`). [`world`] gives the turn to one thread at a time, `net` is
-//! TCP, [`disk`] the storage, [`scenario`] what is done, and [`history`] says whether the answers were right.
+//! TCP, [`disk`] the storage, [`scenario`] what is done; [`torture::history`] says whether the answers
+//! were right.
 //!
 //! Read `docs/internals/sim.md` first.
 
@@ -10,7 +11,6 @@ mod backend;
 pub mod counters;
 pub mod disk;
 mod fd;
-pub mod history;
 mod net;
 pub mod random;
 pub mod scenario;

@@ -269,7 +269,7 @@ fn a_lost_connection_alone_loses_nothing() {
 }
 
 /// The target's first session after the restart ends before its initiator has heard of it. What the next one hears must
-/// not be an I_T nexus loss, which would say that the cache is kept.
+/// not be an I_T nexus loss, which would say that the cache is kept; our initiator would not believe it either.
 #[test]
 fn a_login_whose_answer_is_lost_hides_no_lost_power() {
     let mut machine = Machine::new();

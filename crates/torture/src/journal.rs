@@ -90,7 +90,11 @@ impl Header {
 
     /// A history in which nothing has happened yet. Overlapping requests may tear sectors: SBC does not forbid it.
     pub fn history(&self) -> History {
-        History::new(self.ability.sectors, Value::Unknown, Rules { atomic_sectors: false })
+        History::new(
+            self.ability.sectors,
+            Value::Unknown,
+            Rules { atomic_sectors: false, losses_told: false },
+        )
     }
 
     /// The sectors of the `number`th piece that the filler writes.

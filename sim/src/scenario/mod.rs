@@ -4,6 +4,7 @@ mod clients;
 mod copies;
 mod faults;
 mod target;
+mod worker;
 
 use std::str::FromStr;
 

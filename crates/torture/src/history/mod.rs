@@ -16,6 +16,9 @@
 //! A cut is certain (everything volatile may be gone, what is read afterwards is on the medium) or only possible (a
 //! connection was lost, and the power with it or not). Flushes that were in flight at a cut promise nothing.
 //!
+//! Where the medium tells of what it lost ([`Rules::losses_told`]), a flush that succeeds does speak for its client: all
+//! that had been acknowledged to it is on the medium, cut or not, but for what it was told of ([`Outcome::CacheLost`]).
+//!
 //! Memory: a sector holds the versions that it may still show, in quiet times one. Beyond [`VERSIONS_MAX`] it forgets
 //! the oldest and becomes lenient after a cut until the next flush.
 
@@ -62,6 +65,8 @@ pub enum Outcome {
     Done,
     /// Failed, withdrawn or lost with its connection: it may have taken effect, or do so later.
     Unknown,
+    /// Failed, because what was acknowledged before the last cut and not flushed may be gone.
+    CacheLost,
 }
 
 /// What is known of a cut.
@@ -78,6 +83,8 @@ pub enum Cut {
 pub struct Rules {
     /// Sectors are read and written whole even when requests that overlap are in flight together.
     pub atomic_sectors: bool,
+    /// A flush fails if a cut may have taken what was acknowledged to its client, until the client was told once.
+    pub losses_told: bool,
 }
 
 /// What was wrong with an answer.
@@ -121,6 +128,14 @@ struct CutMark {
     cut: Cut,
 }
 
+/// A write that was acknowledged and is not known to be durable.
+#[derive(Clone, Debug)]
+struct Volatile {
+    range: Range<u64>,
+    submitted: Moment,
+    settled: Moment,
+}
+
 /// All that was asked of one medium and answered, as far as it still matters.
 #[derive(Debug)]
 pub struct History {
@@ -135,6 +150,8 @@ pub struct History {
     cuts: Vec<CutMark>,
     /// Writes of unknown outcome that are not fenced, by client: first sector, count, moment of submission.
     unknown: HashMap<Client, Vec<(Range<u64>, Moment)>>,
+    /// What a flush has to speak for, by client; only where losses are told.
+    volatile: HashMap<Client, Vec<Volatile>>,
 }
 
 impl History {
@@ -150,6 +167,7 @@ impl History {
             horizon: 0,
             cuts: Vec::new(),
             unknown: HashMap::new(),
+            volatile: HashMap::new(),
         }
     }
 
@@ -212,6 +230,10 @@ impl History {
     pub fn complete(&mut self, id: OperationId, outcome: Outcome) {
         let now = self.tick();
         let Operation { client, at, what } = self.operations.remove(&id).expect("an operation in flight");
+        if outcome == Outcome::CacheLost {
+            let cut = self.cuts.last().map_or(0, |cut| cut.at);
+            self.volatile.entry(client).or_default().retain(|write| write.submitted > cut);
+        }
         match (what, outcome) {
             (What::Read { .. }, _) => {
                 self.reads.remove(&at);
@@ -221,15 +243,20 @@ impl History {
                 if self.cuts.last().is_none_or(|cut| cut.at < at) {
                     self.horizon = self.horizon.max(at);
                 }
+                self.vouch(client, at, now);
             }
-            (What::Flush, Outcome::Unknown) => {}
+            (What::Flush, _) => {}
             (What::Write { range, durable }, Outcome::Done) => {
-                for lba in range {
+                for lba in range.clone() {
                     self.settle(lba).complete(at, now, durable);
                     self.prune(lba);
                 }
+                if self.rules.losses_told && !durable {
+                    let write = Volatile { range, submitted: at, settled: now };
+                    self.volatile.entry(client).or_default().push(write);
+                }
             }
-            (What::Write { range, .. }, Outcome::Unknown) => {
+            (What::Write { range, .. }, _) => {
                 for lba in range.clone() {
                     self.settle(lba).doubt(at);
                     self.prune(lba);
@@ -237,6 +264,19 @@ impl History {
                 self.unknown.entry(client).or_default().push((range, at));
             }
         }
+    }
+
+    /// A flush of `client`, submitted `at`, succeeded: nothing that was acknowledged to it before was lost.
+    fn vouch(&mut self, client: Client, at: Moment, now: Moment) {
+        let writes = self.volatile.remove(&client).unwrap_or_default();
+        let (covered, beside): (Vec<_>, _) = writes.into_iter().partition(|write| write.settled < at);
+        for write in covered {
+            for lba in write.range {
+                self.settle(lba).vouch(write.submitted, now);
+                self.prune(lba);
+            }
+        }
+        self.volatile.insert(client, beside);
     }
 
     /// A read is over and returned `contents`, one for each of its sectors. The sectors that hold what they must not

@@ -86,7 +86,7 @@ impl Model {
             random,
             lie,
             cut,
-            history: History::new(SECTORS, initial, Rules { atomic_sectors: true }),
+            history: History::new(SECTORS, initial, Rules { atomic_sectors: true, losses_told: false }),
             medium: vec![initial; SECTORS as usize],
             cache: vec![Vec::new(); SECTORS as usize],
             before: vec![initial; SECTORS as usize],

@@ -149,6 +149,18 @@ impl Sector {
         }
     }
 
+    /// The write submitted `at`, which is complete, is on the medium, whatever was cut since.
+    pub(super) fn vouch(&mut self, at: Moment, now: Moment) {
+        for version in &mut self.versions {
+            version.stable |= version.submitted == at;
+            // What a cut had brought back behind it was not there after all.
+            if version.settled < at {
+                version.gone = version.gone.min(now);
+                version.buried = true;
+            }
+        }
+    }
+
     /// The write submitted `at` ended without an answer.
     pub(super) fn doubt(&mut self, at: Moment) {
         if let Some(own) = self.named(at) {

@@ -20,7 +20,13 @@ struct Scene(History, u64);
 
 impl Scene {
     fn new() -> Self {
-        Self(History::new(1, Value::Zero, Rules { atomic_sectors: true }), 1000)
+        Self(History::new(1, Value::Zero, Rules { atomic_sectors: true, losses_told: false }), 1000)
+    }
+
+    fn with_losses_told() -> Self {
+        let mut scene = Self::new();
+        scene.0.rules.losses_told = true;
+        scene
     }
 
     fn submit(&mut self, sequence: u64) -> &mut Self {
@@ -51,6 +57,14 @@ impl Scene {
         self.1 += 1;
         self.0.flush(self.1, 0);
         self.0.complete(self.1, Outcome::Done);
+        self
+    }
+
+    /// A flush of `client` that ends so.
+    fn flush_of(&mut self, client: Client, outcome: Outcome) -> &mut Self {
+        self.1 += 1;
+        self.0.flush(self.1, client);
+        self.0.complete(self.1, outcome);
         self
     }
 
@@ -165,6 +179,40 @@ fn a_flush_that_crosses_a_cut_promises_nothing() {
     scene.0.flush(50, 0);
     scene.cut().done(50);
     assert!(scene.look(Content::Zero).is_empty());
+}
+
+#[test]
+fn where_losses_are_told_a_flush_behind_a_cut_speaks_for_its_client() {
+    for cut in [Cut::Certain, Cut::Possible] {
+        let scene = || {
+            let mut scene = Scene::with_losses_told();
+            scene.write(1).write(2).0.cut(cut);
+            scene
+        };
+        scene().sees(1);
+        scene().flush().objects(found(1), Fault::Wrong);
+        scene().sees(1).flush().objects(found(1), Fault::Wrong);
+        scene().flush().sees(2);
+        // Not for others, and not for what the client was told of; a flush that fails otherwise tells nothing.
+        scene().flush_of(1, Outcome::Done).sees(1);
+        scene().flush_of(0, Outcome::CacheLost).flush().sees(1);
+        scene().flush_of(1, Outcome::CacheLost).flush().objects(found(1), Fault::Wrong);
+        scene().flush_of(0, Outcome::Unknown).flush().objects(found(1), Fault::Wrong);
+        // The client knew of that cut only.
+        scene().flush_of(0, Outcome::CacheLost).write(3).cut().flush().objects(found(2), Fault::Wrong);
+    }
+    // Without the rule a flush knows nothing of what was before it.
+    Scene::new().write(1).write(2).cut().flush().sees(1);
+}
+
+#[test]
+fn where_losses_are_told_a_flush_speaks_for_what_was_complete_before_it() {
+    let mut scene = Scene::with_losses_told();
+    scene.write(1).submit(2).0.flush(50, 0);
+    scene.done(2).cut().done(50).sees(1);
+    let mut scene = Scene::with_losses_told();
+    scene.write(1).write(2).0.flush(50, 0);
+    scene.cut().done(50).objects(found(1), Fault::Wrong);
 }
 
 #[test]
