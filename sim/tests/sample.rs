@@ -1,4 +1,4 @@
-//! A sample of runs, and the runs that once found something.
+//! A sample of runs. What a run has found gets a test of its own where it was wrong: seeds change their meaning.
 
 use sim::{Counters, Run, Scenario, run};
 
@@ -32,14 +32,5 @@ fn a_seed_is_the_same_run_again() {
     for seed in 0..30 {
         let again = Run { scenario: Some(Scenario::of(seed)), ..plan(seed) };
         assert_eq!(run(&plan(seed)).hash, run(&again).hash, "seed {seed}");
-    }
-}
-
-/// A target lost its power, and the answer to the initiator's first login after that was lost too. The next session
-/// heard of an I_T nexus loss only, the initiator took the cache for kept, and a flush succeeded.
-#[test]
-fn a_login_whose_answer_is_lost_hides_no_power_cut() {
-    for seed in [273, 859, 951] {
-        good(seed);
     }
 }
