@@ -40,9 +40,15 @@ log_in() {
 # The file's content follows from its number, so that the checker needs nothing but the number.
 content() { yes "$1 of them" | head -c $(($1 * 7919 % 40000 + 20)); }
 
+# Until the time is over, and then until enough was done: faults may take all of the time.
+goes_on() { # DONE
+  now
+  [ "$up" -lt "$end" ] || [ "$1" -lt 4 ]
+}
+
 files() {
   n=$FILES
-  while now; [ "$up" -lt "$end" ]; do
+  while goes_on $((n - FILES)); do
     n=$((n + 1))
     content $n > /mnt/file.$n && sync /mnt/file.$n /mnt || fail "files $n"
     echo "FILES $n"
@@ -57,20 +63,31 @@ files() {
 # Before its commit returns, the rollback journal's removal must be durable too: EXTRA; with a WAL that is FULL.
 # One table that grows, two accounts between which money moves: a torn transaction changes their sum.
 sqlite() { # TAG journal-mode last
-  n=$3
+  trap '' PIPE
+  mkfifo /tmp/$2.in /tmp/$2.out
+  sqlite3 -bail /mnt/$2.db < /tmp/$2.in > /tmp/$2.out &
+  exec 3> /tmp/$2.in 4< /tmp/$2.out
   {
     echo "PRAGMA busy_timeout=60000; PRAGMA journal_mode=$2; PRAGMA synchronous=EXTRA;"
     echo "CREATE TABLE IF NOT EXISTS entry(n INTEGER PRIMARY KEY, v TEXT);"
     echo "CREATE TABLE IF NOT EXISTS account(id INTEGER PRIMARY KEY, amount INT);"
     echo "INSERT OR IGNORE INTO account VALUES(1, 0), (2, 0);"
-    while now; [ "$up" -lt "$end" ]; do
-      n=$((n + 1))
+  } >&3
+  n=$3
+  while goes_on $((n - $3)); do
+    n=$((n + 1))
+    {
       echo "BEGIN IMMEDIATE; INSERT INTO entry VALUES($n, $n || printf('%.*c', $((n * 37 % 3000 + 1)), 'x'));"
       echo "UPDATE account SET amount = amount - $n WHERE id = 1; UPDATE account SET amount = amount + $n WHERE id = 2;"
       echo "COMMIT; SELECT '$1 $n';"
-      sleep 0.1
-    done
-  } | sqlite3 -bail /mnt/$2.db || fail "$1"
+    } >&3
+    # One transaction at a time, so that nothing is left to do when the time is over.
+    until [ "$answer" = "$1 $n" ]; do read -r answer <&4 || fail "$1"; done
+    echo "$answer"
+    sleep 0.1
+  done
+  exec 3>&-
+  wait $! || fail "$1 close"
 }
 
 check_sqlite() { # TAG journal-mode last
@@ -118,8 +135,8 @@ end=$((up + DURATION))
 files & writers=$!
 sqlite WAL wal $WAL & writers="$writers $!"
 sqlite ROLLBACK delete $ROLLBACK & writers="$writers $!"
-# Data that nobody syncs, so that commits are not alone on the wire.
-while now; [ "$up" -lt "$end" ]; do cat /bin/busybox > /mnt/noise; sleep 0.3; done
+# Data that nobody syncs, so that commits are not alone on the wire; little of it, they wait for it.
+while now; [ "$up" -lt "$end" ]; do head -c $((up * 7919 % 300000)) /bin/busybox > /mnt/noise; sleep 0.3; done
 wait $writers
 echo WORK-DONE
 FILES=$(cat /tmp/last) CURRENT=$((FILES / 2 * 2))
@@ -129,5 +146,7 @@ echo 3 > /proc/sys/vm/drop_caches
 mount -t $FS /dev/sda /mnt || fail mount again
 check
 umount /mnt || fail umount again
+# Commands that came back because the connection was lost, or with the target's word of that: the kernel sent them again.
+echo "REPEATED $(($(cat /sys/class/scsi_device/0:0:0:0/device/ioerr_cnt)))"
 echo UNMOUNTED
 iscsiadm -m session -u > /tmp/node 2>&1 || echo "NO-LOGOUT $(cat /tmp/node)"

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rand::RngExt;
 
 use super::kernel::{build_guest, guest, script};
@@ -66,6 +66,9 @@ impl Reported {
 struct Outcome {
     faults: usize,
     boots: usize,
+    logins: usize,
+    /// Commands that the guest's kernel sent again, as it says at a clean end.
+    repeated: u64,
     reported: Reported,
 }
 
@@ -131,6 +134,13 @@ impl Scene<'_> {
         }
     }
 
+    /// Another target in place of the last one, on the same file.
+    fn restart(&mut self, disk: Disk) -> Result<()> {
+        self.outcome.logins += self.target.logins();
+        self.target.kill();
+        self.target.restart(self.context, &[disk])
+    }
+
     fn alive(&mut self) -> Result<()> {
         ensure!(!self.target.ended(), "the target has ended by itself\n{}", self.target.log());
         Ok(())
@@ -142,8 +152,12 @@ impl Scene<'_> {
         self.cutter.disarm();
         let output = guest.finish(WORK_LIMIT)?;
         self.outcome.reported.add(&output.stdout);
+        self.outcome.logins += self.target.logins();
         ensure!(output.stdout.contains("GUEST-RC 0"), "{}", tail(&output.stdout, 2000));
-        Ok(output.stdout.replace('\r', ""))
+        let text = output.stdout.replace('\r', "");
+        let repeated = text.lines().find_map(|line| line.strip_prefix("REPEATED ")).context("no REPEATED")?;
+        self.outcome.repeated = repeated.trim().parse()?;
+        Ok(text)
     }
 
     fn cuts(&mut self, work: Duration) -> Result<String> {
@@ -166,8 +180,7 @@ impl Scene<'_> {
     }
 
     fn kills(&mut self, work: Duration) -> Result<String> {
-        let (context, disk) = (self.context, Disk::file(self.image));
-        let mut rng = context.rng(&format!("foreign/{}/kills", self.name));
+        let mut rng = self.context.rng(&format!("foreign/{}/kills", self.name));
         let mut guest = self.boot(work)?;
         self.wait(&mut guest, "WORKING", BOOT_LIMIT, Self::alive)?;
         let mut next = Instant::now();
@@ -176,25 +189,22 @@ impl Scene<'_> {
                 return scene.alive();
             }
             scene.alive()?;
-            scene.target.kill();
             scene.outcome.faults += 1;
             // The initiator needs two seconds to come back: some kills meet it in between.
             next = Instant::now() + Duration::from_millis(rng.random_range(500..5500));
-            scene.target.restart(context, std::slice::from_ref(&disk))
+            scene.restart(Disk::file(scene.image))
         })?;
         self.finish(guest, WORK_LIMIT)
     }
 
     /// Each round ends in the middle of work, or of the recovery from the round before.
     fn power(&mut self, rounds: usize) -> Result<String> {
-        let context = self.context;
-        let mut rng = context.rng(&format!("foreign/{}/power", self.name));
+        let mut rng = self.context.rng(&format!("foreign/{}/power", self.name));
         for _ in 0..rounds {
             let magnitude = rng.random_range(4..=11u32);
             let writes = rng.random_range(1..=1u64 << magnitude);
             let crash = format!("crash=after={writes}:seed={}", rng.random_range(0..1u64 << 32));
-            self.target.kill();
-            self.target.restart(context, &[Disk::file(self.image).option(crash)])?;
+            self.restart(Disk::file(self.image).option(crash))?;
             let mut guest = self.boot(BOOT_LIMIT)?;
             let until = Instant::now() + BOOT_LIMIT + WORK_LIMIT;
             while !self.target.ended() {
@@ -207,8 +217,7 @@ impl Scene<'_> {
             self.outcome.reported.add(&guest.finish(TOOL_LIMIT)?.stdout);
             self.outcome.faults += 1;
         }
-        self.target.kill();
-        self.target.restart(context, &[Disk::file(self.image)])?;
+        self.restart(Disk::file(self.image))?;
         let guest = self.boot(Duration::from_secs(3))?;
         self.finish(guest, BOOT_LIMIT + WORK_LIMIT)
     }
@@ -246,7 +255,7 @@ fn scene(
     let outcome = Outcome::default();
     let mut scene =
         Scene { context, name: name.clone(), file_system, image: &image, target, cutter, outcome };
-    let work = Duration::from_secs(context.amount(30, 150) as u64);
+    let work = Duration::from_secs(context.amount(30, 90) as u64);
     let started = Instant::now();
     let text = match fault {
         Fault::Cuts => scene.cuts(work),
@@ -262,15 +271,20 @@ fn scene(
     };
     let outcome = scene.outcome;
     let numbers: Vec<_> = TAGS.iter().zip(outcome.reported.0).map(|(tag, n)| format!("{tag} {n}")).collect();
-    println!("  {name}: {} faults, {} boots, {}", outcome.faults, outcome.boots, numbers.join(", "));
+    let Outcome { faults, boots, logins, repeated, .. } = outcome;
+    println!(
+        "  {name}: {faults} faults, {boots} boots, {logins} logins, {repeated} commands repeated, {}",
+        numbers.join(", ")
+    );
     drop(scene);
     cases.record(&format!("{name}/run"), Ok(()), seconds);
     cases.check(&format!("{name}/{word}-enough"), || {
         let least = match fault {
             Fault::Power => context.amount(2, 8),
-            _ => context.amount(3, 20),
+            _ => context.amount(3, 15),
         };
-        ensure!(outcome.faults >= least, "only {} {word}, wanted {least}", outcome.faults);
+        ensure!(faults >= least, "only {faults} {word}, wanted {least}");
+        ensure!(fault == Fault::Power || repeated > 0, "no command was in flight");
         Ok(())
     });
     for (tag, last) in TAGS.iter().zip(outcome.reported.0) {
@@ -291,11 +305,9 @@ fn scene(
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     build_guest(context)?;
-    // Each cut costs the initiator seconds: that is for full runs.
-    let short: Vec<_> = PREFIXES.iter().filter(|prefix| !prefix.ends_with("-cuts")).collect();
-    let chosen = *short[context.rng("foreign").random_range(0..short.len())];
+    let chosen = PREFIXES[context.rng("foreign").random_range(0..PREFIXES.len())];
     let mut totals = [0; 3];
-    let mut survived = Reported::default();
+    let (mut logins, mut repeated, mut survived) = (0, 0, Reported::default());
     for file_system in FILE_SYSTEMS.iter().copied() {
         for fault in FAULTS.iter().copied() {
             let prefix = format!("{file_system}-{}", fault.0);
@@ -306,6 +318,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
             }
             let outcome = scene(context, cases, file_system, fault)?;
             totals[fault.1 as usize] += outcome.faults;
+            logins += outcome.logins;
+            repeated += outcome.repeated;
             for (sum, last) in survived.0.iter_mut().zip(outcome.reported.0) {
                 *sum += last;
             }
@@ -314,6 +328,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for ((word, _), count) in FAULTS.iter().zip(totals) {
         cases.fact(word, count);
     }
+    cases.fact("logins", logins);
+    cases.fact("commands_repeated", repeated);
     cases.fact("files_fsynced", survived.0[0]);
     cases.fact("sqlite_commits", survived.0[2] + survived.0[3]);
     Ok(())

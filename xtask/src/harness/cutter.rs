@@ -40,14 +40,25 @@ struct Fate {
     ending: Ending,
 }
 
-impl Fate {
-    fn draw(rng: &mut StdRng) -> Self {
-        // Every magnitude from the middle of a login to some seconds of writes.
-        let magnitude = rng.random_range(9..=23u32);
+/// Draws the fates of connections, one after the other.
+#[derive(Debug)]
+struct Fates {
+    rng: StdRng,
+    /// Whether the last one was cut early. Never two in a row: otherwise a command that is longer than what comes through
+    /// would be repeated for ever.
+    early: bool,
+}
+
+impl Fates {
+    fn draw(&mut self) -> Fate {
+        let rng = &mut self.rng;
+        self.early = !self.early;
+        // Every magnitude from the middle of a login to a few commands; or else some seconds of work.
+        let magnitude = if self.early { rng.random_range(9..=18u32) } else { 24 };
         let bytes = rng.random_range(1..=1usize << magnitude);
         let at = Instant::now() + LIFE_MAX.mul_f64(rng.random_range(0.1..1.0));
         let ending = [Ending::Close, Ending::Close, Ending::HalfOpen, Ending::Late][rng.random_range(0..4)];
-        Self { bytes, at, ending }
+        Fate { bytes, at, ending }
     }
 }
 
@@ -152,7 +163,7 @@ impl Link {
 #[derive(Debug)]
 struct Shared {
     /// Draws the fate of new connections; `None` lets them live.
-    rng: Mutex<Option<StdRng>>,
+    fates: Mutex<Option<Fates>>,
     cuts: AtomicUsize,
     ends: AtomicBool,
 }
@@ -172,7 +183,7 @@ impl Cutter {
         listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
         let shared = Arc::new(Shared {
-            rng: Mutex::default(),
+            fates: Mutex::default(),
             cuts: AtomicUsize::new(0),
             ends: AtomicBool::new(false),
         });
@@ -190,12 +201,12 @@ impl Cutter {
 
     /// From now on every connection, those there are too, is cut sooner or later.
     pub(crate) fn arm(&self, rng: StdRng) {
-        *self.shared.rng.lock().expect("no panic under this lock") = Some(rng);
+        *self.shared.fates.lock().expect("no panic under this lock") = Some(Fates { rng, early: false });
     }
 
     /// Connections live again.
     pub(crate) fn disarm(&self) {
-        *self.shared.rng.lock().expect("no panic under this lock") = None;
+        *self.shared.fates.lock().expect("no panic under this lock") = None;
     }
 
     /// Connections cut so far.
@@ -218,14 +229,14 @@ fn relay(listener: &TcpListener, target_port: u16, shared: &Shared) {
     while !shared.ends.load(Ordering::Relaxed) {
         let mut moved = false;
         {
-            let mut rng = shared.rng.lock().expect("no panic under this lock");
+            let mut fates = shared.fates.lock().expect("no panic under this lock");
             if let Ok((initiator, _)) = listener.accept() {
                 // A target that is not there looks like one that hangs up.
-                links.extend(Link::new(initiator, target_port, rng.as_mut().map(Fate::draw)).ok());
+                links.extend(Link::new(initiator, target_port, fates.as_mut().map(Fates::draw)).ok());
             }
             for link in &mut links {
-                match rng.as_mut() {
-                    Some(rng) => drop(link.fate.get_or_insert_with(|| Fate::draw(rng))),
+                match fates.as_mut() {
+                    Some(fates) => drop(link.fate.get_or_insert_with(|| fates.draw())),
                     None if link.lingers.is_none() => link.fate = None,
                     None => {}
                 }

@@ -226,6 +226,11 @@ impl Target {
         self.running.stderr_tail()
     }
 
+    /// Sessions that have logged in since it was started, as its log says.
+    pub(crate) fn logins(&self) -> usize {
+        self.running.stderr().matches(" logged in ").count()
+    }
+
     /// Address of the `index`-th disk served.
     pub(crate) fn url(&self, index: usize) -> &Url {
         &self.urls[index]
