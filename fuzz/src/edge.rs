@@ -1,146 +1,38 @@
-//! An edge in memory: a byte stream cut into PDUs, and the tasks' buffers.
+//! What an edge checks of a machine before it moves a byte.
 
-use std::collections::HashMap;
-use std::time::Duration;
+use iscsi::machine::{Machine, Payload, Placement, Received, Transmit};
+use iscsi::wire::Bhs;
 
-use iscsi::digest::{self, DIGEST_LENGTH};
-use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, Transmit};
-use iscsi::wire::{Bhs, padded};
-
-/// The time of sessions without a clock.
-pub(crate) const NOW: Duration = Duration::from_secs(100);
-
-/// Buffers by slot.
-pub(crate) type Buffers = HashMap<u32, Vec<u8>>;
-
-/// A PDU as bytes, with padding and digests.
-pub(crate) fn encode(transmit: &Transmit, buffers: &Buffers, wire: &mut Vec<u8>) {
-    let data = match &transmit.payload {
-        Payload::None => &[][..],
-        Payload::Bytes(bytes) => bytes,
-        Payload::Task { task, offset, length } => {
-            &buffers[&task.0][*offset as usize..(*offset + *length) as usize]
-        }
-    };
-    assert_eq!(
-        Bhs(&transmit.header).data_segment_length() as usize,
-        data.len(),
-        "header and payload disagree"
-    );
-    wire.extend_from_slice(&transmit.header);
-    if transmit.digests.header {
-        wire.extend_from_slice(&digest::header(&transmit.header, &[]));
+/// Where the segment that was announced belongs: inside the buffer of its task, whose length `buffer` tells.
+pub(crate) fn placement(machine: &impl Machine, length: u32, buffer: impl Fn(u32) -> u32) -> Placement {
+    let placement = machine.placement();
+    assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
+    if let Placement::Task { task, offset, length: keep } = placement {
+        assert!((1..=length).contains(&keep));
+        let end = u64::from(offset) + u64::from(keep);
+        assert!(end <= buffer(task.0).into(), "placed outside the buffer");
     }
-    if !data.is_empty() {
-        let start = wire.len();
-        wire.extend_from_slice(data);
-        wire.resize(start + data.len().next_multiple_of(4), 0);
-        if transmit.digests.data {
-            let digest = digest::of(&wire[start..]);
-            wire.extend_from_slice(&digest);
-        }
+    placement
+}
+
+/// What the machine is told of a segment that has arrived whole.
+pub(crate) fn received(placement: Placement, inline: &[u8]) -> Received<'_> {
+    match placement {
+        Placement::Task { .. } => Received::Placed,
+        Placement::Inline => Received::Inline(inline),
+        Placement::Discard | Placement::Nothing => Received::Discarded,
     }
 }
 
-/// One side of a connection.
-pub(crate) struct Edge<M> {
-    pub(crate) machine: M,
-    pub(crate) buffers: Buffers,
-    pub(crate) inbox: Vec<u8>,
-    /// Placement and length of the segment that is arriving, and whether a digest follows.
-    segment: Option<(Placement, usize, bool)>,
-}
-
-impl<M: Machine> Edge<M> {
-    pub(crate) fn new(machine: M) -> Self {
-        Self { machine, buffers: HashMap::new(), inbox: Vec::new(), segment: None }
-    }
-
-    /// Takes what has arrived, as far as whole parts go. `drain` drains the machine's events.
-    pub(crate) fn receive(&mut self, mut drain: impl FnMut(&mut M, &mut Buffers)) -> Result<(), Fatal> {
-        loop {
-            let result = match self.segment {
-                None => self.header(&mut drain),
-                Some((placement, length, digest)) => self.data(placement, length, digest, &mut drain),
-            };
-            if !result? {
-                return Ok(());
-            }
+/// Header and payload agree, and nothing is sent that lies outside the buffer of the task.
+pub(crate) fn check_payload(transmit: &Transmit, buffer: impl Fn(u32) -> u32) {
+    let length = Bhs(&transmit.header).data_segment_length();
+    match &transmit.payload {
+        Payload::None => assert_eq!(length, 0),
+        Payload::Bytes(bytes) => assert_eq!(length as usize, bytes.len()),
+        Payload::Task { task, offset, length: bytes } => {
+            assert_eq!(length, *bytes);
+            assert!(offset + bytes <= buffer(task.0), "sends beyond the buffer");
         }
-    }
-
-    fn header(&mut self, drain: &mut impl FnMut(&mut M, &mut Buffers)) -> Result<bool, Fatal> {
-        let Some(header) = self.inbox.first_chunk::<48>().copied() else { return Ok(false) };
-        let digests = self.machine.receive_digests();
-        let ahs_end = 48 + Bhs(&header).total_ahs_length();
-        let end = ahs_end + if digests.header { DIGEST_LENGTH } else { 0 };
-        if self.inbox.len() < end {
-            return Ok(false);
-        }
-        let bytes: Vec<u8> = self.inbox.drain(..end).collect();
-        if digests.header && digest::header(&header, &bytes[48..ahs_end]) != bytes[ahs_end..] {
-            return Err(self.machine.on_header_digest_error());
-        }
-        let length = Bhs(&header).data_segment_length();
-        if length > self.machine.data_segment_max() {
-            return Err(Fatal::Protocol("too long"));
-        }
-        let result = self.machine.on_header(&header, &bytes[48..ahs_end], NOW);
-        drain(&mut self.machine, &mut self.buffers);
-        result?;
-        let placement = self.machine.placement();
-        assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
-        self.segment = (length > 0).then_some((placement, length as usize, digests.data));
-        Ok(true)
-    }
-
-    fn data(
-        &mut self,
-        placement: Placement,
-        length: usize,
-        digest: bool,
-        drain: &mut impl FnMut(&mut M, &mut Buffers),
-    ) -> Result<bool, Fatal> {
-        let padded = padded(u32::try_from(length).expect("24 bits")) as usize;
-        let end = padded + if digest { DIGEST_LENGTH } else { 0 };
-        if self.inbox.len() < end {
-            return Ok(false);
-        }
-        let bytes: Vec<u8> = self.inbox.drain(..end).collect();
-        self.segment = None;
-        let received = match placement {
-            _ if digest && digest::of(&bytes[..padded]) != bytes[padded..] => Received::DigestError,
-            Placement::Nothing | Placement::Discard => Received::Discarded,
-            Placement::Inline => Received::Inline(&bytes[..length]),
-            Placement::Task { task, offset, length: keep } => {
-                let (start, keep) = (offset as usize, keep as usize);
-                let buffer = self.buffers.get_mut(&task.0).expect("placement into a task with a buffer");
-                buffer[start..start + keep].copy_from_slice(&bytes[..keep]);
-                Received::Placed
-            }
-        };
-        let result = self.machine.on_data(received, NOW);
-        drain(&mut self.machine, &mut self.buffers);
-        result?;
-        Ok(true)
-    }
-
-    /// Hands out up to `count` PDUs as bytes; returns how many.
-    pub(crate) fn send(
-        &mut self,
-        count: usize,
-        wire: &mut Vec<u8>,
-        mut drain: impl FnMut(&mut M, &mut Buffers),
-    ) -> usize {
-        let mut sent = 0;
-        while sent < count
-            && let Some(transmit) = self.machine.poll_transmit()
-        {
-            encode(&transmit, &self.buffers, wire);
-            drain(&mut self.machine, &mut self.buffers);
-            sent += 1;
-        }
-        drain(&mut self.machine, &mut self.buffers);
-        sent
     }
 }

@@ -8,17 +8,16 @@ use std::time::Duration;
 
 use iscsi::initiator::{self, Command, Direction, Event, TaskError};
 use iscsi::limits;
-use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, TaskId};
-use iscsi::name::IscsiName;
+use iscsi::machine::{Fatal, Machine, Placement, Received, TaskId};
 use iscsi::wire::{
-    AsyncEvent, AsyncMessage, Attribute, Bhs, CmdSn, DataIn, DataSn, InitiatorPdu, Isid, Itt, LoginResponse,
-    LoginStatus, LogoutReason, LogoutResponse, LogoutResult, NopIn, Opcode, R2t, Reject, RejectReason,
-    Residual, ScsiResponse, ServiceResponse, Stage, StatSn, TextResponse, TmFunction, TmResponse, TmResult,
-    Ttt,
+    AsyncEvent, AsyncMessage, Attribute, Bhs, CmdSn, DataIn, DataSn, InitiatorPdu, Itt, LogoutReason,
+    LogoutResponse, LogoutResult, NopIn, Opcode, R2t, Reject, RejectReason, Residual, ScsiResponse,
+    ServiceResponse, StatSn, TextResponse, TmFunction, TmResponse, TmResult, Ttt,
 };
 
-use crate::words;
-use crate::{Source, heap};
+use iscsi_test::NOW;
+
+use crate::{Source, edge, heap, words};
 
 /// Heap memory of one session with few slots. A SendTargets answer may have a megabyte, and is
 /// held as text and as records for a moment.
@@ -72,17 +71,12 @@ struct Session {
 
 impl Session {
     fn log_in(source: &mut Source<'_>) -> Option<Self> {
-        let now = Duration::from_secs(100);
-        let mut login = iscsi::login::initiator::Config::normal(
-            IscsiName::parse(words::INITIATOR).expect("a name"),
-            Isid::random([0; 3], 0),
-            IscsiName::parse(words::TARGET).expect("a name"),
-        );
+        let mut login = iscsi_test::login();
         login.cmd_sn = CmdSn(source.pick(&[1, u32::MAX - 3, 0x7fff_fffe]));
         login.params.max_recv_data_segment_length = SEGMENT_MAX;
         let config =
             initiator::Config { tasks_max: source.pick(&[6, 1, 30]), ..initiator::Config::new(login) };
-        let mut machine = initiator::Connection::new(config, [0; 32], now).expect("a good configuration");
+        let mut machine = initiator::Connection::new(config, [0; 32], NOW).expect("a good configuration");
         let request = machine.poll_transmit().expect("a request");
         let InitiatorPdu::LoginRequest(request) = InitiatorPdu::parse(&request.header).expect("a header")
         else {
@@ -99,28 +93,13 @@ impl Session {
         say("MaxOutstandingR2T", source.pick(&["3", "1", "16"]));
         let max_cmd_sn =
             request.cmd_sn.plus(source.pick(&[10, 0, 40])).minus(source.byte().is_multiple_of(32).into());
-        let response = LoginResponse {
-            transit: true,
-            continues: false,
-            csg: Stage::Operational,
-            nsg: Stage::FullFeature,
-            version_max: 0,
-            version_active: 0,
-            isid: request.isid,
-            tsih: 1,
-            itt: request.itt,
-            stat_sn: StatSn(7),
-            exp_cmd_sn: request.cmd_sn,
-            max_cmd_sn,
-            status: LoginStatus::Success,
-            data_segment_length: u32::try_from(text.len()).expect("short"),
-        };
-        machine.on_header(&response.emit(), &[], now).expect("a login response");
-        machine.on_data(Received::Inline(&text), now).ok()?;
+        let response = iscsi_test::login_response(&request, StatSn(7), max_cmd_sn, &text);
+        machine.on_header(&response.emit(), &[], NOW).expect("a login response");
+        machine.on_data(Received::Inline(&text), NOW).ok()?;
         let first_burst = 1 << 18;
         let mut session = Self {
             machine,
-            now,
+            now: NOW,
             buffers: HashMap::new(),
             sent: Vec::new(),
             requests: Vec::new(),
@@ -247,15 +226,9 @@ impl Session {
         let result = self.machine.on_header(&header, &[], self.now);
         self.drain();
         result?;
-        let placement = self.machine.placement();
-        assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
+        let placement = edge::placement(&self.machine, length, |task| self.buffers[&task]);
         if length == 0 {
             return Ok(());
-        }
-        if let Placement::Task { task, offset, length: keep } = placement {
-            assert!((1..=length).contains(&keep));
-            let end = u64::from(offset) + u64::from(keep);
-            assert!(end <= self.buffers[&task.0].into(), "placed outside the buffer");
         }
         // The edge goes on working while a long segment arrives.
         while source.rarely(8) {
@@ -265,14 +238,11 @@ impl Session {
             }
         }
         let inline;
-        let received = match placement {
-            _ if source.rarely(64) => Received::DigestError,
-            Placement::Task { .. } => Received::Placed,
-            Placement::Inline => {
-                inline = segment(source, length);
-                Received::Inline(&inline)
-            }
-            Placement::Discard | Placement::Nothing => Received::Discarded,
+        let received = if source.rarely(64) {
+            Received::DigestError
+        } else {
+            inline = if placement == Placement::Inline { segment(source, length) } else { Vec::new() };
+            edge::received(placement, &inline)
         };
         let result = self.machine.on_data(received, self.now);
         self.drain();
@@ -293,15 +263,7 @@ impl Session {
     fn transmit(&mut self, count: usize) {
         for _ in 0..count {
             let Some(transmit) = self.machine.poll_transmit() else { break };
-            let length = Bhs(&transmit.header).data_segment_length();
-            match &transmit.payload {
-                Payload::None => assert_eq!(length, 0),
-                Payload::Bytes(bytes) => assert_eq!(length as usize, bytes.len()),
-                Payload::Task { task, offset, length: bytes } => {
-                    assert_eq!(length, *bytes);
-                    assert!(offset + bytes <= self.buffers[&task.0], "sends beyond the buffer");
-                }
-            }
+            edge::check_payload(&transmit, |task| self.buffers[&task]);
             let pdu = InitiatorPdu::parse(&transmit.header).expect("what we send can be read");
             self.note(&pdu, Bhs(&transmit.header));
             self.drain();

@@ -6,9 +6,10 @@
 use iscsi::chap::{Algorithm, Algorithms, Secret};
 use iscsi::login::target::{AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
 use iscsi::login::{ChapAccount, REQUESTS_MAX, SEGMENT_LENGTH_MAX, initiator, target};
-use iscsi::name::{IscsiName, TargetAddress};
+use iscsi::name::TargetAddress;
 use iscsi::text::{self, binary, parse_binary, parse_number};
 use iscsi::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn};
+use iscsi_test::{INITIATOR, TARGET, name};
 
 use crate::text::{agree, plausible};
 use crate::words;
@@ -29,10 +30,6 @@ pub fn login(bytes: &[u8]) {
         1 => at_initiator(source),
         _ => honest(source),
     });
-}
-
-fn name(text: &str) -> IscsiName {
-    IscsiName::parse(text).expect("a name")
 }
 
 fn account(user: &str, secret: &[u8]) -> ChapAccount {
@@ -237,7 +234,7 @@ fn check_response(header: &LoginResponse, text: &[u8]) {
 }
 
 fn config(source: &mut Source<'_>, chap: bool, mutual: bool) -> initiator::Config {
-    let (initiator_name, target_name) = (name(words::INITIATOR), name(words::TARGET));
+    let (initiator_name, target_name) = (name(INITIATOR), name(TARGET));
     let isid = Isid::random([1, 2, 3], 4);
     let base = if source.rarely(8) {
         initiator::Config::discovery(initiator_name, isid)
@@ -350,7 +347,7 @@ fn honest(mut source: Source<'_>) {
         check_request(&request.header, &request.text);
         let mut step = target.receive(&request.header, &request.text);
         if let target::Step::Identify(identity) = step {
-            assert_eq!(identity.initiator_name.as_str(), words::INITIATOR);
+            assert_eq!(identity.initiator_name.as_str(), INITIATOR);
             step = target.identify(policy(&mut source, chap));
         }
         let response = match step {

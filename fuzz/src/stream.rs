@@ -7,9 +7,9 @@ use std::time::Duration;
 use area::{Pool, PoolLimits, Span};
 use iscsi::digest;
 use iscsi::machine::{Digests, Fatal, Machine, Placement, Received, TaskId, Transmit};
+use iscsi_test::NOW;
 use node::reassembly::{Advance, Reassembly};
 
-use crate::edge::NOW;
 use crate::{Source, heap};
 
 /// The wire, and what is expected of it.

@@ -7,17 +7,17 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use iscsi::limits;
-use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, TargetRecord, TaskId};
-use iscsi::name::{IscsiName, TargetAddress};
+use iscsi::machine::{Fatal, Machine, Placement, Received, TargetRecord, TaskId};
+use iscsi::name::TargetAddress;
 use iscsi::target::{self, AuthRequirement, Completion, Event, ManagementId, Policy, TextId};
 use iscsi::wire::{
-    Attribute, Bhs, CmdSn, DataOut, DataSn, InitiatorPdu, Isid, Itt, LoginRequest, LogoutReason,
-    LogoutRequest, NopOut, R2t, ScsiCommand, Snack, SnackType, Stage, StatSn, TargetPdu, TextRequest,
-    TmFunction, TmRequest, TmResult, Ttt,
+    Attribute, Bhs, CmdSn, DataOut, DataSn, InitiatorPdu, Itt, LogoutReason, LogoutRequest, NopOut, R2t,
+    ScsiCommand, Snack, SnackType, StatSn, TargetPdu, TextRequest, TmFunction, TmRequest, TmResult, Ttt,
 };
 
-use crate::words;
-use crate::{Source, heap};
+use iscsi_test::{INITIATOR, NOW, TARGET};
+
+use crate::{Source, edge, heap, words};
 
 /// Heap memory of one session with few slots, whatever the initiator sends.
 const HEAP_MAX: usize = 1 << 20;
@@ -83,11 +83,11 @@ fn keys(source: &mut Source<'_>) -> Vec<u8> {
     let sizes = ["512", "1024", "8192", "16384", "262144"];
     let mut text = Vec::new();
     let mut say = |key: &str, value: &str| iscsi::text::emit(key, value, &mut text);
-    say("InitiatorName", words::INITIATOR);
+    say("InitiatorName", INITIATOR);
     if source.rarely(16) {
         say("SessionType", "Discovery");
     } else {
-        say("TargetName", words::TARGET);
+        say("TargetName", TARGET);
     }
     say("InitialR2T", source.pick(&["No", "Yes"]));
     say("ImmediateData", source.pick(&["Yes", "No"]));
@@ -108,11 +108,10 @@ impl Session {
             solicited_bytes_max: source.pick(&[100_000, 1, 1 << 20]),
             ..target::Config::default()
         };
-        let now = Duration::from_secs(100);
         let cmd_sn = CmdSn(source.pick(&[1, u32::MAX - 5, 0x7fff_fffe]));
         let mut session = Self {
-            machine: target::Connection::new(config, [0; 32], now),
-            now,
+            machine: target::Connection::new(config, [0; 32], NOW),
+            now: NOW,
             tasks: HashMap::new(),
             management: Vec::new(),
             text: Vec::new(),
@@ -127,23 +126,9 @@ impl Session {
             receiving: None,
         };
         let text = keys(source);
-        let header = LoginRequest {
-            transit: true,
-            continues: false,
-            csg: Stage::Operational,
-            nsg: Stage::FullFeature,
-            version_max: 0,
-            version_min: 0,
-            isid: Isid::random([0; 3], 0),
-            tsih: 0,
-            itt: Itt(0),
-            cid: 0,
-            cmd_sn,
-            exp_stat_sn: StatSn(0),
-            data_segment_length: u32::try_from(text.len()).expect("short"),
-        };
-        session.machine.on_header(&header.emit(), &[], now).expect("a login request");
-        session.machine.on_data(Received::Inline(&text), now).expect("a login");
+        let header = iscsi_test::login_request(cmd_sn, &text);
+        session.machine.on_header(&header.emit(), &[], NOW).expect("a login request");
+        session.machine.on_data(Received::Inline(&text), NOW).expect("a login");
         session.drain(source);
         session.transmit(usize::MAX, source);
         session.machine.is_full_feature().then_some(session)
@@ -190,28 +175,22 @@ impl Session {
         let result = self.machine.on_header(&header, &ahs, self.now);
         self.drain(source);
         result?;
-        let placement = self.machine.placement();
-        assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
-        if let Placement::Task { task, offset, length: keep } = placement {
-            assert!((1..=length).contains(&keep));
-            let end = u64::from(offset) + u64::from(keep);
-            assert!(end <= self.tasks[&task.0].buffer.into(), "placed outside the buffer");
-            self.receiving = Some(task.0);
-        }
+        let placement = edge::placement(&self.machine, length, |task| self.tasks[&task].buffer);
+        self.receiving = match placement {
+            Placement::Task { task, .. } => Some(task.0),
+            _ => None,
+        };
         // The edge goes on working while a long segment arrives.
         while length > 0 && source.rarely(4) {
             self.act(source);
         }
         if length > 0 {
             let inline;
-            let received = match placement {
-                _ if source.rarely(32) => Received::DigestError,
-                Placement::Task { .. } => Received::Placed,
-                Placement::Inline => {
-                    inline = segment(source, length);
-                    Received::Inline(&inline)
-                }
-                Placement::Discard | Placement::Nothing => Received::Discarded,
+            let received = if source.rarely(32) {
+                Received::DigestError
+            } else {
+                inline = if placement == Placement::Inline { segment(source, length) } else { Vec::new() };
+                edge::received(placement, &inline)
             };
             self.receiving = None;
             let result = self.machine.on_data(received, self.now);
@@ -346,7 +325,7 @@ impl Session {
                 let request = self.text.remove(0);
                 let address = TargetAddress::parse("192.0.2.1:3260,1").expect("an address");
                 let record = TargetRecord {
-                    name: IscsiName::parse(words::TARGET).expect("a name"),
+                    name: iscsi_test::name(TARGET),
                     addresses: vec![address; source.below(4)],
                 };
                 self.machine.send_targets(request, &vec![record; source.below(40)]);
@@ -502,15 +481,7 @@ impl Session {
     fn transmit(&mut self, count: usize, source: &mut Source<'_>) {
         for _ in 0..count {
             let Some(transmit) = self.machine.poll_transmit() else { break };
-            let length = Bhs(&transmit.header).data_segment_length();
-            match &transmit.payload {
-                Payload::None => assert_eq!(length, 0),
-                Payload::Bytes(bytes) => assert_eq!(length as usize, bytes.len()),
-                Payload::Task { task, offset, length: bytes } => {
-                    assert_eq!(length, *bytes);
-                    assert!(offset + bytes <= self.tasks[&task.0].buffer, "sends beyond the buffer");
-                }
-            }
+            edge::check_payload(&transmit, |task| self.tasks[&task].buffer);
             self.sent(TargetPdu::parse(&transmit.header).expect("what we send can be read"));
             self.drain(source);
         }
@@ -593,7 +564,7 @@ impl Session {
 fn segment(source: &mut Source<'_>, length: u32) -> Vec<u8> {
     let mut text = Vec::new();
     match source.byte() % 8 {
-        0..=2 => iscsi::text::emit("SendTargets", source.pick(&["All", "", words::TARGET]), &mut text),
+        0..=2 => iscsi::text::emit("SendTargets", source.pick(&["All", "", TARGET]), &mut text),
         3..=5 => words::pair(source, &mut text),
         _ => {
             let count = source.below(64);

@@ -1,6 +1,8 @@
-//! The kept inputs, and short ones of every kind, in any build.
+//! The kept inputs, and random ones, in any build.
 
 use std::path::Path;
+
+use iscsi_test::Random;
 
 type Target = (&'static str, fn(&[u8]));
 
@@ -36,21 +38,17 @@ fn kept_inputs_pass() {
     }
 }
 
+/// Short ones of every kind; long ones where a session gets anywhere with random steps.
 #[test]
 fn random_inputs_pass() {
-    // splitmix64.
-    let mut state = 7_u64;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    for (_, target) in TARGETS {
+    let mut random = Random(7);
+    for (name, target) in TARGETS {
         target(&[]);
-        for _ in 0..200 {
-            let length = (next() % 300) as usize;
-            let bytes: Vec<u8> = (0..length).map(|_| next() as u8).collect();
+        let (inputs, length_max) =
+            if ["target", "initiator"].contains(name) { (600, 4000) } else { (200, 300) };
+        for _ in 0..inputs {
+            let length = random.below(length_max);
+            let bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
             target(&bytes);
         }
     }

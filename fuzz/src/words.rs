@@ -1,6 +1,7 @@
 //! The vocabulary of iSCSI text: keys and values that mean something, so that the fuzzer need not guess them.
 
 use iscsi::params::{DigestPolicy, Params};
+use iscsi_test::{INITIATOR, TARGET};
 
 use crate::Source;
 
@@ -84,11 +85,6 @@ pub(crate) const VALUES: &[&str] = &[
     "eui.02004567A425678D",
     "RFC3720,FastAbort",
 ];
-
-/// The initiator of all sessions here.
-pub(crate) const INITIATOR: &str = "iqn.2026-11.test:i";
-/// The target of all sessions here.
-pub(crate) const TARGET: &str = "iqn.2026-11.test:t";
 
 /// A value: a word, a number, or bytes as they come. Zero bytes may be in it.
 pub(crate) fn value(source: &mut Source<'_>) -> Vec<u8> {

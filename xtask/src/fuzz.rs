@@ -79,6 +79,7 @@ pub(crate) struct Fuzzers {
 /// One run of one target.
 #[derive(Debug)]
 pub(crate) struct Report {
+    pub(crate) seconds: f64,
     pub(crate) executions: u64,
     /// Edges reached, and features: edges with how often.
     pub(crate) edges: u64,
@@ -139,10 +140,6 @@ impl Fuzzers {
         command.args([format!("-max_len={INPUT_BYTES_MAX}"), "-print_final_stats=1".into()]);
         // libFuzzer's seed has 32 bits, and 0 stands for a random one.
         command.arg(format!("-seed={}", seed % u64::from(u32::MAX) + 1));
-        let dictionary = repository().join("fuzz/dict").join(format!("{name}.dict"));
-        if dictionary.exists() {
-            command.arg(format!("-dict={}", dictionary.display()));
-        }
         command.args([self.found(name)?, Self::kept(name)]);
         Running::start(&mut command)
     }
@@ -154,7 +151,7 @@ impl Fuzzers {
             bail!("{}", crash(name, &output));
         }
         let kept = fs::read_dir(Self::kept(name))?.count();
-        report(&output.stderr, kept).with_context(|| format!("figures of {name}"))
+        report(&output, kept).with_context(|| format!("figures of {name}"))
     }
 
     /// Runs inputs through a target.
@@ -232,9 +229,12 @@ fn crash(name: &str, output: &Output) -> String {
 }
 
 /// The figures that libFuzzer prints at its end.
-fn report(text: &str, kept: usize) -> Result<Report> {
-    let done =
-        text.lines().rfind(|line| line.contains("DONE")).context("the fuzzer did not reach its end")?;
+fn report(output: &Output, kept: usize) -> Result<Report> {
+    let done = output
+        .stderr
+        .lines()
+        .rfind(|line| line.contains("DONE"))
+        .context("the fuzzer did not reach its end")?;
     let after = |word: &str| {
         let mut words = done.split_whitespace();
         words.find(|found| *found == word)?;
@@ -243,6 +243,7 @@ fn report(text: &str, kept: usize) -> Result<Report> {
     let executions =
         done.trim_start_matches('#').split_whitespace().next().and_then(|text| text.parse().ok());
     Ok(Report {
+        seconds: output.seconds,
         executions: executions.context("executions")?,
         edges: after("cov:").context("cov")?,
         features: after("ft:").context("ft")?,
@@ -339,9 +340,9 @@ mod tests {
     fn figures_are_read_from_the_last_line() {
         let text = "#2 INITED cov: 3 ft: 4 corp: 1/1b\n\
                     #620926\tDONE   cov: 1803 ft: 7686 corp: 2015/251Kb lim: 679 exec/s: 15144 rss: 31Mb\n";
-        let report = report(text, 5).unwrap();
+        let report = report(&output(text), 5).unwrap();
         assert_eq!((report.executions, report.edges, report.features), (620_926, 1803, 7686));
-        assert!(super::report("#2 INITED cov: 3 ft: 4", 5).is_err(), "no end");
+        assert!(super::report(&output("#2 INITED cov: 3 ft: 4"), 5).is_err(), "no end");
     }
 
     #[test]

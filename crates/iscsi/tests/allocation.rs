@@ -1,8 +1,6 @@
 //! Memory of the machines: a session that does nothing needs little, and the path of READ and WRITE allocates nothing
 //! once it runs, in neither machine.
 
-mod support;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -10,8 +8,8 @@ use iscsi::initiator::{self, Direction};
 use iscsi::machine::{Machine, Payload, Placement, Received};
 use iscsi::params::Params;
 use iscsi::target::{self, AuthRequirement, Completion, Policy};
-use iscsi::wire::{Attribute, Isid};
-use support::{NOW, name};
+use iscsi::wire::Attribute;
+use iscsi_test::NOW;
 
 struct Counting;
 
@@ -75,11 +73,7 @@ const IDLE_BYTES_MAX: i64 = 4 << 10;
 
 fn pair() -> (target::Connection, initiator::Connection) {
     let target = target::Connection::new(target::Config::default(), [0; 32], NOW);
-    let login = iscsi::login::initiator::Config::normal(
-        name("iqn.2026-11.test:i"),
-        Isid::random([0; 3], 0),
-        name("iqn.2026-11.test:t"),
-    );
+    let login = iscsi_test::login();
     (target, initiator::Connection::new(initiator::Config::new(login), [0; 32], NOW).unwrap())
 }
 

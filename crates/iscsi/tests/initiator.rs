@@ -1,7 +1,5 @@
 //! The initiator against crafted headers: what a target may and may not do.
 
-mod support;
-
 use std::time::Duration;
 
 use iscsi::initiator::{Command, Config, Connection, Direction, Event, TaskError};
@@ -11,9 +9,9 @@ use iscsi::params::{Params, SessionType};
 use iscsi::wire::{
     AsyncEvent, AsyncMessage, Attribute, CmdSn, DataIn, DataSn, InitiatorPdu, Isid, Itt, LoginResponse,
     LoginStatus, LogoutReason, LogoutResponse, LogoutResult, NopIn, R2t, Reject, RejectReason, Residual,
-    ScsiResponse, ServiceResponse, Stage, StatSn, TextResponse, TmFunction, TmResponse, TmResult, Ttt,
+    ScsiResponse, ServiceResponse, StatSn, TextResponse, TmFunction, TmResponse, TmResult, Ttt,
 };
-use support::{NOW, name};
+use iscsi_test::{NOW, login_response, name};
 
 struct Initiator {
     machine: Connection,
@@ -52,22 +50,7 @@ impl Initiator {
         let (InitiatorPdu::LoginRequest(request), _) = initiator.one() else { panic!() };
         // Whatever was offered is agreed to by the default, unless `keys` says otherwise.
         let text = keys.replace(' ', "\0").into_bytes();
-        let header = LoginResponse {
-            transit: true,
-            continues: false,
-            csg: Stage::Operational,
-            nsg: Stage::FullFeature,
-            version_max: 0,
-            version_active: 0,
-            isid: request.isid,
-            tsih: 1,
-            itt: request.itt,
-            stat_sn: initiator.stat_sn.take(),
-            exp_cmd_sn: FIRST,
-            max_cmd_sn,
-            status: LoginStatus::Success,
-            data_segment_length: text.len() as u32,
-        };
+        let header = login_response(&request, initiator.stat_sn.take(), max_cmd_sn, &text);
         initiator.give(&header.emit(), &text).unwrap();
         assert!(matches!(initiator.log.pop(), Some(Event::LoggedIn(_))));
         initiator

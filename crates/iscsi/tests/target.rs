@@ -1,20 +1,18 @@
 //! The target against crafted headers: one test per clause of RFC 7143.
 
-mod support;
-
 use iscsi::limits;
 use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, TargetRecord, TaskId, Transmit};
 use iscsi::name::TargetAddress;
 use iscsi::params::{Params, SessionType};
 use iscsi::target::{AuthRequirement, Command, Completion, Config, Connection, Event, Policy, Scope};
 use iscsi::wire::{
-    Attribute, CmdSn, DataIn, DataOut, DataSn, Isid, Itt, LoginRequest, LoginStatus, LogoutReason,
+    Attribute, Bhs, CmdSn, DataIn, DataOut, DataSn, Itt, LoginRequest, LoginStatus, LogoutReason,
     LogoutRequest, LogoutResponse, LogoutResult, NopIn, NopOut, R2t, Reject, RejectReason, Residual,
-    ScsiCommand, ScsiResponse, Snack, SnackType, Stage, StatSn, TargetPdu, TextRequest, TextResponse,
-    TmFunction, TmRequest, TmResponse, TmResult, Ttt,
+    ScsiCommand, ScsiResponse, Snack, SnackType, StatSn, TargetPdu, TextRequest, TextResponse, TmFunction,
+    TmRequest, TmResponse, TmResult, Ttt,
 };
+use iscsi_test::{NOW, Random, name};
 use std::time::Duration;
-use support::{NOW, name};
 
 /// What the edge does with commands.
 #[derive(Clone, Copy)]
@@ -62,19 +60,9 @@ impl Target {
         let bursts = if text.contains("Burst") { "" } else { "MaxBurstLength=65536 FirstBurstLength=65536 " };
         let text = keys(&format!("InitiatorName=iqn.2026-11.test:initiator {kind}{bursts}{text} "));
         let header = LoginRequest {
-            transit: true,
-            continues: false,
-            csg: Stage::Operational,
-            nsg: Stage::FullFeature,
-            version_max: 0,
-            version_min: 0,
-            isid: Isid::random([1, 2, 3], 4),
-            tsih: 0,
-            itt: Itt(0),
             cid: 9,
-            cmd_sn,
             exp_stat_sn: StatSn(u32::MAX - 1),
-            data_segment_length: text.len() as u32,
+            ..iscsi_test::login_request(cmd_sn, &text)
         };
         target.give(&header.emit(), &text).unwrap();
         let TargetPdu::LoginResponse(response) = target.one() else { panic!() };
@@ -1156,6 +1144,36 @@ fn nothing_but_login_before_login() {
     let mut header = [0; 48];
     header[0] = 0x40;
     assert!(matches!(machine.on_header(&header, &[], NOW), Err(Fatal::Protocol(_))));
+}
+
+#[test]
+fn login_survives_anything() {
+    for seed in 0..3000 {
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let mut machine = Connection::new(Config::default(), [0; 32], NOW);
+        for _ in 0..4 {
+            let mut header: [u8; 48] = std::array::from_fn(|_| random.next() as u8);
+            header[0] = 0x43;
+            (header[4], header[5], header[6]) = (0, 0, header[6] & 0x0f);
+            let length = Bhs(&header).data_segment_length();
+            let bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+            let result = machine.on_header(&header, &[], NOW);
+            while let Some(event) = machine.poll_event() {
+                if let Event::Identify(_) = event {
+                    machine.identify(Err(LoginStatus::NotFound.into()));
+                }
+            }
+            let result = match (result, length) {
+                (Ok(()), 1..) => machine.on_data(Received::Inline(&bytes), NOW),
+                (result, _) => result,
+            };
+            if result.is_err() {
+                break;
+            }
+            while machine.poll_transmit().is_some() {}
+        }
+    }
 }
 
 #[test]

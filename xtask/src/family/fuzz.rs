@@ -21,6 +21,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         let result = result.map(|report| {
             executions += report.executions;
             let figures = json!({
+                "seconds": report.seconds,
                 "executions": report.executions,
                 "edges": report.edges,
                 "features": report.features,

@@ -1,0 +1,150 @@
+//! An edge in memory: a byte stream cut into PDUs, and the tasks' buffers.
+
+use std::collections::HashMap;
+
+use iscsi::digest::{self, DIGEST_LENGTH};
+use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, Transmit};
+use iscsi::wire::{Bhs, padded};
+
+use crate::NOW;
+
+/// Buffers by slot.
+pub(crate) type Buffers = HashMap<u32, Vec<u8>>;
+
+/// A PDU as bytes, with padding and digests.
+fn encode(transmit: &Transmit, buffers: &Buffers, wire: &mut Vec<u8>) {
+    let data = match &transmit.payload {
+        Payload::None => &[][..],
+        Payload::Bytes(bytes) => bytes,
+        Payload::Task { task, offset, length } => {
+            &buffers[&task.0][*offset as usize..(*offset + *length) as usize]
+        }
+    };
+    assert_eq!(
+        Bhs(&transmit.header).data_segment_length() as usize,
+        data.len(),
+        "header and payload disagree"
+    );
+    wire.extend_from_slice(&transmit.header);
+    if transmit.digests.header {
+        wire.extend_from_slice(&digest::header(&transmit.header, &[]));
+    }
+    if !data.is_empty() {
+        let start = wire.len();
+        wire.extend_from_slice(data);
+        wire.resize(start + data.len().next_multiple_of(4), 0);
+        if transmit.digests.data {
+            let digest = digest::of(&wire[start..]);
+            wire.extend_from_slice(&digest);
+        }
+    }
+}
+
+/// One side of a connection.
+#[derive(Debug)]
+pub(crate) struct Edge<M> {
+    /// Its session.
+    pub(crate) machine: M,
+    /// What its tasks receive into and send from.
+    pub(crate) buffers: Buffers,
+    /// Bytes that have arrived.
+    pub(crate) inbox: Vec<u8>,
+    /// Placement and length of the segment that is arriving, and whether a digest follows.
+    segment: Option<(Placement, usize, bool)>,
+}
+
+impl<M: Machine> Edge<M> {
+    /// An edge to which nothing has come yet.
+    pub(crate) fn new(machine: M) -> Self {
+        Self { machine, buffers: HashMap::new(), inbox: Vec::new(), segment: None }
+    }
+
+    /// Takes what has arrived, as far as whole parts go. `drain` drains the machine's events.
+    pub(crate) fn receive(&mut self, mut drain: impl FnMut(&mut M, &mut Buffers)) -> Result<(), Fatal> {
+        loop {
+            let result = match self.segment {
+                None => self.header(&mut drain),
+                Some((placement, length, digest)) => self.data(placement, length, digest, &mut drain),
+            };
+            if !result? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn header(&mut self, drain: &mut impl FnMut(&mut M, &mut Buffers)) -> Result<bool, Fatal> {
+        let Some(header) = self.inbox.first_chunk::<48>().copied() else { return Ok(false) };
+        let digests = self.machine.receive_digests();
+        let ahs_end = 48 + Bhs(&header).total_ahs_length();
+        let end = ahs_end + if digests.header { DIGEST_LENGTH } else { 0 };
+        if self.inbox.len() < end {
+            return Ok(false);
+        }
+        let bytes: Vec<u8> = self.inbox.drain(..end).collect();
+        if digests.header && digest::header(&header, &bytes[48..ahs_end]) != bytes[ahs_end..] {
+            return Err(self.machine.on_header_digest_error());
+        }
+        let length = Bhs(&header).data_segment_length();
+        if length > self.machine.data_segment_max() {
+            return Err(Fatal::Protocol("too long"));
+        }
+        let result = self.machine.on_header(&header, &bytes[48..ahs_end], NOW);
+        drain(&mut self.machine, &mut self.buffers);
+        result?;
+        let placement = self.machine.placement();
+        assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
+        self.segment = (length > 0).then_some((placement, length as usize, digests.data));
+        Ok(true)
+    }
+
+    fn data(
+        &mut self,
+        placement: Placement,
+        length: usize,
+        digest: bool,
+        drain: &mut impl FnMut(&mut M, &mut Buffers),
+    ) -> Result<bool, Fatal> {
+        let padded = padded(u32::try_from(length).expect("24 bits")) as usize;
+        let end = padded + if digest { DIGEST_LENGTH } else { 0 };
+        if self.inbox.len() < end {
+            return Ok(false);
+        }
+        let bytes: Vec<u8> = self.inbox.drain(..end).collect();
+        self.segment = None;
+        let received = match placement {
+            _ if digest && digest::of(&bytes[..padded]) != bytes[padded..] => Received::DigestError,
+            Placement::Nothing | Placement::Discard => Received::Discarded,
+            Placement::Inline => Received::Inline(&bytes[..length]),
+            Placement::Task { task, offset, length: keep } => {
+                assert!((1..=length).contains(&(keep as usize)));
+                let (start, keep) = (offset as usize, keep as usize);
+                let buffer = self.buffers.get_mut(&task.0).expect("placement into a task with a buffer");
+                buffer[start..start + keep].copy_from_slice(&bytes[..keep]);
+                Received::Placed
+            }
+        };
+        let result = self.machine.on_data(received, NOW);
+        drain(&mut self.machine, &mut self.buffers);
+        result?;
+        Ok(true)
+    }
+
+    /// Hands out up to `count` PDUs as bytes; returns how many.
+    pub(crate) fn send(
+        &mut self,
+        count: usize,
+        wire: &mut Vec<u8>,
+        mut drain: impl FnMut(&mut M, &mut Buffers),
+    ) -> usize {
+        let mut sent = 0;
+        while sent < count
+            && let Some(transmit) = self.machine.poll_transmit()
+        {
+            encode(&transmit, &self.buffers, wire);
+            drain(&mut self.machine, &mut self.buffers);
+            sent += 1;
+        }
+        drain(&mut self.machine, &mut self.buffers);
+        sent
+    }
+}
