@@ -10,7 +10,7 @@ use iscsi::machine::{Machine, Payload, TaskId, Transmit};
 use crate::reassembly::Reassembly;
 
 /// Payload gathered into one send: keeps the buffers in use within the cache.
-const SEND_BYTES: usize = 1 << 20;
+pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// One connection's socket with what is on its way in and out.
 pub(crate) struct Stream {
@@ -134,16 +134,18 @@ impl Stream {
         io.receive(token, &self.socket, incoming);
     }
 
-    /// Gathers what the machine has to send, and sends it, unless a send is under way.
+    /// Gathers what the machine has to send, and sends it, unless a send is under way. Nothing is added once there are
+    /// `bytes` of payload.
     pub(crate) fn send(
         &mut self,
         io: &mut Io,
         machine: &mut impl Machine,
+        bytes: usize,
         buffer_of: impl Fn(TaskId) -> Option<Span>,
     ) {
         let Some(mut outgoing) = self.outgoing.take() else { return };
         let mut payload = 0;
-        while !outgoing.is_full() && payload < SEND_BYTES {
+        while !outgoing.is_full() && payload < bytes {
             let Some(transmit) = machine.poll_transmit() else { break };
             payload += append(&mut outgoing, &transmit, &buffer_of);
         }

@@ -16,7 +16,7 @@ use scsi::Sense;
 use socket2::SockRef;
 
 use crate::reassembly::Advance;
-use crate::stream::{Operation, Stream};
+use crate::stream::{Operation, SEND_BYTES_MAX, Stream};
 
 /// Time a TCP connection may take to come up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -233,7 +233,7 @@ impl Session {
         }
         let Link::Up(stream) = &mut self.link else { return };
         let buffers = &self.buffers;
-        stream.send(io, &mut self.machine, |task| buffer_of(buffers, task));
+        stream.send(io, &mut self.machine, SEND_BYTES_MAX, |task| buffer_of(buffers, task));
         stream.receive(io);
         if let Some(due) = self.machine.poll_timeout()
             && self.timer.is_none_or(|armed| due < armed)

@@ -52,6 +52,8 @@ pub(super) struct Context<'a> {
     pub(super) units: &'a mut [Box<dyn Endpoint>],
     pub(super) done: &'a mut Vec<Completion>,
     pub(super) draining: bool,
+    /// Payload that one connection may send in this turn.
+    pub(super) send_bytes: usize,
 }
 
 /// What the login settled.
@@ -283,7 +285,7 @@ impl Connection {
         }
         self.start_waiting(context);
         let Self { stream, machine, tasks, .. } = self;
-        stream.send(context.io, machine, |task| buffer_of(tasks, task));
+        stream.send(context.io, machine, context.send_bytes, |task| buffer_of(tasks, task));
         self.drain_events(context);
         match self.phase {
             Phase::Open => {

@@ -18,13 +18,16 @@ use super::connection::{Connection, Context};
 use super::mail::{ConnectionId, Mail};
 use super::management;
 use super::server::{Shared, least_loaded};
-use crate::stream::{GENERATION_MASK, Operation};
+use crate::stream::{GENERATION_MASK, Operation, SEND_BYTES_MAX};
 
 /// Connections of one thread, logged in or not.
 const CONNECTIONS_MAX: usize = 4096;
 /// Of those, the ones that have no session yet. Beyond it the oldest goes: a login takes milliseconds, and whoever only
 /// holds connections open must not keep others out.
 const LOGINS_MAX: usize = 1024;
+/// Payload of one turn, which the connections that have something to do in it share; and what each may send in any case.
+const TURN_BYTES: usize = 4 << 20;
+const SEND_BYTES_MIN: usize = 64 << 10;
 /// How long a peer may leave data unacknowledged, or not read at all, until the kernel drops the connection.
 const UNREAD_MAX: Duration = Duration::from_secs(30);
 /// Probes of a silent connection: a peer that vanished without a word is noticed even where nothing is sent to it.
@@ -92,6 +95,8 @@ pub(super) struct Worker {
     done: Vec<Completion>,
     /// Slots to be pumped, each once, in the order in which something happened to them.
     dirty: VecDeque<usize>,
+    /// The most that were dirty at once in this turn: who has many commands waiting gets no more than who has few.
+    crowd: usize,
     phase: Phase,
     /// What did not end as it should have.
     unfinished: Vec<String>,
@@ -133,6 +138,7 @@ impl Worker {
             router,
             done: Vec::new(),
             dirty: VecDeque::new(),
+            crowd: 0,
             phase: Phase::Serving,
             unfinished: Vec::new(),
         })
@@ -203,11 +209,13 @@ impl Worker {
             units: &mut self.units,
             done: &mut self.done,
             draining: self.phase != Phase::Serving,
+            send_bytes: (TURN_BYTES / self.crowd.max(1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX),
         }
     }
 
     /// Goes on until nobody has anything left to do without the kernel.
     fn settle(&mut self) {
+        self.crowd = 0;
         loop {
             let mut done = std::mem::take(&mut self.done);
             for completion in done.drain(..) {
@@ -216,6 +224,7 @@ impl Worker {
             if self.done.is_empty() {
                 self.done = done;
             }
+            self.crowd = self.crowd.max(self.dirty.len());
             let Some(slot) = self.dirty.pop_front() else {
                 if self.done.is_empty() {
                     break;
