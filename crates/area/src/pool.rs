@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
-use crate::region::HUGE_PAGE_BYTES;
+use crate::region::{self, HUGE_PAGE_BYTES};
 use crate::{PAGE_BYTES, Region, Span, poison};
 
 /// Smallest area, one page.
@@ -81,6 +81,12 @@ impl Pool {
 
     /// Largest area a pool lends, in bytes.
     pub const AREA_BYTES_MAX: usize = 1 << CLASS_MAX_SHIFT;
+
+    /// Size of the pages that areas of 128 KiB and more are cut from, as the system is set up; where memory is too
+    /// fragmented they are smaller.
+    pub fn large_page_bytes() -> usize {
+        region::large_page_bytes()
+    }
 
     /// A span of exactly `length` bytes at the head of a page-aligned area, contents unspecified.
     ///

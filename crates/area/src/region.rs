@@ -9,6 +9,15 @@ use crate::PAGE_BYTES;
 /// Size and alignment of a huge page on the architectures we run on.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Where the system says whether a process may have huge pages for the asking.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+/// Size of the pages that large areas are cut from (see [`crate::Pool`]), as far as the system has them.
+pub(crate) fn large_page_bytes() -> usize {
+    let is_on = std::fs::read_to_string(HUGE_PAGES).is_ok_and(|modes| !modes.contains("[never]"));
+    if is_on { HUGE_PAGE_BYTES } else { PAGE_BYTES }
+}
+
 /// Memory mapped into this process, page aligned, unmapped when dropped. It costs no descriptor.
 ///
 /// Several threads (and later processes) may hold it at once, so access goes through raw pointers and the owner of a

@@ -31,10 +31,8 @@ pub(super) fn facts(file: &File, is_device: bool) -> Result<Facts> {
     let number =
         |name: &str| -> Option<u64> { read_to_string(queue.as_ref()?.join(name)).ok()?.trim().parse().ok() };
     let optimal = number("max_sectors_kb").map_or(OPTIMAL_TRANSFER_BYTES, |kib| {
-        // A buffer of 4 KiB pages needs one segment each; one segment too few splits every request.
-        let by_segments = number("max_segments").map_or(u64::MAX, |segments| segments << 12);
-        let limit = (kib << 10).min(by_segments).min(u64::from(OPTIMAL_TRANSFER_BYTES)) as u32;
-        1 << limit.max(OPTIMAL_TRANSFER_MIN).ilog2()
+        let segment_bytes = number("max_segment_size").unwrap_or(0);
+        optimal_transfer(kib, number("max_segments"), segment_bytes, area::Pool::large_page_bytes())
     });
     let size_bytes = if is_device { device_size(file)? } else { metadata.len() };
     let discard = if is_device {
@@ -53,6 +51,22 @@ pub(super) fn facts(file: &File, is_device: bool) -> Result<Facts> {
         discard,
         rotational: number("rotational") == Some(1),
     })
+}
+
+/// The longest request that the device takes whole, as a power of two. One that is split costs a detour through the
+/// kernel's workers, because it may not be made without waiting.
+fn optimal_transfer(
+    kib_max: u64,
+    segments_max: Option<u64>,
+    segment_bytes_max: u64,
+    page_bytes: usize,
+) -> u32 {
+    let by_segments = segments_max.map_or(u64::MAX, |segments| {
+        // A device that does not say takes a segment for each small page.
+        segments.saturating_mul(segment_bytes_max.clamp(area::PAGE_BYTES as u64, page_bytes as u64))
+    });
+    let limit = (kib_max << 10).min(by_segments).min(OPTIMAL_TRANSFER_BYTES.into()) as u32;
+    1 << limit.max(OPTIMAL_TRANSFER_MIN).ilog2()
 }
 
 /// The `queue` directory of a block device, or of the disk a partition lies on.
@@ -124,5 +138,25 @@ pub(super) fn refuse_other_formats(path: &Path, file: &File) -> std::result::Res
             path.display(),
             format.to_lowercase(),
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: usize = 4096;
+    const HUGE: usize = 2 << 20;
+
+    #[test]
+    fn the_optimal_transfer_is_what_the_device_takes_whole() {
+        // A loop device: enough segments, if a segment holds more than a small page.
+        assert_eq!(optimal_transfer(1280, Some(128), 64 << 10, HUGE), 1 << 20);
+        assert_eq!(optimal_transfer(1280, Some(128), 64 << 10, SMALL), 512 << 10);
+        assert_eq!(optimal_transfer(1280, Some(128), 0, HUGE), 512 << 10, "it does not say");
+        assert_eq!(optimal_transfer(1280, Some(254), u64::MAX, HUGE), 1 << 20);
+        assert_eq!(optimal_transfer(1280, None, 0, HUGE), 1 << 20);
+        assert_eq!(optimal_transfer(320, Some(128), 64 << 10, HUGE), 256 << 10);
+        assert_eq!(optimal_transfer(4, Some(1), 4096, HUGE), OPTIMAL_TRANSFER_MIN);
     }
 }
