@@ -4,6 +4,7 @@
 //! session (its numbers, its R2Ts, the tags in use) with faults in single fields, so that most of them get far.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use iscsi::limits;
@@ -44,9 +45,12 @@ pub fn target(bytes: &[u8]) {
 struct Task {
     /// Length of its buffer.
     buffer: u32,
+    /// What has arrived in it.
+    placed: Vec<Range<u32>>,
     hands: Hands,
     expected: u32,
     read: bool,
+    write: bool,
 }
 
 /// Who has a task.
@@ -192,6 +196,9 @@ impl Session {
                 inline = if placement == Placement::Inline { segment(source, length) } else { Vec::new() };
                 edge::received(placement, &inline)
             };
+            if let (Placement::Task { task, offset, length }, Received::Placed) = (placement, &received) {
+                self.task(task).placed.push(offset..offset + length);
+            }
             self.receiving = None;
             let result = self.machine.on_data(received, self.now);
             self.drain(source);
@@ -219,9 +226,11 @@ impl Session {
                 Event::Command(command) => {
                     let task = Task {
                         buffer: 0,
+                        placed: Vec::new(),
                         hands: Hands::Offered,
                         expected: command.expected,
                         read: command.read,
+                        write: command.write,
                     };
                     assert!(self.tasks.insert(command.task.0, task).is_none(), "a slot in use given again");
                     assert!(command.task.0 < self.machine.slots());
@@ -235,7 +244,20 @@ impl Session {
                         self.complete(command.task, source);
                     }
                 }
-                Event::DataOut { task } => self.task(task).hands = Hands::Owned,
+                Event::DataOut { task } => {
+                    let known = self.task(task);
+                    known.hands = Hands::Owned;
+                    known.placed.sort_by_key(|range| range.start);
+                    let follows =
+                        |end: u32, range: &Range<u32>| (range.start <= end).then(|| end.max(range.end));
+                    let end = known.placed.iter().try_fold(0, follows);
+                    assert!(
+                        end == Some(known.buffer),
+                        "data with a hole: {:?} of {}",
+                        known.placed,
+                        known.buffer
+                    );
+                }
                 Event::TaskDone { task } => {
                     let known = self.tasks.remove(&task.0).expect("a task ends once");
                     assert!(known.hands == Hands::Machine, "a task in the edge's hands ended by itself");
@@ -258,7 +280,7 @@ impl Session {
         let aborted = self.machine.is_aborted(task);
         let known = self.task(task);
         let wish = if source.rarely(4) { source.number() } else { known.expected };
-        known.buffer = wish.min(known.expected);
+        known.buffer = if known.write { wish.min(known.expected) } else { 0 };
         // An aborted task stays in the edge's hands: nothing is collected for it.
         known.hands = if aborted { Hands::Owned } else { Hands::Machine };
         self.machine.want_data_out(task, wish);
@@ -453,7 +475,9 @@ impl Session {
         let index = source.below(self.r2ts.len());
         let r2t = &mut self.r2ts[index];
         let left = r2t.desired_data_transfer_length;
-        let length = left.min(if source.rarely(4) { source.number() } else { 8192 }).min(8192);
+        let length = left.min(if source.rarely(4) { source.number() } else { 8192 });
+        // Just beyond what was asked for, all else being right.
+        let length = if source.rarely(16) { left.saturating_add(1) } else { length }.min(8192);
         let is_final = if source.rarely(16) { source.flag() } else { length == left };
         let wrong = source.rarely(16);
         let header = DataOut {
@@ -470,7 +494,7 @@ impl Session {
         .emit();
         r2t.r2t_sn = r2t.r2t_sn.next();
         r2t.buffer_offset = r2t.buffer_offset.wrapping_add(length);
-        r2t.desired_data_transfer_length -= length;
+        r2t.desired_data_transfer_length = left.saturating_sub(length);
         if is_final {
             self.r2ts.remove(index);
         }

@@ -585,6 +585,22 @@ fn early_status_waits_for_announced_data() {
 }
 
 #[test]
+fn data_wanted_after_its_place_was_asked_for_fails_the_command() {
+    let mut target = Target::new(OPEN_KEYS);
+    target.answer = Answer::Wait;
+    let command = target.write(1, 512, 512, true);
+    target.machine.on_header(&command.emit(), &[], NOW).unwrap();
+    target.drain();
+    assert_eq!(target.machine.placement(), Placement::Discard);
+    target.machine.want_data_out(TaskId(0), 512);
+    target.machine.on_data(Received::Discarded, NOW).unwrap();
+    target.drain();
+    assert_eq!(target.data_out(), 0, "a buffer in which nothing has arrived");
+    target.flush();
+    assert_eq!(target.response().status, 2);
+}
+
+#[test]
 fn more_data_than_wanted_is_cut() {
     let mut target = Target::new(OPEN_KEYS);
     target.answer = Answer::WantBytes(512);

@@ -173,6 +173,7 @@ impl Connection {
         slot: u32,
         offset: u32,
         length: u32,
+        placed: bool,
         spoilt: bool,
     ) -> Result<(), Fatal> {
         let task = self.tasks.get_mut(slot);
@@ -188,7 +189,13 @@ impl Connection {
             self.reject(RejectReason::DataDigestError)?;
             self.fail(slot, Failure::Crc);
         } else if task.collects() {
-            task.arrived += length.min(task.wanted.saturating_sub(offset));
+            let kept = length.min(task.wanted.saturating_sub(offset));
+            if kept > 0 && !placed {
+                // It was wanted only after its place was asked for, and went by.
+                self.fail(slot, Failure::IncorrectAmount);
+            } else {
+                task.arrived += kept;
+            }
         } else if task.state == State::Offered {
             task.discarded = true;
         }

@@ -460,11 +460,14 @@ impl Machine for Connection {
     fn on_data(&mut self, data: Received<'_>, now: Duration) -> Result<(), Fatal> {
         self.last_received = now;
         let spoilt = data == Received::DigestError;
+        let placed = data == Received::Placed;
         let bytes = if let Received::Inline(bytes) = data { bytes } else { &[] };
         match std::mem::replace(&mut self.segment, Segment::None) {
             Segment::None => Ok(()),
-            Segment::Command { slot, length } => self.on_command_data(slot, 0, length, spoilt),
-            Segment::DataOut { slot, offset, length } => self.on_command_data(slot, offset, length, spoilt),
+            Segment::Command { slot, length } => self.on_command_data(slot, 0, length, placed, spoilt),
+            Segment::DataOut { slot, offset, length } => {
+                self.on_command_data(slot, offset, length, placed, spoilt)
+            }
             // §7.8: reject and forget. Nothing was asked of us that ERL 0 could repeat.
             Segment::Discard | Segment::Ping | Segment::Text if spoilt && self.is_full_feature() => {
                 self.reject(RejectReason::DataDigestError)
