@@ -43,6 +43,7 @@ on_both_back_ends! {
     a_thousand_sockets_come_and_go,
     dropping_the_loop_while_files_are_written_is_safe,
     a_deadline_is_met_and_no_time_means_no_waiting,
+    a_sleep_outlasts_the_limits_of_those_before_it,
     bytes_in_flight_are_watched,
 }
 
@@ -657,6 +658,25 @@ fn a_deadline_is_met_and_no_time_means_no_waiting(kind: Kind) {
     }
     assert!(start.elapsed() < Duration::from_secs(1));
     assert!(events.is_empty());
+}
+
+fn a_sleep_outlasts_the_limits_of_those_before_it(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let waker = io.waker(Token { owner, key: 0 }).unwrap();
+    let mut events = Vec::new();
+    // Each is woken long before its limit, which is earlier than those of all before it.
+    for milliseconds in (10..30).rev() {
+        waker.wake();
+        let until = io.now() + Duration::from_millis(milliseconds);
+        io.turn_until(Some(until), &mut events).unwrap();
+        assert_eq!(events.drain(..).count(), 1);
+    }
+    for milliseconds in [60, 20] {
+        let until = io.now() + Duration::from_millis(milliseconds);
+        io.turn_until(Some(until), &mut events).unwrap();
+        assert!(io.now() >= until && events.is_empty());
+    }
 }
 
 #[test]

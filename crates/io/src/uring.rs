@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::types::CancelBuilder;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -16,6 +16,11 @@ const REGIONS_MAX: u32 = 1024;
 /// `IORING_RECVSEND_POLL_FIRST`: wait for data before looking for it.
 const POLL_FIRST: u16 = 1;
 
+/// Alarms set at once. Each is earlier than those before it, so there are about as many as drivers have kinds of timers.
+const ALARMS_MAX: usize = 8;
+/// What completions of alarms are called; no operation has this key.
+const ALARM: u64 = u64::MAX;
+
 /// Completions the kernel can hold before it has to keep some aside.
 const COMPLETIONS: u32 = 4096;
 
@@ -25,6 +30,11 @@ pub(crate) struct Uring {
     backlog: VecDeque<squeue::Entry>,
     /// There is a table of registered buffers.
     registers: bool,
+    /// When sleeps end that are not ended by a completion, the earliest last. A time limit of each sleep would be a
+    /// timer set and taken back each time, half a microsecond; most alarms outlast many sleeps.
+    alarms: Vec<Instant>,
+    /// How long the alarm that is being set takes: the kernel reads it when it takes the entry.
+    alarm_after: Box<types::Timespec>,
 }
 
 impl Uring {
@@ -46,7 +56,41 @@ impl Uring {
             ));
         }
         let registers = ring.submitter().register_buffers_sparse(REGIONS_MAX).is_ok();
-        Ok(Self { ring, backlog: VecDeque::new(), registers })
+        let alarm_after = Box::new(types::Timespec::new());
+        Ok(Self { ring, backlog: VecDeque::new(), registers, alarms: Vec::new(), alarm_after })
+    }
+
+    /// Sees to it that a sleep ends at `until`, or before. False: there is no room for another alarm.
+    fn set_alarm(&mut self, until: Instant, after: Duration) -> bool {
+        if self.alarms.last().is_some_and(|alarm| *alarm <= until) {
+            return true;
+        }
+        if self.alarms.len() == ALARMS_MAX || !self.backlog.is_empty() {
+            return false;
+        }
+        *self.alarm_after = types::Timespec::from(after);
+        let entry = opcode::Timeout::new(&raw const *self.alarm_after).build().user_data(ALARM);
+        // SAFETY: the time lives as long as the ring.
+        let is_set = unsafe { self.ring.submission().push(&entry) }.is_ok();
+        if is_set {
+            self.alarms.push(until);
+        }
+        is_set
+    }
+}
+
+/// Moves what is complete out. Alarms among it are not set any more.
+fn collect(
+    completion: &mut cqueue::CompletionQueue<'_>,
+    alarms: &mut Vec<Instant>,
+    completed: &mut Vec<(usize, i32)>,
+) {
+    for entry in completion {
+        if entry.user_data() == ALARM {
+            alarms.pop();
+        } else {
+            completed.push((entry.user_data() as usize, entry.result()));
+        }
     }
 }
 
@@ -154,6 +198,9 @@ impl Backend for Uring {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
+        let looks = timeout == Some(Duration::ZERO);
+        let until = timeout.filter(|_| !looks).map(|timeout| (Instant::now() + timeout, timeout));
+        let has_alarm = until.is_none_or(|(until, after)| self.set_alarm(until, after));
         let (submitter, mut submission, mut completion) = self.ring.split();
         while let Some(entry) = self.backlog.front() {
             // SAFETY: as in `push`.
@@ -165,20 +212,19 @@ impl Backend for Uring {
         submission.sync();
         completion.sync();
         let is_idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
-        if timeout == Some(Duration::ZERO) && is_idle {
+        if looks && is_idle {
             // Nothing for the kernel to do: a look costs no system call.
-            completed.extend(completion.map(|entry| (entry.user_data() as usize, entry.result())));
+            collect(&mut completion, &mut self.alarms, completed);
             return Ok(());
         }
         // With a backlog left, what is submitted now makes room for it: look again at once.
         let may_sleep = completion.is_empty() && self.backlog.is_empty();
-        let want = usize::from(may_sleep && timeout != Some(Duration::ZERO));
-        let submitted = match timeout {
-            Some(timeout) => {
-                let timeout = types::Timespec::from(timeout);
-                submitter.submit_with_args(want, &types::SubmitArgs::new().timespec(&timeout))
-            }
-            None => submitter.submit_with_args(want, &types::SubmitArgs::new()),
+        let want = usize::from(may_sleep && !looks);
+        let limit = types::Timespec::from(timeout.unwrap_or_default());
+        let args = types::SubmitArgs::new();
+        let submitted = match looks || !has_alarm {
+            true => submitter.submit_with_args(want, &args.timespec(&limit)),
+            false => submitter.submit_with_args(want, &args),
         };
         match submitted {
             Ok(_) => {}
@@ -186,7 +232,14 @@ impl Backend for Uring {
             Err(error) => return Err(error),
         }
         completion.sync();
-        completed.extend(completion.map(|entry| (entry.user_data() as usize, entry.result())));
+        let alarms = self.alarms.len();
+        collect(&mut completion, &mut self.alarms, completed);
+        drop((submission, completion));
+        if completed.is_empty() && self.alarms.len() < alarms && !looks {
+            // An alarm of an earlier sleep: this one goes on.
+            let left = until.map(|(until, _)| until.saturating_duration_since(Instant::now()));
+            return self.wait(left, completed);
+        }
         Ok(())
     }
 
