@@ -1,7 +1,7 @@
 # Guest script: a file system on a LUN whose connection is cut, whose target is killed, or whose machine (this one)
 # loses power, while files are fsynced and SQLite commits. iscsid brings the session back; nothing here retries.
-# Variables: PORT, IQN, FS (ext4, xfs), DURATION of work; FILES, WAL, ROLLBACK, CURRENT: the last numbers that earlier
-# boots reported, which must be found. The disk holds an empty file system, or one that this script left behind.
+# Variables: PORT, IQN, FS (ext4, xfs), DURATION of work; WITH=postgres for postgres.sh instead; FILES, WAL, ROLLBACK,
+# CURRENT, POSTGRES: the last numbers that earlier boots reported, which must be found. The disk holds an empty file system, or one that this script left behind.
 #
 # The console is the log outside the disk: "FILES 7", "CURRENT 5", "WAL 12", "ROLLBACK 12" are printed when fsync or
 # COMMIT has returned. Ends with CHECKED lines after a remount, and UNMOUNTED.
@@ -60,13 +60,20 @@ files() {
   done
 }
 
+# What is written to 3 a program reads, what it says is read from 4.
+converse() { # NAME PROGRAM...
+  name=$1
+  shift
+  trap '' PIPE
+  mkfifo /tmp/$name.in /tmp/$name.out
+  "$@" < /tmp/$name.in > /tmp/$name.out &
+  exec 3> /tmp/$name.in 4< /tmp/$name.out
+}
+
 # Before its commit returns, the rollback journal's removal must be durable too: EXTRA; with a WAL that is FULL.
 # One table that grows, two accounts between which money moves: a torn transaction changes their sum.
 sqlite() { # TAG journal-mode last
-  trap '' PIPE
-  mkfifo /tmp/$2.in /tmp/$2.out
-  sqlite3 -bail /mnt/$2.db < /tmp/$2.in > /tmp/$2.out &
-  exec 3> /tmp/$2.in 4< /tmp/$2.out
+  converse $2 sqlite3 -bail /mnt/$2.db
   {
     echo "PRAGMA busy_timeout=60000; PRAGMA journal_mode=$2; PRAGMA synchronous=EXTRA;"
     echo "CREATE TABLE IF NOT EXISTS entry(n INTEGER PRIMARY KEY, v TEXT);"
@@ -116,35 +123,53 @@ check() { # that everything reported is there
   [ "$ROLLBACK" = 0 ] || check_sqlite ROLLBACK delete $ROLLBACK
 }
 
-for module in crc32c_generic iscsi_tcp sd_mod $FS; do modprobe $module 2>/dev/null; done
-log_in || fail "log in: $(cat /tmp/node)"
-# The kernel gives a command up that was cut six times, which is its right; here that is no accident.
-echo -1 > /sys/class/scsi_disk/0:0:0:0/max_retries || fail "no unlimited retries"
-mount -t $FS /dev/sda /mnt || fail mount
-if [ "$FILES" -gt 0 ]; then check; fi
+start() { :; }
+stop() { :; }
+crash() { :; }
+
 # A transaction may have been committed without anybody having heard of it.
 more() {
   found=""
   [ ! -s /mnt/$1.db ] || found=$(sqlite3 /mnt/$1.db "SELECT max(n) FROM entry" 2>/dev/null)
   echo ${found:-0}
 }
-WAL=$(more wal) ROLLBACK=$(more delete)
+
+count() {
+  [ ! -s /tmp/last ] || FILES=$(cat /tmp/last) CURRENT=$((FILES / 2 * 2))
+  WAL=$(more wal) ROLLBACK=$(more delete)
+}
+
+work() {
+  files & writers=$!
+  sqlite WAL wal $WAL & writers="$writers $!"
+  sqlite ROLLBACK delete $ROLLBACK & writers="$writers $!"
+}
+
+for module in crc32c_generic iscsi_tcp sd_mod $FS; do modprobe $module 2>/dev/null; done
+[ -z "$WITH" ] || . /lab/$WITH.sh
+log_in || fail "log in: $(cat /tmp/node)"
+# The kernel gives a command up that was cut six times, which is its right; here that is no accident.
+echo -1 > /sys/class/scsi_disk/0:0:0:0/max_retries || fail "no unlimited retries"
+mount -t $FS /dev/sda /mnt || fail mount
+start
+check
+count
 echo WORKING
 now
 end=$((up + DURATION))
-files & writers=$!
-sqlite WAL wal $WAL & writers="$writers $!"
-sqlite ROLLBACK delete $ROLLBACK & writers="$writers $!"
+work
 # Data that nobody syncs, so that commits are not alone on the wire; little of it, they wait for it.
 while now; [ "$up" -lt "$end" ]; do head -c $((up * 7919 % 300000)) /bin/busybox > /mnt/noise; sleep 0.3; done
 wait $writers
 echo WORK-DONE
-FILES=$(cat /tmp/last) CURRENT=$((FILES / 2 * 2))
-WAL=$(more wal) ROLLBACK=$(more delete)
+count
+crash
 umount /mnt || fail umount
 echo 3 > /proc/sys/vm/drop_caches
 mount -t $FS /dev/sda /mnt || fail mount again
+start
 check
+stop
 umount /mnt || fail umount again
 # Commands that came back because the connection was lost, or with the target's word of that: the kernel sent them again.
 echo "REPEATED $(($(cat /sys/class/scsi_device/0:0:0:0/device/ioerr_cnt)))"

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use rand::RngExt;
 
-use super::kernel::{build_guest, guest, script};
+use super::kernel::{build_guest, build_postgres, guest, script};
 use crate::harness::cutter::Cutter;
 use crate::harness::files::empty_file;
 use crate::harness::process::tail;
@@ -40,15 +40,38 @@ enum Fault {
 }
 
 const FAULTS: &[(&str, Fault)] = &[("cuts", Fault::Cuts), ("kills", Fault::Kills), ("power", Fault::Power)];
-const FILE_SYSTEMS: &[&str] = &["ext4", "xfs"];
-const PREFIXES: &[&str] = &["ext4-cuts", "ext4-kills", "ext4-power", "xfs-cuts", "xfs-kills", "xfs-power"];
+
+/// What works on which file system.
+#[derive(Debug)]
+struct Work {
+    name: &'static str,
+    file_system: &'static str,
+    postgres: bool,
+}
+
+const WORKS: &[Work] = &[
+    Work { name: "ext4", file_system: "ext4", postgres: false },
+    Work { name: "xfs", file_system: "xfs", postgres: false },
+    Work { name: "postgres", file_system: "ext4", postgres: true },
+];
+const PREFIXES: &[&str] = &[
+    "ext4-cuts",
+    "ext4-kills",
+    "ext4-power",
+    "xfs-cuts",
+    "xfs-kills",
+    "xfs-power",
+    "postgres-cuts",
+    "postgres-kills",
+    "postgres-power",
+];
 
 /// The kinds of numbers on the console.
-const TAGS: &[&str] = &["FILES", "CURRENT", "WAL", "ROLLBACK"];
+const TAGS: &[&str] = &["FILES", "CURRENT", "WAL", "ROLLBACK", "POSTGRES"];
 
 /// The last number of each kind that the guest reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Reported([u64; 4]);
+struct Reported([u64; TAGS.len()]);
 
 impl Reported {
     fn add(&mut self, console: &str) {
@@ -72,11 +95,11 @@ struct Outcome {
     reported: Reported,
 }
 
-/// One file system, one kind of fault.
+/// One work, one kind of fault.
 struct Scene<'a> {
     context: &'a Context,
     name: String,
-    file_system: &'static str,
+    work: &'static Work,
     image: &'a Path,
     target: Target,
     cutter: Cutter,
@@ -84,11 +107,13 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    fn boot(&mut self, work: Duration) -> Result<Running> {
+    fn boot(&mut self, duration: Duration) -> Result<Running> {
         let mut command = guest(self.context);
-        command.args(["run", &script(self.context, "survive.sh")]);
+        command.arg("run").args(self.work.postgres.then_some("--postgres"));
+        command.arg(script(self.context, "survive.sh"));
         command.arg(format!("PORT={}", self.cutter.port())).arg(format!("IQN={}", self.target.url(0).iqn));
-        command.arg(format!("FS={}", self.file_system)).arg(format!("DURATION={}", work.as_secs()));
+        command.arg(format!("FS={}", self.work.file_system)).arg(format!("DURATION={}", duration.as_secs()));
+        command.arg(if self.work.postgres { "WITH=postgres" } else { "WITH=" });
         for (tag, last) in TAGS.iter().zip(self.outcome.reported.0) {
             command.arg(format!("{tag}={last}"));
         }
@@ -242,24 +267,26 @@ fn clean(file_system: &str, image: &Path) -> Result<()> {
 fn scene(
     context: &Context,
     cases: &mut Cases,
-    file_system: &'static str,
+    work: &'static Work,
     (word, fault): (&str, Fault),
 ) -> Result<Outcome> {
-    let name = format!("{file_system}-{word}");
+    let name = format!("{}-{word}", work.name);
+    if work.postgres {
+        build_postgres(context)?;
+    }
     let dir = scratch()?;
     let image = dir.path().join("disk.img");
     empty_file(&image, BYTES)?;
-    make_file_system(file_system, &image)?;
+    make_file_system(work.file_system, &image)?;
     let target = Target::serve(context, &[Disk::file(&image)], None, &[])?;
     let cutter = Cutter::start(target.url(0).port()?)?;
     let outcome = Outcome::default();
-    let mut scene =
-        Scene { context, name: name.clone(), file_system, image: &image, target, cutter, outcome };
-    let work = Duration::from_secs(context.amount(30, 90) as u64);
+    let mut scene = Scene { context, name: name.clone(), work, image: &image, target, cutter, outcome };
+    let duration = Duration::from_secs(context.amount(30, 90) as u64);
     let started = Instant::now();
     let text = match fault {
-        Fault::Cuts => scene.cuts(work),
-        Fault::Kills => scene.kills(work),
+        Fault::Cuts => scene.cuts(duration),
+        Fault::Kills => scene.kills(duration),
         Fault::Power => scene.power(context.amount(2, 8)),
     };
     let (text, seconds) = match text {
@@ -270,7 +297,9 @@ fn scene(
         }
     };
     let outcome = scene.outcome;
-    let numbers: Vec<_> = TAGS.iter().zip(outcome.reported.0).map(|(tag, n)| format!("{tag} {n}")).collect();
+    let reported =
+        TAGS.iter().zip(outcome.reported.0).filter(|(tag, _)| (**tag == "POSTGRES") == work.postgres);
+    let numbers: Vec<_> = reported.clone().map(|(tag, n)| format!("{tag} {n}")).collect();
     let Outcome { faults, boots, logins, repeated, .. } = outcome;
     println!(
         "  {name}: {faults} faults, {boots} boots, {logins} logins, {repeated} commands repeated, {}",
@@ -287,7 +316,7 @@ fn scene(
         ensure!(fault == Fault::Power || repeated > 0, "no command was in flight");
         Ok(())
     });
-    for (tag, last) in TAGS.iter().zip(outcome.reported.0) {
+    for (tag, last) in reported {
         cases.check(&format!("{name}/{}", tag.to_lowercase()), || {
             let mut checked = Reported::default();
             let lines: Vec<_> =
@@ -299,7 +328,7 @@ fn scene(
             Ok(())
         });
     }
-    cases.check(&format!("{name}/fsck"), || clean(file_system, &image));
+    cases.check(&format!("{name}/fsck"), || clean(work.file_system, &image));
     Ok(outcome)
 }
 
@@ -308,15 +337,15 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let chosen = PREFIXES[context.rng("foreign").random_range(0..PREFIXES.len())];
     let mut totals = [0; 3];
     let (mut logins, mut repeated, mut survived) = (0, 0, Reported::default());
-    for file_system in FILE_SYSTEMS.iter().copied() {
+    for work in WORKS {
         for fault in FAULTS.iter().copied() {
-            let prefix = format!("{file_system}-{}", fault.0);
+            let prefix = format!("{}-{}", work.name, fault.0);
             if !cases.wants(&prefix, PREFIXES)
                 || !(context.tier == Tier::Full || prefix == chosen || cases.names(&prefix))
             {
                 continue;
             }
-            let outcome = scene(context, cases, file_system, fault)?;
+            let outcome = scene(context, cases, work, fault)?;
             totals[fault.1 as usize] += outcome.faults;
             logins += outcome.logins;
             repeated += outcome.repeated;
@@ -332,6 +361,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.fact("commands_repeated", repeated);
     cases.fact("files_fsynced", survived.0[0]);
     cases.fact("sqlite_commits", survived.0[2] + survived.0[3]);
+    cases.fact("postgres_commits", survived.0[4]);
     Ok(())
 }
 
@@ -343,7 +373,7 @@ mod tests {
     fn last_whole_line_of_each_kind_counts() {
         let mut reported = Reported::default();
         reported.add("FILES 3\r\nnoise\nWAL 12\nFILES 4\nCHECKED FILES 99\nROLLBACK 7");
-        assert_eq!(reported, Reported([4, 0, 12, 0]));
+        assert_eq!(reported, Reported([4, 0, 12, 0, 0]));
         reported.add("FILES 2\n");
         assert_eq!(reported.0[0], 4, "never less than before");
     }

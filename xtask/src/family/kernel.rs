@@ -32,6 +32,13 @@ pub(super) fn build_guest(context: &Context) -> Result<()> {
     run(guest(context).arg("build"), BUILD_LIMIT)?.success().context("make the guest's image").map(|_| ())
 }
 
+/// Makes the image that brings PostgreSQL, once.
+pub(super) fn build_postgres(context: &Context) -> Result<()> {
+    let mut command = guest(context);
+    command.args(["build", "postgres"]);
+    run(&mut command, BUILD_LIMIT)?.success().context("make PostgreSQL's image").map(|_| ())
+}
+
 pub(super) fn script(context: &Context, name: &str) -> String {
     context.repository.join("tests/kernel-lab").join(name).display().to_string()
 }

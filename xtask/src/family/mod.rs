@@ -128,7 +128,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     },
     Family {
         name: "foreign",
-        about: "ext4, xfs and SQLite on our LUN under cut connections, killed targets and power cuts",
+        about: "ext4, xfs, SQLite and PostgreSQL on our LUN under cut connections, killed targets and power cuts",
         examine: foreign::examine,
         any_target: false,
     },
