@@ -88,13 +88,10 @@ impl Header {
         Plan::new(self.seed, self.ability)
     }
 
-    /// A history in which nothing has happened yet. Overlapping requests may tear sectors: SBC does not forbid it.
-    pub fn history(&self) -> History {
-        History::new(
-            self.ability.sectors,
-            Value::Unknown,
-            Rules { atomic_sectors: false, losses_told: false },
-        )
+    /// A history in which nothing has happened yet; for `losses_told` see [`Rules`]. Overlapping requests may tear
+    /// sectors: SBC does not forbid it.
+    pub fn history(&self, losses_told: bool) -> History {
+        History::new(self.ability.sectors, Value::Unknown, Rules { atomic_sectors: false, losses_told })
     }
 
     /// The sectors of the `number`th piece that the filler writes.
@@ -217,10 +214,11 @@ pub fn step(header: &Header, client: Client, number: u64) -> Step {
     header.plan().step(client, number)
 }
 
-/// What a journal tells about the storage: a history in which nothing is in flight any more.
+/// What a journal tells about the storage: a history in which nothing is in flight any more. Of losses that the medium
+/// told of it knows nothing.
 pub fn replay(bytes: &[u8]) -> Result<(Header, History), JournalError> {
     let header = Header::parse(bytes)?;
-    let mut history = header.history();
+    let mut history = header.history(false);
     let id = |client: Client, number: u64| (u64::from(client) << 32) | (number & 0xFFFF_FFFF);
     let mut open = std::collections::BTreeMap::new();
     let mut reserved = vec![(0, 0); header.clients as usize];

@@ -333,6 +333,7 @@ fn volatile(inner: &Capability) -> Capability {
     Capability { volatile_cache: true, granularity, ..inner.clone() }
 }
 
+// Not `forward_endpoint!`: what it can do is its own, and `extent` of the storage beneath knows nothing of the cache.
 impl Endpoint for Crash {
     fn state(&self) -> State {
         self.inner.state()

@@ -114,6 +114,8 @@ impl<'a> Engine<'a> {
             rests_until: Duration::ZERO,
             rounds: 0,
         };
+        // Our initiator tells.
+        let losses_told = clients.iter().all(Client::is_remote);
         let sessions: Vec<Session> = clients.into_iter().map(session).collect();
         let mut router = Router::new();
         for (index, session) in sessions.iter().enumerate() {
@@ -126,7 +128,7 @@ impl<'a> Engine<'a> {
             router,
             plan: header.plan(),
             stamper: Stamper::new(header.run),
-            history: history.unwrap_or_else(|| header.history()),
+            history: history.unwrap_or_else(|| header.history(losses_told)),
             header,
             journal,
             cuts,
@@ -373,10 +375,11 @@ impl<'a> Engine<'a> {
 
     /// A request ended without an answer, or the storage refused it, which ends the run.
     fn on_silence(&mut self, id: RequestId, flight: &Flight, error: &IoError) -> Result<(), Failure> {
-        self.history.complete(id, Outcome::Unknown);
+        let lost = error.kind == IoErrorKind::CacheLost;
+        self.history.complete(id, if lost { Outcome::CacheLost } else { Outcome::Unknown });
         self.note(flight.work, &flight.step, Record::Unknown);
-        if error.kind == IoErrorKind::CacheLost {
-            // Our own initiator's warning. Whether anything was lost is what we are here to find out.
+        if lost {
+            // Our own initiator's warning: what it does not warn of must be there.
             self.tally.warnings += 1;
             if !matches!(flight.work, Work::Step(..)) {
                 self.todo.push_front(flight.work);

@@ -102,6 +102,13 @@ pub(super) struct Client {
     pub(super) endpoint: Box<dyn Endpoint>,
 }
 
+impl Client {
+    /// Our initiator is in between.
+    pub(super) fn is_remote(&self) -> bool {
+        matches!(self.named.spec.location, block::Location::Url(_))
+    }
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if !args.destroy && args.check.is_none() {
         let refused =

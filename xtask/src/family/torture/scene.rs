@@ -1,0 +1,191 @@
+//! A target on a file, its clients, and what befalls it: a case of its own, and what `mutants` runs on defective programs.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tempfile::TempDir;
+
+use crate::harness::files::empty_file;
+use crate::harness::process::Surroundings;
+use crate::harness::relay::Relay;
+use crate::harness::{Context, Output, Running, free_port, scratch};
+
+pub(super) const BYTES: u64 = 8 << 20;
+const IQN: &str = "iqn.2026-11.org.example:torture";
+/// Patience of the sessions, in seconds.
+pub(super) const TIMEOUT: &str = "timeout=20s";
+pub(crate) const READY_LIMIT: Duration = Duration::from_secs(20);
+/// Beyond the time that the clients work, for filling, checking and coming back.
+pub(super) const SLACK: Duration = Duration::from_secs(120);
+/// How long a target lives until it is disturbed, in milliseconds.
+pub(super) const LIFE_MS: std::ops::Range<u64> = 100..400;
+/// Until the sessions are there; a login that fails at once is another test.
+pub(super) const LOGIN: Duration = Duration::from_secs(1);
+
+/// What happens to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disturbance {
+    /// Nothing.
+    None,
+    /// SIGKILL, and a new one on the same port.
+    Kill,
+    /// Its connections are cut.
+    Cut,
+    /// The crash layer ends it like a machine without power.
+    Power,
+}
+
+/// One way to torture.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scene {
+    pub(crate) name: &'static str,
+    pub(crate) disturbance: Disturbance,
+    /// Of the LUN.
+    pub(crate) options: &'static str,
+    pub(crate) arguments: &'static [&'static str],
+    pub(crate) portable: bool,
+    /// Share of the family's time.
+    pub(crate) weight: u64,
+    /// Exit code of `torture`.
+    pub(crate) expect: i32,
+}
+
+pub(crate) const KILL: Scene = Scene {
+    name: "kill",
+    disturbance: Disturbance::Kill,
+    options: "",
+    arguments: &[],
+    portable: false,
+    weight: 1,
+    expect: 0,
+};
+pub(crate) const POWER: Scene = Scene {
+    name: "power",
+    disturbance: Disturbance::Power,
+    arguments: &["--clients", "2", "--cuts"],
+    ..KILL
+};
+/// A directory, a file in it, and a target that can be started on it again and again.
+pub(crate) struct Stand {
+    pub(crate) dir: TempDir,
+    pub(crate) file: PathBuf,
+    port: u16,
+    surroundings: Surroundings,
+}
+
+impl Stand {
+    pub(crate) fn new(surroundings: &Surroundings) -> Result<Self> {
+        let dir = scratch()?;
+        let file = dir.path().join("disk.img");
+        empty_file(&file, BYTES)?;
+        Ok(Self { dir, file, port: free_port()?, surroundings: surroundings.clone() })
+    }
+
+    pub(crate) fn command(&self, context: &Context) -> Command {
+        let mut command = context.command_in(self.dir.path());
+        self.surroundings.apply(&mut command);
+        command
+    }
+
+    pub(crate) fn serve(&self, context: &Context, options: &str) -> Result<Running> {
+        let mut command = self.command(context);
+        command.args(["serve", "--iqn", IQN, "--listen", &self.portal()]);
+        command.arg(format!("{}{options}", self.file.display()));
+        let mut running = Running::start(&mut command)?;
+        running.wait_stdout("URL", READY_LIMIT, |text| text.contains('\n').then_some(()))?;
+        Ok(running)
+    }
+
+    pub(crate) fn torture(
+        &self,
+        context: &Context,
+        url: &str,
+        arguments: &[&str],
+        seed: u64,
+    ) -> Result<Running> {
+        let mut command = self.command(context);
+        command.args(["torture", url, "--destroy", "--json", "--seed", &seed.to_string()]).args(arguments);
+        Running::start(&mut command)
+    }
+
+    fn portal(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// What it serves.
+    pub(crate) fn url(&self) -> String {
+        url(&self.portal())
+    }
+}
+
+fn url(portal: &str) -> String {
+    format!("iscsi://{portal}/{IQN}/0,{TIMEOUT}")
+}
+
+/// Plays a scene in these surroundings: what `torture` said, and how often it was disturbed.
+pub(crate) fn play(
+    context: &Context,
+    scene: &Scene,
+    seconds: u64,
+    surroundings: &Surroundings,
+) -> Result<(Output, u64)> {
+    let mut rng = context.rng(&format!("torture/{}", scene.name));
+    let mut surroundings = surroundings.clone();
+    surroundings.variables.extend(scene.portable.then(|| ("HIKYAKU_IO", "portable".to_owned())));
+    let stand = Stand::new(&surroundings)?;
+    let options = |rng: &mut StdRng| match scene.disturbance {
+        Disturbance::Power => {
+            format!("{},crash=every=300:seed={}", scene.options, rng.random_range(0..1_000_000u32))
+        }
+        _ => scene.options.to_owned(),
+    };
+    let mut target = stand.serve(context, &options(&mut rng))?;
+    let relay = Relay::start(stand.port)?;
+    let url = match scene.disturbance {
+        Disturbance::Cut => url(&relay.portal()),
+        _ => stand.url(),
+    };
+    let seed = rng.random_range(0..u64::from(u32::MAX));
+    let time = seconds.to_string();
+    let arguments = [&["--seconds", &time], scene.arguments].concat();
+    let mut torture = stand.torture(context, &url, &arguments, seed)?;
+    let mut disturbed = 0;
+    // Near the end it is left alone, to come to an end at all.
+    let calm = Instant::now() + Duration::from_secs(seconds) + SLACK / 4;
+    let mut next = Instant::now() + LOGIN;
+    while !torture.ended() && Instant::now() < calm {
+        std::thread::sleep(Duration::from_millis(2));
+        if scene.disturbance == Disturbance::Power {
+            if target.ended() {
+                target.finish(READY_LIMIT)?.expect(137)?;
+                disturbed += 1;
+                target = stand.serve(context, &options(&mut rng))?;
+            }
+            continue;
+        }
+        if scene.disturbance == Disturbance::None || Instant::now() < next {
+            continue;
+        }
+        match scene.disturbance {
+            Disturbance::Cut => disturbed += relay.cut() as u64,
+            _ => {
+                target.signal(libc::SIGKILL)?;
+                target.finish(READY_LIMIT)?;
+                target = stand.serve(context, scene.options)?;
+                disturbed += 1;
+            }
+        }
+        next = Instant::now() + Duration::from_millis(rng.random_range(LIFE_MS));
+    }
+    if target.ended() {
+        let log = target.finish(READY_LIMIT)?;
+        target = stand.serve(context, scene.options).with_context(|| log.stderr)?;
+    }
+    let output = torture.finish(SLACK)?;
+    drop(target);
+    Ok((output, disturbed))
+}
