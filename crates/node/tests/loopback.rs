@@ -357,6 +357,38 @@ fn an_exclusive_lun_refuses_a_second_initiator() {
 }
 
 #[test]
+fn a_read_of_lent_memory_is_not_overtaken_for_ever() {
+    const DEPTH: u64 = 32;
+    const READS: u64 = 2000;
+    let server = Guard::start(vec![lun(0, medium("mem:16M"))], Access::default());
+    let mut io = new_io();
+    let mut remote = open(&mut io, server.address(), 0, options()).unwrap();
+    let (mut events, mut done, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+    let mut next = 0;
+    while (ended.len() as u64) < READS {
+        while next < READS && next < ended.len() as u64 + DEPTH {
+            let into = io.pool().take(1 << 20).unwrap();
+            let kind = Kind::Read { offset: (next % 16) << 20, into };
+            remote.submit(&mut io, Request { id: next, kind }, &mut done);
+            next += 1;
+        }
+        io.turn(&mut events).unwrap();
+        for event in events.drain(..) {
+            remote.on_event(&mut io, event, &mut done);
+        }
+        for completion in done.drain(..) {
+            completion.result.unwrap();
+            ended.push(completion.id);
+        }
+    }
+    let overtaken =
+        |id: u64| ended.iter().take_while(|other| **other != id).filter(|other| **other > id).count();
+    let most = (0..READS).map(overtaken).max().unwrap();
+    eprintln!("MOST {most}");
+    assert!(most <= DEPTH as usize, "{most} later reads ended before one");
+}
+
+#[test]
 fn a_drain_lets_initiators_log_out_and_finishes_their_work() {
     let config = vec![lun(0, medium("mem:16M,delay=2ms"))];
     let mut server = Guard::start(config, Access::default());

@@ -605,8 +605,8 @@ impl Connection {
         }
         // A digest would be computed of bytes that may change until they are sent.
         if matches!(media.op, MediaOp::Read { fua: false }) && !self.machine.receive_digests().data {
-            // Beside what is being sent it would no longer fit in the cache.
-            if self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
+            // Beside what is being sent it would no longer fit in the cache. Nobody overtakes those who wait.
+            if !self.lent_waiting.is_empty() || self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
                 return self.lent_waiting.push_back(id);
             }
             let offset = media.lba * u64::from(lun.block_size);
@@ -637,17 +637,17 @@ impl Connection {
         u64::from(self.id.slot as u32) << 32 | u64::from(task.0)
     }
 
-    /// Starts READs that waited until less is lent.
+    /// Starts READs that waited until less is lent, the oldest first.
     fn start_waiting(&mut self, context: &mut Context<'_>) {
         while self.lent < LENT_BYTES_MAX
             && let Some(id) = self.lent_waiting.pop_front()
         {
-            let before = self.lent_waiting.len();
+            let behind = std::mem::take(&mut self.lent_waiting);
             self.start(context, id);
-            if self.lent_waiting.len() > before {
-                // It waits again: first in the queue, as it was.
-                self.lent_waiting.rotate_right(1);
-                return;
+            let waits_again = self.lent_waiting.pop_front();
+            self.lent_waiting = behind;
+            if let Some(id) = waits_again {
+                return self.lent_waiting.push_front(id);
             }
         }
     }
