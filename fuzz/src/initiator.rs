@@ -253,7 +253,7 @@ impl Session {
     fn window(&mut self, bhs: Bhs<'_>) {
         let word = |at: usize| u32::from_be_bytes(bhs.0[at..at + 4].try_into().expect("four bytes"));
         let (exp_cmd_sn, max_cmd_sn) = (CmdSn(word(28)), CmdSn(word(32)));
-        let sound = !max_cmd_sn.precedes(exp_cmd_sn.minus(1));
+        let sound = !max_cmd_sn.precedes(exp_cmd_sn.minus(1)) && max_cmd_sn.next().follows(self.cmd_sn);
         if bhs.opcode().is_ok_and(Opcode::is_from_target) && sound && max_cmd_sn.follows(self.max_cmd_sn) {
             self.max_cmd_sn = max_cmd_sn;
         }

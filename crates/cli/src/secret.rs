@@ -108,9 +108,12 @@ pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
     let Some(rest) = endpoint.strip_prefix("iscsi://") else {
         return (endpoint.to_owned(), secrets);
     };
-    // A password may contain a slash: the authority ends where a target's name begins, if there is one.
+    let rest = take_target_password(rest, &mut secrets);
+    // A password may contain a slash: the authority ends where a target's name begins, or if there is none, after the
+    // last `@`, which an address in brackets has none before.
     let end = ["/iqn.", "/eui.", "/naa."].iter().filter_map(|name| rest.find(name)).min();
-    let end = end.or_else(|| rest.find(['/', '?'])).unwrap_or(rest.len());
+    let user = rest.rfind('@').filter(|_| !rest.starts_with('[')).unwrap_or(0);
+    let end = end.or_else(|| rest[user..].find(['/', '?']).map(|end| user + end)).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     let authority = match authority.rsplit_once('@') {
         Some((user, host)) => match user.split_once('%') {
@@ -122,7 +125,12 @@ pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
         },
         None => authority.to_owned(),
     };
-    let mut path = path.to_owned();
+    (format!("iscsi://{authority}{path}"), secrets)
+}
+
+/// Wherever it stands: what is wrong may be written out of place.
+fn take_target_password(rest: &str, secrets: &mut UrlSecrets) -> String {
+    let mut path = rest.to_owned();
     while let Some(at) = path.find("target_password=") {
         let value = at + "target_password=".len();
         let end = path[value..].find(['&', ',']).map_or(path.len(), |end| value + end);
@@ -135,7 +143,7 @@ pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
         };
         path.replace_range(from..to, "");
     }
-    (format!("iscsi://{authority}{path}"), secrets)
+    path
 }
 
 #[cfg(test)]
@@ -178,6 +186,17 @@ mod tests {
                 Some("s3"),
             ),
             ("iscsi://h/iqn.x/0?target_password=s3", "iscsi://h/iqn.x/0", None, Some("s3")),
+            // Not addresses of a target, and still shown by whoever says so.
+            ("iscsi://u%p/w@h", "iscsi://u@h", Some("p/w"), None),
+            ("iscsi://u%p?w@h/x", "iscsi://u@h/x", Some("p?w"), None),
+            ("iscsi://h?target_password=s3/iqn.x", "iscsi://h", None, Some("s3/iqn.x")),
+            ("iscsi://u%p?target_password=s3,x@h", "iscsi://u@h", Some("p,x"), Some("s3")),
+            (
+                "iscsi://[fe80::1%25eth0]?target_user=a@b",
+                "iscsi://[fe80::1%25eth0]?target_user=a@b",
+                None,
+                None,
+            ),
             ("/tmp/a%b@c", "/tmp/a%b@c", None, None),
         ];
         for (endpoint, clean, password, target) in all {

@@ -194,6 +194,15 @@ fn window_is_the_target_s_and_ours() {
     };
     initiator.give(&nonsense.emit(), &[]).unwrap();
     assert_eq!(initiator.machine.window(), 8);
+    // The next leap lies ahead of the last one and behind our CmdSN.
+    let behind = ScsiResponse {
+        exp_cmd_sn: FIRST.plus((1 << 30) + (1 << 31) - 1),
+        max_cmd_sn: FIRST.plus((1 << 30) + (1 << 31) - 1),
+        ..initiator.response(sent[3].1, 0, 0)
+    };
+    assert!(behind.max_cmd_sn.precedes(FIRST));
+    let _ = initiator.give(&behind.emit(), &[]);
+    assert_eq!(initiator.machine.window(), 8);
 }
 
 #[test]

@@ -147,11 +147,12 @@ impl Connection {
     }
 
     /// ExpCmdSN and MaxCmdSN of any PDU (§4.2.2.1): MaxCmdSN below ExpCmdSN - 1 is nonsense, and neither goes back.
+    /// So is one so far ahead that it lies behind our CmdSN again: commands that wait would leave outside the window.
     pub(super) fn on_window(&mut self, exp_cmd_sn: CmdSn, max_cmd_sn: CmdSn) {
         if max_cmd_sn.precedes(exp_cmd_sn.minus(1)) {
             return;
         }
-        if max_cmd_sn.follows(self.max_cmd_sn) {
+        if max_cmd_sn.follows(self.max_cmd_sn) && max_cmd_sn.next().follows(self.cmd_sn) {
             self.max_cmd_sn = max_cmd_sn;
         }
     }
