@@ -19,7 +19,7 @@ node.session.timeo.replacement_timeout = 600
 node.session.iscsi.DefaultTime2Wait = 0
 node.session.err_timeo.abort_timeout = 5
 node.session.err_timeo.lu_reset_timeout = 5
-node.conn[0].timeo.login_timeout = 5
+node.conn[0].timeo.login_timeout = 3
 node.conn[0].timeo.logout_timeout = 5
 node.conn[0].timeo.noop_out_interval = 2
 node.conn[0].timeo.noop_out_timeout = 2
@@ -145,11 +145,21 @@ work() {
   sqlite ROLLBACK delete $ROLLBACK & writers="$writers $!"
 }
 
+# For whoever reads the console of a guest that was late.
+state() {
+  while sleep 20; do
+    now
+    echo "STATE at $up s: session $(tr A-Z a-z < /sys/class/iscsi_session/session1/state), connection $(cat /sys/class/iscsi_connection/*/state)," \
+      "in flight $(cat /sys/block/sda/inflight); $(tail -1 /tmp/iscsid)"
+  done
+}
+
 for module in crc32c_generic iscsi_tcp sd_mod $FS; do modprobe $module 2>/dev/null; done
 [ -z "$WITH" ] || . /lab/$WITH.sh
 log_in || fail "log in: $(cat /tmp/node)"
 # The kernel gives a command up that was cut six times, which is its right; here that is no accident.
 echo -1 > /sys/class/scsi_disk/0:0:0:0/max_retries || fail "no unlimited retries"
+state 2> /dev/null &
 mount -t $FS /dev/sda /mnt || fail mount
 start
 check

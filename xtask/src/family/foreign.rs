@@ -208,16 +208,25 @@ impl Scene<'_> {
         let mut rng = self.context.rng(&format!("foreign/{}/kills", self.name));
         let mut guest = self.boot(work)?;
         self.wait(&mut guest, "WORKING", BOOT_LIMIT, Self::alive)?;
-        let mut next = Instant::now();
+        let mut early = false;
+        let mut due = Some(Instant::now());
         self.wait(&mut guest, "WORK-DONE", work + WORK_LIMIT, |scene| {
-            if Instant::now() < next {
-                return scene.alive();
-            }
             scene.alive()?;
+            let at = match due {
+                Some(at) => at,
+                None if scene.target.logins() == 0 => return Ok(()),
+                None => *due.insert(Instant::now() + Duration::from_millis(rng.random_range(500..4000))),
+            };
+            if Instant::now() < at {
+                return Ok(());
+            }
             scene.outcome.faults += 1;
-            // The initiator needs two seconds to come back: some kills meet it in between.
-            next = Instant::now() + Duration::from_millis(rng.random_range(500..5500));
-            scene.restart(Disk::file(scene.image))
+            scene.restart(Disk::file(scene.image))?;
+            // The initiator needs two seconds and more to come back: every second kill may meet it in between, or
+            // half logged in; the others wait for it and leave it some seconds of work.
+            early = !early;
+            due = early.then(|| Instant::now() + Duration::from_millis(rng.random_range(0..3500)));
+            Ok(())
         })?;
         self.finish(guest, WORK_LIMIT)
     }
