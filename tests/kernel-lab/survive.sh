@@ -19,7 +19,7 @@ node.session.timeo.replacement_timeout = 600
 node.session.iscsi.DefaultTime2Wait = 0
 node.session.err_timeo.abort_timeout = 5
 node.session.err_timeo.lu_reset_timeout = 5
-node.conn[0].timeo.login_timeout = 3
+node.conn[0].timeo.login_timeout = 5
 node.conn[0].timeo.logout_timeout = 5
 node.conn[0].timeo.noop_out_interval = 2
 node.conn[0].timeo.noop_out_timeout = 2
@@ -32,7 +32,12 @@ log_in() {
   iscsid -f > /tmp/iscsid 2>&1 &
   sleep 0.5
   iscsiadm -m node -o new -T "$IQN" -p "10.0.2.2:$PORT,1" > /tmp/node || return 1
-  iscsiadm -m node -T "$IQN" -p "10.0.2.2:$PORT" --login > /tmp/node || return 1
+  # The first login is not repeated by itself, and the machine may be slow.
+  tries=0
+  until iscsiadm -m node -T "$IQN" -p "10.0.2.2:$PORT" --login > /tmp/node 2>&1; do
+    tries=$((tries + 1))
+    [ $tries -lt 4 ] || return 1
+  done
   tries=0
   until [ -b /dev/sda ]; do sleep 0.2; tries=$((tries + 1)); [ $tries -lt 100 ] || return 1; done
 }
