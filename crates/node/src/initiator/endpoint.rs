@@ -78,7 +78,9 @@ impl IscsiMedium {
 impl Medium for IscsiMedium {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let mut endpoint = IscsiEndpoint::new(io, self)?;
-        endpoint.connect(io);
+        let mut done = Vec::new();
+        endpoint.connect(io, &mut done);
+        assert!(done.is_empty(), "nothing was submitted yet");
         Ok(Box::new(endpoint))
     }
 
@@ -222,20 +224,20 @@ impl IscsiEndpoint {
         }
     }
 
-    fn connect(&mut self, io: &mut Io) {
+    fn connect(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
         self.generation = (self.generation + 1) & GENERATION_MASK;
-        self.setup = Setup::default();
+        (self.setup, self.setup_again) = (Setup::default(), None);
         self.phase = Phase::Opening;
         self.tick(io);
         let address = self.addresses[self.address % self.addresses.len()];
         let config = match self.options.login(self.url.target.as_deref(), self.isid) {
             Ok(config) => iscsi::login::initiator::Config { algorithms: self.algorithms.clone(), ..config },
-            Err(error) => return self.give_up(io, error, &mut Vec::new()),
+            Err(error) => return self.give_up(io, error, done),
         };
         tracing::debug!(url = %self.url, %address, "connecting");
         match Session::connect(io, self.owner, self.generation, address, config) {
             Ok(session) => self.session = Some(session),
-            Err(failure) => self.on_failure(io, failure, &mut Vec::new()),
+            Err(failure) => self.on_failure(io, failure, done),
         }
     }
 
@@ -279,7 +281,6 @@ impl IscsiEndpoint {
             return self.expire(io, &error, done);
         }
         if matches!(self.phase, Phase::Closing | Phase::Closed) {
-            self.fail_works(&IoError::new(IoErrorKind::Aborted, "the session was closed"), done);
             self.phase = Phase::Closed;
             return;
         }
@@ -293,7 +294,7 @@ impl IscsiEndpoint {
                     return self.give_up(io, OpenError::Unreachable(text), done);
                 }
                 (self.addresses, self.address) = (found, 0);
-                return self.connect(io);
+                return self.connect(io, done);
             }
             // tgt calls SHA-1 by SHA-256's number: with that left out, both mean the same.
             Failure::Login(LoginError::Authentication { algorithm: Some(Algorithm::Sha256) })
@@ -301,7 +302,7 @@ impl IscsiEndpoint {
             {
                 if let Ok(algorithms) = self.algorithms.without(Algorithm::Sha256, false) {
                     self.algorithms = algorithms;
-                    return self.connect(io);
+                    return self.connect(io, done);
                 }
                 "authentication failed".into()
             }
@@ -316,7 +317,7 @@ impl IscsiEndpoint {
         if !self.opened {
             self.address += 1;
             if self.address < self.addresses.len() {
-                return self.connect(io);
+                return self.connect(io, done);
             }
             let text = format!("{}: {}", self.url, self.last_failure);
             return self.give_up(io, OpenError::Unreachable(text), done);
@@ -602,6 +603,14 @@ impl IscsiEndpoint {
         }
     }
 
+    /// Feeds in the next turn, when there is someone to take completions.
+    fn feed_soon(&mut self, io: &mut Io) {
+        if !self.feeding {
+            self.feeding = true;
+            io.soon(Token { owner: self.clock, key: KEY_FEED });
+        }
+    }
+
     fn zeroes(&mut self, io: &Io) -> Option<Span> {
         if self.zeroes.is_none() {
             let span = io.pool().take(ZERO_BYTES)?;
@@ -667,7 +676,7 @@ impl IscsiEndpoint {
         if let Phase::Waiting(at) = self.phase
             && at <= now
         {
-            self.connect(io);
+            self.connect(io, done);
         }
         let idle = self.works.is_empty() && matches!(self.phase, Phase::Serving | Phase::Closed);
         if !idle {
@@ -715,11 +724,8 @@ impl Endpoint for IscsiEndpoint {
         let key = self.works.insert(Work { id, kind, sequence, done: 0, repeats: 0, mark });
         self.queue.push_back(key);
         self.tick(io);
-        if !self.feeding {
-            // Sent together with whatever else is submitted in this turn.
-            self.feeding = true;
-            io.soon(Token { owner: self.clock, key: KEY_FEED });
-        }
+        // Sent together with whatever else is submitted in this turn.
+        self.feed_soon(io);
     }
 
     fn on_event(&mut self, io: &mut Io, event: IoEvent, done: &mut Vec<Completion>) {
@@ -736,6 +742,9 @@ impl Endpoint for IscsiEndpoint {
             self.on_outcomes(io, outcomes, done);
         }
         self.pump(io, done);
+        if self.phase == Phase::Closed && !self.works.is_empty() {
+            self.fail_works(&IoError::new(IoErrorKind::Aborted, "the session was closed"), done);
+        }
     }
 
     fn owners(&self, owners: &mut Vec<Owner>) {
@@ -752,17 +761,19 @@ impl Endpoint for IscsiEndpoint {
             (Some(session), Phase::Serving) => {
                 session.logout(io.now());
                 self.phase = Phase::Closing;
-                self.pump(io, &mut Vec::new());
             }
+            (Some(_), Phase::Closing) => {}
+            // No session holds a request's buffer.
             _ => {
                 self.session = None;
                 self.phase = Phase::Closed;
             }
         }
+        self.feed_soon(io);
     }
 
     fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
+        self.phase == Phase::Closed && self.works.is_empty()
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
