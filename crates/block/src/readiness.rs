@@ -6,7 +6,7 @@ use crate::endpoint::{CLOSE_TIMEOUT, READY_TIMEOUT};
 use crate::{Endpoint, OpenError, Router, State};
 
 /// Drives the loop until every endpoint is ready, or one has failed (its error), or nothing answered for a
-/// minute. Events of others are lost: call it before anything else is in flight.
+/// minute. Events of others wait for a turn of theirs.
 pub fn wait_ready(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) -> Result<(), OpenError> {
     let mut router = Router::new();
     for (index, endpoint) in endpoints.iter().enumerate() {
@@ -29,7 +29,7 @@ pub fn wait_ready(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) -> Result<()
         if io.now() >= deadline {
             return Err(OpenError::Unreachable(format!("no answer in {} s", READY_TIMEOUT.as_secs())));
         }
-        io.turn_until(Some(deadline), &mut events)
+        io.turn_for(|owner| router.route(owner).is_some(), Some(deadline), &mut events)
             .map_err(|error| OpenError::Failed(format!("waiting for the endpoint: {error}")))?;
         for event in events.drain(..) {
             if let Some(index) = router.route(event.token.owner) {
@@ -50,7 +50,7 @@ pub fn close_all(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) {
     let deadline = io.now() + CLOSE_TIMEOUT;
     let (mut events, mut done) = (Vec::new(), Vec::new());
     while endpoints.iter().any(|endpoint| !endpoint.is_closed()) && io.now() < deadline {
-        if io.turn_until(Some(deadline), &mut events).is_err() {
+        if io.turn_for(|owner| router.route(owner).is_some(), Some(deadline), &mut events).is_err() {
             return;
         }
         for event in events.drain(..) {

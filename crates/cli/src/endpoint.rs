@@ -242,11 +242,10 @@ pub(crate) fn read(
         let (mut events, mut done) = (Vec::new(), Vec::new());
         endpoint.submit(io, Request { id: 0, kind }, &mut done);
         while done.is_empty() {
-            io.turn(&mut events).map_err(|error| failed(&error))?;
+            io.turn_for(|owner| router.route(owner).is_some(), None, &mut events)
+                .map_err(|error| failed(&error))?;
             for event in events.drain(..) {
-                if router.route(event.token.owner).is_some() {
-                    endpoint.on_event(io, event, &mut done);
-                }
+                endpoint.on_event(io, event, &mut done);
             }
         }
         done.remove(0).result?;

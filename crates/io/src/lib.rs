@@ -214,6 +214,8 @@ pub struct Io {
     completed: Vec<(usize, i32)>,
     /// Events that need no kernel: delivered by the next turn.
     ready: VecDeque<Event>,
+    /// Events of those whom [`Io::turn_for`] left out: delivered by the next turn that is theirs.
+    kept: Vec<Event>,
     /// Turns in a row that went without the kernel.
     passes: u32,
     timers: BinaryHeap<Reverse<(Duration, u64, Token)>>,
@@ -253,6 +255,7 @@ impl Io {
             operations: Slab::with_capacity(SUBMISSIONS_MAX as usize),
             completed: Vec::with_capacity(SUBMISSIONS_MAX as usize),
             ready: VecDeque::new(),
+            kept: Vec::new(),
             passes: 0,
             timers: BinaryHeap::new(),
             timer_serial: 0,
@@ -446,6 +449,27 @@ impl Io {
 
     /// As [`Io::turn`], but returns at `deadline` (loop time) even if nothing happened.
     pub fn turn_until(&mut self, deadline: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+        events.append(&mut self.kept);
+        self.step(deadline, events)
+    }
+
+    /// As [`Io::turn_until`], for someone who serves only some of the loop's owners for a while: the events of all others
+    /// wait for a turn of theirs. A timer or a receive whose event is lost is never set again.
+    ///
+    /// What waits is bounded by what the others have in flight; those with a [`Waker`] should not be left out for long.
+    pub fn turn_for(
+        &mut self,
+        is_served: impl Fn(Owner) -> bool,
+        deadline: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        events.extend(self.kept.extract_if(.., |event| is_served(event.token.owner)));
+        let turned = self.step(deadline, events);
+        self.kept.extend(events.extract_if(.., |event| !is_served(event.token.owner)));
+        turned
+    }
+
+    fn step(&mut self, deadline: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
         events.extend(self.ready.drain(..));
         self.passes = if events.is_empty() { 0 } else { (self.passes + 1) % PASSES_MAX };
         let timer = self.timers.peek().map(|Reverse((at, ..))| *at);

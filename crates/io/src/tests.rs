@@ -28,6 +28,7 @@ on_both_back_ends! {
     a_bad_descriptor_is_an_event_not_a_failure_of_the_loop,
     a_stream_gathers_headers_and_spans_in_order,
     timers_come_in_order_and_wakers_wake,
+    events_of_others_wait_for_a_turn_of_theirs,
     dropping_the_loop_takes_back_what_is_in_flight,
     more_operations_than_the_queue_holds_all_complete,
     immediate_events_do_not_starve_the_kernels,
@@ -243,6 +244,32 @@ fn timers_come_in_order_and_wakers_wake(kind: Kind) {
         std::thread::spawn(move || waker.wake()).join().unwrap();
         assert_eq!(next(&mut io).token.key, 7);
     }
+}
+
+fn events_of_others_wait_for_a_turn_of_theirs(kind: Kind) {
+    let mut io = io(kind);
+    let (ours, theirs) = (io.owner(), io.owner());
+    let start = io.now();
+    for key in 1..4 {
+        io.timer(Token { owner: theirs, key }, start + Duration::from_millis(key.into()));
+    }
+    io.timer(Token { owner: ours, key: 9 }, start + Duration::from_millis(10));
+    io.soon(Token { owner: theirs, key: 0 });
+    let mut events = Vec::new();
+    let mut turns = 0;
+    while events.is_empty() {
+        io.turn_for(|owner| owner == ours, None, &mut events).unwrap();
+        turns += 1;
+    }
+    assert!(turns < 10, "what is kept keeps nobody awake: {turns} turns");
+    assert_eq!((events.len(), events[0].token.key), (1, 9));
+    // Some of them to one who serves only them, with what is new in its place behind.
+    io.soon(Token { owner: theirs, key: 4 });
+    io.soon(Token { owner: ours, key: 10 });
+    events.clear();
+    io.turn_for(|owner| owner == theirs, None, &mut events).unwrap();
+    assert_eq!(events.iter().map(|event| event.token.key).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    assert_eq!(next(&mut io).token.key, 10);
 }
 
 fn descriptors() -> usize {

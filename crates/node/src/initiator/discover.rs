@@ -162,9 +162,9 @@ impl<'a> Talk<'a> {
                 return Err(OpenError::Unreachable(format!("{}: no answer in time", self.url)));
             }
             self.io
-                .turn_until(Some(self.deadline), &mut events)
+                .turn_for(|owner| owner == self.owner, Some(self.deadline), &mut events)
                 .map_err(|error| OpenError::Failed(format!("waiting for {}: {error}", self.url)))?;
-            for event in events.drain(..).filter(|event| event.token.owner == self.owner) {
+            for event in events.drain(..) {
                 self.session.on_event(self.io, event, &mut outcomes);
             }
         }
