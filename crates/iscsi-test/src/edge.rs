@@ -61,55 +61,61 @@ impl<M: Machine> Edge<M> {
 
     /// Takes what has arrived, as far as whole parts go. `drain` drains the machine's events.
     pub(crate) fn receive(&mut self, mut drain: impl FnMut(&mut M, &mut Buffers)) -> Result<(), Fatal> {
+        let inbox = std::mem::take(&mut self.inbox);
+        let mut rest = &inbox[..];
         loop {
-            let result = match self.segment {
-                None => self.header(&mut drain),
-                Some((placement, length, digest)) => self.data(placement, length, digest, &mut drain),
+            let taken = match self.segment {
+                None => self.header(rest, &mut drain)?,
+                Some((placement, length, digest)) => {
+                    self.data(rest, placement, length, digest, &mut drain)?
+                }
             };
-            if !result? {
-                return Ok(());
-            }
+            let Some(taken) = taken else { break };
+            rest = &rest[taken..];
         }
+        self.inbox.extend_from_slice(rest);
+        Ok(())
     }
 
-    fn header(&mut self, drain: &mut impl FnMut(&mut M, &mut Buffers)) -> Result<bool, Fatal> {
-        let Some(header) = self.inbox.first_chunk::<48>().copied() else { return Ok(false) };
+    /// One header, if it is there whole: how many bytes it took.
+    fn header(
+        &mut self,
+        inbox: &[u8],
+        drain: &mut impl FnMut(&mut M, &mut Buffers),
+    ) -> Result<Option<usize>, Fatal> {
+        let Some(header) = inbox.first_chunk::<48>() else { return Ok(None) };
         let digests = self.machine.receive_digests();
-        let ahs_end = 48 + Bhs(&header).total_ahs_length();
+        let ahs_end = 48 + Bhs(header).total_ahs_length();
         let end = ahs_end + if digests.header { DIGEST_LENGTH } else { 0 };
-        if self.inbox.len() < end {
-            return Ok(false);
-        }
-        let bytes: Vec<u8> = self.inbox.drain(..end).collect();
-        if digests.header && digest::header(&header, &bytes[48..ahs_end]) != bytes[ahs_end..] {
+        let Some(bytes) = inbox.get(..end) else { return Ok(None) };
+        if digests.header && digest::header(header, &bytes[48..ahs_end]) != bytes[ahs_end..] {
             return Err(self.machine.on_header_digest_error());
         }
-        let length = Bhs(&header).data_segment_length();
+        let length = Bhs(header).data_segment_length();
         if length > self.machine.data_segment_max() {
             return Err(Fatal::Protocol("too long"));
         }
-        let result = self.machine.on_header(&header, &bytes[48..ahs_end], NOW);
+        let result = self.machine.on_header(header, &bytes[48..ahs_end], NOW);
         drain(&mut self.machine, &mut self.buffers);
         result?;
         let placement = self.machine.placement();
         assert_eq!(length == 0, placement == Placement::Nothing, "{placement:?} for {length} bytes");
         self.segment = (length > 0).then_some((placement, length as usize, digests.data));
-        Ok(true)
+        Ok(Some(end))
     }
 
+    /// One segment, likewise.
     fn data(
         &mut self,
+        inbox: &[u8],
         placement: Placement,
         length: usize,
         digest: bool,
         drain: &mut impl FnMut(&mut M, &mut Buffers),
-    ) -> Result<bool, Fatal> {
+    ) -> Result<Option<usize>, Fatal> {
         let padded = padded(u32::try_from(length).expect("24 bits")) as usize;
         let end = padded + if digest { DIGEST_LENGTH } else { 0 };
-        if self.inbox.len() < end {
-            return Ok(false);
-        }
-        let bytes: Vec<u8> = self.inbox.drain(..end).collect();
+        let Some(bytes) = inbox.get(..end) else { return Ok(None) };
         self.segment = None;
         let received = match placement {
             _ if digest && digest::of(&bytes[..padded]) != bytes[padded..] => Received::DigestError,
@@ -126,7 +132,7 @@ impl<M: Machine> Edge<M> {
         let result = self.machine.on_data(received, NOW);
         drain(&mut self.machine, &mut self.buffers);
         result?;
-        Ok(true)
+        Ok(Some(end))
     }
 
     /// Hands out up to `count` PDUs as bytes; returns how many.
