@@ -1,4 +1,4 @@
-//! `hikyaku torture` while its target is killed, its connections are cut and its power fails, again and again.
+//! `hikyaku torture` while its target is killed or stopped, its connections are cut and its power fails, again and again.
 
 pub(super) mod scene;
 
@@ -24,6 +24,22 @@ const SCENES: &[Scene] = &[
     Scene { name: "kill-writethrough", options: ",cache=writethrough", weight: 2, ..KILL },
     Scene { name: "kill-4096-byte-blocks", options: ",block-size=4096", ..KILL },
     Scene { name: "kill-portable", portable: true, arguments: &["--clients", "2"], weight: 2, ..KILL },
+    // Over the crash layer: what an orderly end does not flush is lost.
+    Scene {
+        name: "stop",
+        disturbance: Disturbance::Stop,
+        options: ",crash=never",
+        arguments: &["--clients", "2"],
+        ..KILL
+    },
+    // What is looked at before the clients work takes so long that those who wait meanwhile have something to miss.
+    Scene {
+        name: "stop-slow",
+        disturbance: Disturbance::Stop,
+        options: ",crash=never,delay=60ms",
+        arguments: &["--clients", "2"],
+        ..KILL
+    },
     Scene { name: "cut", disturbance: Disturbance::Cut, arguments: &["--clients", "2"], ..KILL },
     Scene { name: "cut-portable", disturbance: Disturbance::Cut, portable: true, ..KILL },
     POWER,
@@ -37,6 +53,7 @@ const SCENES: &[Scene] = &[
 #[derive(Debug, Default)]
 struct Sums {
     kills: u64,
+    stops: u64,
     cuts: u64,
     power_cuts: u64,
     tgt_kills: u64,
@@ -74,6 +91,7 @@ fn judge(context: &Context, scene: &Scene, seconds: u64, sums: &mut Sums) -> Res
     match scene.disturbance {
         Disturbance::None => {}
         Disturbance::Kill => sums.kills += disturbed,
+        Disturbance::Stop => sums.stops += disturbed,
         Disturbance::Cut => sums.cuts += disturbed,
         Disturbance::Power => sums.power_cuts += if scene.expect == 0 { disturbed } else { 0 },
     }
@@ -162,11 +180,12 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         });
     }
     println!(
-        "  {} kills of our target, {} of tgt, {} of torture; {} connections cut, {} power cuts; {} connections lost, \
-         {} sectors judged, {} lost",
+        "  {} kills of our target, {} of tgt, {} of torture; {} orderly stops, {} connections cut, {} power cuts; \
+         {} connections lost, {} sectors judged, {} lost",
         sums.kills,
         sums.tgt_kills,
         sums.torture_kills,
+        sums.stops,
         sums.cuts,
         sums.power_cuts,
         sums.connections_lost,
@@ -175,6 +194,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     );
     for (name, value) in [
         ("kills", sums.kills),
+        ("stops", sums.stops),
         ("tgt_kills", sums.tgt_kills),
         ("torture_kills", sums.torture_kills),
         ("cuts", sums.cuts),

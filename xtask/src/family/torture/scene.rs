@@ -26,6 +26,9 @@ pub(super) const LIFE_MS: std::ops::Range<u64> = 100..400;
 /// Until the sessions are there; a login that fails at once is another test.
 pub(super) const LOGIN: Duration = Duration::from_secs(1);
 
+/// Until a second signal follows the first.
+const IMPATIENCE: Duration = Duration::from_millis(20);
+
 /// What happens to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disturbance {
@@ -33,6 +36,8 @@ pub(crate) enum Disturbance {
     None,
     /// SIGKILL, and a new one on the same port.
     Kill,
+    /// SIGTERM, now and then with a second one behind it, and a new one on the same port.
+    Stop,
     /// Its connections are cut.
     Cut,
     /// The crash layer ends it like a machine without power.
@@ -176,9 +181,18 @@ pub(crate) fn play(
         }
         match scene.disturbance {
             Disturbance::Cut => disturbed += relay.cut() as u64,
-            _ => {
-                target.signal(libc::SIGKILL)?;
-                target.finish(READY_LIMIT)?;
+            how => {
+                let signal = if how == Disturbance::Stop { libc::SIGTERM } else { libc::SIGKILL };
+                target.signal(signal)?;
+                if how == Disturbance::Stop && rng.random_bool(0.5) {
+                    std::thread::sleep(IMPATIENCE);
+                    // It may have ended already.
+                    let _ = target.signal(signal);
+                }
+                let ended = target.finish(READY_LIMIT)?;
+                if how == Disturbance::Stop {
+                    ended.expect(0)?;
+                }
                 target = stand.serve(context, scene.options)?;
                 disturbed += 1;
             }
