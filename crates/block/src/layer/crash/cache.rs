@@ -139,32 +139,41 @@ impl Cache {
         fails
     }
 
-    /// The power fails: every sector becomes what was on the medium or one of the versions written since.
+    /// The power fails: every unit becomes what was on the medium or what it was behind one of the writes since.
     pub(super) fn cut(&mut self) {
         self.cuts += 1;
         let mut sectors = std::mem::take(&mut self.sectors);
         // Of all, of none, or of most to few: each cache has its own way to go down.
         let (mode, share) = (self.below(8), 1 + self.below(7));
-        for (lba, sector) in &mut sectors {
+        if let Some((range, last)) = &self.writing {
             // What is on its way to the storage beneath will arrive there, sooner or later: let it be there.
-            if let Some((range, last)) = &self.writing
-                && range.contains(lba)
-                && let Some(bytes) = sector.until(*last).cloned()
-            {
-                sector.base = Some(bytes);
-                sector.versions.retain(|(serial, _)| serial > last);
+            for (_, sector) in sectors.range_mut(range.clone()) {
+                if let Some(bytes) = sector.until(*last).cloned() {
+                    sector.base = Some(bytes);
+                    sector.versions.retain(|(serial, _)| serial > last);
+                }
             }
-            let count = sector.versions.len() as u64;
+        }
+        let unit = self.rule.unit;
+        let mut all: Vec<_> = sectors.iter_mut().collect();
+        for sectors in all.chunk_by_mut(|(one, _), (other, _)| *one / unit == *other / unit) {
+            let mut writes: Vec<Serial> =
+                sectors.iter().flat_map(|(_, sector)| &sector.versions).map(|(serial, _)| *serial).collect();
+            writes.sort_unstable();
+            writes.dedup();
             let kept = match mode {
                 0 => false,
                 1 => true,
                 _ => self.below(8) < share,
             };
-            if kept && count > 0 {
-                let chosen = if mode == 1 { count - 1 } else { self.below(count) };
-                sector.base = Some(sector.versions.swap_remove(chosen as usize).1);
+            if kept && !writes.is_empty() {
+                let last = writes.len() - 1;
+                let chosen = if mode == 1 { last } else { self.below(writes.len() as u64) as usize };
+                for (_, sector) in sectors.iter_mut() {
+                    sector.base = sector.until(writes[chosen]).cloned();
+                }
             }
-            sector.versions.clear();
+            sectors.iter_mut().for_each(|(_, sector)| sector.versions.clear());
         }
         sectors.retain(|_, sector| sector.base.is_some());
         (self.sectors, self.versions) = (sectors, 0);

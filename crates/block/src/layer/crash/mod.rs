@@ -3,8 +3,9 @@
 //! Acknowledged writes stay in the cache, which all threads share, until a flush; durable writes (FUA) go through it. When
 //! the power fails, each sector of 512 bytes becomes, independently, what the medium held or any of the versions
 //! written since it was last flushed: writes are kept, dropped, reordered and torn between sectors, never inside one.
+//! With `unit=4096`, units of 4096 bytes take the place of sectors, as on disks whose physical sectors are that long.
 //!
-//! `SPEC` is `WHEN[:seed=S]`. WHEN is `after=N` (behind the Nth acknowledged write), `every=N` (behind each with a
+//! `SPEC` is `WHEN[:seed=S][:unit=BYTES]`. WHEN is `after=N` (behind the Nth acknowledged write), `every=N` (behind each with a
 //! chance of one in N), or `never`. The process then ends at once with status 137, as by SIGKILL, once the storage
 //! beneath holds what survived: what begins again on that storage begins as a machine after a power cut.
 //!
@@ -39,12 +40,14 @@ enum When {
 pub struct CrashRule {
     when: When,
     seed: u64,
+    /// Sectors that are kept or lost together.
+    unit: u64,
 }
 
 impl CrashRule {
     /// The power fails when [`CrashMedium::cut`] says so; `seed` decides what survives.
     pub fn never(seed: u64) -> Self {
-        Self { when: When::Never, seed }
+        Self { when: When::Never, seed, unit: 1 }
     }
 
     /// Parses the grammar of this module's head.
@@ -55,16 +58,23 @@ impl CrashRule {
             Some(("after", value)) => When::After(number(value)?),
             Some(("every", value)) => When::Every(number(value)?),
             None if text == "never" || text.starts_with("never:") => When::Never,
-            _ => return Err(format!("'{text}' is not after=N, every=N or never, with :seed=S behind it")),
+            _ => {
+                return Err(format!(
+                    "'{text}' is not after=N, every=N or never, with :seed=S and :unit=BYTES behind it"
+                ));
+            }
         };
         if matches!(when, When::After(0) | When::Every(0)) {
             return Err("the power fails behind a write: the first is number 1".into());
         }
-        let mut rule = Self { when, seed: 0 };
+        let mut rule = Self { when, seed: 0, unit: 1 };
         for word in words {
             match word.split_once('=') {
                 Some(("seed", value)) => rule.seed = number(value)?,
-                _ => return Err(format!("'{word}' is not known here; known: seed=S")),
+                Some(("unit", "512")) => rule.unit = 1,
+                Some(("unit", "4096")) => rule.unit = 8,
+                Some(("unit", _)) => return Err("a unit has 512 or 4096 bytes".into()),
+                _ => return Err(format!("'{word}' is not known here; known: seed=S, unit=BYTES")),
             }
         }
         Ok(rule)

@@ -16,9 +16,13 @@ struct Scene {
 
 impl Scene {
     fn new(seed: u64) -> Self {
+        Self::of(CrashRule::never(seed))
+    }
+
+    fn of(rule: CrashRule) -> Self {
         let mut io = Io::new(PoolLimits::default()).unwrap();
         let beneath = Arc::new(MemoryMedium::new((SECTORS * SECTOR_BYTES) as u64, false).unwrap());
-        let medium = CrashMedium::new(Arc::clone(&beneath) as Arc<dyn Medium>, CrashRule::never(seed));
+        let medium = CrashMedium::new(Arc::clone(&beneath) as Arc<dyn Medium>, rule);
         let endpoint = medium.attach(&mut io).unwrap();
         Self { io, beneath, medium, endpoint }
     }
@@ -120,6 +124,25 @@ fn a_cut_keeps_what_was_flushed_and_any_of_the_rest() {
 }
 
 #[test]
+fn writes_of_whole_units_are_not_torn() {
+    let mut torn = [0, 0];
+    for seed in 0..200 {
+        for unit in [512, 4096] {
+            let rule = CrashRule::parse(&format!("never:seed={seed}:unit={unit}")).unwrap();
+            let mut scene = Scene::of(rule);
+            for byte in 1..4 {
+                scene.write(8, 16, byte, false);
+            }
+            scene.cut();
+            let look = scene.look();
+            let whole = look[8..24].chunks(8).all(|unit| unit.iter().all(|byte| *byte == unit[0]));
+            torn[usize::from(unit == 4096)] += u32::from(!whole);
+        }
+    }
+    assert!(torn[0] > 50 && torn[1] == 0, "{torn:?}");
+}
+
+#[test]
 fn the_dead_abort_and_change_nothing() {
     let mut scene = Scene::new(1);
     scene.write(0, 1, 1, true);
@@ -163,7 +186,7 @@ fn the_grammar() {
         ("never:seed=3", When::Never, 3),
         ("never", When::Never, 0),
     ] {
-        assert_eq!(CrashRule::parse(text), Ok(CrashRule { when, seed }), "{text}");
+        assert_eq!(CrashRule::parse(text), Ok(CrashRule { when, seed, unit: 1 }), "{text}");
     }
     for text in ["", "after", "after=0", "after=x", "seed=1", "after=1:twice", "nevermore", "after=1:seed=x"]
     {
