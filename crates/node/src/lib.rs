@@ -1,6 +1,6 @@
 //! The iSCSI node: a target daemon and an initiator endpoint, one connection driver in two roles.
 //!
-//! `stream.rs` moves PDUs for both, `reassembly.rs` finds them in the bytes. [`target`] answers commands from media;
+//! `stream/` moves PDUs for both, `reassembly.rs` finds them in the bytes. [`target`] answers commands from media;
 //! [`initiator`] is itself a medium. What a PDU means is `iscsi`'s business and what a CDB means is `scsi`'s; here are
 //! sockets, threads, buffers and time. Follow a READ at the target from `target/connection.rs`.
 

@@ -220,7 +220,7 @@ impl Session {
             }
             let Link::Up(stream) = &mut self.link else { return };
             let buffers = &self.buffers;
-            match stream.reassembly.advance(&mut self.machine, |task| buffer_of(buffers, task), io.now()) {
+            match stream.advance(io, &mut self.machine, |task| buffer_of(buffers, task)) {
                 Ok(Advance::Events) => {}
                 Ok(Advance::Starved) => break,
                 Err(fatal) => {
@@ -233,7 +233,10 @@ impl Session {
         }
         let Link::Up(stream) = &mut self.link else { return };
         let buffers = &self.buffers;
-        stream.send(io, &mut self.machine, SEND_BYTES_MAX, |task| buffer_of(buffers, task));
+        let sent = stream.send(io, &mut self.machine, SEND_BYTES_MAX, |task| buffer_of(buffers, task));
+        if let Err(fatal) = sent {
+            return self.cut(Failure::Lost(fatal.to_string()), outcomes);
+        }
         stream.receive(io);
         if let Some(due) = self.machine.poll_timeout()
             && self.timer.is_none_or(|armed| due < armed)

@@ -273,7 +273,7 @@ impl Connection {
         while self.phase == Phase::Open {
             self.drain_events(context);
             let Self { stream, machine, tasks, .. } = self;
-            match stream.reassembly.advance(machine, |task| buffer_of(tasks, task), context.io.now()) {
+            match stream.advance(context.io, machine, |task| buffer_of(tasks, task)) {
                 Ok(Advance::Events) => {}
                 Ok(Advance::Starved) => break,
                 Err(fatal) => self.fail(&fatal, context.io.now()),
@@ -285,7 +285,10 @@ impl Connection {
         }
         self.start_waiting(context);
         let Self { stream, machine, tasks, .. } = self;
-        stream.send(context.io, machine, context.send_bytes, |task| buffer_of(tasks, task));
+        let sent = stream.send(context.io, machine, context.send_bytes, |task| buffer_of(tasks, task));
+        if let Err(fatal) = sent {
+            self.fail(&fatal, context.io.now());
+        }
         self.drain_events(context);
         match self.phase {
             Phase::Open => {

@@ -1,13 +1,17 @@
-//! PDUs on a stream socket, for both roles: bytes in through a [`Reassembly`], and PDUs out as headers and spans.
+//! PDUs on a stream socket, for both roles. Between the socket and the PDUs stands a [`Protection`]: bytes that come become
+//! headers and data segments, and PDUs become headers and spans to send.
 
 use std::os::fd::AsRawFd;
 
 use area::Span;
 use io::{Event, Handle, Incoming, Io, Item, Outgoing, Owner, Token};
-use iscsi::digest::Digest;
-use iscsi::machine::{Machine, Payload, TaskId, Transmit};
+use iscsi::machine::{Fatal, Machine, TaskId};
 
-use crate::reassembly::Reassembly;
+use crate::reassembly::Advance;
+use protection::Protection;
+
+mod plain;
+mod protection;
 
 /// Payload gathered into one send: keeps the buffers in use within the cache.
 pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
@@ -17,7 +21,7 @@ pub(crate) struct Stream {
     socket: Handle,
     owner: Owner,
     generation: u32,
-    pub(crate) reassembly: Reassembly,
+    protection: Protection,
     incoming: Option<Box<Incoming>>,
     outgoing: Option<Box<Outgoing>>,
     received: u64,
@@ -65,7 +69,7 @@ impl Stream {
             socket,
             owner,
             generation,
-            reassembly: Reassembly::new(io.pool())?,
+            protection: Protection::none(io.pool())?,
             incoming: Some(Box::default()),
             outgoing: Some(Box::default()),
             received: 0,
@@ -79,7 +83,7 @@ impl Stream {
 
     /// What was moved so far.
     pub(crate) fn counters(&self) -> Counters {
-        Counters { received: self.received, sent: self.sent, copied: self.reassembly.copied() }
+        Counters { received: self.received, sent: self.sent, copied: self.protection.copied() }
     }
 
     /// Nothing of ours is with the kernel.
@@ -104,7 +108,7 @@ impl Stream {
         let Item::Incoming(incoming) = event.item else { unreachable!("a receive returns its spans") };
         self.incoming = Some(incoming);
         let count = count?;
-        self.reassembly.on_received(count);
+        self.protection.on_received(count);
         self.received += count as u64;
         Ok(count > 0)
     }
@@ -125,7 +129,7 @@ impl Stream {
     pub(crate) fn receive(&mut self, io: &mut Io) {
         let Some(mut incoming) = self.incoming.take() else { return };
         incoming.clear();
-        let (place, room) = self.reassembly.places(io.pool(), io.now());
+        let (place, room) = self.protection.places(io.pool(), io.now());
         if let Some(place) = place {
             incoming.push(place);
         }
@@ -134,64 +138,32 @@ impl Stream {
         io.receive(token, &self.socket, incoming);
     }
 
+    /// Goes on with the bytes that are here, one step of one PDU. `buffer_of` gives the buffer of a task.
+    pub(crate) fn advance(
+        &mut self,
+        io: &Io,
+        machine: &mut impl Machine,
+        buffer_of: impl Fn(TaskId) -> Option<Span>,
+    ) -> Result<Advance, Fatal> {
+        self.protection.advance(io, machine, buffer_of)
+    }
+
     /// Gathers what the machine has to send, and sends it, unless a send is under way. Nothing is added once there are
-    /// `bytes` of payload.
+    /// `bytes` of payload. An error ends the connection; what was gathered before it is still sent.
     pub(crate) fn send(
         &mut self,
         io: &mut Io,
         machine: &mut impl Machine,
         bytes: usize,
         buffer_of: impl Fn(TaskId) -> Option<Span>,
-    ) {
-        let Some(mut outgoing) = self.outgoing.take() else { return };
-        let mut payload = 0;
-        while !outgoing.is_full() && payload < bytes {
-            let Some(transmit) = machine.poll_transmit() else { break };
-            payload += append(&mut outgoing, &transmit, &buffer_of);
-        }
+    ) -> Result<(), Fatal> {
+        let Some(mut outgoing) = self.outgoing.take() else { return Ok(()) };
+        let result = self.protection.gather(io, &mut outgoing, machine, bytes, buffer_of);
         if outgoing.is_empty() {
             self.outgoing = Some(outgoing);
         } else {
             io.send(self.token(Operation::Send), &self.socket, outgoing);
         }
+        result
     }
-}
-
-/// Adds one PDU; returns its payload bytes.
-fn append(
-    outgoing: &mut Outgoing,
-    transmit: &Transmit,
-    buffer_of: &impl Fn(TaskId) -> Option<Span>,
-) -> usize {
-    outgoing.bytes(&transmit.header);
-    if transmit.digests.header {
-        outgoing.bytes(&iscsi::digest::header(&transmit.header, &[]));
-    }
-    let mut digest = transmit.digests.data.then(Digest::new);
-    let length = match &transmit.payload {
-        Payload::None => return 0,
-        Payload::Bytes(bytes) => {
-            outgoing.bytes(bytes);
-            if let Some(digest) = &mut digest {
-                digest.update(bytes);
-            }
-            bytes.len()
-        }
-        Payload::Task { task, offset, length } => {
-            let buffer = buffer_of(*task).expect("a task that sends has a buffer");
-            let span = buffer.slice(*offset as usize, *length as usize);
-            // Without a digest nobody looks at the bytes: they may be stored ones (`Endpoint::lend`).
-            if let Some(digest) = &mut digest {
-                digest.update(span.as_slice());
-            }
-            outgoing.span(span);
-            *length as usize
-        }
-    };
-    outgoing.bytes(&[0; 3][..length.next_multiple_of(4) - length]);
-    if let Some(mut digest) = digest {
-        digest.pad();
-        outgoing.bytes(&digest.finish());
-    }
-    length
 }
