@@ -6,7 +6,10 @@
 
 #[doc(hidden)]
 pub mod reassembly;
+mod sealing;
 mod stream;
 
 pub mod initiator;
 pub mod target;
+
+pub use sealing::{Protection, Psk, SealPolicy};

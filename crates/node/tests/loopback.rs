@@ -190,7 +190,8 @@ fn what_is_not_there_is_said() {
 #[test]
 fn an_acl_hides_luns_and_write_protects() {
     let entry = |initiator: &str, luns, read_only| AclEntry {
-        initiator: initiator.into(),
+        initiator: Some(initiator.into()),
+        peer: None,
         luns,
         read_only,
         chap: None,

@@ -48,6 +48,7 @@ impl Target {
         let config = ServerConfig {
             listen: vec![address],
             advertise: None,
+            sealing: None,
             targets: vec![TargetConfig { iqn: IQN.into(), luns: vec![lun], access: Access::default() }],
             drain_timeout: Duration::from_secs(5),
             threads: Some(random.within(1..3) as usize),

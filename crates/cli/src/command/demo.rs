@@ -102,6 +102,7 @@ fn start(context: &Context, bytes: u64) -> Result<Server, Failure> {
     Server::start(ServerConfig {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
         advertise: None,
+        sealing: None,
         targets: vec![target],
         drain_timeout: DRAIN_TIMEOUT,
         threads: None,

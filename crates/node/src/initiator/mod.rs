@@ -18,5 +18,5 @@ mod url;
 
 pub use discover::{LunInfo, Target, discover, list_luns};
 pub use endpoint::IscsiMedium;
-pub use options::{Credentials, Options};
+pub use options::{Credentials, InitiatorSealing, Options};
 pub use url::{PORT, Url, UrlError};

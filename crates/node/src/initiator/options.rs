@@ -1,6 +1,8 @@
 //! How to log in, and how patient to be.
 
+use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::OpenError;
@@ -10,8 +12,10 @@ use iscsi::login::initiator::Config;
 use iscsi::name::IscsiName;
 use iscsi::params::{DigestPolicy, Params, SessionType};
 use iscsi::wire::Isid;
+use seal::{PublicKey, Suite};
 
 use super::url::Url;
+use crate::sealing::{Psk, SealPolicy};
 
 /// A CHAP name and secret.
 #[derive(Clone, Debug)]
@@ -20,6 +24,40 @@ pub struct Credentials {
     pub user: String,
     /// The secret.
     pub secret: Secret,
+}
+
+/// How a session is to be sealed (docs/SEAL.md, section 7).
+#[derive(Clone)]
+pub struct InitiatorSealing {
+    /// Whether it must be.
+    pub policy: SealPolicy,
+    /// Our key pair.
+    pub identity: Arc<seal::Identity>,
+    /// The target's key. Nothing else can answer.
+    pub peer_key: PublicKey,
+    /// The pre-shared key of this pair.
+    pub psk: Option<Psk>,
+    /// What we can do, the best first.
+    pub suites: Vec<Suite>,
+    /// Bytes of a unit that we wish for, a power of two within [`seal::UNIT_BYTES_MIN`]..=[`seal::UNIT_BYTES_MAX`].
+    pub unit: u32,
+}
+
+impl InitiatorSealing {
+    /// With every suite and the usual unit.
+    pub fn new(policy: SealPolicy, identity: Arc<seal::Identity>, peer_key: PublicKey) -> Self {
+        let suites = Suite::ALL.to_vec();
+        Self { policy, identity, peer_key, psk: None, suites, unit: seal::UNIT_BYTES }
+    }
+}
+
+impl fmt::Debug for InitiatorSealing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { policy, identity: _, peer_key, psk, suites, unit } = self;
+        let mut fields = f.debug_struct("InitiatorSealing");
+        fields.field("policy", policy).field("peer_key", peer_key).field("psk", psk);
+        fields.field("suites", suites).field("unit", unit).finish_non_exhaustive()
+    }
 }
 
 /// What an initiator is told beside the URL.
@@ -37,6 +75,8 @@ pub struct Options {
     pub header_digest: bool,
     /// Ask for CRC32C over data.
     pub data_digest: bool,
+    /// How the session is sealed; `None` for not at all.
+    pub sealing: Option<InitiatorSealing>,
 }
 
 impl Options {
@@ -49,6 +89,7 @@ impl Options {
             timeout: Duration::from_secs(30),
             header_digest: false,
             data_digest: false,
+            sealing: None,
         }
     }
 

@@ -1,12 +1,16 @@
 //! What a server is told.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Medium, OpenError};
 use iscsi::chap::Secret;
+use seal::{PublicKey, Suite};
 use thiserror::Error;
+
+use crate::sealing::{Psk, SealPolicy};
 
 /// A server: portals and targets.
 #[derive(Clone, Debug)]
@@ -15,12 +19,64 @@ pub struct ServerConfig {
     pub listen: Vec<SocketAddr>,
     /// `host:port` that SendTargets answers instead of the address the client used (behind NAT).
     pub advertise: Option<String>,
+    /// How sessions are sealed; `None` for never.
+    pub sealing: Option<Sealing>,
     /// What is served.
     pub targets: Vec<TargetConfig>,
     /// How long a drain waits for sessions to log out.
     pub drain_timeout: Duration,
     /// Loop threads; `None` for one per core.
     pub threads: Option<usize>,
+}
+
+impl ServerConfig {
+    /// What is demanded of every connection.
+    pub fn seal_policy(&self) -> SealPolicy {
+        self.sealing.as_ref().map_or(SealPolicy::Off, |sealing| sealing.policy)
+    }
+
+    /// Whose key this is, if sealing is on and the key is on the list.
+    pub fn peer(&self, key: &PublicKey) -> Option<&Peer> {
+        let sealing = self.sealing.as_ref().filter(|sealing| sealing.policy != SealPolicy::Off)?;
+        sealing.peers.iter().find(|peer| peer.public_key == *key)
+    }
+}
+
+/// How sessions are sealed, and with whom (docs/SEAL.md, section 7).
+#[derive(Clone)]
+pub struct Sealing {
+    /// Whether sessions must be sealed.
+    pub policy: SealPolicy,
+    /// Our key pair.
+    pub identity: Arc<seal::Identity>,
+    /// Who may log in sealed; each key and each name once.
+    pub peers: Vec<Peer>,
+    /// What we can do; the initiator's order decides between them.
+    pub suites: Vec<Suite>,
+}
+
+impl fmt::Debug for Sealing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { policy, identity: _, peers, suites } = self;
+        let mut fields = f.debug_struct("Sealing");
+        fields.field("policy", policy).field("peers", peers).field("suites", suites);
+        fields.finish_non_exhaustive()
+    }
+}
+
+/// An initiator known by its key.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// What we call it.
+    pub name: String,
+    /// What it proves to hold the other half of.
+    pub public_key: PublicKey,
+    /// The InitiatorName it is bound to; any when `None`.
+    pub initiator: Option<String>,
+    /// LUNs it sees, of every target; all when `None`.
+    pub luns: Option<Vec<u16>>,
+    /// The pre-shared key of this pair.
+    pub psk: Option<Psk>,
 }
 
 /// One target.
@@ -72,7 +128,7 @@ pub struct LunConfig {
 pub struct Access {
     /// CHAP accounts good for every initiator.
     pub chap: Vec<ChapAccount>,
-    /// Initiators by name. With any entry, others are refused.
+    /// Initiators by name or key. With any entry, others are refused.
     pub initiators: Vec<AclEntry>,
 }
 
@@ -87,11 +143,13 @@ pub struct ChapAccount {
     pub mutual: Option<(String, Secret)>,
 }
 
-/// One initiator.
+/// One initiator, by its name, its key, or both.
 #[derive(Clone, Debug)]
 pub struct AclEntry {
-    /// Its name.
-    pub initiator: String,
+    /// Its InitiatorName; any when `None`.
+    pub initiator: Option<String>,
+    /// The [`Peer::name`] of the key it must prove; none is needed when `None`.
+    pub peer: Option<String>,
     /// LUNs it sees; all when `None`.
     pub luns: Option<Vec<u16>>,
     /// It may only read.

@@ -19,7 +19,9 @@ use iscsi::target::{self as machine, Event, ManagementId};
 use iscsi::wire::{Isid, LoginStatus};
 use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
+use seal::PublicKey;
 
+use super::config::Peer;
 use super::defects;
 use super::login;
 use super::lun::Lun;
@@ -141,6 +143,8 @@ pub(super) struct Connection {
     /// Task management that waits for other threads.
     pub(super) requests: Vec<Option<ManagementId>>,
     pending: Option<Pending>,
+    /// The key that the initiator has proven; `None` in the clear.
+    peer_key: Option<PublicKey>,
     /// Jobs whose requests are with endpoints.
     busy: usize,
     /// Bytes of the tasks' buffers.
@@ -182,6 +186,7 @@ impl Connection {
             session: None,
             requests: Vec::new(),
             pending: None,
+            peer_key: None,
             busy: 0,
             charged: 0,
             lent: 0,
@@ -374,7 +379,7 @@ impl Connection {
                     let policy = if context.draining {
                         Err(LoginStatus::ServiceUnavailable.into())
                     } else {
-                        login::policy(&context.shared.config, &identity)
+                        login::policy(&context.shared.config, &identity, self.proven(context.shared))
                     };
                     if let Err(refusal) = &policy {
                         tracing::warn!(
@@ -406,6 +411,11 @@ impl Connection {
         }
     }
 
+    /// Who has proven its key on this connection.
+    fn proven<'a>(&self, shared: &'a Shared) -> Option<&'a Peer> {
+        self.peer_key.as_ref().and_then(|key| shared.config.peer(key))
+    }
+
     /// Asks for the session that the login agreed on; again when the one it replaces has ended.
     pub(super) fn claim_session(&mut self, context: &mut Context<'_>) {
         if self.phase != Phase::Open {
@@ -422,14 +432,14 @@ impl Connection {
             return self.machine.refuse_session(status);
         }
         let found = pending.target.as_deref().and_then(|name| context.shared.target(name));
-        let entry = found.and_then(|(_, target)| login::entry(target, &pending.initiator).ok().flatten());
+        let peer = self.proven(context.shared);
+        let entry =
+            found.and_then(|(_, target)| login::entry(target, &pending.initiator, peer).ok().flatten());
         let mut luns: Vec<(u64, usize)> = Vec::new();
         if let Some((index, _)) = found {
             luns.extend(context.shared.target_luns[index].iter().filter_map(|&index| {
                 let lun = &context.shared.luns[index];
-                let allowed = entry.and_then(|entry| entry.luns.as_ref());
-                let sees = allowed.is_none_or(|luns| luns.contains(&lun.config.lun));
-                sees.then_some((lun.wire, index))
+                login::sees(entry, peer, lun.config.lun).then_some((lun.wire, index))
             }));
         }
         let exclusive = luns.iter().map(|(_, lun)| *lun);
@@ -438,6 +448,7 @@ impl Connection {
             isid: pending.isid,
             target: pending.target.clone(),
             peer: self.peer,
+            peer_key: self.peer_key,
             connection: self.id,
             exclusive: exclusive.filter(|lun| context.shared.luns[*lun].config.exclusive).collect(),
         };
@@ -473,6 +484,13 @@ impl Connection {
                 tracing::warn!(peer = %self.peer, initiator = pending.initiator, holder, "LUN is exclusive");
                 self.machine.refuse_session(LoginStatus::AuthorizationFailure);
             }
+            Admission::OtherKey => {
+                tracing::warn!(
+                    peer = %self.peer, initiator = pending.initiator,
+                    "login refused: its name is in session with another key"
+                );
+                self.machine.refuse_session(LoginStatus::AuthorizationFailure);
+            }
             Admission::Full => self.machine.refuse_session(LoginStatus::ServiceUnavailable),
         }
     }
@@ -482,7 +500,8 @@ impl Connection {
         let config = &context.shared.config;
         let address = login::portal_address(config, self.local);
         let own = session.target.map(|index| config.targets[index].iqn.as_str());
-        let targets: Vec<_> = login::visible(config, &session.initiator, session.user.as_deref())
+        let peer = self.proven(context.shared);
+        let targets: Vec<_> = login::visible(config, &session.initiator, peer, session.user.as_deref())
             .filter(|target| match scope {
                 machine::Scope::All => own.is_none() || own == Some(target.iqn.as_str()),
                 machine::Scope::This => own == Some(target.iqn.as_str()),

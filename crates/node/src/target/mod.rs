@@ -15,6 +15,8 @@ mod server;
 mod sessions;
 mod worker;
 
-pub use config::{Access, AclEntry, ChapAccount, LunConfig, ServeError, ServerConfig, TargetConfig};
+pub use config::{
+    Access, AclEntry, ChapAccount, LunConfig, Peer, Sealing, ServeError, ServerConfig, TargetConfig,
+};
 pub use server::{Server, ServerHandle};
 pub use sessions::SessionStatus;

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use iscsi::wire::Isid;
 use mutant::Mutant;
 use scsi::NexusId;
+use seal::PublicKey;
 
 use super::mail::ConnectionId;
 
@@ -21,6 +22,8 @@ pub struct SessionStatus {
     pub target: Option<String>,
     /// Where it comes from.
     pub peer: SocketAddr,
+    /// The key it has proven, if it is sealed.
+    pub peer_key: Option<PublicKey>,
 }
 
 #[derive(Debug)]
@@ -41,6 +44,8 @@ pub(super) struct Claim {
     /// `None` for discovery.
     pub(super) target: Option<String>,
     pub(super) peer: SocketAddr,
+    /// The key it has proven; `None` in the clear.
+    pub(super) peer_key: Option<PublicKey>,
     pub(super) connection: ConnectionId,
     /// LUNs that only one initiator may use.
     pub(super) exclusive: Vec<usize>,
@@ -53,6 +58,8 @@ pub(super) enum Admission {
     Granted { tsih: u16, nexus: NexusId, former: Option<NexusId> },
     /// RFC 7143 §6.3.5: the session it replaces must end first; a `Retry` will come.
     Wait { old: ConnectionId },
+    /// It would replace a session of another key, or one that is sealed by one that is not, or the reverse.
+    OtherKey,
     /// Another initiator has an exclusive LUN.
     Busy { holder: String },
     /// No handle or no room left.
@@ -75,6 +82,7 @@ pub(super) struct Sessions {
 #[derive(Debug)]
 struct Former {
     initiator: String,
+    peer_key: Option<PublicKey>,
     isid: Isid,
     target: String,
     nexus: NexusId,
@@ -99,6 +107,11 @@ impl Sessions {
                 && entry.status.target == claim.target
                 && claim.target.is_some()
         });
+        if let Some(old) = &same
+            && old.status.peer_key != claim.peer_key
+        {
+            return Admission::OtherKey;
+        }
         if let Some(old) = same
             && !mutant::is_on(Mutant::ReinstateEarly)
         {
@@ -106,8 +119,8 @@ impl Sessions {
             return Admission::Wait { old: old.connection };
         }
         let holder = inner.entries.iter().find(|entry| {
-            entry.status.initiator != claim.initiator
-                && entry.luns.iter().any(|lun| claim.exclusive.contains(lun))
+            let other = entry.status.initiator != claim.initiator || entry.status.peer_key != claim.peer_key;
+            other && entry.luns.iter().any(|lun| claim.exclusive.contains(lun))
         });
         if let Some(holder) = holder {
             return Admission::Busy { holder: holder.status.initiator.clone() };
@@ -124,14 +137,15 @@ impl Sessions {
         };
         let former = inner.former.iter().position(|former| {
             former.initiator == claim.initiator
+                && former.peer_key == claim.peer_key
                 && former.isid == claim.isid
                 && Some(&former.target) == claim.target.as_ref()
         });
         let former = former.and_then(|index| inner.former.remove(index)).map(|former| former.nexus);
         inner.nexus_last += 1;
         let nexus = inner.nexus_last;
-        let status =
-            SessionStatus { tsih, initiator: claim.initiator, target: claim.target, peer: claim.peer };
+        let Claim { initiator, target, peer, peer_key, .. } = claim;
+        let status = SessionStatus { tsih, initiator, target, peer, peer_key };
         let (isid, connection, luns) = (claim.isid, claim.connection, claim.exclusive);
         inner.entries.push(Entry { status, isid, nexus, connection, luns, waiters: Vec::new() });
         Admission::Granted { tsih, nexus, former }
@@ -148,7 +162,8 @@ impl Sessions {
             if inner.former.len() == FORMER_MAX {
                 inner.former.pop_front();
             }
-            inner.former.push_back(Former { initiator: status.initiator, isid, target, nexus });
+            let SessionStatus { initiator, peer_key, .. } = status;
+            inner.former.push_back(Former { initiator, peer_key, isid, target, nexus });
         }
         waiters
     }
@@ -183,6 +198,7 @@ mod tests {
             isid: Isid([isid; 6]),
             target: Some("iqn.t".into()),
             peer: "127.0.0.1:1".parse().unwrap(),
+            peer_key: None,
             connection: ConnectionId { worker: 0, slot, generation: 0 },
             exclusive: Vec::new(),
         }
@@ -237,11 +253,31 @@ mod tests {
     }
 
     #[test]
+    fn a_session_is_replaced_by_its_own_key_only_seal1_7() {
+        let key = |byte| Some(PublicKey([byte; 32]));
+        let of = |peer_key, slot| Claim { peer_key, ..claim("a", 1, slot) };
+        for (held, taker) in [(key(1), key(2)), (key(1), None), (None, key(1))] {
+            let sessions = Sessions::default();
+            assert!(matches!(sessions.claim(of(held, 0)), Admission::Granted { .. }));
+            assert_eq!(sessions.claim(of(taker, 1)), Admission::OtherKey, "{held:?} {taker:?}");
+            let old = ConnectionId { worker: 0, slot: 0, generation: 0 };
+            assert!(sessions.release(old).is_empty(), "the other one does not wait");
+            let Admission::Granted { former, .. } = sessions.claim(of(taker, 1)) else { panic!() };
+            assert_eq!(former, None, "nor is it who was here before");
+        }
+        let sessions = Sessions::default();
+        assert!(matches!(sessions.claim(of(key(1), 0)), Admission::Granted { .. }));
+        assert!(matches!(sessions.claim(of(key(1), 1)), Admission::Wait { .. }));
+    }
+
+    #[test]
     fn an_exclusive_lun_has_one_initiator() {
         let sessions = Sessions::default();
         let with = |name, slot| Claim { exclusive: vec![3], ..claim(name, slot as u8, slot) };
         assert!(matches!(sessions.claim(with("a", 1)), Admission::Granted { .. }));
         assert!(matches!(sessions.claim(with("a", 2)), Admission::Granted { .. }), "its second path");
         assert_eq!(sessions.claim(with("b", 3)), Admission::Busy { holder: "a".into() });
+        let keyed = Claim { peer_key: Some(PublicKey([1; 32])), ..with("a", 4) };
+        assert_eq!(sessions.claim(keyed), Admission::Busy { holder: "a".into() }, "a name is no proof");
     }
 }

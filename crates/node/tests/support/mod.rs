@@ -51,6 +51,7 @@ pub(crate) fn config(luns: Vec<LunConfig>, access: Access) -> ServerConfig {
     ServerConfig {
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         advertise: None,
+        sealing: None,
         targets: vec![TargetConfig { iqn: IQN.into(), luns, access }],
         drain_timeout: Duration::from_secs(5),
         threads: Some(2),

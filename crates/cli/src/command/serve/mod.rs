@@ -192,7 +192,8 @@ impl Target {
             };
             match &acl.initiator {
                 Some(initiator) => access.initiators.push(AclEntry {
-                    initiator: initiator.clone(),
+                    initiator: Some(initiator.clone()),
+                    peer: None,
                     luns: acl.luns.clone(),
                     read_only: acl.read_only,
                     chap,
@@ -221,6 +222,7 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
     let server = ServerConfig {
         listen: config.listen.clone(),
         advertise: config.advertise.clone(),
+        sealing: None,
         targets,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
         threads: None,

@@ -1,0 +1,72 @@
+//! What both roles mean by sealing: the policy, the secret of a pair of peers, what protects a session.
+
+use std::fmt;
+use std::sync::Arc;
+
+use seal::{PublicKey, Suite};
+use zeroize::Zeroizing;
+
+/// How much sealing is wanted (docs/SEAL.md, section 7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SealPolicy {
+    /// Never.
+    #[default]
+    Off,
+    /// If the peer can; in the clear otherwise.
+    Offer,
+    /// Or not at all.
+    Require,
+}
+
+impl SealPolicy {
+    /// By its name, as people write it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Off, Self::Offer, Self::Require].into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Offer => "offer",
+            Self::Require => "require",
+        }
+    }
+}
+
+/// The pre-shared key of a pair of peers, P of docs/SEAL.md section 3. Wiped when the last holder drops it; never shown.
+#[derive(Clone)]
+pub struct Psk(Arc<Zeroizing<[u8; 32]>>);
+
+impl Psk {
+    /// Takes the key.
+    pub fn new(key: Zeroizing<[u8; 32]>) -> Self {
+        Self(Arc::new(key))
+    }
+
+    /// The key.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Psk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Psk(..)")
+    }
+}
+
+/// What protects a session on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protection {
+    /// Nothing.
+    #[default]
+    None,
+    /// SEAL/1.
+    Sealed {
+        /// How.
+        suite: Suite,
+        /// The other side's key, which it has proven to hold.
+        peer_key: PublicKey,
+    },
+}
