@@ -30,9 +30,10 @@ pub(crate) fn check_payload(transmit: &Transmit, buffer: impl Fn(u32) -> u32) {
     match &transmit.payload {
         Payload::None => assert_eq!(length, 0),
         Payload::Bytes(bytes) => assert_eq!(length as usize, bytes.len()),
-        Payload::Task { task, offset, length: bytes } => {
+        Payload::Task { task, offset, length: bytes, end } => {
             assert_eq!(length, *bytes);
-            assert!(offset + bytes <= buffer(task.0), "sends beyond the buffer");
+            assert!(offset + bytes <= *end, "sends beyond the end of its transfer");
+            assert!(*end <= buffer(task.0), "the transfer ends beyond the buffer");
         }
     }
 }

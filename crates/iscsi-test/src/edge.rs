@@ -16,7 +16,8 @@ fn encode(transmit: &Transmit, buffers: &Buffers, wire: &mut Vec<u8>) {
     let data = match &transmit.payload {
         Payload::None => &[][..],
         Payload::Bytes(bytes) => bytes,
-        Payload::Task { task, offset, length } => {
+        Payload::Task { task, offset, length, end } => {
+            assert!(offset + length <= *end, "sends beyond the end of its transfer");
             &buffers[&task.0][*offset as usize..(*offset + *length) as usize]
         }
     };

@@ -123,6 +123,10 @@ pub enum Payload {
         offset: u32,
         /// Bytes, at least 1.
         length: u32,
+        /// End, in the buffer, of the data that this transfer sends in all; the same in each of its PDUs. Data-In: what
+        /// the edge completed the command with, the initiator's expectation at most. Immediate data and Data-Out: the
+        /// Expected Data Transfer Length, whether or not the target asks for all of it.
+        end: u32,
     },
 }
 

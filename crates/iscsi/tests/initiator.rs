@@ -228,9 +228,9 @@ fn write_goes_out_as_negotiated() {
         let mut sn = 0;
         while let Some((pdu, payload)) = initiator.next() {
             let (offset, length) = match payload {
-                Payload::Task { task: of, offset, length } => {
-                    assert_eq!(of, task);
-                    (offset, length)
+                Payload::Task { task: of, offset, length: bytes, end } => {
+                    assert_eq!((of, end), (task, length));
+                    (offset, bytes)
                 }
                 _ => (0, 0),
             };
@@ -264,7 +264,7 @@ fn r2ts_are_answered_in_segments() {
     let mut seen = Vec::new();
     while let Some((InitiatorPdu::DataOut(data), payload)) = initiator.next() {
         let length = data.data_segment_length;
-        assert_eq!(payload, Payload::Task { task, offset: data.buffer_offset, length });
+        assert_eq!(payload, Payload::Task { task, offset: data.buffer_offset, length, end: 6000 });
         assert_eq!(data.lun, 5);
         seen.push((data.ttt.0, data.data_sn.0, data.buffer_offset, length, data.is_final));
     }

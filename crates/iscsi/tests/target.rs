@@ -662,6 +662,10 @@ fn data_in_sequences_and_collapsed_status() {
             (4, 4096, 404, true, Some(0)),
         ]
     );
+    // The end is that of what is sent, not of what was expected.
+    for payload in &target.payloads[target.payloads.len() - 5..] {
+        assert!(matches!(payload, Payload::Task { end: 4500, .. }), "{payload:?}");
+    }
     assert_eq!(sent[4].residual, Residual::Underflow(500));
     assert_eq!(target.done(), 1);
 }

@@ -71,7 +71,7 @@ impl Connection {
             self.queue_sequence(slot, Ttt::RESERVED, immediate, unsolicited);
         }
         let payload = if immediate > 0 {
-            Payload::Task { task: TaskId(slot), offset: 0, length: immediate }
+            Payload::Task { task: TaskId(slot), offset: 0, length: immediate, end: out }
         } else {
             Payload::None
         };

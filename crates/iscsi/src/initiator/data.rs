@@ -83,7 +83,7 @@ impl Connection {
         let &slot = self.data_queue.front()?;
         let exp_stat_sn = self.exp_stat_sn;
         let task = self.tasks.get_mut(slot);
-        let (itt, lun) = (task.itt, task.lun);
+        let (itt, lun, end) = (task.itt, task.lun, task.length);
         let sequence = task.sequence();
         let offset = sequence.offset;
         let length = self.parameters.send_segment_max.min(sequence.end - offset);
@@ -110,6 +110,6 @@ impl Connection {
             self.turn_bytes = 0;
             self.data_queue.rotate_left(1);
         }
-        Some(self.transmit(header.emit(), Payload::Task { task: TaskId(slot), offset, length }))
+        Some(self.transmit(header.emit(), Payload::Task { task: TaskId(slot), offset, length, end }))
     }
 }

@@ -281,7 +281,7 @@ impl Connection {
         }
         // The status of a bidirectional command goes in a response of its own, with both residuals.
         let collapse = last && task.status == 0 && task.sense.is_empty() && !task.write;
-        let (itt, data_sn) = (task.itt, task.data_sn.take());
+        let (itt, data_sn, end) = (task.itt, task.data_sn.take(), task.data_in);
 
         self.turn_bytes += length;
         if last {
@@ -312,7 +312,7 @@ impl Connection {
             residual,
             data_segment_length: length,
         };
-        let payload = Payload::Task { task: TaskId(slot), offset, length };
+        let payload = Payload::Task { task: TaskId(slot), offset, length, end };
         Some(self.transmit(header.emit(), payload))
     }
 }

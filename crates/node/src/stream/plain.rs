@@ -39,7 +39,7 @@ fn append(
             }
             bytes.len()
         }
-        Payload::Task { task, offset, length } => {
+        Payload::Task { task, offset, length, .. } => {
             let buffer = buffer_of(*task).expect("a task that sends has a buffer");
             let span = buffer.slice(*offset as usize, *length as usize);
             // Without a digest nobody looks at the bytes: they may be stored ones (`Endpoint::lend`).

@@ -163,7 +163,7 @@ impl Client {
             match &transmit.payload {
                 Payload::None => {}
                 Payload::Bytes(data) => bytes.extend_from_slice(data),
-                Payload::Task { task, offset, length } => {
+                Payload::Task { task, offset, length, .. } => {
                     let (start, length) = (*offset as usize, *length as usize);
                     bytes.extend_from_slice(&self.buffers[task.index()][start..start + length]);
                 }
