@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Bytes of a record's prefix.
 pub const PREFIX_BYTES: usize = 4;
+/// Bytes of a basic header segment.
+pub const BHS_BYTES: usize = 48;
 /// Bytes of a tag, of heads and units, in every suite.
 pub const TAG_BYTES: usize = 16;
 /// Bytes of a descriptor.
@@ -16,7 +18,7 @@ pub const DESCRIPTOR_BYTES: usize = 28;
 /// Most descriptors in one head.
 pub const DESCRIPTORS_MAX: usize = 32;
 /// Longest head: BHS, the longest AHS, descriptors.
-pub const HEAD_BYTES_MAX: usize = 48 + 255 * 4 + DESCRIPTORS_MAX * DESCRIPTOR_BYTES;
+pub const HEAD_BYTES_MAX: usize = BHS_BYTES + 255 * 4 + DESCRIPTORS_MAX * DESCRIPTOR_BYTES;
 /// Unit size unless there is a reason, bytes.
 pub const UNIT_BYTES: u32 = 64 << 10;
 /// Smallest and largest unit size, bytes; powers of two.
@@ -74,6 +76,38 @@ pub struct Descriptor {
     /// Its tag.
     pub tag: [u8; TAG_BYTES],
 }
+
+impl Descriptor {
+    /// The generation whose data key sealed the unit.
+    pub fn generation(&self) -> u16 {
+        (self.seal_id >> 48) as u16
+    }
+}
+
+/// The descriptors of an opened head, in order; parsed as they are asked for, so nothing is allocated.
+#[derive(Clone, Debug)]
+pub struct Descriptors<'a>(std::slice::ChunksExact<'a, u8>);
+
+impl Iterator for Descriptors<'_> {
+    type Item = Descriptor;
+
+    fn next(&mut self) -> Option<Descriptor> {
+        let bytes = self.0.next()?;
+        let (seal_id, rest) = bytes.split_first_chunk()?;
+        let (length, tag) = rest.split_first_chunk()?;
+        Some(Descriptor {
+            seal_id: u64::from_be_bytes(*seal_id),
+            length: u32::from_be_bytes(*length),
+            tag: tag.try_into().ok()?,
+        })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Descriptors<'_> {}
 
 /// A static X25519 key pair. The private half is wiped when dropped, and never shown.
 pub struct Identity;
@@ -206,17 +240,25 @@ impl Sealer {
         todo!()
     }
 
-    /// Appends prefix and sealed head to `out`. `header` is BHS and AHS.
+    /// Appends prefix and sealed head to `out`. `header` is BHS and AHS; every descriptor must be one that
+    /// [`Self::carries`] is true for.
     pub fn seal_head(&mut self, _header: &[u8], _descriptors: &[Descriptor], _out: &mut Vec<u8>) {
         todo!()
     }
 
-    /// Whether the next record should begin a generation: bytes, records, or an hour since the last.
+    /// Whether a unit that was sealed ahead may still be sent: its generation is the current one or the one before.
+    pub fn carries(&self, _descriptor: &Descriptor) -> bool {
+        todo!()
+    }
+
+    /// Whether the next record should begin a generation: bytes, records, or an hour since the last. `now` is the
+    /// time since the channel was made.
     pub fn is_due(&self, _now: Duration) -> bool {
         todo!()
     }
 
-    /// Begins the next generation with the next head.
+    /// Begins the next generation with the next head; `now` as in [`Self::is_due`]. Fails after generation 65535: the
+    /// connection must end.
     pub fn rekey(&mut self, _now: Duration) -> Result<(), Broken> {
         todo!()
     }
@@ -243,6 +285,15 @@ impl Opener {
 }
 
 /// Splits an opened head into header (BHS and AHS) and descriptors, which must fill it exactly.
-pub fn parse_head(_head: &[u8]) -> Result<(&[u8], Vec<Descriptor>), Broken> {
-    todo!()
+pub fn parse_head(head: &[u8]) -> Result<(&[u8], Descriptors<'_>), Broken> {
+    if head.len() < BHS_BYTES || head.len() > HEAD_BYTES_MAX {
+        return Err(Broken);
+    }
+    let header_bytes = BHS_BYTES + usize::from(head[4]) * 4; // TotalAHSLength, RFC 7143 §11.2.1.5
+    let (header, rest) = head.split_at_checked(header_bytes).ok_or(Broken)?;
+    let descriptors = rest.chunks_exact(DESCRIPTOR_BYTES);
+    if !descriptors.remainder().is_empty() || descriptors.len() > DESCRIPTORS_MAX {
+        return Err(Broken);
+    }
+    Ok((header, Descriptors(descriptors)))
 }
