@@ -3,10 +3,10 @@
 use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::command::{bench, check, compare, completions, copy, demo, info, ls, man, serve, torture};
+use crate::command::{bench, check, compare, completions, copy, demo, info, lab, ls, man, serve, torture};
 
 /// Commands that belong under "Research" in the help.
-const RESEARCH: &[&str] = &["bench"];
+const RESEARCH: &[&str] = &["bench", "lab"];
 
 /// Moves block data between disks: iSCSI target and initiator in user space, io_uring data mover.
 #[derive(Debug, Parser)]
@@ -37,6 +37,7 @@ pub(crate) enum Command {
     Check(check::Args),
     Demo(demo::Args),
     Bench(bench::Args),
+    Lab(lab::Args),
     Torture(torture::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -53,6 +54,7 @@ impl Command {
             Self::Check(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),
+            Self::Lab(args) => args.is_json(),
             Self::Torture(args) => args.json,
             Self::Serve(_) | Self::Completions(_) | Self::Man(_) => false,
         }
@@ -133,7 +135,9 @@ mod tests {
         for name in ["serve", "copy", "compare", "ls", "info", "check", "demo", "completions", "man"] {
             assert!(help[everyday..research].contains(&format!("\n  {name} ")), "{name}\n{help}");
         }
-        assert!(help[research..options].contains("\n  bench "), "{help}");
+        for name in ["bench", "lab"] {
+            assert!(help[research..options].contains(&format!("\n  {name} ")), "{name}\n{help}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub(crate) mod completions;
 pub(crate) mod copy;
 pub(crate) mod demo;
 pub(crate) mod info;
+pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod serve;
@@ -27,6 +28,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Check(args) => check::run(context, &args),
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),
+        Command::Lab(args) => lab::run(context, &args),
         Command::Torture(args) => torture::run(context, &args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

@@ -1,0 +1,105 @@
+//! What the sides of a reading tell.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::capture::Seen;
+use crate::stats::percentile;
+use crate::sys::Cpu;
+
+/// Blocks whose moments are kept.
+const MOMENTS_MAX: usize = 1 << 18;
+
+/// The moments of one block, since the reading began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moments {
+    /// It was asked for.
+    pub(super) asked: Duration,
+    /// Its first bytes came.
+    pub(super) first: Duration,
+    /// Its last bytes came.
+    pub(super) last: Duration,
+    /// It could be used.
+    pub(super) ready: Duration,
+    /// What opening took of that, wherever between `first` and `ready`.
+    pub(super) opening: Duration,
+}
+
+/// An initiator's notes.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    moments: Vec<Moments>,
+    blocks: u64,
+}
+
+impl Notes {
+    pub(super) fn block(&mut self, moments: Moments) {
+        self.blocks += 1;
+        if self.moments.len() < MOMENTS_MAX {
+            self.moments.push(moments);
+        }
+    }
+
+    /// Sums up a reading from `start` until now.
+    pub(super) fn figures(self, start: Instant, cpu: Cpu, seen: Vec<Seen>) -> Figures {
+        let column = |value: &dyn Fn(&Moments) -> Duration, share: f64| {
+            let mut values: Vec<u64> =
+                self.moments.iter().map(|moments| value(moments).as_nanos() as u64).collect();
+            percentile(&mut values, share).unwrap_or(0) as f64 / 1e3
+        };
+        let cycle = |moments: &Moments| moments.ready.saturating_sub(moments.asked);
+        Figures {
+            blocks: self.blocks,
+            seconds: start.elapsed().as_secs_f64(),
+            cpu,
+            cycle_us: column(&cycle, 0.5),
+            cycle_p99_us: column(&cycle, 0.99),
+            wait_us: column(&|moments| moments.first.saturating_sub(moments.asked), 0.5),
+            opening_us: column(&|moments| moments.opening, 0.5),
+            opening_gap_us: column(&|moments| moments.ready.saturating_sub(moments.last), 0.5),
+            seen,
+        }
+    }
+}
+
+/// What an initiator saw of a reading. Times are medians over its blocks, microseconds.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    /// Blocks read.
+    pub(super) blocks: u64,
+    /// From the first request to the last block.
+    pub(super) seconds: f64,
+    /// Used by the initiator.
+    pub(super) cpu: Cpu,
+    /// From the request of a block until it can be used.
+    pub(super) cycle_us: f64,
+    /// The same, one in a hundred.
+    pub(super) cycle_p99_us: f64,
+    /// From the request to the first bytes.
+    pub(super) wait_us: f64,
+    /// Spent on opening.
+    pub(super) opening_us: f64,
+    /// From the last bytes until it can be used.
+    pub(super) opening_gap_us: f64,
+    /// Its calls that moved data, where asked for.
+    pub(super) seen: Vec<Seen>,
+}
+
+/// What a target used and did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Mark {
+    /// Processor time.
+    pub(super) cpu: Cpu,
+    /// Sealing, seconds.
+    pub(super) sealing: f64,
+    /// Of that, while the socket held what the peer had not acknowledged. Counted only when instrumented.
+    pub(super) hidden: f64,
+}
+
+/// A target that can be reached.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Listening {
+    /// On the loopback.
+    pub(super) port: u16,
+}

@@ -1,0 +1,216 @@
+//! Blocks over iSCSI: our target over a file in memory, our initiator, in two processes.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use area::{PoolLimits, Span};
+use block::{Completion, Endpoint, Kind, Medium, OpenOptions, Request, Router, Spec, close_all, wait_ready};
+use io::{Event, Io};
+use node::initiator::{IscsiMedium, Options, Url};
+use node::target::{Access, LunConfig, Server, ServerConfig, TargetConfig};
+use serde::{Deserialize, Serialize};
+
+use super::figures::{Figures, Listening, Mark, Moments, Notes};
+use super::shape::Reading;
+use crate::part::{Order, Talk};
+use crate::sys::Cpu;
+use crate::{Attempted, LabError};
+
+const IQN: &str = "iqn.2026-11.example.hikyaku:lab";
+const INITIATOR: &str = "iqn.2026-11.example.hikyaku:lab.reader";
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+const WARM_UP: Duration = Duration::from_millis(20);
+
+/// What a target is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct IscsiTarget {
+    pub(crate) reading: Reading,
+    /// Where to make the file of the LUN; whoever starts the part removes it.
+    pub(crate) folder: PathBuf,
+}
+
+/// What an initiator is told.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct IscsiInitiator {
+    pub(crate) reading: Reading,
+    /// The target's, on the loopback.
+    pub(crate) port: u16,
+}
+
+impl IscsiTarget {
+    pub(crate) fn run(self, mut talk: Talk) -> Result<(), LabError> {
+        let path = self.folder.join("lun.img");
+        std::fs::write(&path, self.reading.contents()).attempted(&format!("write {}", path.display()))?;
+        let server = Server::start(config(&path)?).attempted("start a target")?;
+        talk.say(&Listening { port: server.addresses()[0].port() })?;
+        while let Some(order) = talk.next()? {
+            match order {
+                Order::Mark => talk.say(&Mark { cpu: Cpu::now(), ..Mark::default() })?,
+                Order::Go { .. } => talk.say(&())?,
+            }
+        }
+        server.handle().drain();
+        server.wait().attempted("end the target")
+    }
+}
+
+fn config(path: &Path) -> Result<ServerConfig, LabError> {
+    let doing = format!("open {}", path.display());
+    let spec = Spec::parse(&format!("file:{}", path.display())).attempted(&doing)?;
+    let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: false };
+    let lun = LunConfig {
+        lun: 0,
+        medium: block::open(&spec, &options).attempted(&doing)?,
+        serial: "lab".to_owned(),
+        naa: 0x3000_0000_0000_2004,
+        read_only: true,
+        write_cache: true,
+        vendor: None,
+        product: None,
+        rotational: None,
+        removable: false,
+        block_size: None,
+        physical_block_size: None,
+        shared: false,
+        exclusive: false,
+    };
+    Ok(ServerConfig {
+        listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
+        advertise: None,
+        targets: vec![TargetConfig { iqn: IQN.to_owned(), luns: vec![lun], access: Access::default() }],
+        drain_timeout: DRAIN_TIMEOUT,
+        threads: None,
+        sealing: None,
+    })
+}
+
+impl IscsiInitiator {
+    pub(crate) fn run(self, mut talk: Talk) -> Result<(), LabError> {
+        let doing = format!("read blocks of {} bytes over iSCSI", self.reading.block);
+        let mut io = Io::new(PoolLimits::default()).attempted(&doing)?;
+        let url = format!("iscsi://127.0.0.1:{}/{IQN}/0", self.port);
+        let url = Url::parse(&url).attempted(&doing)?;
+        let medium = IscsiMedium::new(url, Options::new(INITIATOR), true).attempted(&doing)?;
+        let mut endpoint = Arc::new(medium).attach(&mut io).attempted(&doing)?;
+        wait_ready(&mut io, &mut [&mut *endpoint]).attempted(&doing)?;
+        let mut reader = Reader::new(self.reading, &mut io, &mut *endpoint).attempted(&doing)?;
+        reader.check().attempted(&doing)?;
+        reader.read(WARM_UP).attempted(&doing)?;
+        talk.say(&())?;
+        while let Some(order) = talk.next()? {
+            match order {
+                Order::Go { ms } => talk.say(&reader.read(Duration::from_millis(ms)).attempted(&doing)?)?,
+                Order::Mark => talk.say(&())?,
+            }
+        }
+        close_all(&mut io, &mut [&mut *endpoint]);
+        Ok(())
+    }
+}
+
+/// A block's place.
+struct Slot {
+    span: Span,
+    index: u64,
+    asked: Duration,
+}
+
+/// A reading under way. It has the loop to itself.
+struct Reader<'a> {
+    reading: Reading,
+    io: &'a mut Io,
+    endpoint: &'a mut dyn Endpoint,
+    router: Router<()>,
+    slots: Vec<Slot>,
+    events: Vec<Event>,
+    done: Vec<Completion>,
+    next: u64,
+    since: Instant,
+}
+
+impl<'a> Reader<'a> {
+    fn new(reading: Reading, io: &'a mut Io, endpoint: &'a mut dyn Endpoint) -> Result<Self, String> {
+        let longest = endpoint.capability().max_transfer_bytes;
+        if reading.block > longest {
+            return Err(format!("the LUN takes at most {longest} bytes at a time"));
+        }
+        let slot = |_| {
+            let span = io.pool().take(reading.block as usize).ok_or("there is no memory")?;
+            Ok::<_, String>(Slot { span, index: 0, asked: Duration::ZERO })
+        };
+        let slots = (0..reading.depth).map(slot).collect::<Result<_, _>>()?;
+        let mut router = Router::new();
+        router.add_endpoint(endpoint, ());
+        let since = Instant::now();
+        Ok(Self {
+            reading,
+            io,
+            endpoint,
+            router,
+            slots,
+            events: Vec::new(),
+            done: Vec::new(),
+            next: 0,
+            since,
+        })
+    }
+
+    fn ask(&mut self, slot: usize) {
+        let at = &mut self.slots[slot];
+        (at.index, at.asked) = (self.next, self.since.elapsed());
+        self.next += 1;
+        let kind = Kind::Read { offset: self.reading.offset(at.index), into: at.span.clone() };
+        self.endpoint.submit(self.io, Request { id: slot as u64, kind }, &mut self.done);
+    }
+
+    /// The next block that has come, opened: its slot, and when what happened to it.
+    fn receive(&mut self) -> Result<(usize, Moments), String> {
+        while self.done.is_empty() {
+            let router = &self.router;
+            let turned = self.io.turn_for(|owner| router.route(owner).is_some(), None, &mut self.events);
+            turned.map_err(|error| error.to_string())?;
+            for event in self.events.drain(..) {
+                self.endpoint.on_event(self.io, event, &mut self.done);
+            }
+        }
+        // In the order they came.
+        let Completion { id, result } = self.done.remove(0);
+        result.map_err(|error| error.to_string())?;
+        let last = self.since.elapsed();
+        let asked = self.slots[id as usize].asked;
+        let ready = self.since.elapsed();
+        Ok((id as usize, Moments { asked, first: last, last, ready, opening: Duration::ZERO }))
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        self.ask(0);
+        let (slot, _) = self.receive()?;
+        let mut bytes = vec![0; self.reading.block as usize];
+        self.slots[slot].span.read(0, &mut bytes);
+        if self.reading.is_block(0, &bytes) {
+            Ok(())
+        } else {
+            Err("block 0 is not what is stored".to_owned())
+        }
+    }
+
+    fn read(&mut self, time: Duration) -> Result<Figures, String> {
+        let (start, cpu) = (Instant::now(), Cpu::now());
+        let until = self.since.elapsed() + time;
+        let mut notes = Notes::default();
+        let mut asked = self.slots.len();
+        (0..asked).for_each(|slot| self.ask(slot));
+        while asked > 0 {
+            let (slot, moments) = self.receive()?;
+            if moments.ready < until {
+                self.ask(slot);
+            } else {
+                asked -= 1;
+            }
+            notes.block(moments);
+        }
+        Ok(notes.figures(start, Cpu::now().since(cpu), Vec::new()))
+    }
+}

@@ -1,0 +1,64 @@
+//! Which rows there are.
+
+use super::shape::{Over, Protection, Reading};
+use crate::{LabError, Options};
+
+/// Block sizes, bytes: the paper's range.
+const BLOCKS: [u32; 8] = [512, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// The size of the paper's packet plots, and what `--quick` looks at.
+pub(super) const BLOCK_OF_PLOTS: u32 = 32 << 10;
+/// One at a time, as the paper has it, and several.
+const DEPTHS: [u32; 2] = [1, 8];
+/// Longest block that may be asked for.
+const BLOCK_MAX: u32 = 4 << 20;
+
+/// A row: one way of reading.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) over: Over,
+    pub(super) reading: Reading,
+}
+
+impl Row {
+    /// For messages and `Options::rows`.
+    pub(super) fn name(&self) -> String {
+        let Reading { block, depth, protection } = self.reading;
+        format!("{} {}, {block} bytes, depth {depth}", self.over.name(), protection.name())
+    }
+}
+
+/// All that `options` asks for. Rows that are compared stand next to each other, and so are measured.
+pub(super) fn rows(options: &Options) -> Result<Vec<Row>, LabError> {
+    for block in &options.blocks {
+        if !block.is_multiple_of(512) || !(512..=BLOCK_MAX).contains(block) {
+            let text = format!("blocks of {block} bytes; multiples of 512 up to {BLOCK_MAX} can be read");
+            return Err(LabError::Usage(text));
+        }
+    }
+    let blocks = match (&options.blocks[..], options.quick) {
+        ([], true) => vec![BLOCK_OF_PLOTS],
+        ([], false) => BLOCKS.to_vec(),
+        (blocks, _) => blocks.to_vec(),
+    };
+    let mut rows = Vec::new();
+    for over in [Over::Sockets, Over::Iscsi] {
+        for depth in DEPTHS {
+            for &block in &blocks {
+                let protections = protections(over, block);
+                let readings = protections.into_iter().map(|protection| Reading { block, depth, protection });
+                rows.extend(readings.map(|reading| Row { over, reading }));
+            }
+        }
+    }
+    rows.retain(|row| {
+        options.rows.is_empty() || options.rows.iter().any(|part| row.name().contains(part.as_str()))
+    });
+    if rows.is_empty() {
+        return Err(LabError::Usage("no row has such a name".to_owned()));
+    }
+    Ok(rows)
+}
+
+fn protections(_over: Over, _block: u32) -> Vec<Protection> {
+    vec![Protection::Plain]
+}

@@ -1,0 +1,94 @@
+//! What a row of the experiment is: what is read over what, how protected, and how that comes about.
+
+use serde::{Deserialize, Serialize};
+
+/// How blocks travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Over {
+    /// A request of 8 bytes, a block in answer, nothing else: the first experiment of the paper.
+    Sockets,
+    /// Our target and our initiator: the second.
+    Iscsi,
+}
+
+impl Over {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sockets => "sockets",
+            Self::Iscsi => "iSCSI",
+        }
+    }
+}
+
+/// What protects the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Protection {
+    /// Nothing.
+    Plain,
+}
+
+impl Protection {
+    /// The row's name.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Plain => "plain".to_owned(),
+        }
+    }
+
+    /// How its figures come about.
+    pub(crate) fn obtained(self, over: Over) -> String {
+        match (self, over) {
+            (Self::Plain, Over::Sockets) => "measured: sent from memory as it is".to_owned(),
+            (Self::Plain, Over::Iscsi) => "measured: file on tmpfs, session without digests".to_owned(),
+        }
+    }
+}
+
+/// What both sides of a reading know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reading {
+    /// Bytes of a block: what is asked for at a time.
+    pub(crate) block: u32,
+    /// Blocks asked for and not yet opened.
+    pub(crate) depth: u32,
+    /// What protects them.
+    pub(crate) protection: Protection,
+}
+
+/// Blocks read in turn are at least this many bytes together, so that they do not all lie in a first-level cache; nor more
+/// than a few blocks, so that 3DES has sealed them all in a moment.
+const RANGE_BYTES_MIN: u32 = 2 << 20;
+/// Of the pattern that blocks hold.
+const SEED: u64 = 2004;
+
+impl Reading {
+    /// Blocks that are read in turn.
+    pub(crate) fn blocks(&self) -> u64 {
+        u64::from((RANGE_BYTES_MIN / self.block).max(2))
+    }
+
+    /// Bytes of them.
+    pub(crate) fn range_bytes(&self) -> u64 {
+        self.blocks() * u64::from(self.block)
+    }
+
+    /// What the storage holds.
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.range_bytes() as usize];
+        block::fill_pattern(SEED, 0, &mut bytes);
+        bytes
+    }
+
+    /// Whether these are the bytes of block `index` (counted without end: the range is read again and again).
+    pub(crate) fn is_block(&self, index: u64, bytes: &[u8]) -> bool {
+        let mut expected = vec![0; self.block as usize];
+        block::fill_pattern(SEED, self.offset(index), &mut expected);
+        bytes == expected
+    }
+
+    /// Byte offset of block `index`.
+    pub(crate) fn offset(&self, index: u64) -> u64 {
+        index % self.blocks() * u64::from(self.block)
+    }
+}

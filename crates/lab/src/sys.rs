@@ -1,0 +1,162 @@
+//! The few system calls that the standard library lacks.
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+/// Processor time of a process so far, seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Cpu {
+    /// In user mode.
+    pub(crate) user: f64,
+    /// In the kernel.
+    pub(crate) system: f64,
+}
+
+impl Cpu {
+    /// What all threads of this process have used.
+    pub(crate) fn now() -> Self {
+        // SAFETY: `rusage` is plain data for which all zeroes is a value, and the call only fills it.
+        let usage = unsafe {
+            let mut usage: libc::rusage = zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+            usage
+        };
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+        Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime) }
+    }
+
+    /// What was used since `earlier`.
+    pub(crate) fn since(self, earlier: Self) -> Self {
+        Self { user: self.user - earlier.user, system: self.system - earlier.system }
+    }
+}
+
+/// Bytes in the socket's send queue that the peer has not acknowledged yet, sent or not (SIOCOUTQ, tcp(7)).
+#[cfg_attr(not(test), expect(dead_code, reason = "the sealed rows come next"))]
+pub(crate) fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: the descriptor is open and the call stores one int.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
+    if result == 0 { Ok(count.max(0) as u32) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the kernel lets this process see packets.
+pub(crate) fn can_capture() -> bool {
+    packet_socket().is_ok()
+}
+
+/// A socket that gets a copy of every IPv4 packet of the loopback, from its IP header on, with the time.
+pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
+    const BUFFER_BYTES: libc::c_int = 64 << 20;
+    let check = |result: libc::c_int| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) };
+    let protocol = (libc::ETH_P_IP as u16).to_be();
+    // SAFETY: takes plain numbers; the descriptor it returns is nobody else's.
+    let socket = unsafe {
+        let number =
+            check(libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, protocol.into()))?;
+        OwnedFd::from_raw_fd(number)
+    };
+    let option = |name: libc::c_int, value: *const libc::c_void, length: usize| {
+        // SAFETY: `value` points to `length` bytes that live through the call.
+        check(unsafe {
+            libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, length as libc::socklen_t)
+        })
+    };
+    let (one, buffer): (libc::c_int, _) = (1, BUFFER_BYTES);
+    let wait = libc::timeval { tv_sec: 0, tv_usec: 5_000 };
+    option(libc::SO_TIMESTAMPNS, (&raw const one).cast(), size_of::<libc::c_int>())?;
+    option(libc::SO_RCVBUFFORCE, (&raw const buffer).cast(), size_of::<libc::c_int>())?;
+    option(libc::SO_RCVTIMEO, (&raw const wait).cast(), size_of::<libc::timeval>())?;
+    // SAFETY: plain data, all zeroes is a value; the name ends with a zero byte.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol;
+    // SAFETY: as above.
+    address.sll_ifindex = check(unsafe { libc::if_nametoindex(c"lo".as_ptr()) } as libc::c_int)?;
+    // SAFETY: the address lives through the call and its length is right.
+    check(unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    })?;
+    Ok(socket)
+}
+
+/// The beginning of a packet that was captured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Captured {
+    /// Bytes from the IP header on, as far as they fit.
+    pub(crate) start: [u8; 96],
+    /// Nanoseconds of the system's clock when the kernel saw it.
+    pub(crate) at_ns: u64,
+    /// It was seen on its way out; on the loopback each packet is seen twice.
+    pub(crate) is_outgoing: bool,
+}
+
+/// The next packet; `None` if there was none for 5 ms.
+pub(crate) fn receive_packet(socket: &OwnedFd) -> io::Result<Option<Captured>> {
+    let mut start = [0u8; 96];
+    // Room for one control message with a timespec, aligned as cmsghdr wants it.
+    let mut control = [0u64; 8];
+    // SAFETY: plain data for which all zeroes is a value.
+    let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
+    let mut piece = libc::iovec { iov_base: start.as_mut_ptr().cast(), iov_len: start.len() };
+    message.msg_name = (&raw mut from).cast();
+    message.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    // SAFETY: every pointer of the message refers to a local that outlives the call, with its length.
+    let count = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
+    if count < 0 {
+        let error = io::Error::last_os_error();
+        let nothing = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+        return if nothing { Ok(None) } else { Err(error) };
+    }
+    let mut at_ns = 0;
+    // SAFETY: the kernel filled the control buffer, and CMSG_FIRSTHDR stays within its length; a timestamp holds a timespec.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if !header.is_null() && (*header).cmsg_type == libc::SCM_TIMESTAMPNS {
+            let time: libc::timespec = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+            at_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+        }
+    }
+    Ok(Some(Captured { start, at_ns, is_outgoing: from.sll_pkttype == libc::PACKET_OUTGOING }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_that_nobody_reads_is_not_acknowledged_for_ever() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_receiver, _) = listener.accept().unwrap();
+        assert_eq!(unacknowledged(&sender).unwrap(), 0);
+        sender.set_nonblocking(true).unwrap();
+        while sender.write(&[0; 65536]).is_ok() {}
+        assert!(unacknowledged(&sender).unwrap() > 0);
+    }
+
+    #[test]
+    fn processor_time_grows() {
+        let before = Cpu::now();
+        let mut sum = 0u64;
+        while Cpu::now().since(before) == Cpu::default() {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(Cpu::now().user + Cpu::now().system > before.user + before.system);
+    }
+}
