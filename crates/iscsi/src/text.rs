@@ -332,6 +332,23 @@ pub fn binary(bytes: &[u8]) -> String {
     text
 }
 
+/// The base64 text of a binary value, with padding: for long ones between implementations that read it.
+#[must_use]
+pub fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(2 + bytes.len().div_ceil(3) * 4);
+    text.push_str("0b");
+    for group in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for digit in 0..4 {
+            let value = (bits >> (18 - 6 * digit) & 0x3f) as usize;
+            text.push(if digit <= group.len() { char::from(DIGITS[value]) } else { '=' });
+        }
+    }
+    text
+}
+
 /// A text safe to show: control characters replaced. For aliases, which are anyone's free text.
 #[must_use]
 pub fn printable(value: &str) -> String {
@@ -435,6 +452,9 @@ mod tests {
         ] {
             assert_eq!(parse_binary(text, 8).as_deref(), bytes, "{text:?}");
         }
+        assert_eq!(base64(&[1, 2, 255]), "0bAQL/");
+        assert_eq!(base64(&[1, 2]), "0bAQI=");
+        assert_eq!(base64(&[1]), "0bAQ==");
         assert_eq!(parse_binary("0x0102030405060708", 8).unwrap().len(), 8);
         assert_eq!(parse_binary("0bAQIDBAUGBwg=", 8).unwrap(), [1, 2, 3, 4, 5, 6, 7, 8]);
     }
@@ -477,6 +497,7 @@ mod tests {
 
         #[test]
         fn binary_values_return(bytes in prop::collection::vec(any::<u8>(), 1..64)) {
+            prop_assert_eq!(parse_binary(&base64(&bytes), 64), Some(bytes.clone()));
             prop_assert_eq!(parse_binary(&binary(&bytes), 64), Some(bytes));
         }
 

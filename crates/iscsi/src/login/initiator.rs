@@ -435,15 +435,7 @@ impl Login {
 
     fn on_refusal(&self, status: LoginStatus, segment: &[u8]) -> Result<Step, LoginError> {
         match status {
-            _ if status.class() == 1 => {
-                let pairs = text::parse(segment)?;
-                let address = pairs.iter().find(|pair| pair.key == "TargetAddress");
-                let address = address.ok_or(LoginError::BadRedirect(None))?;
-                let address = TargetAddress::parse(address.value)
-                    .map_err(|error| LoginError::BadRedirect(Some(error)))?;
-                let permanent = status == LoginStatus::TargetMovedPermanently;
-                Ok(Step::Redirect(Redirect { address, permanent }))
-            }
+            _ if status.class() == 1 => redirect(status, segment).map(Step::Redirect),
             LoginStatus::AuthenticationFailure => {
                 Err(LoginError::Authentication { algorithm: self.algorithm })
             }
@@ -568,6 +560,16 @@ impl Login {
         self.wish = Some(Stage::Operational);
         Ok(())
     }
+}
+
+/// Where a refusal of class 1 sends us.
+pub(super) fn redirect(status: LoginStatus, segment: &[u8]) -> Result<Redirect, LoginError> {
+    let pairs = text::parse(segment)?;
+    let address = pairs.iter().find(|pair| pair.key == "TargetAddress");
+    let address = address.ok_or(LoginError::BadRedirect(None))?;
+    let address =
+        TargetAddress::parse(address.value).map_err(|error| LoginError::BadRedirect(Some(error)))?;
+    Ok(Redirect { address, permanent: status == LoginStatus::TargetMovedPermanently })
 }
 
 /// Mutual CHAP: whether the target knows the secret.

@@ -10,6 +10,7 @@ use crate::chap::{Secret, USER_LENGTH_MAX};
 use crate::text::Pair;
 
 pub mod initiator;
+pub mod outer;
 pub mod target;
 
 /// Largest data segment of a login PDU, bytes: the default MaxRecvDataSegmentLength (§13.12).
