@@ -1,0 +1,181 @@
+//! IKpsk2 with ML-KEM-768 (docs/SEAL.md section 3), both sides, message by message.
+
+use std::fmt;
+
+use ml_kem::ml_kem_768::{Ciphertext, DecapsulationKey, EncapsulationKey};
+use ml_kem::{Decapsulate, KeyExport, Seed};
+use x25519_dalek::StaticSecret;
+use zeroize::Zeroizing;
+
+use crate::noise::{Symmetric, dh};
+use crate::schedule::{Ratchet, Secret32, expand32, extract};
+use crate::{Broken, Channel, Identity, PublicKey, Suite, TAG_BYTES};
+
+const PROTOCOL: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
+/// Bytes of an ML-KEM-768 encapsulation key.
+const EK_BYTES: usize = 1184;
+/// Bytes of an ML-KEM-768 ciphertext.
+const CT_BYTES: usize = 1088;
+/// Bytes of message 1: e, s, payload.
+const MESSAGE1_BYTES: usize = 32 + (32 + TAG_BYTES) + (EK_BYTES + TAG_BYTES);
+/// Bytes of the answer: ct, e, empty payload.
+const ANSWER_BYTES: usize = CT_BYTES + 32 + TAG_BYTES;
+
+/// What both sides make of the shared secret and P.
+fn psk(shared: &[u8], pair: Option<&[u8; 32]>) -> Secret32 {
+    let pair: &[u8] = pair.map_or(&[], |pair| pair);
+    expand32(&extract(&[0; 32], &[shared, pair]), b"hikyaku seal1 psk")
+}
+
+/// An ephemeral key pair.
+fn ephemeral(entropy: &[u8]) -> (StaticSecret, PublicKey) {
+    let bytes: [u8; 32] = entropy.try_into().expect("32 bytes of entropy");
+    let secret = StaticSecret::from(bytes);
+    let public = PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes());
+    (secret, public)
+}
+
+/// The initiator's half of an IKpsk2 handshake.
+pub struct Initiator {
+    noise: Symmetric,
+    identity: Identity,
+    ephemeral: StaticSecret,
+    decapsulation: Box<DecapsulationKey>,
+    psk: Option<Secret32>,
+    suite: Suite,
+}
+
+impl Initiator {
+    /// Makes message 1. `prologue` is docs/SEAL.md section 3's; `psk` is P; `suite` the one that was negotiated.
+    /// `entropy` must be fresh.
+    pub fn start(
+        identity: &Identity,
+        target: PublicKey,
+        prologue: &[u8],
+        psk: Option<&[u8; 32]>,
+        suite: Suite,
+        entropy: [u8; 128],
+    ) -> (Self, Vec<u8>) {
+        let entropy = Zeroizing::new(entropy);
+        let (e, e_public) = ephemeral(&entropy[..32]);
+        let mut seed = Seed::default();
+        seed.copy_from_slice(&entropy[32..96]);
+        let decapsulation = Box::new(DecapsulationKey::from_seed(seed));
+
+        let mut noise = Symmetric::new(PROTOCOL, prologue);
+        noise.mix_hash(&target.0); // pre-message: <- s
+        let mut message = Vec::with_capacity(MESSAGE1_BYTES);
+        message.extend_from_slice(&e_public.0); // e; with a psk it is mixed into the key too (Noise section 9.2)
+        noise.mix_hash(&e_public.0);
+        noise.mix_key(&Zeroizing::new(e_public.0));
+        noise.mix_key(&dh(&e, &target)); // es
+        noise.encrypt_and_hash(&identity.public().0, &mut message); // s
+        noise.mix_key(&dh(identity.secret(), &target)); // ss
+        noise.encrypt_and_hash(&decapsulation.encapsulation_key().to_bytes(), &mut message);
+        debug_assert_eq!(message.len(), MESSAGE1_BYTES);
+
+        let psk = psk.copied().map(Zeroizing::new);
+        (Self { noise, identity: identity.clone(), ephemeral: e, decapsulation, psk, suite }, message)
+    }
+
+    /// Takes the answer.
+    pub fn finish(mut self, answer: &[u8]) -> Result<Channel, Broken> {
+        if answer.len() != ANSWER_BYTES {
+            return Err(Broken);
+        }
+        let (ct, message) = answer.split_at(CT_BYTES);
+        let (e, payload) = message.split_first_chunk().ok_or(Broken)?;
+        let e = PublicKey(*e);
+        let shared = self.decapsulation.decapsulate(&Ciphertext::try_from(ct).map_err(|_| Broken)?);
+        let shared = Zeroizing::new(<[u8; 32]>::from(shared));
+
+        self.noise.mix_hash(&e.0); // e
+        self.noise.mix_key(&Zeroizing::new(e.0));
+        self.noise.mix_key(&dh(&self.ephemeral, &e)); // ee
+        self.noise.mix_key(&dh(self.identity.secret(), &e)); // se
+        self.noise.mix_key_and_hash(&psk(shared.as_slice(), self.psk.as_deref())); // psk
+        self.noise.decrypt_and_hash(payload)?;
+
+        let (ours, theirs) = Ratchet::both(self.suite, self.noise.hash(), &self.noise.split());
+        Ok(Channel::new(ours, theirs))
+    }
+}
+
+/// The target's half: message 1 was read, the caller looks up who that is.
+pub struct Responder {
+    noise: Symmetric,
+    initiator: PublicKey,
+    initiator_ephemeral: PublicKey,
+    encapsulation: Box<EncapsulationKey>,
+}
+
+impl Responder {
+    /// Reads message 1.
+    pub fn read(identity: &Identity, prologue: &[u8], message: &[u8]) -> Result<Self, Broken> {
+        if message.len() != MESSAGE1_BYTES {
+            return Err(Broken);
+        }
+        let (e, rest) = message.split_first_chunk().ok_or(Broken)?;
+        let (s, payload) = rest.split_at(32 + TAG_BYTES);
+        let e = PublicKey(*e);
+
+        let mut noise = Symmetric::new(PROTOCOL, prologue);
+        noise.mix_hash(&identity.public().0); // pre-message: <- s
+        noise.mix_hash(&e.0); // e
+        noise.mix_key(&Zeroizing::new(e.0));
+        noise.mix_key(&dh(identity.secret(), &e)); // es
+        let s = PublicKey(noise.decrypt_and_hash(s)?.as_slice().try_into().map_err(|_| Broken)?);
+        noise.mix_key(&dh(identity.secret(), &s)); // ss
+        let ek = noise.decrypt_and_hash(payload)?;
+        let ek = ek.as_slice().try_into().map_err(|_| Broken)?;
+        let encapsulation = Box::new(EncapsulationKey::new(ek).map_err(|_| Broken)?);
+        Ok(Self { noise, initiator: s, initiator_ephemeral: e, encapsulation })
+    }
+
+    /// Whose message it was; that it is fresh is proven only when the first record opens.
+    pub fn initiator(&self) -> PublicKey {
+        self.initiator
+    }
+
+    /// The answer, and the keys. `psk` is P of the pair, `suite` the one that was negotiated. `entropy` must be fresh.
+    pub fn finish(
+        mut self,
+        psk_of_pair: Option<&[u8; 32]>,
+        suite: Suite,
+        entropy: [u8; 128],
+    ) -> Result<(Vec<u8>, Channel), Broken> {
+        let entropy = Zeroizing::new(entropy);
+        let (e, e_public) = ephemeral(&entropy[..32]);
+        let mut m = ml_kem::B32::default();
+        m.copy_from_slice(&entropy[32..64]);
+        let (ct, shared) = self.encapsulation.encapsulate_deterministic(&m);
+        let shared = Zeroizing::new(<[u8; 32]>::from(shared));
+        zeroize::Zeroize::zeroize(m.as_mut_slice());
+
+        let mut answer = Vec::with_capacity(ANSWER_BYTES);
+        answer.extend_from_slice(&ct);
+        answer.extend_from_slice(&e_public.0); // e
+        self.noise.mix_hash(&e_public.0);
+        self.noise.mix_key(&Zeroizing::new(e_public.0));
+        self.noise.mix_key(&dh(&e, &self.initiator_ephemeral)); // ee
+        self.noise.mix_key(&dh(&e, &self.initiator)); // se
+        self.noise.mix_key_and_hash(&psk(shared.as_slice(), psk_of_pair)); // psk
+        self.noise.encrypt_and_hash(&[], &mut answer);
+        debug_assert_eq!(answer.len(), ANSWER_BYTES);
+
+        let (theirs, ours) = Ratchet::both(suite, self.noise.hash(), &self.noise.split());
+        Ok((answer, Channel::new(ours, theirs)))
+    }
+}
+
+impl fmt::Debug for Initiator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Initiator").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Responder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Responder").field("initiator", &self.initiator).finish_non_exhaustive()
+    }
+}

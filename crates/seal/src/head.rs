@@ -1,0 +1,90 @@
+//! The bytes of prefix, head and descriptors (docs/SEAL.md section 5).
+
+use crate::{BHS_BYTES, Broken, DESCRIPTOR_BYTES, DESCRIPTORS_MAX, HEAD_BYTES_MAX, PREFIX_BYTES, TAG_BYTES};
+
+/// The version of the protocol, in every prefix.
+pub(crate) const VERSION: u8 = 1;
+
+/// What a head says of a unit that begins in its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Generation and number; never used twice.
+    pub seal_id: u64,
+    /// Bytes of the unit.
+    pub length: u32,
+    /// Its tag.
+    pub tag: [u8; TAG_BYTES],
+}
+
+impl Descriptor {
+    /// The generation whose data key sealed the unit.
+    pub fn generation(&self) -> u16 {
+        (self.seal_id >> 48) as u16
+    }
+
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.seal_id.to_be_bytes());
+        out.extend_from_slice(&self.length.to_be_bytes());
+        out.extend_from_slice(&self.tag);
+    }
+}
+
+/// The descriptors of an opened head, in order; parsed as they are asked for, so nothing is allocated.
+#[derive(Clone, Debug)]
+pub struct Descriptors<'a>(std::slice::ChunksExact<'a, u8>);
+
+impl Iterator for Descriptors<'_> {
+    type Item = Descriptor;
+
+    fn next(&mut self) -> Option<Descriptor> {
+        let bytes = self.0.next()?;
+        let (seal_id, rest) = bytes.split_first_chunk()?;
+        let (length, tag) = rest.split_first_chunk()?;
+        Some(Descriptor {
+            seal_id: u64::from_be_bytes(*seal_id),
+            length: u32::from_be_bytes(*length),
+            tag: tag.try_into().ok()?,
+        })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Descriptors<'_> {}
+
+/// Splits an opened head into header (BHS and AHS) and descriptors, which must fill it exactly.
+pub fn parse_head(head: &[u8]) -> Result<(&[u8], Descriptors<'_>), Broken> {
+    if head.len() < BHS_BYTES || head.len() > HEAD_BYTES_MAX {
+        return Err(Broken);
+    }
+    let (header, rest) = head.split_at_checked(header_bytes(head)).ok_or(Broken)?;
+    let descriptors = rest.chunks_exact(DESCRIPTOR_BYTES);
+    if !descriptors.remainder().is_empty() || descriptors.len() > DESCRIPTORS_MAX {
+        return Err(Broken);
+    }
+    Ok((header, Descriptors(descriptors)))
+}
+
+/// Bytes of BHS and AHS, by the BHS: TotalAHSLength counts words (RFC 7143 §11.2.1.5).
+pub(crate) fn header_bytes(bhs: &[u8]) -> usize {
+    BHS_BYTES + usize::from(bhs[4]) * 4
+}
+
+/// The prefix of a head of `head_bytes`.
+pub(crate) fn emit_prefix(generation: u16, head_bytes: usize) -> [u8; PREFIX_BYTES] {
+    assert!((BHS_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes), "a head of {head_bytes} bytes");
+    let [high, low] = (head_bytes as u16).to_be_bytes();
+    [VERSION, generation as u8, high, low]
+}
+
+/// The generation mod 256 and the length of the head.
+pub(crate) fn parse_prefix(prefix: [u8; PREFIX_BYTES]) -> Result<(u8, usize), Broken> {
+    let [version, generation, high, low] = prefix;
+    let head_bytes = usize::from(u16::from_be_bytes([high, low]));
+    if version != VERSION || !(BHS_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes) {
+        return Err(Broken);
+    }
+    Ok((generation, head_bytes))
+}

@@ -1,0 +1,81 @@
+//! From the handshake to the keys of every generation (docs/SEAL.md section 4).
+
+use hkdf::Hkdf;
+use sha2::Sha256;
+use zeroize::Zeroizing;
+
+use crate::suite::{Keyed, NONCE_BYTES_MAX, Suite};
+
+/// 32 bytes that must not be shown, and are wiped when dropped.
+pub(crate) type Secret32 = Zeroizing<[u8; 32]>;
+
+/// HKDF-Extract over SHA-256.
+pub(crate) fn extract(salt: &[u8; 32], parts: &[&[u8]]) -> Secret32 {
+    let mut extract = hkdf::HkdfExtract::<Sha256>::new(Some(salt));
+    for part in parts {
+        extract.input_ikm(part);
+    }
+    let (mut prk, _) = extract.finalize();
+    let secret = Zeroizing::new(prk.into());
+    zeroize::Zeroize::zeroize(prk.as_mut_slice());
+    secret
+}
+
+/// HKDF-Expand over SHA-256; the label is `parts` joined.
+pub(crate) fn expand(secret: &Secret32, parts: &[&[u8]], out: &mut [u8]) {
+    let hkdf = Hkdf::<Sha256>::from_prk(secret.as_slice()).expect("a secret of 32 bytes");
+    hkdf.expand_multi_info(parts, out).expect("no more than 96 bytes");
+}
+
+/// HKDF-Expand to 32 bytes.
+pub(crate) fn expand32(secret: &Secret32, label: &[u8]) -> Secret32 {
+    let mut out = Zeroizing::new([0; 32]);
+    expand(secret, &[label], out.as_mut_slice());
+    out
+}
+
+/// What a key is for.
+#[derive(Clone, Copy)]
+pub(crate) enum Use {
+    Head,
+    Data,
+}
+
+/// S[d, g]: the secret of one direction in one generation.
+pub(crate) struct Ratchet {
+    suite: Suite,
+    secret: Secret32,
+}
+
+impl Ratchet {
+    /// S[i, 0] and S[t, 0], from the handshake hash and the two keys of Split().
+    pub(crate) fn both(suite: Suite, hash: &[u8; 32], keys: &(Secret32, Secret32)) -> (Self, Self) {
+        let secret = extract(hash, &[keys.0.as_slice(), keys.1.as_slice()]);
+        let of = |label: &[u8]| Self { suite, secret: expand32(&secret, label) };
+        (of(b"hikyaku seal1 initiator"), of(b"hikyaku seal1 target"))
+    }
+
+    /// S[d, g + 1].
+    pub(crate) fn next(&self) -> Self {
+        Self { suite: self.suite, secret: expand32(&self.secret, b"hikyaku seal1 next") }
+    }
+
+    /// The key and iv of this generation for one use.
+    pub(crate) fn keyed(&self, for_use: Use) -> Keyed {
+        let mut key = Zeroizing::new([0; 32]);
+        let mut iv = Zeroizing::new([0; NONCE_BYTES_MAX]);
+        let key = &mut key[..self.suite.key_bytes()];
+        let iv = &mut iv[..self.suite.nonce_bytes()];
+        self.expand_for(for_use, b" key", key);
+        self.expand_for(for_use, b" iv", iv);
+        Keyed::new(self.suite, key, iv)
+    }
+
+    fn expand_for(&self, for_use: Use, what: &[u8], out: &mut [u8]) {
+        let for_use: &[u8] = match for_use {
+            Use::Head => b"head",
+            Use::Data => b"data",
+        };
+        expand(&self.secret, &[b"hikyaku seal1 ", self.suite.name().as_bytes(), b" ", for_use, what], out);
+    }
+}

@@ -1,0 +1,132 @@
+//! The suites: one interface over the AEADs of aws-lc and libaegis. A key is expanded once, when it is made.
+
+mod aegis_x;
+mod aws_lc;
+
+use zeroize::Zeroizing;
+
+use crate::{Broken, TAG_BYTES};
+
+/// How units and heads are sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Suite {
+    /// AES-256-GCM (NIST SP 800-38D), the default.
+    Aes256Gcm,
+    /// AEGIS-256X4.
+    Aegis256X4,
+    /// AEGIS-128X2.
+    Aegis128X2,
+    /// ChaCha20-Poly1305 (RFC 8439).
+    ChaCha20Poly1305,
+}
+
+impl Suite {
+    /// All, in our order of preference.
+    pub const ALL: [Self; 4] = [Self::Aes256Gcm, Self::Aegis256X4, Self::Aegis128X2, Self::ChaCha20Poly1305];
+
+    /// As the protocol writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aes256Gcm => "AES-256-GCM",
+            Self::Aegis256X4 => "AEGIS-256X4",
+            Self::Aegis128X2 => "AEGIS-128X2",
+            Self::ChaCha20Poly1305 => "ChaCha20-Poly1305",
+        }
+    }
+
+    /// By its name, exactly.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|suite| suite.name() == name)
+    }
+
+    /// Bytes of a key.
+    pub(crate) fn key_bytes(self) -> usize {
+        match self {
+            Self::Aes256Gcm | Self::Aegis256X4 | Self::ChaCha20Poly1305 => 32,
+            Self::Aegis128X2 => 16,
+        }
+    }
+
+    /// Bytes of a nonce, and of the iv that it is made from.
+    pub(crate) fn nonce_bytes(self) -> usize {
+        match self {
+            Self::Aes256Gcm | Self::ChaCha20Poly1305 => 12,
+            Self::Aegis256X4 => 32,
+            Self::Aegis128X2 => 16,
+        }
+    }
+}
+
+/// A tag.
+pub(crate) type Tag = [u8; TAG_BYTES];
+
+/// Longest iv of all suites, bytes.
+pub(crate) const NONCE_BYTES_MAX: usize = 32;
+
+/// What the suites differ in. Both slices of `seal_into` have one length; an `open` that fails may leave anything in
+/// `data`.
+pub(crate) trait Aead: Send + Sync {
+    /// Encrypts where it lies.
+    fn seal(&self, nonce: &[u8], aad: &[u8], data: &mut [u8]) -> Tag;
+    /// Encrypts from one place to another, in one pass.
+    fn seal_into(&self, nonce: &[u8], aad: &[u8], plain: &[u8], sealed: &mut [u8]) -> Tag;
+    /// Verifies, in constant time, and decrypts where it lies.
+    fn open(&self, nonce: &[u8], aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<(), Broken>;
+}
+
+/// Makes the AEAD of a suite; `key` has its length.
+pub(crate) fn aead(suite: Suite, key: &[u8]) -> Box<dyn Aead> {
+    match suite {
+        Suite::Aes256Gcm => Box::new(aws_lc::AwsLc::new(&aws_lc_rs::aead::AES_256_GCM, key)),
+        Suite::ChaCha20Poly1305 => Box::new(aws_lc::AwsLc::new(&aws_lc_rs::aead::CHACHA20_POLY1305, key)),
+        Suite::Aegis256X4 => Box::new(aegis_x::Aegis256X4::new(key)),
+        Suite::Aegis128X2 => Box::new(aegis_x::Aegis128X2::new(key)),
+    }
+}
+
+/// A key with its iv: seals and opens by number. Never twice with one number: docs/SEAL.md section 4.
+pub(crate) struct Keyed {
+    aead: Box<dyn Aead>,
+    iv: Zeroizing<[u8; NONCE_BYTES_MAX]>,
+    nonce_bytes: usize,
+}
+
+impl Keyed {
+    /// `key` and `iv` have the lengths of the suite.
+    pub(crate) fn new(suite: Suite, key: &[u8], iv: &[u8]) -> Self {
+        let nonce_bytes = suite.nonce_bytes();
+        let mut kept = Zeroizing::new([0; NONCE_BYTES_MAX]);
+        kept[..nonce_bytes].copy_from_slice(iv);
+        Self { aead: aead(suite, key), iv: kept, nonce_bytes }
+    }
+
+    /// Encrypts where it lies.
+    pub(crate) fn seal(&self, number: u64, aad: &[u8], data: &mut [u8]) -> Tag {
+        self.aead.seal(&self.nonce(number)[..self.nonce_bytes], aad, data)
+    }
+
+    /// Encrypts from one place to another.
+    pub(crate) fn seal_into(&self, number: u64, aad: &[u8], plain: &[u8], sealed: &mut [u8]) -> Tag {
+        assert_eq!(plain.len(), sealed.len(), "a unit and its place");
+        self.aead.seal_into(&self.nonce(number)[..self.nonce_bytes], aad, plain, sealed)
+    }
+
+    /// Verifies and decrypts where it lies; zeroes `data` if it does not verify.
+    pub(crate) fn open(&self, number: u64, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<(), Broken> {
+        let opened = self.aead.open(&self.nonce(number)[..self.nonce_bytes], aad, data, tag);
+        if opened.is_err() {
+            data.fill(0);
+        }
+        opened
+    }
+
+    /// The iv with its last 8 bytes XORed with the number.
+    fn nonce(&self, number: u64) -> [u8; NONCE_BYTES_MAX] {
+        let mut nonce = *self.iv;
+        let last = &mut nonce[self.nonce_bytes - 8..self.nonce_bytes];
+        for (byte, number) in last.iter_mut().zip(number.to_be_bytes()) {
+            *byte ^= number;
+        }
+        nonce
+    }
+}
