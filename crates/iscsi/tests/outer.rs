@@ -518,6 +518,11 @@ fn statuses_at_the_initiator() {
         give(&mut initiator, &refusal(status, &[])).unwrap();
         assert_eq!((initiator.poll_event(), initiator.is_over()), (Some(to_the_message), true));
     }
+    // A success that is none.
+    let mut initiator = pair().0;
+    sent(&mut initiator);
+    assert!(give(&mut initiator, &refusal(LoginStatus::from_code(0x0001), &[])).is_err());
+    assert_eq!((initiator.poll_event(), initiator.is_over()), (None, true));
     for method in ["Reject", "None", "CHAP", "NotUnderstood"] {
         let segment = segment(&["TargetPortalGroupTag=1".to_owned(), format!("AuthMethod={method}")]);
         let mut initiator = pair().0;
