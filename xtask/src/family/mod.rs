@@ -12,6 +12,7 @@ mod kill;
 mod libiscsi_tools;
 mod mutants;
 mod qemu_img;
+mod seal_model;
 mod sessions;
 mod sim;
 mod tgt;
@@ -32,7 +33,7 @@ pub(crate) struct Family {
 }
 
 /// Families that take too long for every change, unless they are asked for by name.
-pub(crate) const NIGHTLY: &[&str] = &["mutants"];
+pub(crate) const NIGHTLY: &[&str] = &["mutants", "seal-model"];
 
 /// All families, cheapest first.
 pub(crate) const FAMILIES: &[Family] = &[
@@ -106,6 +107,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "mutants",
         about: "defects on demand, each of which the simulator or the torture test must find",
         examine: mutants::examine,
+        any_target: false,
+    },
+    Family {
+        name: "seal-model",
+        about: "the model of SEAL/1's handshake and downgrade rules, checked by Verifpal",
+        examine: seal_model::examine,
         any_target: false,
     },
     Family {

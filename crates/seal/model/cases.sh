@@ -1,0 +1,40 @@
+# The cases: model, name, verdicts in the order of the queries (0 holds, 1 an attack was found), concurrent sessions, edits.
+# Codes of ik.vp: c confidentiality of data_i, of data_t; a agreement on rec_i, m2, rec_t; e both sides saw the same login.
+
+check ik ik                  c0c0a0a0a0e0 2
+# Key compromise impersonation. Who has a key can play its owner, and nobody else to it.
+check ik kci-initiator       c0c1a1a0a0e0 1 "$has_is"
+check ik kci-target          c1c0a0a1a1e0 1 "$has_ts"
+# Forward secrecy: both static keys leak afterwards (P is known to the attacker from the beginning).
+check ik forward-secrecy     c0c0a0a0a0e0 1 "$gets_statics"
+# Hybrid.
+check ik x25519-falls-later  c0c0a0a0a0e0 1 "$x25519_later" "$then_phase"
+check ik mlkem-broken        c0c0a0a0a0e0 1 "$mlkem_now"
+check ik mlkem-broken-fs     c0c0a0a0a0e0 1 "$mlkem_now" "$gets_statics"
+check ik both-fall           c1c1a0a0a0e0 1 "$mlkem_now" "$x25519_later" "$then_phase"
+check ik psk-alone           c0c0a0a0a0e0 1 "$mlkem_now" "$x25519_now" "$keeps_psk"
+check ik x25519-broken-now   c1c1a1a1a1e1 1 "$x25519_now"
+# Message 1 alone: nobody forges it but who has the target's key, anybody repeats it. A session never begins so: rec_i above.
+check ik first-forged        a0 1 "$first" "$(query 'authentication? Initiator -> Target: m1p')"
+check ik first-forged-by-ts  a1 1 "$first" "$has_ts" "$(query 'authentication? Initiator -> Target: m1p')"
+check ik first-repeated      a1 2 "$first" "$(query 'authentication? Initiator -> Target: m1p')"
+# The initiator's key is hidden, until the target's leaks.
+check ik identity            c0 1 "$hidden" "$(query 'confidentiality? gis')"
+check ik identity-later      c1 1 "$hidden" "$gets_statics" "$(query 'confidentiality? gis')"
+# Enrolment shows who answers, which is worth something when the key is compared; and it harms no session.
+check xx xx-compared         a0e0 2
+check xx xx-anybody          a1e1 1 "$not_compared"
+check ik xx-beside           c0c0a0a0a0e0 1 "$beside"
+
+# Broken protocols: the checker must see it.
+check ik no-prologue         c0c0a0a0a0e1 1 "$no_prologue"
+check ik no-answer           c0c0a0a0a0e1 1 "$no_answer"
+check ik no-es               c1c1a1a1a1e1 1 "$no_es" "$has_is"
+check ik no-ss               a1 1 "$first" "$no_ss" "$(query 'authentication? Initiator -> Target: m1p')"
+check ik no-ee               c1c1a0a0a0e0 1 "$no_ee" "$mlkem_now" "$gets_statics"
+check ik no-se               c1c1a1a1a1e1 1 "$no_se" "$has_ts"
+check ik no-mlkem            c1c1a0a0a0e0 1 "$no_mlkem" "$x25519_later" "$then_phase"
+check ik no-psk              c1c1a1a1a1e1 1 "$no_psk" "$mlkem_now" "$x25519_now" "$keeps_psk"
+check ik one-key             c0c0a0a0a1e0 1 "$one_key"
+check xx xx-no-es            a1e1 1 "$xx_no_es"
+check xx xx-no-prologue      a0e1 1 "$xx_no_prologue"
