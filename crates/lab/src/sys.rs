@@ -36,7 +36,6 @@ impl Cpu {
 }
 
 /// Bytes in the socket's send queue that the peer has not acknowledged yet, sent or not (SIOCOUTQ, tcp(7)).
-#[cfg_attr(not(test), expect(dead_code, reason = "the sealed rows come next"))]
 pub(crate) fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
     let mut count: libc::c_int = 0;
     // SAFETY: the descriptor is open and the call stores one int.

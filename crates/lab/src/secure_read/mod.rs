@@ -8,6 +8,7 @@
 //! `report.rs` and `plots.rs` show what came of it.
 
 mod cell;
+mod cipher;
 mod figures;
 mod iscsi;
 mod plan;

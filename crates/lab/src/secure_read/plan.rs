@@ -1,10 +1,11 @@
 //! Which rows there are.
 
-use super::shape::{Over, Protection, Reading};
+use super::cipher::Cipher;
+use super::shape::{How, Over, Protection, Reading, UNIT_BYTES};
 use crate::{LabError, Options};
 
 /// Block sizes, bytes: the paper's range.
-const BLOCKS: [u32; 8] = [512, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const BLOCKS: [u32; 6] = [512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20];
 /// The size of the paper's packet plots, and what `--quick` looks at.
 pub(super) const BLOCK_OF_PLOTS: u32 = 32 << 10;
 /// One at a time, as the paper has it, and several.
@@ -44,7 +45,7 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>, LabError> {
     for over in [Over::Sockets, Over::Iscsi] {
         for depth in DEPTHS {
             for &block in &blocks {
-                let protections = protections(over, block);
+                let protections = protections(over, depth);
                 let readings = protections.into_iter().map(|protection| Reading { block, depth, protection });
                 rows.extend(readings.map(|reading| Row { over, reading }));
             }
@@ -59,6 +60,25 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>, LabError> {
     Ok(rows)
 }
 
-fn protections(_over: Over, _block: u32) -> Vec<Protection> {
-    vec![Protection::Plain]
+/// Payload of a packet of 1500 bytes with headers of ESP.
+const PACKET_BYTES: u32 = 1400;
+/// A unit that is about a packet.
+const UNIT_BYTES_SMALL: u32 = 1024;
+
+fn protections(over: Over, depth: u32) -> Vec<Protection> {
+    let mut all = vec![Protection::Plain];
+    if over == Over::Iscsi {
+        return all;
+    }
+    let sealed = |cipher, unit, how| Protection::Sealed { cipher, unit, how };
+    for cipher in Cipher::ALL {
+        let hows: &[How] =
+            if depth == 1 { &[How::Stored, How::Ahead, How::Late] } else { &[How::Ahead, How::Late] };
+        all.extend(hows.iter().map(|how| sealed(cipher, UNIT_BYTES, *how)));
+        if cipher == Cipher::Aes256Gcm {
+            all.push(sealed(cipher, UNIT_BYTES_SMALL, How::Ahead));
+            all.push(sealed(cipher, PACKET_BYTES, How::Packet));
+        }
+    }
+    all
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cipher::Cipher;
+
 /// How blocks travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -26,13 +28,50 @@ impl Over {
 pub(crate) enum Protection {
     /// Nothing.
     Plain,
+    /// Units of blocks are sealed above TCP.
+    Sealed {
+        cipher: Cipher,
+        /// Bytes of a unit.
+        unit: u32,
+        how: How,
+    },
 }
+
+/// When the target seals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum How {
+    /// Long ago: the target only sends. The ideal.
+    Stored,
+    /// Before it is asked for, while others are on their way.
+    Ahead,
+    /// When it is asked for.
+    Late,
+    /// When it is asked for, and each packet by itself.
+    Packet,
+}
+
+/// Bytes of a unit unless a row says otherwise.
+pub(super) const UNIT_BYTES: u32 = seal::UNIT_BYTES;
 
 impl Protection {
     /// The row's name.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
+            Self::Sealed { cipher, unit, how } => {
+                let when = match how {
+                    How::Stored => "stored sealed (ideal)",
+                    How::Ahead => "ahead",
+                    How::Late => "no overlap",
+                    How::Packet => "per packet",
+                };
+                let units = if unit == UNIT_BYTES || how == How::Packet {
+                    String::new()
+                } else {
+                    format!(", units of {unit} bytes")
+                };
+                format!("{} {when}{units}", cipher.name())
+            }
         }
     }
 
@@ -40,6 +79,21 @@ impl Protection {
     pub(crate) fn obtained(self, over: Over) -> String {
         match (self, over) {
             (Self::Plain, Over::Sockets) => "measured: sent from memory as it is".to_owned(),
+            (Self::Sealed { how, unit, .. }, Over::Sockets) => match how {
+                How::Stored => {
+                    "measured: sealed before the clock runs, the target only sends (and seals heads)"
+                        .to_owned()
+                }
+                How::Ahead => {
+                    "measured: another thread of the target seals the next units into a ring of 1 MiB"
+                        .to_owned()
+                }
+                How::Late => "measured: sealed when asked for, then sent, by one thread".to_owned(),
+                How::Packet => format!(
+                    "measured: {unit} bytes at a time sealed and sent, a record and a call each; a model of the granularity of IPsec, in user mode"
+                ),
+            },
+            (Self::Sealed { .. }, Over::Iscsi) => "measured".to_owned(),
             (Self::Plain, Over::Iscsi) => "measured: file on tmpfs, session without digests".to_owned(),
         }
     }

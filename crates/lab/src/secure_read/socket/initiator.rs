@@ -1,15 +1,16 @@
 //! The side that wants the blocks.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::SILENCE_MAX;
+use super::{SILENCE_MAX, records};
 use crate::capture::Seen;
 use crate::part::{Order, Talk};
+use crate::secure_read::cipher::Opening;
 use crate::secure_read::figures::{Figures, Moments, Notes};
 use crate::secure_read::shape::{Protection, Reading};
 use crate::sys::Cpu;
@@ -84,6 +85,28 @@ impl Receiver for Plain {
     }
 }
 
+/// Records, opened unit by unit.
+struct Sealed {
+    stream: BufReader<Watched>,
+    opening: Opening,
+}
+
+/// Read at once beside what is wanted: small units come many at a time; large ones go where they belong, so that a head
+/// should bring little of the unit behind it.
+fn buffer_bytes(unit: u32) -> usize {
+    if unit > 4096 { 2048 } else { 64 << 10 }
+}
+
+impl Receiver for Sealed {
+    fn receive(&mut self, block: &mut [u8]) -> io::Result<Duration> {
+        records::receive(&mut self.stream, &mut self.opening, block)
+    }
+
+    fn watched(&mut self) -> &mut Watched {
+        self.stream.get_mut()
+    }
+}
+
 /// A reading under way.
 struct Reader {
     reading: Reading,
@@ -122,8 +145,12 @@ impl SocketInitiator {
         socket.set_read_timeout(Some(SILENCE_MAX))?;
         let since = Instant::now();
         let watched = Watched { socket, since, first: None, last: Duration::ZERO, seen: None };
-        let receiver = match self.reading.protection {
+        let receiver: Box<dyn Receiver> = match self.reading.protection {
             Protection::Plain => Box::new(Plain(watched)),
+            Protection::Sealed { cipher, unit, .. } => Box::new(Sealed {
+                stream: BufReader::with_capacity(buffer_bytes(unit.min(self.reading.block)), watched),
+                opening: Opening::new(cipher).map_err(records::broken)?,
+            }),
         };
         Ok(Reader {
             reading: self.reading,

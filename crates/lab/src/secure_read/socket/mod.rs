@@ -1,6 +1,8 @@
 //! Blocks over a bare TCP connection: requests of 8 bytes (the block's number), blocks in answer.
 
+mod ahead;
 mod initiator;
+mod records;
 mod target;
 
 pub(crate) use initiator::SocketInitiator;

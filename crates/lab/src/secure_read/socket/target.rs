@@ -3,10 +3,13 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use super::SILENCE_MAX;
+use super::{SILENCE_MAX, records};
 use crate::part::{Order, Talk};
+use crate::secure_read::cipher::{Meter, Sealing};
 use crate::secure_read::figures::{Listening, Mark};
 use crate::secure_read::shape::{Protection, Reading};
 use crate::sys::Cpu;
@@ -21,7 +24,7 @@ pub(crate) struct SocketTarget {
 }
 
 /// Sends blocks, one at a time.
-trait Sender {
+pub(super) trait Sender {
     /// Sends the block of this number, protected.
     fn send(&mut self, socket: &mut TcpStream, index: u64) -> io::Result<()>;
 }
@@ -48,7 +51,9 @@ impl SocketTarget {
         let (mut socket, _) = listener.accept().attempted(doing)?;
         socket.set_nodelay(true).attempted(doing)?;
         socket.set_read_timeout(Some(SILENCE_MAX)).attempted(doing)?;
-        let mut sender = self.sender();
+        let watched = self.instrumented.then(|| socket.try_clone()).transpose().attempted(doing)?;
+        let meter = Arc::new(Meter::new(watched));
+        let mut sender = self.sender(&meter).attempted("prepare what will be sent")?;
         std::thread::Builder::new()
             .name("serve".to_owned())
             .spawn(move || {
@@ -60,17 +65,24 @@ impl SocketTarget {
             .attempted("start a thread")?;
         while let Some(order) = talk.next()? {
             match order {
-                Order::Mark => talk.say(&Mark { cpu: Cpu::now(), ..Mark::default() })?,
+                Order::Mark => {
+                    let (sealing, hidden) = meter.seconds();
+                    talk.say(&Mark { cpu: Cpu::now(), sealing, hidden })?;
+                }
                 Order::Go { .. } => talk.say(&())?,
             }
         }
         Ok(())
     }
 
-    fn sender(self) -> Box<dyn Sender + Send> {
+    fn sender(self, meter: &Arc<Meter>) -> io::Result<Box<dyn Sender + Send>> {
         let reading = self.reading;
         match reading.protection {
-            Protection::Plain => Box::new(Plain { reading, stored: reading.contents() }),
+            Protection::Plain => Ok(Box::new(Plain { reading, stored: reading.contents() })),
+            Protection::Sealed { cipher, unit, how } => {
+                let sealing = Sealing::new(cipher, Arc::clone(meter)).map_err(records::broken)?;
+                records::sender(reading, how, unit, sealing)
+            }
         }
     }
 }
