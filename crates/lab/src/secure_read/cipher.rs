@@ -27,9 +27,9 @@ pub(crate) enum Cipher {
 }
 
 /// The pace of [`Cipher::Delayed`], both for sealing and opening.
-pub(super) const DELAYED_BYTES_PER_S: f64 = 200e6;
+pub(super) const DELAYED_BYTES_PER_S: f64 = 100e6;
 /// Sleeping takes this much longer than asked for, at most; the rest is waited for awake.
-const SLEEP_SLACK: Duration = Duration::from_micros(100);
+const SLEEP_SLACK: Duration = Duration::from_micros(60);
 
 impl Cipher {
     pub(super) const ALL: [Self; 5] =
@@ -47,7 +47,7 @@ impl Cipher {
     /// As rows are named.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Delayed => "200 MB/s by the clock",
+            Self::Delayed => "100 MB/s by the clock",
             other => other.suite().name(),
         }
     }
