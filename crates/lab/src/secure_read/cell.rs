@@ -19,6 +19,18 @@ pub(super) enum Pass {
     Bystander,
     /// What the socket holds while the target seals, and packets.
     Watched,
+    /// Both at once, where time is short.
+    Everything,
+}
+
+impl Pass {
+    fn is_watched(self) -> bool {
+        matches!(self, Self::Watched | Self::Everything)
+    }
+
+    fn has_bystander(self) -> bool {
+        matches!(self, Self::Bystander | Self::Everything)
+    }
 }
 
 /// What one measurement says.
@@ -40,7 +52,7 @@ const WATCHED_MS: u64 = 60;
 
 pub(super) fn measure(bench: &Bench, row: &Row, pass: Pass) -> Result<Sample, LabError> {
     let reading = row.reading;
-    let is_watched = pass == Pass::Watched;
+    let is_watched = pass.is_watched();
     let job = match row.over {
         Over::Sockets => Job::SocketTarget(SocketTarget { reading, instrumented: is_watched }),
         Over::Iscsi => Job::IscsiTarget(IscsiTarget { reading, folder: bench.folder.path().to_owned() }),
@@ -57,10 +69,10 @@ pub(super) fn measure(bench: &Bench, row: &Row, pass: Pass) -> Result<Sample, La
     let mut initiator = Part::start("the initiator", &job)?;
     initiator.answer::<()>()?;
 
-    let mut bystander = match pass {
-        Pass::Bystander => Some(Part::start("a bystander", &Job::Bystander(bench.bystander))?),
-        _ => None,
-    };
+    let mut bystander = None;
+    if pass.has_bystander() {
+        bystander = Some(Part::start("a bystander", &Job::Bystander(bench.bystander))?);
+    }
     let ms = if is_watched { bench.ms.min(WATCHED_MS) } else { bench.ms };
     if let Some(bystander) = &mut bystander {
         bystander.answer::<()>()?;

@@ -64,8 +64,10 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     let empty = |row| Measured { row, samples: Vec::new(), fared: None, watched: None };
     let mut table: Vec<Measured> = plan.into_iter().map(empty).collect();
     // Undisturbed rounds, interleaved: whatever else the machine does meets every row alike.
-    let passes = std::iter::repeat_n(Pass::Undisturbed, rounds).chain([Pass::Bystander, Pass::Watched]);
-    let (mut count, all) = (0usize, (rounds + 2) * table.len());
+    let last: &[Pass] = if options.quick { &[Pass::Everything] } else { &[Pass::Bystander, Pass::Watched] };
+    let passes: Vec<Pass> =
+        std::iter::repeat_n(Pass::Undisturbed, rounds).chain(last.iter().copied()).collect();
+    let (mut count, all) = (0usize, passes.len() * table.len());
     for pass in passes {
         for measured in &mut table {
             if observer.is_stopped() {
@@ -78,6 +80,10 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
                 Pass::Undisturbed => measured.samples.push(sample),
                 Pass::Bystander => measured.fared = sample.fared,
                 Pass::Watched => measured.watched = Some(sample),
+                Pass::Everything => {
+                    measured.fared = sample.fared;
+                    measured.watched = Some(sample);
+                }
             }
         }
     }

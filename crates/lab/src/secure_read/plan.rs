@@ -43,7 +43,7 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>, LabError> {
     };
     let mut rows = Vec::new();
     for over in [Over::Sockets, Over::Iscsi] {
-        for depth in DEPTHS {
+        for &depth in if options.quick { &DEPTHS[..1] } else { &DEPTHS[..] } {
             for &block in &blocks {
                 let protections = protections(over, depth);
                 let readings = protections.into_iter().map(|protection| Reading { block, depth, protection });
