@@ -38,6 +38,9 @@ pub const PING_DATA_MAX: usize = 4096;
 /// Bytes of text a peer may send in one text request or response sequence to us as target.
 pub const TEXT_REQUEST_MAX: usize = 8192;
 
+/// Text in one text response of ours, bytes, however much the initiator takes at once.
+pub const TEXT_SEGMENT_MAX: u32 = 64 << 10;
+
 /// Bytes of a SendTargets answer we accept as initiator.
 pub const TEXT_RESPONSE_MAX: usize = 1 << 20;
 

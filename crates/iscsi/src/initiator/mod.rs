@@ -49,6 +49,8 @@ pub struct Config {
     pub login: login::Config,
     /// Tasks at once, 1..=1008; the target's window may leave less.
     pub tasks_max: u32,
+    /// Longest data segment to send, bytes, where the target takes longer ones.
+    pub segment_max: u32,
     /// Silence after which the target is pinged.
     pub ping_interval: Option<Duration>,
     /// Time the target has to answer a ping.
@@ -65,6 +67,7 @@ impl Config {
         Self {
             login,
             tasks_max: 128,
+            segment_max: u32::MAX,
             ping_interval: Some(Duration::from_secs(5)),
             ping_timeout: Duration::from_secs(5),
             login_timeout: Duration::from_secs(15),
@@ -320,6 +323,8 @@ impl Connection {
             Ok(login::Step::Complete(complete)) => {
                 self.phase = Phase::FullFeature;
                 self.parameters = Parameters::from(&complete.negotiated);
+                let segment_max = &mut self.parameters.send_segment_max;
+                *segment_max = self.config.segment_max.min(*segment_max);
                 self.cmd_sn = complete.cmd_sn;
                 self.max_cmd_sn = complete.cmd_sn.minus(1);
                 self.on_window(complete.exp_cmd_sn, complete.max_cmd_sn);

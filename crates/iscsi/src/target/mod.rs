@@ -52,6 +52,8 @@ pub struct Config {
     pub tasks_max: u32,
     /// Bytes solicited and not arrived, over all tasks.
     pub solicited_bytes_max: u32,
+    /// Longest data segment to send, bytes, where the initiator takes longer ones.
+    pub segment_max: u32,
     /// Silence after which the initiator is pinged.
     pub ping_interval: Option<Duration>,
     /// Time the initiator has to answer a ping.
@@ -65,6 +67,7 @@ impl Default for Config {
         Self {
             tasks_max: 128,
             solicited_bytes_max: limits::SOLICITED_BYTES_MAX,
+            segment_max: u32::MAX,
             ping_interval: Some(Duration::from_secs(15)),
             ping_timeout: Duration::from_secs(15),
             login_timeout: Duration::from_secs(15),
@@ -363,6 +366,7 @@ impl Connection {
     /// Takes over what login agreed.
     fn take_over(&mut self, complete: &SessionReady) {
         self.parameters = Parameters::from(&complete.negotiated);
+        self.limit_segments(self.parameters.send_segment_max);
         self.discovery = complete.negotiated.session_type == SessionType::Discovery;
         self.cid = complete.identity.cid;
         self.exp_cmd_sn = complete.exp_cmd_sn;

@@ -4,7 +4,7 @@
 
 use super::transmit::Control;
 use super::{Connection, Event, Segment};
-use crate::limits::TEXT_REQUEST_MAX;
+use crate::limits::{TEXT_REQUEST_MAX, TEXT_SEGMENT_MAX};
 use crate::machine::{Fatal, TargetRecord};
 use crate::name::IscsiName;
 use crate::params::{SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN};
@@ -109,7 +109,7 @@ impl Connection {
                     let length = text::parse_number(pair.value).and_then(|length| u32::try_from(length).ok());
                     match length {
                         Some(length) if (SEGMENT_LENGTH_MIN..=SEGMENT_LENGTH_MAX).contains(&length) => {
-                            self.parameters.send_segment_max = length;
+                            self.limit_segments(length);
                         }
                         _ => text::emit(pair.key, REJECT, &mut answers),
                     }
@@ -153,9 +153,14 @@ impl Connection {
         }
     }
 
+    /// The initiator takes segments of `length` bytes.
+    pub(super) fn limit_segments(&mut self, length: u32) {
+        self.parameters.send_segment_max = length.min(self.config.segment_max);
+    }
+
     /// The next text response: a segment of ours, or an empty one that asks the initiator to go on.
     fn send_text(&mut self, itt: Itt) -> Result<(), Fatal> {
-        let segment_max = self.parameters.send_segment_max as usize;
+        let segment_max = self.parameters.send_segment_max.min(TEXT_SEGMENT_MAX) as usize;
         let (segment, continues) = self.text.outgoing.next_segment(segment_max);
         let data = segment.to_vec();
         let is_final = self.text.is_final && !continues && !self.text.collector.is_partial();
