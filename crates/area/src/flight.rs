@@ -99,6 +99,13 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "Read access to bytes 9..10")]
+    fn a_look_at_what_is_being_changed_is_caught() {
+        let span = span();
+        span.change(0, 10, |_| span.range(9..10).len());
+    }
+
+    #[test]
     #[should_panic(expected = "Write access to bytes 0..512")]
     fn a_second_use_of_a_buffer_in_flight_is_caught() {
         let span = span();

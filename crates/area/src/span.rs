@@ -121,6 +121,22 @@ impl Span {
         into.copy_from_slice(self.range(offset..offset + into.len()));
     }
 
+    /// Lets `change` work on `length` bytes from `offset` where they lie (opening what came sealed). Whatever else it looks at
+    /// must be other bytes: debug builds watch that too.
+    ///
+    /// # Panics
+    /// If the range is not inside this span, or the bytes are stored ones: those belong to the storage.
+    pub fn change<T>(&self, offset: usize, length: usize, change: impl FnOnce(&mut [u8]) -> T) -> T {
+        let part = self.slice(offset, length);
+        assert!(matches!(*part.area, Area::Pooled { .. }), "change of stored bytes");
+        part.begin_flight(Access::Write);
+        // SAFETY: the range is inside the area, which lives as long as `part`. Nobody else looks at these bytes or changes
+        // them meanwhile: that is the protocol stated on the type, and a span stays on its thread.
+        let result = change(unsafe { std::slice::from_raw_parts_mut(part.as_ptr(), length) });
+        part.end_flight();
+        result
+    }
+
     /// Sets `length` bytes from `offset` to zero.
     pub fn zero(&self, offset: usize, length: usize) {
         assert!(offset <= self.len() && length <= self.len() - offset, "zero outside the span");
