@@ -13,7 +13,6 @@ const TARGETS: &[Target] = &[
     ("wire", crate::wire),
     ("text", crate::text),
     ("login", crate::login),
-    ("outer", crate::outer),
     ("target", crate::target),
     ("initiator", crate::initiator),
     ("pair", crate::pair),

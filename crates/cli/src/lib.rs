@@ -20,7 +20,6 @@ mod secret;
 mod signature;
 mod state;
 mod sys;
-mod trust;
 mod units;
 
 use std::ffi::OsString;

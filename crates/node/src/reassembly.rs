@@ -11,12 +11,8 @@ use area::{Pool, Span};
 use iscsi::digest::{DIGEST_LENGTH, Digest};
 use iscsi::machine::{Digests, Fatal, Machine, Placement, Received, TaskId};
 
-/// Stream buffer of a busy connection: batches of small PDUs.
-const BUFFER_BYTES: usize = 64 << 10;
-/// Stream buffer of a connection that waits: a receive holds it for as long as nothing comes.
-const IDLE_BUFFER_BYTES: usize = area::PAGE_BYTES;
-/// How long a connection counts as busy after a receive that filled the small buffer.
-const BUSY: Duration = Duration::from_secs(1);
+use crate::stream::buffer::{self, Buffer};
+
 /// Read-ahead behind a large segment: a header or two.
 const SHORT_READ_AHEAD: usize = 512;
 /// A segment from here on is large.
@@ -25,7 +21,7 @@ const BHS: usize = 48;
 /// Longest header with AHS (TotalAHSLength is one byte of words) and digest.
 const HEADER_BYTES_MAX: usize = BHS + 255 * 4 + DIGEST_LENGTH;
 
-const _: () = assert!(HEADER_BYTES_MAX < IDLE_BUFFER_BYTES && IDLE_BUFFER_BYTES < BUFFER_BYTES);
+const _: () = assert!(HEADER_BYTES_MAX < buffer::IDLE_BYTES);
 
 /// What [`Reassembly::advance`] needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,12 +58,7 @@ struct Segment {
 /// What is on its way in, of one connection.
 #[derive(Debug)]
 pub struct Reassembly {
-    buffer: Span,
-    start: usize,
-    end: usize,
-    /// The last receive brought more than the small buffer holds.
-    filled: bool,
-    busy_until: Duration,
+    buffer: Buffer,
     /// Header taken, placement not yet asked: (segment length, digests).
     headed: Option<(usize, Digests)>,
     segment: Option<Segment>,
@@ -81,11 +72,7 @@ impl Reassembly {
     /// Nothing received yet. `None` when the pool has no memory for a stream buffer.
     pub fn new(pool: &Pool) -> Option<Self> {
         Some(Self {
-            buffer: pool.take(IDLE_BUFFER_BYTES)?,
-            start: 0,
-            end: 0,
-            filled: false,
-            busy_until: Duration::ZERO,
+            buffer: Buffer::new(pool)?,
             headed: None,
             segment: None,
             direct: 0,
@@ -110,8 +97,7 @@ impl Reassembly {
             }
             segment.arrived += placed;
         }
-        self.end += count - placed;
-        self.filled = self.end >= IDLE_BUFFER_BYTES;
+        self.buffer.on_received(count - placed);
     }
 
     /// Goes on with the bytes that are here, one step of one PDU. `buffer_of` gives the buffer of a task.
@@ -131,15 +117,11 @@ impl Reassembly {
         }
     }
 
-    fn available(&self) -> usize {
-        self.end - self.start
-    }
-
     fn advance_header(&mut self, machine: &mut impl Machine, now: Duration) -> Result<Advance, Fatal> {
-        if self.available() < BHS {
+        let bytes = self.buffer.bytes();
+        if bytes.len() < BHS {
             return Ok(Advance::Starved);
         }
-        let bytes = self.buffer.range(self.start..self.end);
         let ahs_length = usize::from(bytes[4]) * 4;
         let digests = machine.receive_digests();
         let total = BHS + ahs_length + if digests.header { DIGEST_LENGTH } else { 0 };
@@ -156,7 +138,7 @@ impl Reassembly {
             return Err(Fatal::Protocol("data segment longer than MaxRecvDataSegmentLength"));
         }
         machine.on_header(bhs, ahs, now)?;
-        self.start += total;
+        self.buffer.take(total);
         if length > 0 {
             self.headed = Some((length as usize, digests));
         }
@@ -192,9 +174,9 @@ impl Reassembly {
     }
 
     fn advance_segment(&mut self, machine: &mut impl Machine, now: Duration) -> Result<Advance, Fatal> {
-        let available = self.available();
+        let available = self.buffer.len();
         let segment = self.segment.as_mut().expect("checked by the caller");
-        let bytes = self.buffer.range(self.start..self.end);
+        let bytes = self.buffer.bytes();
         let take = available.min(segment.length - segment.arrived);
         let keep = take.min(segment.keep.saturating_sub(segment.arrived));
         match &mut segment.place {
@@ -207,14 +189,14 @@ impl Reassembly {
         }
         segment.arrived += take;
         self.copied += keep as u64;
-        self.start += take;
+        self.buffer.take(take);
         if segment.arrived < segment.length || available - take < segment.trailer {
             return Ok(Advance::Starved);
         }
         let segment = self.segment.take().expect("checked above");
-        let trailer = self.buffer.range(self.start..self.start + segment.trailer);
-        self.start += segment.trailer;
+        let trailer = &self.buffer.bytes()[..segment.trailer];
         let intact = segment.digest.is_none_or(|digest| digest_matches(digest, trailer));
+        self.buffer.take(segment.trailer);
         let received = match &segment.place {
             _ if !intact => Received::DigestError,
             Place::Task(_) => Received::Placed,
@@ -225,28 +207,8 @@ impl Reassembly {
         Ok(Advance::Events)
     }
 
-    /// Changes to the large buffer when the small one was filled, and back when that is a while ago: the answer to a
-    /// ping brings an idle session here.
-    fn fit_buffer(&mut self, pool: &Pool, now: Duration) {
-        if std::mem::take(&mut self.filled) {
-            self.busy_until = now + BUSY;
-        }
-        let fitting = if now < self.busy_until { BUFFER_BYTES } else { IDLE_BUFFER_BYTES };
-        if fitting == self.buffer.len() {
-            return;
-        }
-        // Without memory for a larger one, the small one does.
-        let Some(buffer) = pool.take(fitting) else { return };
-        // What is here is less than a header.
-        let rest = self.buffer.range(self.start..self.end);
-        buffer.fill(0, rest);
-        (self.start, self.end) = (0, rest.len());
-        self.buffer = buffer;
-    }
-
     /// Where the next bytes belong, in this order: the rest of a data segment, then the stream buffer. Never empty.
     pub fn places(&mut self, pool: &Pool, now: Duration) -> (Option<Span>, Span) {
-        self.fit_buffer(pool, now);
         self.direct = 0;
         let mut place = None;
         let mut short = self.last_segment >= LARGE_SEGMENT;
@@ -254,23 +216,22 @@ impl Reassembly {
             && let Place::Task(span) = &segment.place
             && segment.arrived < segment.keep
         {
-            debug_assert_eq!(self.available(), 0, "what was here has been placed");
+            debug_assert_eq!(self.buffer.len(), 0, "what was here has been placed");
             self.direct = segment.keep - segment.arrived;
             short |= self.direct >= LARGE_SEGMENT;
             place = Some(span.slice(segment.arrived, self.direct));
         }
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.buffer.len() - self.start < HEADER_BYTES_MAX {
-            // The head of a PDU at the end of the buffer: move it to the front. At most a kilobyte.
-            let rest = self.buffer.slice(self.start, self.available());
-            self.buffer.fill(0, rest.as_slice());
-            (self.start, self.end) = (0, rest.len());
-        }
-        let room = self.buffer.len() - self.end;
-        let room =
-            if short { room.min(SHORT_READ_AHEAD.max(HEADER_BYTES_MAX - self.available())) } else { room };
-        (place, self.buffer.slice(self.end, room))
+        let here = self.buffer.len();
+        let room = self.buffer.room(pool, now, HEADER_BYTES_MAX);
+        let length = room.len();
+        let length = if short { length.min(SHORT_READ_AHEAD.max(HEADER_BYTES_MAX - here)) } else { length };
+        (place, room.slice(0, length))
+    }
+
+    /// The stream buffer with what is in it, for whatever takes this one's place.
+    pub(crate) fn hand_over(&self) -> Buffer {
+        debug_assert!(self.headed.is_none() && self.segment.is_none(), "in the middle of a PDU");
+        self.buffer.clone()
     }
 }
 
@@ -278,51 +239,4 @@ fn digest_matches(mut digest: Digest, trailer: &[u8]) -> bool {
     let (padding, received) = trailer.split_at(trailer.len() - DIGEST_LENGTH);
     digest.update(padding);
     received.try_into().is_ok_and(|received| digest.matches(received))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Receives `count` bytes at `now`, takes them out, and asks for more.
-    fn pass(stream: &mut Reassembly, pool: &Pool, now: Duration, count: usize) {
-        let mut left = count;
-        while left > 0 {
-            let (_, room) = stream.places(pool, now);
-            stream.on_received(left.min(room.len()));
-            left -= stream.available();
-            stream.start = stream.end;
-        }
-        stream.places(pool, now);
-    }
-
-    #[test]
-    fn the_large_buffer_is_held_only_while_busy() {
-        let pool = Pool::new(area::PoolLimits::default());
-        let mut stream = Reassembly::new(&pool).unwrap();
-        let now = Duration::from_secs(100);
-        pass(&mut stream, &pool, now, BHS);
-        assert_eq!(stream.buffer.len(), IDLE_BUFFER_BYTES, "a PDU now and then");
-        pass(&mut stream, &pool, now, 3 * IDLE_BUFFER_BYTES);
-        assert_eq!(stream.buffer.len(), BUFFER_BYTES, "a batch");
-        pass(&mut stream, &pool, now + BUSY / 2, BHS);
-        assert_eq!(stream.buffer.len(), BUFFER_BYTES, "shortly after a batch");
-        pass(&mut stream, &pool, now + BUSY, BHS);
-        assert_eq!(stream.buffer.len(), IDLE_BUFFER_BYTES, "long after it");
-        assert_eq!(pool.lent(), 1, "the other is back");
-    }
-
-    #[test]
-    fn the_head_of_a_pdu_moves_to_the_other_buffer() {
-        let pool = Pool::new(area::PoolLimits::default());
-        let mut stream = Reassembly::new(&pool).unwrap();
-        let head: Vec<u8> = (1..40).collect();
-        stream.start = IDLE_BUFFER_BYTES - head.len();
-        stream.end = IDLE_BUFFER_BYTES;
-        stream.buffer.fill(stream.start, &head);
-        stream.filled = true;
-        stream.fit_buffer(&pool, Duration::ZERO);
-        assert_eq!(stream.buffer.len(), BUFFER_BYTES);
-        assert_eq!(stream.buffer.as_slice()[stream.start..stream.end], head);
-    }
 }

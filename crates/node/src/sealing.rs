@@ -66,6 +66,8 @@ pub enum Protection {
     Sealed {
         /// How.
         suite: Suite,
+        /// Bytes of a unit.
+        unit: u32,
         /// The other side's key, which it has proven to hold.
         peer_key: PublicKey,
     },

@@ -1,11 +1,13 @@
 //! Asks a portal for its targets, and a target for its LUNs. Blocking: for people at a terminal.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use area::Span;
 use block::OpenError;
 use io::{Io, Owner};
 use iscsi::initiator::Command;
+use iscsi::login::initiator::Config;
 use iscsi::machine::TargetRecord;
 use iscsi::wire::Attribute;
 use scsi::capacity::{Capacity, LunList};
@@ -15,7 +17,7 @@ use scsi::mode::ModeData;
 use scsi::{Sense, SenseKey, Status};
 
 use super::endpoint::login_error;
-use super::options::{Options, random_isid, resolve};
+use super::options::{InitiatorSealing, Options, random_isid, resolve};
 use super::session::{Failure, Outcome, Session};
 use super::setup::ANSWER_BYTES;
 use super::url::Url;
@@ -123,47 +125,69 @@ impl<'a> Talk<'a> {
     ) -> Result<Self, OpenError> {
         let mut last = None;
         for address in resolve(url)? {
-            let owner = io.owner();
-            let config = options.login(target, random_isid())?;
-            let session = match Session::connect(io, owner, 0, address, config) {
-                Ok(session) => session,
-                Err(failure) => {
-                    last = Some(explain(url, failure));
-                    continue;
+            let mut sealing = options.sealing.as_ref();
+            loop {
+                let config = options.login(target, random_isid())?;
+                match Talk::log_in(&mut *io, url, options.timeout, config, address, sealing) {
+                    Ok((session, owner, deadline)) => return Ok(Self { io, url, owner, session, deadline }),
+                    Err(Failure::Declined) if sealing.is_some() => {
+                        tracing::warn!(%url, "the target does not seal: going on in the clear");
+                        sealing = None;
+                    }
+                    Err(failure) => match explain(url, failure) {
+                        error @ OpenError::Unreachable(_) => {
+                            last = Some(error);
+                            break;
+                        }
+                        error => return Err(error),
+                    },
                 }
-            };
-            let deadline = io.now() + options.timeout;
-            let mut talk = Talk { io: &mut *io, url, owner, session, deadline };
-            let logged_in = talk.wait(|outcome| matches!(outcome, Outcome::LoggedIn(_)).then_some(()));
-            let session = talk.session;
-            match logged_in {
-                Ok(()) => return Ok(Self { io, url, owner, session, deadline }),
-                Err(error @ OpenError::Unreachable(_)) => last = Some(error),
-                Err(error) => return Err(error),
             }
         }
         Err(last.expect("resolve gives at least one address"))
     }
 
+    /// A session at one address.
+    fn log_in(
+        io: &'a mut Io,
+        url: &'a Url,
+        timeout: Duration,
+        config: Config,
+        address: SocketAddr,
+        sealing: Option<&InitiatorSealing>,
+    ) -> Result<(Session, Owner, Duration), Failure> {
+        let owner = io.owner();
+        let session = Session::connect(io, owner, 0, address, config, sealing)?;
+        let deadline = io.now() + timeout;
+        let mut talk = Talk { io, url, owner, session, deadline };
+        talk.wait_for(|outcome| matches!(outcome, Outcome::LoggedIn(_)).then_some(()))?;
+        Ok((talk.session, owner, deadline))
+    }
+
+    fn wait<T>(&mut self, wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, OpenError> {
+        let url = self.url;
+        self.wait_for(wanted).map_err(|failure| explain(url, failure))
+    }
+
     /// Drives the loop until an outcome is what is waited for.
-    fn wait<T>(&mut self, mut wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, OpenError> {
+    fn wait_for<T>(&mut self, mut wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, Failure> {
         let (mut events, mut outcomes) = (Vec::new(), Vec::new());
         loop {
             self.session.pump(self.io, &mut outcomes);
             for outcome in outcomes.drain(..) {
                 if let Outcome::Failed(failure) = outcome {
-                    return Err(explain(self.url, failure));
+                    return Err(failure);
                 }
                 if let Some(found) = wanted(outcome) {
                     return Ok(found);
                 }
             }
             if self.io.now() >= self.deadline {
-                return Err(OpenError::Unreachable(format!("{}: no answer in time", self.url)));
+                return Err(Failure::Lost("no answer in time".into()));
             }
             self.io
                 .turn_for(|owner| owner == self.owner, Some(self.deadline), &mut events)
-                .map_err(|error| OpenError::Failed(format!("waiting for {}: {error}", self.url)))?;
+                .map_err(|error| Failure::Lost(format!("waiting: {error}")))?;
             for event in events.drain(..) {
                 self.session.on_event(self.io, event, &mut outcomes);
             }
@@ -218,5 +242,7 @@ fn explain(url: &Url, failure: Failure) -> OpenError {
             redirect.address.to_string().split(',').next().unwrap_or_default()
         )),
         Failure::Lost(text) => OpenError::Unreachable(format!("{url}: {text}")),
+        Failure::Declined => OpenError::Authentication(format!("{url}: the target does not seal")),
+        Failure::Seal(text) => OpenError::Authentication(format!("{url}: {text}")),
     }
 }

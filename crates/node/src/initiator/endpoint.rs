@@ -32,6 +32,7 @@ use super::options::{Options, random_isid, resolve};
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
 use super::url::Url;
+use crate::sealing::Protection;
 use crate::stream::GENERATION_MASK;
 
 /// Requests a LUN is worth having in flight.
@@ -152,6 +153,9 @@ struct IscsiEndpoint {
     unheard: bool,
     capability: Capability,
     negotiated: Option<Negotiated>,
+    protection: Protection,
+    /// The target does not seal, and need not: the next session is asked for without.
+    declined: bool,
     works: Slab<Work>,
     /// To be sent, in order.
     queue: VecDeque<usize>,
@@ -202,6 +206,8 @@ impl IscsiEndpoint {
             unheard: false,
             capability: unknown_capability(),
             negotiated: None,
+            protection: Protection::None,
+            declined: false,
             works: Slab::new(),
             queue: VecDeque::new(),
             later: VecDeque::new(),
@@ -235,7 +241,8 @@ impl IscsiEndpoint {
             Err(error) => return self.give_up(io, error, done),
         };
         tracing::debug!(url = %self.url, %address, "connecting");
-        match Session::connect(io, self.owner, self.generation, address, config) {
+        let sealing = if std::mem::take(&mut self.declined) { None } else { self.options.sealing.as_ref() };
+        match Session::connect(io, self.owner, self.generation, address, config, sealing) {
             Ok(session) => self.session = Some(session),
             Err(failure) => self.on_failure(io, failure, done),
         }
@@ -306,6 +313,18 @@ impl IscsiEndpoint {
                 }
                 "authentication failed".into()
             }
+            Failure::Declined if self.protection == Protection::None => {
+                tracing::warn!(url = %self.url, "the target does not seal: going on in the clear");
+                self.declined = true;
+                return self.connect(io, done);
+            }
+            // It did before. Whoever says so now has proven nothing.
+            Failure::Declined => "the target does not seal any more".into(),
+            Failure::Seal(text) if !self.opened => {
+                let error = OpenError::Authentication(format!("{}: {text}", self.url));
+                return self.give_up(io, error, done);
+            }
+            Failure::Seal(text) => text,
             Failure::Login(error) if !is_transient(&error) => {
                 let error = login_error(&self.url, &error);
                 return self.give_up(io, error, done);
@@ -363,6 +382,7 @@ impl IscsiEndpoint {
             match outcome {
                 Outcome::LoggedIn(negotiated) => {
                     self.negotiated = Some(negotiated);
+                    self.protection = self.session.as_ref().map(Session::protection).unwrap_or_default();
                     // A session that ended before we heard may have been told for ever: this one will not be.
                     if std::mem::replace(&mut self.unheard, true) {
                         self.cache_lost();
@@ -777,7 +797,7 @@ impl Endpoint for IscsiEndpoint {
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
-        super::facts::facts(&self.disk, self.negotiated.as_ref())
+        super::facts::facts(&self.disk, self.negotiated.as_ref(), self.protection)
     }
 
     fn retries(&self) -> u64 {

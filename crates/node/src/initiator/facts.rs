@@ -3,9 +3,14 @@
 use iscsi::params::Negotiated;
 
 use super::setup::Disk;
+use crate::sealing::Protection;
 
 /// Facts for `info`.
-pub(super) fn facts(disk: &Disk, negotiated: Option<&Negotiated>) -> Vec<(&'static str, String)> {
+pub(super) fn facts(
+    disk: &Disk,
+    negotiated: Option<&Negotiated>,
+    protection: Protection,
+) -> Vec<(&'static str, String)> {
     let mut facts = vec![("kind", "iSCSI LUN".to_owned())];
     if let Some(standard) = &disk.standard {
         facts.push(("vendor", standard.vendor().trim().to_owned()));
@@ -44,5 +49,12 @@ pub(super) fn facts(disk: &Disk, negotiated: Option<&Negotiated>) -> Vec<(&'stat
         ("MaxOutstandingR2T", keys.max_outstanding_r2t.to_string()),
         ("ErrorRecoveryLevel", keys.error_recovery_level.to_string()),
     ]);
+    if let Protection::Sealed { suite, unit, peer_key } = protection {
+        facts.extend([
+            ("sealed with", suite.name().to_owned()),
+            ("unit", format!("{unit} bytes")),
+            ("target's key", peer_key.to_string()),
+        ]);
+    }
     facts
 }

@@ -8,6 +8,7 @@ use scsi::cdb::Cdb;
 use super::command::{self, Data};
 use super::facts::facts;
 use super::setup::{self, Answer, Setup};
+use crate::sealing::Protection;
 
 /// A disk that has answered every question.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ pub fn judge(sense: &Sense) -> String {
 impl Interviewed {
     /// What `info` shows.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
-        facts(&self.disk, None)
+        facts(&self.disk, None, Protection::None)
     }
 
     /// The next command of a request of which `done` bytes are done: its CDB, direction, length of its data, and the

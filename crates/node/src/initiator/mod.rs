@@ -8,8 +8,8 @@ mod cache;
 mod command;
 mod discover;
 mod endpoint;
-mod enquire;
 mod facts;
+mod handshake;
 #[doc(hidden)]
 pub mod interview;
 mod options;
@@ -19,6 +19,5 @@ mod url;
 
 pub use discover::{LunInfo, Target, discover, list_luns};
 pub use endpoint::IscsiMedium;
-pub use enquire::enquire;
 pub use options::{Credentials, InitiatorSealing, Options};
 pub use url::{PORT, Url, UrlError};

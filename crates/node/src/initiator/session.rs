@@ -9,17 +9,23 @@ use io::{Event as IoEvent, Handle, Io, Owner, Token};
 use iscsi::initiator::{Command, Config, Connection, Event, WindowFull};
 use iscsi::login::initiator as login;
 use iscsi::login::initiator::{LoginError, Redirect};
-use iscsi::machine::{Machine, TargetRecord, TaskId};
+use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::params::Negotiated;
 use iscsi::wire::{AsyncEvent, LogoutReason};
 use scsi::Sense;
 use socket2::SockRef;
 
+use super::handshake::{Agreement, Handshake, within_seal};
+use super::options::InitiatorSealing;
 use crate::reassembly::Advance;
-use crate::stream::{Operation, SEND_BYTES_MAX, Stream};
+use crate::sealing::{Protection, SealPolicy};
+use crate::stream::{Operation, SEND_BYTES_MAX, Stream, sealed_segment_max};
 
 /// Time a TCP connection may take to come up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// SCSI status GOOD.
+const GOOD: u8 = scsi::Status::Good as u8;
 
 /// Why a session ended, or never began.
 #[derive(Debug)]
@@ -30,6 +36,10 @@ pub(super) enum Failure {
     Login(LoginError),
     /// Log in there instead.
     Redirect(Redirect),
+    /// The target does not seal; it may be asked again without.
+    Declined,
+    /// The seal is not what it has to be, for a reason that will not go away.
+    Seal(String),
     /// The connection was lost.
     Lost(String),
 }
@@ -73,25 +83,28 @@ pub(super) struct Session {
     generation: u32,
     socket: Handle,
     link: Link,
+    /// What comes before the machine, if the session is to be sealed.
+    handshake: Option<Box<Handshake>>,
+    protection: Protection,
+    login: login::Config,
     machine: Connection,
     buffers: Vec<Option<Span>>,
     timer: Option<Duration>,
 }
 
 impl Session {
-    /// Begins to connect to `address`. Events of `owner` whose key carries `generation` belong here.
+    /// Begins to connect to `address`, and to seal. Events of `owner` whose key carries `generation` belong here.
     pub(super) fn connect(
         io: &mut Io,
         owner: Owner,
         generation: u32,
         address: SocketAddr,
         login: login::Config,
+        sealing: Option<&InitiatorSealing>,
     ) -> Result<Self, Failure> {
-        let mut entropy = [0; 32];
-        io::entropy(&mut entropy)
-            .map_err(|error| Failure::Lost(format!("no randomness for the login: {error}")))?;
-        let machine = Connection::new(Config::new(login), entropy, io.now())
-            .map_err(|error| Failure::Lost(format!("login cannot be configured: {error}")))?;
+        let machine = new_machine(&login, u32::MAX, io.now())?;
+        let sealing = sealing.filter(|sealing| sealing.policy != SealPolicy::Off);
+        let handshake = sealing.map(|sealing| Box::new(Handshake::begin(sealing, &login, io.now())));
         let socket: Handle = Rc::new(io::socket(address).map_err(Failure::Connect)?);
         let token = |operation: Operation| Token { owner, key: operation.key(generation) };
         io.connect(token(Operation::Connect), &socket, address);
@@ -102,10 +115,18 @@ impl Session {
             generation,
             socket,
             link: Link::Connecting { deadline },
+            handshake,
+            protection: Protection::None,
+            login,
             machine,
             buffers: Vec::new(),
             timer: Some(deadline),
         })
+    }
+
+    /// What protects it; to be asked once it is logged in.
+    pub(super) fn protection(&self) -> Protection {
+        self.protection
     }
 
     /// Commands that may be submitted now.
@@ -206,7 +227,11 @@ impl Session {
                 Err(Failure::Connect(std::io::ErrorKind::TimedOut.into()))
             }
             Link::Up(_) => {
-                self.machine.on_timeout(io.now()).map_err(|fatal| Failure::Lost(fatal.to_string()))
+                let result = match &mut self.handshake {
+                    Some(handshake) => handshake.exchange.on_timeout(io.now()),
+                    None => self.machine.on_timeout(io.now()),
+                };
+                result.map_err(|fatal| Failure::Lost(fatal.to_string()))
             }
             _ => Ok(()),
         }
@@ -214,7 +239,10 @@ impl Session {
 
     /// Receives, and sends what was submitted.
     pub(super) fn pump(&mut self, io: &mut Io, outcomes: &mut Vec<Outcome>) {
-        loop {
+        if let Err(failure) = self.shake_hands(io) {
+            return self.cut(failure, outcomes);
+        }
+        while self.handshake.is_none() {
             if let Err(failure) = self.drain(io.now(), outcomes) {
                 return self.cut(failure, outcomes);
             }
@@ -233,17 +261,43 @@ impl Session {
         }
         let Link::Up(stream) = &mut self.link else { return };
         let buffers = &self.buffers;
-        let sent = stream.send(io, &mut self.machine, SEND_BYTES_MAX, |task| buffer_of(buffers, task));
+        let buffer_of = |task| buffer_of(buffers, task);
+        let sent = match &mut self.handshake {
+            Some(handshake) => stream.send(io, &mut handshake.exchange, SEND_BYTES_MAX, buffer_of),
+            None => stream.send(io, &mut self.machine, SEND_BYTES_MAX, buffer_of),
+        };
         if let Err(fatal) = sent {
             return self.cut(Failure::Lost(fatal.to_string()), outcomes);
         }
         stream.receive(io);
-        if let Some(due) = self.machine.poll_timeout()
+        let due = match &self.handshake {
+            Some(handshake) => handshake.exchange.poll_timeout(),
+            None => self.machine.poll_timeout(),
+        };
+        if let Some(due) = due.into_iter().chain(stream.retry_at(io.now())).min()
             && self.timer.is_none_or(|armed| due < armed)
         {
             self.timer = Some(due);
             io.timer(Token { owner: self.owner, key: Operation::Timer.key(self.generation) }, due);
         }
+    }
+
+    /// The outer login, as far as it goes.
+    fn shake_hands(&mut self, io: &Io) -> Result<(), Failure> {
+        while let (Some(handshake), Link::Up(stream)) = (&mut self.handshake, &mut self.link) {
+            let lost = |fatal: Fatal| Failure::Lost(fatal.to_string());
+            if stream.advance(io, &mut handshake.exchange, |_| None).map_err(lost)? == Advance::Starved {
+                break;
+            }
+            if let Some(Agreement { channel, unit, protection }) = handshake.advance()? {
+                // All that was said before has been answered, so it has been sent.
+                stream.seal(channel, unit, io.now());
+                let login = within_seal(&self.login, unit);
+                self.machine = new_machine(&login, sealed_segment_max(unit), io.now())?;
+                (self.handshake, self.protection) = (None, protection);
+            }
+        }
+        Ok(())
     }
 
     fn drain(&mut self, now: Duration, outcomes: &mut Vec<Outcome>) -> Result<(), Failure> {
@@ -254,14 +308,14 @@ impl Session {
                 Event::Redirect(redirect) => return Err(Failure::Redirect(redirect)),
                 Event::Complete(complete) => {
                     let task = complete.task;
-                    self.buffers[task.index()] = None;
+                    self.end_task(task, complete.status == GOOD)?;
                     let sense = Sense::parse(&complete.sense);
                     let (status, data_in) = (complete.status, complete.data_in);
                     outcomes.push(Outcome::Completed { task, status, sense, data_in });
                 }
                 Event::Failed { task, error } => {
                     tracing::debug!(%error, "a command ended without a status");
-                    self.buffers[task.index()] = None;
+                    self.end_task(task, false)?;
                     outcomes.push(Outcome::Interrupted { task });
                 }
                 Event::Targets(targets) => outcomes.push(Outcome::Targets(targets)),
@@ -273,6 +327,17 @@ impl Session {
                 Event::ManagementDone { .. } => {}
             }
         }
+        Ok(())
+    }
+
+    /// Lets go of what a task had. One that ended `well` must have got all of its data.
+    fn end_task(&mut self, task: TaskId, well: bool) -> Result<(), Failure> {
+        self.buffers[task.index()] = None;
+        let Link::Up(stream) = &mut self.link else { return Ok(()) };
+        if well && !stream.is_whole(task) {
+            return Err(Failure::Lost("data of a command came without all of its seal".into()));
+        }
+        stream.end_task(task);
         Ok(())
     }
 
@@ -297,6 +362,14 @@ impl Drop for Session {
     fn drop(&mut self) {
         let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
     }
+}
+
+fn new_machine(login: &login::Config, segment_max: u32, now: Duration) -> Result<Connection, Failure> {
+    let mut entropy = [0; 32];
+    io::entropy(&mut entropy)
+        .map_err(|error| Failure::Lost(format!("no randomness for the login: {error}")))?;
+    Connection::new(Config { segment_max, ..Config::new(login.clone()) }, entropy, now)
+        .map_err(|error| Failure::Lost(format!("login cannot be configured: {error}")))
 }
 
 fn buffer_of(buffers: &[Option<Span>], task: TaskId) -> Option<Span> {

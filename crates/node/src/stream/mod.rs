@@ -2,19 +2,28 @@
 //! headers and data segments, and PDUs become headers and spans to send.
 
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use area::Span;
 use io::{Event, Handle, Incoming, Io, Item, Outgoing, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TaskId};
+use seal::Channel;
 
 use crate::reassembly::Advance;
 use protection::Protection;
 
+pub(crate) mod buffer;
 mod plain;
 mod protection;
+mod sealed;
+
+pub(crate) use sealed::segment_max as sealed_segment_max;
 
 /// Payload gathered into one send: keeps the buffers in use within the cache.
 pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
+
+/// How long to wait for memory when nothing of the connection is under way that could bring it.
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
 /// One connection's socket with what is on its way in and out.
 pub(crate) struct Stream {
@@ -93,7 +102,32 @@ impl Stream {
 
     /// Nothing is being sent.
     pub(crate) fn is_sent(&self) -> bool {
-        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty())
+        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) && !self.protection.is_stalled()
+    }
+
+    /// When to pump again although nothing may happen until then: memory is missing for what is to be sent.
+    pub(crate) fn retry_at(&self, now: Duration) -> Option<Duration> {
+        (self.outgoing.is_some() && self.protection.is_stalled()).then_some(now + MEMORY_PAUSE)
+    }
+
+    /// Whether records are sent and received.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.protection.is_sealed()
+    }
+
+    /// Whether all data of a task that has arrived is what the peer sent: to be asked before a task ends well.
+    pub(crate) fn is_whole(&self, task: TaskId) -> bool {
+        self.protection.is_whole(task)
+    }
+
+    /// A task has ended; its slot may be used again.
+    pub(crate) fn end_task(&mut self, task: TaskId) {
+        self.protection.end_task(task);
+    }
+
+    /// The next byte in either direction belongs to a record. Everything before it has been gathered.
+    pub(crate) fn seal(&mut self, channel: Channel, unit: u32, now: Duration) {
+        self.protection.seal(channel, unit, now);
     }
 
     /// Ends both directions; operations in flight come back soon.
@@ -133,7 +167,9 @@ impl Stream {
         if let Some(place) = place {
             incoming.push(place);
         }
-        incoming.push(room);
+        if let Some(room) = room {
+            incoming.push(room);
+        }
         let token = self.token(Operation::Receive);
         io.receive(token, &self.socket, incoming);
     }

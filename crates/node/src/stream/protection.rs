@@ -5,14 +5,19 @@ use std::time::Duration;
 use area::{Pool, Span};
 use io::{Io, Outgoing};
 use iscsi::machine::{Fatal, Machine, TaskId};
+use seal::Channel;
 
 use super::plain;
+use super::sealed::Sealed;
 use crate::reassembly::{Advance, Reassembly};
 
 /// Between the socket and the PDUs.
+#[expect(clippy::large_enum_variant, reason = "every connection begins with the large one")]
 pub(super) enum Protection {
     /// PDUs as they are.
     Plain(Reassembly),
+    /// Records of SEAL/1.
+    Sealed(Box<Sealed>),
 }
 
 impl Protection {
@@ -25,13 +30,18 @@ impl Protection {
     pub(super) fn copied(&self) -> u64 {
         match self {
             Self::Plain(reassembly) => reassembly.copied(),
+            Self::Sealed(sealed) => sealed.receive.copied(),
         }
     }
 
-    /// Where the next bytes of the socket belong, in this order. Never empty.
-    pub(super) fn places(&mut self, pool: &Pool, now: Duration) -> (Option<Span>, Span) {
+    /// Where the next bytes of the socket belong, in this order. One of them at least is there.
+    pub(super) fn places(&mut self, pool: &Pool, now: Duration) -> (Option<Span>, Option<Span>) {
         match self {
-            Self::Plain(reassembly) => reassembly.places(pool, now),
+            Self::Plain(reassembly) => {
+                let (place, room) = reassembly.places(pool, now);
+                (place, Some(room))
+            }
+            Self::Sealed(sealed) => sealed.receive.places(pool, now),
         }
     }
 
@@ -39,6 +49,7 @@ impl Protection {
     pub(super) fn on_received(&mut self, count: usize) {
         match self {
             Self::Plain(reassembly) => reassembly.on_received(count),
+            Self::Sealed(sealed) => sealed.receive.on_received(count),
         }
     }
 
@@ -51,21 +62,66 @@ impl Protection {
     ) -> Result<Advance, Fatal> {
         match self {
             Self::Plain(reassembly) => reassembly.advance(machine, buffer_of, io.now()),
+            Self::Sealed(sealed) => sealed.receive.advance(machine, buffer_of, io.now()),
         }
     }
 
     /// Adds what the machine has to send, until there are `bytes` of payload.
     pub(super) fn gather(
         &mut self,
-        _io: &Io,
+        io: &Io,
         outgoing: &mut Outgoing,
         machine: &mut impl Machine,
         bytes: usize,
         buffer_of: impl Fn(TaskId) -> Option<Span>,
     ) -> Result<(), Fatal> {
         match self {
-            Self::Plain(_) => plain::gather(outgoing, machine, bytes, &buffer_of),
+            Self::Plain(_) => {
+                plain::gather(outgoing, machine, bytes, &buffer_of);
+                Ok(())
+            }
+            Self::Sealed(sealed) => {
+                sealed.send.gather(io.pool(), io.now(), outgoing, machine, bytes, buffer_of)
+            }
         }
-        Ok(())
+    }
+
+    /// Whether a PDU that the machine has handed out waits for memory.
+    pub(super) fn is_stalled(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Sealed(sealed) => sealed.send.is_stalled(),
+        }
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        matches!(self, Self::Sealed(_))
+    }
+
+    /// Whether all data of a task that has arrived is what the peer sent.
+    pub(super) fn is_whole(&self, task: TaskId) -> bool {
+        match self {
+            Self::Plain(_) => true,
+            Self::Sealed(sealed) => sealed.receive.is_whole(task),
+        }
+    }
+
+    /// A task has ended.
+    pub(super) fn end_task(&mut self, task: TaskId) {
+        match self {
+            Self::Plain(_) => {}
+            Self::Sealed(sealed) => sealed.end_task(task),
+        }
+    }
+
+    /// From here on, both directions carry records. Between two PDUs, with nothing gathered.
+    pub(super) fn seal(&mut self, channel: Channel, unit: u32, now: Duration) {
+        match self {
+            Self::Plain(reassembly) => {
+                let sealed = Sealed::new(channel, unit, reassembly.hand_over(), now);
+                *self = Self::Sealed(Box::new(sealed));
+            }
+            Self::Sealed(_) => unreachable!("a connection is sealed once"),
+        }
     }
 }

@@ -15,6 +15,7 @@ use block::{Completion, Endpoint, IoError, Request, RequestId};
 use io::{Event as IoEvent, Handle, Io, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
+use iscsi::params::DigestPolicy;
 use iscsi::target::{self as machine, Event, ManagementId};
 use iscsi::wire::{Isid, LoginStatus};
 use mutant::Mutant;
@@ -23,6 +24,7 @@ use seal::PublicKey;
 
 use super::config::Peer;
 use super::defects;
+use super::handshake::{Agreement, Handshake, Next as HandshakeNext};
 use super::login;
 use super::lun::Lun;
 use super::mail::{AbortGroup, ConnectionId, Mail};
@@ -30,7 +32,8 @@ use super::media::{Job, Next};
 use super::server::{POOL, Shared};
 use super::sessions::{Admission, Claim};
 use crate::reassembly::Advance;
-use crate::stream::{Operation, Stream};
+use crate::sealing::Protection;
+use crate::stream::{Operation, Stream, sealed_segment_max};
 
 /// Commands an initiator may have outstanding.
 const COMMANDS_MAX: u32 = 128;
@@ -137,6 +140,8 @@ pub(super) struct Connection {
     peer: SocketAddr,
     local: SocketAddr,
     stream: Stream,
+    /// What comes before the machine, where sealing is configured.
+    handshake: Option<Box<Handshake>>,
     pub(super) machine: machine::Connection,
     pub(super) tasks: Vec<Option<Task>>,
     pub(super) session: Option<Session>,
@@ -145,6 +150,7 @@ pub(super) struct Connection {
     pending: Option<Pending>,
     /// The key that the initiator has proven; `None` in the clear.
     peer_key: Option<PublicKey>,
+    protection: Protection,
     /// Jobs whose requests are with endpoints.
     busy: usize,
     /// Bytes of the tasks' buffers.
@@ -162,18 +168,16 @@ impl Connection {
     /// Takes a connected socket. `timer` is one that is set for this place already. `None` when memory is short.
     pub(super) fn new(
         io: &mut Io,
+        shared: &Shared,
         socket: Handle,
         owner: Owner,
         id: ConnectionId,
-        peer: SocketAddr,
-        local: SocketAddr,
+        (peer, local): (SocketAddr, SocketAddr),
         timer: Option<Duration>,
     ) -> Option<Self> {
         let stream = Stream::new(io, socket, owner, id.generation)?;
-        let mut entropy = [0; 32];
-        io::entropy(&mut entropy).ok()?;
-        let config = machine::Config { tasks_max: COMMANDS_MAX, ..machine::Config::default() };
-        let machine = machine::Connection::new(config, entropy, io.now());
+        let machine = new_machine(u32::MAX, io.now())?;
+        let handshake = Handshake::begin(&shared.config, io.now()).map(Box::new);
         tracing::debug!(%peer, "connected");
         Some(Self {
             id,
@@ -181,12 +185,14 @@ impl Connection {
             peer,
             local,
             stream,
+            handshake,
             machine,
             tasks: Vec::new(),
             session: None,
             requests: Vec::new(),
             pending: None,
             peer_key: None,
+            protection: Protection::None,
             busy: 0,
             charged: 0,
             lent: 0,
@@ -264,7 +270,11 @@ impl Connection {
     fn on_timer(&mut self, now: Duration) {
         match self.phase {
             Phase::Open => {
-                if let Err(fatal) = self.machine.on_timeout(now) {
+                let result = match &mut self.handshake {
+                    Some(handshake) => handshake.on_timeout(now),
+                    None => self.machine.on_timeout(now),
+                };
+                if let Err(fatal) = result {
                     self.fail(&fatal, now);
                 }
             }
@@ -275,7 +285,8 @@ impl Connection {
 
     /// Receives, acts and sends as far as it goes.
     pub(super) fn pump(&mut self, context: &mut Context<'_>) {
-        while self.phase == Phase::Open {
+        self.shake_hands(context);
+        while self.phase == Phase::Open && self.handshake.is_none() {
             self.drain_events(context);
             let Self { stream, machine, tasks, .. } = self;
             match stream.advance(context.io, machine, |task| buffer_of(tasks, task)) {
@@ -289,22 +300,85 @@ impl Connection {
             return;
         }
         self.start_waiting(context);
-        let Self { stream, machine, tasks, .. } = self;
-        let sent = stream.send(context.io, machine, context.send_bytes, |task| buffer_of(tasks, task));
-        if let Err(fatal) = sent {
-            self.fail(&fatal, context.io.now());
-        }
+        self.send(context);
         self.drain_events(context);
         match self.phase {
             Phase::Open => {
                 self.stream.receive(context.io);
-                let due = self.machine.poll_timeout();
+                let now = context.io.now();
+                let due = match &self.handshake {
+                    Some(handshake) => handshake.poll_timeout(),
+                    None => self.machine.poll_timeout(),
+                };
+                let due = due.into_iter().chain(self.stream.retry_at(now)).min();
                 self.arm_timer(context.io, due);
             }
             Phase::Ending(_) if self.stream.is_sent() => self.shut("closed"),
-            Phase::Ending(until) => self.arm_timer(context.io, Some(until)),
+            Phase::Ending(until) => {
+                let retry = self.stream.retry_at(context.io.now());
+                self.arm_timer(context.io, Some(retry.map_or(until, |at| at.min(until))));
+            }
             Phase::Shut => {}
         }
+    }
+
+    /// Gathers and sends what there is.
+    fn send(&mut self, context: &mut Context<'_>) {
+        let Self { stream, machine, tasks, handshake, .. } = self;
+        let sent = match handshake {
+            Some(handshake) => {
+                let gathers = stream.is_sent();
+                let sent = stream.send(context.io, &mut handshake.exchange, context.send_bytes, |_| None);
+                if gathers && let Some(agreement) = handshake.take_agreement() {
+                    self.seal(agreement, context.io.now());
+                }
+                sent
+            }
+            None => stream.send(context.io, machine, context.send_bytes, |task| buffer_of(tasks, task)),
+        };
+        if let Err(fatal) = sent {
+            self.fail(&fatal, context.io.now());
+        }
+    }
+
+    /// The outer login, as far as it goes.
+    fn shake_hands(&mut self, context: &mut Context<'_>) {
+        let (io, shared) = (&*context.io, context.shared);
+        while self.phase == Phase::Open
+            && let Some(handshake) = &mut self.handshake
+        {
+            match self.stream.advance(io, &mut handshake.exchange, |_| None) {
+                Ok(Advance::Events) => {}
+                Ok(Advance::Starved) => break,
+                Err(fatal) => return self.fail(&fatal, io.now()),
+            }
+            match handshake.advance(&shared.config, &shared.handshakes, io.now()) {
+                HandshakeNext::Wait => {}
+                HandshakeNext::Ordinary(first) => {
+                    self.handshake = None;
+                    if let Err(fatal) = first.replay(&mut self.machine, io.now()) {
+                        self.fail(&fatal, io.now());
+                    }
+                }
+                HandshakeNext::End(reason) => {
+                    tracing::info!(peer = %self.peer, reason, "no session");
+                    self.conclude(io.now());
+                }
+            }
+        }
+    }
+
+    /// The last word of the outer login is gathered: records follow, and within them a login.
+    fn seal(&mut self, agreement: Agreement, now: Duration) {
+        let Agreement { channel, suite, unit, peer_key } = agreement;
+        let Some(machine) = new_machine(sealed_segment_max(unit), now) else {
+            return self.shut("no randomness for the login");
+        };
+        self.stream.seal(channel, unit, now);
+        (self.machine, self.handshake) = (machine, None);
+        self.peer_key = Some(peer_key);
+        self.protection = Protection::Sealed { suite, unit, peer_key };
+        tracing::debug!(peer = %self.peer, key = %peer_key, suite = suite.name(), unit, "sealed");
     }
 
     fn arm_timer(&mut self, io: &mut Io, due: Option<Duration>) {
@@ -380,6 +454,7 @@ impl Connection {
                         Err(LoginStatus::ServiceUnavailable.into())
                     } else {
                         login::policy(&context.shared.config, &identity, self.proven(context.shared))
+                            .map(|policy| self.within_seal(policy))
                     };
                     if let Err(refusal) = &policy {
                         tracing::warn!(
@@ -409,6 +484,17 @@ impl Connection {
                 Event::Close => self.conclude(context.io.now()),
             }
         }
+    }
+
+    /// What is negotiated within a seal: no digests, and segments that its heads can describe.
+    fn within_seal(&self, mut policy: machine::Policy) -> machine::Policy {
+        if let Protection::Sealed { unit, .. } = self.protection {
+            let params = &mut policy.params;
+            (params.header_digest, params.data_digest) = (DigestPolicy::Off, DigestPolicy::Off);
+            let segment_max = &mut params.max_recv_data_segment_length;
+            *segment_max = sealed_segment_max(unit).min(*segment_max);
+        }
+        policy
     }
 
     /// Who has proven its key on this connection.
@@ -598,6 +684,9 @@ impl Connection {
 
     fn on_data_out(&mut self, context: &mut Context<'_>, id: TaskId) {
         let Some(task) = self.tasks[id.index()].as_mut() else { return };
+        if !self.stream.is_whole(id) {
+            return self.shut("data of a command came without all of its seal");
+        }
         if task.media.is_some() {
             return self.start(context, id);
         }
@@ -625,8 +714,9 @@ impl Connection {
             let media = task.media.take().expect("just looked at");
             return self.finish_media(context, id, &media, Ok(()));
         }
-        // A digest would be computed of bytes that may change until they are sent.
-        if matches!(media.op, MediaOp::Read { fua: false }) && !self.machine.receive_digests().data {
+        // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may look at.
+        let only_sent = !self.machine.receive_digests().data && !self.stream.is_sealed();
+        if matches!(media.op, MediaOp::Read { fua: false }) && only_sent {
             // Beside what is being sent it would no longer fit in the cache. Nobody overtakes those who wait.
             if !self.lent_waiting.is_empty() || self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
                 return self.lent_waiting.push_back(id);
@@ -768,6 +858,7 @@ impl Connection {
     }
 
     fn on_task_done(&mut self, id: TaskId) {
+        self.stream.end_task(id);
         // The spans that are still being sent keep the memory; letting go of the groups may answer an abort.
         if let Some(task) = self.tasks.get_mut(id.index()).and_then(Option::take) {
             self.charged -= task.charged;
@@ -777,6 +868,14 @@ impl Connection {
             }
         }
     }
+}
+
+/// A machine that expects a login. `None` when the system has no randomness.
+fn new_machine(segment_max: u32, now: Duration) -> Option<machine::Connection> {
+    let mut entropy = [0; 32];
+    io::entropy(&mut entropy).ok()?;
+    let config = machine::Config { tasks_max: COMMANDS_MAX, segment_max, ..machine::Config::default() };
+    Some(machine::Connection::new(config, entropy, now))
 }
 
 /// What the storage knows of a range, in whole blocks: a block that is partly data is data.

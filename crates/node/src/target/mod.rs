@@ -6,6 +6,7 @@
 mod config;
 mod connection;
 mod defects;
+mod handshake;
 mod login;
 mod lun;
 mod mail;

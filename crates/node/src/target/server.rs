@@ -11,6 +11,7 @@ use block::{Capability, wait_ready};
 use io::{Io, Listener, Thread};
 
 use super::config::{ServeError, ServerConfig, TargetConfig};
+use super::handshake::Handshakes;
 use super::lun::Lun;
 use super::mail::{Mail, Mailbox};
 use super::sessions::{SessionStatus, Sessions};
@@ -33,6 +34,7 @@ pub(super) struct Shared {
     /// By target, the indices of its units.
     pub(super) target_luns: Vec<Vec<usize>>,
     pub(super) sessions: Sessions,
+    pub(super) handshakes: Handshakes,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
     /// Live connections by worker, to place new ones.
     pub(super) load: Vec<AtomicUsize>,
@@ -96,6 +98,7 @@ impl Server {
             luns,
             target_luns,
             sessions: Sessions::default(),
+            handshakes: Handshakes::default(),
             mailboxes: (0..workers).map(|_| Arc::new(Mailbox::new())).collect(),
             load: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             addresses,

@@ -371,7 +371,8 @@ impl Worker {
         });
         let Slot { owner, generation, timer, .. } = self.slots[slot];
         let id = ConnectionId { worker: self.index, slot, generation };
-        let connection = Connection::new(&mut self.io, Rc::new(socket), owner, id, peer, local, timer);
+        let connection =
+            Connection::new(&mut self.io, &self.shared, Rc::new(socket), owner, id, (peer, local), timer);
         let adopted = connection.is_some();
         self.slots[slot].connection = connection.map(Box::new);
         if adopted {

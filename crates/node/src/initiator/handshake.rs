@@ -1,0 +1,112 @@
+//! The beginning of a session that is to be sealed: the outer login and its handshake (docs/SEAL.md, sections 2 and 3).
+
+use std::time::Duration;
+
+use iscsi::login::initiator as login;
+use iscsi::login::outer::initiator::{Event, Exchange, Offer};
+use iscsi::login::outer::{Choice, Pattern, Transcript};
+use iscsi::params::DigestPolicy;
+use iscsi::wire::LoginStatus;
+use seal::{Channel, Suite};
+
+use super::options::InitiatorSealing;
+use super::session::Failure;
+use crate::sealing::{Protection, Psk, SealPolicy};
+use crate::stream::sealed_segment_max;
+
+/// Time the outer login may take.
+const TIME_MAX: Duration = Duration::from_secs(15);
+
+/// Why a seal is not what it has to be.
+const NOT_THE_TARGET: &str = "the seal was refused: this target has another key than the one that is trusted, does not know \
+                              ours, or its pre-shared key is another one; compare both with: hikyaku key";
+
+/// An outer login.
+pub(super) struct Handshake {
+    pub(super) exchange: Exchange,
+    sealing: InitiatorSealing,
+    choice: Option<Choice>,
+    initiator: Option<seal::Initiator>,
+}
+
+/// What both sides have agreed on.
+pub(super) struct Agreement {
+    pub(super) channel: Channel,
+    pub(super) unit: u32,
+    pub(super) protection: Protection,
+}
+
+impl Handshake {
+    /// Asks for a session like the one of `login`.
+    pub(super) fn begin(sealing: &InitiatorSealing, login: &login::Config, now: Duration) -> Self {
+        let offer = Offer {
+            initiator_name: login.initiator_name.clone(),
+            isid: login.isid,
+            cid: login.cid,
+            session_type: login.session_type,
+            target_name: login.target_name.clone(),
+            plain: sealing.policy == SealPolicy::Offer,
+            suites: sealing.suites.iter().map(|suite| suite.name().to_owned()).collect(),
+            unit: sealing.unit,
+            pattern: Pattern::IkPsk2,
+        };
+        let exchange = Exchange::new(offer, now + TIME_MAX);
+        Self { exchange, sealing: sealing.clone(), choice: None, initiator: None }
+    }
+
+    /// Acts on what has come; at the end, what was agreed on.
+    pub(super) fn advance(&mut self) -> Result<Option<Agreement>, Failure> {
+        match self.exchange.poll_event() {
+            None => Ok(None),
+            Some(Event::Chosen { choice, transcript }) => {
+                self.start(choice, &transcript)?;
+                Ok(None)
+            }
+            Some(Event::Answer(answer)) => self.finish(&answer).map(Some),
+            Some(Event::Declined) if self.sealing.policy == SealPolicy::Offer => Err(Failure::Declined),
+            Some(Event::Declined) => Err(Failure::Seal("the target does not seal, which is required".into())),
+            Some(Event::Refused(LoginStatus::AuthenticationFailure)) => {
+                Err(Failure::Seal(NOT_THE_TARGET.into()))
+            }
+            Some(Event::Refused(status)) => Err(Failure::Login(login::LoginError::Refused(status))),
+            Some(Event::Redirect(redirect)) => Err(Failure::Redirect(redirect)),
+        }
+    }
+
+    fn start(&mut self, choice: Choice, transcript: &Transcript) -> Result<(), Failure> {
+        let mut entropy = [0; 128];
+        io::entropy(&mut entropy)
+            .map_err(|error| Failure::Lost(format!("no randomness for the handshake: {error}")))?;
+        let InitiatorSealing { identity, peer_key, psk, .. } = &self.sealing;
+        let psk = psk.as_ref().map(Psk::bytes);
+        let suite = suite_of(&choice)?;
+        let (initiator, message) =
+            seal::Initiator::start(identity, *peer_key, &transcript.prologue(), psk, suite, entropy);
+        self.exchange.send_message(&message);
+        (self.initiator, self.choice) = (Some(initiator), Some(choice));
+        Ok(())
+    }
+
+    fn finish(&mut self, answer: &[u8]) -> Result<Agreement, Failure> {
+        let (Some(initiator), Some(choice)) = (self.initiator.take(), self.choice.take()) else {
+            return Err(Failure::Lost("an answer to nothing".into()));
+        };
+        let channel = initiator.finish(answer).map_err(|_| Failure::Seal(NOT_THE_TARGET.into()))?;
+        let (suite, unit, peer_key) = (suite_of(&choice)?, choice.unit, self.sealing.peer_key);
+        Ok(Agreement { channel, unit, protection: Protection::Sealed { suite, unit, peer_key } })
+    }
+}
+
+fn suite_of(choice: &Choice) -> Result<Suite, Failure> {
+    Suite::from_name(&choice.suite).ok_or_else(|| Failure::Lost("a suite that was not offered".into()))
+}
+
+/// What is negotiated within a seal: no digests, and segments that its heads can describe.
+pub(super) fn within_seal(login: &login::Config, unit: u32) -> login::Config {
+    let mut login = login.clone();
+    let params = &mut login.params;
+    (params.header_digest, params.data_digest) = (DigestPolicy::Off, DigestPolicy::Off);
+    let segment_max = &mut params.max_recv_data_segment_length;
+    *segment_max = sealed_segment_max(unit).min(*segment_max);
+    login
+}

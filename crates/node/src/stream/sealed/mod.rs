@@ -1,0 +1,71 @@
+//! A sealed connection (docs/SEAL.md, sections 5 and 6): records instead of PDUs, in both directions.
+//!
+//! What arrives is opened where it lies, as soon as the last byte of a unit is there; what is sent is sealed on its way from
+//! the task's buffer into an area of its own, so that the buffer stays as it is. The keys and the arithmetic are `seal`'s; which
+//! bytes are a unit is decided here, by the Buffer Offset alone.
+
+use std::time::Duration;
+
+use area::{Pool, Span};
+use iscsi::machine::{Fatal, TaskId};
+use seal::{Broken, Channel};
+
+use super::buffer::Buffer;
+
+mod receive;
+mod send;
+mod track;
+
+pub(super) use receive::Receive;
+pub(super) use send::Send;
+
+/// Sealed bytes of one area: a power of two, and small beside the cache.
+const RUN_BYTES: usize = 256 << 10;
+
+/// Both directions.
+pub(super) struct Sealed {
+    pub(super) receive: Receive,
+    pub(super) send: Send,
+}
+
+impl Sealed {
+    /// Goes on with a connection whose next byte, in either direction, belongs to a record. `unit` is the agreed size in bytes.
+    pub(super) fn new(channel: Channel, unit: u32, buffer: Buffer, now: Duration) -> Self {
+        let unit = unit as usize;
+        assert!(unit.is_power_of_two(), "a unit of {unit} bytes was agreed on");
+        Self {
+            receive: Receive::new(channel.opener, unit, buffer),
+            send: Send::new(channel.sealer, unit, now),
+        }
+    }
+
+    /// A task has ended: what is left of its units is of no use.
+    pub(super) fn end_task(&mut self, task: TaskId) {
+        self.send.end_task(task);
+        self.receive.end_task(task);
+    }
+}
+
+/// The longest data segment that a sealed session is to have, bytes: what one head can describe.
+pub(crate) fn segment_max(unit: u32) -> u32 {
+    unit.saturating_mul(seal::DESCRIPTORS_MAX as u32)
+}
+
+/// The one end of everything that is wrong with what came. It tells nothing, to anyone.
+fn broken(_: Broken) -> Fatal {
+    Fatal::Protocol("the seal is broken: not what the peer sent, or not the peer")
+}
+
+/// Areas for `bytes` that begin with a unit, each for whole units; `None` when the pool has not enough now.
+fn take_runs(pool: &Pool, unit: usize, bytes: usize, runs: &mut Vec<Span>) -> Option<()> {
+    debug_assert!(runs.is_empty());
+    let run = unit.max(RUN_BYTES);
+    for start in (0..bytes).step_by(run) {
+        let Some(span) = pool.take(run.min(bytes - start)) else {
+            runs.clear();
+            return None;
+        };
+        runs.push(span);
+    }
+    Some(())
+}

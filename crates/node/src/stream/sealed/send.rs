@@ -1,0 +1,267 @@
+//! Records out: units are sealed on their way into areas of their own, when their first piece leaves.
+
+use std::time::Duration;
+
+use area::{Pool, Span};
+use io::Outgoing;
+use iscsi::machine::{Fatal, Machine, Payload, TaskId, Transmit};
+use seal::{Descriptor, Sealer};
+
+use super::{broken, take_runs};
+
+/// The rest of a unit whose first pieces have left.
+struct Tail {
+    /// Where it goes on in the task's buffer.
+    at: usize,
+    sealed: Span,
+    generation: u16,
+}
+
+/// A PDU that the machine has handed out and that waits for memory, with what it needs: its task may end meanwhile.
+struct Stalled {
+    transmit: Transmit,
+    buffer: Option<Span>,
+    tail: Option<Tail>,
+}
+
+/// What is on its way out.
+pub(in crate::stream) struct Send {
+    sealer: Sealer,
+    unit: usize,
+    /// When the channel was made.
+    began: Duration,
+    generation: u16,
+    /// By task.
+    tails: Vec<Option<Tail>>,
+    stalled: Option<Stalled>,
+    /// Of the record being made.
+    descriptors: Vec<Descriptor>,
+    head: Vec<u8>,
+    text: Vec<u8>,
+    runs: Vec<Span>,
+}
+
+/// There is no memory for a record now.
+struct NoMemory;
+
+impl Send {
+    pub(super) fn new(sealer: Sealer, unit: usize, now: Duration) -> Self {
+        Self {
+            sealer,
+            unit,
+            began: now,
+            generation: 0,
+            tails: Vec::new(),
+            stalled: None,
+            descriptors: Vec::with_capacity(seal::DESCRIPTORS_MAX),
+            head: Vec::new(),
+            text: Vec::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    pub(super) fn end_task(&mut self, task: TaskId) {
+        if let Some(tail) = self.tails.get_mut(task.index()) {
+            *tail = None;
+        }
+    }
+
+    /// Whether a PDU waits for memory.
+    pub(in crate::stream) fn is_stalled(&self) -> bool {
+        self.stalled.is_some()
+    }
+
+    /// Adds what the machine has to send, until there are `bytes` of payload or no memory for more.
+    pub(in crate::stream) fn gather(
+        &mut self,
+        pool: &Pool,
+        now: Duration,
+        outgoing: &mut Outgoing,
+        machine: &mut impl Machine,
+        bytes: usize,
+        buffer_of: impl Fn(TaskId) -> Option<Span>,
+    ) -> Result<(), Fatal> {
+        let mut payload = 0;
+        while !outgoing.is_full() && payload < bytes {
+            let Some((transmit, buffer)) = self.next(machine, &buffer_of) else { break };
+            self.rekey(now)?;
+            match self.append(pool, outgoing, &transmit, buffer.as_ref())? {
+                Ok(length) => payload += length,
+                Err(NoMemory) => {
+                    let tail = self.take_tail(&transmit.payload);
+                    self.stalled = Some(Stalled { transmit, buffer, tail });
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next PDU, and the buffer of its task.
+    fn next(
+        &mut self,
+        machine: &mut impl Machine,
+        buffer_of: impl Fn(TaskId) -> Option<Span>,
+    ) -> Option<(Transmit, Option<Span>)> {
+        if let Some(Stalled { transmit, buffer, tail }) = self.stalled.take() {
+            if let (Payload::Task { task, .. }, Some(tail)) = (&transmit.payload, tail) {
+                self.tails[task.index()] = Some(tail);
+            }
+            return Some((transmit, buffer));
+        }
+        let transmit = machine.poll_transmit()?;
+        let buffer = match &transmit.payload {
+            Payload::Task { task, .. } => buffer_of(*task),
+            _ => None,
+        };
+        Some((transmit, buffer))
+    }
+
+    fn take_tail(&mut self, payload: &Payload) -> Option<Tail> {
+        let Payload::Task { task, .. } = payload else { return None };
+        self.tails.get_mut(task.index()).and_then(Option::take)
+    }
+
+    /// Goes to the next generation when it is time; not while the rest of a unit of the one before is still to be sent, since
+    /// the receiver would forget its key.
+    fn rekey(&mut self, now: Duration) -> Result<(), Fatal> {
+        let now = now.saturating_sub(self.began);
+        let is_current = |tail: &Tail| tail.generation == self.generation;
+        if self.sealer.is_due(now) && self.tails.iter().flatten().all(is_current) {
+            self.sealer.rekey(now).map_err(broken)?;
+            self.generation += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds one record; returns the bytes of its body.
+    fn append(
+        &mut self,
+        pool: &Pool,
+        outgoing: &mut Outgoing,
+        transmit: &Transmit,
+        buffer: Option<&Span>,
+    ) -> Result<Result<usize, NoMemory>, Fatal> {
+        self.descriptors.clear();
+        match &transmit.payload {
+            Payload::None => {
+                self.seal_head(outgoing, transmit);
+                Ok(Ok(0))
+            }
+            Payload::Bytes(bytes) => {
+                assert!(bytes.len() <= seal::SEGMENT_UNIT_BYTES_MAX, "{} bytes of text", bytes.len());
+                let mut text = std::mem::take(&mut self.text);
+                text.clone_from(bytes);
+                self.descriptors.push(self.sealer.seal_in_place(&mut text));
+                self.seal_head(outgoing, transmit);
+                outgoing.bytes(&text);
+                self.text = text;
+                Ok(Ok(bytes.len()))
+            }
+            Payload::Task { task, offset, length, end } => {
+                let buffer = buffer.expect("a task that sends has a buffer");
+                let (offset, end) = (*offset as usize, *end as usize);
+                self.append_data(
+                    pool,
+                    outgoing,
+                    transmit,
+                    *task,
+                    buffer,
+                    offset..offset + *length as usize,
+                    end,
+                )
+            }
+        }
+    }
+
+    /// Adds a record with `range` of a task's buffer, which sends up to `end` of it in all.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one PDU")]
+    fn append_data(
+        &mut self,
+        pool: &Pool,
+        outgoing: &mut Outgoing,
+        transmit: &Transmit,
+        task: TaskId,
+        buffer: &Span,
+        range: std::ops::Range<usize>,
+        end: usize,
+    ) -> Result<Result<usize, NoMemory>, Fatal> {
+        // Units that begin here are sealed whole, beyond what this PDU takes of the last one.
+        let begin = range.start.next_multiple_of(self.unit).min(end);
+        let sealed_to = range.end.next_multiple_of(self.unit).min(end).max(begin);
+        let mut runs = std::mem::take(&mut self.runs);
+        if take_runs(pool, self.unit, sealed_to - begin, &mut runs).is_none() {
+            self.runs = runs;
+            return Ok(Err(NoMemory));
+        }
+        let mut rest = None;
+        if range.start < begin {
+            rest = self.take_tail(&transmit.payload).filter(|tail| tail.at == range.start);
+            if rest.is_none() {
+                return Err(Fatal::Protocol("asked for data in the middle of a unit"));
+            }
+        }
+        let mut at = begin;
+        for run in &runs {
+            self.seal_units(buffer, at, run);
+            at += run.len();
+        }
+        self.seal_head(outgoing, transmit);
+        let mut left = range.len();
+        if let Some(Tail { at, sealed, generation }) = rest {
+            let count = self.send_part(outgoing, task, at, &sealed, generation, left);
+            left -= count;
+        }
+        let generation = self.generation;
+        let mut at = begin;
+        for run in runs.drain(..) {
+            left -= self.send_part(outgoing, task, at, &run, generation, left);
+            at += run.len();
+        }
+        debug_assert_eq!(left, 0, "all of the segment was sealed");
+        self.runs = runs;
+        Ok(Ok(range.len()))
+    }
+
+    /// Seals what lies at `at` of a buffer into `run`, in units.
+    fn seal_units(&mut self, buffer: &Span, at: usize, run: &Span) {
+        for start in (0..run.len()).step_by(self.unit) {
+            let length = self.unit.min(run.len() - start);
+            let plain = buffer.range(at + start..at + start + length);
+            let Self { sealer, .. } = self;
+            let descriptor = run.change(start, length, |sealed| sealer.seal_into(plain, sealed));
+            self.descriptors.push(descriptor);
+        }
+    }
+
+    /// Adds as much of sealed bytes as is `left` of the segment, keeps the rest; returns what was added.
+    fn send_part(
+        &mut self,
+        outgoing: &mut Outgoing,
+        task: TaskId,
+        at: usize,
+        sealed: &Span,
+        generation: u16,
+        left: usize,
+    ) -> usize {
+        let count = sealed.len().min(left);
+        if count > 0 {
+            outgoing.span(sealed.slice(0, count));
+        }
+        if count < sealed.len() {
+            if self.tails.len() <= task.index() {
+                self.tails.resize_with(task.index() + 1, || None);
+            }
+            let sealed = sealed.slice(count, sealed.len() - count);
+            self.tails[task.index()] = Some(Tail { at: at + count, sealed, generation });
+        }
+        count
+    }
+
+    fn seal_head(&mut self, outgoing: &mut Outgoing, transmit: &Transmit) {
+        debug_assert!(!transmit.digests.header && !transmit.digests.data, "a sealed session has no digests");
+        self.head.clear();
+        self.sealer.seal_head(&transmit.header, &self.descriptors, &mut self.head);
+        outgoing.bytes(&self.head);
+    }
+}

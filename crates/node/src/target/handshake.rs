@@ -1,0 +1,203 @@
+//! The beginning of a connection where sealing is configured: the outer login and its handshake (docs/SEAL.md, sections 2
+//! and 3). It ends in an ordinary login, in records, or in a refusal.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use iscsi::login::outer::target::{Event, Exchange, First, Offered};
+use iscsi::login::outer::{Choice, Pattern, Transcript};
+use iscsi::machine::{Fatal, Machine};
+use iscsi::wire::LoginStatus;
+use seal::{Broken, Channel, PublicKey, Responder, Suite};
+
+use super::config::{Sealing, ServerConfig};
+use super::login::{self, Way};
+
+/// Handshakes of a whole server, in the long run per second, and at once. One is about half a millisecond of a core, for anybody
+/// who asks.
+const HANDSHAKES_PER_SECOND: u32 = 500;
+const HANDSHAKES_AT_ONCE: u32 = 1000;
+/// Time the outer login may take.
+const TIME_MAX: Duration = Duration::from_secs(15);
+
+/// Lets so many handshakes through, and no more.
+#[derive(Debug)]
+pub(super) struct Handshakes(Mutex<Bucket>);
+
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    at: Duration,
+}
+
+impl Default for Handshakes {
+    fn default() -> Self {
+        Self(Mutex::new(Bucket { left: f64::from(HANDSHAKES_AT_ONCE), at: Duration::ZERO }))
+    }
+}
+
+impl Handshakes {
+    /// Whether there may be another one at `now`, the time since any point that all threads share.
+    fn admit(&self, now: Duration) -> bool {
+        let mut bucket = self.0.lock().expect("no panic while locked");
+        let passed = now.saturating_sub(bucket.at).as_secs_f64();
+        bucket.at = bucket.at.max(now);
+        let full = f64::from(HANDSHAKES_AT_ONCE);
+        bucket.left = (bucket.left + passed * f64::from(HANDSHAKES_PER_SECOND)).min(full);
+        let admitted = bucket.left >= 1.0;
+        bucket.left -= f64::from(u8::from(admitted));
+        admitted
+    }
+}
+
+/// What a connection goes on with.
+pub(super) enum Next {
+    /// More of the same.
+    Wait,
+    /// An ordinary login, which begins with this PDU.
+    Ordinary(First),
+    /// Once what is queued is sent, the connection ends.
+    End(&'static str),
+}
+
+/// What both sides have agreed on.
+pub(super) struct Agreement {
+    pub(super) channel: Channel,
+    pub(super) suite: Suite,
+    pub(super) unit: u32,
+    /// Who it is, if the first record opens.
+    pub(super) peer_key: PublicKey,
+}
+
+/// An outer login.
+pub(super) struct Handshake {
+    pub(super) exchange: Exchange,
+    choice: Option<Choice>,
+    agreement: Option<Agreement>,
+}
+
+impl Handshake {
+    /// For a connection accepted just now, if anything is to be sealed.
+    pub(super) fn begin(config: &ServerConfig, now: Duration) -> Option<Self> {
+        let way = login::way(config, true);
+        (way == Way::Sealed).then(|| Self {
+            exchange: Exchange::new(now + TIME_MAX),
+            choice: None,
+            agreement: None,
+        })
+    }
+
+    /// Acts on what has come.
+    pub(super) fn advance(&mut self, config: &ServerConfig, handshakes: &Handshakes, now: Duration) -> Next {
+        let Some(event) = self.exchange.poll_event() else { return Next::Wait };
+        let sealing = config.sealing.as_ref().expect("there is no handshake without");
+        match event {
+            Event::Ordinary => match login::way(config, false) {
+                Way::Refused(status) => self.refuse(status, "it does not seal, which is required"),
+                Way::Plain | Way::Sealed => Next::Ordinary(self.exchange.decline()),
+            },
+            Event::Offered(offered) => self.on_offer(sealing, &offered, handshakes, now),
+            Event::Message { message, transcript } => {
+                let answer = match self.choice.as_ref().map(|choice| choice.pattern) {
+                    Some(Pattern::Xx) => enquiry(sealing, &message, &transcript),
+                    _ => self.answer(config, sealing, &message, &transcript),
+                };
+                match answer {
+                    Ok(answer) => {
+                        self.exchange.answer(&answer);
+                        match self.agreement {
+                            Some(_) => Next::Wait,
+                            None => Next::End("an enquiry about our key"),
+                        }
+                    }
+                    Err(Broken) => {
+                        let why = "its handshake does not verify, or its key is not known here";
+                        self.refuse(LoginStatus::AuthenticationFailure, why)
+                    }
+                }
+            }
+        }
+    }
+
+    fn refuse(&mut self, status: LoginStatus, why: &'static str) -> Next {
+        self.exchange.refuse(status);
+        Next::End(why)
+    }
+
+    fn on_offer(
+        &mut self,
+        sealing: &Sealing,
+        offered: &Offered,
+        handshakes: &Handshakes,
+        now: Duration,
+    ) -> Next {
+        let common = |suite: &&Suite| offered.suites.iter().any(|name| name == suite.name());
+        let Some(suite) = sealing.suites.iter().find(common) else {
+            return self.refuse(LoginStatus::AuthenticationFailure, "it offers no suite of ours");
+        };
+        if !handshakes.admit(now) {
+            return self.refuse(LoginStatus::ServiceUnavailable, "too many handshakes at once");
+        }
+        self.choice = Some(self.exchange.choose(suite.name(), seal::UNIT_BYTES));
+        Next::Wait
+    }
+
+    fn answer(
+        &mut self,
+        config: &ServerConfig,
+        sealing: &Sealing,
+        message: &[u8],
+        transcript: &Transcript,
+    ) -> Result<Vec<u8>, Broken> {
+        let choice = self.choice.as_ref().ok_or(Broken)?;
+        let suite = Suite::from_name(&choice.suite).ok_or(Broken)?;
+        let responder = Responder::read(&sealing.identity, &transcript.prologue(), message)?;
+        let peer_key = responder.initiator();
+        let peer = config.peer(&peer_key).ok_or(Broken)?;
+        let psk = peer.psk.as_ref().map(crate::sealing::Psk::bytes);
+        let (answer, channel) = responder.finish(psk, suite, entropy()?)?;
+        self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key });
+        Ok(answer)
+    }
+
+    /// What was agreed on. To be taken when all that the exchange had to send has been gathered.
+    pub(super) fn take_agreement(&mut self) -> Option<Agreement> {
+        self.agreement.take()
+    }
+
+    pub(super) fn on_timeout(&mut self, now: Duration) -> Result<(), Fatal> {
+        self.exchange.on_timeout(now)
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Duration> {
+        self.exchange.poll_timeout()
+    }
+}
+
+fn enquiry(sealing: &Sealing, message: &[u8], transcript: &Transcript) -> Result<Vec<u8>, Broken> {
+    seal::answer_enquiry(&sealing.identity, &transcript.prologue(), message, entropy()?)
+}
+
+fn entropy() -> Result<[u8; 128], Broken> {
+    let mut entropy = [0; 128];
+    io::entropy(&mut entropy).map_err(|_| Broken)?;
+    Ok(entropy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handshakes_are_so_many_at_once_and_so_many_a_second() {
+        let handshakes = Handshakes::default();
+        let now = Duration::from_secs(1000);
+        let admitted = |at| (0..10_000).take_while(|_| handshakes.admit(at)).count();
+        assert_eq!(admitted(now), HANDSHAKES_AT_ONCE as usize);
+        assert_eq!(admitted(now), 0);
+        let second = Duration::from_secs(1);
+        assert_eq!(admitted(now + second), HANDSHAKES_PER_SECOND as usize);
+        assert_eq!(admitted(now), 0, "another thread's clock may be behind");
+        assert_eq!(admitted(now + 100 * second), HANDSHAKES_AT_ONCE as usize);
+    }
+}

@@ -1,0 +1,374 @@
+//! Sealed sessions over real sockets (docs/SEAL.md): data, keys that do not fit, bits that flip on the way.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use area::PoolLimits;
+use block::{Endpoint, Kind, Medium, OpenError, Request, close_all, wait_ready};
+use io::Io;
+use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url, discover, list_luns};
+use node::target::{Access, LunConfig, Peer, Sealing, ServerConfig};
+use node::{Psk, SealPolicy};
+use seal::{Identity, PublicKey, Suite};
+use support::{Guard, IQN, PATIENCE, config, lun, medium};
+
+const TARGET: u8 = 1;
+const INITIATOR: u8 = 2;
+const STRANGER: u8 = 3;
+
+fn identity(of: u8) -> Arc<Identity> {
+    Arc::new(Identity::generate([of; 32]))
+}
+
+fn key(of: u8) -> PublicKey {
+    identity(of).public()
+}
+
+fn psk(byte: u8) -> Psk {
+    Psk::new([byte; 32].into())
+}
+
+/// A server that seals, and knows one initiator.
+fn server(policy: SealPolicy, suites: &[Suite], luns: Vec<LunConfig>) -> ServerConfig {
+    let peer = Peer {
+        name: "tester".into(),
+        public_key: key(INITIATOR),
+        initiator: None,
+        luns: None,
+        psk: Some(psk(9)),
+    };
+    let sealing = Sealing { policy, identity: identity(TARGET), peers: vec![peer], suites: suites.to_vec() };
+    ServerConfig { sealing: Some(sealing), ..config(luns, Access::default()) }
+}
+
+fn sealing(policy: SealPolicy) -> InitiatorSealing {
+    let sealing = InitiatorSealing::new(policy, identity(INITIATOR), key(TARGET));
+    InitiatorSealing { psk: Some(psk(9)), ..sealing }
+}
+
+fn options(sealing: Option<InitiatorSealing>) -> Options {
+    Options { timeout: PATIENCE, sealing, ..Options::new("iqn.2026-11.example:tester") }
+}
+
+fn new_io() -> Io {
+    Io::new(PoolLimits::default()).unwrap()
+}
+
+fn url(address: SocketAddr) -> Url {
+    Url::parse(&format!("iscsi://{address}/{IQN}/0")).unwrap()
+}
+
+fn open(
+    io: &mut Io,
+    address: SocketAddr,
+    sealing: Option<InitiatorSealing>,
+) -> Result<Box<dyn Endpoint>, OpenError> {
+    let mut endpoint = IscsiMedium::new(url(address), options(sealing), false)?.attach(io)?;
+    wait_ready(io, &mut [&mut *endpoint])?;
+    Ok(endpoint)
+}
+
+fn fact(endpoint: &dyn Endpoint, name: &str) -> Option<String> {
+    endpoint.facts().into_iter().find(|(known, _)| *known == name).map(|(_, fact)| fact)
+}
+
+/// Performs all of these at once.
+fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, kinds: Vec<Kind>) -> Vec<Result<(), block::IoError>> {
+    let (mut done, mut events, count) = (Vec::new(), Vec::new(), kinds.len());
+    for (id, kind) in kinds.into_iter().enumerate() {
+        endpoint.submit(io, Request { id: id as u64, kind }, &mut done);
+    }
+    let start = Instant::now();
+    while done.len() < count {
+        assert!(start.elapsed() < 2 * PATIENCE, "{} of {count} have ended", done.len());
+        io.turn_until(Some(io.now() + Duration::from_millis(100)), &mut events).unwrap();
+        for event in events.drain(..) {
+            endpoint.on_event(io, event, &mut done);
+        }
+    }
+    done.sort_by_key(|completion| completion.id);
+    done.into_iter().map(|completion| completion.result).collect()
+}
+
+fn content(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut byte = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..length).map(|_| byte()).collect()
+}
+
+/// Transfers from a block to more than the target takes at once, each at its place: (offset, length).
+fn transfers() -> Vec<(u64, usize)> {
+    let mut at = 0;
+    [512, 1024, 4096, 65_024, 65_536, 66_048, 131_072, 262_144, 262_656, 1 << 20, (1 << 20) + 512, 4 << 20]
+        .into_iter()
+        .map(|length| {
+            let offset = at;
+            at += length as u64 + 512;
+            (offset, length)
+        })
+        .collect()
+}
+
+/// Writes all transfers at once, then reads them at once and compares.
+fn write_and_read(io: &mut Io, endpoint: &mut dyn Endpoint, seed: u64) {
+    let writes = transfers().into_iter().map(|(offset, length)| {
+        let from = io.pool().take(length).unwrap();
+        from.fill(0, &content(seed + offset, length));
+        Kind::Write { offset, from, durable: false }
+    });
+    let writes: Vec<_> = writes.collect();
+    let results = perform(io, endpoint, writes.clone());
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    for ((offset, length), write) in transfers().into_iter().zip(writes) {
+        let Kind::Write { from, .. } = write else { unreachable!() };
+        assert_eq!(from.as_slice(), content(seed + offset, length), "what is written stays as it is");
+    }
+    let reads = transfers().into_iter().map(|(offset, length)| {
+        let into = io.pool().take(length).unwrap();
+        Kind::Read { offset, into }
+    });
+    let reads: Vec<_> = reads.collect();
+    let results = perform(io, endpoint, reads.clone());
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    for ((offset, length), read) in transfers().into_iter().zip(reads) {
+        let Kind::Read { into, .. } = read else { unreachable!() };
+        assert!(into.as_slice() == content(seed + offset, length), "{length} bytes at {offset}");
+    }
+}
+
+#[test]
+fn data_goes_there_and_back_with_every_suite_and_unit() {
+    let storage = tempfile();
+    for words in ["mem:16M", &format!("file:{}", storage.display())] {
+        for (seed, suite) in (1..).zip(Suite::ALL) {
+            let luns = vec![lun(0, medium(words))];
+            let server = Guard::start_with(server(SealPolicy::Require, &[suite], luns));
+            for unit in [seal::UNIT_BYTES, 4096, seal::UNIT_BYTES_MAX] {
+                let mut io = new_io();
+                let sealing = InitiatorSealing { unit, ..sealing(SealPolicy::Require) };
+                let mut remote = open(&mut io, server.address(), Some(sealing)).unwrap();
+                assert_eq!(fact(&*remote, "sealed with").as_deref(), Some(suite.name()));
+                assert_eq!(fact(&*remote, "target's key"), Some(key(TARGET).to_string()));
+                assert_eq!(fact(&*remote, "DataDigest").as_deref(), Some("None"));
+                write_and_read(&mut io, &mut *remote, seed * u64::from(unit));
+                close_all(&mut io, &mut [&mut *remote]);
+                assert!(remote.is_closed());
+            }
+        }
+    }
+    std::fs::remove_file(storage).unwrap();
+}
+
+fn tempfile() -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("hikyaku-sealed-{}", std::process::id()));
+    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    path
+}
+
+#[test]
+fn a_portal_is_asked_for_its_targets_within_the_seal() {
+    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:1M"))]));
+    let mut io = new_io();
+    let url = Url::parse(&format!("iscsi://{}", server.address())).unwrap();
+    let found = discover(&mut io, &url, &options(Some(sealing(SealPolicy::Require)))).unwrap();
+    assert_eq!(found.iter().map(|target| target.name.as_str()).collect::<Vec<_>>(), [IQN]);
+    let url = Url::parse(&format!("iscsi://{}/{IQN}", server.address())).unwrap();
+    let found = list_luns(&mut io, &url, &options(Some(sealing(SealPolicy::Require)))).unwrap();
+    assert_eq!(found.len(), 1);
+    let refused = list_luns(&mut io, &url, &options(None)).unwrap_err();
+    assert!(matches!(refused, OpenError::Authentication(_)), "{refused:?}");
+    let sessions = server.handle().sessions();
+    assert!(sessions.iter().all(|session| session.peer_key == Some(key(INITIATOR))));
+}
+
+#[test]
+fn each_row_of_the_policy_seal1_7() {
+    let luns = || vec![lun(0, medium("mem:1M"))];
+    let open_at = |target: Option<SealPolicy>, initiator: Option<SealPolicy>| {
+        let config = match target {
+            Some(policy) => server(policy, &Suite::ALL, luns()),
+            None => config(luns(), Access::default()),
+        };
+        let server = Guard::start_with(config);
+        let remote = open(&mut new_io(), server.address(), initiator.map(sealing));
+        match remote {
+            Ok(remote) => Some(fact(&*remote, "sealed with").is_some()),
+            Err(OpenError::Authentication(_)) => None,
+            Err(error) => panic!("{target:?} {initiator:?}: {error}"),
+        }
+    };
+    use SealPolicy::{Off, Offer, Require};
+    for (target, initiator, sealed) in [
+        (None, None, Some(false)),
+        (None, Some(Off), Some(false)),
+        (None, Some(Offer), Some(false)),
+        (None, Some(Require), None),
+        (Some(Off), Some(Offer), Some(false)),
+        (Some(Off), Some(Require), None),
+        (Some(Offer), None, Some(false)),
+        (Some(Offer), Some(Offer), Some(true)),
+        (Some(Offer), Some(Require), Some(true)),
+        (Some(Require), None, None),
+        (Some(Require), Some(Off), None),
+        (Some(Require), Some(Offer), Some(true)),
+        (Some(Require), Some(Require), Some(true)),
+    ] {
+        assert_eq!(open_at(target, initiator), sealed, "target {target:?}, initiator {initiator:?}");
+    }
+}
+
+#[test]
+fn keys_that_do_not_fit_are_refused_before_a_login() {
+    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:1M"))]));
+    let good = || sealing(SealPolicy::Require);
+    for (case, sealing) in [
+        ("a target with another key", InitiatorSealing { peer_key: key(STRANGER), ..good() }),
+        ("an initiator that is not on the list", InitiatorSealing { identity: identity(STRANGER), ..good() }),
+        ("another pre-shared key", InitiatorSealing { psk: Some(psk(8)), ..good() }),
+        ("no pre-shared key", InitiatorSealing { psk: None, ..good() }),
+    ] {
+        let refused = open(&mut new_io(), server.address(), Some(sealing)).map(|_| ()).unwrap_err();
+        assert!(matches!(refused, OpenError::Authentication(_)), "{case}: {refused:?}");
+    }
+    open(&mut new_io(), server.address(), Some(good())).unwrap();
+}
+
+/// One direction of a relay.
+#[derive(Default)]
+struct Way {
+    /// Bytes that have passed on the present connection.
+    passed: AtomicU64,
+    /// Which of them gets another bit, counted like that; 0 for none, since the first never does.
+    flip: AtomicU64,
+}
+
+/// Relays connections, and flips bits.
+struct Flipper {
+    address: SocketAddr,
+    to_target: Arc<Way>,
+    from_target: Arc<Way>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Flipper {
+    fn start(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (to_target, from_target) = (Arc::new(Way::default()), Arc::new(Way::default()));
+        let (to, from) = (Arc::clone(&to_target), Arc::clone(&from_target));
+        let thread = std::thread::spawn(move || {
+            // Nobody connects twice at a time; a connection that says nothing is the sign to end.
+            while let Ok((client, _)) = listener.accept() {
+                let mut first = [0];
+                if !matches!(client.peek(&mut first), Ok(1)) {
+                    return;
+                }
+                if let Ok(server) = TcpStream::connect(target) {
+                    std::thread::scope(|scope| {
+                        scope.spawn(|| pass(&client, &server, &to));
+                        pass(&server, &client, &from);
+                    });
+                }
+            }
+        });
+        Self { address, to_target, from_target, thread: Some(thread) }
+    }
+}
+
+impl Drop for Flipper {
+    fn drop(&mut self) {
+        drop(TcpStream::connect(self.address));
+        let _ = self.thread.take().expect("dropped once").join();
+    }
+}
+
+fn pass(mut from: &TcpStream, mut to: &TcpStream, way: &Way) {
+    let (mut at, mut buffer) = (0, vec![0; 64 << 10]);
+    way.passed.store(0, Ordering::SeqCst);
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        let flip = way.flip.load(Ordering::SeqCst);
+        if flip > 0 && (at..at + count as u64).contains(&flip) {
+            buffer[(flip - at) as usize] ^= 1 << (flip % 8);
+            way.flip.store(0, Ordering::SeqCst);
+        }
+        at += count as u64;
+        way.passed.store(at, Ordering::SeqCst);
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    for stream in [from, to] {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+#[test]
+fn a_flipped_bit_ends_the_connection_and_no_byte_of_it_reaches_a_disk_or_its_reader() {
+    const LENGTH: usize = 200_000 / 512 * 512;
+    for suite in Suite::ALL {
+        let luns = vec![lun(0, medium("mem:1M"))];
+        let server = Guard::start_with(server(SealPolicy::Require, &[suite], luns));
+        let relay = Flipper::start(server.address());
+        let mut io = new_io();
+        let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+        let into = io.pool().take(LENGTH).unwrap();
+        // The prefix, the head, its descriptors and tag; the first unit and the last; and what else comes.
+        let ahead =
+            [0, 1, 2, 3, 4, 30, 51, 52, 60, 70, 90, 140, 147, 148, 160, 165, 300, 70_000, 150_000, 199_000];
+        for (round, ahead) in (1..).zip(ahead) {
+            for reads in [false, true] {
+                let data = content(round, LENGTH);
+                let lost = remote.losses();
+                let from = io.pool().take(LENGTH).unwrap();
+                from.fill(0, &data);
+                let write = Kind::Write { offset: 512, from, durable: false };
+                let read = Kind::Read { offset: 512, into: into.clone() };
+                let (way, kinds) = match reads {
+                    false => (&relay.to_target, [write, read]),
+                    true => (&relay.from_target, [write, read]),
+                };
+                for (which, kind) in kinds.into_iter().enumerate() {
+                    if which == usize::from(reads) {
+                        way.flip.store(way.passed.load(Ordering::SeqCst) + ahead, Ordering::SeqCst);
+                    }
+                    let results = perform(&mut io, &mut *remote, vec![kind]);
+                    assert!(results[0].is_ok(), "{suite:?} {ahead}: {results:?}");
+                }
+                assert!(into.as_slice() == data, "{suite:?}, flipped at {ahead}, reads: {reads}");
+                assert!(
+                    remote.losses() > lost,
+                    "{suite:?}, flipped at {ahead}, reads: {reads}: nobody noticed"
+                );
+            }
+        }
+        assert_eq!(remote.retries(), remote.losses(), "each time the one command was sent again");
+    }
+}
+
+#[test]
+fn a_bit_flipped_in_the_outer_login_makes_the_handshake_fail_seal1_3() {
+    let server = Guard::start_with(server(SealPolicy::Offer, &Suite::ALL, vec![lun(0, medium("mem:1M"))]));
+    let relay = Flipper::start(server.address());
+    for (to_target, range) in [(true, 1..200), (false, 1..175)] {
+        for at in range.step_by(7) {
+            let way = if to_target { &relay.to_target } else { &relay.from_target };
+            way.flip.store(at, Ordering::SeqCst);
+            let sealing = InitiatorSealing { policy: SealPolicy::Require, ..sealing(SealPolicy::Require) };
+            let opened = open(&mut new_io(), relay.address, Some(sealing)).map(|_| ());
+            assert!(opened.is_err(), "flipped at {at}, to the target: {to_target}");
+            assert_eq!(way.flip.load(Ordering::SeqCst), 0, "it was flipped");
+        }
+    }
+    open(&mut new_io(), relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+}
