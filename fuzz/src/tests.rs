@@ -13,6 +13,7 @@ const TARGETS: &[Target] = &[
     ("wire", crate::wire),
     ("text", crate::text),
     ("login", crate::login),
+    ("outer", crate::outer),
     ("target", crate::target),
     ("initiator", crate::initiator),
     ("pair", crate::pair),

@@ -3,7 +3,9 @@
 use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::command::{bench, check, compare, completions, copy, demo, info, lab, ls, man, serve, torture};
+use crate::command::{
+    bench, check, compare, completions, copy, demo, info, key, lab, ls, man, serve, torture,
+};
 
 /// Commands that belong under "Research" in the help.
 const RESEARCH: &[&str] = &["bench", "lab"];
@@ -34,6 +36,7 @@ pub(crate) enum Command {
     Compare(compare::Args),
     Ls(ls::Args),
     Info(info::Args),
+    Key(key::Args),
     Check(check::Args),
     Demo(demo::Args),
     Bench(bench::Args),
@@ -51,6 +54,7 @@ impl Command {
             Self::Compare(args) => args.json,
             Self::Ls(args) => args.json,
             Self::Info(args) => args.json,
+            Self::Key(args) => args.json(),
             Self::Check(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),
@@ -72,11 +76,13 @@ Options of an endpoint:
   file or device     size=, create (with size=), grow, format=raw, block-size=512|4096,
                      physical-block=4096
   remote LUN         initiator=IQN, timeout=30s, chap-user=, chap-secret-file=,
-                     mutual-chap-user=, mutual-chap-secret-file=
+                     mutual-chap-user=, mutual-chap-secret-file=,
+                     seal=off|offer|require [default: require for a target whose key is known],
+                     identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:
-  0 done, 1 failed, 2 usage, 3 difference, 4 authentication refused,
+  0 done, 1 failed, 2 usage, 3 difference, 4 authentication or seal refused,
   5 unreachable or timed out, 6 refused to protect data, 130/143 interrupted
 
 Environment:
@@ -85,6 +91,7 @@ Environment:
   HIKYAKU_LOG=debug                                              logs on stderr
   HIKYAKU_IO=uring|portable                                      io_uring, or epoll and threads [default: what works]
   XDG_STATE_HOME                                                 where identities of LUNs are kept
+  XDG_CONFIG_HOME                                                where keys are kept: hikyaku/identity, hikyaku/known-targets
 
 Examples:
   hikyaku demo                                          try everything on loopback
@@ -132,7 +139,7 @@ mod tests {
         let research = help.find("\nResearch:\n").unwrap();
         let options = help.find("\nOptions:\n").unwrap();
         assert!(everyday < research && research < options, "{help}");
-        for name in ["serve", "copy", "compare", "ls", "info", "check", "demo", "completions", "man"] {
+        for name in ["serve", "copy", "compare", "ls", "info", "key", "check", "demo", "completions", "man"] {
             assert!(help[everyday..research].contains(&format!("\n  {name} ")), "{name}\n{help}");
         }
         for name in ["bench", "lab"] {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use block::Spec;
+use node::SealPolicy;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -28,8 +29,12 @@ pub(crate) struct Config {
     pub(crate) advertise: Option<String>,
     /// Longest time a drain takes.
     pub(crate) drain_timeout: Option<Duration>,
-    /// "I know that nothing protects it."
-    pub(crate) seal_off: bool,
+    /// Whether sessions are sealed, where it was said.
+    pub(crate) seal: Option<SealPolicy>,
+    /// The file of our key, if not the usual one.
+    pub(crate) identity: Option<PathBuf>,
+    /// The file of the peers' keys.
+    pub(crate) peers: Option<PathBuf>,
     /// The targets.
     pub(crate) targets: Vec<Target>,
 }
@@ -61,6 +66,8 @@ pub(crate) struct Lun {
 pub(crate) struct Acl {
     /// Initiator name; `None` for anyone who knows the secret.
     pub(crate) initiator: Option<String>,
+    /// The name of the peer whose key it must prove.
+    pub(crate) peer: Option<String>,
     /// CHAP account.
     pub(crate) chap: Option<Account>,
     /// What the target proves itself with.
@@ -97,6 +104,8 @@ struct RawServer {
     advertise: Option<String>,
     drain_timeout: Option<Spanned<String>>,
     seal: Option<Spanned<String>>,
+    identity: Option<PathBuf>,
+    peers: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -130,6 +139,7 @@ struct RawPortal {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawAcl {
     initiator: Option<Spanned<String>>,
+    peer: Option<String>,
     chap_user: Option<String>,
     secret_file: Option<PathBuf>,
     mutual_chap_user: Option<String>,
@@ -141,7 +151,8 @@ struct RawAcl {
 /// Something wrong at a place of the text.
 pub(crate) type Wrong = (Range<usize>, String);
 
-fn wrong<T>(at: &Spanned<T>, text: impl Into<String>) -> Wrong {
+/// Something wrong with a value.
+pub(crate) fn wrong<T>(at: &Spanned<T>, text: impl Into<String>) -> Wrong {
     (at.span(), text.into())
 }
 
@@ -157,11 +168,17 @@ impl Config {
         })
     }
 
+    /// Whether sessions are sealed. With keys of peers they must be, unless something else was said.
+    pub(crate) fn seal_policy(&self) -> SealPolicy {
+        let default = if self.peers.is_some() { SealPolicy::Require } else { SealPolicy::Off };
+        self.seal.unwrap_or(default)
+    }
+
     pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
         let raw: RawConfig = toml::from_str(text)
             .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
-        let RawServer { listen, advertise, drain_timeout, seal } = raw.server;
-        let mut config = Self { advertise, ..Self::default() };
+        let RawServer { listen, advertise, drain_timeout, seal, identity, peers } = raw.server;
+        let mut config = Self { advertise, identity, peers, ..Self::default() };
         for address in &listen {
             config.listen.push(names::parse_listen(address.get_ref()).map_err(|text| wrong(address, text))?);
         }
@@ -170,13 +187,9 @@ impl Config {
             config.drain_timeout = Some(parsed);
         }
         if let Some(seal) = seal {
-            if seal.get_ref() != "off" {
-                return Err(wrong(
-                    &seal,
-                    format!("'{}' is not a value of seal; only \"off\" is", seal.get_ref()),
-                ));
-            }
-            config.seal_off = true;
+            let unknown = || format!("'{}' is not \"off\", \"offer\" or \"require\"", seal.get_ref());
+            let policy = SealPolicy::from_name(seal.get_ref()).ok_or_else(|| wrong(&seal, unknown()))?;
+            config.seal = Some(policy);
         }
         let mut portals: Option<Vec<SocketAddr>> = None;
         for target in raw.target {
@@ -267,11 +280,12 @@ impl RawAcl {
         if mutual.is_some() && chap.is_none() {
             return Err((at, "mutual CHAP needs chap-user and secret-file too".to_owned()));
         }
-        if self.initiator.is_none() && chap.is_none() {
-            return Err((at, "an acl needs an initiator, a chap-user, or both".to_owned()));
+        let names_one = self.initiator.is_some() || self.peer.is_some();
+        if !names_one && chap.is_none() {
+            return Err((at, "an acl needs an initiator, a peer or a chap-user".to_owned()));
         }
-        if self.initiator.is_none() && (self.luns.is_some() || self.mode.is_some()) {
-            return Err((at, "luns and mode are for one initiator: name it".to_owned()));
+        if !names_one && (self.luns.is_some() || self.mode.is_some()) {
+            return Err((at, "luns and mode are for one initiator: name it, or its peer".to_owned()));
         }
         let read_only = match &self.mode {
             None => false,
@@ -283,6 +297,7 @@ impl RawAcl {
         };
         Ok(Acl {
             initiator: self.initiator.map(|name| name.into_inner().to_ascii_lowercase()),
+            peer: self.peer,
             chap,
             mutual,
             luns: self.luns.map(Spanned::into_inner),

@@ -75,7 +75,7 @@ const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
     ("acl_lun_unknown", "luns = [0]", "luns = [3]", 22, "which the target does not have"),
     ("acl_without_secret", "secret-file = \"/etc/hikyaku/u.secret\"\n", "", 22, "need each other"),
     ("acl_initiator_wrong", "iqn.2026-11.example.com:host", "host", 23, "iSCSI name begins with"),
-    ("seal_unknown", "drain-timeout = \"5s\"", "seal = \"require\"", 4, "only \"off\" is"),
+    ("seal_unknown", "drain-timeout = \"5s\"", "seal = \"on\"", 4, "'on' is not \"off\", \"offer\" or"),
 ];
 
 #[test]

@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::secret::{self, Password, UrlSecrets, take_url_secrets};
 use crate::state::{StateDir, new_host_name};
+use crate::trust::client;
 use crate::{names, units};
 
 /// Longest request of [`read`].
@@ -69,9 +70,9 @@ impl Named {
             _ => {}
         }
         let own = if matches!(spec.location, Location::Url(_)) {
-            INITIATOR_OPTIONS.iter().chain(layer::OPTIONS)
+            INITIATOR_OPTIONS.iter().chain(client::OPTIONS).chain(layer::OPTIONS)
         } else {
-            LOCAL_OPTIONS.iter().chain(&[] as &[&str])
+            LOCAL_OPTIONS.iter().chain(&[] as &[&str]).chain(&[] as &[&str])
         };
         let mut known: Vec<&str> = own.chain(extra).copied().collect();
         known.dedup();
@@ -156,7 +157,20 @@ impl Named {
                 "mutual CHAP needs one-way CHAP too: chap-user= and chap-secret-file=".to_owned(),
             ));
         }
+        options.sealing = client::sealing(context, &self.spec, url)?;
         Ok(options)
+    }
+
+    /// An attempt at it that failed; a refusal is explained as far as its portal lets itself be asked.
+    pub(crate) fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
+        let failure = Failure::open(attempted, self.text.clone(), error);
+        match &self.spec.location {
+            Location::Url(url) => match Url::parse(url) {
+                Ok(url) => client::explain(&self.spec, &url, failure),
+                Err(_) => failure,
+            },
+            _ => failure,
+        }
     }
 
     fn credentials(
@@ -214,7 +228,7 @@ pub(crate) fn attach(
 ) -> Result<Vec<Box<dyn Endpoint>>, Failure> {
     let mut endpoints = Vec::with_capacity(media.len());
     for (named, medium) in media {
-        let failed = |error: OpenError| Failure::open("use", named.text.clone(), &error);
+        let failed = |error: OpenError| named.failed("use", &error);
         let mut endpoint = medium.attach(io).map_err(failed)?;
         // One after the other, so that an error tells whose it is.
         block::wait_ready(io, &mut [&mut *endpoint]).map_err(failed)?;

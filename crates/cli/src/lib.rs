@@ -20,6 +20,7 @@ mod secret;
 mod signature;
 mod state;
 mod sys;
+mod trust;
 mod units;
 
 use std::ffi::OsString;

@@ -11,18 +11,18 @@ use crate::noise::{Symmetric, dh};
 use crate::schedule::{Ratchet, Secret32, expand32, extract};
 use crate::{Broken, Channel, Identity, PublicKey, Suite, TAG_BYTES};
 
-const PROTOCOL: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
+pub(crate) const PROTOCOL: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
 /// Bytes of an ML-KEM-768 encapsulation key.
 const EK_BYTES: usize = 1184;
 /// Bytes of an ML-KEM-768 ciphertext.
-const CT_BYTES: usize = 1088;
+pub(crate) const CT_BYTES: usize = 1088;
 /// Bytes of message 1: e, s, payload.
 const MESSAGE1_BYTES: usize = 32 + (32 + TAG_BYTES) + (EK_BYTES + TAG_BYTES);
 /// Bytes of the answer: ct, e, empty payload.
 const ANSWER_BYTES: usize = CT_BYTES + 32 + TAG_BYTES;
 
 /// What both sides make of the shared secret and P.
-fn psk(shared: &[u8], pair: Option<&[u8; 32]>) -> Secret32 {
+pub(crate) fn psk(shared: &[u8], pair: Option<&[u8; 32]>) -> Secret32 {
     let pair: &[u8] = pair.map_or(&[], |pair| pair);
     expand32(&extract(&[0; 32], &[shared, pair]), b"hikyaku seal1 psk")
 }
@@ -40,7 +40,7 @@ pub struct Initiator {
     noise: Symmetric,
     identity: Identity,
     ephemeral: StaticSecret,
-    decapsulation: Box<DecapsulationKey>,
+    decapsulation: DecapsulationKey,
     psk: Option<Secret32>,
     suite: Suite,
 }
@@ -60,7 +60,7 @@ impl Initiator {
         let (e, e_public) = ephemeral(&entropy[..32]);
         let mut seed = Seed::default();
         seed.copy_from_slice(&entropy[32..96]);
-        let decapsulation = Box::new(DecapsulationKey::from_seed(seed));
+        let decapsulation = DecapsulationKey::from_seed(seed);
 
         let mut noise = Symmetric::new(PROTOCOL, prologue);
         noise.mix_hash(&target.0); // pre-message: <- s
@@ -106,7 +106,7 @@ pub struct Responder {
     noise: Symmetric,
     initiator: PublicKey,
     initiator_ephemeral: PublicKey,
-    encapsulation: Box<EncapsulationKey>,
+    encapsulation: EncapsulationKey,
 }
 
 impl Responder {
@@ -128,7 +128,7 @@ impl Responder {
         noise.mix_key(&dh(identity.secret(), &s)); // ss
         let ek = noise.decrypt_and_hash(payload)?;
         let ek = ek.as_slice().try_into().map_err(|_| Broken)?;
-        let encapsulation = Box::new(EncapsulationKey::new(ek).map_err(|_| Broken)?);
+        let encapsulation = EncapsulationKey::new(ek).map_err(|_| Broken)?;
         Ok(Self { noise, initiator: s, initiator_ephemeral: e, encapsulation })
     }
 

@@ -4,7 +4,7 @@ use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use crate::suite::{Keyed, NONCE_BYTES_MAX, Suite};
+use crate::suite::{Keyed, Suite};
 
 /// 32 bytes that must not be shown, and are wiped when dropped.
 pub(crate) type Secret32 = Zeroizing<[u8; 32]>;
@@ -62,13 +62,17 @@ impl Ratchet {
 
     /// The key and iv of this generation for one use.
     pub(crate) fn keyed(&self, for_use: Use) -> Keyed {
-        let mut key = Zeroizing::new([0; 32]);
-        let mut iv = Zeroizing::new([0; NONCE_BYTES_MAX]);
-        let key = &mut key[..self.suite.key_bytes()];
-        let iv = &mut iv[..self.suite.nonce_bytes()];
-        self.expand_for(for_use, b" key", key);
-        self.expand_for(for_use, b" iv", iv);
-        Keyed::new(self.suite, key, iv)
+        let (key, iv) = self.key_and_iv(for_use);
+        Keyed::new(self.suite, &key, &iv)
+    }
+
+    /// Key and iv, each with the length of the suite.
+    pub(crate) fn key_and_iv(&self, for_use: Use) -> (Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>) {
+        let mut key = Zeroizing::new(vec![0; self.suite.key_bytes()]);
+        let mut iv = Zeroizing::new(vec![0; self.suite.nonce_bytes()]);
+        self.expand_for(for_use, b" key", &mut key);
+        self.expand_for(for_use, b" iv", &mut iv);
+        (key, iv)
     }
 
     fn expand_for(&self, for_use: Use, what: &[u8], out: &mut [u8]) {

@@ -8,12 +8,12 @@ use crate::command::serve::check_exposure;
 use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
-use crate::output;
+use crate::{output, trust};
 
 /// Check a configuration file without serving
 ///
-/// Reports an unknown key, a wrong value, a missing file or an unreadable secret with its line. Opens no
-/// storage.
+/// Reports an unknown key, a wrong value, a missing file or an unreadable secret with its line, in the peers file that it
+/// names too. Opens no storage.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  hikyaku check /etc/hikyaku/hikyaku.toml")]
 pub(crate) struct Args {
@@ -29,6 +29,7 @@ pub(crate) struct Args {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let config = Config::load(context, &args.file)?;
     check_exposure(context, &config)?;
+    let sealing = trust::sealing(context, &config)?;
     for target in &config.targets {
         target.access(context)?;
         for lun in &target.luns {
@@ -59,7 +60,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             })
             .collect();
         let listen: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
-        output::json(&json!({ "schema": output::SCHEMA, "ok": true, "listen": listen, "targets": targets }));
+        let peers = sealing.as_ref().map_or(0, |sealing| sealing.peers.len());
+        output::json(&json!({
+            "schema": output::SCHEMA,
+            "ok": true,
+            "listen": listen,
+            "seal": config.seal_policy().name(),
+            "peers": peers,
+            "targets": targets,
+        }));
     } else {
         let plural =
             |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });

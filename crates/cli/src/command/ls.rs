@@ -45,13 +45,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     };
     let url = Url::parse(text).map_err(|error| Failure::usage("list", named.text.clone(), error))?;
     let options = named.initiator_options(context, &url)?;
-    let failed = |error: OpenError| Failure::open("list", named.text.clone(), &error);
+    let failed = |error: OpenError| named.failed("list", &error);
     let targets = match url.target.clone() {
         Some(iqn) => {
             let luns = list_luns(&mut endpoint::event_loop()?, &url, &options).map_err(failed)?;
             vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns) }]
         }
-        None => look(&url, &options, &named.text)?,
+        None => look(&url, &options, &named)?,
     };
     if args.json {
         output::json(
@@ -70,9 +70,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 
 /// Discovery, then a login to each target for its LUNs. A target that does not let us in is listed all the
 /// same. Each session has a loop of its own: what comes late for one of them is nobody else's.
-fn look(portal: &Url, options: &Options, text: &str) -> Result<Vec<Found>, Failure> {
+fn look(portal: &Url, options: &Options, named: &Named) -> Result<Vec<Found>, Failure> {
     let targets = discover(&mut endpoint::event_loop()?, portal, options)
-        .map_err(|error| Failure::open("ask", text, &error))?;
+        .map_err(|error| named.failed("ask", &error))?;
     let found = targets.into_iter().map(|target| {
         let url = Url { target: Some(target.name.clone()), lun: None, ..portal.clone() };
         let luns = list_luns(&mut endpoint::event_loop()?, &url, options);

@@ -7,6 +7,7 @@ pub(crate) mod completions;
 pub(crate) mod copy;
 pub(crate) mod demo;
 pub(crate) mod info;
+pub(crate) mod key;
 pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod man;
@@ -25,6 +26,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Compare(args) => compare::run(context, &args),
         Command::Ls(args) => ls::run(context, &args),
         Command::Info(args) => info::run(context, &args),
+        Command::Key(args) => key::run(context, &args),
         Command::Check(args) => check::run(context, &args),
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),

@@ -8,6 +8,7 @@ mod cache;
 mod command;
 mod discover;
 mod endpoint;
+mod enquire;
 mod facts;
 mod handshake;
 #[doc(hidden)]
@@ -19,5 +20,6 @@ mod url;
 
 pub use discover::{LunInfo, Target, discover, list_luns};
 pub use endpoint::IscsiMedium;
+pub use enquire::enquire;
 pub use options::{Credentials, InitiatorSealing, Options};
 pub use url::{PORT, Url, UrlError};

@@ -1,6 +1,5 @@
 //! What a server is told.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +42,7 @@ impl ServerConfig {
 }
 
 /// How sessions are sealed, and with whom (docs/SEAL.md, section 7).
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Sealing {
     /// Whether sessions must be sealed.
     pub policy: SealPolicy,
@@ -53,15 +52,6 @@ pub struct Sealing {
     pub peers: Vec<Peer>,
     /// What we can do; the initiator's order decides between them.
     pub suites: Vec<Suite>,
-}
-
-impl fmt::Debug for Sealing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { policy, identity: _, peers, suites } = self;
-        let mut fields = f.debug_struct("Sealing");
-        fields.field("policy", policy).field("peers", peers).field("suites", suites);
-        fields.finish_non_exhaustive()
-    }
 }
 
 /// An initiator known by its key.

@@ -242,7 +242,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "until keys can be made"]
     fn each_row_of_the_policy_seal1_7() {
         let refused = Way::Refused(LoginStatus::AuthenticationFailure);
         let rows = [
@@ -261,7 +260,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "until keys can be made"]
     fn what_is_not_sealed_is_told_nothing_where_sealing_is_required() {
         let name = "iqn.2000-01.t:x";
         let config = sealing(SealPolicy::Require, vec![peer("p")], vec![target(name, Vec::new(), &[])]);
@@ -279,7 +277,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "until keys can be made"]
     fn chap_is_required_within_the_seal_where_it_is_configured() {
         let name = "iqn.2000-01.t:x";
         let config =
@@ -289,7 +286,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "until keys can be made"]
     fn a_key_is_bound_to_its_initiator_name() {
         let name = "iqn.2000-01.t:x";
         let bound = |to: &str| Peer { initiator: Some(to.into()), ..peer("p") };
@@ -301,7 +297,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "until keys can be made"]
     fn an_entry_may_ask_for_a_key_and_be_seen_by_its_holder_only() {
         let name = "iqn.2000-01.t:x";
         let mut keyed = target(name, Vec::new(), &["iqn.2000-01.a:me"]);
@@ -330,7 +325,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "until keys can be made"]
     fn a_key_is_known_while_it_is_on_the_list() {
         let config = sealing(SealPolicy::Offer, vec![peer("p")], Vec::new());
         assert_eq!(config.peer(&seal::PublicKey([1; 32])).map(|peer| peer.name.as_str()), Some("p"));

@@ -1,7 +1,9 @@
 //! The suites: one interface over the AEADs of aws-lc and libaegis. A key is expanded once, when it is made.
 
-mod aegis_x;
+pub(crate) mod aegis_x;
 mod aws_lc;
+#[cfg(feature = "lab")]
+mod triple_des;
 
 use zeroize::Zeroizing;
 
@@ -18,10 +20,13 @@ pub enum Suite {
     Aegis128X2,
     /// ChaCha20-Poly1305 (RFC 8439).
     ChaCha20Poly1305,
+    /// 3DES-EDE in CBC mode, then HMAC-SHA-256: what the papers of 2004 had. Not in [`Self::ALL`].
+    #[cfg(feature = "lab")]
+    TripleDes,
 }
 
 impl Suite {
-    /// All, in our order of preference.
+    /// All of the protocol, in our order of preference.
     pub const ALL: [Self; 4] = [Self::Aes256Gcm, Self::Aegis256X4, Self::Aegis128X2, Self::ChaCha20Poly1305];
 
     /// As the protocol writes it.
@@ -31,12 +36,18 @@ impl Suite {
             Self::Aegis256X4 => "AEGIS-256X4",
             Self::Aegis128X2 => "AEGIS-128X2",
             Self::ChaCha20Poly1305 => "ChaCha20-Poly1305",
+            #[cfg(feature = "lab")]
+            Self::TripleDes => "3DES-EDE-CBC-HMAC-SHA256",
         }
     }
 
     /// By its name, exactly.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|suite| suite.name() == name)
+        #[cfg(feature = "lab")]
+        let lab = [Self::TripleDes];
+        #[cfg(not(feature = "lab"))]
+        let lab = [];
+        Self::ALL.into_iter().chain(lab).find(|suite| suite.name() == name)
     }
 
     /// Bytes of a key.
@@ -44,6 +55,8 @@ impl Suite {
         match self {
             Self::Aes256Gcm | Self::Aegis256X4 | Self::ChaCha20Poly1305 => 32,
             Self::Aegis128X2 => 16,
+            #[cfg(feature = "lab")]
+            Self::TripleDes => triple_des::KEY_BYTES,
         }
     }
 
@@ -53,6 +66,8 @@ impl Suite {
             Self::Aes256Gcm | Self::ChaCha20Poly1305 => 12,
             Self::Aegis256X4 => 32,
             Self::Aegis128X2 => 16,
+            #[cfg(feature = "lab")]
+            Self::TripleDes => 8,
         }
     }
 }
@@ -61,7 +76,7 @@ impl Suite {
 pub(crate) type Tag = [u8; TAG_BYTES];
 
 /// Longest iv of all suites, bytes.
-pub(crate) const NONCE_BYTES_MAX: usize = 32;
+const NONCE_BYTES_MAX: usize = 32;
 
 /// What the suites differ in. Both slices of `seal_into` have one length; an `open` that fails may leave anything in
 /// `data`.
@@ -81,6 +96,8 @@ pub(crate) fn aead(suite: Suite, key: &[u8]) -> Box<dyn Aead> {
         Suite::ChaCha20Poly1305 => Box::new(aws_lc::AwsLc::new(&aws_lc_rs::aead::CHACHA20_POLY1305, key)),
         Suite::Aegis256X4 => Box::new(aegis_x::Aegis256X4::new(key)),
         Suite::Aegis128X2 => Box::new(aegis_x::Aegis128X2::new(key)),
+        #[cfg(feature = "lab")]
+        Suite::TripleDes => Box::new(triple_des::TripleDes::new(key)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::ValueEnum;
+use node::SealPolicy;
 use node::target::{Access, AclEntry, ChapAccount, Server, ServerConfig, ServerHandle, TargetConfig};
 
 use crate::config::{Account, Acl, Config, DEFAULT_FILE, Target};
@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::state::Claim;
-use crate::{names, output, secret, sys, units};
+use crate::{names, output, secret, sys, trust, units};
 
 /// Longest time a drain takes unless asked otherwise.
 const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
@@ -32,6 +32,7 @@ rotational=yes|no, removable, shared, exclusive.
 Examples:
   hikyaku serve disk.img                                 LUN 0 at 127.0.0.1:3260
   hikyaku serve /dev/vg/a b.img,ro --listen 127.0.0.1:0  two LUNs on a free port
+  hikyaku serve disk.img --listen 0.0.0.0 --peers peers.toml   sealed, for those whose keys are listed
   hikyaku serve disk.img --listen 0.0.0.0 --chap-user u --chap-secret-file u.secret
   hikyaku serve --config /etc/hikyaku/hikyaku.toml")]
 pub(crate) struct Args {
@@ -67,9 +68,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "mutual_chap_user")]
     mutual_chap_secret_file: Option<PathBuf>,
 
-    /// Say `off` to offer storage beyond loopback although neither CHAP nor an ACL protects it
-    #[arg(long)]
-    seal: Option<Seal>,
+    /// Whether sessions are sealed (encrypted and authenticated): off, offer or require; `off` also allows storage beyond
+    /// loopback that nothing protects [default: require with --peers, otherwise off]
+    #[arg(long, value_name = "POLICY", value_parser = parse_seal)]
+    seal: Option<SealPolicy>,
+
+    /// File with this target's key, made by `key new` [default: hikyaku/identity in $XDG_CONFIG_HOME]
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+
+    /// TOML file with the public keys of those who may log in sealed: [[peer]] with name, public-key, and if need be
+    /// initiator, luns, psk-file
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
 
     /// Targets from a TOML file instead of the command line
     #[arg(long, value_name = "FILE")]
@@ -80,11 +91,8 @@ pub(crate) struct Args {
     drain_timeout: Option<Duration>,
 }
 
-/// How sessions are protected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Seal {
-    /// Not at all, and I know it
-    Off,
+fn parse_seal(text: &str) -> Result<SealPolicy, String> {
+    SealPolicy::from_name(text).ok_or_else(|| "say off, offer or require".to_owned())
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
@@ -115,7 +123,13 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
             Failure::usage("advertise", advertise.clone(), cause).hint("--advertise ADDR:PORT")
         })?);
     }
-    config.seal_off |= args.seal == Some(Seal::Off);
+    config.seal = args.seal.or(config.seal);
+    config.identity = args.identity.clone().or(config.identity);
+    config.peers = args.peers.clone().or(config.peers);
+    if config.identity.is_some() && config.peers.is_none() && config.seal.is_none() {
+        let cause = "a key alone seals nothing: who may log in?";
+        return Err(Failure::usage("serve", "", cause).hint("--peers FILE"));
+    }
     config.drain_timeout = args.drain_timeout.or(config.drain_timeout).or(Some(DRAIN_TIMEOUT_DEFAULT));
     Ok(config)
 }
@@ -146,7 +160,7 @@ fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
     let chap = account(&args.chap_user, &args.chap_secret_file);
     let mutual = account(&args.mutual_chap_user, &args.mutual_chap_secret_file);
     if chap.is_some() {
-        target.acls.push(Acl { initiator: None, chap, mutual, luns: None, read_only: false });
+        target.acls.push(Acl { initiator: None, peer: None, chap, mutual, luns: None, read_only: false });
     }
     Ok(target)
 }
@@ -157,19 +171,22 @@ pub(crate) fn check_exposure(context: &Context, config: &Config) -> Result<(), F
     else {
         return Ok(());
     };
+    if config.seal_policy() == SealPolicy::Require {
+        return Ok(());
+    }
     let Some(open) = config.targets.iter().find(|target| target.acls.is_empty()) else { return Ok(()) };
     let target = open.iqn.as_deref().unwrap_or("the target");
-    if config.seal_off {
+    if config.seal == Some(SealPolicy::Off) {
         context.warn(&format!(
             "{target} is open to everyone who can reach {exposed}: neither CHAP nor an ACL protects it, as --seal off allowed"
         ));
         return Ok(());
     }
     let cause = format!(
-        "everyone who can reach {exposed} could read and write {target}: it has neither CHAP nor an ACL"
+        "everyone who can reach {exposed} could read and write {target}: it has neither CHAP nor an ACL, nor is sealing required"
     );
     Err(Failure::refused("listen on", exposed.to_string(), cause)
-        .hint("--chap-user and --chap-secret-file, an [[target.acl]], or --seal off if that is meant"))
+        .hint("--peers with the keys of those who may, --chap-user and --chap-secret-file, an [[target.acl]], or --seal off if that is meant"))
 }
 
 impl Target {
@@ -190,15 +207,15 @@ impl Target {
                     Some(ChapAccount { user: account.user.clone(), secret: secret(account)?, mutual })
                 }
             };
-            match &acl.initiator {
-                Some(initiator) => access.initiators.push(AclEntry {
-                    initiator: Some(initiator.clone()),
-                    peer: None,
+            match (&acl.initiator, &acl.peer) {
+                (None, None) => access.chap.extend(chap),
+                (initiator, peer) => access.initiators.push(AclEntry {
+                    initiator: initiator.clone(),
+                    peer: peer.clone(),
                     luns: acl.luns.clone(),
                     read_only: acl.read_only,
                     chap,
                 }),
-                None => access.chap.extend(chap),
             }
         }
         Ok(access)
@@ -206,6 +223,7 @@ impl Target {
 }
 
 fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>), Failure> {
+    let sealing = trust::sealing(context, config)?;
     let mut targets = Vec::new();
     let mut claims = Vec::new();
     for target in &config.targets {
@@ -222,7 +240,7 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
     let server = ServerConfig {
         listen: config.listen.clone(),
         advertise: config.advertise.clone(),
-        sealing: None,
+        sealing,
         targets,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
         threads: None,
@@ -260,6 +278,8 @@ fn serve(config: ServerConfig, claims: Vec<Claim>, has_chap: bool) -> Result<Exi
         .flat_map(|target| target.luns.iter().map(|lun| (target.iqn.clone(), lun.lun)))
         .collect();
     let drain_timeout = config.drain_timeout;
+    let seals = config.seal_policy();
+    let key = config.sealing.as_ref().map(|sealing| sealing.identity.public());
     // Signals are caught before anyone is told that we are ready.
     let signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
@@ -276,8 +296,17 @@ fn serve(config: ServerConfig, claims: Vec<Claim>, has_chap: bool) -> Result<Exi
     }
     let portal = advertise.unwrap_or_else(|| urls::portal(names::reachable(addresses[0])));
     let all: Vec<String> = luns.iter().map(|(iqn, lun)| format!("iscsi://{portal}/{iqn}/{lun}")).collect();
-    for line in urls::ready_made(&portal, &luns, has_chap) {
-        tracing::info!("{line}");
+    if let Some(key) = key {
+        tracing::info!(
+            "sealing: {}; initiators trust us by: hikyaku key trust iscsi://{portal} --key {key}",
+            seals.name()
+        );
+    }
+    // Others cannot seal.
+    if seals != SealPolicy::Require {
+        for line in urls::ready_made(&portal, &luns, has_chap) {
+            tracing::info!("{line}");
+        }
     }
     output::announce(&all.join("\n"));
     let ended = server.wait().map_err(|error| failure(&error));

@@ -164,6 +164,7 @@ impl Exchange {
         }
         if response.status != LoginStatus::Success {
             self.event = Some(match response.status {
+                status if status.class() == 0 => return Err(Violation::Field("the status").into()),
                 status if status.class() == 1 => Event::Redirect(
                     redirect(status, segment).map_err(|error| Fatal::Login(error.to_string()))?,
                 ),

@@ -1,0 +1,205 @@
+//! `key`: the identities of sealed sessions. A key is made once, its public half is given to the other side, and the other
+//! side's is trusted.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use block::Location;
+use clap::Subcommand;
+use node::initiator::{Url, enquire};
+use seal::PublicKey;
+use serde_json::{Value, json};
+
+use crate::context::Context;
+use crate::endpoint::Named;
+use crate::error::{Exit, Failure};
+use crate::output;
+use crate::trust::client::{self, Trusted};
+use crate::trust::known::KnownTargets;
+use crate::trust::{fingerprint, identity};
+
+/// How long a portal may take to say its key.
+const ENQUIRY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Make a key for sealed sessions, show it, trust a target's
+///
+/// Both sides of a sealed session know each other by their public keys: 44 characters, as WireGuard writes them. This
+/// host's key lies in $XDG_CONFIG_HOME/hikyaku/identity, the targets it trusts in known-targets beside it (for root without
+/// that variable /etc/hikyaku, otherwise ~/.config/hikyaku).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Enrolment, in three lines:
+  hikyaku key new                      on both hosts, once; prints the public key
+  hikyaku serve disk.img --peers FILE  where FILE lists the initiator: [[peer]] name = \"laptop\" public-key = \"...\"
+  hikyaku key trust iscsi://host       on the initiator; compare the key that is shown with the target's")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+impl Args {
+    /// Whether programs read the output.
+    pub(crate) fn json(&self) -> bool {
+        match &self.action {
+            Action::New(args) | Action::Public(args) => args.json,
+            Action::Trust(args) => args.json,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a key pair, keep it in a file that only its owner can read, print the public key
+    ///
+    /// A file that exists is never overwritten.
+    New(OfFile),
+    /// Print the public key of a file made by `key new`
+    Public(OfFile),
+    Trust(TrustArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct OfFile {
+    /// The file of the key pair [default: identity in the configuration directory]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Ask a portal for its public key and keep it among the known targets
+///
+/// From then on sessions with this host and port are sealed, and with nobody else than the holder of that key. Compare
+/// the key or its fingerprint with what the target's owner tells you: who answers first is believed for ever.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hikyaku key trust iscsi://host              shows the key and asks
+  hikyaku key trust iscsi://host --key K      only if it is this one; also replaces a key that has changed")]
+struct TrustArgs {
+    /// The portal, iscsi://host[:port]; a target or LUN in the URL is not looked at
+    #[arg(value_name = "URL")]
+    url: String,
+
+    /// The key that the portal must have
+    #[arg(long, value_name = "KEY", value_parser = parse_key)]
+    key: Option<PublicKey>,
+
+    /// Believe whatever answers, without asking
+    #[arg(long, conflicts_with = "key")]
+    yes: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_key(text: &str) -> Result<PublicKey, String> {
+    PublicKey::parse(text).ok_or_else(|| "a public key is 44 characters of base64".to_owned())
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    match &args.action {
+        Action::New(of) => {
+            let (path, key) = identity::create(of.file.as_deref())?;
+            context.remark(&format!("made {}; {}", path.display(), fingerprint(&key)));
+            show(of, &key);
+        }
+        Action::Public(of) => {
+            let key = identity::load(of.file.as_deref())?.public();
+            context.remark(&fingerprint(&key));
+            show(of, &key);
+        }
+        Action::Trust(args) => trust(context, args)?,
+    }
+    Ok(Exit::Done)
+}
+
+fn show(of: &OfFile, key: &PublicKey) {
+    if of.json {
+        output::json(&with_key(json!({ "schema": output::SCHEMA }), key));
+    } else {
+        output::line(&key.to_string());
+    }
+}
+
+fn with_key(mut object: Value, key: &PublicKey) -> Value {
+    object["public_key"] = json!(key.to_string());
+    object["fingerprint"] = json!(fingerprint(key));
+    object
+}
+
+fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
+    let named = Named::parse(context, &args.url, &[])?;
+    let Location::Url(text) = &named.spec.location else {
+        return Err(
+            Failure::usage("trust", named.text, "it is not a URL").hint("hikyaku key trust iscsi://host")
+        );
+    };
+    let url = Url::parse(text).map_err(|error| Failure::usage("trust", named.text.clone(), error))?;
+    let portal = client::portal(&url);
+    let known = KnownTargets::locate()?;
+    let before = known.key_of(&portal)?;
+    let answered = enquire(&url, ENQUIRY_TIMEOUT)
+        .map_err(|error| Failure::open("ask for the key of", portal.clone(), &error))?;
+    let is_new = match (before, &args.key) {
+        (_, Some(expected)) if *expected != answered => {
+            return Err(client::changed(&url, &Trusted::Option(*expected), &answered));
+        }
+        (Some((_, key)), _) if key == answered => false,
+        // Whoever names the new key has compared it.
+        (_, Some(_)) => true,
+        (Some((line, key)), None) => {
+            return Err(client::changed(&url, &Trusted::Known { line, key }, &answered));
+        }
+        (None, None) => {
+            if !args.yes {
+                confirm(&portal, &answered)?;
+            }
+            true
+        }
+    };
+    if is_new {
+        known.set(&portal, &answered)?;
+    }
+    let what = if is_new { "trusted from now on" } else { "already trusted" };
+    if args.json {
+        let object =
+            json!({ "schema": output::SCHEMA, "portal": portal, "is_new": is_new, "file": known.path() });
+        output::json(&with_key(object, &answered));
+    } else {
+        output::line(&answered.to_string());
+        context.remark(&format!(
+            "{portal} is {what}, in {}; {}",
+            known.path().display(),
+            fingerprint(&answered)
+        ));
+    }
+    Ok(())
+}
+
+/// Asks whoever sits at the terminal.
+fn confirm(portal: &str, key: &PublicKey) -> Result<(), Failure> {
+    let refused = |cause: &str| {
+        Failure::new(Exit::Authentication, "trust", portal, cause).hint(format!(
+            "compare {key} with the target's key (`hikyaku key public` there), then give --key {key}"
+        ))
+    };
+    if !io::stdin().is_terminal() {
+        return Err(refused("its key is not known, and there is no terminal to ask at"));
+    }
+    let mut stderr = io::stderr();
+    let question = format!(
+        "The key of {portal} is\n  {key}\n  {}\nIs it what the target's owner told you? (yes/no) ",
+        fingerprint(key)
+    );
+    let mut answer = String::new();
+    let asked = stderr.write_all(question.as_bytes()).and_then(|()| stderr.flush());
+    asked
+        .and_then(|()| io::stdin().lock().read_line(&mut answer))
+        .map_err(|error| refused(&error.to_string()))?;
+    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(refused("you did not say yes")) }
+}

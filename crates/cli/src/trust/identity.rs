@@ -1,0 +1,201 @@
+//! The key pair of this host, and the keys that two peers share: one line of 44 characters each, as `wg genkey` and
+//! `wg genpsk` write them; lines that begin with `#` are remarks.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use node::Psk;
+use seal::{Identity, PublicKey};
+use zeroize::{Zeroize, Zeroizing};
+
+use super::config_file;
+use crate::error::{Exit, Failure};
+use crate::sys;
+
+/// The file in the configuration directory.
+const FILE: &str = "identity";
+/// Nothing sensible is longer; a device given by mistake is not read to its end.
+const FILE_BYTES_MAX: usize = 1024;
+const HEADING: &str = "# hikyaku identity 1: the private half of a key pair, for nobody else to read\n";
+
+/// Where the key lies unless one is named.
+pub(crate) fn default_file() -> Result<PathBuf, Failure> {
+    config_file(FILE)
+}
+
+/// Makes a key pair and keeps it in `file`, which must not exist. A directory is made for the usual place only.
+pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failure> {
+    let path = match file {
+        Some(path) => path.to_owned(),
+        None => default_file()?,
+    };
+    let object = path.display().to_string();
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Failure::refused(
+            "make a key in",
+            object.clone(),
+            "the file exists, and a key is never overwritten",
+        )
+        .hint(format!("hikyaku key public {object}, to see which it is; or another FILE")),
+        _ => Failure::failed("make a key in", object.clone(), error),
+    };
+    sys::forbid_core_dumps();
+    let mut entropy = Zeroizing::new([0; 32]);
+    getrandom::fill(&mut *entropy)
+        .map_err(|error| failed(io::Error::other(format!("no randomness: {error}"))))?;
+    let identity = Identity::generate(*entropy);
+    if file.is_none()
+        && let Some(directory) = path.parent()
+    {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    }
+    let text = identity.to_text();
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        file.write_all(HEADING.as_bytes())?;
+        file.write_all(text.as_bytes())?;
+        file.write_all(b"\n")?;
+        file.sync_all()?;
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+    };
+    write().map_err(failed)?;
+    Ok((path, identity.public()))
+}
+
+/// Reads a key pair, from the usual place unless one is named. From now on this process leaves no core dump.
+pub(crate) fn load(file: Option<&Path>) -> Result<Arc<Identity>, Failure> {
+    let path = match file {
+        Some(path) => path.to_owned(),
+        None => default_file()?,
+    };
+    let what = "the identity";
+    let line = read_line(&path, what).map_err(|failure| match (failure.hint.is_empty(), file) {
+        (true, None) => failure.hint("hikyaku key new, or identity=FILE (`serve`: --identity FILE)"),
+        (true, Some(path)) if !path.exists() => failure.hint(format!("hikyaku key new {}", path.display())),
+        _ => failure,
+    })?;
+    let identity = Identity::parse(&line).ok_or_else(|| not_a_key(&path, what))?;
+    Ok(Arc::new(identity))
+}
+
+/// Reads the key that a pair of peers shares.
+pub(crate) fn load_psk(path: &Path) -> Result<Psk, Failure> {
+    let what = "the pre-shared key";
+    let line = read_line(path, what)?;
+    let mut key = PublicKey::parse(&line).ok_or_else(|| not_a_key(path, what))?;
+    let psk = Psk::new(Zeroizing::new(key.0));
+    key.0.zeroize();
+    Ok(psk)
+}
+
+fn not_a_key(path: &Path, what: &str) -> Failure {
+    let cause = "it does not hold a key, 44 characters of base64";
+    Failure::failed(format!("read {what}"), path.display().to_string(), cause)
+}
+
+/// The one line of a file that only we may read.
+fn read_line(path: &Path, what: &str) -> Result<Zeroizing<String>, Failure> {
+    let object = path.display().to_string();
+    let failed =
+        |cause: &dyn std::fmt::Display| Failure::failed(format!("read {what}"), object.clone(), cause);
+    sys::forbid_core_dumps();
+    let file = File::open(path).map_err(|error| failed(&error))?;
+    let metadata = file.metadata().map_err(|error| failed(&error))?;
+    if metadata.is_dir() {
+        return Err(failed(&"it is a directory"));
+    }
+    let mode = metadata.permissions().mode() & 0o777;
+    if metadata.is_file() && mode & 0o077 != 0 {
+        let cause = format!("others may use it (mode {mode:03o}); a key that others know proves nothing");
+        return Err(Failure::new(Exit::Authentication, format!("trust {what}"), object.clone(), cause)
+            .hint(format!("chmod 600 {object}; if they may have read it, make a new one")));
+    }
+    let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX + 1));
+    let mut head = file.take(FILE_BYTES_MAX as u64 + 1);
+    head.read_to_end(&mut bytes).map_err(|error| failed(&error))?;
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(failed(&format_args!("it is longer than {FILE_BYTES_MAX} bytes")));
+    }
+    let text = std::str::from_utf8(&bytes).map_err(|_| failed(&"it is not text"))?;
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    match (lines.next(), lines.next()) {
+        (Some(line), None) => Ok(Zeroizing::new(line.to_owned())),
+        (None, _) => Err(failed(&"it holds no key")),
+        (Some(_), Some(_)) => Err(failed(&"it has more than one line that is not a remark")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, text: &str, mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        (dir, path)
+    }
+
+    fn failure_of(path: &Path) -> Failure {
+        load(Some(path)).err().unwrap()
+    }
+
+    #[test]
+    fn a_new_key_is_ours_alone_and_never_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("k");
+        let (_, public) = create(Some(&path)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(load(Some(&path)).ok().unwrap().public(), public);
+        let before = fs::read(&path).unwrap();
+        assert_eq!(create(Some(&path)).unwrap_err().exit, Exit::Refused);
+        assert_eq!(fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused_with_the_remedy() {
+        for mode in [0o640, 0o604, 0o620, 0o666] {
+            let (_dir, path) = file("k", "x\n", mode);
+            let failure = failure_of(&path);
+            assert_eq!(failure.exit, Exit::Authentication);
+            assert!(failure.hint.starts_with(&format!("chmod 600 {}", path.display())), "{failure}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_key_is_not_shown() {
+        let all = [
+            ("", "it holds no key"),
+            ("# remark\n", "it holds no key"),
+            ("a\nb\n", "it has more than one line that is not a remark"),
+        ];
+        for (text, cause) in all {
+            let (_dir, path) = file("k", text, 0o600);
+            assert_eq!(failure_of(&path).cause, cause);
+        }
+        let (_dir, path) = file("k", &"x".repeat(2000), 0o600);
+        assert_eq!(failure_of(&path).cause, "it is longer than 1024 bytes");
+    }
+
+    #[test]
+    fn keys_of_the_wireguard_tools_are_read_and_others_refused_unseen() {
+        let (_dir, path) = file("k", "6IB3dX4mJQMqxHKb7bLYL4ZlvVQcsGGDHmPmUJBjgnM=\n", 0o600);
+        assert!(load(Some(&path)).is_ok());
+        assert!(load_psk(&path).is_ok());
+        let (_dir, path) = file("k", "# remark\nnot-a-secret-of-ours\n", 0o600);
+        for failure in [failure_of(&path), load_psk(&path).unwrap_err()] {
+            assert_eq!(failure.cause, "it does not hold a key, 44 characters of base64");
+        }
+    }
+
+    #[test]
+    fn a_missing_key_is_made_by_the_command_of_the_hint() {
+        let failure = failure_of(Path::new("/nonexistent/k"));
+        assert_eq!(failure.hint, "hikyaku key new /nonexistent/k");
+    }
+}

@@ -1,0 +1,88 @@
+//! Who is believed: the key of this host, the keys of the targets it knows, and the keys of the peers that a target lets
+//! in. What is wrong with one of these files stops the command: a key that is not read would be sealing that is not
+//! required.
+
+pub(crate) mod client;
+pub(crate) mod identity;
+pub(crate) mod known;
+pub(crate) mod peers;
+
+use std::path::{Path, PathBuf};
+
+use node::SealPolicy;
+use node::target::Sealing;
+use seal::{PublicKey, Suite};
+use sha2::{Digest, Sha256};
+
+use crate::config::Config;
+use crate::context::Context;
+use crate::error::Failure;
+use crate::sys;
+
+/// A file of the configuration directory: `$XDG_CONFIG_HOME/hikyaku`, `/etc/hikyaku` for root, else `~/.config/hikyaku`.
+pub(crate) fn config_file(name: &str) -> Result<PathBuf, Failure> {
+    let from = |name: &str| std::env::var_os(name).filter(|value| Path::new(value).is_absolute());
+    let directory = if let Some(base) = from("XDG_CONFIG_HOME") {
+        Path::new(&base).join("hikyaku")
+    } else if sys::is_root() {
+        PathBuf::from("/etc/hikyaku")
+    } else if let Some(home) = from("HOME") {
+        Path::new(&home).join(".config/hikyaku")
+    } else {
+        let cause = "neither XDG_CONFIG_HOME nor HOME is set";
+        return Err(Failure::failed("find the configuration directory", "", cause)
+            .hint("set XDG_CONFIG_HOME to a directory that survives restarts"));
+    };
+    Ok(directory.join(name))
+}
+
+/// What people compare by eye or over the telephone, in the form ssh gives it.
+pub(crate) fn fingerprint(key: &PublicKey) -> String {
+    let digest = PublicKey(Sha256::digest(key.0).into()).to_string();
+    format!("SHA256:{}", digest.trim_end_matches('='))
+}
+
+/// How a server seals, by its configuration; `None` for never.
+pub(crate) fn sealing(context: &Context, config: &Config) -> Result<Option<Sealing>, Failure> {
+    let policy = config.seal_policy();
+    let acls = || config.targets.iter().flat_map(|target| &target.acls);
+    let named = || acls().find_map(|acl| acl.peer.as_deref());
+    if policy == SealPolicy::Off {
+        return match named() {
+            Some(name) => Err(Failure::usage(
+                "serve",
+                "",
+                format!("an acl asks for the key of peer '{name}', but sealing is off"),
+            )
+            .hint("--peers FILE, and not --seal off")),
+            None => Ok(None),
+        };
+    }
+    let Some(file) = &config.peers else {
+        let cause = format!("--seal {} needs the public keys of those who may log in", policy.name());
+        return Err(Failure::usage("serve", "", cause).hint(
+            "--peers FILE, with [[peer]], name = \"laptop\" and public-key = \"...\", which `hikyaku key public` shows there",
+        ));
+    };
+    let peers = peers::load(context, file)?;
+    let unknown =
+        acls().filter_map(|acl| acl.peer.as_ref()).find(|name| peers.iter().all(|peer| peer.name != **name));
+    if let Some(name) = unknown {
+        let cause =
+            format!("an acl asks for the key of peer '{name}', which {} does not name", file.display());
+        return Err(Failure::usage("serve", "", cause));
+    }
+    let identity = identity::load(config.identity.as_deref())?;
+    Ok(Some(Sealing { policy, identity, peers, suites: Suite::ALL.to_vec() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_a_digest_as_ssh_writes_it() {
+        // printf '\0%.0s' {1..32} | sha256sum | xxd -r -p | base64
+        assert_eq!(fingerprint(&PublicKey([0; 32])), "SHA256:Zmh6rfhivXdsj8GLjp+OIAiXFIVu4jOzkCpZHQ1fKSU");
+    }
+}

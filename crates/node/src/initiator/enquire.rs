@@ -1,0 +1,164 @@
+//! Asks a portal for its public key (docs/SEAL.md, section 3). Blocking: for people at a terminal.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use block::OpenError;
+use iscsi::login::outer::Pattern;
+use iscsi::login::outer::initiator::{Event, Exchange, Offer};
+use iscsi::machine::{Fatal, Machine, Payload, Received};
+use iscsi::name::IscsiName;
+use iscsi::params::SessionType;
+use iscsi::wire::Bhs;
+use seal::{Broken, Enquirer, PublicKey, Suite};
+
+use super::options::{random_isid, resolve};
+use super::url::Url;
+
+/// Who asks: nobody in particular. The name of this host is no business of a portal that has proven nothing.
+const NAME: &str = "iqn.2026-11.example.hikyaku:enquiry";
+
+/// Why there is no answer.
+#[derive(Debug)]
+enum Failure {
+    Io(io::Error),
+    Protocol(Fatal),
+    Broken(Broken),
+    Declined,
+    Refused(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<Fatal> for Failure {
+    fn from(fatal: Fatal) -> Self {
+        Self::Protocol(fatal)
+    }
+}
+
+/// The key that the portal of `url` proves to hold. We tell nothing of ourselves, and nothing is proven but that: whether
+/// this is the portal's key, somebody has to compare. `timeout` is for the whole.
+pub fn enquire(url: &Url, timeout: Duration) -> Result<PublicKey, OpenError> {
+    let deadline = Instant::now() + timeout;
+    let mut last = None;
+    for address in resolve(url)? {
+        match ask(address, deadline) {
+            Ok(key) => return Ok(key),
+            Err(Failure::Io(error)) => last = Some(error),
+            Err(failure) => return Err(explain(url, &failure)),
+        }
+    }
+    let error = last.expect("resolve gives at least one address");
+    Err(OpenError::Unreachable(format!("asking {} for its key: {error}", url.address())))
+}
+
+fn explain(url: &Url, failure: &Failure) -> OpenError {
+    let address = url.address();
+    match failure {
+        Failure::Io(error) => OpenError::Unreachable(format!("asking {address} for its key: {error}")),
+        Failure::Declined => OpenError::Failed(format!("{address} does not seal its sessions")),
+        Failure::Refused(why) => OpenError::Failed(format!("{address} does not tell its key: {why}")),
+        Failure::Protocol(fatal) => {
+            OpenError::Failed(format!("{address} answers what no sealed portal would: {fatal}"))
+        }
+        Failure::Broken(broken) => OpenError::Failed(format!("{address} does not prove its key: {broken}")),
+    }
+}
+
+fn ask(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
+    let mut line = Line { stream: TcpStream::connect_timeout(&address, left(deadline)?)?, deadline };
+    let offer = Offer {
+        initiator_name: IscsiName::parse(NAME).expect("a name"),
+        isid: random_isid(),
+        cid: 0,
+        session_type: SessionType::Discovery,
+        target_name: None,
+        plain: false,
+        suites: Suite::ALL.iter().map(|suite| suite.name().to_owned()).collect(),
+        unit: seal::UNIT_BYTES,
+        pattern: Pattern::Xx,
+    };
+    // Its clock stands: every read and write here ends at the deadline.
+    let mut exchange = Exchange::new(offer, Duration::MAX);
+    let mut enquirer = None;
+    loop {
+        while let Some(transmit) = exchange.poll_transmit() {
+            let mut bytes = transmit.header.to_vec();
+            if let Payload::Bytes(text) = transmit.payload {
+                bytes.extend(text);
+            }
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            line.stream.write_all(&bytes)?;
+        }
+        line.receive(&mut exchange)?;
+        match exchange.poll_event() {
+            None => {}
+            Some(Event::Chosen { transcript, .. }) => {
+                let mut entropy = [0; 128];
+                ::io::entropy(&mut entropy).expect("the system has randomness");
+                let (waiting, message) = Enquirer::start(&transcript.prologue(), entropy);
+                exchange.send_message(&message);
+                enquirer = Some(waiting);
+            }
+            Some(Event::Answer(answer)) => {
+                let enquirer = enquirer.expect("an answer comes after our message");
+                return enquirer.finish(&answer).map_err(Failure::Broken);
+            }
+            Some(Event::Declined) => return Err(Failure::Declined),
+            Some(Event::Refused(status)) => return Err(Failure::Refused(format!("{status:?}"))),
+            Some(Event::Redirect(to)) => return Err(Failure::Refused(format!("ask {}", to.address))),
+        }
+    }
+}
+
+/// What is left until the deadline.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// A connection whose every wait ends at the deadline.
+struct Line {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Line {
+    /// One PDU, into the machine.
+    fn receive(&mut self, exchange: &mut Exchange) -> Result<(), Failure> {
+        let mut header = [0; 48];
+        self.fill(&mut header)?;
+        let (ahs_bytes, data_bytes) = (Bhs(&header).total_ahs_length(), Bhs(&header).data_segment_length());
+        let mut ahs = vec![0; ahs_bytes];
+        self.fill(&mut ahs)?;
+        exchange.on_header(&header, &ahs, Duration::ZERO)?;
+        if data_bytes > 0 {
+            // The machine has bounded it.
+            let mut segment = vec![0; (data_bytes as usize).next_multiple_of(4)];
+            self.fill(&mut segment)?;
+            exchange.on_data(Received::Inline(&segment[..data_bytes as usize]), Duration::ZERO)?;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, mut into: &mut [u8]) -> io::Result<()> {
+        while !into.is_empty() {
+            self.stream.set_read_timeout(Some(left(self.deadline)?))?;
+            match self.stream.read(into) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => into = &mut into[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Section 3: both patterns against `snow`, a Noise library that shares no code with ours.
+
+use ml_kem::ml_kem_768::{DecapsulationKey, EncapsulationKey};
+use ml_kem::{Decapsulate, KeyExport};
+use snow::params::NoiseParams;
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::{Builder, HandshakeState};
+
+use super::*;
+use crate::handshake::{CT_BYTES, PROTOCOL, psk};
+use crate::schedule::Ratchet;
+
+/// snow's own primitives, with no randomness: the ephemeral keys are given.
+struct Resolver;
+
+impl CryptoResolver for Resolver {
+    fn resolve_rng(&self) -> Option<Box<dyn snow::types::Random>> {
+        Some(Box::new(NoRandom))
+    }
+    fn resolve_dh(&self, choice: &snow::params::DHChoice) -> Option<Box<dyn snow::types::Dh>> {
+        DefaultResolver.resolve_dh(choice)
+    }
+    fn resolve_hash(&self, choice: &snow::params::HashChoice) -> Option<Box<dyn snow::types::Hash>> {
+        DefaultResolver.resolve_hash(choice)
+    }
+    fn resolve_cipher(&self, choice: &snow::params::CipherChoice) -> Option<Box<dyn snow::types::Cipher>> {
+        DefaultResolver.resolve_cipher(choice)
+    }
+}
+
+struct NoRandom;
+
+impl snow::types::Random for NoRandom {
+    fn try_fill_bytes(&mut self, _: &mut [u8]) -> Result<(), snow::Error> {
+        panic!("ephemeral keys are given");
+    }
+}
+
+fn builder(protocol: &str) -> Builder<'static> {
+    let params: NoiseParams = protocol.parse().unwrap();
+    Builder::with_resolver(params, Box::new(Resolver)).prologue(b"prologue").unwrap()
+}
+
+fn private(seed: u8) -> [u8; 32] {
+    entropy(seed)
+}
+
+fn hash_and_keys(mut noise: HandshakeState) -> ([u8; 32], [u8; 32], [u8; 32]) {
+    let hash = noise.get_handshake_hash().try_into().unwrap();
+    let (first, second) = noise.dangerously_get_raw_split();
+    (hash, first, second)
+}
+
+/// The channel's keys are those that follow from snow's.
+fn assert_same(ours: &mut Sealer, (hash, first, second): ([u8; 32], [u8; 32], [u8; 32]), initiator: bool) {
+    let (i, t) = Ratchet::both(Suite::Aes256Gcm, &hash, &(first.into(), second.into()));
+    let mut opener = Opener::new(if initiator { i } else { t }, Limits::SPECIFIED);
+    let record = seal(ours, 1, &[b"unit"]);
+    assert_eq!(open(&mut opener, &record).unwrap().1, [b"unit"]);
+}
+
+#[test]
+fn section3_our_initiator_and_snows_responder_agree() {
+    let (initiator, target) = identities();
+    let pair_key = [9; 32];
+    let (start, m1) = Initiator::start(
+        &initiator,
+        target.public(),
+        b"prologue",
+        Some(&pair_key),
+        Suite::Aes256Gcm,
+        entropy(5),
+    );
+    let (s, e) = (private(2), private(6));
+    let mut noise = builder(PROTOCOL)
+        .local_private_key(&s)
+        .unwrap()
+        .fixed_ephemeral_key_for_testing_only(&e)
+        .build_responder()
+        .unwrap();
+    let mut ek = [0; 2000];
+    let ek_bytes = noise.read_message(&m1, &mut ek).unwrap();
+    assert_eq!(noise.get_remote_static().unwrap(), initiator.public().0);
+    let ek = EncapsulationKey::new(ek[..ek_bytes].try_into().unwrap()).unwrap();
+    let (ct, shared) = ek.encapsulate_deterministic(&[7; 32].into());
+    noise.set_psk(2, psk(&shared, Some(&pair_key)).as_slice()).unwrap();
+    let mut answer = ct.to_vec();
+    answer.resize(CT_BYTES + 48, 0);
+    assert_eq!(noise.write_message(&[], &mut answer[CT_BYTES..]).unwrap(), 48);
+    let mut channel = start.finish(&answer).unwrap();
+    assert_same(&mut channel.sealer, hash_and_keys(noise), true);
+}
+
+#[test]
+fn section3_our_responder_and_snows_initiator_agree() {
+    let (initiator, target) = identities();
+    let (s, e) = (private(1), private(5));
+    let rs = target.public().0;
+    let mut noise = builder(PROTOCOL)
+        .local_private_key(&s)
+        .unwrap()
+        .remote_public_key(&rs)
+        .unwrap()
+        .fixed_ephemeral_key_for_testing_only(&e)
+        .build_initiator()
+        .unwrap();
+    let dk = DecapsulationKey::from_seed([8; 64].into());
+    let mut m1 = [0; 2000];
+    noise.set_psk(2, &[0; 32]).unwrap();
+    let m1_bytes = noise.write_message(&dk.encapsulation_key().to_bytes(), &mut m1).unwrap();
+    let responder = Responder::read(&target, b"prologue", &m1[..m1_bytes]).unwrap();
+    assert_eq!(responder.initiator(), initiator.public());
+    let (answer, mut channel) = responder.finish(None, Suite::Aes256Gcm, entropy(6)).unwrap();
+    let shared = dk.decapsulate(answer[..CT_BYTES].try_into().unwrap());
+    noise.set_psk(2, psk(&shared, None).as_slice()).unwrap();
+    assert_eq!(noise.read_message(&answer[CT_BYTES..], &mut []).unwrap(), 0);
+    assert_same(&mut channel.sealer, hash_and_keys(noise), false);
+}
+
+#[test]
+fn section3_xx_agrees_with_snow_both_ways() {
+    const XX: &str = "Noise_XX_25519_ChaChaPoly_SHA256";
+    let (_, target) = identities();
+    let (s, e) = (private(2), private(6));
+    let mut buffer = [0; 200];
+
+    let (enquirer, m1) = Enquirer::start(b"prologue", entropy(5));
+    let mut noise = builder(XX)
+        .local_private_key(&s)
+        .unwrap()
+        .fixed_ephemeral_key_for_testing_only(&e)
+        .build_responder()
+        .unwrap();
+    noise.read_message(&m1, &mut []).unwrap();
+    let bytes = noise.write_message(&[], &mut buffer).unwrap();
+    assert_eq!(enquirer.finish(&buffer[..bytes]), Ok(target.public()));
+
+    let mut noise = builder(XX)
+        .local_private_key(&s)
+        .unwrap()
+        .fixed_ephemeral_key_for_testing_only(&e)
+        .build_initiator()
+        .unwrap();
+    let bytes = noise.write_message(&[], &mut buffer).unwrap();
+    let answer = answer_enquiry(&target, b"prologue", &buffer[..bytes], entropy(7)).unwrap();
+    noise.read_message(&answer, &mut []).unwrap();
+    assert_eq!(noise.get_remote_static().unwrap(), target.public().0);
+}
