@@ -18,6 +18,8 @@ check ik x25519-broken-now   c1c1a1a1a1e1 1 "$x25519_now"
 check ik first-forged        a0 1 "$first" "$(query 'authentication? Initiator -> Target: m1p')"
 check ik first-forged-by-ts  a1 1 "$first" "$has_ts" "$(query 'authentication? Initiator -> Target: m1p')"
 check ik first-repeated      a1 2 "$first" "$(query 'authentication? Initiator -> Target: m1p')"
+# Unknown key share: the initiator also has sessions with an enemy that it trusts, and the target knows nothing of them.
+check ik insider             c0a0a0 1 "$enemy_key" "$any_peer" "$insider_asks" "$two_peers"
 # The initiator's key is hidden, until the target's leaks.
 check ik identity            c0 1 "$hidden" "$(query 'confidentiality? gis')"
 check ik identity-later      c1 1 "$hidden" "$gets_statics" "$(query 'confidentiality? gis')"

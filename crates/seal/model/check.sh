@@ -73,6 +73,12 @@ xx_no_es='s/DH_KEX[^)]*\), nil\) \/\/ es/nil, nil)/'
 xx_no_prologue='s/HASH\(xx, x1, x2, /HASH(xx, /'
 hidden='/\[gis\]$/d; /ASSERT\(seen, gis\)/d'
 
+# The initiator talks to the target or to an enemy whose key it trusts as well.
+enemy_key='/^Target -> Initiator: \[gts\]/a\\nprincipal Mallory[\n\tknows private ms\n\tleaks ms\n\tgms = PUBKEY(ms)\n]\n\nMallory -> Initiator: [gms]'
+any_peer='0,/knows public ik, zero/s//knows public ik, zero, peer/; s/DH_KEX\(gts, /DH_KEX(peer, /; /h0i =/s/gts/peer/'
+two_peers='/^queries\[/i scenarios[\n\tInitiator[peer = gts]\n\tInitiator[peer = gms]\n]\n'
+insider_asks=$(query 'confidentiality? data_i\n\tauthentication? Initiator -> Target: rec_i\n\tauthentication? Target -> Initiator: m2')
+
 # Enrolment in the same run as a session: the principals of xx.vp before the queries of ik.vp.
 sed -e '/^attacker/d' -e '/^queries/,$d' "$here/xx.vp" >"$work/beside"
 beside="/^queries\[/e cat $work/beside"
