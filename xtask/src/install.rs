@@ -51,6 +51,12 @@ const TEST: &[Need] = &[
     need("xfsprogs", &["mkfs.xfs", "xfs_repair"]),
     need("mount", &["losetup"]),
     need("g++", &["c++"]),
+    Need {
+        package: "python3-cryptography",
+        programs: &["python3"],
+        qemu_block: None,
+        file: Some("/usr/lib/python3/dist-packages/cryptography/__init__.py"),
+    },
 ];
 
 const BENCH: &[Need] = &[

@@ -35,6 +35,11 @@ impl Opener {
         Self { limits, ratchet, generation: 0, head, records: 0, data, data_before: None }
     }
 
+    #[cfg(test)]
+    pub(crate) fn ratchet(&self) -> &Ratchet {
+        &self.ratchet
+    }
+
     /// Bytes that follow a prefix up to the end of the sealed head (head and tag).
     pub fn sealed_head_bytes(&self, prefix: [u8; PREFIX_BYTES]) -> Result<usize, Broken> {
         let (generation, head_bytes) = parse_prefix(prefix)?;

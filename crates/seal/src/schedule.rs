@@ -60,6 +60,11 @@ impl Ratchet {
         Self { suite: self.suite, secret: expand32(&self.secret, b"hikyaku seal1 next") }
     }
 
+    #[cfg(test)]
+    pub(crate) fn secret(&self) -> &Secret32 {
+        &self.secret
+    }
+
     /// The key and iv of this generation for one use.
     pub(crate) fn keyed(&self, for_use: Use) -> Keyed {
         let (key, iv) = self.key_and_iv(for_use);

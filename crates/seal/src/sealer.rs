@@ -36,6 +36,11 @@ impl Sealer {
         Self { limits, ratchet, generation: 0, head, data, records: 0, units: 0, unit_bytes: 0, since }
     }
 
+    #[cfg(test)]
+    pub(crate) fn ratchet(&self) -> &Ratchet {
+        &self.ratchet
+    }
+
     /// Seals a unit of 1 to [`UNIT_BYTES_MAX`] bytes where it lies.
     pub fn seal_in_place(&mut self, unit: &mut [u8]) -> Descriptor {
         let (seal_id, length) = self.next_unit(unit.len());

@@ -7,6 +7,7 @@ mod primitives;
 mod records;
 mod secrets;
 mod suites;
+mod vectors;
 
 use super::*;
 use std::time::Duration;

@@ -1,0 +1,242 @@
+//! Makes the vectors that must fail, each named by its defect.
+
+use serde_json::{Value, json};
+
+use super::make::{self, NAMES};
+use super::{field, handshake, to_hex};
+use crate::noise::{Symmetric, dh};
+use crate::schedule::{Ratchet, Use};
+use crate::suite::Keyed;
+use crate::tests::{Sealed, entropy, head_of, header, plain, seal};
+use crate::*;
+
+/// A list of records of which the last one fails at its `head` or at a `unit`.
+fn stream(defect: &str, n: usize, fails: &str, records: &[&Sealed]) -> Value {
+    let records: Vec<_> = records.iter().map(|sealed| make::record(sealed)).collect();
+    json!({ "defect": defect, "handshake": NAMES[n].0, "from": "initiator", "fails": fails, "records": records })
+}
+
+fn sealer(n: usize) -> Sealer {
+    make::channels(n).0.sealer
+}
+
+/// A record that is sealed as the protocol says, whatever it says.
+fn forge(keyed: &Keyed, prefix: [u8; PREFIX_BYTES], counter: u64, head: &[u8]) -> Sealed {
+    let mut sealed = head.to_vec();
+    let tag = keyed.seal(counter, &prefix, &mut sealed);
+    sealed.extend_from_slice(&tag);
+    Sealed { prefix, head: sealed, units: vec![] }
+}
+
+fn prefix(version: u8, generation: u8, head: &[u8]) -> [u8; PREFIX_BYTES] {
+    let [high, low] = (head.len() as u16).to_be_bytes();
+    [version, generation, high, low]
+}
+
+fn changed(sealed: &Sealed, change: impl FnOnce(&mut Sealed)) -> Sealed {
+    let mut sealed = sealed.clone();
+    change(&mut sealed);
+    sealed
+}
+
+/// Bytes that were altered on the way, in every suite.
+fn altered(n: usize, out: &mut Vec<Value>) {
+    let (one, two) = (plain(100), plain(300));
+    let mut sealer = sealer(n);
+    let first = seal(&mut sealer, 0, &[&one, &two]);
+    let second = seal(&mut sealer, 1, &[&one]);
+    let last = first.head.len() - 1;
+    let mut add = |defect, fails, records: &[&Sealed]| out.push(stream(defect, n, fails, records));
+    add("head_bit_wrong", "head", &[&changed(&first, |record| record.head[20] ^= 1)]);
+    add("head_tag_wrong", "head", &[&changed(&first, |record| record.head[last] ^= 0x80)]);
+    add("descriptor_bit_wrong", "head", &[&changed(&first, |record| record.head[60] ^= 4)]);
+    add("unit_first_bit_wrong", "unit", &[&changed(&first, |record| record.units[0][0] ^= 0x80)]);
+    add("unit_last_bit_wrong", "unit", &[&changed(&first, |record| record.units[1][299] ^= 1)]);
+    add("record_repeated", "head", &[&first, &first]);
+    add("record_lost", "head", &[&second]);
+    add(
+        "unit_of_another_record",
+        "unit",
+        &[&first, &changed(&second, |record| record.units[0] = first.units[0].clone())],
+    );
+}
+
+/// What a record's prefix and head can say that is wrong though the tag is right.
+fn forged(out: &mut Vec<Value>) {
+    let channel = make::channels(0).0;
+    let ratchet = channel.sealer.ratchet();
+    let keyed = ratchet.keyed(Use::Head);
+    let bhs = header(0);
+    let with = |descriptors: &[Descriptor]| {
+        let mut head = bhs.to_vec();
+        descriptors.iter().for_each(|descriptor| descriptor.emit(&mut head));
+        head
+    };
+    let descriptor = Descriptor { seal_id: 0, length: 16, tag: [0; TAG_BYTES] };
+    let mut add = |defect, record: Sealed| out.push(stream(defect, 0, "head", &[&record]));
+    add("version_2", forge(&keyed, prefix(2, 0, &bhs), 0, &bhs));
+    add("version_0", forge(&keyed, prefix(0, 0, &bhs), 0, &bhs));
+    add("head_shorter_than_bhs", forge(&keyed, prefix(1, 0, &bhs[..47]), 0, &bhs[..47]));
+    add("head_longer_than_1964", forge(&keyed, prefix(1, 0, &[0; 1965]), 0, &[0; 1965]));
+    add("descriptors_do_not_fill_the_head", forge(&keyed, prefix(1, 0, &[0; 75]), 0, &[0; 75]));
+    let long = with(&[descriptor; 33]);
+    add("thirty_three_descriptors", forge(&keyed, prefix(1, 0, &long), 0, &long));
+    let mut short = with(&[descriptor]);
+    short[4] = 8;
+    add("ahs_longer_than_the_head", forge(&keyed, prefix(1, 0, &short), 0, &short));
+    let later = with(&[Descriptor { seal_id: 1 << 48, ..descriptor }]);
+    add("seal_id_of_the_next_generation", forge(&keyed, prefix(1, 0, &later), 0, &later));
+    add("counter_1_first", forge(&keyed, prefix(1, 0, &bhs), 1, &bhs));
+    add("head_sealed_with_the_data_key", forge(&ratchet.keyed(Use::Data), prefix(1, 0, &bhs), 0, &bhs));
+    add(
+        "prefix_not_authenticated",
+        changed(&forge(&keyed, [0; 4], 0, &bhs), |record| record.prefix = prefix(1, 0, &bhs)),
+    );
+    add("head_of_the_target", forge(&channel.opener.ratchet().keyed(Use::Head), prefix(1, 0, &bhs), 0, &bhs));
+    add("head_of_another_connection", seal(&mut sealer(4), 0, &[]));
+
+    let (one, two) = (ratchet.next(), ratchet.next().next());
+    add("generation_skipped", forge(&two.keyed(Use::Head), prefix(1, 2, &bhs), 0, &bhs));
+    add("generation_255_first", forge(&keyed, prefix(1, 255, &bhs), 0, &bhs));
+    add("generation_1_with_the_key_of_0", forge(&keyed, prefix(1, 1, &bhs), 0, &bhs));
+    add(
+        "generation_1_does_not_begin_at_counter_0",
+        forge(&one.keyed(Use::Head), prefix(1, 1, &bhs), 1, &bhs),
+    );
+}
+
+/// Generations that are mixed up after a rekey.
+fn mixed(out: &mut Vec<Value>) {
+    let ratchet = make::channels(0).0.sealer.ratchet().next().next();
+    let mut sealer = sealer(0);
+    let first = seal(&mut sealer, 0, &[]);
+    let old = seal(&mut sealer, 1, &[]);
+    sealer.rekey(std::time::Duration::ZERO).unwrap();
+    let second = seal(&mut sealer, 2, &[]);
+    out.push(stream("generation_gone_back", 0, "head", &[&first, &second, &old]));
+    let third = {
+        sealer.rekey(std::time::Duration::ZERO).unwrap();
+        let mut head = header(3).to_vec();
+        Descriptor { seal_id: 0, length: 16, tag: [0; TAG_BYTES] }.emit(&mut head);
+        forge(&ratchet.keyed(Use::Head), prefix(1, 2, &head), 0, &head)
+    };
+    out.push(stream("seal_id_two_generations_old", 0, "head", &[&first, &old, &second, &third]));
+}
+
+/// Units that their descriptor does not describe.
+fn units(out: &mut Vec<Value>) {
+    let mut sealer = sealer(0);
+    let ratchet: Ratchet = make::channels(0).0.sealer.ratchet().next();
+    let mut unit = plain(100);
+    let good = sealer.seal_in_place(&mut unit);
+    let mut add = |defect, descriptor: Descriptor, unit: &[u8]| {
+        let mut sealer = self::sealer(0);
+        let (prefix, head) = head_of(&mut sealer, &header(0), &[descriptor]);
+        out.push(stream(defect, 0, "unit", &[&Sealed { prefix, head, units: vec![unit.to_vec()] }]));
+    };
+    add("unit_tag_wrong", Descriptor { tag: [0x11; TAG_BYTES], ..good }, &unit);
+    add("unit_under_another_seal_id", Descriptor { seal_id: 7, ..good }, &unit);
+    add("unit_longer_than_described", Descriptor { length: 99, ..good }, &unit);
+    add("unit_shorter_than_described", Descriptor { length: 101, ..good }, &unit);
+    add("unit_truncated", Descriptor { length: 99, ..good }, &unit[..99]);
+    let mut forged = plain(100);
+    let tag = self::sealer(0).ratchet().keyed(Use::Head).seal(0, &[], &mut forged);
+    add("unit_sealed_with_the_head_key", Descriptor { tag, ..good }, &forged);
+    let mut forged = plain(100);
+    let tag = self::sealer(0).ratchet().keyed(Use::Data).seal(0, b"aad", &mut forged);
+    add("unit_with_associated_data", Descriptor { tag, ..good }, &forged);
+    let mut forged = plain(100);
+    let tag = ratchet.keyed(Use::Data).seal(0, &[], &mut forged);
+    add("unit_sealed_with_the_next_generation", Descriptor { tag, ..good }, &forged);
+}
+
+pub(super) fn streams() -> Value {
+    let mut out = Vec::new();
+    (0..4).for_each(|n| altered(n, &mut out));
+    forged(&mut out);
+    mixed(&mut out);
+    units(&mut out);
+    out.into()
+}
+
+/// Message 1 with a payload of our choice.
+fn message1(payload: &[u8]) -> Vec<u8> {
+    let initiator = Identity::generate(entropy(1));
+    let target = Identity::generate(entropy(2)).public();
+    let e = x25519_dalek::StaticSecret::from(entropy::<32>(4));
+    let e_public = x25519_dalek::PublicKey::from(&e).to_bytes();
+    let mut noise = Symmetric::new(crate::handshake::PROTOCOL, &plain(40));
+    let mut message = e_public.to_vec();
+    noise.mix_hash(&target.0);
+    noise.mix_hash(&e_public);
+    noise.mix_key(&zeroize::Zeroizing::new(e_public));
+    noise.mix_key(&dh(&e, &target));
+    noise.encrypt_and_hash(&initiator.public().0, &mut message);
+    noise.mix_key(&dh(initiator.secret(), &target));
+    noise.encrypt_and_hash(payload, &mut message);
+    message
+}
+
+/// Handshakes that one side must refuse: the target `message1`, the initiator `answer` or `message2` (XX). `change` holds
+/// what the refusing side has otherwise.
+pub(super) fn handshakes() -> Value {
+    let (m1, answer) = make::messages(0);
+    let flipped = |bytes: &[u8], byte: usize| {
+        let mut bytes = bytes.to_vec();
+        bytes[byte] ^= 1;
+        bytes
+    };
+    let of = |n: usize, defect: &str, message: &str, bytes: &[u8], change: Value| json!({ "defect": defect, "handshake": NAMES[n].0, "message": message, "bytes": to_hex(bytes), "change": change });
+    let none = || json!({});
+    let prologue = to_hex(plain(41));
+    let other = to_hex(entropy::<32>(0x77));
+    let mut m2 = field(&make::enquiry(), "message2");
+    m2[40] ^= 1;
+    let mut not_reduced = [0; 1184];
+    not_reduced[..3].fill(0xFF); // 4095, and ML-KEM's modulus is 3329
+    json!([
+        of(0, "message1_ephemeral_wrong", "message1", &flipped(&m1, 0), none()),
+        of(0, "message1_static_wrong", "message1", &flipped(&m1, 40), none()),
+        of(0, "message1_payload_wrong", "message1", &flipped(&m1, 500), none()),
+        of(0, "message1_tag_wrong", "message1", &flipped(&m1, m1.len() - 1), none()),
+        of(0, "message1_short", "message1", &m1[..m1.len() - 1], none()),
+        of(0, "message1_long", "message1", &[&m1[..], &[0]].concat(), none()),
+        of(0, "message1_prologue_other", "message1", &m1, json!({ "prologue": prologue })),
+        of(0, "message1_for_another_target", "message1", &m1, json!({ "target_private": other })),
+        of(0, "message1_encapsulation_key_not_reduced", "message1", &message1(&not_reduced), none()),
+        of(0, "message1_encapsulation_key_short", "message1", &message1(&[0; 1183]), none()),
+        of(0, "answer_ciphertext_wrong", "answer", &flipped(&answer, 10), none()),
+        of(0, "answer_ephemeral_wrong", "answer", &flipped(&answer, 1088), none()),
+        of(0, "answer_tag_wrong", "answer", &flipped(&answer, answer.len() - 1), none()),
+        of(0, "answer_short", "answer", &answer[..answer.len() - 1], none()),
+        of(0, "answer_prologue_other", "answer", &answer, json!({ "prologue": prologue })),
+        of(0, "answer_with_psk_unexpected", "answer", &answer, json!({ "psk": other })),
+        of(4, "answer_of_another_connection", "answer", &answer, none()),
+        of(4, "answer_psk_other", "answer", &make::messages(4).1, json!({ "psk": other })),
+        of(4, "answer_psk_missing", "answer", &make::messages(4).1, json!({ "psk": null })),
+        of(0, "enquiry_static_wrong", "message2", &m2, none()),
+    ])
+}
+
+/// Whether this code refuses it.
+pub(super) fn is_refused(vectors: &Value, failing: &Value) -> bool {
+    let mut handshake = handshake(vectors, &failing["handshake"]).clone();
+    for (name, value) in failing["change"].as_object().unwrap() {
+        handshake[name] = value.clone();
+    }
+    let bytes = field(failing, "bytes");
+    match failing["message"].as_str().unwrap() {
+        "message1" => {
+            let target = Identity::generate(field(&handshake, "target_private").try_into().unwrap());
+            Responder::read(&target, &field(&handshake, "prologue"), &bytes).is_err()
+        }
+        "answer" => make::restart(&handshake).finish(&bytes).is_err(),
+        "message2" => {
+            let enquiry = &vectors["enquiries"][0];
+            let mut entropy = [0; 128];
+            entropy[..32].copy_from_slice(&field(enquiry, "initiator_ephemeral"));
+            Enquirer::start(&field(enquiry, "prologue"), entropy).0.finish(&bytes).is_err()
+        }
+        other => panic!("{other}"),
+    }
+}

@@ -1,0 +1,204 @@
+//! Makes the vectors that open.
+
+use serde_json::{Value, json};
+
+use super::{field, list, to_hex};
+use crate::schedule::{Ratchet, Use};
+use crate::tests::{Sealed, entropy, head_of, header, plain, seal};
+use crate::*;
+
+/// Names of the handshakes: one for each suite, and one with a pre-shared key.
+pub(super) const NAMES: [(&str, Suite, bool); 5] = [
+    ("aes-256-gcm", Suite::Aes256Gcm, false),
+    ("aegis-256x4", Suite::Aegis256X4, false),
+    ("aegis-128x2", Suite::Aegis128X2, false),
+    ("chacha20-poly1305", Suite::ChaCha20Poly1305, false),
+    ("aes-256-gcm psk", Suite::Aes256Gcm, true),
+];
+
+/// The inputs of one handshake.
+struct Inputs {
+    initiator: Identity,
+    target: Identity,
+    prologue: Vec<u8>,
+    psk: Option<[u8; 32]>,
+    suite: Suite,
+    initiator_entropy: [u8; 128],
+    target_entropy: [u8; 128],
+}
+
+impl Inputs {
+    fn made(n: usize) -> Self {
+        let seed = 0x10 * n as u8;
+        Self {
+            initiator: Identity::generate(entropy(seed + 1)),
+            target: Identity::generate(entropy(seed + 2)),
+            prologue: plain(40 + n),
+            psk: NAMES[n].2.then(|| entropy(seed + 3)),
+            suite: NAMES[n].1,
+            initiator_entropy: entropy(seed + 4),
+            target_entropy: entropy(seed + 5),
+        }
+    }
+
+    fn stored(value: &Value) -> Self {
+        let array = |name| <[u8; 32]>::try_from(field(value, name)).unwrap();
+        let mut initiator_entropy = [0; 128];
+        initiator_entropy[..32].copy_from_slice(&array("initiator_ephemeral"));
+        initiator_entropy[32..96].copy_from_slice(&field(value, "kem_seed"));
+        let mut target_entropy = [0; 128];
+        target_entropy[..32].copy_from_slice(&array("target_ephemeral"));
+        target_entropy[32..64].copy_from_slice(&array("kem_m"));
+        Self {
+            initiator: Identity::generate(array("initiator_private")),
+            target: Identity::generate(array("target_private")),
+            prologue: field(value, "prologue"),
+            psk: value["psk"].is_string().then(|| array("psk")),
+            suite: Suite::from_name(value["suite"].as_str().unwrap()).unwrap(),
+            initiator_entropy,
+            target_entropy,
+        }
+    }
+
+    fn start(&self) -> (Initiator, Vec<u8>) {
+        let (psk, entropy) = (self.psk.as_ref(), self.initiator_entropy);
+        Initiator::start(&self.initiator, self.target.public(), &self.prologue, psk, self.suite, entropy)
+    }
+
+    fn run(&self) -> Result<(Vec<u8>, Channel, Vec<u8>, Channel), Broken> {
+        let (start, m1) = self.start();
+        let responder = Responder::read(&self.target, &self.prologue, &m1)?;
+        let (answer, target) = responder.finish(self.psk.as_ref(), self.suite, self.target_entropy)?;
+        Ok((m1, start.finish(&answer)?, answer, target))
+    }
+}
+
+/// The initiator of a stored handshake, with the changes of a failing one.
+pub(super) fn restart(value: &Value) -> Initiator {
+    Inputs::stored(value).start().0
+}
+
+/// The channel of the initiator, the answer, and the channel of the target, of a stored handshake.
+pub(super) fn replay(value: &Value) -> Result<(Channel, Vec<u8>, Channel), Broken> {
+    let (m1, initiator, answer, target) = Inputs::stored(value).run()?;
+    assert_eq!(m1, field(value, "message1"));
+    Ok((initiator, answer, target))
+}
+
+/// Handshake n anew.
+pub(super) fn channels(n: usize) -> (Channel, Channel) {
+    let (_, initiator, _, target) = Inputs::made(n).run().unwrap();
+    (initiator, target)
+}
+
+pub(super) fn messages(n: usize) -> (Vec<u8>, Vec<u8>) {
+    let (m1, _, answer, _) = Inputs::made(n).run().unwrap();
+    (m1, answer)
+}
+
+fn generation(ratchet: &Ratchet) -> Value {
+    let (head_key, head_iv) = ratchet.key_and_iv(Use::Head);
+    let (data_key, data_iv) = ratchet.key_and_iv(Use::Data);
+    json!({
+        "secret": to_hex(ratchet.secret().as_slice()),
+        "head_key": to_hex(&*head_key), "head_iv": to_hex(&*head_iv),
+        "data_key": to_hex(&*data_key), "data_iv": to_hex(&*data_iv),
+    })
+}
+
+fn generations(ratchet: &Ratchet) -> Value {
+    let (one, two) = (ratchet.next(), ratchet.next().next());
+    json!([generation(ratchet), generation(&one), generation(&two)])
+}
+
+pub(super) fn handshakes() -> Value {
+    (0..NAMES.len())
+        .map(|n| {
+            let inputs = Inputs::made(n);
+            let (m1, initiator, answer, _) = inputs.run().unwrap();
+            json!({
+                "name": NAMES[n].0, "suite": inputs.suite.name(), "prologue": to_hex(&inputs.prologue),
+                "initiator_private": to_hex(inputs.initiator.secret().as_bytes()),
+                "initiator_public": to_hex(inputs.initiator.public().0),
+                "target_private": to_hex(inputs.target.secret().as_bytes()),
+                "target_public": to_hex(inputs.target.public().0),
+                "psk": inputs.psk.map(to_hex),
+                "initiator_ephemeral": to_hex(&inputs.initiator_entropy[..32]),
+                "kem_seed": to_hex(&inputs.initiator_entropy[32..96]),
+                "target_ephemeral": to_hex(&inputs.target_entropy[..32]),
+                "kem_m": to_hex(&inputs.target_entropy[32..64]),
+                "message1": to_hex(m1), "answer": to_hex(answer),
+                "generations": {
+                    "initiator": generations(initiator.sealer.ratchet()),
+                    "target": generations(initiator.opener.ratchet()),
+                },
+            })
+        })
+        .collect()
+}
+
+pub(super) fn enquiry() -> Value {
+    let target = Identity::generate(entropy(0xE0));
+    let prologue = plain(30);
+    let (enquirer, m1) = Enquirer::start(&prologue, entropy(0xE1));
+    let m2 = answer_enquiry(&target, &prologue, &m1, entropy(0xE2)).unwrap();
+    assert_eq!(enquirer.finish(&m2), Ok(target.public()));
+    json!({
+        "prologue": to_hex(prologue),
+        "target_private": to_hex(target.secret().as_bytes()), "target_public": to_hex(target.public().0),
+        "initiator_ephemeral": to_hex(entropy::<32>(0xE1)), "target_ephemeral": to_hex(entropy::<32>(0xE2)),
+        "message1": to_hex(m1), "message2": to_hex(m2),
+    })
+}
+
+/// A record for a vector; what it holds is left out of a failing one.
+pub(super) fn record(sealed: &Sealed) -> Value {
+    let units: Vec<_> = sealed.units.iter().map(to_hex).collect();
+    json!({ "prefix": to_hex(sealed.prefix), "head": to_hex(&sealed.head), "units": units })
+}
+
+fn with_plains(sealed: &Sealed, header: &[u8], plains: &[&[u8]]) -> Value {
+    let mut value = record(sealed);
+    value["header"] = to_hex(header).into();
+    value["plains"] = plains.iter().map(to_hex).collect();
+    value
+}
+
+/// Three generations: no unit, several, a longer header, a unit sealed ahead of a rekey.
+fn stream(sealer: &mut Sealer) -> Vec<Value> {
+    let none = seal(sealer, 0, &[]);
+    let (one, two, three) = (plain(1), plain(512), plain(777));
+    let several = seal(sealer, 1, &[&one, &two, &three]);
+    let mut records =
+        vec![with_plains(&none, &header(0), &[]), with_plains(&several, &header(1), &[&one, &two, &three])];
+
+    let mut ahead = plain(300);
+    let before = sealer.seal_in_place(&mut ahead);
+    sealer.rekey(std::time::Duration::ZERO).unwrap();
+    let mut fresh = plain(64);
+    let after = sealer.seal_in_place(&mut fresh);
+    let mut longer = vec![0x5A; BHS_BYTES + 8];
+    longer[4] = 2;
+    let (prefix, head) = head_of(sealer, &longer, &[before, after]);
+    let both = Sealed { prefix, head, units: vec![ahead, fresh] };
+    records.push(with_plains(&both, &longer, &[&plain(300), &plain(64)]));
+    let ordinary = seal(sealer, 3, &[&two]);
+    records.push(with_plains(&ordinary, &header(3), &[&two]));
+
+    sealer.rekey(std::time::Duration::ZERO).unwrap();
+    let last = seal(sealer, 4, &[&one]);
+    records.push(with_plains(&last, &header(4), &[&one]));
+    records
+}
+
+pub(super) fn streams() -> Value {
+    let mut streams = Vec::new();
+    for (n, (name, ..)) in NAMES.iter().enumerate() {
+        let (mut initiator, mut target) = channels(n);
+        for (from, sealer) in [("initiator", &mut initiator.sealer), ("target", &mut target.sealer)] {
+            streams.push(json!({ "handshake": name, "from": from, "records": stream(sealer) }));
+        }
+    }
+    assert_eq!(list(&json!({ "streams": streams }), "streams").len(), 2 * NAMES.len());
+    streams.into()
+}

@@ -1,0 +1,173 @@
+//! The test vectors of `vectors/seal1.json`: that they are what this code makes, and that it refuses the failing ones.
+//! `vectors/check.py` says whether someone else agrees. To write them anew: `SEAL_VECTORS=write cargo test -p hikyaku-seal
+//! vectors`.
+
+mod failing;
+mod make;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::suites::hex;
+use super::*;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors")
+}
+
+fn to_hex(bytes: impl AsRef<[u8]>) -> String {
+    bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn field(value: &Value, name: &str) -> Vec<u8> {
+    hex(value[name].as_str().unwrap_or_else(|| panic!("no {name}")))
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().unwrap_or_else(|| panic!("no {name}"))
+}
+
+/// The vectors of this code.
+fn made() -> Value {
+    serde_json::json!({
+        "protocol": "SEAL/1",
+        "handshakes": make::handshakes(),
+        "enquiries": [make::enquiry()],
+        "streams": make::streams(),
+        "failing_streams": failing::streams(),
+        "failing_handshakes": failing::handshakes(),
+    })
+}
+
+/// One line for each vector: short enough to compare, long enough to keep the file small.
+fn text(vectors: &Value) -> String {
+    let mut text = String::from("{\n");
+    let map = vectors.as_object().unwrap();
+    for (n, (name, value)) in map.iter().enumerate() {
+        let lines = match value.as_array() {
+            None => value.to_string(),
+            Some(items) => {
+                let items: Vec<_> = items.iter().map(Value::to_string).collect();
+                format!("[\n{}\n]", items.join(",\n"))
+            }
+        };
+        text += &format!("\"{name}\": {lines}{}\n", if n + 1 < map.len() { "," } else { "" });
+    }
+    text + "}\n"
+}
+
+fn stored() -> Value {
+    let path = folder().join("seal1.json");
+    serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap_or_else(|e| panic!("{path:?}: {e}"))
+}
+
+#[test]
+fn vectors_are_what_this_code_makes() {
+    let (path, text) = (folder().join("seal1.json"), text(&made()));
+    assert!(text.len() < 300_000, "{} bytes", text.len());
+    if std::env::var_os("SEAL_VECTORS").is_some_and(|value| value == "write") {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let stored = std::fs::read_to_string(&path).unwrap();
+    for (ours, theirs) in text.lines().zip(stored.lines()) {
+        assert_eq!(
+            ours, theirs,
+            "the format has changed: that is another version of the protocol, or a mistake"
+        );
+    }
+    assert_eq!(text.len(), stored.len());
+}
+
+fn handshake<'a>(vectors: &'a Value, name: &Value) -> &'a Value {
+    list(vectors, "handshakes")
+        .iter()
+        .find(|handshake| handshake["name"] == *name)
+        .expect("a handshake of that name")
+}
+
+/// The opener of what `from` sends, from nothing but the vector.
+fn opener(vectors: &Value, stream: &Value) -> Opener {
+    let handshake = handshake(vectors, &stream["handshake"]);
+    let from_initiator = stream["from"] == "initiator";
+    let (initiator, answer, target) = make::replay(handshake).unwrap();
+    assert_eq!(answer, field(handshake, "answer"));
+    if from_initiator { target.opener } else { initiator.opener }
+}
+
+fn record(value: &Value) -> Sealed {
+    Sealed {
+        prefix: field(value, "prefix").try_into().unwrap(),
+        head: field(value, "head"),
+        units: list(value, "units").iter().map(|unit| hex(unit.as_str().unwrap())).collect(),
+    }
+}
+
+#[test]
+fn stored_streams_open() {
+    let vectors = stored();
+    for stream in list(&vectors, "streams") {
+        let mut opener = opener(&vectors, stream);
+        for value in list(stream, "records") {
+            let (header, units) = open(&mut opener, &record(value)).unwrap();
+            assert_eq!(header, field(value, "header"));
+            assert!(
+                units
+                    .iter()
+                    .map(to_hex)
+                    .eq(list(value, "plains").iter().map(|plain| plain.as_str().unwrap()))
+            );
+        }
+    }
+}
+
+#[test]
+fn stored_failing_streams_fail_at_their_last_record() {
+    let vectors = stored();
+    for stream in list(&vectors, "failing_streams") {
+        let mut opener = opener(&vectors, stream);
+        let (last, before) = list(stream, "records").split_last().unwrap();
+        for value in before {
+            open(&mut opener, &record(value)).unwrap_or_else(|_| panic!("{}", stream["defect"]));
+        }
+        let mut last = record(last);
+        let opened =
+            opener.sealed_head_bytes(last.prefix).and_then(|_| opener.open_head(last.prefix, &mut last.head));
+        assert_eq!(opened.is_err(), stream["fails"] == "head", "{}", stream["defect"]);
+        if let Ok(head_bytes) = opened {
+            let (_, descriptors) = parse_head(&last.head[..head_bytes]).unwrap();
+            let mut opened = descriptors
+                .zip(&mut last.units)
+                .map(|(descriptor, unit)| opener.open_unit(&descriptor, unit));
+            assert!(opened.any(|opened| opened.is_err()), "{}", stream["defect"]);
+        }
+    }
+}
+
+#[test]
+fn stored_failing_handshakes_fail() {
+    let vectors = stored();
+    for failing in list(&vectors, "failing_handshakes") {
+        assert!(failing::is_refused(&vectors, failing), "{}", failing["defect"]);
+    }
+}
+
+/// Debian's python3 has the module where `cargo xtask test` installs it; another python3 may be first in the path. Where
+/// neither has it this fails, it is not skipped.
+#[test]
+fn an_independent_decoder_agrees() {
+    let imports = |python: &&str| {
+        Command::new(python)
+            .args(["-c", "import cryptography"])
+            .output()
+            .is_ok_and(|output| output.status.success())
+    };
+    let python = ["python3", "/usr/bin/python3"].into_iter().find(imports);
+    let python =
+        python.expect("check.py needs python3-cryptography: apt-get install -y python3-cryptography");
+    let output = Command::new(python).arg(folder().join("check.py")).arg("--self-test").output().unwrap();
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(output.status.success(), "{said}");
+}
