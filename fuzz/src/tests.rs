@@ -17,6 +17,7 @@ const TARGETS: &[Target] = &[
     ("target", crate::target),
     ("initiator", crate::initiator),
     ("pair", crate::pair),
+    ("record", crate::record),
     ("stream", crate::stream),
     ("unit", crate::unit),
 ];

@@ -1,0 +1,273 @@
+//! The records of sealed sessions: a sender, a receiver, and a relay without keys between them that alters, loses, repeats and
+//! invents records. Whatever opens is what was sent, in the order in which it was sent.
+
+use std::time::Duration;
+
+use seal::{
+    BHS_BYTES, Broken, Channel, DESCRIPTOR_BYTES, DESCRIPTORS_MAX, Descriptor, HEAD_BYTES_MAX, Identity,
+    Initiator, Opener, PREFIX_BYTES, Responder, Sealer, Suite, parse_head,
+};
+
+use crate::{Source, heap};
+
+/// Both channels, what is on the way and what was sealed ahead.
+const HEAP_MAX: usize = 4 << 20;
+const STEPS_MAX: usize = 64;
+const AHEAD_MAX: usize = DESCRIPTORS_MAX + 2;
+const UNIT_MAX: u32 = 4096;
+const PROLOGUE: &[u8] = b"what was said in the clear";
+
+/// Runs whatever the first byte says.
+pub fn record(bytes: &[u8]) {
+    heap::within(HEAP_MAX, || {
+        let mut source = Source::new(bytes);
+        match source.byte() % 8 {
+            0 => head(source.rest()),
+            1 => handshake(&mut source),
+            _ => Line::new(&mut source).run(&mut source),
+        }
+    });
+}
+
+/// Any bytes are a head, or not.
+fn head(bytes: &[u8]) {
+    match parse_head(bytes) {
+        Ok((header, descriptors)) => {
+            assert_eq!(header.len(), BHS_BYTES + usize::from(bytes[4]) * 4);
+            assert!(descriptors.len() <= DESCRIPTORS_MAX && bytes.len() <= HEAD_BYTES_MAX);
+            assert_eq!(header.len() + descriptors.len() * DESCRIPTOR_BYTES, bytes.len());
+            assert_eq!(descriptors.len(), descriptors.count());
+        }
+        Err(Broken) => {
+            let whole = |header: usize| bytes.len().checked_sub(header).map(|rest| (rest % 28, rest / 28));
+            let fits = bytes.len() >= 48
+                && whole(48 + usize::from(bytes[4]) * 4).is_some_and(|(odd, n)| odd == 0 && n <= 32);
+            assert!(!fits, "a head of {} bytes was refused", bytes.len());
+        }
+    }
+}
+
+/// Somebody alters a message or the prologue of a handshake: it fails at one side.
+fn handshake(source: &mut Source<'_>) {
+    let (what, at, bits) = (source.below(4), usize::from(source.u16()), source.byte());
+    let suite = source.pick(&Suite::ALL);
+    let altered = std::cell::Cell::new(false);
+    let alter = |which: usize, mut bytes: Vec<u8>| {
+        if which == what && bits != 0 {
+            altered.set(true);
+            let at = at % bytes.len();
+            if bits == u8::MAX { bytes.truncate(at) } else { bytes[at] ^= bits }
+        }
+        bytes
+    };
+    let prologue = alter(0, PROLOGUE.to_vec());
+    let agreed = shake_hands(suite, &prologue, |message| alter(1, message), |answer| alter(2, answer));
+    assert_eq!(agreed.is_none(), altered.get(), "part {what}, byte {at}, bits {bits:02x}");
+}
+
+/// The channels of the initiator and of the target, if both come to the end.
+fn shake_hands(
+    suite: Suite,
+    prologue: &[u8],
+    relay_message: impl FnOnce(Vec<u8>) -> Vec<u8>,
+    relay_answer: impl FnOnce(Vec<u8>) -> Vec<u8>,
+) -> Option<(Channel, Channel)> {
+    let (ours, theirs) = (Identity::generate([1; 32]), Identity::generate([2; 32]));
+    let (initiator, message) = Initiator::start(&ours, theirs.public(), PROLOGUE, None, suite, [3; 128]);
+    let responder = Responder::read(&theirs, prologue, &relay_message(message)).ok()?;
+    assert_eq!(responder.initiator(), ours.public());
+    let (answer, target) = responder.finish(None, suite, [4; 128]).ok()?;
+    Some((initiator.finish(&relay_answer(answer)).ok()?, target))
+}
+
+/// A unit as it was sealed.
+struct Unit {
+    descriptor: Descriptor,
+    plain: Vec<u8>,
+    sealed: Vec<u8>,
+}
+
+/// A record as it was sent: its whole units follow their head here.
+struct Record {
+    generation: u16,
+    header: Vec<u8>,
+    wire: Vec<u8>,
+    units: Vec<Unit>,
+}
+
+/// One direction of a connection.
+struct Line {
+    sealer: Sealer,
+    opener: Opener,
+    generation: u16,
+    now: Duration,
+    ahead: Vec<Unit>,
+    sent: Vec<Record>,
+    /// Records that opened.
+    opened: usize,
+}
+
+impl Line {
+    fn new(source: &mut Source<'_>) -> Self {
+        let suite = source.pick(&Suite::ALL);
+        let (initiator, target) =
+            shake_hands(suite, PROLOGUE, |message| message, |answer| answer).expect("nobody disturbs it");
+        let (sealer, opener) =
+            if source.flag() { (target.sealer, initiator.opener) } else { (initiator.sealer, target.opener) };
+        let now = Duration::ZERO;
+        Self { sealer, opener, generation: 0, now, ahead: Vec::new(), sent: Vec::new(), opened: 0 }
+    }
+
+    fn run(mut self, source: &mut Source<'_>) {
+        for _ in 0..=source.below(STEPS_MAX) {
+            match source.byte() % 8 {
+                0..=2 => self.seal_unit(source),
+                3..=5 => self.send(source),
+                6 => self.rekey(source),
+                _ => self.opener_prefix(source),
+            }
+        }
+        self.deliver(source);
+    }
+
+    fn seal_unit(&mut self, source: &mut Source<'_>) {
+        if self.ahead.len() == AHEAD_MAX {
+            return;
+        }
+        let length = source.number().clamp(1, UNIT_MAX) as usize;
+        let plain = vec![source.byte(); length];
+        let mut sealed = plain.clone();
+        let descriptor = if source.flag() {
+            self.sealer.seal_in_place(&mut sealed)
+        } else {
+            self.sealer.seal_into(&plain, &mut sealed)
+        };
+        assert_eq!((descriptor.length as usize, descriptor.generation()), (length, self.generation));
+        self.ahead.push(Unit { descriptor, plain, sealed });
+    }
+
+    /// A record with some of the units sealed ahead, in any order; those that are too old are not sent any more.
+    fn send(&mut self, source: &mut Source<'_>) {
+        let sealer = &self.sealer;
+        self.ahead.retain(|unit| sealer.carries(&unit.descriptor));
+        let mut units = Vec::new();
+        for _ in 0..source.below(DESCRIPTORS_MAX + 1).min(self.ahead.len()) {
+            units.push(self.ahead.swap_remove(source.below(self.ahead.len())));
+        }
+        let words = if source.rarely(8) { source.byte() } else { 0 };
+        let mut header = vec![source.byte() | 1; BHS_BYTES + usize::from(words) * 4];
+        header[4] = words;
+        let descriptors: Vec<_> = units.iter().map(|unit| unit.descriptor).collect();
+        let mut wire = Vec::new();
+        self.sealer.seal_head(&header, &descriptors, &mut wire);
+        self.sent.push(Record { generation: self.generation, header, wire, units });
+    }
+
+    fn rekey(&mut self, source: &mut Source<'_>) {
+        self.now += Duration::from_secs(u64::from(source.byte()) * 60);
+        // A generation without a record is one that the receiver would never see.
+        if self.sent.last().is_some_and(|record| record.generation == self.generation) || self.generation == 0
+        {
+            self.sealer.rekey(self.now).expect("few generations");
+            self.generation += 1;
+            assert!(!self.sealer.is_due(self.now));
+        }
+    }
+
+    /// A prefix by itself is no reason to believe anything, nor to fall over.
+    fn opener_prefix(&self, source: &mut Source<'_>) {
+        if let Ok(bytes) = self.opener.sealed_head_bytes(source.array()) {
+            assert!((BHS_BYTES + 16..=HEAD_BYTES_MAX + 16).contains(&bytes));
+        }
+    }
+
+    /// Everything goes through the relay. What it does not touch opens; with the first thing that does not, all is over.
+    fn deliver(mut self, source: &mut Source<'_>) {
+        while self.opened < self.sent.len() {
+            let choice = source.byte();
+            let mut which = self.opened;
+            match choice {
+                // Another one in its place: lost, repeated, moved.
+                192..=207 => which = source.below(self.sent.len()),
+                208..=215 => {
+                    let count = source.below(200);
+                    let invented = source.take(count).to_vec();
+                    return assert!(self.open_head(&invented).is_none(), "an invented record opens");
+                }
+                _ => {}
+            }
+            let mut wire = self.sent[which].wire.clone();
+            match choice {
+                160..=191 => {
+                    let at = source.below(wire.len());
+                    wire[at] ^= 1 << source.below(8);
+                }
+                216..=223 => wire.truncate(source.below(wire.len())),
+                _ => {}
+            }
+            let intact = which == self.opened && wire == self.sent[which].wire;
+            let Some(head) = self.open_head(&wire) else {
+                return assert!(!intact, "record {which} does not open");
+            };
+            if self.begins_next_generation(which) {
+                return;
+            }
+            assert!(intact, "record {which} opens in the place of {}", self.opened);
+            let record = &self.sent[which];
+            let (header, descriptors) = parse_head(&head).expect("it was opened");
+            assert_eq!(header, record.header);
+            assert!(descriptors.clone().eq(record.units.iter().map(|unit| unit.descriptor)));
+            for (unit, descriptor) in record.units.iter().zip(descriptors) {
+                let mut bytes = unit.sealed.clone();
+                match choice {
+                    224..=231 => bytes[source.below(unit.sealed.len())] ^= 1 << source.below(8),
+                    232..=239 => bytes.truncate(source.below(unit.sealed.len())),
+                    // Another unit's bytes, or the plain ones.
+                    240..=247 => {
+                        let other = source.below(record.units.len());
+                        bytes.clone_from(&record.units[other].sealed);
+                    }
+                    248..=251 => bytes.clone_from(&unit.plain),
+                    _ => {}
+                }
+                let intact = bytes == unit.sealed;
+                match self.opener.open_unit(&descriptor, &mut bytes) {
+                    Ok(()) => assert!(intact && bytes == unit.plain, "a unit that was not sealed opens"),
+                    Err(Broken) => {
+                        assert!(
+                            !intact && bytes.iter().all(|&byte| byte == 0),
+                            "plaintext of a unit that does not open"
+                        );
+                        return;
+                    }
+                }
+            }
+            self.opened += 1;
+        }
+    }
+
+    /// What is lost at the end of a generation is not missed: the counter begins anew with the next.
+    fn begins_next_generation(&self, which: usize) -> bool {
+        let generation = |at: usize| self.sent[at].generation;
+        let present = self.opened.checked_sub(1).map_or(0, generation);
+        which > self.opened && generation(which) == present + 1 && generation(which - 1) == present
+    }
+
+    /// As an edge does: as many bytes as the prefix calls for.
+    fn open_head(&mut self, wire: &[u8]) -> Option<Vec<u8>> {
+        let (prefix, rest) = wire.split_first_chunk::<PREFIX_BYTES>()?;
+        let bytes = self.opener.sealed_head_bytes(*prefix).ok()?;
+        let mut sealed = rest.get(..bytes)?.to_vec();
+        let opened = self.opener.open_head(*prefix, &mut sealed);
+        let Ok(bytes) = opened else {
+            let header = self.sent.get(self.opened).map(|record| &record.header);
+            assert!(
+                header.is_none_or(|header| !sealed.starts_with(header)),
+                "a head that does not open is there"
+            );
+            return None;
+        };
+        sealed.truncate(bytes);
+        Some(sealed)
+    }
+}
