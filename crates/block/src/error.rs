@@ -78,6 +78,9 @@ pub enum OpenError {
     /// Login refused.
     #[error("{0}")]
     Authentication(String),
+    /// The peer's certificate does not lead to what we trust.
+    #[error("{0}")]
+    Certificate(String),
     /// Nothing answers.
     #[error("{0}")]
     Unreachable(String),

@@ -78,7 +78,8 @@ Options of an endpoint:
   remote LUN         initiator=IQN, timeout=30s, chap-user=, chap-secret-file=,
                      mutual-chap-user=, mutual-chap-secret-file=,
                      seal=off|offer|require [default: require for a target whose key is known],
-                     identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME
+                     identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME,
+                     tls=CERTIFICATES
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:

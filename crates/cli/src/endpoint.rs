@@ -8,6 +8,7 @@ use block::{
     Router, Spec, layer,
 };
 use io::Io;
+use node::TlsTrust;
 use node::initiator::{Credentials, IscsiMedium, Options, Url};
 
 use crate::context::Context;
@@ -29,6 +30,7 @@ const INITIATOR_OPTIONS: &[&str] = &[
     "chap-secret-file",
     "mutual-chap-user",
     "mutual-chap-secret-file",
+    "tls",
 ];
 
 /// Options of an endpoint that is served as a LUN, beside its own.
@@ -145,6 +147,13 @@ impl Named {
         }
         options.chap =
             self.credentials(context, "chap", url.user.clone(), &self.secrets.password, "LIBISCSI_CHAP")?;
+        if let Some(file) = self.spec.get("tls") {
+            let trust = TlsTrust::load(Path::new(file));
+            options.tls = Some(trust.map_err(|error| {
+                usage(format!("tls={error}"))
+                    .hint("tls=FILE: certificates in PEM form, of the target or its authority")
+            })?);
+        }
         options.mutual = self.credentials(
             context,
             "mutual-chap",

@@ -118,6 +118,10 @@ impl Failure {
                 "check the CHAP name and secret (options chap-user= and chap-secret-file=, or LIBISCSI_CHAP_USERNAME \
                  and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=)",
             ),
+            OpenError::Certificate(_) => (
+                Exit::Authentication,
+                "give the certificate of its authority, or its own, with the option tls=FILE; see that the URL names the                  host as the certificate does, and that both clocks are right",
+            ),
             OpenError::Unreachable(_) => (
                 Exit::Unreachable,
                 "check the address, the port and the firewall; `hikyaku ls` asks what is there",
@@ -232,6 +236,7 @@ mod tests {
             (OpenError::Missing("x".into()), 1),
             (OpenError::Refused("x".into()), 6),
             (OpenError::Authentication("x".into()), 4),
+            (OpenError::Certificate("x".into()), 4),
             (OpenError::Unreachable("x".into()), 5),
             (OpenError::Failed("x".into()), 1),
         ];

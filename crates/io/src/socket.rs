@@ -112,6 +112,15 @@ impl Outgoing {
         pieces.map(|piece| self.length(piece)).sum::<usize>() - self.sent.1
     }
 
+    /// The bytes that come next, as far as they lie together; `None` when nothing is left.
+    pub fn front(&self) -> Option<&[u8]> {
+        let bytes = match self.pieces.get(self.sent.0)? {
+            Piece::Bytes { start, end } => &self.bytes[*start..*end],
+            Piece::Span(span) => span.as_slice(),
+        };
+        Some(&bytes[self.sent.1..])
+    }
+
     /// Whether nothing is left to send.
     pub fn is_empty(&self) -> bool {
         self.sent.0 == self.pieces.len()

@@ -182,6 +182,12 @@ pub enum Fatal {
     /// The peer rejected something that we cannot do without; the reason code of the Reject PDU.
     #[error("rejected by the peer, reason 0x{0:02x}")]
     Rejected(u8),
+    /// The peer is not the one it should be. The edge's own finding, below the protocol.
+    #[error("{0}")]
+    Untrusted(String),
+    /// What protects the connection has failed. The edge's own finding, below the protocol.
+    #[error("{0}")]
+    Protection(String),
     /// The connection was already closed by the protocol: nothing more may arrive on it.
     #[error("PDU after the end of the session")]
     Closed,

@@ -8,8 +8,10 @@
 pub mod reassembly;
 mod sealing;
 mod stream;
+mod tls;
 
 pub mod initiator;
 pub mod target;
 
 pub use sealing::{Protection, Psk, SealPolicy};
+pub use tls::{TlsFileError, TlsIdentity, TlsTrust};

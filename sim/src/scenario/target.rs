@@ -50,6 +50,7 @@ impl Target {
             advertise: None,
             sealing: None,
             targets: vec![TargetConfig { iqn: IQN.into(), luns: vec![lun], access: Access::default() }],
+            tls: None,
             drain_timeout: Duration::from_secs(5),
             threads: Some(random.within(1..3) as usize),
         };

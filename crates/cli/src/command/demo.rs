@@ -104,6 +104,7 @@ fn start(context: &Context, bytes: u64) -> Result<Server, Failure> {
         advertise: None,
         sealing: None,
         targets: vec![target],
+        tls: None,
         drain_timeout: DRAIN_TIMEOUT,
         threads: None,
     })

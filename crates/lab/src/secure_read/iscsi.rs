@@ -78,6 +78,7 @@ fn config(path: &Path) -> Result<ServerConfig, LabError> {
     };
     Ok(ServerConfig {
         listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
+        tls: None,
         advertise: None,
         targets: vec![TargetConfig { iqn: IQN.to_owned(), luns: vec![lun], access: Access::default() }],
         drain_timeout: DRAIN_TIMEOUT,

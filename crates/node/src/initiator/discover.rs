@@ -128,7 +128,7 @@ impl<'a> Talk<'a> {
             let mut sealing = options.sealing.as_ref();
             loop {
                 let config = options.login(target, random_isid())?;
-                match Talk::log_in(&mut *io, url, options.timeout, config, address, sealing) {
+                match Talk::log_in(&mut *io, url, options, config, address, sealing) {
                     Ok((session, owner, deadline)) => return Ok(Self { io, url, owner, session, deadline }),
                     Err(Failure::Declined) if sealing.is_some() => {
                         tracing::warn!(%url, "the target does not seal: going on in the clear");
@@ -151,14 +151,15 @@ impl<'a> Talk<'a> {
     fn log_in(
         io: &'a mut Io,
         url: &'a Url,
-        timeout: Duration,
+        options: &Options,
         config: Config,
         address: SocketAddr,
         sealing: Option<&InitiatorSealing>,
     ) -> Result<(Session, Owner, Duration), Failure> {
         let owner = io.owner();
-        let session = Session::connect(io, owner, 0, address, config, sealing)?;
-        let deadline = io.now() + timeout;
+        let tls = options.tls(url).map_err(|error| Failure::Lost(error.to_string()))?;
+        let session = Session::connect(io, owner, 0, address, config, sealing, tls)?;
+        let deadline = io.now() + options.timeout;
         let mut talk = Talk { io, url, owner, session, deadline };
         talk.wait_for(|outcome| matches!(outcome, Outcome::LoggedIn(_)).then_some(()))?;
         Ok((talk.session, owner, deadline))
@@ -236,6 +237,7 @@ fn explain(url: &Url, failure: Failure) -> OpenError {
         Failure::Connect(error) => {
             OpenError::Unreachable(format!("connecting to {}: {error}", url.address()))
         }
+        Failure::Untrusted(text) => OpenError::Certificate(format!("{url}: {text}")),
         Failure::Login(error) => login_error(url, &error),
         Failure::Redirect(redirect) => OpenError::Unreachable(format!(
             "{url} has moved: ask iscsi://{}",

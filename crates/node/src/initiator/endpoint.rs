@@ -240,9 +240,13 @@ impl IscsiEndpoint {
             Ok(config) => iscsi::login::initiator::Config { algorithms: self.algorithms.clone(), ..config },
             Err(error) => return self.give_up(io, error, done),
         };
+        let tls = match self.options.tls(&self.url) {
+            Ok(tls) => tls,
+            Err(error) => return self.give_up(io, error, done),
+        };
         tracing::debug!(url = %self.url, %address, "connecting");
         let sealing = if std::mem::take(&mut self.declined) { None } else { self.options.sealing.as_ref() };
-        match Session::connect(io, self.owner, self.generation, address, config, sealing) {
+        match Session::connect(io, self.owner, self.generation, address, config, sealing, tls) {
             Ok(session) => self.session = Some(session),
             Err(failure) => self.on_failure(io, failure, done),
         }
@@ -259,7 +263,9 @@ impl IscsiEndpoint {
             self.lose(io);
         } else {
             let kind = match &error {
-                OpenError::Authentication(_) | OpenError::Refused(_) => IoErrorKind::Refused,
+                OpenError::Authentication(_) | OpenError::Certificate(_) | OpenError::Refused(_) => {
+                    IoErrorKind::Refused
+                }
                 _ => IoErrorKind::Unreachable,
             };
             self.fail_works(&IoError::new(kind, error.to_string()), done);
@@ -325,6 +331,10 @@ impl IscsiEndpoint {
                 return self.give_up(io, error, done);
             }
             Failure::Seal(text) => text,
+            Failure::Untrusted(text) => {
+                let error = OpenError::Certificate(format!("{url}: {text}"));
+                return self.give_up(io, error, done);
+            }
             Failure::Login(error) if !is_transient(&error) => {
                 let error = login_error(&self.url, &error);
                 return self.give_up(io, error, done);

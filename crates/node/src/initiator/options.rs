@@ -14,7 +14,9 @@ use iscsi::wire::Isid;
 use seal::{PublicKey, Suite};
 
 use super::url::Url;
+use crate::TlsTrust;
 use crate::sealing::{Psk, SealPolicy};
+use crate::stream::tls;
 
 /// A CHAP name and secret.
 #[derive(Clone, Debug)]
@@ -61,6 +63,8 @@ pub struct Options {
     pub mutual: Option<Credentials>,
     /// How long a request may take, lost connections and new logins included, before it fails.
     pub timeout: Duration,
+    /// Standard TLS 1.3 around every connection; whose certificates it trusts.
+    pub tls: Option<TlsTrust>,
     /// Ask for CRC32C over headers.
     pub header_digest: bool,
     /// Ask for CRC32C over data.
@@ -77,10 +81,24 @@ impl Options {
             chap: None,
             mutual: None,
             timeout: Duration::from_secs(30),
+            tls: None,
             header_digest: false,
             data_digest: false,
             sealing: None,
         }
+    }
+
+    /// Our end of TLS with the host of `url`, if it is wanted.
+    pub(super) fn tls(&self, url: &Url) -> Result<Option<tls::End>, OpenError> {
+        if self.tls.is_some()
+            && self.sealing.as_ref().is_some_and(|sealing| sealing.policy != SealPolicy::Off)
+        {
+            return Err(OpenError::Usage(format!(
+                "{url}: a session is sealed or goes through TLS, not both"
+            )));
+        }
+        let end = self.tls.as_ref().map(|trust| trust.end(&url.host)).transpose();
+        end.map_err(|cause| OpenError::Usage(format!("TLS with {url}: {cause}")))
     }
 
     /// The login of a session with `target`, or of a discovery session.

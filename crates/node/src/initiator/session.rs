@@ -19,7 +19,7 @@ use super::handshake::{Agreement, Handshake, within_seal};
 use super::options::InitiatorSealing;
 use crate::reassembly::Advance;
 use crate::sealing::{Protection, SealPolicy};
-use crate::stream::{Operation, SEND_BYTES_MAX, Stream, sealed_segment_max};
+use crate::stream::{Operation, SEND_BYTES_MAX, Stream, sealed_segment_max, tls};
 
 /// Time a TCP connection may take to come up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,6 +32,8 @@ const GOOD: u8 = scsi::Status::Good as u8;
 pub(super) enum Failure {
     /// No connection.
     Connect(std::io::Error),
+    /// It is not the target it should be.
+    Untrusted(String),
     /// The target refused the login, for a reason that will not go away.
     Login(LoginError),
     /// Log in there instead.
@@ -66,6 +68,7 @@ pub(super) enum Outcome {
 enum Link {
     Connecting {
         deadline: Duration,
+        tls: Option<tls::End>,
     },
     Up(Box<Stream>),
     /// Shut. The kernel may still read from and write to the buffers of commands: their owner is told of the end
@@ -101,6 +104,7 @@ impl Session {
         address: SocketAddr,
         login: login::Config,
         sealing: Option<&InitiatorSealing>,
+        tls: Option<tls::End>,
     ) -> Result<Self, Failure> {
         let machine = new_machine(&login, u32::MAX, io.now())?;
         let sealing = sealing.filter(|sealing| sealing.policy != SealPolicy::Off);
@@ -114,7 +118,7 @@ impl Session {
             owner,
             generation,
             socket,
-            link: Link::Connecting { deadline },
+            link: Link::Connecting { deadline, tls },
             handshake,
             protection: Protection::None,
             login,
@@ -156,13 +160,16 @@ impl Session {
 
     /// Cuts the connection. [`Outcome::Failed`] follows when no buffer is in use any more, perhaps at once.
     pub(super) fn cut(&mut self, failure: Failure, outcomes: &mut Vec<Outcome>) {
-        let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
         match std::mem::replace(&mut self.link, Link::Down) {
-            Link::Up(stream) => {
+            Link::Up(mut stream) => {
+                stream.shutdown();
                 self.link = Link::Ending { stream, failure };
                 self.end(outcomes);
             }
-            Link::Connecting { .. } => outcomes.push(Outcome::Failed(failure)),
+            Link::Connecting { .. } => {
+                let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
+                outcomes.push(Outcome::Failed(failure));
+            }
             ending => self.link = ending,
         }
     }
@@ -215,7 +222,11 @@ impl Session {
     fn on_connected(&mut self, io: &mut Io, event: &IoEvent) -> Result<(), Failure> {
         event.bytes().map_err(Failure::Connect)?;
         let _ = SockRef::from(&*self.socket).set_keepalive(true);
-        let stream = Stream::new(io, Rc::clone(&self.socket), self.owner, self.generation)
+        let tls = match &mut self.link {
+            Link::Connecting { tls, .. } => tls.take(),
+            _ => None,
+        };
+        let stream = Stream::new(io, Rc::clone(&self.socket), self.owner, self.generation, tls)
             .ok_or_else(|| Failure::Lost("no memory for a connection".into()))?;
         self.link = Link::Up(Box::new(stream));
         Ok(())
@@ -223,7 +234,7 @@ impl Session {
 
     fn on_timer(&mut self, io: &Io) -> Result<(), Failure> {
         match &self.link {
-            Link::Connecting { deadline } if io.now() >= *deadline => {
+            Link::Connecting { deadline, .. } if io.now() >= *deadline => {
                 Err(Failure::Connect(std::io::ErrorKind::TimedOut.into()))
             }
             Link::Up(_) => {
@@ -252,6 +263,9 @@ impl Session {
                 Ok(Advance::Events) => {}
                 Ok(Advance::Starved) => break,
                 Err(fatal) => {
+                    if let Fatal::Untrusted(text) = fatal {
+                        return self.cut(Failure::Untrusted(text), outcomes);
+                    }
                     // A refused login says more than the end it leads to.
                     let said = self.drain(io.now(), outcomes);
                     let failure = said.err().unwrap_or_else(|| Failure::Lost(fatal.to_string()));

@@ -16,6 +16,7 @@ pub(crate) mod buffer;
 mod plain;
 mod protection;
 mod sealed;
+pub(crate) mod tls;
 
 pub(crate) use sealed::segment_max as sealed_segment_max;
 
@@ -72,13 +73,24 @@ impl Operation {
 pub(crate) const GENERATION_MASK: u32 = u32::MAX >> 2;
 
 impl Stream {
-    /// Takes a connected socket. `None` when the pool has no memory for a stream buffer.
-    pub(crate) fn new(io: &Io, socket: Handle, owner: Owner, generation: u32) -> Option<Self> {
+    /// Takes a connected socket; with `tls`, all of its bytes go through that. `None` when the pool has no memory for a
+    /// stream buffer.
+    pub(crate) fn new(
+        io: &Io,
+        socket: Handle,
+        owner: Owner,
+        generation: u32,
+        tls: Option<tls::End>,
+    ) -> Option<Self> {
+        let protection = match tls {
+            None => Protection::none(io.pool())?,
+            Some(end) => Protection::tls(end, io.pool())?,
+        };
         Some(Self {
             socket,
             owner,
             generation,
-            protection: Protection::none(io.pool())?,
+            protection,
             incoming: Some(Box::default()),
             outgoing: Some(Box::default()),
             received: 0,
@@ -95,6 +107,11 @@ impl Stream {
         Counters { received: self.received, sent: self.sent, copied: self.protection.copied() }
     }
 
+    /// Whether payload is only referred to until the kernel takes it; otherwise we look at it, so it must not change.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.protection.is_plain()
+    }
+
     /// Nothing of ours is with the kernel.
     pub(crate) fn is_idle(&self) -> bool {
         self.incoming.is_some() && self.outgoing.is_some()
@@ -102,17 +119,12 @@ impl Stream {
 
     /// Nothing is being sent.
     pub(crate) fn is_sent(&self) -> bool {
-        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) && !self.protection.is_stalled()
+        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) && self.protection.is_drained()
     }
 
     /// When to pump again although nothing may happen until then: memory is missing for what is to be sent.
     pub(crate) fn retry_at(&self, now: Duration) -> Option<Duration> {
         (self.outgoing.is_some() && self.protection.is_stalled()).then_some(now + MEMORY_PAUSE)
-    }
-
-    /// Whether records are sent and received.
-    pub(crate) fn is_sealed(&self) -> bool {
-        self.protection.is_sealed()
     }
 
     /// Whether all data of a task that has arrived is what the peer sent: to be asked before a task ends well.
@@ -130,8 +142,17 @@ impl Stream {
         self.protection.seal(channel, unit, now);
     }
 
-    /// Ends both directions; operations in flight come back soon.
-    pub(crate) fn shutdown(&self) {
+    /// Ends both directions; operations in flight come back soon. What protects the stream says so, if the socket takes
+    /// that at once.
+    pub(crate) fn shutdown(&mut self) {
+        if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) {
+            let last = self.protection.farewell();
+            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+            if !last.is_empty() {
+                // SAFETY: a plain system call on a live descriptor, with bytes that outlive it.
+                unsafe { libc::send(self.socket.as_raw_fd(), last.as_ptr().cast(), last.len(), flags) };
+            }
+        }
         // SAFETY: a plain system call on a live descriptor.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
@@ -144,7 +165,10 @@ impl Stream {
         let count = count?;
         self.protection.on_received(count);
         self.received += count as u64;
-        Ok(count > 0)
+        match self.protection.cut_short() {
+            Some(reason) if count == 0 => Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, reason)),
+            _ => Ok(count > 0),
+        }
     }
 
     /// Takes the event of a send.

@@ -9,6 +9,7 @@ use seal::Channel;
 
 use super::plain;
 use super::sealed::Sealed;
+use super::tls::{self, Tls, TlsError};
 use crate::reassembly::{Advance, Reassembly};
 
 /// Between the socket and the PDUs.
@@ -18,6 +19,8 @@ pub(super) enum Protection {
     Plain(Reassembly),
     /// Records of SEAL/1.
     Sealed(Box<Sealed>),
+    /// The same inside TLS.
+    Tls(Box<Tls>, Reassembly),
 }
 
 impl Protection {
@@ -26,10 +29,15 @@ impl Protection {
         Some(Self::Plain(Reassembly::new(pool)?))
     }
 
+    /// TLS from the first byte. `None` when the pool has no memory for its buffers.
+    pub(super) fn tls(end: tls::End, pool: &Pool) -> Option<Self> {
+        Some(Self::Tls(Box::new(Tls::new(end, pool)?), Reassembly::new(pool)?))
+    }
+
     /// Payload bytes so far that had to be copied into their place.
     pub(super) fn copied(&self) -> u64 {
         match self {
-            Self::Plain(reassembly) => reassembly.copied(),
+            Self::Plain(reassembly) | Self::Tls(_, reassembly) => reassembly.copied(),
             Self::Sealed(sealed) => sealed.receive.copied(),
         }
     }
@@ -42,6 +50,7 @@ impl Protection {
                 (place, Some(room))
             }
             Self::Sealed(sealed) => sealed.receive.places(pool, now),
+            Self::Tls(tls, _) => (None, Some(tls.room(pool, now))),
         }
     }
 
@@ -50,6 +59,7 @@ impl Protection {
         match self {
             Self::Plain(reassembly) => reassembly.on_received(count),
             Self::Sealed(sealed) => sealed.receive.on_received(count),
+            Self::Tls(tls, _) => tls.on_received(count),
         }
     }
 
@@ -63,6 +73,12 @@ impl Protection {
         match self {
             Self::Plain(reassembly) => reassembly.advance(machine, buffer_of, io.now()),
             Self::Sealed(sealed) => sealed.receive.advance(machine, buffer_of, io.now()),
+            Self::Tls(tls, reassembly) => loop {
+                match reassembly.advance(machine, &buffer_of, io.now())? {
+                    Advance::Starved if tls.feed(reassembly, io.pool(), io.now())? => {}
+                    advance => return Ok(advance),
+                }
+            },
         }
     }
 
@@ -83,25 +99,28 @@ impl Protection {
             Self::Sealed(sealed) => {
                 sealed.send.gather(io.pool(), io.now(), outgoing, machine, bytes, buffer_of)
             }
+            Self::Tls(tls, _) => {
+                // One gathering at a time bounds what is queued.
+                if tls.queue.is_empty() {
+                    plain::gather(&mut tls.queue, machine, bytes, &buffer_of);
+                }
+                Ok(tls.seal(outgoing, io.pool())?)
+            }
         }
     }
 
     /// Whether a PDU that the machine has handed out waits for memory.
     pub(super) fn is_stalled(&self) -> bool {
         match self {
-            Self::Plain(_) => false,
+            Self::Plain(_) | Self::Tls(..) => false,
             Self::Sealed(sealed) => sealed.send.is_stalled(),
         }
-    }
-
-    pub(super) fn is_sealed(&self) -> bool {
-        matches!(self, Self::Sealed(_))
     }
 
     /// Whether all data of a task that has arrived is what the peer sent.
     pub(super) fn is_whole(&self, task: TaskId) -> bool {
         match self {
-            Self::Plain(_) => true,
+            Self::Plain(_) | Self::Tls(..) => true,
             Self::Sealed(sealed) => sealed.receive.is_whole(task),
         }
     }
@@ -109,7 +128,7 @@ impl Protection {
     /// A task has ended.
     pub(super) fn end_task(&mut self, task: TaskId) {
         match self {
-            Self::Plain(_) => {}
+            Self::Plain(_) | Self::Tls(..) => {}
             Self::Sealed(sealed) => sealed.end_task(task),
         }
     }
@@ -121,7 +140,48 @@ impl Protection {
                 let sealed = Sealed::new(channel, unit, reassembly.hand_over(), now);
                 *self = Self::Sealed(Box::new(sealed));
             }
-            Self::Sealed(_) => unreachable!("a connection is sealed once"),
+            Self::Sealed(_) | Self::Tls(..) => {
+                unreachable!("a connection is sealed once, and not inside TLS")
+            }
+        }
+    }
+
+    /// Payload goes out as it lies.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self, Self::Plain(_))
+    }
+
+    /// Nothing that was gathered waits for another gathering.
+    pub(super) fn is_drained(&self) -> bool {
+        match self {
+            Self::Plain(_) => true,
+            Self::Sealed(sealed) => !sealed.send.is_stalled(),
+            Self::Tls(tls, _) => tls.is_drained(),
+        }
+    }
+
+    /// Where the stream has ended: why that is not the end the peer meant.
+    pub(super) fn cut_short(&self) -> Option<&'static str> {
+        match self {
+            Self::Plain(_) | Self::Sealed(_) => None,
+            Self::Tls(tls, _) => tls.cut_short(),
+        }
+    }
+
+    /// The last bytes to send.
+    pub(super) fn farewell(&mut self) -> Vec<u8> {
+        match self {
+            Self::Plain(_) | Self::Sealed(_) => Vec::new(),
+            Self::Tls(tls, _) => tls.farewell(),
+        }
+    }
+}
+
+impl From<TlsError> for Fatal {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Untrusted(_) => Self::Untrusted(error.to_string()),
+            _ => Self::Protection(error.to_string()),
         }
     }
 }

@@ -9,6 +9,7 @@ use iscsi::chap::Secret;
 use seal::{PublicKey, Suite};
 use thiserror::Error;
 
+use crate::TlsIdentity;
 use crate::sealing::{Psk, SealPolicy};
 
 /// A server: portals and targets.
@@ -22,6 +23,8 @@ pub struct ServerConfig {
     pub sealing: Option<Sealing>,
     /// What is served.
     pub targets: Vec<TargetConfig>,
+    /// Standard TLS 1.3 around every connection, shown with this certificate; plain ones are refused.
+    pub tls: Option<TlsIdentity>,
     /// How long a drain waits for sessions to log out.
     pub drain_timeout: Duration,
     /// Loop threads; `None` for one per core.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use area::Span;
 use block::{Completion, Endpoint, IoError, Request, RequestId};
-use io::{Event as IoEvent, Handle, Io, Owner, Token};
+use io::{Event as IoEvent, Io, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
 use iscsi::params::DigestPolicy;
@@ -165,17 +165,16 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Takes a connected socket. `timer` is one that is set for this place already. `None` when memory is short.
+    /// Takes a fresh stream. `timer` is one that is set for this place already. `None` when there is no randomness.
     pub(super) fn new(
-        io: &mut Io,
+        io: &Io,
         shared: &Shared,
-        socket: Handle,
+        stream: Stream,
         owner: Owner,
         id: ConnectionId,
         (peer, local): (SocketAddr, SocketAddr),
         timer: Option<Duration>,
     ) -> Option<Self> {
-        let stream = Stream::new(io, socket, owner, id.generation)?;
         let machine = new_machine(u32::MAX, io.now())?;
         let handshake = Handshake::begin(&shared.config, io.now()).map(Box::new);
         tracing::debug!(%peer, "connected");
@@ -714,8 +713,9 @@ impl Connection {
             let media = task.media.take().expect("just looked at");
             return self.finish_media(context, id, &media, Ok(()));
         }
-        // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may look at.
-        let only_sent = !self.machine.receive_digests().data && !self.stream.is_sealed();
+        // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may
+        // look at.
+        let only_sent = !self.machine.receive_digests().data && self.stream.is_plain();
         if matches!(media.op, MediaOp::Read { fua: false }) && only_sent {
             // Beside what is being sent it would no longer fit in the cache. Nobody overtakes those who wait.
             if !self.lent_waiting.is_empty() || self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {

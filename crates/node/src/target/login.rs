@@ -194,6 +194,7 @@ mod tests {
             advertise: None,
             sealing: None,
             targets,
+            tls: None,
             drain_timeout: Duration::ZERO,
             threads: None,
         }

@@ -199,6 +199,9 @@ fn check(config: &ServerConfig) -> Result<(), ServeError> {
     if config.listen.is_empty() || config.targets.is_empty() {
         return wrong("a portal and a target are needed".into());
     }
+    if config.tls.is_some() && config.sealing.is_some() {
+        return wrong("sessions are sealed or go through TLS, not both".into());
+    }
     let mut identities: Vec<(u64, String)> = Vec::new();
     for (index, target) in config.targets.iter().enumerate() {
         if config.targets[..index].iter().any(|other| other.iqn == target.iqn) {

@@ -18,7 +18,8 @@ use super::connection::{Connection, Context};
 use super::mail::{ConnectionId, Mail};
 use super::management;
 use super::server::{Shared, least_loaded};
-use crate::stream::{GENERATION_MASK, Operation, SEND_BYTES_MAX};
+use crate::TlsIdentity;
+use crate::stream::{GENERATION_MASK, Operation, SEND_BYTES_MAX, Stream};
 
 /// Connections of one thread, logged in or not.
 const CONNECTIONS_MAX: usize = 4096;
@@ -371,8 +372,11 @@ impl Worker {
         });
         let Slot { owner, generation, timer, .. } = self.slots[slot];
         let id = ConnectionId { worker: self.index, slot, generation };
-        let connection =
-            Connection::new(&mut self.io, &self.shared, Rc::new(socket), owner, id, (peer, local), timer);
+        let tls = self.shared.config.tls.as_ref().map(TlsIdentity::end).transpose();
+        let stream = tls.ok().and_then(|tls| Stream::new(&self.io, Rc::new(socket), owner, generation, tls));
+        let connection = stream.and_then(|stream| {
+            Connection::new(&self.io, &self.shared, stream, owner, id, (peer, local), timer)
+        });
         let adopted = connection.is_some();
         self.slots[slot].connection = connection.map(Box::new);
         if adopted {

@@ -53,6 +53,7 @@ pub(crate) fn config(luns: Vec<LunConfig>, access: Access) -> ServerConfig {
         advertise: None,
         sealing: None,
         targets: vec![TargetConfig { iqn: IQN.into(), luns, access }],
+        tls: None,
         drain_timeout: Duration::from_secs(5),
         threads: Some(2),
     }

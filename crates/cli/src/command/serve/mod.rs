@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use node::SealPolicy;
 use node::target::{Access, AclEntry, ChapAccount, Server, ServerConfig, ServerHandle, TargetConfig};
+use node::{SealPolicy, TlsIdentity};
 
 use crate::config::{Account, Acl, Config, DEFAULT_FILE, Target};
 use crate::context::Context;
@@ -82,6 +82,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
 
+    /// Standard TLS 1.3 around iSCSI: certificate and private key, PEM files. Initiators say tls=FILE
+    #[arg(long, value_name = "CERT,KEY", value_parser = parse_tls)]
+    tls: Option<(PathBuf, PathBuf)>,
+
     /// Targets from a TOML file instead of the command line
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -98,8 +102,26 @@ fn parse_seal(text: &str) -> Result<SealPolicy, String> {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let config = gather(context, args)?;
     check_exposure(context, &config)?;
-    let (server_config, claims) = build(context, &config)?;
+    let (mut server_config, claims) = build(context, &config)?;
+    server_config.tls = args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()?;
     serve(server_config, claims, config.targets.iter().any(Target::has_chap))
+}
+
+/// `CERT,KEY`.
+fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    match text.split_once(',') {
+        Some((certificate, key)) if !certificate.is_empty() && !key.is_empty() => {
+            Ok((certificate.into(), key.into()))
+        }
+        _ => Err("two files are needed, the certificate and its key: CERT,KEY".to_owned()),
+    }
+}
+
+fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
+    TlsIdentity::load(certificate, key).map_err(|error| {
+        Failure::usage("use the certificate", error.path.display().to_string(), error.cause)
+            .hint("--tls CERT,KEY, both in PEM form, the key without a passphrase")
+    })
 }
 
 /// What is to be served, from the flags or the file; flags win.
@@ -241,6 +263,7 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
         listen: config.listen.clone(),
         advertise: config.advertise.clone(),
         sealing,
+        tls: None,
         targets,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
         threads: None,

@@ -1,0 +1,309 @@
+//! TLS around iSCSI, over real sockets: data of all sizes, certificates that must not be believed, cut connections.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use area::PoolLimits;
+use block::{Endpoint, Kind, Medium, OpenError, Request, close_all, wait_ready};
+use io::Io;
+use mover::Plan;
+use node::initiator::{IscsiMedium, Options, Url, discover, list_luns};
+use node::target::{Access, ServerConfig};
+use node::{TlsIdentity, TlsTrust};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use support::{Client, Guard, IQN, config, lun, medium};
+
+/// Certificates as files, gone with this.
+struct Papers {
+    dir: tempfile::TempDir,
+}
+
+impl Papers {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// A certificate that signed itself, and what a target shows of it.
+    fn self_signed(&self, params: &CertificateParams) -> (PathBuf, TlsIdentity) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = self.file("self.pem", &params.self_signed(&key).unwrap().pem());
+        let identity = TlsIdentity::load(&certificate, &self.file("self.key", &key.serialize_pem()));
+        (certificate, identity.unwrap())
+    }
+
+    /// An authority's certificate, and what a target shows that it has signed for `name`.
+    fn signed(&self, name: &str) -> (PathBuf, TlsIdentity) {
+        let mut authority = CertificateParams::default();
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let certificate = params(name).signed_by(&key, &authority).unwrap();
+        let identity = TlsIdentity::load(
+            &self.file("leaf.pem", &certificate.pem()),
+            &self.file("leaf.key", &key.serialize_pem()),
+        );
+        (self.file("authority.pem", &authority.pem()), identity.unwrap())
+    }
+}
+
+fn params(name: &str) -> CertificateParams {
+    CertificateParams::new([name.to_owned()]).unwrap()
+}
+
+fn serve(identity: TlsIdentity) -> Guard {
+    let luns = vec![lun(0, medium("mem:40M"))];
+    Guard::start_with(ServerConfig { tls: Some(identity), ..config(luns, Access::default()) })
+}
+
+fn trusting(file: &Path) -> Options {
+    Options { tls: Some(TlsTrust::load(file).unwrap()), ..plain() }
+}
+
+fn plain() -> Options {
+    Options { timeout: Duration::from_secs(10), ..Options::new("iqn.2026-11.example:tester") }
+}
+
+fn new_io() -> Io {
+    Io::new(PoolLimits::default()).unwrap()
+}
+
+fn open(io: &mut Io, address: SocketAddr, options: Options) -> Result<Box<dyn Endpoint>, OpenError> {
+    let url = Url::parse(&format!("iscsi://{address}/{IQN}/0")).unwrap();
+    let mut endpoint = IscsiMedium::new(url, options, false)?.attach(io)?;
+    wait_ready(io, &mut [&mut *endpoint])?;
+    Ok(endpoint)
+}
+
+fn try_open(address: SocketAddr, options: Options) -> Result<(), OpenError> {
+    let mut io = new_io();
+    let mut endpoint = open(&mut io, address, options)?;
+    close_all(&mut io, &mut [&mut *endpoint]);
+    Ok(())
+}
+
+fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, kind: Kind) {
+    let (mut done, mut events) = (Vec::new(), Vec::new());
+    endpoint.submit(io, Request { id: 7, kind }, &mut done);
+    while done.is_empty() {
+        io.turn(&mut events).unwrap();
+        for event in events.drain(..) {
+            endpoint.on_event(io, event, &mut done);
+        }
+    }
+    done.pop().unwrap().result.unwrap();
+}
+
+#[test]
+fn data_goes_there_and_back_in_all_sizes() {
+    let papers = Papers::new();
+    let (authority, identity) = papers.signed("127.0.0.1");
+    let server = serve(identity);
+    for (seed, digests) in [(1u8, false), (2, true)] {
+        let mut io = new_io();
+        let options = Options { header_digest: digests, data_digest: digests, ..trusting(&authority) };
+        let mut remote = open(&mut io, server.address(), options).unwrap();
+        let size = remote.capability().size_bytes;
+        let mut source = medium(&format!("pattern:{size}:{seed}")).attach(&mut io).unwrap();
+        let plan = Plan { verify: true, ..Plan::default() };
+        let mut go_on = |_: &mover::Progress| mover::Control::Continue;
+        let report = mover::copy(&mut io, &mut *source, &mut *remote, &plan, &mut go_on).unwrap();
+        assert!(report.verified);
+        for length in [512, 4096, (16 << 10) - 512, 16 << 10, (16 << 10) + 512, 100 << 10, 1 << 20, 4 << 20] {
+            let offset = 7 * 512;
+            let bytes: Vec<u8> = (0..length).map(|at| (at % 251) as u8 ^ seed).collect();
+            let span = io.pool().take(length).unwrap();
+            span.fill(0, &bytes);
+            perform(&mut io, &mut *remote, Kind::Write { offset, from: span, durable: false });
+            let into = io.pool().take(length).unwrap();
+            into.zero(0, length);
+            perform(&mut io, &mut *remote, Kind::Read { offset, into: into.clone() });
+            assert!(into.as_slice() == bytes, "{length} bytes");
+        }
+        assert_eq!(remote.losses(), 0);
+        close_all(&mut io, &mut [&mut *remote]);
+        assert!(remote.is_closed());
+    }
+}
+
+#[test]
+fn discovery_goes_through_tls_too() {
+    let papers = Papers::new();
+    let (authority, identity) = papers.signed("127.0.0.1");
+    let server = serve(identity);
+    let portal = Url::parse(&format!("iscsi://{}", server.address())).unwrap();
+    let options = trusting(&authority);
+    let targets = discover(&mut new_io(), &portal, &options).unwrap();
+    assert_eq!(targets[0].name, IQN);
+    let target = Url { target: Some(IQN.to_owned()), ..portal.clone() };
+    assert_eq!(list_luns(&mut new_io(), &target, &options).unwrap().len(), 1);
+    assert!(matches!(discover(&mut new_io(), &portal, &plain()), Err(OpenError::Unreachable(_))));
+}
+
+fn assert_untrusted(server: &Guard, file: &Path) {
+    let error = try_open(server.address(), trusting(file)).unwrap_err();
+    let told = error.to_string();
+    assert!(matches!(error, OpenError::Certificate(_)) && told.contains("not trusted"), "{told}");
+}
+
+#[test]
+fn a_certificate_of_another_authority_is_not_trusted() {
+    let (ours, theirs) = (Papers::new(), Papers::new());
+    let (authority, _) = ours.signed("127.0.0.1");
+    let (_, identity) = theirs.signed("127.0.0.1");
+    assert_untrusted(&serve(identity), &authority);
+}
+
+#[test]
+fn a_certificate_for_another_host_is_not_trusted() {
+    let papers = Papers::new();
+    let (authority, identity) = papers.signed("elsewhere.example");
+    assert_untrusted(&serve(identity), &authority);
+}
+
+#[test]
+fn a_certificate_that_signed_itself_is_trusted_where_it_was_given() {
+    let (papers, others) = (Papers::new(), Papers::new());
+    let mut authority = params("any.example");
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    // As `openssl req -x509` makes them, and as they should be.
+    for params in [authority, params("any.example")] {
+        let (certificate, identity) = papers.self_signed(&params);
+        let (other, _) = others.self_signed(&params);
+        let server = serve(identity);
+        try_open(server.address(), trusting(&certificate)).unwrap();
+        assert_untrusted(&server, &other);
+    }
+}
+
+#[test]
+fn a_certificate_that_has_expired_is_not_trusted_even_where_it_was_given() {
+    let papers = Papers::new();
+    for is_ca in [IsCa::NoCa, IsCa::Ca(BasicConstraints::Unconstrained)] {
+        let mut params = params("127.0.0.1");
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+        params.is_ca = is_ca;
+        let (certificate, identity) = papers.self_signed(&params);
+        assert_untrusted(&serve(identity), &certificate);
+    }
+}
+
+#[test]
+fn who_does_not_speak_tls_is_turned_away() {
+    let papers = Papers::new();
+    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
+    let server = serve(identity);
+    assert!(Client::login(server.address(), "plain", 1).is_err());
+    assert!(matches!(try_open(server.address(), plain()), Err(OpenError::Unreachable(_))));
+    // It serves the others all the same.
+    try_open(server.address(), trusting(&certificate)).unwrap();
+    // And the other way round.
+    let server = Guard::start(vec![lun(0, medium("mem:1M"))], Access::default());
+    let error = try_open(server.address(), trusting(&certificate)).unwrap_err();
+    assert!(matches!(error, OpenError::Unreachable(_)) && error.to_string().contains("TLS"), "{error}");
+}
+
+/// Garbage of every first byte, and of a record that is none.
+#[test]
+fn garbage_ends_the_connection_and_nothing_else() {
+    let papers = Papers::new();
+    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
+    let server = serve(identity);
+    for first in 0..=255 {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut garbage = vec![first; 600];
+        garbage[1..5].copy_from_slice(&[3, 3, 0, 200]);
+        stream.write_all(&garbage).unwrap();
+        // Whatever is answered, it ends.
+        let _ = stream.shutdown(Shutdown::Write);
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    try_open(server.address(), trusting(&certificate)).unwrap();
+}
+
+/// Relays one connection, and cuts it after so many bytes of the target's. Returns what passed.
+fn relay_until(target: SocketAddr, bytes: usize) -> (SocketAddr, std::thread::JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(target).unwrap();
+        std::thread::scope(|scope| {
+            let up = scope.spawn(|| {
+                let (mut seen, mut chunk) = (Vec::new(), [0; 4096]);
+                while let Ok(count @ 1..) = (&client).read(&mut chunk) {
+                    seen.extend_from_slice(&chunk[..count]);
+                    if (&server).write_all(&chunk[..count]).is_err() {
+                        break;
+                    }
+                }
+                let _ = server.shutdown(Shutdown::Write);
+                seen
+            });
+            let (mut seen, mut chunk) = (Vec::new(), [0; 512]);
+            while seen.len() < bytes
+                && let Ok(count @ 1..) = (&server).read(&mut chunk)
+            {
+                seen.extend_from_slice(&chunk[..count]);
+                if (&client).write_all(&chunk[..count]).is_err() {
+                    break;
+                }
+            }
+            // In order, as an attacker would.
+            let _ = client.shutdown(Shutdown::Write);
+            let _ = server.shutdown(Shutdown::Read);
+            seen.extend(up.join().unwrap());
+            seen
+        })
+    });
+    (address, thread)
+}
+
+#[test]
+fn an_end_without_close_notify_is_a_lost_connection() {
+    let papers = Papers::new();
+    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
+    let server = serve(identity);
+    for (bytes, reason) in [(100, "during the TLS handshake"), (2500, "the peer did not end TLS")] {
+        let (address, relay) = relay_until(server.address(), bytes);
+        let target = Url::parse(&format!("iscsi://{address}/{IQN}")).unwrap();
+        let error = list_luns(&mut new_io(), &target, &trusting(&certificate)).unwrap_err();
+        assert!(matches!(error, OpenError::Unreachable(_)) && error.to_string().contains(reason), "{error}");
+        relay.join().unwrap();
+    }
+}
+
+#[test]
+fn nothing_of_the_data_is_seen_on_the_way() {
+    let canary = b"the plaintext canary sings where no cipher is";
+    let papers = Papers::new();
+    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
+    let plain_server = Guard::start(vec![lun(0, medium("mem:40M"))], Access::default());
+    for (server, options, heard) in
+        [(serve(identity), trusting(&certificate), false), (plain_server, plain(), true)]
+    {
+        let (address, relay) = relay_until(server.address(), usize::MAX);
+        let mut io = new_io();
+        let mut remote = open(&mut io, address, options).unwrap();
+        let span = io.pool().take(64 << 10).unwrap();
+        span.zero(0, 64 << 10);
+        span.fill(20_000, canary);
+        perform(&mut io, &mut *remote, Kind::Write { offset: 0, from: span.clone(), durable: false });
+        perform(&mut io, &mut *remote, Kind::Read { offset: 0, into: span });
+        close_all(&mut io, &mut [&mut *remote]);
+        drop(remote);
+        let seen = relay.join().unwrap();
+        assert!(seen.len() > 128 << 10);
+        assert_eq!(seen.windows(canary.len()).any(|window| window == canary), heard);
+    }
+}
