@@ -38,7 +38,8 @@ impl Place {
 
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hikyaku"));
-        command.current_dir(self.dir.path()).env("XDG_STATE_HOME", self.path("state")).stdin(Stdio::null());
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env("XDG_STATE_HOME", self.path("state")).env("XDG_CONFIG_HOME", self.path("config"));
         for name in ["USERNAME", "PASSWORD", "TARGET_USERNAME", "TARGET_PASSWORD"] {
             command.env_remove(format!("LIBISCSI_CHAP_{name}"));
         }

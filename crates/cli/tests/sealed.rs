@@ -1,0 +1,298 @@
+//! Sealed sessions as people set them up: keys, trust, policies of both sides (docs/SEAL.md, section 7), and what is said to
+//! who is refused.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use common::{Place, Serving};
+
+const MIB: usize = 1 << 20;
+
+/// `host:port` of a server's first URL.
+fn portal(serving: &Serving) -> &str {
+    serving.urls[0].strip_prefix("iscsi://").unwrap().split('/').next().unwrap()
+}
+
+/// A new key in `file`; its public half.
+fn new_key(place: &Place, file: &str) -> String {
+    place.run(&["key", "new", file]).expect(0).stdout.trim().to_owned()
+}
+
+/// Two hosts: the target's key lies in `target.key`, the initiator's at the usual place.
+struct Hosts {
+    place: Place,
+    target: String,
+    initiator: String,
+}
+
+impl Hosts {
+    /// With the initiator on the target's list.
+    fn new() -> Self {
+        let place = Place::new();
+        let target = new_key(&place, "target.key");
+        let initiator = place.run(&["key", "new"]).expect(0).stdout.trim().to_owned();
+        let hosts = Self { place, target, initiator };
+        hosts.list(&hosts.initiator, "");
+        hosts
+    }
+
+    fn list(&self, key: &str, more: &str) {
+        let text = format!("[[peer]]\nname = \"laptop\"\npublic-key = \"{key}\"\n{more}");
+        self.place.file("peers.toml", text.as_bytes());
+    }
+
+    fn serve(&self, more: &[&str]) -> Serving {
+        let own = ["--identity", "target.key", "--peers", "peers.toml"];
+        self.place.serve(&[&["mem:8M"], &own[..], more].concat())
+    }
+
+    fn trust(&self, serving: &Serving) {
+        let url = format!("iscsi://{}", portal(serving));
+        self.place.run(&["key", "trust", &url, "--key", &self.target]).expect(0);
+    }
+}
+
+#[test]
+fn a_key_is_made_once_and_shown() {
+    let place = Place::new();
+    let object = place.run(&["key", "new", "k", "--json"]).expect(0).json();
+    let key = object["public_key"].as_str().unwrap();
+    assert_eq!((key.len(), object["schema"].as_u64()), (44, Some(1)));
+    assert!(object["fingerprint"].as_str().unwrap().starts_with("SHA256:"));
+    assert_eq!(fs::metadata(place.path("k")).unwrap().permissions().mode() & 0o777, 0o600);
+    let ran = place.run(&["key", "public", "k"]).expect(0);
+    assert_eq!(ran.stdout, format!("{key}\n"));
+    let secret = fs::read_to_string(place.path("k")).unwrap();
+    assert!(!ran.stderr.contains(secret.lines().last().unwrap()));
+    place.run(&["key", "new", "k"]).expect(6);
+    assert_eq!(fs::read_to_string(place.path("k")).unwrap(), secret);
+    fs::set_permissions(place.path("k"), fs::Permissions::from_mode(0o644)).unwrap();
+    let error = place.run(&["key", "public", "k", "--json"]).expect(4).error();
+    assert!(error["hint"].as_str().unwrap().contains("chmod 600 k"), "{error}");
+}
+
+#[test]
+fn two_commands_and_the_session_is_sealed() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    place.sample("a.img", 8 * MIB);
+    let serving = hosts.serve(&[]);
+    hosts.trust(&serving);
+    let url = &serving.urls[0];
+    let object = place.run(&["copy", "a.img", url, "--verify", "--json"]).expect(0).json();
+    assert_eq!(object["verified"], true);
+    place.run(&["compare", "a.img", url]).expect(0);
+    let protection = place.run(&["info", url, "--json"]).expect(0).json()["protection"].clone();
+    assert_eq!(protection["kind"], "sealed");
+    assert_eq!(protection["suite"], "AES-256-GCM");
+    assert_eq!(protection["peer_key"], hosts.target.as_str());
+    for suite in ["AEGIS-256X4", "AEGIS-128X2", "ChaCha20-Poly1305"] {
+        let object = place.run(&["info", &format!("{url},suite={suite}"), "--json"]).expect(0).json();
+        assert_eq!(object["protection"]["suite"], suite);
+    }
+    let portal = format!("iscsi://{}", portal(&serving));
+    let listed = place.run(&["ls", &portal, "--json"]).expect(0).json();
+    assert_eq!(listed["protection"]["kind"], "sealed");
+    assert_eq!(listed["targets"][0]["luns"][0]["size_bytes"], 8 * MIB);
+}
+
+#[test]
+fn a_plain_initiator_is_refused_where_sealing_is_required_and_told_what_to_type() {
+    let hosts = Hosts::new();
+    let serving = hosts.serve(&["--seal", "require"]);
+    let error = hosts.place.run(&["info", &serving.urls[0], "--json"]).expect(4).error();
+    let trust = format!("hikyaku key trust iscsi://{}", portal(&serving));
+    assert!(error["hint"].as_str().unwrap().contains(&trust), "{error}");
+    hosts.place.run(&["ls", &format!("iscsi://{}", portal(&serving))]).expect(4);
+    // What the hint says leads there.
+    let ran = hosts.place.run(&["key", "trust", &format!("iscsi://{}", portal(&serving)), "--yes"]).expect(0);
+    assert_eq!(ran.stdout.trim(), hosts.target);
+    hosts.place.run(&["info", &serving.urls[0]]).expect(0);
+    hosts.place.run(&["info", &format!("{},seal=off", serving.urls[0])]).expect(4);
+}
+
+#[test]
+fn offer_takes_both_and_off_only_what_is_plain() {
+    let hosts = Hosts::new();
+    let key = format!(",peer-key={}", hosts.target);
+    let kind = |url: String| {
+        hosts.place.run(&["info", &url, "--json"]).expect(0).json()["protection"]["kind"].clone()
+    };
+    let serving = hosts.serve(&["--seal", "offer"]);
+    let url = &serving.urls[0];
+    assert_eq!(kind(url.clone()), "none");
+    assert_eq!(kind(format!("{url}{key}")), "sealed");
+    assert_eq!(kind(format!("{url}{key},seal=offer")), "sealed");
+    assert_eq!(kind(format!("{url}{key},seal=off")), "none");
+    drop(serving);
+    let serving = hosts.serve(&["--seal", "off"]);
+    let url = &serving.urls[0];
+    assert_eq!(kind(url.clone()), "none");
+    assert_eq!(kind(format!("{url}{key},seal=offer")), "none");
+    let error = hosts.place.run(&["info", &format!("{url}{key}"), "--json"]).expect(4).error();
+    assert!(error["cause"].as_str().unwrap().contains("does not seal"), "{error}");
+    hosts.place.run(&["info", &format!("{url}{key},seal=require")]).expect(4);
+}
+
+#[test]
+fn wrong_revoked_and_own_keys_exit_4() {
+    let hosts = Hosts::new();
+    let serving = hosts.serve(&[]);
+    let url = &serving.urls[0];
+    let with = |key: &str, more: &str| format!("{url},peer-key={key}{more}");
+    new_key(&hosts.place, "other.key");
+    let other = hosts.place.run(&["key", "public", "other.key"]).expect(0).stdout.trim().to_owned();
+    hosts.place.run(&["info", &with(&hosts.target, "")]).expect(0);
+    let error = |endpoint: &str| hosts.place.run(&["info", endpoint, "--json"]).expect(4).error();
+    // Not on the list: it learns its own key, to have it added.
+    let unlisted = error(&with(&hosts.target, ",identity=other.key"));
+    assert!(unlisted["hint"].as_str().unwrap().contains(&other), "{unlisted}");
+    // Not the target's: somebody else answers.
+    for wrong in [&other, &hosts.initiator] {
+        let changed = error(&with(wrong, ""));
+        assert!(changed["cause"].as_str().unwrap().contains("NOT THE ONE WE KNOW"), "{changed}");
+        assert!(changed["cause"].as_str().unwrap().contains(&hosts.target), "{changed}");
+    }
+    // The target's own key proves nobody else, but it is not on the list either.
+    error(&with(&hosts.target, ",identity=target.key"));
+    drop(serving);
+    // Revoked: gone from the list at the next start.
+    hosts.list(&other, "");
+    let serving = hosts.serve(&[]);
+    let endpoint = format!("{},peer-key={}", serving.urls[0], hosts.target);
+    error(&endpoint);
+    hosts.place.run(&["info", &format!("{endpoint},identity=other.key")]).expect(0);
+}
+
+#[test]
+fn a_pre_shared_key_must_be_the_same() {
+    let hosts = Hosts::new();
+    let key = |byte: char| format!("{}=\n", byte.to_string().repeat(42) + "A");
+    for (name, byte) in [("a.psk", 'B'), ("b.psk", 'C')] {
+        let path = hosts.place.file(name, key(byte).as_bytes());
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    hosts.list(&hosts.initiator, "psk-file = \"a.psk\"\n");
+    let serving = hosts.serve(&[]);
+    let url = format!("{},peer-key={}", serving.urls[0], hosts.target);
+    hosts.place.run(&["info", &format!("{url},psk-file=a.psk")]).expect(0);
+    hosts.place.run(&["info", &format!("{url},psk-file=b.psk")]).expect(4);
+    hosts.place.run(&["info", &url]).expect(4);
+}
+
+#[test]
+fn a_key_sees_its_luns_under_its_name() {
+    let hosts = Hosts::new();
+    let more = "luns = [1]\ninitiator = \"iqn.2026-11.example:laptop\"\n";
+    hosts.list(&hosts.initiator, more);
+    let own = ["--identity", "target.key", "--peers", "peers.toml"];
+    let serving = hosts.place.serve(&[&["mem:1M", "mem:2M"], &own[..]].concat());
+    let options = format!(",peer-key={},initiator=iqn.2026-11.example:laptop", hosts.target);
+    hosts.place.run(&["info", &format!("{}{options}", serving.urls[1])]).expect(0);
+    hosts.place.run(&["info", &format!("{}{options}", serving.urls[0])]).expect(1);
+    let endpoint = format!("iscsi://{}{options}", portal(&serving));
+    let listed = hosts.place.run(&["ls", &endpoint, "--json"]).expect(0).json();
+    let luns = listed["targets"][0]["luns"].as_array().unwrap();
+    assert_eq!((luns.len(), &luns[0]["lun"]), (1, &1.into()));
+    // The same key under another name.
+    let other = format!("{},peer-key={}", serving.urls[1], hosts.target);
+    hosts.place.run(&["info", &other]).expect(4);
+}
+
+#[test]
+fn chap_within_the_seal_is_required_too() {
+    let hosts = Hosts::new();
+    hosts.place.file("secret", b"a good long secret\n");
+    let serving = hosts.serve(&["--chap-user", "u", "--chap-secret-file", "secret"]);
+    hosts.trust(&serving);
+    let url = &serving.urls[0];
+    hosts.place.run(&["info", url]).expect(4);
+    hosts.place.run(&["info", &format!("{url},chap-user=u,chap-secret-file=secret")]).expect(0);
+}
+
+#[test]
+fn trust_asks_keeps_and_shouts_when_a_key_changes() {
+    let hosts = Hosts::new();
+    let serving = hosts.serve(&[]);
+    let portal = portal(&serving).to_owned();
+    let url = format!("iscsi://{portal}");
+    let place = &hosts.place;
+    let known = || fs::read_to_string(place.path("config/hikyaku/known-targets")).unwrap_or_default();
+    // Nobody is there to say yes.
+    let error = place.run(&["key", "trust", &url, "--json"]).expect(4).error();
+    assert!(error["hint"].as_str().unwrap().contains(&format!("--key {}", hosts.target)), "{error}");
+    place.run(&["key", "trust", &url, "--key", &hosts.initiator]).expect(4);
+    assert_eq!(known(), "");
+    let object = place.run(&["key", "trust", &url, "--yes", "--json"]).expect(0).json();
+    assert_eq!(
+        (object["public_key"].as_str(), &object["is_new"]),
+        (Some(hosts.target.as_str()), &true.into())
+    );
+    let line = format!("{portal} {}\n", hosts.target);
+    assert_eq!(known(), line);
+    let object = place.run(&["key", "trust", &url, "--json"]).expect(0).json();
+    assert_eq!(object["is_new"], false);
+    place.run(&["info", &serving.urls[0]]).expect(0);
+    drop(serving);
+    // The same place, another key.
+    let new = new_key(place, "new.key");
+    let own = ["mem:8M", "--identity", "new.key", "--peers", "peers.toml"];
+    let serving = place.serve_at(&portal, &own);
+    for arguments in
+        [vec!["key", "trust", &url], vec!["key", "trust", &url, "--yes"], vec!["info", &serving.urls[0]]]
+    {
+        let ran = place.run(&arguments).expect(4);
+        for text in ["NOT THE ONE WE KNOW", &hosts.target, &new, "known-targets"] {
+            assert!(ran.stderr.contains(text), "{arguments:?} {text}: {}", ran.stderr);
+        }
+    }
+    assert_eq!(known(), line);
+    place.run(&["key", "trust", &url, "--key", &new]).expect(0);
+    place.run(&["info", &serving.urls[0]]).expect(0);
+}
+
+#[test]
+fn what_is_configured_wrongly_is_said_before_anything_is_served() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    let serve = |arguments: &[&str]| {
+        place.run(&[&["serve", "mem:1M", "--listen", "127.0.0.1:0"], arguments].concat())
+    };
+    assert!(serve(&["--seal", "require"]).expect(2).stderr.contains("--peers FILE"));
+    serve(&["--seal", "maybe", "--peers", "peers.toml"]).expect(2);
+    serve(&["--identity", "target.key"]).expect(2);
+    assert!(
+        serve(&["--peers", "peers.toml", "--identity", "none.key"])
+            .expect(1)
+            .stderr
+            .contains("key new none.key")
+    );
+    place.file("bad.toml", b"[[peer]]\nname = \"a\"\npublic-key = \"short\"\n");
+    let ran = serve(&["--peers", "bad.toml"]).expect(2);
+    assert!(ran.stderr.contains("line 3"), "{}", ran.stderr);
+    let config = "[server]\npeers = \"bad.toml\"\n[[target]]\niqn = \"iqn.2026-11.example:a\"\n[[target.lun]]\nlun = 0\nendpoint = \"mem:1M\"\n";
+    place.file("c.toml", config.as_bytes());
+    assert!(place.run(&["check", "c.toml"]).expect(2).stderr.contains("line 3"));
+    let named = config.replace("bad.toml", "peers.toml") + "[[target.acl]]\npeer = \"nobody\"\n";
+    place.file("c.toml", named.as_bytes());
+    assert!(place.run(&["check", "c.toml"]).expect(2).stderr.contains("peer 'nobody'"));
+    place.file("c.toml", named.replace("nobody", "laptop").as_bytes());
+    let object = place.run(&["check", "c.toml", "--json"]).expect(0).json();
+    assert_eq!((&object["seal"], &object["peers"]), (&"require".into(), &1.into()));
+    // Beyond loopback: what is sealed is not exposed, what is only offered is.
+    let exposed = |seal: &str| {
+        place.run(&["serve", "mem:1M", "--listen", "0.0.0.0:0", "--peers", "peers.toml", "--seal", seal])
+    };
+    assert!(exposed("offer").expect(6).stderr.contains("nor is sealing required"));
+    // The initiator's side.
+    let endpoint = "iscsi://127.0.0.1:1/iqn.2026-11.example:a/0";
+    for (option, code) in
+        [("seal=require", 4), ("seal=maybe", 2), ("peer-key=short", 2), ("identity=target.key", 4)]
+    {
+        place.run(&["info", &format!("{endpoint},{option}")]).expect(code);
+    }
+    place.file("config/hikyaku/known-targets", b"127.0.0.1:1 short\n");
+    assert!(place.run(&["info", endpoint]).expect(1).stderr.contains("line 1"));
+}
