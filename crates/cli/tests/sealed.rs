@@ -94,7 +94,7 @@ fn two_commands_and_the_session_is_sealed() {
     }
     let portal = format!("iscsi://{}", portal(&serving));
     let listed = place.run(&["ls", &portal, "--json"]).expect(0).json();
-    assert_eq!(listed["protection"]["kind"], "sealed");
+    assert_eq!(listed["targets"][0]["protection"]["kind"], "sealed");
     assert_eq!(listed["targets"][0]["luns"][0]["size_bytes"], 8 * MIB);
 }
 

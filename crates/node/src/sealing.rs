@@ -72,3 +72,24 @@ pub enum Protection {
         peer_key: PublicKey,
     },
 }
+
+impl Protection {
+    /// In one word: `none`, `sealed`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Sealed { .. } => "sealed",
+        }
+    }
+
+    /// What people want to know of it: `protection`, and for a seal `suite`, `unit` and `peer key`.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = vec![("protection", self.kind().to_owned())];
+        if let Self::Sealed { suite, unit, peer_key } = self {
+            facts.push(("suite", suite.name().to_owned()));
+            facts.push(("unit", format!("{unit} bytes")));
+            facts.push(("peer key", peer_key.to_string()));
+        }
+        facts
+    }
+}

@@ -166,7 +166,7 @@ fn discovery_names_targets_and_luns() {
     assert_eq!(targets.len(), 1);
     assert_eq!(targets[0].addresses, [format!("{},1", server.address())]);
     let target = Url::parse(&format!("iscsi://{}/{IQN}", server.address())).unwrap();
-    let luns = list_luns(&mut io, &target, &options()).unwrap();
+    let (luns, _) = list_luns(&mut io, &target, &options()).unwrap();
     let facts: Vec<_> = luns.iter().map(|lun| (lun.lun, lun.size_bytes, lun.read_only)).collect();
     assert_eq!(facts, [(0, Some(1 << 20), false), (300, Some(2 << 20), true)]);
     assert_eq!(luns[1].serial.as_deref(), Some("serial-300"));

@@ -184,7 +184,7 @@ fn a_portal_is_asked_for_its_targets_within_the_seal() {
     let found = discover(&mut io, &url, &options(Some(sealing(SealPolicy::Require)))).unwrap();
     assert_eq!(found.iter().map(|target| target.name.as_str()).collect::<Vec<_>>(), [IQN]);
     let url = Url::parse(&format!("iscsi://{}/{IQN}", server.address())).unwrap();
-    let found = list_luns(&mut io, &url, &options(Some(sealing(SealPolicy::Require)))).unwrap();
+    let (found, _) = list_luns(&mut io, &url, &options(Some(sealing(SealPolicy::Require)))).unwrap();
     assert_eq!(found.len(), 1);
     let refused = list_luns(&mut io, &url, &options(None)).unwrap_err();
     assert!(matches!(refused, OpenError::Authentication(_)), "{refused:?}");

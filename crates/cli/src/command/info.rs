@@ -46,7 +46,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 }
 
 fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)]) -> Value {
-    let facts: Map<String, Value> =
+    let named: Map<String, Value> =
         facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     json!({
         "schema": output::SCHEMA,
@@ -62,8 +62,18 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "write_zeroes": capability.write_zeroes,
         "volatile_cache": capability.volatile_cache,
         "rotational": capability.rotational,
-        "facts": facts,
+        "protection": protection(facts),
+        "facts": named,
     })
+}
+
+/// What protects a session, of its facts; null where there is none.
+pub(crate) fn protection(facts: &[(&'static str, String)]) -> Value {
+    let find = |name: &str| facts.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
+    match find("protection") {
+        Some(kind) => json!({ "kind": kind, "suite": find("suite"), "peer_key": find("peer key") }),
+        None => Value::Null,
+    }
 }
 
 fn rows(name: &str, capability: &Capability, facts: &[(&'static str, String)]) -> Vec<(String, String)> {

@@ -1,9 +1,11 @@
 //! `ls`: what a portal or a target offers.
 
 use block::{Location, OpenError};
+use node::Protection;
 use node::initiator::{LunInfo, Options, Url, discover, list_luns};
 use serde_json::{Value, json};
 
+use crate::command::info;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
@@ -34,6 +36,8 @@ struct Found {
     iqn: String,
     portals: Vec<String>,
     luns: Result<Vec<LunInfo>, Failure>,
+    /// Of the session that listed them.
+    protection: Option<Protection>,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
@@ -48,8 +52,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let failed = |error: OpenError| named.failed("list", &error);
     let targets = match url.target.clone() {
         Some(iqn) => {
-            let luns = list_luns(&mut endpoint::event_loop()?, &url, &options).map_err(failed)?;
-            vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns) }]
+            let (luns, protection) =
+                list_luns(&mut endpoint::event_loop()?, &url, &options).map_err(failed)?;
+            let protection = Some(protection);
+            vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns), protection }]
         }
         None => look(&url, &options, &named)?,
     };
@@ -76,8 +82,11 @@ fn look(portal: &Url, options: &Options, named: &Named) -> Result<Vec<Found>, Fa
     let found = targets.into_iter().map(|target| {
         let url = Url { target: Some(target.name.clone()), lun: None, ..portal.clone() };
         let luns = list_luns(&mut endpoint::event_loop()?, &url, options);
-        let luns = luns.map_err(|error| Failure::open("list the LUNs of", target.name.clone(), &error));
-        Ok(Found { iqn: target.name, portals: target.addresses, luns })
+        let protection = luns.as_ref().ok().map(|(_, protection)| *protection);
+        let luns = luns
+            .map(|(luns, _)| luns)
+            .map_err(|error| Failure::open("list the LUNs of", target.name.clone(), &error));
+        Ok(Found { iqn: target.name, portals: target.addresses, luns, protection })
     });
     found.collect()
 }
@@ -87,7 +96,15 @@ fn object(target: &Found) -> Value {
         Ok(luns) => (luns.iter().map(lun_object).collect(), Value::Null),
         Err(failure) => (Vec::new(), failure.to_json()["error"].clone()),
     };
-    json!({ "iqn": target.iqn, "portals": target.portals, "luns": luns, "error": error })
+    let facts = target.protection.as_ref().map(Protection::facts).unwrap_or_default();
+    let protection = info::protection(&facts);
+    json!({
+        "iqn": target.iqn,
+        "portals": target.portals,
+        "protection": protection,
+        "luns": luns,
+        "error": error,
+    })
 }
 
 fn lun_object(lun: &LunInfo) -> Value {
@@ -104,11 +121,14 @@ fn lun_object(lun: &LunInfo) -> Value {
 
 fn table(targets: &[Found]) -> Table {
     let unknown = || "-".to_owned();
-    let mut table = Table::new(&["target", "portal", "lun", "size", "block", "mode", "product", "serial"]);
+    let mut table =
+        Table::new(&["target", "portal", "lun", "size", "block", "mode", "product", "serial", "protection"]);
     for target in targets {
         let portals = target.portals.join(" ");
         let row =
-            |cells: [String; 6]| [target.iqn.clone(), portals.clone()].into_iter().chain(cells).collect();
+            |cells: [String; 7]| [target.iqn.clone(), portals.clone()].into_iter().chain(cells).collect();
+        let protection =
+            target.protection.as_ref().map_or_else(unknown, |protection| protection.kind().to_owned());
         match &target.luns {
             Ok(luns) if !luns.is_empty() => {
                 for lun in luns {
@@ -119,6 +139,7 @@ fn table(targets: &[Found]) -> Table {
                         if lun.read_only { "ro" } else { "rw" }.to_owned(),
                         format!("{} {}", lun.vendor.trim(), lun.product.trim()),
                         lun.serial.as_ref().map_or_else(unknown, |serial| serial.trim().to_owned()),
+                        protection.clone(),
                     ]));
                 }
             }

@@ -21,6 +21,7 @@ use super::options::{InitiatorSealing, Options, random_isid, resolve};
 use super::session::{Failure, Outcome, Session};
 use super::setup::ANSWER_BYTES;
 use super::url::Url;
+use crate::sealing::Protection;
 
 /// Units listed of one target.
 const LUNS_SHOWN_MAX: usize = 4096;
@@ -69,8 +70,8 @@ pub fn discover(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<Target>
     Ok(targets.into_iter().map(target).collect())
 }
 
-/// The LUNs of the target that `url` names.
-pub fn list_luns(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<LunInfo>, OpenError> {
+/// The LUNs of the target that `url` names, and what protected the session with it.
+pub fn list_luns(io: &mut Io, url: &Url, options: &Options) -> Result<(Vec<LunInfo>, Protection), OpenError> {
     let target = url.target.clone().ok_or_else(|| OpenError::Usage(format!("{url} names no target")))?;
     let mut talk = Talk::begin(io, url, options, Some(&target))?;
     let list = talk.command(0, cdb::report_luns(ANSWER_BYTES))?.unwrap_or_default();
@@ -81,8 +82,9 @@ pub fn list_luns(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<LunInf
             found.push(describe(&mut talk, wire, lun)?);
         }
     }
+    let protection = talk.session.protection();
     talk.end();
-    Ok(found)
+    Ok((found, protection))
 }
 
 fn describe(talk: &mut Talk<'_>, wire: u64, lun: u16) -> Result<LunInfo, OpenError> {

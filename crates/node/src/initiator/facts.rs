@@ -49,12 +49,6 @@ pub(super) fn facts(
         ("MaxOutstandingR2T", keys.max_outstanding_r2t.to_string()),
         ("ErrorRecoveryLevel", keys.error_recovery_level.to_string()),
     ]);
-    if let Protection::Sealed { suite, unit, peer_key } = protection {
-        facts.extend([
-            ("sealed with", suite.name().to_owned()),
-            ("unit", format!("{unit} bytes")),
-            ("target's key", peer_key.to_string()),
-        ]);
-    }
+    facts.extend(protection.facts());
     facts
 }
