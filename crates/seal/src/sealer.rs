@@ -91,8 +91,12 @@ impl Sealer {
     }
 
     /// Begins the next generation with the next head; `now` as in [`Self::is_due`]. Fails after generation 65535: the
-    /// connection must end.
+    /// connection must end. A generation without a record is not left: the receiver could not follow over it.
     pub fn rekey(&mut self, now: Duration) -> Result<(), Broken> {
+        self.since = now;
+        if self.records == 0 {
+            return Ok(());
+        }
         if self.generation == GENERATION_MAX {
             return Err(Broken);
         }
@@ -101,7 +105,6 @@ impl Sealer {
         self.head = self.ratchet.keyed(Use::Head);
         self.data = self.ratchet.keyed(Use::Data);
         (self.records, self.units, self.unit_bytes) = (0, 0, 0);
-        self.since = now;
         Ok(())
     }
 

@@ -69,6 +69,24 @@ fn section6_receiver_follows_a_rekey_under_load() {
 }
 
 #[test]
+fn section6_generation_without_a_record_is_not_left() {
+    let (mut sealer, mut opener) = limited(SMALL);
+    let mut unit = plain(10);
+    let descriptor = sealer.seal_in_place(&mut unit);
+    for _ in 0..3 {
+        sealer.rekey(HOUR).unwrap();
+    }
+    assert!(!sealer.is_due(HOUR), "an hour is counted from the last attempt");
+    let (prefix, head) = head_of(&mut sealer, &header(1), &[descriptor]);
+    assert_eq!(prefix[1], 0);
+    open(&mut opener, &Sealed { prefix, head, units: vec![unit] }).unwrap();
+    for _ in 0..3 {
+        sealer.rekey(HOUR).unwrap();
+    }
+    open(&mut opener, &seal(&mut sealer, 2, &[])).unwrap();
+}
+
+#[test]
 fn section5_unit_of_the_generation_before_the_last_is_not_carried() {
     let (mut ours, mut theirs) = pair(Suite::Aes256Gcm);
     let mut unit = plain(600);
@@ -89,8 +107,10 @@ fn section5_unit_of_the_generation_before_the_last_is_not_carried() {
 fn section5_sending_a_unit_that_outlived_its_generation_is_our_fault() {
     let mut sealer = pair(Suite::Aes256Gcm).0.sealer;
     let descriptor = sealer.seal_in_place(&mut [0]);
-    sealer.rekey(Duration::ZERO).unwrap();
-    sealer.rekey(Duration::ZERO).unwrap();
+    for number in 0..2 {
+        seal(&mut sealer, number, &[]);
+        sealer.rekey(Duration::ZERO).unwrap();
+    }
     sealer.seal_head(&header(1), &[descriptor], &mut Vec::new());
 }
 
@@ -213,12 +233,11 @@ fn section6_sender_never_passes_the_limit_of_bytes() {
 #[test]
 fn section6_after_generation_65535_there_is_none() {
     let (mut sealer, mut opener) = limited(SMALL);
-    for _ in 0..65535 {
-        sealer.rekey(Duration::ZERO).unwrap();
+    for generation in 0..=65535 {
         let (prefix, mut head) = head_of(&mut sealer, &header(1), &[]);
         opener.open_head(prefix, &mut head).unwrap();
+        assert_eq!(sealer.rekey(Duration::ZERO).is_ok(), generation < 65535);
     }
-    assert_eq!(sealer.rekey(Duration::ZERO), Err(Broken));
     let record = seal(&mut sealer, 1, &[&plain(10)]);
     assert_eq!(record.prefix[1], 255);
     open(&mut opener, &record).unwrap();
@@ -233,6 +252,7 @@ fn section5_no_seal_id_is_used_twice() {
         for _ in 0..50 {
             assert!(seen.insert(sealer.seal_in_place(&mut [0]).seal_id));
         }
+        seal(&mut sealer, 0, &[]);
         sealer.rekey(Duration::ZERO).unwrap();
     }
 }
