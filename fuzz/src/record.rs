@@ -166,8 +166,7 @@ impl Line {
     fn rekey(&mut self, source: &mut Source<'_>) {
         self.now += Duration::from_secs(u64::from(source.byte()) * 60);
         // A generation without a record is one that the receiver would never see.
-        if self.sent.last().is_some_and(|record| record.generation == self.generation) || self.generation == 0
-        {
+        if self.sent.last().is_some_and(|record| record.generation == self.generation) {
             self.sealer.rekey(self.now).expect("few generations");
             self.generation += 1;
             assert!(!self.sealer.is_due(self.now));
@@ -209,9 +208,6 @@ impl Line {
             let Some(head) = self.open_head(&wire) else {
                 return assert!(!intact, "record {which} does not open");
             };
-            if self.begins_next_generation(which) {
-                return;
-            }
             assert!(intact, "record {which} opens in the place of {}", self.opened);
             let record = &self.sent[which];
             let (header, descriptors) = parse_head(&head).expect("it was opened");
@@ -244,13 +240,6 @@ impl Line {
             }
             self.opened += 1;
         }
-    }
-
-    /// What is lost at the end of a generation is not missed: the counter begins anew with the next.
-    fn begins_next_generation(&self, which: usize) -> bool {
-        let generation = |at: usize| self.sent[at].generation;
-        let present = self.opened.checked_sub(1).map_or(0, generation);
-        which > self.opened && generation(which) == present + 1 && generation(which - 1) == present
     }
 
     /// As an edge does: as many bytes as the prefix calls for.

@@ -21,7 +21,9 @@ pub struct Opener {
     ratchet: Ratchet,
     generation: u16,
     head: Keyed,
-    /// Records of this generation: the next head's counter.
+    /// Records of all generations: the next head's counter.
+    counter: u64,
+    /// Records of this generation.
     records: u64,
     data: DataKey,
     /// For units that were sealed ahead of a rekey.
@@ -32,7 +34,7 @@ impl Opener {
     pub(crate) fn new(ratchet: Ratchet, limits: Limits) -> Self {
         let head = ratchet.keyed(Use::Head);
         let data = DataKey { generation: 0, keyed: ratchet.keyed(Use::Data), bytes: 0 };
-        Self { limits, ratchet, generation: 0, head, records: 0, data, data_before: None }
+        Self { limits, ratchet, generation: 0, head, counter: 0, records: 0, data, data_before: None }
     }
 
     #[cfg(test)]
@@ -59,14 +61,15 @@ impl Opener {
         if self.is_next(generation)? {
             let ratchet = self.ratchet.next();
             let keyed = ratchet.keyed(Use::Head);
-            keyed.open(0, &prefix, head, tag)?;
+            keyed.open(self.counter, &prefix, head, tag)?;
             self.follow(ratchet, keyed);
         } else {
             if self.records >= self.limits.records_max {
                 return Err(Broken);
             }
-            self.head.open(self.records, &prefix, head, tag)?;
+            self.head.open(self.counter, &prefix, head, tag)?;
         }
+        self.counter += 1;
         self.records += 1;
         let (_, mut descriptors) = parse_head(head)?;
         if !descriptors.all(|descriptor| self.data_key(&descriptor).is_some()) {

@@ -19,7 +19,9 @@ pub struct Sealer {
     generation: u16,
     head: Keyed,
     data: Keyed,
-    /// Records of this generation: the next head's counter.
+    /// Records of all generations: the next head's counter.
+    counter: u64,
+    /// Records of this generation.
     records: u64,
     /// Units of this generation: the next unit's number.
     units: u64,
@@ -33,7 +35,18 @@ impl Sealer {
     pub(crate) fn new(ratchet: Ratchet, limits: Limits) -> Self {
         let (head, data) = (ratchet.keyed(Use::Head), ratchet.keyed(Use::Data));
         let since = Duration::ZERO;
-        Self { limits, ratchet, generation: 0, head, data, records: 0, units: 0, unit_bytes: 0, since }
+        Self {
+            limits,
+            ratchet,
+            generation: 0,
+            head,
+            data,
+            counter: 0,
+            records: 0,
+            units: 0,
+            unit_bytes: 0,
+            since,
+        }
     }
 
     #[cfg(test)]
@@ -72,8 +85,9 @@ impl Sealer {
         for descriptor in descriptors {
             descriptor.emit(out);
         }
-        let tag = self.head.seal(self.records, &prefix, &mut out[start..]);
+        let tag = self.head.seal(self.counter, &prefix, &mut out[start..]);
         out.extend_from_slice(&tag);
+        self.counter += 1;
         self.records += 1;
     }
 

@@ -491,17 +491,17 @@ class Opener:
         need(version == 1, "version")
         need(48 <= size <= 1964, "length of the head")
         need(len(sealed) == size + 16, "length of the sealed head")
-        key, counter = self.head, self.counter
+        key = self.head
         follows = generation == (self.generation + 1) % 256 and self.generation < 65535
         if follows:
-            key, counter = Key(self.suite, next_secret(self.secret), "head"), 0
+            key = Key(self.suite, next_secret(self.secret), "head")
         else:
             need(generation == self.generation % 256, "generation")
-        head = key.open(counter, prefix, sealed[:-16], sealed[-16:])
+        head = key.open(self.counter, prefix, sealed[:-16], sealed[-16:])
         if follows:
             self.generation, self.secret = self.generation + 1, next_secret(self.secret)
             self.keys()
-        self.counter = counter + 1
+        self.counter += 1
         cut = 48 + 4 * head[4]
         need(cut <= len(head), "TotalAHSLength")
         header, rest = head[:cut], head[cut:]

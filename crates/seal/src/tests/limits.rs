@@ -162,6 +162,7 @@ fn section5_head_that_does_not_add_up_ends_the_connection_though_it_opens() {
 fn section6_generation_cannot_be_skipped_or_gone_back_to() {
     let (mut sealer, mut opener) = limited(SMALL);
     let old = seal(&mut sealer, 0, &[]);
+    open(&mut opener, &old).unwrap();
     let mut skipped = forged(&ratchet().next().next(), 2, 0, &header(1));
     assert_eq!(opener.sealed_head_bytes(skipped.prefix), Err(Broken));
     assert_eq!(opener.open_head(skipped.prefix, &mut skipped.head), Err(Broken));
@@ -174,12 +175,26 @@ fn section6_generation_cannot_be_skipped_or_gone_back_to() {
 }
 
 #[test]
+fn section5_records_lost_before_a_rekey_are_missed() {
+    for lost in 1..4 {
+        let (mut sealer, mut opener) = limited(SMALL);
+        open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
+        let mut records: Vec<_> = (0..lost).map(|number| seal(&mut sealer, number, &[])).collect();
+        sealer.rekey(Duration::ZERO).unwrap();
+        let next = seal(&mut sealer, 9, &[]);
+        assert_eq!(open(&mut opener, &next).unwrap_err(), Broken);
+        records.push(next);
+        records.iter().for_each(|record| _ = open(&mut opener, record).unwrap());
+    }
+}
+
+#[test]
 fn section6_head_spliced_into_another_generation_does_not_open() {
     let (mut sealer, mut opener) = limited(SMALL);
     let mut spliced = seal(&mut sealer, 0, &[]);
     spliced.prefix[1] = 1;
     assert_eq!(open(&mut opener, &spliced).unwrap_err(), Broken);
-    // A first record of generation 1 has counter 0, not the counter of generation 0.
+    // The counter goes on.
     let mut wrong_counter = forged(&ratchet().next(), 1, 1, &header(1));
     assert_eq!(opener.open_head(wrong_counter.prefix, &mut wrong_counter.head), Err(Broken));
     // An attempt that fails leaves the generation where it was.

@@ -99,10 +99,7 @@ fn forged(out: &mut Vec<Value>) {
     add("generation_skipped", forge(&two.keyed(Use::Head), prefix(1, 2, &bhs), 0, &bhs));
     add("generation_255_first", forge(&keyed, prefix(1, 255, &bhs), 0, &bhs));
     add("generation_1_with_the_key_of_0", forge(&keyed, prefix(1, 1, &bhs), 0, &bhs));
-    add(
-        "generation_1_does_not_begin_at_counter_0",
-        forge(&one.keyed(Use::Head), prefix(1, 1, &bhs), 1, &bhs),
-    );
+    add("generation_1_begins_at_counter_1", forge(&one.keyed(Use::Head), prefix(1, 1, &bhs), 1, &bhs));
 }
 
 /// Generations that are mixed up after a rekey.
@@ -113,12 +110,16 @@ fn mixed(out: &mut Vec<Value>) {
     let old = seal(&mut sealer, 1, &[]);
     sealer.rekey(std::time::Duration::ZERO).unwrap();
     let second = seal(&mut sealer, 2, &[]);
-    out.push(stream("generation_gone_back", 0, "head", &[&first, &second, &old]));
+    out.push(stream("generation_gone_back", 0, "head", &[&first, &old, &second, &old]));
+    out.push(stream("last_record_of_a_generation_lost", 0, "head", &[&first, &second]));
+    let one = make::channels(0).0.sealer.ratchet().next();
+    let anew = forge(&one.keyed(Use::Head), prefix(1, 1, &header(2)), 0, &header(2));
+    out.push(stream("counter_begins_anew_with_a_generation", 0, "head", &[&first, &old, &anew]));
     let third = {
         sealer.rekey(std::time::Duration::ZERO).unwrap();
         let mut head = header(3).to_vec();
         Descriptor { seal_id: 0, length: 16, tag: [0; TAG_BYTES] }.emit(&mut head);
-        forge(&ratchet.keyed(Use::Head), prefix(1, 2, &head), 0, &head)
+        forge(&ratchet.keyed(Use::Head), prefix(1, 2, &head), 3, &head)
     };
     out.push(stream("seal_id_two_generations_old", 0, "head", &[&first, &old, &second, &third]));
 }
