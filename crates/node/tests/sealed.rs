@@ -158,8 +158,8 @@ fn data_goes_there_and_back_with_every_suite_and_unit() {
                 let mut io = new_io();
                 let sealing = InitiatorSealing { unit, ..sealing(SealPolicy::Require) };
                 let mut remote = open(&mut io, server.address(), Some(sealing)).unwrap();
-                assert_eq!(fact(&*remote, "sealed with").as_deref(), Some(suite.name()));
-                assert_eq!(fact(&*remote, "target's key"), Some(key(TARGET).to_string()));
+                assert_eq!(fact(&*remote, "suite").as_deref(), Some(suite.name()));
+                assert_eq!(fact(&*remote, "peer key"), Some(key(TARGET).to_string()));
                 assert_eq!(fact(&*remote, "DataDigest").as_deref(), Some("None"));
                 write_and_read(&mut io, &mut *remote, seed * u64::from(unit));
                 close_all(&mut io, &mut [&mut *remote]);
@@ -203,7 +203,7 @@ fn each_row_of_the_policy_seal1_7() {
         let server = Guard::start_with(config);
         let remote = open(&mut new_io(), server.address(), initiator.map(sealing));
         match remote {
-            Ok(remote) => Some(fact(&*remote, "sealed with").is_some()),
+            Ok(remote) => Some(fact(&*remote, "protection").as_deref() == Some("sealed")),
             Err(OpenError::Authentication(_)) => None,
             Err(error) => panic!("{target:?} {initiator:?}: {error}"),
         }
