@@ -53,18 +53,20 @@ const WATCHED_MS: u64 = 60;
 pub(super) fn measure(bench: &Bench, row: &Row, pass: Pass) -> Result<Sample, LabError> {
     let reading = row.reading;
     let is_watched = pass.is_watched();
+    let folder = bench.folder.path().to_owned();
     let job = match row.over {
-        Over::Sockets => Job::SocketTarget(SocketTarget { reading, instrumented: is_watched }),
-        Over::Iscsi => Job::IscsiTarget(IscsiTarget { reading, folder: bench.folder.path().to_owned() }),
+        Over::Sockets => Job::SocketTarget(SocketTarget { reading, instrumented: is_watched, folder }),
+        Over::Iscsi => Job::IscsiTarget(IscsiTarget { reading, folder }),
     };
     let mut target = Part::start("the target", &job)?;
     let Listening { port } = target.answer()?;
+    let folder = bench.folder.path().to_owned();
     let job = match row.over {
         Over::Sockets => {
             let trace = is_watched && !bench.can_capture;
-            Job::SocketInitiator(SocketInitiator { reading, port, trace })
+            Job::SocketInitiator(SocketInitiator { reading, port, trace, folder })
         }
-        Over::Iscsi => Job::IscsiInitiator(IscsiInitiator { reading, port }),
+        Over::Iscsi => Job::IscsiInitiator(IscsiInitiator { reading, port, folder }),
     };
     let mut initiator = Part::start("the initiator", &job)?;
     initiator.answer::<()>()?;

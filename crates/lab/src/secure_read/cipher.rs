@@ -35,7 +35,7 @@ impl Cipher {
     pub(super) const ALL: [Self; 5] =
         [Self::Aes256Gcm, Self::Aegis256X4, Self::Aegis128X2, Self::ChaCha20Poly1305, Self::Delayed];
 
-    fn suite(self) -> Suite {
+    pub(super) fn suite(self) -> Suite {
         match self {
             Self::Aes256Gcm | Self::Delayed => Suite::Aes256Gcm,
             Self::Aegis256X4 => Suite::Aegis256X4,

@@ -8,18 +8,24 @@ use std::time::{Duration, Instant};
 use area::{PoolLimits, Span};
 use block::{Completion, Endpoint, Kind, Medium, OpenOptions, Request, Router, Spec, close_all, wait_ready};
 use io::{Event, Io};
-use node::initiator::{IscsiMedium, Options, Url};
-use node::target::{Access, LunConfig, Server, ServerConfig, TargetConfig};
+use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url};
+use node::target::{Access, LunConfig, Peer, Server, ServerConfig, TargetConfig};
+use node::{SealPolicy, TlsIdentity, TlsTrust};
+use seal::{Descriptor, TAG_BYTES};
 use serde::{Deserialize, Serialize};
 
+use super::cipher::{Cipher, Opening, Sealing};
 use super::figures::{Figures, Listening, Mark, Moments, Notes};
-use super::shape::Reading;
+use super::papers;
+use super::shape::{How, Protection, Reading};
 use crate::part::{Order, Talk};
 use crate::sys::Cpu;
 use crate::{Attempted, LabError};
 
 const IQN: &str = "iqn.2026-11.example.hikyaku:lab";
 const INITIATOR: &str = "iqn.2026-11.example.hikyaku:lab.reader";
+/// Beside the file of a LUN that is stored sealed.
+const DESCRIPTORS: &str = "descriptors.json";
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 const WARM_UP: Duration = Duration::from_millis(20);
 
@@ -32,18 +38,26 @@ pub(crate) struct IscsiTarget {
 }
 
 /// What an initiator is told.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct IscsiInitiator {
     pub(crate) reading: Reading,
     /// The target's, on the loopback.
     pub(crate) port: u16,
+    /// The target's.
+    pub(crate) folder: PathBuf,
 }
 
 impl IscsiTarget {
     pub(crate) fn run(self, mut talk: Talk) -> Result<(), LabError> {
         let path = self.folder.join("lun.img");
-        std::fs::write(&path, self.reading.contents()).attempted(&format!("write {}", path.display()))?;
-        let server = Server::start(config(&path)?).attempted("start a target")?;
+        let mut contents = self.reading.contents();
+        if let Protection::Sealed { cipher, unit, how: How::Stored } = self.reading.protection {
+            let descriptors = seal_all(cipher, unit, &self.reading, &mut contents)?;
+            let path = self.folder.join(DESCRIPTORS);
+            std::fs::write(&path, descriptors).attempted(&format!("write {}", path.display()))?;
+        }
+        std::fs::write(&path, contents).attempted(&format!("write {}", path.display()))?;
+        let server = Server::start(self.config(&path)?).attempted("start a target")?;
         talk.say(&Listening { port: server.addresses()[0].port() })?;
         while let Some(order) = talk.next()? {
             match order {
@@ -56,35 +70,94 @@ impl IscsiTarget {
     }
 }
 
-fn config(path: &Path) -> Result<ServerConfig, LabError> {
-    let doing = format!("open {}", path.display());
-    let spec = Spec::parse(&format!("file:{}", path.display())).attempted(&doing)?;
-    let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: false };
-    let lun = LunConfig {
-        lun: 0,
-        medium: block::open(&spec, &options).attempted(&doing)?,
-        serial: "lab".to_owned(),
-        naa: 0x3000_0000_0000_2004,
-        read_only: true,
-        write_cache: true,
-        vendor: None,
-        product: None,
-        rotational: None,
-        removable: false,
-        block_size: None,
-        physical_block_size: None,
-        shared: false,
-        exclusive: false,
-    };
-    Ok(ServerConfig {
-        listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
-        tls: None,
-        advertise: None,
-        targets: vec![TargetConfig { iqn: IQN.to_owned(), luns: vec![lun], access: Access::default() }],
-        drain_timeout: DRAIN_TIMEOUT,
-        threads: None,
-        sealing: None,
-    })
+/// Seals what is stored; the descriptors of its units in order, as JSON.
+fn seal_all(cipher: Cipher, unit: u32, reading: &Reading, contents: &mut [u8]) -> Result<String, LabError> {
+    let doing = "seal what will be stored";
+    let mut sealing = Sealing::new(cipher, Arc::default()).attempted(doing)?;
+    let mut descriptors = Vec::new();
+    for block in contents.chunks_mut(reading.block as usize) {
+        for unit in block.chunks_mut(unit as usize) {
+            let plain = unit.to_vec();
+            let Descriptor { seal_id, length, tag } = sealing.units.seal_into(&plain, unit);
+            descriptors.push((seal_id, length, tag));
+        }
+    }
+    serde_json::to_string(&descriptors).attempted(doing)
+}
+
+/// The descriptors that [`seal_all`] left in this folder.
+fn stored_descriptors(folder: &Path) -> Result<Vec<Descriptor>, String> {
+    let text = std::fs::read_to_string(folder.join(DESCRIPTORS)).map_err(|error| error.to_string())?;
+    let all: Vec<(u64, u32, [u8; TAG_BYTES])> =
+        serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    Ok(all.into_iter().map(|(seal_id, length, tag)| Descriptor { seal_id, length, tag }).collect())
+}
+
+impl IscsiTarget {
+    fn config(&self, path: &Path) -> Result<ServerConfig, LabError> {
+        let doing = format!("open {}", path.display());
+        let spec = Spec::parse(&format!("file:{}", path.display())).attempted(&doing)?;
+        let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: false };
+        let lun = LunConfig {
+            lun: 0,
+            medium: block::open(&spec, &options).attempted(&doing)?,
+            serial: "lab".to_owned(),
+            naa: 0x3000_0000_0000_2004,
+            read_only: true,
+            write_cache: true,
+            vendor: None,
+            product: None,
+            rotational: None,
+            removable: false,
+            block_size: None,
+            physical_block_size: None,
+            shared: false,
+            exclusive: false,
+        };
+        Ok(ServerConfig {
+            listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
+            advertise: None,
+            targets: vec![TargetConfig { iqn: IQN.to_owned(), luns: vec![lun], access: Access::default() }],
+            drain_timeout: DRAIN_TIMEOUT,
+            threads: None,
+            sealing: self.sealing(),
+            tls: self.tls()?,
+        })
+    }
+
+    /// How sessions are sealed, if they are.
+    fn sealing(&self) -> Option<node::target::Sealing> {
+        let (suites, _) = suite(&self.reading)?;
+        let peer = Peer {
+            name: "lab".to_owned(),
+            public_key: papers::initiator().public(),
+            initiator: None,
+            luns: None,
+            psk: None,
+        };
+        Some(node::target::Sealing {
+            policy: SealPolicy::Require,
+            identity: papers::target(),
+            peers: vec![peer],
+            suites,
+        })
+    }
+
+    fn tls(&self) -> Result<Option<TlsIdentity>, LabError> {
+        if self.reading.protection != Protection::Tls {
+            return Ok(None);
+        }
+        let (certificate, key) = (papers::certificate(&self.folder), papers::key(&self.folder));
+        TlsIdentity::load(&certificate, &key).attempted("use a certificate").map(Some)
+    }
+}
+
+/// Suite and unit of sealed sessions; `None` where the session is not what seals.
+fn suite(reading: &Reading) -> Option<(Vec<seal::Suite>, u32)> {
+    match reading.protection {
+        Protection::Sealed { how: How::Stored, .. } | Protection::Plain | Protection::Tls => None,
+        Protection::Sealed { cipher, unit, .. } => Some((vec![cipher.suite()], unit)),
+    }
 }
 
 impl IscsiInitiator {
@@ -93,10 +166,11 @@ impl IscsiInitiator {
         let mut io = Io::new(PoolLimits::default()).attempted(&doing)?;
         let url = format!("iscsi://127.0.0.1:{}/{IQN}/0", self.port);
         let url = Url::parse(&url).attempted(&doing)?;
-        let medium = IscsiMedium::new(url, Options::new(INITIATOR), true).attempted(&doing)?;
+        let medium = IscsiMedium::new(url, self.options()?, true).attempted(&doing)?;
         let mut endpoint = Arc::new(medium).attach(&mut io).attempted(&doing)?;
         wait_ready(&mut io, &mut [&mut *endpoint]).attempted(&doing)?;
-        let mut reader = Reader::new(self.reading, &mut io, &mut *endpoint).attempted(&doing)?;
+        let opening = self.opening().attempted(&doing)?;
+        let mut reader = Reader::new(self.reading, opening, &mut io, &mut *endpoint).attempted(&doing)?;
         reader.check().attempted(&doing)?;
         reader.read(WARM_UP).attempted(&doing)?;
         talk.say(&())?;
@@ -111,6 +185,31 @@ impl IscsiInitiator {
     }
 }
 
+impl IscsiInitiator {
+    fn options(&self) -> Result<Options, LabError> {
+        let mut options = Options::new(INITIATOR);
+        if let Some((suites, unit)) = suite(&self.reading) {
+            let (ours, theirs) = (papers::initiator(), papers::target().public());
+            let sealing = InitiatorSealing::new(SealPolicy::Require, ours, theirs);
+            options.sealing = Some(InitiatorSealing { suites, unit, ..sealing });
+        }
+        if self.reading.protection == Protection::Tls {
+            let path = papers::certificate(&self.folder);
+            options.tls = Some(TlsTrust::load(&path).attempted("trust a certificate")?);
+        }
+        Ok(options)
+    }
+
+    /// To open what was stored sealed.
+    fn opening(&self) -> Result<Option<(Opening, Vec<Descriptor>, u32)>, String> {
+        let Protection::Sealed { cipher, unit, how: How::Stored } = self.reading.protection else {
+            return Ok(None);
+        };
+        let opening = Opening::new(cipher).map_err(|error| error.to_string())?;
+        Ok(Some((opening, stored_descriptors(&self.folder)?, unit)))
+    }
+}
+
 /// A block's place.
 struct Slot {
     span: Span,
@@ -121,6 +220,8 @@ struct Slot {
 /// A reading under way. It has the loop to itself.
 struct Reader<'a> {
     reading: Reading,
+    /// What was stored sealed is opened here: by whom, with these descriptors, in units of so many bytes.
+    opening: Option<(Opening, Vec<Descriptor>, u32)>,
     io: &'a mut Io,
     endpoint: &'a mut dyn Endpoint,
     router: Router<()>,
@@ -132,7 +233,12 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(reading: Reading, io: &'a mut Io, endpoint: &'a mut dyn Endpoint) -> Result<Self, String> {
+    fn new(
+        reading: Reading,
+        opening: Option<(Opening, Vec<Descriptor>, u32)>,
+        io: &'a mut Io,
+        endpoint: &'a mut dyn Endpoint,
+    ) -> Result<Self, String> {
         let longest = endpoint.capability().max_transfer_bytes;
         if reading.block > longest {
             return Err(format!("the LUN takes at most {longest} bytes at a time"));
@@ -147,6 +253,7 @@ impl<'a> Reader<'a> {
         let since = Instant::now();
         Ok(Self {
             reading,
+            opening,
             io,
             endpoint,
             router,
@@ -181,8 +288,26 @@ impl<'a> Reader<'a> {
         result.map_err(|error| error.to_string())?;
         let last = self.since.elapsed();
         let asked = self.slots[id as usize].asked;
+        let opening = self.open(id as usize)?;
         let ready = self.since.elapsed();
-        Ok((id as usize, Moments { asked, first: last, last, ready, opening: Duration::ZERO }))
+        Ok((id as usize, Moments { asked, first: last, last, ready, opening }))
+    }
+
+    /// Opens a block that was stored sealed, where it lies; the time that took.
+    fn open(&mut self, slot: usize) -> Result<Duration, String> {
+        let Some((opening, descriptors, unit)) = &mut self.opening else { return Ok(Duration::ZERO) };
+        let Slot { span, index, .. } = &self.slots[slot];
+        let per_block = self.reading.block.div_ceil(*unit) as usize;
+        let first = (index % self.reading.blocks()) as usize * per_block;
+        let (mut at, mut time) = (0, Duration::ZERO);
+        for descriptor in &descriptors[first..first + per_block] {
+            let length = descriptor.length as usize;
+            time += span
+                .change(at, length, |bytes| opening.open(descriptor, bytes))
+                .map_err(|error| error.to_string())?;
+            at += length;
+        }
+        Ok(time)
     }
 
     fn check(&mut self) -> Result<(), String> {

@@ -10,7 +10,9 @@
 mod cell;
 mod cipher;
 mod figures;
+mod headline;
 mod iscsi;
+mod papers;
 mod plan;
 mod plots;
 mod report;
@@ -60,6 +62,7 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
         ms,
         can_capture: sys::can_capture(),
     };
+    papers::make(bench.folder.path())?;
     let alone = alone(&bench)?;
     let empty = |row| Measured { row, samples: Vec::new(), fared: None, watched: None };
     let mut table: Vec<Measured> = plan.into_iter().map(empty).collect();

@@ -66,18 +66,21 @@ const PACKET_BYTES: u32 = 1400;
 const UNIT_BYTES_SMALL: u32 = 1024;
 
 fn protections(over: Over, depth: u32) -> Vec<Protection> {
-    let mut all = vec![Protection::Plain];
-    if over == Over::Iscsi {
-        return all;
-    }
+    let mut all = vec![Protection::Plain, Protection::Tls];
     let sealed = |cipher, unit, how| Protection::Sealed { cipher, unit, how };
     for cipher in Cipher::ALL {
-        let hows: &[How] =
-            if depth == 1 { &[How::Stored, How::Ahead, How::Late] } else { &[How::Ahead, How::Late] };
+        if depth == 1 {
+            all.push(sealed(cipher, UNIT_BYTES, How::Stored));
+        }
+        let hows: &[How] = match over {
+            Over::Sockets => &[How::Ahead, How::Late],
+            Over::Iscsi if cipher == Cipher::Delayed => &[],
+            Over::Iscsi => &[How::Late],
+        };
         all.extend(hows.iter().map(|how| sealed(cipher, UNIT_BYTES, *how)));
         if cipher == Cipher::Aes256Gcm {
-            all.push(sealed(cipher, UNIT_BYTES_SMALL, How::Ahead));
-            all.push(sealed(cipher, PACKET_BYTES, How::Packet));
+            all.push(sealed(cipher, UNIT_BYTES_SMALL, hows[0]));
+            all.extend((over == Over::Sockets).then(|| sealed(cipher, PACKET_BYTES, How::Packet)));
         }
     }
     all

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::cell::Sample;
 use super::plan::{BLOCK_OF_PLOTS, Row};
 use super::shape::{Over, Reading};
-use super::{Bench, Measured, plots};
+use super::{Bench, Measured, headline, plots};
 use crate::capture::Gaps;
 use crate::part::bystander::Fared;
 use crate::stats::{Spread, rounded, short};
@@ -119,13 +119,39 @@ pub(super) fn report(
     object.insert("quick".to_owned(), json!(options.quick));
     object.insert("machine".to_owned(), machine());
     object.insert("bystander_alone".to_owned(), json!(alone));
-    let rows = table.iter().map(|measured| measured.object(bench.can_capture)).collect();
-    object.insert("rows".to_owned(), Value::Array(rows));
+    let headline = headline::Headline::of(table);
+    object.extend(headline.object());
+    let rows = table.iter().map(|measured| measured.object(bench.can_capture));
+    object.insert("rows".to_owned(), rows.chain(peers()).collect());
     Ok(Report {
-        text: text(table, alone, bench),
+        text: text(table, alone, bench) + &headline.text() + &peers_text(),
         json: Value::Object(object),
         figures: plots::all(table, bench)?,
     })
+}
+
+/// Peers that live outside this program: where they are installed, `cargo xtask bench sealed` measures them.
+const PEERS: [(&str, &str); 2] = [
+    ("WireGuard, user space (wireguard-go)", "wireguard-go"),
+    ("ESP, user space (strongSwan)", "charon-cmd"),
+];
+
+fn peer(program: &str) -> &'static str {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/libexec/ipsec", "/usr/lib/ipsec"].map(Into::into))
+        .any(|folder| folder.join(program).is_file());
+    if is_there { "not measured here: cargo xtask bench sealed" } else { "not installed" }
+}
+
+fn peers() -> impl Iterator<Item = Value> {
+    PEERS.iter().map(
+        |(name, program)| json!({ "over": Over::Iscsi, "row": name, "runs": 0, "obtained": peer(program) }),
+    )
+}
+
+fn peers_text() -> String {
+    PEERS.iter().map(|(name, program)| format!("{name}: {}.\n", peer(program))).collect()
 }
 
 fn machine() -> Value {

@@ -35,6 +35,8 @@ pub(crate) enum Protection {
         unit: u32,
         how: How,
     },
+    /// TLS 1.3 with AES-256-GCM, by rustls.
+    Tls,
 }
 
 /// When the target seals.
@@ -58,6 +60,7 @@ impl Protection {
     pub(crate) fn name(self) -> String {
         match self {
             Self::Plain => "plain".to_owned(),
+            Self::Tls => "TLS 1.3 AES-256-GCM (rustls)".to_owned(),
             Self::Sealed { cipher, unit, how } => {
                 let when = match how {
                     How::Stored => "stored sealed (ideal)",
@@ -93,7 +96,14 @@ impl Protection {
                     "measured: {unit} bytes at a time sealed and sent, a record and a call each; a model of the granularity of IPsec, in user mode"
                 ),
             },
-            (Self::Sealed { .. }, Over::Iscsi) => "measured".to_owned(),
+            (Self::Sealed { how: How::Stored, .. }, Over::Iscsi) => {
+                "measured: a plain session to a file that holds sealed units; the program that reads opens them".to_owned()
+            }
+            (Self::Sealed { .. }, Over::Iscsi) => "measured: a sealed session, SEAL/1".to_owned(),
+            (Self::Tls, Over::Sockets) => {
+                "measured: rustls in both processes, its blocking stream".to_owned()
+            }
+            (Self::Tls, Over::Iscsi) => "measured: our TLS mode, by rustls in both processes".to_owned(),
             (Self::Plain, Over::Iscsi) => "measured: file on tmpfs, session without digests".to_owned(),
         }
     }

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::tls::TlsReceiver;
 use super::{SILENCE_MAX, records};
 use crate::capture::Seen;
 use crate::part::{Order, Talk};
@@ -22,13 +24,15 @@ const WARM_UP: Duration = Duration::from_millis(20);
 const SEEN_MAX: usize = 1 << 14;
 
 /// What an initiator is told.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SocketInitiator {
     pub(crate) reading: Reading,
     /// The target's, on the loopback.
     pub(crate) port: u16,
     /// Note every call that moves data.
     pub(crate) trace: bool,
+    /// Where the certificate lies.
+    pub(crate) folder: PathBuf,
 }
 
 /// A socket, and when bytes came out of it.
@@ -62,8 +66,25 @@ impl Read for Watched {
     }
 }
 
+impl Write for Watched {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.socket.write(bytes)?;
+        self.note(false, count);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
+}
+
 /// Receives blocks, one at a time.
-trait Receiver {
+pub(super) trait Receiver {
+    /// Sends a request.
+    fn ask(&mut self, request: &[u8]) -> io::Result<()> {
+        self.watched().write_all(request)
+    }
+
     /// Receives the next block into `block` and opens it; the time spent on opening.
     fn receive(&mut self, block: &mut [u8]) -> io::Result<Duration>;
 
@@ -139,7 +160,7 @@ impl SocketInitiator {
         Ok(())
     }
 
-    fn reader(self) -> io::Result<Reader> {
+    fn reader(&self) -> io::Result<Reader> {
         let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(SILENCE_MAX))?;
@@ -147,6 +168,7 @@ impl SocketInitiator {
         let watched = Watched { socket, since, first: None, last: Duration::ZERO, seen: None };
         let receiver: Box<dyn Receiver> = match self.reading.protection {
             Protection::Plain => Box::new(Plain(watched)),
+            Protection::Tls => Box::new(TlsReceiver::new(watched, &self.folder)?),
             Protection::Sealed { cipher, unit, .. } => Box::new(Sealed {
                 stream: BufReader::with_capacity(buffer_bytes(unit.min(self.reading.block)), watched),
                 opening: Opening::new(cipher).map_err(records::broken)?,
@@ -168,10 +190,7 @@ impl Reader {
         self.asked.push_back(self.since.elapsed());
         let request = self.next.to_be_bytes();
         self.next += 1;
-        let watched = self.receiver.watched();
-        watched.socket.write_all(&request)?;
-        watched.note(false, request.len());
-        Ok(())
+        self.receiver.ask(&request)
     }
 
     /// The next block; when what happened to it.

@@ -4,6 +4,7 @@ mod ahead;
 mod initiator;
 mod records;
 mod target;
+mod tls;
 
 pub(crate) use initiator::SocketInitiator;
 pub(crate) use target::SocketTarget;

@@ -3,10 +3,12 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::tls::TlsSender;
 use super::{SILENCE_MAX, records};
 use crate::part::{Order, Talk};
 use crate::secure_read::cipher::{Meter, Sealing};
@@ -16,15 +18,22 @@ use crate::sys::Cpu;
 use crate::{Attempted, LabError};
 
 /// What a target is told.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SocketTarget {
     pub(crate) reading: Reading,
     /// Look what the socket holds at the beginning and end of each sealing.
     pub(crate) instrumented: bool,
+    /// Where the certificate lies.
+    pub(crate) folder: PathBuf,
 }
 
 /// Sends blocks, one at a time.
 pub(super) trait Sender {
+    /// Receives a request.
+    fn request(&mut self, socket: &mut TcpStream, request: &mut [u8]) -> io::Result<()> {
+        socket.read_exact(request)
+    }
+
     /// Sends the block of this number, protected.
     fn send(&mut self, socket: &mut TcpStream, index: u64) -> io::Result<()>;
 }
@@ -75,9 +84,10 @@ impl SocketTarget {
         Ok(())
     }
 
-    fn sender(self, meter: &Arc<Meter>) -> io::Result<Box<dyn Sender + Send>> {
+    fn sender(&self, meter: &Arc<Meter>) -> io::Result<Box<dyn Sender + Send>> {
         let reading = self.reading;
         match reading.protection {
+            Protection::Tls => Ok(Box::new(TlsSender::new(reading, &self.folder)?)),
             Protection::Plain => Ok(Box::new(Plain { reading, stored: reading.contents() })),
             Protection::Sealed { cipher, unit, how } => {
                 let sealing = Sealing::new(cipher, Arc::clone(meter)).map_err(records::broken)?;
@@ -91,7 +101,7 @@ impl SocketTarget {
 fn serve(socket: &mut TcpStream, sender: &mut (dyn Sender + Send)) -> io::Result<()> {
     let mut request = [0; 8];
     loop {
-        match socket.read_exact(&mut request) {
+        match sender.request(socket, &mut request) {
             Ok(()) => sender.send(socket, u64::from_be_bytes(request))?,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error),

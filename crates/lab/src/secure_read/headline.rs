@@ -1,0 +1,129 @@
+//! The few figures that answer the paper's question.
+
+use serde_json::{Map, Value, json};
+
+use super::Measured;
+use super::cipher::Cipher;
+use super::plan::BLOCK_OF_PLOTS;
+use super::shape::{How, Over, Protection, UNIT_BYTES};
+use crate::stats::rounded;
+
+/// A figure for each cipher, by name.
+type ByCipher = Vec<(&'static str, f64)>;
+
+/// What there is of them: a run that leaves rows out leaves figures out.
+#[derive(Debug, Default)]
+pub(super) struct Headline {
+    /// Sockets, one at a time: the rate with sealing ahead by that of the ideal; the least of blocks from 32 KiB.
+    ahead_of_ideal: ByCipher,
+    /// The same by the rate without overlap; the greatest.
+    ahead_of_no_overlap: ByCipher,
+    /// Of the time that the target seals ahead, what passes while its socket waits for acknowledgements; at 32 KiB.
+    cipher_hidden_share: ByCipher,
+    /// Whole units by packets, AES-256-GCM ahead, sockets at 32 KiB.
+    ahead_of_per_packet: Option<f64>,
+    /// AES-256-GCM by TLS with the same cipher: sockets ahead, iSCSI as it is; at the greatest block.
+    of_tls: [Option<f64>; 2],
+}
+
+/// Rates that are compared.
+struct Rates<'a>(&'a [Measured]);
+
+impl Rates<'_> {
+    fn find(&self, over: Over, block: u32, protection: Protection) -> Option<&Measured> {
+        self.0.iter().find(|measured| {
+            let reading = measured.row.reading;
+            measured.row.over == over
+                && (reading.block, reading.depth, reading.protection) == (block, 1, protection)
+        })
+    }
+
+    fn rate(&self, over: Over, block: u32, protection: Protection) -> Option<f64> {
+        Some(self.find(over, block, protection)?.rate().median).filter(|rate| *rate > 0.0)
+    }
+
+    /// By one protection to the other, of each block from 32 KiB.
+    fn ratios(&self, one: Protection, other: Protection) -> Vec<f64> {
+        let mut blocks: Vec<u32> = self.0.iter().map(|measured| measured.row.reading.block).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        let ratio = |block: u32| {
+            Some(self.rate(Over::Sockets, block, one)? / self.rate(Over::Sockets, block, other)?)
+        };
+        blocks.into_iter().filter(|block| *block >= BLOCK_OF_PLOTS).filter_map(ratio).collect()
+    }
+}
+
+impl Headline {
+    pub(super) fn of(table: &[Measured]) -> Self {
+        let rates = Rates(table);
+        let sealed = |cipher, how| Protection::Sealed { cipher, unit: UNIT_BYTES, how };
+        let mut headline = Self::default();
+        for cipher in Cipher::ALL {
+            let [stored, ahead, late] = [How::Stored, How::Ahead, How::Late].map(|how| sealed(cipher, how));
+            if let Some(least) = rates.ratios(ahead, stored).into_iter().reduce(f64::min) {
+                headline.ahead_of_ideal.push((cipher.name(), rounded(least)));
+            }
+            if let Some(most) = rates.ratios(ahead, late).into_iter().reduce(f64::max) {
+                headline.ahead_of_no_overlap.push((cipher.name(), rounded(most)));
+            }
+            let measured = rates.find(Over::Sockets, BLOCK_OF_PLOTS, ahead);
+            if let Some(share) = measured.and_then(Measured::hidden_share) {
+                headline.cipher_hidden_share.push((cipher.name(), share));
+            }
+        }
+        let ahead = sealed(Cipher::Aes256Gcm, How::Ahead);
+        let packets = table.iter().map(|measured| measured.row.reading.protection).find(|protection| {
+            matches!(protection, Protection::Sealed { cipher: Cipher::Aes256Gcm, how: How::Packet, .. })
+        });
+        headline.ahead_of_per_packet = packets.and_then(|packets| {
+            let rate = |protection| rates.rate(Over::Sockets, BLOCK_OF_PLOTS, protection);
+            Some(rounded(rate(ahead)? / rate(packets)?))
+        });
+        let greatest = table.iter().map(|measured| measured.row.reading.block).max().unwrap_or(0);
+        let of_tls = |over, ours| {
+            Some(rounded(rates.rate(over, greatest, ours)? / rates.rate(over, greatest, Protection::Tls)?))
+        };
+        headline.of_tls =
+            [of_tls(Over::Sockets, ahead), of_tls(Over::Iscsi, sealed(Cipher::Aes256Gcm, How::Late))];
+        headline
+    }
+
+    /// For the top level of the JSON.
+    pub(super) fn object(&self) -> Map<String, Value> {
+        let by_cipher = |figures: &ByCipher| -> Value {
+            let object: Map<_, _> =
+                figures.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+            Value::Object(object)
+        };
+        [
+            ("ahead_of_ideal", by_cipher(&self.ahead_of_ideal)),
+            ("ahead_of_no_overlap", by_cipher(&self.ahead_of_no_overlap)),
+            ("cipher_hidden_share", by_cipher(&self.cipher_hidden_share)),
+            ("ahead_of_per_packet", json!(self.ahead_of_per_packet)),
+            ("sockets_of_tls", json!(self.of_tls[0])),
+            ("iscsi_of_tls", json!(self.of_tls[1])),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+    }
+
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let percent = |figures: &ByCipher| {
+            let words = figures.iter().map(|(name, value)| format!("{name} {:.0} %", value * 100.0));
+            words.collect::<Vec<_>>().join(", ")
+        };
+        let mut text = String::new();
+        let mut tell = |what: &str, figures: &ByCipher| {
+            if !figures.is_empty() {
+                text += &format!("{what}: {}.\n", percent(figures));
+            }
+        };
+        tell("Sealed ahead, by the ideal (sockets, one at a time, least from 32 KiB)", &self.ahead_of_ideal);
+        tell("Sealed ahead, by no overlap (the greatest)", &self.ahead_of_no_overlap);
+        tell("cipher_hidden_share (sealing while the socket waits, 32 KiB)", &self.cipher_hidden_share);
+        text
+    }
+}
