@@ -18,7 +18,7 @@ mod protection;
 mod sealed;
 pub(crate) mod tls;
 
-pub(crate) use sealed::segment_max as sealed_segment_max;
+pub(crate) use sealed::{Prepared, segment_max as sealed_segment_max};
 
 /// Payload gathered into one send: keeps the buffers in use within the cache.
 pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
@@ -135,6 +135,16 @@ impl Stream {
     /// A task has ended; its slot may be used again.
     pub(crate) fn end_task(&mut self, task: TaskId) {
         self.protection.end_task(task);
+    }
+
+    /// Seals one more unit of `plain`, a transfer that nobody has asked for yet. False: nothing is left to seal, or no memory.
+    pub(crate) fn seal_ahead(&mut self, io: &Io, plain: &Span, prepared: &mut Prepared) -> bool {
+        self.protection.seal_ahead(io.pool(), plain, prepared)
+    }
+
+    /// What was sealed ahead is what `task` will send: its buffer holds the same bytes.
+    pub(crate) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
+        self.protection.adopt(task, prepared);
     }
 
     /// The next byte in either direction belongs to a record. Everything before it has been gathered.

@@ -8,7 +8,7 @@ use iscsi::machine::{Fatal, Machine, TaskId};
 use seal::Channel;
 
 use super::plain;
-use super::sealed::Sealed;
+use super::sealed::{Prepared, Sealed};
 use super::tls::{self, Tls, TlsError};
 use crate::reassembly::{Advance, Reassembly};
 
@@ -130,6 +130,21 @@ impl Protection {
         match self {
             Self::Plain(_) | Self::Tls(..) => {}
             Self::Sealed(sealed) => sealed.end_task(task),
+        }
+    }
+
+    /// Seals one more unit of a transfer that nobody has asked for yet; only what is sealed has such units.
+    pub(super) fn seal_ahead(&mut self, pool: &Pool, plain: &Span, prepared: &mut Prepared) -> bool {
+        match self {
+            Self::Sealed(sealed) => sealed.send.seal_ahead(pool, plain, prepared),
+            _ => false,
+        }
+    }
+
+    /// What was sealed ahead is what `task` will send.
+    pub(super) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
+        if let Self::Sealed(sealed) = self {
+            sealed.send.adopt(task, prepared);
         }
     }
 

@@ -11,8 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
+<<<<<<< HEAD
 use block::{Completion, Endpoint, IoError, Request, RequestId};
 use io::{Event as IoEvent, Io, Owner, Token};
+=======
+use block::{Completion, Endpoint, IoError, Kind, Request, RequestId};
+use io::{Event as IoEvent, Handle, Io, Owner, Token};
+>>>>>>> d064eff (node: the next READ of a sequence is read and sealed while the initiator is busy with the last)
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
 use iscsi::params::DigestPolicy;
@@ -22,6 +27,7 @@ use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 use seal::PublicKey;
 
+use super::ahead::{self, Ahead, Extent, Guess};
 use super::config::Peer;
 use super::defects;
 use super::handshake::{Agreement, Handshake, Next as HandshakeNext};
@@ -44,6 +50,9 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Memory for the data of one session's commands; TASK SET FULL beyond it. The pool serves several such sessions, so
 /// that one which never reads, or whose storage never answers, leaves room for the others.
 const SESSION_BYTES_MAX: usize = 256 << 20;
+
+/// What the reads of guesses are called at the endpoints, in place of a task.
+const AHEAD: u32 = u32::MAX;
 
 /// Bytes that a session sends at once from where the storage keeps them.
 const LENT_BYTES_MAX: usize = 4 << 20;
@@ -151,6 +160,7 @@ pub(super) struct Connection {
     /// The key that the initiator has proven; `None` in the clear.
     peer_key: Option<PublicKey>,
     protection: Protection,
+    ahead: Ahead,
     /// Jobs whose requests are with endpoints.
     busy: usize,
     /// Bytes of the tasks' buffers.
@@ -192,6 +202,7 @@ impl Connection {
             pending: None,
             peer_key: None,
             protection: Protection::None,
+            ahead: Ahead::new(),
             busy: 0,
             charged: 0,
             lent: 0,
@@ -224,7 +235,7 @@ impl Connection {
 
     /// Nothing is left: the socket is shut and every task has ended.
     pub(super) fn is_over(&self) -> bool {
-        self.phase == Phase::Shut && self.stream.is_idle() && self.busy == 0
+        self.phase == Phase::Shut && self.stream.is_idle() && self.busy == 0 && !self.ahead.is_reading()
     }
 
     /// The last act of a connection that is over.
@@ -273,6 +284,7 @@ impl Connection {
                     Some(handshake) => handshake.on_timeout(now),
                     None => self.machine.on_timeout(now),
                 };
+                self.ahead.expire(now);
                 if let Err(fatal) = result {
                     self.fail(&fatal, now);
                 }
@@ -309,7 +321,7 @@ impl Connection {
                     Some(handshake) => handshake.poll_timeout(),
                     None => self.machine.poll_timeout(),
                 };
-                let due = due.into_iter().chain(self.stream.retry_at(now)).min();
+                let due = due.into_iter().chain(self.stream.retry_at(now)).chain(self.ahead.due()).min();
                 self.arm_timer(context.io, due);
             }
             Phase::Ending(_) if self.stream.is_sent() => self.shut("closed"),
@@ -413,6 +425,7 @@ impl Connection {
 
     /// Work not yet begun is not begun any more, and no data is sent; what is with an endpoint ends there.
     fn abandon(&mut self) {
+        self.ahead.end();
         for id in self.machine.tasks().collect::<Vec<_>>() {
             let task = self.tasks.get_mut(id.index()).and_then(Option::as_mut);
             match task.and_then(|task| task.job.as_mut()) {
@@ -713,9 +726,23 @@ impl Connection {
             let media = task.media.take().expect("just looked at");
             return self.finish_media(context, id, &media, Ok(()));
         }
+<<<<<<< HEAD
         // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may
         // look at.
         let only_sent = !self.machine.receive_digests().data && self.stream.is_plain();
+=======
+        // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may look at.
+        let only_sent = !self.machine.receive_digests().data && !self.stream.is_sealed();
+        if matches!(media.op, MediaOp::Read { fua: false }) && self.stream.is_sealed() {
+            let extent = Extent { lun: task.lun, lba: media.lba, blocks: media.blocks };
+            if let Some(guess) = self.ahead.on_read(extent, lun.changes(), context.io.now()) {
+                task.buffer = Some(guess.plain);
+                let media = task.media.take().expect("just looked at");
+                self.stream.adopt(id, guess.prepared);
+                return self.finish_media(context, id, &media, Ok(()));
+            }
+        }
+>>>>>>> d064eff (node: the next READ of a sequence is read and sealed while the initiator is busy with the last)
         if matches!(media.op, MediaOp::Read { fua: false }) && only_sent {
             // Beside what is being sent it would no longer fit in the cache. Nobody overtakes those who wait.
             if !self.lent_waiting.is_empty() || self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
@@ -747,6 +774,48 @@ impl Connection {
     /// What a task's requests are called at the endpoints.
     pub(super) fn request_id(&self, task: TaskId) -> RequestId {
         u64::from(self.id.slot as u32) << 32 | u64::from(task.0)
+    }
+
+    /// Whether [`Self::prepare`] has something to do: what is asked for has been answered, and more of it may be asked for.
+    pub(super) fn is_eager(&self) -> bool {
+        self.phase == Phase::Open && self.ahead.is_eager() && self.tasks.iter().all(Option::is_none)
+    }
+
+    /// One step ahead of the initiator: begins to read what it will ask for, or seals a unit of that.
+    pub(super) fn prepare(&mut self, context: &mut Context<'_>) {
+        if let Some(extent) = self.ahead.wanted() {
+            return match self.guess(context, extent) {
+                Some((guess, kind)) => {
+                    self.ahead.begin(guess);
+                    let id = self.request_id(TaskId(AHEAD));
+                    context.units[extent.lun].submit(context.io, Request { id, kind }, context.done);
+                }
+                None => self.ahead.give_up(),
+            };
+        }
+        if let Some(Guess { plain, prepared, .. }) = self.ahead.unsealed()
+            && !self.stream.seal_ahead(context.io, plain, prepared)
+        {
+            self.ahead.end();
+        }
+    }
+
+    /// A guess, and how to read it. `None`: nothing is there, it is too long, or there is no memory.
+    fn guess(&self, context: &Context<'_>, extent: Extent) -> Option<(Guess, Kind)> {
+        let lun = &context.shared.luns[extent.lun];
+        let capability = context.units[extent.lun].capability();
+        let block = u64::from(lun.block_size);
+        let (offset, length) = (extent.lba.checked_mul(block)?, extent.blocks.checked_mul(block)?);
+        let bytes = usize::try_from(length).ok().filter(|bytes| (1..=ahead::BYTES_MAX).contains(bytes))?;
+        if length > u64::from(capability.max_transfer_bytes)
+            || offset.checked_add(length)? > capability.size_bytes
+        {
+            return None;
+        }
+        let changes = lun.changes();
+        let into = context.io.pool().take(bytes)?;
+        let guess = Guess::new(extent, changes, context.io.now(), into.clone());
+        Some((guess, Kind::Read { offset, into }))
     }
 
     /// Starts READs that waited until less is lent, the oldest first.
@@ -783,6 +852,9 @@ impl Connection {
             Next::Done(result) => {
                 self.busy -= 1;
                 task.job = None;
+                if task.media.as_ref().is_some_and(|media| !matches!(media.op, MediaOp::Read { .. })) {
+                    context.shared.luns[lun].note_change();
+                }
                 if self.phase != Phase::Open || !task.groups.is_empty() {
                     return self.machine.abort(id);
                 }
@@ -802,6 +874,9 @@ impl Connection {
         task: u32,
         result: Result<(), IoError>,
     ) {
+        if task == AHEAD {
+            return self.ahead.on_completion(result.is_ok());
+        }
         let Some(Some(found)) = self.tasks.get_mut(task as usize) else { return };
         let Some(job) = found.job.as_mut() else { return };
         job.completed(result);

@@ -1,6 +1,7 @@
 //! A logical unit as the server's threads share it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use block::Capability;
@@ -24,6 +25,8 @@ pub(super) struct Lun {
     pub(super) block_size: u32,
     unit: Mutex<LogicalUnit>,
     writers: Mutex<Writers>,
+    /// Times that what it holds has changed, or may have.
+    changes: AtomicU64,
 }
 
 /// Who has written, to warn of initiators that do not know of each other.
@@ -80,12 +83,30 @@ impl Lun {
             relative_port: 1,
         });
         let config = config.clone();
-        Ok(Self { config, wire, block_size, unit: Mutex::new(unit), writers: Mutex::default() })
+        Ok(Self {
+            config,
+            wire,
+            block_size,
+            unit: Mutex::new(unit),
+            writers: Mutex::default(),
+            changes: AtomicU64::new(0),
+        })
     }
 
     /// The device server. Held for one command's decision, never across I/O.
     pub(super) fn unit(&self) -> MutexGuard<'_, LogicalUnit> {
         self.unit.lock().expect("no panic while locked")
+    }
+
+    /// What it holds has changed, or may have, or it was reset; said before anyone is told. What was read before this and not
+    /// given away is out of date.
+    pub(super) fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// The changes so far; the same number later: what was read in between is what is there.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Notes that `initiator` writes, and warns once if another does too without having said `shared`.

@@ -115,6 +115,7 @@ pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
         Scope::Target(target) => &shared.target_luns[target],
     };
     for lun in units {
+        shared.luns[*lun].note_change();
         let mut unit = shared.luns[*lun].unit();
         if aborts.function != TmFunction::ClearTaskSet {
             unit.reset(Some(aborts.nexus));

@@ -3,6 +3,7 @@
 //! One loop thread per core. A connection lives on one thread; a logical unit is attached on each. What threads
 //! share is small and locked briefly: a unit's SCSI state, the list of sessions. They talk by mail.
 
+mod ahead;
 mod config;
 mod connection;
 mod defects;

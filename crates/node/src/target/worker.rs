@@ -96,6 +96,8 @@ pub(super) struct Worker {
     done: Vec<Completion>,
     /// Slots to be pumped, each once, in the order in which something happened to them.
     dirty: VecDeque<usize>,
+    /// Slots whose connections may work ahead while nothing else is to be done, each once.
+    eager: VecDeque<usize>,
     /// The most that were dirty at once in this turn: who has many commands waiting gets no more than who has few.
     crowd: usize,
     phase: Phase,
@@ -139,6 +141,7 @@ impl Worker {
             router,
             done: Vec::new(),
             dirty: VecDeque::new(),
+            eager: VecDeque::new(),
             crowd: 0,
             phase: Phase::Serving,
             unfinished: Vec::new(),
@@ -152,7 +155,11 @@ impl Worker {
         }
         let mut events = Vec::new();
         while !self.is_over() {
-            self.io.turn(&mut events).map_err(ServeError::Loop)?;
+            let deadline = (!self.eager.is_empty()).then_some(Duration::ZERO);
+            self.io.turn_until(deadline, &mut events).map_err(ServeError::Loop)?;
+            if events.is_empty() {
+                self.prepare();
+            }
             for event in events.drain(..) {
                 self.on_event(event);
             }
@@ -271,8 +278,25 @@ impl Worker {
         if connection.is_over() {
             self.retire(slot, *connection);
         } else {
+            let is_eager = connection.is_eager();
             self.slots[slot].connection = Some(connection);
+            if is_eager && !self.eager.contains(&slot) {
+                self.eager.push_back(slot);
+            }
         }
+    }
+
+    /// Nothing is to be done: one step of work ahead, for the connection whose turn it is.
+    fn prepare(&mut self) {
+        let Some(slot) = self.eager.pop_front() else { return };
+        let Some(mut connection) = self.slots[slot].connection.take() else { return };
+        if connection.is_eager() {
+            connection.prepare(&mut self.context());
+        }
+        if connection.is_eager() {
+            self.eager.push_back(slot);
+        }
+        self.slots[slot].connection = Some(connection);
     }
 
     /// A connection has ended, with all its tasks.

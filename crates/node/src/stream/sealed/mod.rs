@@ -12,10 +12,12 @@ use seal::{Broken, Channel};
 
 use super::buffer::Buffer;
 
+mod prepared;
 mod receive;
 mod send;
 mod track;
 
+pub(crate) use prepared::Prepared;
 pub(super) use receive::Receive;
 pub(super) use send::Send;
 

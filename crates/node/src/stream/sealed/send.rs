@@ -7,6 +7,7 @@ use io::Outgoing;
 use iscsi::machine::{Fatal, Machine, Payload, TaskId, Transmit};
 use seal::{Descriptor, Sealer};
 
+use super::prepared::Prepared;
 use super::{broken, take_runs};
 
 /// The rest of a unit whose first pieces have left.
@@ -33,6 +34,8 @@ pub(in crate::stream) struct Send {
     generation: u16,
     /// By task.
     tails: Vec<Option<Tail>>,
+    /// By task: what was sealed ahead of its transfer.
+    prepared: Vec<Option<Prepared>>,
     stalled: Option<Stalled>,
     /// Of the record being made.
     descriptors: Vec<Descriptor>,
@@ -52,6 +55,7 @@ impl Send {
             began: now,
             generation: 0,
             tails: Vec::new(),
+            prepared: Vec::new(),
             stalled: None,
             descriptors: Vec::with_capacity(seal::DESCRIPTORS_MAX),
             head: Vec::new(),
@@ -64,6 +68,28 @@ impl Send {
         if let Some(tail) = self.tails.get_mut(task.index()) {
             *tail = None;
         }
+        if let Some(prepared) = self.prepared.get_mut(task.index()) {
+            *prepared = None;
+        }
+    }
+
+    /// Seals one more unit of a transfer that nobody has asked for yet; `plain` is all of it. False: nothing is left to
+    /// seal, or no memory.
+    pub(in crate::stream) fn seal_ahead(
+        &mut self,
+        pool: &Pool,
+        plain: &Span,
+        prepared: &mut Prepared,
+    ) -> bool {
+        prepared.seal_next(&mut self.sealer, pool, self.unit, plain)
+    }
+
+    /// What was sealed ahead is what `task` will send: from its first byte on, and its buffer holds the same bytes.
+    pub(in crate::stream) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
+        if self.prepared.len() <= task.index() {
+            self.prepared.resize_with(task.index() + 1, || None);
+        }
+        self.prepared[task.index()] = Some(prepared);
     }
 
     /// Whether a PDU waits for memory.
@@ -189,8 +215,11 @@ impl Send {
         // Units that begin here are sealed whole, beyond what this PDU takes of the last one.
         let begin = range.start.next_multiple_of(self.unit).min(end);
         let sealed_to = range.end.next_multiple_of(self.unit).min(end).max(begin);
+        let Self { sealer, prepared, unit, .. } = self;
+        let prepared = prepared.get_mut(task.index()).and_then(Option::as_mut);
+        let ready = prepared.map_or(0, |prepared| prepared.usable(sealer, *unit, (begin, sealed_to, end)));
         let mut runs = std::mem::take(&mut self.runs);
-        if take_runs(pool, self.unit, sealed_to - begin, &mut runs).is_none() {
+        if take_runs(pool, self.unit, sealed_to - begin - ready, &mut runs).is_none() {
             self.runs = runs;
             return Ok(Err(NoMemory));
         }
@@ -201,7 +230,8 @@ impl Send {
                 return Err(Fatal::Protocol("asked for data in the middle of a unit"));
             }
         }
-        let mut at = begin;
+        let ahead = self.take_ahead(task, ready);
+        let mut at = begin + ready;
         for run in &runs {
             self.seal_units(buffer, at, run);
             at += run.len();
@@ -212,15 +242,29 @@ impl Send {
             let count = self.send_part(outgoing, task, at, &sealed, generation, left);
             left -= count;
         }
-        let generation = self.generation;
+        let fresh = self.generation;
         let mut at = begin;
-        for run in runs.drain(..) {
+        for (run, generation) in ahead.into_iter().chain(runs.drain(..).map(|run| (run, fresh))) {
             left -= self.send_part(outgoing, task, at, &run, generation, left);
             at += run.len();
         }
         debug_assert_eq!(left, 0, "all of the segment was sealed");
         self.runs = runs;
         Ok(Ok(range.len()))
+    }
+
+    /// Takes the `bytes` that were sealed ahead into this record: each unit's bytes and generation.
+    fn take_ahead(&mut self, task: TaskId, bytes: usize) -> Vec<(Span, u16)> {
+        let mut ahead = Vec::new();
+        let mut left = bytes;
+        while left > 0 {
+            let prepared = self.prepared[task.index()].as_mut().expect("counted before");
+            let (descriptor, sealed) = prepared.take().expect("counted before");
+            left -= sealed.len();
+            self.descriptors.push(descriptor);
+            ahead.push((sealed, descriptor.generation()));
+        }
+        ahead
     }
 
     /// Seals what lies at `at` of a buffer into `run`, in units.
