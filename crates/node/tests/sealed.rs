@@ -176,6 +176,40 @@ fn tempfile() -> std::path::PathBuf {
     path
 }
 
+/// CONTRACT "Order": what was read and sealed ahead is never given away once a write of another session was acknowledged.
+#[test]
+fn a_write_on_session_2_is_seen_by_the_next_read_on_session_1_though_it_was_sealed_ahead() {
+    const BYTES: usize = 8192;
+    let server = Guard::start(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
+    let (mut io_1, mut io_2) = (new_io(), new_io());
+    let sealed = || Some(sealing(SealPolicy::Require));
+    let mut session_1 = open(&mut io_1, server.address(), sealed()).unwrap();
+    let mut session_2 = open(&mut io_2, server.address(), sealed()).unwrap();
+    let read = |io: &mut Io, endpoint: &mut dyn Endpoint, at: usize| {
+        let into = io.pool().take(BYTES).unwrap();
+        let result =
+            perform(io, endpoint, vec![Kind::Read { offset: (at * BYTES) as u64, into: into.clone() }]);
+        assert!(result[0].is_ok(), "{result:?}");
+        into.as_slice()[0]
+    };
+    for round in 0..50 {
+        let first = round * 16;
+        for at in first..first + 4 {
+            assert_eq!(read(&mut io_1, &mut *session_1, at), 0);
+        }
+        // Time enough to read and seal the next blocks.
+        std::thread::sleep(Duration::from_millis(3));
+        let from = io_2.pool().take(BYTES).unwrap();
+        from.fill(0, &[round as u8 + 1; BYTES]);
+        let offset = ((first + 4) * BYTES) as u64;
+        let written = perform(&mut io_2, &mut *session_2, vec![Kind::Write { offset, from, durable: false }]);
+        assert!(written[0].is_ok(), "{written:?}");
+        assert_eq!(read(&mut io_1, &mut *session_1, first + 4), round as u8 + 1, "round {round}");
+    }
+    close_all(&mut io_1, &mut [&mut *session_1]);
+    close_all(&mut io_2, &mut [&mut *session_2]);
+}
+
 #[test]
 fn a_portal_is_asked_for_its_targets_within_the_seal() {
     let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:1M"))]));

@@ -13,7 +13,6 @@ use super::tls::{self, Tls, TlsError};
 use crate::reassembly::{Advance, Reassembly};
 
 /// Between the socket and the PDUs.
-#[expect(clippy::large_enum_variant, reason = "every connection begins with the large one")]
 pub(super) enum Protection {
     /// PDUs as they are.
     Plain(Reassembly),

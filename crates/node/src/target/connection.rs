@@ -11,13 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
-<<<<<<< HEAD
-use block::{Completion, Endpoint, IoError, Request, RequestId};
-use io::{Event as IoEvent, Io, Owner, Token};
-=======
 use block::{Completion, Endpoint, IoError, Kind, Request, RequestId};
-use io::{Event as IoEvent, Handle, Io, Owner, Token};
->>>>>>> d064eff (node: the next READ of a sequence is read and sealed while the initiator is busy with the last)
+use io::{Event as IoEvent, Io, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
 use iscsi::params::DigestPolicy;
@@ -711,6 +706,7 @@ impl Connection {
 
     /// The storage's turn.
     fn start(&mut self, context: &mut Context<'_>, id: TaskId) {
+        let is_sealed = matches!(self.protection, Protection::Sealed { .. });
         let task = self.tasks[id.index()].as_mut().expect("a task under way");
         let media = task.media.as_ref().expect("set by the caller");
         let lun = &context.shared.luns[task.lun];
@@ -726,14 +722,10 @@ impl Connection {
             let media = task.media.take().expect("just looked at");
             return self.finish_media(context, id, &media, Ok(()));
         }
-<<<<<<< HEAD
         // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may
         // look at.
         let only_sent = !self.machine.receive_digests().data && self.stream.is_plain();
-=======
-        // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may look at.
-        let only_sent = !self.machine.receive_digests().data && !self.stream.is_sealed();
-        if matches!(media.op, MediaOp::Read { fua: false }) && self.stream.is_sealed() {
+        if matches!(media.op, MediaOp::Read { fua: false }) && is_sealed {
             let extent = Extent { lun: task.lun, lba: media.lba, blocks: media.blocks };
             if let Some(guess) = self.ahead.on_read(extent, lun.changes(), context.io.now()) {
                 task.buffer = Some(guess.plain);
@@ -742,7 +734,6 @@ impl Connection {
                 return self.finish_media(context, id, &media, Ok(()));
             }
         }
->>>>>>> d064eff (node: the next READ of a sequence is read and sealed while the initiator is busy with the last)
         if matches!(media.op, MediaOp::Read { fua: false }) && only_sent {
             // Beside what is being sent it would no longer fit in the cache. Nobody overtakes those who wait.
             if !self.lent_waiting.is_empty() || self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
