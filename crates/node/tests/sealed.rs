@@ -180,7 +180,7 @@ fn tempfile() -> std::path::PathBuf {
 #[test]
 fn a_write_on_session_2_is_seen_by_the_next_read_on_session_1_though_it_was_sealed_ahead() {
     const BYTES: usize = 8192;
-    let server = Guard::start(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
+    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
     let (mut io_1, mut io_2) = (new_io(), new_io());
     let sealed = || Some(sealing(SealPolicy::Require));
     let mut session_1 = open(&mut io_1, server.address(), sealed()).unwrap();
