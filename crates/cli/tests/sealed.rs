@@ -98,6 +98,37 @@ fn two_commands_and_the_session_is_sealed() {
     assert_eq!(listed["targets"][0]["luns"][0]["size_bytes"], 8 * MIB);
 }
 
+/// What the README says to type, as it stands there: host and address of this machine, and the key, are put in.
+#[test]
+fn the_lines_of_the_readme_work_as_typed() {
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+    let section =
+        readme.split("\n## Sealed in two commands\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let lines: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let [serve, copy, new, list, trust] = lines[..] else { panic!("{lines:?}") };
+    let (target, initiator) = (Place::new(), Place::new());
+    initiator.sample("disk.img", MIB);
+    target.file("disk.img", &vec![0; MIB]);
+    let words = |line: &str| -> Vec<String> {
+        let words = line.strip_prefix("hikyaku ").unwrap().split(' ');
+        words.map(|word| word.replace("0.0.0.0", "127.0.0.1:0")).collect()
+    };
+    let run = |place: &Place, line: &str| {
+        let words = words(line);
+        place.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    run(&target, new).expect(0);
+    let key = run(&initiator, new).expect(0).stdout;
+    let mut shell = std::process::Command::new("sh");
+    let listed = shell.current_dir(target.path("")).args(["-c", &list.replace("KEY", key.trim())]).status();
+    assert!(listed.unwrap().success());
+    let serving = target.serve_words(&words(serve));
+    let here = |line: &str| line.replace("iscsi://host", &format!("iscsi://{}", portal(&serving)));
+    run(&initiator, &format!("{} --yes", here(trust))).expect(0);
+    run(&initiator, &here(copy)).expect(0);
+    assert!(fs::read(target.path("disk.img")).unwrap() == fs::read(initiator.path("disk.img")).unwrap());
+}
+
 #[test]
 fn a_plain_initiator_is_refused_where_sealing_is_required_and_told_what_to_type() {
     let hosts = Hosts::new();

@@ -24,6 +24,9 @@ fn a_copy_through_tls() {
     let trusting = format!("{},tls={ours}", serving.urls[0]);
     place.run(&["copy", "pattern:3M", &trusting, "--verify"]).expect(0);
     place.run(&["compare", "pattern:3M", &trusting]).expect(0);
+    let protection = place.run(&["info", &trusting, "--json"]).expect(0).json()["protection"].clone();
+    assert_eq!(protection["kind"], "tls");
+    assert!(protection["suite"].as_str().unwrap().starts_with("TLS13_"), "{protection}");
 
     let error = place.run(&["info", &format!("{},tls={other}", serving.urls[0]), "--json"]).expect(4).error();
     assert!(error["cause"].as_str().unwrap().contains("not trusted"), "{error}");

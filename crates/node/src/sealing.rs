@@ -71,24 +71,34 @@ pub enum Protection {
         /// The other side's key, which it has proven to hold.
         peer_key: PublicKey,
     },
+    /// TLS.
+    Tls {
+        /// How.
+        suite: &'static str,
+    },
 }
 
 impl Protection {
-    /// In one word: `none`, `sealed`.
+    /// In one word: `none`, `sealed`, `tls`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Sealed { .. } => "sealed",
+            Self::Tls { .. } => "tls",
         }
     }
 
-    /// What people want to know of it: `protection`, and for a seal `suite`, `unit` and `peer key`.
+    /// What people want to know of it: `protection`, `suite`, and for a seal `unit` and `peer key`.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![("protection", self.kind().to_owned())];
-        if let Self::Sealed { suite, unit, peer_key } = self {
-            facts.push(("suite", suite.name().to_owned()));
-            facts.push(("unit", format!("{unit} bytes")));
-            facts.push(("peer key", peer_key.to_string()));
+        match self {
+            Self::None => {}
+            Self::Sealed { suite, unit, peer_key } => facts.extend([
+                ("suite", suite.name().to_owned()),
+                ("unit", format!("{unit} bytes")),
+                ("peer key", peer_key.to_string()),
+            ]),
+            Self::Tls { suite } => facts.push(("suite", (*suite).to_owned())),
         }
         facts
     }

@@ -145,7 +145,7 @@ fn discovery_goes_through_tls_too() {
     let targets = discover(&mut new_io(), &portal, &options).unwrap();
     assert_eq!(targets[0].name, IQN);
     let target = Url { target: Some(IQN.to_owned()), ..portal.clone() };
-    assert_eq!(list_luns(&mut new_io(), &target, &options).unwrap().len(), 1);
+    assert_eq!(list_luns(&mut new_io(), &target, &options).unwrap().0.len(), 1);
     assert!(matches!(discover(&mut new_io(), &portal, &plain()), Err(OpenError::Unreachable(_))));
 }
 

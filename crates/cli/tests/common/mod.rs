@@ -56,6 +56,15 @@ impl Place {
         self.serve_at("127.0.0.1:0", arguments)
     }
 
+    /// The same, by all the words of its command line; one LUN.
+    pub(crate) fn serve_words(&self, words: &[String]) -> Serving {
+        let mut command = self.command();
+        let mut child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let urls = vec![lines.next().expect("a server that starts").unwrap()];
+        Serving { child, urls }
+    }
+
     /// The same on a port of one's choice.
     pub(crate) fn serve_at(&self, listen: &str, arguments: &[&str]) -> Serving {
         let mut child = self

@@ -130,7 +130,10 @@ impl Session {
 
     /// What protects it; to be asked once it is logged in.
     pub(super) fn protection(&self) -> Protection {
-        self.protection
+        match &self.link {
+            Link::Up(stream) => stream.tls_suite().map_or(self.protection, |suite| Protection::Tls { suite }),
+            _ => self.protection,
+        }
     }
 
     /// Commands that may be submitted now.

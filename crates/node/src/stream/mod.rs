@@ -112,6 +112,11 @@ impl Stream {
         self.protection.is_plain()
     }
 
+    /// How TLS seals, where it does.
+    pub(crate) fn tls_suite(&self) -> Option<&'static str> {
+        self.protection.tls_suite()
+    }
+
     /// Nothing of ours is with the kernel.
     pub(crate) fn is_idle(&self) -> bool {
         self.incoming.is_some() && self.outgoing.is_some()

@@ -160,6 +160,14 @@ impl Protection {
         }
     }
 
+    /// How TLS seals.
+    pub(super) fn tls_suite(&self) -> Option<&'static str> {
+        match self {
+            Self::Tls(tls, _) => tls.suite(),
+            Self::Plain(_) | Self::Sealed(_) => None,
+        }
+    }
+
     /// Payload goes out as it lies.
     pub(super) fn is_plain(&self) -> bool {
         matches!(self, Self::Plain(_))

@@ -141,6 +141,15 @@ impl Tls {
         }
     }
 
+    /// How records are sealed, once that is agreed on.
+    pub(crate) fn suite(&self) -> Option<&'static str> {
+        let suite = match &self.end {
+            End::Client(client) => client.negotiated_cipher_suite(),
+            End::Server(server) => server.negotiated_cipher_suite(),
+        };
+        suite.and_then(|suite| suite.suite().as_str())
+    }
+
     /// Nothing waits to be sealed.
     pub(crate) fn is_drained(&self) -> bool {
         self.queue.is_empty() && self.control.is_empty()

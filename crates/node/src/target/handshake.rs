@@ -131,8 +131,8 @@ impl Handshake {
         handshakes: &Handshakes,
         now: Duration,
     ) -> Next {
-        let common = |suite: &&Suite| offered.suites.iter().any(|name| name == suite.name());
-        let Some(suite) = sealing.suites.iter().find(common) else {
+        let mut wanted = offered.suites.iter().filter_map(|name| Suite::from_name(name));
+        let Some(suite) = wanted.find(|suite| sealing.suites.contains(suite)) else {
             return self.refuse(LoginStatus::AuthenticationFailure, "it offers no suite of ours");
         };
         if !handshakes.admit(now) {
