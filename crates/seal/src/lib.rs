@@ -68,6 +68,9 @@ pub struct Channel {
 
 impl Channel {
     fn new(ours: Ratchet, theirs: Ratchet) -> Self {
-        Self { sealer: Sealer::new(ours, Limits::SPECIFIED), opener: Opener::new(theirs, Limits::SPECIFIED) }
+        Self {
+            sealer: Sealer::new(ours, &Limits::SPECIFIED),
+            opener: Opener::new(theirs, &Limits::SPECIFIED),
+        }
     }
 }

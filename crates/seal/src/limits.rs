@@ -14,6 +14,10 @@ pub(crate) struct Limits {
     pub(crate) unit_bytes_due: u64,
     /// The sender goes on after this time.
     pub(crate) age_due: Duration,
+    /// The sender must have gone on at so many records.
+    pub(crate) records_late: u64,
+    /// The sender must have gone on at so many bytes of units.
+    pub(crate) unit_bytes_late: u64,
     /// No generation has more records.
     pub(crate) records_max: u64,
     /// No generation has more bytes of units.
@@ -27,6 +31,8 @@ impl Limits {
         records_due: (1 << 32) - (1 << 16),
         unit_bytes_due: (1 << 38) - (1 << 30),
         age_due: Duration::from_secs(3600),
+        records_late: 1 << 32,
+        unit_bytes_late: 1 << 38,
         records_max: 1 << 33,
         unit_bytes_max: 1 << 39,
     };
@@ -34,8 +40,8 @@ impl Limits {
 
 const _: () = {
     let limits = Limits::SPECIFIED;
-    assert!(limits.records_due < 1 << 32 && limits.records_due < limits.records_max);
-    assert!(limits.unit_bytes_due < 1 << 38 && limits.unit_bytes_due < limits.unit_bytes_max);
+    assert!(limits.records_due < limits.records_late && limits.records_late < limits.records_max);
+    assert!(limits.unit_bytes_due < limits.unit_bytes_late && limits.unit_bytes_late < limits.unit_bytes_max);
     // A unit has a byte at least, so the 48 bits of its number cannot run out first.
     assert!(limits.unit_bytes_max < 1 << 48);
 };

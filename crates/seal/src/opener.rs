@@ -17,7 +17,7 @@ struct DataKey {
 
 /// The receiving direction.
 pub struct Opener {
-    limits: Limits,
+    limits: &'static Limits,
     ratchet: Ratchet,
     generation: u16,
     head: Keyed,
@@ -31,7 +31,7 @@ pub struct Opener {
 }
 
 impl Opener {
-    pub(crate) fn new(ratchet: Ratchet, limits: Limits) -> Self {
+    pub(crate) fn new(ratchet: Ratchet, limits: &'static Limits) -> Self {
         let head = ratchet.keyed(Use::Head);
         let data = DataKey { generation: 0, keyed: ratchet.keyed(Use::Data), bytes: 0 };
         Self { limits, ratchet, generation: 0, head, counter: 0, records: 0, data, data_before: None }

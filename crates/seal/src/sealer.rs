@@ -14,7 +14,7 @@ use crate::{
 
 /// The sending direction.
 pub struct Sealer {
-    limits: Limits,
+    limits: &'static Limits,
     ratchet: Ratchet,
     generation: u16,
     head: Keyed,
@@ -32,7 +32,7 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub(crate) fn new(ratchet: Ratchet, limits: Limits) -> Self {
+    pub(crate) fn new(ratchet: Ratchet, limits: &'static Limits) -> Self {
         let (head, data) = (ratchet.keyed(Use::Head), ratchet.keyed(Use::Data));
         let since = Duration::ZERO;
         Self {
@@ -102,6 +102,17 @@ impl Sealer {
         self.records >= self.limits.records_due
             || self.unit_bytes >= self.limits.unit_bytes_due
             || now.saturating_sub(self.since) >= self.limits.age_due
+    }
+
+    /// Whether this generation has reached what it must not: nothing more may be sealed in it. One that could not be left in
+    /// time, since a unit of the one before is unfinished, ends the connection.
+    pub fn is_overdue(&self) -> bool {
+        self.records >= self.limits.records_late || self.unit_bytes >= self.limits.unit_bytes_late
+    }
+
+    /// The present generation: that of the next head and the next unit.
+    pub fn generation(&self) -> u16 {
+        self.generation
     }
 
     /// Begins the next generation with the next head; `now` as in [`Self::is_due`]. Fails after generation 65535: the

@@ -6,17 +6,40 @@ use crate::schedule::{Ratchet, Use};
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A sender and its receiver under limits of a test's size.
-fn limited(limits: Limits) -> (Sealer, Opener) {
+fn limited(limits: &'static Limits) -> (Sealer, Opener) {
     let ratchet = || Ratchet::both(Suite::Aes256Gcm, &[1; 32], &([2; 32].into(), [3; 32].into())).0;
     (Sealer::new(ratchet(), limits), Opener::new(ratchet(), limits))
 }
 
-const SMALL: Limits =
-    Limits { records_due: 10, unit_bytes_due: 1000, age_due: HOUR, records_max: 20, unit_bytes_max: 2000 };
+const SMALL: Limits = Limits {
+    records_due: 10,
+    unit_bytes_due: 1000,
+    age_due: HOUR,
+    records_late: 15,
+    unit_bytes_late: 1500,
+    records_max: 20,
+    unit_bytes_max: 2000,
+};
+
+#[test]
+fn section6_overdue_at_the_limits_that_must_not_be_reached() {
+    let (mut sealer, _) = limited(&SMALL);
+    for number in 0..15 {
+        assert!(!sealer.is_overdue(), "{number}");
+        seal(&mut sealer, number, &[]);
+    }
+    assert!(sealer.is_overdue());
+    sealer.rekey(Duration::ZERO).unwrap();
+    assert_eq!((sealer.is_overdue(), sealer.generation()), (false, 1));
+    sealer.seal_in_place(&mut plain(1499));
+    assert!(!sealer.is_overdue());
+    sealer.seal_in_place(&mut [0]);
+    assert!(sealer.is_overdue());
+}
 
 #[test]
 fn section6_due_after_records_bytes_or_an_hour() {
-    let (mut sealer, _) = limited(SMALL);
+    let (mut sealer, _) = limited(&SMALL);
     for number in 0..10 {
         assert!(!sealer.is_due(Duration::ZERO), "{number}");
         seal(&mut sealer, number, &[]);
@@ -37,7 +60,7 @@ fn section6_due_after_records_bytes_or_an_hour() {
 #[test]
 fn section6_limits_are_the_specified_ones() {
     let limits = Limits::SPECIFIED;
-    assert!(limits.records_due < 1 << 32 && limits.unit_bytes_due < 1 << 38);
+    assert_eq!((limits.records_late, limits.unit_bytes_late), (1 << 32, 1 << 38));
     assert_eq!((limits.age_due, limits.records_max, limits.unit_bytes_max), (HOUR, 1 << 33, 1 << 39));
 }
 
@@ -70,7 +93,7 @@ fn section6_receiver_follows_a_rekey_under_load() {
 
 #[test]
 fn section6_generation_without_a_record_is_not_left() {
-    let (mut sealer, mut opener) = limited(SMALL);
+    let (mut sealer, mut opener) = limited(&SMALL);
     let mut unit = plain(10);
     let descriptor = sealer.seal_in_place(&mut unit);
     for _ in 0..3 {
@@ -137,13 +160,13 @@ fn head_with(seal_id: u64) -> Vec<u8> {
 #[test]
 fn section5_seal_id_of_a_wrong_generation_ends_the_connection() {
     for (seal_id, good) in [(0, true), (5, true), (1 << 48, false), (u64::MAX, false)] {
-        let mut opener = limited(SMALL).1;
+        let mut opener = limited(&SMALL).1;
         let mut record = forged(&ratchet(), 0, 0, &head_with(seal_id));
         assert_eq!(opener.open_head(record.prefix, &mut record.head).is_ok(), good, "{seal_id:x}");
     }
     // At the first record of generation 1, what was sealed ahead is of generation 0.
     for (seal_id, good) in [(0, true), (1 << 48, true), (2 << 48, false)] {
-        let mut opener = limited(SMALL).1;
+        let mut opener = limited(&SMALL).1;
         let mut record = forged(&ratchet().next(), 1, 0, &head_with(seal_id));
         assert_eq!(opener.open_head(record.prefix, &mut record.head).is_ok(), good, "{seal_id:x}");
     }
@@ -152,7 +175,7 @@ fn section5_seal_id_of_a_wrong_generation_ends_the_connection() {
 #[test]
 fn section5_head_that_does_not_add_up_ends_the_connection_though_it_opens() {
     for bad in [&[0; 49][..], &[0; 75], &[0xFF; 76]] {
-        let mut opener = limited(SMALL).1;
+        let mut opener = limited(&SMALL).1;
         let mut record = forged(&ratchet(), 0, 0, bad);
         assert_eq!(opener.open_head(record.prefix, &mut record.head), Err(Broken));
     }
@@ -160,7 +183,7 @@ fn section5_head_that_does_not_add_up_ends_the_connection_though_it_opens() {
 
 #[test]
 fn section6_generation_cannot_be_skipped_or_gone_back_to() {
-    let (mut sealer, mut opener) = limited(SMALL);
+    let (mut sealer, mut opener) = limited(&SMALL);
     let old = seal(&mut sealer, 0, &[]);
     open(&mut opener, &old).unwrap();
     let mut skipped = forged(&ratchet().next().next(), 2, 0, &header(1));
@@ -177,7 +200,7 @@ fn section6_generation_cannot_be_skipped_or_gone_back_to() {
 #[test]
 fn section5_records_lost_before_a_rekey_are_missed() {
     for lost in 1..4 {
-        let (mut sealer, mut opener) = limited(SMALL);
+        let (mut sealer, mut opener) = limited(&SMALL);
         open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
         let mut records: Vec<_> = (0..lost).map(|number| seal(&mut sealer, number, &[])).collect();
         sealer.rekey(Duration::ZERO).unwrap();
@@ -190,7 +213,7 @@ fn section5_records_lost_before_a_rekey_are_missed() {
 
 #[test]
 fn section6_head_spliced_into_another_generation_does_not_open() {
-    let (mut sealer, mut opener) = limited(SMALL);
+    let (mut sealer, mut opener) = limited(&SMALL);
     let mut spliced = seal(&mut sealer, 0, &[]);
     spliced.prefix[1] = 1;
     assert_eq!(open(&mut opener, &spliced).unwrap_err(), Broken);
@@ -198,13 +221,13 @@ fn section6_head_spliced_into_another_generation_does_not_open() {
     let mut wrong_counter = forged(&ratchet().next(), 1, 1, &header(1));
     assert_eq!(opener.open_head(wrong_counter.prefix, &mut wrong_counter.head), Err(Broken));
     // An attempt that fails leaves the generation where it was.
-    let (mut sealer, _) = limited(SMALL);
+    let (mut sealer, _) = limited(&SMALL);
     open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
 }
 
 #[test]
 fn section6_receiver_ends_the_connection_at_its_limit_of_records() {
-    let (mut sealer, mut opener) = limited(SMALL);
+    let (mut sealer, mut opener) = limited(&SMALL);
     for number in 0..20 {
         open(&mut opener, &seal(&mut sealer, number, &[])).unwrap();
     }
@@ -216,9 +239,9 @@ fn section6_receiver_ends_the_connection_at_its_limit_of_records() {
 
 #[test]
 fn section6_receiver_ends_the_connection_at_its_limit_of_bytes() {
-    let generous = Limits { unit_bytes_max: 1 << 20, ..SMALL };
+    let generous = &Limits { unit_bytes_max: 1 << 20, ..SMALL };
     let (mut sealer, _) = limited(generous);
-    let (_, mut opener) = limited(SMALL);
+    let (_, mut opener) = limited(&SMALL);
     open(&mut opener, &seal(&mut sealer, 0, &[&plain(1999)])).unwrap();
     open(&mut opener, &seal(&mut sealer, 0, &[&plain(1)])).unwrap();
     assert_eq!(open(&mut opener, &seal(&mut sealer, 0, &[&plain(1)])).unwrap_err(), Broken);
@@ -230,7 +253,7 @@ fn section6_receiver_ends_the_connection_at_its_limit_of_bytes() {
 #[test]
 #[should_panic(expected = "due long ago")]
 fn section6_sender_never_passes_the_limit_of_records() {
-    let (mut sealer, _) = limited(SMALL);
+    let (mut sealer, _) = limited(&SMALL);
     for number in 0..21 {
         seal(&mut sealer, number, &[]);
     }
@@ -239,7 +262,7 @@ fn section6_sender_never_passes_the_limit_of_records() {
 #[test]
 #[should_panic(expected = "due long ago")]
 fn section6_sender_never_passes_the_limit_of_bytes() {
-    let (mut sealer, _) = limited(SMALL);
+    let (mut sealer, _) = limited(&SMALL);
     for number in 0..3 {
         seal(&mut sealer, number, &[&plain(1000)]);
     }
@@ -247,7 +270,7 @@ fn section6_sender_never_passes_the_limit_of_bytes() {
 
 #[test]
 fn section6_after_generation_65535_there_is_none() {
-    let (mut sealer, mut opener) = limited(SMALL);
+    let (mut sealer, mut opener) = limited(&SMALL);
     for generation in 0..=65535 {
         let (prefix, mut head) = head_of(&mut sealer, &header(1), &[]);
         opener.open_head(prefix, &mut head).unwrap();
@@ -261,7 +284,7 @@ fn section6_after_generation_65535_there_is_none() {
 
 #[test]
 fn section5_no_seal_id_is_used_twice() {
-    let (mut sealer, _) = limited(Limits { unit_bytes_max: 1 << 20, ..SMALL });
+    let (mut sealer, _) = limited(&Limits { unit_bytes_max: 1 << 20, ..SMALL });
     let mut seen = std::collections::HashSet::new();
     for _ in 0..5 {
         for _ in 0..50 {

@@ -54,7 +54,7 @@ fn hash_and_keys(mut noise: HandshakeState) -> ([u8; 32], [u8; 32], [u8; 32]) {
 /// The channel's keys are those that follow from snow's.
 fn assert_same(ours: &mut Sealer, (hash, first, second): ([u8; 32], [u8; 32], [u8; 32]), initiator: bool) {
     let (i, t) = Ratchet::both(Suite::Aes256Gcm, &hash, &(first.into(), second.into()));
-    let mut opener = Opener::new(if initiator { i } else { t }, Limits::SPECIFIED);
+    let mut opener = Opener::new(if initiator { i } else { t }, &Limits::SPECIFIED);
     let record = seal(ours, 1, &[b"unit"]);
     assert_eq!(open(&mut opener, &record).unwrap().1, [b"unit"]);
 }

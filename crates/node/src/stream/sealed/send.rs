@@ -155,7 +155,12 @@ impl Send {
         let is_current = |tail: &Tail| tail.generation == self.generation;
         if self.sealer.is_due(now) && self.tails.iter().flatten().all(is_current) {
             self.sealer.rekey(now).map_err(broken)?;
-            self.generation += 1;
+            self.generation = self.sealer.generation();
+        }
+        if self.sealer.is_overdue() {
+            return Err(Fatal::Protocol(
+                "a unit is unfinished since the generation before, and this one has reached its limit",
+            ));
         }
         Ok(())
     }
