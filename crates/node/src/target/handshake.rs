@@ -133,7 +133,8 @@ impl Handshake {
     ) -> Next {
         let mut wanted = offered.suites.iter().filter_map(|name| Suite::from_name(name));
         let Some(suite) = wanted.find(|suite| sealing.suites.contains(suite)) else {
-            return self.refuse(LoginStatus::AuthenticationFailure, "it offers no suite of ours");
+            // Not 0201: to an initiator that would mean a target that does not seal, with which it may go on in the clear.
+            return self.refuse(LoginStatus::InitiatorError, "it offers no suite of ours");
         };
         if !handshakes.admit(now) {
             return self.refuse(LoginStatus::ServiceUnavailable, "too many handshakes at once");
