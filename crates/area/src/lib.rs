@@ -8,6 +8,7 @@
 //! one loop thread; memory shared by threads is a [`Region`].
 
 mod flight;
+mod guard;
 mod poison;
 mod pool;
 mod region;

@@ -54,7 +54,7 @@ impl Span {
     /// A whole region, to send from without copying; its bytes change when the storage is written. Slice it.
     ///
     /// Of a mapped file ([`Region::of_file`]) only the kernel may touch the bytes: it answers EFAULT where the file
-    /// has shrunk, this process would be killed.
+    /// has shrunk, this process would be killed; unless it is mapped to be looked at ([`Region::of_file_to_look_at`]).
     pub fn stored(region: Arc<Region>) -> Self {
         let length = region.len();
         Self { area: Rc::new(Area::Stored(region)), start: 0, length }
@@ -65,6 +65,14 @@ impl Span {
         match &*self.area {
             Area::Pooled { place, .. } => Some(place.region),
             Area::Stored(_) => None,
+        }
+    }
+
+    /// Whether some of what was read of these stored bytes was not the storage's, because a file has shrunk.
+    pub fn is_spoilt(&self) -> bool {
+        match &*self.area {
+            Area::Pooled { .. } => false,
+            Area::Stored(region) => region.is_spoilt(),
         }
     }
 

@@ -199,10 +199,11 @@ pub trait Endpoint {
         Extent { end: self.capability().size_bytes, data: true }
     }
 
-    /// The stored bytes themselves, for the kernel to send from: a read without reading, for storage that is memory.
-    /// They may change like those that any read races with. `None`: read them.
-    fn lend(&mut self, offset: u64, length: usize) -> Option<Span> {
-        let _ = (offset, length);
+    /// The stored bytes themselves, to send from: a read without reading, for storage that is memory. They may change
+    /// like those that any read races with. What a process has looked at counts only if the span is not
+    /// [spoilt](Span::is_spoilt) afterwards. `None`: read them.
+    fn lend(&mut self, offset: u64, length: usize, looks: Looks) -> Option<Span> {
+        let _ = (offset, length, looks);
         None
     }
 
@@ -233,6 +234,15 @@ pub trait Endpoint {
     fn losses(&self) -> u64 {
         0
     }
+}
+
+/// Who looks at bytes that storage lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looks {
+    /// The kernel alone, which sends them.
+    Kernel,
+    /// This process, to seal or encrypt them on their way.
+    Process,
 }
 
 /// Storage as threads share it: the open file, the memory, the address of a LUN.

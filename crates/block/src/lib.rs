@@ -21,7 +21,7 @@ mod spec;
 pub mod layer;
 
 pub use endpoint::{
-    Capability, Completion, Endpoint, Extent, Identity, Kind, Medium, Request, RequestId, State,
+    Capability, Completion, Endpoint, Extent, Identity, Kind, Looks, Medium, Request, RequestId, State,
 };
 pub use error::{IoError, IoErrorKind, OpenError};
 pub use file::FileMedium;

@@ -6,7 +6,7 @@ use area::{Pool, Region, Span};
 use io::{Event, Io, Owner};
 
 use crate::{
-    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Medium, OpenError, Request,
+    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Looks, Medium, OpenError, Request,
 };
 
 pub(crate) fn synthetic_capability(size_bytes: u64) -> Capability {
@@ -133,7 +133,7 @@ impl Endpoint for MemoryEndpoint {
 
     fn owners(&self, _owners: &mut Vec<Owner>) {}
 
-    fn lend(&mut self, offset: u64, length: usize) -> Option<Span> {
+    fn lend(&mut self, offset: u64, length: usize, _looks: Looks) -> Option<Span> {
         let end = offset.checked_add(length as u64)?;
         (end <= self.capability.size_bytes).then(|| self.stored.slice(offset as usize, length))
     }

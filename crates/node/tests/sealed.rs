@@ -150,28 +150,27 @@ fn write_and_read(io: &mut Io, endpoint: &mut dyn Endpoint, seed: u64) {
 #[test]
 fn data_goes_there_and_back_with_every_suite_and_unit() {
     let storage = tempfile();
-    for words in ["mem:16M", &format!("file:{}", storage.display())] {
-        for (seed, suite) in (1..).zip(Suite::ALL) {
-            let luns = vec![lun(0, medium(words))];
-            let server = Guard::start_with(server(SealPolicy::Require, &[suite], luns));
-            for unit in [seal::UNIT_BYTES, 4096, seal::UNIT_BYTES_MAX] {
-                let mut io = new_io();
-                let sealing = InitiatorSealing { unit, ..sealing(SealPolicy::Require) };
-                let mut remote = open(&mut io, server.address(), Some(sealing)).unwrap();
-                assert_eq!(fact(&*remote, "suite").as_deref(), Some(suite.name()));
-                assert_eq!(fact(&*remote, "peer key"), Some(key(TARGET).to_string()));
-                assert_eq!(fact(&*remote, "DataDigest").as_deref(), Some("None"));
-                write_and_read(&mut io, &mut *remote, seed * u64::from(unit));
-                close_all(&mut io, &mut [&mut *remote]);
-                assert!(remote.is_closed());
-            }
+    let file = format!("file:{}", storage.display());
+    for (suite, words) in Suite::ALL.into_iter().zip(["mem:16M", &file, "mem:16M", &file]) {
+        let server = Guard::start_with(server(SealPolicy::Require, &[suite], vec![lun(0, medium(words))]));
+        for (seed, unit) in [(1, seal::UNIT_BYTES), (2, 4096), (3, seal::UNIT_BYTES_MAX)] {
+            let mut io = new_io();
+            let sealing = InitiatorSealing { unit, ..sealing(SealPolicy::Require) };
+            let mut remote = open(&mut io, server.address(), Some(sealing)).unwrap();
+            assert_eq!(fact(&*remote, "suite").as_deref(), Some(suite.name()));
+            assert_eq!(fact(&*remote, "peer key"), Some(key(TARGET).to_string()));
+            assert_eq!(fact(&*remote, "DataDigest").as_deref(), Some("None"));
+            write_and_read(&mut io, &mut *remote, seed);
+            close_all(&mut io, &mut [&mut *remote]);
+            assert!(remote.is_closed());
         }
     }
     std::fs::remove_file(storage).unwrap();
 }
 
+/// A file in memory, from which the target seals in place.
 fn tempfile() -> std::path::PathBuf {
-    let path = std::env::temp_dir().join(format!("hikyaku-sealed-{}", std::process::id()));
+    let path = std::path::PathBuf::from(format!("/dev/shm/hikyaku-test-sealed-{}", std::process::id()));
     std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
     path
 }

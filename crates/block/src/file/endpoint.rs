@@ -14,7 +14,7 @@ use super::Shared;
 use super::mapped::Mapped;
 use crate::memory::check;
 use crate::{
-    Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Request, RequestId,
+    Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Looks, Request, RequestId,
 };
 
 /// Writes to a file in memory up to this are made at once; a longer one is worth another core's time.
@@ -388,10 +388,10 @@ impl Endpoint for FileEndpoint {
         extent
     }
 
-    fn lend(&mut self, offset: u64, length: usize) -> Option<Span> {
+    fn lend(&mut self, offset: u64, length: usize, looks: Looks) -> Option<Span> {
         let punched = self.shared.punched.load(Ordering::Relaxed);
         let Handles { buffered, mapped, .. } = &mut self.handles;
-        mapped.as_mut()?.lend(&**buffered, offset, length, punched)
+        mapped.as_mut()?.lend(&**buffered, offset, length, punched, looks)
     }
 
     fn identity(&self) -> Identity {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::{Completion, Extent, IoErrorKind, Kind, Request};
+use crate::{Completion, Extent, IoErrorKind, Kind, Looks, Request};
 
 const OPTIONS: OpenOptions = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
 
@@ -138,9 +138,12 @@ fn holes_are_found() {
     );
 }
 
-/// What a file lends, as the kernel sees it. This process itself may look as long as the file is whole.
+/// What a file lends, to either. This process may look at what the kernel sends as long as the file is whole.
 fn lent(endpoint: &mut dyn Endpoint, offset: u64, length: usize) -> Option<Vec<u8>> {
-    endpoint.lend(offset, length).map(|span| span.as_slice().to_vec())
+    let mut lend = |looks| endpoint.lend(offset, length, looks).map(|span| span.as_slice().to_vec());
+    let (kernel, process) = (lend(Looks::Kernel), lend(Looks::Process));
+    assert_eq!(kernel, process);
+    kernel
 }
 
 #[test]
@@ -170,6 +173,13 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
     file.set_len(3 << 19).unwrap();
     assert_eq!(lent(&mut *endpoint, (3 << 19) - 512, 1024), None, "the file has shrunk");
     assert_eq!(lent(&mut *endpoint, u64::MAX, 1024), None);
+    let stored = endpoint.lend((1 << 20) + 65_536, 8192, Looks::Process).unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert!(stored.as_slice().iter().all(|byte| *byte == 0) && stored.is_spoilt(), "shrunk under the eyes");
+    file.set_len(4 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[5; 65_536], 1 << 20).unwrap();
+    assert!(endpoint.lend(1 << 20, 4096, Looks::Kernel).is_some());
+    assert!(endpoint.lend(1 << 20, 4096, Looks::Process).is_none(), "what was spoilt is lent no more");
 }
 
 #[test]

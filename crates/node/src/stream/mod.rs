@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use area::Span;
+use block::Looks;
 use io::{Event, Handle, Incoming, Io, Item, Outgoing, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TaskId};
 use seal::Channel;
@@ -107,9 +108,9 @@ impl Stream {
         Counters { received: self.received, sent: self.sent, copied: self.protection.copied() }
     }
 
-    /// Whether payload is only referred to until the kernel takes it; otherwise we look at it, so it must not change.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.protection.is_plain()
+    /// Who looks at payload on its way out, if it may change meanwhile.
+    pub(crate) fn looks(&self) -> Option<Looks> {
+        self.protection.looks()
     }
 
     /// How TLS seals, where it does.
@@ -240,5 +241,19 @@ impl Stream {
             io.send(self.token(Operation::Send), &self.socket, outgoing);
         }
         result
+    }
+}
+
+#[cfg(test)]
+impl Stream {
+    /// Keys change after so many records.
+    fn rekey_every(&mut self, records: u32) {
+        let Protection::Sealed(sealed) = &mut self.protection else { panic!("not sealed") };
+        sealed.send.rekey_every.0 = records;
+    }
+
+    fn generation(&self) -> u16 {
+        let Protection::Sealed(sealed) = &self.protection else { panic!("not sealed") };
+        sealed.send.generation
     }
 }

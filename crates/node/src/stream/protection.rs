@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use area::{Pool, Span};
+use block::Looks;
 use io::{Io, Outgoing};
 use iscsi::machine::{Fatal, Machine, TaskId};
 use seal::Channel;
@@ -168,9 +169,14 @@ impl Protection {
         }
     }
 
-    /// Payload goes out as it lies.
-    pub(super) fn is_plain(&self) -> bool {
-        matches!(self, Self::Plain(_))
+    /// Who looks at payload on its way out, if it may change meanwhile: a record of SEAL/1 is made of it in one pass, which
+    /// reads each byte once.
+    pub(super) fn looks(&self) -> Option<Looks> {
+        match self {
+            Self::Plain(_) => Some(Looks::Kernel),
+            Self::Sealed(_) => Some(Looks::Process),
+            Self::Tls(..) => None,
+        }
     }
 
     /// Nothing that was gathered waits for another gathering.

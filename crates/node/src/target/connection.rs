@@ -722,9 +722,6 @@ impl Connection {
             let media = task.media.take().expect("just looked at");
             return self.finish_media(context, id, &media, Ok(()));
         }
-        // A digest would be computed of bytes that may change until they are sent, a seal of bytes that only the kernel may
-        // look at.
-        let only_sent = !self.machine.receive_digests().data && self.stream.is_plain();
         if matches!(media.op, MediaOp::Read { fua: false }) && is_sealed {
             let extent = Extent { lun: task.lun, lba: media.lba, blocks: media.blocks };
             if let Some(guess) = self.ahead.on_read(extent, lun.changes(), context.io.now()) {
@@ -734,13 +731,15 @@ impl Connection {
                 return self.finish_media(context, id, &media, Ok(()));
             }
         }
-        if matches!(media.op, MediaOp::Read { fua: false }) && only_sent {
+        // A digest would be computed of bytes that may change until they are sent.
+        let looks = self.stream.looks().filter(|_| !self.machine.receive_digests().data);
+        if let (MediaOp::Read { fua: false }, Some(looks)) = (&media.op, looks) {
             // Beside what is being sent it would no longer fit in the cache. Nobody overtakes those who wait.
             if !self.lent_waiting.is_empty() || self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
                 return self.lent_waiting.push_back(id);
             }
             let offset = media.lba * u64::from(lun.block_size);
-            if let Some(stored) = context.units[task.lun].lend(offset, data_in) {
+            if let Some(stored) = context.units[task.lun].lend(offset, data_in, looks) {
                 (task.buffer, task.lent) = (Some(stored), data_in);
                 self.lent += data_in;
                 let media = task.media.take().expect("just looked at");

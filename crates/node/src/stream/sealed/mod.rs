@@ -15,6 +15,8 @@ use super::buffer::Buffer;
 mod prepared;
 mod receive;
 mod send;
+#[cfg(test)]
+mod tests;
 mod track;
 
 pub(crate) use prepared::Prepared;

@@ -31,7 +31,10 @@ pub(in crate::stream) struct Send {
     unit: usize,
     /// When the channel was made.
     began: Duration,
-    generation: u16,
+    pub(in crate::stream) generation: u16,
+    /// Records after which the next generation is due, and those since; 0 for never.
+    #[cfg(test)]
+    pub(in crate::stream) rekey_every: (u32, u32),
     /// By task.
     tails: Vec<Option<Tail>>,
     /// By task: what was sealed ahead of its transfer.
@@ -54,6 +57,8 @@ impl Send {
             unit,
             began: now,
             generation: 0,
+            #[cfg(test)]
+            rekey_every: (0, 0),
             tails: Vec::new(),
             prepared: Vec::new(),
             stalled: None,
@@ -152,8 +157,7 @@ impl Send {
     /// the receiver would forget its key.
     fn rekey(&mut self, now: Duration) -> Result<(), Fatal> {
         let now = now.saturating_sub(self.began);
-        let is_current = |tail: &Tail| tail.generation == self.generation;
-        if self.sealer.is_due(now) && self.tails.iter().flatten().all(is_current) {
+        if self.is_due(now) && self.tails.iter().flatten().all(|tail| tail.generation == self.generation) {
             self.sealer.rekey(now).map_err(broken)?;
             self.generation = self.sealer.generation();
         }
@@ -163,6 +167,18 @@ impl Send {
             ));
         }
         Ok(())
+    }
+
+    #[cfg(not(test))]
+    fn is_due(&self, now: Duration) -> bool {
+        self.sealer.is_due(now)
+    }
+
+    #[cfg(test)]
+    fn is_due(&mut self, now: Duration) -> bool {
+        let (every, records) = &mut self.rekey_every;
+        *records += 1;
+        *every > 0 && records.is_multiple_of(*every) || self.sealer.is_due(now)
     }
 
     /// Adds one record; returns the bytes of its body.
@@ -240,6 +256,9 @@ impl Send {
         for run in &runs {
             self.seal_units(buffer, at, run);
             at += run.len();
+        }
+        if buffer.is_spoilt() {
+            return Err(Fatal::Protocol("a file has shrunk while it was sent"));
         }
         self.seal_head(outgoing, transmit);
         let mut left = range.len();

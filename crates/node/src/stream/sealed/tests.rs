@@ -1,0 +1,310 @@
+//! Both machines at sealed streams of one loop, under wishes from a printed seed: units are cut by nothing but the Buffer
+//! Offset, whatever PDUs and bursts are.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+
+use area::{Pool, PoolLimits, Span};
+use io::{Event as IoEvent, Io, Owner};
+use iscsi::initiator::{self, Command, Direction};
+use iscsi::login::initiator as login;
+use iscsi::machine::{Machine, TaskId};
+use iscsi::name::IscsiName;
+use iscsi::params::{DigestPolicy, Params};
+use iscsi::target::{self, AuthRequirement, Completion, Policy};
+use iscsi::wire::{Attribute, Isid};
+use seal::{Channel, Identity, Responder, Suite};
+
+use crate::reassembly::Advance;
+use crate::stream::{Operation, Stream, sealed_segment_max};
+
+const COMMANDS: u32 = 100;
+const TURNS_MAX: usize = 100_000;
+
+/// Splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// Both ends of one connection's keys.
+fn channels(suite: Suite) -> (Channel, Channel) {
+    let (initiator, target) = (Identity::generate([1; 32]), Identity::generate([2; 32]));
+    let (state, message) = seal::Initiator::start(&initiator, target.public(), b"", None, suite, [3; 128]);
+    let responder = Responder::read(&target, b"", &message).unwrap();
+    let (answer, theirs) = responder.finish(None, suite, [4; 128]).unwrap();
+    (state.finish(&answer).unwrap(), theirs)
+}
+
+fn params(random: &mut Random, unit: u32) -> Params {
+    let sizes = [512, 513, 1024, 4096, 8192, 16383, 65536, 262_144];
+    let max_burst_length = random.pick(&sizes);
+    Params {
+        header_digest: DigestPolicy::Off,
+        data_digest: DigestPolicy::Off,
+        initial_r2t: random.below(2) == 0,
+        immediate_data: random.below(3) > 0,
+        max_recv_data_segment_length: random.pick(&sizes).min(sealed_segment_max(unit)),
+        max_burst_length,
+        first_burst_length: random.pick(&sizes).min(max_burst_length),
+        max_outstanding_r2t: random.pick(&[1, 2, 3, 16]),
+        ..Params::default()
+    }
+}
+
+/// What a command with this tag moves.
+fn content(tag: u32, at: usize) -> u8 {
+    (tag as usize * 31 + at * 7 + (at >> 8) * 13 + (at >> 16)) as u8
+}
+
+fn fill(span: &Span, tag: u32) {
+    let bytes: Vec<u8> = (0..span.len()).map(|at| content(tag, at)).collect();
+    span.fill(0, &bytes);
+}
+
+fn check(span: &Span, tag: u32) {
+    let wrong = span.as_slice().iter().enumerate().find(|(at, byte)| **byte != content(tag, *at));
+    assert_eq!(wrong, None, "of {} bytes of command {tag}", span.len());
+}
+
+fn cdb(tag: u32) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    cdb[4..8].copy_from_slice(&tag.to_be_bytes());
+    cdb
+}
+
+fn tag_of(cdb: &[u8; 16]) -> u32 {
+    u32::from_be_bytes(cdb[4..8].try_into().unwrap())
+}
+
+struct Side<M> {
+    stream: Stream,
+    machine: M,
+    /// With the tag of its command.
+    buffers: Vec<Option<(u32, Span)>>,
+}
+
+impl<M: Machine> Side<M> {
+    fn new(io: &mut Io, socket: UnixStream, owner: Owner, machine: M, channel: Channel, unit: u32) -> Self {
+        socket.set_nonblocking(true).unwrap();
+        let mut stream = Stream::new(io, Rc::new(OwnedFd::from(socket)), owner, 0, None).unwrap();
+        stream.seal(channel, unit, io.now());
+        Self { stream, machine, buffers: Vec::new() }
+    }
+
+    fn put(&mut self, task: TaskId, tag: u32, span: Span) {
+        if self.buffers.len() <= task.index() {
+            self.buffers.resize(task.index() + 1, None);
+        }
+        self.buffers[task.index()] = Some((tag, span));
+    }
+
+    fn end(&mut self, task: TaskId) -> Option<(u32, Span)> {
+        assert!(self.stream.is_whole(task), "a task ends with a unit that is open");
+        self.stream.end_task(task);
+        self.buffers.get_mut(task.index()).and_then(Option::take)
+    }
+
+    /// One step in; false when nothing more is here.
+    fn advance(&mut self, io: &Io) -> bool {
+        let Self { stream, machine, buffers } = self;
+        let buffer_of = |task: TaskId| buffers.get(task.index())?.as_ref().map(|(_, span)| span.clone());
+        stream.advance(io, machine, buffer_of).unwrap() == Advance::Events
+    }
+
+    fn send(&mut self, io: &mut Io, bytes: usize) {
+        let Self { stream, machine, buffers } = self;
+        let buffer_of = |task: TaskId| buffers.get(task.index())?.as_ref().map(|(_, span)| span.clone());
+        stream.send(io, machine, bytes, buffer_of).unwrap();
+    }
+
+    fn on_event(&mut self, event: IoEvent) {
+        match Operation::of(event.token.key).0 {
+            Operation::Receive => assert!(self.stream.on_received(event).unwrap(), "the other side has gone"),
+            Operation::Send => self.stream.on_sent(event).unwrap(),
+            _ => {}
+        }
+    }
+}
+
+/// Storage that knows what it holds by the tag of who asks.
+fn serve(pool: &Pool, side: &mut Side<target::Connection>, params: &Params) {
+    while let Some(event) = side.machine.poll_event() {
+        match event {
+            target::Event::Identify(_) => side.machine.identify(Ok(Policy {
+                auth: AuthRequirement::None,
+                portal_group_tag: 1,
+                target_alias: None,
+                params: params.clone(),
+            })),
+            target::Event::SessionReady(_) => side.machine.accept_session(1),
+            target::Event::Command(command) => {
+                let (task, bytes) = (command.task, command.expected);
+                let span = pool.take(bytes as usize).unwrap();
+                if command.read {
+                    fill(&span, tag_of(&command.cdb));
+                }
+                side.put(task, tag_of(&command.cdb), span);
+                if command.write {
+                    side.machine.want_data_out(task, bytes);
+                } else {
+                    complete(side, task, bytes);
+                }
+            }
+            target::Event::DataOut { task } => {
+                assert!(side.stream.is_whole(task));
+                let (tag, span) = side.buffers[task.index()].clone().unwrap();
+                check(&span, tag);
+                let transfer = span.len() as u64;
+                side.machine.complete(task, Completion { transfer, ..Completion::default() });
+            }
+            target::Event::TaskDone { task } => drop(side.end(task)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn complete(side: &mut Side<target::Connection>, task: TaskId, bytes: u32) {
+    let completion = Completion { data_in: bytes, transfer: bytes.into(), ..Completion::default() };
+    side.machine.complete(task, completion);
+}
+
+/// How many commands have ended, all of them well.
+fn drain(side: &mut Side<initiator::Connection>) -> u32 {
+    let mut done = 0;
+    while let Some(event) = side.machine.poll_event() {
+        match event {
+            initiator::Event::LoggedIn(_) => {}
+            initiator::Event::Complete(outcome) => {
+                assert_eq!(outcome.status, 0);
+                let (tag, span) = side.end(outcome.task).unwrap();
+                check(&span, tag);
+                done += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    done
+}
+
+fn submit(pool: &Pool, side: &mut Side<initiator::Connection>, random: &mut Random, tag: u32) {
+    let length = match random.below(4) {
+        0 => 1 + random.below(5000),
+        1 => random.pick(&[512, 4096, 65_536, 131_072, 262_144]),
+        2 => 1 + random.below(70_000),
+        _ => 1 + random.below(400_000),
+    };
+    let span = pool.take(length as usize).unwrap();
+    let direction = random.pick(&[Direction::In, Direction::Out]);
+    if direction == Direction::Out {
+        fill(&span, tag);
+    }
+    let (length, attribute) = (length as u32, Attribute::Simple);
+    let command = Command { lun: 0, cdb: cdb(tag), direction, length, attribute };
+    let task = side.machine.submit(command).unwrap();
+    side.put(task, tag, span);
+}
+
+/// All that a pool has left.
+fn hog(pool: &Pool) -> Vec<Span> {
+    let mut held = Vec::new();
+    for shift in (12..=18).rev() {
+        held.extend(std::iter::from_fn(|| pool.take(1 << shift)));
+    }
+    held
+}
+
+/// With `hogged`, memory is short whenever something is sent, but for now and then.
+fn run(seed: u64, hogged: bool, rekey_every: u32) {
+    println!("seed {seed}");
+    let mut random = Random(seed);
+    let bytes_max = if hogged { 32 << 20 } else { 256 << 20 };
+    let mut io = Io::new(PoolLimits { bytes_max }).unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let owners = (io.owner(), io.owner());
+    let (suite, unit) = (random.pick(&Suite::ALL), random.pick(&[512, 4096, 65_536]));
+    let (ours, theirs) = channels(suite);
+    let segment_max = sealed_segment_max(unit);
+    let name = |text| IscsiName::parse(text).unwrap();
+    let mut login = login::Config::normal(name("iqn.2026-11.a:i"), Isid([0; 6]), name("iqn.2026-11.a:t"));
+    login.params = params(&mut random, unit);
+    let config = initiator::Config { segment_max, tasks_max: 12, ..initiator::Config::new(login) };
+    let machine = initiator::Connection::new(config, [5; 32], io.now()).unwrap();
+    let mut initiator = Side::new(&mut io, near, owners.0, machine, ours, unit);
+    let config = target::Config { segment_max, ..target::Config::default() };
+    let machine = target::Connection::new(config, [6; 32], io.now());
+    let mut target = Side::new(&mut io, far, owners.1, machine, theirs, unit);
+    initiator.stream.rekey_every(rekey_every);
+    target.stream.rekey_every(rekey_every);
+    let wishes = params(&mut random, unit);
+
+    let (mut submitted, mut done, mut stalls, mut events) = (0, 0, 0, Vec::new());
+    for turn in 0.. {
+        assert!(turn < TURNS_MAX, "{done} of {submitted} commands in {TURNS_MAX} turns");
+        loop {
+            serve(io.pool(), &mut target, &wishes);
+            if !target.advance(&io) {
+                break;
+            }
+        }
+        loop {
+            done += drain(&mut initiator);
+            if !initiator.advance(&io) {
+                break;
+            }
+        }
+        while submitted < COMMANDS && initiator.machine.window() > 0 && submitted - done < 12 {
+            submit(io.pool(), &mut initiator, &mut random, submitted);
+            submitted += 1;
+        }
+        if done == COMMANDS {
+            break;
+        }
+        let bytes = random.pick(&[1, 5000, 1 << 20]);
+        let held = if hogged && random.below(4) > 0 { hog(io.pool()) } else { Vec::new() };
+        target.send(&mut io, bytes);
+        serve(io.pool(), &mut target, &wishes);
+        initiator.send(&mut io, bytes);
+        drop(held);
+        for stream in [&target.stream, &initiator.stream] {
+            stalls += u32::from(stream.retry_at(io.now()).is_some());
+        }
+        target.stream.receive(&mut io);
+        initiator.stream.receive(&mut io);
+        let soon = io.now() + std::time::Duration::from_millis(1);
+        io.turn_until(Some(soon), &mut events).unwrap();
+        for event in events.drain(..) {
+            if event.token.owner == owners.0 { initiator.on_event(event) } else { target.on_event(event) }
+        }
+    }
+    let generations = initiator.stream.generation() + target.stream.generation();
+    assert_eq!(stalls > 0, hogged, "{stalls} stalls");
+    assert_eq!(generations > 20, rekey_every > 0, "{generations} generations");
+}
+
+#[test]
+fn units_survive_any_cut_of_pdus_and_bursts_seal1_5() {
+    (0..8).for_each(|seed| run(seed, false, 0));
+}
+
+#[test]
+fn keys_change_under_load_seal1_6() {
+    (100..103).for_each(|seed| run(seed, false, 25));
+}
+
+#[test]
+fn a_record_waits_for_memory_and_its_connection_goes_on() {
+    (200..202).for_each(|seed| run(seed, true, 0));
+}
