@@ -2,7 +2,8 @@
 //! memory and descriptors, and the data of other sessions must be unharmed.
 //!
 //! LUN 0 is the attacked one. LUN 1 is served read-only and read all the time; LUN 2 is written and read back all
-//! the time by a second session. A mutated command may be a valid write, so no PDU sent here names LUN 2, and no
+//! the time by a second session. Our own target seals whoever asks for it, so that some of what is thrown meets the outer login, its
+//! handshake and what comes behind. A mutated command may be a valid write, so no PDU sent here names LUN 2, and no
 //! warm or cold reset is asked for, which would be entitled to end the other sessions.
 
 use std::io::{Read, Write};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt};
 
 use crate::harness::files::{empty_file, random_file};
@@ -21,7 +23,7 @@ use crate::harness::pdu::{
     keys, login_request,
 };
 use crate::harness::procfs::{descriptors, resident_bytes};
-use crate::harness::{Cases, Context, Disk, Served, Url, scratch};
+use crate::harness::{Against, Cases, Context, Disk, Served, Target, Url, scratch};
 
 const BYTES: u64 = 16 << 20;
 /// Connections per case.
@@ -212,6 +214,55 @@ fn tame(bytes: &mut [u8], spared_lun: u8) {
     }
 }
 
+/// An outer login of docs/SEAL.md: its two requests, good or not, and anything behind. Any 32 bytes are a good message
+/// of an enquiry (XX), which the target answers; nobody can make one of the other kind without a key on its list.
+fn outer_login_bytes(rng: &mut StdRng, url: &Url) -> Vec<u8> {
+    let pattern = if rng.random() { "XX" } else { "IKpsk2" };
+    let offer = keys(&[
+        ("InitiatorName", INITIATOR),
+        ("SessionType", "Normal"),
+        ("TargetName", &url.iqn),
+        ("AuthMethod", "Z-example.hikyaku.seal1"),
+        ("X-example.hikyaku.suite", "AES-256-GCM,AEGIS-256X4"),
+        ("X-example.hikyaku.unit", "65536"),
+        ("X-example.hikyaku.pattern", pattern),
+    ]);
+    let length = *[0, 31, 32, 33, 1280, 1296, 3000].choose(rng).expect("not empty");
+    let mut message = vec![0; length];
+    rng.fill_bytes(&mut message);
+    let message = format!("X-example.hikyaku.message=0b{}\0", base64(&message));
+    let mut isid = [0x80, 0, 0, 0, 0, 0];
+    rng.fill_bytes(&mut isid[1..]);
+    let mut bytes = Vec::new();
+    for text in [offer, message.into_bytes()] {
+        let mut pdu = login_request(url, INITIATOR, isid, false);
+        pdu.bhs[1] = 0;
+        let mut one = Pdu { bhs: pdu.bhs, data: Vec::new() }.with_data(text).encode();
+        if rng.random_range(0..4) == 0 {
+            mutate(rng, &mut one);
+        }
+        bytes.extend(one);
+    }
+    let mut behind = vec![0; rng.random_range(0..3000)];
+    rng.fill_bytes(&mut behind);
+    bytes.extend(behind);
+    bytes
+}
+
+/// RFC 4648, as text keys write it.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let four = |three: &[u8]| -> [char; 4] {
+        let bits =
+            three.iter().enumerate().fold(0u32, |bits, (at, byte)| bits | u32::from(*byte) << (16 - 8 * at));
+        std::array::from_fn(|at| match at <= three.len() {
+            true => char::from(LETTERS[(bits >> (18 - 6 * at)) as usize & 63]),
+            false => '=',
+        })
+    };
+    bytes.chunks(3).flat_map(four).collect()
+}
+
 /// What the generator made for one connection, before a byte is sent.
 fn login_bytes(rng: &mut StdRng, url: &Url) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -243,7 +294,7 @@ fn attack(context: &Context, url: &Url, index: usize) -> Result<()> {
     let spared = url.lun as u8 + 2;
     if rng.random_range(0..10) < 4 {
         let stream = connect(url, WRITE_LIMIT)?;
-        let mut bytes = match rng.random_range(0..4) {
+        let mut bytes = match rng.random_range(0..6) {
             0 => {
                 let mut bytes = vec![0u8; rng.random_range(1..20_000)];
                 rng.fill_bytes(&mut bytes);
@@ -254,6 +305,7 @@ fn attack(context: &Context, url: &Url, index: usize) -> Result<()> {
                 bytes.truncate(rng.random_range(0..bytes.len()));
                 bytes
             }
+            2 | 3 => outer_login_bytes(&mut rng, url),
             _ => login_bytes(&mut rng, url),
         };
         tame(&mut bytes, spared);
@@ -368,11 +420,24 @@ fn prepare(context: &Context, dir: &Path) -> Result<Vec<Disk>> {
     Ok(disks)
 }
 
+/// Our target also seals.
+fn serve(context: &Context, disks: &[Disk], dir: &Path) -> Result<Served> {
+    if context.against != Against::Ours {
+        return context.serve(disks, None);
+    }
+    let (key, peers) = (dir.join("target.key").display().to_string(), dir.join("peers.toml"));
+    let made = context.ours(&["key", "new", &key], LISTEN * 1000)?.success()?;
+    std::fs::write(&peers, format!("[[peer]]\nname = \"self\"\npublic-key = \"{}\"\n", made.stdout.trim()))?;
+    let peers = peers.display().to_string();
+    let sealing = ["--seal", "offer", "--identity", &key, "--peers", &peers];
+    Ok(Served::Ours(Target::serve(context, disks, None, &sealing)?))
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let dir = scratch()?;
     let disks = prepare(context, dir.path())?;
     let reference = std::fs::read(dir.path().join("read-only.img"))?;
-    let mut served = context.serve(&disks, None)?;
+    let mut served = serve(context, &disks, dir.path())?;
     let pid = served.pid();
     let url = served.url(0).clone();
 

@@ -567,6 +567,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     stream_cases(context, cases)?;
     serve_cases(context, cases);
     config_cases(context, cases);
+    super::seal_contract::examine(context, cases);
     cases.check("sparse-keeps-holes", || {
         use std::os::unix::fs::MetadataExt;
         let scene = Scene::new(context)?;

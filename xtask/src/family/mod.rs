@@ -12,6 +12,7 @@ mod kill;
 mod libiscsi_tools;
 mod mutants;
 mod qemu_img;
+mod seal_contract;
 mod seal_model;
 mod sessions;
 mod sim;
