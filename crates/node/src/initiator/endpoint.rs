@@ -44,6 +44,8 @@ const RECONNECT_MAX: Duration = Duration::from_secs(2);
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// How often the clock is looked at while something is outstanding.
 const TICK: Duration = Duration::from_millis(100);
+/// How long a target that is too busy for a login (0301) is asked again before it is given up.
+const LOGIN_PATIENCE: Duration = Duration::from_secs(5);
 /// Times a command is repeated because of what the target answered.
 const REPEATS_MAX: u32 = 20;
 /// Redirections followed in a row.
@@ -137,6 +139,7 @@ struct IscsiEndpoint {
     home: Vec<SocketAddr>,
     address: usize,
     redirects: u32,
+    born: Duration,
     /// It was ready once; from then on it is not given up, only its requests are.
     opened: bool,
     state: State,
@@ -193,6 +196,7 @@ impl IscsiEndpoint {
             isid: random_isid(),
             address: 0,
             redirects: 0,
+            born: io.now(),
             opened: false,
             state: State::Opening,
             phase: Phase::Opening,
@@ -298,6 +302,7 @@ impl IscsiEndpoint {
             return;
         }
         let url = &self.url;
+        let is_busy = matches!(failure, Failure::Login(LoginError::Refused(LoginStatus::ServiceUnavailable)));
         self.last_failure = match failure {
             Failure::Redirect(redirect) => {
                 self.redirects += 1;
@@ -347,6 +352,9 @@ impl IscsiEndpoint {
             self.address += 1;
             if self.address < self.addresses.len() {
                 return self.connect(io, done);
+            }
+            if is_busy && io.now() < self.born + LOGIN_PATIENCE.min(self.options.timeout) {
+                return self.lose(io);
             }
             let text = format!("{}: {}", self.url, self.last_failure);
             return self.give_up(io, OpenError::Unreachable(text), done);

@@ -96,7 +96,11 @@ impl Handshake {
                 Way::Refused(status) => self.refuse(status, "it does not seal, which is required"),
                 Way::Plain | Way::Sealed => Next::Ordinary(self.exchange.decline()),
             },
-            Event::Offered(offered) => self.on_offer(sealing, &offered, handshakes, now),
+            Event::Offered(offered) => self.on_offer(sealing, &offered),
+            // An offer costs nothing, so that nobody can use up with offers what others need.
+            Event::Message { .. } if !handshakes.admit(now) => {
+                self.refuse(LoginStatus::ServiceUnavailable, "too many handshakes at once")
+            }
             Event::Message { message, transcript } => {
                 let answer = match self.choice.as_ref().map(|choice| choice.pattern) {
                     Some(Pattern::Xx) => enquiry(sealing, &message, &transcript),
@@ -124,21 +128,12 @@ impl Handshake {
         Next::End(why)
     }
 
-    fn on_offer(
-        &mut self,
-        sealing: &Sealing,
-        offered: &Offered,
-        handshakes: &Handshakes,
-        now: Duration,
-    ) -> Next {
-        let mut wanted = offered.suites.iter().filter_map(|name| Suite::from_name(name));
-        let Some(suite) = wanted.find(|suite| sealing.suites.contains(suite)) else {
+    fn on_offer(&mut self, sealing: &Sealing, offered: &Offered) -> Next {
+        let mut known = offered.suites.iter().filter_map(|name| Suite::from_name(name));
+        let Some(suite) = known.find(|suite| sealing.suites.contains(suite)) else {
             // Not 0201: to an initiator that would mean a target that does not seal, with which it may go on in the clear.
             return self.refuse(LoginStatus::InitiatorError, "it offers no suite of ours");
         };
-        if !handshakes.admit(now) {
-            return self.refuse(LoginStatus::ServiceUnavailable, "too many handshakes at once");
-        }
         self.choice = Some(self.exchange.choose(suite.name(), seal::UNIT_BYTES));
         Next::Wait
     }
