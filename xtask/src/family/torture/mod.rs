@@ -45,6 +45,36 @@ const SCENES: &[Scene] = &[
     POWER,
     Scene { name: "power-writethrough", options: ",cache=writethrough", ..POWER },
     Scene { name: "power-portable", portable: true, ..POWER },
+    Scene {
+        name: "kill-sealed",
+        seal: Some("AES-256-GCM"),
+        arguments: &["--clients", "2"],
+        weight: 2,
+        ..KILL
+    },
+    Scene { name: "kill-sealed-portable", seal: Some("AEGIS-128X2"), portable: true, ..KILL },
+    Scene {
+        name: "cut-sealed",
+        seal: Some("AEGIS-256X4"),
+        disturbance: Disturbance::Cut,
+        arguments: &["--clients", "2"],
+        ..KILL
+    },
+    Scene {
+        name: "cut-sealed-portable",
+        seal: Some("AES-256-GCM"),
+        disturbance: Disturbance::Cut,
+        portable: true,
+        ..KILL
+    },
+    Scene {
+        name: "stop-sealed",
+        seal: Some("AES-256-GCM"),
+        disturbance: Disturbance::Stop,
+        options: ",crash=never",
+        ..KILL
+    },
+    Scene { name: "power-sealed", seal: Some("ChaCha20-Poly1305"), ..POWER },
     // The test of the test: losses that nobody announced are found.
     Scene { name: "power-unannounced-is-caught", arguments: &["--clients", "2"], expect: 3, ..POWER },
 ];

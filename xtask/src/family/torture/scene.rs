@@ -1,6 +1,6 @@
 //! A target on a file, its clients, and what befalls it: a case of its own, and what `mutants` runs on defective programs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,8 @@ pub(crate) struct Scene {
     pub(crate) options: &'static str,
     pub(crate) arguments: &'static [&'static str],
     pub(crate) portable: bool,
+    /// The suite that seals its sessions, if they are sealed.
+    pub(crate) seal: Option<&'static str>,
     /// Share of the family's time.
     pub(crate) weight: u64,
     /// Exit code of `torture`.
@@ -65,6 +67,7 @@ pub(crate) const KILL: Scene = Scene {
     options: "",
     arguments: &[],
     portable: false,
+    seal: None,
     weight: 1,
     expect: 0,
 };
@@ -80,6 +83,34 @@ pub(crate) struct Stand {
     pub(crate) file: PathBuf,
     port: u16,
     surroundings: Surroundings,
+    seal: Option<Seal>,
+}
+
+/// How its sessions are sealed.
+struct Seal {
+    /// Options of `serve`.
+    arguments: Vec<String>,
+    /// Options of the LUN's URL.
+    options: String,
+}
+
+impl Seal {
+    /// Makes keys for both sides in `dir`.
+    fn new(context: &Context, dir: &Path, suite: &str) -> Result<Self> {
+        let path = |name: &str| dir.join(name).display().to_string();
+        let key = |name: &str| -> Result<String> {
+            let output = context.ours(&["key", "new", &path(name)], READY_LIMIT)?.success()?;
+            Ok(output.stdout.trim().to_owned())
+        };
+        let (target, initiator) = (key("target.key")?, key("initiator.key")?);
+        let peers = format!("[[peer]]\nname = \"torture\"\npublic-key = \"{initiator}\"\n");
+        std::fs::write(path("peers.toml"), peers)?;
+        let arguments =
+            ["--seal", "require", "--identity", &path("target.key"), "--peers", &path("peers.toml")];
+        let options =
+            format!(",seal=require,identity={},peer-key={target},suite={suite}", path("initiator.key"));
+        Ok(Self { arguments: arguments.map(str::to_owned).to_vec(), options })
+    }
 }
 
 impl Stand {
@@ -87,7 +118,7 @@ impl Stand {
         let dir = scratch()?;
         let file = dir.path().join("disk.img");
         empty_file(&file, BYTES)?;
-        Ok(Self { dir, file, port: free_port()?, surroundings: surroundings.clone() })
+        Ok(Self { dir, file, port: free_port()?, surroundings: surroundings.clone(), seal: None })
     }
 
     pub(crate) fn command(&self, context: &Context) -> Command {
@@ -99,6 +130,7 @@ impl Stand {
     pub(crate) fn serve(&self, context: &Context, options: &str) -> Result<Running> {
         let mut command = self.command(context);
         command.args(["serve", "--iqn", IQN, "--listen", &self.portal()]);
+        command.args(self.seal.iter().flat_map(|seal| &seal.arguments));
         command.arg(format!("{}{options}", self.file.display()));
         let mut running = Running::start(&mut command)?;
         match running.wait_stdout("URL", READY_LIMIT, |text| text.contains('\n').then_some(())) {
@@ -127,12 +159,14 @@ impl Stand {
 
     /// What it serves.
     pub(crate) fn url(&self) -> String {
-        url(&self.portal())
+        self.url_at(&self.portal())
     }
-}
 
-fn url(portal: &str) -> String {
-    format!("iscsi://{portal}/{IQN}/0,{TIMEOUT}")
+    /// The same by another way.
+    fn url_at(&self, portal: &str) -> String {
+        let options = self.seal.as_ref().map_or("", |seal| &seal.options);
+        format!("iscsi://{portal}/{IQN}/0,{TIMEOUT}{options}")
+    }
 }
 
 /// Plays a scene in these surroundings: what `torture` said, and how often it was disturbed.
@@ -145,7 +179,8 @@ pub(crate) fn play(
     let mut rng = context.rng(&format!("torture/{}", scene.name));
     let mut surroundings = surroundings.clone();
     surroundings.variables.extend(scene.portable.then(|| ("HIKYAKU_IO", "portable".to_owned())));
-    let stand = Stand::new(&surroundings)?;
+    let mut stand = Stand::new(&surroundings)?;
+    stand.seal = scene.seal.map(|suite| Seal::new(context, stand.dir.path(), suite)).transpose()?;
     let options = |rng: &mut StdRng| match scene.disturbance {
         Disturbance::Power => {
             format!("{},crash=every=300:seed={}", scene.options, rng.random_range(0..1_000_000u32))
@@ -155,7 +190,7 @@ pub(crate) fn play(
     let mut target = stand.serve(context, &options(&mut rng))?;
     let relay = Relay::start(stand.port)?;
     let url = match scene.disturbance {
-        Disturbance::Cut => url(&relay.portal()),
+        Disturbance::Cut => stand.url_at(&relay.portal()),
         _ => stand.url(),
     };
     let seed = rng.random_range(0..u64::from(u32::MAX));

@@ -1,0 +1,187 @@
+//! What goes over the loopback interface, as anybody with the right to look sees it: TCP payload of one port, by AF_PACKET.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, Result};
+
+/// Bytes waiting in the socket at most; a full buffer drops packets, which are counted.
+const SOCKET_BYTES: i32 = 64 << 20;
+/// Bytes kept.
+const KEPT_BYTES_MAX: usize = 256 << 20;
+const PACKET_BYTES_MAX: usize = 128 << 10;
+/// Between two looks at whether to end, in milliseconds.
+const POLL_MS: i64 = 20;
+
+/// A capture that runs until it is finished.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Captured>>,
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub(crate) struct Captured {
+    /// Payload from the port and to it, in the order of the packets.
+    pub(crate) sent: [Vec<u8>; 2],
+    /// Packets that the kernel had no room for.
+    pub(crate) dropped: u32,
+}
+
+fn check(result: libc::c_int) -> Result<libc::c_int, Error> {
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Sets a socket option that is a plain value.
+fn set<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> Result<(), Error> {
+    // SAFETY: the value lives through the call, and its size is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as u32,
+        )
+    };
+    check(result).map(drop)
+}
+
+fn open() -> Result<OwnedFd> {
+    let protocol = (libc::ETH_P_IP as u16).to_be();
+    // SAFETY: plain values; a descriptor that is returned is nobody else's.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, i32::from(protocol));
+        OwnedFd::from_raw_fd(check(fd).context("open a packet socket")?)
+    };
+    // SAFETY: the name ends with a zero.
+    let index = unsafe { libc::if_nametoindex(c"lo".as_ptr()) };
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol;
+    address.sll_ifindex = index.cast_signed();
+    set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &SOCKET_BYTES).context("enlarge its buffer")?;
+    let patience = libc::timeval { tv_sec: 0, tv_usec: POLL_MS * 1000 };
+    set(&socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience)?;
+    // SAFETY: the address lives through the call, and its size is given.
+    let result = unsafe {
+        let length = size_of::<libc::sockaddr_ll>() as u32;
+        libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length)
+    };
+    check(result).context("bind it to lo")?;
+    Ok(socket)
+}
+
+/// The payload of an IPv4 TCP packet from or to a port: 0 from it, 1 to it.
+fn payload(packet: &[u8], port: u16) -> Option<(usize, &[u8])> {
+    let header = usize::from(packet.first()? & 15) * 4;
+    let total = usize::from(u16::from_be_bytes(packet.get(2..4)?.try_into().ok()?));
+    if packet[0] >> 4 != 4 || *packet.get(9)? != 6 {
+        return None;
+    }
+    // A segment that the kernel has not cut yet may say 0.
+    let packet = if total == 0 { packet } else { packet.get(..total)? };
+    let tcp = packet.get(header..)?;
+    let number = |at: usize| Some(u16::from_be_bytes(tcp.get(at..at + 2)?.try_into().ok()?));
+    let way = [number(0)?, number(2)?].iter().position(|&found| found == port)?;
+    Some((way, tcp.get(usize::from(tcp.get(12)? >> 4) * 4..)?))
+}
+
+impl Capture {
+    /// Begins; needs the right to (`CAP_NET_RAW`).
+    pub(crate) fn start(port: u16) -> Result<Self> {
+        let socket = open()?;
+        let over = Arc::<AtomicBool>::default();
+        let ends = Arc::clone(&over);
+        let thread = std::thread::spawn(move || receive(&socket, port, &ends));
+        Ok(Self { over, thread })
+    }
+
+    /// Ends, once nothing more comes.
+    pub(crate) fn finish(self) -> Result<Captured> {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow::anyhow!("the capture panicked"))?
+    }
+}
+
+fn receive(socket: &OwnedFd, port: u16, over: &AtomicBool) -> Result<Captured> {
+    let mut captured = Captured::default();
+    let mut buffer = vec![0u8; PACKET_BYTES_MAX];
+    loop {
+        // SAFETY: plain data, for which all zeroes is a value.
+        let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        let mut length = size_of::<libc::sockaddr_ll>() as u32;
+        // SAFETY: buffer and address live through the call, and their sizes are given.
+        let count = unsafe {
+            libc::recvfrom(
+                socket.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                0,
+                (&raw mut from).cast(),
+                &raw mut length,
+            )
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let error = Error::last_os_error();
+            match error.kind() {
+                ErrorKind::WouldBlock if over.load(Ordering::Relaxed) => break,
+                ErrorKind::WouldBlock | ErrorKind::Interrupted => continue,
+                _ => return Err(error).context("capture packets"),
+            }
+        };
+        // On loopback each packet goes out and comes in.
+        if u32::from(from.sll_pkttype) == u32::from(libc::PACKET_OUTGOING) {
+            continue;
+        }
+        if let Some((way, bytes)) = payload(&buffer[..count], port) {
+            let kept = &mut captured.sent[way];
+            let room = KEPT_BYTES_MAX.saturating_sub(kept.len());
+            kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        }
+    }
+    let mut statistics = [0u32; 2];
+    let mut length = size_of_val(&statistics) as u32;
+    // SAFETY: two numbers, packets and drops, and the size of both.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            statistics.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    check(result).context("count dropped packets")?;
+    captured.dropped = statistics[1];
+    Ok(captured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payload_is_found_behind_both_headers() {
+        let mut packet = vec![0u8; 20 + 32];
+        packet[0] = 0x45;
+        packet[9] = 6;
+        packet[20..24].copy_from_slice(&[0x0c, 0xbc, 0x12, 0x34]);
+        packet[32] = 8 << 4;
+        packet.extend(b"data");
+        let length = packet.len() as u16;
+        packet[2..4].copy_from_slice(&length.to_be_bytes());
+        packet.extend(b"trailer");
+        assert_eq!(payload(&packet, 0x0cbc), Some((0, &b"data"[..])));
+        assert_eq!(payload(&packet, 0x1234), Some((1, &b"data"[..])));
+        assert_eq!(payload(&packet, 1), None);
+        for length in 0..packet.len() {
+            payload(&packet[..length], 0x0cbc);
+        }
+    }
+}
