@@ -66,7 +66,7 @@ fn bystander(url: &Url, reference: &[u8], seed: u64, stop: &AtomicBool, rounds: 
 }
 
 /// A PDU of the full feature phase, valid but for what chance brings.
-fn template(rng: &mut StdRng, session: &Session) -> Pdu {
+pub(super) fn template(rng: &mut StdRng, session: &Session) -> Pdu {
     let mut pdu = match rng.random_range(0..8) {
         0 => {
             let mut data = vec![0u8; rng.random_range(0..600)];

@@ -14,6 +14,7 @@ mod mutants;
 mod qemu_img;
 mod seal_contract;
 mod seal_model;
+mod sealed;
 mod sessions;
 mod sim;
 mod tgt;
@@ -97,6 +98,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         about: "garbage, truncated and mutated PDUs while other sessions work",
         examine: bad_input::examine,
         any_target: true,
+    },
+    Family {
+        name: "sealed",
+        about: "sealed sessions under attack: on the way, at the door, in masses, and by those who have a key",
+        examine: sealed::examine,
+        any_target: false,
     },
     Family {
         name: "fuzz",

@@ -1,5 +1,6 @@
 //! What every family uses: the run's context, the ledger of cases, guards for processes, targets and files.
 
+pub(crate) mod capture;
 pub(crate) mod cases;
 pub(crate) mod cutter;
 pub(crate) mod files;
@@ -7,7 +8,10 @@ pub(crate) mod load;
 pub(crate) mod pdu;
 pub(crate) mod process;
 pub(crate) mod procfs;
+pub(crate) mod records;
 pub(crate) mod relay;
+pub(crate) mod seal;
+pub(crate) mod tap;
 pub(crate) mod target;
 pub(crate) mod tgt;
 

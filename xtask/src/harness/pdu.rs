@@ -1,5 +1,5 @@
-//! A raw iSCSI initiator, as small as can be: it shares no code with the product, so that both cannot be wrong
-//! together, and it can send what no initiator should. Read RFC 7143 §11 first.
+//! A raw iSCSI initiator, as small as can be: it shares no code with the product (but for the cryptography of a sealed
+//! session), so that both cannot be wrong together, and it can send what no initiator should. Read RFC 7143 §11 first.
 //!
 //! No digests, no CHAP, one connection, one task at a time.
 
@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::Url;
+use super::seal::{Sealed, Who};
 
 /// Longest data segment this initiator accepts and declares.
 pub(crate) const RECEIVE_BYTES_MAX: usize = 256 << 10;
@@ -143,6 +144,8 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) stream: TcpStream,
+    /// What protects it, if anything does.
+    pub(crate) seal: Option<Sealed>,
     pub(crate) cmd_sn: u32,
     pub(crate) exp_stat_sn: u32,
     itt: u32,
@@ -152,8 +155,25 @@ pub(crate) struct Session {
 impl Session {
     /// Logs in to the URL's target; `isid` must differ between sessions of one name.
     pub(crate) fn login(url: &Url, initiator: &str, isid: [u8; 6]) -> Result<Self> {
-        let stream = connect(url, ANSWER_LIMIT)?;
-        let mut session = Self { stream, cmd_sn: 1, exp_stat_sn: 0, itt: 2, block_bytes: 512 };
+        Self::login_over(connect(url, ANSWER_LIMIT)?, None, url, initiator, isid)
+    }
+
+    /// The same, in a seal.
+    pub(crate) fn login_sealed(url: &Url, initiator: &str, isid: [u8; 6], who: &Who) -> Result<Self> {
+        let mut stream = connect(url, ANSWER_LIMIT)?;
+        let sealed = Sealed::begin(&mut stream, url, initiator, isid, who)?;
+        Self::login_over(stream, Some(sealed), url, initiator, isid)
+    }
+
+    /// The login itself; the connection stands, and what protects it.
+    pub(crate) fn login_over(
+        stream: TcpStream,
+        seal: Option<Sealed>,
+        url: &Url,
+        initiator: &str,
+        isid: [u8; 6],
+    ) -> Result<Self> {
+        let mut session = Self { stream, seal, cmd_sn: 1, exp_stat_sn: 0, itt: 2, block_bytes: 512 };
         let mut operational = false;
         for _ in 0..ROUNDS_MAX {
             let mut request = login_request(url, initiator, isid, operational);
@@ -175,11 +195,18 @@ impl Session {
 
     /// Sends a PDU as it stands.
     pub(crate) fn send(&mut self, pdu: &Pdu) -> Result<()> {
-        self.stream.write_all(&pdu.encode()).context("send a PDU")
+        let bytes = match &mut self.seal {
+            Some(seal) => seal.seal(pdu),
+            None => pdu.encode(),
+        };
+        self.stream.write_all(&bytes).context("send a PDU")
     }
 
     /// Receives one PDU.
     pub(crate) fn receive(&mut self) -> Result<Pdu> {
+        if let Some(seal) = &mut self.seal {
+            return seal.receive(&mut self.stream);
+        }
         let mut bhs = [0u8; 48];
         self.stream.read_exact(&mut bhs).context("receive a header")?;
         let length = u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]) as usize;

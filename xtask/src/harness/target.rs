@@ -221,6 +221,11 @@ impl Target {
         self.running.ended()
     }
 
+    /// Process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.running.pid()
+    }
+
     /// The end of its log.
     pub(crate) fn log(&self) -> String {
         self.running.stderr_tail()

@@ -1,0 +1,448 @@
+//! Records altered, lost, repeated, exchanged and cut on their way, while a copy with `--verify` runs through the attacker.
+//!
+//! After each deed the connection must end, the copy may only claim success with the right bytes, every block of the LUN holds
+//! what it held before or what was sent, and the target serves on. Two controls show that this can fail: a bit of a
+//! session in the clear, and a deed that alters nothing.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt};
+
+use super::attack::{Aim, Attack, Deed, Done};
+use super::estate::{Estate, LIMIT};
+use crate::harness::pdu::connect;
+use crate::harness::records::{Part, Records};
+use crate::harness::tap::{Conversation, Passive, Tap, Way};
+use crate::harness::{Cases, Context, Output, Target, Tier};
+
+/// Of the LUN and of what is copied.
+const BYTES: usize = 2 << 20;
+const BLOCK_BYTES: usize = 512;
+/// A record's body from here on is a transfer's data.
+const DATA_BYTES_MIN: usize = 4096;
+/// How soon a receiver must have noticed, other work of the machine included.
+const NOTICED: Duration = Duration::from_secs(3);
+/// Patience of the sessions here, in seconds: a receiver waits for the rest of a head whose length was altered.
+const PATIENCE_S: u64 = 3;
+/// Deeds of a sample.
+const SAMPLE: usize = 20;
+/// Rounds through everything of a full run.
+const ROUNDS: usize = 12;
+
+/// A record as an undisturbed run showed it.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    number: u64,
+    units: usize,
+    body: usize,
+}
+
+/// Kinds of records that can be told apart from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Class {
+    /// The first of a direction.
+    Login,
+    /// A short segment: text, sense, inquiry data.
+    Small,
+    /// Immediate data, Data-Out, Data-In.
+    Data,
+    /// No data.
+    Bare,
+    /// The last of a direction.
+    Last,
+}
+
+const CLASSES: [Class; 5] = [Class::Login, Class::Small, Class::Data, Class::Bare, Class::Last];
+
+impl Class {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Login => "login",
+            Self::Small => "small",
+            Self::Data => "data",
+            Self::Bare => "bare",
+            Self::Last => "last",
+        }
+    }
+
+    fn of(seen: &Seen, last: u64) -> Self {
+        match seen {
+            Seen { number: 0, .. } => Self::Login,
+            Seen { number, .. } if *number == last => Self::Last,
+            Seen { body: 0, .. } => Self::Bare,
+            Seen { body, .. } if *body >= DATA_BYTES_MIN => Self::Data,
+            _ => Self::Small,
+        }
+    }
+}
+
+/// The records of a direction.
+fn survey(bytes: &[u8]) -> Vec<Seen> {
+    let (mut records, mut seen) = (Records::default(), BTreeMap::new());
+    let mut pieces = records.split(bytes);
+    pieces.extend(records.flush());
+    for piece in pieces.iter().filter(|piece| piece.place.part != Part::Outer) {
+        let place = piece.place;
+        let entry =
+            seen.entry(place.number).or_insert(Seen { number: place.number, units: place.units, body: 0 });
+        entry.units = place.units;
+        entry.body += if place.part == Part::Body { piece.bytes.len() } else { 0 };
+    }
+    seen.into_values().collect()
+}
+
+/// The bytes of one record.
+fn record(bytes: &[u8], number: u64) -> Vec<u8> {
+    let pieces = Records::default().split(bytes).into_iter();
+    let wanted = |place: crate::harness::records::Place| place.part != Part::Outer && place.number == number;
+    pieces.filter(|piece| wanted(piece.place)).flat_map(|piece| piece.bytes).collect()
+}
+
+/// How a run went.
+struct Run {
+    output: Output,
+    conversations: Vec<Conversation>,
+    /// What the LUN held before, what was to be written, what it holds now.
+    before: Vec<u8>,
+    source: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl Run {
+    /// That nobody was told anything false, and nothing false was stored.
+    fn honest(&self) -> Result<()> {
+        let Output { code, ref stderr, .. } = self.output;
+        match code {
+            Some(0) => ensure!(self.after == self.source, "the copy reports success with wrong bytes"),
+            // Failed, refused, unreachable: but no difference is ever found.
+            Some(1 | 4 | 5) => {}
+            _ => bail!("the copy: {}\n{stderr}", self.output.ending()),
+        }
+        let blocks = self.before.chunks(BLOCK_BYTES).zip(self.source.chunks(BLOCK_BYTES));
+        for (index, ((old, new), now)) in blocks.zip(self.after.chunks(BLOCK_BYTES)).enumerate() {
+            ensure!(now == old || now == new, "block {index} holds what nobody wrote");
+        }
+        Ok(())
+    }
+
+    /// That the first connection was given up: otherwise the deed was not noticed.
+    fn noticed(&self) -> Result<()> {
+        ensure!(
+            self.output.code != Some(0) || self.conversations.len() > 1,
+            "nobody noticed: the copy succeeded over the first connection"
+        );
+        Ok(())
+    }
+}
+
+/// The target, the attacker's place, and what is sent.
+struct Bench<'a> {
+    context: &'a Context,
+    estate: Estate,
+    target: Target,
+    source: PathBuf,
+    runs: u64,
+    /// Exit codes of all copies.
+    codes: BTreeMap<i32, u64>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(context: &'a Context, policy: &str) -> Result<Self> {
+        let estate = Estate::new(context, BYTES as u64)?;
+        let target = estate.serve(context, policy)?;
+        let source = estate.dir.path().join("source.img");
+        Ok(Self { context, estate, target, source, runs: 0, codes: BTreeMap::new() })
+    }
+
+    fn tap(&self, attack: Option<Attack>) -> Result<Tap> {
+        let mut attack = attack;
+        Tap::start(
+            self.target.url(0).port()?,
+            Box::new(move |_| match attack.take() {
+                Some(attack) => Box::new(attack),
+                None => Box::new(Passive),
+            }),
+        )
+    }
+
+    /// Copies something new through a tap.
+    fn run(&mut self, tap: &Tap, is_sealed: bool) -> Result<Run> {
+        self.runs += 1;
+        let mut source = vec![0; BYTES];
+        self.context.rng(&format!("sealed/tamper/source/{}", self.runs)).fill_bytes(&mut source);
+        std::fs::write(&self.source, &source)?;
+        let before = std::fs::read(&self.estate.file)?;
+        let endpoint = match is_sealed {
+            true => self.estate.endpoint(&self.target, &tap.portal(), &self.estate.friend, ""),
+            false => Estate::plain(&self.target, &tap.portal()),
+        };
+        let endpoint = endpoint
+            .replace(&format!("timeout={}s", super::estate::TIMEOUT_S), &format!("timeout={PATIENCE_S}s"));
+        let path = self.source.display().to_string();
+        let output = self.context.ours(&["copy", "--verify", "--force", &path, &endpoint], LIMIT)?;
+        *self.codes.entry(output.code.unwrap_or(-1)).or_default() += 1;
+        let after = std::fs::read(&self.estate.file)?;
+        Ok(Run { output, conversations: tap.conversations(), before, source, after })
+    }
+
+    /// An undisturbed run: it works, and shows where the records are.
+    fn survey(&mut self) -> Result<(Conversation, [Vec<Seen>; 2])> {
+        let tap = self.tap(None)?;
+        let run = self.run(&tap, true)?;
+        ensure!(run.output.code == Some(0), "undisturbed, the copy: {}", run.output.text());
+        run.honest()?;
+        ensure!(run.conversations.len() == 1, "undisturbed, it took {} connections", run.conversations.len());
+        let conversation = run.conversations.into_iter().next().context("no connection")?;
+        let seen = Way::BOTH.map(|way| survey(conversation.sent(way)));
+        for (way, seen) in Way::BOTH.iter().zip(&seen) {
+            ensure!(seen.len() > 4, "{way:?}: {} records", seen.len());
+            let data: usize =
+                seen.iter().filter(|seen| seen.body >= DATA_BYTES_MIN).map(|seen| seen.body).sum();
+            ensure!(data >= BYTES, "{way:?}: {data} bytes of data in records");
+        }
+        Ok((conversation, seen))
+    }
+
+    /// One deed in the first connection of a copy.
+    fn attack(&mut self, way: Way, aim: Aim, deed: &Deed, must_notice: bool) -> Result<()> {
+        let done = Done::default();
+        let tap = self.tap(Some(Attack::new(way, aim, deed.clone(), done.clone())))?;
+        let run = self.run(&tap, true)?;
+        let at = done
+            .at()
+            .with_context(|| format!("the place was not met: {way:?} {aim:?}\n{}", run.output.text()))?;
+        let result = (|| {
+            run.honest()?;
+            let ended = tap.wait_ended(0, NOTICED)?.ended.context("it has ended")?;
+            // What stalls instead is ended by the initiator's patience.
+            let stalls = matches!(deed, Deed::Drop)
+                || matches!(aim, Aim::Place { part: Part::Prefix, offset: 2.., .. });
+            let limit = if stalls { NOTICED + Duration::from_secs(PATIENCE_S) } else { NOTICED };
+            let took = ended.saturating_duration_since(at);
+            ensure!(took <= limit, "the connection stood for {took:?} after it");
+            if must_notice { run.noticed() } else { Ok(()) }
+        })();
+        result.with_context(|| format!("{way:?} {aim:?} {deed:?}\n{}", run.output.text()))?;
+        self.estate.serves_on(self.context, &mut self.target)
+    }
+}
+
+/// One place of an undisturbed run, by class.
+fn place(rng: &mut StdRng, seen: &[Seen], class: Class, part: Part) -> Option<Aim> {
+    let last = seen.last()?.number;
+    let fits = |seen: &&Seen| Class::of(seen, last) == class && (part != Part::Body || seen.units > 0);
+    let fitting: Vec<&Seen> = seen.iter().filter(fits).collect();
+    if fitting.is_empty() {
+        return None;
+    }
+    let chosen = fitting[rng.random_range(0..fitting.len())];
+    let bytes = match part {
+        Part::Prefix => 4,
+        Part::Head => 48 + 28 * chosen.units,
+        Part::Tag => 16,
+        Part::Body => chosen.body,
+        Part::Outer => return None,
+    };
+    // The same record of the next run may be shorter.
+    let offset = rng.random_range(0..if part == Part::Body { bytes.min(300) } else { bytes });
+    Some(Aim::Place { part, number: chosen.number, offset })
+}
+
+const PARTS: [Part; 4] = [Part::Head, Part::Body, Part::Tag, Part::Prefix];
+
+/// All flips to be made: the name of each, and where.
+fn flips(context: &Context, seen: &[Vec<Seen>; 2]) -> Vec<(String, Way, Aim, bool)> {
+    let mut rng = context.rng("sealed/tamper/flips");
+    let mut all = Vec::new();
+    for round in 0..context.amount(1, ROUNDS) {
+        for class in CLASSES {
+            for part in PARTS {
+                for way in Way::BOTH {
+                    if let Some(aim) = place(&mut rng, &seen[way as usize], class, part) {
+                        let name =
+                            format!("tamper-flip-{}-{part:?}-{way:?}-{round}", class.name()).to_lowercase();
+                        all.push((name, way, aim, class != Class::Last));
+                    }
+                }
+            }
+        }
+    }
+    if context.tier == Tier::Sample {
+        // The data of both directions always; of the rest some.
+        all.sort_by_cached_key(|(name, ..)| {
+            (!name.contains("data-body") && !name.contains("data-head"), rng.random::<u32>())
+        });
+        all.truncate(SAMPLE);
+    }
+    all
+}
+
+/// One of the records with data whose next has data, too.
+fn pair_of_data(rng: &mut StdRng, seen: &[Seen]) -> Option<u64> {
+    let pairs = seen.windows(2).filter(|pair| pair.iter().all(|seen| seen.body >= DATA_BYTES_MIN));
+    let firsts: Vec<u64> = pairs.map(|pair| pair[0].number).collect();
+    (!firsts.is_empty()).then(|| firsts[rng.random_range(0..firsts.len())])
+}
+
+/// Deeds with whole records, and cuts.
+fn deeds(context: &Context, recorded: &Conversation, seen: &[Vec<Seen>; 2]) -> Vec<(String, Way, Aim, Deed)> {
+    let mut rng = context.rng("sealed/tamper/deeds");
+    let mut all = Vec::new();
+    for round in 0..context.amount(1, ROUNDS) {
+        for way in Way::BOTH {
+            // Neither the first, which has no predecessor, nor the last two, which may have no successor.
+            let numbers = 1..seen[way as usize].len() as u64 - 2;
+            for name in
+                ["drop", "duplicate", "swap", "replay", "other-session", "other-direction", "truncate"]
+            {
+                let number = match name {
+                    // Only what does not wait for an answer has another one behind it.
+                    "swap" => match pair_of_data(&mut rng, &seen[way as usize]) {
+                        Some(number) => number,
+                        None => continue,
+                    },
+                    _ => rng.random_range(numbers.clone()),
+                };
+                let mut aim = Aim::Place { part: Part::Prefix, number, offset: 0 };
+                let deed = match name {
+                    "drop" => Deed::Drop,
+                    "duplicate" => Deed::Duplicate,
+                    "swap" => Deed::Swap,
+                    "replay" => Deed::Replay(rng.random_range(0..number)),
+                    "other-session" => Deed::Replace(record(recorded.sent(way), number)),
+                    "other-direction" => {
+                        let other = Way::BOTH[1 - way as usize];
+                        Deed::Replace(record(
+                            recorded.sent(other),
+                            number.min(seen[other as usize].len() as u64 - 1),
+                        ))
+                    }
+                    _ => {
+                        let class = CLASSES[rng.random_range(0..4)];
+                        let part = PARTS[rng.random_range(0..4)];
+                        aim = place(&mut rng, &seen[way as usize], class, part).unwrap_or(aim);
+                        Deed::Truncate
+                    }
+                };
+                all.push((format!("tamper-{name}-{way:?}-{round}").to_lowercase(), way, aim, deed));
+            }
+        }
+    }
+    all
+}
+
+/// Everything an initiator once sent, sent again: the handshake is answered, as its first message is good for ever, but no
+/// record opens, and nothing is stored.
+fn session_again(bench: &mut Bench<'_>, recorded: &Conversation) -> Result<()> {
+    std::fs::write(&bench.estate.file, vec![0; BYTES])?;
+    let logins = bench.target.logins();
+    let sent = recorded.sent(Way::ToTarget);
+    let mut outer = Vec::new();
+    for number in 0..2 {
+        let pieces = Records::default().split(sent).into_iter();
+        let own = pieces.filter(|piece| piece.place.part == Part::Outer && piece.place.number == number);
+        outer.push(own.flat_map(|piece| piece.bytes).collect::<Vec<u8>>());
+    }
+    let mut stream = connect(bench.target.url(0), NOTICED)?;
+    for pdu in &outer {
+        stream.write_all(pdu)?;
+        let mut header = [0; 48];
+        stream.read_exact(&mut header).context("the answer to a handshake that was replayed")?;
+        ensure!(
+            header[36..38] == [0, 0],
+            "status {:02x?} for a handshake that was replayed",
+            &header[36..38]
+        );
+        let data = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
+        stream.read_exact(&mut vec![0; data.next_multiple_of(4)])?;
+    }
+    let rest = &sent[outer.iter().map(Vec::len).sum()..];
+    // The target may close before it has taken everything.
+    let _ = stream.write_all(rest);
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut more = Vec::new();
+    let _ = stream.read_to_end(&mut more);
+    ensure!(more.is_empty(), "the target answers records that were replayed with {} bytes", more.len());
+    ensure!(std::fs::read(&bench.estate.file)?.iter().all(|&byte| byte == 0), "replayed data was stored");
+    ensure!(bench.target.logins() == logins, "a session that was replayed logged in");
+    bench.estate.serves_on(bench.context, &mut bench.target)
+}
+
+/// In the clear, one bit of what is written is not noticed on the way: the judgement above must find it.
+fn plain_flip_is_found(context: &Context) -> Result<()> {
+    let mut bench = Bench::new(context, "off")?;
+    let done = Done::default();
+    let aim = Aim::Byte(BYTES / 2);
+    let tap = bench.tap(Some(Attack::new(Way::ToTarget, aim, Deed::Flip(1), done.clone())))?;
+    let run = bench.run(&tap, false)?;
+    ensure!(done.at().is_some(), "the place was not met");
+    ensure!(run.honest().is_err(), "a bit was altered in the clear, and nothing is found wrong");
+    Ok(())
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    cases.check("tamper-control-plain-flip-is-found", || plain_flip_is_found(context));
+    let mut bench = Bench::new(context, "require")?;
+    let (recorded, seen) = bench.survey()?;
+    cases.check("tamper-control-no-flip-is-not-noticed", || {
+        let aim = Aim::Place { part: Part::Body, number: 0, offset: 0 };
+        let result = bench.attack(Way::ToTarget, aim, &Deed::Flip(0), true);
+        let error = result.err().context("nothing was altered, and it was noticed")?;
+        ensure!(format!("{error:#}").contains("nobody noticed"), "{error:#}");
+        Ok(())
+    });
+    let mut rng = context.rng("sealed/tamper/bits");
+    let flips = flips(context, &seen);
+    let mut classes = BTreeMap::<String, u64>::new();
+    for (name, way, aim, must_notice) in &flips {
+        *classes
+            .entry(name.rsplit_once('-').map_or(name.clone(), |(class, _)| class.to_owned()))
+            .or_default() += 1;
+        let deed = Deed::Flip(1 << rng.random_range(0..8));
+        cases.check(name, || bench.attack(*way, *aim, &deed, *must_notice));
+    }
+    for (name, way, aim, deed) in &deeds(context, &recorded, &seen) {
+        cases.check(name, || bench.attack(*way, *aim, deed, true));
+    }
+    cases.check("tamper-session-sent-again", || session_again(&mut bench, &recorded));
+    cases.fact("flips", flips.len());
+    cases.fact("flips_by_class", serde_json::to_value(classes)?);
+    let codes: BTreeMap<String, u64> =
+        bench.codes.iter().map(|(code, count)| (code.to_string(), *count)).collect();
+    cases.fact("exit_codes_of_disturbed_copies", serde_json::to_value(codes)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn false_blocks_and_false_success_are_found() {
+        let output = |code| Output {
+            code: Some(code),
+            signal: None,
+            timed_out: false,
+            stdout: String::new(),
+            stderr: String::new(),
+            seconds: 0.0,
+            line: String::new(),
+        };
+        let run = |code, fill: u8| Run {
+            output: output(code),
+            conversations: Vec::new(),
+            before: vec![0; 2 * BLOCK_BYTES],
+            source: vec![1; 2 * BLOCK_BYTES],
+            after: [vec![fill; BLOCK_BYTES], vec![1; BLOCK_BYTES]].concat(),
+        };
+        assert!(run(0, 1).honest().is_ok() && run(5, 1).honest().is_ok() && run(5, 0).honest().is_ok());
+        assert!(run(0, 0).honest().is_err() && run(5, 2).honest().is_err() && run(3, 1).honest().is_err());
+        assert!(run(0, 1).noticed().is_err() && run(5, 1).noticed().is_ok());
+    }
+}
