@@ -66,6 +66,30 @@ const BENCH: &[Need] = &[
     need("iperf3", &["iperf3"]),
     need("fio", &["fio"]),
     need("mount", &["losetup"]),
+    need("iproute2", &["ip", "tc"]),
+    need("openssl", &["openssl"]),
+    need("stunnel4", &["stunnel4"]),
+    need("wireguard-go", &["wireguard-go"]),
+    need("wireguard-tools", &["wg"]),
+    need("strongswan-swanctl", &["swanctl"]),
+    Need {
+        package: "strongswan-charon",
+        programs: &[],
+        qemu_block: None,
+        file: Some("/usr/lib/ipsec/charon"),
+    },
+    Need {
+        package: "libstrongswan-standard-plugins",
+        programs: &[],
+        qemu_block: None,
+        file: Some("/usr/lib/ipsec/plugins/libstrongswan-openssl.so"),
+    },
+    Need {
+        package: "libcharon-extra-plugins",
+        programs: &[],
+        qemu_block: None,
+        file: Some("/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so"),
+    },
 ];
 
 /// What packages are for.

@@ -5,6 +5,7 @@ mod bars;
 mod copy;
 mod ends;
 mod peers;
+mod sealed;
 mod target;
 
 use std::fs::File;
@@ -42,6 +43,8 @@ pub(crate) enum Bench {
     Target(Common),
     /// Both ends ours over one connection, beside iperf3, tgt and a bare TCP round trip
     Ends(Common),
+    /// Sealed sessions beside plain ones, TLS, stunnel, WireGuard and ESP (the rows on links need root)
+    Sealed(Common),
     /// Our copy, qemu-img convert and dd between two loop devices (needs root)
     Copy {
         #[command(flatten)]
@@ -63,7 +66,9 @@ pub(crate) enum Bench {
 /// `cargo xtask bench`.
 pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
     let common = match bench {
-        Bench::Target(common) | Bench::Ends(common) | Bench::Copy { common, .. } => common,
+        Bench::Target(common) | Bench::Ends(common) | Bench::Sealed(common) | Bench::Copy { common, .. } => {
+            common
+        }
         Bench::Pong { request, reply } => return ends::pong(*request, *reply).map(|()| true),
     };
     crate::install::ensure(crate::install::Purpose::Bench)?;
@@ -76,6 +81,7 @@ pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
     match bench {
         Bench::Target(common) => target::run_table(common, hikyaku),
         Bench::Ends(common) => ends::run_table(common, hikyaku),
+        Bench::Sealed(common) => sealed::run_table(common, hikyaku),
         Bench::Copy { common, size } => copy::run_table(common, *size, &hikyaku),
         Bench::Pong { .. } => unreachable!("answered above"),
     }

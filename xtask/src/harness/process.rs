@@ -3,6 +3,7 @@
 //!
 //! Start children from the main thread only: `PR_SET_PDEATHSIG` fires when the *thread* that forked ends.
 
+use std::ffi::{CStr, CString};
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -89,18 +90,20 @@ pub(crate) fn line_of(command: &Command) -> String {
     line
 }
 
-/// Where a program of ours runs: environment and processor.
+/// Where a program runs: environment, processor, network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Surroundings {
     pub(crate) variables: Vec<(&'static str, String)>,
     /// The one processor it may use.
     pub(crate) core: Option<usize>,
+    /// The network namespace, by the name that `ip netns` knows.
+    pub(crate) network: Option<String>,
 }
 
 impl Surroundings {
     /// Ours, but for one environment variable.
     pub(crate) fn variable(name: &'static str, value: &str) -> Self {
-        Self { variables: vec![(name, value.to_owned())], core: None }
+        Self { variables: vec![(name, value.to_owned())], ..Self::default() }
     }
 
     /// Gives them to a command.
@@ -110,7 +113,25 @@ impl Surroundings {
             // SAFETY: `pin` makes one system call and allocates nothing.
             unsafe { command.pre_exec(move || pin(core)) };
         }
+        if let Some(network) = &self.network {
+            let path = CString::new(format!("/run/netns/{network}")).expect("a name without NUL");
+            // SAFETY: `enter` makes three system calls and allocates nothing.
+            unsafe { command.pre_exec(move || enter(&path)) };
+        }
     }
+}
+
+/// Takes the calling thread into a network namespace.
+pub(crate) fn enter(path: &CStr) -> std::io::Result<()> {
+    // SAFETY: plain system calls on a path that outlives them and on a descriptor opened here.
+    unsafe {
+        let namespace = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if namespace < 0 || libc::setns(namespace, libc::CLONE_NEWNET) != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        libc::close(namespace);
+    }
+    Ok(())
 }
 
 /// Binds the calling thread, and what it starts from now on, to one processor.

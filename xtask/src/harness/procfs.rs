@@ -105,6 +105,18 @@ pub(crate) fn machine_busy_seconds() -> Result<f64> {
     Ok((values.iter().sum::<f64>() - idle) / ticks_per_second())
 }
 
+/// Time that the threads of a process have had a processor, in seconds: exact where ticks are too coarse. Threads that have
+/// ended are not counted.
+pub(crate) fn thread_cpu_seconds(pid: u32) -> Result<f64> {
+    let path = format!("/proc/{pid}/task");
+    let mut sum = 0.0;
+    for task in fs::read_dir(&path).with_context(|| format!("read {path}"))? {
+        let schedstat = fs::read_to_string(task?.path().join("schedstat"))?;
+        sum += schedstat.split_whitespace().next().context("empty schedstat")?.parse::<f64>()? / 1e9;
+    }
+    Ok(sum)
+}
+
 /// User and system time of all children waited for so far, in seconds.
 pub(crate) fn children_cpu_seconds() -> (f64, f64) {
     // SAFETY: `usage` is plain data that the call fills in.

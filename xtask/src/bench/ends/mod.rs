@@ -5,7 +5,7 @@
 mod calls;
 mod memory;
 mod pong;
-mod run;
+pub(in crate::bench) mod run;
 
 use std::path::PathBuf;
 
@@ -138,7 +138,7 @@ fn one_core() -> Group {
             ));
         }
     }
-    let pinned = Surroundings { variables: Vec::new(), core: Some(CORE) };
+    let pinned = Surroundings { core: Some(CORE), ..Surroundings::default() };
     Group { name: "one-core", targets: vec![pinned], cells, claims }
 }
 

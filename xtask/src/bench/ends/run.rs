@@ -38,25 +38,25 @@ pub(super) struct Ours {
 
 /// What one end used, for each operation or 10^9 bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Used {
-    pub(super) cpu_s_per_gb: f64,
-    pub(super) cpu_us: f64,
-    pub(super) switches: f64,
-    pub(super) switches_involuntary: f64,
+pub(in crate::bench) struct Used {
+    pub(in crate::bench) cpu_s_per_gb: f64,
+    pub(in crate::bench) cpu_us: f64,
+    pub(in crate::bench) switches: f64,
+    pub(in crate::bench) switches_involuntary: f64,
 }
 
 /// One run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sample {
-    pub(super) mb_per_s: f64,
-    pub(super) per_second: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
-    pub(super) initiator: Option<Used>,
-    pub(super) target: Option<Used>,
+pub(in crate::bench) struct Sample {
+    pub(in crate::bench) mb_per_s: f64,
+    pub(in crate::bench) per_second: f64,
+    pub(in crate::bench) p50_us: f64,
+    pub(in crate::bench) p99_us: f64,
+    pub(in crate::bench) initiator: Option<Used>,
+    pub(in crate::bench) target: Option<Used>,
     /// Part of the time that the initiator spent looking before it slept.
-    pub(super) spin_share: f64,
-    pub(super) verified: bool,
+    pub(in crate::bench) spin_share: f64,
+    pub(in crate::bench) verified: bool,
 }
 
 impl Ours {
@@ -143,7 +143,8 @@ impl Ours {
 }
 
 impl Sample {
-    fn of(row: &Value) -> Option<Self> {
+    /// From a row of `bench path --json`.
+    pub(in crate::bench) fn of(row: &Value) -> Option<Self> {
         let used = |end: &Value| -> Option<Used> {
             let involuntary = end["involuntary_switches_per_operation"].as_f64()?;
             Some(Used {

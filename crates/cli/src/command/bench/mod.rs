@@ -1,5 +1,6 @@
 //! `bench`: measure your own machine and link.
 
+mod ciphers;
 mod copy;
 mod path;
 mod usage;
@@ -20,6 +21,7 @@ impl Args {
     /// Whether programs read the output.
     pub(crate) fn json(&self) -> bool {
         match &self.what {
+            What::Ciphers(args) => args.json,
             What::Copy(args) => args.json,
             What::Path(args) => args.json,
         }
@@ -29,12 +31,14 @@ impl Args {
 /// What can be measured.
 #[derive(Debug, Subcommand)]
 enum What {
+    Ciphers(ciphers::Args),
     Copy(copy::Args),
     Path(path::Args),
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     match &args.what {
+        What::Ciphers(args) => ciphers::run(context, args),
         What::Copy(args) => copy::run(context, args),
         What::Path(args) => path::run(context, args),
     }
