@@ -121,6 +121,11 @@ impl Outgoing {
         Some(&bytes[self.sent.1..])
     }
 
+    /// Whether what [`Self::front`] gave was not the storage's ([`Span::is_spoilt`]).
+    pub fn is_front_spoilt(&self) -> bool {
+        matches!(self.pieces.get(self.sent.0), Some(Piece::Span(span)) if span.is_spoilt())
+    }
+
     /// Whether nothing is left to send.
     pub fn is_empty(&self) -> bool {
         self.sent.0 == self.pieces.len()

@@ -108,8 +108,8 @@ impl Stream {
         Counters { received: self.received, sent: self.sent, copied: self.protection.copied() }
     }
 
-    /// Who looks at payload on its way out, if it may change meanwhile.
-    pub(crate) fn looks(&self) -> Option<Looks> {
+    /// Who looks at payload on its way out, while it may change.
+    pub(crate) fn looks(&self) -> Looks {
         self.protection.looks()
     }
 

@@ -169,13 +169,12 @@ impl Protection {
         }
     }
 
-    /// Who looks at payload on its way out, if it may change meanwhile: a record of SEAL/1 is made of it in one pass, which
-    /// reads each byte once.
-    pub(super) fn looks(&self) -> Option<Looks> {
+    /// Who looks at payload on its way out, while it may change: a record of SEAL/1 is made of it in one pass, which reads
+    /// each byte once; rustls seals a copy of its own.
+    pub(super) fn looks(&self) -> Looks {
         match self {
-            Self::Plain(_) => Some(Looks::Kernel),
-            Self::Sealed(_) => Some(Looks::Process),
-            Self::Tls(..) => None,
+            Self::Plain(_) => Looks::Kernel,
+            Self::Sealed(_) | Self::Tls(..) => Looks::Process,
         }
     }
 

@@ -419,11 +419,11 @@ fn seal_queue(
             // From where it lies.
             let count = records.min(front.len() / RECORD_BYTES) * RECORD_BYTES;
             used += traffic.seal(&front[..count], &mut area[used..])?;
-            queue.advance(count);
+            advance(queue, count)?;
         } else {
             let count = front.len().min(RECORD_BYTES - record.len());
             record.extend_from_slice(&front[..count]);
-            queue.advance(count);
+            advance(queue, count)?;
             if record.len() == RECORD_BYTES || queue.is_empty() {
                 used += traffic.seal(record, &mut area[used..])?;
                 record.clear();
@@ -432,6 +432,15 @@ fn seal_queue(
     }
     debug_assert!(record.is_empty(), "there was room for a record when it was begun");
     Ok(used)
+}
+
+/// Notes that so many bytes in front were read, if they were what they should be.
+fn advance(queue: &mut Outgoing, count: usize) -> Result<(), TlsError> {
+    if queue.is_front_spoilt() {
+        return Err(TlsError::Failed("a file has shrunk while it was sent".into()));
+    }
+    queue.advance(count);
+    Ok(())
 }
 
 /// Puts plaintext where the reassembly wants it, as far as it has room.

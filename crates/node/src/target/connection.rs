@@ -732,14 +732,13 @@ impl Connection {
             }
         }
         // A digest would be computed of bytes that may change until they are sent.
-        let looks = self.stream.looks().filter(|_| !self.machine.receive_digests().data);
-        if let (MediaOp::Read { fua: false }, Some(looks)) = (&media.op, looks) {
+        if matches!(media.op, MediaOp::Read { fua: false }) && !self.machine.receive_digests().data {
             // Beside what is being sent it would no longer fit in the cache. Nobody overtakes those who wait.
             if !self.lent_waiting.is_empty() || self.lent > 0 && self.lent + data_in > LENT_BYTES_MAX {
                 return self.lent_waiting.push_back(id);
             }
             let offset = media.lba * u64::from(lun.block_size);
-            if let Some(stored) = context.units[task.lun].lend(offset, data_in, looks) {
+            if let Some(stored) = context.units[task.lun].lend(offset, data_in, self.stream.looks()) {
                 (task.buffer, task.lent) = (Some(stored), data_in);
                 self.lent += data_in;
                 let media = task.media.take().expect("just looked at");
