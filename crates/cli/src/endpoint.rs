@@ -9,7 +9,7 @@ use block::{
 };
 use io::Io;
 use node::TlsTrust;
-use node::initiator::{Credentials, IscsiMedium, Options, Url};
+use node::initiator::{Credentials, InitiatorSealing, IscsiMedium, Options, Url};
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -45,6 +45,8 @@ pub(crate) struct Named {
     /// The words, taken apart.
     pub(crate) spec: Spec,
     secrets: UrlSecrets,
+    /// How its session is sealed, whatever the words and the known targets say.
+    sealing: Option<InitiatorSealing>,
 }
 
 impl Named {
@@ -79,7 +81,7 @@ impl Named {
         let mut known: Vec<&str> = own.chain(extra).copied().collect();
         known.dedup();
         spec.only(&known).map_err(|error| usage(error.0))?;
-        Ok(Self { text, spec, secrets })
+        Ok(Self { text, spec, secrets, sealing: None })
     }
 
     /// The path, where it is a file or a device of this machine.
@@ -88,6 +90,11 @@ impl Named {
             Location::File(path) => Some(path),
             _ => None,
         }
+    }
+
+    /// Seals its sessions with keys that lie in no file.
+    pub(crate) fn seal(&mut self, sealing: InitiatorSealing) {
+        self.sealing = Some(sealing);
     }
 
     /// Gives an option a value, as if the user had.
@@ -166,7 +173,10 @@ impl Named {
                 "mutual CHAP needs one-way CHAP too: chap-user= and chap-secret-file=".to_owned(),
             ));
         }
-        options.sealing = client::sealing(context, &self.spec, url)?;
+        options.sealing = match &self.sealing {
+            Some(sealing) => Some(sealing.clone()),
+            None => client::sealing(context, &self.spec, url)?,
+        };
         Ok(options)
     }
 

@@ -1,4 +1,4 @@
-//! `demo`: everything on loopback in under a minute, with nothing installed and nothing left behind.
+//! `demo`: everything on loopback in under a minute, sealed, with nothing installed and nothing left behind.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +7,9 @@ use std::time::Duration;
 use block::{Endpoint, Medium, OpenOptions};
 use io::Io;
 use mover::{CopyError, Plan};
-use node::target::{Access, LunConfig, Server, ServerConfig, TargetConfig};
+use node::SealPolicy;
+use node::initiator::InitiatorSealing;
+use node::target::{Access, LunConfig, Peer, Sealing, Server, ServerConfig, TargetConfig};
 use serde_json::{Value, json};
 
 use crate::command::copy::outcome::{cpu_s_per_gb, mb_per_s};
@@ -18,6 +20,7 @@ use crate::error::{Exit, Failure};
 use crate::progress::Progress;
 use crate::state::Identity;
 use crate::sys::CpuTime;
+use crate::trust::identity;
 use crate::{output, units};
 
 /// Size of the built-in sample.
@@ -32,7 +35,8 @@ const STEPS: u32 = 5;
 
 /// Try everything on loopback: serve, copy, verify, compare, in under a minute
 ///
-/// Nothing needs to be installed or configured, no root, no kernel module; nothing is left behind.
+/// The sessions are sealed (encrypted and authenticated) under keys made for this run. Nothing needs to be installed or
+/// configured, no root, no kernel module; nothing is left behind.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  hikyaku demo\n  hikyaku demo disk.img")]
 pub(crate) struct Args {
@@ -60,9 +64,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "it is smaller than one block of 512 bytes",
         ));
     }
-    let server = start(context, bytes)?;
+    let (sealing, own) = keys()?;
+    let server = start(context, bytes, sealing)?;
     let url = format!("iscsi://{}/{TARGET}/0", server.addresses()[0]);
-    let lun = Named::parse(context, &url, &[])?;
+    let mut lun = Named::parse(context, &url, &[])?;
+    lun.seal(own);
     let mut demo = Demo { context, io, sample, sample_medium, lun, bytes };
     let result = demo.steps();
     server.handle().drain();
@@ -79,8 +85,20 @@ fn options(writable: bool) -> OpenOptions {
     OpenOptions { writable, request_alignment: BLOCK_BYTES as u32, allow_in_use: false }
 }
 
+/// How both sides seal: under keys that nobody keeps.
+fn keys() -> Result<(Sealing, InitiatorSealing), Failure> {
+    let random = || identity::random().map(Arc::new);
+    let failed = |error| Failure::failed("make up keys", "", error);
+    let (target, initiator) = (random().map_err(failed)?, random().map_err(failed)?);
+    let public_key = initiator.public();
+    let peer = Peer { name: "demo".to_owned(), public_key, initiator: None, luns: None, psk: None };
+    let own = InitiatorSealing::new(SealPolicy::Require, initiator, target.public());
+    let suites = own.suites.clone();
+    Ok((Sealing { policy: SealPolicy::Require, identity: target, peers: vec![peer], suites }, own))
+}
+
 /// A target on a free port of the loopback, over a file that has no name any more.
-fn start(context: &Context, bytes: u64) -> Result<Server, Failure> {
+fn start(context: &Context, bytes: u64, sealing: Sealing) -> Result<Server, Failure> {
     let identity = Identity::random().map_err(|error| Failure::failed("make up an identity", "", error))?;
     let lun = LunConfig {
         lun: 0,
@@ -102,7 +120,7 @@ fn start(context: &Context, bytes: u64) -> Result<Server, Failure> {
     Server::start(ServerConfig {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
         advertise: None,
-        sealing: None,
+        sealing: Some(sealing),
         targets: vec![target],
         tls: None,
         drain_timeout: DRAIN_TIMEOUT,
@@ -141,8 +159,9 @@ impl Demo<'_> {
 
     fn steps(&mut self) -> Result<Vec<Value>, Failure> {
         let size = units::bytes(self.bytes);
-        self.tell(1, "target", &format!("{}    {size}, loopback only, no protection", self.lun.text));
-        let target = json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes });
+        self.tell(1, "target", &format!("{}    {size}, loopback only, sealed", self.lun.text));
+        let target =
+            json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes, "protection": "sealed" });
         Ok(vec![target, self.copy()?, self.compare()?, self.read()?])
     }
 

@@ -26,6 +26,14 @@ pub(crate) fn default_file() -> Result<PathBuf, Failure> {
     config_file(FILE)
 }
 
+/// A key pair that nobody has had before. From now on this process leaves no core dump.
+pub(crate) fn random() -> io::Result<Identity> {
+    sys::forbid_core_dumps();
+    let mut entropy = Zeroizing::new([0; 32]);
+    getrandom::fill(&mut *entropy).map_err(|error| io::Error::other(format!("no randomness: {error}")))?;
+    Ok(Identity::generate(*entropy))
+}
+
 /// Makes a key pair and keeps it in `file`, which must not exist. A directory is made for the usual place only.
 pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failure> {
     let path = match file {
@@ -42,11 +50,7 @@ pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failur
         .hint(format!("hikyaku key public {object}, to see which it is; or another FILE")),
         _ => Failure::failed("make a key in", object.clone(), error),
     };
-    sys::forbid_core_dumps();
-    let mut entropy = Zeroizing::new([0; 32]);
-    getrandom::fill(&mut *entropy)
-        .map_err(|error| failed(io::Error::other(format!("no randomness: {error}"))))?;
-    let identity = Identity::generate(*entropy);
+    let identity = random().map_err(failed)?;
     if file.is_none()
         && let Some(directory) = path.parent()
     {
