@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use block::layer::{self, FaultRule};
 use block::{Medium, NullMedium, Spec, parse_rate, parse_size};
-use hikyaku::fuzz::{configuration, endpoint, shown, signatures, without_secrets};
+use hikyaku::fuzz::{configuration, endpoint, known_target, peers, shown, signatures, without_secrets};
 use node::initiator::Url;
 
 use crate::Source;
@@ -62,6 +62,7 @@ fn words(bytes: &[u8]) {
 /// A configuration, unless it names hosts: their addresses would be asked for.
 fn serve(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
+    keys(text);
     if let Ok(table) = text.parse::<toml::Table>()
         && names_hosts(&table)
     {
@@ -81,6 +82,24 @@ fn serve(bytes: &[u8]) {
         Err((line, column, cause)) => {
             assert!(line <= text.lines().count().max(1) + 1 && column > 0 && !cause.is_empty());
         }
+    }
+}
+
+/// The files that say who is believed.
+fn keys(text: &str) {
+    match peers(text) {
+        Ok(mut names) => {
+            let count = names.len();
+            names.sort();
+            names.dedup();
+            assert!(names.len() == count && names.iter().all(|name| !name.is_empty()), "a peer twice");
+        }
+        Err((line, column, cause)) => {
+            assert!(line <= text.lines().count().max(1) + 1 && column > 0 && !cause.is_empty());
+        }
+    }
+    if let Ok(Some(line)) = known_target(text, "h:3260") {
+        assert!(text.lines().nth(line - 1).is_some_and(|line| line.to_lowercase().contains("h:3260")));
     }
 }
 

@@ -4,6 +4,8 @@ const GOOD: &str = r#"
 [server]
 listen = ["127.0.0.1:3261"]
 drain-timeout = "5s"
+identity = "/etc/hikyaku/key"
+peers = "/etc/hikyaku/peers.toml"
 
 [[target]]
 iqn = "iqn.2026-11.example.com:disks"
@@ -31,6 +33,11 @@ mode = "ro"
 [[target.acl]]
 chap-user = "any"
 secret-file = "/etc/hikyaku/any.secret"
+
+[[target.acl]]
+peer = "laptop"
+luns = [7]
+mode = "ro"
 "#;
 
 fn parse(text: &str) -> Result<Config, Wrong> {
@@ -48,7 +55,12 @@ fn everything_is_read() {
     let luns: Vec<(u16, &str, Option<&str>)> =
         target.luns.iter().map(|lun| (lun.lun, lun.endpoint.text.as_str(), lun.serial.as_deref())).collect();
     assert_eq!(luns, [(0, "/srv/a.img,cache=writethrough", Some("A1")), (7, "mem:64M,ro", None)]);
-    assert_eq!(target.acls.len(), 2);
+    assert_eq!(target.acls.len(), 3);
+    assert_eq!((target.acls[2].peer.as_deref(), &target.acls[2].initiator), (Some("laptop"), &None));
+    assert!(target.acls[2].read_only && target.acls[0].peer.is_none());
+    assert_eq!(config.identity.as_deref(), Some(Path::new("/etc/hikyaku/key")));
+    assert_eq!(config.peers.as_deref(), Some(Path::new("/etc/hikyaku/peers.toml")));
+    assert_eq!((config.seal, config.seal_policy()), (None, SealPolicy::Require));
     assert_eq!(target.acls[0].luns, Some(vec![0]));
     assert!(target.acls[0].read_only && target.acls[0].chap.is_some());
     assert!(target.acls[1].initiator.is_none());
@@ -58,24 +70,26 @@ fn everything_is_read() {
 const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
     ("unknown_key", "drain-timeout", "drain-time", 4, "unknown field `drain-time`"),
     ("unknown_table", "[server]", "[serve]", 2, "unknown field `serve`"),
-    ("unknown_lun_key", "serial =", "serials =", 12, "unknown field `serials`"),
-    ("not_toml", "lun = 0", "lun = ", 10, "value"),
-    ("lun_is_text", "lun = 0", "lun = \"zero\"", 10, "invalid type"),
-    ("lun_too_large", "lun = 7", "lun = 16384", 15, "beyond 16383"),
-    ("lun_twice", "lun = 7", "lun = 0", 15, "LUN 0 is there twice"),
+    ("unknown_lun_key", "serial =", "serials =", 14, "unknown field `serials`"),
+    ("not_toml", "lun = 0", "lun = ", 12, "value"),
+    ("lun_is_text", "lun = 0", "lun = \"zero\"", 12, "invalid type"),
+    ("lun_too_large", "lun = 7", "lun = 16384", 17, "beyond 16383"),
+    ("lun_twice", "lun = 7", "lun = 0", 17, "LUN 0 is there twice"),
     ("listen_wrong", "127.0.0.1:3261", "127.0.0.1:326100", 3, "is not an address"),
     ("timeout_wrong", "\"5s\"", "\"soon\"", 4, "not a duration"),
-    ("iqn_wrong", "iqn.2026-11.example.com:disks", "disks", 7, "iSCSI name begins with"),
-    ("endpoint_option_unknown", "cache=writethrough", "cash=no", 11, "unknown option 'cash'"),
-    ("endpoint_cache_wrong", "cache=writethrough", "cache=none", 10, "cache=writeback or"),
-    ("endpoint_lun_option", "mem:64M,ro", "mem:64M,lun=7", 16, "by the key lun"),
-    ("serial_empty", "\"A1\"", "\"\"", 10, "not a serial number"),
-    ("tpgt_unknown", "tpgt = 1", "tpgt = 2", 20, "one portal group"),
-    ("mode_unknown", "mode = \"ro\"", "mode = \"r\"", 27, "is not a mode"),
-    ("acl_lun_unknown", "luns = [0]", "luns = [3]", 22, "which the target does not have"),
-    ("acl_without_secret", "secret-file = \"/etc/hikyaku/u.secret\"\n", "", 22, "need each other"),
-    ("acl_initiator_wrong", "iqn.2026-11.example.com:host", "host", 23, "iSCSI name begins with"),
+    ("iqn_wrong", "iqn.2026-11.example.com:disks", "disks", 9, "iSCSI name begins with"),
+    ("endpoint_option_unknown", "cache=writethrough", "cash=no", 13, "unknown option 'cash'"),
+    ("endpoint_cache_wrong", "cache=writethrough", "cache=none", 12, "cache=writeback or"),
+    ("endpoint_lun_option", "mem:64M,ro", "mem:64M,lun=7", 18, "by the key lun"),
+    ("serial_empty", "\"A1\"", "\"\"", 12, "not a serial number"),
+    ("tpgt_unknown", "tpgt = 1", "tpgt = 2", 22, "one portal group"),
+    ("mode_unknown", "mode = \"ro\"", "mode = \"r\"", 29, "is not a mode"),
+    ("acl_lun_unknown", "luns = [0]", "luns = [3]", 24, "which the target does not have"),
+    ("acl_without_secret", "secret-file = \"/etc/hikyaku/u.secret\"\n", "", 24, "need each other"),
+    ("acl_initiator_wrong", "iqn.2026-11.example.com:host", "host", 25, "iSCSI name begins with"),
     ("seal_unknown", "drain-timeout = \"5s\"", "seal = \"on\"", 4, "'on' is not \"off\", \"offer\" or"),
+    ("acl_names_nobody", "peer = \"laptop\"\n", "", 35, "needs an initiator, a peer or"),
+    ("acl_peer_wrong", "peer = \"laptop\"", "peer = 7", 36, "invalid type"),
 ];
 
 #[test]
@@ -87,6 +101,18 @@ fn every_defect_is_named_with_its_line() {
         assert_eq!(position(&text, range.start).0, *line, "{defect}: {cause}");
         assert!(cause.contains(message), "{defect}: {cause}");
     }
+}
+
+#[test]
+fn peers_require_sealing_unless_something_else_is_said_seal1_7() {
+    for (said, policy) in
+        [("off", SealPolicy::Off), ("offer", SealPolicy::Offer), ("require", SealPolicy::Require)]
+    {
+        let text = GOOD.replacen("drain-timeout = \"5s\"", &format!("seal = \"{said}\""), 1);
+        assert_eq!(parse(&text).unwrap().seal_policy(), policy);
+    }
+    let without = GOOD.replacen("peers = \"/etc/hikyaku/peers.toml\"\n", "", 1);
+    assert_eq!(parse(&without).unwrap().seal_policy(), SealPolicy::Off);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::secret::take_url_secrets;
 use crate::signature::{self, Ends, HEAD_BYTES, TAIL_BYTES};
+use crate::trust::{known, peers};
 use crate::units;
 
 /// The configuration of `serve`: LUNs by target, or what is wrong in which line and column.
@@ -15,6 +16,19 @@ pub fn configuration(text: &str) -> Result<Vec<Vec<u16>>, (usize, usize, String)
     })?;
     let luns = |target: &crate::config::Target| target.luns.iter().map(|lun| lun.lun).collect();
     Ok(config.targets.iter().map(luns).collect())
+}
+
+/// The names of a peers file, or what is wrong in which line and column.
+pub fn peers(text: &str) -> Result<Vec<String>, (usize, usize, String)> {
+    peers::names(text).map_err(|(range, cause)| {
+        let (line, column) = position(text, range.start);
+        (line, column, cause)
+    })
+}
+
+/// The line in which known targets have the key of a portal, or what is wrong.
+pub fn known_target(text: &str, portal: &str) -> Result<Option<usize>, String> {
+    known::find(text, portal).map(|found| found.map(|(line, _)| line))
 }
 
 /// An endpoint as `serve` takes it: its words without secrets, or what is wrong with them.

@@ -177,3 +177,54 @@ pub(crate) fn changed(url: &Url, trusted: &Trusted, answered: &PublicKey) -> Fai
         "ask the target's owner for its key by another way; if it is this one: hikyaku key trust iscsi://{portal} --key {answered}"
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+
+    /// What the options come to at a portal whose key nobody knows.
+    fn sealed(options: &str) -> Result<Option<InitiatorSealing>, Failure> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("k");
+        fs::write(&file, format!("{KEY}\n")).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        let options = options.replace("FILE", file.to_str().unwrap());
+        let text = "iscsi://no-such-host.invalid/iqn.2026-11.example:a/0";
+        let spec = Spec::parse(&format!("{text}{options}")).unwrap();
+        sealing(&Context::default(), &spec, &Url::parse(text).unwrap())
+    }
+
+    #[test]
+    fn each_row_of_the_policy_at_the_initiator_seal1_7() {
+        let known = |more: &str| sealed(&format!(",peer-key={KEY},identity=FILE{more}"));
+        let policy = |more: &str| known(more).unwrap().map(|sealing| sealing.policy);
+        assert_eq!(policy(""), Some(SealPolicy::Require), "a known key is enough");
+        assert_eq!(policy(",seal=require"), Some(SealPolicy::Require));
+        assert_eq!(policy(",seal=offer"), Some(SealPolicy::Offer));
+        assert_eq!(policy(",seal=off"), None);
+        assert!(sealed("").unwrap().is_none(), "nothing is known, nothing was asked for");
+        // Who asks for sealing never gets a session in the clear instead.
+        for asks in [",seal=require", ",seal=offer", ",identity=FILE", ",suite=AES-256-GCM", ",psk-file=FILE"]
+        {
+            assert_eq!(sealed(asks).unwrap_err().exit, Exit::Authentication, "{asks}");
+        }
+    }
+
+    #[test]
+    fn suite_and_pre_shared_key_are_chosen_by_option() {
+        let with = |more: &str| sealed(&format!(",peer-key={KEY},identity=FILE{more}"));
+        let all = with("").unwrap().unwrap();
+        assert_eq!((all.suites, all.psk.is_none(), all.peer_key.0), (Suite::ALL.to_vec(), true, [1; 32]));
+        let one = with(",suite=AEGIS-128X2,psk-file=FILE").unwrap().unwrap();
+        assert_eq!((one.suites, one.psk.map(|psk| *psk.bytes())), (vec![Suite::Aegis128X2], Some([1; 32])));
+        for wrong in [",suite=DES", ",seal=yes"] {
+            assert_eq!(with(wrong).unwrap_err().exit, Exit::Usage, "{wrong}");
+        }
+        assert_eq!(sealed(",peer-key=short,identity=FILE").unwrap_err().exit, Exit::Usage);
+    }
+}

@@ -97,7 +97,7 @@ impl KnownTargets {
 
 /// Every line must be good, not only the one that is looked for: a key that is passed over would be sealing that is not
 /// required.
-fn find(text: &str, portal: &str) -> Result<Option<(usize, PublicKey)>, String> {
+pub(crate) fn find(text: &str, portal: &str) -> Result<Option<(usize, PublicKey)>, String> {
     let mut found = None;
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;

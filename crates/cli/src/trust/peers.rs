@@ -58,8 +58,7 @@ pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure>
 }
 
 /// The names in a peers file, or what is wrong at which place.
-#[cfg(test)]
-fn names(text: &str) -> Result<Vec<String>, Wrong> {
+pub(crate) fn names(text: &str) -> Result<Vec<String>, Wrong> {
     parse(text).map(|listed| listed.into_iter().map(|listed| listed.peer.name).collect())
 }
 
