@@ -80,7 +80,7 @@ Examples:
   hikyaku key trust iscsi://host              shows the key and asks
   hikyaku key trust iscsi://host --key K      only if it is this one; also replaces a key that has changed")]
 struct TrustArgs {
-    /// The portal, iscsi://host[:port]; a target or LUN in the URL is not looked at
+    /// The portal, iscsi://host or iscsi://host:port; a target or LUN in the URL is not looked at
     #[arg(value_name = "URL")]
     url: String,
 

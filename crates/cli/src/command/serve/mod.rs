@@ -77,8 +77,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
 
-    /// TOML file with the public keys of those who may log in sealed: [[peer]] with name, public-key, and if need be
-    /// initiator, luns, psk-file
+    /// TOML file with the public keys of those who may log in sealed: for each a table `peer` with name, public-key, and if
+    /// need be initiator, luns, psk-file
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
 
