@@ -129,7 +129,7 @@ pub(crate) fn explain(spec: &Spec, url: &Url, failure: Failure) -> Failure {
 fn not_listed(spec: &Spec, failure: Failure) -> Failure {
     let key = identity::load(spec.get("identity").map(Path::new)).map(|identity| identity.public());
     let own = key.map_or_else(|_| "(see `hikyaku key public`)".to_owned(), |key| key.to_string());
-    let cause = format!("{}; the target is who it should be", failure.cause);
+    let cause = format!("{}; the target has the key we know", failure.cause);
     Failure { cause, ..failure }.hint(format!(
         "have this host's public key {own} added to the target's peers, and see whether they ask for another initiator=, \
          a psk-file= or CHAP"

@@ -18,8 +18,8 @@ use crate::stream::sealed_segment_max;
 const TIME_MAX: Duration = Duration::from_secs(15);
 
 /// Why a seal is not what it has to be.
-const NOT_THE_TARGET: &str = "the seal was refused: this target has another key than the one that is trusted, does not know \
-                              ours, or its pre-shared key is another one; compare both with: hikyaku key";
+const NOT_THE_TARGET: &str =
+    "the seal was refused: one of the two keys, or the pre-shared key, is not what the other side expects";
 
 /// An outer login.
 pub(super) struct Handshake {

@@ -149,7 +149,10 @@ impl Handshake {
         let suite = Suite::from_name(&choice.suite).ok_or(Broken)?;
         let responder = Responder::read(&sealing.identity, &transcript.prologue(), message)?;
         let peer_key = responder.initiator();
-        let peer = config.peer(&peer_key).ok_or(Broken)?;
+        let peer = config.peer(&peer_key).ok_or_else(|| {
+            tracing::warn!(key = %peer_key, "an initiator's key is not among the peers");
+            Broken
+        })?;
         let psk = peer.psk.as_ref().map(crate::sealing::Psk::bytes);
         let (answer, channel) = responder.finish(psk, suite, entropy()?)?;
         self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key });
