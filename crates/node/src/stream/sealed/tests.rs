@@ -273,7 +273,7 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
             break;
         }
         let bytes = random.pick(&[1, 5000, 1 << 20]);
-        let held = if hogged && random.below(4) > 0 { hog(io.pool()) } else { Vec::new() };
+        let held = if hogged && random.below(6) == 0 { hog(io.pool()) } else { Vec::new() };
         target.send(&mut io, bytes);
         serve(io.pool(), &mut target, &wishes);
         initiator.send(&mut io, bytes);
