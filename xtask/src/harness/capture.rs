@@ -51,11 +51,36 @@ fn set<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> Result<(), Erro
     check(result).map(drop)
 }
 
-fn open() -> Result<OwnedFd> {
+/// TCP from or to `port`, as it comes in and not as it goes out: on loopback each packet does both. The packet begins with its IPv4
+/// header.
+fn filter(port: u16) -> [libc::sock_filter; 11] {
+    const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE).cast_unsigned();
+    const OUTGOING: u32 = libc::PACKET_OUTGOING as u32;
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let (byte, word) =
+        (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, libc::BPF_LD | libc::BPF_W | libc::BPF_ABS);
+    let behind_header = libc::BPF_LD | libc::BPF_H | libc::BPF_IND;
+    [
+        step(word, 0, 0, PACKET_TYPE),
+        step(equal, 8, 0, OUTGOING),
+        step(byte, 0, 0, 9),
+        step(equal, 0, 6, libc::IPPROTO_TCP.cast_unsigned()),
+        step(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 0),
+        step(behind_header, 0, 0, 0),
+        step(equal, 2, 0, port.into()),
+        step(behind_header, 0, 0, 2),
+        step(equal, 0, 1, port.into()),
+        step(libc::BPF_RET, 0, 0, u32::MAX),
+        step(libc::BPF_RET, 0, 0, 0),
+    ]
+}
+
+fn open(port: u16) -> Result<OwnedFd> {
     let protocol = (libc::ETH_P_IP as u16).to_be();
     // SAFETY: plain values; a descriptor that is returned is nobody else's.
     let socket = unsafe {
-        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, i32::from(protocol));
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         OwnedFd::from_raw_fd(check(fd).context("open a packet socket")?)
     };
     // SAFETY: the name ends with a zero.
@@ -66,6 +91,10 @@ fn open() -> Result<OwnedFd> {
     address.sll_protocol = protocol;
     address.sll_ifindex = index.cast_signed();
     set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &SOCKET_BYTES).context("enlarge its buffer")?;
+    let mut steps = filter(port);
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // Before it is bound: nothing else ever gets in.
+    set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program).context("filter by port")?;
     let patience = libc::timeval { tv_sec: 0, tv_usec: POLL_MS * 1000 };
     set(&socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience)?;
     // SAFETY: the address lives through the call, and its size is given.
@@ -95,7 +124,7 @@ fn payload(packet: &[u8], port: u16) -> Option<(usize, &[u8])> {
 impl Capture {
     /// Begins; needs the right to (`CAP_NET_RAW`).
     pub(crate) fn start(port: u16) -> Result<Self> {
-        let socket = open()?;
+        let socket = open(port)?;
         let over = Arc::<AtomicBool>::default();
         let ends = Arc::clone(&over);
         let thread = std::thread::spawn(move || receive(&socket, port, &ends));
@@ -113,20 +142,8 @@ fn receive(socket: &OwnedFd, port: u16, over: &AtomicBool) -> Result<Captured> {
     let mut captured = Captured::default();
     let mut buffer = vec![0u8; PACKET_BYTES_MAX];
     loop {
-        // SAFETY: plain data, for which all zeroes is a value.
-        let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        let mut length = size_of::<libc::sockaddr_ll>() as u32;
-        // SAFETY: buffer and address live through the call, and their sizes are given.
-        let count = unsafe {
-            libc::recvfrom(
-                socket.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                0,
-                (&raw mut from).cast(),
-                &raw mut length,
-            )
-        };
+        // SAFETY: the buffer lives through the call, and its size is given.
+        let count = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
         let Ok(count) = usize::try_from(count) else {
             let error = Error::last_os_error();
             match error.kind() {
@@ -135,10 +152,6 @@ fn receive(socket: &OwnedFd, port: u16, over: &AtomicBool) -> Result<Captured> {
                 _ => return Err(error).context("capture packets"),
             }
         };
-        // On loopback each packet goes out and comes in.
-        if u32::from(from.sll_pkttype) == u32::from(libc::PACKET_OUTGOING) {
-            continue;
-        }
         if let Some((way, bytes)) = payload(&buffer[..count], port) {
             let kept = &mut captured.sent[way];
             let room = KEPT_BYTES_MAX.saturating_sub(kept.len());

@@ -1,7 +1,7 @@
 //! Hosts with keys, a file to serve, and the ways to get at it.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
@@ -14,6 +14,9 @@ use crate::harness::{Context, Disk, Output, Target, scratch};
 pub(super) const TIMEOUT_S: u64 = 8;
 /// Of a command, whatever is done to it: its session's patience, and then some.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// Until a session that has ended stands in the target's log.
+const LOGGED: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(2);
 /// A name of SCSI that only this family's LUNs have.
 pub(super) const PRODUCT: &str = "CanaryInACoalMin";
 
@@ -117,12 +120,20 @@ impl Estate {
         format!("iscsi://{portal}/{}/{},timeout={TIMEOUT_S}s,seal=off", url.iqn, url.lun)
     }
 
-    /// That the target is well: a new session reads the LUN's size.
+    /// That the target is well: a new session reads the LUN's size. When it returns, that session stands in the target's log,
+    /// and so does every one before it.
     pub(super) fn serves_on(&self, context: &Context, target: &mut Target) -> Result<()> {
         ensure!(!target.ended(), "the target has ended by itself\n{}", target.log());
+        let logins = target.logins();
         let endpoint = self.endpoint(target, &target.url(0).portal, &self.friend, "");
         let info = context.ours(&["info", &endpoint], LIMIT)?.success().context("a session after it");
-        info.with_context(|| format!("--- log of the target\n{}", target.log())).map(drop)
+        info.with_context(|| format!("--- log of the target\n{}", target.log()))?;
+        let until = Instant::now() + LOGGED;
+        while target.logins() == logins {
+            ensure!(Instant::now() < until, "the target does not log its sessions\n{}", target.log());
+            std::thread::sleep(POLL);
+        }
+        Ok(())
     }
 }
 

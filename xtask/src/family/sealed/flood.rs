@@ -238,7 +238,7 @@ fn flood(
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let estate = Estate::new(context, BYTES)?;
     let mut target = estate.serve(context, "require")?;
-    let seconds = context.amount(2, 30) as f64;
+    let seconds = context.amount(2, 15) as f64;
     let friend = handshake_of(context, &estate, &target, &estate.friend)?;
     let stranger = handshake_of(context, &estate, &target, &estate.stranger)?;
     let (mut facts, mut busy) = (serde_json::Map::new(), 0);

@@ -347,7 +347,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("insider-inner-login-has-no-digests-and-no-seal", || inner_login(&scene));
     cases.check("insider-reinstatement-needs-the-same-key", || reinstatement(&scene));
     cases.check("insider-garbage-within-the-seal", || {
-        garbage(context, &scene, context.amount(30, 2000))?;
+        garbage(context, &scene, context.amount(30, 600))?;
         estate.serves_on(context, &mut target)
     });
     drop(target);
