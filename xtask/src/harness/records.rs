@@ -1,9 +1,11 @@
 //! The stream of a sealed connection, cut into what is visible from outside: the PDUs of the outer login, then prefix,
 //! sealed head, tag and body of each record (docs/SEAL.md, sections 2 and 5). No key is needed, and no code of the product.
 //!
-//! Only the length of a body is hidden. It is found by the next prefix, whose four bytes are next to impossible in
-//! ciphertext: among 100 MB of it less than one such place is expected. Rekeys are not followed: generation 0 only.
+//! Only the length of a body is hidden. It is found by the next prefix, whose four bytes are improbable in ciphertext: one such
+//! place is expected in 100 MB of it, and not looked for where units must still be. Rekeys are not followed: generation 0 only.
 
+/// Our program's unit.
+const UNIT_BYTES: usize = 64 << 10;
 /// PDUs of the outer login in each direction.
 const OUTER_PDUS: u64 = 2;
 const BHS_BYTES: usize = 48;
@@ -57,6 +59,7 @@ pub(crate) struct Records {
     left: usize,
     /// Records that have begun.
     records: u64,
+    unit: usize,
     /// Bytes that cannot be told apart yet: the beginning of a header or perhaps of a prefix.
     held: Vec<u8>,
 }
@@ -64,7 +67,7 @@ pub(crate) struct Records {
 impl Default for Records {
     fn default() -> Self {
         let place = Place { number: 0, part: Part::Outer, offset: 0, units: 0 };
-        Self { place, left: 0, records: 0, held: Vec::new() }
+        Self { place, left: 0, records: 0, unit: UNIT_BYTES, held: Vec::new() }
     }
 }
 
@@ -97,6 +100,10 @@ impl Records {
                     let data = u32::from_be_bytes([0, rest[5], rest[6], rest[7]]) as usize;
                     self.left = BHS_BYTES + data.next_multiple_of(4);
                     continue;
+                }
+                // All units that begin in a record but the last are whole in it.
+                Part::Body if self.place.offset < self.place.units.saturating_sub(1) * self.unit => {
+                    ((self.place.units - 1) * self.unit - self.place.offset).min(rest.len())
                 }
                 Part::Body => {
                     match rest.windows(PREFIX_BYTES).position(|window| units_of(window).is_some()) {
@@ -193,7 +200,7 @@ mod tests {
 
     /// Part, number, units and bytes, joined over cuts.
     fn seen(stream: &[u8], cut: usize) -> Vec<(Part, u64, usize, usize)> {
-        let mut records = Records::default();
+        let mut records = Records { unit: 1, ..Records::default() };
         let mut pieces: Vec<Piece> = stream.chunks(cut).flat_map(|chunk| records.split(chunk)).collect();
         pieces.extend(records.flush());
         assert_eq!(pieces.iter().flat_map(|piece| piece.bytes.clone()).collect::<Vec<_>>(), stream);
@@ -215,9 +222,9 @@ mod tests {
         // A body that ends like the beginning of a prefix, and one that holds half of one.
         let bodies: [&[u8]; 4] = [b"", &[7; 90], &[9, 1, 0], &[1, 0, 9, 9, 1]];
         let mut stream = [pdu(10), pdu(1), record(1, bodies[1]), record(0, bodies[0])].concat();
-        stream.extend([record(2, bodies[2]), record(32, bodies[3])].concat());
+        stream.extend([record(2, bodies[2]), record(4, bodies[3])].concat());
         let mut expected = vec![(Part::Outer, 0, 0, 60), (Part::Outer, 1, 0, 52)];
-        for (number, units, body) in [(0, 1, 90), (1, 0, 0), (2, 2, 3), (3, 32, 5)] {
+        for (number, units, body) in [(0, 1, 90), (1, 0, 0), (2, 2, 3), (3, 4, 5)] {
             let head = BHS_BYTES + units * DESCRIPTOR_BYTES;
             expected.extend(
                 [(Part::Prefix, 4), (Part::Head, head), (Part::Tag, 16)]

@@ -223,7 +223,7 @@ impl<'a> Bench<'a> {
             run.honest()?;
             let ended = tap.wait_ended(0, NOTICED)?.ended.context("it has ended")?;
             // What stalls instead is ended by the initiator's patience.
-            let stalls = matches!(deed, Deed::Drop)
+            let stalls = matches!(deed, Deed::Drop | Deed::Replace(_))
                 || matches!(aim, Aim::Place { part: Part::Prefix, offset: 2.., .. });
             let limit = if stalls { NOTICED + Duration::from_secs(PATIENCE_S) } else { NOTICED };
             let took = ended.saturating_duration_since(at);
