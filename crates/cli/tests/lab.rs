@@ -30,7 +30,7 @@ fn secure_read_tells_of_every_row() {
         let is_it = |row: &&Value| row["over"] == over && row["depth"] == 1 && row["row"] == "plain";
         assert_eq!(rows.iter().filter(is_it).count(), 1, "{over}");
     }
-    for figure in ["ahead_of_ideal", "ahead_of_no_overlap", "cipher_hidden_share"] {
+    for figure in ["ahead_of_ideal", "ahead_of_no_overlap", "ahead_of_per_packet", "cipher_hidden_share"] {
         assert!(object[figure]["AES-256-GCM"].as_f64().is_some(), "{figure} of {object}");
     }
     for row in rows {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::Measured;
 use super::cipher::Cipher;
-use super::plan::BLOCK_OF_PLOTS;
+use super::plan::{BLOCK_OF_PLOTS, PACKET_BYTES};
 use super::shape::{How, Over, Protection, UNIT_BYTES};
 use crate::stats::rounded;
 
@@ -20,8 +20,8 @@ pub(super) struct Headline {
     ahead_of_no_overlap: ByCipher,
     /// Of the time that the target seals ahead, what passes while its socket waits for acknowledgements; at 32 KiB.
     cipher_hidden_share: ByCipher,
-    /// Whole units by packets, AES-256-GCM ahead, sockets at 32 KiB.
-    ahead_of_per_packet: Option<f64>,
+    /// Ahead by packets; sockets at 32 KiB.
+    ahead_of_per_packet: ByCipher,
     /// AES-256-GCM by TLS with the same cipher: sockets ahead, iSCSI as it is; at the greatest block.
     of_tls: [Option<f64>; 2],
 }
@@ -67,19 +67,17 @@ impl Headline {
             if let Some(most) = rates.ratios(ahead, late).into_iter().reduce(f64::max) {
                 headline.ahead_of_no_overlap.push((cipher.name(), rounded(most)));
             }
+            let packets = Protection::Sealed { cipher, unit: PACKET_BYTES, how: How::Packet };
+            let rate = |protection| rates.rate(Over::Sockets, BLOCK_OF_PLOTS, protection);
+            if let Some((ahead, packets)) = rate(ahead).zip(rate(packets)) {
+                headline.ahead_of_per_packet.push((cipher.name(), rounded(ahead / packets)));
+            }
             let measured = rates.find(Over::Sockets, BLOCK_OF_PLOTS, ahead);
             if let Some(share) = measured.and_then(Measured::hidden_share) {
                 headline.cipher_hidden_share.push((cipher.name(), share));
             }
         }
         let ahead = sealed(Cipher::Aes256Gcm, How::Ahead);
-        let packets = table.iter().map(|measured| measured.row.reading.protection).find(|protection| {
-            matches!(protection, Protection::Sealed { cipher: Cipher::Aes256Gcm, how: How::Packet, .. })
-        });
-        headline.ahead_of_per_packet = packets.and_then(|packets| {
-            let rate = |protection| rates.rate(Over::Sockets, BLOCK_OF_PLOTS, protection);
-            Some(rounded(rate(ahead)? / rate(packets)?))
-        });
         let greatest = table.iter().map(|measured| measured.row.reading.block).max().unwrap_or(0);
         let of_tls = |over, ours| {
             Some(rounded(rates.rate(over, greatest, ours)? / rates.rate(over, greatest, Protection::Tls)?))
@@ -100,7 +98,7 @@ impl Headline {
             ("ahead_of_ideal", by_cipher(&self.ahead_of_ideal)),
             ("ahead_of_no_overlap", by_cipher(&self.ahead_of_no_overlap)),
             ("cipher_hidden_share", by_cipher(&self.cipher_hidden_share)),
-            ("ahead_of_per_packet", json!(self.ahead_of_per_packet)),
+            ("ahead_of_per_packet", by_cipher(&self.ahead_of_per_packet)),
             ("sockets_of_tls", json!(self.of_tls[0])),
             ("iscsi_of_tls", json!(self.of_tls[1])),
         ]
@@ -123,6 +121,7 @@ impl Headline {
         };
         tell("Sealed ahead, by the ideal (sockets, one at a time, least from 32 KiB)", &self.ahead_of_ideal);
         tell("Sealed ahead, by no overlap (the greatest)", &self.ahead_of_no_overlap);
+        tell("Sealed ahead, by packets (sockets, one at a time, 32 KiB)", &self.ahead_of_per_packet);
         tell("cipher_hidden_share (sealing while the socket waits, 32 KiB)", &self.cipher_hidden_share);
         text
     }

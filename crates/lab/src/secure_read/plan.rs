@@ -61,7 +61,7 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>, LabError> {
 }
 
 /// Payload of a packet of 1500 bytes with headers of ESP.
-const PACKET_BYTES: u32 = 1400;
+pub(super) const PACKET_BYTES: u32 = 1400;
 /// A unit that is about a packet.
 const UNIT_BYTES_SMALL: u32 = 1024;
 
@@ -80,7 +80,9 @@ fn protections(over: Over, depth: u32) -> Vec<Protection> {
         all.extend(hows.iter().map(|how| sealed(cipher, UNIT_BYTES, *how)));
         if cipher == Cipher::Aes256Gcm {
             all.push(sealed(cipher, UNIT_BYTES_SMALL, hows[0]));
-            all.extend((over == Over::Sockets).then(|| sealed(cipher, PACKET_BYTES, How::Packet)));
+        }
+        if over == Over::Sockets && matches!(cipher, Cipher::Aes256Gcm | Cipher::TripleDes) {
+            all.push(sealed(cipher, PACKET_BYTES, How::Packet));
         }
     }
     all
