@@ -23,6 +23,8 @@ pub struct Options {
     pub quick: bool,
     /// Block sizes in bytes instead of the experiment's own.
     pub blocks: Vec<u32>,
+    /// Requests in flight instead of the experiment's own.
+    pub depths: Vec<u32>,
     /// Only rows whose name contains one of these; all if empty.
     pub rows: Vec<String>,
 }

@@ -24,7 +24,7 @@ Examples:
   hikyaku lab list
   hikyaku lab secure-read --quick
   hikyaku lab secure-read --json secure-read.json --svg figures
-  hikyaku lab secure-read --block 32K --block 1M --row plain --row 3DES")]
+  hikyaku lab secure-read --block 32K --block 1M --depth 1 --row plain --row 3DES")]
 pub(crate) struct Args {
     /// Which one, or `list`
     #[arg(value_name = "NAME")]
@@ -37,6 +37,10 @@ pub(crate) struct Args {
     /// Only blocks of this size; may be repeated [default: the experiment's sizes]
     #[arg(long, value_name = "SIZE", value_parser = parse_block)]
     block: Vec<u32>,
+
+    /// Only with so many requests in flight; may be repeated [default: the experiment's depths]
+    #[arg(long, value_name = "N")]
+    depth: Vec<u32>,
 
     /// Only rows whose name contains this; may be repeated
     #[arg(long, value_name = "TEXT")]
@@ -107,7 +111,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
                 Failure::usage("run the experiment", name, cause).hint("hikyaku lab list")
             })?;
             let _orderly = context.stop.orderly();
-            let options = Options { quick: args.quick, blocks: args.block.clone(), rows: args.row.clone() };
+            let options = Options {
+                quick: args.quick,
+                blocks: args.block.clone(),
+                depths: args.depth.clone(),
+                rows: args.row.clone(),
+            };
             let mut onlooker = Onlooker { context, tenths: 0 };
             let report = experiment.run(&options, &mut onlooker);
             let report = report.map_err(|error| failure(context, "run the experiment", name, &error))?;

@@ -27,7 +27,7 @@ impl Part {
         let starting = format!("start {what}");
         // Not the path: that may be another program by now.
         let mut child = Command::new("/proc/self/exe")
-            .args(["lab", "part"])
+            .args(["--quiet", "lab", "part"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -8,6 +8,8 @@ use crate::{LabError, Options};
 const BLOCKS: [u32; 6] = [512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20];
 /// The size of the paper's packet plots, and what `--quick` looks at.
 pub(super) const BLOCK_OF_PLOTS: u32 = 32 << 10;
+/// Most requests in flight.
+const DEPTH_MAX: u32 = 64;
 /// One at a time, as the paper has it, and several.
 const DEPTHS: [u32; 2] = [1, 8];
 /// Longest block that may be asked for.
@@ -41,9 +43,17 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>, LabError> {
         ([], false) => BLOCKS.to_vec(),
         (blocks, _) => blocks.to_vec(),
     };
+    if let Some(depth) = options.depths.iter().find(|depth| !(1..=DEPTH_MAX).contains(*depth)) {
+        return Err(LabError::Usage(format!("a depth of {depth}; it can be 1 to {DEPTH_MAX}")));
+    }
+    let depths = match (&options.depths[..], options.quick) {
+        ([], true) => vec![1],
+        ([], false) => DEPTHS.to_vec(),
+        (depths, _) => depths.to_vec(),
+    };
     let mut rows = Vec::new();
     for over in [Over::Sockets, Over::Iscsi] {
-        for &depth in if options.quick { &DEPTHS[..1] } else { &DEPTHS[..] } {
+        for &depth in &depths {
             for &block in &blocks {
                 let protections = protections(over, depth);
                 let readings = protections.into_iter().map(|protection| Reading { block, depth, protection });
