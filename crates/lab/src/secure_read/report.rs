@@ -35,6 +35,10 @@ impl Measured {
         self.spread(|sample| sample.mb_per_s(&self.row.reading))
     }
 
+    pub(super) fn cycle_us(&self) -> Spread {
+        self.spread(|sample| sample.figures.cycle_us)
+    }
+
     /// A side's user and system time by `per`.
     fn cpu(&self, side: fn(&Sample) -> Cpu, per: impl Fn(&Sample) -> f64) -> [f64; 2] {
         let part = |part: fn(&Cpu) -> f64| self.spread(|sample| part(&side(sample)) / per(sample)).median;
@@ -92,7 +96,7 @@ impl Measured {
             "mb_per_s": self.rate(),
             "target": self.side(|sample| sample.target),
             "initiator": self.side(|sample| sample.figures.cpu),
-            "cycle_us": self.spread(|sample| sample.figures.cycle_us),
+            "cycle_us": self.cycle_us(),
             "cycle_p99_us": self.spread(|sample| sample.figures.cycle_p99_us).median,
             "wait_us": one_at_a_time.then(|| self.parts()[0]),
             "arrival_us": one_at_a_time.then(|| rounded(self.parts()[1])),
@@ -275,7 +279,7 @@ fn details(rows: &[&Measured]) -> String {
             measured.rate().show(),
             cpu(|sample| sample.target),
             cpu(|sample| sample.figures.cpu),
-            short(measured.spread(|sample| sample.figures.cycle_us).median),
+            short(measured.cycle_us().median),
             number(gaps.packet_us),
             number(gaps.opening_us),
             measured.hidden_share().map(|share| format!("{:.0} %", share * 100.0)).unwrap_or_default(),
