@@ -11,6 +11,9 @@ use crate::sys::Cpu;
 /// Blocks whose moments are kept.
 const MOMENTS_MAX: usize = 1 << 18;
 
+/// Blocks of the shortest reading.
+const BLOCKS_MIN: u64 = 4;
+
 /// The moments of one block, since the reading began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moments {
@@ -34,6 +37,11 @@ pub(super) struct Notes {
 }
 
 impl Notes {
+    /// Too few blocks to say anything, however long they took.
+    pub(super) fn is_short(&self) -> bool {
+        self.blocks < BLOCKS_MIN
+    }
+
     pub(super) fn block(&mut self, moments: Moments) {
         self.blocks += 1;
         if self.moments.len() < MOMENTS_MAX {

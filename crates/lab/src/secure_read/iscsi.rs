@@ -330,7 +330,7 @@ impl<'a> Reader<'a> {
         (0..asked).for_each(|slot| self.ask(slot));
         while asked > 0 {
             let (slot, moments) = self.receive()?;
-            if moments.ready < until {
+            if moments.ready < until || notes.is_short() {
                 self.ask(slot);
             } else {
                 asked -= 1;

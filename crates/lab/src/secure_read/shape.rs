@@ -122,7 +122,7 @@ pub(crate) struct Reading {
 
 /// Blocks read in turn are at least this many bytes together, so that they do not all lie in a first-level cache; nor more
 /// than a few blocks, so that 3DES has sealed them all in a moment.
-const RANGE_BYTES_MIN: u32 = 2 << 20;
+const RANGE_BYTES_MIN: u32 = 1 << 20;
 /// Of the pattern that blocks hold.
 const SEED: u64 = 2004;
 

@@ -11,6 +11,8 @@ use crate::secure_read::shape::Reading;
 
 /// What is sealed ahead, bytes: no more than a second-level cache holds.
 const RING_BYTES: usize = 1 << 20;
+/// What is sent at once, bytes: its buffers come back when it is sent, and a ring that is on its way whole cannot be filled.
+pub(super) const RECORD_BYTES: usize = RING_BYTES / 4;
 /// And units.
 const RING_UNITS: std::ops::RangeInclusive<usize> = 2..=256;
 
@@ -32,7 +34,7 @@ struct Shared {
     state: Mutex<State>,
     /// Units became ready.
     filled: Condvar,
-    /// Half of the ring became free.
+    /// A quarter of the ring became free.
     drained: Condvar,
     /// Buffers in all.
     units: usize,
@@ -90,7 +92,7 @@ impl Ahead {
         let mut state = self.shared.lock();
         state.free.extend(sent.drain(..).map(|sealed| sealed.bytes));
         // One wake-up for many units: at small blocks it costs more than sealing.
-        if state.free.len() * 2 >= self.shared.units {
+        if state.free.len() * 4 >= self.shared.units {
             self.shared.drained.notify_one();
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use seal::{BHS_BYTES, Broken, DESCRIPTORS_MAX, Descriptor, HEAD_BYTES_MAX, PREFIX_BYTES, Sealer, TAG_BYTES};
 
-use super::ahead::{Ahead, Sealed};
+use super::ahead::{Ahead, RECORD_BYTES, Sealed};
 use super::target::Sender;
 use crate::secure_read::cipher::{Opening, Sealing, Units};
 use crate::secure_read::shape::{How, Reading};
@@ -183,7 +183,8 @@ impl Sender for Aheads {
         // The ring holds blocks in the order they are asked for.
         let mut left = (self.reading.block as usize).div_ceil(self.unit);
         while left > 0 {
-            self.ring.take(left.min(DESCRIPTORS_MAX), &mut self.taken);
+            let most = (RECORD_BYTES / self.unit).clamp(1, DESCRIPTORS_MAX);
+            self.ring.take(left.min(most), &mut self.taken);
             left -= self.taken.len();
             let descriptors: Vec<Descriptor> = self.taken.iter().map(|sealed| sealed.descriptor).collect();
             self.head.clear();
