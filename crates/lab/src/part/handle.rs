@@ -25,9 +25,11 @@ impl Part {
     /// Starts it; `what` is its name in errors. Its complaints go to our stderr.
     pub(crate) fn start(what: &str, job: &Job) -> Result<Self, LabError> {
         let starting = format!("start {what}");
+        let environment = job.environment();
         // Not the path: that may be another program by now.
         let mut child = Command::new("/proc/self/exe")
             .args(["--quiet", "lab", "part"])
+            .envs(environment)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

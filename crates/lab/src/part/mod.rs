@@ -30,6 +30,16 @@ pub(crate) enum Job {
     IscsiInitiator(IscsiInitiator),
 }
 
+impl Job {
+    /// Environment variables that the part needs beside ours.
+    fn environment(&self) -> Vec<(&'static str, &'static str)> {
+        match self {
+            Self::IscsiTarget(job) => job.environment(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// What is said to a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Order {

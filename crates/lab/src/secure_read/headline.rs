@@ -98,8 +98,7 @@ impl Headline {
         let of_tls = |over, ours| {
             Some(rounded(rates.rate(over, greatest, ours)? / rates.rate(over, greatest, Protection::Tls)?))
         };
-        headline.of_tls =
-            [of_tls(Over::Sockets, ahead), of_tls(Over::Iscsi, sealed(Cipher::Aes256Gcm, How::Late))];
+        headline.of_tls = [of_tls(Over::Sockets, ahead), of_tls(Over::Iscsi, ahead)];
         headline
     }
 

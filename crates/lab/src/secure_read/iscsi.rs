@@ -27,6 +27,8 @@ const INITIATOR: &str = "iqn.2026-11.example.hikyaku:lab.reader";
 /// Beside the file of a LUN that is stored sealed.
 const DESCRIPTORS: &str = "descriptors.json";
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Blocks of the file.
+const BLOCKS_MIN: u64 = 16;
 const WARM_UP: Duration = Duration::from_millis(20);
 
 /// What a target is told.
@@ -48,6 +50,12 @@ pub(crate) struct IscsiInitiator {
 }
 
 impl IscsiTarget {
+    /// Whether the target seals ahead.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, &'static str)> {
+        let is_late = matches!(self.reading.protection, Protection::Sealed { how: How::Late, .. });
+        vec![("HIKYAKU_SEAL_AHEAD", if is_late { "0" } else { "1" })]
+    }
+
     pub(crate) fn run(self, mut talk: Talk) -> Result<(), LabError> {
         let path = self.folder.join("lun.img");
         let mut contents = self.reading.contents();
@@ -56,7 +64,8 @@ impl IscsiTarget {
             let path = self.folder.join(DESCRIPTORS);
             std::fs::write(&path, descriptors).attempted(&format!("write {}", path.display()))?;
         }
-        std::fs::write(&path, contents).attempted(&format!("write {}", path.display()))?;
+        std::fs::write(&path, contents.repeat(laps(&self.reading)))
+            .attempted(&format!("write {}", path.display()))?;
         let server = Server::start(self.config(&path)?).attempted("start a target")?;
         talk.say(&Listening { port: server.addresses()[0].port() })?;
         while let Some(order) = talk.next()? {
@@ -68,6 +77,11 @@ impl IscsiTarget {
         server.handle().drain();
         server.wait().attempted("end the target")
     }
+}
+
+/// The file of the LUN holds what is stored so many times: a target guesses what is read next from READs in sequence.
+fn laps(reading: &Reading) -> usize {
+    BLOCKS_MIN.div_ceil(reading.blocks()) as usize
 }
 
 /// Seals what is stored; the descriptors of its units in order, as JSON.
@@ -269,7 +283,9 @@ impl<'a> Reader<'a> {
         let at = &mut self.slots[slot];
         (at.index, at.asked) = (self.next, self.since.elapsed());
         self.next += 1;
-        let kind = Kind::Read { offset: self.reading.offset(at.index), into: at.span.clone() };
+        let lap = at.index / self.reading.blocks() % laps(&self.reading) as u64;
+        let offset = lap * self.reading.range_bytes() + self.reading.offset(at.index);
+        let kind = Kind::Read { offset, into: at.span.clone() };
         self.endpoint.submit(self.io, Request { id: slot as u64, kind }, &mut self.done);
     }
 

@@ -85,7 +85,7 @@ fn protections(over: Over, depth: u32) -> Vec<Protection> {
         let hows: &[How] = match over {
             Over::Sockets => &[How::Ahead, How::Late],
             Over::Iscsi if cipher == Cipher::Delayed => &[],
-            Over::Iscsi => &[How::Late],
+            Over::Iscsi => &[How::Ahead, How::Late],
         };
         all.extend(hows.iter().map(|how| sealed(cipher, UNIT_BYTES, *how)));
         if cipher == Cipher::Aes256Gcm {

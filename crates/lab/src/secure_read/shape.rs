@@ -99,7 +99,10 @@ impl Protection {
             (Self::Sealed { how: How::Stored, .. }, Over::Iscsi) => {
                 "measured: a plain session to a file that holds sealed units; the program that reads opens them".to_owned()
             }
-            (Self::Sealed { .. }, Over::Iscsi) => "measured: a sealed session, SEAL/1".to_owned(),
+            (Self::Sealed { how: How::Ahead, .. }, Over::Iscsi) => {
+                "measured: a sealed session, SEAL/1; the target guesses the next READ and seals it ahead".to_owned()
+            }
+            (Self::Sealed { .. }, Over::Iscsi) => "measured: a sealed session, SEAL/1, HIKYAKU_SEAL_AHEAD=0".to_owned(),
             (Self::Tls, Over::Sockets) => {
                 "measured: rustls in both processes, its blocking stream".to_owned()
             }
