@@ -51,6 +51,11 @@ impl Guess {
         Self { extent, changes, began: now, plain, is_read: false, prepared: Prepared::default() }
     }
 
+    /// One that the storage lends: nothing is to be read.
+    pub(super) fn lent(extent: Extent, changes: u64, now: Duration, plain: Span) -> Self {
+        Self { is_read: true, ..Self::new(extent, changes, now, plain) }
+    }
+
     /// Read, and not all of it sealed.
     fn wants_sealing(&self) -> bool {
         self.is_read && self.prepared.bytes() < self.plain.len()
@@ -94,9 +99,10 @@ impl Ahead {
         self.wanted().is_some() || self.guess.as_ref().is_some_and(Guess::wants_sealing)
     }
 
-    /// A guess whose bytes are being read.
+    /// A guess whose bytes are being read, or lent.
     pub(super) fn begin(&mut self, guess: Guess) {
-        (self.guess, self.is_reading) = (Some(guess), true);
+        self.is_reading = !guess.is_read;
+        self.guess = Some(guess);
     }
 
     /// It cannot be guessed: not before the next READ.

@@ -774,7 +774,8 @@ impl Connection {
     pub(super) fn prepare(&mut self, context: &mut Context<'_>) {
         if let Some(extent) = self.ahead.wanted() {
             return match self.guess(context, extent) {
-                Some((guess, kind)) => {
+                Some((guess, None)) => self.ahead.begin(guess),
+                Some((guess, Some(kind))) => {
                     self.ahead.begin(guess);
                     let id = self.request_id(TaskId(AHEAD));
                     context.units[extent.lun].submit(context.io, Request { id, kind }, context.done);
@@ -782,15 +783,17 @@ impl Connection {
                 None => self.ahead.give_up(),
             };
         }
-        if let Some(Guess { plain, prepared, .. }) = self.ahead.unsealed()
-            && !self.stream.seal_ahead(context.io, plain, prepared)
-        {
-            self.ahead.end();
+        if let Some(Guess { plain, prepared, .. }) = self.ahead.unsealed() {
+            let is_sealed = self.stream.seal_ahead(context.io, plain, prepared);
+            if !is_sealed || plain.is_spoilt() {
+                self.ahead.end();
+            }
         }
     }
 
-    /// A guess, and how to read it. `None`: nothing is there, it is too long, or there is no memory.
-    fn guess(&self, context: &Context<'_>, extent: Extent) -> Option<(Guess, Kind)> {
+    /// A guess, and how to read it if the storage does not lend it. `None`: nothing is there, it is too long, or there is no
+    /// memory.
+    fn guess(&self, context: &mut Context<'_>, extent: Extent) -> Option<(Guess, Option<Kind>)> {
         let lun = &context.shared.luns[extent.lun];
         let capability = context.units[extent.lun].capability();
         let block = u64::from(lun.block_size);
@@ -801,10 +804,13 @@ impl Connection {
         {
             return None;
         }
-        let changes = lun.changes();
+        let (changes, now) = (lun.changes(), context.io.now());
+        if let Some(stored) = context.units[extent.lun].lend(offset, bytes, self.stream.looks()) {
+            return Some((Guess::lent(extent, changes, now, stored), None));
+        }
         let into = context.io.pool().take(bytes)?;
-        let guess = Guess::new(extent, changes, context.io.now(), into.clone());
-        Some((guess, Kind::Read { offset, into }))
+        let guess = Guess::new(extent, changes, now, into.clone());
+        Some((guess, Some(Kind::Read { offset, into })))
     }
 
     /// Starts READs that waited until less is lent, the oldest first.
