@@ -5,14 +5,18 @@
 //! and little time has passed, since before the guess was read. What it sealed for nothing leaves a gap in the seal-ids,
 //! which is legal.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use area::Span;
+use seal::Suite;
 
 use crate::stream::Prepared;
 
-/// Longest READ that is guessed, bytes: what one guess holds, twice (plain and sealed).
-pub(super) const BYTES_MAX: usize = 4 << 20;
+/// Longest READ that is guessed, bytes: more would leave the cache before it is sent, which costs more than a fast suite ...
+const BYTES_MAX_FAST: usize = 512 << 10;
+/// ... but less than a slow one.
+const BYTES_MAX_SLOW: usize = 4 << 20;
 /// A guess is given up after this: the storage may have other writers than us.
 const AGE_MAX: Duration = Duration::from_millis(500);
 /// READs in sequence, of one length, before a guess.
@@ -64,7 +68,8 @@ impl Guess {
 
 /// One connection's guessing.
 pub(super) struct Ahead {
-    is_on: bool,
+    /// Longest READ that is guessed; 0: none.
+    bytes_max: usize,
     last: Option<Extent>,
     streak: u32,
     guess: Option<Guess>,
@@ -73,9 +78,28 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    pub(super) fn new() -> Self {
-        let is_on = std::env::var_os(VARIABLE).is_none_or(|value| value != "0");
-        Self { is_on, last: None, streak: 0, guess: None, is_reading: false }
+    /// That of a session without seal: nothing is guessed.
+    pub(super) fn off() -> Self {
+        Self { bytes_max: 0, last: None, streak: 0, guess: None, is_reading: false }
+    }
+
+    /// On one core, what is done ahead keeps the initiator from its work.
+    pub(super) fn new(suite: Suite) -> Self {
+        static MAY: OnceLock<bool> = OnceLock::new();
+        let may = *MAY.get_or_init(|| {
+            std::env::var_os(VARIABLE).is_none_or(|value| value != "0")
+                && std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1)
+        });
+        let bytes_max = match suite {
+            Suite::Aes256Gcm | Suite::Aegis256X4 | Suite::Aegis128X2 => BYTES_MAX_FAST,
+            _ => BYTES_MAX_SLOW,
+        };
+        Self { bytes_max: if may { bytes_max } else { 0 }, ..Self::off() }
+    }
+
+    /// The longest READ, in bytes, that is guessed.
+    pub(super) fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
     /// A READ has come. Returns the guess if it is one of exactly this, and as good as reading now.
@@ -90,7 +114,7 @@ impl Ahead {
 
     /// What to read next, if anything.
     pub(super) fn wanted(&self) -> Option<Extent> {
-        let may = self.is_on && self.guess.is_none() && !self.is_reading && self.streak >= STREAK_MIN;
+        let may = self.bytes_max > 0 && self.guess.is_none() && !self.is_reading && self.streak >= STREAK_MIN;
         self.last.filter(|_| may).and_then(Extent::next)
     }
 
@@ -162,7 +186,7 @@ mod tests {
     /// After three READs in sequence, with a guess that is read.
     fn guessing(changes: u64) -> Ahead {
         let pool = Pool::new(PoolLimits::default());
-        let mut ahead = Ahead { is_on: true, ..Ahead::new() };
+        let mut ahead = Ahead { bytes_max: BYTES_MAX_FAST, ..Ahead::off() };
         for lba in [0, 8, 16] {
             assert!(ahead.wanted().is_none(), "no sequence yet");
             assert!(ahead.on_read(extent(lba), changes, NOW).is_none());

@@ -22,7 +22,7 @@ use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 use seal::PublicKey;
 
-use super::ahead::{self, Ahead, Extent, Guess};
+use super::ahead::{Ahead, Extent, Guess};
 use super::config::Peer;
 use super::defects;
 use super::handshake::{Agreement, Handshake, Next as HandshakeNext};
@@ -197,7 +197,7 @@ impl Connection {
             pending: None,
             peer_key: None,
             protection: Protection::None,
-            ahead: Ahead::new(),
+            ahead: Ahead::off(),
             busy: 0,
             charged: 0,
             lent: 0,
@@ -384,6 +384,7 @@ impl Connection {
         (self.machine, self.handshake) = (machine, None);
         self.peer_key = Some(peer_key);
         self.protection = Protection::Sealed { suite, unit, peer_key };
+        self.ahead = Ahead::new(suite);
         tracing::debug!(peer = %self.peer, key = %peer_key, suite = suite.name(), unit, "sealed");
     }
 
@@ -798,7 +799,8 @@ impl Connection {
         let capability = context.units[extent.lun].capability();
         let block = u64::from(lun.block_size);
         let (offset, length) = (extent.lba.checked_mul(block)?, extent.blocks.checked_mul(block)?);
-        let bytes = usize::try_from(length).ok().filter(|bytes| (1..=ahead::BYTES_MAX).contains(bytes))?;
+        let bytes =
+            usize::try_from(length).ok().filter(|bytes| (1..=self.ahead.bytes_max()).contains(bytes))?;
         if length > u64::from(capability.max_transfer_bytes)
             || offset.checked_add(length)? > capability.size_bytes
         {
