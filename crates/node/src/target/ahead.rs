@@ -9,8 +9,11 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use area::Span;
+use block::{Kind, Request};
+use iscsi::machine::TaskId;
 use seal::Suite;
 
+use super::connection::{Connection, Context, Phase};
 use crate::stream::Prepared;
 
 /// Longest READ that is guessed, bytes: more would leave the cache before it is sent, which costs more than a fast suite ...
@@ -21,6 +24,8 @@ const BYTES_MAX_SLOW: usize = 4 << 20;
 const AGE_MAX: Duration = Duration::from_millis(500);
 /// READs in sequence, of one length, before a guess.
 const STREAK_MIN: u32 = 2;
+/// What the reads of guesses are called at the endpoints, in place of a task.
+pub(super) const AHEAD: u32 = u32::MAX;
 /// The environment variable that turns it off: `0`.
 const VARIABLE: &str = "HIKYAKU_SEAL_AHEAD";
 
@@ -168,6 +173,57 @@ impl Ahead {
     /// Nothing will be read any more.
     pub(super) fn end(&mut self) {
         (self.guess, self.streak) = (None, 0);
+    }
+}
+
+impl Connection {
+    /// Whether [`Self::prepare`] has something to do: what is asked for has been answered, and more of it may be asked for.
+    pub(super) fn is_eager(&self) -> bool {
+        self.phase == Phase::Open && self.ahead.is_eager() && self.tasks.iter().all(Option::is_none)
+    }
+
+    /// One step ahead of the initiator: begins to read what it will ask for, or seals a unit of that.
+    pub(super) fn prepare(&mut self, context: &mut Context<'_>) {
+        if let Some(extent) = self.ahead.wanted() {
+            return match self.guess(context, extent) {
+                Some((guess, None)) => self.ahead.begin(guess),
+                Some((guess, Some(kind))) => {
+                    self.ahead.begin(guess);
+                    let id = self.request_id(TaskId(AHEAD));
+                    context.units[extent.lun].submit(context.io, Request { id, kind }, context.done);
+                }
+                None => self.ahead.give_up(),
+            };
+        }
+        if let Some(Guess { plain, prepared, .. }) = self.ahead.unsealed() {
+            let is_sealed = self.stream.seal_ahead(context.io, plain, prepared);
+            if !is_sealed || plain.is_spoilt() {
+                self.ahead.end();
+            }
+        }
+    }
+
+    /// A guess, and how to read it if the storage does not lend it. `None`: nothing is there, it is too long, or there is no
+    /// memory.
+    fn guess(&self, context: &mut Context<'_>, extent: Extent) -> Option<(Guess, Option<Kind>)> {
+        let lun = &context.shared.luns[extent.lun];
+        let capability = context.units[extent.lun].capability();
+        let block = u64::from(lun.block_size);
+        let (offset, length) = (extent.lba.checked_mul(block)?, extent.blocks.checked_mul(block)?);
+        let bytes =
+            usize::try_from(length).ok().filter(|bytes| (1..=self.ahead.bytes_max()).contains(bytes))?;
+        if length > u64::from(capability.max_transfer_bytes)
+            || offset.checked_add(length)? > capability.size_bytes
+        {
+            return None;
+        }
+        let (changes, now) = (lun.changes(), context.io.now());
+        if let Some(stored) = context.units[extent.lun].lend(offset, bytes, self.stream.looks()) {
+            return Some((Guess::lent(extent, changes, now, stored), None));
+        }
+        let into = context.io.pool().take(bytes)?;
+        let guess = Guess::new(extent, changes, now, into.clone());
+        Some((guess, Some(Kind::Read { offset, into })))
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
-use block::{Completion, Endpoint, IoError, Kind, Request, RequestId};
+use block::{Completion, Endpoint, IoError, Request, RequestId};
 use io::{Event as IoEvent, Io, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
@@ -22,7 +22,7 @@ use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
 use seal::PublicKey;
 
-use super::ahead::{Ahead, Extent, Guess};
+use super::ahead::{AHEAD, Ahead, Extent};
 use super::config::Peer;
 use super::defects;
 use super::handshake::{Agreement, Handshake, Next as HandshakeNext};
@@ -45,9 +45,6 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Memory for the data of one session's commands; TASK SET FULL beyond it. The pool serves several such sessions, so
 /// that one which never reads, or whose storage never answers, leaves room for the others.
 const SESSION_BYTES_MAX: usize = 256 << 20;
-
-/// What the reads of guesses are called at the endpoints, in place of a task.
-const AHEAD: u32 = u32::MAX;
 
 /// Bytes that a session sends at once from where the storage keeps them.
 const LENT_BYTES_MAX: usize = 4 << 20;
@@ -130,7 +127,7 @@ impl Task {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Open,
     /// What is queued is sent, then the socket is shut; at this time at the latest.
     Ending(Duration),
@@ -143,7 +140,7 @@ pub(super) struct Connection {
     owner: Owner,
     peer: SocketAddr,
     local: SocketAddr,
-    stream: Stream,
+    pub(super) stream: Stream,
     /// What comes before the machine, where sealing is configured.
     handshake: Option<Box<Handshake>>,
     pub(super) machine: machine::Connection,
@@ -155,7 +152,7 @@ pub(super) struct Connection {
     /// The key that the initiator has proven; `None` in the clear.
     peer_key: Option<PublicKey>,
     protection: Protection,
-    ahead: Ahead,
+    pub(super) ahead: Ahead,
     /// Jobs whose requests are with endpoints.
     busy: usize,
     /// Bytes of the tasks' buffers.
@@ -164,7 +161,7 @@ pub(super) struct Connection {
     lent: usize,
     lent_waiting: VecDeque<TaskId>,
     began: Duration,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// The earliest that is set.
     timer: Option<Duration>,
 }
@@ -764,55 +761,6 @@ impl Connection {
     /// What a task's requests are called at the endpoints.
     pub(super) fn request_id(&self, task: TaskId) -> RequestId {
         u64::from(self.id.slot as u32) << 32 | u64::from(task.0)
-    }
-
-    /// Whether [`Self::prepare`] has something to do: what is asked for has been answered, and more of it may be asked for.
-    pub(super) fn is_eager(&self) -> bool {
-        self.phase == Phase::Open && self.ahead.is_eager() && self.tasks.iter().all(Option::is_none)
-    }
-
-    /// One step ahead of the initiator: begins to read what it will ask for, or seals a unit of that.
-    pub(super) fn prepare(&mut self, context: &mut Context<'_>) {
-        if let Some(extent) = self.ahead.wanted() {
-            return match self.guess(context, extent) {
-                Some((guess, None)) => self.ahead.begin(guess),
-                Some((guess, Some(kind))) => {
-                    self.ahead.begin(guess);
-                    let id = self.request_id(TaskId(AHEAD));
-                    context.units[extent.lun].submit(context.io, Request { id, kind }, context.done);
-                }
-                None => self.ahead.give_up(),
-            };
-        }
-        if let Some(Guess { plain, prepared, .. }) = self.ahead.unsealed() {
-            let is_sealed = self.stream.seal_ahead(context.io, plain, prepared);
-            if !is_sealed || plain.is_spoilt() {
-                self.ahead.end();
-            }
-        }
-    }
-
-    /// A guess, and how to read it if the storage does not lend it. `None`: nothing is there, it is too long, or there is no
-    /// memory.
-    fn guess(&self, context: &mut Context<'_>, extent: Extent) -> Option<(Guess, Option<Kind>)> {
-        let lun = &context.shared.luns[extent.lun];
-        let capability = context.units[extent.lun].capability();
-        let block = u64::from(lun.block_size);
-        let (offset, length) = (extent.lba.checked_mul(block)?, extent.blocks.checked_mul(block)?);
-        let bytes =
-            usize::try_from(length).ok().filter(|bytes| (1..=self.ahead.bytes_max()).contains(bytes))?;
-        if length > u64::from(capability.max_transfer_bytes)
-            || offset.checked_add(length)? > capability.size_bytes
-        {
-            return None;
-        }
-        let (changes, now) = (lun.changes(), context.io.now());
-        if let Some(stored) = context.units[extent.lun].lend(offset, bytes, self.stream.looks()) {
-            return Some((Guess::lent(extent, changes, now, stored), None));
-        }
-        let into = context.io.pool().take(bytes)?;
-        let guess = Guess::new(extent, changes, now, into.clone());
-        Some((guess, Some(Kind::Read { offset, into })))
     }
 
     /// Starts READs that waited until less is lent, the oldest first.
