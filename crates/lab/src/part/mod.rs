@@ -1,6 +1,6 @@
 //! A side of an experiment in a process of its own.
 //!
-//! A part is this program started as `hikyaku lab part`. Its first line of stdin says what it is ([`Job`]); from then on it
+//! A part is this program started as `hikyaku lab part`. Its first line of stdin says what it is (a `Job`); from then on it
 //! answers each line with a line of JSON, and ends when stdin does, so that no part outlives who started it.
 
 pub(crate) mod bystander;
