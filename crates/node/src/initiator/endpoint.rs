@@ -354,6 +354,8 @@ impl IscsiEndpoint {
                 return self.connect(io, done);
             }
             if is_busy && io.now() < self.born + LOGIN_PATIENCE.min(self.options.timeout) {
+                // Others want in as well: who asks rarely waits long.
+                self.reconnect_pause = RECONNECT_MIN;
                 return self.lose(io);
             }
             let text = format!("{}: {}", self.url, self.last_failure);

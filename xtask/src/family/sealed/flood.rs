@@ -19,7 +19,7 @@ use crate::harness::{Cases, Context, Target, Url};
 
 const BYTES: u64 = 4 << 20;
 /// Connections that attack at once.
-const ATTACKERS: usize = 8;
+const ATTACKERS: usize = 4;
 const ANSWER: Duration = Duration::from_secs(10);
 /// How soon somebody with a key must be served meanwhile, coming again and again: all share one allowance of handshakes, and who
 /// floods takes most of it.
