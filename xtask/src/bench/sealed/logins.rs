@@ -27,7 +27,7 @@ fn logins(rig: &mut Rig<'_>, protection: Protection, count: usize) -> Result<[f6
     };
     let before = [own(), thread_cpu_seconds(pid)?];
     for _ in 0..count {
-        rig.ours(&["info", &endpoint, "--json"]).and_then(Output::success)?;
+        rig.ours(protection, &["info", &endpoint, "--json"]).and_then(Output::success)?;
     }
     let after = [own(), thread_cpu_seconds(pid)?];
     Ok([0, 1].map(|side| (after[side] - before[side]) * 1e3 / count as f64))

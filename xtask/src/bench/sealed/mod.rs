@@ -2,207 +2,38 @@
 //! protection, runs interleaved. Every byte read is verified in every run, every write is read back.
 //!
 //! `loopback-*` shows it where nothing but memory and cipher is in the way; `one-core` what it adds to the smallest request;
-//! `link-5G` and `wan` what is left of that on a link; `peers` what others put around a session; `logins` the handshake.
+//! `link-5G` and `wan` what is left of that on a link; `peers` what others put around a session; `ahead-*` what sealing ahead
+//! gains; `logins` the handshake. Every group by itself takes less than a minute and a half.
 
 mod delay;
+mod groups;
 mod link;
 mod logins;
+mod record;
 mod rig;
 mod tunnels;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::bars::{Bar, Bound, verdict};
+use super::bars::{Bar, verdict};
 use super::ends::run::{Sample, Used};
 use super::peers::{Shape, seconds};
 use super::{Common, Spread, filter_rows};
-use crate::evidence;
 use crate::harness::process::Surroundings;
 use crate::harness::{Against, Context, Tier, scratch};
-use link::{Kind, Link, TARGET};
+use groups::{Claim, Compare, Group, PLAIN, Place, Way, groups};
+use link::{Link, TARGET};
 use rig::{Protection, Rig};
 use tunnels::{Peer, Tunnel};
 
 /// The processor that both ends share where they share one.
 const CORE: usize = 0;
-/// A run over a path with delay takes longer: TCP needs some round trips until it carries what the path does.
-const WAN_LONGER: f64 = 4.0;
-const WAN_RTT: Duration = Duration::from_millis(32);
-
-/// What goes around the session of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Nothing but its own protection.
-    Own(Protection),
-    /// A plain session through a tunnel.
-    Through(Peer),
-}
-
-impl Way {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Own(protection) => protection.name(),
-            Self::Through(peer) => peer.name(),
-        }
-    }
-
-    fn protection(self) -> Protection {
-        match self {
-            Self::Own(protection) => protection,
-            Self::Through(_) => Protection::Plain,
-        }
-    }
-}
-
-/// Where a group runs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
-    Loopback,
-    OneCore,
-    Link(Kind),
-}
-
-/// How a row is compared with another.
-#[derive(Clone, Copy, Debug)]
-enum Compare {
-    /// Throughput by throughput.
-    Speed,
-    /// CPU seconds per GB of both ends together, more than the other's.
-    MoreCpu,
-    /// The same, by the other's.
-    Cpu,
-    /// Microseconds of one operation more, on average.
-    MoreMicroseconds,
-}
-
-/// What a row must reach.
-struct Claim {
-    row: Way,
-    peer: Way,
-    what: &'static str,
-    compare: Compare,
-    bound: Bound,
-}
-
-/// Rows that are interleaved, and what they must reach.
-struct Group {
-    name: String,
-    place: Place,
-    shape: Shape,
-    rows: Vec<Way>,
-    claims: Vec<Claim>,
-    /// How much longer than others its runs take.
-    longer: f64,
-}
-
-const PLAIN: Way = Way::Own(Protection::Plain);
-const GCM: Way = Way::Own(Protection::GCM);
-const TLS: Way = Way::Own(Protection::Tls);
-/// The suites that are made for speed.
-const FAST: [Way; 2] = [Way::Own(Protection::AEGIS_256), Way::Own(Protection::AEGIS_128)];
-
-fn shape(write: bool, block: u64, depth: u32) -> Shape {
-    Shape { write, block, depth }
-}
-
-fn at_least(row: Way, peer: Way, what: &'static str, least: f64) -> Claim {
-    Claim { row, peer, what, compare: Compare::Speed, bound: Bound::AtLeast(least) }
-}
-
-fn at_most(row: Way, peer: Way, what: &'static str, compare: Compare, most: f64) -> Claim {
-    Claim { row, peer, what, compare, bound: Bound::AtMost(most) }
-}
-
-fn groups() -> Vec<Group> {
-    let mut groups = Vec::new();
-    for write in [false, true] {
-        for block in [256 << 10, 1 << 20] {
-            groups.push(loopback(shape(write, block, 16)));
-        }
-    }
-    groups.extend([one_core(false), one_core(true), link_5g(), wan(), peers()]);
-    groups
-}
-
-fn loopback(shape: Shape) -> Group {
-    let digests = Way::Own(Protection::Digests);
-    let mut rows = vec![PLAIN, digests, GCM];
-    rows.extend(FAST);
-    rows.extend([Way::Own(Protection::CHACHA), TLS]);
-    let mut claims = vec![
-        at_least(GCM, PLAIN, "of plain", 0.7),
-        at_most(GCM, PLAIN, "CPU s/GB more than plain", Compare::MoreCpu, 0.22),
-        at_least(GCM, TLS, "of TLS", 1.15),
-        at_most(GCM, TLS, "of the CPU of TLS", Compare::Cpu, 0.9),
-    ];
-    for fast in FAST {
-        claims.push(at_least(fast, PLAIN, "of plain", 0.85));
-        claims.push(at_most(fast, PLAIN, "CPU s/GB more than plain", Compare::MoreCpu, 0.12));
-        claims.push(at_least(fast, digests, "of plain with digests", 1.0));
-        claims.push(at_least(fast, TLS, "of TLS", 1.4));
-    }
-    Group {
-        name: format!("loopback-{}", shape.name()),
-        place: Place::Loopback,
-        shape,
-        rows,
-        claims,
-        longer: 1.0,
-    }
-}
-
-fn one_core(write: bool) -> Group {
-    let shape = shape(write, 4 << 10, 1);
-    let rows = vec![PLAIN, GCM, FAST[0], TLS];
-    let more = |row| at_most(row, PLAIN, "us more than plain", Compare::MoreMicroseconds, 3.0);
-    let claims = vec![more(GCM), more(FAST[0])];
-    Group {
-        name: format!("one-core-{}", shape.name()),
-        place: Place::OneCore,
-        shape,
-        rows,
-        claims,
-        longer: 1.0,
-    }
-}
-
-fn link_5g() -> Group {
-    let rows = vec![PLAIN, GCM, FAST[0], TLS];
-    let claims = [GCM, FAST[0]].map(|row| at_least(row, PLAIN, "of plain", 0.98)).into();
-    let place = Place::Link(Kind::Rate { mbit: 5000 });
-    Group { name: "link-5G".into(), place, shape: shape(false, 1 << 20, 16), rows, claims, longer: 1.0 }
-}
-
-fn wan() -> Group {
-    let rows = vec![PLAIN, GCM, FAST[0]];
-    let claims = [GCM, FAST[0]].map(|row| at_least(row, PLAIN, "of plain", 0.98)).into();
-    let place = Place::Link(Kind::Wan { mbit: 1000, rtt: WAN_RTT });
-    Group {
-        name: "wan-1G-32ms".into(),
-        place,
-        shape: shape(false, 1 << 20, 16),
-        rows,
-        claims,
-        longer: WAN_LONGER,
-    }
-}
-
-fn peers() -> Group {
-    let [stunnel, wireguard, esp] = [Peer::Stunnel, Peer::WireguardGo, Peer::Esp].map(Way::Through);
-    let rows = vec![PLAIN, GCM, FAST[0], TLS, stunnel, wireguard, esp];
-    let mut claims = Vec::new();
-    for row in [GCM, FAST[0]] {
-        claims.push(at_least(row, stunnel, "of stunnel", 2.5));
-        claims.push(at_least(row, wireguard, "of wireguard-go", 8.0));
-        claims.push(at_least(row, esp, "of user-space ESP", 15.0));
-    }
-    let place = Place::Link(Kind::Direct);
-    Group { name: "peers".into(), place, shape: shape(false, 1 << 20, 16), rows, claims, longer: 1.0 }
-}
+/// Fewer runs than these are a look, not a figure to keep.
+const KEPT_REPS_MIN: usize = 5;
 
 /// Everything a group needs while it runs.
 struct Scene<'a> {
@@ -347,7 +178,7 @@ fn run_group(context: &Context, group: &Group, reps: usize, seconds: f64) -> Res
     }
     let Shape { write, block, depth } = group.shape;
     Ok(json!({
-        "group": group.name, "write": write, "block_bytes": block, "depth": depth, "rows": rows, "bars": bars,
+        "write": write, "block_bytes": block, "depth": depth, "seconds": seconds * group.longer, "rows": rows, "bars": bars,
     }))
 }
 
@@ -364,14 +195,26 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
     let groups = groups();
     let mut names: Vec<&str> = groups.iter().map(|group| group.name.as_str()).collect();
     names.push("logins");
-    let chosen = filter_rows(names, common.rows.as_deref(), |name| (*name).to_owned())?;
-    let mut tables = Vec::new();
-    for group in groups.iter().filter(|group| chosen.contains(&group.name.as_str())) {
-        tables.push(run_group(&context, group, common.reps, seconds)?);
+    let chosen = filter_rows(names.clone(), common.rows.as_deref(), |name| (*name).to_owned())?;
+    let keeps = !common.quick && common.reps >= KEPT_REPS_MIN;
+    let mut kept = Vec::new();
+    for name in chosen {
+        let begun = Instant::now();
+        let mut measured = match groups.iter().find(|group| group.name == name) {
+            Some(group) => run_group(&context, group, common.reps, seconds)?,
+            None => logins::row(&context, common.reps, common.quick)?,
+        };
+        measured["group"] = json!(name);
+        measured["reps"] = json!(common.reps);
+        println!("\n{name} took {:.0} s", begun.elapsed().as_secs_f64());
+        if keeps {
+            kept = record::keep(measured, &names)?;
+        } else {
+            kept.push(measured);
+        }
     }
-    let mut logins = Value::Null;
-    if chosen.contains(&"logins") {
-        logins = logins::row(&context, common.reps, common.quick)?;
+    for write in [false, true] {
+        print!("{}", record::ahead_table(&kept, &groups, write));
     }
     println!(
         "\nmedian of {} interleaved runs [least-greatest]; one connection, both ends ours, LUNs of {} MiB in files in memory, \
@@ -381,36 +224,17 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
         rig::LUN_BYTES >> 20,
         std::env::var("WGGO").unwrap_or_else(|_| "Debian's".to_owned())
     );
-    // A look, or a part of the tables, must not replace the kept figures.
-    if common.quick || common.rows.is_some() {
-        println!("not kept: --quick or --rows");
-        return Ok(true);
+    if !keeps {
+        println!("not kept: --quick, or fewer than {KEPT_REPS_MIN} --reps");
     }
-    let mut content = evidence::header("bench-sealed");
-    content.insert("reps".into(), json!(common.reps));
-    content.insert("seconds".into(), json!(seconds));
-    content.insert("groups".into(), Value::Array(tables));
-    content.insert("logins".into(), logins);
-    evidence::write("bench-sealed", &content)?;
     Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::bars::Bound;
+    use super::groups::GCM;
     use super::*;
-
-    #[test]
-    fn every_claim_names_rows_that_exist() {
-        for group in groups() {
-            for claim in &group.claims {
-                assert!(
-                    group.rows.contains(&claim.row) && group.rows.contains(&claim.peer),
-                    "{}",
-                    group.name
-                );
-            }
-        }
-    }
 
     #[test]
     fn claims_are_judged_by_medians() {

@@ -27,6 +27,8 @@ pub(super) enum Protection {
     Digests,
     /// SEAL/1, by this suite.
     Sealed(&'static str),
+    /// The same, nothing sealed ahead at either end.
+    Late(&'static str),
     /// TLS 1.3 in our own processes.
     Tls,
 }
@@ -45,7 +47,18 @@ impl Protection {
             Self::Sealed("AEGIS-256X4") => "aegis-256x4",
             Self::Sealed("AEGIS-128X2") => "aegis-128x2",
             Self::Sealed(_) => "chacha",
+            Self::Late("AES-256-GCM") => "gcm, not ahead",
+            Self::Late("AEGIS-256X4") => "aegis-256x4, not ahead",
+            Self::Late(_) => "chacha, not ahead",
             Self::Tls => "tls",
+        }
+    }
+
+    /// This suite with sealing ahead turned off.
+    pub(super) fn without_ahead(self) -> Self {
+        match self {
+            Self::Sealed(suite) => Self::Late(suite),
+            other => other,
         }
     }
 
@@ -54,6 +67,7 @@ impl Protection {
         match self {
             Self::Plain | Self::Digests => Server::Plain,
             Self::Sealed(_) => Server::Sealed,
+            Self::Late(_) => Server::Late,
             Self::Tls => Server::Tls,
         }
     }
@@ -63,7 +77,17 @@ impl Protection {
 enum Server {
     Plain,
     Sealed,
+    Late,
     Tls,
+}
+
+impl Server {
+    const ALL: [Self; 4] = [Self::Plain, Self::Sealed, Self::Late, Self::Tls];
+
+    /// What this one and its initiator find in their environment.
+    fn variables(self) -> Vec<(&'static str, String)> {
+        if self == Self::Late { vec![("HIKYAKU_SEAL_AHEAD", "0".to_owned())] } else { Vec::new() }
+    }
 }
 
 /// Keys and certificates of both ends, in files.
@@ -100,7 +124,7 @@ impl Papers {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         match server {
             Server::Plain => words(&["--seal", "off"]),
-            Server::Sealed => words(&[
+            Server::Sealed | Server::Late => words(&[
                 "--seal",
                 "require",
                 "--identity",
@@ -122,7 +146,7 @@ impl Papers {
         match protection {
             Protection::Plain => String::new(),
             Protection::Digests => "?header_digest=crc32c&data_digest=crc32c".to_owned(),
-            Protection::Sealed(suite) => {
+            Protection::Sealed(suite) | Protection::Late(suite) => {
                 format!(",identity={},peer-key={},suite={suite}", self.file("initiator"), self.target_key)
             }
             Protection::Tls => format!(",tls={}", self.file("tls.pem")),
@@ -150,7 +174,7 @@ impl<'a> Rig<'a> {
     ) -> Result<Self> {
         let (dir, papers) = (scratch()?, Papers::new(context)?);
         let mut rig = Self { context, papers, targets: Vec::new(), initiator: initiator.clone(), _dir: dir };
-        for server in [Server::Plain, Server::Sealed, Server::Tls] {
+        for server in Server::ALL {
             if protections.iter().any(|protection| protection.server() == server) {
                 let port = PORT + rig.targets.len() as u16;
                 let served = rig.serve(server, target, port).with_context(|| format!("{server:?} target"))?;
@@ -179,7 +203,9 @@ impl<'a> Rig<'a> {
             arguments.extend(["--listen".to_owned(), format!("0.0.0.0:{port}")]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let target = Target::serve_with(self.context, &disks, None, &arguments, surroundings)?;
+        let mut surroundings = surroundings.clone();
+        surroundings.variables.extend(server.variables());
+        let target = Target::serve_with(self.context, &disks, None, &arguments, &surroundings)?;
         Ok(Served::Ours(target))
     }
 
@@ -215,10 +241,11 @@ impl<'a> Rig<'a> {
         Ok(format!("{url}{options}"))
     }
 
-    /// One command of ours where the initiator stands.
-    pub(super) fn ours(&self, arguments: &[&str]) -> Result<Output> {
+    /// One command of ours where the initiator stands, with what `protection` wants in its environment.
+    pub(super) fn ours(&self, protection: Protection, arguments: &[&str]) -> Result<Output> {
         let mut command = self.context.command();
         self.initiator.apply(&mut command);
+        command.envs(protection.server().variables());
         run(command.args(arguments), RUN_LIMIT)
     }
 
@@ -236,7 +263,7 @@ impl<'a> Rig<'a> {
         let mut arguments = vec!["bench", "path", &endpoint, "--json", "--verify", "--target-pid", &pid];
         arguments.extend(["--block-size", &block, "--depth", &depth, "--seconds", &seconds]);
         arguments.extend(if shape.write { ["--write", "--destroy"] } else { ["--pattern", PATTERN] });
-        let result = self.ours(&arguments).and_then(Output::success);
+        let result = self.ours(protection, &arguments).and_then(Output::success);
         let output = self.target(protection)?.blame(result)?;
         let value: Value = serde_json::from_str(&output.stdout).context("output of bench path")?;
         let sample = Sample::of(&value["rows"][0]).with_context(|| output.stdout.clone())?;
@@ -256,9 +283,9 @@ impl<'a> Rig<'a> {
 
     /// That a row is what its name says: a session under this protection, seen by `info`.
     pub(super) fn check(&mut self, protection: Protection, portal: Option<&str>) -> Result<()> {
-        let Protection::Sealed(suite) = protection else { return Ok(()) };
+        let (Protection::Sealed(suite) | Protection::Late(suite)) = protection else { return Ok(()) };
         let endpoint = self.endpoint(protection, false, portal)?;
-        let told = self.ours(&["info", &endpoint, "--json"])?.success()?.stdout;
+        let told = self.ours(protection, &["info", &endpoint, "--json"])?.success()?.stdout;
         if !told.contains(suite) {
             bail!("info does not tell of {suite}: {told}");
         }
