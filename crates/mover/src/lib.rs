@@ -22,6 +22,8 @@ mod latency;
 mod ledger;
 mod limit;
 mod load;
+mod map;
+mod mapfile;
 mod plan;
 mod progress;
 mod rate;
@@ -35,6 +37,8 @@ pub use error::{CopyError, End};
 pub use latency::Latency;
 pub use limit::{Limit, Shares};
 pub use load::{LOAD_BLOCKS_MAX, Load, LoadError, LoadFigures, LoadPlan, Until};
+pub use map::{Map, Status, Stretch};
+pub use mapfile::{Label, MAPFILE_BYTES_MAX, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
 pub use plan::{
     CHUNK_BYTES_DEFAULT_MAX, CHUNK_BYTES_DEFAULT_MIN, CHUNK_BYTES_MAX, Checked, DEPTH_DEFAULT, DEPTH_MAX,
     Plan, Refusal, UNIT_BYTES_MIN, plan_check,

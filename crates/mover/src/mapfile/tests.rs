@@ -1,0 +1,188 @@
+//! Round trips, damage, and GNU ddrescuelog as another reader.
+
+use std::process::Command;
+
+use block::{Fingerprint, Identity};
+
+use super::{Label, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
+use crate::map::{Map, Status};
+use crate::scripted::Random;
+
+fn mapfile(seed: u64) -> Mapfile {
+    let mut random = Random::new(seed);
+    let bytes = 1 + random.below(1 << 40);
+    let mut map = Map::new(bytes);
+    for _ in 0..random.below(30) {
+        let (one, two) = (random.below(bytes + 1), random.below(bytes + 1));
+        map.set(one.min(two), one.max(two), Status::ALL[random.below(5) as usize]);
+    }
+    let identity = Identity::File { device: random.below(1 << 20), inode: random.below(1 << 40) };
+    let label = Label {
+        source: "disk 100%\n\t/ü.img".to_owned(),
+        destination: "iscsi://host/iqn.x/0,timeout=2s".to_owned(),
+        src_offset: random.below(1 << 30),
+        dst_offset: random.below(1 << 30),
+        bytes,
+        chunk: 1 << 20,
+        source_was: Fingerprint {
+            contents: "mtime 1.5".into(),
+            ..Fingerprint::of_identity(&identity, bytes)
+        },
+        destination_was: Fingerprint::of_identity(&Identity::Remote("naa.3".into()), bytes),
+    };
+    Mapfile { label, map }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    for seed in 1..=300 {
+        let mapfile = mapfile(seed);
+        let text = mapfile.emit();
+        assert_eq!(Mapfile::parse(text.as_bytes()).as_ref(), Ok(&mapfile), "seed {seed}: {text}");
+    }
+}
+
+#[test]
+fn a_flipped_or_missing_byte_is_never_believed() {
+    let mut mapfile = mapfile(3);
+    mapfile.map.set(0, mapfile.label.bytes, Status::Finished);
+    mapfile.map.set(4096, 8192, Status::BadSector);
+    let text = mapfile.emit().into_bytes();
+    for place in 0..text.len() {
+        for bit in 0..8 {
+            let mut flipped = text.clone();
+            flipped[place] ^= 1 << bit;
+            assert!(Mapfile::parse(&flipped).is_err(), "bit {bit} of byte {place}");
+        }
+        assert!(Mapfile::parse(&text[..place]).is_err(), "the first {place} bytes");
+    }
+    assert!(Mapfile::parse(&[&text[..], b"\n"].concat()).is_err());
+}
+
+/// The text with `from` replaced, under a right checksum: what somebody made by hand.
+fn forged(text: &str, from: &str, to: &str) -> Result<Mapfile, MapfileError> {
+    let body = &text[..text.rfind(super::CHECKSUM).unwrap()];
+    assert!(body.contains(from), "{from}");
+    let body = body.replacen(from, to, 1);
+    let text = format!("{body}{}{}\n", super::CHECKSUM, blake3::hash(body.as_bytes()));
+    Mapfile::parse(text.as_bytes())
+}
+
+#[test]
+fn a_forged_map_is_checked_all_the_same() {
+    let mut mapfile = mapfile(1);
+    (mapfile.label.src_offset, mapfile.label.bytes) = (0x1000, 0x3000);
+    mapfile.map = Map::new(0x3000);
+    mapfile.map.set(0x1000, 0x2000, Status::Finished);
+    let text = mapfile.emit();
+    let whole = "0x00001000  0x00001000  ?\n0x00002000  0x00001000  +\n0x00003000  0x00001000  ?\n";
+    assert!(text.contains(whole), "{text}");
+    assert_eq!(forged(&text, "chunk", "chunk"), Ok(mapfile.clone()));
+    let same = "0x00001000 0x800 ?\n0x00001800\t0x800 ?\n0x2000 0x1000 +\n0x3000 0x1000 ?\n";
+    assert_eq!(forged(&text, whole, same), Ok(mapfile));
+    for (from, to) in [
+        (whole, ""),
+        (whole, "0x00001000  0x00001000  ?\n0x00002000  0x00001000  +\n"),
+        ("0x00002000  0x00001000  +", "0x00002001  0x00001000  +"),
+        ("0x00002000  0x00001000  +", "0x00001000  0x00001000  +"),
+        ("0x00002000  0x00001000  +", "0x00002000  0x00000000  +"),
+        ("0x00002000  0x00001000  +", "0x00002000  0xFFFFFFFFFFFFFFFF  +"),
+        ("0x00002000  0x00001000  +", "0x00002000  0x00001000  F"),
+        ("0x00002000  0x00001000  +", "0x00002000  0x00001000  + +"),
+        ("0x00002000  0x00001000  +", "0x00002000  0x00003000  +"),
+        ("0x00002000  0x00001000  +", "# 0x00002000"),
+        ("# source-offset: 4096", "# source-offset: 18446744073709551615"),
+        ("# source-offset: 4096", "# source-offset: 4095"),
+        ("# bytes: 12288", "# bytes: 18446744073709551615"),
+        ("# bytes: 12288", "# bytes: -1"),
+        ("# bytes: 12288", "# bytes: +12288"),
+        ("# bytes: 12288", "# bytes: "),
+        ("# chunk: 1048576", "# chunk: 4294967296"),
+        ("# source: ", "# source-: "),
+        ("%0A", "%0"),
+        ("%0A", "%FF"),
+        ("%0A", "%+1"),
+        ("# current_pos  current_status  current_pass\n", ""),
+    ] {
+        assert!(matches!(forged(&text, from, to), Err(MapfileError::Damaged(_))), "{from} -> {to}");
+    }
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let text = mapfile(5).emit();
+    assert_eq!(Mapfile::parse(b""), Err(MapfileError::Foreign));
+    assert_eq!(
+        Mapfile::parse(b"# Mapfile. Created by GNU ddrescue version 1.27\n"),
+        Err(MapfileError::Foreign)
+    );
+    let later = text.replacen("version 1\n", "version 2\n", 1);
+    let error = Mapfile::parse(later.as_bytes()).unwrap_err();
+    assert_eq!(error, MapfileError::Version("2".to_owned()));
+    assert!(error.to_string().contains(&format!("reads version {MAPFILE_VERSION}")), "{error}");
+    assert!(Mapfile::parse(&text.as_bytes()[..200]).unwrap_err().to_string().contains("begin anew"));
+}
+
+#[test]
+fn only_the_same_copy_takes_a_map_up() {
+    let label = mapfile(7).label;
+    let with = |change: fn(&mut Label)| {
+        let mut now = label.clone();
+        change(&mut now);
+        (label.check(&now), label.id() == now.id())
+    };
+    let harmless = with(|now| {
+        now.chunk = 4096;
+        now.destination_was.contents = "later".into();
+    });
+    assert_eq!(harmless, (Ok(()), true));
+    assert!(matches!(with(|now| now.src_offset += 1), (Err(Mismatch::Range { .. }), false)));
+    assert!(matches!(with(|now| now.dst_offset += 1), (Err(Mismatch::Range { .. }), false)));
+    assert!(matches!(with(|now| now.bytes += 1), (Err(Mismatch::Range { what: "bytes", .. }), false)));
+    assert!(matches!(
+        with(|now| now.source_was.storage += "0"),
+        (Err(Mismatch::Storage { end: "source", .. }), false)
+    ));
+    assert!(matches!(
+        with(|now| now.destination_was.storage += "0"),
+        (Err(Mismatch::Storage { end: "destination", .. }), false)
+    ));
+    assert!(matches!(
+        with(|now| now.source_was.contents += "0"),
+        (Err(Mismatch::SourceChanged { .. }), true)
+    ));
+}
+
+/// What ddrescuelog makes of a map; `None` where it is not installed.
+fn ddrescuelog(arguments: &[&str], text: &str) -> Option<(bool, String)> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let output = Command::new("ddrescuelog").args(arguments).arg(file.path()).output().ok()?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    Some((output.status.success(), said))
+}
+
+#[test]
+fn ddrescuelog_reads_the_same() {
+    for seed in 1..=20 {
+        let mapfile = mapfile(seed);
+        let text = mapfile.emit();
+        for status in Status::ALL {
+            // A list of the blocks (of a byte) would be long: lists of 2^28 bytes, of stretches put there.
+            let mut coarse = Map::new(mapfile.map.size() >> 28 << 28);
+            for stretch in mapfile.map.stretches() {
+                coarse.set(stretch.start >> 28 << 28, stretch.end >> 28 << 28, stretch.status);
+            }
+            let label = Label { src_offset: 5 << 28, bytes: coarse.size(), ..mapfile.label.clone() };
+            let text = Mapfile { label, map: coarse.clone() }.emit();
+            let list = format!("--list-blocks={}", status.sign());
+            let Some((fine, said)) = ddrescuelog(&["-b", "268435456", &list], &text) else {
+                return eprintln!("not run: there is no ddrescuelog (Debian: gddrescue)");
+            };
+            let theirs: u64 = said.lines().map(|line| line.parse::<u64>().map_or(u64::MAX, |_| 1)).sum();
+            assert_eq!((fine, theirs), (true, coarse.bytes(status) >> 28), "seed {seed}: {status:?}");
+        }
+        let done = mapfile.map.bytes(Status::Finished) == mapfile.map.size();
+        assert_eq!(ddrescuelog(&["-D"], &text).unwrap().0, done, "seed {seed}");
+    }
+}
