@@ -8,7 +8,6 @@
 //! one loop thread; memory shared by threads is a [`Region`].
 
 mod flight;
-mod guard;
 mod poison;
 mod pool;
 mod region;

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-use crate::{PAGE_BYTES, guard};
+use crate::PAGE_BYTES;
 
 /// Size and alignment of a huge page on the architectures we run on.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -24,8 +24,6 @@ pub(crate) fn large_page_bytes() -> usize {
 /// range is agreed by protocol, not by the borrow checker.
 #[derive(Debug)]
 pub struct Region {
-    /// Of a mapping that may lose its pages. Dropped by hand, before the mapping is.
-    guard: Option<guard::Entry>,
     base: NonNull<u8>,
     length: usize,
 }
@@ -81,19 +79,6 @@ impl Region {
         Self::map(length, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// The same for this process to look at. Where the file has shrunk it reads as zeroes, and the region is
-    /// [spoilt](Self::is_spoilt).
-    pub fn of_file_to_look_at(file: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
-        let mut region = Self::of_file(file, length)?;
-        region.guard = Some(guard::Entry::new(region.base.as_ptr() as usize, region.length)?);
-        Ok(region)
-    }
-
-    /// Whether some of what was read from a mapped file was not the file's. It stays so.
-    pub fn is_spoilt(&self) -> bool {
-        self.guard.as_ref().is_some_and(guard::Entry::is_spoilt)
-    }
-
     fn map(length: usize, protection: i32, flags: i32, file: i32) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(PAGE_BYTES);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -102,7 +87,7 @@ impl Region {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mapped at zero"))?;
-        Ok(Self { guard: None, base, length })
+        Ok(Self { base, length })
     }
 
     /// First byte of the mapping.
@@ -167,8 +152,6 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A new mapping at these addresses is not guarded.
-        self.guard = None;
         // SAFETY: base and length are what mmap returned, and no Span or endpoint outlives its Region.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }

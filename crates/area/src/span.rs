@@ -1,7 +1,9 @@
 //! The handle that travels instead of the bytes.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -27,6 +29,8 @@ enum Area {
     Pooled { place: Place, pool: Rc<Inner>, flights: Flights },
     /// Storage that is memory: no buffer, the thing itself.
     Stored(Arc<Region>),
+    /// A file, read when its bytes are wanted: nothing is mapped, so no page fault is paid, and no signal comes if it shrinks.
+    File(Rc<OwnedFd>),
 }
 
 impl Area {
@@ -34,6 +38,7 @@ impl Area {
         match self {
             Self::Pooled { place, .. } => place.base,
             Self::Stored(region) => region.as_ptr(),
+            Self::File(_) => panic!("bytes of a file have no address until they are fetched"),
         }
     }
 }
@@ -54,25 +59,22 @@ impl Span {
     /// A whole region, to send from without copying; its bytes change when the storage is written. Slice it.
     ///
     /// Of a mapped file ([`Region::of_file`]) only the kernel may touch the bytes: it answers EFAULT where the file
-    /// has shrunk, this process would be killed; unless it is mapped to be looked at ([`Region::of_file_to_look_at`]).
+    /// has shrunk, this process would be killed.
     pub fn stored(region: Arc<Region>) -> Self {
         let length = region.len();
         Self { area: Rc::new(Area::Stored(region)), start: 0, length }
+    }
+
+    /// The first `length` bytes of a file. They have no address: [`Span::fetch`] copies them out. Slice it.
+    pub fn of_file(file: Rc<OwnedFd>, length: usize) -> Self {
+        Self { area: Rc::new(Area::File(file)), start: 0, length }
     }
 
     /// The number of the pool's region it lies in; `None` for stored bytes.
     pub fn region(&self) -> Option<u32> {
         match &*self.area {
             Area::Pooled { place, .. } => Some(place.region),
-            Area::Stored(_) => None,
-        }
-    }
-
-    /// Whether some of what was read of these stored bytes was not the storage's, because a file has shrunk.
-    pub fn is_spoilt(&self) -> bool {
-        match &*self.area {
-            Area::Pooled { .. } => false,
-            Area::Stored(region) => region.is_spoilt(),
+            Area::Stored(_) | Area::File(_) => None,
         }
     }
 
@@ -145,6 +147,40 @@ impl Span {
         result
     }
 
+    /// The bytes, if they lie in memory: all but those of a file.
+    pub fn memory(&self) -> Option<&[u8]> {
+        match &*self.area {
+            Area::Pooled { .. } | Area::Stored(_) => Some(self.as_slice()),
+            Area::File(_) => None,
+        }
+    }
+
+    /// Copies out of the span from `offset`, wherever the bytes lie. Errors are those of reading a file; `UnexpectedEof` where
+    /// it has shrunk.
+    pub fn fetch(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
+        let Area::File(file) = &*self.area else {
+            self.read(offset, into);
+            return Ok(());
+        };
+        assert!(offset <= self.len() && into.len() <= self.len() - offset, "fetch outside the span");
+        let mut done = 0;
+        while done < into.len() {
+            let rest = &mut into[done..];
+            let at = (self.start + offset + done) as libc::off_t;
+            // SAFETY: a plain system call on a live descriptor, into bytes that are ours for its length.
+            let count = unsafe { libc::pread(file.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), at) };
+            match usize::try_from(count) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => done += count,
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
     /// Sets `length` bytes from `offset` to zero.
     pub fn zero(&self, offset: usize, length: usize) {
         assert!(offset <= self.len() && length <= self.len() - offset, "zero outside the span");
@@ -181,6 +217,44 @@ impl Span {
 
 impl fmt::Debug for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Span({:p}, {} bytes)", self.as_ptr(), self.length)
+        match &*self.area {
+            Area::File(_) => write!(f, "Span(file at {}, {} bytes)", self.start, self.length),
+            _ => write!(f, "Span({:p}, {} bytes)", self.as_ptr(), self.length),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{ErrorKind, Write as _};
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_file_are_fetched_as_they_are_then_and_a_file_that_shrinks_is_an_error() {
+        // SAFETY: a plain system call with a valid name; the descriptor is ours alone.
+        let mut file = unsafe { File::from_raw_fd(libc::memfd_create(c"span".as_ptr(), 0)) };
+        let bytes: Vec<u8> = (0..10_000).map(|at| (at / 7) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        let span = Span::of_file(Rc::new(file.try_clone().unwrap().into()), bytes.len());
+        let part = span.slice(1000, 5000).slice(500, 4000);
+        assert!(part.memory().is_none());
+        let mut into = [0; 100];
+        part.fetch(3900, &mut into).unwrap();
+        assert_eq!(into, bytes[5400..5500]);
+        file.set_len(5450).unwrap();
+        assert_eq!(part.fetch(3900, &mut into).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        part.fetch(3800, &mut into).unwrap();
+        assert_eq!(into, bytes[5300..5400], "what is left");
+    }
+
+    #[test]
+    #[should_panic(expected = "fetch outside the span")]
+    fn a_fetch_behind_the_end_is_caught() {
+        // SAFETY: as above.
+        let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"span".as_ptr(), 0)) };
+        let _ = Span::of_file(Rc::new(file), 100).slice(0, 50).fetch(40, &mut [0; 11]);
     }
 }

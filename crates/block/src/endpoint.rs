@@ -200,8 +200,7 @@ pub trait Endpoint {
     }
 
     /// The stored bytes themselves, to send from: a read without reading, for storage that is memory. They may change
-    /// like those that any read races with. What a process has looked at counts only if the span is not
-    /// [spoilt](Span::is_spoilt) afterwards. `None`: read them.
+    /// like those that any read races with. A process [fetches](Span::fetch) them. `None`: read them.
     fn lend(&mut self, offset: u64, length: usize, looks: Looks) -> Option<Span> {
         let _ = (offset, length, looks);
         None

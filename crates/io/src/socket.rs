@@ -112,18 +112,30 @@ impl Outgoing {
         pieces.map(|piece| self.length(piece)).sum::<usize>() - self.sent.1
     }
 
-    /// The bytes that come next, as far as they lie together; `None` when nothing is left.
+    /// The bytes that come next, as far as they lie together in memory; `None` when nothing is left, or only a file has them.
     pub fn front(&self) -> Option<&[u8]> {
         let bytes = match self.pieces.get(self.sent.0)? {
             Piece::Bytes { start, end } => &self.bytes[*start..*end],
-            Piece::Span(span) => span.as_slice(),
+            Piece::Span(span) => span.memory()?,
         };
         Some(&bytes[self.sent.1..])
     }
 
-    /// Whether what [`Self::front`] gave was not the storage's ([`Span::is_spoilt`]).
-    pub fn is_front_spoilt(&self) -> bool {
-        matches!(self.pieces.get(self.sent.0), Some(Piece::Span(span)) if span.is_spoilt())
+    /// Moves the bytes that come next, at most `count` and as far as they lie together, to the end of `into`. Errors are
+    /// those of [`Span::fetch`].
+    pub fn fetch(&mut self, into: &mut Vec<u8>, count: usize) -> std::io::Result<()> {
+        let (piece, skip) = self.sent;
+        let count = count.min(self.length(piece) - skip);
+        match &self.pieces[piece] {
+            Piece::Bytes { start, .. } => into.extend_from_slice(&self.bytes[start + skip..][..count]),
+            Piece::Span(span) => {
+                let begin = into.len();
+                into.resize(begin + count, 0);
+                span.fetch(skip, &mut into[begin..])?;
+            }
+        }
+        self.advance(count);
+        Ok(())
     }
 
     /// Whether nothing is left to send.

@@ -1,8 +1,8 @@
 //! A file that is memory (tmpfs), mapped: what is read from it can be sent from where it lies.
 //!
-//! Of what is sent as it is, only the kernel looks at the mapping: if the file shrinks behind our back it answers EFAULT, where
-//! this process would be killed. What this process must look at itself (to seal it) lies in a second mapping, which survives
-//! that as zeroes and is lent no more from then on; in one that the kernel sends from, they would pass for data. And only ranges that are data are lent: looking at a hole through a mapping would allocate it.
+//! Only the kernel looks at the mapping: if the file shrinks behind our back it answers EFAULT, where this process would be
+//! killed. What this process must look at itself (to seal it) it fetches from the file, a unit at a time: a copy into the
+//! cache costs half of what a page fault for each page does. And only ranges that are data are lent: looking at a hole through a mapping would allocate it.
 
 use std::fs::File;
 use std::io::Result;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use area::{Region, Span};
+use io::Handle;
 
 use crate::endpoint::Looks;
 
@@ -23,8 +24,6 @@ const MAPPED_BYTES_MAX: u64 = 8 << 20;
 #[derive(Debug)]
 pub(super) struct Mapping {
     region: Arc<Region>,
-    /// The same to be looked at; `None` where that is not possible.
-    looked_at: Option<Arc<Region>>,
     /// Since the page table was emptied.
     lent: AtomicU64,
 }
@@ -32,9 +31,8 @@ pub(super) struct Mapping {
 impl Mapping {
     pub(super) fn new(file: &File, size_bytes: u64) -> Result<Self> {
         let length = usize::try_from(size_bytes).map_err(std::io::Error::other)?;
-        let looked_at = Region::of_file_to_look_at(file.as_fd(), length).ok().map(Arc::new);
         let region = Arc::new(Region::of_file(file.as_fd(), length)?);
-        Ok(Self { region, looked_at, lent: AtomicU64::new(0) })
+        Ok(Self { region, lent: AtomicU64::new(0) })
     }
 }
 
@@ -43,7 +41,8 @@ impl Mapping {
 pub(super) struct Mapped {
     mapping: Arc<Mapping>,
     stored: Span,
-    looked_at: Option<Span>,
+    /// The file itself, to be fetched from.
+    fetched: Span,
     size_bytes: u64,
     /// Units known to be data, a bit each, as of this count of punched ranges.
     data: Vec<u64>,
@@ -51,10 +50,10 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    pub(super) fn new(mapping: Arc<Mapping>, size_bytes: u64) -> Self {
+    pub(super) fn new(mapping: Arc<Mapping>, file: Handle, size_bytes: u64) -> Self {
         let stored = Span::stored(Arc::clone(&mapping.region));
-        let looked_at = mapping.looked_at.clone().map(Span::stored);
-        Self { mapping, stored, looked_at, size_bytes, data: Vec::new(), punched: 0 }
+        let fetched = Span::of_file(file, stored.len());
+        Self { mapping, stored, fetched, size_bytes, data: Vec::new(), punched: 0 }
     }
 
     /// The bytes of a range that is data. `punched`: ranges punched so far, by anyone.
@@ -66,11 +65,6 @@ impl Mapped {
         punched: u64,
         looks: Looks,
     ) -> Option<Span> {
-        let stored = match looks {
-            Looks::Kernel => &self.stored,
-            Looks::Process => self.looked_at.as_ref().filter(|stored| !stored.is_spoilt())?,
-        };
-        let stored = stored.clone();
         let end = offset.checked_add(length as u64)?;
         if length == 0 || end > self.size_bytes || end > size_now(file)? {
             return None;
@@ -88,15 +82,17 @@ impl Mapped {
             }
             units.clone().for_each(|unit| self.note_data(unit));
         }
-        let bytes = (units.end - units.start) * UNIT_BYTES;
-        if self.mapping.lent.fetch_add(bytes, Ordering::Relaxed) > MAPPED_BYTES_MAX {
-            self.mapping.lent.store(0, Ordering::Relaxed);
-            self.mapping.region.forget();
-            if let Some(region) = &self.mapping.looked_at {
-                region.forget();
+        let (offset, bytes) = (offset as usize, (units.end - units.start) * UNIT_BYTES);
+        match looks {
+            Looks::Process => Some(self.fetched.slice(offset, length)),
+            Looks::Kernel => {
+                if self.mapping.lent.fetch_add(bytes, Ordering::Relaxed) > MAPPED_BYTES_MAX {
+                    self.mapping.lent.store(0, Ordering::Relaxed);
+                    self.mapping.region.forget();
+                }
+                Some(self.stored.slice(offset, length))
             }
         }
-        Some(stored.slice(offset as usize, length))
     }
 
     fn is_data(&self, unit: u64) -> bool {

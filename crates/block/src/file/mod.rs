@@ -197,12 +197,16 @@ impl Medium for FileMedium {
             let wanted = in_memory && !self.capability.read_only && size_bytes > 0;
             wanted.then(|| Mapping::new(&self.buffered, size_bytes).ok().map(Arc::new)).flatten()
         });
+        let buffered = again(&self.buffered)?;
+        let mapped = mapping
+            .as_ref()
+            .map(|mapping| Mapped::new(Arc::clone(mapping), Rc::clone(&buffered), size_bytes));
         let handles = Handles {
-            buffered: again(&self.buffered)?,
+            buffered,
             direct: self.direct.as_ref().map(again).transpose()?,
             sync: self.reopen().map(|file| Rc::new(file.into())).or_else(|_| again(&self.buffered))?,
             in_memory,
-            mapped: mapping.as_ref().map(|mapping| Mapped::new(Arc::clone(mapping), size_bytes)),
+            mapped,
         };
         Ok(Box::new(FileEndpoint::new(
             io,

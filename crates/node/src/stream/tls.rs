@@ -410,20 +410,23 @@ fn seal_queue(
     area: &mut [u8],
 ) -> Result<usize, TlsError> {
     let mut used = 0;
-    while let Some(front) = queue.front() {
+    while !queue.is_empty() {
         let records = (area.len() - used).saturating_sub(SLACK_BYTES) / (RECORD_BYTES + RECORD_OVERHEAD);
         if records == 0 {
             break;
         }
-        if record.is_empty() && front.len() >= RECORD_BYTES {
+        if record.is_empty()
+            && let Some(front) = queue.front()
+            && front.len() >= RECORD_BYTES
+        {
             // From where it lies.
             let count = records.min(front.len() / RECORD_BYTES) * RECORD_BYTES;
             used += traffic.seal(&front[..count], &mut area[used..])?;
-            advance(queue, count)?;
+            queue.advance(count);
         } else {
-            let count = front.len().min(RECORD_BYTES - record.len());
-            record.extend_from_slice(&front[..count]);
-            advance(queue, count)?;
+            let room = RECORD_BYTES - record.len();
+            let fetched = queue.fetch(record, room);
+            fetched.map_err(|error| TlsError::Failed(format!("reading what is to be sent: {error}")))?;
             if record.len() == RECORD_BYTES || queue.is_empty() {
                 used += traffic.seal(record, &mut area[used..])?;
                 record.clear();
@@ -432,15 +435,6 @@ fn seal_queue(
     }
     debug_assert!(record.is_empty(), "there was room for a record when it was begun");
     Ok(used)
-}
-
-/// Notes that so many bytes in front were read, if they were what they should be.
-fn advance(queue: &mut Outgoing, count: usize) -> Result<(), TlsError> {
-    if queue.is_front_spoilt() {
-        return Err(TlsError::Failed("a file has shrunk while it was sent".into()));
-    }
-    queue.advance(count);
-    Ok(())
 }
 
 /// Puts plaintext where the reassembly wants it, as far as it has room.

@@ -197,7 +197,7 @@ impl Connection {
         }
         if let Some(Guess { plain, prepared, .. }) = self.ahead.unsealed() {
             let is_sealed = self.stream.seal_ahead(context.io, plain, prepared);
-            if !is_sealed || plain.is_spoilt() {
+            if !is_sealed {
                 self.ahead.end();
             }
         }

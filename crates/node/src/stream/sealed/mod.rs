@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use area::{Pool, Span};
 use iscsi::machine::{Fatal, TaskId};
-use seal::{Broken, Channel};
+use seal::{Broken, Channel, Descriptor, Sealer};
 
 use super::buffer::Buffer;
 
@@ -58,6 +58,16 @@ pub(crate) fn segment_max(unit: u32) -> u32 {
 /// The one end of everything that is wrong with what came. It tells nothing, to anyone.
 fn broken(_: Broken) -> Fatal {
     Fatal::Protocol("the seal is broken: not what the peer sent, or not the peer")
+}
+
+/// Seals `plain` into bytes of the same length, in one pass from where it lies in memory; from a file it is first fetched there:
+/// then it lies in the cache. Errors are those of [`Span::fetch`].
+fn seal_unit(sealer: &mut Sealer, plain: &Span, sealed: &mut [u8]) -> std::io::Result<Descriptor> {
+    if let Some(plain) = plain.memory() {
+        return Ok(sealer.seal_into(plain, sealed));
+    }
+    plain.fetch(0, sealed)?;
+    Ok(sealer.seal_in_place(sealed))
 }
 
 /// Areas for `bytes` that begin with a unit, each for whole units; `None` when the pool has not enough now.

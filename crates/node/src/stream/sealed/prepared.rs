@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use area::{Pool, Span};
 use seal::{Descriptor, Sealer};
 
+use super::seal_unit;
+
 /// A unit, sealed.
 struct Ready {
     /// Where it begins in the transfer.
@@ -27,7 +29,8 @@ impl Prepared {
         self.end
     }
 
-    /// Seals the next unit of `plain`, which is the whole transfer. False: there is none left, or no memory.
+    /// Seals the next unit of `plain`, which is the whole transfer. False: there is none left, no memory, or a
+    /// file cannot be read.
     pub(super) fn seal_next(&mut self, sealer: &mut Sealer, pool: &Pool, unit: usize, plain: &Span) -> bool {
         let start = self.end;
         let length = unit.min(plain.len() - start);
@@ -35,8 +38,10 @@ impl Prepared {
             return false;
         }
         let Some(sealed) = pool.take(length) else { return false };
-        let bytes = plain.range(start..start + length);
-        let descriptor = sealed.change(0, length, |sealed| sealer.seal_into(bytes, sealed));
+        let plain = plain.slice(start, length);
+        let Ok(descriptor) = sealed.change(0, length, |sealed| seal_unit(sealer, &plain, sealed)) else {
+            return false;
+        };
         self.units.push_back(Ready { start, descriptor, sealed });
         self.end += length;
         true

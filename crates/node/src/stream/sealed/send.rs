@@ -8,7 +8,7 @@ use iscsi::machine::{Fatal, Machine, Payload, TaskId, Transmit};
 use seal::{Descriptor, Sealer};
 
 use super::prepared::Prepared;
-use super::{broken, take_runs};
+use super::{broken, seal_unit, take_runs};
 
 /// The rest of a unit whose first pieces have left.
 struct Tail {
@@ -254,11 +254,10 @@ impl Send {
         let ahead = self.take_ahead(task, ready);
         let mut at = begin + ready;
         for run in &runs {
-            self.seal_units(buffer, at, run);
+            if self.seal_units(buffer, at, run).is_err() {
+                return Err(Fatal::Protocol("the file behind the unit cannot be read: has it shrunk?"));
+            }
             at += run.len();
-        }
-        if buffer.is_spoilt() {
-            return Err(Fatal::Protocol("a file has shrunk while it was sent"));
         }
         self.seal_head(outgoing, transmit);
         let mut left = range.len();
@@ -292,14 +291,15 @@ impl Send {
     }
 
     /// Seals what lies at `at` of a buffer into `run`, in units.
-    fn seal_units(&mut self, buffer: &Span, at: usize, run: &Span) {
+    fn seal_units(&mut self, buffer: &Span, at: usize, run: &Span) -> std::io::Result<()> {
         for start in (0..run.len()).step_by(self.unit) {
             let length = self.unit.min(run.len() - start);
-            let plain = buffer.range(at + start..at + start + length);
+            let plain = buffer.slice(at + start, length);
             let Self { sealer, .. } = self;
-            let descriptor = run.change(start, length, |sealed| sealer.seal_into(plain, sealed));
+            let descriptor = run.change(start, length, |sealed| seal_unit(sealer, &plain, sealed))?;
             self.descriptors.push(descriptor);
         }
+        Ok(())
     }
 
     /// Adds as much of sealed bytes as is `left` of the segment, keeps the rest; returns what was added.
