@@ -4,10 +4,12 @@
 //! No digests, no CHAP, one connection, one task at a time.
 
 use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use socket2::{Domain, Socket, Type};
 
 use super::Url;
 use super::seal::{Sealed, Who};
@@ -97,6 +99,29 @@ pub(crate) fn connect(url: &Url, limit: Duration) -> Result<TcpStream> {
     let address = url.portal.to_socket_addrs()?.next().context("no address")?;
     let stream = TcpStream::connect_timeout(&address, CONNECT_LIMIT)
         .with_context(|| format!("connect to {address}"))?;
+    bounded(stream, limit)
+}
+
+/// The same from a certain address of this machine.
+pub(crate) fn connect_from(source: Ipv4Addr, url: &Url, limit: Duration) -> Result<TcpStream> {
+    let address = url.portal.to_socket_addrs()?.next().context("no address")?;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    // The port is chosen when it connects: else ports run out in a few thousand connections.
+    let (on, length) = (1i32, size_of::<i32>() as libc::socklen_t);
+    let option = libc::IP_BIND_ADDRESS_NO_PORT;
+    // SAFETY: the value outlives the call, and `length` is its size.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, option, (&raw const on).cast(), length)
+    };
+    ensure!(result == 0, "IP_BIND_ADDRESS_NO_PORT: {}", std::io::Error::last_os_error());
+    socket.bind(&SocketAddr::from((source, 0)).into())?;
+    socket
+        .connect_timeout(&address.into(), CONNECT_LIMIT)
+        .with_context(|| format!("connect from {source} to {address}"))?;
+    bounded(socket.into(), limit)
+}
+
+fn bounded(stream: TcpStream, limit: Duration) -> Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))?;

@@ -355,7 +355,7 @@ impl Connection {
                 Ok(Advance::Starved) => break,
                 Err(fatal) => return self.fail(&fatal, io.now()),
             }
-            match handshake.advance(&shared.config, &shared.handshakes, io.now()) {
+            match handshake.advance(&shared.config, &shared.handshakes, self.peer.ip(), io.now()) {
                 HandshakeNext::Wait => {}
                 HandshakeNext::Ordinary(first) => {
                     self.handshake = None;

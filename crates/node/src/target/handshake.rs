@@ -1,6 +1,7 @@
 //! The beginning of a connection where sealing is configured: the outer login and its handshake (docs/SEAL.md, sections 2
 //! and 3). It ends in an ordinary login, in records, or in a refusal.
 
+use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -10,43 +11,20 @@ use iscsi::machine::{Fatal, Machine};
 use iscsi::wire::LoginStatus;
 use seal::{Broken, Channel, PublicKey, Responder, Suite};
 
+use super::allowance::Allowance;
 use super::config::{Sealing, ServerConfig};
 use super::login::{self, Way};
 
-/// Handshakes of a whole server, in the long run per second, and at once. One is about half a millisecond of a core, for anybody
-/// who asks.
-const HANDSHAKES_PER_SECOND: u32 = 500;
-const HANDSHAKES_AT_ONCE: u32 = 1000;
 /// Time the outer login may take.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
-/// Lets so many handshakes through, and no more.
-#[derive(Debug)]
-pub(super) struct Handshakes(Mutex<Bucket>);
-
-#[derive(Debug)]
-struct Bucket {
-    left: f64,
-    at: Duration,
-}
-
-impl Default for Handshakes {
-    fn default() -> Self {
-        Self(Mutex::new(Bucket { left: f64::from(HANDSHAKES_AT_ONCE), at: Duration::ZERO }))
-    }
-}
+/// The allowance of handshakes that all threads share.
+#[derive(Debug, Default)]
+pub(super) struct Handshakes(Mutex<Allowance>);
 
 impl Handshakes {
-    /// Whether there may be another one at `now`, the time since any point that all threads share.
-    fn admit(&self, now: Duration) -> bool {
-        let mut bucket = self.0.lock().expect("no panic while locked");
-        let passed = now.saturating_sub(bucket.at).as_secs_f64();
-        bucket.at = bucket.at.max(now);
-        let full = f64::from(HANDSHAKES_AT_ONCE);
-        bucket.left = (bucket.left + passed * f64::from(HANDSHAKES_PER_SECOND)).min(full);
-        let admitted = bucket.left >= 1.0;
-        bucket.left -= f64::from(u8::from(admitted));
-        admitted
+    fn admit(&self, peer: IpAddr, now: Duration) -> bool {
+        self.0.lock().expect("no panic while locked").admit(peer, now)
     }
 }
 
@@ -87,8 +65,14 @@ impl Handshake {
         })
     }
 
-    /// Acts on what has come.
-    pub(super) fn advance(&mut self, config: &ServerConfig, handshakes: &Handshakes, now: Duration) -> Next {
+    /// Acts on what has come from `peer`.
+    pub(super) fn advance(
+        &mut self,
+        config: &ServerConfig,
+        handshakes: &Handshakes,
+        peer: IpAddr,
+        now: Duration,
+    ) -> Next {
         let Some(event) = self.exchange.poll_event() else { return Next::Wait };
         let sealing = config.sealing.as_ref().expect("there is no handshake without");
         match event {
@@ -98,7 +82,7 @@ impl Handshake {
             },
             Event::Offered(offered) => self.on_offer(sealing, &offered),
             // An offer costs nothing, so that nobody can use up with offers what others need.
-            Event::Message { .. } if !handshakes.admit(now) => {
+            Event::Message { .. } if !handshakes.admit(peer, now) => {
                 self.refuse(LoginStatus::ServiceUnavailable, "too many handshakes at once")
             }
             Event::Message { message, transcript } => {
@@ -181,22 +165,4 @@ fn entropy() -> Result<[u8; 128], Broken> {
     let mut entropy = [0; 128];
     io::entropy(&mut entropy).map_err(|_| Broken)?;
     Ok(entropy)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn handshakes_are_so_many_at_once_and_so_many_a_second() {
-        let handshakes = Handshakes::default();
-        let now = Duration::from_secs(1000);
-        let admitted = |at| (0..10_000).take_while(|_| handshakes.admit(at)).count();
-        assert_eq!(admitted(now), HANDSHAKES_AT_ONCE as usize);
-        assert_eq!(admitted(now), 0);
-        let second = Duration::from_secs(1);
-        assert_eq!(admitted(now + second), HANDSHAKES_PER_SECOND as usize);
-        assert_eq!(admitted(now), 0, "another thread's clock may be behind");
-        assert_eq!(admitted(now + 100 * second), HANDSHAKES_AT_ONCE as usize);
-    }
 }

@@ -4,6 +4,7 @@
 //! share is small and locked briefly: a unit's SCSI state, the list of sessions. They talk by mail.
 
 mod ahead;
+mod allowance;
 mod config;
 mod connection;
 mod defects;
