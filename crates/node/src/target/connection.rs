@@ -138,7 +138,7 @@ pub(super) enum Phase {
 pub(super) struct Connection {
     id: ConnectionId,
     owner: Owner,
-    peer: SocketAddr,
+    pub(super) peer: SocketAddr,
     local: SocketAddr,
     pub(super) stream: Stream,
     /// What comes before the machine, where sealing is configured.
@@ -149,6 +149,8 @@ pub(super) struct Connection {
     /// Task management that waits for other threads.
     pub(super) requests: Vec<Option<ManagementId>>,
     pending: Option<Pending>,
+    /// Why there was no session.
+    pub(super) refusal: Option<String>,
     /// The key that the initiator has proven; `None` in the clear.
     peer_key: Option<PublicKey>,
     protection: Protection,
@@ -192,6 +194,7 @@ impl Connection {
             session: None,
             requests: Vec::new(),
             pending: None,
+            refusal: None,
             peer_key: None,
             protection: Protection::None,
             ahead: Ahead::off(),
@@ -364,7 +367,7 @@ impl Connection {
                     }
                 }
                 HandshakeNext::End(reason) => {
-                    tracing::info!(peer = %self.peer, reason, "no session");
+                    self.refusal = Some(reason);
                     self.conclude(io.now());
                 }
             }
@@ -394,7 +397,10 @@ impl Connection {
     }
 
     fn fail(&mut self, fatal: &Fatal, now: Duration) {
-        tracing::info!(peer = %self.peer, reason = %fatal, "dropping the connection");
+        match self.session {
+            Some(_) => tracing::info!(peer = %self.peer, reason = %fatal, "dropping the connection"),
+            None => drop(self.refusal.get_or_insert_with(|| fatal.to_string())),
+        }
         self.conclude(now);
     }
 
@@ -462,10 +468,8 @@ impl Connection {
                             .map(|policy| self.within_seal(policy))
                     };
                     if let Err(refusal) = &policy {
-                        tracing::warn!(
-                            peer = %self.peer, initiator = %identity.initiator_name,
-                            status = ?refusal.status, "login refused"
-                        );
+                        let reason = format!("{}: {:?}", identity.initiator_name, refusal.status);
+                        self.refusal = Some(reason);
                     }
                     self.machine.identify(policy);
                 }

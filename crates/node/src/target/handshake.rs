@@ -35,7 +35,7 @@ pub(super) enum Next {
     /// An ordinary login, which begins with this PDU.
     Ordinary(First),
     /// Once what is queued is sent, the connection ends.
-    End(&'static str),
+    End(String),
 }
 
 /// What both sides have agreed on.
@@ -45,6 +45,19 @@ pub(super) struct Agreement {
     pub(super) unit: u32,
     /// Who it is, if the first record opens.
     pub(super) peer_key: PublicKey,
+}
+
+/// Why a message is not answered.
+enum Refused {
+    Broken,
+    /// Whose key this is has made a right message, and is not among the peers.
+    Stranger(PublicKey),
+}
+
+impl From<Broken> for Refused {
+    fn from(Broken: Broken) -> Self {
+        Self::Broken
+    }
 }
 
 /// An outer login.
@@ -87,7 +100,7 @@ impl Handshake {
             }
             Event::Message { message, transcript } => {
                 let answer = match self.choice.as_ref().map(|choice| choice.pattern) {
-                    Some(Pattern::Xx) => enquiry(sealing, &message, &transcript),
+                    Some(Pattern::Xx) => enquiry(sealing, &message, &transcript).map_err(Refused::from),
                     _ => self.answer(config, sealing, &message, &transcript),
                 };
                 match answer {
@@ -95,21 +108,25 @@ impl Handshake {
                         self.exchange.answer(&answer);
                         match self.agreement {
                             Some(_) => Next::Wait,
-                            None => Next::End("an enquiry about our key"),
+                            None => Next::End("an enquiry about our key".into()),
                         }
                     }
-                    Err(Broken) => {
-                        let why = "its handshake does not verify, or its key is not known here";
-                        self.refuse(LoginStatus::AuthenticationFailure, why)
+                    // To the peer they are one.
+                    Err(Refused::Broken) => {
+                        self.refuse(LoginStatus::AuthenticationFailure, "its handshake does not verify")
+                    }
+                    Err(Refused::Stranger(key)) => {
+                        let why = format!("its key {key} is not among the peers");
+                        self.refuse(LoginStatus::AuthenticationFailure, &why)
                     }
                 }
             }
         }
     }
 
-    fn refuse(&mut self, status: LoginStatus, why: &'static str) -> Next {
+    fn refuse(&mut self, status: LoginStatus, why: &str) -> Next {
         self.exchange.refuse(status);
-        Next::End(why)
+        Next::End(why.to_owned())
     }
 
     fn on_offer(&mut self, sealing: &Sealing, offered: &Offered) -> Next {
@@ -128,15 +145,12 @@ impl Handshake {
         sealing: &Sealing,
         message: &[u8],
         transcript: &Transcript,
-    ) -> Result<Vec<u8>, Broken> {
+    ) -> Result<Vec<u8>, Refused> {
         let choice = self.choice.as_ref().ok_or(Broken)?;
         let suite = Suite::from_name(&choice.suite).ok_or(Broken)?;
         let responder = Responder::read(&sealing.identity, &transcript.prologue(), message)?;
         let peer_key = responder.initiator();
-        let peer = config.peer(&peer_key).ok_or_else(|| {
-            tracing::warn!(key = %peer_key, "an initiator's key is not among the peers");
-            Broken
-        })?;
+        let peer = config.peer(&peer_key).ok_or(Refused::Stranger(peer_key))?;
         let psk = peer.psk.as_ref().map(crate::sealing::Psk::bytes);
         let (answer, channel) = responder.finish(psk, suite, entropy()?)?;
         self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key });

@@ -14,6 +14,7 @@ mod lun;
 mod mail;
 mod management;
 mod media;
+mod refusals;
 mod server;
 mod sessions;
 mod worker;

@@ -1,9 +1,9 @@
 //! Starting, draining and ending the whole.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use area::PoolLimits;
@@ -14,6 +14,7 @@ use super::config::{ServeError, ServerConfig, TargetConfig};
 use super::handshake::Handshakes;
 use super::lun::Lun;
 use super::mail::{Mail, Mailbox};
+use super::refusals::Refusals;
 use super::sessions::{SessionStatus, Sessions};
 use super::worker::Worker;
 
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     pub(super) target_luns: Vec<Vec<usize>>,
     pub(super) sessions: Sessions,
     pub(super) handshakes: Handshakes,
+    pub(super) refusals: Mutex<Refusals>,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
     /// Live connections by worker, to place new ones.
     pub(super) load: Vec<AtomicUsize>,
@@ -99,6 +101,7 @@ impl Server {
             target_luns,
             sessions: Sessions::default(),
             handshakes: Handshakes::default(),
+            refusals: Mutex::default(),
             mailboxes: (0..workers).map(|_| Arc::new(Mailbox::new())).collect(),
             load: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             addresses,

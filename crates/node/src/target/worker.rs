@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use area::PoolLimits;
@@ -17,6 +17,7 @@ use super::config::ServeError;
 use super::connection::{Connection, Context};
 use super::mail::{ConnectionId, Mail};
 use super::management;
+use super::refusals::Refusals;
 use super::server::{Shared, least_loaded};
 use crate::TlsIdentity;
 use crate::stream::{GENERATION_MASK, Operation, SEND_BYTES_MAX, Stream};
@@ -45,7 +46,8 @@ const WORKER_REQUESTS: u64 = u32::MAX as u64;
 /// Keys of the worker's own operations.
 const KEY_MAIL: u32 = 0;
 const KEY_DEADLINE: u32 = 1;
-const KEY_ACCEPT: u32 = 2;
+const KEY_REFUSALS: u32 = 2;
+const KEY_ACCEPT: u32 = 3;
 
 /// Whose event it is.
 #[derive(Clone, Copy, Debug)]
@@ -166,6 +168,7 @@ impl Worker {
             self.settle();
         }
         self.shared.mailboxes[self.index].close();
+        self.sum_refusals();
         if !self.unfinished.is_empty() {
             return Err(ServeError::Unfinished(self.unfinished.join("; ")));
         }
@@ -194,6 +197,7 @@ impl Worker {
                     }
                 }
                 KEY_DEADLINE => self.on_deadline(),
+                KEY_REFUSALS => self.sum_refusals(),
                 key => self.on_accepted((key - KEY_ACCEPT) as usize, event),
             },
         }
@@ -303,6 +307,9 @@ impl Worker {
     fn retire(&mut self, slot: usize, connection: Connection) {
         let id = connection.id();
         self.slots[slot].timer = connection.timer();
+        if let Some(reason) = &connection.refusal {
+            self.tell_refusal(connection.peer, reason);
+        }
         connection.end(&self.shared);
         for waiter in self.shared.sessions.release(id) {
             self.shared.mailboxes[waiter.worker].send(Mail::Retry { connection: waiter });
@@ -363,8 +370,8 @@ impl Worker {
         let Ok((peer, local)) = io::addresses(&socket) else { return };
         let worker = least_loaded(&self.shared);
         if self.shared.load[worker].load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-            tracing::warn!(%peer, "connection refused: there are {CONNECTIONS_MAX} for every thread");
-            return;
+            return self
+                .tell_refusal(peer, &format!("there are {CONNECTIONS_MAX} connections for every thread"));
         }
         self.shared.load[worker].fetch_add(1, Ordering::Relaxed);
         if worker == self.index {
@@ -380,7 +387,7 @@ impl Worker {
         }
         let adopted = self.phase == Phase::Serving && self.occupy(socket, peer, local);
         if !adopted {
-            tracing::warn!(%peer, "connection refused: no memory, or the server is ending");
+            self.tell_refusal(peer, "no memory, or the server is ending");
             self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -429,6 +436,26 @@ impl Worker {
             connection.close("too many connections are logging in");
             self.touch(slot);
         }
+    }
+
+    /// Logs a connection that came to no session, as far as there were not many of late.
+    fn tell_refusal(&mut self, peer: SocketAddr, reason: &str) {
+        let summary_at = self.refusals().add(self.io.now());
+        if let Some(at) = summary_at {
+            tracing::warn!(%peer, reason, "no session");
+            self.io.timer(Token { owner: self.owner, key: KEY_REFUSALS }, at);
+        }
+    }
+
+    fn sum_refusals(&self) {
+        let more = self.refusals().summary();
+        if more > 0 {
+            tracing::warn!(more, "connections came to no session within a second");
+        }
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.shared.refusals.lock().expect("no panic while locked")
     }
 
     fn on_mail(&mut self, mail: Mail) {

@@ -29,6 +29,8 @@ const LATE: f64 = 10.0;
 const HANDSHAKE_CPU_S_MAX: f64 = 0.005;
 const RESIDENT_GROWTH_MAX: u64 = 64 << 20;
 const DESCRIPTOR_GROWTH_MAX: usize = 16;
+/// Lines about connections that came to nothing: one in full, and one that counts the others.
+const LINES_PER_SECOND_MAX: usize = 2;
 
 /// What came back.
 #[derive(Debug, Default)]
@@ -175,6 +177,8 @@ fn flood(
     let (resident, open) = (resident_bytes(pid)?, descriptors(pid)?);
     let endpoint = estate.endpoint(target, &target.url(0).portal, &estate.friend, "");
     let url = target.url(0).clone();
+    let told = |log: &str| log.lines().filter(|line| line.contains("no session")).count();
+    let told_before = told(&target.log());
     let started = Instant::now();
     let cpu = cpu_seconds(pid)?;
     let (mut longest, mut sessions) = (0.0f64, 0u64);
@@ -216,6 +220,9 @@ fn flood(
     ensure!(cpu_each < HANDSHAKE_CPU_S_MAX, "{cpu_each:.4} s of processor time each: {measured:?}");
     ensure!(longest < LATE, "somebody with a key waited {longest:.1} s: {measured:?}");
     ensure!(peak <= resident + RESIDENT_GROWTH_MAX, "resident {peak} bytes, {resident} at first");
+    let told = told(&target.log()) - told_before;
+    let told_max = LINES_PER_SECOND_MAX * (passed.ceil() as usize + 1);
+    ensure!((1..=told_max).contains(&told), "{told} lines of refusals in {passed:.1} s");
     let until = Instant::now() + ANSWER;
     while descriptors(pid)? > open + DESCRIPTOR_GROWTH_MAX {
         ensure!(Instant::now() < until, "{} descriptors stay open, {open} before", descriptors(pid)?);
