@@ -7,12 +7,11 @@
 use std::time::Duration;
 
 use super::{
-    Choice, Keys, Line, METHOD, PATTERN, Pattern, SUITE, SUITES_MAX, Transcript, UNIT, Violation,
+    Choice, Keys, Line, METHOD, PATTERN, Pattern, SUITE, SUITES_MAX, Side, Transcript, UNIT, Violation,
     check_flags, emit_message, is_suite, is_unit, joined, names_method, parse_message,
 };
-use crate::limits;
 use crate::login::initiator::{Redirect, redirect};
-use crate::machine::{Digests, Fatal, Machine, Placement, Received, Transmit};
+use crate::machine::Fatal;
 use crate::name::IscsiName;
 use crate::params::SessionType;
 use crate::text;
@@ -150,6 +149,57 @@ impl Exchange {
         self.phase = Phase::ExpectAnswer;
     }
 
+    /// The fields that every response of an outer login repeats or leaves zero.
+    fn check(&self, response: &LoginResponse) -> Result<(), Violation> {
+        check_flags(response.transit, response.continues, response.csg, response.tsih)?;
+        self.line.check_ahs()?;
+        if response.isid != self.request.isid {
+            return Err(Violation::Field("ISID"));
+        }
+        if response.version_active != VERSION {
+            return Err(Violation::Field("Version-active"));
+        }
+        Ok(())
+    }
+
+    /// What the target chose; only what was offered is a choice.
+    fn parse_choice(&self, segment: &[u8]) -> Result<Choice, Violation> {
+        let mut keys = Keys::parse(segment)?;
+        if keys.take("AuthMethod")? != METHOD {
+            return Err(Violation::Malformed("AuthMethod"));
+        }
+        let (suite, unit, pattern) = (keys.take(SUITE)?, keys.unit()?, keys.pattern()?);
+        keys.end()?;
+        if !self.offer.suites.iter().any(|offered| offered == suite) {
+            return Err(Violation::NotOffered(SUITE));
+        }
+        if unit > self.offer.unit {
+            return Err(Violation::NotOffered(UNIT));
+        }
+        if pattern != self.offer.pattern {
+            return Err(Violation::NotOffered(PATTERN));
+        }
+        Ok(Choice { suite: suite.to_owned(), unit, pattern })
+    }
+}
+
+fn length(segment: &[u8]) -> u32 {
+    u32::try_from(segment.len()).expect("at most a segment of a login")
+}
+
+impl Side for Exchange {
+    fn line(&self) -> &Line {
+        &self.line
+    }
+
+    fn line_mut(&mut self) -> &mut Line {
+        &mut self.line
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
     fn on_pdu(&mut self, segment: &[u8]) -> Result<(), Fatal> {
         let phase = std::mem::replace(&mut self.phase, Phase::Over);
         if matches!(phase, Phase::Over) {
@@ -196,81 +246,5 @@ impl Exchange {
         self.event = Some(event);
         self.phase = next;
         Ok(())
-    }
-
-    /// The fields that every response of an outer login repeats or leaves zero.
-    fn check(&self, response: &LoginResponse) -> Result<(), Violation> {
-        check_flags(response.transit, response.continues, response.csg, response.tsih)?;
-        self.line.check_ahs()?;
-        if response.isid != self.request.isid {
-            return Err(Violation::Field("ISID"));
-        }
-        if response.version_active != VERSION {
-            return Err(Violation::Field("Version-active"));
-        }
-        Ok(())
-    }
-
-    /// What the target chose; only what was offered is a choice.
-    fn parse_choice(&self, segment: &[u8]) -> Result<Choice, Violation> {
-        let mut keys = Keys::parse(segment)?;
-        if keys.take("AuthMethod")? != METHOD {
-            return Err(Violation::Malformed("AuthMethod"));
-        }
-        let (suite, unit, pattern) = (keys.take(SUITE)?, keys.unit()?, keys.pattern()?);
-        keys.end()?;
-        if !self.offer.suites.iter().any(|offered| offered == suite) {
-            return Err(Violation::NotOffered(SUITE));
-        }
-        if unit > self.offer.unit {
-            return Err(Violation::NotOffered(UNIT));
-        }
-        if pattern != self.offer.pattern {
-            return Err(Violation::NotOffered(PATTERN));
-        }
-        Ok(Choice { suite: suite.to_owned(), unit, pattern })
-    }
-}
-
-fn length(segment: &[u8]) -> u32 {
-    u32::try_from(segment.len()).expect("at most a segment of a login")
-}
-
-impl Machine for Exchange {
-    fn receive_digests(&self) -> Digests {
-        Digests::default()
-    }
-
-    fn data_segment_max(&self) -> u32 {
-        limits::LOGIN_SEGMENT_MAX
-    }
-
-    fn on_header(&mut self, bhs: &[u8; 48], ahs: &[u8], _now: Duration) -> Result<(), Fatal> {
-        if self.line.on_header(bhs, ahs)? { self.on_pdu(&[]) } else { Ok(()) }
-    }
-
-    fn on_header_digest_error(&mut self) -> Fatal {
-        Fatal::HeaderDigest
-    }
-
-    fn placement(&self) -> Placement {
-        self.line.placement()
-    }
-
-    fn on_data(&mut self, data: Received<'_>, _now: Duration) -> Result<(), Fatal> {
-        let segment = self.line.on_data(data)?;
-        self.on_pdu(segment)
-    }
-
-    fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.line.queued.take()
-    }
-
-    fn poll_timeout(&self) -> Option<Duration> {
-        (!matches!(self.phase, Phase::Over)).then_some(self.line.deadline)
-    }
-
-    fn on_timeout(&mut self, now: Duration) -> Result<(), Fatal> {
-        if self.poll_timeout().is_some_and(|due| now >= due) { Err(Fatal::LoginTimeout) } else { Ok(()) }
     }
 }

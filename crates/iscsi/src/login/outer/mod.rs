@@ -16,7 +16,8 @@
 use std::time::Duration;
 
 use super::SEGMENT_LENGTH_MAX;
-use crate::machine::{Digests, Fatal, Payload, Placement, Received, Transmit};
+use crate::limits;
+use crate::machine::{Digests, Fatal, Machine, Payload, Placement, Received, Transmit};
 use crate::text::{self, Pair, TextError, parse_binary, parse_list, parse_number};
 use crate::wire::{Stage, WireError};
 
@@ -274,5 +275,53 @@ impl Line {
     /// No digest, no AHS is part of an outer login; nothing would bind them.
     fn check_ahs(&self) -> Result<(), Violation> {
         if self.ahs.is_empty() { Ok(()) } else { Err(Violation::Field("TotalAHSLength")) }
+    }
+}
+
+/// What tells the machines of both roles apart. The rest of a [`Machine`] is alike.
+trait Side {
+    fn line(&self) -> &Line;
+    fn line_mut(&mut self) -> &mut Line;
+    fn has_ended(&self) -> bool;
+    /// A whole PDU: its header is in the line, this is its text.
+    fn on_pdu(&mut self, segment: &[u8]) -> Result<(), Fatal>;
+}
+
+impl<S: Side> Machine for S {
+    fn receive_digests(&self) -> Digests {
+        Digests::default()
+    }
+
+    fn data_segment_max(&self) -> u32 {
+        limits::LOGIN_SEGMENT_MAX
+    }
+
+    fn on_header(&mut self, bhs: &[u8; 48], ahs: &[u8], _now: Duration) -> Result<(), Fatal> {
+        if self.line_mut().on_header(bhs, ahs)? { self.on_pdu(&[]) } else { Ok(()) }
+    }
+
+    fn on_header_digest_error(&mut self) -> Fatal {
+        Fatal::HeaderDigest
+    }
+
+    fn placement(&self) -> Placement {
+        self.line().placement()
+    }
+
+    fn on_data(&mut self, data: Received<'_>, _now: Duration) -> Result<(), Fatal> {
+        let segment = self.line_mut().on_data(data)?;
+        self.on_pdu(segment)
+    }
+
+    fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.line_mut().queued.take()
+    }
+
+    fn poll_timeout(&self) -> Option<Duration> {
+        (!self.has_ended()).then_some(self.line().deadline)
+    }
+
+    fn on_timeout(&mut self, now: Duration) -> Result<(), Fatal> {
+        if self.poll_timeout().is_some_and(|due| now >= due) { Err(Fatal::LoginTimeout) } else { Ok(()) }
     }
 }

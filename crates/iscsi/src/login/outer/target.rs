@@ -9,11 +9,10 @@
 use std::time::Duration;
 
 use super::{
-    Choice, Keys, Line, METHOD, PATTERN, Pattern, SUITE, Transcript, UNIT, Violation, check_flags,
+    Choice, Keys, Line, METHOD, PATTERN, Pattern, SUITE, Side, Transcript, UNIT, Violation, check_flags,
     emit_message, is_unit, joined, names_method, parse_message,
 };
-use crate::limits;
-use crate::machine::{Digests, Fatal, Machine, Placement, Received, Transmit};
+use crate::machine::{Fatal, Machine, Placement, Received};
 use crate::name::IscsiName;
 use crate::params::SessionType;
 use crate::text::{self, parse_list};
@@ -197,22 +196,6 @@ impl Exchange {
         header
     }
 
-    fn on_pdu(&mut self, segment: &[u8]) -> Result<(), Fatal> {
-        let result = match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::ExpectOffer => self.on_first(segment),
-            Phase::ExpectMessage(transcript) if self.line.queued.is_none() => {
-                self.on_message(transcript, segment)
-            }
-            Phase::Over => return Err(Fatal::Closed),
-            Phase::Deciding(..) | Phase::ExpectMessage(_) | Phase::Answering => Err(Violation::Turn),
-        };
-        result.map_err(|violation| {
-            self.event = None;
-            self.respond(LoginStatus::InitiatorError, Vec::new());
-            violation.into()
-        })
-    }
-
     fn on_first(&mut self, segment: &[u8]) -> Result<(), Violation> {
         let request = LoginRequest::parse(&self.line.header).ok();
         self.request = request;
@@ -279,41 +262,32 @@ fn parse_offer(request: &LoginRequest, segment: &[u8]) -> Result<Offered, Violat
     Ok(Offered { initiator_name, isid, cid, session_type, target_name, suites, unit, pattern })
 }
 
-impl Machine for Exchange {
-    fn receive_digests(&self) -> Digests {
-        Digests::default()
+impl Side for Exchange {
+    fn line(&self) -> &Line {
+        &self.line
     }
 
-    fn data_segment_max(&self) -> u32 {
-        limits::LOGIN_SEGMENT_MAX
+    fn line_mut(&mut self) -> &mut Line {
+        &mut self.line
     }
 
-    fn on_header(&mut self, bhs: &[u8; 48], ahs: &[u8], _now: Duration) -> Result<(), Fatal> {
-        if self.line.on_header(bhs, ahs)? { self.on_pdu(&[]) } else { Ok(()) }
+    fn has_ended(&self) -> bool {
+        matches!(self.phase, Phase::Over)
     }
 
-    fn on_header_digest_error(&mut self) -> Fatal {
-        Fatal::HeaderDigest
-    }
-
-    fn placement(&self) -> Placement {
-        self.line.placement()
-    }
-
-    fn on_data(&mut self, data: Received<'_>, _now: Duration) -> Result<(), Fatal> {
-        let segment = self.line.on_data(data)?;
-        self.on_pdu(segment)
-    }
-
-    fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.line.queued.take()
-    }
-
-    fn poll_timeout(&self) -> Option<Duration> {
-        (!matches!(self.phase, Phase::Over)).then_some(self.line.deadline)
-    }
-
-    fn on_timeout(&mut self, now: Duration) -> Result<(), Fatal> {
-        if self.poll_timeout().is_some_and(|due| now >= due) { Err(Fatal::LoginTimeout) } else { Ok(()) }
+    fn on_pdu(&mut self, segment: &[u8]) -> Result<(), Fatal> {
+        let result = match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::ExpectOffer => self.on_first(segment),
+            Phase::ExpectMessage(transcript) if self.line.queued.is_none() => {
+                self.on_message(transcript, segment)
+            }
+            Phase::Over => return Err(Fatal::Closed),
+            Phase::Deciding(..) | Phase::ExpectMessage(_) | Phase::Answering => Err(Violation::Turn),
+        };
+        result.map_err(|violation| {
+            self.event = None;
+            self.respond(LoginStatus::InitiatorError, Vec::new());
+            violation.into()
+        })
     }
 }
