@@ -26,6 +26,11 @@ pub(super) use send::Send;
 /// Sealed bytes of one area: a power of two, and small beside the cache.
 const RUN_BYTES: usize = 256 << 10;
 
+/// Bytes of a data segment, where a unit is not longer.
+const SEGMENT_BYTES: u32 = 128 << 10;
+/// Payload sealed for one send: half of a usual L2 cache, so that the socket finds it there.
+const SEND_BYTES_MAX: usize = 512 << 10;
+
 /// Both directions.
 pub(super) struct Sealed {
     pub(super) receive: Receive,
@@ -50,9 +55,10 @@ impl Sealed {
     }
 }
 
-/// The longest data segment that a sealed session is to have, bytes: what one head can describe.
+/// The longest data segment that a sealed session is to have, bytes: what one head can describe, and not so much that the
+/// units behind it have left the cache when the last of them is sealed.
 pub(crate) fn segment_max(unit: u32) -> u32 {
-    unit.saturating_mul(seal::DESCRIPTORS_MAX as u32)
+    unit.saturating_mul(seal::DESCRIPTORS_MAX as u32).min(unit.max(SEGMENT_BYTES))
 }
 
 /// The one end of everything that is wrong with what came. It tells nothing, to anyone.

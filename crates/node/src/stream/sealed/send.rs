@@ -8,7 +8,7 @@ use iscsi::machine::{Fatal, Machine, Payload, TaskId, Transmit};
 use seal::{Descriptor, Sealer};
 
 use super::prepared::Prepared;
-use super::{broken, seal_unit, take_runs};
+use super::{SEND_BYTES_MAX, broken, seal_unit, take_runs};
 
 /// The rest of a unit whose first pieces have left.
 struct Tail {
@@ -113,7 +113,7 @@ impl Send {
         buffer_of: impl Fn(TaskId) -> Option<Span>,
     ) -> Result<(), Fatal> {
         let mut payload = 0;
-        while !outgoing.is_full() && payload < bytes {
+        while !outgoing.is_full() && payload < bytes.min(SEND_BYTES_MAX) {
             let Some((transmit, buffer)) = self.next(machine, &buffer_of) else { break };
             self.rekey(now)?;
             match self.append(pool, outgoing, &transmit, buffer.as_ref())? {
