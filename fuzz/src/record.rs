@@ -65,6 +65,12 @@ fn handshake(source: &mut Source<'_>) {
     assert_eq!(agreed.is_none(), altered.get(), "part {what}, byte {at}, bits {bits:02x}");
 }
 
+/// Both ends of a connection that nobody disturbs.
+pub(crate) fn channels(source: &mut Source<'_>) -> (Channel, Channel) {
+    let suite = source.pick(&Suite::ALL);
+    shake_hands(suite, PROLOGUE, |message| message, |answer| answer).expect("nobody disturbs it")
+}
+
 /// The channels of the initiator and of the target, if both come to the end.
 fn shake_hands(
     suite: Suite,
@@ -109,9 +115,7 @@ struct Line {
 
 impl Line {
     fn new(source: &mut Source<'_>) -> Self {
-        let suite = source.pick(&Suite::ALL);
-        let (initiator, target) =
-            shake_hands(suite, PROLOGUE, |message| message, |answer| answer).expect("nobody disturbs it");
+        let (initiator, target) = channels(source);
         let (sealer, opener) =
             if source.flag() { (target.sealer, initiator.opener) } else { (initiator.sealer, target.opener) };
         let now = Duration::ZERO;

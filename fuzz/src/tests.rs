@@ -18,6 +18,7 @@ const TARGETS: &[Target] = &[
     ("initiator", crate::initiator),
     ("pair", crate::pair),
     ("record", crate::record),
+    ("sealed", crate::sealed),
     ("stream", crate::stream),
     ("unit", crate::unit),
 ];

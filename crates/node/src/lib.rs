@@ -13,5 +13,9 @@ mod tls;
 pub mod initiator;
 pub mod target;
 
+// For the fuzzer.
+#[doc(hidden)]
+pub use stream::{Buffer, SealedReceive};
+
 pub use sealing::{Protection, Psk, SealPolicy};
 pub use tls::{TlsFileError, TlsIdentity, TlsTrust};

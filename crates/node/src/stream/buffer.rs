@@ -15,7 +15,7 @@ const _: () = assert!(IDLE_BYTES < BUSY_BYTES);
 
 /// What has arrived lies in one piece; what comes next goes behind it.
 #[derive(Clone, Debug)]
-pub(crate) struct Buffer {
+pub struct Buffer {
     span: Span,
     start: usize,
     end: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// Nothing received yet. `None` when the pool has no memory.
-    pub(crate) fn new(pool: &Pool) -> Option<Self> {
+    pub fn new(pool: &Pool) -> Option<Self> {
         Some(Self {
             span: pool.take(IDLE_BYTES)?,
             start: 0,

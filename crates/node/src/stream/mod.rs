@@ -19,6 +19,10 @@ mod protection;
 mod sealed;
 pub(crate) mod tls;
 
+#[doc(hidden)]
+pub use buffer::Buffer;
+#[doc(hidden)]
+pub use sealed::Receive as SealedReceive;
 pub(crate) use sealed::{Prepared, segment_max as sealed_segment_max};
 
 /// Payload gathered into one send: keeps the buffers in use within the cache.

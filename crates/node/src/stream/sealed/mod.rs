@@ -20,7 +20,7 @@ mod tests;
 mod track;
 
 pub(crate) use prepared::Prepared;
-pub(super) use receive::Receive;
+pub use receive::Receive;
 pub(super) use send::Send;
 
 /// Sealed bytes of one area: a power of two, and small beside the cache.

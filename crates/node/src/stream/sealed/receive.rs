@@ -46,8 +46,8 @@ struct Body {
     stop: usize,
 }
 
-/// What is on its way in.
-pub(in crate::stream) struct Receive {
+/// What is on its way in. Public for the fuzzer.
+pub struct Receive {
     opener: Opener,
     unit: usize,
     buffer: Buffer,
@@ -68,7 +68,8 @@ pub(in crate::stream) struct Receive {
 }
 
 impl Receive {
-    pub(super) fn new(opener: Opener, unit: usize, buffer: Buffer) -> Self {
+    /// What comes after `buffer`'s last byte; `unit` is the agreed size in bytes.
+    pub fn new(opener: Opener, unit: usize, buffer: Buffer) -> Self {
         Self {
             opener,
             unit,
@@ -90,17 +91,18 @@ impl Receive {
         self.copied
     }
 
-    pub(super) fn end_task(&mut self, task: TaskId) {
+    /// The task has ended: its units are forgotten.
+    pub fn end_task(&mut self, task: TaskId) {
         self.tracks.end(task);
     }
 
     /// Whether every unit of the task's data that has begun has been opened.
-    pub(in crate::stream) fn is_whole(&self, task: TaskId) -> bool {
+    pub fn is_whole(&self, task: TaskId) -> bool {
         self.tracks.is_whole(task)
     }
 
     /// Where the next bytes belong, in this order. One of them at least is there.
-    pub(in crate::stream) fn places(&mut self, pool: &Pool, now: Duration) -> (Option<Span>, Option<Span>) {
+    pub fn places(&mut self, pool: &Pool, now: Duration) -> (Option<Span>, Option<Span>) {
         self.direct = 0;
         let mut place = None;
         if let Some(Body { place: Place::Task { span, .. }, at, keep, .. }) = &self.body
@@ -122,13 +124,13 @@ impl Receive {
     }
 
     /// Takes the `count` bytes that were received into the places.
-    pub(in crate::stream) fn on_received(&mut self, count: usize) {
+    pub fn on_received(&mut self, count: usize) {
         self.placed = count.min(self.direct);
         self.buffer.on_received(count - self.placed);
     }
 
     /// Goes on with the bytes that are here, one step of one record.
-    pub(in crate::stream) fn advance(
+    pub fn advance(
         &mut self,
         machine: &mut impl Machine,
         buffer_of: impl Fn(TaskId) -> Option<Span>,

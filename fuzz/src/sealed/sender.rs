@@ -1,0 +1,439 @@
+//! The peer: seals transfers as docs/SEAL.md section 5 says, but for one thing now and then, and knows what must come of it.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use area::{Pool, Span};
+use iscsi::machine::{Placement, TaskId};
+use seal::{BHS_BYTES, DESCRIPTORS_MAX, Descriptor, SEGMENT_UNIT_BYTES_MAX, Sealer};
+
+use crate::Source;
+
+/// MaxRecvDataSegmentLength of the receiver.
+pub(super) const SEGMENT_MAX: usize = 70_000;
+/// Bytes of a buffer behind the transfer, and what they hold.
+pub(super) const MARGIN: usize = 5;
+pub(super) const UNTOUCHED: u8 = 0xee;
+const PDUS_MAX: usize = 40;
+const TRANSFER_MAX: u32 = 100_000;
+const SLOTS: usize = 3;
+/// One in so many PDUs is wrong.
+const WRONG_ONE_IN: u8 = 24;
+
+/// What must become of a PDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It comes out.
+    Fine,
+    /// Whether it comes out depends on what follows; from here on the connection may end.
+    Open,
+    /// Its data is not believed.
+    Here,
+    /// Its header is not.
+    Unheard,
+}
+
+/// A record as it was sent, and what is expected of it.
+pub(super) struct Pdu {
+    pub(super) header: Vec<u8>,
+    pub(super) wire: Vec<u8>,
+    pub(super) placement: Placement,
+    pub(super) verdict: Verdict,
+    pub(super) inline: Vec<u8>,
+    pub(super) buffer: Option<Span>,
+    /// Of the task.
+    pub(super) serial: usize,
+    /// End of the transfer.
+    pub(super) end: usize,
+    /// Units that it completes.
+    pub(super) whole: Vec<Range<usize>>,
+    /// A unit that must have been wiped if this PDU is the first that is refused.
+    pub(super) wiped: Option<Range<usize>>,
+    /// No descriptor of the task that was wrong could be taken for right.
+    pub(super) is_sure: bool,
+    /// Whether no unit of the task is open after it, if that can be said.
+    pub(super) is_whole: Option<bool>,
+    /// Tasks that end after it.
+    pub(super) ended: Vec<TaskId>,
+}
+
+/// Byte `at` of a transfer.
+pub(super) fn content(serial: usize, at: usize) -> u8 {
+    (serial * 73 + at * 31 + (at >> 8) * 7 + 1) as u8
+}
+
+fn contents(serial: usize, range: Range<usize>) -> Vec<u8> {
+    range.map(|at| content(serial, at)).collect()
+}
+
+/// A transfer under way.
+struct Task {
+    serial: usize,
+    length: usize,
+    buffer: Span,
+    sealed: Vec<u8>,
+    /// Units that were sealed, by their place.
+    units: Vec<Option<Descriptor>>,
+    /// Of those, the ones that must not open.
+    bad: Vec<bool>,
+    /// What is still to be sent of each sequence.
+    sequences: Vec<Range<usize>>,
+    is_sure: bool,
+    /// Its end has been told to the receiver: what comes is thrown away.
+    is_over: bool,
+}
+
+impl Task {
+    fn new(source: &mut Source<'_>, serial: usize, unit: usize, pool: &Pool) -> Self {
+        let length = (source.number() % TRANSFER_MAX + 1) as usize;
+        let units = length.div_ceil(unit);
+        let room = match source.byte() % 16 {
+            // The peer sends more than there is room for: whole units more, or not.
+            14 => (source.number() as usize % units * unit).max(unit.min(length)),
+            15 => source.number() as usize % length + 1,
+            _ => length + MARGIN,
+        };
+        let buffer = pool.take(room).expect("memory");
+        buffer.fill(0, &vec![UNTOUCHED; room]);
+        let split = if source.flag() { source.number() as usize % units * unit } else { 0 };
+        Self {
+            serial,
+            length,
+            buffer,
+            sealed: vec![0; length],
+            units: vec![None; units],
+            bad: vec![false; units],
+            sequences: [0..split, split..length].into_iter().filter(|range| !range.is_empty()).collect(),
+            is_sure: true,
+            is_over: false,
+        }
+    }
+
+    fn unit(&self, index: usize, unit: usize) -> Range<usize> {
+        index * unit..(index * unit + unit).min(self.length)
+    }
+
+    /// Descriptors of the units that have begun and not ended.
+    fn open(&self, unit: usize) -> impl Iterator<Item = Descriptor> {
+        let is_open = move |range: &&Range<usize>| !range.is_empty() && !range.start.is_multiple_of(unit);
+        self.sequences.iter().filter(is_open).filter_map(move |range| self.units[range.start / unit])
+    }
+}
+
+/// One direction of a connection.
+pub(super) struct Sender {
+    sealer: Sealer,
+    unit: usize,
+    tasks: [Option<Task>; SLOTS],
+    serials: usize,
+    pdus: Vec<Pdu>,
+}
+
+/// A record before its head is sealed.
+struct Draft {
+    pdu: Pdu,
+    length: usize,
+    descriptors: Vec<Descriptor>,
+    body: Vec<u8>,
+}
+
+impl Draft {
+    fn new(placement: Placement, body: Vec<u8>) -> Self {
+        let pdu = Pdu {
+            header: Vec::new(),
+            wire: Vec::new(),
+            placement,
+            verdict: Verdict::Fine,
+            inline: Vec::new(),
+            buffer: None,
+            serial: 0,
+            end: 0,
+            whole: Vec::new(),
+            wiped: None,
+            is_sure: true,
+            is_whole: None,
+            ended: Vec::new(),
+        };
+        Self { pdu, length: body.len(), descriptors: Vec::new(), body }
+    }
+}
+
+impl Sender {
+    pub(super) fn new(sealer: Sealer, unit: usize) -> Self {
+        Self { sealer, unit, tasks: [const { None }; SLOTS], serials: 0, pdus: Vec::new() }
+    }
+
+    /// A whole connection.
+    pub(super) fn records(mut self, source: &mut Source<'_>, pool: &Pool) -> Vec<Pdu> {
+        while self.pdus.len() < PDUS_MAX && !source.is_empty() {
+            let slot = source.below(SLOTS);
+            match source.byte() % 16 {
+                0..=8 => self.segment(source, slot, pool),
+                9 => self.inline(source),
+                10 => self.bare(source),
+                11 => self.seal_ahead(source, slot),
+                12 | 13 => self.rekey(source),
+                14 => self.end_early(slot),
+                // As nobody does: what is open outlives its key.
+                _ => {
+                    self.bare(source);
+                    self.sealer.rekey(Duration::ZERO).expect("few generations");
+                }
+            }
+        }
+        self.pdus
+    }
+
+    /// Seals a unit of a task, unless that is done and can still be sent.
+    fn seal(&mut self, slot: usize, index: usize) -> Descriptor {
+        let task = self.tasks[slot].as_mut().expect("a task");
+        if let Some(descriptor) = task.units[index].filter(|descriptor| self.sealer.carries(descriptor)) {
+            return descriptor;
+        }
+        let range = task.unit(index, self.unit);
+        let plain = contents(task.serial, range.clone());
+        let descriptor = self.sealer.seal_into(&plain, &mut task.sealed[range]);
+        *task.units[index].insert(descriptor)
+    }
+
+    /// One of the units that come next.
+    fn seal_ahead(&mut self, source: &mut Source<'_>, slot: usize) {
+        let Some(sequence) = self.tasks[slot].as_ref().and_then(|task| task.sequences.first().cloned())
+        else {
+            return;
+        };
+        let (first, last) = (sequence.start.div_ceil(self.unit), sequence.end.div_ceil(self.unit));
+        if first < last {
+            self.seal(slot, first + source.below(last - first));
+        }
+    }
+
+    /// If it may: units that are open are of the present generation.
+    fn rekey(&mut self, source: &mut Source<'_>) {
+        let generation = self.sealer.generation();
+        let is_free =
+            |task: &Task| task.is_over || task.open(self.unit).all(|unit| unit.generation() == generation);
+        if self.tasks.iter().flatten().all(is_free) {
+            self.sealer.rekey(Duration::from_secs(u64::from(source.byte()))).expect("few generations");
+        }
+    }
+
+    /// An aborted task: the sender goes on, the receiver wants no more of it.
+    fn end_early(&mut self, slot: usize) {
+        if let (Some(task), Some(last)) = (&mut self.tasks[slot], self.pdus.last_mut())
+            && !task.is_over
+        {
+            task.is_over = true;
+            last.ended.push(TaskId(slot as u32));
+        }
+    }
+
+    /// The next data of a task.
+    fn segment(&mut self, source: &mut Source<'_>, slot: usize, pool: &Pool) {
+        let unit = self.unit;
+        if self.tasks[slot].is_none() {
+            self.serials += 1;
+            self.tasks[slot] = Some(Task::new(source, self.serials, unit, pool));
+        }
+        let task = self.tasks[slot].as_mut().expect("just made");
+        let which = source.below(task.sequences.len());
+        let sequence = &mut task.sequences[which];
+        let most = sequence.len().min(SEGMENT_MAX).min(DESCRIPTORS_MAX * unit);
+        let length = if source.flag() { most } else { (source.number() as usize).clamp(1, most) };
+        let (offset, stop) = (sequence.start, sequence.start + length);
+        sequence.start = stop;
+        task.sequences.retain(|sequence| !sequence.is_empty());
+        let (is_over, room) = (task.is_over, task.buffer.len());
+        let begun: Vec<usize> = (offset.div_ceil(unit)..stop.div_ceil(unit)).collect();
+        let descriptors = begun.iter().map(|index| self.seal(slot, *index)).collect();
+        let task = self.tasks[slot].as_mut().expect("as before");
+        let placement = if is_over || offset >= room {
+            Placement::Discard
+        } else {
+            let length = (stop.min(room) - offset) as u32;
+            Placement::Task { task: TaskId(slot as u32), offset: offset as u32, length }
+        };
+        let mut draft = Draft::new(placement, task.sealed[offset..stop].to_vec());
+        draft.descriptors = descriptors;
+        if source.rarely(WRONG_ONE_IN) {
+            self.spoil_segment(source, slot, &mut draft, offset, &begun);
+        }
+        let task = self.tasks[slot].as_mut().expect("as before");
+        if placement != Placement::Discard {
+            judge(task, &mut draft, unit, self.sealer.generation(), offset..stop);
+        }
+        if task.sequences.is_empty() {
+            let task = self.tasks[slot].take().expect("as before");
+            draft.pdu.ended.extend((!task.is_over).then_some(TaskId(slot as u32)));
+        }
+        self.push(source, draft);
+    }
+
+    /// Something about a segment is not as it should be.
+    fn spoil_segment(
+        &mut self,
+        source: &mut Source<'_>,
+        slot: usize,
+        draft: &mut Draft,
+        offset: usize,
+        begun: &[usize],
+    ) {
+        let (unit, sealer) = (self.unit, &mut self.sealer);
+        let task = self.tasks[slot].as_mut().expect("a task");
+        let stop = offset + draft.body.len();
+        let Draft { pdu, descriptors, body, .. } = draft;
+        let at = source.below(descriptors.len().max(1));
+        match (source.below(6), &mut pdu.placement) {
+            (0, _) => {
+                let wrong = source.below(body.len());
+                body[wrong] ^= 1 << source.below(8);
+                task.bad[(offset + wrong) / unit] = true;
+            }
+            (1, _) if !begun.is_empty() => {
+                descriptors[at].tag[source.below(16)] ^= 1 << source.below(8);
+                task.bad[begun[at]] = true;
+            }
+            (2, _) if !begun.is_empty() => {
+                descriptors[at].seal_id ^= 1 << source.below(48);
+                task.bad[begun[at]] = true;
+            }
+            // What is thrown away is not looked at, from here on.
+            (_, Placement::Discard) => {}
+            (3, _) => spoil_number(source, draft),
+            (4, Placement::Task { offset: placed, length, .. }) => {
+                // A piece of a unit that is not there.
+                let moved = offset + 1;
+                if !moved.is_multiple_of(unit) && moved + *length as usize <= task.buffer.len() {
+                    *placed += 1;
+                    pdu.verdict = Verdict::Here;
+                }
+            }
+            (_, _) if !begun.is_empty() => {
+                let (start, length) = (begun[at] * unit, source.number() as usize);
+                if length == descriptors[at].length as usize {
+                    return;
+                }
+                descriptors[at].length = length as u32;
+                let is_refused = length == 0 || length > unit || start + length < stop;
+                pdu.verdict = if is_refused { Verdict::Here } else { Verdict::Open };
+                task.is_sure = false;
+                // Sealed as it says.
+                if source.flag() && (1..=unit.min(task.length - start)).contains(&length) {
+                    let plain = contents(task.serial, start..start + length);
+                    descriptors[at] = sealer.seal_into(&plain, &mut task.sealed[start..start + length]);
+                    body.copy_from_slice(&task.sealed[offset..stop]);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Text, sense or ping: one unit.
+    fn inline(&mut self, source: &mut Source<'_>) {
+        let most = SEGMENT_MAX.min(DESCRIPTORS_MAX * self.unit);
+        let length = (source.number() as usize).clamp(1, most);
+        self.serials += 1;
+        let plain = contents(self.serials, 0..length);
+        let mut draft = Draft::new(Placement::Inline, plain.clone());
+        draft.descriptors.push(self.sealer.seal_in_place(&mut draft.body));
+        draft.pdu.inline = plain;
+        if length > SEGMENT_UNIT_BYTES_MAX {
+            draft.pdu.verdict = Verdict::Here;
+        }
+        if source.rarely(WRONG_ONE_IN) {
+            let [unit] = &mut draft.descriptors[..] else { unreachable!("one unit") };
+            match source.below(4) {
+                0 => draft.body[source.below(length)] ^= 1 << source.below(8),
+                1 => unit.tag[source.below(16)] ^= 1 << source.below(8),
+                2 => unit.length ^= 1 << source.below(32),
+                _ => spoil_number(source, &mut draft),
+            }
+            draft.pdu.verdict = Verdict::Here;
+        }
+        self.push(source, draft);
+    }
+
+    /// A PDU without data.
+    fn bare(&mut self, source: &mut Source<'_>) {
+        let mut draft = Draft::new(Placement::Nothing, Vec::new());
+        if source.rarely(WRONG_ONE_IN) {
+            let mut unit = [7; 100];
+            draft.descriptors.push(self.sealer.seal_in_place(&mut unit));
+            draft.pdu.verdict = Verdict::Unheard;
+        }
+        self.push(source, draft);
+    }
+
+    /// Seals the head and sends it; somebody on the way may touch it.
+    fn push(&mut self, source: &mut Source<'_>, draft: Draft) {
+        let Draft { mut pdu, mut length, descriptors, body } = draft;
+        let wrong = if source.rarely(WRONG_ONE_IN) { source.below(4) } else { usize::MAX };
+        if wrong == 0 {
+            length = SEGMENT_MAX.min(DESCRIPTORS_MAX * self.unit) + 1 + source.number() as usize % 1000;
+        }
+        let words = if source.rarely(8) { source.byte() } else { 0 };
+        pdu.header = vec![self.pdus.len() as u8; BHS_BYTES + usize::from(words) * 4];
+        pdu.header[4] = words;
+        pdu.header[5..8].copy_from_slice(&(length as u32).to_be_bytes()[1..]);
+        if wrong == 1 {
+            // A record before it was lost.
+            self.sealer.seal_head(&[0; BHS_BYTES], &[], &mut Vec::new());
+        }
+        self.sealer.seal_head(&pdu.header, &descriptors, &mut pdu.wire);
+        match wrong {
+            2 => {
+                let at = source.below(pdu.wire.len());
+                pdu.wire[at] ^= 1 << source.below(8);
+            }
+            3 => pdu.wire = self.pdus.last().map_or_else(|| vec![0; 100], |last| last.wire.clone()),
+            _ => {}
+        }
+        if wrong < 4 {
+            (pdu.verdict, pdu.wiped) = (Verdict::Unheard, None);
+        }
+        pdu.wire.extend(body);
+        self.pdus.push(pdu);
+    }
+}
+
+/// A descriptor too many, or too few.
+fn spoil_number(source: &mut Source<'_>, draft: &mut Draft) {
+    let Draft { pdu, descriptors, .. } = draft;
+    let Some(last) = descriptors.last().copied() else { return };
+    if source.flag() && descriptors.len() < DESCRIPTORS_MAX {
+        descriptors.push(last);
+    } else {
+        descriptors.remove(source.below(descriptors.len()));
+    }
+    pdu.verdict = Verdict::Here;
+}
+
+/// What must come of a segment that covers `range` of a task's data.
+fn judge(task: &Task, draft: &mut Draft, unit: usize, generation: u16, range: Range<usize>) {
+    let (pdu, room) = (&mut draft.pdu, task.buffer.len());
+    (pdu.serial, pdu.end, pdu.is_sure) = (task.serial, task.length, task.is_sure);
+    pdu.buffer = Some(task.buffer.clone());
+    let was_fine = pdu.verdict == Verdict::Fine;
+    for index in range.start / unit..range.end.div_ceil(unit) {
+        let whole = task.unit(index, unit);
+        if whole.start < room && whole.end > room {
+            // It could never be verified. If it began before, so was the end.
+            pdu.verdict = Verdict::Here;
+            pdu.wiped = None;
+            return;
+        }
+        if whole.end > range.end || whole.end > room {
+            continue;
+        }
+        let age = task.units[index].map_or(0, |descriptor| generation - descriptor.generation());
+        if (task.bad[index] || age > 1) && pdu.wiped.is_none() {
+            pdu.verdict = Verdict::Here;
+            pdu.wiped = Some(whole.clone()).filter(|_| was_fine && task.is_sure);
+        }
+        pdu.whole.push(whole);
+    }
+    // What lies behind the buffer is open for ever.
+    if room >= task.length {
+        pdu.is_whole = Some(task.open(unit).next().is_none());
+    }
+}
