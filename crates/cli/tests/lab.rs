@@ -33,6 +33,7 @@ fn secure_read_tells_of_every_row() {
     for figure in ["ahead_of_ideal", "ahead_of_no_overlap", "ahead_of_per_packet", "cipher_hidden_share"] {
         assert!(object[figure]["AES-256-GCM"].as_f64().is_some(), "{figure} of {object}");
     }
+    assert!(object["overlap"][0]["cores_at_ideal"].as_f64().is_some(), "{object}");
     for row in rows {
         assert!(row["obtained"].as_str().is_some_and(|text| !text.is_empty()), "{row}");
         if row["runs"] == 0 {

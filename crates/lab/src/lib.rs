@@ -13,6 +13,8 @@ mod stats;
 mod sys;
 mod table;
 
+use std::path::PathBuf;
+
 use serde_json::Value;
 use thiserror::Error;
 
@@ -27,6 +29,8 @@ pub struct Options {
     pub depths: Vec<u32>,
     /// Only rows whose name contains one of these; all if empty.
     pub rows: Vec<String>,
+    /// Only the appendix of the experiment, by the program that runs it in an emulated machine.
+    pub modes: Option<PathBuf>,
 }
 
 /// What came of it.

@@ -24,7 +24,8 @@ Examples:
   hikyaku lab list
   hikyaku lab secure-read --quick
   hikyaku lab secure-read --json secure-read.json --svg figures
-  hikyaku lab secure-read --block 32K --block 1M --depth 1 --row plain --row 3DES")]
+  hikyaku lab secure-read --block 32K --block 1M --depth 1 --row plain --row 3DES
+  hikyaku lab secure-read --modes tests/kernel-lab/modes/run")]
 pub(crate) struct Args {
     /// Which one, or `list`
     #[arg(value_name = "NAME")]
@@ -45,6 +46,10 @@ pub(crate) struct Args {
     /// Only rows whose name contains this; may be repeated
     #[arg(long, value_name = "TEXT")]
     row: Vec<String>,
+
+    /// Only the papers' appendix, one work in kernel mode and in user mode, by this program: tests/kernel-lab/modes/run of the sources
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["quick", "block", "depth", "row", "svg"])]
+    modes: Option<PathBuf>,
 
     /// Write everything as JSON to this file, or to stdout instead of the tables
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = STDOUT)]
@@ -116,6 +121,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
                 blocks: args.block.clone(),
                 depths: args.depth.clone(),
                 rows: args.row.clone(),
+                modes: args.modes.clone(),
             };
             let mut onlooker = Onlooker { context, tenths: 0 };
             let report = experiment.run(&options, &mut onlooker);

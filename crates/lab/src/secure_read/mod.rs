@@ -12,6 +12,8 @@ mod cipher;
 mod figures;
 mod headline;
 mod iscsi;
+mod modes;
+mod overlap;
 mod papers;
 mod plan;
 mod plots;
@@ -54,6 +56,9 @@ struct Measured {
 }
 
 pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Report, LabError> {
+    if let Some(program) = &options.modes {
+        return modes::run(program);
+    }
     let plan = plan::rows(options)?;
     let (ms, rounds) = if options.quick { (20, 1) } else { (250, 5) };
     let bench = Bench {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::cell::Sample;
 use super::plan::{BLOCK_OF_PLOTS, Row};
 use super::shape::{Over, Reading};
-use super::{Bench, Measured, headline, plots};
+use super::{Bench, Measured, headline, overlap, plots};
 use crate::capture::Gaps;
 use crate::part::bystander::Fared;
 use crate::stats::{Spread, rounded, short};
@@ -54,7 +54,8 @@ impl Measured {
         })
     }
 
-    fn per_gb(&self, side: fn(&Sample) -> Cpu) -> [f64; 2] {
+    /// Processor seconds of a side, user and system, for 10^9 bytes.
+    pub(super) fn per_gb(&self, side: fn(&Sample) -> Cpu) -> [f64; 2] {
         self.cpu(side, |sample| sample.bytes(&self.row.reading) / 1e9)
     }
 
@@ -125,10 +126,12 @@ pub(super) fn report(
     object.insert("bystander_alone".to_owned(), json!(alone));
     let headline = headline::Headline::of(table);
     object.extend(headline.object());
+    let overlap = overlap::lines(table);
+    object.insert("overlap".to_owned(), json!(overlap));
     let rows = table.iter().map(|measured| measured.object(bench.can_capture));
     object.insert("rows".to_owned(), rows.chain(peers()).collect());
     Ok(Report {
-        text: text(table, alone, bench) + &headline.text() + &peers_text(),
+        text: text(table, alone, bench) + &overlap::text(&overlap) + &headline.text() + &peers_text(),
         json: Value::Object(object),
         figures: plots::all(table, bench)?,
     })
