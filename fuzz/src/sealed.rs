@@ -212,7 +212,7 @@ impl<'a> Receiver<'a> {
         let stop = self.pdus.iter().position(|pdu| [Verdict::Here, Verdict::Unheard].contains(&pdu.verdict));
         match stop {
             None => {
-                assert!(index == self.pdus.len(), "PDU {index} has not come out, {} bytes given", wire.len())
+                assert!(index == self.pdus.len(), "PDU {index} has not come out, {} bytes given", wire.len());
             }
             // A length that was altered may wait for more.
             Some(stop) => assert!(
