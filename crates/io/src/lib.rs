@@ -216,6 +216,8 @@ pub struct Io {
     ready: VecDeque<Event>,
     /// Events of those whom [`Io::turn_for`] left out: delivered by the next turn that is theirs.
     kept: Vec<Event>,
+    /// For turns that find nothing else.
+    idle: VecDeque<Token>,
     /// Turns in a row that went without the kernel.
     passes: u32,
     timers: BinaryHeap<Reverse<(Duration, u64, Token)>>,
@@ -256,6 +258,7 @@ impl Io {
             completed: Vec::with_capacity(SUBMISSIONS_MAX as usize),
             ready: VecDeque::new(),
             kept: Vec::new(),
+            idle: VecDeque::new(),
             passes: 0,
             timers: BinaryHeap::new(),
             timer_serial: 0,
@@ -419,6 +422,12 @@ impl Io {
         self.ready.push_back(Event { token, result: 0, item: Item::None });
     }
 
+    /// Delivers an event in the first turn that has no other, for work that nothing should wait for; one such event in a
+    /// turn. Until then no turn sleeps.
+    pub fn idle(&mut self, token: Token) {
+        self.idle.push_back(token);
+    }
+
     /// A handle with which other threads make this loop deliver an event with `token`, again and again.
     pub fn waker(&mut self, token: Token) -> io::Result<Waker> {
         // SAFETY: plain system call; the result is checked before it is owned.
@@ -477,7 +486,7 @@ impl Io {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        let timeout = if events.is_empty() {
+        let timeout = if events.is_empty() && self.idle.is_empty() {
             until.map(|until| until.saturating_sub(self.backend.now()))
         } else {
             Some(Duration::ZERO)
@@ -506,6 +515,11 @@ impl Io {
                 break;
             }
             self.timers.pop();
+            events.push(Event { token, result: 0, item: Item::None });
+        }
+        if events.is_empty()
+            && let Some(token) = self.idle.pop_front()
+        {
             events.push(Event { token, result: 0, item: Item::None });
         }
         waited

@@ -32,6 +32,7 @@ on_both_back_ends! {
     dropping_the_loop_takes_back_what_is_in_flight,
     more_operations_than_the_queue_holds_all_complete,
     immediate_events_do_not_starve_the_kernels,
+    idle_work_waits_for_a_turn_without_events_and_keeps_the_loop_awake,
     file_operations_at_random_offsets_do_not_mix,
     freed_blocks_read_as_zeroes,
     a_file_that_can_be_polled_is_read_at_its_offset,
@@ -333,6 +334,32 @@ fn immediate_events_do_not_starve_the_kernels(kind: Kind) {
         events.drain(..).any(|event| event.token.key == 7)
     });
     assert!(woken);
+}
+
+fn idle_work_waits_for_a_turn_without_events_and_keeps_the_loop_awake(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let (near, mut far) = pair();
+    let near: Handle = Rc::new(near.into());
+    far.write_all(b"here").unwrap();
+    let _place = receive(&mut io, Token { owner, key: 1 }, &near);
+    io.idle(Token { owner, key: 8 });
+    io.idle(Token { owner, key: 9 });
+    io.soon(Token { owner, key: 0 });
+    let start = io.now();
+    io.timer(Token { owner, key: 2 }, start);
+    let mut events = Vec::new();
+    let mut seen = Vec::new();
+    while seen.len() < 5 {
+        // Nothing else would end this turn once the others have come.
+        io.turn(&mut events).unwrap();
+        let keys: Vec<u32> = events.drain(..).map(|event| event.token.key).collect();
+        assert!(keys.len() == 1 || keys.iter().all(|key| *key < 8), "idle work beside events: {keys:?}");
+        seen.extend(keys);
+    }
+    let place = |key| seen.iter().position(|seen| *seen == key).unwrap();
+    assert_eq!(place(8) + 1, place(9), "one in a turn, in order: {seen:?}");
+    assert!(place(0) < place(8) && place(2) < place(8), "{seen:?}");
 }
 
 /// Two ends of a connection over loopback.

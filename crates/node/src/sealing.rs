@@ -1,7 +1,7 @@
 //! What both roles mean by sealing: the policy, the secret of a pair of peers, what protects a session.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use seal::{PublicKey, Suite};
 use zeroize::Zeroizing;
@@ -53,6 +53,29 @@ impl Psk {
 impl fmt::Debug for Psk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Psk(..)")
+    }
+}
+
+/// Bytes of one connection that are sealed ahead: more would leave the cache before it is sent, which costs more than a fast
+/// suite ...
+const AHEAD_BYTES_FAST: usize = 512 << 10;
+/// ... but less than a slow one.
+const AHEAD_BYTES_SLOW: usize = 4 << 20;
+/// The environment variable that turns it off: `0`.
+const AHEAD_VARIABLE: &str = "HIKYAKU_SEAL_AHEAD";
+
+/// Bytes that one connection may seal ahead of their turn; 0: none. On one core, what is done ahead keeps the other side from
+/// its work.
+pub(crate) fn ahead_bytes_max(suite: Suite) -> usize {
+    static MAY: OnceLock<bool> = OnceLock::new();
+    let may = *MAY.get_or_init(|| {
+        std::env::var_os(AHEAD_VARIABLE).is_none_or(|value| value != "0")
+            && std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1)
+    });
+    match suite {
+        _ if !may => 0,
+        Suite::Aes256Gcm | Suite::Aegis256X4 | Suite::Aegis128X2 => AHEAD_BYTES_FAST,
+        _ => AHEAD_BYTES_SLOW,
     }
 }
 

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use area::PoolLimits;
 use block::{Endpoint, Kind, Medium, OpenError, Request, close_all, wait_ready};
-use io::Io;
+use io::{Io, Item};
 use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url, discover, list_luns};
 use node::target::{Access, LunConfig, Peer, Sealing, ServerConfig};
 use node::{Psk, SealPolicy};
 use seal::{Identity, PublicKey, Suite};
-use support::{Guard, IQN, PATIENCE, config, lun, medium};
+use support::{Guard, IQN, PATIENCE, config, eventually, lun, medium};
 
 const TARGET: u8 = 1;
 const INITIATOR: u8 = 2;
@@ -284,6 +284,37 @@ struct Way {
     passed: AtomicU64,
     /// Which of them gets another bit, counted like that; 0 for none, since the first never does.
     flip: AtomicU64,
+    /// What comes from this one on waits, counted like that; 0 for none.
+    hold: AtomicU64,
+}
+
+impl Way {
+    fn passed(&self) -> u64 {
+        self.passed.load(Ordering::SeqCst)
+    }
+
+    /// Nothing passes from now on, but for so many bytes.
+    fn hold_behind(&self, bytes: u64) {
+        self.hold.store(self.passed() + bytes, Ordering::SeqCst);
+    }
+
+    fn release(&self) {
+        self.hold.store(0, Ordering::SeqCst);
+    }
+
+    /// Passes on what has come at `at`, as far and as soon as it may.
+    fn pass(&self, at: u64, bytes: &[u8], mut to: &TcpStream) -> std::io::Result<()> {
+        let (mut sent, start) = (0, Instant::now());
+        while sent < bytes.len() && start.elapsed() < PATIENCE {
+            let hold = self.hold.load(Ordering::SeqCst);
+            let may = if hold == 0 { bytes.len() } else { bytes.len().min(hold.saturating_sub(at) as usize) };
+            to.write_all(&bytes[sent..may.max(sent)])?;
+            sent = may.max(sent);
+            self.passed.store(at + sent as u64, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(u64::from(sent < bytes.len())));
+        }
+        Ok(())
+    }
 }
 
 /// Relays connections, and flips bits.
@@ -326,7 +357,7 @@ impl Drop for Flipper {
     }
 }
 
-fn pass(mut from: &TcpStream, mut to: &TcpStream, way: &Way) {
+fn pass(mut from: &TcpStream, to: &TcpStream, way: &Way) {
     let (mut at, mut buffer) = (0, vec![0; 64 << 10]);
     way.passed.store(0, Ordering::SeqCst);
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -335,11 +366,10 @@ fn pass(mut from: &TcpStream, mut to: &TcpStream, way: &Way) {
             buffer[(flip - at) as usize] ^= 1 << (flip % 8);
             way.flip.store(0, Ordering::SeqCst);
         }
-        at += count as u64;
-        way.passed.store(at, Ordering::SeqCst);
-        if to.write_all(&buffer[..count]).is_err() {
+        if way.pass(at, &buffer[..count], to).is_err() {
             break;
         }
+        at += count as u64;
     }
     for stream in [from, to] {
         let _ = stream.shutdown(Shutdown::Both);
@@ -373,7 +403,7 @@ fn a_flipped_bit_ends_the_connection_and_no_byte_of_it_reaches_a_disk_or_its_rea
                 };
                 for (which, kind) in kinds.into_iter().enumerate() {
                     if which == usize::from(reads) {
-                        way.flip.store(way.passed.load(Ordering::SeqCst) + ahead, Ordering::SeqCst);
+                        way.flip.store(way.passed() + ahead, Ordering::SeqCst);
                     }
                     let results = perform(&mut io, &mut *remote, vec![kind]);
                     assert!(results[0].is_ok(), "{suite:?} {ahead}: {results:?}");
@@ -387,6 +417,114 @@ fn a_flipped_bit_ends_the_connection_and_no_byte_of_it_reaches_a_disk_or_its_rea
         }
         assert_eq!(remote.retries(), remote.losses(), "each time the one command was sent again");
     }
+}
+
+/// Turns of the loop until `condition` holds of the endpoint, and what has ended meanwhile.
+fn turn_until(
+    io: &mut Io,
+    endpoint: &mut dyn Endpoint,
+    what: &str,
+    condition: impl Fn(&Io, &dyn Endpoint, usize) -> bool,
+) {
+    let (mut done, mut events, start) = (Vec::new(), Vec::new(), Instant::now());
+    while !condition(io, endpoint, done.len()) {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        io.turn_until(Some(io.now() + Duration::from_millis(10)), &mut events).unwrap();
+        for event in events.drain(..) {
+            endpoint.on_event(io, event, &mut done);
+        }
+    }
+    assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
+}
+
+#[test]
+fn a_write_is_sealed_ahead_of_the_targets_leave_up_to_a_bound_and_for_one_session() {
+    const LENGTH: usize = 2 << 20;
+    // 512 KiB in units of 64 KiB; nothing on one core.
+    let areas = if std::thread::available_parallelism().unwrap().get() > 1 { 8 } else { 0 };
+    let luns = vec![lun(0, medium("mem:8M"))];
+    let server = Guard::start_with(server(SealPolicy::Require, &[Suite::Aes256Gcm], luns));
+    let relay = Flipper::start(server.address());
+    let mut io = new_io();
+    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+    for (round, is_lost) in [(1, false), (2, true), (3, false)] {
+        let data = content(round, LENGTH);
+        let from = io.pool().take(LENGTH).unwrap();
+        from.fill(0, &data);
+        let short = Kind::Write { offset: 0, from: from.slice(0, 512), durable: false };
+        assert!(perform(&mut io, &mut *remote, vec![short])[0].is_ok());
+        let (before, losses) = (io.pool().lent(), remote.losses());
+        relay.from_target.hold_behind(0);
+        if is_lost {
+            relay.from_target.flip.store(relay.from_target.passed() + 2, Ordering::SeqCst);
+        }
+        let kind = Kind::Write { offset: 512, from: from.clone(), durable: false };
+        remote.submit(&mut io, Request { id: 0, kind }, &mut Vec::new());
+        turn_until(&mut io, &mut *remote, "sealed ahead", |io, _, _| io.pool().lent() == before + areas);
+        let turns = std::cell::Cell::new(0);
+        turn_until(&mut io, &mut *remote, "twenty more turns", |io, _, _| {
+            assert_eq!(io.pool().lent(), before + areas, "no more than may wait");
+            turns.set(turns.get() + 1);
+            turns.get() > 20
+        });
+        relay.from_target.release();
+        turn_until(&mut io, &mut *remote, "written", |_, _, done| done == 1);
+        assert_eq!(remote.losses() > losses, is_lost);
+        assert!(io.pool().lent() <= before, "what was sealed for a session goes with it");
+        let into = io.pool().take(LENGTH).unwrap();
+        let read = perform(&mut io, &mut *remote, vec![Kind::Read { offset: 512, into: into.clone() }]);
+        assert!(read[0].is_ok() && into.as_slice() == data, "round {round}: {read:?}");
+    }
+}
+
+#[test]
+fn the_next_read_leaves_before_the_data_of_the_last_is_looked_at() {
+    const LENGTH: usize = 64 << 10;
+    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
+    let relay = Flipper::start(server.address());
+    let mut io = new_io();
+    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+    let (mut done, mut events) = (Vec::new(), Vec::new());
+    let spans: Vec<_> = (0..2).map(|_| io.pool().take(LENGTH).unwrap()).collect();
+    let read = |id: u64| Request { id, kind: Kind::Read { offset: 0, into: spans[id as usize].clone() } };
+    for round in 0..20 {
+        relay.from_target.hold_behind(0);
+        let asked = relay.to_target.passed();
+        remote.submit(&mut io, read(0), &mut done);
+        turn_until(&mut io, &mut *remote, "asked", |_, _, _| relay.to_target.passed() > asked);
+        // All data of the first is with the socket before the second is known.
+        let (asked, came) = (relay.to_target.passed(), relay.from_target.passed());
+        relay.from_target.release();
+        eventually("came", || relay.from_target.passed() > came + LENGTH as u64);
+        remote.submit(&mut io, read(1), &mut done);
+        while done.len() < 2 {
+            io.turn(&mut events).unwrap();
+            for event in events.drain(..) {
+                if matches!(event.item, Item::Incoming(_)) {
+                    eventually("the second leaves first", || relay.to_target.passed() > asked);
+                }
+                remote.on_event(&mut io, event, &mut done);
+            }
+        }
+        assert!(done.drain(..).all(|completion| completion.result.is_ok()), "round {round}");
+    }
+}
+
+#[test]
+fn a_unit_is_opened_while_the_next_is_on_its_way() {
+    const LENGTH: usize = 256 << 10;
+    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
+    let relay = Flipper::start(server.address());
+    let mut io = new_io();
+    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+    let into = io.pool().take(LENGTH).unwrap();
+    // The first unit is not what was sent. Of the second, some has come; the rest has not.
+    relay.from_target.flip.store(relay.from_target.passed() + 5000, Ordering::SeqCst);
+    relay.from_target.hold_behind(80_000);
+    remote.submit(&mut io, Request { id: 0, kind: Kind::Read { offset: 0, into } }, &mut Vec::new());
+    turn_until(&mut io, &mut *remote, "opened at once", |_, remote, _| remote.losses() > 0);
+    relay.from_target.release();
+    turn_until(&mut io, &mut *remote, "read again", |_, _, done| done == 1);
 }
 
 #[test]

@@ -56,6 +56,7 @@ const ZERO_BYTES: usize = 1 << 20;
 /// Keys of the clock's events.
 const KEY_TICK: u32 = 0;
 const KEY_FEED: u32 = 1;
+const KEY_AHEAD: u32 = 2;
 
 /// A remote LUN.
 #[derive(Clone, Debug)]
@@ -128,6 +129,7 @@ struct IscsiEndpoint {
     clock: Owner,
     ticking: bool,
     feeding: bool,
+    idling: bool,
     url: Url,
     options: Options,
     algorithms: Algorithms,
@@ -186,6 +188,7 @@ impl IscsiEndpoint {
             clock: io.owner(),
             ticking: false,
             feeding: false,
+            idling: false,
             home: addresses.clone(),
             addresses,
             url: medium.url.clone(),
@@ -669,9 +672,18 @@ impl IscsiEndpoint {
                 session.pump(io, &mut outcomes);
             }
             if outcomes.is_empty() {
-                return;
+                return self.look_ahead(io);
             }
             self.on_outcomes(io, outcomes, done);
+        }
+    }
+
+    /// Seals ahead in the next turn that has nothing better to do, if there is something.
+    fn look_ahead(&mut self, io: &mut Io) {
+        let is_eager = self.session.as_mut().is_some_and(Session::is_eager);
+        if is_eager && !self.idling {
+            self.idling = true;
+            io.idle(Token { owner: self.clock, key: KEY_AHEAD });
         }
     }
 
@@ -770,11 +782,19 @@ impl Endpoint for IscsiEndpoint {
 
     fn on_event(&mut self, io: &mut Io, event: IoEvent, done: &mut Vec<Completion>) {
         if event.token.owner == self.clock {
-            if event.token.key == KEY_FEED {
-                self.feeding = false;
-            } else {
-                self.ticking = false;
-                self.on_tick(io, done);
+            match event.token.key {
+                KEY_FEED => self.feeding = false,
+                KEY_AHEAD => {
+                    self.idling = false;
+                    if let Some(session) = &mut self.session {
+                        session.seal_ahead(io);
+                    }
+                    return self.look_ahead(io);
+                }
+                _ => {
+                    self.ticking = false;
+                    self.on_tick(io, done);
+                }
             }
         } else if let Some(session) = &mut self.session {
             let mut outcomes = Vec::new();

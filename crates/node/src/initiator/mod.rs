@@ -4,6 +4,7 @@
 //! `endpoint.rs` turns block requests into commands and survives lost connections; `discover.rs` asks a portal
 //! for its targets and a target for its LUNs.
 
+mod ahead;
 mod cache;
 mod command;
 mod discover;

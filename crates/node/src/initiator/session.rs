@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use area::Span;
 use io::{Event as IoEvent, Handle, Io, Owner, Token};
-use iscsi::initiator::{Command, Config, Connection, Event, WindowFull};
+use iscsi::initiator::{Command, Config, Connection, Direction, Event, WindowFull};
 use iscsi::login::initiator as login;
 use iscsi::login::initiator::{LoginError, Redirect};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
@@ -15,6 +15,7 @@ use iscsi::wire::{AsyncEvent, LogoutReason};
 use scsi::Sense;
 use socket2::SockRef;
 
+use super::ahead::Ahead;
 use super::handshake::{Agreement, Handshake, within_seal};
 use super::options::InitiatorSealing;
 use crate::reassembly::Advance;
@@ -92,6 +93,7 @@ pub(super) struct Session {
     login: login::Config,
     machine: Connection,
     buffers: Vec<Option<Span>>,
+    ahead: Ahead,
     timer: Option<Duration>,
 }
 
@@ -124,6 +126,7 @@ impl Session {
             login,
             machine,
             buffers: Vec::new(),
+            ahead: Ahead::default(),
             timer: Some(deadline),
         })
     }
@@ -141,14 +144,35 @@ impl Session {
         if matches!(self.link, Link::Up(_)) { self.machine.window() } else { 0 }
     }
 
-    /// Sends a command; its data is `buffer`, which stays with the session until the command's outcome.
+    /// Sends a command; its data is `buffer`, which stays with the session until the command's outcome. What is to be written
+    /// must not change until then: it is sealed when there is time for it, and again for a session that replaces this one.
     pub(super) fn submit(&mut self, command: Command, buffer: Option<Span>) -> Result<TaskId, WindowFull> {
+        let is_write = command.direction == Direction::Out;
         let task = self.machine.submit(command)?;
+        if is_write {
+            self.ahead.on_write(task);
+        }
         if self.buffers.len() <= task.index() {
             self.buffers.resize(task.index() + 1, None);
         }
         self.buffers[task.index()] = buffer;
         Ok(task)
+    }
+
+    /// Whether [`Self::seal_ahead`] has something to do.
+    pub(super) fn is_eager(&mut self) -> bool {
+        let Link::Up(stream) = &self.link else { return false };
+        self.ahead.next(stream, &self.buffers).is_some()
+    }
+
+    /// Nothing is to be done: seals one unit of what will be written, in the order of submission.
+    pub(super) fn seal_ahead(&mut self, io: &Io) {
+        let Link::Up(stream) = &mut self.link else { return };
+        if let Some((task, data)) = self.ahead.next(stream, &self.buffers)
+            && !stream.seal_task_ahead(io, data, task)
+        {
+            self.ahead.on_end(task);
+        }
     }
 
     /// Asks for the portal's targets.
@@ -312,6 +336,9 @@ impl Session {
                 let login = within_seal(&self.login, unit);
                 self.machine = new_machine(&login, sealed_segment_max(unit), io.now())?;
                 (self.handshake, self.protection) = (None, protection);
+                if let Protection::Sealed { suite, .. } = protection {
+                    self.ahead = Ahead::new(suite);
+                }
             }
         }
         Ok(())
@@ -350,6 +377,7 @@ impl Session {
     /// Lets go of what a task had. One that ended `well` must have got all of its data.
     fn end_task(&mut self, task: TaskId, well: bool) -> Result<(), Failure> {
         self.buffers[task.index()] = None;
+        self.ahead.on_end(task);
         let Link::Up(stream) = &mut self.link else { return Ok(()) };
         if well && !stream.is_whole(task) {
             return Err(Failure::Lost("data of a command came without all of its seal".into()));

@@ -152,6 +152,21 @@ impl Stream {
         self.protection.seal_ahead(io.pool(), plain, prepared)
     }
 
+    /// Seals one more unit of `plain`, which `task` will send and which stays as it is until `task` ends. False: as above.
+    pub(crate) fn seal_task_ahead(&mut self, io: &Io, plain: &Span, task: TaskId) -> bool {
+        self.protection.seal_task_ahead(io.pool(), plain, task)
+    }
+
+    /// Bytes of what `task` sends that are sealed, sent or not.
+    pub(crate) fn sealed_bytes(&self, task: TaskId) -> usize {
+        self.protection.sealed_bytes(task)
+    }
+
+    /// Bytes that are sealed ahead of the transfers of tasks and wait to be sent.
+    pub(crate) fn waiting_bytes(&self) -> usize {
+        self.protection.waiting_bytes()
+    }
+
     /// What was sealed ahead is what `task` will send: its buffer holds the same bytes.
     pub(crate) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
         self.protection.adopt(task, prepared);

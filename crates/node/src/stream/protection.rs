@@ -141,6 +141,30 @@ impl Protection {
         }
     }
 
+    /// Seals one more unit of `plain`, which `task` will send.
+    pub(super) fn seal_task_ahead(&mut self, pool: &Pool, plain: &Span, task: TaskId) -> bool {
+        match self {
+            Self::Sealed(sealed) => sealed.send.seal_task_ahead(pool, plain, task),
+            _ => false,
+        }
+    }
+
+    /// Bytes of what `task` sends that are sealed, sent or not.
+    pub(super) fn sealed_bytes(&self, task: TaskId) -> usize {
+        match self {
+            Self::Sealed(sealed) => sealed.send.sealed_bytes(task),
+            _ => 0,
+        }
+    }
+
+    /// Bytes that are sealed ahead and wait for their records.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        match self {
+            Self::Sealed(sealed) => sealed.send.waiting_bytes(),
+            _ => 0,
+        }
+    }
+
     /// What was sealed ahead is what `task` will send.
     pub(super) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
         if let Self::Sealed(sealed) = self {

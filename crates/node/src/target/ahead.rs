@@ -5,7 +5,6 @@
 //! and little time has passed, since before the guess was read. What it sealed for nothing leaves a gap in the seal-ids,
 //! which is legal.
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use area::Span;
@@ -14,20 +13,15 @@ use iscsi::machine::TaskId;
 use seal::Suite;
 
 use super::connection::{Connection, Context, Phase};
+use crate::sealing::ahead_bytes_max;
 use crate::stream::Prepared;
 
-/// Longest READ that is guessed, bytes: more would leave the cache before it is sent, which costs more than a fast suite ...
-const BYTES_MAX_FAST: usize = 512 << 10;
-/// ... but less than a slow one.
-const BYTES_MAX_SLOW: usize = 4 << 20;
 /// A guess is given up after this: the storage may have other writers than us.
 const AGE_MAX: Duration = Duration::from_millis(500);
 /// READs in sequence, of one length, before a guess.
 const STREAK_MIN: u32 = 2;
 /// What the reads of guesses are called at the endpoints, in place of a task.
 pub(super) const AHEAD: u32 = u32::MAX;
-/// The environment variable that turns it off: `0`.
-const VARIABLE: &str = "HIKYAKU_SEAL_AHEAD";
 
 /// Blocks of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,18 +82,8 @@ impl Ahead {
         Self { bytes_max: 0, last: None, streak: 0, guess: None, is_reading: false }
     }
 
-    /// On one core, what is done ahead keeps the initiator from its work.
     pub(super) fn new(suite: Suite) -> Self {
-        static MAY: OnceLock<bool> = OnceLock::new();
-        let may = *MAY.get_or_init(|| {
-            std::env::var_os(VARIABLE).is_none_or(|value| value != "0")
-                && std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1)
-        });
-        let bytes_max = match suite {
-            Suite::Aes256Gcm | Suite::Aegis256X4 | Suite::Aegis128X2 => BYTES_MAX_FAST,
-            _ => BYTES_MAX_SLOW,
-        };
-        Self { bytes_max: if may { bytes_max } else { 0 }, ..Self::off() }
+        Self { bytes_max: ahead_bytes_max(suite), ..Self::off() }
     }
 
     /// The longest READ, in bytes, that is guessed.
@@ -242,7 +226,7 @@ mod tests {
     /// After three READs in sequence, with a guess that is read.
     fn guessing(changes: u64) -> Ahead {
         let pool = Pool::new(PoolLimits::default());
-        let mut ahead = Ahead { bytes_max: BYTES_MAX_FAST, ..Ahead::off() };
+        let mut ahead = Ahead { bytes_max: 512 << 10, ..Ahead::off() };
         for lba in [0, 8, 16] {
             assert!(ahead.wanted().is_none(), "no sequence yet");
             assert!(ahead.on_read(extent(lba), changes, NOW).is_none());

@@ -15,25 +15,37 @@ struct Ready {
     sealed: Span,
 }
 
-/// The first units of a transfer, in order, sealed ahead of it.
+impl Ready {
+    /// Where it ends in the transfer.
+    fn stop(&self) -> usize {
+        self.start + self.sealed.len()
+    }
+}
+
+/// Units of a transfer that are sealed ahead of it, in order: from its beginning, or from where it has been sent to.
 #[derive(Default)]
 pub(crate) struct Prepared {
     units: VecDeque<Ready>,
-    /// Where the next one would begin.
-    end: usize,
+    /// What comes before is sealed, and none of it is in `units`.
+    begin: usize,
 }
 
 impl Prepared {
-    /// Bytes of the transfer that are sealed.
+    /// Bytes of the transfer that are sealed, sent or not.
     pub(crate) fn bytes(&self) -> usize {
-        self.end
+        self.units.back().map_or(self.begin, Ready::stop)
+    }
+
+    /// Bytes that are sealed and wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.bytes() - self.units.front().map_or(self.begin, |ready| ready.start)
     }
 
     /// Seals the next unit of `plain`, which is the whole transfer. False: there is none left, no memory, or a
     /// file cannot be read.
     pub(super) fn seal_next(&mut self, sealer: &mut Sealer, pool: &Pool, unit: usize, plain: &Span) -> bool {
-        let start = self.end;
-        let length = unit.min(plain.len() - start);
+        let start = self.bytes();
+        let length = unit.min(plain.len().saturating_sub(start));
         if length == 0 {
             return false;
         }
@@ -43,7 +55,6 @@ impl Prepared {
             return false;
         };
         self.units.push_back(Ready { start, descriptor, sealed });
-        self.end += length;
         true
     }
 
@@ -70,6 +81,11 @@ impl Prepared {
             at += self.units[index].sealed.len();
         }
         at - begin
+    }
+
+    /// All before `end` has been sealed for a record; what was sealed ahead of that is taken.
+    pub(super) fn on_sealed(&mut self, end: usize) {
+        self.begin = end;
     }
 
     /// The next unit, with the bytes it has.

@@ -37,8 +37,8 @@ pub(in crate::stream) struct Send {
     pub(in crate::stream) rekey_every: (u32, u32),
     /// By task.
     tails: Vec<Option<Tail>>,
-    /// By task: what was sealed ahead of its transfer.
-    prepared: Vec<Option<Prepared>>,
+    /// By task: what is sealed of its transfer.
+    prepared: Vec<Prepared>,
     stalled: Option<Stalled>,
     /// Of the record being made.
     descriptors: Vec<Descriptor>,
@@ -74,7 +74,7 @@ impl Send {
             *tail = None;
         }
         if let Some(prepared) = self.prepared.get_mut(task.index()) {
-            *prepared = None;
+            *prepared = Prepared::default();
         }
     }
 
@@ -91,10 +91,32 @@ impl Send {
 
     /// What was sealed ahead is what `task` will send: from its first byte on, and its buffer holds the same bytes.
     pub(in crate::stream) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
+        *self.prepared_of(task) = prepared;
+    }
+
+    /// Seals one more unit of what `task` will send, which is all of `plain`: its buffer, whose bytes stay as they are until it
+    /// ends. False: nothing is left to seal, or no memory.
+    pub(in crate::stream) fn seal_task_ahead(&mut self, pool: &Pool, plain: &Span, task: TaskId) -> bool {
+        self.prepared_of(task);
+        let Self { prepared, sealer, unit, .. } = self;
+        prepared[task.index()].seal_next(sealer, pool, *unit, plain)
+    }
+
+    /// Bytes of what `task` sends that are sealed, sent or not.
+    pub(in crate::stream) fn sealed_bytes(&self, task: TaskId) -> usize {
+        self.prepared.get(task.index()).map_or(0, Prepared::bytes)
+    }
+
+    /// Bytes of all tasks that are sealed and wait for their records.
+    pub(in crate::stream) fn waiting_bytes(&self) -> usize {
+        self.prepared.iter().map(Prepared::waiting).sum()
+    }
+
+    fn prepared_of(&mut self, task: TaskId) -> &mut Prepared {
         if self.prepared.len() <= task.index() {
-            self.prepared.resize_with(task.index() + 1, || None);
+            self.prepared.resize_with(task.index() + 1, Prepared::default);
         }
-        self.prepared[task.index()] = Some(prepared);
+        &mut self.prepared[task.index()]
     }
 
     /// Whether a PDU waits for memory.
@@ -236,9 +258,9 @@ impl Send {
         // Units that begin here are sealed whole, beyond what this PDU takes of the last one.
         let begin = range.start.next_multiple_of(self.unit).min(end);
         let sealed_to = range.end.next_multiple_of(self.unit).min(end).max(begin);
+        self.prepared_of(task);
         let Self { sealer, prepared, unit, .. } = self;
-        let prepared = prepared.get_mut(task.index()).and_then(Option::as_mut);
-        let ready = prepared.map_or(0, |prepared| prepared.usable(sealer, *unit, (begin, sealed_to, end)));
+        let ready = prepared[task.index()].usable(sealer, *unit, (begin, sealed_to, end));
         let mut runs = std::mem::take(&mut self.runs);
         if take_runs(pool, self.unit, sealed_to - begin - ready, &mut runs).is_none() {
             self.runs = runs;
@@ -259,6 +281,7 @@ impl Send {
             }
             at += run.len();
         }
+        self.prepared[task.index()].on_sealed(sealed_to);
         self.seal_head(outgoing, transmit);
         let mut left = range.len();
         if let Some(Tail { at, sealed, generation }) = rest {
@@ -281,8 +304,7 @@ impl Send {
         let mut ahead = Vec::new();
         let mut left = bytes;
         while left > 0 {
-            let prepared = self.prepared[task.index()].as_mut().expect("counted before");
-            let (descriptor, sealed) = prepared.take().expect("counted before");
+            let (descriptor, sealed) = self.prepared[task.index()].take().expect("counted before");
             left -= sealed.len();
             self.descriptors.push(descriptor);
             ahead.push((sealed, descriptor.generation()));

@@ -199,6 +199,11 @@ fn drain(side: &mut Side<initiator::Connection>) -> u32 {
     done
 }
 
+/// Commands with such a tag write.
+fn direction_of(tag: u32) -> Direction {
+    if tag.wrapping_mul(0x9e37_79b9) >> 31 == 0 { Direction::In } else { Direction::Out }
+}
+
 fn submit(pool: &Pool, side: &mut Side<initiator::Connection>, random: &mut Random, tag: u32) {
     let length = match random.below(4) {
         0 => 1 + random.below(5000),
@@ -207,7 +212,7 @@ fn submit(pool: &Pool, side: &mut Side<initiator::Connection>, random: &mut Rand
         _ => 1 + random.below(400_000),
     };
     let span = pool.take(length as usize).unwrap();
-    let direction = random.pick(&[Direction::In, Direction::Out]);
+    let direction = direction_of(tag);
     if direction == Direction::Out {
         fill(&span, tag);
     }
@@ -215,6 +220,16 @@ fn submit(pool: &Pool, side: &mut Side<initiator::Connection>, random: &mut Rand
     let command = Command { lun: 0, cdb: cdb(tag), direction, length, attribute };
     let task = side.machine.submit(command).unwrap();
     side.put(task, tag, span);
+}
+
+/// Seals ahead a unit of some write that is under way; false if there is none to seal.
+fn seal_ahead(io: &Io, side: &mut Side<initiator::Connection>, random: &mut Random) -> bool {
+    if side.buffers.is_empty() {
+        return false;
+    }
+    let slot = random.below(side.buffers.len() as u64) as u32;
+    let Some((tag, span)) = side.buffers[slot as usize].clone() else { return false };
+    direction_of(tag) == Direction::Out && side.stream.seal_task_ahead(io, &span, TaskId(slot))
 }
 
 /// All that a pool has left.
@@ -250,7 +265,7 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
     target.stream.rekey_every(rekey_every);
     let wishes = params(&mut random, unit);
 
-    let (mut submitted, mut done, mut stalls, mut events) = (0, 0, 0, Vec::new());
+    let (mut submitted, mut done, mut stalls, mut ahead, mut events) = (0, 0, 0, 0, Vec::new());
     for turn in 0.. {
         assert!(turn < TURNS_MAX, "{done} of {submitted} commands in {TURNS_MAX} turns");
         loop {
@@ -272,6 +287,9 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
         if done == COMMANDS {
             break;
         }
+        for _ in 0..random.below(4) {
+            ahead += u32::from(seal_ahead(&io, &mut initiator, &mut random));
+        }
         let bytes = random.pick(&[1, 5000, 1 << 20]);
         let held = if hogged && random.below(6) == 0 { hog(io.pool()) } else { Vec::new() };
         target.send(&mut io, bytes);
@@ -290,6 +308,8 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
         }
     }
     let generations = initiator.stream.generation() + target.stream.generation();
+    assert!(ahead > 0, "{ahead} units sealed ahead");
+    assert_eq!(initiator.stream.waiting_bytes(), 0, "every one was sent, or dropped with its task");
     assert_eq!(stalls > 0, hogged, "{stalls} stalls");
     assert_eq!(generations > 20, rekey_every > 0, "{generations} generations");
 }
