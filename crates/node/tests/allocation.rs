@@ -1,0 +1,146 @@
+//! The path of READ and WRITE over real sockets asks the allocator a small number of times once it runs, whatever the
+//! length: in the clear and sealed, at both ends.
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use area::PoolLimits;
+use block::{Completion, Endpoint, Kind, Medium, Request, close_all, wait_ready};
+use io::Io;
+use node::SealPolicy;
+use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url};
+use node::target::{Access, Peer, Sealing, ServerConfig};
+use seal::{Identity, Suite};
+use support::{Guard, IQN, PATIENCE, config, lun, medium};
+
+struct Counting;
+
+/// Of all threads.
+static ALL: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// Of this thread.
+    static OWN: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; the counters have no part in it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALL.fetch_add(1, Ordering::Relaxed);
+        OWN.set(OWN.get() + 1);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Commands until nothing grows any more, and those that are counted.
+const WARM: u64 = 300;
+const COUNTED: u64 = 1000;
+const DISK_BYTES: u64 = 16 << 20;
+/// Allocations of a command at one end. A few, in lists that are as long as a command needs them; they do not grow with its length.
+const EACH_MAX: f64 = 3.5;
+/// Of a READ for which the target works ahead.
+const AHEAD_MAX: f64 = 12.0;
+
+/// What is done, again and again.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    /// Every other place from the end to the beginning: nobody works ahead for that.
+    Read,
+    Write,
+    /// One behind the other.
+    ReadOn,
+}
+
+/// Performs commands one after the other, each behind the last.
+fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, commands: u64, kind: impl Fn(u64) -> Kind) {
+    let (mut done, mut events): (Vec<Completion>, _) = (Vec::with_capacity(8), Vec::with_capacity(64));
+    let start = Instant::now();
+    for id in 0..commands {
+        endpoint.submit(io, Request { id, kind: kind(id) }, &mut done);
+        while done.is_empty() {
+            assert!(start.elapsed() < 4 * PATIENCE, "{id} of {commands} have ended");
+            io.turn_until(Some(io.now() + Duration::from_millis(100)), &mut events).unwrap();
+            for event in events.drain(..) {
+                endpoint.on_event(io, event, &mut done);
+            }
+        }
+        assert!(done.drain(..).all(|completion| completion.id == id && completion.result.is_ok()));
+    }
+}
+
+/// Allocations of a command at the initiator and at the target, on average.
+fn cost(io: &mut Io, endpoint: &mut dyn Endpoint, work: Work, length: u64) -> [f64; 2] {
+    let span = io.pool().take(length as usize).unwrap();
+    let kind = |id| {
+        let places = DISK_BYTES / length;
+        let on = id % places;
+        let back = places - 1 - 2 * id % places;
+        match work {
+            Work::Read => Kind::Read { offset: back * length, into: span.clone() },
+            Work::Write => Kind::Write { offset: back * length, from: span.clone(), durable: false },
+            Work::ReadOn => Kind::Read { offset: on * length, into: span.clone() },
+        }
+    };
+    perform(io, endpoint, WARM, kind);
+    let before = (OWN.get(), ALL.load(Ordering::Relaxed));
+    perform(io, endpoint, COUNTED, kind);
+    let (own, all) = (OWN.get() - before.0, ALL.load(Ordering::Relaxed) - before.1);
+    [own, all - own].map(|count| count as f64 / COUNTED as f64)
+}
+
+#[test]
+fn a_command_allocates_a_few_times_at_most_sealed_or_not() {
+    let [ours, theirs] = [1, 2].map(|byte| Arc::new(Identity::generate([byte; 32])));
+    let mut wrong = Vec::new();
+    for suite in [None, Some(Suite::Aes256Gcm), Some(Suite::Aegis256X4)] {
+        let server = config(vec![lun(0, medium(&format!("mem:{DISK_BYTES}")))], Access::default());
+        let peer = Peer {
+            name: "tester".into(),
+            public_key: theirs.public(),
+            initiator: None,
+            luns: None,
+            psk: None,
+        };
+        let sealing = suite.map(|suite| Sealing {
+            policy: SealPolicy::Require,
+            identity: Arc::clone(&ours),
+            peers: vec![peer],
+            suites: vec![suite],
+        });
+        let guard = Guard::start_with(ServerConfig { sealing, ..server });
+        let sealing =
+            suite.map(|_| InitiatorSealing::new(SealPolicy::Require, Arc::clone(&theirs), ours.public()));
+        let options = Options { timeout: PATIENCE, sealing, ..Options::new("iqn.2026-11.example:tester") };
+        let url = Url::parse(&format!("iscsi://{}/{IQN}/0", guard.address())).unwrap();
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let mut endpoint = IscsiMedium::new(url, options, false).unwrap().attach(&mut io).unwrap();
+        wait_ready(&mut io, &mut [&mut *endpoint]).unwrap();
+        for length in [4 << 10, 256 << 10] {
+            for (work, target_max) in
+                [(Work::Read, EACH_MAX), (Work::Write, EACH_MAX), (Work::ReadOn, AHEAD_MAX)]
+            {
+                let [initiator, target] = cost(&mut io, &mut *endpoint, work, length);
+                println!("{suite:?} {work:?} {length}: {initiator} at the initiator, {target} at the target");
+                if initiator > EACH_MAX || target > target_max {
+                    wrong.push((suite, work, length, initiator, target));
+                }
+            }
+        }
+        close_all(&mut io, &mut [&mut *endpoint]);
+    }
+    assert!(wrong.is_empty(), "allocations a command at the initiator and at the target: {wrong:?}");
+}
