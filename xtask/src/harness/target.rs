@@ -236,6 +236,11 @@ impl Target {
         self.running.stderr().matches(" logged in ").count()
     }
 
+    /// Lines of its log about connections that came to no session.
+    pub(crate) fn refusals(&self) -> usize {
+        self.running.stderr().lines().filter(|line| line.contains("no session")).count()
+    }
+
     /// Address of the `index`-th disk served.
     pub(crate) fn url(&self, index: usize) -> &Url {
         &self.urls[index]
