@@ -6,7 +6,7 @@ use std::time::Duration;
 use area::Span;
 use io::{Event, Io, Owner};
 
-use crate::{IoError, OpenError};
+use crate::{Fingerprint, IoError, OpenError};
 
 /// The submitter's name for a request; comes back in its [`Completion`].
 pub type RequestId = u64;
@@ -208,6 +208,11 @@ pub trait Endpoint {
 
     /// To tell source and destination apart.
     fn identity(&self) -> Identity;
+
+    /// To tell, later, whether this is still the same storage and still holds the same, as far as that can be seen.
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of_identity(&self.identity(), self.capability().size_bytes)
+    }
 
     /// Begins an orderly end (an iSCSI logout). Drive events until nothing is in flight, or drop it.
     fn close(&mut self, io: &mut Io) {

@@ -4,7 +4,7 @@ use area::Span;
 use io::{Event, Io, Owner};
 
 use crate::memory::{check, synthetic_capability};
-use crate::{Capability, Completion, Endpoint, Identity, Kind, Medium, OpenError, Request};
+use crate::{Capability, Completion, Endpoint, Fingerprint, Identity, Kind, Medium, OpenError, Request};
 
 /// The eight bytes at word `index`: one step of SplitMix64, so that any offset is computed alone.
 fn word(seed: u64, index: u64) -> u64 {
@@ -98,6 +98,11 @@ impl Endpoint for PatternEndpoint {
 
     fn identity(&self) -> Identity {
         Identity::Unique
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        let storage = format!("pattern {} of {} bytes", self.seed, self.capability.size_bytes);
+        Fingerprint { storage, contents: String::new() }
     }
 }
 

@@ -14,7 +14,8 @@ use super::Shared;
 use super::mapped::Mapped;
 use crate::memory::check;
 use crate::{
-    Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Looks, Request, RequestId,
+    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind, Looks,
+    Request, RequestId,
 };
 
 /// Writes to a file in memory up to this are made at once; a longer one is worth another core's time.
@@ -396,6 +397,20 @@ impl Endpoint for FileEndpoint {
 
     fn identity(&self) -> Identity {
         self.identity.clone()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        let size_bytes = self.capability.size_bytes;
+        let metadata = || std::fs::File::from(self.handles.buffered.try_clone()?).metadata();
+        match (&self.identity, metadata()) {
+            (Identity::Device { device }, _) => Fingerprint::of_device(*device, size_bytes),
+            (_, Ok(metadata)) => Fingerprint::of_file(&metadata, size_bytes),
+            // Not to be compared with what it was: whoever asks is told that it has changed.
+            (identity, Err(error)) => Fingerprint {
+                contents: format!("unknown: {error}"),
+                ..Fingerprint::of_identity(identity, size_bytes)
+            },
+        }
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

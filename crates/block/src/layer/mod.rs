@@ -74,6 +74,9 @@ macro_rules! forward_endpoint {
         fn identity(&self) -> $crate::Identity {
             self.inner.identity()
         }
+        fn fingerprint(&self) -> $crate::Fingerprint {
+            self.inner.fingerprint()
+        }
         fn close(&mut self, io: &mut io::Io) {
             self.inner.close(io);
         }

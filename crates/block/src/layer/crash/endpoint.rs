@@ -11,7 +11,8 @@ use io::{Event, Io, Owner, Token};
 use super::SECTOR_BYTES;
 use super::cache::{Bytes, Cache, Serial};
 use crate::{
-    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Request, RequestId, State, memory,
+    Capability, Completion, Endpoint, Fingerprint, Identity, IoError, IoErrorKind, Kind, Request, RequestId,
+    State, memory,
 };
 
 /// Status of a process whose power failed: that of SIGKILL.
@@ -386,6 +387,10 @@ impl Endpoint for Crash {
 
     fn identity(&self) -> Identity {
         self.inner.identity()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.inner.fingerprint()
     }
 
     fn close(&mut self, io: &mut Io) {
