@@ -6,11 +6,13 @@ use area::Span;
 use block::{Endpoint, Extent};
 use io::Io;
 
+use crate::checkpoint::Checkpoints;
 use crate::copy::both_ready;
 use crate::cutter::{Cutter, Piece};
 use crate::engine::{Engine, Extents, Job, Step};
 use crate::error::{CopyError, End};
 use crate::limit::Limit;
+use crate::map::Map;
 use crate::plan::{Plan, compare_check};
 use crate::progress::{Control, Phase, Progress};
 
@@ -43,13 +45,13 @@ pub fn compare(
     let checked = compare_check(a.capability(), b.capability(), plan)?;
     let room_a = a.capability().size_bytes - plan.src_offset;
     let room_b = b.capability().size_bytes - plan.dst_offset;
-    let mut engine = Engine::new(io, a, b, plan, &checked, observer)?;
+    let mut engine = Engine::new(io, a, b, plan, &checked, observer, Checkpoints::none(checked.bytes))?;
     let mut job =
         Compare { cutter: Cutter::new(checked.bytes, checked.unit), sparse: plan.sparse, difference: None };
-    let figures = engine.run(&mut job)?;
-    if job.difference.is_none() && figures.safe < checked.bytes {
+    let figures = engine.run(&mut job, Map::new(checked.bytes))?;
+    if job.difference.is_none() && !figures.complete {
         assert!(engine.stopped(), "only an interruption leaves a comparison without an answer");
-        return Err(CopyError::Interrupted { phase: Phase::Compare, bytes_safe: figures.safe });
+        return Err(CopyError::Interrupted { phase: Phase::Compare, bytes_safe: engine.map.safe() });
     }
     let size_differs = plan.size.is_none() && room_a != room_b;
     let first_difference = job.difference.or(size_differs.then_some(checked.bytes));
@@ -69,10 +71,17 @@ struct Compare {
 
 impl Job for Compare {
     const PHASE: Phase = Phase::Compare;
-    const SPANS: usize = 2;
     const SHRINKS: bool = true;
 
-    fn next(&mut self, chunk: u32, extents: &mut Extents<'_, '_>) -> Option<Piece> {
+    fn spans(&self) -> usize {
+        2
+    }
+
+    fn is_exhausted(&self, _map: &Map) -> bool {
+        self.cutter.is_done()
+    }
+
+    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Piece> {
         if !self.sparse {
             return self.cutter.next(chunk, |_| Cutter::ALL_DATA);
         }

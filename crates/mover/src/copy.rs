@@ -5,14 +5,17 @@ use std::time::Duration;
 
 use block::{Endpoint, Identity, IoErrorKind, State};
 use io::Io;
-use tracing::warn;
+use tracing::{debug, warn};
 
+use crate::checkpoint::{Checkpoints, Journal};
 use crate::cutter::{Cutter, Piece};
-use crate::engine::{Engine, Extents, Job, Side, Step};
+use crate::engine::{Engine, Extents, Figures, Job, Side, Step};
 use crate::error::{CopyError, End};
 use crate::limit::{Limit, Shares};
+use crate::map::{Map, Status};
 use crate::plan::{Checked, Plan, Refusal, plan_check};
 use crate::progress::{Control, Phase, Progress};
+use crate::rescue::Rescue;
 use crate::verify::{Digests, Verify};
 use crate::zero::is_zero;
 
@@ -21,6 +24,8 @@ use crate::zero::is_zero;
 pub struct Report {
     /// Bytes of the range.
     pub bytes: u64,
+    /// Bytes of it that an earlier copy had finished: neither read nor written.
+    pub resumed_bytes: u64,
     /// Seconds from the first read to the end of the flush. Verification comes on top.
     pub seconds: f64,
     /// Pieces: chunks of data and stretches of hole.
@@ -49,15 +54,37 @@ pub struct Report {
     pub rate_waits: u64,
     /// Requests the endpoints repeated after a lost connection.
     pub retries: u64,
-    /// The destination lost what it had accepted ([`IoErrorKind::CacheLost`]), and all was copied once more. The figures
-    /// are those of the second time, but for `seconds`.
+    /// The destination lost what it had accepted ([`IoErrorKind::CacheLost`]), and what was not durable was copied once
+    /// more. The figures are those of the second time, but for `seconds`.
     pub copied_again: bool,
+    /// The source was written while it was copied: what was copied may mix several moments of it.
+    pub source_changed: bool,
+    /// Claims that the journal was told.
+    pub claims: u64,
+    /// Bytes of the source that could not be read. The destination holds there what it held before.
+    pub unreadable_bytes: u64,
+    /// Areas they lie in.
+    pub unreadable_areas: u64,
+    /// The first [`AREAS_MAX`] of those.
+    pub unreadable: Vec<Area>,
+}
+
+/// Most unreadable areas that a report lists.
+pub const AREAS_MAX: usize = 100;
+
+/// A stretch of the source, absolute in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
 }
 
 /// Copies the range of `plan` from `source` to `destination`, flushes once, and verifies if asked.
 ///
-/// If the flush says that the destination's cache was lost, all is copied a second time by durable writes, which no
-/// further loss can undo. It is not tried a third time.
+/// If the flush says that the destination's cache was lost, what was not durable is copied a second time by durable writes,
+/// which no further loss can undo. It is not tried a third time.
 ///
 /// The loop belongs to this call until it returns: events of other owners are dropped. `observer` is called at
 /// most every [`crate::OBSERVE_EVERY`] and at the end of each phase. All memory is back in the loop's pool
@@ -69,46 +96,69 @@ pub fn copy(
     plan: &Plan,
     observer: &mut dyn FnMut(&Progress) -> Control,
 ) -> Result<Report, CopyError> {
+    copy_claiming(io, source, destination, plan, observer, None)
+}
+
+/// As [`copy()`], and tells `journal` again and again what is durable: flushed under way, at the end, when it is interrupted,
+/// and after an error as far as the destination still answers.
+pub fn copy_with_journal(
+    io: &mut Io,
+    source: &mut dyn Endpoint,
+    destination: &mut dyn Endpoint,
+    plan: &Plan,
+    observer: &mut dyn FnMut(&Progress) -> Control,
+    journal: &mut dyn Journal,
+) -> Result<Report, CopyError> {
+    copy_claiming(io, source, destination, plan, observer, Some(journal))
+}
+
+fn copy_claiming<'a>(
+    io: &'a mut Io,
+    source: &'a mut dyn Endpoint,
+    destination: &'a mut dyn Endpoint,
+    plan: &Plan,
+    observer: &'a mut dyn FnMut(&Progress) -> Control,
+    journal: Option<&'a mut dyn Journal>,
+) -> Result<Report, CopyError> {
     both_ready(source, destination)?;
     if source.identity() != Identity::Unique && source.identity() == destination.identity() {
         return Err(Refusal::Same.into());
     }
     let checked = plan_check(source.capability(), destination.capability(), plan)?;
-    let mut engine = Engine::new(io, source, destination, plan, &checked, observer)?;
-    let mut job = Copy::new(plan, &checked);
-    let mut figures = engine.run(&mut job)?;
-    let mut flushed = engine.flush();
-    let mut before = Duration::ZERO;
-    if let Err(CopyError::Flush(error)) = &flushed
-        && error.kind == IoErrorKind::CacheLost
-        && figures.safe == checked.bytes
-    {
-        warn!(%error, "copying all of it again, by durable writes");
-        before = figures.duration;
-        job = Copy::new(plan, &checked);
-        engine.write_through();
-        figures = engine.run(&mut job)?;
-        flushed = engine.flush();
-    }
-    let flush = flushed?;
+    let mut map = plan.map.clone().unwrap_or_else(|| Map::new(checked.bytes));
+    map.fit(checked.unit, checked.block);
+    let resumed_bytes = map.bytes(Status::Finished);
+    let was = source.fingerprint();
+    let checkpoints = Checkpoints::new(journal, map.clone());
+    let mut engine = Engine::new(io, source, destination, plan, &checked, observer, checkpoints)?;
+    let mut digests = plan.verify.then(|| Digests::new(&map));
+    let copied = copied(&mut engine, plan, &checked, map, &mut digests)?;
+    let Copied { figures, before, flush } = copied;
     let chunk = engine.chunk();
-    if figures.safe < checked.bytes {
-        return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: figures.safe });
+    let source_changed = engine.fingerprint(End::Source) != was;
+    if source_changed {
+        warn!("the source has changed while it was copied");
     }
+    let map = engine.map.clone();
     let mut verify_seconds = 0.0;
-    if let Some(digests) = job.digests {
-        let mut job = Verify::new(digests, plan.dst_offset);
-        let figures = engine.run(&mut job)?;
+    if let Some(digests) = digests {
+        let mut job = Verify::new(digests, map.clone(), plan.dst_offset);
+        let figures = engine.run(&mut job, Map::new(checked.bytes))?;
         if let Some((offset, length)) = job.difference() {
             return Err(CopyError::Verify { offset, length });
         }
-        if figures.safe < checked.bytes {
+        if !figures.complete {
             return Err(CopyError::Interrupted { phase: Phase::Verify, bytes_safe: checked.bytes });
         }
         verify_seconds = figures.duration.as_secs_f64();
     }
+    let unreadable = map.stretches().filter(|stretch| stretch.status.is_bad());
+    let unreadable: Vec<_> = unreadable
+        .map(|stretch| Area { offset: plan.src_offset + stretch.start, bytes: stretch.bytes() })
+        .collect();
     Ok(Report {
         bytes: checked.bytes,
+        resumed_bytes,
         seconds: (before + figures.duration + flush).as_secs_f64(),
         chunks: figures.pieces,
         read: figures.sides[End::Source.index()],
@@ -123,8 +173,81 @@ pub fn copy(
         shares: figures.shares,
         rate_waits: figures.rate_waits,
         retries: engine.retries(),
-        copied_again: before > Duration::ZERO,
+        copied_again: engine.is_durable(),
+        source_changed,
+        claims: engine.checkpoints.count,
+        unreadable_bytes: unreadable.iter().map(|area| area.bytes).sum(),
+        unreadable_areas: unreadable.len() as u64,
+        unreadable: unreadable.into_iter().take(AREAS_MAX).collect(),
     })
+}
+
+/// All that can be copied is, and flushed.
+struct Copied {
+    /// Of the first pass over what was to be copied, the last time.
+    figures: Figures,
+    /// Time of all other passes.
+    before: Duration,
+    flush: Duration,
+}
+
+/// First pass, rescue and flush; once more, durably, if the destination lost its cache. Whatever the outcome, the last claim
+/// is made that can be.
+fn copied(
+    engine: &mut Engine<'_>,
+    plan: &Plan,
+    checked: &Checked,
+    mut map: Map,
+    digests: &mut Option<Digests>,
+) -> Result<Copied, CopyError> {
+    let mut before = Duration::ZERO;
+    loop {
+        let figures = engine.run(&mut Copy::new(plan, checked, &map, digests), map);
+        let figures = figures.inspect_err(|error| last_claim(engine, error))?;
+        let (mut complete, mut rescue, mut phase) = (figures.complete, Duration::ZERO, Phase::Copy);
+        if complete && plan.skip_bad {
+            phase = Phase::Rescue;
+            let map = engine.map.clone();
+            let figures = engine.run(&mut Rescue::new(checked.block, digests), map);
+            let figures = figures.inspect_err(|error| last_claim(engine, error))?;
+            (complete, rescue) = (figures.complete, figures.duration);
+        }
+        let lost = engine.checkpoints.cache_lost;
+        let flushed = if lost { Ok(Duration::ZERO) } else { engine.flush() };
+        let lost = match &flushed {
+            Err(CopyError::Flush(error)) if error.kind == IoErrorKind::CacheLost => {
+                complete && !engine.is_durable()
+            }
+            _ => lost,
+        };
+        if !lost {
+            let flush = flushed?;
+            if !complete {
+                return Err(CopyError::Interrupted { phase, bytes_safe: engine.map.safe() });
+            }
+            return Ok(Copied { figures, before: before + rescue, flush });
+        }
+        before += figures.duration + rescue;
+        map = engine.checkpoints.rewind();
+        warn!(bytes = map.bytes(Status::NonTried), "copying again what was not durable, by durable writes");
+        if let Some(digests) = digests {
+            digests.rewind(&map);
+        }
+        engine.write_through();
+    }
+}
+
+/// After an error everything is drained: what is finished can still be made durable, if the destination answers.
+fn last_claim(engine: &mut Engine<'_>, error: &CopyError) {
+    let hopeless = match error {
+        CopyError::Read { .. } => false,
+        CopyError::Write { error, .. } => error.kind == IoErrorKind::Unreachable,
+        _ => true,
+    };
+    if engine.checkpoints.is_kept() && !hopeless && !engine.checkpoints.cache_lost {
+        let claimed = engine.flush();
+        debug!(?claimed, "the last claim after an error");
+    }
 }
 
 pub(crate) fn both_ready(source: &dyn Endpoint, destination: &dyn Endpoint) -> Result<(), Refusal> {
@@ -136,35 +259,37 @@ pub(crate) fn both_ready(source: &dyn Endpoint, destination: &dyn Endpoint) -> R
     Ok(())
 }
 
-struct Copy {
+struct Copy<'a> {
     cutter: Cutter,
     sparse: bool,
-    digests: Option<Digests>,
+    digests: &'a mut Option<Digests>,
 }
 
-impl Copy {
-    fn new(plan: &Plan, checked: &Checked) -> Self {
-        Self {
-            cutter: Cutter::new(checked.bytes, checked.unit),
-            sparse: plan.sparse,
-            digests: plan.verify.then(Digests::default),
-        }
+impl<'a> Copy<'a> {
+    /// Over what `map` says was not tried.
+    fn new(plan: &Plan, checked: &Checked, map: &Map, digests: &'a mut Option<Digests>) -> Self {
+        let open = map.stretches().filter(|stretch| stretch.status == Status::NonTried);
+        let cutter = Cutter::over(open.map(|stretch| (stretch.start, stretch.end)), checked.unit);
+        Self { cutter, sparse: plan.sparse, digests }
     }
 }
 
-impl Job for Copy {
+impl Job for Copy<'_> {
     const PHASE: Phase = Phase::Copy;
-    const SPANS: usize = 1;
     const SHRINKS: bool = true;
 
-    fn next(&mut self, chunk: u32, extents: &mut Extents<'_, '_>) -> Option<Piece> {
+    fn is_exhausted(&self, _map: &Map) -> bool {
+        self.cutter.is_done()
+    }
+
+    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Piece> {
         let mut piece = if self.sparse {
             self.cutter.next(chunk, |at| extents.of(End::Source, at))
         } else {
             self.cutter.next(chunk, |_| Cutter::ALL_DATA)
         }?;
-        if let Some(digests) = &mut self.digests {
-            piece.index = digests.push(piece.length);
+        if let Some(digests) = &mut *self.digests {
+            piece.index = digests.push(piece.offset);
         }
         Some(piece)
     }
@@ -178,9 +303,16 @@ impl Job for Copy {
         if self.sparse && is_zero(bytes) {
             return Step::Zero { blank: true };
         }
-        if let Some(digests) = &mut self.digests {
+        if let Some(digests) = &mut *self.digests {
             digests.set(piece.index, bytes);
         }
         Step::Write
+    }
+
+    fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {
+        if let Some(digests) = &mut *self.digests {
+            digests.forget(piece.index);
+        }
+        map.set(piece.offset, piece.offset + u64::from(piece.length), Status::NonTrimmed);
     }
 }

@@ -1,4 +1,6 @@
-//! Cuts a range into pieces: chunks of data, and stretches of hole.
+//! Cuts a range, or the stretches of it that are to be copied, into pieces: chunks of data, and stretches of hole.
+
+use std::collections::VecDeque;
 
 use block::Extent;
 
@@ -18,11 +20,14 @@ pub(crate) struct Piece {
     pub(crate) index: usize,
 }
 
-/// Walks a range of `total` bytes.
+/// Walks a range, or parts of it.
 #[derive(Debug)]
 pub(crate) struct Cutter {
     next: u64,
+    /// Of the part that `next` lies in.
     total: u64,
+    /// The parts behind that one: begin and end.
+    rest: VecDeque<(u64, u64)>,
     /// Where holes may begin and end, except at the end of the range.
     unit: u64,
     /// Of the stretch that `next` lies in.
@@ -34,9 +39,33 @@ impl Cutter {
     /// What is said of a range in which holes do not count.
     pub(crate) const ALL_DATA: Extent = Extent { end: u64::MAX, data: true };
 
+    /// All of `total` bytes.
     pub(crate) fn new(total: u64, unit: u32) -> Self {
+        Self::over([(0, total)], unit)
+    }
+
+    /// Parts in ascending order, each from a multiple of the unit to a multiple or to the end of the range.
+    pub(crate) fn over(parts: impl IntoIterator<Item = (u64, u64)>, unit: u32) -> Self {
         assert!(unit > 0);
-        Self { next: 0, total, unit: unit.into(), stretch_end: 0, stretch_zero: false }
+        let rest = parts.into_iter().filter(|(start, end)| start < end).collect();
+        let mut cutter =
+            Self { next: 0, total: 0, rest, unit: unit.into(), stretch_end: 0, stretch_zero: false };
+        cutter.enter();
+        cutter
+    }
+
+    /// Goes on with the next part if this one is over.
+    fn enter(&mut self) {
+        if self.next == self.total
+            && let Some((start, end)) = self.rest.pop_front()
+        {
+            (self.next, self.total, self.stretch_end) = (start, end, start);
+        }
+    }
+
+    /// Whether nothing is left to be cut.
+    pub(crate) fn is_done(&self) -> bool {
+        self.next == self.total
     }
 
     /// The next piece: of data at most `chunk` bytes. `extent` tells what lies at an offset of the range.
@@ -52,6 +81,7 @@ impl Cutter {
         assert!(length > 0 && length <= self.total - self.next, "a piece outside the range");
         let piece = Piece { offset: self.next, length: length as u32, zero: self.stretch_zero, index: 0 };
         self.next += length;
+        self.enter();
         Some(piece)
     }
 
@@ -127,6 +157,17 @@ mod tests {
                 (2 * HOLE_BYTES_MAX, (total - 2 * HOLE_BYTES_MAX) as u32, true)
             ]
         );
+    }
+
+    #[test]
+    fn only_the_parts_asked_for() {
+        let mut cutter = Cutter::over([(0, 4096), (8192, 20_000), (30_000, 30_000)], 4096);
+        let mut pieces = Vec::new();
+        while let Some(piece) = cutter.next(8192, |_| Cutter::ALL_DATA) {
+            pieces.push((piece.offset, piece.length));
+        }
+        assert_eq!(pieces, [(0, 4096), (8192, 8192), (16_384, 3616)]);
+        assert!(cutter.is_done() && Cutter::over([], 1).is_done());
     }
 
     #[test]

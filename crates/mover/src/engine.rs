@@ -8,19 +8,25 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use area::Span;
-use block::{Capability, Completion, Endpoint, Extent, IoError, IoErrorKind, Kind, Request, Router};
+use block::{
+    Capability, Completion, Endpoint, Extent, Fingerprint, IoError, IoErrorKind, Kind, Request, Router,
+};
 use io::{Event, Io, Owner, Token};
 use tracing::debug;
 
+use crate::checkpoint::{Checkpoints, FLUSH_ID};
 use crate::cutter::Piece;
 use crate::depth::Depth;
 use crate::error::{CopyError, End};
 use crate::latency::{Histogram, Latency};
-use crate::ledger::Ledger;
 use crate::limit::{Blocked, Limit, Occupancy, Shares};
+use crate::map::{Map, Status};
 use crate::plan::{Checked, Plan, granularity};
 use crate::progress::{Control, OBSERVE_EVERY, Phase, Progress, Speed, eta};
 use crate::rate::Bucket;
+
+/// Most stretches that unreadable places may cut a range into; then it is a failing medium, not a copy.
+const STRETCHES_MAX: usize = 20_000;
 
 /// What one endpoint did.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,21 +44,33 @@ pub struct Side {
 /// What the engine asks of a copy, a verification or a comparison.
 pub(crate) trait Job {
     const PHASE: Phase;
-    /// Areas of one chunk that a slot holds. With two, each end is read into its own.
-    const SPANS: usize;
     /// Whether pieces may be cut smaller when memory is short.
     const SHRINKS: bool;
 
+    /// Areas of one chunk that a slot holds. With two, each end is read into its own.
+    fn spans(&self) -> usize {
+        1
+    }
+    /// Most pieces in flight.
+    fn depth_max(&self) -> usize {
+        usize::MAX
+    }
     /// Bytes of a chunk for this job, given those of the job before.
     fn chunk(&self, chunk: u32) -> u32 {
         chunk
     }
+    /// Whether [`Job::next`] has nothing more, given what is known of the range.
+    fn is_exhausted(&self, map: &Map) -> bool;
     /// The next piece, at most `chunk` bytes if it is to be read. It is begun at once.
-    fn next(&mut self, chunk: u32, extents: &mut Extents<'_, '_>) -> Option<Piece>;
+    fn next(&mut self, chunk: u32, map: &Map, extents: &mut Extents<'_, '_>) -> Option<Piece>;
     /// What to do with a new piece.
     fn on_begin(&mut self, piece: &Piece) -> Step;
     /// What to do with a piece that was read, into `spans`.
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step;
+    /// A piece that the source's medium could not read; says so in `map`. Only a copy is asked.
+    fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {
+        unreachable!("{piece:?} of {map:?} is not skipped");
+    }
 }
 
 /// What happens to a slot next.
@@ -108,6 +126,8 @@ struct Slot {
     zeroes_named: bool,
     /// The first span is all zero.
     blank: bool,
+    /// The medium could not read a part of it: where that was, and why.
+    unreadable: Option<(u32, IoError)>,
 }
 
 /// What `select` decides.
@@ -116,6 +136,8 @@ enum Action {
     Complete(End, Completion),
     /// Cut a piece and begin it in these spans.
     Begin(Vec<Span>),
+    /// Flush the destination to claim what is finished.
+    Claim,
     /// Nothing to do now: submit and wait, or with `look` only look.
     Turn { blocked: Option<Blocked>, look: bool },
     /// Everything begun has ended and nothing is left to begin.
@@ -163,8 +185,8 @@ pub(crate) struct Figures {
     pub(crate) shares: Shares,
     pub(crate) rate_waits: u64,
     pub(crate) duration: Duration,
-    /// Bytes from the start finished without a gap.
-    pub(crate) safe: u64,
+    /// The job came to its end: it was neither interrupted nor halted, and lost nothing on the way.
+    pub(crate) complete: bool,
 }
 
 pub(crate) type Observer<'a> = &'a mut dyn FnMut(&Progress) -> Control;
@@ -182,6 +204,7 @@ pub(crate) struct Engine<'a> {
     router: Router<End>,
     owner: Owner,
     observer: Observer<'a>,
+    pub(crate) checkpoints: Checkpoints<'a>,
 
     total: u64,
     chunk: u32,
@@ -197,16 +220,19 @@ pub(crate) struct Engine<'a> {
     /// Data is written durably. Zeroes by name cannot be: they are as volatile as ever.
     durable: bool,
 
+    /// Reads that the source's medium cannot do are skipped.
+    skip_bad: bool,
+
     /// The observer said stop. Stays set through all phases.
     stopped: bool,
-    exhausted: bool,
     halted: bool,
     failure: Option<CopyError>,
     /// Pieces begun since the loop last looked at the kernel and the clock.
     begun: usize,
 
     phase: Phase,
-    ledger: Ledger,
+    /// What is known of the range, in this run.
+    pub(crate) map: Map,
     finished_bytes: u64,
     meters: [Meter; 2],
     pieces: u64,
@@ -234,6 +260,7 @@ impl<'a> Engine<'a> {
         plan: &Plan,
         checked: &Checked,
         observer: Observer<'a>,
+        checkpoints: Checkpoints<'a>,
     ) -> Result<Self, CopyError> {
         let capabilities = [source.capability().clone(), destination.capability().clone()];
         let mut router = Router::new();
@@ -252,6 +279,7 @@ impl<'a> Engine<'a> {
             events: Vec::new(),
             router,
             observer,
+            checkpoints,
             total: checked.bytes,
             chunk: checked.chunk,
             unit: checked.unit,
@@ -262,13 +290,13 @@ impl<'a> Engine<'a> {
             bucket_timer: None,
             names_zeroes,
             durable: false,
+            skip_bad: plan.skip_bad,
             stopped: false,
-            exhausted: false,
             halted: false,
             failure: None,
             begun: 0,
             phase: Phase::Copy,
-            ledger: Ledger::default(),
+            map: Map::new(checked.bytes),
             finished_bytes: 0,
             meters: [Meter::new(), Meter::new()],
             pieces: 0,
@@ -295,6 +323,11 @@ impl<'a> Engine<'a> {
         self.stopped
     }
 
+    /// One end as it is now.
+    pub(crate) fn fingerprint(&self, end: End) -> Fingerprint {
+        self.ends[end.index()].fingerprint()
+    }
+
     /// Requests repeated since the engine began.
     pub(crate) fn retries(&self) -> u64 {
         let now: u64 = self.ends.iter().map(|end| end.retries()).sum();
@@ -310,14 +343,21 @@ impl<'a> Engine<'a> {
         self.chunk
     }
 
-    /// Carries `job` to its end, an interruption, or the first error; nothing is in flight afterwards.
-    pub(crate) fn run<J: Job>(&mut self, job: &mut J) -> Result<Figures, CopyError> {
-        self.enter(J::PHASE, self.total);
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    /// Carries `job` over the range of `map` to its end, an interruption, or the first error; nothing is in flight
+    /// afterwards, and what is known of the range stands in `self.map`.
+    pub(crate) fn run<J: Job>(&mut self, job: &mut J, map: Map) -> Result<Figures, CopyError> {
+        self.map = map;
+        self.enter(J::PHASE);
         self.chunk = job.chunk(self.chunk);
         loop {
-            match self.select::<J>()? {
+            match self.select(job)? {
                 Action::Complete(end, completion) => self.on_completion(job, end, completion),
                 Action::Begin(spans) => self.begin(job, spans),
+                Action::Claim => self.claim(),
                 Action::Turn { blocked, look } => self.turn(blocked, look)?,
                 Action::End => break,
             }
@@ -326,8 +366,10 @@ impl<'a> Engine<'a> {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
-        if self.finished_bytes == self.total {
-            assert_eq!(self.ledger.safe(), self.total, "all is finished, without a gap");
+        let complete = job.is_exhausted(&self.map) && !self.halted && !self.checkpoints.cache_lost;
+        if complete {
+            let finished = self.map.bytes(Status::Finished);
+            assert_eq!(self.finished_bytes, finished, "what is finished was counted once");
             self.observe();
         }
         Ok(Figures {
@@ -339,17 +381,17 @@ impl<'a> Engine<'a> {
             shares: self.occupancy.shares(),
             rate_waits: self.rate_waits,
             duration: self.seen.saturating_sub(self.phase_start),
-            safe: self.ledger.safe(),
+            complete,
         })
     }
 
-    /// Flushes the destination, once. Nothing else may be in flight.
+    /// Flushes the destination, once, and claims what is finished. Nothing else may be in flight.
     pub(crate) fn flush(&mut self) -> Result<Duration, CopyError> {
-        self.enter(Phase::Flush, 0);
+        self.enter(Phase::Flush);
         if mutant::is_on(mutant::Mutant::SkipCopyFlush) {
             return Ok(Duration::ZERO);
         }
-        self.submit(End::Destination, 0, Kind::Flush);
+        self.submit(End::Destination, FLUSH_ID, Kind::Flush);
         let result = loop {
             if let Some((_, completion)) = self.completions.pop_front() {
                 break completion.result;
@@ -357,40 +399,47 @@ impl<'a> Engine<'a> {
             self.turn(None, false)?;
         };
         result.map_err(CopyError::Flush)?;
+        self.checkpoints.claimed(self.map.clone(), self.seen)?;
         self.observe();
         Ok(self.seen.saturating_sub(self.phase_start))
     }
 
-    fn enter(&mut self, phase: Phase, total: u64) {
+    fn enter(&mut self, phase: Phase) {
         assert!(self.completions.is_empty() && self.failure.is_none(), "the last phase has ended");
         self.phase = phase;
-        self.ledger = Ledger::default();
-        self.finished_bytes = 0;
+        self.finished_bytes = if phase == Phase::Flush { 0 } else { self.map.bytes(Status::Finished) };
+        self.checkpoints.begin(self.seen);
         self.meters = [Meter::new(), Meter::new()];
         (self.pieces, self.zero_bytes, self.depth_max, self.rate_waits) = (0, 0, 0, 0);
         self.occupancy = Occupancy::default();
         self.window = Occupancy::default();
-        self.exhausted = total == 0;
         self.halted = false;
         self.phase_start = self.seen;
         self.observe_at = self.seen + OBSERVE_EVERY;
-        self.speed.start(self.seen);
+        self.speed.start(self.seen, self.finished_bytes);
     }
 
     fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    fn select<J: Job>(&mut self) -> Result<Action, CopyError> {
+    fn select<J: Job>(&mut self, job: &J) -> Result<Action, CopyError> {
         if let Some((end, completion)) = self.completions.pop_front() {
             return Ok(Action::Complete(end, completion));
         }
         let in_flight = self.in_flight();
-        let closed = self.stopped || self.exhausted || self.halted || self.failure.is_some();
-        if closed && in_flight == 0 {
+        let closed = self.stopped
+            || self.halted
+            || self.failure.is_some()
+            || self.checkpoints.cache_lost
+            || job.is_exhausted(&self.map);
+        if closed && in_flight == 0 && !self.checkpoints.is_flushing() {
             return Ok(Action::End);
         }
-        if closed || in_flight >= self.depth.limit() {
+        if !closed && J::PHASE.copies() && self.checkpoints.is_due(self.seen, &self.map) {
+            return Ok(Action::Claim);
+        }
+        if closed || in_flight >= self.depth.limit().min(job.depth_max()) {
             return Ok(Action::Turn { blocked: None, look: false });
         }
         // Endpoints that complete inside `submit` would keep the loop from the kernel and the clock for ever.
@@ -405,8 +454,9 @@ impl<'a> Engine<'a> {
             }
             return Ok(Action::Turn { blocked: Some(Blocked::Rate), look: false });
         }
-        let spans: Vec<_> = (0..J::SPANS).map_while(|_| self.io.pool().take(self.chunk as usize)).collect();
-        if spans.len() == J::SPANS {
+        let wanted = job.spans();
+        let spans: Vec<_> = (0..wanted).map_while(|_| self.io.pool().take(self.chunk as usize)).collect();
+        if spans.len() == wanted {
             return Ok(Action::Begin(spans));
         }
         drop(spans);
@@ -426,7 +476,7 @@ impl<'a> Engine<'a> {
 
     fn begin<J: Job>(&mut self, job: &mut J, spans: Vec<Span>) {
         let mut extents = Extents { ends: &mut self.ends, offsets: self.offsets };
-        let piece = job.next(self.chunk, &mut extents).expect("the range is not exhausted");
+        let piece = job.next(self.chunk, &self.map, &mut extents).expect("the range is not exhausted");
         let slot = Slot {
             stage: Stage::Reading,
             piece,
@@ -437,6 +487,7 @@ impl<'a> Engine<'a> {
             zeroing: 0,
             zeroes_named: false,
             blank: false,
+            unreadable: None,
         };
         let index = match self.free.pop() {
             Some(index) => {
@@ -450,8 +501,6 @@ impl<'a> Engine<'a> {
         };
         self.begun += 1;
         self.pieces += 1;
-        // Known now, so that nobody waits for the rate or for memory with nothing left to read.
-        self.exhausted = piece.offset + u64::from(piece.length) == self.total;
         self.depth_max = self.depth_max.max(self.in_flight());
         let step = job.on_begin(&piece);
         self.step(index, step);
@@ -560,6 +609,19 @@ impl<'a> Engine<'a> {
         self.submit(End::Destination, (index as u64) << 32, kind);
     }
 
+    /// Submits a flush of what is finished by now, while copying goes on.
+    fn claim(&mut self) {
+        self.checkpoints.flushing(&self.map);
+        self.submit(End::Destination, FLUSH_ID, Kind::Flush);
+    }
+
+    /// That flush has ended.
+    fn on_claimed(&mut self, result: Result<(), IoError>) {
+        if let Err(error) = self.checkpoints.flushed(result, !self.durable, self.seen) {
+            self.failure.get_or_insert(error);
+        }
+    }
+
     fn submit(&mut self, end: End, id: u64, kind: Kind) {
         self.ends[end.index()].submit(self.io, Request { id, kind }, &mut self.done);
         self.completions.extend(self.done.drain(..).map(|completion| (end, completion)));
@@ -567,6 +629,9 @@ impl<'a> Engine<'a> {
 
     fn on_completion<J: Job>(&mut self, job: &mut J, end: End, completion: Completion) {
         let Completion { id, result } = completion;
+        if id == FLUSH_ID {
+            return self.on_claimed(result);
+        }
         let index = (id >> 32) as usize;
         let slot = &mut self.slots[index];
         assert!(slot.pending[end.index()] > 0, "the {end} completed request {id:#x} once too often");
@@ -582,13 +647,28 @@ impl<'a> Engine<'a> {
                 self.names_zeroes = false;
                 slot.zeroing = 0;
             }
+            Err(error)
+                if self.skip_bad
+                    && slot.stage == Stage::Reading
+                    && (J::PHASE.copies() && error.kind == IoErrorKind::Medium) =>
+            {
+                debug!(offset = slot.piece.offset, length = slot.piece.length, %error, "skipped for now");
+                slot.unreadable = Some((id as u32, error));
+            }
             Err(error) => self.fail(index, end, id as u32, error),
         }
-        let slot = &self.slots[index];
+        let slot = &mut self.slots[index];
         if slot.pending != [0, 0] {
             return;
         }
         if self.failure.is_some() {
+            return self.release(index);
+        }
+        if let Some((part, error)) = slot.unreadable.take() {
+            job.on_unreadable(&slot.piece, &mut self.map);
+            if self.map.len() > STRETCHES_MAX {
+                self.fail(index, end, part, error);
+            }
             return self.release(index);
         }
         match slot.stage {
@@ -643,7 +723,7 @@ impl<'a> Engine<'a> {
 
     fn finish(&mut self, index: usize) {
         let Piece { offset, length, .. } = self.slots[index].piece;
-        self.ledger.finish(offset, length.into());
+        self.map.set(offset, offset + u64::from(length), Status::Finished);
         self.finished_bytes += u64::from(length);
         self.release(index);
     }
@@ -665,7 +745,7 @@ impl<'a> Engine<'a> {
                 waiting[end.index()] += usize::from(slot.pending[end.index()] > 0);
             }
         }
-        if self.phase == Phase::Flush {
+        if self.phase == Phase::Flush || self.checkpoints.is_flushing() && waiting == [0, 0] {
             waiting[End::Destination.index()] = 1;
         }
         let awake = self.io.clock().saturating_sub(self.woke);

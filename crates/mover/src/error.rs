@@ -75,6 +75,9 @@ pub enum CopyError {
         /// Bytes of the chunk.
         length: u64,
     },
+    /// The journal could not be written. What it claims is true, but would not have become more.
+    #[error("writing the journal: {0}")]
+    Journal(String),
     /// The observer said stop. What was in flight was finished and flushed.
     #[error("interrupted; the first {bytes_safe} bytes are done")]
     Interrupted {

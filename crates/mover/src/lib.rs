@@ -12,14 +12,15 @@
 
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod compare;
 mod copy;
 mod cutter;
 mod depth;
 mod engine;
 mod error;
+mod journal;
 mod latency;
-mod ledger;
 mod limit;
 mod load;
 mod map;
@@ -27,21 +28,24 @@ mod mapfile;
 mod plan;
 mod progress;
 mod rate;
+mod rescue;
 mod verify;
 mod zero;
 
+pub use checkpoint::{CHECKPOINT_EVERY, Journal};
 pub use compare::{Comparison, compare};
-pub use copy::{Report, copy};
+pub use copy::{AREAS_MAX, Area, Report, copy, copy_with_journal};
 pub use engine::Side;
 pub use error::{CopyError, End};
+pub use journal::{FileJournal, read_mapfile};
 pub use latency::Latency;
 pub use limit::{Limit, Shares};
 pub use load::{LOAD_BLOCKS_MAX, Load, LoadError, LoadFigures, LoadPlan, Until};
 pub use map::{Map, Status, Stretch};
 pub use mapfile::{Label, MAPFILE_BYTES_MAX, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
 pub use plan::{
-    CHUNK_BYTES_DEFAULT_MAX, CHUNK_BYTES_DEFAULT_MIN, CHUNK_BYTES_MAX, Checked, DEPTH_DEFAULT, DEPTH_MAX,
-    Plan, Refusal, UNIT_BYTES_MIN, plan_check,
+    BLOCK_BYTES_MIN, CHUNK_BYTES_DEFAULT_MAX, CHUNK_BYTES_DEFAULT_MIN, CHUNK_BYTES_MAX, Checked,
+    DEPTH_DEFAULT, DEPTH_MAX, Plan, Refusal, UNIT_BYTES_MIN, plan_check,
 };
 pub use progress::{Control, OBSERVE_EVERY, Phase, Progress};
 

@@ -5,6 +5,7 @@ use block::Capability;
 use thiserror::Error;
 
 use crate::error::End;
+use crate::map::Map;
 
 /// Smallest chunk chosen from the devices' wishes, in bytes.
 pub const CHUNK_BYTES_DEFAULT_MIN: u32 = 512 << 10;
@@ -16,6 +17,8 @@ pub const CHUNK_BYTES_MAX: u32 = 16 << 20;
 /// start of the range, except at its end: requests then never share a page, which `block` relies on where it
 /// mixes O_DIRECT and the page cache.
 pub const UNIT_BYTES_MIN: u32 = 4096;
+/// What cannot be read is looked at in blocks of this many bytes (or more, if a granularity says so).
+pub const BLOCK_BYTES_MIN: u32 = 512;
 /// Chunks in flight unless asked otherwise.
 pub const DEPTH_DEFAULT: u32 = 8;
 /// Most chunks in flight that may be asked for.
@@ -47,6 +50,11 @@ pub struct Plan {
     pub sparse: bool,
     /// Copy between different logical block sizes.
     pub allow_block_size: bool,
+    /// What an earlier copy of this range has claimed: what is finished is neither read nor written.
+    pub map: Option<Map>,
+    /// Go on where the source's medium cannot be read: try again in small steps at the end, and report what stays
+    /// unreadable. Nothing is written there.
+    pub skip_bad: bool,
 }
 
 impl Default for Plan {
@@ -61,6 +69,8 @@ impl Default for Plan {
             rate: None,
             sparse: true,
             allow_block_size: false,
+            map: None,
+            skip_bad: false,
         }
     }
 }
@@ -77,6 +87,9 @@ pub struct Checked {
     /// Every request but the last ends on a multiple of this: [`UNIT_BYTES_MIN`] and both granularities divide
     /// it.
     pub unit: u32,
+    /// What cannot be read is looked at in steps of this many bytes: [`BLOCK_BYTES_MIN`] and both granularities divide
+    /// it, and it divides the unit.
+    pub block: u32,
 }
 
 /// Why a plan is not carried out. Nothing was read or written.
@@ -173,6 +186,16 @@ pub enum Refusal {
         /// As asked.
         depth: u32,
     },
+    /// The map is another range's.
+    #[error(
+        "the map is of {map_bytes} bytes, and {bytes} are to be copied: give the offsets and the size of that copy"
+    )]
+    Map {
+        /// Of the map.
+        map_bytes: u64,
+        /// Of the range.
+        bytes: u64,
+    },
     /// A rate of nothing.
     #[error("a rate of 0 bytes per second never ends")]
     Rate,
@@ -205,6 +228,9 @@ pub fn plan_check(source: &Capability, destination: &Capability, plan: &Plan) ->
         return Err(Refusal::TailMisaligned { end: End::Destination, bytes, granularity });
     }
     tail_readable(End::Source, source, plan.src_offset, bytes)?;
+    if let Some(map_bytes) = plan.map.as_ref().map(Map::size).filter(|size| *size != bytes) {
+        return Err(Refusal::Map { map_bytes, bytes });
+    }
     shape(source, destination, plan, bytes)
 }
 
@@ -268,6 +294,9 @@ fn shape(source: &Capability, destination: &Capability, plan: &Plan, bytes: u64)
         .and_then(|unit| common_multiple(unit, UNIT_BYTES_MIN))
         .filter(|unit| *unit <= CHUNK_BYTES_MAX)
         .ok_or(Refusal::Granularity { source_bytes: a, destination_bytes: b })?;
+    // Both divide the unit, so that this is there and not greater.
+    let block =
+        common_multiple(a, b).and_then(|block| common_multiple(block, BLOCK_BYTES_MIN)).unwrap_or(unit);
     let chunk = match plan.chunk {
         Some(chunk) if chunk == 0 || chunk > CHUNK_BYTES_MAX || !chunk.is_multiple_of(unit) => {
             return Err(Refusal::Chunk { chunk, unit });
@@ -290,7 +319,7 @@ fn shape(source: &Capability, destination: &Capability, plan: &Plan, bytes: u64)
     if plan.rate == Some(0) {
         return Err(Refusal::Rate);
     }
-    Ok(Checked { bytes, chunk, depth, unit })
+    Ok(Checked { bytes, chunk, depth, unit, block })
 }
 
 fn common_multiple(a: u32, b: u32) -> Option<u32> {
@@ -327,7 +356,10 @@ mod tests {
     fn all_of_the_source_by_default() {
         let plan = Plan { src_offset: 512, ..Plan::default() };
         let checked = plan_check(&capability(10 << 20, 512), &capability(1 << 30, 512), &plan).unwrap();
-        assert_eq!(checked, Checked { bytes: (10 << 20) - 512, chunk: 512 << 10, depth: 8, unit: 4096 });
+        assert_eq!(
+            checked,
+            Checked { bytes: (10 << 20) - 512, chunk: 512 << 10, depth: 8, unit: 4096, block: 512 }
+        );
     }
 
     #[test]

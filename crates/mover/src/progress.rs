@@ -15,12 +15,21 @@ const SAMPLES: usize = 15;
 pub enum Phase {
     /// Chunks are read and written.
     Copy,
+    /// What could not be read is tried again, in small steps.
+    Rescue,
     /// The destination makes them durable.
     Flush,
     /// The destination is read back.
     Verify,
     /// Both are read and compared.
     Compare,
+}
+
+impl Phase {
+    /// Whether the destination is written.
+    pub(crate) fn copies(self) -> bool {
+        matches!(self, Self::Copy | Self::Rescue)
+    }
 }
 
 /// How far it is.
@@ -58,9 +67,10 @@ pub(crate) struct Speed {
 }
 
 impl Speed {
-    pub(crate) fn start(&mut self, now: Duration) {
+    /// Begins at `now` with `bytes` done before.
+    pub(crate) fn start(&mut self, now: Duration, bytes: u64) {
         self.samples.clear();
-        self.samples.push_back((now, 0));
+        self.samples.push_back((now, bytes));
     }
 
     /// Takes the bytes done by `now`; bytes per second since the oldest sample kept.
@@ -90,7 +100,7 @@ mod tests {
     #[test]
     fn speed_forgets_what_is_long_ago() {
         let mut speed = Speed::default();
-        speed.start(Duration::ZERO);
+        speed.start(Duration::ZERO, 0);
         assert_eq!(speed.sample(Duration::from_secs(1), 1000), 1000);
         for second in 2..100 {
             speed.sample(Duration::from_secs(second), 1000);

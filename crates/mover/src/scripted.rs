@@ -3,7 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Request};
+use block::{
+    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind, Request,
+    RequestId,
+};
 use io::{Event, Io, Owner, Token};
 
 /// A small generator, so that a printed seed repeats a test.
@@ -113,6 +116,15 @@ pub(crate) struct Fault {
     pub(crate) on: bool,
 }
 
+/// A place that cannot be read.
+#[derive(Clone, Debug)]
+pub(crate) struct Bad {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// After so many reads that touched it, it can.
+    pub(crate) times: usize,
+}
+
 pub(crate) struct Scripted {
     pub(crate) name: char,
     pub(crate) data: Vec<u8>,
@@ -125,6 +137,13 @@ pub(crate) struct Scripted {
     /// Ends of extents, and whether each is data.
     pub(crate) extents: Vec<(u64, bool)>,
     pub(crate) identity: Identity,
+    pub(crate) bad: Vec<Bad>,
+    /// What survives a power cut for sure.
+    pub(crate) durable: Rc<RefCell<Vec<u8>>>,
+    /// What it will be when the flushes in flight have ended.
+    flushing: Vec<(RequestId, Vec<u8>)>,
+    /// Of the fingerprint.
+    pub(crate) contents: Rc<RefCell<String>>,
     owner: Owner,
     waiting: Vec<Request>,
     called: bool,
@@ -149,6 +168,10 @@ impl Scripted {
         };
         Self {
             name,
+            durable: Rc::new(RefCell::new(data.clone())),
+            bad: Vec::new(),
+            flushing: Vec::new(),
+            contents: Rc::default(),
             data,
             capability,
             when: When::Reversed,
@@ -183,8 +206,20 @@ impl Scripted {
         let fault = self.faults.iter().find(|fault| {
             fault.verb == request.kind.verb() && (fault.nth == nth || fault.on && nth > fault.nth)
         });
-        let result = fault.map_or(Ok(()), |fault| Err(IoError::new(fault.kind, "scripted")));
+        let mut result = fault.map_or(Ok(()), |fault| Err(IoError::new(fault.kind, "scripted")));
+        if let Kind::Read { offset, into } = &request.kind {
+            let end = offset + into.len() as u64;
+            for bad in self.bad.iter_mut().filter(|bad| bad.times > 0 && bad.start < end && *offset < bad.end)
+            {
+                bad.times -= 1;
+                result = Err(IoError::new(IoErrorKind::Medium, "scripted bad sector"));
+            }
+        }
         self.log.borrow_mut().completed(self.name, &request.kind, result.is_err());
+        let flushing = self.flushing.iter().position(|(id, _)| *id == request.id);
+        let flushed = flushing
+            .filter(|_| matches!(request.kind, Kind::Flush))
+            .map(|place| self.flushing.swap_remove(place).1);
         if result.is_ok() {
             match &request.kind {
                 Kind::Read { offset, into } => {
@@ -197,6 +232,7 @@ impl Scripted {
                     self.data[*offset as usize..][..*length as usize].fill(0);
                 }
                 Kind::Flush => {
+                    *self.durable.borrow_mut() = flushed.expect("it was submitted");
                     for rot in self.rots.drain(..) {
                         self.data[rot as usize] ^= 0x10;
                     }
@@ -221,6 +257,9 @@ impl Endpoint for Scripted {
 
     fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
         self.check(&request.kind);
+        if matches!(request.kind, Kind::Flush) {
+            self.flushing.push((request.id, self.data.clone()));
+        }
         self.log.borrow_mut().submitted(self.name, &request.kind, io.now());
         let inside = match &mut self.when {
             When::Inside => true,
@@ -264,5 +303,9 @@ impl Endpoint for Scripted {
 
     fn identity(&self) -> Identity {
         self.identity.clone()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint { storage: self.name.to_string(), contents: self.contents.borrow().clone() }
     }
 }

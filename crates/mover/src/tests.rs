@@ -11,6 +11,8 @@ use block::layer::{FaultMedium, FaultRule};
 use block::{Endpoint, Identity, IoErrorKind, Medium, MemoryMedium, PatternMedium};
 use io::Io;
 
+mod trust;
+
 use crate::scripted::{Did, Fault, Log, Random, Scripted, When};
 use crate::{Control, CopyError, End, Limit, Phase, Plan, Progress, Refusal, Report, compare, copy};
 

@@ -4,57 +4,93 @@ use area::Span;
 
 use crate::cutter::Piece;
 use crate::engine::{Extents, Job, Step};
+use crate::map::{Map, Status};
 use crate::progress::Phase;
 use crate::zero::is_zero;
 
-/// What a piece of the source was.
+/// In the place of a digest: all zero, a hole or data that turned out so.
+const ZERO: [u8; 32] = [0; 32];
+/// In the place of a digest: nothing was read here, or not in this run.
+const UNKNOWN: [u8; 32] = [0xff; 32];
+
+/// From where on what was read. It reaches to the next entry.
 #[derive(Clone, Copy, Debug)]
-enum Content {
-    /// All zero: a hole, or data that turned out so.
-    Zero,
-    /// BLAKE3 of its bytes.
-    Data([u8; 32]),
+struct Entry {
+    offset: u64,
+    /// BLAKE3 of the bytes, [`ZERO`] or [`UNKNOWN`].
+    digest: [u8; 32],
 }
 
-/// One entry per piece in the order they were cut, 40 bytes each (40 MiB for 1 TiB in chunks of 1 MiB).
-/// Offsets follow from the lengths.
-#[derive(Debug, Default)]
+/// One entry per piece, 40 bytes each (40 MiB for 1 TiB in chunks of 1 MiB). Entries come in any order and tile the range
+/// together; of two at one place the later one counts.
+#[derive(Debug)]
 pub(crate) struct Digests {
-    entries: Vec<(u32, Content)>,
+    entries: Vec<Entry>,
     /// Bytes of the longest piece that has a digest.
     longest: u32,
 }
 
 impl Digests {
+    /// Before anything was read. What is not to be read at first is unknown.
+    pub(crate) fn new(map: &Map) -> Self {
+        let known = map.stretches().filter(|stretch| stretch.status != Status::NonTried);
+        let entries = known.map(|stretch| Entry { offset: stretch.start, digest: UNKNOWN }).collect();
+        Self { entries, longest: 0 }
+    }
+
     /// Appends a piece, zero until [`Digests::set`]. Gives its index.
-    pub(crate) fn push(&mut self, length: u32) -> usize {
-        self.entries.push((length, Content::Zero));
+    pub(crate) fn push(&mut self, offset: u64) -> usize {
+        self.entries.push(Entry { offset, digest: ZERO });
         self.entries.len() - 1
     }
 
     /// Takes the bytes of a piece.
     pub(crate) fn set(&mut self, index: usize, bytes: &[u8]) {
-        assert_eq!(self.entries[index].0 as usize, bytes.len(), "the piece that was cut");
-        self.longest = self.longest.max(self.entries[index].0);
-        self.entries[index].1 = Content::Data(*blake3::hash(bytes).as_bytes());
+        self.longest = self.longest.max(bytes.len() as u32);
+        self.entries[index].digest = *blake3::hash(bytes).as_bytes();
+    }
+
+    /// The piece could not be read.
+    pub(crate) fn forget(&mut self, index: usize) {
+        self.entries[index].digest = UNKNOWN;
+    }
+
+    /// What is not tried any more, because the destination lost it, will be cut anew.
+    pub(crate) fn rewind(&mut self, map: &Map) {
+        self.entries.retain(|entry| map.at(entry.offset).status != Status::NonTried);
+    }
+
+    /// In the order of the range, one for each place.
+    fn sort(&mut self) {
+        self.entries.reverse();
+        self.entries.sort_by_key(|entry| entry.offset);
+        self.entries.dedup_by_key(|entry| entry.offset);
     }
 }
 
-/// Reads the destination and compares.
+/// Reads the destination and compares. What has no digest of this run is read from both ends.
 pub(crate) struct Verify {
     digests: Digests,
-    /// The entry to be read next, from this byte of it on.
+    /// What the copy finished.
+    copied: Map,
+    /// The next byte to be read, and the entry it lies in.
+    at: u64,
     entry: usize,
-    within: u32,
-    /// Of that byte, in the range.
-    offset: u64,
+    /// Something has no digest, so that slots have room for both ends.
+    both: bool,
     dst_offset: u64,
+    /// Offset in the destination and length.
     difference: Option<(u64, u64)>,
 }
 
 impl Verify {
-    pub(crate) fn new(digests: Digests, dst_offset: u64) -> Self {
-        Self { digests, entry: 0, within: 0, offset: 0, dst_offset, difference: None }
+    pub(crate) fn new(mut digests: Digests, copied: Map, dst_offset: u64) -> Self {
+        digests.sort();
+        assert!(digests.entries.first().is_none_or(|entry| entry.offset == 0), "entries tile the range");
+        let both = digests.entries.iter().any(|entry| entry.digest == UNKNOWN);
+        let mut verify = Self { digests, copied, at: 0, entry: 0, both, dst_offset, difference: None };
+        verify.skip();
+        verify
     }
 
     /// Offset in the destination and length of the first chunk that differs. Pieces are begun in order and
@@ -62,42 +98,72 @@ impl Verify {
     pub(crate) fn difference(&self) -> Option<(u64, u64)> {
         self.difference
     }
+
+    /// The end of what can be read at once from `at` on, and what it is to be.
+    fn stretch(&self) -> (u64, [u8; 32]) {
+        let digest = self.digests.entries[self.entry].digest;
+        let end = self.digests.entries.get(self.entry + 1).map_or(self.copied.size(), |next| next.offset);
+        let end = if digest == UNKNOWN { end.min(self.copied.at(self.at).end) } else { end };
+        (end, digest)
+    }
+
+    /// Passes by what was not copied.
+    fn skip(&mut self) {
+        while self.at < self.copied.size() {
+            let (end, digest) = self.stretch();
+            if digest != UNKNOWN || self.copied.at(self.at).status == Status::Finished {
+                return;
+            }
+            self.advance(end);
+        }
+    }
+
+    fn advance(&mut self, to: u64) {
+        self.at = to;
+        if self.digests.entries.get(self.entry + 1).is_some_and(|next| next.offset == to) {
+            self.entry += 1;
+        }
+    }
 }
 
 impl Job for Verify {
     const PHASE: Phase = Phase::Verify;
-    const SPANS: usize = 1;
     /// The digests are of whole pieces.
     const SHRINKS: bool = false;
+
+    fn spans(&self) -> usize {
+        1 + usize::from(self.both)
+    }
 
     /// A chunk that shrank on the way may be shorter than the first ones were.
     fn chunk(&self, chunk: u32) -> u32 {
         chunk.max(self.digests.longest)
     }
 
-    fn next(&mut self, chunk: u32, _extents: &mut Extents<'_, '_>) -> Option<Piece> {
-        let (whole, content) = *self.digests.entries.get(self.entry)?;
-        let zero = matches!(content, Content::Zero);
-        let left = whole - self.within;
-        let length = if zero { left.min(chunk) } else { left };
-        let piece = Piece { offset: self.offset, length, zero, index: self.entry };
-        self.offset += u64::from(length);
-        self.within += length;
-        if self.within == whole {
-            (self.entry, self.within) = (self.entry + 1, 0);
-        }
+    fn is_exhausted(&self, _map: &Map) -> bool {
+        self.at == self.copied.size()
+    }
+
+    fn next(&mut self, chunk: u32, _map: &Map, _extents: &mut Extents<'_, '_>) -> Option<Piece> {
+        let (end, digest) = self.stretch();
+        let whole = digest != UNKNOWN && digest != ZERO;
+        let length = if whole { end - self.at } else { (end - self.at).min(chunk.into()) };
+        let piece = Piece { offset: self.at, length: length as u32, zero: digest == ZERO, index: self.entry };
+        self.advance(self.at + length);
+        self.skip();
         Some(piece)
     }
 
-    fn on_begin(&mut self, _piece: &Piece) -> Step {
-        Step::Read([false, true])
+    fn on_begin(&mut self, piece: &Piece) -> Step {
+        Step::Read([self.digests.entries[piece.index].digest == UNKNOWN, true])
     }
 
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
-        let bytes = &spans[0].as_slice()[..piece.length as usize];
-        let same = match self.digests.entries[piece.index].1 {
-            Content::Zero => is_zero(bytes),
-            Content::Data(digest) => *blake3::hash(bytes).as_bytes() == digest,
+        let bytes = &spans[spans.len() - 1].as_slice()[..piece.length as usize];
+        let same = match self.digests.entries[piece.index].digest {
+            ZERO => is_zero(bytes),
+            UNKNOWN => spans[0].as_slice()[..piece.length as usize] == *bytes,
+            digest => *blake3::hash(bytes).as_bytes() == digest,
         };
         if same {
             return Step::Done;

@@ -240,6 +240,7 @@ pub(crate) fn observe(
 ) -> Control {
     let phase = match now.phase {
         Phase::Copy => "copy",
+        Phase::Rescue => "rescue",
         Phase::Flush => "flush",
         Phase::Verify => "verify",
         Phase::Compare => "compare",

@@ -1,0 +1,234 @@
+//! A journal in a file, written by a thread of its own.
+//!
+//! Replaced as a whole: a new file beside it, fsync, rename, fsync of the directory. Whatever ends the process, the
+//! file is the last claim or one before.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use crate::checkpoint::Journal;
+use crate::map::Map;
+use crate::mapfile::{Label, MAPFILE_BYTES_MAX, Mapfile};
+
+/// The steps of replacing a file. A process may end between any two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Create,
+    Write,
+    Sync,
+    Rename,
+    SyncDirectory,
+}
+
+/// What the loop and the thread share.
+#[derive(Debug, Default)]
+struct Desk {
+    /// The newest claim that is not written yet. An older one is not worth writing.
+    next: Option<Map>,
+    ends: bool,
+    failed: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    desk: Mutex<Desk>,
+    bell: Condvar,
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().expect("no panic while locked")
+    }
+}
+
+/// A mapfile that follows a copy.
+#[derive(Debug)]
+pub struct FileJournal {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FileJournal {
+    /// Writes the map that the copy begins with, in place of what is there, and waits for it: a copy whose journal cannot be
+    /// written does not begin.
+    pub fn begin(path: &Path, label: Label, map: &Map) -> io::Result<Self> {
+        let mut mapfile = Mapfile { label, map: map.clone() };
+        replace(path, mapfile.emit().as_bytes(), |_| Ok(()))?;
+        let shared = Arc::new(Shared::default());
+        let (theirs, to) = (Arc::clone(&shared), path.to_owned());
+        let write = move || {
+            while let Some(map) = next(&theirs) {
+                mapfile.map = map;
+                if let Err(error) = replace(&to, mapfile.emit().as_bytes(), |_| Ok(())) {
+                    theirs.desk().failed = Some(format!("{}: {error}", to.display()));
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("journal".to_owned()).spawn(write)?;
+        Ok(Self { path: path.to_owned(), shared, thread: Some(thread) })
+    }
+
+    /// Waits until the last claim is written.
+    pub fn end(mut self) -> Result<(), String> {
+        self.join();
+        let failed = self.shared.desk().failed.take();
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The copy is finished: there is nothing to resume.
+    pub fn remove(mut self) -> io::Result<()> {
+        self.join();
+        fs::remove_file(&self.path)
+    }
+
+    fn join(&mut self) {
+        self.shared.desk().ends = true;
+        self.shared.bell.notify_one();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the journal's thread does not panic");
+        }
+    }
+}
+
+impl Drop for FileJournal {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+impl Journal for FileJournal {
+    fn claim(&mut self, map: &Map) -> Result<(), String> {
+        let mut desk = self.shared.desk();
+        if let Some(error) = &desk.failed {
+            return Err(error.clone());
+        }
+        desk.next = Some(map.clone());
+        self.shared.bell.notify_one();
+        Ok(())
+    }
+}
+
+/// The next claim to be written; `None` at the end.
+fn next(shared: &Shared) -> Option<Map> {
+    let mut desk = shared.desk();
+    loop {
+        if let Some(map) = desk.next.take() {
+            return Some(map);
+        }
+        if desk.ends {
+            return None;
+        }
+        desk = shared.bell.wait(desk).expect("no panic while locked");
+    }
+}
+
+/// The mapfile at `path`: its bytes, still to be parsed.
+pub fn read_mapfile(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = File::open(path)?.take(MAPFILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if read as u64 > MAPFILE_BYTES_MAX {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, "it is too long for a mapfile"));
+    }
+    Ok(bytes)
+}
+
+/// Puts `bytes` in the place of the file at `path`. `before` is told each step before it is done, and may end it all.
+fn replace(path: &Path, bytes: &[u8], mut before: impl FnMut(Step) -> io::Result<()>) -> io::Result<()> {
+    let name = path.file_name().ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "it names no file"))?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut beside = name.to_owned();
+    beside.push(".new");
+    let beside = directory.join(beside);
+    before(Step::Create)?;
+    let mut file = File::create(&beside)?;
+    before(Step::Write)?;
+    file.write_all(bytes)?;
+    before(Step::Sync)?;
+    file.sync_all()?;
+    before(Step::Rename)?;
+    fs::rename(&beside, path)?;
+    before(Step::SyncDirectory)?;
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Status;
+
+    fn label() -> Label {
+        Label { bytes: 1 << 20, chunk: 4096, ..Label::default() }
+    }
+
+    fn read(path: &Path) -> Map {
+        Mapfile::parse(&read_mapfile(path).unwrap()).unwrap().map
+    }
+
+    fn finished(bytes: u64) -> Map {
+        let mut map = Map::new(1 << 20);
+        map.set(0, bytes, Status::Finished);
+        map
+    }
+
+    #[test]
+    fn the_last_claim_is_what_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.map");
+        let mut journal = FileJournal::begin(&path, label(), &Map::new(1 << 20)).unwrap();
+        assert_eq!(read(&path), Map::new(1 << 20));
+        for bytes in (0..=1 << 20).step_by(4096) {
+            journal.claim(&finished(bytes)).unwrap();
+        }
+        journal.end().unwrap();
+        assert_eq!(read(&path), finished(1 << 20));
+        let journal = FileJournal::begin(&path, label(), &finished(4096)).unwrap();
+        assert_eq!(read(&path), finished(4096));
+        journal.remove().unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn whatever_step_is_the_last_the_file_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.map");
+        let text = |bytes| Mapfile { label: label(), map: finished(bytes) }.emit().into_bytes();
+        let steps = [Step::Create, Step::Write, Step::Sync, Step::Rename, Step::SyncDirectory];
+        for (round, last) in steps.into_iter().enumerate() {
+            let (old, new) = (8192 * round as u64, 8192 * round as u64 + 4096);
+            replace(&path, &text(old), |_| Ok(())).unwrap();
+            let mut seen = Vec::new();
+            let killed = replace(&path, &text(new), |step| {
+                seen.push(step);
+                if step == last { Err(io::Error::other("killed")) } else { Ok(()) }
+            });
+            assert!(killed.is_err());
+            assert_eq!(seen, steps[..=round]);
+            let renamed = last == Step::SyncDirectory;
+            assert_eq!(read(&path), finished(if renamed { new } else { old }), "{last:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_goes_away_is_told_at_the_next_claim() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.map");
+        let mut journal = FileJournal::begin(&path, label(), &Map::new(1 << 20)).unwrap();
+        drop(directory);
+        assert!(FileJournal::begin(&path, label(), &Map::new(1 << 20)).is_err());
+        journal.claim(&finished(4096)).unwrap();
+        assert!(journal.end().unwrap_err().contains("x.map"));
+    }
+
+    #[test]
+    fn a_file_that_is_too_long_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.map");
+        File::create(&path).unwrap().set_len(MAPFILE_BYTES_MAX + 1).unwrap();
+        assert_eq!(read_mapfile(&path).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    }
+}

@@ -1,0 +1,280 @@
+//! What is claimed, what survives, and what a resumed copy makes of it.
+
+use super::*;
+use crate::scripted::Bad;
+use crate::{Area, Journal, Map, Status, copy_with_journal};
+
+/// Looks at each claim: all that is said to be finished must survive a power cut at this moment.
+struct Claims {
+    source: Vec<u8>,
+    durable: Rc<RefCell<Vec<u8>>>,
+    maps: Vec<Map>,
+    /// Refuses the claim of this number.
+    fails: usize,
+    every: Duration,
+}
+
+impl Journal for Claims {
+    fn claim(&mut self, map: &Map) -> Result<(), String> {
+        for stretch in map.stretches().filter(|stretch| stretch.status == Status::Finished) {
+            let range = stretch.start as usize..stretch.end as usize;
+            assert!(self.durable.borrow()[range.clone()] == self.source[range], "{stretch:?} is not durable");
+        }
+        self.maps.push(map.clone());
+        if self.maps.len() > self.fails { Err("no space left".to_owned()) } else { Ok(()) }
+    }
+
+    fn every(&self) -> Duration {
+        self.every
+    }
+}
+
+impl Pair {
+    fn shuffled(seed: u64, bytes: u64) -> Self {
+        let mut pair = Self::new(random_bytes(seed, bytes), random_bytes(!seed, bytes));
+        pair.source.when = When::Shuffled(Random::new(seed + 1));
+        pair.destination.when = When::Shuffled(Random::new(seed + 2));
+        pair
+    }
+
+    fn claims(&self) -> Claims {
+        let (source, durable) = (self.source.data.clone(), Rc::clone(&self.destination.durable));
+        Claims { source, durable, maps: Vec::new(), fails: usize::MAX, every: Duration::ZERO }
+    }
+
+    fn copy_claiming(&mut self, plan: &Plan, claims: &mut Claims) -> Result<Report, CopyError> {
+        let lent = self.io.pool().lent();
+        let go_on = &mut |_: &Progress| Control::Continue;
+        let result =
+            copy_with_journal(&mut self.io, &mut self.source, &mut self.destination, plan, go_on, claims);
+        assert_eq!(self.io.pool().lent(), lent, "all memory is back");
+        assert_eq!(self.log.borrow().in_flight(), 0, "everything was drained");
+        result
+    }
+}
+
+fn flush_lost(nth: usize) -> Fault {
+    Fault { verb: "flush", nth, kind: IoErrorKind::CacheLost, on: false }
+}
+
+#[test]
+fn nothing_is_claimed_before_it_is_flushed() {
+    for seed in 1..=60 {
+        let mut pair = Pair::shuffled(seed, 400 * K + 17);
+        pair.source.data[100 << 10..200 << 10].fill(0);
+        pair.source.extents = vec![(100 * K, true), (200 * K, false)];
+        let mut claims = pair.claims();
+        let report = pair.copy_claiming(&small(8 * KC, 4), &mut claims).unwrap();
+        assert!(pair.destination.data == pair.source.data);
+        let maps = &claims.maps;
+        assert!(maps.len() > 5 && report.claims == maps.len() as u64, "seed {seed}: {} claims", maps.len());
+        assert_eq!(maps.last().unwrap().safe(), 400 * K + 17);
+        let grows = |two: &[Map]| two[0].bytes(Status::Finished) <= two[1].bytes(Status::Finished);
+        assert!(maps.windows(2).all(grows), "seed {seed}");
+        assert!(pair.log.borrow().overlaps > 5, "seed {seed}: copying goes on during flushes");
+    }
+}
+
+#[test]
+fn after_a_power_cut_anywhere_the_rest_is_copied_and_nothing_else() {
+    for seed in 1..=120 {
+        let mut random = Random::new(seed);
+        let bytes = 300 * K + random.below(9000);
+        let mut pair = Pair::shuffled(seed, bytes);
+        let mut claims = pair.claims();
+        let verb = ["write", "read", "flush"][random.below(3) as usize];
+        let kind = if verb == "flush" { IoErrorKind::FlushFailed } else { IoErrorKind::Other };
+        let fault = Fault { verb, nth: random.below(25) as usize, kind, on: true };
+        if verb == "read" { &mut pair.source } else { &mut pair.destination }.faults.push(fault);
+        let plan = small(8 * KC, 1 + random.below(8) as u32);
+        let failed = pair.copy_claiming(&plan, &mut claims).is_err();
+        let map = claims.maps.last().cloned().unwrap_or_else(|| Map::new(bytes));
+        assert!(failed || map.safe() == bytes, "seed {seed}");
+        // The power fails: of what was not flushed, any sector may be old.
+        let mut survived = pair.destination.durable.borrow().clone();
+        for (old, new) in survived.chunks_mut(512).zip(pair.destination.data.chunks(512)) {
+            if random.one_in(2) {
+                old.copy_from_slice(new);
+            }
+        }
+        let source = pair.source.data.clone();
+        let mut pair = Pair::new(source, survived);
+        let mut claims = pair.claims();
+        let plan = Plan { map: Some(map.clone()), verify: random.one_in(2), ..small(16 * KC, 3) };
+        let report = pair.copy_claiming(&plan, &mut claims).unwrap();
+        assert!(pair.destination.data == pair.source.data, "seed {seed}");
+        assert_eq!(report.resumed_bytes, map.bytes(Status::Finished), "seed {seed}");
+        let log = pair.log.borrow();
+        for did in &log.did {
+            let Did::Submitted { verb, offset, length: 1.., .. } = did else { continue };
+            let touched = map.at(*offset).status == Status::Finished;
+            assert!(!touched || plan.verify && *verb == "read", "seed {seed}: {did:?} is finished");
+        }
+    }
+}
+
+#[test]
+fn errors_and_interruptions_claim_all_that_was_finished() {
+    let mut pair = Pair::shuffled(1, 400 * K);
+    let mut claims = pair.claims();
+    let fault = Fault { verb: "write", nth: 20, kind: IoErrorKind::NoSpace, on: true };
+    pair.destination.faults.push(fault);
+    let error = pair.copy_claiming(&small(8 * KC, 4), &mut claims).unwrap_err();
+    assert!(matches!(error, CopyError::Write { .. }), "{error}");
+    assert_eq!(claims.maps.last().unwrap().bytes(Status::Finished), 20 * 8 * K);
+
+    let mut pair = Pair::shuffled(2, 400 * K);
+    let mut claims = pair.claims();
+    let stop = &mut |_: &Progress| Control::Stop;
+    let plan = Plan { rate: Some(100 * K), ..small(8 * KC, 4) };
+    let result =
+        copy_with_journal(&mut pair.io, &mut pair.source, &mut pair.destination, &plan, stop, &mut claims);
+    let Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe }) = result else { panic!("{result:?}") };
+    assert_eq!(claims.maps.last().unwrap().safe(), bytes_safe);
+    assert!(bytes_safe > 0 && bytes_safe < 400 * K);
+}
+
+#[test]
+fn a_cache_lost_under_way_costs_only_what_was_not_flushed() {
+    for seed in 1..=40 {
+        let mut pair = Pair::shuffled(seed, 400 * K);
+        pair.destination.faults.push(flush_lost(5));
+        let mut claims = pair.claims();
+        let plan = Plan { verify: true, ..small(8 * KC, 2) };
+        let report = pair.copy_claiming(&plan, &mut claims).unwrap();
+        assert!(report.copied_again && report.verified && pair.destination.data == pair.source.data);
+        let writes = pair.log.borrow().count('d', "write");
+        assert!((50..75).contains(&writes), "seed {seed}: {writes} of 50 writes");
+    }
+    let mut pair = Pair::shuffled(1, 400 * K);
+    pair.destination.faults.extend([flush_lost(3), flush_lost(6)]);
+    let mut claims = pair.claims();
+    let error = pair.copy_claiming(&small(8 * KC, 2), &mut claims).unwrap_err();
+    assert!(matches!(error, CopyError::Flush(error) if error.kind == IoErrorKind::CacheLost));
+}
+
+#[test]
+fn a_journal_that_fails_ends_the_copy() {
+    let mut pair = Pair::shuffled(1, 400 * K);
+    let mut claims = Claims { fails: 2, ..pair.claims() };
+    match pair.copy_claiming(&small(8 * KC, 2), &mut claims).unwrap_err() {
+        CopyError::Journal(text) => assert_eq!(text, "no space left"),
+        other => panic!("{other}"),
+    }
+    assert_eq!(claims.maps.len(), 3);
+}
+
+#[test]
+fn verification_of_a_resumed_copy_reads_both_ends_where_it_must() {
+    for seed in 1..=40 {
+        let mut random = Random::new(seed);
+        let mut pair = Pair::shuffled(seed, 200 * K + 5);
+        let mut map = Map::new(200 * K + 5);
+        map.set(32 * K, 96 * K, Status::Finished);
+        pair.destination.data[32 << 10..96 << 10].copy_from_slice(&pair.source.data[32 << 10..96 << 10]);
+        let wrong = random.one_in(2);
+        let place = 32 * K + random.below(64 * K);
+        if wrong {
+            pair.destination.data[place as usize] ^= 1;
+        }
+        let plan = Plan { map: Some(map), verify: true, ..small(8 * KC, 3) };
+        match pair.copy(&plan) {
+            Ok(report) => assert!(!wrong && report.verified && report.resumed_bytes == 64 * K),
+            Err(CopyError::Verify { offset, length }) => {
+                assert!(wrong && (offset..offset + length).contains(&place), "{offset} {length} {place}");
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_map_of_another_range_is_refused() {
+    let mut pair = Pair::shuffled(1, 100 * K);
+    let plan = Plan { map: Some(Map::new(100 * K + 512)), ..Plan::default() };
+    assert!(matches!(pair.copy(&plan), Err(CopyError::Refused(Refusal::Map { .. }))));
+    assert!(pair.log.borrow().did.is_empty());
+}
+
+#[test]
+fn a_source_that_changes_under_the_copy_is_told() {
+    for changes in [false, true] {
+        let mut pair = Pair::shuffled(1, 100 * K);
+        let contents = Rc::clone(&pair.source.contents);
+        let report = pair.copy_observed(&Plan::default(), &mut |_| {
+            if changes {
+                *contents.borrow_mut() = "written".to_owned();
+            }
+            Control::Continue
+        });
+        assert_eq!(report.unwrap().source_changed, changes);
+    }
+}
+
+/// Blocks of 512 bytes that hold a bad byte, joined.
+fn bad_areas(bad: &[Bad], bytes: u64) -> Vec<Area> {
+    let mut map = Map::new(bytes);
+    for bad in bad.iter().filter(|bad| bad.times == usize::MAX) {
+        let end = bad.end.next_multiple_of(512).min(bytes);
+        map.set(bad.start / 512 * 512, end, Status::BadSector);
+    }
+    let areas = map.stretches().filter(|stretch| stretch.status == Status::BadSector);
+    areas.map(|area| Area { offset: area.start, bytes: area.bytes() }).collect()
+}
+
+#[test]
+fn what_cannot_be_read_is_told_and_all_the_rest_is_copied() {
+    for seed in 1..=80 {
+        let mut random = Random::new(seed);
+        let bytes = 200 * K + random.below(5000);
+        let mut pair = Pair::shuffled(seed, bytes);
+        pair.source.capability.granularity = [1, 512][random.below(2) as usize];
+        let bytes = if pair.source.capability.granularity == 512 { bytes / 512 * 512 } else { bytes };
+        pair.source.capability.max_transfer_bytes = [5120, 1 << 20][random.below(2) as usize];
+        for _ in 0..=random.below(6) {
+            let start = random.below(bytes);
+            let end = (start + 1 + random.below(3000)).min(bytes);
+            // Some can be read at last: the first pass, trimming or scraping, and the retry.
+            let times = if random.one_in(3) { 1 + random.below(2) as usize } else { usize::MAX };
+            pair.source.bad.push(Bad { start, end, times });
+        }
+        let areas = bad_areas(&pair.source.bad, bytes);
+        let mut claims = Claims { every: Duration::from_secs(9), ..pair.claims() };
+        let old = pair.destination.data.clone();
+        let plan = Plan { size: Some(bytes), verify: true, skip_bad: true, ..small(16 * KC, 4) };
+        let report = pair.copy_claiming(&plan, &mut claims).unwrap();
+        let mut wanted = pair.source.data.clone();
+        wanted[bytes as usize..].copy_from_slice(&old[bytes as usize..]);
+        for area in &report.unreadable {
+            let range = area.offset as usize..(area.offset + area.bytes) as usize;
+            wanted[range.clone()].copy_from_slice(&old[range]);
+        }
+        assert!(pair.destination.data == wanted, "seed {seed}: nothing is written where nothing was read");
+        let lasting = areas.iter().map(|area| area.bytes).sum::<u64>();
+        assert_eq!((&report.unreadable, report.unreadable_bytes), (&areas, lasting), "seed {seed}");
+        let map = claims.maps.last().unwrap();
+        assert_eq!(map.bytes(Status::BadSector), lasting);
+        assert_eq!(map.bytes(Status::Finished) + lasting, bytes);
+
+        // Once more with the map: only the bad areas are tried, by now they can be read.
+        pair.source.bad.clear();
+        let reads = pair.log.borrow().count('s', "read");
+        let plan = Plan { map: Some(map.clone()), verify: false, ..plan };
+        let report = pair.copy_claiming(&plan, &mut claims).unwrap();
+        assert_eq!(report.unreadable_areas, 0);
+        assert!(pair.destination.data[..bytes as usize] == pair.source.data[..bytes as usize]);
+        assert!(pair.log.borrow().count('s', "read") - reads <= lasting.div_ceil(512) as usize);
+    }
+}
+
+#[test]
+fn a_copy_that_keeps_no_map_stops_at_a_bad_sector_and_a_lost_connection_is_none() {
+    let mut pair = Pair::shuffled(1, 100 * K);
+    pair.source.bad.push(Bad { start: 5000, end: 5001, times: usize::MAX });
+    assert!(matches!(pair.copy(&small(8 * KC, 2)), Err(CopyError::Read { end: End::Source, .. })));
+    let mut pair = Pair::shuffled(1, 100 * K);
+    let fault = Fault { verb: "read", nth: 3, kind: IoErrorKind::Unreachable, on: true };
+    pair.source.faults.push(fault);
+    let plan = Plan { skip_bad: true, ..small(8 * KC, 2) };
+    assert!(matches!(pair.copy(&plan), Err(CopyError::Read { end: End::Source, .. })));
+}
