@@ -214,6 +214,19 @@ pub trait Endpoint {
         Fingerprint::of_identity(&self.identity(), self.capability().size_bytes)
     }
 
+    /// The disks of this machine that requests end at, by number; empty if there are none (memory, a LUN) or none is known.
+    /// Two endpoints with one in common slow each other down.
+    fn disks(&self) -> &[u64] {
+        &[]
+    }
+
+    /// Whether this is still the storage that was opened. An error is [`crate::IoErrorKind::Gone`]: what was written since nobody
+    /// knows when may be on another disk, or nowhere.
+    fn check_identity(&mut self, certainty: Certainty) -> Result<(), IoError> {
+        let _ = certainty;
+        Ok(())
+    }
+
     /// Begins an orderly end (an iSCSI logout). Drive events until nothing is in flight, or drop it.
     fn close(&mut self, io: &mut Io) {
         let _ = io;
@@ -238,6 +251,15 @@ pub trait Endpoint {
     fn losses(&self) -> u64 {
         0
     }
+}
+
+/// How sure an answer of [`Endpoint::check_identity`] has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certainty {
+    /// By what was heard of it: cheap enough to be asked several times a second.
+    Heard,
+    /// By looking: at the end of a copy, and before something is written down about it.
+    Seen,
 }
 
 /// Who looks at bytes that storage lends.

@@ -22,6 +22,8 @@ pub enum IoErrorKind {
     /// The storage may have lost power since the last flush, and with it writes that it had acknowledged. Told once,
     /// by a flush: what is written again from here on and then flushed is safe.
     CacheLost,
+    /// The storage is not what was opened any more: the device has gone, or another disk took over its name.
+    Gone,
     /// The peer is gone and did not come back in time.
     Unreachable,
     /// The peer refused us.

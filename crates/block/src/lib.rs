@@ -19,10 +19,13 @@ mod router;
 mod size;
 mod spec;
 
+pub mod device;
 pub mod layer;
+pub mod signature;
 
 pub use endpoint::{
-    Capability, Completion, Endpoint, Extent, Identity, Kind, Looks, Medium, Request, RequestId, State,
+    Capability, Certainty, Completion, Endpoint, Extent, Identity, Kind, Looks, Medium, Request, RequestId,
+    State,
 };
 pub use error::{IoError, IoErrorKind, OpenError};
 pub use file::FileMedium;

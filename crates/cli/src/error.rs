@@ -141,6 +141,9 @@ impl Failure {
             IoErrorKind::FlushFailed => {
                 (Exit::Failed, "what was written before may be lost: check the medium, then copy again")
             }
+            IoErrorKind::Gone => {
+                (Exit::Failed, "see what became of the device, and which one it is now, then copy again")
+            }
             IoErrorKind::CacheLost => (Exit::Failed, "see why the target restarts, then copy again"),
             _ => (Exit::Failed, ""),
         };

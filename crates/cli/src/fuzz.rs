@@ -1,10 +1,11 @@
 //! A way in for the fuzzer, to what reads a user's words and a disk's bytes.
 
+use block::signature::{self, Ends, HEAD_BYTES, TAIL_BYTES};
+
 use crate::config::{Config, position};
 use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::secret::take_url_secrets;
-use crate::signature::{self, Ends, HEAD_BYTES, TAIL_BYTES};
 use crate::trust::{known, peers};
 use crate::units;
 

@@ -11,13 +11,11 @@ mod endpoint;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
-mod in_use;
 mod logging;
 mod names;
 mod output;
 mod progress;
 mod secret;
-mod signature;
 mod state;
 mod sys;
 mod trust;

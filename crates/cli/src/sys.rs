@@ -3,8 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// Processor time of this process so far.
@@ -107,15 +106,6 @@ pub(crate) fn lock_byte(file: &File, offset: u64, hold: Hold) -> io::Result<bool
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Ok(false),
         _ => Err(error),
-    }
-}
-
-/// Whether somebody holds a block device exclusively: a mount, device mapper, md, another opener.
-pub(crate) fn is_device_held(path: &Path) -> io::Result<bool> {
-    match OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_NONBLOCK).open(path) {
-        Ok(_) => Ok(false),
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
-        Err(error) => Err(error),
     }
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use area::Span;
 use block::{
-    Capability, Completion, Endpoint, Extent, Fingerprint, IoError, IoErrorKind, Kind, Request, Router,
+    Capability, Certainty, Completion, Endpoint, Extent, Fingerprint, IoError, IoErrorKind, Kind, Request,
+    Router,
 };
 use io::{Event, Io, Owner, Token};
 use tracing::debug;
@@ -268,6 +269,14 @@ impl<'a> Engine<'a> {
         router.add_endpoint(destination, End::Destination);
         let retries_before = source.retries() + destination.retries();
         let names_zeroes = capabilities[1].write_zeroes || capabilities[1].discard;
+        let depth = match plan.depth {
+            Some(_) => Depth::fixed(checked.depth),
+            None => {
+                let queues = capabilities[0].queue_depth.saturating_add(capabilities[1].queue_depth);
+                let shared_disk = source.disks().iter().any(|disk| destination.disks().contains(disk));
+                Depth::adaptive(checked.depth, checked.chunk, queues, shared_disk)
+            }
+        };
         let mut engine = Self {
             owner: io.owner(),
             io,
@@ -283,7 +292,7 @@ impl<'a> Engine<'a> {
             total: checked.bytes,
             chunk: checked.chunk,
             unit: checked.unit,
-            depth: Depth::fixed(checked.depth),
+            depth,
             slots: Vec::new(),
             free: Vec::new(),
             bucket: None,
@@ -366,6 +375,7 @@ impl<'a> Engine<'a> {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
+        self.check_identities(Certainty::Seen)?;
         let complete = job.is_exhausted(&self.map) && !self.halted && !self.checkpoints.cache_lost;
         if complete {
             let finished = self.map.bytes(Status::Finished);
@@ -399,6 +409,9 @@ impl<'a> Engine<'a> {
             self.turn(None, false)?;
         };
         result.map_err(CopyError::Flush)?;
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
         self.checkpoints.claimed(self.map.clone(), self.seen)?;
         self.observe();
         Ok(self.seen.saturating_sub(self.phase_start))
@@ -407,6 +420,7 @@ impl<'a> Engine<'a> {
     fn enter(&mut self, phase: Phase) {
         assert!(self.completions.is_empty() && self.failure.is_none(), "the last phase has ended");
         self.phase = phase;
+        self.depth.disturbed();
         self.finished_bytes = if phase == Phase::Flush { 0 } else { self.map.bytes(Status::Finished) };
         self.checkpoints.begin(self.seen);
         self.meters = [Meter::new(), Meter::new()];
@@ -617,6 +631,9 @@ impl<'a> Engine<'a> {
 
     /// That flush has ended.
     fn on_claimed(&mut self, result: Result<(), IoError>) {
+        // What another disk holds is not written down as copied.
+        let result = result
+            .and_then(|()| self.ends.iter_mut().try_for_each(|end| end.check_identity(Certainty::Seen)));
         if let Err(error) = self.checkpoints.flushed(result, !self.durable, self.seen) {
             self.failure.get_or_insert(error);
         }
@@ -725,6 +742,10 @@ impl<'a> Engine<'a> {
         let Piece { offset, length, .. } = self.slots[index].piece;
         self.map.set(offset, offset + u64::from(length), Status::Finished);
         self.finished_bytes += u64::from(length);
+        match self.slots[index].stage {
+            Stage::Zeroing => self.depth.disturbed(),
+            _ => self.depth.finished(self.seen, length.into()),
+        }
         self.release(index);
     }
 
@@ -739,6 +760,9 @@ impl<'a> Engine<'a> {
     /// the events.
     fn turn(&mut self, blocked: Option<Blocked>, look: bool) -> Result<(), CopyError> {
         self.begun = 0;
+        if blocked.is_some() {
+            self.depth.disturbed();
+        }
         let mut waiting = [0; 2];
         for slot in self.slots.iter().filter(|slot| slot.stage != Stage::Free) {
             for end in End::BOTH {
@@ -771,6 +795,19 @@ impl<'a> Engine<'a> {
         turned.map_err(CopyError::Loop)?;
         if self.seen >= self.observe_at {
             self.observe();
+            if let Err(error) = self.check_identities(Certainty::Heard) {
+                self.failure.get_or_insert(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether both ends are still the storage that was opened.
+    fn check_identities(&mut self, certainty: Certainty) -> Result<(), CopyError> {
+        for end in End::BOTH {
+            self.ends[end.index()]
+                .check_identity(certainty)
+                .map_err(|error| CopyError::Gone { end, error })?;
         }
         Ok(())
     }

@@ -67,6 +67,14 @@ pub enum CopyError {
     /// The flush failed: what was written may be lost. It is never repeated into success.
     #[error("flushing the destination: {0}")]
     Flush(IoError),
+    /// An end is not the storage that was opened any more. What was written may be on another disk.
+    #[error("the {end} is not what was opened: {error}")]
+    Gone {
+        /// Which endpoint.
+        end: End,
+        /// What became of it.
+        error: IoError,
+    },
     /// The destination does not hold what was read from the source.
     #[error("verification: the destination differs from the source in the {length} bytes at {offset}")]
     Verify {

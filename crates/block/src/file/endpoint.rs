@@ -10,12 +10,13 @@ use std::sync::atomic::Ordering;
 use area::Span;
 use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
 
-use super::Shared;
 use super::mapped::Mapped;
+use super::{Shared, probe};
+use crate::device::{Devices, Lost};
 use crate::memory::check;
 use crate::{
-    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind, Looks,
-    Request, RequestId,
+    Capability, Certainty, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind,
+    Looks, Request, RequestId,
 };
 
 /// Writes to a file in memory up to this are made at once; a longer one is worth another core's time.
@@ -230,7 +231,8 @@ impl FileEndpoint {
                 Err(IoError::new(IoErrorKind::FlushFailed, text))
             }
             Ok(_) if self.shared.flush_failed.load(Ordering::Acquire) => Err(earlier_failure()),
-            Ok(_) => Ok(()),
+            // What was flushed is on another disk than what was written.
+            Ok(_) => self.check_identity(Certainty::Heard),
         };
         let mut flushes = std::mem::take(&mut self.flushes);
         for key in flushes.drain(..) {
@@ -323,6 +325,11 @@ impl FileEndpoint {
     }
 
     fn finish(&mut self, key: u32, result: Result<(), IoError>, done: &mut Vec<Completion>) {
+        // A device that has gone fails requests with words of all kinds.
+        let result = result.map_err(|error| match error.kind {
+            IoErrorKind::FlushFailed => error,
+            _ => self.check_identity(Certainty::Seen).err().unwrap_or(error),
+        });
         let pending = self.pending[key as usize].take().expect("slot in use");
         self.vacant.push(key);
         done.push(Completion { id: pending.id, result });
@@ -411,6 +418,21 @@ impl Endpoint for FileEndpoint {
                 ..Fingerprint::of_identity(identity, size_bytes)
             },
         }
+    }
+
+    fn disks(&self) -> &[u64] {
+        &self.shared.disks
+    }
+
+    fn check_identity(&mut self, certainty: Certainty) -> Result<(), IoError> {
+        let Some(opened) = &self.shared.opened else { return Ok(()) };
+        let mut devices = Devices::shared();
+        let lost = match certainty {
+            _ if !probe::is_still(opened, &*self.handles.buffered) => Err(Lost::TakenOver),
+            Certainty::Heard => devices.heard(opened),
+            Certainty::Seen => devices.look(opened),
+        };
+        lost.map_err(|lost| IoError::new(IoErrorKind::Gone, format!("/dev/{}: {lost}", opened.name)))
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

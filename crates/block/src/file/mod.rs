@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use area::Pool;
 use io::{Handle, Io};
 
+use crate::device::{Devices, Entry, Kernel};
 use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, lock};
 use endpoint::{FileEndpoint, Handles};
 use mapped::{Mapped, Mapping};
@@ -48,6 +49,10 @@ struct Shared {
     flush_failed: AtomicBool,
     /// Ranges punched so far: what was known of the file's extents before may be outdated.
     punched: AtomicU64,
+    /// The device as it was when it was opened; `None` of a file, or where sysfs does not show it.
+    opened: Option<Entry>,
+    /// Disks that requests end at.
+    disks: Vec<u64>,
     /// Of a file that is memory and that we may write; what we may only read is not ours to allocate by looking.
     mapping: OnceLock<Option<Arc<Mapping>>>,
 }
@@ -97,7 +102,10 @@ impl FileMedium {
         {
             buffered.set_len(size).map_err(|error| failed(path, "growing", &error))?;
         }
-        let facts = probe::facts(&buffered, is_device).map_err(|error| failed(path, "inspecting", &error))?;
+        let opened = if is_device { Devices::shared().open(metadata.rdev()) } else { None };
+        let facts =
+            probe::facts(&buffered, opened.as_ref()).map_err(|error| failed(path, "inspecting", &error))?;
+        let limits = facts.limits;
         let size_bytes = match size {
             Some(size) if size > facts.size_bytes => {
                 let text = format!(
@@ -110,8 +118,8 @@ impl FileMedium {
             Some(size) => size,
             None => facts.size_bytes,
         };
-        let block_size = spec.block_size("block-size")?.unwrap_or(facts.logical_block_size);
-        let physical = spec.block_size("physical-block")?.unwrap_or(facts.physical_block_size);
+        let block_size = spec.block_size("block-size")?.unwrap_or(limits.logical_block_size);
+        let physical = spec.block_size("physical-block")?.unwrap_or(limits.physical_block_size);
         let direct = match facts.direct_alignment {
             Some(alignment) if alignment <= options.request_alignment => open(libc::O_DIRECT).ok(),
             _ => None,
@@ -120,24 +128,34 @@ impl FileMedium {
             size_bytes,
             block_size,
             physical_block_size: physical.max(block_size),
-            granularity: if is_device { facts.logical_block_size } else { 1 },
+            granularity: if is_device { limits.logical_block_size } else { 1 },
             alignment: facts.direct_alignment.unwrap_or(1),
             max_transfer_bytes: Pool::AREA_BYTES_MAX as u32,
-            optimal_transfer_bytes: facts.optimal_transfer_bytes,
-            queue_depth: 32,
+            optimal_transfer_bytes: limits.optimal_transfer_bytes(Pool::large_page_bytes()),
+            queue_depth: limits.queue_depth,
             read_only: !writable,
             discard: writable && facts.discard,
-            write_zeroes: writable && facts.discard,
+            write_zeroes: writable && facts.write_zeroes,
             volatile_cache: true,
-            rotational: facts.rotational,
+            rotational: limits.rotational,
         };
         let identity = if is_device {
             Identity::Device { device: metadata.rdev() }
         } else {
             Identity::File { device: metadata.dev(), inode: metadata.ino() }
         };
-        let path = path.to_owned();
-        Ok(Self { path, buffered, direct, is_device, identity, capability, shared: Arc::default() })
+        if let Some(entry) = &opened
+            && std::iter::once(&buffered).chain(&direct).any(|file| !probe::is_still(entry, file))
+        {
+            let text = format!(
+                "{}: another disk took over its name while it was opened; look which one it is now",
+                path.display()
+            );
+            return Err(OpenError::Failed(text));
+        }
+        let disks = Kernel::default().disks(path).into_iter().collect();
+        let shared = Arc::new(Shared { opened, disks, ..Shared::default() });
+        Ok(Self { path: path.to_owned(), buffered, direct, is_device, identity, capability, shared })
     }
 }
 

@@ -1,79 +1,65 @@
 //! What the kernel tells about a file or device.
 
-use std::fs::{File, read_to_string};
+use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
 
-use crate::OpenError;
+use crate::device::{Entry, Kernel, Limits};
+use crate::{OpenError, signature};
 
 /// Facts that decide how requests are made.
 pub(super) struct Facts {
     pub(super) size_bytes: u64,
-    pub(super) logical_block_size: u32,
-    pub(super) physical_block_size: u32,
     /// Alignment of O_DIRECT requests, `None` where it does not work.
     pub(super) direct_alignment: Option<u32>,
-    pub(super) optimal_transfer_bytes: u32,
+    /// Ranges can be given back, and read as zeroes then.
     pub(super) discard: bool,
-    pub(super) rotational: bool,
+    /// Ranges can be zeroed without moving zeroes.
+    pub(super) write_zeroes: bool,
+    /// Of the device, or of the one that the file system lies on.
+    pub(super) limits: Limits,
 }
 
-/// Chunks that measure well everywhere; a device's own limits narrow it.
-const OPTIMAL_TRANSFER_BYTES: u32 = 1 << 20;
-const OPTIMAL_TRANSFER_MIN: u32 = 128 << 10;
-
-pub(super) fn facts(file: &File, is_device: bool) -> Result<Facts> {
+/// Of a file, or of the device in `entry`.
+pub(super) fn facts(file: &File, entry: Option<&Entry>) -> Result<Facts> {
     let metadata = file.metadata()?;
-    let device = if is_device { metadata.rdev() } else { metadata.dev() };
-    let queue = queue_directory(device);
-    let number =
-        |name: &str| -> Option<u64> { read_to_string(queue.as_ref()?.join(name)).ok()?.trim().parse().ok() };
-    let optimal = number("max_sectors_kb").map_or(OPTIMAL_TRANSFER_BYTES, |kib| {
-        let segment_bytes = number("max_segment_size").unwrap_or(0);
-        optimal_transfer(kib, number("max_segments"), segment_bytes, area::Pool::large_page_bytes())
-    });
+    let is_device = metadata.file_type().is_block_device();
+    let limits = match entry {
+        Some(entry) => entry.limits,
+        None => Kernel::default().limits(metadata.dev()).unwrap_or_default(),
+    };
     let size_bytes = if is_device { device_size(file)? } else { metadata.len() };
-    let discard = if is_device {
-        number("discard_max_bytes").is_some_and(|bytes| bytes > 0)
-            && number("write_zeroes_max_bytes").is_none_or(|bytes| bytes > 0)
+    // A device is only ever told to write zeroes, with or without leave to unmap, and never to discard: what is read after a
+    // discard is anything. See blkdev_fallocate in the kernel's block/fops.c.
+    let write_zeroes = if is_device {
+        limits.write_zeroes_bytes_max.is_some_and(|bytes| bytes > 0)
     } else {
         punches_holes(file, size_bytes)
     };
-    let block = |name: &str| if is_device { number(name).map(|bytes| bytes as u32) } else { None };
     Ok(Facts {
         size_bytes,
-        logical_block_size: block("logical_block_size").unwrap_or(512),
-        physical_block_size: block("physical_block_size").unwrap_or(4096),
         direct_alignment: direct_alignment(file),
-        optimal_transfer_bytes: optimal,
-        discard,
-        rotational: number("rotational") == Some(1),
+        discard: write_zeroes && (!is_device || limits.discard_bytes_max > 0),
+        write_zeroes,
+        limits,
     })
 }
 
-/// The longest request that the device takes whole, as a power of two. One that is split costs a detour through the
-/// kernel's workers, because it may not be made without waiting.
-fn optimal_transfer(
-    kib_max: u64,
-    segments_max: Option<u64>,
-    segment_bytes_max: u64,
-    page_bytes: usize,
-) -> u32 {
-    let by_segments = segments_max.map_or(u64::MAX, |segments| {
-        // A device that does not say takes a segment for each small page.
-        segments.saturating_mul(segment_bytes_max.clamp(area::PAGE_BYTES as u64, page_bytes as u64))
-    });
-    let limit = (kib_max << 10).min(by_segments).min(OPTIMAL_TRANSFER_BYTES.into()) as u32;
-    1 << limit.max(OPTIMAL_TRANSFER_MIN).ilog2()
+/// Whether an open block device is the one of `entry`, as far as the kernel tells.
+pub(super) fn is_still(entry: &Entry, file: &impl AsRawFd) -> bool {
+    entry.diskseq.zip(diskseq(file)).is_none_or(|(then, now)| then == now)
 }
 
-/// The `queue` directory of a block device, or of the disk a partition lies on.
-fn queue_directory(device: u64) -> Option<PathBuf> {
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    [node.join("queue"), node.join("../queue")].into_iter().find(|path| path.is_dir())
+/// The generation of an open block device, `None` before Linux 5.15. It follows the device, not its name.
+fn diskseq(file: &impl AsRawFd) -> Option<u64> {
+    /// `_IOR(0x12, 128, __u64)`, linux/fs.h.
+    const BLKGETDISKSEQ: libc::Ioctl = 0x8008_1280;
+    let mut diskseq = 0u64;
+    // SAFETY: a plain system call on a live descriptor, which writes eight bytes if it writes any.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), BLKGETDISKSEQ, &raw mut diskseq) };
+    (result == 0).then_some(diskseq)
 }
 
 /// Whether the file lies in a file system of memory.
@@ -116,47 +102,17 @@ fn direct_alignment(file: &File) -> Option<u32> {
     }
 }
 
-const FORMATS: &[(&[u8], &str)] = &[
-    (b"QFI\xfb", "qcow2"),
-    (b"KDMV", "VMDK"),
-    (b"# Disk DescriptorFile", "VMDK"),
-    (b"vhdxfile", "VHDX"),
-    (b"conectix", "VHD"),
-    (b"<<< Oracle VM VirtualBox Disk Image >>>", "VDI"),
-];
-
 /// An image format is never interpreted, and never mistaken for a disk.
 pub(super) fn refuse_other_formats(path: &Path, file: &File) -> std::result::Result<(), OpenError> {
-    let mut head = [0; 64];
+    let mut head = [0; signature::IMAGE_HEAD_BYTES];
     let length = file.read_at(&mut head, 0).unwrap_or(0);
-    match FORMATS.iter().find(|(magic, _)| head[..length].starts_with(magic)) {
+    match signature::image(&head[..length]) {
         None => Ok(()),
-        Some((_, format)) => Err(OpenError::Refused(format!(
+        Some(format) => Err(OpenError::Refused(format!(
             "{0} looks like {format}, which is not interpreted; serve its content with \
-             'qemu-nbd --format={1} {0}' or convert it with 'qemu-img convert -O raw {0} OUT', or say \
+             'qemu-nbd --format={format} {0}' or convert it with 'qemu-img convert -O raw {0} OUT', or say \
              {0},format=raw to use the bytes as they are",
             path.display(),
-            format.to_lowercase(),
         ))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SMALL: usize = 4096;
-    const HUGE: usize = 2 << 20;
-
-    #[test]
-    fn the_optimal_transfer_is_what_the_device_takes_whole() {
-        // A loop device: enough segments, if a segment holds more than a small page.
-        assert_eq!(optimal_transfer(1280, Some(128), 64 << 10, HUGE), 1 << 20);
-        assert_eq!(optimal_transfer(1280, Some(128), 64 << 10, SMALL), 512 << 10);
-        assert_eq!(optimal_transfer(1280, Some(128), 0, HUGE), 512 << 10, "it does not say");
-        assert_eq!(optimal_transfer(1280, Some(254), u64::MAX, HUGE), 1 << 20);
-        assert_eq!(optimal_transfer(1280, None, 0, HUGE), 1 << 20);
-        assert_eq!(optimal_transfer(320, Some(128), 64 << 10, HUGE), 256 << 10);
-        assert_eq!(optimal_transfer(4, Some(1), 4096, HUGE), OPTIMAL_TRANSFER_MIN);
     }
 }

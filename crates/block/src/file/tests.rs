@@ -364,3 +364,91 @@ fn a_full_file_system_says_no_space() {
     perform(&mut io, &mut *endpoint, write).result.unwrap();
     perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap();
 }
+
+/// A loop device; detached when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    /// `None`, and a message, where loop devices are not allowed.
+    fn over(file: &Path, arguments: &[&str]) -> Option<Self> {
+        let run = std::process::Command::new("losetup").args(arguments).arg(file).output();
+        let Some(output) = run.ok().filter(|output| output.status.success()) else {
+            eprintln!("no loop device over {} (root is needed): skipped", file.display());
+            return None;
+        };
+        Some(Self(String::from_utf8_lossy(&output.stdout).trim().into()))
+    }
+
+    fn detach(&self) {
+        let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).output();
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// Two files of 1 MiB, full of their number.
+fn two_files(directory: &Path) -> [PathBuf; 2] {
+    [1u8, 2].map(|number| {
+        let path = directory.join(number.to_string());
+        fs::write(&path, vec![number; 1 << 20]).unwrap();
+        path
+    })
+}
+
+#[test]
+fn another_disk_under_an_open_device_is_an_error() {
+    const LOOP_CHANGE_FD: libc::Ioctl = 0x4C06;
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let [one, two] = two_files(directory.path());
+    // The kernel exchanges the file of a read-only loop device while it is open.
+    let Some(device) = Loop::over(&one, &["--find", "--show", "--read-only"]) else { return };
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let spec = Spec::parse("x,ro").unwrap();
+    let medium = FileMedium::open(&device.0, &spec, &OPTIONS).unwrap();
+    let mut endpoint = medium.attach(&mut io).unwrap();
+    let read = |io: &mut Io, endpoint: &mut dyn Endpoint| {
+        let into = io.pool().take(4096).unwrap();
+        perform(io, endpoint, Kind::Read { offset: 0, into: into.clone() }).result.unwrap();
+        into.as_slice()[0]
+    };
+    assert_eq!(read(&mut io, &mut *endpoint), 1);
+    for certainty in [crate::Certainty::Heard, crate::Certainty::Seen] {
+        assert_eq!(endpoint.check_identity(certainty), Ok(()));
+    }
+    perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap();
+
+    let two = File::open(two).unwrap();
+    // SAFETY: a plain system call on live descriptors.
+    let changed = unsafe { libc::ioctl(medium.buffered.as_raw_fd(), LOOP_CHANGE_FD, two.as_raw_fd()) };
+    assert_eq!(changed, 0, "{}", Error::last_os_error());
+    assert_eq!(read(&mut io, &mut *endpoint), 2, "the kernel says nothing");
+    for certainty in [crate::Certainty::Heard, crate::Certainty::Seen] {
+        let error = endpoint.check_identity(certainty).unwrap_err();
+        assert_eq!(error.kind, IoErrorKind::Gone, "{error}");
+    }
+    let error = perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap_err();
+    assert_eq!(error.kind, IoErrorKind::Gone, "{error}");
+    assert!(error.text.contains("another disk"), "{error}");
+}
+
+#[test]
+fn another_disk_with_the_same_number_is_noticed() {
+    use crate::device::{Devices, Kernel, Lost, Monitor};
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let [one, two] = two_files(directory.path());
+    let Some(device) = Loop::over(&one, &["--find", "--show"]) else { return };
+    let mut devices = Devices::new(Kernel::default(), Monitor::new().ok());
+    let opened = devices.open(fs::metadata(&device.0).unwrap().rdev()).unwrap();
+    assert_eq!(device.0, Path::new("/dev").join(&opened.name));
+    assert_eq!(opened.backing_file.as_deref(), Some(one.as_path()));
+    assert_eq!((devices.heard(&opened), devices.look(&opened)), (Ok(()), Ok(())));
+    device.detach();
+    let Some(_again) = Loop::over(&two, &[device.0.to_str().unwrap()]) else { return };
+    assert_eq!(devices.heard(&opened), Err(Lost::TakenOver), "the kernel said so");
+    let mut deaf = Devices::new(Kernel::default(), None);
+    assert_eq!(deaf.look(&opened), Err(Lost::TakenOver));
+}

@@ -77,6 +77,13 @@ macro_rules! forward_endpoint {
         fn fingerprint(&self) -> $crate::Fingerprint {
             self.inner.fingerprint()
         }
+
+        fn disks(&self) -> &[u64] {
+            self.inner.disks()
+        }
+        fn check_identity(&mut self, certainty: $crate::Certainty) -> Result<(), $crate::IoError> {
+            self.inner.check_identity(certainty)
+        }
         fn close(&mut self, io: &mut io::Io) {
             self.inner.close(io);
         }

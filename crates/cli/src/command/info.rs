@@ -1,5 +1,8 @@
 //! `info`: what an endpoint is.
 
+use std::path::Path;
+
+use block::device::{Entry, Kernel, Node, number_text};
 use block::{Capability, OpenOptions};
 use serde_json::{Map, Value, json};
 
@@ -9,11 +12,13 @@ use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::{output, units};
 
-/// Show what an endpoint is: size, blocks, abilities; of a LUN also what was negotiated and its identity
+/// Show what an endpoint is: size, blocks, abilities, what it holds; of a device or file also who uses it and which disks it
+/// lies on; of a LUN also what was negotiated and its identity
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hikyaku info disk.img
+  hikyaku info /dev/sdx
   hikyaku info iscsi://host/iqn.2026-11.example:disks/0 --json")]
 pub(crate) struct Args {
     /// What to look at; it is opened for reading only
@@ -30,13 +35,28 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let mut io = endpoint::event_loop()?;
     let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: true };
     let medium = named.open(context, &options)?;
-    let endpoint = endpoint::attach(&mut io, &[(&named, &medium)])?.remove(0);
+    let mut endpoint = endpoint::attach(&mut io, &[(&named, &medium)])?.remove(0);
     let (capability, facts) = (endpoint.capability().clone(), endpoint.facts());
+    let holds = copy::refusals::probe(&mut io, &mut *endpoint);
+    let local = named.path().map(|path| Local::of(path, endpoint.disks()));
     copy::end(&mut io, [endpoint]);
     if args.json {
-        output::json(&object(&named.text, &capability, &facts));
+        let mut object = object(&named.text, &capability, &facts);
+        object["holds"] = json!(holds.ok());
+        if let Some(local) = local {
+            local.add_to(&mut object);
+        }
+        output::json(&object);
     } else {
-        let rows = rows(&named.text, &capability, &facts);
+        let mut rows = rows(&named.text, &capability, &facts);
+        let row = |name: &str, value: String| (name.to_owned(), value);
+        let holds = match holds {
+            Ok(holds) if holds.is_empty() => "nothing known".to_owned(),
+            Ok(holds) => holds.join(", "),
+            Err(error) => format!("unknown: {error}"),
+        };
+        rows.push(row("holds", holds));
+        rows.extend(local.iter().flat_map(Local::rows).map(|(name, value)| row(name, value)));
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let lines: Vec<String> =
             rows.iter().map(|(name, value)| format!("{name:<width$}  {value}")).collect();
@@ -65,6 +85,73 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "protection": protection(facts),
         "facts": named,
     })
+}
+
+/// What this machine knows of a file or device of its own.
+struct Local {
+    /// `None` of a file.
+    device: Option<Entry>,
+    /// Node names, or numbers where there is none.
+    disks: Vec<String>,
+    users: Vec<String>,
+}
+
+impl Local {
+    fn of(path: &Path, disks: &[u64]) -> Self {
+        let kernel = Kernel::default();
+        let device = match Node::of(path) {
+            Some(Node::Device(number)) => kernel.entry(number),
+            _ => None,
+        };
+        let name = |disk: &u64| kernel.entry(*disk).map_or_else(|| number_text(*disk), |entry| entry.name);
+        Self { device, disks: disks.iter().map(name).collect(), users: kernel.users(path) }
+    }
+
+    fn add_to(&self, object: &mut Value) {
+        object["disks"] = json!(self.disks);
+        object["users"] = json!(self.users);
+        let Some(device) = &self.device else { return };
+        let limits = &device.limits;
+        object["device"] = json!({
+            "name": device.name,
+            "number": number_text(device.number),
+            "diskseq": device.diskseq,
+            "read_only": device.read_only,
+            "partition_of": device.partition_of,
+            "slaves": device.slaves,
+            "holders": device.holders,
+            "backing_file": device.backing_file.as_ref().map(|file| file.display().to_string()),
+            "transfer_bytes_max": limits.transfer_bytes_max,
+            "segments_max": limits.segments_max,
+            "segment_bytes_max": limits.segment_bytes_max,
+            "discard_bytes_max": limits.discard_bytes_max,
+            "write_zeroes_bytes_max": limits.write_zeroes_bytes_max,
+        });
+    }
+
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let mut rows = Vec::new();
+        if let Some(device) = &self.device {
+            let limits = &device.limits;
+            let known = |value: Option<u64>| value.map_or("unknown".to_owned(), units::bytes);
+            let diskseq = device.diskseq.map(|diskseq| format!(", diskseq {diskseq}")).unwrap_or_default();
+            rows.push(("device", format!("{} ({}{diskseq})", device.name, number_text(device.number))));
+            rows.push(("one request", known(limits.transfer_bytes_max)));
+            let segments = limits.segments_max.map_or("unknown".to_owned(), |segments| segments.to_string());
+            rows.push(("segments", format!("{segments} of {}", known(limits.segment_bytes_max))));
+            rows.push(("one discard", units::bytes(limits.discard_bytes_max)));
+            rows.push(("one zeroing", known(limits.write_zeroes_bytes_max)));
+            rows.extend(device.partition_of.clone().map(|disk| ("partition of", disk)));
+            rows.extend((!device.slaves.is_empty()).then(|| ("made of", device.slaves.join(", "))));
+            rows.extend((!device.holders.is_empty()).then(|| ("held by", device.holders.join(", "))));
+            rows.extend(
+                device.backing_file.as_ref().map(|file| ("backing file", file.display().to_string())),
+            );
+        }
+        rows.extend((!self.disks.is_empty()).then(|| ("disks", self.disks.join(", "))));
+        rows.extend((!self.users.is_empty()).then(|| ("in use", self.users.join("; "))));
+        rows
+    }
 }
 
 /// What protects a session, of its facts; null where there is none.

@@ -77,11 +77,11 @@ impl Job {
         let offset = media.lba * u64::from(block_size);
         let length = media.blocks * u64::from(block_size);
         let mut stages = Vec::new();
-        let zero = |offset, length, may_unmap| {
-            Stage::Request(if may_unmap && capability.discard {
+        let unmap = |offset, length| {
+            Stage::Request(if capability.discard {
                 Kind::Discard { offset, length }
             } else {
-                Kind::WriteZeroes { offset, length, may_unmap }
+                Kind::WriteZeroes { offset, length, may_unmap: true }
             })
         };
         match &media.op {
@@ -120,13 +120,14 @@ impl Job {
             MediaOp::LbaStatus { .. } => {}
             MediaOp::Unmap { ranges, durable } => {
                 let block = u64::from(block_size);
-                stages.extend(ranges.iter().map(|range| zero(range.lba * block, range.blocks * block, true)));
+                stages.extend(ranges.iter().map(|range| unmap(range.lba * block, range.blocks * block)));
                 stages.extend(durable.then_some(Stage::Request(Kind::Flush)));
             }
             MediaOp::WriteSame { unmap, zero: no_data, durable } => {
                 let block = data.map(Span::as_slice).unwrap_or_default();
                 if *no_data || block.iter().all(|byte| *byte == 0) {
-                    stages.push(zero(offset, length, *unmap));
+                    // Not a discard: another target may leave blocks as they are when told to unmap.
+                    stages.push(Stage::Request(Kind::WriteZeroes { offset, length, may_unmap: *unmap }));
                     stages.extend(durable.then_some(Stage::Request(Kind::Flush)));
                 } else {
                     let pattern = pool.take(PIECE_BYTES.min(length as usize)).ok_or(())?;
@@ -279,7 +280,7 @@ fn media_error(error: &IoError) -> MediaError {
         IoErrorKind::FlushFailed => MediaError::FlushFailed,
         IoErrorKind::CacheLost => MediaError::CacheLost,
         IoErrorKind::Unreachable => MediaError::NotReady { ascq: 0 },
-        IoErrorKind::Refused => MediaError::NotReady { ascq: 3 },
+        IoErrorKind::Refused | IoErrorKind::Gone => MediaError::NotReady { ascq: 3 },
         IoErrorKind::Aborted => MediaError::Aborted,
         IoErrorKind::Unsupported | IoErrorKind::Other => MediaError::Hardware,
     }

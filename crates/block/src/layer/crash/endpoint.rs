@@ -11,8 +11,8 @@ use io::{Event, Io, Owner, Token};
 use super::SECTOR_BYTES;
 use super::cache::{Bytes, Cache, Serial};
 use crate::{
-    Capability, Completion, Endpoint, Fingerprint, Identity, IoError, IoErrorKind, Kind, Request, RequestId,
-    State, memory,
+    Capability, Certainty, Completion, Endpoint, Fingerprint, Identity, IoError, IoErrorKind, Kind, Request,
+    RequestId, State, memory,
 };
 
 /// Status of a process whose power failed: that of SIGKILL.
@@ -391,6 +391,14 @@ impl Endpoint for Crash {
 
     fn fingerprint(&self) -> Fingerprint {
         self.inner.fingerprint()
+    }
+
+    fn disks(&self) -> &[u64] {
+        self.inner.disks()
+    }
+
+    fn check_identity(&mut self, certainty: Certainty) -> Result<(), IoError> {
+        self.inner.check_identity(certainty)
     }
 
     fn close(&mut self, io: &mut Io) {

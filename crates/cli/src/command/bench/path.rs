@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use block::device::Kernel;
 use block::{Location, Medium, OpenOptions};
 use io::Io;
 use mover::{Load, LoadError, LoadFigures, LoadPlan, Until};
@@ -13,7 +14,6 @@ use crate::command::copy::request_alignment;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::in_use::Kernel;
 use crate::output::{self, Table};
 use crate::units;
 

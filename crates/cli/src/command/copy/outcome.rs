@@ -137,6 +137,7 @@ pub(crate) fn told(error: &CopyError, verb: &str, source: &Named, destination: &
             destination.text.clone(),
             error,
         ),
+        CopyError::Gone { end: which, error } => Failure::io(format!("go on to {verb}"), end(which), error),
         CopyError::Flush(error) => Failure::io("flush", destination.text.clone(), error),
         CopyError::Verify { offset, length } => {
             let cause = format!(

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use block::device::{Kernel, Node};
+use block::signature::{self, Ends};
 use block::{Endpoint, Identity, Medium, OpenOptions};
 use io::Io;
 use mover::{Checked, Plan, Refusal};
@@ -11,8 +13,6 @@ use super::{Allow, Args, Pair, request_alignment};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::in_use::{Kernel, Node};
-use crate::signature::{self, Ends};
 use crate::{output, units};
 
 /// Opens both ends and looks whether anything speaks against the copy. The first thing that does is the
@@ -228,8 +228,9 @@ impl<'a> Inspection<'a> {
         if let Some(point) = source.path().and_then(|path| self.kernel.written_at(path)) {
             self.source_consistent = false;
             self.context.warn(&format!(
-                "{} is mounted read-write on {point}: the copy may mix several moments of it",
-                source.text
+                "{} is mounted read-write on {}: the copy may mix several moments of it",
+                source.text,
+                point.display()
             ));
         }
     }
@@ -322,7 +323,7 @@ pub(crate) fn spoil_path(named: &Named) -> Result<(), Failure> {
 }
 
 /// What an endpoint holds.
-fn probe(io: &mut Io, endpoint: &mut dyn Endpoint) -> Result<Vec<&'static str>, block::IoError> {
+pub(crate) fn probe(io: &mut Io, endpoint: &mut dyn Endpoint) -> Result<Vec<&'static str>, block::IoError> {
     let size_bytes = endpoint.capability().size_bytes;
     let head_bytes = size_bytes.min(signature::HEAD_BYTES as u64);
     // The last bytes, from a page's beginning on, so that devices and LUNs take the request.

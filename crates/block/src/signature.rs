@@ -1,13 +1,15 @@
-//! What a disk already holds, told from its first and last bytes, so that `copy` does not overwrite it
-//! unasked.
+//! What storage already holds, told from its first and last bytes: so that nothing is overwritten unasked, and no image
+//! format is mistaken for a disk.
 //!
 //! The bytes are hostile: every offset is checked, nothing is interpreted beyond a magic number and the few
 //! fields that tell cousins apart. Nothing is ever mounted or followed.
 
 /// Bytes from the start that [`probe`] wants: the first ZFS label ends there.
-pub(crate) const HEAD_BYTES: usize = 256 * 1024;
+pub const HEAD_BYTES: usize = 256 * 1024;
 /// Bytes from the end that [`probe`] wants: an md 0.90 superblock begins at most 128 KiB before it.
-pub(crate) const TAIL_BYTES: usize = 128 * 1024;
+pub const TAIL_BYTES: usize = 128 * 1024;
+/// Bytes from the start that [`image`] wants.
+pub const IMAGE_HEAD_BYTES: usize = 68;
 
 /// One magic number at one place from the start.
 struct Magic {
@@ -44,14 +46,18 @@ const MAGICS: &[Magic] = &[
     magic("bcache device", 4120, BCACHE_UUIDS[0]),
     magic("bluestore (Ceph) device", 0, b"bluestore block device\n"),
     magic("BitLocker volume", 3, b"-FVE-FS-"),
-    magic("qcow2 image", 0, b"QFI\xfb"),
-    magic("vmdk image", 0, b"KDMV"),
-    magic("vmdk descriptor", 0, b"# Disk DescriptorFile"),
-    magic("vhdx image", 0, b"vhdxfile"),
-    magic("vhd image", 0, b"conectix"),
-    magic("vdi image", 64, &[0x7f, 0x10, 0xda, 0xbe]),
-    magic("qed image", 0, b"QED\0"),
-    magic("parallels image", 0, b"WithoutFreeSpace"),
+];
+
+/// Image formats, by the name that QEMU has for them. Their magic lies within [`IMAGE_HEAD_BYTES`].
+const IMAGES: &[(Magic, &str)] = &[
+    (magic("qcow2 image", 0, b"QFI\xfb"), "qcow2"),
+    (magic("vmdk image", 0, b"KDMV"), "vmdk"),
+    (magic("vmdk descriptor", 0, b"# Disk DescriptorFile"), "vmdk"),
+    (magic("vhdx image", 0, b"vhdxfile"), "vhdx"),
+    (magic("vhd image", 0, b"conectix"), "vpc"),
+    (magic("vdi image", 64, &[0x7f, 0x10, 0xda, 0xbe]), "vdi"),
+    (magic("qed image", 0, b"QED\0"), "qed"),
+    (magic("parallels image", 0, b"WithoutFreeSpace"), "parallels"),
 ];
 
 const BCACHE_UUIDS: [&[u8]; 2] = [
@@ -61,13 +67,13 @@ const BCACHE_UUIDS: [&[u8]; 2] = [
 
 /// The ends of a disk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ends<'a> {
+pub struct Ends<'a> {
     /// The first [`HEAD_BYTES`], or all of a smaller disk.
-    pub(crate) head: &'a [u8],
+    pub head: &'a [u8],
     /// The last [`TAIL_BYTES`], or all of a smaller disk.
-    pub(crate) tail: &'a [u8],
+    pub tail: &'a [u8],
     /// Size of the disk in bytes.
-    pub(crate) size_bytes: u64,
+    pub size_bytes: u64,
 }
 
 impl Ends<'_> {
@@ -102,9 +108,10 @@ const SPECIAL: &[Special] = &[luks, lvm, md, gpt, zfs, extended, swap, fat, vhd_
 ///
 /// A partition table is reported beside the boot sector's file system if both fit, since either is worth
 /// keeping.
-pub(crate) fn probe(ends: &Ends<'_>) -> Vec<&'static str> {
+pub fn probe(ends: &Ends<'_>) -> Vec<&'static str> {
     let mut found: Vec<&'static str> = Vec::new();
-    let simple = MAGICS.iter().filter(|magic| ends.has(magic.offset, magic.bytes)).map(|magic| magic.name);
+    let all = MAGICS.iter().chain(IMAGES.iter().map(|(magic, _)| magic));
+    let simple = all.filter(|magic| ends.has(magic.offset, magic.bytes)).map(|magic| magic.name);
     let special = SPECIAL.iter().filter_map(|special| special(ends));
     for name in simple.chain(special) {
         if !found.contains(&name) {
@@ -116,6 +123,12 @@ pub(crate) fn probe(ends: &Ends<'_>) -> Vec<&'static str> {
         found.retain(|name| *name != MBR);
     }
     found
+}
+
+/// The image format that begins like `head`, by QEMU's name for it.
+pub fn image(head: &[u8]) -> Option<&'static str> {
+    let has = |magic: &Magic| head.get(magic.offset..)?.starts_with(magic.bytes).then_some(());
+    IMAGES.iter().find(|(magic, _)| has(magic).is_some()).map(|(_, format)| *format)
 }
 
 /// LUKS on-disk format: magic, then a big-endian version.
@@ -256,10 +269,20 @@ mod tests {
 
     #[test]
     fn every_plain_magic_is_found() {
-        for magic in MAGICS {
+        for magic in MAGICS.iter().chain(IMAGES.iter().map(|(magic, _)| magic)) {
             let names = found(&disk(&[(magic.offset, magic.bytes)]));
             assert!(names.contains(&magic.name), "{}: {names:?}", magic.name);
         }
+    }
+
+    #[test]
+    fn images_are_told_by_their_first_bytes() {
+        for (magic, format) in IMAGES {
+            let disk = disk(&[(magic.offset, magic.bytes)]);
+            assert_eq!(image(&disk[..IMAGE_HEAD_BYTES]), Some(*format));
+            assert_eq!(image(&disk[..magic.offset + magic.bytes.len() - 1]), None, "{format} cut short");
+        }
+        assert_eq!(image(&[0; IMAGE_HEAD_BYTES]), None);
     }
 
     #[test]

@@ -1,0 +1,230 @@
+//! Copies between real files and block devices: that zeroes lose no byte, and how many requests the devices see.
+//!
+//! Loop devices and mounts need root; without them a message says what was left out.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use block::device::{Kernel, Traffic};
+use block::{FileMedium, Medium, Spec};
+use io::Io;
+use mover::{Control, Plan, Report};
+use tempfile::TempDir;
+
+/// Runs a command; its first line if it went well.
+fn run(command: &mut Command) -> Option<String> {
+    let output = command.stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// A loop device over a file; detached when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    /// `None`, and a message, where loop devices are not allowed.
+    fn over(file: &Path) -> Option<Self> {
+        let device = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file));
+        if device.is_none() {
+            eprintln!("no loop device over {} (root is needed): skipped", file.display());
+        }
+        Some(Self(device?.into()))
+    }
+
+    fn traffic(&self) -> Traffic {
+        Kernel::default().traffic(fs::metadata(&self.0).unwrap().rdev()).unwrap()
+    }
+
+    /// In the page cache; `None` without the tool that tells.
+    fn cached_bytes(&self) -> Option<String> {
+        run(Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(&self.0))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = run(Command::new("losetup").arg("--detach").arg(&self.0));
+    }
+}
+
+/// A mounted file system in a file; unmounted when dropped.
+struct Mounted {
+    point: TempDir,
+    _image: TempDir,
+}
+
+impl Mounted {
+    fn xfs() -> Option<Self> {
+        let (image, point) = (tempfile::tempdir_in("/dev/shm").ok()?, tempfile::tempdir().ok()?);
+        let path = image.path().join("xfs");
+        File::create(&path).ok()?.set_len(512 << 20).ok()?;
+        let made = run(Command::new("mkfs.xfs").arg("-q").arg(&path))
+            .and_then(|_| run(Command::new("mount").args(["-o", "loop"]).arg(&path).arg(point.path())));
+        if made.is_none() {
+            eprintln!("no xfs (mkfs.xfs and root are needed): skipped");
+        }
+        made.map(|_| Self { point, _image: image })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg(self.point.path()));
+    }
+}
+
+/// A small generator, so that a printed seed repeats a failure.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+fn copy(source: &Path, destination: &Path, plan: &Plan) -> Report {
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut attach = |path: &Path, writable| {
+        let options = block::OpenOptions { writable, request_alignment: 512, allow_in_use: false };
+        let medium = FileMedium::open(path, &Spec::parse("x,format=raw").unwrap(), &options).unwrap();
+        medium.attach(&mut io).unwrap()
+    };
+    let (mut source, mut destination) = (attach(source, false), attach(destination, true));
+    mover::copy(&mut io, &mut *source, &mut *destination, plan, &mut |_| Control::Continue).unwrap()
+}
+
+/// Blocks of 4 KiB that are data, zero, or zero but for one byte at an end; written so that some zeroes are holes.
+fn pattern(random: &mut Random, bytes: usize) -> Vec<u8> {
+    let mut pattern = vec![0; bytes];
+    let mut at = 0;
+    while at < bytes {
+        // Runs of up to 256 KiB, so that whole chunks are zero now and then.
+        let end = (at + (1 + random.below(64) as usize) * 4096).min(bytes);
+        match random.below(5) {
+            0 => pattern[at..end].iter_mut().for_each(|byte| *byte = 1 + random.below(255) as u8),
+            1 => pattern[end - 1] = 1,
+            2 => pattern[at] = 0x80,
+            _ => {}
+        }
+        at = end;
+    }
+    pattern
+}
+
+fn write_with_holes(path: &Path, bytes: &[u8]) {
+    let file = File::create(path).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    for (index, block) in bytes.chunks(4096).enumerate() {
+        if block.iter().any(|byte| *byte != 0) {
+            file.write_all_at(block, index as u64 * 4096).unwrap();
+        }
+    }
+}
+
+const SIZE: u64 = 3 << 20;
+const OLD: u8 = 0xEE;
+
+/// Copies random ranges of random patterns to `destination`, whose requests are multiples of `grain`, and compares all of it.
+fn assert_no_byte_is_lost(destination: &Path, grain: u64, seeds: std::ops::Range<u64>) {
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let source = place.path().join("source");
+    for seed in seeds {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let bytes = pattern(&mut random, SIZE as usize);
+        write_with_holes(&source, &bytes);
+        let file = OpenOptions::new().write(true).open(destination).unwrap();
+        file.write_all_at(&vec![OLD; SIZE as usize], 0).unwrap();
+        file.sync_all().unwrap();
+        let mut multiple = |bound: u64| random.below(bound / grain + 1) * grain;
+        let (src_offset, dst_offset) = (multiple(SIZE / 4), multiple(SIZE / 4));
+        let size = multiple(SIZE * 3 / 4).max(grain);
+        let chunk = Some(4096 << random.below(9));
+        let plan = Plan { src_offset, dst_offset, size: Some(size), chunk, verify: true, ..Plan::default() };
+        let report = copy(&source, destination, &plan);
+        let mut expected = vec![OLD; SIZE as usize];
+        let (from, to, size) = (src_offset as usize, dst_offset as usize, size as usize);
+        expected[to..to + size].copy_from_slice(&bytes[from..from + size]);
+        let found = fs::read(destination).unwrap();
+        let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        assert!(
+            found.len() == expected.len() && wrong.is_none(),
+            "seed {seed}, {plan:?}: byte {wrong:?}; {report:?}"
+        );
+    }
+}
+
+#[test]
+fn zeroes_lose_no_byte_of_files() {
+    let xfs = Mounted::xfs();
+    let mounted = xfs.as_ref().map(|mounted| mounted.point.path());
+    for place in [Some(Path::new("/dev/shm")), Some(Path::new("/var/tmp")), mounted].into_iter().flatten() {
+        let place = tempfile::tempdir_in(place).unwrap();
+        let destination = place.path().join("destination");
+        File::create(&destination).unwrap();
+        assert_no_byte_is_lost(&destination, 1, 0..6);
+        assert_no_byte_is_lost(&destination, 512, 6..9);
+    }
+}
+
+#[test]
+fn zeroes_lose_no_byte_of_devices() {
+    for place in ["/dev/shm", "/var/tmp"] {
+        let place = tempfile::tempdir_in(place).unwrap();
+        let image = place.path().join("image");
+        File::create(&image).unwrap().set_len(SIZE).unwrap();
+        let Some(device) = Loop::over(&image) else { return };
+        assert_no_byte_is_lost(&device.0, 512, 0..8);
+        assert_no_byte_is_lost(&device.0, 4096, 8..12);
+    }
+}
+
+/// A chunk is one request of each device: not split, not read ahead; joined with its neighbour only by the kernel, where it was told
+/// of more than two at once and the device takes both as one. Counted by the devices themselves, so it holds at any speed.
+#[test]
+fn a_chunk_is_one_request_of_each_device() {
+    const BYTES: u64 = 64 << 20;
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut loops = Vec::new();
+    for name in ["source", "destination"] {
+        let path = place.path().join(name);
+        fs::write(&path, vec![0xA5; BYTES as usize]).unwrap();
+        let Some(device) = Loop::over(&path) else { return };
+        loops.push(device);
+    }
+    for (chunk, depth) in [(512 << 10, Some(1)), (512 << 10, None), (1 << 20, None)] {
+        if chunk > 512 << 10 && area::Pool::large_page_bytes() < chunk as usize {
+            eprintln!("no huge pages: {chunk} bytes in one request skipped");
+            continue;
+        }
+        let cached = loops.iter().map(Loop::cached_bytes).collect::<Vec<_>>();
+        let before = loops.iter().map(Loop::traffic).collect::<Vec<_>>();
+        let plan = Plan { chunk: Some(chunk), depth, ..Plan::default() };
+        let report = copy(&loops[0].0, &loops[1].0, &plan);
+        let after = loops.iter().map(Loop::traffic).collect::<Vec<_>>();
+        let count = BYTES / u64::from(chunk);
+        let (reads, mut writes) = (after[0].reads - before[0].reads, after[1].writes - before[1].writes);
+        let joined =
+            [after[0].read_merges - before[0].read_merges, after[1].write_merges - before[1].write_merges];
+        // The one flush at the end, where the kernel counts an empty one among the writes.
+        let flushes = after[1].flushes - before[1].flushes;
+        writes -= if writes + joined[1] > count { flushes.min(1) } else { 0 };
+        assert_eq!((reads + joined[0], writes + joined[1]), (count, count), "{chunk} bytes: {report:?}");
+        // A loop device takes 1280 KiB at once.
+        assert!(
+            joined == [0, 0] || (chunk, depth) == (512 << 10, None),
+            "{chunk} bytes, {depth:?}: {joined:?}"
+        );
+        assert_eq!(after[0].sectors_read - before[0].sectors_read, BYTES / 512);
+        assert_eq!(after[1].sectors_written - before[1].sectors_written, BYTES / 512);
+        assert_eq!(after[1].reads, before[1].reads, "nothing is read first");
+        assert_eq!(
+            loops.iter().map(Loop::cached_bytes).collect::<Vec<_>>(),
+            cached,
+            "the page cache has grown"
+        );
+    }
+}
