@@ -129,7 +129,7 @@ fn answer(unit: &mut LogicalUnit, cdb: &[u8]) -> (u8, Vec<u8>, Vec<u8>) {
     let outcome = match unit.command(NEXUS, cdb, &[0]) {
         Step::Done(outcome) => outcome,
         Step::Media(media) => unit.finish(NEXUS, &media, Ok(())),
-        Step::Collect { .. } => panic!("a question has no parameters"),
+        Step::Collect { .. } | Step::Copy(_) => panic!("a question has no parameters"),
     };
     let sense = outcome.sense.map(|sense| sense.to_bytes()).unwrap_or_default();
     (outcome.status as u8, sense, outcome.data)

@@ -2,11 +2,14 @@
 
 use iscsi::limits::EXTENDED_CDB_MAX;
 use scsi::cdb::{self, Direction};
+use scsi::copy::{CopyFailure, CopyFault, CopyList};
 use scsi::limits::{
-    LBA_STATUS_DESCRIPTORS_MAX, PARAMETER_LIST_MAX_BYTES, SENSE_MAX_BYTES, UNMAP_BLOCKS_MAX,
-    UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX,
+    COPY_CSCDS_MAX, COPY_SEGMENTS_MAX, LBA_STATUS_DESCRIPTORS_MAX, PARAMETER_LIST_MAX_BYTES, SENSE_MAX_BYTES,
+    UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX,
 };
-use scsi::{LbaExtent, LogicalUnit, Media, MediaError, MediaOp, Outcome, Sense, Status, Step, UnitConfig};
+use scsi::{
+    CopyEnd, LbaExtent, LogicalUnit, Media, MediaError, MediaOp, Outcome, Sense, Status, Step, UnitConfig,
+};
 
 use crate::{Source, heap};
 
@@ -124,15 +127,47 @@ fn command(unit: &mut LogicalUnit, nexus: u64, source: &mut Source<'_>) {
     match next {
         Step::Done(outcome) => answered(&cdb, unit.config().block_size, &outcome),
         Step::Media(media) => work(unit, nexus, &cdb, &media, source),
+        Step::Copy(list) => copy(unit, nexus, &list, source),
         Step::Collect { .. } => panic!("asks for the parameters again"),
     }
+}
+
+/// A copy that the device server has taken apart is within its bounds, and ends.
+fn copy(unit: &mut LogicalUnit, nexus: u64, list: &CopyList, source: &mut Source<'_>) {
+    assert!(list.cscds.len() <= COPY_CSCDS_MAX && list.segments.len() <= COPY_SEGMENTS_MAX);
+    for cscd in &list.cscds {
+        unit.is_named(cscd);
+        let (lba, blocks) = (u64::from(source.number()), u64::from(source.u16()));
+        let fits = unit.copies(nexus, CopyEnd::Destination, cscd, lba, blocks);
+        assert!(fits.is_err() || lba + blocks <= unit.config().blocks && !unit.config().read_only);
+    }
+    let failure = CopyFailure { segment: source.u16(), fault: CopyFault::Device };
+    let result = if source.flag() { Ok(u64::from(source.number()) << 20) } else { Err(failure) };
+    let outcome = unit.copied(nexus, list, result);
+    assert_eq!(outcome.sense.is_some(), result.is_err());
 }
 
 /// A parameter list that looks like one: MODE SELECT's header and pages, or UNMAP's descriptors; or bytes.
 fn list(source: &mut Source<'_>, bytes: u32) -> Vec<u8> {
     let bytes = bytes as usize;
     let mut list = Vec::new();
-    match source.byte() % 4 {
+    match source.byte() % 5 {
+        2 => {
+            let (cscds, segments) = (source.below(10), source.below(12));
+            list.extend([source.byte(), source.byte(), 0, 32 * cscds as u8, 0, 0, 0, 0]);
+            list.extend((28 * segments as u32).to_be_bytes());
+            list.extend([0; 4]);
+            for _ in 0..cscds {
+                list.extend([0xe4, 0, 0, 0, 1, 3, 0, 8]);
+                list.extend_from_slice(source.take(20));
+                list.resize(list.len().next_multiple_of(16) - 2, 0);
+                list.extend([2, 0]);
+            }
+            for _ in 0..segments {
+                list.extend([2, source.byte(), 0, 24]);
+                list.extend_from_slice(source.take(24));
+            }
+        }
         0 => {
             let page: &[u8] = source.pick(&[
                 &[0x08, 0x12, 0x04][..],

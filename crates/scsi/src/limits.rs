@@ -1,5 +1,7 @@
 //! Every bound of this crate, in one place.
 
+use crate::copy;
+
 /// Unit attentions kept for one I_T nexus. One more and the oldest is dropped (SAM-5 5.14.1 lets the device
 /// server drop them; the initiator re-reads everything after any of them anyway).
 pub const ATTENTIONS_MAX: usize = 8;
@@ -28,11 +30,35 @@ pub const LBA_STATUS_DESCRIPTORS_MAX: u32 = 256;
 /// where it is allowed, by one WRITE of as many, whatever MAXIMUM TRANSFER LENGTH says.
 pub const WRITE_SAME_BLOCKS_MAX: u32 = 1 << 15;
 
-/// Longest sense data this crate builds: header, information and field pointer descriptors.
-pub const SENSE_MAX_BYTES: usize = 32;
+/// MAXIMUM CSCD DESCRIPTOR COUNT: ends that one EXTENDED COPY may name.
+pub const COPY_CSCDS_MAX: usize = 8;
+
+/// MAXIMUM SEGMENT DESCRIPTOR COUNT of one EXTENDED COPY: 8 GiB in blocks of 512 bytes.
+pub const COPY_SEGMENTS_MAX: usize = 256;
+
+/// MAXIMUM DESCRIPTOR LIST LENGTH, in bytes: room for every descriptor.
+pub const COPY_LIST_BYTES_MAX: usize =
+    COPY_CSCDS_MAX * copy::CSCD_BYTES + COPY_SEGMENTS_MAX * copy::SEGMENT_BYTES;
+
+/// MAXIMUM SEGMENT LENGTH, in bytes: what the 16-bit count of a segment says with the largest blocks there are here.
+pub const COPY_SEGMENT_BYTES_MAX: u32 = 0xffff * 4096;
+
+/// Copies that run at once in a target (TOTAL CONCURRENT COPIES); those beyond wait.
+pub const COPIES_MAX: usize = 4;
+
+/// Copies of which a unit remembers how they ended, for RECEIVE COPY STATUS. One more and the oldest is forgotten.
+pub const COPY_RECORDS_MAX: usize = 32;
+
+/// Longest sense data this crate builds: header, information, command-specific information and field
+/// pointer descriptors.
+pub const SENSE_MAX_BYTES: usize = 44;
 
 /// Longest inventory of logical units that REPORT LUNS data is parsed into.
 pub const LUNS_MAX: usize = 16_384;
 
 const _: () =
     assert!(PARAMETER_LIST_MAX_BYTES <= u16::MAX as u32, "UNMAP has a 16-bit PARAMETER LIST LENGTH");
+const _: () = assert!(
+    copy::HEADER_BYTES + COPY_LIST_BYTES_MAX <= PARAMETER_LIST_MAX_BYTES as usize,
+    "a list of EXTENDED COPY is collected whole"
+);

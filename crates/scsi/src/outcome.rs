@@ -1,5 +1,6 @@
 //! What became of a command.
 
+use crate::copy::CopyList;
 use crate::{Media, Sense, SenseKey};
 
 /// Status codes of SAM-5 5.3.1.
@@ -119,4 +120,7 @@ pub enum Step {
     },
     /// Let the storage act, then call [`LogicalUnit::finish`](crate::LogicalUnit::finish).
     Media(Media),
+    /// Find what the list names, ask every unit of it ([`LogicalUnit::copies`](crate::LogicalUnit::copies)), copy
+    /// segment after segment, then call [`LogicalUnit::copied`](crate::LogicalUnit::copied) of this unit.
+    Copy(CopyList),
 }

@@ -115,6 +115,8 @@ pub struct Sense {
     pub ascq: u8,
     /// INFORMATION; its meaning depends on the command (an LBA, an offset).
     pub information: Option<u64>,
+    /// COMMAND-SPECIFIC INFORMATION, zero if there is none; of EXTENDED COPY the segment, in its low half.
+    pub command_specific: u64,
     /// SENSE KEY SPECIFIC.
     pub specific: Option<Specific>,
     /// About an earlier command, not the one it came with.
@@ -126,7 +128,16 @@ pub struct Sense {
 impl Sense {
     /// Current, fixed format, nothing but the three codes.
     pub const fn new(key: SenseKey, asc: u8, ascq: u8) -> Self {
-        Self { key, asc, ascq, information: None, specific: None, deferred: false, descriptor: false }
+        Self {
+            key,
+            asc,
+            ascq,
+            information: None,
+            command_specific: 0,
+            specific: None,
+            deferred: false,
+            descriptor: false,
+        }
     }
 
     /// No sense to report.
@@ -188,6 +199,8 @@ impl Sense {
         }
         bytes[2] = self.key as u8;
         bytes[7] = 10;
+        let specific = u32::try_from(self.command_specific).unwrap_or_default();
+        bytes[8..12].copy_from_slice(&specific.to_be_bytes());
         bytes[12] = self.asc;
         bytes[13] = self.ascq;
         if let Some(specific) = self.specific {
@@ -203,6 +216,10 @@ impl Sense {
         if let Some(information) = self.information {
             bytes.extend([0x00, 0x0a, 0x80, 0x00]);
             bytes.extend(information.to_be_bytes());
+        }
+        if self.command_specific != 0 {
+            bytes.extend([0x01, 0x0a, 0x00, 0x00]);
+            bytes.extend(self.command_specific.to_be_bytes());
         }
         if let Some(specific) = self.specific {
             bytes.extend([0x02, 0x06, 0x00, 0x00]);
@@ -228,6 +245,9 @@ impl Sense {
                 {
                     sense.information = Some(u64::from(u32::from_be_bytes(information.try_into().ok()?)));
                 }
+                sense.command_specific = bytes.get(8..12).map_or(0, |value| {
+                    u64::from(u32::from_be_bytes([value[0], value[1], value[2], value[3]]))
+                });
                 sense.asc = bytes.get(12).copied().unwrap_or(0);
                 sense.ascq = bytes.get(13).copied().unwrap_or(0);
                 sense.specific = bytes.get(15..18).and_then(|raw| Specific::parse(sense.key, raw));
@@ -248,6 +268,9 @@ impl Sense {
                         0x00 if body.len() >= 12 && body[2] & 0x80 != 0 => {
                             sense.information = Some(u64::from_be_bytes(body[4..12].try_into().ok()?));
                         }
+                        0x01 if body.len() >= 12 => {
+                            sense.command_specific = u64::from_be_bytes(body[4..12].try_into().ok()?);
+                        }
                         0x02 if body.len() >= 7 => sense.specific = Specific::parse(sense.key, &body[4..7]),
                         _ => {}
                     }
@@ -264,6 +287,7 @@ impl Sense {
     pub const fn meaning(&self) -> &'static str {
         match (self.asc, self.ascq) {
             (0x00, 0x00) => "NO ADDITIONAL SENSE INFORMATION",
+            (0x00, 0x16) => "OPERATION IN PROGRESS",
             (0x04, 0x00) => "LOGICAL UNIT NOT READY, CAUSE NOT REPORTABLE",
             (0x04, 0x01) => "LOGICAL UNIT IS IN PROCESS OF BECOMING READY",
             (0x04, 0x02) => "LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED",
@@ -272,9 +296,13 @@ impl Sense {
             (0x04, 0x0b) => "LOGICAL UNIT NOT ACCESSIBLE, TARGET PORT IN STANDBY STATE",
             (0x04, 0x0c) => "LOGICAL UNIT NOT ACCESSIBLE, TARGET PORT IN UNAVAILABLE STATE",
             (0x08, 0x00) => "LOGICAL UNIT COMMUNICATION FAILURE",
+            (0x08, 0x04) => "UNREACHABLE COPY TARGET",
             (0x0c, 0x00) => "WRITE ERROR",
             (0x0c, 0x0c) => "WRITE ERROR - UNEXPECTED UNSOLICITED DATA",
             (0x0c, 0x0d) => "WRITE ERROR - NOT ENOUGH UNSOLICITED DATA",
+            (0x0d, 0x01) => "THIRD PARTY DEVICE FAILURE",
+            (0x0d, 0x02) => "COPY TARGET DEVICE NOT REACHABLE",
+            (0x0d, 0x03) => "INCORRECT COPY TARGET DEVICE TYPE",
             (0x11, 0x00) => "UNRECOVERED READ ERROR",
             (0x1a, 0x00) => "PARAMETER LIST LENGTH ERROR",
             (0x1d, 0x00) => "MISCOMPARE DURING VERIFY OPERATION",
@@ -283,6 +311,12 @@ impl Sense {
             (0x24, 0x00) => "INVALID FIELD IN CDB",
             (0x25, 0x00) => "LOGICAL UNIT NOT SUPPORTED",
             (0x26, 0x00) => "INVALID FIELD IN PARAMETER LIST",
+            (0x26, 0x06) => "TOO MANY TARGET DESCRIPTORS",
+            (0x26, 0x07) => "UNSUPPORTED TARGET DESCRIPTOR TYPE CODE",
+            (0x26, 0x08) => "TOO MANY SEGMENT DESCRIPTORS",
+            (0x26, 0x09) => "UNSUPPORTED SEGMENT DESCRIPTOR TYPE CODE",
+            (0x26, 0x0a) => "UNEXPECTED INEXACT SEGMENT",
+            (0x26, 0x0b) => "INLINE DATA LENGTH EXCEEDED",
             (0x27, 0x00) => "WRITE PROTECTED",
             (0x27, 0x07) => "SPACE ALLOCATION FAILED WRITE PROTECT",
             (0x28, 0x00) => "NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED",
@@ -392,6 +426,7 @@ mod tests {
             for deferred in [false, true] {
                 let mut sense = Sense::field_in_cdb(2, Some(3));
                 (sense.descriptor, sense.deferred, sense.information) = (descriptor, deferred, Some(77));
+                sense.command_specific = 5;
                 assert_eq!(Sense::parse(&sense.to_bytes()), Some(sense));
             }
         }

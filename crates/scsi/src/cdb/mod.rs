@@ -6,6 +6,7 @@ pub mod opcode;
 pub use facts::{Direction, Fact, fact_of, facts, name};
 
 use crate::Range;
+use crate::copy::CopyList;
 
 /// A CDB of up to 16 bytes, as an initiator sends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -298,6 +299,17 @@ pub fn mode_sense_10(page: u8, allocation: u16) -> Cdb {
 /// GET LBA STATUS.
 pub fn get_lba_status(lba: u64, allocation: u32) -> Cdb {
     access_16(opcode::SERVICE_ACTION_IN_16, lba, allocation).put(1, &[0x12])
+}
+
+/// EXTENDED COPY (LID1) with its parameter list.
+pub fn extended_copy(list: &CopyList) -> (Cdb, Vec<u8>) {
+    let list = list.emit();
+    (Cdb::zeroed(opcode::EXTENDED_COPY, 16).put(10, &(list.len() as u32).to_be_bytes()), list)
+}
+
+/// RECEIVE COPY OPERATING PARAMETERS.
+pub fn copy_parameters(allocation: u32) -> Cdb {
+    Cdb::zeroed(opcode::RECEIVE_COPY_RESULTS, 16).put(1, &[0x03]).put(10, &allocation.to_be_bytes())
 }
 
 /// START STOP UNIT: start or stop, load or eject.

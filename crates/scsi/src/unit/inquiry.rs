@@ -1,12 +1,13 @@
 //! INQUIRY (SPC-4 6.6), vital product data (SPC-4 7.8, SBC-3 6.5) and REPORT LUNS (SPC-4 6.34).
 
 use super::attention::LUNS_CHANGED;
+use super::copy::third_party_page;
 use super::{Call, LogicalUnit, Stop, UnitConfig};
 use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::{Outcome, Sense, Step, text};
 
 /// VPD pages, ascending.
-const PAGES: [u8; 7] = [0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2];
+const PAGES: [u8; 8] = [0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2];
 
 /// Characters of the unit serial number that are used.
 const SERIAL_MAX: usize = 64;
@@ -29,6 +30,7 @@ pub(super) fn run(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> 
                 0x80 => serial(config).into_bytes(),
                 0x83 => identification(config),
                 0x86 => extended(unit),
+                0x8f => third_party_page(),
                 0xb0 => block_limits(unit),
                 0xb1 => characteristics(config),
                 0xb2 => provisioning(config),
@@ -102,7 +104,9 @@ fn standard(config: &UnitConfig) -> Vec<u8> {
     // HISUP, response data format 2.
     data[3] = 0x12;
     data[4] = (STANDARD_BYTES - 5) as u8;
-    // CMDQUE. TPGS in byte 5 is zero.
+    // 3PC. TPGS in this byte is zero.
+    data[5] = 0x08;
+    // CMDQUE.
     data[7] = 0x02;
     text::emit(&mut data[8..16], &config.vendor);
     text::emit(&mut data[16..32], &config.product);
@@ -122,7 +126,7 @@ fn serial(config: &UnitConfig) -> String {
 
 /// Device identification: SPC-4 7.8.6. For the logical unit NAA and T10 vendor ID, for the port relative
 /// identifier, group and name, for the device its name.
-fn identification(config: &UnitConfig) -> Vec<u8> {
+pub(super) fn identification(config: &UnitConfig) -> Vec<u8> {
     // Code sets; PROTOCOL IDENTIFIER iSCSI, valid with PIV; associations.
     const BINARY: u8 = 0x01;
     const ASCII: u8 = 0x02;

@@ -5,6 +5,7 @@
 //! command; the arms live in the files named after their subject.
 
 mod attention;
+mod copy;
 mod inquiry;
 mod lba_status;
 mod maintenance;
@@ -16,6 +17,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use copy::CopyEnd;
+use inquiry::identification;
 pub(crate) use inquiry::{inquiry_without_unit, report_luns};
 pub(crate) use status::request_sense;
 
@@ -85,6 +88,8 @@ pub struct LogicalUnit {
     loaded: bool,
     /// A flush failed: accepted data is lost.
     lost_data: bool,
+    /// Copies that run, and some that have ended, oldest first.
+    copies: Vec<copy::Record>,
     /// Nexuses that are gone and had heard all about the power of this unit, oldest first.
     heard: VecDeque<NexusId>,
 }
@@ -141,6 +146,7 @@ impl LogicalUnit {
             pages,
             loaded: true,
             lost_data: false,
+            copies: Vec::new(),
             heard: VecDeque::new(),
         }
     }
@@ -204,6 +210,7 @@ impl LogicalUnit {
         if self.reservation == Some(nexus) {
             self.reservation = None;
         }
+        self.copies.retain(|record| record.nexus != nexus);
     }
 
     /// LOGICAL UNIT RESET, or a target reset (SAM-5 6.3.3): reservation and PREVENT go, mode pages return to
@@ -213,6 +220,7 @@ impl LogicalUnit {
     pub fn reset(&mut self, by: Option<NexusId>) {
         self.reservation = None;
         self.pages = Pages::new(&self.config);
+        self.copies.clear();
         let code = if by.is_some() { attention::DEVICE_RESET } else { attention::INTERNAL_RESET };
         for nexus in &mut self.nexuses {
             nexus.prevent = false;

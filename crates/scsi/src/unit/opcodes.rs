@@ -1,10 +1,10 @@
 //! The commands of the device server. One table drives dispatch and REPORT SUPPORTED OPERATION CODES; a new
 //! command is one line here and one arm in the file of its subject.
 //!
-//! Room is left for COMPARE AND WRITE (89h), ORWRITE (8Bh), EXTENDED COPY (83h/84h) and PERSISTENT RESERVE IN/OUT
-//! (5Eh/5Fh); until then they are 05h 20h/00h.
+//! Room is left for COMPARE AND WRITE (89h), ORWRITE (8Bh) and PERSISTENT RESERVE IN/OUT (5Eh/5Fh); until then they
+//! are 05h 20h/00h.
 
-use super::{Call, LogicalUnit, Stop, lba_status, maintenance, media, mode, reservation, status};
+use super::{Call, LogicalUnit, Stop, copy, lba_status, maintenance, media, mode, reservation, status};
 use crate::Step;
 use crate::cdb::opcode as op;
 
@@ -101,7 +101,7 @@ const CTL: u8 = 0x04;
 const A: u8 = 0xff;
 
 /// Sorted by operation code, then by service action.
-pub(super) static TABLE: [Opcode; 41] = [
+pub(super) static TABLE: [Opcode; 45] = [
     Opcode::on_medium(&[op::TEST_UNIT_READY, 0, 0, 0, 0, CTL], status::test_unit_ready),
     Opcode::new(&[op::REQUEST_SENSE, 0x01, 0, 0, A, CTL], status::run_request_sense)
         .past_attention()
@@ -130,6 +130,15 @@ pub(super) static TABLE: [Opcode; 41] = [
     Opcode::new(&[op::RESERVE_10, 0x13, 0, 0, 0, 0, 0, A, A, CTL], reservation::reserve),
     Opcode::new(&[op::RELEASE_10, 0x13, 0, 0, 0, 0, 0, A, A, CTL], reservation::release).allowed(),
     Opcode::new(&[op::MODE_SENSE_10, 0x18, A, A, 0, 0, 0, A, A, CTL], mode::sense),
+    Opcode::new(&[op::EXTENDED_COPY, 0, 0, 0, 0, 0, 0, 0, 0, 0, A, A, A, A, 0, CTL], copy::extended_copy)
+        .action(0x00)
+        .with(copy::extended_copy_list),
+    Opcode::new(&[op::RECEIVE_COPY_RESULTS, 0, A, 0, 0, 0, 0, 0, 0, 0, A, A, A, A, 0, CTL], copy::status)
+        .action(copy::STATUS),
+    Opcode::new(&[op::RECEIVE_COPY_RESULTS, 3, 0, 0, 0, 0, 0, 0, 0, 0, A, A, A, A, 0, CTL], copy::parameters)
+        .action(copy::PARAMETERS),
+    Opcode::new(&[op::RECEIVE_COPY_RESULTS, 4, A, 0, 0, 0, 0, 0, 0, 0, A, A, A, A, 0, CTL], copy::failure)
+        .action(copy::FAILURE),
     Opcode::on_medium(&[op::READ_16, 0xf8, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::read),
     Opcode::write(&[op::WRITE_16, 0xf8, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::write),
     Opcode::write(

@@ -3,17 +3,18 @@
 use super::*;
 use crate::capacity::{Capacity, LunList};
 use crate::cdb::{self, opcode as op};
+use crate::copy::{CopyFailure, CopyFault, CopyParameters};
 use crate::inquiry::{self, DesignatorId};
 use crate::limits::{LBA_STATUS_DESCRIPTORS_MAX, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX};
 use crate::mode::ModeData;
 use crate::{Compare, LbaExtent, Range, Status};
 use proptest::prelude::*;
 
-const BLOCKS: u64 = 10_000;
-const A: NexusId = 1;
-const B: NexusId = 2;
+pub(super) const BLOCKS: u64 = 10_000;
+pub(super) const A: NexusId = 1;
+pub(super) const B: NexusId = 2;
 
-fn config() -> UnitConfig {
+pub(super) fn config() -> UnitConfig {
     UnitConfig {
         blocks: BLOCKS,
         block_size: 512,
@@ -37,7 +38,7 @@ fn config() -> UnitConfig {
 }
 
 /// A unit with nexuses A and B, their POWER ON told.
-fn unit_of(config: UnitConfig) -> LogicalUnit {
+pub(super) fn unit_of(config: UnitConfig) -> LogicalUnit {
     let mut unit = LogicalUnit::new(config);
     for nexus in [A, B] {
         unit.attach(nexus, None);
@@ -46,12 +47,12 @@ fn unit_of(config: UnitConfig) -> LogicalUnit {
     unit
 }
 
-fn unit() -> LogicalUnit {
+pub(super) fn unit() -> LogicalUnit {
     unit_of(config())
 }
 
 /// Key, code and qualifier of a failure; a step to work or data is a success.
-fn codes(step: Step) -> Result<Step, (u8, u8, u8)> {
+pub(super) fn codes(step: Step) -> Result<Step, (u8, u8, u8)> {
     match step {
         Step::Done(Outcome { status: Status::CheckCondition, sense: Some(sense), .. }) => {
             Err((sense.key as u8, sense.asc, sense.ascq))
@@ -84,7 +85,7 @@ fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Ended {
 }
 
 /// Runs a command that yields data.
-fn data(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Vec<u8> {
+pub(super) fn data(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Vec<u8> {
     match unit.command(A, cdb.as_ref(), &[0, 1 << 48]) {
         Step::Done(Outcome { status: Status::Good, data, .. }) => data,
         other => panic!("{:02x?}: {other:?}", cdb.as_ref()),
@@ -617,7 +618,7 @@ fn inquiry_every_page_listed_is_there() {
     let mut unit = unit();
     let list = data(&mut unit, cdb::inquiry(Some(0x00), 255));
     let pages = inquiry::supported_pages(&list).expect("page 00h");
-    assert_eq!(pages, [0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(pages, [0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
     for page in pages {
         let whole = data(&mut unit, cdb::inquiry(Some(*page), 1024));
         assert_eq!(whole.len(), 4 + usize::from(u16::from_be_bytes([whole[2], whole[3]])), "{page:02x}");
@@ -1133,7 +1134,8 @@ fn unknown_commands() {
     for cdb in [
         access(op::COMPARE_AND_WRITE, 0, 0, 1),
         access(op::ORWRITE, 0, 0, 1),
-        access(op::EXTENDED_COPY, 0, 0, 1),
+        access(op::EXTENDED_COPY, 1, 0, 1),
+        access(op::RECEIVE_COPY_RESULTS, 1, 0, 1),
         access(op::SERVICE_ACTION_IN_16, 0x13, 0, 24),
         vec![op::PERSISTENT_RESERVE_IN, 0, 0, 0, 0, 0, 0, 0, 8, 0],
         vec![0xff; 16],
@@ -1271,6 +1273,10 @@ proptest! {
                     prop_assert!(media.data_in_bytes(512) <= 1 << 20 && media.data_out_bytes(512) <= 1 << 20);
                     unit.finish(nexus, &media, if list.is_empty() { Err(MediaError::Medium) } else { Ok(()) })
                 }
+                Step::Copy(list) => {
+                    let failure = CopyFailure { segment: 1, fault: CopyFault::Device };
+                    unit.copied(nexus, &list, Err(failure))
+                }
                 Step::Collect { .. } => return Err(TestCaseError::fail("a list is asked for once")),
             };
             prop_assert_eq!(outcome.status == Status::CheckCondition, outcome.sense.is_some());
@@ -1298,6 +1304,7 @@ proptest! {
         for mode in [ModeData::parse_6(&data), ModeData::parse_10(&data)].into_iter().flatten() {
             let _ = (mode.caching(), mode.page(0x0a, 1));
         }
+        let _ = CopyParameters::parse(&data).map(|parameters| parameters.segments_of_list(2));
         let _ = (cdb::Access::parse(&data), cdb::data_bytes(&data, 512), cdb::fact_of(&data));
     }
 }
