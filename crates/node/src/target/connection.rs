@@ -24,6 +24,7 @@ use seal::PublicKey;
 
 use super::ahead::{AHEAD, Ahead, Extent};
 use super::config::Peer;
+use super::copying::Copying;
 use super::defects;
 use super::handshake::{Agreement, Handshake, Next as HandshakeNext};
 use super::login;
@@ -73,10 +74,15 @@ pub(super) struct Session {
     luns: Vec<(u64, usize)>,
     /// The same as REPORT LUNS wants it.
     inventory: Vec<u64>,
-    read_only: bool,
+    pub(super) read_only: bool,
 }
 
 impl Session {
+    /// The units it sees.
+    pub(super) fn units(&self) -> impl Iterator<Item = usize> {
+        self.luns.iter().map(|(_, lun)| *lun)
+    }
+
     /// The unit behind a LUN field.
     pub(super) fn lun(&self, wire: u64) -> Option<usize> {
         self.luns.iter().find(|(known, _)| *known == wire).map(|(_, lun)| *lun)
@@ -104,6 +110,8 @@ pub(super) struct Task {
     /// Bytes of the storage's own that it is sending.
     lent: usize,
     pub(super) job: Option<Job>,
+    /// A copy that runs on another thread.
+    pub(super) copying: Option<Box<Copying>>,
     /// Its outcome is known and on its way to the initiator.
     pub(super) answered: bool,
     /// Task management of other sessions that waits for this task's end. With any, nothing is answered.
@@ -120,6 +128,7 @@ impl Task {
             charged: 0,
             lent: 0,
             job: None,
+            copying: None,
             answered: false,
             groups: Vec::new(),
         }
@@ -155,8 +164,8 @@ pub(super) struct Connection {
     peer_key: Option<PublicKey>,
     protection: Protection,
     pub(super) ahead: Ahead,
-    /// Jobs whose requests are with endpoints.
-    busy: usize,
+    /// Jobs whose requests are with endpoints, or with a copier.
+    pub(super) busy: usize,
     /// Bytes of the tasks' buffers.
     charged: usize,
     /// Bytes of storage that are being sent, and READs that wait until they are fewer.
@@ -644,6 +653,7 @@ impl Connection {
                 let offered = command.map_or(0, data_out_offered);
                 self.collect(context, id, bytes.min(offered));
             }
+            Step::Copy(list) => self.copy(context, id, list),
             Step::Media(media) => {
                 let session = self.session.as_ref().expect("logged in");
                 let lun = &context.shared.luns[task.lun];
@@ -852,7 +862,7 @@ impl Connection {
     }
 
     /// Ends a command with what the device server says.
-    fn finish(&mut self, context: &mut Context<'_>, id: TaskId, outcome: &Outcome) {
+    pub(super) fn finish(&mut self, context: &mut Context<'_>, id: TaskId, outcome: &Outcome) {
         let mut length = 0;
         if !outcome.data.is_empty() {
             if !self.take_buffer(context.io, id, outcome.data.len()) {

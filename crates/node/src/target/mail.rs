@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use io::Waker;
+use iscsi::machine::TaskId;
 use iscsi::wire::TmFunction;
 use scsi::NexusId;
+use scsi::copy::CopyFailure;
 
 /// One connection of one incarnation of a slot, anywhere in the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +33,8 @@ pub(super) enum Mail {
     /// All tasks of an abort have ended; `found` says whether there were any. What the function does besides is done
     /// now, and the request answered if its connection still lives.
     Aborted { aborts: Aborts, found: bool },
+    /// The copy of a task has ended; `Ok` is its bytes.
+    Copied { connection: ConnectionId, task: TaskId, result: Result<u64, CopyFailure> },
     /// Ask sessions to log out and end when they have.
     Drain,
     /// End now.

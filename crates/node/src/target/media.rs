@@ -3,6 +3,9 @@
 //! READ and WRITE are one request. The rest are short programs of stages, each begun when the one before has
 //! ended; nothing here waits.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use area::{Pool, Span};
 use block::{Capability, IoError, IoErrorKind, Kind};
 use mutant::Mutant;
@@ -62,6 +65,8 @@ pub(super) struct Job {
     stages: Vec<Stage>,
     outstanding: u32,
     error: Option<MediaError>,
+    /// For work on another thread: tells it to stop.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Job {
@@ -139,7 +144,12 @@ impl Job {
             }
         }
         stages.reverse();
-        Ok(Self { stages, outstanding: 0, error: None })
+        Ok(Self { stages, outstanding: 0, error: None, stop: None })
+    }
+
+    /// Work that is done elsewhere, and is told by `stop` when it is aborted: one request that never comes back here.
+    pub(super) fn elsewhere(stop: Arc<AtomicBool>) -> Self {
+        Self { stages: Vec::new(), outstanding: 1, error: None, stop: Some(stop) }
     }
 
     /// Whether requests are with the endpoint.
@@ -158,6 +168,9 @@ impl Job {
     /// Nothing more is to be started; what is outstanding still has to end.
     pub(super) fn abort(&mut self) {
         self.error.get_or_insert(MediaError::Aborted);
+        if let Some(stop) = &self.stop {
+            stop.store(true, Ordering::Relaxed);
+        }
     }
 
     /// What to do now.
@@ -271,7 +284,7 @@ fn transfer(span: &Span, capability: &Capability, request: impl Fn(u64, Span) ->
     }
 }
 
-fn media_error(error: &IoError) -> MediaError {
+pub(super) fn media_error(error: &IoError) -> MediaError {
     match error.kind {
         IoErrorKind::Medium => MediaError::Medium,
         IoErrorKind::NoSpace => MediaError::NoSpace,

@@ -7,6 +7,8 @@ mod ahead;
 mod allowance;
 mod config;
 mod connection;
+mod copier;
+mod copying;
 mod defects;
 mod handshake;
 mod login;

@@ -11,6 +11,7 @@ use block::{Capability, wait_ready};
 use io::{Io, Listener, Thread};
 
 use super::config::{ServeError, ServerConfig, TargetConfig};
+use super::copier::Copier;
 use super::handshake::Handshakes;
 use super::lun::Lun;
 use super::mail::{Mail, Mailbox};
@@ -37,6 +38,7 @@ pub(super) struct Shared {
     pub(super) sessions: Sessions,
     pub(super) handshakes: Handshakes,
     pub(super) refusals: Mutex<Refusals>,
+    pub(super) copier: Copier,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
     /// Live connections by worker, to place new ones.
     pub(super) load: Vec<AtomicUsize>,
@@ -102,6 +104,7 @@ impl Server {
             sessions: Sessions::default(),
             handshakes: Handshakes::default(),
             refusals: Mutex::default(),
+            copier: Copier::default(),
             mailboxes: (0..workers).map(|_| Arc::new(Mailbox::new())).collect(),
             load: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             addresses,

@@ -479,6 +479,9 @@ impl Worker {
                     self.touch(slot);
                 }
             }
+            Mail::Copied { connection, task, result } => {
+                self.with(connection, |connection, context| connection.on_copied(context, task, result));
+            }
             Mail::Drain if self.phase == Phase::Serving => {
                 let until = self.deadline(self.shared.config.drain_timeout);
                 self.phase = Phase::Draining(until);

@@ -1,7 +1,8 @@
 //! Third-party copy (SPC-4 6.4, 6.24): the commands of the copy manager, what it says of itself, and what it remembers
 //! of copies. The copying is the caller's, who alone knows the other units.
 
-use super::{Call, LogicalUnit, NexusId, Stop, identification};
+use super::inquiry::{NAA, T10, naa, t10};
+use super::{Call, LogicalUnit, NexusId, Stop};
 use crate::cdb::opcode as op;
 use crate::copy::{CopyFailure, CopyFault, CopyList, Cscd, DESCRIPTORS};
 use crate::limits::{
@@ -152,19 +153,11 @@ impl LogicalUnit {
     /// Whether a CSCD descriptor names this unit: one of the designators of its VPD page 83h that name the logical
     /// unit.
     pub fn is_named(&self, cscd: &Cscd) -> bool {
-        let mut rest = &identification(&self.config)[..];
-        while let &[code_set, kind, _, length, ref body @ ..] = rest {
-            let (designator, behind) = body.split_at(length.into());
-            // ASSOCIATION 00b.
-            if kind >> 4 == 0
-                && (code_set & 0x0f, kind) == (cscd.code_set, cscd.kind)
-                && designator == cscd.designator
-            {
-                return true;
-            }
-            rest = behind;
+        match (cscd.code_set, cscd.kind) {
+            NAA => cscd.designator == naa(&self.config).to_be_bytes(),
+            T10 => cscd.designator == t10(&self.config),
+            _ => false,
         }
-        false
     }
 
     /// Whether this unit can be an end of a copy that `nexus` asks for: what a READ or WRITE of these blocks by it

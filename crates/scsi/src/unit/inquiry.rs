@@ -124,15 +124,32 @@ fn serial(config: &UnitConfig) -> String {
     serial.into_iter().map(char::from).collect()
 }
 
+/// Code sets (SPC-4 table 460).
+const BINARY: u8 = 0x01;
+const ASCII: u8 = 0x02;
+const UTF8: u8 = 0x03;
+/// Code set, and association with designator type, of the designators that name the logical unit.
+pub(super) const NAA: (u8, u8) = (BINARY, 0x03);
+pub(super) const T10: (u8, u8) = (ASCII, 0x01);
+
+/// The NAA designator: format 3h, locally assigned.
+pub(super) fn naa(config: &UnitConfig) -> u64 {
+    (config.naa & (u64::MAX >> 4)) | (0x3 << 60)
+}
+
+/// The T10 vendor ID designator.
+pub(super) fn t10(config: &UnitConfig) -> Vec<u8> {
+    let mut vendor = vec![0; 8];
+    text::emit(&mut vendor, &config.vendor);
+    vendor.extend(serial(config).into_bytes());
+    vendor
+}
+
 /// Device identification: SPC-4 7.8.6. For the logical unit NAA and T10 vendor ID, for the port relative
 /// identifier, group and name, for the device its name.
-pub(super) fn identification(config: &UnitConfig) -> Vec<u8> {
-    // Code sets; PROTOCOL IDENTIFIER iSCSI, valid with PIV; associations.
-    const BINARY: u8 = 0x01;
-    const ASCII: u8 = 0x02;
-    const UTF8: u8 = 0x03;
+fn identification(config: &UnitConfig) -> Vec<u8> {
+    // PROTOCOL IDENTIFIER iSCSI, valid with PIV; associations.
     const ISCSI: u8 = 0x50;
-    const UNIT: u8 = 0x00;
     const PORT: u8 = 0x90;
     const DEVICE: u8 = 0xa0;
 
@@ -141,12 +158,8 @@ pub(super) fn identification(config: &UnitConfig) -> Vec<u8> {
         page.extend([code_set, kind, 0, value.len() as u8]);
         page.extend(value);
     };
-    let naa = (config.naa & (u64::MAX >> 4)) | (0x3 << 60);
-    designator(BINARY, UNIT | 0x03, &naa.to_be_bytes());
-    let mut vendor = vec![0; 8];
-    text::emit(&mut vendor, &config.vendor);
-    vendor.extend(serial(config).into_bytes());
-    designator(ASCII, UNIT | 0x01, &vendor);
+    designator(NAA.0, NAA.1, &naa(config).to_be_bytes());
+    designator(T10.0, T10.1, &t10(config));
     let [high, low] = config.relative_port.to_be_bytes();
     designator(ISCSI | BINARY, PORT | 0x04, &[0, 0, high, low]);
     let [high, low] = config.target_port_group.to_be_bytes();

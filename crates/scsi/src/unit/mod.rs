@@ -18,7 +18,6 @@ mod status;
 mod tests;
 
 pub use copy::CopyEnd;
-use inquiry::identification;
 pub(crate) use inquiry::{inquiry_without_unit, report_luns};
 pub(crate) use status::request_sense;
 

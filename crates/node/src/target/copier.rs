@@ -1,0 +1,306 @@
+//! Third-party copies run here: on threads of their own, by the mover's one call.
+//!
+//! The mover has its loop to itself while it copies, and a loop that serves cannot be lent. So a copy gets a thread,
+//! with a loop, and its own way into the two units' media. A thread goes on with copies that wait, and ends when there
+//! are none. Its answer is mail to the connection that the command came by; a task that is aborted sets its
+//! [`Order::stop`], and the answer comes then.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use area::PoolLimits;
+use block::{
+    Capability, Completion, Endpoint, Extent, Identity, IoError, Kind, Request, State, close_all, wait_ready,
+};
+use io::{Event, Io, Owner};
+use iscsi::machine::TaskId;
+use mover::{CHUNK_BYTES_MAX, Control, CopyError, End, Plan};
+use scsi::NexusId;
+use scsi::copy::{CopyFailure, CopyFault, CopyList};
+use scsi::limits::COPIES_MAX;
+
+use super::mail::{ConnectionId, Mail};
+use super::media::media_error;
+use super::server::Shared;
+
+/// Copies of a server that wait for one of [`COPIES_MAX`] threads; TASK SET FULL beyond it.
+const WAITING_MAX: usize = 64;
+/// Payload memory of one copy.
+const POOL: PoolLimits = PoolLimits { bytes_max: 64 << 20 };
+
+const _: () = assert!(CHUNK_BYTES_MAX as usize <= POOL.bytes_max);
+
+/// A stretch that one call of the mover copies: segments that follow each other at both ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Indices into the server's LUNs.
+    pub(super) source: usize,
+    pub(super) destination: usize,
+    /// First bytes.
+    pub(super) source_offset: u64,
+    pub(super) destination_offset: u64,
+    pub(super) bytes: u64,
+    /// Its first segment.
+    pub(super) segment: u16,
+    /// Where each of its segments ends, in bytes from its start.
+    pub(super) ends: Vec<u64>,
+}
+
+impl Run {
+    /// The segment that byte `at` of the run belongs to.
+    fn segment_at(&self, at: u64) -> u16 {
+        let before = self.ends.iter().take_while(|end| **end <= at).count();
+        self.segment + before.min(self.ends.len() - 1) as u16
+    }
+}
+
+/// A copy to be made.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) runs: Vec<Run>,
+    pub(super) list: Arc<CopyList>,
+    /// The unit that the command was for, and who asked.
+    pub(super) lun: usize,
+    pub(super) nexus: NexusId,
+    /// Whom to answer.
+    pub(super) connection: ConnectionId,
+    pub(super) task: TaskId,
+    /// Set when the task is aborted.
+    pub(super) stop: Arc<AtomicBool>,
+}
+
+/// Copies that wait, and how many threads copy.
+#[derive(Debug, Default)]
+pub(super) struct Copier {
+    inner: Mutex<(VecDeque<Order>, usize)>,
+}
+
+impl Copier {
+    /// Takes a copy, to be begun now or when a thread is free. False: there are too many.
+    pub(super) fn take(&self, shared: &Arc<Shared>, order: Order) -> bool {
+        let mut inner = self.inner.lock().expect("no panic while locked");
+        let (waiting, threads) = &mut *inner;
+        if waiting.len() == WAITING_MAX {
+            return false;
+        }
+        waiting.push_back(order);
+        if *threads == COPIES_MAX {
+            return true;
+        }
+        *threads += 1;
+        drop(inner);
+        let of_thread = Arc::clone(shared);
+        let Err(error) = io::spawn("target-copy", move || work(&of_thread)) else { return true };
+        tracing::warn!(%error, "no thread for a copy");
+        let mut inner = self.inner.lock().expect("no panic while locked");
+        inner.1 -= 1;
+        // Somebody who copies will come to it; with nobody there it is the only one.
+        inner.1 > 0 || inner.0.pop_back().is_none()
+    }
+
+    /// The next copy for a thread; with `None`, that thread has ended.
+    fn next(&self) -> Option<Order> {
+        let mut inner = self.inner.lock().expect("no panic while locked");
+        let order = inner.0.pop_front();
+        inner.1 -= usize::from(order.is_none());
+        order
+    }
+}
+
+/// A thread that copies.
+fn work(shared: &Shared) {
+    let mut io = Io::new(POOL);
+    while let Some(order) = shared.copier.next() {
+        let result = match &mut io {
+            Ok(io) => {
+                let copy = AssertUnwindSafe(|| Copying { io, shared, order: &order, ends: None }.run());
+                // A defect of ours, and told as one by the panic; the host must not wait for ever.
+                catch_unwind(copy).unwrap_or(Err(CopyFailure { segment: 0, fault: CopyFault::Device }))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no loop for a copy");
+                Err(CopyFailure { segment: 0, fault: CopyFault::Device })
+            }
+        };
+        let Order { connection, task, .. } = order;
+        shared.mailboxes[connection.worker].send(Mail::Copied { connection, task, result });
+    }
+}
+
+/// One copy under way.
+struct Copying<'a> {
+    io: &'a mut Io,
+    shared: &'a Shared,
+    order: &'a Order,
+    /// Ways into the source and the destination of the last run.
+    ends: Option<(usize, usize, [Part; 2])>,
+}
+
+impl Copying<'_> {
+    /// Copies everything. The bytes that were copied.
+    fn run(mut self) -> Result<u64, CopyFailure> {
+        let mut bytes = 0;
+        let mut result = Ok(());
+        for run in &self.order.runs {
+            result = self.attach(run).and_then(|()| self.copy(run, bytes));
+            if result.is_err() {
+                break;
+            }
+            bytes += run.bytes;
+        }
+        self.detach();
+        result.map(|()| bytes)
+    }
+
+    /// Makes `ends` those of this run.
+    fn attach(&mut self, run: &Run) -> Result<(), CopyFailure> {
+        if self
+            .ends
+            .as_ref()
+            .is_some_and(|(source, destination, _)| (*source, *destination) == (run.source, run.destination))
+        {
+            return Ok(());
+        }
+        self.detach();
+        let mut attach = |lun: usize| {
+            let unit = &self.shared.luns[lun];
+            let mut inner = unit.config.medium.attach(self.io)?;
+            wait_ready(self.io, &mut [&mut *inner])?;
+            Ok(Part { inner, flushes: !unit.unit().write_cache() })
+        };
+        let ends = attach(run.source).and_then(|source| Ok([source, attach(run.destination)?]));
+        let ends = ends.map_err(|error: block::OpenError| {
+            tracing::warn!(%error, "storage of a copy");
+            CopyFailure { segment: run.segment, fault: CopyFault::Device }
+        })?;
+        self.ends = Some((run.source, run.destination, ends));
+        Ok(())
+    }
+
+    fn detach(&mut self) {
+        if let Some((_, _, mut ends)) = self.ends.take() {
+            let [source, destination] = &mut ends;
+            close_all(self.io, &mut [&mut *source.inner, &mut *destination.inner]);
+        }
+    }
+
+    /// Copies one run, `before` bytes being done. What overlaps itself is moved as if all of it were read before anything
+    /// is written: in pieces, each of which is, from the side on which nothing is lost.
+    fn copy(&mut self, run: &Run, before: u64) -> Result<(), CopyFailure> {
+        let Some((_, _, [source, destination])) = &self.ends else { unreachable!("attached by the caller") };
+        let (from, to) = (run.source_offset, run.destination_offset);
+        let identity = source.inner.identity();
+        let same = run.source == run.destination
+            || identity != Identity::Unique && identity == destination.inner.identity();
+        if !same || from.abs_diff(to) >= run.bytes {
+            return self.piece(run, 0, &Plan { size: Some(run.bytes), ..plan() }, before);
+        }
+        if from == to {
+            return Ok(());
+        }
+        // Mapped once, there is memory for it from here on: the mover will not cut it smaller.
+        drop(self.io.pool().take(CHUNK_BYTES_MAX as usize));
+        let piece = u64::from(CHUNK_BYTES_MAX);
+        let pieces = run.bytes.div_ceil(piece);
+        for done in 0..pieces {
+            let index = if to > from { pieces - 1 - done } else { done };
+            let start = index * piece;
+            let size = Some(piece.min(run.bytes - start));
+            let plan = Plan { size, chunk: Some(CHUNK_BYTES_MAX), depth: Some(1), ..plan() };
+            self.piece(run, start, &plan, before + done * piece)?;
+        }
+        Ok(())
+    }
+
+    /// One call of the mover, `start` bytes into the run.
+    fn piece(&mut self, run: &Run, start: u64, plan: &Plan, before: u64) -> Result<(), CopyFailure> {
+        let Self { io, shared, order, ends } = self;
+        let Some((_, _, [source, destination])) = ends else { unreachable!("attached by the caller") };
+        let (src_offset, dst_offset) = (run.source_offset + start, run.destination_offset + start);
+        let plan = Plan { src_offset, dst_offset, ..plan.clone() };
+        let mut observer = |progress: &mover::Progress| {
+            shared.luns[order.lun].unit().copying(order.nexus, &order.list, before + progress.bytes);
+            if order.stop.load(Ordering::Relaxed) { Control::Stop } else { Control::Continue }
+        };
+        if order.stop.load(Ordering::Relaxed) {
+            return Err(CopyFailure { segment: run.segment, fault: CopyFault::Aborted });
+        }
+        let Err(error) = mover::copy(io, source, destination, &plan, &mut observer) else { return Ok(()) };
+        let fault = match error {
+            CopyError::Interrupted { .. } => CopyFault::Aborted,
+            _ => CopyFault::Device,
+        };
+        let failed = |lun: usize, error: &IoError| {
+            shared.luns[lun].unit().copy_failed(order.nexus, media_error(error));
+        };
+        let at = match &error {
+            CopyError::Read { end: End::Source, offset, error, .. } => {
+                failed(run.source, error);
+                offset - run.source_offset
+            }
+            CopyError::Read { offset, error, .. } | CopyError::Write { offset, error, .. } => {
+                failed(run.destination, error);
+                offset - run.destination_offset
+            }
+            CopyError::Flush(error) => {
+                failed(run.destination, error);
+                0
+            }
+            _ => start,
+        };
+        if fault == CopyFault::Device {
+            let [source, destination] = [run.source, run.destination].map(|lun| &shared.luns[lun].config);
+            tracing::warn!(
+                from = source.medium.name(), to = destination.medium.name(), %error, "third-party copy"
+            );
+        }
+        Err(CopyFailure { segment: run.segment_at(at), fault })
+    }
+}
+
+/// What every call of the mover has in common: block sizes and ranges have been checked.
+fn plan() -> Plan {
+    Plan { allow_block_size: true, ..Plan::default() }
+}
+
+/// One end of a copy, as the mover is to see it: the device server has decided whether the two may be the same storage,
+/// and a command flushes only where the unit has no volatile cache.
+struct Part {
+    inner: Box<dyn Endpoint>,
+    flushes: bool,
+}
+
+impl Endpoint for Part {
+    fn state(&self) -> State {
+        self.inner.state()
+    }
+
+    fn capability(&self) -> &Capability {
+        self.inner.capability()
+    }
+
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
+        if matches!(request.kind, Kind::Flush) && !self.flushes {
+            return done.push(Completion { id: request.id, result: Ok(()) });
+        }
+        self.inner.submit(io, request, done);
+    }
+
+    fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
+        self.inner.on_event(io, event, done);
+    }
+
+    fn owners(&self, owners: &mut Vec<Owner>) {
+        self.inner.owners(owners);
+    }
+
+    fn extent(&mut self, offset: u64) -> Extent {
+        self.inner.extent(offset)
+    }
+
+    fn identity(&self) -> Identity {
+        Identity::Unique
+    }
+}
