@@ -92,6 +92,14 @@ impl Named {
         }
     }
 
+    /// The URL, where it is a LUN.
+    pub(crate) fn url(&self) -> Option<Url> {
+        match &self.spec.location {
+            Location::Url(url) => Url::parse(url).ok(),
+            _ => None,
+        }
+    }
+
     /// Seals its sessions with keys that lie in no file.
     pub(crate) fn seal(&mut self, sealing: InitiatorSealing) {
         self.sealing = Some(sealing);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use area::Span;
 use block::OpenError;
 use io::{Io, Owner};
-use iscsi::initiator::Command;
+use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::Config;
 use iscsi::machine::TargetRecord;
 use iscsi::wire::Attribute;
@@ -19,7 +19,7 @@ use scsi::{Sense, SenseKey, Status};
 use super::endpoint::login_error;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
 use super::session::{Failure, Outcome, Session};
-use super::setup::ANSWER_BYTES;
+use super::setup::{ANSWER_BYTES, Answer, told};
 use super::url::Url;
 use crate::sealing::Protection;
 
@@ -108,18 +108,35 @@ fn describe(talk: &mut Talk<'_>, wire: u64, lun: u16) -> Result<LunInfo, OpenErr
     })
 }
 
+/// How a command that writes has ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Good,
+    /// Given up because we asked for it.
+    Stopped,
+    /// In the target's words.
+    Refused(String),
+}
+
+/// How often somebody is asked whether to go on, while a long command runs.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+/// Times a command is repeated that a busy target did not take, and the pause before.
+const REPEATS_MAX: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
 /// A session used one question at a time.
-struct Talk<'a> {
+pub(super) struct Talk<'a> {
     io: &'a mut Io,
     url: &'a Url,
     owner: Owner,
     session: Session,
+    timeout: Duration,
     deadline: Duration,
 }
 
 impl<'a> Talk<'a> {
     /// Connects and logs in, trying each address of the host.
-    fn begin(
+    pub(super) fn begin(
         io: &'a mut Io,
         url: &'a Url,
         options: &Options,
@@ -131,7 +148,9 @@ impl<'a> Talk<'a> {
             loop {
                 let config = options.login(target, random_isid())?;
                 match Talk::log_in(&mut *io, url, options, config, address, sealing) {
-                    Ok((session, owner, deadline)) => return Ok(Self { io, url, owner, session, deadline }),
+                    Ok((session, owner, deadline)) => {
+                        return Ok(Self { io, url, owner, session, timeout: options.timeout, deadline });
+                    }
                     Err(Failure::Declined) if sealing.is_some() => {
                         tracing::warn!(%url, "the target does not seal: going on in the clear");
                         sealing = None;
@@ -162,7 +181,7 @@ impl<'a> Talk<'a> {
         let tls = options.tls(url).map_err(|error| Failure::Lost(error.to_string()))?;
         let session = Session::connect(io, owner, 0, address, config, sealing, tls)?;
         let deadline = io.now() + options.timeout;
-        let mut talk = Talk { io, url, owner, session, deadline };
+        let mut talk = Talk { io, url, owner, session, timeout: options.timeout, deadline };
         talk.wait_for(|outcome| matches!(outcome, Outcome::LoggedIn(_)).then_some(()))?;
         Ok((talk.session, owner, deadline))
     }
@@ -173,7 +192,17 @@ impl<'a> Talk<'a> {
     }
 
     /// Drives the loop until an outcome is what is waited for.
-    fn wait_for<T>(&mut self, mut wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, Failure> {
+    fn wait_for<T>(&mut self, wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, Failure> {
+        let found = self.wait_until(self.deadline, wanted)?;
+        found.ok_or_else(|| Failure::Lost("no answer in time".into()))
+    }
+
+    /// The same up to a time; `None` when nothing came until then.
+    fn wait_until<T>(
+        &mut self,
+        until: Duration,
+        mut wanted: impl FnMut(Outcome) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
         let (mut events, mut outcomes) = (Vec::new(), Vec::new());
         loop {
             self.session.pump(self.io, &mut outcomes);
@@ -182,14 +211,14 @@ impl<'a> Talk<'a> {
                     return Err(failure);
                 }
                 if let Some(found) = wanted(outcome) {
-                    return Ok(found);
+                    return Ok(Some(found));
                 }
             }
-            if self.io.now() >= self.deadline {
-                return Err(Failure::Lost("no answer in time".into()));
+            if self.io.now() >= until {
+                return Ok(None);
             }
             self.io
-                .turn_for(|owner| owner == self.owner, Some(self.deadline), &mut events)
+                .turn_for(|owner| owner == self.owner, Some(until), &mut events)
                 .map_err(|error| Failure::Lost(format!("waiting: {error}")))?;
             for event in events.drain(..) {
                 self.session.on_event(self.io, event, &mut outcomes);
@@ -198,7 +227,7 @@ impl<'a> Talk<'a> {
     }
 
     /// Data of a command, `None` when the LUN refuses it. A unit attention is taken and the command repeated.
-    fn command(&mut self, lun: u64, cdb: Cdb) -> Result<Option<Vec<u8>>, OpenError> {
+    pub(super) fn command(&mut self, lun: u64, cdb: Cdb) -> Result<Option<Vec<u8>>, OpenError> {
         for _ in 0..8 {
             let buffer = self.buffer()?;
             let length = cdb::data_bytes(cdb.as_bytes(), 512).map_or(0, |(_, length)| length as u32);
@@ -223,12 +252,85 @@ impl<'a> Talk<'a> {
         Ok(None)
     }
 
+    /// A command with data-out, or with none. It may take the time that the options give to a request; `go_on` is asked
+    /// meanwhile, and the command aborted if it says no.
+    pub(super) fn write(
+        &mut self,
+        lun: u64,
+        cdb: Cdb,
+        data: &[u8],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Ended, OpenError> {
+        let (url, length) = (self.url, data.len() as u32);
+        let direction = if data.is_empty() { Direction::None } else { Direction::Out };
+        let mut refused = Ended::Refused("it is busy".into());
+        for _ in 0..REPEATS_MAX {
+            let buffer = self.io.pool().take(data.len().max(1));
+            let buffer = buffer.ok_or_else(|| OpenError::Failed("out of buffer memory".into()))?;
+            buffer.fill(0, data);
+            let command = Command { lun, cdb: cdb.padded(), direction, length, attribute: Attribute::Simple };
+            self.deadline = self.io.now() + self.timeout;
+            let task = self.session.submit(command, Some(buffer));
+            let task = task.map_err(|_| OpenError::Failed(format!("{url}: the target takes no commands")))?;
+            let mut stopped = false;
+            let (status, sense) = loop {
+                let until = self.deadline.min(self.io.now() + ASK_EVERY);
+                let ended = self.wait_until(until, |outcome| match outcome {
+                    Outcome::Completed { status, sense, .. } => Some((Some(status), sense)),
+                    Outcome::Interrupted { .. } => Some((None, None)),
+                    _ => None,
+                });
+                match ended.map_err(|failure| explain(url, failure))? {
+                    Some(ended) => break ended,
+                    None if self.io.now() >= self.deadline => {
+                        return Err(OpenError::Unreachable(format!("{url}: no answer in time")));
+                    }
+                    None if !stopped && !go_on() => {
+                        stopped = true;
+                        self.session.abort(lun, task);
+                    }
+                    None => {}
+                }
+            };
+            let again =
+                |sense: &Sense| matches!(sense.key, SenseKey::UnitAttention | SenseKey::AbortedCommand);
+            let busy = [Status::Busy as u8, Status::TaskSetFull as u8];
+            match status {
+                Some(status) if status == Status::Good as u8 => return Ok(Ended::Good),
+                _ if stopped => return Ok(Ended::Stopped),
+                Some(status) => {
+                    refused = Ended::Refused(told(&Answer { status, sense, data: &[] }));
+                    if busy.contains(&status) {
+                        let until = self.io.now() + BUSY_PAUSE;
+                        let pause = self.wait_until(until, |_| None::<()>);
+                        pause.map_err(|failure| explain(url, failure))?;
+                    } else if !sense.as_ref().is_some_and(again) {
+                        break;
+                    }
+                }
+                None => {}
+            }
+        }
+        Ok(refused)
+    }
+
+    /// The loop's time.
+    pub(super) fn now(&self) -> Duration {
+        self.io.now()
+    }
+
+    /// Bytes that the session has received and sent so far.
+    pub(super) fn session_bytes(&self) -> (u64, u64) {
+        self.session.transferred()
+    }
+
     fn buffer(&self) -> Result<Span, OpenError> {
         let span = self.io.pool().take(ANSWER_BYTES as usize);
         span.ok_or_else(|| OpenError::Failed("out of buffer memory".into()))
     }
 
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
+        self.deadline = self.io.now() + self.timeout;
         self.session.logout(self.io.now());
         let _ = self.wait(|outcome| matches!(outcome, Outcome::LoggedOut).then_some(()));
     }

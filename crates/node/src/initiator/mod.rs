@@ -2,7 +2,7 @@
 //!
 //! `session.rs` is one connection's life (connect, log in, commands); `setup.rs` asks a disk what it is;
 //! `endpoint.rs` turns block requests into commands and survives lost connections; `discover.rs` asks a portal
-//! for its targets and a target for its LUNs.
+//! for its targets and a target for its LUNs; `remote_copy.rs` lets a target copy.
 
 mod ahead;
 mod cache;
@@ -15,6 +15,7 @@ mod handshake;
 #[doc(hidden)]
 pub mod interview;
 mod options;
+mod remote_copy;
 mod session;
 mod setup;
 mod url;
@@ -23,4 +24,5 @@ pub use discover::{LunInfo, Target, discover, list_luns};
 pub use endpoint::IscsiMedium;
 pub use enquire::enquire;
 pub use options::{Credentials, InitiatorSealing, Options};
+pub use remote_copy::{RemoteCopyError, RemotePlan, RemoteReport, remote_copy};
 pub use url::{PORT, Url, UrlError};

@@ -11,7 +11,7 @@ use iscsi::login::initiator as login;
 use iscsi::login::initiator::{LoginError, Redirect};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::params::Negotiated;
-use iscsi::wire::{AsyncEvent, LogoutReason};
+use iscsi::wire::{AsyncEvent, LogoutReason, TmFunction};
 use scsi::Sense;
 use socket2::SockRef;
 
@@ -172,6 +172,20 @@ impl Session {
             && !stream.seal_task_ahead(io, data, task)
         {
             self.ahead.on_end(task);
+        }
+    }
+
+    /// Asks the target to give a command up. It ends by [`Outcome::Interrupted`], or as it would have.
+    pub(super) fn abort(&mut self, lun: u64, task: TaskId) {
+        // Refused only when the session ends anyway.
+        let _ = self.machine.task_management(TmFunction::AbortTask, lun, Some(task));
+    }
+
+    /// Bytes that came and went over the connection.
+    pub(super) fn transferred(&self) -> (u64, u64) {
+        match &self.link {
+            Link::Up(stream) => (stream.counters().received, stream.counters().sent),
+            _ => (0, 0),
         }
     }
 

@@ -1,20 +1,21 @@
 //! Third-party copies run here: on threads of their own, by the mover's one call.
 //!
 //! The mover has its loop to itself while it copies, and a loop that serves cannot be lent. So a copy gets a thread,
-//! with a loop, and its own way into the two units' media. A thread goes on with copies that wait, and ends when there
-//! are none. Its answer is mail to the connection that the command came by; a task that is aborted sets its
+//! with a loop, and its own way into the two units' media. A thread goes on with copies that wait, rests a second when
+//! there are none, and ends. Its answer is mail to the connection that the command came by; a task that is aborted sets its
 //! [`Order::stop`], and the answer comes then.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use area::PoolLimits;
 use block::{
     Capability, Completion, Endpoint, Extent, Identity, IoError, Kind, Request, State, close_all, wait_ready,
 };
-use io::{Event, Io, Owner};
+use io::{Event, Io, Owner, Token, Waker};
 use iscsi::machine::TaskId;
 use mover::{CHUNK_BYTES_MAX, Control, CopyError, End, Plan};
 use scsi::NexusId;
@@ -29,6 +30,11 @@ use super::server::Shared;
 const WAITING_MAX: usize = 64;
 /// Payload memory of one copy.
 const POOL: PoolLimits = PoolLimits { bytes_max: 64 << 20 };
+/// How long a thread waits for another copy: a host sends one after the other, and to map memory takes longer than a
+/// small copy.
+const LINGER: Duration = Duration::from_secs(1);
+/// What a host is told when there is no copy at all.
+const NO_COPY: CopyFailure = CopyFailure { segment: 0, fault: CopyFault::Device };
 
 const _: () = assert!(CHUNK_BYTES_MAX as usize <= POOL.bytes_max);
 
@@ -59,6 +65,7 @@ impl Run {
 /// A copy to be made.
 #[derive(Debug)]
 pub(super) struct Order {
+    pub(super) shared: Arc<Shared>,
     pub(super) runs: Vec<Run>,
     pub(super) list: Arc<CopyList>,
     /// The unit that the command was for, and who asked.
@@ -71,68 +78,131 @@ pub(super) struct Order {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// Copies that wait, and how many threads copy.
+impl Order {
+    fn answer(self, result: Result<u64, CopyFailure>) {
+        let Self { shared, connection, task, .. } = self;
+        shared.mailboxes[connection.worker].send(Mail::Copied { connection, task, result });
+    }
+}
+
+/// Copies that wait, and the threads that copy.
 #[derive(Debug, Default)]
 pub(super) struct Copier {
-    inner: Mutex<(VecDeque<Order>, usize)>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    waiting: VecDeque<Order>,
+    threads: usize,
+    /// Threads that rest: their numbers, and how to wake them.
+    resting: Vec<(u64, Waker)>,
+    number_last: u64,
+}
+
+/// What a thread does next.
+enum Next {
+    Copy(Order),
+    /// Until it is woken, at most for [`LINGER`].
+    Rest,
+    End,
 }
 
 impl Copier {
-    /// Takes a copy, to be begun now or when a thread is free. False: there are too many.
-    pub(super) fn take(&self, shared: &Arc<Shared>, order: Order) -> bool {
-        let mut inner = self.inner.lock().expect("no panic while locked");
-        let (waiting, threads) = &mut *inner;
-        if waiting.len() == WAITING_MAX {
-            return false;
-        }
-        waiting.push_back(order);
-        if *threads == COPIES_MAX {
-            return true;
-        }
-        *threads += 1;
-        drop(inner);
-        let of_thread = Arc::clone(shared);
-        let Err(error) = io::spawn("target-copy", move || work(&of_thread)) else { return true };
-        tracing::warn!(%error, "no thread for a copy");
-        let mut inner = self.inner.lock().expect("no panic while locked");
-        inner.1 -= 1;
-        // Somebody who copies will come to it; with nobody there it is the only one.
-        inner.1 > 0 || inner.0.pop_back().is_none()
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic while locked")
     }
 
-    /// The next copy for a thread; with `None`, that thread has ended.
-    fn next(&self) -> Option<Order> {
-        let mut inner = self.inner.lock().expect("no panic while locked");
-        let order = inner.0.pop_front();
-        inner.1 -= usize::from(order.is_none());
-        order
+    /// Takes a copy, to be begun now or when a thread is free. False: there are too many.
+    pub(super) fn take(self: &Arc<Self>, order: Order) -> bool {
+        let mut inner = self.lock();
+        if inner.waiting.len() == WAITING_MAX {
+            return false;
+        }
+        inner.waiting.push_back(order);
+        if let Some((_, waker)) = inner.resting.pop() {
+            waker.wake();
+            return true;
+        }
+        if inner.threads == COPIES_MAX {
+            return true;
+        }
+        inner.threads += 1;
+        drop(inner);
+        let copier = Arc::clone(self);
+        let Err(error) = io::spawn("target-copy", move || work(&copier)) else { return true };
+        tracing::warn!(%error, "no thread for a copy");
+        let mut inner = self.lock();
+        inner.threads -= 1;
+        // Somebody who copies will come to it; with nobody there it is the only one.
+        inner.threads > 0 || inner.waiting.pop_back().is_none()
+    }
+
+    /// What the thread of this number does, which has rested long enough or not yet.
+    fn next(&self, number: u64, waker: &Waker, rested: bool) -> Next {
+        let mut inner = self.lock();
+        inner.resting.retain(|(known, _)| *known != number);
+        if let Some(order) = inner.waiting.pop_front() {
+            return Next::Copy(order);
+        }
+        if rested {
+            inner.threads -= 1;
+            return Next::End;
+        }
+        inner.resting.push((number, waker.clone()));
+        Next::Rest
     }
 }
 
-/// A thread that copies.
-fn work(shared: &Shared) {
-    let mut io = Io::new(POOL);
-    while let Some(order) = shared.copier.next() {
-        let result = match &mut io {
-            Ok(io) => {
-                let copy = AssertUnwindSafe(|| Copying { io, shared, order: &order, ends: None }.run());
+/// A thread that copies. It keeps its memory for the next copy, and nothing of the server while it rests.
+fn work(copier: &Copier) {
+    let number = {
+        let mut inner = copier.lock();
+        inner.number_last += 1;
+        inner.number_last
+    };
+    let ready = Io::new(POOL).and_then(|mut io| {
+        let token = Token { owner: io.owner(), key: 0 };
+        let waker = io.waker(token)?;
+        Ok((io, waker))
+    });
+    let (mut io, waker) = match ready {
+        Ok(ready) => ready,
+        Err(error) => {
+            tracing::warn!(%error, "no loop for a copy");
+            let mut inner = copier.lock();
+            inner.threads -= 1;
+            let order = inner.waiting.pop_front();
+            drop(inner);
+            return order.into_iter().for_each(|order| order.answer(Err(NO_COPY)));
+        }
+    };
+    let (mut rest_until, mut events) = (None, Vec::new());
+    loop {
+        let rested = rest_until.is_some_and(|until| io.now() >= until);
+        match copier.next(number, &waker, rested) {
+            Next::Copy(order) => {
+                let copy = AssertUnwindSafe(|| Copying { io: &mut io, order: &order, ends: None }.run());
                 // A defect of ours, and told as one by the panic; the host must not wait for ever.
-                catch_unwind(copy).unwrap_or(Err(CopyFailure { segment: 0, fault: CopyFault::Device }))
+                let result = catch_unwind(copy).unwrap_or(Err(NO_COPY));
+                order.answer(result);
+                rest_until = None;
             }
-            Err(error) => {
-                tracing::warn!(%error, "no loop for a copy");
-                Err(CopyFailure { segment: 0, fault: CopyFault::Device })
+            Next::Rest => {
+                let until = *rest_until.get_or_insert_with(|| io.now() + LINGER);
+                if io.turn_until(Some(until), &mut events).is_err() {
+                    rest_until = Some(Duration::ZERO);
+                }
+                events.clear();
             }
-        };
-        let Order { connection, task, .. } = order;
-        shared.mailboxes[connection.worker].send(Mail::Copied { connection, task, result });
+            Next::End => return,
+        }
     }
 }
 
 /// One copy under way.
 struct Copying<'a> {
     io: &'a mut Io,
-    shared: &'a Shared,
     order: &'a Order,
     /// Ways into the source and the destination of the last run.
     ends: Option<(usize, usize, [Part; 2])>,
@@ -165,7 +235,7 @@ impl Copying<'_> {
         }
         self.detach();
         let mut attach = |lun: usize| {
-            let unit = &self.shared.luns[lun];
+            let unit = &self.order.shared.luns[lun];
             let mut inner = unit.config.medium.attach(self.io)?;
             wait_ready(self.io, &mut [&mut *inner])?;
             Ok(Part { inner, flushes: !unit.unit().write_cache() })
@@ -216,7 +286,8 @@ impl Copying<'_> {
 
     /// One call of the mover, `start` bytes into the run.
     fn piece(&mut self, run: &Run, start: u64, plan: &Plan, before: u64) -> Result<(), CopyFailure> {
-        let Self { io, shared, order, ends } = self;
+        let Self { io, order, ends } = self;
+        let shared = &order.shared;
         let Some((_, _, [source, destination])) = ends else { unreachable!("attached by the caller") };
         let (src_offset, dst_offset) = (run.source_offset + start, run.destination_offset + start);
         let plan = Plan { src_offset, dst_offset, ..plan.clone() };

@@ -51,6 +51,7 @@ impl Connection {
         }
         let (list, stop) = (Arc::new(list), Arc::new(AtomicBool::new(false)));
         let order = Order {
+            shared: Arc::clone(context.shared),
             runs,
             list: Arc::clone(&list),
             lun,
@@ -59,7 +60,7 @@ impl Connection {
             task: id,
             stop: Arc::clone(&stop),
         };
-        if !context.shared.copier.take(context.shared, order) {
+        if !context.shared.copier.take(order) {
             let aborted = CopyFailure { segment: 0, fault: CopyFault::Aborted };
             let _ = unit.unit().copied(nexus, &list, Err(aborted));
             return self.finish(context, id, &Outcome::task_set_full());

@@ -38,7 +38,7 @@ pub(super) struct Shared {
     pub(super) sessions: Sessions,
     pub(super) handshakes: Handshakes,
     pub(super) refusals: Mutex<Refusals>,
-    pub(super) copier: Copier,
+    pub(super) copier: Arc<Copier>,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
     /// Live connections by worker, to place new ones.
     pub(super) load: Vec<AtomicUsize>,
@@ -104,7 +104,7 @@ impl Server {
             sessions: Sessions::default(),
             handshakes: Handshakes::default(),
             refusals: Mutex::default(),
-            copier: Copier::default(),
+            copier: Arc::default(),
             mailboxes: (0..workers).map(|_| Arc::new(Mailbox::new())).collect(),
             load: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             addresses,

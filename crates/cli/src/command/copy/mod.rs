@@ -2,6 +2,7 @@
 
 pub(crate) mod outcome;
 pub(crate) mod refusals;
+mod remote;
 
 use std::sync::Arc;
 
@@ -49,6 +50,10 @@ pub(crate) struct Args {
     /// Make holes and blocks of zeroes zero instead of moving their zeroes
     #[arg(long, default_value = "auto")]
     sparse: Sparse,
+
+    /// Let the target copy where both ends are LUNs of one target: no data passes through this host
+    #[arg(long, default_value = "auto")]
+    remote_copy: remote::RemoteCopy,
 
     /// Read no faster than this
     #[arg(long, value_name = "SIZE/s", value_parser = units::parse_rate)]
@@ -197,6 +202,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         return refusals::dry_run(context, args, &mut io, &source, &destination);
     }
     let mut pair = refusals::prepare(context, args, &mut io, &source, &destination)?;
+    if let Some(copied) = remote::copy(context, args, &mut io, &mut pair, &source, &destination)? {
+        let exit = copied.tell(context, args, pair.source_consistent);
+        end(&mut io, [pair.source, pair.destination]);
+        return Ok(exit);
+    }
     let plan = args.plan();
     let before = CpuTime::now();
     let result = {

@@ -42,6 +42,7 @@ pub(crate) fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> 
     let (user, system) = cpu_s_per_gb(cpu, report.bytes);
     json!({
         "schema": output::SCHEMA,
+        "remote_copy": false,
         "bytes": report.bytes,
         "seconds": units::rounded(report.seconds),
         "mb_per_s": units::rounded(mb_per_s(report.bytes, report.seconds)),

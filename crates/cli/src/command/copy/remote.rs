@@ -1,0 +1,202 @@
+//! `--remote-copy`: two LUNs of one target are copied by that target, and the data never comes here.
+
+use clap::ValueEnum;
+use io::Io;
+use mover::CopyError;
+use node::initiator::{RemoteCopyError, RemotePlan, RemoteReport, Url, remote_copy};
+use serde_json::{Value, json};
+
+use super::{Args, Pair, Sparse, outcome};
+use crate::context::Context;
+use crate::endpoint::Named;
+use crate::error::{Exit, Failure};
+use crate::progress::{Progress, Sample};
+use crate::{output, units};
+
+/// `--remote-copy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RemoteCopy {
+    /// Where both ends are LUNs of one target that can
+    Auto,
+    /// Never
+    Off,
+    /// Or not at all
+    Require,
+}
+
+/// How a copy was made that did not pass through here.
+pub(super) struct Copied {
+    report: RemoteReport,
+    bytes: u64,
+    /// Of reading both ends afterwards.
+    verify_seconds: Option<f64>,
+}
+
+/// Lets the target copy, and verifies if asked. `None`: it is to be copied through here.
+pub(super) fn copy(
+    context: &Context,
+    args: &Args,
+    io: &mut Io,
+    pair: &mut Pair,
+    source: &Named,
+    destination: &Named,
+) -> Result<Option<Copied>, Failure> {
+    let bytes = pair.checked.bytes;
+    let here = |why: &str| match args.remote_copy {
+        RemoteCopy::Require => Err(Failure::failed("let the target copy to", destination.text.clone(), why)
+            .hint("without --remote-copy require the data goes through this host")),
+        RemoteCopy::Auto => {
+            context.remark(&format!("copying through this host: {why}"));
+            Ok(None)
+        }
+        RemoteCopy::Off => Ok(None),
+    };
+    let (from, to) = match (args.remote_copy, one_target(source, destination)) {
+        (RemoteCopy::Off, _) => return Ok(None),
+        // Nobody expects it there.
+        (RemoteCopy::Auto, None) => return Ok(None),
+        (RemoteCopy::Require, None) => return here("the two are not LUNs of one target at one portal"),
+        (_, Some(ends)) => ends,
+    };
+    if let Some(why) = unsuitable(args, source, destination) {
+        return here(why);
+    }
+    let plan = RemotePlan {
+        source: from.lun.expect("an open LUN has a number"),
+        destination: to.lun.expect("an open LUN has a number"),
+        src_offset: args.range.src_offset,
+        dst_offset: args.range.dst_offset,
+        bytes,
+    };
+    let options = destination.initiator_options(context, &to)?;
+    let result = {
+        let _orderly = context.stop.orderly();
+        let mut progress = Progress::new(context);
+        let result = remote_copy(io, &to, &options, &plan, &mut |done| {
+            let sample = Sample { phase: "copy", bytes: done, total: bytes, ..Sample::default() };
+            progress.update(&Sample { limited_by: "target", ..sample });
+            !context.stop.is_asked()
+        });
+        progress.finish();
+        result
+    };
+    let failed = |cause: String| Failure::failed("let the target copy to", destination.text.clone(), cause);
+    let report = match result {
+        Ok(report) => report,
+        Err(RemoteCopyError::Impossible(why)) => return here(&why),
+        Err(RemoteCopyError::Refused(why)) => return here(&format!("the target refuses: {why}")),
+        Err(RemoteCopyError::Lost(error)) => {
+            return Err(Failure::io("let the target copy to", destination.text.clone(), &error).hint(
+                "the same command with --force begins anew; what it copied so far may not be durable",
+            ));
+        }
+        Err(RemoteCopyError::Flush(why)) => return Err(failed(format!("the flush failed: {why}"))),
+        Err(RemoteCopyError::Interrupted(bytes_safe)) => {
+            let error = CopyError::Interrupted { phase: mover::Phase::Copy, bytes_safe };
+            return Err(outcome::failure(context, args, &error, source, destination));
+        }
+    };
+    let verify_seconds =
+        if args.verify { Some(verify(context, args, io, pair, source, destination)?) } else { None };
+    Ok(Some(Copied { report, bytes, verify_seconds }))
+}
+
+/// The two URLs, if they name LUNs of one target, reached at one portal by one initiator.
+fn one_target(source: &Named, destination: &Named) -> Option<(Url, Url)> {
+    let (from, to) = (source.url()?, destination.url()?);
+    let same = (&from.host, from.port, &from.target) == (&to.host, to.port, &to.target)
+        && source.spec.get("initiator") == destination.spec.get("initiator");
+    same.then_some((from, to))
+}
+
+/// What was asked for and cannot be asked of a target.
+fn unsuitable(args: &Args, source: &Named, destination: &Named) -> Option<&'static str> {
+    let layered = |named: &Named| block::layer::OPTIONS.iter().any(|name| named.spec.get(name).is_some());
+    match () {
+        () if args.rate.is_some() => Some("a target is not told how fast to copy (--rate)"),
+        () if args.sparse == Sparse::Off => Some("a target is not told to write zeroes (--sparse off)"),
+        () if layered(source) || layered(destination) => {
+            Some("an endpoint has layers, which the target does not")
+        }
+        () => None,
+    }
+}
+
+/// Reads both ends and compares them. The seconds it took.
+fn verify(
+    context: &Context,
+    args: &Args,
+    io: &mut Io,
+    pair: &mut Pair,
+    source: &Named,
+    destination: &Named,
+) -> Result<f64, Failure> {
+    let plan = mover::Plan { size: Some(pair.checked.bytes), verify: false, ..args.plan() };
+    let mut progress = Progress::new(context);
+    let stop = context.stop.clone();
+    let mut observer = |now: &mover::Progress| super::observe(now, &mut progress, &stop);
+    let result = mover::compare(io, &mut *pair.source, &mut *pair.destination, &plan, &mut observer);
+    progress.finish();
+    let error = match result {
+        Ok(comparison) => match comparison.first_difference {
+            None => return Ok(comparison.duration.as_secs_f64()),
+            Some(at) => CopyError::Verify { offset: args.range.dst_offset + at, length: 1 },
+        },
+        Err(CopyError::Interrupted { .. }) => {
+            CopyError::Interrupted { phase: mover::Phase::Verify, bytes_safe: pair.checked.bytes }
+        }
+        Err(error) => error,
+    };
+    Err(outcome::failure(context, args, &error, source, destination))
+}
+
+impl Copied {
+    /// The object that ends `copy --json`: fields of an ordinary copy that mean something here, and what the session
+    /// moved, all headers included.
+    pub(super) fn object(&self, source_consistent: bool) -> Value {
+        let seconds = self.report.duration.as_secs_f64();
+        let (received, sent) = self.report.session_bytes;
+        json!({
+            "schema": output::SCHEMA,
+            "remote_copy": true,
+            "bytes": self.bytes,
+            "seconds": units::rounded(seconds),
+            "mb_per_s": units::rounded(outcome::mb_per_s(self.bytes, seconds)),
+            "commands": self.report.commands,
+            "session_bytes": { "received": received, "sent": sent },
+            "verified": self.verify_seconds.is_some(),
+            "source_consistent": source_consistent,
+            "limited_by": "target",
+            "flush_s": units::rounded(self.report.flush.as_secs_f64()),
+            "verify_s": units::rounded(self.verify_seconds.unwrap_or_default()),
+        })
+    }
+
+    /// The same for people.
+    pub(super) fn sentence(&self) -> String {
+        let rate = outcome::mb_per_s(self.bytes, self.report.duration.as_secs_f64()) * 1e6;
+        let (received, sent) = self.report.session_bytes;
+        let mut text = format!(
+            "copied {} in {}, {}, by the target itself: {} passed through this host",
+            units::bytes(self.bytes),
+            units::duration(self.report.duration),
+            units::rate(rate),
+            units::bytes(received + sent),
+        );
+        if let Some(seconds) = self.verify_seconds {
+            text +=
+                &format!(", verified in {}", units::duration(std::time::Duration::from_secs_f64(seconds)));
+        }
+        text
+    }
+
+    /// Tells how it went.
+    pub(super) fn tell(&self, context: &Context, args: &Args, source_consistent: bool) -> Exit {
+        if args.json {
+            output::json(&self.object(source_consistent));
+        } else if !context.quiet {
+            output::line(&self.sentence());
+        }
+        Exit::Done
+    }
+}

@@ -1,0 +1,229 @@
+//! Third-party copy: a target is asked to copy between two of its LUNs (SPC-4 5.17), and no payload comes here.
+//!
+//! Blocking, on a session of its own. One command at a time, each of about a second: the work is the target's, and what
+//! a host must do is to ask, to watch and to stop. A command that was not answered may still be at work when we are
+//! gone, so it ends the copy ([`RemoteCopyError::Lost`]); after an answer nothing is, and the caller may go another
+//! way ([`RemoteCopyError::Refused`]).
+
+use std::time::Duration;
+
+use block::{IoError, IoErrorKind, OpenError};
+use io::Io;
+use scsi::capacity::Capacity;
+use scsi::cdb;
+use scsi::copy::{CopyList, CopyParameters, Cscd, Segment};
+use scsi::inquiry::{self, Association, DesignatorId, Standard};
+
+use super::discover::{Ended, Talk};
+use super::options::Options;
+use super::setup::ANSWER_BYTES;
+use super::url::Url;
+
+/// What the first command copies, and how long a later one should take.
+const COMMAND_BYTES_FIRST: u64 = 16 << 20;
+const COMMAND_TIME: Duration = Duration::from_secs(1);
+/// A command is at most this much longer than the one before.
+const GROWTH_MAX: u64 = 4;
+/// Segments begin and end on multiples of this, if they are longer, so that they suit the storage's pages.
+const SEGMENT_UNIT: u64 = 1 << 20;
+
+/// What is to be copied.
+#[derive(Clone, Copy, Debug)]
+pub struct RemotePlan {
+    /// LUN that is read.
+    pub source: u16,
+    /// LUN that is written.
+    pub destination: u16,
+    /// First byte of the source.
+    pub src_offset: u64,
+    /// First byte of the destination.
+    pub dst_offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What a finished copy was like.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteReport {
+    /// EXTENDED COPY commands.
+    pub commands: u64,
+    /// From the first of them to the end of the flush.
+    pub duration: Duration,
+    /// The flush.
+    pub flush: Duration,
+    /// Bytes that the session received and sent, headers and login included.
+    pub session_bytes: (u64, u64),
+}
+
+/// Why a copy did not finish.
+#[derive(Debug)]
+pub enum RemoteCopyError {
+    /// Nothing was begun: why it cannot be done this way.
+    Impossible(String),
+    /// The target answered that it does not. Nothing is at work any more.
+    Refused(String),
+    /// The target did not answer.
+    Lost(IoError),
+    /// The flush failed: what was copied may be lost.
+    Flush(String),
+    /// The observer said stop; so many bytes from the start are copied and flushed.
+    Interrupted(u64),
+}
+
+/// Copies within the target of `url`, and flushes the destination once. `observer` is called with the bytes that are
+/// done, a few times a second, and says whether to go on.
+pub fn remote_copy(
+    io: &mut Io,
+    url: &Url,
+    options: &Options,
+    plan: &RemotePlan,
+    observer: &mut dyn FnMut(u64) -> bool,
+) -> Result<RemoteReport, RemoteCopyError> {
+    let impossible = |error: OpenError| RemoteCopyError::Impossible(error.to_string());
+    let target = url.target.as_deref().ok_or_else(|| RemoteCopyError::Impossible("no target".into()))?;
+    let mut talk = Talk::begin(io, url, options, Some(target)).map_err(impossible)?;
+    let job = Job::ask(&mut talk, plan)?;
+    let result = job.run(&mut talk, observer);
+    if !matches!(result, Err(RemoteCopyError::Lost(_))) {
+        talk.end();
+    }
+    result
+}
+
+/// A copy that the target should be able to make.
+struct Job<'a> {
+    plan: &'a RemotePlan,
+    /// LUN of the destination, to which commands go.
+    lun: u64,
+    cscds: Vec<Cscd>,
+    /// Of the source.
+    block: u64,
+    destination_block: u64,
+    /// Bytes of the longest segment, and segments of the longest list.
+    segment_bytes: u64,
+    segments: u64,
+}
+
+impl<'a> Job<'a> {
+    /// Asks both units and the target's copy manager what they are.
+    fn ask(talk: &mut Talk<'_>, plan: &'a RemotePlan) -> Result<Self, RemoteCopyError> {
+        let impossible = |text: &str| RemoteCopyError::Impossible(text.into());
+        let wire = |lun| scsi::lun::to_wire(lun).ok_or_else(|| impossible("no such LUN"));
+        let (from, to) = (wire(plan.source)?, wire(plan.destination)?);
+        let (source, destination) = (end(talk, from)?, end(talk, to)?);
+        let parameters = question(talk, to, cdb::copy_parameters(ANSWER_BYTES))?;
+        let parameters = parameters.and_then(|data| CopyParameters::parse(&data));
+        let parameters = parameters.filter(CopyParameters::copies_blocks);
+        let parameters = parameters.ok_or_else(|| impossible("the target does not say how it copies"))?;
+        let [block, destination_block] = [&source, &destination].map(|end| u64::from(end.block_bytes));
+        let told = match parameters.segment_bytes_max {
+            0 => u64::MAX,
+            bytes => bytes.into(),
+        };
+        let segment_bytes = u64::min(told, u64::from(u16::MAX) * block);
+        let unit = if segment_bytes >= SEGMENT_UNIT { SEGMENT_UNIT } else { block.max(destination_block) };
+        let segment_bytes = segment_bytes / unit * unit;
+        let segments = parameters.segments_of_list(2) as u64;
+        if parameters.cscds_max < 2 || segments == 0 || segment_bytes == 0 {
+            return Err(impossible("the target takes no list with two ends and a segment"));
+        }
+        let aligned = [plan.src_offset, plan.bytes].iter().all(|bytes| bytes.is_multiple_of(block))
+            && [plan.dst_offset, plan.bytes].iter().all(|bytes| bytes.is_multiple_of(destination_block));
+        if !aligned {
+            return Err(impossible("the range is not whole blocks of both LUNs"));
+        }
+        let cscds = vec![source, destination];
+        Ok(Self { plan, lun: to, cscds, block, destination_block, segment_bytes, segments })
+    }
+
+    fn run(
+        &self,
+        talk: &mut Talk<'_>,
+        observer: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<RemoteReport, RemoteCopyError> {
+        let (start, total) = (talk.now(), self.plan.bytes);
+        let (mut done, mut commands, mut wish) = (0, 0, COMMAND_BYTES_FIRST);
+        while done < total {
+            let bytes = wish.min(total - done).min(self.segments * self.segment_bytes);
+            let (cdb, list) = cdb::extended_copy(&self.list(done, bytes, commands as u8));
+            let began = talk.now();
+            match talk.write(self.lun, cdb, &list, &mut || observer(done)) {
+                Ok(Ended::Good) => {}
+                Ok(Ended::Stopped) => {
+                    self.flush(talk)?;
+                    return Err(RemoteCopyError::Interrupted(done));
+                }
+                Ok(Ended::Refused(text)) => return Err(RemoteCopyError::Refused(text)),
+                Err(error) => {
+                    return Err(RemoteCopyError::Lost(IoError::new(
+                        IoErrorKind::Unreachable,
+                        error.to_string(),
+                    )));
+                }
+            }
+            (done, commands) = (done + bytes, commands + 1);
+            let took = (talk.now() - began).as_nanos().max(1);
+            let fits = u128::from(bytes) * COMMAND_TIME.as_nanos() / took;
+            let next = u64::try_from(fits).unwrap_or(u64::MAX).min(wish.saturating_mul(GROWTH_MAX));
+            wish = (next / SEGMENT_UNIT * SEGMENT_UNIT).max(SEGMENT_UNIT);
+            if !observer(done) && done < total {
+                self.flush(talk)?;
+                return Err(RemoteCopyError::Interrupted(done));
+            }
+        }
+        let before = talk.now();
+        self.flush(talk)?;
+        let (duration, flush) = (talk.now() - start, talk.now() - before);
+        Ok(RemoteReport { commands, duration, flush, session_bytes: talk.session_bytes() })
+    }
+
+    /// The parameter list for a stretch of the range.
+    fn list(&self, start: u64, bytes: u64, list_id: u8) -> CopyList {
+        let segment = |at: u64| Segment {
+            source: 0,
+            destination: 1,
+            destination_count: false,
+            blocks: ((bytes - at).min(self.segment_bytes) / self.block) as u16,
+            source_lba: (self.plan.src_offset + start + at) / self.block,
+            destination_lba: (self.plan.dst_offset + start + at) / self.destination_block,
+        };
+        let segments = (0..bytes).step_by(self.segment_bytes as usize).map(segment).collect();
+        CopyList { list_id: Some(list_id), cscds: self.cscds.clone(), segments }
+    }
+
+    fn flush(&self, talk: &mut Talk<'_>) -> Result<(), RemoteCopyError> {
+        match talk.write(self.lun, cdb::synchronize_cache_10(), &[], &mut || true) {
+            Ok(Ended::Good) => Ok(()),
+            Ok(Ended::Refused(text)) => Err(RemoteCopyError::Flush(text)),
+            Ok(Ended::Stopped) => unreachable!("a flush is not interrupted"),
+            Err(error) => Err(RemoteCopyError::Flush(error.to_string())),
+        }
+    }
+}
+
+/// The descriptor of a LUN, from its own words.
+fn end(talk: &mut Talk<'_>, lun: u64) -> Result<Cscd, RemoteCopyError> {
+    let impossible = |text: &str| RemoteCopyError::Impossible(text.into());
+    let standard = question(talk, lun, cdb::inquiry(None, 255))?.and_then(|data| Standard::parse(&data));
+    if !standard.is_some_and(|standard| standard.is_disk() && standard.third_party_copy) {
+        return Err(impossible("the target does no third-party copies (3PC is zero)"));
+    }
+    let page = question(talk, lun, cdb::inquiry(Some(0x83), ANSWER_BYTES as u16))?;
+    let designators = page.and_then(|data| inquiry::designators(&data)).unwrap_or_default();
+    let naa = designators.into_iter().find_map(|designator| match designator.id {
+        DesignatorId::Naa(bytes) if designator.association == Association::Unit => Some(bytes),
+        _ => None,
+    });
+    let naa = naa.ok_or_else(|| impossible("a LUN has no NAA designator"))?;
+    let capacity = match question(talk, lun, cdb::read_capacity_16(32))? {
+        Some(data) => Capacity::parse_16(&data),
+        None => question(talk, lun, cdb::read_capacity_10())?.and_then(|data| Capacity::parse_10(&data)),
+    };
+    let block = capacity.map(|capacity| capacity.block_size).filter(|block| [512, 4096].contains(block));
+    let block = block.ok_or_else(|| impossible("a LUN does not tell its block size"))?;
+    Cscd::naa(&naa, block).ok_or_else(|| impossible("a LUN's NAA designator has an odd length"))
+}
+
+fn question(talk: &mut Talk<'_>, lun: u64, cdb: cdb::Cdb) -> Result<Option<Vec<u8>>, RemoteCopyError> {
+    talk.command(lun, cdb).map_err(|error| RemoteCopyError::Impossible(error.to_string()))
+}
