@@ -31,6 +31,7 @@ const KNOWN: &str = "tests/conformance-known.toml";
 const KINDS: [&str; 3] = ["thin", "removable", "read-only"];
 /// Families that must have no failure on the thin LUN.
 const REQUIRED: &[&str] = &[
+    "ExtendedCopy",
     "Inquiry",
     "Mandatory",
     "ModeSense6",
@@ -43,6 +44,7 @@ const REQUIRED: &[&str] = &[
     "Read16",
     "ReadCapacity10",
     "ReadCapacity16",
+    "ReceiveCopyResults",
     "ReportSupportedOpcodes",
     "Reserve6",
     "TestUnitReady",

@@ -19,6 +19,7 @@ mod sessions;
 mod sim;
 mod tgt;
 mod torture;
+mod xcopy;
 
 use anyhow::Result;
 
@@ -79,6 +80,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "kill",
         about: "signals and sudden death of either side",
         examine: kill::examine,
+        any_target: false,
+    },
+    Family {
+        name: "xcopy",
+        about: "the target copies between its own LUNs: exact, counted, refused, aborted",
+        examine: xcopy::examine,
         any_target: false,
     },
     Family {
