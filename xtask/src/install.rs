@@ -33,7 +33,8 @@ const TEST: &[Need] = &[
         "libiscsi-bin",
         &["iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-swp", "iscsi-perf", "iscsi-test-cu"],
     ),
-    need("qemu-utils", &["qemu-img", "qemu-io"]),
+    need("qemu-utils", &["qemu-img", "qemu-io", "qemu-nbd"]),
+    need("nbdkit", &["nbdkit"]),
     Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so"), file: None },
     need("qemu-system-x86", &["qemu-system-x86_64"]),
     Need {

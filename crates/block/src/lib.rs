@@ -18,6 +18,7 @@ mod readiness;
 mod router;
 mod size;
 mod spec;
+mod write_cache;
 
 pub mod device;
 pub mod layer;
@@ -37,3 +38,4 @@ pub use readiness::{close_all, wait_ready};
 pub use router::Router;
 pub use size::{parse_rate, parse_size};
 pub use spec::{Location, Spec, SpecError};
+pub use write_cache::{Mark, WriteCache};

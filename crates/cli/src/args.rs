@@ -69,6 +69,8 @@ const AFTER_HELP: &str = "\
 Endpoints, ENDPOINT[,option=value...] (write a comma in a path twice):
   PATH, file:PATH                     regular file or block device
   iscsi://[user@]host[:port]/iqn/lun  remote LUN
+  nbd://host[:port]/name              export of an NBD server (qemu-nbd, nbdkit)
+  nbd+unix:///name?socket=PATH        the same on this machine
   mem:SIZE, null:SIZE                 memory; discards writes and reads zeroes
   pattern:SIZE[:SEED]                 reproducible data, read-only
 Options of an endpoint:
@@ -80,6 +82,7 @@ Options of an endpoint:
                      seal=off|offer|require [default: require for a target whose key is known],
                      identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME,
                      tls=CERTIFICATES
+  NBD export         timeout=30s
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:

@@ -1,13 +1,15 @@
-//! From the words of an endpoint to storage: local ones by `block`, LUNs by `node`.
+//! From the words of an endpoint to storage: local ones by `block`, LUNs by `node`, exports by `nbd`.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{
     Endpoint, IoError, IoErrorKind, Kind, LOCAL_OPTIONS, Location, Medium, OpenError, OpenOptions, Request,
     Router, Spec, layer,
 };
 use io::Io;
+use nbd::NbdMedium;
 use node::TlsTrust;
 use node::initiator::{Credentials, InitiatorSealing, IscsiMedium, Options, Url};
 
@@ -17,6 +19,9 @@ use crate::secret::{self, Password, UrlSecrets, take_url_secrets};
 use crate::state::{StateDir, new_host_name};
 use crate::trust::client;
 use crate::{names, units};
+
+/// How long nothing may be completed by an NBD server, unless `timeout=` says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Longest request of [`read`].
 const READ_BYTES_MAX: usize = 128 * 1024;
@@ -32,6 +37,9 @@ const INITIATOR_OPTIONS: &[&str] = &[
     "mutual-chap-secret-file",
     "tls",
 ];
+
+/// Options of an NBD export, beside the layers.
+const NBD_OPTIONS: &[&str] = &["ro", "timeout"];
 
 /// Options of an endpoint that is served as a LUN, beside its own.
 pub(crate) const LUN_OPTIONS: &[&str] =
@@ -61,10 +69,13 @@ impl Named {
         let usage = |cause: String| Failure::usage("understand the endpoint", text.clone(), cause);
         let spec = Spec::parse(&text).map_err(|error| usage(error.0))?;
         match &spec.location {
+            Location::Url(url) if nbd::Uri::is_nbd(url) => {
+                nbd::Uri::parse(url).map_err(|error| usage(error.to_string()))?;
+            }
             Location::Url(url) if !url.starts_with("iscsi://") => {
                 let scheme = url.split("://").next().unwrap_or_default();
                 return Err(usage(format!(
-                    "'{scheme}' is not a scheme that this release knows; it knows iscsi"
+                    "'{scheme}' is not a scheme that this release knows; it knows iscsi, nbd and nbd+unix"
                 )));
             }
             Location::Stdio => {
@@ -73,10 +84,12 @@ impl Named {
             }
             _ => {}
         }
-        let own = if matches!(spec.location, Location::Url(_)) {
-            INITIATOR_OPTIONS.iter().chain(client::OPTIONS).chain(layer::OPTIONS)
-        } else {
-            LOCAL_OPTIONS.iter().chain(&[] as &[&str]).chain(&[] as &[&str])
+        let own = match &spec.location {
+            Location::Url(url) if nbd::Uri::is_nbd(url) => {
+                NBD_OPTIONS.iter().chain(layer::OPTIONS).chain(&[] as &[&str])
+            }
+            Location::Url(_) => INITIATOR_OPTIONS.iter().chain(client::OPTIONS).chain(layer::OPTIONS),
+            _ => LOCAL_OPTIONS.iter().chain(&[] as &[&str]).chain(&[] as &[&str]),
         };
         let mut known: Vec<&str> = own.chain(extra).copied().collect();
         known.dedup();
@@ -116,14 +129,35 @@ impl Named {
         let failed = |error: OpenError| Failure::open(attempted, self.text.clone(), &error);
         match &self.spec.location {
             Location::Url(url) => {
-                let (url, login) = self.initiator(context, url, attempted)?;
                 let read_only =
                     !options.writable || self.spec.flag("ro").map_err(|error| failed(error.into()))?;
-                let medium = IscsiMedium::new(url, login, read_only).map_err(failed)?;
-                layer::wrap(&self.spec, Arc::new(medium)).map_err(failed)
+                let medium: Arc<dyn Medium> = if self.is_nbd() {
+                    let usage = |cause| Failure::usage("understand the endpoint", self.text.clone(), cause);
+                    let uri = nbd::Uri::parse(url).map_err(|error| usage(error.to_string()))?;
+                    Arc::new(NbdMedium::new(uri, self.timeout()?.unwrap_or(TIMEOUT), read_only))
+                } else {
+                    let (url, login) = self.initiator(context, url, attempted)?;
+                    Arc::new(IscsiMedium::new(url, login, read_only).map_err(failed)?)
+                };
+                layer::wrap(&self.spec, medium).map_err(failed)
             }
             _ => block::open(&self.spec, options).map_err(failed),
         }
+    }
+
+    /// Whether it is an export of an NBD server.
+    pub(crate) fn is_nbd(&self) -> bool {
+        matches!(&self.spec.location, Location::Url(url) if nbd::Uri::is_nbd(url))
+    }
+
+    /// `timeout=`. As libiscsi and open-iscsi have it, a bare number is seconds.
+    fn timeout(&self) -> Result<Option<Duration>, Failure> {
+        let parse = |text: &str| {
+            let seconds = text.parse().map(Duration::from_secs);
+            seconds.or_else(|_| units::parse_duration(text))
+        };
+        let timeout = self.spec.get("timeout").map(parse).transpose();
+        timeout.map_err(|cause| Failure::usage("understand the endpoint", self.text.clone(), cause))
     }
 
     fn initiator(&self, context: &Context, url: &str, attempted: &str) -> Result<(Url, Options), Failure> {
@@ -136,10 +170,8 @@ impl Named {
     pub(crate) fn initiator_options(&self, context: &Context, url: &Url) -> Result<Options, Failure> {
         let usage = |cause: String| Failure::usage("understand the endpoint", self.text.clone(), cause);
         let mut options = Options::new(self.initiator_name(context)?);
-        if let Some(timeout) = self.spec.get("timeout") {
-            // As libiscsi and open-iscsi have it, a bare number is seconds.
-            let seconds = timeout.parse().map(std::time::Duration::from_secs);
-            options.timeout = seconds.or_else(|_| units::parse_duration(timeout)).map_err(usage)?;
+        if let Some(timeout) = self.timeout()? {
+            options.timeout = timeout;
         }
         let mut target_user = None;
         for (name, value) in &url.arguments {

@@ -11,6 +11,7 @@ mod kernel;
 mod kill;
 mod libiscsi_tools;
 mod mutants;
+mod nbd;
 mod qemu_img;
 mod seal_contract;
 mod seal_model;
@@ -68,6 +69,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "tgt",
         about: "our copy to and from tgt, with and without CHAP",
         examine: tgt::examine,
+        any_target: false,
+    },
+    Family {
+        name: "nbd",
+        about: "our NBD client against qemu-nbd and nbdkit: copies, holes, bitmaps, errors, killed servers",
+        examine: nbd::examine,
         any_target: false,
     },
     Family {

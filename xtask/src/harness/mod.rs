@@ -5,6 +5,7 @@ pub(crate) mod cases;
 pub(crate) mod cutter;
 pub(crate) mod files;
 pub(crate) mod load;
+pub(crate) mod nbd;
 pub(crate) mod pdu;
 pub(crate) mod process;
 pub(crate) mod procfs;

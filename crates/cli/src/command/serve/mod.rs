@@ -259,6 +259,7 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
         claims.extend(named.claims);
     }
     luns::check_distinct(&targets)?;
+    let exports = config.targets.iter().flat_map(|target| &target.luns).any(|lun| lun.endpoint.is_nbd());
     let server = ServerConfig {
         listen: config.listen.clone(),
         advertise: config.advertise.clone(),
@@ -266,7 +267,8 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
         tls: None,
         targets,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
-        threads: None,
+        // Of several connections an NBD server promises nothing, and many take only one.
+        threads: exports.then_some(1),
     };
     Ok((server, claims))
 }

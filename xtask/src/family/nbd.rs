@@ -1,0 +1,286 @@
+//! Our NBD client against qemu-nbd and nbdkit: there and back, holes, dirty bitmaps, servers that fail, refuse, change
+//! their minds, die and come back.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::harness::cutter::Cutter;
+use crate::harness::files::{empty_file, patchy_file, random_file, same_file, size_of};
+use crate::harness::nbd::{At, Nbd};
+use crate::harness::{Cases, Context, Disk, Output, Running, Target, free_port, program, run, scratch};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// Of images that are copied as fast as may be.
+const BYTES: u64 = 16 << 20;
+/// Slow enough for something to happen in the middle of a copy of [`BYTES`].
+const RATE: &str = "4MB/s";
+
+fn ours(context: &Context, arguments: &[&str]) -> Result<Output> {
+    context.ours(arguments, LIMIT)
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn qemu_img(arguments: &[&str]) -> Result<String> {
+    Ok(run(program("qemu-img")?.args(arguments), LIMIT)?.success()?.stdout)
+}
+
+/// Copies `source` to the export, compares, and copies the export to a new file, which must have its bytes.
+fn there_and_back(context: &Context, source: &Path, url: &str, more: &[&str]) -> Result<PathBuf> {
+    let (from, size) = (text(source), size_of(source)?);
+    let back = source.with_extension("back");
+    let _ = std::fs::remove_file(&back);
+    let with = |arguments: &[&str]| -> Result<()> {
+        let arguments = [arguments, more].concat();
+        ours(context, &arguments)?.success().map(|_| ())
+    };
+    with(&["copy", "--verify", "--force", &from, url])?;
+    ours(context, &["compare", &from, url])?.success()?;
+    with(&["copy", "--verify", url, &format!("{},create,size={size}", text(&back))])?;
+    same_file(source, &back)?;
+    Ok(back)
+}
+
+/// Bytes that a file takes of its disk.
+fn allocated(path: &Path) -> Result<u64> {
+    Ok(std::fs::metadata(path)?.blocks() * 512)
+}
+
+fn servers(context: &Context, cases: &mut Cases) -> Result<()> {
+    let dir = scratch()?;
+    let source = dir.path().join("source.img");
+    patchy_file(&source, BYTES, context.seed_for("nbd/source"))?;
+    let stored = dir.path().join("stored.img");
+    cases.check("qemu-raw-tcp-keeps-holes", || {
+        empty_file(&stored, BYTES)?;
+        let server = Nbd::qemu(At::port()?, &stored, "raw", &["--discard=unmap"])?;
+        let back = there_and_back(context, &source, &server.url("disk"), &[])?;
+        let (was, is) = (allocated(&source)?, allocated(&back)?);
+        ensure!(is <= was, "{was} bytes allocated in the source, {is} after two copies");
+        ensure!(allocated(&stored)? <= was, "the export has lost its holes");
+        Ok(())
+    });
+    cases.check("qemu-qcow2-unix", || {
+        let image = dir.path().join("image.qcow2");
+        qemu_img(&["create", "-q", "-f", "qcow2", &text(&image), &BYTES.to_string()])?;
+        let at = At::Socket(dir.path().join("qemu.sock"));
+        let server = Nbd::qemu(at, &image, "qcow2", &[])?;
+        there_and_back(context, &source, &server.url("disk"), &[])?;
+        drop(server);
+        qemu_img(&["compare", "-f", "raw", "-F", "qcow2", &text(&source), &text(&image)]).map(|_| ())
+    });
+    let size = BYTES.to_string();
+    // nbdkit's ways to be a server, each a case.
+    let kits: [(&str, &[&str], &[&str]); 9] = [
+        ("memory", &[], &[]),
+        ("no-zeroes", &["--filter=nozero"], &["zeromode=none"]),
+        ("no-extents", &["--filter=noextents"], &[]),
+        ("no-fua", &["--filter=fua"], &["fuamode=none"]),
+        ("delay", &["--filter=delay"], &["delay-read=2ms", "delay-write=2ms"]),
+        ("unordered", &["--filter=delay", "--filter=noextents"], &["rdelay=1ms"]),
+        (
+            "blocks-of-4096",
+            &["--filter=blocksize-policy"],
+            &[
+                "blocksize-minimum=4096",
+                "blocksize-preferred=65536",
+                "blocksize-maximum=1M",
+                "blocksize-error-policy=error",
+            ],
+        ),
+        (
+            "blocks-of-512",
+            &["--filter=blocksize-policy"],
+            &[
+                "blocksize-minimum=512",
+                "blocksize-preferred=512",
+                "blocksize-maximum=64K",
+                "blocksize-error-policy=error",
+            ],
+        ),
+        ("small-inside", &["--filter=blocksize"], &["maxdata=64K", "maxlen=1M"]),
+    ];
+    let due = context.amount(4, kits.len());
+    let first = usize::try_from(context.seed % kits.len() as u64)?;
+    for (index, (name, filters, parameters)) in kits.into_iter().enumerate() {
+        if (index + kits.len() - first) % kits.len() >= due && !cases.names(&format!("nbdkit-{name}")) {
+            continue;
+        }
+        cases.check(&format!("nbdkit-{name}"), || {
+            let arguments = [filters, &["memory", &size], parameters].concat();
+            let server = Nbd::kit(At::port()?, &arguments)?;
+            there_and_back(context, &source, &server.url(""), &["--allow", "sector-size"]).map(|_| ())
+        });
+    }
+    cases.check("served-again-as-a-lun", || {
+        empty_file(&stored, BYTES)?;
+        let server = Nbd::qemu(At::port()?, &stored, "raw", &["--shared=1"])?;
+        let lun = Target::serve(context, &[Disk::endpoint(server.url("disk"))], None, &[])?;
+        there_and_back(context, &source, &lun.url(0).to_string(), &[])?;
+        same_file(&source, &stored)
+    });
+    cases.check("info", || {
+        let server = Nbd::kit(At::port()?, &["memory", &size])?;
+        let info = ours(context, &["info", "--json", &server.url("")])?.success()?;
+        let info: serde_json::Value = serde_json::from_str(&info.stdout).context("info --json")?;
+        ensure!(info["size_bytes"] == BYTES && info["facts"]["kind"] == "NBD export", "{info}");
+        ensure!(info["facts"]["metadata contexts"] == "base:allocation", "{info}");
+        Ok(())
+    });
+    Ok(())
+}
+
+fn dirty_bitmap(cases: &mut Cases) {
+    cases.check("dirty-bitmap", || {
+        let dir = scratch()?;
+        let image = dir.path().join("image.qcow2");
+        let path = text(&image);
+        qemu_img(&["create", "-q", "-f", "qcow2", &path, "64M"])?;
+        qemu_img(&["bitmap", "--add", "-g", "64K", "-f", "qcow2", &path, "since"])?;
+        let writes = [(0u64, 1u64), (5 << 20, 200 << 10), (63 << 20, 1 << 20)];
+        let mut command = program("qemu-io")?;
+        for (offset, length) in writes {
+            command.args(["-c", &format!("write -P 7 {offset} {length}")]);
+        }
+        run(command.args(["-f", "qcow2", &path]), LIMIT)?.success()?;
+        let server = Nbd::qemu(At::port()?, &image, "qcow2", &["--read-only", "--bitmap=since"])?;
+        let uri = nbd::Uri::parse(&server.url("disk"))?;
+        let medium = nbd::NbdMedium::new(uri, Duration::from_secs(10), true);
+        let mut io = io::Io::new(area::PoolLimits::default())?;
+        let dirty = nbd::dirty(&mut io, &medium, "since")?;
+        let grains: BTreeSet<u64> =
+            writes.iter().flat_map(|(offset, length)| offset >> 16..=(offset + length - 1) >> 16).collect();
+        let told: BTreeSet<u64> =
+            dirty.iter().flat_map(|range| range.start >> 16..range.end.div_ceil(1 << 16)).collect();
+        ensure!(grains == told, "written {grains:?}, dirty {dirty:?}");
+        match nbd::dirty(&mut io, &medium, "another") {
+            Err(block::OpenError::Missing(_)) => Ok(()),
+            other => bail!("a bitmap that is not there: {other:?}"),
+        }
+    });
+}
+
+fn refusals(context: &Context, cases: &mut Cases) -> Result<()> {
+    let dir = scratch()?;
+    let source = dir.path().join("source.img");
+    random_file(&source, 1 << 20, 1)?;
+    let from = text(&source);
+    let says = |arguments: &[&str], code: i32, word: &str| -> Result<()> {
+        let output = ours(context, arguments)?.expect(code)?;
+        ensure!(output.stderr.contains(word), "'{word}' is not in: {}", output.stderr);
+        Ok(())
+    };
+    cases.check("read-only-export-refused", || {
+        let server = Nbd::kit(At::port()?, &["--readonly", "memory", "1M"])?;
+        says(&["copy", "--force", &from, &server.url("")], 6, "read-only")
+    });
+    cases.check("no-such-export", || {
+        let server = Nbd::qemu(At::port()?, &source, "raw", &["--read-only"])?;
+        says(&["info", &server.url("other")], 1, "no export")
+    });
+    cases.check("nobody-there", || says(&["info", &At::port()?.url("x")], 5, "refused"));
+    cases.check("tls-refused", || says(&["info", "nbds://127.0.0.1/x"], 2, "TLS"));
+    cases.check("tls-demanded", || {
+        let server = Nbd::kit(At::port()?, &["--tls=require", "--tls-psk=/dev/null", "memory", "1M"])?;
+        says(&["info", &server.url("")], 1, "TLS")
+    });
+    cases.check("another-protocol", || {
+        let target = Target::serve(context, &[Disk::endpoint("mem:1M")], None, &[])?;
+        let url = At::Port(target.url(0).port()?).url("");
+        // An iSCSI target waits for its initiator to speak.
+        says(&["info", &format!("{url},timeout=1")], 5, "answer")
+    });
+    cases.check("read-error", || {
+        let filter = ["--filter=error", "memory", "1M", "error-pread=EIO", "error-pread-rate=100%"];
+        let server = Nbd::kit(At::port()?, &filter)?;
+        let back = format!("{},create,size=1M", text(&dir.path().join("back.img")));
+        says(&["copy", "--sparse=off", &server.url(""), &back], 1, "EIO")
+    });
+    cases.check("no-space", || {
+        let filter = ["--filter=error", "memory", "1M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%"];
+        let server = Nbd::kit(At::port()?, &filter)?;
+        says(&["copy", "--force", &from, &server.url("")], 1, "ENOSPC")
+    });
+    Ok(())
+}
+
+/// Waits until a copy has brought something to a file.
+fn wait_moving(stored: &Path, copy: &mut Running) -> Result<()> {
+    for _ in 0..1500 {
+        if allocated(stored)? > 0 {
+            return Ok(());
+        }
+        if copy.ended() {
+            bail!("the copy ended before it moved anything: {}", copy.stderr_tail());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    bail!("the copy does not move")
+}
+
+fn deaths(context: &Context, cases: &mut Cases) -> Result<()> {
+    let dir = scratch()?;
+    let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
+    random_file(&source, BYTES, context.seed_for("nbd/deaths"))?;
+    let start = |at: &At, rate: &str, timeout: u32| -> Result<Running> {
+        let mut command = context.command();
+        let to = format!("{},timeout={timeout}", at.url("disk"));
+        command
+            .args(["copy", "--force", "--verify", "--json", "--chunk=64K", "--rate", rate])
+            .arg(&source)
+            .arg(to);
+        Running::start(&mut command)
+    };
+    cases.check("killed-and-back", || {
+        empty_file(&stored, BYTES)?;
+        let at = At::port()?;
+        let mut server = Nbd::qemu(at.clone(), &stored, "raw", &[])?;
+        let mut copy = start(&at, RATE, 30)?;
+        wait_moving(&stored, &mut copy)?;
+        server.kill();
+        let _server = Nbd::qemu(at, &stored, "raw", &[])?;
+        copy.finish(LIMIT)?.success()?;
+        same_file(&source, &stored)
+    });
+    cases.check("killed-for-good-exits-5", || {
+        empty_file(&stored, BYTES)?;
+        let at = At::Socket(dir.path().join("gone.sock"));
+        let mut server = Nbd::qemu(at.clone(), &stored, "raw", &[])?;
+        let mut copy = start(&at, RATE, 2)?;
+        wait_moving(&stored, &mut copy)?;
+        server.kill();
+        let output = copy.finish(LIMIT)?.expect(5)?;
+        ensure!(output.text().contains("nothing completed"), "{}", output.text());
+        Ok(())
+    });
+    for index in 0..context.amount(1, 12) {
+        cases.check(&format!("cut-connections-{index}"), || {
+            empty_file(&stored, BYTES)?;
+            let port = free_port()?;
+            let _server = Nbd::qemu(At::Port(port), &stored, "raw", &[])?;
+            let cutter = Cutter::start(port)?;
+            let mut copy = start(&At::Port(cutter.port()), "16MB/s", 30)?;
+            wait_moving(&stored, &mut copy)?;
+            cutter.arm(context.rng(&format!("nbd/cut/{index}")));
+            std::thread::sleep(Duration::from_secs(1));
+            cutter.disarm();
+            let output = copy.finish(LIMIT)?.success()?;
+            ensure!(cutter.cuts() > 0, "nothing was cut\n{}", output.text());
+            same_file(&source, &stored)
+        });
+    }
+    Ok(())
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    servers(context, cases)?;
+    dirty_bitmap(cases);
+    refusals(context, cases)?;
+    deaths(context, cases)
+}
