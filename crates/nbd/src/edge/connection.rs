@@ -276,6 +276,12 @@ impl Connection {
             return Ok(());
         }
         loop {
+            // Data that was received in place may have been all that a task waited for.
+            while let Link::Up(machine) = &mut self.link
+                && let Some(ended) = machine.poll_ended()
+            {
+                self.finish(ended, outcomes);
+            }
             match &mut self.link {
                 Link::Negotiating(machine) => {
                     match machine.advance(self.receiver.bytes()).map_err(Failure::Negotiation)? {
@@ -288,32 +294,25 @@ impl Connection {
                         }
                     }
                 }
-                Link::Up(machine) => {
-                    match machine.advance(self.receiver.bytes()).map_err(lost)? {
-                        Step::Starved => return Ok(()),
-                        Step::Took(count) => self.receiver.take(count),
-                        Step::Hole { took, hole } => {
-                            self.receiver.take(took);
-                            span(&self.buffers, hole.task).zero(hole.offset as usize, hole.length as usize);
-                        }
-                        Step::Data(data) => {
-                            let bytes = self.receiver.bytes();
-                            let count = bytes.len().min(data.length as usize);
-                            span(&self.buffers, data.task).fill(data.offset as usize, &bytes[..count]);
-                            self.receiver.on_data(data.length);
-                            self.receiver.take(count);
-                            machine.on_data(count).map_err(lost)?;
-                            if count < data.length as usize {
-                                return Ok(());
-                            }
+                Link::Up(machine) => match machine.advance(self.receiver.bytes()).map_err(lost)? {
+                    Step::Starved => return Ok(()),
+                    Step::Took(count) => self.receiver.take(count),
+                    Step::Hole { took, hole } => {
+                        self.receiver.take(took);
+                        span(&self.buffers, hole.task).zero(hole.offset as usize, hole.length as usize);
+                    }
+                    Step::Data(data) => {
+                        let bytes = self.receiver.bytes();
+                        let count = bytes.len().min(data.length as usize);
+                        span(&self.buffers, data.task).fill(data.offset as usize, &bytes[..count]);
+                        self.receiver.on_data(data.length);
+                        self.receiver.take(count);
+                        machine.on_data(count).map_err(lost)?;
+                        if count < data.length as usize {
+                            return Ok(());
                         }
                     }
-                    while let Link::Up(machine) = &mut self.link
-                        && let Some(ended) = machine.poll_ended()
-                    {
-                        self.finish(ended, outcomes);
-                    }
-                }
+                },
                 Link::Connecting | Link::Ending(_) | Link::Down => return Ok(()),
             }
         }
