@@ -70,7 +70,10 @@ impl Named {
         let spec = Spec::parse(&text).map_err(|error| usage(error.0))?;
         match &spec.location {
             Location::Url(url) if nbd::Uri::is_nbd(url) => {
-                nbd::Uri::parse(url).map_err(|error| usage(error.to_string()))?;
+                nbd::Uri::parse(url).map_err(|error| {
+                    usage(error.reason.to_owned())
+                        .hint("nbd://host[:port]/name, nbd+unix:///name?socket=PATH")
+                })?;
             }
             Location::Url(url) if !url.starts_with("iscsi://") => {
                 let scheme = url.split("://").next().unwrap_or_default();

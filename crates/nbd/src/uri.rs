@@ -104,6 +104,7 @@ impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = encoded(&self.export);
         match &self.place {
+            place @ Place::Tcp(..) if export.is_empty() => write!(f, "nbd://{place}"),
             place @ Place::Tcp(..) => write!(f, "nbd://{place}/{export}"),
             Place::Unix(path) => {
                 write!(f, "nbd+unix:///{export}?socket={}", encoded(&path.to_string_lossy()))

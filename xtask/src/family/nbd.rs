@@ -81,7 +81,7 @@ fn servers(context: &Context, cases: &mut Cases) -> Result<()> {
         ("memory", &[], &[]),
         ("no-zeroes", &["--filter=nozero"], &["zeromode=none"]),
         ("no-extents", &["--filter=noextents"], &[]),
-        ("no-fua", &["--filter=fua"], &["fuamode=none"]),
+        ("no-fua", &["--filter=fua"], &[]),
         ("delay", &["--filter=delay"], &["delay-read=2ms", "delay-write=2ms"]),
         ("unordered", &["--filter=delay", "--filter=noextents"], &["rdelay=1ms"]),
         (
