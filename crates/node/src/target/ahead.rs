@@ -86,12 +86,13 @@ impl Ahead {
         Self { bytes_max: ahead_bytes_max(suite), ..Self::off() }
     }
 
-    /// The longest READ, in bytes, that is guessed.
+    /// The longest READ, in bytes, that is guessed; longer ones are none of its business: a thread that looks for an idle
+    /// moment does not look for work meanwhile, and sleeps too soon.
     pub(super) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// A READ has come. Returns the guess if it is one of exactly this, and as good as reading now.
+    /// A READ of no more than [`Self::bytes_max`] has come. Returns the guess if it is one of exactly this, and as good as reading now.
     pub(super) fn on_read(&mut self, extent: Extent, changes: u64, now: Duration) -> Option<Guess> {
         let follows = self.last.and_then(Extent::next) == Some(extent);
         self.streak = if follows { self.streak.saturating_add(1) } else { 0 };
@@ -187,15 +188,14 @@ impl Connection {
         }
     }
 
-    /// A guess, and how to read it if the storage does not lend it. `None`: nothing is there, it is too long, or there is no
+    /// A guess, and how to read it if the storage does not lend it. `None`: nothing is there, or there is no
     /// memory.
     fn guess(&self, context: &mut Context<'_>, extent: Extent) -> Option<(Guess, Option<Kind>)> {
         let lun = &context.shared.luns[extent.lun];
         let capability = context.units[extent.lun].capability();
         let block = u64::from(lun.block_size);
         let (offset, length) = (extent.lba.checked_mul(block)?, extent.blocks.checked_mul(block)?);
-        let bytes =
-            usize::try_from(length).ok().filter(|bytes| (1..=self.ahead.bytes_max()).contains(bytes))?;
+        let bytes = usize::try_from(length).ok()?;
         if length > u64::from(capability.max_transfer_bytes)
             || offset.checked_add(length)? > capability.size_bytes
         {

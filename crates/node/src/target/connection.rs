@@ -718,7 +718,6 @@ impl Connection {
 
     /// The storage's turn.
     fn start(&mut self, context: &mut Context<'_>, id: TaskId) {
-        let is_sealed = matches!(self.protection, Protection::Sealed { .. });
         let task = self.tasks[id.index()].as_mut().expect("a task under way");
         let media = task.media.as_ref().expect("set by the caller");
         let lun = &context.shared.luns[task.lun];
@@ -734,7 +733,7 @@ impl Connection {
             let media = task.media.take().expect("just looked at");
             return self.finish_media(context, id, &media, Ok(()));
         }
-        if matches!(media.op, MediaOp::Read { fua: false }) && is_sealed {
+        if matches!(media.op, MediaOp::Read { fua: false }) && data_in <= self.ahead.bytes_max() {
             let extent = Extent { lun: task.lun, lba: media.lba, blocks: media.blocks };
             if let Some(guess) = self.ahead.on_read(extent, lun.changes(), context.io.now()) {
                 task.buffer = Some(guess.plain);
