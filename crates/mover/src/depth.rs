@@ -53,6 +53,8 @@ struct Search {
     /// The best depth known, and its bytes per second as measured last.
     held: usize,
     rate: f64,
+    /// More was a little better; the depth held is measured once more before that is believed.
+    doubt: bool,
     /// Length of the next rest, in measurements.
     hold: u32,
     meter: Meter,
@@ -102,8 +104,10 @@ impl Depth {
             trial: Trial::Hold(1),
             held: chunks,
             rate: 0.0,
+            doubt: false,
             hold: HOLD_MIN,
-            meter: Meter::after(chunks),
+            // The first round also pays for memory that nobody has touched yet.
+            meter: Meter::after(2 * chunks),
         };
         Self { chunks, search: Some(search) }
     }
@@ -183,10 +187,16 @@ impl Search {
         let rate = self.meter.rate(other)?;
         Some(match self.trial {
             Trial::Hold(left) => {
-                self.rate = if self.rate > 0.0 { self.rate + NEWS * (rate - self.rate) } else { rate };
+                let news = if self.rate == 0.0 || self.doubt { 1.0 } else { NEWS };
+                self.rate += news * (rate - self.rate);
                 if left > 1 { self.hold(left - 1) } else { self.try_more(false) }
             }
+            Trial::More { .. } if (GAIN_OF_MORE..GAIN_CLEAR).contains(&(rate / self.rate)) && !self.doubt => {
+                self.doubt = true;
+                self.hold(1)
+            }
             Trial::More { .. } if rate >= self.rate * GAIN_OF_MORE => {
+                self.doubt = false;
                 (self.held, self.rate) = (self.held * 2, rate);
                 self.try_more(true)
             }
@@ -205,6 +215,7 @@ impl Search {
     }
 
     fn rest(&mut self) -> usize {
+        self.doubt = false;
         let measurements = self.hold;
         self.hold = (self.hold * 2).min(HOLD_MAX);
         self.hold(measurements)
@@ -219,6 +230,7 @@ impl Search {
     }
 
     fn try_less(&mut self) -> usize {
+        self.doubt = false;
         if self.held == 1 {
             return self.rest();
         }

@@ -97,7 +97,7 @@ impl Kernel {
                 disks.insert(device);
             }
             Below::Devices(devices) => {
-                devices.into_iter().for_each(|device| self.sink(device, layers, disks))
+                devices.into_iter().for_each(|device| self.sink(device, layers, disks));
             }
             Below::File(Some(file)) => self.sink_file(&file, layers, disks),
             Below::File(None) => {}
