@@ -22,6 +22,8 @@ pub(crate) enum Exit {
     Unreachable,
     /// Refused to protect data.
     Refused,
+    /// Done, but for areas of the source that cannot be read.
+    Unreadable,
     /// Ended by a signal of this number.
     Interrupted(i32),
 }
@@ -37,6 +39,7 @@ impl Exit {
             Self::Authentication => 4,
             Self::Unreachable => 5,
             Self::Refused => 6,
+            Self::Unreadable => 7,
             Self::Interrupted(signal) => 128 + (signal & 0x7f) as u8,
         }
     }
@@ -215,6 +218,7 @@ mod tests {
             (Exit::Authentication, 4),
             (Exit::Unreachable, 5),
             (Exit::Refused, 6),
+            (Exit::Unreadable, 7),
             (Exit::Interrupted(libc::SIGINT), 130),
             (Exit::Interrupted(libc::SIGTERM), 143),
         ];

@@ -98,11 +98,11 @@ impl StateDir {
 
     /// State in a given directory.
     #[cfg(test)]
-    fn at(path: &Path) -> Self {
+    pub(crate) fn at(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
 
-    fn failed(&self, attempted: &str, cause: impl std::fmt::Display) -> Failure {
+    pub(crate) fn failed(&self, attempted: &str, cause: impl std::fmt::Display) -> Failure {
         Failure::failed(attempted, self.path.display().to_string(), cause)
             .hint("set XDG_STATE_HOME to a directory that can be written and survives restarts")
     }
@@ -147,6 +147,21 @@ impl StateDir {
             Ok(sys::lock_byte(&file, byte, hold)?.then_some(Claim { _file: file }))
         };
         attempt().map_err(|error| self.failed("claim a LUN's identity in", error))
+    }
+
+    /// Where journals of copies lie; made if it is not there.
+    pub(crate) fn copies(&self) -> Result<PathBuf, Failure> {
+        let path = self.path.join("copies");
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.map(|()| path).map_err(|error| self.failed("keep journals in", error))
+    }
+
+    /// Whose bytes copies hold for the destinations that they write to.
+    pub(crate) fn copies_lock(&self) -> Result<File, Failure> {
+        let path = self.copies()?.with_file_name("copies.lock");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.open(path).map_err(|error| self.failed("lock a destination in", error))
     }
 
     fn lock_file(&self) -> io::Result<File> {

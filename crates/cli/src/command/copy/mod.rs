@@ -1,5 +1,6 @@
 //! `copy`: the main job.
 
+mod journal;
 pub(crate) mod outcome;
 pub(crate) mod refusals;
 mod remote;
@@ -24,6 +25,9 @@ use crate::{output, units};
 /// system, partition table or volume, unless --force; one that is mounted, held or locked, unless --allow
 /// in-use; one with another logical block size, unless --allow sector-size. Ends with one flush: what is
 /// reported as copied is durable.
+///
+/// A copy of more than 1 GiB keeps a journal. If it is interrupted it prints the command that resumes it; where the source
+/// cannot be read it goes on, and lists those areas at the end (exit code 7).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -46,6 +50,10 @@ pub(crate) struct Args {
     /// Read the destination back after the flush and compare it with what was read from the source
     #[arg(long)]
     verify: bool,
+
+    /// Go on with an earlier copy: the name or the file of its journal
+    #[arg(long, value_name = "ID|FILE")]
+    resume: Option<String>,
 
     /// Make holes and blocks of zeroes zero instead of moving their zeroes
     #[arg(long, default_value = "auto")]
@@ -70,7 +78,8 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Overwrite a destination that holds a known file system, partition table or volume
+    /// Overwrite a destination that holds a known file system, partition table or volume; resume although the journal
+    /// speaks of other storage
     #[arg(long)]
     force: bool,
 
@@ -201,20 +210,32 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if args.dry_run {
         return refusals::dry_run(context, args, &mut io, &source, &destination);
     }
+    let earlier = journal::earlier(args)?;
+    if earlier.is_some() {
+        // The copy that is resumed made it.
+        destination.spec.options.retain(|(name, _)| name != "create");
+    }
     let mut pair = refusals::prepare(context, args, &mut io, &source, &destination)?;
-    if let Some(copied) = remote::copy(context, args, &mut io, &mut pair, &source, &destination)? {
+    if earlier.is_none()
+        && let Some(copied) = remote::copy(context, args, &mut io, &mut pair, &source, &destination)?
+    {
         let exit = copied.tell(context, args, pair.source_consistent);
         end(&mut io, [pair.source, pair.destination]);
         return Ok(exit);
     }
-    let plan = args.plan();
+    let mut kept = journal::keep(context, args, &pair, [&source, &destination], earlier)?;
+    let plan = Plan { map: kept.map.take(), skip_bad: kept.journal.is_some(), ..args.plan() };
     let before = CpuTime::now();
     let result = {
         let _orderly = context.stop.orderly();
         let mut progress = Progress::new(context);
         let stop = context.stop.clone();
         let mut observer = |now: &mover::Progress| observe(now, &mut progress, &stop);
-        let result = mover::copy(&mut io, &mut *pair.source, &mut *pair.destination, &plan, &mut observer);
+        let (from, to) = (&mut *pair.source, &mut *pair.destination);
+        let result = match &mut kept.journal {
+            Some(journal) => mover::copy_with_journal(&mut io, from, to, &plan, &mut observer, journal),
+            None => mover::copy(&mut io, from, to, &plan, &mut observer),
+        };
         progress.finish();
         result
     };
@@ -230,15 +251,37 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
                     pair.source_consistent,
                 ));
             }
-            return Err(outcome::failure(context, args, &error, &source, &destination));
+            let mut failure = outcome::failure(context, args, &error, &source, &destination);
+            // What was found to be wrong does not become right by being resumed.
+            if matches!(error, CopyError::Verify { .. }) {
+                kept.finish(true)?;
+            } else if let Some(command) = kept.stop(args) {
+                let earlier = Some(failure.hint)
+                    .filter(|hint| !hint.is_empty() && !matches!(error, CopyError::Interrupted { .. }));
+                failure.hint = earlier.map_or_else(String::new, |hint| hint + "; then: ") + &command;
+            }
+            return Err(failure);
         }
     };
+    let source_consistent = pair.source_consistent && !report.source_changed;
+    if report.source_changed {
+        context.warn(&format!(
+            "{} was written while it was copied: the copy may mix several moments of it",
+            source.text
+        ));
+    }
+    let command = kept.command(args);
+    kept.finish(report.unreadable_bytes == 0)?;
     if args.json {
-        output::json(&outcome::object(&report, cpu, pair.source_consistent));
+        output::json(&outcome::object(&report, cpu, source_consistent));
     } else if !context.quiet {
         output::line(&outcome::sentence(&report, cpu));
     }
     end(&mut io, [pair.source, pair.destination]);
+    if report.unreadable_bytes > 0 {
+        context.warn(&outcome::unreadable(&report, &source.text, &command));
+        return Ok(Exit::Unreadable);
+    }
     Ok(Exit::Done)
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> 
         "remote_copy": false,
         "bytes": report.bytes,
         "seconds": units::rounded(report.seconds),
-        "mb_per_s": units::rounded(mb_per_s(report.bytes, report.seconds)),
+        "mb_per_s": units::rounded(mb_per_s(report.bytes - report.resumed_bytes, report.seconds)),
         "cpu_s_per_gb": { "user": units::rounded(user), "system": units::rounded(system) },
         "read": side(&report.read),
         "write": side(&report.write),
@@ -66,6 +66,12 @@ pub(crate) fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> 
         "depth_max": report.depth_max,
         "retries": report.retries,
         "copied_again": report.copied_again,
+        "resumed_bytes": report.resumed_bytes,
+        "source_changed": report.source_changed,
+        "claims": report.claims,
+        "unreadable_bytes": report.unreadable_bytes,
+        "unreadable_areas": report.unreadable_areas,
+        "unreadable": report.unreadable.iter().map(|area| json!([area.offset, area.bytes])).collect::<Vec<_>>(),
     })
 }
 
@@ -87,8 +93,11 @@ pub(super) fn sentence(report: &Report, cpu: CpuTime) -> String {
         "copied {} in {}, {}",
         units::bytes(report.bytes),
         units::duration(Duration::from_secs_f64(report.seconds)),
-        units::rate(mb_per_s(report.bytes, report.seconds) * 1e6),
+        units::rate(mb_per_s(report.bytes - report.resumed_bytes, report.seconds) * 1e6),
     );
+    if report.resumed_bytes > 0 {
+        text += &format!(", {} of it before", units::bytes(report.resumed_bytes));
+    }
     if report.verified {
         let seconds = Duration::from_secs_f64(report.verify_seconds);
         text += &format!(", verified in {}", units::duration(seconds));
@@ -103,6 +112,23 @@ pub(super) fn sentence(report: &Report, cpu: CpuTime) -> String {
         text += ", all of it twice because the target had lost what it held in its cache";
     }
     text + &format!("; limited by {}, {:.2} CPU-s/GB", report.limited_by, user + system)
+}
+
+/// Areas shown to people; JSON and the journal have more.
+const AREAS_SHOWN: usize = 10;
+
+/// What could not be read.
+pub(super) fn unreadable(report: &Report, source: &str, command: &str) -> String {
+    let areas = report.unreadable.iter().take(AREAS_SHOWN);
+    let areas: Vec<_> = areas.map(|area| format!("{}+{}", area.offset, area.bytes)).collect();
+    let more = if report.unreadable_areas > AREAS_SHOWN as u64 { ", ..." } else { "" };
+    format!(
+        "{} bytes of {source} in {} areas cannot be read (offset+bytes: {}{more}); the destination keeps there what it held \
+         before. To try them again: {command}",
+        report.unreadable_bytes,
+        report.unreadable_areas,
+        areas.join(", ")
+    )
 }
 
 /// Why it did not finish.

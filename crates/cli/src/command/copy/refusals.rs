@@ -289,7 +289,8 @@ impl<'a> Inspection<'a> {
 
     /// Looks for something worth keeping on the destination.
     fn look_at_content(&mut self, io: &mut Io, destination: &mut dyn Endpoint) -> Result<(), Failure> {
-        if self.args.force {
+        // What a copy that is resumed has left there is its own.
+        if self.args.force || self.args.resume.is_some() {
             return Ok(());
         }
         let found = probe(io, destination)

@@ -1,0 +1,206 @@
+//! Copies that are cut off and taken up again, journals that are not to be trusted, places that cannot be read.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::{Place, wait};
+
+const MIB: u64 = 1 << 20;
+/// Enough for a journal.
+const SIZE: u64 = 1030 * MIB;
+/// What is not a hole: at the end, so that all of the holes are done when it goes slowly.
+const DATA: u64 = 16 * MIB;
+
+/// A disk that is mostly hole.
+fn disk(place: &Place, name: &str) -> PathBuf {
+    let path = place.path(name);
+    let file = File::create(&path).unwrap();
+    file.set_len(SIZE).unwrap();
+    let mut bytes = vec![0; DATA as usize];
+    block::fill_pattern(7, 0, &mut bytes);
+    file.write_all_at(&bytes, SIZE - DATA).unwrap();
+    path
+}
+
+/// A copy of it that goes on for three seconds.
+fn slow_copy(place: &Place, destination: &str) -> Child {
+    let mut command = place.command();
+    command.args(["copy", "a.img", destination, "--rate", "5M", "--chunk", "256K"]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1200));
+    child
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+fn journals(place: &Place) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(place.path("state/hikyaku/copies")) else { return Vec::new() };
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// A journal of a copy to `b.img` that was cut off.
+fn cut_off(place: &Place) -> String {
+    disk(place, "a.img");
+    let mut copy = slow_copy(place, &format!("b.img,create,size={SIZE}"));
+    signal(&copy, "-TERM");
+    assert_eq!(wait(&mut copy), 143);
+    let [journal] = &journals(place)[..] else { panic!("one journal") };
+    journal.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_printed_command_takes_a_copy_up() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    for (name, code) in [("-INT", 130), ("-TERM", 143)] {
+        let _ = fs::remove_file(place.path("b.img"));
+        let mut copy = slow_copy(&place, &format!("b.img,create,size={SIZE}"));
+        signal(&copy, name);
+        assert_eq!(wait(&mut copy), code);
+        let told = std::io::read_to_string(copy.stderr.take().unwrap()).unwrap();
+        let command = told.lines().find_map(|line| line.split_once("try: hikyaku ")).expect(&told).1;
+        let command = command.replace("--rate 5242880 ", "") + " --verify --json";
+        let ran = place.run(&command.split(' ').collect::<Vec<_>>()).expect(0).json();
+        assert!(ran["resumed_bytes"].as_u64().unwrap() > 1 << 30, "{ran}");
+        assert!(ran["verified"] == true && ran["read"]["bytes"].as_u64().unwrap() < DATA, "{ran}");
+        place.run(&["compare", "a.img", "b.img"]).expect(0);
+        assert_eq!(journals(&place), [PathBuf::new(); 0], "nothing to resume is left");
+    }
+}
+
+#[test]
+fn a_killed_copy_is_taken_up_from_its_last_claim() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    let mut copy = slow_copy(&place, &format!("b.img,create,size={SIZE}"));
+    signal(&copy, "-KILL");
+    wait(&mut copy);
+    let [journal] = &journals(&place)[..] else { panic!("one journal") };
+    let id = journal.file_stem().unwrap().to_str().unwrap();
+    place.run(&["copy", "a.img", "b.img", "--resume", id]).expect(0);
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
+    assert_eq!(journals(&place).len(), 0);
+}
+
+#[test]
+fn a_journal_is_checked_before_it_is_believed() {
+    let place = Place::new();
+    let journal = cut_off(&place);
+    let resume = |extra: &[&str]| place.run(&[&["copy", "a.img", "b.img", "--resume"][..], extra].concat());
+    let ran = resume(&["0123456789abcdef"]).expect(1);
+    assert!(ran.stderr.contains("removed when it has finished"), "{}", ran.stderr);
+    let ran = resume(&[&journal, "--src-offset", "4K"]).expect(6);
+    assert!(ran.stderr.contains("another range"), "{}", ran.stderr);
+
+    let whole = fs::read(&journal).unwrap();
+    for place in (0..whole.len()).step_by(97) {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 4;
+        fs::write(&journal, damaged).unwrap();
+        let ran = resume(&[&journal]).expect(6);
+        assert!(ran.stderr.contains("cannot resume from"), "{}", ran.stderr);
+    }
+    fs::write(&journal, &whole).unwrap();
+
+    fs::copy(place.path("b.img"), place.path("c.img")).unwrap();
+    let ran = place.run(&["copy", "a.img", "c.img", "--resume", &journal]).expect(6);
+    assert!(ran.stderr.contains("another destination"), "{}", ran.stderr);
+
+    File::options().write(true).open(place.path("a.img")).unwrap().write_all_at(b"changed", 0).unwrap();
+    let ran = resume(&[&journal]).expect(6);
+    assert!(ran.stderr.contains("the source has changed"), "{}", ran.stderr);
+    // Whoever insists gets what is asked for: the rest of the new source behind the start of the old one.
+    resume(&[&journal, "--force"]).expect(0);
+    place.run(&["compare", "a.img", "b.img"]).expect(3);
+}
+
+#[test]
+fn what_cannot_be_read_is_listed_and_tried_again() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    let bad = SIZE - DATA + 5 * MIB + 1024;
+    let source = format!("a.img,fault=read-error@{bad}+512");
+    let ran =
+        place.run(&["copy", &source, &format!("b.img,create,size={SIZE}"), "--verify", "--json"]).expect(7);
+    let object = ran.json();
+    assert_eq!(object["unreadable"].to_string(), format!("[[{bad},512]]"));
+    assert!(object["unreadable_bytes"] == 512 && object["verified"] == true, "{object}");
+    assert!(ran.stderr.contains("cannot be read"), "{}", ran.stderr);
+    let [journal] = &journals(&place)[..] else { panic!("one journal") };
+    let ran = place.run(&["compare", "a.img", "b.img"]).expect(3);
+    assert!(ran.stderr.contains(&bad.to_string()) || ran.stdout.contains(&bad.to_string()), "{}", ran.stdout);
+    let object =
+        place.run(&["copy", "a.img", "b.img", "--resume", journal.to_str().unwrap(), "--json"]).expect(0);
+    assert_eq!(object.json()["resumed_bytes"], SIZE - 512);
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
+    assert_eq!(journals(&place).len(), 0);
+}
+
+#[test]
+fn a_full_destination_keeps_what_is_there() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    let destination = format!("b.img,create,size={SIZE},fault=no-space:after=30:count=1");
+    let ran = place.run(&["copy", "a.img", &destination]).expect(1);
+    assert!(ran.stderr.contains("--resume"), "{}", ran.stderr);
+    let [journal] = &journals(&place)[..] else { panic!("one journal") };
+    let object =
+        place.run(&["copy", "a.img", "b.img", "--resume", journal.to_str().unwrap(), "--json"]).expect(0);
+    assert!(object.json()["resumed_bytes"].as_u64().unwrap() > 1 << 30, "{}", object.stdout);
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
+}
+
+#[test]
+fn a_power_cut_takes_nothing_that_was_claimed() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    for seed in 1..=3 {
+        let _ = fs::remove_file(place.path("b.img"));
+        let after = 25 + 9 * seed;
+        let destination = format!("b.img,create,size={SIZE},crash=after={after}:seed={seed}");
+        place.run(&["copy", "a.img", &destination, "--chunk", "256K", "--rate", "20M"]);
+        let [journal] = &journals(&place)[..] else { panic!("one journal") };
+        place.run(&["copy", "a.img", "b.img", "--resume", journal.to_str().unwrap()]).expect(0);
+        place.run(&["compare", "a.img", "b.img"]).expect(0);
+    }
+}
+
+#[test]
+fn a_source_that_is_written_meanwhile_is_told() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    let mut command = place.command();
+    let destination = format!("b.img,create,size={SIZE}");
+    command.args(["copy", "a.img", &destination, "--rate", "8M", "--chunk", "256K", "--json"]);
+    let copy = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(900));
+    File::options().write(true).open(place.path("a.img")).unwrap().write_all_at(b"changed", 0).unwrap();
+    let output = copy.wait_with_output().unwrap();
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(object["source_changed"] == true && object["source_consistent"] == false, "{object}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("was written while it was copied"));
+}
+
+#[test]
+fn two_copies_to_one_destination_are_refused() {
+    let place = Place::new();
+    place.sample("small.img", 4 << 20);
+    let serving = place.serve(&["mem:8M"]);
+    let mut command = place.command();
+    let url = serving.urls[0].as_str();
+    let mut first =
+        command.args(["copy", "small.img", url, "--rate", "1M"]).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1000));
+    let ran = place.run(&["copy", "small.img", url, "--force"]).expect(6);
+    assert!(ran.stderr.contains("another copy is writing to it"), "{}", ran.stderr);
+    signal(&first, "-TERM");
+    wait(&mut first);
+    place.run(&["copy", "small.img", url, "--force"]).expect(0);
+}
