@@ -71,7 +71,7 @@ fn the_printed_command_takes_a_copy_up() {
         assert!(ran["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{ran}");
         assert!(ran["verified"] == true && ran["read"]["bytes"].as_u64().unwrap() < DATA, "{ran}");
         place.run(&["compare", "a.img", "b.img"]).expect(0);
-        assert_eq!(journals(&place), [PathBuf::new(); 0], "nothing to resume is left");
+        assert!(journals(&place).is_empty(), "nothing to resume is left");
     }
 }
 

@@ -71,7 +71,7 @@ impl Uri {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=').unwrap_or((pair, "")) {
                 ("socket", path) => {
-                    socket = Some(decoded(path).ok_or("the socket's path is not text in percent encoding")?)
+                    socket = Some(decoded(path).ok_or("the socket's path is not text in percent encoding")?);
                 }
                 _ => return Err("only the argument socket=PATH is known"),
             }

@@ -204,9 +204,8 @@ impl Connection {
             _ if event.token.key & 3 == Operation::Deadline as u32 => self.on_deadline(),
             _ => result.map_err(Failure::Connect).map(|_| self.on_connected()),
         };
-        match result {
-            Err(failure) => self.cut(failure, outcomes),
-            Ok(()) => {}
+        if let Err(failure) = result {
+            self.cut(failure, outcomes);
         }
         self.end(outcomes);
     }

@@ -319,13 +319,13 @@ impl NbdEndpoint {
         for outcome in outcomes {
             match outcome {
                 Outcome::Ready(export) => self.on_ready(io, export, done),
-                Outcome::Ended(ended) => self.on_ended(io, ended, done),
+                Outcome::Ended(ended) => self.on_ended(io, &ended, done),
                 Outcome::Failed(failure) => self.on_failure(io, failure, done),
             }
         }
     }
 
-    fn on_ended(&mut self, io: &mut Io, ended: Ended, done: &mut Vec<Completion>) {
+    fn on_ended(&mut self, io: &mut Io, ended: &Ended, done: &mut Vec<Completion>) {
         let Some(run) = self.running.get_mut(ended.task.index()).and_then(Option::take) else { return };
         if let Err(error) = &ended.result
             && error.code == ESHUTDOWN
