@@ -154,7 +154,9 @@ fn list(source: &mut Source<'_>, bytes: u32) -> Vec<u8> {
     match source.byte() % 5 {
         2 => {
             let (cscds, segments) = (source.below(10), source.below(12));
-            list.extend([source.byte(), source.byte(), 0, 32 * cscds as u8, 0, 0, 0, 0]);
+            list.extend([source.byte(), source.byte()]);
+            list.extend((32 * cscds as u16).to_be_bytes());
+            list.extend([0; 4]);
             list.extend((28 * segments as u32).to_be_bytes());
             list.extend([0; 4]);
             for _ in 0..cscds {
