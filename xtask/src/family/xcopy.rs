@@ -233,7 +233,8 @@ fn refusals(context: &Context) -> Result<()> {
     same_file(&before, &scene.destination).context("a list that is refused changed something")?;
     drop(session);
     let disks = [Disk::file(&scene.source), Disk { read_only: true, ..Disk::file(&scene.destination) }];
-    scene.target = Target::serve(context, &disks, None, &[])?;
+    scene.target.kill();
+    scene.target.restart(context, &disks)?;
     let mut session = scene.session()?;
     let ends = [naa(&mut session, 0)?, naa(&mut session, 1)?];
     let answer = extended_copy(&mut session, &ends, &[(0, 1, 8, 0, 0)])?;
