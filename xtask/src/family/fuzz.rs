@@ -9,8 +9,8 @@ use crate::fuzz::{self, build, targets};
 use crate::harness::{Cases, Context};
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
-    let minutes = context.amount(1, 10);
-    let time = Duration::from_secs(minutes as u64 * 60);
+    let seconds = context.amount(40, 600);
+    let time = Duration::from_secs(seconds as u64);
     let names: Vec<String> = targets()?.into_iter().filter(|name| cases.is_due(name)).collect();
     if names.is_empty() {
         return Ok(());
@@ -32,7 +32,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         crashes += usize::from(result.is_err());
         cases.record(name, result, time.as_secs_f64());
     })?;
-    cases.fact("minutes_each", minutes);
+    cases.fact("seconds_each", seconds);
     cases.fact("executions", executions);
     cases.fact("crashes", crashes);
     Ok(())
