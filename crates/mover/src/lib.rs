@@ -5,6 +5,60 @@
 //! half-done looks finished: the first error stops new reads, everything in flight is drained, and the caller
 //! gets the error.
 //!
+//! # One call
+//! [`copy()`] names source, destination, offsets and size, and returns when what was written is durable:
+//!
+//! ```
+//! use mover::{Control, Plan, copy};
+//!
+//! // Storage by its words; a path is a file or a device. LUNs are opened by crate `node`, exports by crate `nbd`.
+//! let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+//! let source = block::open(&block::Spec::parse("pattern:8M:1")?, &options)?;
+//! let destination = block::open(&block::Spec::parse("mem:4M")?, &options)?;
+//!
+//! // The loop and all of its memory are this thread's.
+//! let mut io = io::Io::new(area::PoolLimits::default())?;
+//! let (mut from, mut to) = (source.attach(&mut io)?, destination.attach(&mut io)?);
+//! block::wait_ready(&mut io, &mut [&mut *from, &mut *to])?;
+//!
+//! let plan = Plan { src_offset: 1 << 20, size: Some(3 << 20), verify: true, ..Plan::default() };
+//! let report = copy(&mut io, &mut *from, &mut *to, &plan, &mut |_| Control::Continue)?;
+//! assert_eq!(report.bytes, 3 << 20);
+//! assert!(report.verified);
+//! block::close_all(&mut io, &mut [&mut *from, &mut *to]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `examples/copy.rs` is a whole program around it. [`copy_with_journal`] is the same for a copy that can be taken up again
+//! after a crash; [`compare()`] reads both ends and writes neither.
+//!
+//! # Progress and cancellation
+//! The observer is called at the end of each phase, and in between at most every [`OBSERVE_EVERY`], on the thread of the copy. It
+//! is told how far it is ([`Progress`]) and answers whether to go on. After [`Control::Stop`] nothing new is begun, what is in
+//! flight is written and flushed, and the copy ends with [`CopyError::Interrupted`], which says how many bytes are safe:
+//!
+//! ```
+//! use mover::{Control, CopyError, Plan, copy};
+//!
+//! # let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+//! # let source = block::open(&block::Spec::parse("pattern:1G,limit=100MB/s")?, &options)?;
+//! # let destination = block::open(&block::Spec::parse("null:1G")?, &options)?;
+//! # let mut io = io::Io::new(area::PoolLimits::default())?;
+//! # let (mut from, mut to) = (source.attach(&mut io)?, destination.attach(&mut io)?);
+//! let mut observer = |now: &mover::Progress| {
+//!     println!("{:?}: {} of {} bytes", now.phase, now.bytes, now.total);
+//!     if now.bytes > 1 << 20 { Control::Stop } else { Control::Continue }
+//! };
+//! match copy(&mut io, &mut *from, &mut *to, &Plan::default(), &mut observer) {
+//!     Err(CopyError::Interrupted { bytes_safe, .. }) => assert!(bytes_safe > 0 && bytes_safe < 1 << 30),
+//!     other => panic!("{other:?}"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! From another thread, or from a signal, set an `AtomicBool` that the observer looks at. Endpoints, loop and pool can be used
+//! again afterwards, also after an error, but for [`CopyError::Loop`].
+//!
 //! Not here: what storage is (`block`), iSCSI, names of endpoints, progress bars. The engine has the loop to
 //! itself while it runs: events of owners other than the two endpoints are dropped.
 //!
