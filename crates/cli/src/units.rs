@@ -3,7 +3,7 @@
 //! Sizes are shown in binary units (`256 MiB`), rates in decimal ones (`412 MB/s`), as the numbers in
 //! JSON are. Exact values belong into JSON; these are for reading.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// `--drain-timeout` and its like: `500us`, `20ms`, `10s`, `5m`, `1h`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -72,6 +72,26 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// A moment for people: `2026-11-22 06:18:05 UTC`.
+pub(crate) fn utc(moment: SystemTime) -> String {
+    let seconds = moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
+    let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while days >= lengths[month] {
+        days -= lengths[month];
+        month += 1;
+    }
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year}-{:02}-{:02} {hour:02}:{minute:02}:{second:02} UTC", month + 1, days + 1)
+}
+
 /// A number rounded to three decimals: enough for a rate or a second, short enough to read in JSON.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
@@ -96,6 +116,15 @@ mod tests {
         for (count, text) in all {
             assert_eq!(bytes(count), text);
         }
+    }
+
+    #[test]
+    fn moments_are_those_of_the_calendar() {
+        let at = |seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(at(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(at(1_735_689_599), "2024-12-31 23:59:59 UTC");
+        assert_eq!(at(4_107_542_400), "2100-03-01 00:00:00 UTC");
     }
 
     #[test]

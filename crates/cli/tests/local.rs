@@ -353,3 +353,35 @@ fn bench_path_writes_only_where_it_may() {
     place.run(&["bench", "path", "a.img,ro", "--write", "--destroy", "--depth", "1"]).expect(2);
     place.run(&["bench", "path", "null:4M", "--write", "--operations", "9", "--depth", "1"]).expect(0);
 }
+
+#[test]
+fn a_report_is_written_however_it_ends() {
+    let place = Place::new();
+    place.sample("a.img", 8 << 20);
+    let page = |name: &str| fs::read_to_string(place.path(name)).unwrap();
+    place.run(&["copy", "a.img", "b.img,create,size=8M", "--verify", "--report", "r.html"]).expect(0);
+    let done = page("r.html");
+    assert!(
+        done.contains("<h1>Copied a.img to b.img,create,size=8M</h1>") && done.contains("Limited by"),
+        "{done}"
+    );
+    assert!(
+        ["<svg", "copy", "verify", "Reads", "s/GB", "8388608 (8 MiB)"].iter().all(|word| done.contains(word)),
+        "{done}"
+    );
+    assert!(done.contains("hikyaku copy a.img b.img,create,size=8M --verify --report r.html"), "{done}");
+    // An earlier report is replaced, also where nothing was begun, and anything else is not.
+    place.run(&["copy", "a.img", "none.img", "--report", "r.html"]).expect(6);
+    assert!(page("r.html").contains("<h1>Refused: the copy of a.img to none.img</h1>"));
+    let broken = "c.img,create,size=8M,fault=write-error:after=3";
+    place.run(&["copy", "a.img", broken, "--chunk", "1M", "--depth", "1", "--report", "r.html"]).expect(1);
+    let failed = page("r.html");
+    assert!(
+        failed.contains("<h1>Failed: the copy of") && failed.contains("Cannot write 1048576 bytes at offset"),
+        "{failed}"
+    );
+    place.run(&["copy", "a.img", "d.img,create,size=8M", "--report", "b.img"]).expect(6);
+    place.run(&["copy", "a.img", "e.html,create,size=8M", "--report", "e.html"]).expect(6);
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
+    place.run(&["compare", "a.img", "e.html"]).expect(0);
+}

@@ -7,7 +7,7 @@
 
 mod capture;
 pub mod part;
-mod plot;
+pub mod plot;
 mod secure_read;
 mod stats;
 mod sys;

@@ -1,4 +1,5 @@
-//! Three kinds of figures, as SVG text: lines by block size, stacked bars, and time lines of packets.
+//! Figures as SVG text, for whoever draws one ([`draw`]); and three kinds for the papers: lines by block size, stacked bars, and
+//! time lines of packets.
 
 use std::error::Error;
 
@@ -6,16 +7,20 @@ use plotters::prelude::*;
 
 use crate::LabError;
 
-const WIDTH: u32 = 1000;
+/// Of every figure, in pixels.
+pub const WIDTH: u32 = 1000;
 /// Height of a plot without its lanes or bars.
 const FRAME: u32 = 140;
-const FONT: &str = "sans-serif";
+/// Of every figure.
+pub const FONT: &str = "sans-serif";
 /// Up to this, in milliseconds, time lines go: as the paper's figures do.
 pub(crate) const TIME_MS: f64 = 6.0;
 
-type Drawn = Result<(), Box<dyn Error>>;
+/// What became of drawing.
+pub type Drawn = Result<(), Box<dyn Error>>;
 
-fn draw(
+/// A figure [`WIDTH`] wide and `height` high, as the text of an SVG file.
+pub fn draw(
     height: u32,
     body: impl FnOnce(&DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Drawn,
 ) -> Result<String, LabError> {

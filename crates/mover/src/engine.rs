@@ -840,6 +840,7 @@ impl<'a> Engine<'a> {
             eta: eta(total - self.finished_bytes, rate_now),
             retries: self.retries(),
             limited_by: self.window.limit(),
+            depth: self.depth.limit() as u32,
         };
         self.window = Occupancy::default();
         self.observe_at = self.seen + OBSERVE_EVERY;

@@ -49,6 +49,8 @@ pub struct Progress {
     pub retries: u64,
     /// What limited the time since the last observation.
     pub limited_by: Limit,
+    /// Pieces that may be in flight at present.
+    pub depth: u32,
 }
 
 /// The observer's answer.

@@ -228,7 +228,7 @@ impl Kept {
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=@%+[]".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();

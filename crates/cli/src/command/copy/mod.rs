@@ -4,7 +4,9 @@ mod journal;
 pub(crate) mod outcome;
 pub(crate) mod refusals;
 mod remote;
+mod report;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::{Endpoint, Medium};
@@ -77,6 +79,10 @@ pub(crate) struct Args {
     /// Print JSON: progress on stderr, the outcome as one object on stdout
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Write what happened into one file of HTML: figures, the rate over time, what limited it
+    #[arg(long, value_name = "F.html", conflicts_with = "dry_run")]
+    report: Option<PathBuf>,
 
     /// Overwrite a destination that holds a known file system, partition table or volume; resume although the journal
     /// speaks of other storage
@@ -200,6 +206,14 @@ struct Pair {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let mut record = report::Record::new();
+    let Some(path) = &args.report else { return perform(context, args, &mut record) };
+    let report = report::Report::begin(path)?;
+    let result = perform(context, args, &mut record);
+    report.end(context, args, &record, result)
+}
+
+fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Result<Exit, Failure> {
     let source = Named::parse(context, &args.source, &[])?;
     let mut destination = Named::parse(context, &args.destination, &[])?;
     // What the destination holds now is looked at below, with --force as the way out.
@@ -217,9 +231,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     let mut pair = refusals::prepare(context, args, &mut io, &source, &destination)?;
     if earlier.is_none()
-        && let Some(copied) = remote::copy(context, args, &mut io, &mut pair, &source, &destination)?
+        && let Some(copied) =
+            remote::copy(context, args, &mut io, &mut pair, [&source, &destination], record)?
     {
-        let exit = copied.tell(context, args, pair.source_consistent);
+        let exit = copied.tell(context, args, pair.source_consistent, record);
         end(&mut io, [pair.source, pair.destination]);
         return Ok(exit);
     }
@@ -236,7 +251,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             Some(journal) => mover::copy_with_journal(&mut io, from, to, &plan, &mut observer, journal),
             None => mover::copy(&mut io, from, to, &plan, &mut observer),
         };
-        progress.finish();
+        record.series.extend(progress.finish());
         result
     };
     let cpu = CpuTime::now().since(before);
@@ -272,8 +287,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     let command = kept.command(args);
     kept.finish(report.unreadable_bytes == 0)?;
+    let object = record.outcome.insert(outcome::object(&report, cpu, source_consistent));
     if args.json {
-        output::json(&outcome::object(&report, cpu, source_consistent));
+        output::json(object);
     } else if !context.quiet {
         output::line(&outcome::sentence(&report, cpu));
     }
@@ -306,6 +322,7 @@ pub(crate) fn observe(
         eta: now.eta,
         retries: now.retries,
         limited_by: now.limited_by.name(),
+        depth: now.depth,
     });
     if stop.is_asked() { Control::Stop } else { Control::Continue }
 }

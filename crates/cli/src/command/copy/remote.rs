@@ -6,6 +6,7 @@ use mover::CopyError;
 use node::initiator::{RemoteCopyError, RemotePlan, RemoteReport, Url, remote_copy};
 use serde_json::{Value, json};
 
+use super::report::Record;
 use super::{Args, Pair, Sparse, outcome};
 use crate::context::Context;
 use crate::endpoint::Named;
@@ -38,8 +39,8 @@ pub(super) fn copy(
     args: &Args,
     io: &mut Io,
     pair: &mut Pair,
-    source: &Named,
-    destination: &Named,
+    [source, destination]: [&Named; 2],
+    record: &mut Record,
 ) -> Result<Option<Copied>, Failure> {
     let bytes = pair.checked.bytes;
     let here = |why: &str| match args.remote_copy {
@@ -77,7 +78,7 @@ pub(super) fn copy(
             progress.update(&Sample { limited_by: "target", ..sample });
             !context.stop.is_asked()
         });
-        progress.finish();
+        record.series.extend(progress.finish());
         result
     };
     let failed = |cause: String| Failure::failed("let the target copy to", destination.text.clone(), cause);
@@ -96,8 +97,11 @@ pub(super) fn copy(
             return Err(outcome::failure(context, args, &error, source, destination));
         }
     };
-    let verify_seconds =
-        if args.verify { Some(verify(context, args, io, pair, source, destination)?) } else { None };
+    let verify_seconds = if args.verify {
+        Some(verify(context, args, io, pair, [source, destination], record)?)
+    } else {
+        None
+    };
     Ok(Some(Copied { report, bytes, verify_seconds }))
 }
 
@@ -128,15 +132,15 @@ fn verify(
     args: &Args,
     io: &mut Io,
     pair: &mut Pair,
-    source: &Named,
-    destination: &Named,
+    [source, destination]: [&Named; 2],
+    record: &mut Record,
 ) -> Result<f64, Failure> {
     let plan = mover::Plan { size: Some(pair.checked.bytes), verify: false, ..args.plan() };
     let mut progress = Progress::new(context);
     let stop = context.stop.clone();
     let mut observer = |now: &mover::Progress| super::observe(now, &mut progress, &stop);
     let result = mover::compare(io, &mut *pair.source, &mut *pair.destination, &plan, &mut observer);
-    progress.finish();
+    record.series.extend(progress.finish());
     let error = match result {
         Ok(comparison) => match comparison.first_difference {
             None => return Ok(comparison.duration.as_secs_f64()),
@@ -191,9 +195,16 @@ impl Copied {
     }
 
     /// Tells how it went.
-    pub(super) fn tell(&self, context: &Context, args: &Args, source_consistent: bool) -> Exit {
+    pub(super) fn tell(
+        &self,
+        context: &Context,
+        args: &Args,
+        source_consistent: bool,
+        record: &mut Record,
+    ) -> Exit {
+        let object = record.outcome.insert(self.object(source_consistent));
         if args.json {
-            output::json(&self.object(source_consistent));
+            output::json(object);
         } else if !context.quiet {
             output::line(&self.sentence());
         }

@@ -1,0 +1,341 @@
+//! `--report`: one file of HTML that says what was copied, how it went over time, and what limited it.
+//!
+//! It needs nothing from elsewhere: no scripts, no fonts, pictures as SVG within. What stands in it comes from three
+//! sources: the command line, the observations of the engine ([`Series`]), and the object that ends `--json`.
+
+mod picture;
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{Read, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
+
+use serde_json::Value;
+
+use super::Args;
+use super::journal::quoted;
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::progress::Series;
+use crate::secret::take_url_secrets;
+use crate::units;
+
+/// How every report begins; nothing else is overwritten by one.
+const MARK: &str = "<!DOCTYPE html>\n<!-- report of hikyaku copy -->\n";
+
+/// What a copy leaves behind for its report.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// How it went.
+    pub(super) series: Series,
+    /// The object that ends `--json`; none if the copy did not finish.
+    pub(super) outcome: Option<Value>,
+}
+
+impl Record {
+    pub(super) fn new() -> Self {
+        Self { series: Series::new(Instant::now()), outcome: None }
+    }
+}
+
+/// A report that will be written.
+#[derive(Debug)]
+pub(super) struct Report {
+    path: PathBuf,
+    began: SystemTime,
+    started: Instant,
+}
+
+impl Report {
+    /// Sees to it, before anything is copied, that the file can be written and that nothing is lost by it.
+    pub(super) fn begin(path: &Path) -> Result<Self, Failure> {
+        let report = Self { path: path.to_owned(), began: SystemTime::now(), started: Instant::now() };
+        report.place()?;
+        Ok(report)
+    }
+
+    /// A new file beside the place of the report, which may be taken.
+    fn place(&self) -> Result<tempfile::NamedTempFile, Failure> {
+        let name = self.path.display().to_string();
+        let failed = |error: std::io::Error| Failure::failed("write the report", name.clone(), error);
+        match fs::metadata(&self.path) {
+            Ok(metadata) if !metadata.is_file() || !is_ours(&self.path).map_err(failed)? => {
+                return Err(Failure::refused("write the report", name, "there is something else")
+                    .hint("another name: only an earlier report is overwritten"));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".hikyaku-report-").permissions(fs::Permissions::from_mode(0o644));
+        builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(failed)
+    }
+
+    /// Writes it, whatever became of the copy, and hands on what that was.
+    pub(super) fn end(
+        &self,
+        context: &Context,
+        args: &Args,
+        record: &Record,
+        result: Result<Exit, Failure>,
+    ) -> Result<Exit, Failure> {
+        let written = self.page(args, record, &result).and_then(|page| {
+            let failed = |error: std::io::Error| {
+                Failure::failed("write the report", self.path.display().to_string(), error)
+            };
+            let mut file = self.place()?;
+            file.write_all(page.as_bytes()).map_err(failed)?;
+            file.persist(&self.path).map_err(|error| failed(error.error))?;
+            Ok(())
+        });
+        match (written, &result) {
+            (Ok(()), _) => result,
+            (Err(mut failure), Ok(_)) => {
+                failure.cause += "; the copy itself is as was told";
+                Err(failure)
+            }
+            (Err(failure), Err(_)) => {
+                context.warn(&failure.to_string());
+                result
+            }
+        }
+    }
+
+    fn page(&self, args: &Args, record: &Record, result: &Result<Exit, Failure>) -> Result<String, Failure> {
+        let [source, destination] = [&args.source, &args.destination].map(|words| take_url_secrets(words).0);
+        let headline = headline(&source, &destination, result);
+        let took = units::duration(self.started.elapsed());
+        let mut page = format!(
+            "{MARK}<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>{title}</title><style>{STYLE}</style></head>\n\
+             <body><h1>{title}</h1>\n<p class=\"verdict\">{verdict}</p>\n",
+            title = escaped(&headline),
+            verdict = escaped(&verdict(record, result)),
+        );
+        let mut table = Table::new();
+        table.row("From", &place(&source, args.range.src_offset));
+        table.row("To", &place(&destination, args.range.dst_offset));
+        table.row("When", &format!("{}, for {took}", units::utc(self.began)));
+        let exit = result.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
+        table.row("Exit code", &exit.code().to_string());
+        if let Some(outcome) = &record.outcome {
+            figures(&mut table, outcome);
+        } else if let Some(last) = record.series.last() {
+            let far = format!("{} of {}", units::bytes(last.bytes), units::bytes(last.total));
+            table.row("When it ended", &format!("{}: {far}, {} retries", last.phase, last.retries));
+        }
+        page += &table.end();
+        let stretches = record.series.stretches();
+        if !stretches.is_empty() {
+            page += &picture::draw(&stretches).map_err(|error| {
+                Failure::failed("draw the report", self.path.display().to_string(), error)
+            })?;
+        }
+        if let Some(outcome) = &record.outcome {
+            page += &unreadable(outcome);
+        }
+        let _ = write!(page, "<h2>To repeat it</h2>\n<pre>{}</pre>\n", escaped(&command_line()));
+        if let Err(failure) = result
+            && !failure.hint.is_empty()
+        {
+            let _ = write!(page, "<h2>To go on</h2>\n<pre>{}</pre>\n", escaped(&failure.hint));
+        }
+        if let Some(outcome) = &record.outcome {
+            let all = serde_json::to_string_pretty(outcome).expect("a value is JSON");
+            let _ = write!(page, "<h2>All figures, as --json has them</h2>\n<pre>{}</pre>\n", escaped(&all));
+        }
+        let _ = writeln!(page, "<p>hikyaku {}</p></body></html>", env!("CARGO_PKG_VERSION"));
+        Ok(page)
+    }
+}
+
+/// Whether a file is an earlier report, or nothing yet.
+fn is_ours(path: &Path) -> std::io::Result<bool> {
+    let mut head = Vec::new();
+    File::open(path)?.take(MARK.len() as u64).read_to_end(&mut head)?;
+    Ok(head.is_empty() || head == MARK.as_bytes())
+}
+
+fn headline(source: &str, destination: &str, result: &Result<Exit, Failure>) -> String {
+    match result {
+        Ok(Exit::Unreadable) => format!("Copied {source} to {destination}, but for what cannot be read"),
+        Ok(_) => format!("Copied {source} to {destination}"),
+        Err(failure) => match failure.exit {
+            Exit::Interrupted(_) => format!("Interrupted: the copy of {source} to {destination}"),
+            Exit::Refused => format!("Refused: the copy of {source} to {destination}"),
+            Exit::Mismatch => format!("Not equal: {source} and its copy {destination}"),
+            _ => format!("Failed: the copy of {source} to {destination}"),
+        },
+    }
+}
+
+/// What limited it, in a sentence.
+fn verdict(record: &Record, result: &Result<Exit, Failure>) -> String {
+    if let Err(failure) = result {
+        return format!("Cannot {} {}: {}.", failure.attempted, failure.object, failure.cause);
+    }
+    let Some(outcome) = &record.outcome else { return "It told nothing of itself.".to_owned() };
+    let share = |name: &str| {
+        format!("{:.0} % of the time", number(outcome, &["shares", name]).unwrap_or(0.0) * 100.0)
+    };
+    let p50 = |side: &str| number(outcome, &[side, "latency_us", "p50"]).unwrap_or(0.0) / 1e3;
+    match outcome["limited_by"].as_str().unwrap_or_default() {
+        "source" => format!(
+            "Limited by the source: {} went to waiting for reads, of which half took more than {:.2} ms.",
+            share("source"),
+            p50("read")
+        ),
+        "destination" => format!(
+            "Limited by the destination: {} went to waiting for writes, of which half took more than {:.2} ms.",
+            share("destination"),
+            p50("write")
+        ),
+        "balanced" => format!(
+            "Limited by source and destination about equally: {} and {}.",
+            share("source"),
+            share("destination")
+        ),
+        "rate" => format!("Limited by the rate that was asked for, {}.", share("rate")),
+        "memory" => format!("Limited by the memory for chunks, {}.", share("memory")),
+        "cpu" => format!("Limited by this host's processor: the copying thread was busy {}.", share("cpu")),
+        "target" => "Limited by the target, which copied by itself.".to_owned(),
+        other => format!("Limited by {other}."),
+    }
+}
+
+/// The figures worth a row, as far as the outcome has them.
+fn figures(table: &mut Table, outcome: &Value) {
+    let text = |name: &str| outcome[name].as_str();
+    let value = |name: &str| outcome[name].as_f64().filter(|value| *value != 0.0);
+    let size = |name: &str| outcome[name].as_u64().filter(|bytes| *bytes > 0).map(units::bytes);
+    let seconds = |name: &str| value(name).map(|seconds| format!("{seconds:.3} s"));
+    let bytes = outcome["bytes"].as_u64().unwrap_or(0);
+    table.row("Bytes", &format!("{bytes} ({})", units::bytes(bytes)));
+    if let (Some(seconds), Some(rate)) = (value("seconds"), value("mb_per_s")) {
+        table.row("Rate", &format!("{rate:.1} MB/s over {seconds:.3} s"));
+    }
+    for (name, side) in [("Reads", "read"), ("Writes", "write")] {
+        let figure = |name: &str| number(outcome, &[side, "latency_us", name]).map(|us| us / 1e3);
+        if let (Some(ops), Some(p50), Some(p99), Some(max)) =
+            (outcome[side]["ops"].as_u64(), figure("p50"), figure("p99"), figure("max"))
+        {
+            table.row(
+                name,
+                &format!(
+                    "{ops}; latency: half within {p50:.2} ms, 99 % within {p99:.2} ms, longest {max:.2} ms"
+                ),
+            );
+        }
+    }
+    if let (Some(user), Some(system)) =
+        (number(outcome, &["cpu_s_per_gb", "user"]), number(outcome, &["cpu_s_per_gb", "system"]))
+    {
+        table.row(
+            "Processor time",
+            &format!("{:.3} s/GB ({user:.3} user, {system:.3} system)", user + system),
+        );
+    }
+    let rows = [
+        ("Zeroes not moved", size("zero_bytes_skipped")),
+        ("Copied before", size("resumed_bytes")),
+        ("Chunk", size("chunk")),
+        ("Most chunks in flight", value("depth_max").map(|depth| depth.to_string())),
+        ("Flush", seconds("flush_s")),
+        ("Read back and compared", seconds("verify_s").filter(|_| outcome["verified"] == true)),
+        ("Requests repeated", value("retries").map(|count| count.to_string())),
+        ("BLAKE3", text("blake3").map(str::to_owned)),
+    ];
+    for (name, value) in rows {
+        if let Some(value) = value {
+            table.row(name, &value);
+        }
+    }
+    let remarks = [
+        ("source_consistent", false, "The source was in use: the copy may mix several moments of it."),
+        ("copied_again", true, "The destination lost its cache: what was not durable was copied twice."),
+        ("verified", false, "Not read back."),
+    ];
+    for (name, when, remark) in remarks {
+        if outcome[name] == when {
+            table.row("Note", remark);
+        }
+    }
+}
+
+/// What could not be read, if there was anything.
+fn unreadable(outcome: &Value) -> String {
+    let Some(areas) = outcome["unreadable"].as_array().filter(|areas| !areas.is_empty()) else {
+        return String::new();
+    };
+    let count = outcome["unreadable_areas"].as_u64().unwrap_or(0);
+    let mut table = Table::new();
+    table.row("Offset", "Bytes");
+    for area in areas {
+        table.row(&area[0].to_string(), &area[1].to_string());
+    }
+    let bytes = outcome["unreadable_bytes"].as_u64().unwrap_or(0);
+    let more =
+        if count > areas.len() as u64 { format!("; the first {}", areas.len()) } else { String::new() };
+    format!("<h2>Unreadable: {bytes} bytes in {count} areas{more}</h2>\n{}", table.end())
+}
+
+fn number(value: &Value, path: &[&str]) -> Option<f64> {
+    path.iter().fold(value, |value, name| &value[name]).as_f64()
+}
+
+fn place(words: &str, offset: u64) -> String {
+    if offset > 0 { format!("{words}, from byte {offset}") } else { words.to_owned() }
+}
+
+/// This process's command line, without secrets.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1);
+    let words = words.map(|word| quoted(&take_url_secrets(&word.to_string_lossy()).0));
+    std::iter::once("hikyaku".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// Text within HTML or a value within double quotes. Control characters, which HTML has no place for, are shown as such.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\n' => out.push('\n'),
+            c if c.is_control() => out.push('\u{FFFD}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Rows of a name and what it is.
+struct Table(String);
+
+impl Table {
+    fn new() -> Self {
+        Self("<table>\n".to_owned())
+    }
+
+    fn row(&mut self, name: &str, value: &str) {
+        let _ = writeln!(self.0, "<tr><th>{}</th><td>{}</td></tr>", escaped(name), escaped(value));
+    }
+
+    fn end(self) -> String {
+        self.0 + "</table>\n"
+    }
+}
+
+const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:1040px;margin:2em auto;padding:0 1em;color:#111;background:#fff}\
+h1{font-size:1.4em;overflow-wrap:anywhere}h2{font-size:1.1em;margin-top:1.6em}.verdict{font-size:1.1em}\
+table{border-collapse:collapse}th{text-align:left;font-weight:normal;color:#555;padding:.1em 1.5em .1em 0;vertical-align:top}\
+td{overflow-wrap:anywhere}pre{background:#f3f3f3;padding:.7em;white-space:pre-wrap;overflow-wrap:anywhere}\
+svg{max-width:100%;height:auto}.key{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em;vertical-align:-.1em}";
+
+#[cfg(test)]
+mod tests;
