@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use area::Span;
-use block::{Endpoint, Extent};
+use block::Endpoint;
 use io::Io;
 
 use crate::checkpoint::Checkpoints;
 use crate::copy::both_ready;
 use crate::cutter::{Cutter, Piece};
 use crate::engine::{Engine, Extents, Job, Step};
-use crate::error::{CopyError, End};
+use crate::error::CopyError;
 use crate::limit::Limit;
 use crate::map::Map;
 use crate::plan::{Plan, compare_check};
@@ -86,10 +86,7 @@ impl Job for Compare {
             return self.cutter.next(chunk, |_| Cutter::ALL_DATA);
         }
         // Only where both are holes is nothing to be looked at.
-        self.cutter.next(chunk, |at| {
-            let [a, b] = End::BOTH.map(|end| extents.of(end, at));
-            Extent { end: a.end.min(b.end), data: a.data || b.data }
-        })
+        self.cutter.next(chunk, |at| extents.of_both(at))
     }
 
     fn on_begin(&mut self, piece: &Piece) -> Step {

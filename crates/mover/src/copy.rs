@@ -1,7 +1,9 @@
 //! Source to destination, one flush, and the verification if asked for.
 
-use area::Span;
+use std::ops::Range;
 use std::time::Duration;
+
+use area::Span;
 
 use block::{Endpoint, Identity, IoErrorKind, State};
 use io::Io;
@@ -26,6 +28,12 @@ pub struct Report {
     pub bytes: u64,
     /// Bytes of it that an earlier copy had finished: neither read nor written.
     pub resumed_bytes: u64,
+    /// Bytes of it outside of what [`Plan::only`] names: neither read nor written.
+    pub skipped_bytes: u64,
+    /// Bytes of it that the destination held already, as [`Plan::differing`] found: not written.
+    pub equal_bytes: u64,
+    /// Bytes read from the destination to find that.
+    pub compared_bytes: u64,
     /// Seconds from the first read to the end of the flush. Verification comes on top.
     pub seconds: f64,
     /// Pieces: chunks of data and stretches of hole.
@@ -42,6 +50,9 @@ pub struct Report {
     pub verified: bool,
     /// Seconds of reading back.
     pub verify_seconds: f64,
+    /// BLAKE3 of the range in 64 hexadecimal digits, where it was verified whole: what `b3sum` says of these bytes. `None`
+    /// where something could not be read, or only block by block.
+    pub blake3: Option<String>,
     /// Most chunks that were in flight.
     pub depth_max: u32,
     /// Bytes of one chunk.
@@ -128,19 +139,24 @@ fn copy_claiming<'a>(
     let mut map = plan.map.clone().unwrap_or_else(|| Map::new(checked.bytes));
     map.fit(checked.unit, checked.block);
     let resumed_bytes = map.bytes(Status::Finished);
+    if let Some(only) = &plan.only {
+        leave_out(&mut map, only);
+        map.fit(checked.unit, checked.block);
+    }
+    let skipped_bytes = map.bytes(Status::Finished) - resumed_bytes;
     let was = source.fingerprint();
     let checkpoints = Checkpoints::new(journal, map.clone());
     let mut engine = Engine::new(io, source, destination, plan, &checked, observer, checkpoints)?;
     let mut digests = plan.verify.then(|| Digests::new(&map));
     let copied = copied(&mut engine, plan, &checked, map, &mut digests)?;
-    let Copied { figures, before, flush } = copied;
+    let Copied { figures, before, flush, equal_bytes } = copied;
     let chunk = engine.chunk();
     let source_changed = engine.fingerprint(End::Source) != was;
     if source_changed {
         warn!("the source has changed while it was copied");
     }
     let map = engine.map.clone();
-    let mut verify_seconds = 0.0;
+    let (mut verify_seconds, mut blake3) = (0.0, None);
     if let Some(digests) = digests {
         let mut job = Verify::new(digests, map.clone(), plan.dst_offset);
         let figures = engine.run(&mut job, Map::new(checked.bytes))?;
@@ -151,6 +167,7 @@ fn copy_claiming<'a>(
             return Err(CopyError::Interrupted { phase: Phase::Verify, bytes_safe: checked.bytes });
         }
         verify_seconds = figures.duration.as_secs_f64();
+        blake3 = job.blake3();
     }
     let unreadable = map.stretches().filter(|stretch| stretch.status.is_bad());
     let unreadable: Vec<_> = unreadable
@@ -159,6 +176,9 @@ fn copy_claiming<'a>(
     Ok(Report {
         bytes: checked.bytes,
         resumed_bytes,
+        skipped_bytes,
+        equal_bytes,
+        compared_bytes: figures.compared_bytes,
         seconds: (before + figures.duration + flush).as_secs_f64(),
         chunks: figures.pieces,
         read: figures.sides[End::Source.index()],
@@ -167,6 +187,7 @@ fn copy_claiming<'a>(
         zero_bytes_skipped: figures.zero_bytes,
         verified: plan.verify,
         verify_seconds,
+        blake3,
         depth_max: figures.depth_max as u32,
         chunk,
         limited_by: figures.limit,
@@ -189,6 +210,25 @@ struct Copied {
     /// Time of all other passes.
     before: Duration,
     flush: Duration,
+    /// Found to be the same, the last time.
+    equal_bytes: u64,
+}
+
+/// What is not tried and lies outside of `only` is finished.
+fn leave_out(map: &mut Map, only: &[Range<u64>]) {
+    let bytes = map.size();
+    let starts = [0].into_iter().chain(only.iter().map(|range| range.end));
+    let ends = only.iter().map(|range| range.start).chain([bytes]);
+    for (mut at, end) in starts.zip(ends) {
+        while at < end {
+            let stretch = map.at(at);
+            let stop = stretch.end.min(end);
+            if stretch.status == Status::NonTried {
+                map.set(at, stop, Status::Finished);
+            }
+            at = stop;
+        }
+    }
 }
 
 /// First pass, rescue and flush; once more, durably, if the destination lost its cache. Whatever the outcome, the last claim
@@ -202,7 +242,9 @@ fn copied(
 ) -> Result<Copied, CopyError> {
     let mut before = Duration::ZERO;
     loop {
-        let figures = engine.run(&mut Copy::new(plan, checked, &map, digests), map);
+        let mut job = Copy::new(plan, checked, &map, digests);
+        let figures = engine.run(&mut job, map);
+        let equal_bytes = job.equal_bytes;
         let figures = figures.inspect_err(|error| last_claim(engine, error))?;
         let (mut complete, mut rescue, mut phase) = (figures.complete, Duration::ZERO, Phase::Copy);
         if complete && plan.skip_bad {
@@ -225,7 +267,7 @@ fn copied(
             if !complete {
                 return Err(CopyError::Interrupted { phase, bytes_safe: engine.map.safe() });
             }
-            return Ok(Copied { figures, before: before + rescue, flush });
+            return Ok(Copied { figures, before: before + rescue, flush, equal_bytes });
         }
         before += figures.duration + rescue;
         map = engine.checkpoints.rewind();
@@ -262,6 +304,11 @@ pub(crate) fn both_ready(source: &dyn Endpoint, destination: &dyn Endpoint) -> R
 struct Copy<'a> {
     cutter: Cutter,
     sparse: bool,
+    /// The destination is read too.
+    differing: bool,
+    /// What is written of a piece begins and ends on multiples of this many bytes from its start.
+    unit: u32,
+    equal_bytes: u64,
     digests: &'a mut Option<Digests>,
 }
 
@@ -270,7 +317,23 @@ impl<'a> Copy<'a> {
     fn new(plan: &Plan, checked: &Checked, map: &Map, digests: &'a mut Option<Digests>) -> Self {
         let open = map.stretches().filter(|stretch| stretch.status == Status::NonTried);
         let cutter = Cutter::over(open.map(|stretch| (stretch.start, stretch.end)), checked.unit);
-        Self { cutter, sparse: plan.sparse, digests }
+        let Plan { sparse, differing, .. } = *plan;
+        Self { cutter, sparse, differing, unit: checked.unit, equal_bytes: 0, digests }
+    }
+
+    /// A piece of which the source has `new` and the destination `old`.
+    fn on_both_read(&mut self, new: &[u8], old: &[u8], is_zero: bool) -> Step {
+        let mut part = difference(new, old, self.unit as usize);
+        if is_zero && !part.is_empty() {
+            // By name, if it can be, for nothing; and a hole is one then.
+            part = 0..new.len();
+        }
+        self.equal_bytes += (new.len() - part.len()) as u64;
+        match part {
+            part if part.is_empty() => Step::Done,
+            _ if is_zero => Step::Zero { blank: true },
+            part => Step::WritePart(part.start as u32..part.end as u32),
+        }
     }
 }
 
@@ -278,15 +341,19 @@ impl Job for Copy<'_> {
     const PHASE: Phase = Phase::Copy;
     const SHRINKS: bool = true;
 
+    fn spans(&self) -> usize {
+        1 + usize::from(self.differing)
+    }
+
     fn is_exhausted(&self, _map: &Map) -> bool {
         self.cutter.is_done()
     }
 
     fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Piece> {
-        let mut piece = if self.sparse {
-            self.cutter.next(chunk, |at| extents.of(End::Source, at))
-        } else {
-            self.cutter.next(chunk, |_| Cutter::ALL_DATA)
+        let mut piece = match (self.sparse, self.differing) {
+            (false, _) => self.cutter.next(chunk, |_| Cutter::ALL_DATA),
+            (true, false) => self.cutter.next(chunk, |at| extents.of(End::Source, at)),
+            (true, true) => self.cutter.next(chunk, |at| extents.of_both(at)),
         }?;
         if let Some(digests) = &mut *self.digests {
             piece.index = digests.push(piece.offset);
@@ -295,18 +362,28 @@ impl Job for Copy<'_> {
     }
 
     fn on_begin(&mut self, piece: &Piece) -> Step {
-        if piece.zero { Step::Zero { blank: false } } else { Step::Read([true, false]) }
+        match (piece.zero, self.differing) {
+            (true, true) => {
+                self.equal_bytes += u64::from(piece.length);
+                Step::Done
+            }
+            (true, false) => Step::Zero { blank: false },
+            (false, both) => Step::Read([true, both]),
+        }
     }
 
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
-        let bytes = &spans[0].as_slice()[..piece.length as usize];
-        if self.sparse && is_zero(bytes) {
-            return Step::Zero { blank: true };
-        }
-        if let Some(digests) = &mut *self.digests {
+        let length = piece.length as usize;
+        let bytes = &spans[0].as_slice()[..length];
+        let is_zero = self.sparse && is_zero(bytes);
+        if let Some(digests) = self.digests.as_mut().filter(|_| !is_zero) {
             digests.set(piece.index, bytes);
         }
-        Step::Write
+        match spans.get(1) {
+            Some(old) => self.on_both_read(bytes, &old.as_slice()[..length], is_zero),
+            None if is_zero => Step::Zero { blank: true },
+            None => Step::Write,
+        }
     }
 
     fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {
@@ -315,4 +392,16 @@ impl Job for Copy<'_> {
         }
         map.set(piece.offset, piece.offset + u64::from(piece.length), Status::NonTrimmed);
     }
+}
+
+/// From the first unit that differs to the last one; empty if none does.
+fn difference(new: &[u8], old: &[u8], unit: usize) -> Range<usize> {
+    // All at once first: most of what is compared is the same.
+    if new == old {
+        return 0..0;
+    }
+    let units = || new.chunks(unit).zip(old.chunks(unit));
+    let first = units().position(|(new, old)| new != old).expect("they differ");
+    let same_after = units().rev().take_while(|(new, old)| new == old).count();
+    first * unit..((new.len().div_ceil(unit) - same_after) * unit).min(new.len())
 }

@@ -5,6 +5,7 @@
 //! what becomes of it, is the [`Job`]'s business.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use area::Span;
@@ -75,12 +76,14 @@ pub(crate) trait Job {
 }
 
 /// What happens to a slot next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Read from the source, from the destination, or both.
     Read([bool; 2]),
     /// Write the first span to the destination.
     Write,
+    /// Write only these bytes of the piece: the destination holds the others already.
+    WritePart(Range<u32>),
     /// Make the range zero; `blank` if the first span already is.
     Zero { blank: bool },
     /// The piece is finished.
@@ -101,6 +104,12 @@ impl Extents<'_, '_> {
         let start = self.offsets[end.index()];
         let extent = self.ends[end.index()].extent(start + at);
         Extent { end: extent.end.saturating_sub(start), data: extent.data }
+    }
+
+    /// A hole only where both ends have one.
+    pub(crate) fn of_both(&mut self, at: u64) -> Extent {
+        let [a, b] = End::BOTH.map(|end| self.of(end, at));
+        Extent { end: a.end.min(b.end), data: a.data || b.data }
     }
 }
 
@@ -181,6 +190,8 @@ pub(crate) struct Figures {
     pub(crate) pieces: u64,
     /// Bytes that were made zero without moving zeroes.
     pub(crate) zero_bytes: u64,
+    /// Bytes read from the destination.
+    pub(crate) compared_bytes: u64,
     pub(crate) depth_max: usize,
     pub(crate) limit: Limit,
     pub(crate) shares: Shares,
@@ -223,6 +234,8 @@ pub(crate) struct Engine<'a> {
 
     /// Reads that the source's medium cannot do are skipped.
     skip_bad: bool,
+    /// Unless the map has more stretches than this.
+    stretches_max: usize,
 
     /// The observer said stop. Stays set through all phases.
     stopped: bool,
@@ -238,6 +251,7 @@ pub(crate) struct Engine<'a> {
     meters: [Meter; 2],
     pieces: u64,
     zero_bytes: u64,
+    compared_bytes: u64,
     depth_max: usize,
     rate_waits: u64,
     occupancy: Occupancy,
@@ -300,6 +314,7 @@ impl<'a> Engine<'a> {
             names_zeroes,
             durable: false,
             skip_bad: plan.skip_bad,
+            stretches_max: STRETCHES_MAX + 2 * plan.only.as_ref().map_or(0, Vec::len),
             stopped: false,
             halted: false,
             failure: None,
@@ -310,6 +325,7 @@ impl<'a> Engine<'a> {
             meters: [Meter::new(), Meter::new()],
             pieces: 0,
             zero_bytes: 0,
+            compared_bytes: 0,
             depth_max: 0,
             rate_waits: 0,
             occupancy: Occupancy::default(),
@@ -386,6 +402,7 @@ impl<'a> Engine<'a> {
             sides: [self.meters[0].side(), self.meters[1].side()],
             pieces: self.pieces,
             zero_bytes: self.zero_bytes,
+            compared_bytes: self.compared_bytes,
             depth_max: self.depth_max,
             limit: self.occupancy.limit(),
             shares: self.occupancy.shares(),
@@ -425,6 +442,7 @@ impl<'a> Engine<'a> {
         self.checkpoints.begin(self.seen);
         self.meters = [Meter::new(), Meter::new()];
         (self.pieces, self.zero_bytes, self.depth_max, self.rate_waits) = (0, 0, 0, 0);
+        self.compared_bytes = 0;
         self.occupancy = Occupancy::default();
         self.window = Occupancy::default();
         self.halted = false;
@@ -535,6 +553,10 @@ impl<'a> Engine<'a> {
                 }
             }
             Step::Write => self.write(index),
+            Step::WritePart(part) => {
+                self.narrow(index, part);
+                self.write(index);
+            }
             Step::Zero { blank } if blank && !self.names_zeroes => self.write(index),
             Step::Zero { blank } => {
                 self.slots[index].stage = Stage::Zeroing;
@@ -587,6 +609,18 @@ impl<'a> Engine<'a> {
         let spans = &self.slots[index].spans;
         let span = spans[if spans.len() == 1 { 0 } else { end.index() }].clone();
         self.transfer(index, end, |offset, into| Kind::Read { offset, into }, &span);
+    }
+
+    /// The rest of the piece is finished.
+    fn narrow(&mut self, index: usize, part: Range<u32>) {
+        let Slot { piece, spans, .. } = &mut self.slots[index];
+        let (start, end) = (piece.offset, piece.offset + u64::from(piece.length));
+        (piece.offset, piece.length) = (start + u64::from(part.start), part.end - part.start);
+        spans[0] = spans[0].slice(part.start as usize, piece.length as usize);
+        let (from, to) = (piece.offset, start + u64::from(part.end));
+        self.map.set(start, from, Status::Finished);
+        self.map.set(to, end, Status::Finished);
+        self.finished_bytes += (from - start) + (end - to);
     }
 
     fn write(&mut self, index: usize) {
@@ -666,7 +700,7 @@ impl<'a> Engine<'a> {
             }
             Err(error)
                 if self.skip_bad
-                    && slot.stage == Stage::Reading
+                    && (slot.stage == Stage::Reading && end == End::Source)
                     && (J::PHASE.copies() && error.kind == IoErrorKind::Medium) =>
             {
                 debug!(offset = slot.piece.offset, length = slot.piece.length, %error, "skipped for now");
@@ -683,7 +717,7 @@ impl<'a> Engine<'a> {
         }
         if let Some((part, error)) = slot.unreadable.take() {
             job.on_unreadable(&slot.piece, &mut self.map);
-            if self.map.len() > STRETCHES_MAX {
+            if self.map.len() > self.stretches_max {
                 self.fail(index, end, part, error);
             }
             return self.release(index);
@@ -711,6 +745,10 @@ impl<'a> Engine<'a> {
                 self.zero_bytes += length;
                 return;
             }
+        }
+        if slot.stage == Stage::Reading && end == End::Destination {
+            self.compared_bytes += length;
+            return;
         }
         self.meters[end.index()].add(length, latency);
     }

@@ -83,6 +83,7 @@ mod plan;
 mod progress;
 mod rate;
 mod rescue;
+mod tree;
 mod verify;
 mod zero;
 

@@ -1,5 +1,7 @@
 //! What is to be copied, and what is refused before anything is touched.
 
+use std::ops::Range;
+
 use area::Pool;
 use block::Capability;
 use thiserror::Error;
@@ -52,6 +54,12 @@ pub struct Plan {
     pub allow_block_size: bool,
     /// What an earlier copy of this range has claimed: what is finished is neither read nor written.
     pub map: Option<Map>,
+    /// Where source and destination may differ, counted from the start of the range, in order: what lies between is
+    /// neither read nor written, on the caller's word that it is the same. `None` is everywhere. Means nothing to a
+    /// comparison.
+    pub only: Option<Vec<Range<u64>>>,
+    /// Read the destination as well, and write only what differs. Where both have a hole nothing is read.
+    pub differing: bool,
     /// Go on where the source's medium cannot be read: try again in small steps at the end, and report what stays
     /// unreadable. Nothing is written there.
     pub skip_bad: bool,
@@ -70,6 +78,8 @@ impl Default for Plan {
             sparse: true,
             allow_block_size: false,
             map: None,
+            only: None,
+            differing: false,
             skip_bad: false,
         }
     }
@@ -196,6 +206,12 @@ pub enum Refusal {
         /// Of the range.
         bytes: u64,
     },
+    /// Stretches that overlap, are out of order or leave the range.
+    #[error("what is to be copied is not a list of stretches in the {bytes} bytes of the range")]
+    Only {
+        /// Of the range.
+        bytes: u64,
+    },
     /// A rate of nothing.
     #[error("a rate of 0 bytes per second never ends")]
     Rate,
@@ -230,6 +246,12 @@ pub fn plan_check(source: &Capability, destination: &Capability, plan: &Plan) ->
     tail_readable(End::Source, source, plan.src_offset, bytes)?;
     if let Some(map_bytes) = plan.map.as_ref().map(Map::size).filter(|size| *size != bytes) {
         return Err(Refusal::Map { map_bytes, bytes });
+    }
+    if let Some(only) = &plan.only {
+        let ends = only.iter().flat_map(|range| [range.start, range.end]);
+        if !ends.chain([bytes]).is_sorted() {
+            return Err(Refusal::Only { bytes });
+        }
     }
     shape(source, destination, plan, bytes)
 }

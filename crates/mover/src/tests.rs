@@ -11,6 +11,7 @@ use block::layer::{FaultMedium, FaultRule};
 use block::{Endpoint, Identity, IoErrorKind, Medium, MemoryMedium, PatternMedium};
 use io::Io;
 
+mod since;
 mod trust;
 
 use crate::scripted::{Did, Fault, Log, Random, Scripted, When};
@@ -139,8 +140,13 @@ fn any_copy_is_exact_and_touches_nothing_else() {
         let report = pair.copy(&plan).unwrap_or_else(|error| panic!("seed {seed}: {error}: {plan:?}"));
         assert!(pair.destination.data == expected, "seed {seed}: {plan:?}");
         assert_eq!((report.bytes, report.verified), (bytes, plan.verify), "seed {seed}");
+        let copied = &expected[before as usize..][..bytes as usize];
+        let blake3 = plan.verify.then(|| blake3::hash(copied).to_hex().to_string());
+        assert_eq!(report.blake3, blake3, "seed {seed}: {plan:?}");
         assert_eq!(report.write.bytes + report.zero_bytes_skipped, bytes, "seed {seed}");
-        let requests = plan.depth.unwrap() as usize * plan.chunk.unwrap().div_ceil(4096) as usize;
+        // A verification reads both ends where it has no digests.
+        let ends = 1 + usize::from(plan.verify);
+        let requests = ends * plan.depth.unwrap() as usize * plan.chunk.unwrap().div_ceil(4096) as usize;
         let log = pair.log.borrow();
         assert!(report.depth_max <= plan.depth.unwrap() && log.requests_max <= requests, "seed {seed}");
         assert_eq!(log.count('d', "flush"), 1, "seed {seed}");

@@ -1,4 +1,5 @@
-//! Reading the destination back and comparing it with what was read from the source, by digest.
+//! Reading the destination back and comparing it with what was read from the source, by digest. What was found to be the
+//! same is hashed as a whole on the way.
 
 use area::Span;
 
@@ -6,6 +7,7 @@ use crate::cutter::Piece;
 use crate::engine::{Extents, Job, Step};
 use crate::map::{Map, Status};
 use crate::progress::Phase;
+use crate::tree::{Hashed, Tree};
 use crate::zero::is_zero;
 
 /// In the place of a digest: all zero, a hole or data that turned out so.
@@ -17,47 +19,74 @@ const UNKNOWN: [u8; 32] = [0xff; 32];
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     offset: u64,
-    /// BLAKE3 of the bytes, [`ZERO`] or [`UNKNOWN`].
+    /// [`Hashed::digest`] of the bytes, [`ZERO`] or [`UNKNOWN`].
     digest: [u8; 32],
 }
+
+/// Most entries (160 MiB: 4 TiB of data in chunks of 1 MiB). What begins behind them has no digest and is read from both
+/// ends in the verification.
+const ENTRIES_MAX: usize = if cfg!(test) { 60 } else { 4 << 20 };
 
 /// One entry per piece, 40 bytes each (40 MiB for 1 TiB in chunks of 1 MiB). Entries come in any order and tile the range
 /// together; of two at one place the later one counts.
 #[derive(Debug)]
 pub(crate) struct Digests {
     entries: Vec<Entry>,
+    /// Bytes of the range.
+    total: u64,
     /// Bytes of the longest piece that has a digest.
     longest: u32,
+    /// Most entries, and whether there were more.
+    most: usize,
+    is_full: bool,
 }
 
 impl Digests {
     /// Before anything was read. What is not to be read at first is unknown.
     pub(crate) fn new(map: &Map) -> Self {
+        let (total, most) = (map.size(), ENTRIES_MAX);
+        let mut digests = Self { entries: Vec::new(), total, longest: 0, most, is_full: false };
+        digests.forget_all_but_open(map);
+        digests
+    }
+
+    fn forget_all_but_open(&mut self, map: &Map) {
         let known = map.stretches().filter(|stretch| stretch.status != Status::NonTried);
-        let entries = known.map(|stretch| Entry { offset: stretch.start, digest: UNKNOWN }).collect();
-        Self { entries, longest: 0 }
+        self.entries.extend(known.map(|stretch| Entry { offset: stretch.start, digest: UNKNOWN }));
     }
 
     /// Appends a piece, zero until [`Digests::set`]. Gives its index.
     pub(crate) fn push(&mut self, offset: u64) -> usize {
-        self.entries.push(Entry { offset, digest: ZERO });
-        self.entries.len() - 1
+        let is_full = self.entries.len() >= self.most;
+        if !is_full || !self.is_full {
+            let digest = if is_full { UNKNOWN } else { ZERO };
+            self.entries.push(Entry { offset, digest });
+        }
+        self.is_full |= is_full;
+        if is_full { usize::MAX } else { self.entries.len() - 1 }
     }
 
     /// Takes the bytes of a piece.
     pub(crate) fn set(&mut self, index: usize, bytes: &[u8]) {
+        let Some(entry) = self.entries.get_mut(index) else { return };
         self.longest = self.longest.max(bytes.len() as u32);
-        self.entries[index].digest = *blake3::hash(bytes).as_bytes();
+        entry.digest = Hashed::new(entry.offset, bytes, self.total).digest();
     }
 
     /// The piece could not be read.
     pub(crate) fn forget(&mut self, index: usize) {
-        self.entries[index].digest = UNKNOWN;
+        if let Some(entry) = self.entries.get_mut(index) {
+            entry.digest = UNKNOWN;
+        }
     }
 
     /// What is not tried any more, because the destination lost it, will be cut anew.
     pub(crate) fn rewind(&mut self, map: &Map) {
         self.entries.retain(|entry| map.at(entry.offset).status != Status::NonTried);
+        // Where there was no room, no entry says where what was not lost begins.
+        if std::mem::take(&mut self.is_full) {
+            self.forget_all_but_open(map);
+        }
     }
 
     /// In the order of the range, one for each place.
@@ -78,6 +107,8 @@ pub(crate) struct Verify {
     entry: usize,
     /// Something has no digest, so that slots have room for both ends.
     both: bool,
+    /// Of what is the same.
+    tree: Tree,
     dst_offset: u64,
     /// Offset in the destination and length.
     difference: Option<(u64, u64)>,
@@ -88,7 +119,8 @@ impl Verify {
         digests.sort();
         assert!(digests.entries.first().is_none_or(|entry| entry.offset == 0), "entries tile the range");
         let both = digests.entries.iter().any(|entry| entry.digest == UNKNOWN);
-        let mut verify = Self { digests, copied, at: 0, entry: 0, both, dst_offset, difference: None };
+        let tree = Tree::new(copied.size());
+        let mut verify = Self { digests, copied, at: 0, entry: 0, both, tree, dst_offset, difference: None };
         verify.skip();
         verify
     }
@@ -97,6 +129,11 @@ impl Verify {
     /// all that were begun are looked at, so that no earlier one was missed.
     pub(crate) fn difference(&self) -> Option<(u64, u64)> {
         self.difference
+    }
+
+    /// BLAKE3 of the range, in hexadecimal digits. `None` if a part of it was not copied, or only block by block.
+    pub(crate) fn blake3(&self) -> Option<String> {
+        self.tree.root().map(|root| root.to_hex().to_string())
     }
 
     /// The end of what can be read at once from `at` on, and what it is to be.
@@ -160,12 +197,14 @@ impl Job for Verify {
 
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
         let bytes = &spans[spans.len() - 1].as_slice()[..piece.length as usize];
+        let hashed = Hashed::new(piece.offset, bytes, self.copied.size());
         let same = match self.digests.entries[piece.index].digest {
             ZERO => is_zero(bytes),
             UNKNOWN => spans[0].as_slice()[..piece.length as usize] == *bytes,
-            digest => *blake3::hash(bytes).as_bytes() == digest,
+            digest => hashed.digest() == digest,
         };
         if same {
+            self.tree.add(hashed);
             return Step::Done;
         }
         let here = (self.dst_offset + piece.offset, u64::from(piece.length));

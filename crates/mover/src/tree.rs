@@ -1,0 +1,210 @@
+//! BLAKE3 of a whole range from pieces of it that come in any order: subtrees, joined as soon as both halves are there.
+//!
+//! Section 2.1 of the BLAKE3 paper: the tree stands on chunks of 1024 bytes, and a chaining value depends on where its
+//! subtree begins. So a piece has the chaining values of the largest aligned subtrees that it consists of: one, if it
+//! is a power of two at a multiple of itself. Zeroes are hashed like anything else: no two places give the same values.
+
+use std::collections::BTreeMap;
+
+use blake3::hazmat::{
+    ChainingValue, HasherExt, Mode, left_subtree_len, max_subtree_len, merge_subtrees_non_root,
+    merge_subtrees_root,
+};
+use blake3::{CHUNK_LEN, Hash, Hasher};
+
+/// A subtree that is not the whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subtree {
+    offset: u64,
+    bytes: u64,
+    value: ChainingValue,
+}
+
+/// What a piece comes to.
+#[derive(Debug)]
+pub(crate) enum Hashed {
+    /// Its subtrees, in order.
+    Subtrees(Vec<Subtree>),
+    /// It is all there is, or it begins or ends inside a chunk: no part of a tree.
+    Alone(Hash),
+}
+
+impl Hashed {
+    /// The piece at `offset` of a range of `total` bytes.
+    pub(crate) fn new(offset: u64, bytes: &[u8], total: u64) -> Self {
+        let chunk = CHUNK_LEN as u64;
+        let end = offset + bytes.len() as u64;
+        assert!(end <= total && !bytes.is_empty(), "{offset}..{end} of {total}");
+        let fits = offset.is_multiple_of(chunk) && (end.is_multiple_of(chunk) || end == total);
+        if !fits || total <= chunk {
+            return Self::Alone(blake3::hash(bytes));
+        }
+        let (mut subtrees, mut at, mut rest) = (Vec::with_capacity(1), offset, bytes);
+        while !rest.is_empty() {
+            let most = max_subtree_len(at).unwrap_or_else(|| left_subtree_len(total));
+            let left = rest.len() as u64;
+            // The last subtree of the range ends where the range does, any other is a power of two.
+            let whole = if at + left == total { left } else { 1 << left.ilog2() };
+            let (here, behind) = rest.split_at(whole.min(most) as usize);
+            let value = Hasher::new().set_input_offset(at).update(here).finalize_non_root();
+            subtrees.push(Subtree { offset: at, bytes: here.len() as u64, value });
+            (at, rest) = (at + here.len() as u64, behind);
+        }
+        Self::Subtrees(subtrees)
+    }
+
+    /// 32 bytes that no other piece at this place has.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        match self {
+            Self::Alone(hash) => *hash.as_bytes(),
+            Self::Subtrees(subtrees) => match subtrees.as_slice() {
+                [one] => one.value,
+                several => {
+                    let mut hasher = Hasher::new();
+                    for subtree in several {
+                        hasher.update(&subtree.value);
+                    }
+                    *hasher.finalize().as_bytes()
+                }
+            },
+        }
+    }
+}
+
+/// The subtrees of a range that are known. Where all that was added has no gaps these are a few: one for each level of
+/// the tree.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    total: u64,
+    /// Length and chaining value of the subtree at each offset.
+    subtrees: BTreeMap<u64, (u64, ChainingValue)>,
+    /// Of a range that is one chunk.
+    alone: Option<Hash>,
+}
+
+impl Tree {
+    pub(crate) fn new(total: u64) -> Self {
+        Self { total, subtrees: BTreeMap::new(), alone: (total == 0).then(|| blake3::hash(&[])) }
+    }
+
+    /// Takes a piece. No byte may come twice.
+    pub(crate) fn add(&mut self, hashed: Hashed) {
+        match hashed {
+            Hashed::Subtrees(subtrees) => subtrees.into_iter().for_each(|subtree| self.insert(subtree)),
+            Hashed::Alone(hash) if self.total <= CHUNK_LEN as u64 => self.alone = Some(hash),
+            // A gap stays where it would have been.
+            Hashed::Alone(_) => {}
+        }
+    }
+
+    fn insert(&mut self, subtree: Subtree) {
+        let Subtree { mut offset, mut bytes, mut value } = subtree;
+        // The root is made of two halves, in the end; and the last subtrees, which may be short, wait for it too.
+        while bytes.is_power_of_two() && bytes >= CHUNK_LEN as u64 && 2 * bytes < self.total {
+            let other = offset ^ bytes;
+            let Some((length, sibling)) = self.subtrees.get(&other).copied() else { break };
+            if length != bytes {
+                break;
+            }
+            self.subtrees.remove(&other);
+            let (left, right) = if offset < other { (value, sibling) } else { (sibling, value) };
+            value = merge_subtrees_non_root(&left, &right, Mode::Hash);
+            (offset, bytes) = (offset.min(other), 2 * bytes);
+        }
+        self.subtrees.insert(offset, (bytes, value));
+    }
+
+    /// The BLAKE3 of the range; `None` if a part of it was not added.
+    pub(crate) fn root(&self) -> Option<Hash> {
+        if self.total <= CHUNK_LEN as u64 {
+            return self.alone;
+        }
+        let left = left_subtree_len(self.total);
+        let (left, right) = (self.value(0, left)?, self.value(left, self.total - left)?);
+        Some(merge_subtrees_root(&left, &right, Mode::Hash))
+    }
+
+    fn value(&self, offset: u64, bytes: u64) -> Option<ChainingValue> {
+        let (length, value) = self.subtrees.get(&offset).copied()?;
+        if length == bytes {
+            return Some(value);
+        }
+        if bytes <= CHUNK_LEN as u64 {
+            return None;
+        }
+        let left = left_subtree_len(bytes);
+        let (left, right) = (self.value(offset, left)?, self.value(offset + left, bytes - left)?);
+        Some(merge_subtrees_non_root(&left, &right, Mode::Hash))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripted::Random;
+
+    #[test]
+    fn pieces_in_any_order_come_to_the_hash_of_all_bytes() {
+        for seed in 1..=400 {
+            let mut random = Random::new(seed);
+            let total = match seed % 4 {
+                0 => random.below(3000),
+                1 => 1024 << random.below(9),
+                _ => random.below(300_000),
+            };
+            let mut bytes = vec![0; total as usize];
+            if !random.one_in(5) {
+                random.fill(&mut bytes);
+            }
+            let step = 1024 << random.below(4);
+            let (mut pieces, mut at) = (Vec::new(), 0);
+            while at < total {
+                let end = (at + step * (1 + random.below(40))).min(total);
+                pieces.push((at, end));
+                at = end;
+            }
+            let mut tree = Tree::new(total);
+            while !pieces.is_empty() {
+                assert!(tree.root().is_none(), "seed {seed}: a part is missing");
+                let place = random.below(pieces.len() as u64) as usize;
+                let (start, end) = pieces.swap_remove(place);
+                tree.add(Hashed::new(start, &bytes[start as usize..end as usize], total));
+            }
+            assert_eq!(tree.root(), Some(blake3::hash(&bytes)), "seed {seed}: {total} bytes");
+        }
+    }
+
+    #[test]
+    fn in_order_few_subtrees_are_kept() {
+        let bytes = vec![7; 4096];
+        let total = 4096 * 1000 + 5;
+        let mut tree = Tree::new(total);
+        for piece in 0..1000 {
+            tree.add(Hashed::new(piece * 4096, &bytes, total));
+            assert!(tree.subtrees.len() <= 12, "{}", tree.subtrees.len());
+        }
+        tree.add(Hashed::new(4096 * 1000, &[7; 5], total));
+        assert_eq!(tree.root(), Some(blake3::hash(&vec![7; total as usize])));
+    }
+
+    #[test]
+    fn a_piece_inside_a_chunk_is_no_part_of_a_tree() {
+        let bytes = [3; 4096];
+        let mut tree = Tree::new(4096);
+        tree.add(Hashed::new(0, &bytes[..512], 4096));
+        tree.add(Hashed::new(512, &bytes[512..1024], 4096));
+        tree.add(Hashed::new(1024, &bytes[1024..], 4096));
+        assert_eq!(tree.root(), None);
+    }
+
+    #[test]
+    fn a_digest_tells_pieces_apart() {
+        let mut bytes = [0; 12 << 10];
+        let digest = |bytes: &[u8]| Hashed::new(4096, bytes, 1 << 20).digest();
+        let (zero, one) = (digest(&bytes), digest(&bytes[..8192]));
+        assert_ne!(zero, one);
+        bytes[12_000] = 1;
+        assert_ne!(digest(&bytes), zero);
+        assert_eq!(digest(&bytes[..8192]), one);
+    }
+}
