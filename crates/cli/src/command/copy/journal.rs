@@ -222,6 +222,11 @@ impl Kept {
         if args.verify {
             words.push("--verify".to_owned());
         }
+        for (name, command) in [("--pre", &args.hooks.pre), ("--post", &args.hooks.post)] {
+            if let Some(command) = command {
+                words.push(format!("{name} {}", quoted(command)));
+            }
+        }
         words.push(format!("--resume {}", quoted(&self.name)));
         words.join(" ")
     }

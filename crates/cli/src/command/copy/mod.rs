@@ -1,5 +1,6 @@
 //! `copy`: the main job.
 
+mod hooks;
 mod journal;
 pub(crate) mod outcome;
 pub(crate) mod refusals;
@@ -36,7 +37,8 @@ Examples:
   hikyaku copy disk.img /dev/sdx --verify
   hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --json
   hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
-  hikyaku copy disk.img /dev/sdx --dry-run")]
+  hikyaku copy disk.img /dev/sdx --dry-run
+  hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' --post 'fsfreeze -u /data'")]
 pub(crate) struct Args {
     /// Where from
     #[arg(value_name = "SRC")]
@@ -71,6 +73,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     shape: Shape,
+
+    #[command(flatten)]
+    hooks: hooks::Hooks,
 
     /// Print what would be done and what would be refused; write nothing
     #[arg(long)]
@@ -220,25 +225,38 @@ fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Resul
     if destination.path().is_some() && destination.spec.get("format").is_none() {
         destination.set("format", "raw");
     }
-    let mut io = endpoint::event_loop()?;
     if args.dry_run {
-        return refusals::dry_run(context, args, &mut io, &source, &destination);
+        return refusals::dry_run(context, args, &mut endpoint::event_loop()?, &source, &destination);
     }
+    let frozen = args.hooks.freeze(context, &source, &destination)?;
+    let result = copy(context, args, &source, destination, record);
+    let exit = result.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
+    frozen.thaw(exit, result)
+}
+
+/// Between `--pre` and `--post`.
+fn copy(
+    context: &Context,
+    args: &Args,
+    source: &Named,
+    mut destination: Named,
+    record: &mut report::Record,
+) -> Result<Exit, Failure> {
+    let mut io = endpoint::event_loop()?;
     let earlier = journal::earlier(args)?;
     if earlier.is_some() {
         // The copy that is resumed made it.
         destination.spec.options.retain(|(name, _)| name != "create");
     }
-    let mut pair = refusals::prepare(context, args, &mut io, &source, &destination)?;
+    let mut pair = refusals::prepare(context, args, &mut io, source, &destination)?;
     if earlier.is_none()
-        && let Some(copied) =
-            remote::copy(context, args, &mut io, &mut pair, [&source, &destination], record)?
+        && let Some(copied) = remote::copy(context, args, &mut io, &mut pair, [source, &destination], record)?
     {
         let exit = copied.tell(context, args, pair.source_consistent, record);
         end(&mut io, [pair.source, pair.destination]);
         return Ok(exit);
     }
-    let mut kept = journal::keep(context, args, &pair, [&source, &destination], earlier)?;
+    let mut kept = journal::keep(context, args, &pair, [source, &destination], earlier)?;
     let plan = Plan { map: kept.map.take(), skip_bad: kept.journal.is_some(), ..args.plan() };
     let before = CpuTime::now();
     let result = {
@@ -266,7 +284,7 @@ fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Resul
                     pair.source_consistent,
                 ));
             }
-            let mut failure = outcome::failure(context, args, &error, &source, &destination);
+            let mut failure = outcome::failure(context, args, &error, source, &destination);
             // What was found to be wrong does not become right by being resumed.
             if matches!(error, CopyError::Verify { .. }) {
                 kept.finish(true)?;

@@ -1,0 +1,157 @@
+//! `copy --pre` and `--post`: what was frozen is thawed, once, whatever becomes of the copy.
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, wait};
+
+const PRE: &str = r#"echo "pre $HIKYAKU_SOURCE $HIKYAKU_DESTINATION" >> log"#;
+const POST: &str = r#"echo "post $HIKYAKU_EXIT" >> log"#;
+const HOOKS: [&str; 4] = ["--pre", PRE, "--post", POST];
+
+fn log(place: &Place) -> String {
+    fs::read_to_string(place.path("log")).unwrap_or_default()
+}
+
+/// Waits until the log has this line.
+#[track_caller]
+fn wait_for(place: &Place, line: &str) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !log(place).contains(&format!("{line}\n")) {
+        assert!(Instant::now() < deadline, "no '{line}' in: {}", log(place));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A copy that would go on for minutes, in a process group of its own.
+fn slow_copy(place: &Place, pre: &str) -> Child {
+    let mut command = place.command();
+    command.args(["copy", "pattern:64M", "mem:64M", "--rate", "256K", "--pre", pre, "--post", POST]);
+    command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn kill(signal: &str, pid: impl std::fmt::Display) {
+    let arguments = [signal.to_owned(), "--".to_owned(), pid.to_string()];
+    assert!(Command::new("kill").args(arguments).status().unwrap().success());
+}
+
+#[test]
+fn they_run_around_the_copy_and_speak_on_stderr() {
+    let place = Place::new();
+    place.sample("a.img", 1 << 20);
+    let words = ["copy", "a.img,ro", "b.img,create,size=1M", "--json", "--pre"];
+    let pre = format!("echo noise; test ! -e b.img && {PRE}");
+    let post = format!("echo more; cmp a.img b.img && {POST}");
+    let ran = place.run(&[&words[..], &[&pre, "--post", &post]].concat()).expect(0);
+    assert_eq!(log(&place), "pre a.img,ro b.img,create,size=1M\npost 0\n");
+    assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
+    assert!(ran.stderr.contains("noise\n") && ran.stderr.contains("more\n"), "{}", ran.stderr);
+    assert!(ran.stderr.contains(r#"{"phase":"pre"}"#), "{}", ran.stderr);
+}
+
+#[test]
+fn nothing_is_copied_where_pre_fails() {
+    let place = Place::new();
+    place.sample("a.img", 1 << 20);
+    let pre = format!("{PRE}; exit 9");
+    let words = ["copy", "a.img", "b.img,create,size=1M", "--pre", &pre, "--post", POST];
+    let ran = place.run(&words).expect(1);
+    assert!(ran.stderr.contains("--pre") && ran.stderr.contains("exit status: 9"), "{}", ran.stderr);
+    assert_eq!(log(&place), "pre a.img b.img,create,size=1M\npost 1\n");
+    assert!(!place.path("b.img").exists());
+}
+
+#[test]
+fn post_follows_a_copy_that_is_refused() {
+    let place = Place::new();
+    place.sample("a.img", 1 << 20);
+    place.run(&[&["copy", "a.img", "missing.img"], &HOOKS[..]].concat()).expect(6);
+    assert_eq!(log(&place), "pre a.img missing.img\npost 6\n");
+    // One alone is as good.
+    place.run(&["copy", "a.img", "missing.img", "--post", POST]).expect(6);
+    assert!(log(&place).ends_with("post 6\npost 6\n"), "{}", log(&place));
+    place.run(&["copy", "a.img", "mem:1M", "--pre", PRE]).expect(0);
+    assert!(log(&place).ends_with("pre a.img mem:1M\n"), "{}", log(&place));
+}
+
+#[test]
+fn a_thaw_that_fails_is_a_failure() {
+    let place = Place::new();
+    place.sample("a.img", 1 << 20);
+    let ran = place.run(&["copy", "a.img", "mem:1M", "--post", "exit 3"]).expect(1);
+    assert!(ran.stderr.contains("may still be frozen"), "{}", ran.stderr);
+    // What the copy itself has to say comes first.
+    let ran = place.run(&["copy", "a.img", "missing.img", "--post", "exit 3"]).expect(6);
+    assert!(ran.stderr.contains("may still be frozen"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_dry_run_runs_neither() {
+    let place = Place::new();
+    place.sample("a.img", 1 << 20);
+    place.run(&[&["copy", "a.img", "mem:1M", "--dry-run"], &HOOKS[..]].concat()).expect(0);
+    assert_eq!(log(&place), "");
+}
+
+#[test]
+fn a_signal_thaws_before_the_copy_ends() {
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let place = Place::new();
+        let mut copy = slow_copy(&place, PRE);
+        wait_for(&place, "pre pattern:64M mem:64M");
+        kill(signal, copy.id());
+        let ended = wait(&mut copy);
+        assert_eq!(ended, code);
+        // A signal that comes before the copy has begun ends us at once, and the guardian follows.
+        let told = [code, 137].iter().any(|code| log(&place).contains(&format!("post {code}\n")));
+        if !told {
+            wait_for(&place, "post 137");
+        }
+        assert_eq!(log(&place).matches("post").count(), 1, "{}", log(&place));
+    }
+}
+
+#[test]
+fn a_kill_is_no_way_around_the_thaw() {
+    // The process alone, and all of its group.
+    for group in [false, true] {
+        let place = Place::new();
+        let mut copy = slow_copy(&place, PRE);
+        wait_for(&place, "pre pattern:64M mem:64M");
+        kill("-KILL", if group { -i64::from(copy.id()) } else { copy.id().into() });
+        wait(&mut copy);
+        wait_for(&place, "post 137");
+        assert_eq!(log(&place).matches("post").count(), 1, "{}", log(&place));
+    }
+}
+
+#[test]
+fn the_thaw_waits_for_a_freeze_that_is_still_running() {
+    let place = Place::new();
+    let pre = "echo begun >> log; until test -e go; do sleep 0.02; done; echo frozen >> log";
+    let mut copy = slow_copy(&place, pre);
+    wait_for(&place, "begun");
+    kill("-KILL", copy.id());
+    wait(&mut copy);
+    assert_eq!(log(&place), "begun\n");
+    place.file("go", b"");
+    wait_for(&place, "post 137");
+    assert_eq!(log(&place), "begun\nfrozen\npost 137\n");
+}
+
+#[test]
+fn the_end_of_a_service_is_survived() {
+    let place = Place::new();
+    let mut copy = slow_copy(&place, &format!("echo $PPID > guardian; {PRE}"));
+    wait_for(&place, "pre pattern:64M mem:64M");
+    // All processes of a service get the signal, the guardian first here.
+    kill("-TERM", fs::read_to_string(place.path("guardian")).unwrap().trim());
+    kill("-KILL", copy.id());
+    wait(&mut copy);
+    wait_for(&place, "post 137");
+    assert_eq!(log(&place).matches("post").count(), 1, "{}", log(&place));
+}
