@@ -52,6 +52,7 @@ const TEST: &[Need] = &[
     need("e2fsprogs", &["mkfs.ext4", "e2fsck"]),
     need("xfsprogs", &["mkfs.xfs", "xfs_repair"]),
     need("mount", &["losetup"]),
+    need("fio", &["fio"]),
     need("g++", &["c++"]),
     Need {
         package: "python3-cryptography",

@@ -3,9 +3,10 @@
 //! An experiment runs its sides in processes of their own ([`part`]): this program, started once more as `hikyaku lab part`. The
 //! process that the user started only gives orders and reads answers, so that what a side used is what its process used.
 //!
-//! Here is nothing that the product needs; the product's crates know nothing of this one. Begin with `secure_read/mod.rs`.
+//! Here is nothing that the product needs; the product's crates know nothing of this one. Begin with `secure_read/mod.rs` or `device_copy/mod.rs`.
 
 mod capture;
+mod device_copy;
 pub mod part;
 pub mod plot;
 mod secure_read;
@@ -15,7 +16,7 @@ mod table;
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 /// What an experiment is asked for.
@@ -31,6 +32,9 @@ pub struct Options {
     pub rows: Vec<String>,
     /// Only the appendix of the experiment, by the program that runs it in an emulated machine.
     pub modes: Option<PathBuf>,
+    /// Storage to copy from and to instead of the experiment's own, for experiments that copy. The caller has made sure that the
+    /// destination may be overwritten.
+    pub devices: Option<[PathBuf; 2]>,
 }
 
 /// What came of it.
@@ -51,16 +55,27 @@ pub struct Experiment {
     pub name: &'static str,
     /// One line.
     pub about: &'static str,
+    /// It copies, and can do so between what [`Options::devices`] names.
+    pub copies: bool,
     run: fn(&Options, &mut dyn Observer) -> Result<Report, LabError>,
 }
 
 impl Experiment {
     /// Every experiment there is.
-    pub const ALL: &'static [Self] = &[Self {
-        name: "secure-read",
-        about: "sealed sequential reads above TCP, with and without sealing ahead (Kamisaka, Yamaguchi, Oguchi 2004)",
-        run: secure_read::run,
-    }];
+    pub const ALL: &'static [Self] = &[
+        Self {
+            name: "secure-read",
+            about: "sealed sequential reads above TCP, with and without sealing ahead (Kamisaka, Yamaguchi, Oguchi 2004)",
+            copies: false,
+            run: secure_read::run,
+        },
+        Self {
+            name: "device-copy",
+            about: "from device to device below the user, by number of buffers, beside what dd does (Suzuki et al. 2010)",
+            copies: true,
+            run: device_copy::run,
+        },
+    ];
 
     /// Runs it. It takes the machine for itself: seconds with `quick`, else minutes.
     pub fn run(&self, options: &Options, observer: &mut dyn Observer) -> Result<Report, LabError> {
@@ -110,4 +125,16 @@ impl<T, E: ToString> Attempted<T> for Result<T, E> {
     fn attempted(self, what: &str) -> Result<T, LabError> {
         self.map_err(|error| LabError::new(what, &error))
     }
+}
+
+/// Where it was measured.
+fn machine() -> Value {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"));
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    json!({
+        "processor": model.and_then(|line| line.split_once(':')).map_or("unknown", |(_, name)| name.trim()),
+        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "kernel": kernel.trim(),
+    })
 }

@@ -1,5 +1,6 @@
 //! The few system calls that the standard library lacks.
 
+use std::fs::File;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::TcpStream;
@@ -19,12 +20,7 @@ pub(crate) struct Cpu {
 impl Cpu {
     /// What all threads of this process have used.
     pub(crate) fn now() -> Self {
-        // SAFETY: `rusage` is plain data for which all zeroes is a value, and the call only fills it.
-        let usage = unsafe {
-            let mut usage: libc::rusage = zeroed();
-            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-            usage
-        };
+        let usage = usage();
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
         Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime) }
     }
@@ -33,6 +29,43 @@ impl Cpu {
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self { user: self.user - earlier.user, system: self.system - earlier.system }
     }
+}
+
+/// Context switches of this process so far.
+pub(crate) fn context_switches() -> u64 {
+    let usage = usage();
+    (usage.ru_nvcsw + usage.ru_nivcsw).max(0) as u64
+}
+
+fn usage() -> libc::rusage {
+    // SAFETY: `rusage` is plain data for which all zeroes is a value, and the call only fills it.
+    unsafe {
+        let mut usage: libc::rusage = zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    }
+}
+
+/// Writes back what the page cache holds of a file or device, and lets go of it as far as nobody maps it.
+pub(crate) fn drop_cache(file: &File) -> io::Result<()> {
+    file.sync_data()?;
+    // SAFETY: the descriptor is open; advice changes no memory of ours.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Bytes of a file or device that the page cache holds: cachestat(2), since Linux 6.5; `None` before.
+pub(crate) fn cached_bytes(file: &File) -> Option<u64> {
+    /// The same number on all machines; the libc crate does not have it.
+    const SYS_CACHESTAT: libc::c_long = 451;
+    // `struct cachestat` and `struct cachestat_range` of linux/mman.h.
+    let (range, mut answer) = ([0u64, u64::MAX], [0u64; 5]);
+    // SAFETY: both structures are of the size that the kernel expects and live through the call, which fills the second.
+    let result =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), answer.as_mut_ptr(), 0) };
+    (result == 0).then(|| answer[0] * area::PAGE_BYTES as u64)
 }
 
 /// Bytes in the socket's send queue that the peer has not acknowledged yet, sent or not (SIOCOUTQ, tcp(7)).

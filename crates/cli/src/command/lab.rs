@@ -2,9 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use block::OpenOptions;
+use block::device::{Kernel, Node};
 use lab::{Experiment, LabError, Observer, Options, Report};
 
+use crate::command::copy::refusals;
 use crate::context::Context;
+use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
 use crate::units;
@@ -16,8 +20,8 @@ const PART: &str = "part";
 
 /// Run an experiment of the papers this program comes from, or list them
 ///
-/// Sides run in processes of their own, on this machine, with memory as storage; nothing is left behind. A run takes
-/// minutes and wants the machine for itself.
+/// Sides run in processes of their own, on this machine, with memory as storage unless told otherwise; nothing is left behind.
+/// A run takes minutes and wants the machine for itself.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -25,11 +29,21 @@ Examples:
   hikyaku lab secure-read --quick
   hikyaku lab secure-read --json secure-read.json --svg figures
   hikyaku lab secure-read --block 32K --block 1M --depth 1 --row plain --row 3DES
+  hikyaku lab device-copy --json device-copy.json --svg figures
+  hikyaku lab device-copy --source /dev/sdx --destination /dev/sdy
   hikyaku lab secure-read --modes tests/kernel-lab/modes/run")]
 pub(crate) struct Args {
     /// Which one, or `list`
     #[arg(value_name = "NAME")]
     name: String,
+
+    /// device-copy: copy from the beginning of this device or file instead of from memory
+    #[arg(long, value_name = "PATH", requires = "destination")]
+    source: Option<String>,
+
+    /// device-copy: copy to the beginning of this one; what it holds is lost, refused as `copy` refuses it
+    #[arg(long, value_name = "PATH", requires = "source")]
+    destination: Option<String>,
 
     /// One short round of one size: shows that it works, not what is true
     #[arg(long)]
@@ -39,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_block)]
     block: Vec<u32>,
 
-    /// Only with so many requests in flight; may be repeated [default: the experiment's depths]
+    /// Only with so many requests or buffers in flight; may be repeated [default: the experiment's depths]
     #[arg(long, value_name = "N")]
     depth: Vec<u32>,
 
@@ -48,7 +62,7 @@ pub(crate) struct Args {
     row: Vec<String>,
 
     /// Only the papers' appendix, one work in kernel mode and in user mode, by this program: tests/kernel-lab/modes/run of the sources
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["quick", "block", "depth", "row", "svg"])]
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["quick", "block", "depth", "row", "svg", "source"])]
     modes: Option<PathBuf>,
 
     /// Write everything as JSON to this file, or to stdout instead of the tables
@@ -115,6 +129,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
                 let cause = format!("there is no such experiment; there is: {}", names.join(", "));
                 Failure::usage("run the experiment", name, cause).hint("hikyaku lab list")
             })?;
+            if args.source.is_some() && !experiment.copies {
+                let cause = "it copies nothing, so it takes no --source and --destination";
+                return Err(Failure::usage("run the experiment", name, cause));
+            }
             let _orderly = context.stop.orderly();
             let options = Options {
                 quick: args.quick,
@@ -122,6 +140,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
                 depths: args.depth.clone(),
                 rows: args.row.clone(),
                 modes: args.modes.clone(),
+                devices: devices(context, args)?,
             };
             let mut onlooker = Onlooker { context, tenths: 0 };
             let report = experiment.run(&options, &mut onlooker);
@@ -130,6 +149,38 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             Ok(Exit::Done)
         }
     }
+}
+
+/// The storage that the user named, fit to be copied from and to.
+fn devices(context: &Context, args: &Args) -> Result<Option<[PathBuf; 2]>, Failure> {
+    let (Some(source), Some(destination)) = (&args.source, &args.destination) else { return Ok(None) };
+    let ends = [Named::parse(context, source, &[])?, Named::parse(context, destination, &[])?];
+    let mut paths = Vec::new();
+    for named in &ends {
+        match named.path().filter(|_| named.spec.options.is_empty()) {
+            Some(path) => paths.push(path.to_owned()),
+            None => {
+                let cause = "it is no path of a device or file without options, which is what all who copy here understand";
+                return Err(Failure::usage("run the experiment on", named.text.clone(), cause));
+            }
+        }
+    }
+    let [source, destination] = &ends;
+    if !paths[1].exists() {
+        return Err(Failure::refused("copy to", destination.text.clone(), "it does not exist"));
+    }
+    let nodes = Node::of(&paths[0]).zip(Node::of(&paths[1]));
+    if nodes.is_some_and(|(one, other)| Kernel::default().is_same(one, other)) {
+        let cause = format!("it is the same storage as the source {}", source.text);
+        return Err(Failure::refused("copy to", destination.text.clone(), cause));
+    }
+    refusals::spoil_path(destination)?;
+    let mut io = endpoint::event_loop()?;
+    let options = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+    let medium = destination.open(context, &options)?;
+    let mut attached = endpoint::attach(&mut io, &[(destination, &medium)])?.remove(0);
+    refusals::spoil(&mut io, destination, &mut *attached)?;
+    Ok(paths.try_into().ok())
 }
 
 fn failure(context: &Context, attempted: &str, name: &str, error: &LabError) -> Failure {

@@ -1,6 +1,7 @@
 //! A process that has a fixed piece of work to do every millisecond. How often it comes to it, and how late it is done, is
 //! what the experiment's load costs others.
 
+use std::convert::Infallible;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -65,27 +66,36 @@ impl Bystander {
     }
 
     fn go(self, time: Duration) -> Fared {
-        let start = Instant::now();
-        let mut late = Vec::with_capacity(time.as_millis() as usize + 1);
-        let mut at = PERIOD;
-        while at <= time {
-            if let Some(wait) = at.checked_sub(start.elapsed()) {
-                std::thread::sleep(wait);
-            }
+        let Ok(fared) = paced(time, || {
             work(self.additions);
-            let now = start.elapsed();
-            late.push((now - at).as_nanos() as u64);
-            // Pieces whose time has passed meanwhile are left out: that is what a lower rate is.
-            at += PERIOD * ((now - at).as_nanos() / PERIOD.as_nanos() + 1) as u32;
-        }
-        let expected = (time.as_nanos() / PERIOD.as_nanos()).max(1);
-        let us = |share: f64, late: &mut [u64]| rounded(percentile(late, share).unwrap_or(0) as f64 / 1e3);
-        Fared {
-            rate_share: rounded(late.len() as f64 / expected as f64),
-            p50_us: us(0.5, &mut late),
-            p99_us: us(0.99, &mut late),
-        }
+            Ok::<_, Infallible>(())
+        });
+        fared
     }
+}
+
+/// Does a piece of work every [`PERIOD`] for so long. Pieces whose time has passed meanwhile are left out: that is what a lower
+/// rate is.
+pub(crate) fn paced<E>(time: Duration, mut piece: impl FnMut() -> Result<(), E>) -> Result<Fared, E> {
+    let start = Instant::now();
+    let mut late = Vec::with_capacity(time.as_millis() as usize + 1);
+    let mut at = PERIOD;
+    while at <= time {
+        if let Some(wait) = at.checked_sub(start.elapsed()) {
+            std::thread::sleep(wait);
+        }
+        piece()?;
+        let now = start.elapsed();
+        late.push((now - at).as_nanos() as u64);
+        at += PERIOD * ((now - at).as_nanos() / PERIOD.as_nanos() + 1) as u32;
+    }
+    let expected = (time.as_nanos() / PERIOD.as_nanos()).max(1);
+    let us = |share: f64, late: &mut [u64]| rounded(percentile(late, share).unwrap_or(0) as f64 / 1e3);
+    Ok(Fared {
+        rate_share: rounded(late.len() as f64 / expected as f64),
+        p50_us: us(0.5, &mut late),
+        p99_us: us(0.99, &mut late),
+    })
 }
 
 #[cfg(test)]

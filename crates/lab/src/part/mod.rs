@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use handle::Part;
 
+use crate::device_copy::{Copier, Loader, Neighbour};
 use crate::secure_read::{IscsiInitiator, IscsiTarget, SocketInitiator, SocketTarget};
 use crate::{Attempted, LabError};
 
@@ -28,6 +29,12 @@ pub(crate) enum Job {
     IscsiTarget(IscsiTarget),
     /// Reads from it.
     IscsiInitiator(IscsiInitiator),
+    /// Copies from device to device.
+    Copier(Copier),
+    /// Reads a device or writes one as fast as it can.
+    Loader(Loader),
+    /// Somebody else who uses one of the devices.
+    Neighbour(Neighbour),
 }
 
 impl Job {
@@ -87,5 +94,8 @@ pub fn run() -> Result<(), LabError> {
         Job::SocketInitiator(job) => job.run(talk),
         Job::IscsiTarget(job) => job.run(talk),
         Job::IscsiInitiator(job) => job.run(talk),
+        Job::Copier(job) => job.run(talk),
+        Job::Loader(job) => job.run(talk),
+        Job::Neighbour(job) => job.run(talk),
     }
 }

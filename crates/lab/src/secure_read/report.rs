@@ -11,7 +11,7 @@ use crate::part::bystander::Fared;
 use crate::stats::{Spread, rounded, short};
 use crate::sys::Cpu;
 use crate::table::Table;
-use crate::{LabError, Options, Report};
+use crate::{LabError, Options, Report, machine};
 
 /// Version of the JSON; fields are only added.
 const SCHEMA: u32 = 1;
@@ -159,17 +159,6 @@ fn peers() -> impl Iterator<Item = Value> {
 
 fn peers_text() -> String {
     PEERS.iter().map(|(name, program)| format!("{name}: {}.\n", peer(program))).collect()
-}
-
-fn machine() -> Value {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find(|line| line.starts_with("model name") || line.starts_with("CPU part"));
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    json!({
-        "processor": model.and_then(|line| line.split_once(':')).map_or("unknown", |(_, name)| name.trim()),
-        "cores": std::thread::available_parallelism().map_or(1, usize::from),
-        "kernel": kernel.trim(),
-    })
 }
 
 pub(super) fn size(bytes: u32) -> String {

@@ -1,0 +1,248 @@
+//! Copies beside others who use the same storage: what they have written and not yet flushed is copied, what they have read before
+//! is not what they read afterwards, and what they do elsewhere on the device stays theirs.
+//!
+//! Every case runs on files and, as root, on loop devices; without root a message says what was left out.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use common::{Place, text};
+
+/// Bytes of a file or device here, and of the half that is copied.
+const BYTES: usize = 16 << 20;
+const HALF: usize = BYTES / 2;
+
+/// A source and a destination, both full of bytes that differ.
+struct Pair {
+    place: Place,
+    paths: [PathBuf; 2],
+    /// Loop devices to be detached.
+    loops: Vec<PathBuf>,
+}
+
+impl Pair {
+    /// Files, and devices over such files where that is allowed.
+    fn all() -> Vec<Self> {
+        let files = || {
+            let place = Place::new();
+            let paths = [place.sample("source", BYTES), place.file("destination", &vec![0xEE; BYTES])];
+            Self { place, paths, loops: Vec::new() }
+        };
+        let mut pairs = vec![files()];
+        let mut devices = files();
+        devices.loops = devices.paths.iter().map_while(|path| attach(path)).collect();
+        match <[PathBuf; 2]>::try_from(devices.loops.clone()) {
+            Ok(paths) => {
+                devices.paths = paths;
+                pairs.push(devices);
+            }
+            Err(_) => eprintln!("no loop devices (root is needed): skipped"),
+        }
+        pairs
+    }
+
+    fn open(&self, end: usize) -> File {
+        OpenOptions::new().read(true).write(true).open(&self.paths[end]).unwrap()
+    }
+
+    /// Copies the first half, `more` words added; `source_consistent` of its outcome.
+    fn copy(&self, more: &[&str]) -> bool {
+        let words =
+            ["copy", text(&self.paths[0]), text(&self.paths[1]), "--json", "--size", "8M", "--chunk", "256K"];
+        let words = [&words[..], &["--allow", "in-use", "--remote-copy", "off", "--force"], more].concat();
+        let outcome = self.place.run(&words).expect(0).json();
+        assert_eq!(outcome["bytes"], HALF);
+        outcome["source_consistent"].as_bool().unwrap()
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for device in &self.loops {
+            let _ = Command::new("losetup").arg("--detach").arg(device).status();
+        }
+    }
+}
+
+fn attach(path: &Path) -> Option<PathBuf> {
+    let mut command = Command::new("losetup");
+    let output = command.args(["--find", "--show", "--direct-io=on"]).arg(path).output().ok()?;
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().into())
+}
+
+fn read(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// What another process has written and nobody has flushed is in the page cache alone: the copy reads past the page cache, and must
+/// not miss it.
+#[test]
+fn what_is_dirty_in_the_source_is_copied() {
+    for pair in Pair::all() {
+        let (source, destination) = (pair.open(0), pair.open(1));
+        // It is open while the copy goes on, so that closing it flushes nothing.
+        source.write_all_at(&vec![0x11; HALF / 2], 0).unwrap();
+        // Pages in part, across a chunk's edge, and a stretch of zeroes, which has a way of its own.
+        source.write_all_at(&[0x22; 5000], (6 << 20) - 2500).unwrap();
+        source.write_all_at(&vec![0; 1 << 20], 5 << 20).unwrap();
+        let expected = read(&source);
+        pair.copy(&["--verify"]);
+        let found = read(&destination);
+        assert!(found[..HALF] == expected[..HALF], "{:?}", pair.paths);
+        assert!(found[HALF..].iter().all(|byte| *byte == 0xEE), "nothing else is written: {:?}", pair.paths);
+        assert!(read(&source) == expected, "the source is only read");
+    }
+}
+
+/// A file mapped for reading.
+struct Mapping(*const u8);
+
+impl Mapping {
+    fn of(file: &File) -> Self {
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that stays as long as it is.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        Self(base.cast())
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        assert!(at < BYTES);
+        // SAFETY: within the mapping; others change these bytes, so each is read as it is now.
+        unsafe { self.0.add(at).read_volatile() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nothing points into it any more.
+        unsafe { libc::munmap(self.0.cast_mut().cast(), BYTES) };
+    }
+}
+
+/// Who has read the destination before has the old bytes in the page cache, or mapped: read again by the same descriptor and
+/// through the same mapping, they are the new ones. The stretch of zeroes is punched by name, not written.
+#[test]
+fn readers_of_the_destination_see_what_was_copied() {
+    for pair in Pair::all() {
+        let (source, destination) = (pair.open(0), pair.open(1));
+        source.write_all_at(&vec![0; 2 << 20], 3 << 20).unwrap();
+        source.sync_all().unwrap();
+        let mapping = Mapping::of(&destination);
+        assert!(read(&destination).iter().all(|byte| *byte == 0xEE));
+        assert!((0..BYTES).step_by(4096).all(|at| mapping.byte(at) == 0xEE));
+        // A page that is dirty when it is overwritten is not written over what was copied later.
+        destination.write_all_at(&[0xDD; 100], 12345).unwrap();
+        pair.copy(&[]);
+        let (expected, found) = (read(&source), read(&destination));
+        assert!(found[..HALF] == expected[..HALF], "read: {:?}", pair.paths);
+        assert!(found[HALF..].iter().all(|byte| *byte == 0xEE), "{:?}", pair.paths);
+        let wrong = (0..HALF).step_by(509).find(|at| mapping.byte(*at) != expected[*at]);
+        assert_eq!(wrong, None, "mapped: {:?}", pair.paths);
+        destination.sync_all().unwrap();
+        assert!(read(&destination)[..HALF] == expected[..HALF], "{:?}", pair.paths);
+    }
+}
+
+/// fio, which writes blocks of 4 KiB in random order after the half that is copied, three times, and checks what it wrote.
+struct Fio(Child);
+
+impl Fio {
+    fn on(path: &Path, buffered: bool) -> Self {
+        let (offset, size) = (HALF.to_string(), (2 << 20).to_string());
+        let child = Command::new("fio")
+            .args(["--name=beside", "--rw=randwrite", "--bs=4k", "--verify=crc32c", "--loops=3", "--minimal"])
+            .args(["--verify_fatal=1", "--ioengine=psync", "--randseed=7", "--thread", "--fallocate=none"])
+            .arg(format!("--direct={}", i32::from(!buffered)))
+            .args([
+                format!("--filename={}", text(path)),
+                format!("--offset={offset}"),
+                format!("--size={size}"),
+            ])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("fio (apt-get install fio)");
+        Self(child)
+    }
+
+    fn is_done(&mut self) -> bool {
+        match self.0.try_wait().unwrap() {
+            Some(status) => {
+                assert!(status.success(), "fio did not find what it wrote");
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Drop for Fio {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Programs write the second halves of both, and compare what they wrote, as long as first halves are copied, again and again:
+/// both find what is theirs.
+#[test]
+fn writers_elsewhere_on_both_find_what_they_wrote() {
+    for (pair, buffered) in Pair::all().into_iter().zip([true, false]) {
+        let expected = read(&pair.open(0));
+        let mut writers = [0, 1].map(|end| Fio::on(&pair.paths[end], buffered));
+        let mut copies = 0;
+        loop {
+            let done = writers.each_mut().map(Fio::is_done);
+            pair.copy(if copies == 0 { &["--verify"] } else { &[] });
+            copies += 1;
+            let found = read(&pair.open(1));
+            assert!(found[..HALF] == expected[..HALF], "copy {copies}: {:?}", pair.paths);
+            // The last copy was beside one of them at least, unless they were done before the first.
+            if done == [true, true] {
+                break;
+            }
+        }
+    }
+}
+
+/// Who writes the source while it is copied gets a copy of several moments, all bytes of which were there at some time; and he is
+/// told.
+#[test]
+fn a_source_that_is_written_meanwhile_is_told() {
+    for pair in Pair::all() {
+        let source = pair.open(0);
+        source.write_all_at(&vec![1; HALF], 0).unwrap();
+        source.sync_all().unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let consistent = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 2..=200u8 {
+                    for block in 0..HALF / 4096 {
+                        if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                            return;
+                        }
+                        source.write_all_at(&[round; 4096], block as u64 * 4096).unwrap();
+                    }
+                    source.sync_data().unwrap();
+                }
+            });
+            // Slow enough that the writer comes to write while it goes on.
+            let consistent = pair.copy(&["--rate", "40MB/s"]);
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            consistent
+        });
+        assert!(!consistent, "{:?}", pair.paths);
+        let found = read(&pair.open(1));
+        let foreign = found[..HALF].iter().position(|byte| !(1..=200).contains(byte));
+        assert_eq!(foreign, None, "{:?}", pair.paths);
+    }
+}

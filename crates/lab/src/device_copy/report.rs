@@ -1,0 +1,379 @@
+//! What came of it: tables, JSON, the headline.
+
+use serde_json::{Map, Value, json};
+
+use super::copier::{Speed, Way};
+use super::model::{Curve, curves};
+use super::plan::BUFFERS;
+use super::{Bench, Ceiling, Company, Measured, plots};
+use crate::part::bystander::Fared;
+use crate::stats::{Spread, rounded, short};
+use crate::table::Table;
+use crate::{LabError, Options, Report, machine};
+
+/// Version of the JSON; fields are only added.
+const SCHEMA: u32 = 1;
+
+/// With the unit that people would choose.
+pub(super) fn size(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes if bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        bytes => format!("{bytes} B"),
+    }
+}
+
+/// Those who stand in a figure by bytes or by block: one row of each kind of copy.
+fn is_compared(measured: &&Measured) -> bool {
+    let ways = [Way::UserLevel, Way::Direct, Way::Mover(Some(BUFFERS))];
+    measured.row.speed == Speed::default() && ways.contains(&measured.row.way)
+}
+
+/// Rows of one block, by bytes.
+pub(super) fn by_bytes(table: &[Measured]) -> Vec<&Measured> {
+    let block = table.first().map_or(0, |measured| measured.row.block);
+    table.iter().filter(is_compared).filter(|measured| measured.row.block == block).collect()
+}
+
+/// Rows of the same bytes, by block.
+pub(super) fn by_block(table: &[Measured]) -> Vec<&Measured> {
+    let bytes = table.iter().map(|measured| measured.row.bytes).max().unwrap_or(0);
+    table.iter().filter(is_compared).filter(|measured| measured.row.bytes == bytes).collect()
+}
+
+/// us, sy, wa, hi and si of the machine, seconds for 10^9 bytes. Ticks are long, so all samples are taken together.
+pub(super) fn mean_machine(measured: &Measured) -> [f64; 5] {
+    let gb: f64 = measured.samples.iter().map(super::Sample::gb).sum();
+    let mut sums = [0.0; 5];
+    for sample in &measured.samples {
+        sums.iter_mut().zip(sample.machine.parts()).for_each(|(sum, part)| *sum += part);
+    }
+    sums.map(|sum| rounded(sum / gb.max(1e-9)))
+}
+
+impl Measured {
+    /// Processor seconds of who copies, user and system, for 10^9 bytes.
+    fn cpu(&self) -> [Spread; 2] {
+        [
+            self.spread(|sample| sample.copied.cpu.user / sample.gb()),
+            self.spread(|sample| sample.copied.cpu.system / sample.gb()),
+        ]
+    }
+
+    /// Without waiting, which keeps nobody busy.
+    fn machine_busy(&self) -> f64 {
+        let [user, system, _, irq, softirq] = mean_machine(self);
+        user + system + irq + softirq
+    }
+
+    /// Reads of the source and writes of the destination for a GiB.
+    fn requests_per_gib(&self) -> Option<[f64; 2]> {
+        let of = |end: usize| {
+            let values = self.samples.iter().filter_map(|sample| {
+                Some(sample.requests?[end] as f64 * (1u64 << 30) as f64 / sample.copied.bytes as f64)
+            });
+            Some(Spread::of(values)?.median)
+        };
+        Some([of(0)?, of(1)?])
+    }
+
+    fn cache_growth(&self) -> Option<f64> {
+        let values = self.samples.iter().filter_map(|sample| Some(sample.cache_growth? as f64));
+        Some(Spread::of(values)?.median)
+    }
+
+    fn obtained(&self) -> &'static str {
+        match self.row.way {
+            Way::UserLevel => {
+                "pread and pwrite with O_SYNC through the page cache, one buffer, in a process of its own"
+            }
+            Way::Direct => {
+                "pread and pwrite with O_DIRECT, one buffer, fdatasync at the end, in a process of its own"
+            }
+            Way::Mover(_) => "crate mover, O_DIRECT, one flush at the end, in a process of its own",
+        }
+    }
+
+    fn object(&self) -> Value {
+        let [user, system] = self.cpu();
+        let [us, sy, wa, hi, si] = mean_machine(self);
+        let per_gb = |value: fn(&super::Sample) -> f64| self.spread(|sample| value(sample) / sample.gb());
+        json!({
+            "row": self.row.who(),
+            "device": self.row.speed.name(),
+            "delay_us": self.row.speed.delay_us,
+            "limit_bytes_per_s": self.row.speed.limit,
+            "block": self.row.block,
+            "bytes": self.row.bytes,
+            "obtained": self.obtained(),
+            "runs": self.samples.len(),
+            "mb_per_s": self.rate(),
+            "buffers_max": self.samples.iter().map(|sample| sample.copied.depth_max).max(),
+            "read_us": self.spread(|sample| sample.copied.read_us).median,
+            "write_us": self.spread(|sample| sample.copied.write_us).median,
+            "cpu_s_per_gb": { "user": user, "system": system },
+            "machine_cpu_s_per_gb": { "us": us, "sy": sy, "wa": wa, "hi": hi, "si": si },
+            "context_switches_per_gb": per_gb(|sample| sample.copied.switches as f64),
+            "device_reads_per_gib": self.requests_per_gib().map(|both| both[0]),
+            "device_writes_per_gib": self.requests_per_gib().map(|both| both[1]),
+            "page_cache_growth_bytes": self.cache_growth(),
+        })
+    }
+}
+
+impl Company {
+    fn fared(&self, end: usize, value: fn(&Fared) -> f64) -> Spread {
+        Spread::of(self.fared.iter().map(|both| value(&both[end]))).unwrap_or_default()
+    }
+
+    fn object(&self) -> Value {
+        let of = |end: usize| {
+            json!({
+                "rate_share": self.fared(end, |fared| fared.rate_share),
+                "p50_us": self.fared(end, |fared| fared.p50_us),
+                "p99_us": self.fared(end, |fared| fared.p99_us),
+            })
+        };
+        json!({
+            "beside": self.name(),
+            "obtained": "4 KiB with O_DIRECT every millisecond, after what is copied; all that was read or written was compared",
+            "runs": self.fared.len(),
+            "reads_of_source": of(0),
+            "writes_of_destination": of(1),
+            "copied_mb_per_s": Spread::of(self.rates.iter().map(|rate| rate / 1e6)),
+        })
+    }
+}
+
+/// The few figures that answer the paper's question; what was not measured is null.
+fn headline(table: &[Measured], curves: &[Curve], companies: &[Company]) -> Map<String, Value> {
+    let find = |way: Way| {
+        let is_it = |one: &&Measured| one.is_main && one.row.speed == Speed::default() && one.row.way == way;
+        table.iter().find(is_it)
+    };
+    let (dd, direct) = (find(Way::UserLevel), find(Way::Direct));
+    let ours = find(Way::Mover(Some(BUFFERS)));
+    let ratio = |value: &dyn Fn(&Measured) -> f64, other: Option<&Measured>| {
+        ours.zip(other)
+            .map(|(ours, other)| rounded(value(ours) / value(other)))
+            .filter(|ratio| ratio.is_finite())
+    };
+    let rate = |one: &Measured| one.rate().median;
+    let cpu = |one: &Measured| one.cpu().iter().map(|part| part.median).sum();
+    let as_it_is = curves.iter().find(|curve| curve.speed == Speed::default());
+    let best = as_it_is
+        .map(|curve| curve.points.iter().map(|point| point.measured_mb_per_s.median).fold(0.0, f64::max));
+    let of_ceiling = as_it_is.zip(best).map(|(curve, best)| rounded(best / curve.at_once_mb_per_s));
+    let knees: Vec<Value> = curves
+        .iter()
+        .map(|curve| json!({ "device": curve.device, "predicted": curve.knee_predicted, "measured": curve.knee_measured }))
+        .collect();
+    // By the slowest device, where the machine is no part of it.
+    let slow = curves.iter().max_by_key(|curve| (curve.speed.delay_us, curve.speed.limit == 0));
+    let slow = slow.filter(|curve| curve.speed.delay_us > 0);
+    let by_buffers: Map<String, Value> = slow
+        .iter()
+        .flat_map(|curve| {
+            let one = curve.points[0].measured_mb_per_s.median;
+            curve.points.iter().map(move |point| {
+                (point.buffers.to_string(), json!(rounded(point.measured_mb_per_s.median / one)))
+            })
+        })
+        .collect();
+    let off =
+        curves.iter().flat_map(|curve| &curve.points).map(|point| (point.ratio - 1.0).abs()).reduce(f64::max);
+    let p99 = |name: &str, end: usize| {
+        let of = |name: &str| companies.iter().find(|company| company.name() == name);
+        let alone = of("nobody copies")?.fared(end, |fared| fared.p99_us).median;
+        Some(rounded(of(name)?.fared(end, |fared| fared.p99_us).median / alone))
+            .filter(|ratio| ratio.is_finite())
+    };
+    let beside = |name: &str| json!({ "reads": p99(name, 0), "writes": p99(name, 1) });
+    [
+        ("bandwidth_of_user_level", json!(ratio(&rate, dd))),
+        ("bandwidth_of_direct", json!(ratio(&rate, direct))),
+        ("cpu_of_user_level", json!(ratio(&cpu, dd))),
+        ("machine_cpu_of_user_level", json!(ratio(&Measured::machine_busy, dd))),
+        ("best_of_reading_and_writing_at_once", json!(of_ceiling)),
+        ("bandwidth_by_buffers_of_one", Value::Object(by_buffers)),
+        ("knee", json!(knees)),
+        ("model_off_at_most", json!(off.map(rounded))),
+        (
+            "device_reads_per_gib",
+            json!(ours.and_then(Measured::requests_per_gib).map(|both| rounded(both[0]))),
+        ),
+        (
+            "device_writes_per_gib",
+            json!(ours.and_then(Measured::requests_per_gib).map(|both| rounded(both[1]))),
+        ),
+        ("page_cache_growth_bytes", json!(ours.and_then(Measured::cache_growth))),
+        ("p99_beside_mover_of_alone", beside("mover")),
+        ("p99_beside_rate_of_alone", beside("mover, --rate 100MB/s")),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
+}
+
+pub(super) fn report(
+    bench: &Bench,
+    table: &[Measured],
+    ceilings: &[Ceiling],
+    companies: &[Company],
+    options: &Options,
+) -> Result<Report, LabError> {
+    let curves = curves(table, ceilings);
+    let headline = headline(table, &curves, companies);
+    let mut object = Map::new();
+    object.insert("schema".to_owned(), json!(SCHEMA));
+    object.insert("experiment".to_owned(), json!("device-copy"));
+    object.insert("quick".to_owned(), json!(options.quick));
+    object.insert("machine".to_owned(), machine());
+    object.insert("storage".to_owned(), json!(bench.storage.what));
+    object.extend(headline.clone());
+    object.insert("model".to_owned(), json!(curves));
+    object.insert("beside".to_owned(), companies.iter().map(Company::object).collect());
+    object.insert("rows".to_owned(), table.iter().map(Measured::object).collect());
+    let mut text = format!("Storage: {}.\n\n", bench.storage.what);
+    text += &text_by_buffers(table);
+    text += &text_of_model(&curves);
+    text += &text_by_place("bytes copied, as it is (figure 3)", &by_bytes(table), |one| one.row.bytes);
+    text += &text_by_place("block size, as it is", &by_block(table), |one| one.row.block.into());
+    text += &text_of_cost(table);
+    text += &text_beside(companies);
+    for (name, value) in &headline {
+        text += &format!("{name}: {value}\n");
+    }
+    Ok(Report { text, json: Value::Object(object), figures: plots::all(table, &curves)? })
+}
+
+/// A line for each who, a column for each value of `key`; nothing if there is only one.
+fn grid(title: &str, rows: &[&Measured], heading: &[String], at: impl Fn(&Measured) -> String) -> String {
+    let mut whos: Vec<String> = Vec::new();
+    for measured in rows {
+        if !whos.contains(&measured.row.who()) {
+            whos.push(measured.row.who());
+        }
+    }
+    let columns: Vec<&str> = std::iter::once("MB/s").chain(heading.iter().map(String::as_str)).collect();
+    let mut table = Table::new(&columns);
+    for who in whos {
+        let cell = |place: &String| {
+            let found = rows.iter().find(|one| one.row.who() == who && at(one) == *place);
+            found.map_or(String::new(), |one| one.rate().show())
+        };
+        table.row(std::iter::once(who.clone()).chain(heading.iter().map(cell)).collect());
+    }
+    format!("### {title}\n\n{}\n", table.render())
+}
+
+fn text_by_buffers(table: &[Measured]) -> String {
+    let rows: Vec<&Measured> = table.iter().filter(|measured| measured.is_main).collect();
+    let Some(first) = rows.first() else { return String::new() };
+    let mut speeds: Vec<String> = Vec::new();
+    for measured in &rows {
+        if !speeds.contains(&measured.row.speed.name()) {
+            speeds.push(measured.row.speed.name());
+        }
+    }
+    let title = format!("By number of buffers of {} (figure 4), by device", size(first.row.block.into()));
+    grid(&title, &rows, &speeds, |one| one.row.speed.name())
+}
+
+fn text_by_place(what: &str, rows: &[&Measured], key: fn(&Measured) -> u64) -> String {
+    let mut keys: Vec<u64> = rows.iter().map(|one| key(one)).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    if keys.len() < 2 {
+        return String::new();
+    }
+    let heading: Vec<String> = keys.into_iter().map(size).collect();
+    grid(&format!("By {what}"), rows, &heading, |one| size(key(one)))
+}
+
+fn text_of_model(curves: &[Curve]) -> String {
+    if curves.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&["device", "buffers", "model MB/s", "measured", "measured of model"]);
+    let mut knees = String::new();
+    for curve in curves {
+        for point in &curve.points {
+            table.row(vec![
+                curve.device.clone(),
+                point.buffers.to_string(),
+                short(point.predicted_mb_per_s),
+                point.measured_mb_per_s.show(),
+                format!("{:.0} %", point.ratio * 100.0),
+            ]);
+        }
+        knees += &format!(
+            "{}: one chunk is read in {} us and written in {} us, and takes {} and {} us of a busy device: the knee should be at {} \
+             buffers, and is at {}. Reading and writing at once by others: {} MB/s.\n",
+            curve.device,
+            short(curve.read_us),
+            short(curve.write_us),
+            short(curve.read_busy_us),
+            short(curve.write_busy_us),
+            short(curve.knee_predicted),
+            curve.knee_measured,
+            short(curve.at_once_mb_per_s),
+        );
+    }
+    format!(
+        "### The model: a chunk takes max((read + write) / buffers, busy)\n\n{}\n{knees}\n",
+        table.render()
+    )
+}
+
+fn text_of_cost(table: &[Measured]) -> String {
+    let mut costs = Table::new(&[
+        "for a GB",
+        "process CPU s user + system",
+        "machine us",
+        "sy",
+        "wa",
+        "hi",
+        "si",
+        "context switches",
+        "device reads, writes (GiB)",
+        "page cache growth",
+    ]);
+    for measured in table.iter().filter(|one| one.is_main && one.row.speed == Speed::default()) {
+        let [user, system] = measured.cpu();
+        let mut row = vec![measured.row.who(), format!("{} + {}", short(user.median), short(system.median))];
+        row.extend(mean_machine(measured).map(short));
+        row.push(short(measured.spread(|sample| sample.copied.switches as f64 / sample.gb()).median));
+        let requests = measured.requests_per_gib();
+        row.push(requests.map(|[reads, writes]| format!("{reads:.0}, {writes:.0}")).unwrap_or_default());
+        row.push(measured.cache_growth().map(|bytes| format!("{bytes:.0} B")).unwrap_or_default());
+        costs.row(row);
+    }
+    format!("### What it takes, devices as they are (figure 5)\n\n{}\n", costs.render())
+}
+
+fn text_beside(companies: &[Company]) -> String {
+    if companies.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&[
+        "beside",
+        "reads of the source: p50 us",
+        "p99 us",
+        "writes of the destination: p50 us",
+        "p99 us",
+        "copied MB/s",
+    ]);
+    for company in companies {
+        let us = |end: usize, value: fn(&Fared) -> f64| company.fared(end, value).show();
+        table.row(vec![
+            company.name().to_owned(),
+            us(0, |fared| fared.p50_us),
+            us(0, |fared| fared.p99_us),
+            us(1, |fared| fared.p50_us),
+            us(1, |fared| fared.p99_us),
+            Spread::of(company.rates.iter().map(|rate| rate / 1e6)).unwrap_or_default().show(),
+        ]);
+    }
+    format!("### Other users of both devices, 4 KiB every millisecond\n\n{}\n", table.render())
+}
