@@ -81,10 +81,6 @@ impl Named {
                     "'{scheme}' is not a scheme that this release knows; it knows iscsi, nbd and nbd+unix"
                 )));
             }
-            Location::Stdio => {
-                let cause = "'-' (standard input and output) is not offered by this release".to_owned();
-                return Err(usage(cause).hint("name a file"));
-            }
             _ => {}
         }
         let own = match &spec.location {
@@ -92,6 +88,7 @@ impl Named {
                 NBD_OPTIONS.iter().chain(layer::OPTIONS).chain(&[] as &[&str])
             }
             Location::Url(_) => INITIATOR_OPTIONS.iter().chain(client::OPTIONS).chain(layer::OPTIONS),
+            Location::Stdio => [].iter().chain(&[] as &[&str]).chain(&[] as &[&str]),
             _ => LOCAL_OPTIONS.iter().chain(&[] as &[&str]).chain(&[] as &[&str]),
         };
         let mut known: Vec<&str> = own.chain(extra).copied().collect();

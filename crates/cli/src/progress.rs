@@ -98,8 +98,11 @@ impl Progress {
                 bar.set_message(words(sample));
             }
             Style::Lines => {
-                let percent = (sample.bytes as f64 / sample.total.max(1) as f64 * 100.0).min(100.0);
-                output::note(&format!("{} {percent:.0}% {}", sample.phase, words(sample)));
+                let percent = match sample.total {
+                    0 => String::new(),
+                    total => format!("{:.0}% ", (sample.bytes as f64 / total as f64 * 100.0).min(100.0)),
+                };
+                output::note(&format!("{} {percent}{}", sample.phase, words(sample)));
             }
             Style::Json => output::note(&object(sample).to_string()),
             Style::Quiet => {}
@@ -214,7 +217,11 @@ impl Series {
 }
 
 fn words(sample: &Sample) -> String {
-    let mut words = format!("{} of {}", units::bytes(sample.bytes), units::bytes(sample.total));
+    let mut words = units::bytes(sample.bytes);
+    // Nobody knows how long a stream is.
+    if sample.total > 0 {
+        words += &format!(" of {}", units::bytes(sample.total));
+    }
     if sample.rate > 0 {
         words += &format!(", {}", units::rate(sample.rate as f64));
     }
@@ -271,6 +278,7 @@ mod tests {
         );
         let sample = Sample { rate: 0, eta: None, retries: 2, limited_by: "", depth: 0, ..sample() };
         assert_eq!(words(&sample), "512 MiB of 1 GiB, 2 retries");
+        assert_eq!(words(&Sample { total: 0, ..sample }), "512 MiB, 2 retries");
     }
 
     #[test]

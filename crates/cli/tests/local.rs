@@ -385,3 +385,73 @@ fn a_report_is_written_however_it_ends() {
     place.run(&["compare", "a.img", "b.img"]).expect(0);
     place.run(&["compare", "a.img", "e.html"]).expect(0);
 }
+
+/// Runs the program with `input` in its standard input.
+fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> std::process::Output {
+    let mut command = place.command();
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // It may not want all of it.
+    let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    feeder.join().unwrap();
+    output
+}
+
+#[test]
+fn copy_from_standard_input() {
+    let place = Place::new();
+    let bytes = fs::read(place.sample("a.img", 5 * MIB + 777)).unwrap();
+    let run = |arguments: &[&str], input: &[u8]| piped(&place, arguments, input.to_vec());
+    let output = run(&["copy", "-", "b.img,create,size=8M", "--verify", "--json", "--report", "r.html"], &bytes);
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(object["bytes"] == bytes.len() && object["verified"] == true, "{object}");
+    let there = fs::read(place.path("b.img")).unwrap();
+    assert!(there.len() == 8 * MIB && there[..bytes.len()] == bytes && there[bytes.len()..].iter().all(|byte| *byte == 0));
+    assert!(fs::read_to_string(place.path("r.html")).unwrap().contains("<h1>Copied - to b.img"));
+    // Too much, too little, part of it.
+    let output = run(&["copy", "-", "c.img,create,size=5M"], &bytes);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("longer than the 5242880 bytes"), "{output:?}");
+    let output = run(&["copy", "-", "d.img,create,size=8M", "--size", "6M"], &bytes);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ended after 5243657 of 6291456 bytes"), "{output:?}");
+    let output = run(&["copy", "-", "e.img,create,size=8M", "--size", "1M", "--src-offset", "1000", "--dst-offset", "4K"], &bytes);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(fs::read(place.path("e.img")).unwrap()[4096..4096 + MIB] == bytes[1000..1000 + MIB]);
+    // What is refused stays refused.
+    let mut disk = vec![0; MIB];
+    disk[..8].copy_from_slice(b"XFSBXFSB");
+    place.file("xfs.img", &disk);
+    assert_eq!(run(&["copy", "-", "xfs.img"], &bytes[..1000]).status.code(), Some(6));
+    assert_eq!(run(&["copy", "-", "none.img"], &bytes[..1000]).status.code(), Some(6));
+    assert_eq!(run(&["copy", "-", "b.img", "--resume", "x"], &bytes[..1000]).status.code(), Some(2));
+    assert_eq!(run(&["copy", "-", "-"], &bytes[..1000]).status.code(), Some(2));
+    assert_eq!(run(&["compare", "-", "b.img"], &bytes[..1000]).status.code(), Some(2));
+    let mut onto_itself = place.command();
+    onto_itself.args(["copy", "-", "b.img", "--force"]).stdin(fs::File::open(place.path("b.img")).unwrap());
+    assert_eq!(onto_itself.output().unwrap().status.code(), Some(6));
+}
+
+#[test]
+fn copy_to_standard_output() {
+    let place = Place::new();
+    let bytes = fs::read(place.sample("a.img", 5 * MIB + 777)).unwrap();
+    let output = place.command().args(["copy", "a.img", "-", "--json"]).output().unwrap();
+    assert!(output.status.success() && output.stdout == bytes, "{}", String::from_utf8_lossy(&output.stderr));
+    let told = String::from_utf8(output.stderr).unwrap();
+    let object: serde_json::Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
+    assert_eq!(object["bytes"], bytes.len());
+    let output = place.command().args(["copy", "a.img", "-", "--src-offset", "1001", "--size", "70K"]).output().unwrap();
+    assert!(output.stdout == bytes[1001..1001 + 70 * 1024]);
+    assert_eq!(place.run(&["copy", "a.img", "-", "--verify"]).code, 2);
+    // A reader that has enough.
+    let mut command = place.command();
+    command.args(["copy", "a.img", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Broken pipe"), "{output:?}");
+}

@@ -83,6 +83,20 @@ pub enum CopyError {
         /// Bytes of the chunk.
         length: u64,
     },
+    /// A stream goes on although the destination is full. What fits was written; the rest was not.
+    #[error("the stream is longer than the {room} bytes that the destination has room for")]
+    Long {
+        /// Bytes from the offset to the end of the destination.
+        room: u64,
+    },
+    /// A stream ended too soon. What came was written and flushed.
+    #[error("the stream ended after {bytes} of {wanted} bytes")]
+    Short {
+        /// Bytes that came.
+        bytes: u64,
+        /// Bytes that were asked for.
+        wanted: u64,
+    },
     /// The journal could not be written. What it claims is true, but would not have become more.
     #[error("writing the journal: {0}")]
     Journal(String),

@@ -30,7 +30,7 @@
 //! ```
 //!
 //! `examples/copy.rs` is a whole program around it. [`copy_with_journal`] is the same for a copy that can be taken up again
-//! after a crash; [`compare()`] reads both ends and writes neither.
+//! after a crash; [`compare()`] reads both ends and writes neither. Pipes are [`copy_from_stream`] and [`copy_to_stream`].
 //!
 //! # Progress and cancellation
 //! The observer is called at the end of each phase, and in between at most every [`OBSERVE_EVERY`], on the thread of the copy. It
@@ -83,6 +83,7 @@ mod plan;
 mod progress;
 mod rate;
 mod rescue;
+mod stream;
 mod tree;
 mod verify;
 mod zero;
@@ -103,6 +104,7 @@ pub use plan::{
     DEPTH_DEFAULT, DEPTH_MAX, Plan, Refusal, UNIT_BYTES_MIN, plan_check,
 };
 pub use progress::{Control, OBSERVE_EVERY, Phase, Progress};
+pub use stream::{copy_from_stream, copy_to_stream};
 
 #[cfg(test)]
 mod scripted;

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use block::Identity;
+use block::{Endpoint, Identity};
 use mover::{FileJournal, Label, Map, Mapfile, Mismatch, Status, read_mapfile};
 use sha2::{Digest, Sha256};
 
@@ -75,30 +75,11 @@ pub(super) fn keep(
     earlier: Option<Earlier>,
 ) -> Result<Kept, Failure> {
     let keeps = earlier.is_some() || pair.checked.bytes > JOURNAL_BYTES_MIN;
-    let identity = pair.destination.identity();
-    let remote = matches!(&identity, Identity::Remote(name) if !name.starts_with("mem:"));
-    if !keeps && !remote {
-        return Ok(Kept::default());
+    if !keeps {
+        return Ok(Kept { _claim: claim_short(args, &*pair.destination, destination)?, ..Kept::default() });
     }
     let state = StateDir::locate()?;
-    let claim = match claim(&state, &identity) {
-        Ok(Some(claim)) => Some(claim),
-        Ok(None) if identity == Identity::Unique || args.allow.contains(&super::Allow::InUse) => None,
-        Ok(None) => {
-            return Err(Failure::refused(
-                "copy to",
-                destination.text.clone(),
-                "another copy is writing to it",
-            )
-            .hint("wait for that copy, or end it; --allow in-use if both write to different parts"));
-        }
-        // A short copy leaves nothing there and may go without.
-        Err(_) if !keeps => None,
-        Err(failure) => return Err(failure),
-    };
-    if !keeps {
-        return Ok(Kept { _claim: claim, ..Kept::default() });
-    }
+    let claim = claim_or_refuse(args, &state, &pair.destination.identity(), destination)?;
     let label = label(args, pair, source, destination);
     let (path, map) = match earlier {
         Some(Earlier { path, mapfile }) => {
@@ -123,6 +104,40 @@ pub(super) fn keep(
             .hint("set XDG_STATE_HOME to a directory that can be written and survives restarts")
     })?;
     Ok(Kept { journal: Some(journal), map: Some(map), name, _claim: claim })
+}
+
+/// Claims the destination of a copy without a journal, where it can be written from elsewhere too. Such a copy leaves nothing
+/// in the state directory, and may go without one.
+pub(super) fn claim_short(
+    args: &Args,
+    endpoint: &dyn Endpoint,
+    destination: &Named,
+) -> Result<Option<File>, Failure> {
+    let identity = endpoint.identity();
+    let remote = matches!(&identity, Identity::Remote(name) if !name.starts_with("mem:"));
+    match StateDir::locate() {
+        Ok(state) if remote => match claim_or_refuse(args, &state, &identity, destination) {
+            Err(failure) if failure.exit != Exit::Refused => Ok(None),
+            claimed => claimed,
+        },
+        _ => Ok(None),
+    }
+}
+
+fn claim_or_refuse(
+    args: &Args,
+    state: &StateDir,
+    identity: &Identity,
+    destination: &Named,
+) -> Result<Option<File>, Failure> {
+    match claim(state, identity)? {
+        Some(claim) => Ok(Some(claim)),
+        None if *identity == Identity::Unique || args.allow.contains(&super::Allow::InUse) => Ok(None),
+        None => {
+            Err(Failure::refused("copy to", destination.text.clone(), "another copy is writing to it")
+                .hint("wait for that copy, or end it; --allow in-use if both write to different parts"))
+        }
+    }
 }
 
 fn label(args: &Args, pair: &Pair, source: &Named, destination: &Named) -> Label {

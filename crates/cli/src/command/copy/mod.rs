@@ -6,6 +6,7 @@ pub(crate) mod outcome;
 pub(crate) mod refusals;
 mod remote;
 mod report;
+mod stream;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,13 +39,14 @@ Examples:
   hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --json
   hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
   hikyaku copy disk.img /dev/sdx --dry-run
+  zstdcat disk.img.zst | hikyaku copy - /dev/sdx --verify
   hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' --post 'fsfreeze -u /data'")]
 pub(crate) struct Args {
-    /// Where from
+    /// Where from; `-` is standard input, until it ends or for --size bytes
     #[arg(value_name = "SRC")]
     source: String,
 
-    /// Where to; a file that is not there is made only by `,create,size=SIZE`
+    /// Where to; a file that is not there is made only by `,create,size=SIZE`; `-` is standard output
     #[arg(value_name = "DST")]
     destination: String,
 
@@ -242,6 +244,9 @@ fn copy(
     mut destination: Named,
     record: &mut report::Record,
 ) -> Result<Exit, Failure> {
+    if let Some(exit) = stream::copy(context, args, [source, &destination], record)? {
+        return Ok(exit);
+    }
     let mut io = endpoint::event_loop()?;
     let earlier = journal::earlier(args)?;
     if earlier.is_some() {

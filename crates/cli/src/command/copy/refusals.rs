@@ -1,10 +1,11 @@
 //! What `copy` looks at before it writes a byte, and refuses.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use block::device::{Kernel, Node};
 use block::signature::{self, Ends};
-use block::{Endpoint, Identity, Medium, OpenOptions};
+use block::{Endpoint, Identity, Location, Medium, OpenOptions};
 use io::Io;
 use mover::{Checked, Plan, Refusal};
 use serde_json::json;
@@ -32,14 +33,7 @@ pub(super) fn prepare(
     inspection.look_at_new_file(size_bytes);
     inspection.first()?;
     let plan = args.plan();
-    let options = OpenOptions {
-        writable: true,
-        request_alignment: request_alignment(plan.dst_offset, plan.chunk),
-        allow_in_use: args.allow.contains(&Allow::InUse),
-    };
-    let destination_medium = destination.open(context, &options)?;
-    let mut endpoints = endpoint::attach(io, &[(destination, &destination_medium)])?;
-    let mut destination_endpoint = endpoints.remove(0);
+    let (destination_medium, mut destination_endpoint) = inspection.open_destination(io)?;
     inspection.look_at_identity(&*source_endpoint, &*destination_endpoint);
     let checked = inspection.check_plan(&plan, &*source_endpoint, &*destination_endpoint);
     inspection.first()?;
@@ -52,6 +46,40 @@ pub(super) fn prepare(
         source_consistent: inspection.source_consistent,
         _media: [source_medium, destination_medium],
     })
+}
+
+/// As [`prepare`], for a source that is a stream.
+pub(super) fn prepare_destination(
+    context: &Context,
+    args: &Args,
+    io: &mut Io,
+    [source, destination]: [&Named; 2],
+) -> Result<Opened, Failure> {
+    let mut inspection = Inspection::new(context, args, source, destination);
+    inspection.look_at_paths();
+    inspection.first()?;
+    if args.range.size.is_some() {
+        inspection.look_at_new_file(0);
+        inspection.first()?;
+    }
+    let (medium, mut endpoint) = inspection.open_destination(io)?;
+    inspection.look_at_content(io, &mut *endpoint)?;
+    inspection.first()?;
+    Ok((medium, endpoint))
+}
+
+/// As [`prepare`], for a destination that is a stream; and whether nobody else writes to the source.
+pub(super) fn prepare_source(
+    context: &Context,
+    args: &Args,
+    io: &mut Io,
+    [source, destination]: [&Named; 2],
+) -> Result<(Arc<dyn Medium>, Box<dyn Endpoint>, bool), Failure> {
+    let mut inspection = Inspection::new(context, args, source, destination);
+    inspection.look_at_paths();
+    inspection.first()?;
+    let (medium, endpoint) = inspection.open_source(io)?;
+    Ok((medium, endpoint, inspection.source_consistent))
 }
 
 /// As [`prepare`], but nothing is made or written; tells the plan and everything that speaks against it.
@@ -164,6 +192,16 @@ impl Named {
     pub(super) fn creates(&self) -> bool {
         self.spec.flag("create") == Ok(true)
     }
+
+    /// Whether it is standard input or output.
+    pub(super) fn is_stream(&self) -> bool {
+        self.spec.location == Location::Stdio
+    }
+
+    /// What of this machine it is; `stream` is where a stream can be looked at.
+    fn node(&self, stream: &Path) -> Option<Node> {
+        Node::of(if self.is_stream() { stream } else { self.path()? })
+    }
 }
 
 /// Storage, and this thread's way into it.
@@ -215,15 +253,16 @@ impl<'a> Inspection<'a> {
                 }
                 _ => {}
             }
-            let nodes = source.path().and_then(Node::of).zip(Node::of(path));
-            if nodes.is_some_and(|(source, destination)| self.kernel.is_same(source, destination)) {
-                self.refuse(format!("it is the same storage as the source {}", source.text), "");
-            }
             if !self.allows(Allow::InUse) {
                 for user in self.kernel.users(path) {
                     self.refuse(user, "end that use, or --allow in-use");
                 }
             }
+        }
+        // A stream may lead to a file or a device too.
+        let nodes = source.node(Path::new("/dev/stdin")).zip(destination.node(Path::new("/dev/stdout")));
+        if nodes.is_some_and(|(source, destination)| self.kernel.is_same(source, destination)) {
+            self.refuse(format!("it is the same storage as the source {}", source.text), "");
         }
         if let Some(point) = source.path().and_then(|path| self.kernel.written_at(path)) {
             self.source_consistent = false;
@@ -250,6 +289,18 @@ impl<'a> Inspection<'a> {
             opened => opened?,
         };
         let mut endpoints = endpoint::attach(io, &[(self.source, &medium)])?;
+        Ok((medium, endpoints.remove(0)))
+    }
+
+    fn open_destination(&mut self, io: &mut Io) -> Result<Opened, Failure> {
+        let plan = self.args.plan();
+        let options = OpenOptions {
+            writable: true,
+            request_alignment: request_alignment(plan.dst_offset, plan.chunk),
+            allow_in_use: self.allows(Allow::InUse),
+        };
+        let medium = self.destination.open(self.context, &options)?;
+        let mut endpoints = endpoint::attach(io, &[(self.destination, &medium)])?;
         Ok((medium, endpoints.remove(0)))
     }
 

@@ -1,0 +1,118 @@
+//! `-`: standard input as the source, standard output as the destination.
+//!
+//! A stream has no size and cannot be read twice, so such a copy keeps no journal and is not resumed. Where standard output is
+//! the destination it belongs to the data: all that is told goes to stderr.
+
+use std::fs::File;
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+
+use mover::{CopyError, Report, copy_from_stream, copy_to_stream};
+
+use super::remote::RemoteCopy;
+use super::{Args, journal, observe, outcome, refusals, report};
+use crate::context::Context;
+use crate::endpoint::{self, Named};
+use crate::error::{Exit, Failure};
+use crate::output;
+use crate::progress::Progress;
+use crate::sys::CpuTime;
+
+/// Copies if one of the two is a stream.
+pub(super) fn copy(
+    context: &Context,
+    args: &Args,
+    [source, destination]: [&Named; 2],
+    record: &mut report::Record,
+) -> Result<Option<Exit>, Failure> {
+    let (from, to) = (source.is_stream(), destination.is_stream());
+    if !from && !to {
+        return Ok(None);
+    }
+    unsuitable(args, from, to)?;
+    let before = CpuTime::now();
+    let mut io = endpoint::event_loop()?;
+    let mut progress = Progress::new(context);
+    let stop = context.stop.clone();
+    let mut observer = |now: &mover::Progress| observe(now, &mut progress, &stop);
+    let plan = args.plan();
+    let (result, end, source_consistent) = if from {
+        let opened = refusals::prepare_destination(context, args, &mut io, [source, destination])?;
+        let (_medium, mut end) = opened;
+        let _claim = journal::claim_short(args, &*end, destination)?;
+        let _orderly = context.stop.orderly();
+        let stdin = File::from(owned(&std::io::stdin())?);
+        (copy_from_stream(&mut io, Box::new(stdin), &mut *end, &plan, &mut observer), end, true)
+    } else {
+        let (_medium, mut end, consistent) =
+            refusals::prepare_source(context, args, &mut io, [source, destination])?;
+        let _orderly = context.stop.orderly();
+        let stdout = File::from(owned(&std::io::stdout())?);
+        (copy_to_stream(&mut io, &mut *end, Box::new(stdout), &plan, &mut observer), end, consistent)
+    };
+    record.series.extend(progress.finish());
+    let cpu = CpuTime::now().since(before);
+    super::end(&mut io, [end]);
+    let report = result.map_err(|error| failure(context, args, &error, [source, destination]))?;
+    tell(context, args, &report, cpu, source_consistent, to, record);
+    Ok(Some(Exit::Done))
+}
+
+fn owned(stream: &dyn AsFd) -> Result<std::os::fd::OwnedFd, Failure> {
+    let owned = stream.as_fd().try_clone_to_owned();
+    owned.map_err(|error| Failure::failed("open", "-", error))
+}
+
+/// What cannot be had of a stream.
+fn unsuitable(args: &Args, from: bool, to: bool) -> Result<(), Failure> {
+    let cause = match () {
+        () if from && to => "only one of the two can be a stream",
+        () if from && std::io::stdin().is_terminal() => "standard input is a terminal",
+        () if to && std::io::stdout().is_terminal() => "standard output is a terminal",
+        () if args.resume.is_some() => "a stream cannot be read or written from the middle (--resume)",
+        () if args.remote_copy == RemoteCopy::Require => "a stream is no LUN (--remote-copy require)",
+        () if to && args.verify => "what went into a stream cannot be read back (--verify)",
+        () if to && args.range.dst_offset > 0 => "a stream has one place to write to (--dst-offset)",
+        () => return Ok(()),
+    };
+    Err(Failure::usage("copy", if from { "from -" } else { "to -" }, cause).hint("name a file"))
+}
+
+fn failure(context: &Context, args: &Args, error: &CopyError, [source, destination]: [&Named; 2]) -> Failure {
+    match error {
+        CopyError::Interrupted { bytes_safe, .. } => {
+            let mut failure = context.stop.failure("finish the copy to", destination.text.clone());
+            failure.cause += &format!("; the first {bytes_safe} bytes are copied");
+            failure
+        }
+        CopyError::Long { .. } => outcome::failure(context, args, error, source, destination)
+            .hint("a larger destination, or --size to copy less; what fits was written"),
+        CopyError::Short { .. } => outcome::failure(context, args, error, source, destination)
+            .hint("see why what writes the stream ended; what came was written"),
+        error => outcome::failure(context, args, error, source, destination),
+    }
+}
+
+fn tell(
+    context: &Context,
+    args: &Args,
+    report: &Report,
+    cpu: CpuTime,
+    source_consistent: bool,
+    to_stream: bool,
+    record: &mut report::Record,
+) {
+    let object = record.outcome.insert(outcome::object(report, cpu, source_consistent));
+    let text = if args.json {
+        object.to_string()
+    } else if context.quiet {
+        return;
+    } else {
+        outcome::sentence(report, cpu)
+    };
+    if to_stream {
+        output::note(&text);
+    } else {
+        output::line(&text);
+    }
+}

@@ -1,0 +1,423 @@
+//! Copies from and to streams (pipes, standard input and output): bytes that come in order, once, and end when they end.
+//!
+//! A stream is read or written by a thread of its own ([`pipe`]), because it may block; a few buffers travel between that
+//! thread and the loop, and when they are all on one side the other waits. At the endpoint several requests are in flight,
+//! as in any copy. What was read from a stream cannot be read again: such a copy is neither resumed nor repeated.
+
+mod pipe;
+mod pump;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use area::Span;
+use block::{Capability, Certainty, Endpoint, IoError, IoErrorKind, Kind, Medium, NullMedium, State};
+use io::Io;
+
+use crate::checkpoint::Checkpoints;
+use crate::copy::Report;
+use crate::cutter::HOLE_BYTES_MIN;
+use crate::engine::{Engine, Observer, Side};
+use crate::error::{CopyError, End};
+use crate::limit::Blocked;
+use crate::map::{Map, Status};
+use crate::plan::{Checked, Plan, Refusal, granularity, plan_check};
+use crate::progress::Phase;
+use crate::verify::{Digests, Verify};
+use crate::zero::is_zero;
+use pipe::{Inlet, Outlet};
+use pump::Pump;
+
+/// Copies what `reader` has into the destination from `plan.dst_offset` on, flushes once, and verifies if asked by the digests
+/// of what came. `plan.src_offset` bytes are read and dropped before.
+///
+/// With a size, so many bytes are taken, and fewer are [`CopyError::Short`]; without, all until the end, and more than the
+/// destination has room for is [`CopyError::Long`]. Exactly the bytes that came are written: where they end within a block, the
+/// rest of it stays what it was.
+pub fn copy_from_stream(
+    io: &mut Io,
+    reader: Box<dyn Read + Send>,
+    destination: &mut dyn Endpoint,
+    plan: &Plan,
+    observer: Observer<'_>,
+) -> Result<Report, CopyError> {
+    let capability = ready(destination, End::Destination)?;
+    let (offset, size) = (plan.dst_offset, capability.size_bytes);
+    let room = size
+        .checked_sub(offset)
+        .filter(|room| plan.size.unwrap_or(0) <= *room)
+        .ok_or(Refusal::DestinationTooSmall { offset, bytes: plan.size.unwrap_or(0), size })?;
+    let block = granularity(&capability);
+    // Whatever comes fits; how much that is shows.
+    let other = Capability { size_bytes: room - room % u64::from(block), ..stand_in(&capability) };
+    let checked =
+        plan_check(&other, &capability, &Plan { src_offset: 0, size: None, map: None, ..plan.clone() })?;
+    let chunk = one_request(&checked, &capability);
+    let inlet = Inlet::start(io, reader, chunk, plan.src_offset, plan.size).map_err(CopyError::Loop)?;
+    let total = plan.size.unwrap_or(0);
+    let mut inward = Inward {
+        names_zeroes: plan.sparse && (capability.write_zeroes || capability.discard),
+        offset,
+        room,
+        block: block as usize,
+        digests: plan.verify.then(|| Digests::new(&Map::new(0))),
+        at: 0,
+        tail: Vec::new(),
+        zero_bytes: 0,
+        pump: Pump::new(io, destination, End::Destination, inlet.owner, plan.rate, total, observer)?,
+        inlet,
+    };
+    inward.run(checked.depth as usize, chunk)?;
+    let flush = inward.flush()?;
+    if inward.pump.stopped {
+        return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: inward.at });
+    }
+    if let Some(wanted) = plan.size.filter(|wanted| inward.at < *wanted) {
+        return Err(CopyError::Short { bytes: inward.at, wanted });
+    }
+    let Inward { at: bytes, digests, zero_bytes, pump, .. } = inward;
+    let read = Side { ops: 0, bytes, ..Side::default() };
+    let mut report = pump.report(bytes, flush, chunk);
+    (report.read, report.zero_bytes_skipped) = (read, zero_bytes);
+    let Pump { io, end: destination, observer, .. } = pump;
+    if let Some(digests) = digests {
+        (report.verify_seconds, report.blake3) =
+            verify(io, destination, plan, bytes, Checked { bytes, ..checked }, digests, observer)?;
+        report.verified = true;
+    }
+    Ok(report)
+}
+
+/// Copies the range of `plan` from the source into `writer`, in order. Done means that `writer` has taken all of it; whether it
+/// is kept is for whoever is behind it.
+pub fn copy_to_stream(
+    io: &mut Io,
+    source: &mut dyn Endpoint,
+    writer: Box<dyn Write + Send>,
+    plan: &Plan,
+    observer: Observer<'_>,
+) -> Result<Report, CopyError> {
+    let capability = ready(source, End::Source)?;
+    let checked = plan_check(&capability, &stand_in(&capability), &Plan { dst_offset: 0, ..plan.clone() })?;
+    let chunk = one_request(&checked, &capability);
+    let outlet = Outlet::start(io, writer, chunk).map_err(CopyError::Loop)?;
+    let mut outward = Outward {
+        offset: plan.src_offset,
+        sparse: plan.sparse,
+        block: granularity(&capability) as usize,
+        total: checked.bytes,
+        next: 0,
+        queue: VecDeque::new(),
+        zero_bytes: 0,
+        pump: Pump::new(io, source, End::Source, outlet.owner, plan.rate, checked.bytes, observer)?,
+        outlet,
+    };
+    outward.run(checked.depth as usize, chunk)?;
+    let (written, stopped) = (outward.outlet.written, outward.pump.stopped);
+    if stopped && written < checked.bytes {
+        return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: written });
+    }
+    let certain = outward.pump.end.check_identity(Certainty::Seen);
+    certain.map_err(|error| CopyError::Gone { end: End::Source, error })?;
+    let mut report = outward.pump.report(written, Duration::ZERO, chunk);
+    report.write = Side { ops: 0, bytes: written, ..Side::default() };
+    report.zero_bytes_skipped = outward.zero_bytes;
+    Ok(report)
+}
+
+fn ready(endpoint: &dyn Endpoint, end: End) -> Result<Capability, Refusal> {
+    match endpoint.state() {
+        State::Ready => Ok(endpoint.capability().clone()),
+        _ => Err(Refusal::NotReady(end)),
+    }
+}
+
+/// A stream as the other end of a plan: it takes anything.
+fn stand_in(other: &Capability) -> Capability {
+    Capability { granularity: 1, read_only: false, ..other.clone() }
+}
+
+/// Bytes of a chunk that is one request.
+fn one_request(checked: &Checked, capability: &Capability) -> usize {
+    let most = capability.max_transfer_bytes.min(checked.chunk);
+    let step = if most >= checked.unit { checked.unit } else { granularity(capability) };
+    ((most / step).max(1) * step) as usize
+}
+
+/// Reads the destination back. The seconds it took, and the digest of it all.
+fn verify(
+    io: &mut Io,
+    destination: &mut dyn Endpoint,
+    plan: &Plan,
+    bytes: u64,
+    checked: Checked,
+    digests: Digests,
+    observer: Observer<'_>,
+) -> Result<(f64, Option<String>), CopyError> {
+    // All digests are known: the other end is not read.
+    let nothing = NullMedium::new(bytes, true).attach(io);
+    let mut nothing = nothing.map_err(|error| CopyError::Loop(std::io::Error::other(error.to_string())))?;
+    let (plan, none) = (Plan { src_offset: 0, ..plan.clone() }, Checkpoints::none(bytes));
+    let mut engine = Engine::new(io, &mut *nothing, destination, &plan, &checked, observer, none)?;
+    let mut copied = Map::new(bytes);
+    copied.set(0, bytes, Status::Finished);
+    let mut job = Verify::new(digests, copied, plan.dst_offset);
+    let figures = engine.run(&mut job, Map::new(bytes))?;
+    if let Some((offset, length)) = job.difference() {
+        return Err(CopyError::Verify { offset, length });
+    }
+    if !figures.complete {
+        return Err(CopyError::Interrupted { phase: Phase::Verify, bytes_safe: bytes });
+    }
+    Ok((figures.duration.as_secs_f64(), job.blake3()))
+}
+
+/// From a stream.
+struct Inward<'a> {
+    pump: Pump<'a>,
+    inlet: Inlet,
+    offset: u64,
+    room: u64,
+    block: usize,
+    names_zeroes: bool,
+    digests: Option<Digests>,
+    /// Bytes that came.
+    at: u64,
+    /// The last of them, which do not fill a block.
+    tail: Vec<u8>,
+    zero_bytes: u64,
+}
+
+impl Inward<'_> {
+    fn run(&mut self, depth: usize, chunk: usize) -> Result<(), CopyError> {
+        let mut ended = false;
+        loop {
+            while let Some((flight, result)) = self.pump.completed() {
+                self.on_written(flight, result);
+            }
+            let closed = ended || self.pump.stopped || self.pump.failure.is_some();
+            let in_flight = self.pump.in_flight();
+            if closed && in_flight == 0 {
+                break;
+            }
+            if closed || in_flight >= depth {
+                self.pump.turn([0, in_flight], None)?;
+                continue;
+            }
+            if !self.pump.may_begin() {
+                self.pump.turn([0, in_flight], Some(Blocked::Rate))?;
+                continue;
+            }
+            let Some(span) = self.pump.io.pool().take(chunk) else {
+                self.pump.wait_for_memory(in_flight > 0, [0, in_flight])?;
+                continue;
+            };
+            match self.inlet.next() {
+                None => self.pump.turn([1, in_flight], None)?,
+                Some(Ok(length)) if length as u64 > self.room - self.at => {
+                    self.pump.fail(CopyError::Long { room: self.room });
+                }
+                Some(Ok(length)) => {
+                    ended = length < chunk;
+                    self.begin(span, length);
+                    self.pump.look_now_and_then(depth)?;
+                }
+                Some(Err(error)) => {
+                    let (end, offset, length) = (End::Source, self.at, chunk as u64);
+                    self.pump.fail(CopyError::Read { end, offset, length, error: error.into() });
+                }
+            }
+        }
+        self.pump.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Writes what came; the part of it that does not fill a block waits for the end.
+    fn begin(&mut self, span: Span, length: usize) {
+        span.fill(0, &self.inlet.bytes()[..length]);
+        self.inlet.give_back();
+        self.pump.charge(length as u64);
+        let whole = length / self.block * self.block;
+        self.tail = span.range(whole..length).to_vec();
+        for part in [0..whole, whole..length] {
+            let bytes = span.range(part.clone());
+            if let Some(digests) = &mut self.digests
+                && !part.is_empty()
+            {
+                let index = digests.push(self.at + part.start as u64);
+                if !is_zero(bytes) {
+                    digests.set(index, bytes);
+                }
+            }
+        }
+        if whole > 0 {
+            let (offset, zero) = (self.offset + self.at, self.names_zeroes && is_zero(span.range(0..whole)));
+            self.write(offset, span.slice(0, whole), zero);
+        }
+        self.at += length as u64;
+    }
+
+    fn write(&mut self, offset: u64, from: Span, zero: bool) {
+        let (length, kept) = (from.len() as u64, from.clone());
+        let kind = if zero {
+            Kind::WriteZeroes { offset, length, may_unmap: true }
+        } else {
+            Kind::Write { offset, from, durable: false }
+        };
+        self.pump.submit(kind, pump::Flight { offset, span: kept, named: zero });
+    }
+
+    fn on_written(&mut self, flight: pump::Flight, result: Result<(), IoError>) {
+        let (offset, length) = (flight.offset, flight.span.len() as u64);
+        match result {
+            Ok(()) => {
+                self.pump.bytes += length;
+                self.zero_bytes += if flight.named { length } else { 0 };
+            }
+            Err(error) if flight.named && error.kind == IoErrorKind::Unsupported => {
+                self.names_zeroes = false;
+                self.write(offset, flight.span, false);
+            }
+            Err(error) => self.pump.fail(CopyError::Write { offset, length, error }),
+        }
+    }
+
+    /// Writes the tail into its block and makes all of it durable.
+    fn flush(&mut self) -> Result<Duration, CopyError> {
+        if !self.tail.is_empty() {
+            let (length, offset) = (self.block as u64, self.offset + self.at - self.tail.len() as u64);
+            let span = self.pump.io.pool().take(self.block).ok_or_else(no_memory)?.slice(0, self.block);
+            let read = self.pump.single(Kind::Read { offset, into: span.clone() })?;
+            read.map_err(|error| CopyError::Read { end: End::Destination, offset, length, error })?;
+            span.fill(0, &self.tail);
+            let written = self.pump.single(Kind::Write { offset, from: span, durable: false })?;
+            written.map_err(|error| CopyError::Write { offset, length, error })?;
+            self.pump.bytes += self.tail.len() as u64;
+        }
+        self.pump.enter(Phase::Flush);
+        let before = self.pump.seen;
+        self.pump.single(Kind::Flush)?.map_err(CopyError::Flush)?;
+        Ok(self.pump.seen - before)
+    }
+}
+
+/// To a stream.
+struct Outward<'a> {
+    pump: Pump<'a>,
+    outlet: Outlet,
+    offset: u64,
+    sparse: bool,
+    block: usize,
+    total: u64,
+    /// First byte of the range that is not asked for yet.
+    next: u64,
+    /// What was asked for and not handed on, in order.
+    queue: VecDeque<Ahead>,
+    zero_bytes: u64,
+}
+
+/// A chunk on its way out.
+struct Ahead {
+    offset: u64,
+    length: usize,
+    /// None: zeroes, which need not be read.
+    span: Option<Span>,
+    is_here: bool,
+}
+
+impl Outward<'_> {
+    fn run(&mut self, depth: usize, chunk: usize) -> Result<(), CopyError> {
+        loop {
+            while let Some((flight, result)) = self.pump.completed() {
+                self.on_read(&flight, result);
+            }
+            self.hand_on();
+            if let Err(error) = self.outlet.look() {
+                let (offset, length) = (self.outlet.written, chunk as u64);
+                self.pump.fail(CopyError::Write { offset, length, error: error.into() });
+            }
+            self.pump.bytes = self.outlet.written;
+            let in_flight = self.pump.in_flight();
+            // Who waits behind a stream that nobody reads is not waited for.
+            if in_flight == 0 && (self.pump.failure.is_some() || self.pump.stopped) {
+                break;
+            }
+            if self.outlet.written == self.total {
+                break;
+            }
+            let waiting = [in_flight, usize::from(self.outlet.is_busy())];
+            let closed = self.pump.failure.is_some() || self.pump.stopped || self.next == self.total;
+            if closed || self.queue.len() >= depth {
+                self.pump.turn(waiting, None)?;
+            } else if !self.pump.may_begin() {
+                self.pump.turn(waiting, Some(Blocked::Rate))?;
+            } else if !self.begin(chunk) {
+                self.pump.wait_for_memory(!self.queue.is_empty(), waiting)?;
+            } else {
+                self.pump.look_now_and_then(depth)?;
+            }
+        }
+        self.pump.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Asks for the next chunk. False: no memory.
+    fn begin(&mut self, chunk: usize) -> bool {
+        let (at, left) = (self.next, self.total - self.next);
+        let length = left.min(chunk as u64) as usize;
+        let offset = self.offset + at;
+        let extent = self.pump.end.extent(offset);
+        let is_hole = self.sparse
+            && !extent.data
+            && extent.end - offset >= (length as u64).max(HOLE_BYTES_MIN.min(left));
+        let mut span = None;
+        if is_hole {
+            self.zero_bytes += length as u64;
+        } else {
+            let Some(area) = self.pump.io.pool().take(chunk) else { return false };
+            // A read goes on to the end of its block.
+            let into = area.slice(0, length.next_multiple_of(self.block));
+            self.pump.charge(length as u64);
+            self.pump.submit(
+                Kind::Read { offset, into: into.clone() },
+                pump::Flight { offset, span: into.clone(), named: false },
+            );
+            span = Some(into);
+        }
+        self.queue.push_back(Ahead { offset, length, span, is_here: is_hole });
+        self.next += length as u64;
+        true
+    }
+
+    fn on_read(&mut self, flight: &pump::Flight, result: Result<(), IoError>) {
+        let (offset, length) = (flight.offset, flight.span.len() as u64);
+        match result {
+            Ok(()) => {
+                let ahead = self.queue.iter_mut().find(|ahead| ahead.offset == offset);
+                ahead.expect("what is read was asked for").is_here = true;
+            }
+            Err(error) => self.pump.fail(CopyError::Read { end: End::Source, offset, length, error }),
+        }
+    }
+
+    /// Gives the stream what is next in order, as far as it takes it.
+    fn hand_on(&mut self) {
+        while self.pump.failure.is_none()
+            && self.queue.front().is_some_and(|ahead| ahead.is_here)
+            && let Some(mut buffer) = self.outlet.buffer()
+        {
+            let ahead = self.queue.pop_front().expect("there is one");
+            buffer.resize(ahead.length, 0);
+            match ahead.span {
+                Some(span) => span.read(0, &mut buffer),
+                None => buffer.fill(0),
+            }
+            self.outlet.give(buffer);
+        }
+    }
+}
+
+fn no_memory() -> CopyError {
+    CopyError::Loop(std::io::ErrorKind::OutOfMemory.into())
+}
