@@ -71,6 +71,7 @@ Endpoints, ENDPOINT[,option=value...] (write a comma in a path twice):
   iscsi://[user@]host[:port]/iqn/lun  remote LUN
   nbd://host[:port]/name              export of an NBD server (qemu-nbd, nbdkit)
   nbd+unix:///name?socket=PATH        the same on this machine
+  -                                   standard input or output, in copy only
   mem:SIZE, null:SIZE                 memory; discards writes and reads zeroes
   pattern:SIZE[:SEED]                 reproducible data, read-only
 Options of an endpoint:

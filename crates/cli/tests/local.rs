@@ -193,7 +193,9 @@ fn usage_errors_exit_2() {
         &["copy", "a.img", "b.img", "--depth", "0"],
         &["copy", "a.img", "b.img", "--allow", "anything"],
         &["copy", "a.img,frobnicate", "b.img"],
-        &["copy", "-", "b.img"],
+        &["copy", "-", "b.img", "--resume", "x"],
+        &["serve", "-"],
+        &["info", "-"],
         &["copy", "ftp://host/x", "b.img"],
         &["copy", "iscsi://host/disks/0", "null:1M"],
         &["info", "iscsi://host/iqn.2026-11.example:a/0,frobnicate=1"],
@@ -404,11 +406,16 @@ fn copy_from_standard_input() {
     let place = Place::new();
     let bytes = fs::read(place.sample("a.img", 5 * MIB + 777)).unwrap();
     let run = |arguments: &[&str], input: &[u8]| piped(&place, arguments, input.to_vec());
-    let output = run(&["copy", "-", "b.img,create,size=8M", "--verify", "--json", "--report", "r.html"], &bytes);
+    let output =
+        run(&["copy", "-", "b.img,create,size=8M", "--verify", "--json", "--report", "r.html"], &bytes);
     let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(object["bytes"] == bytes.len() && object["verified"] == true, "{object}");
     let there = fs::read(place.path("b.img")).unwrap();
-    assert!(there.len() == 8 * MIB && there[..bytes.len()] == bytes && there[bytes.len()..].iter().all(|byte| *byte == 0));
+    assert!(
+        there.len() == 8 * MIB
+            && there[..bytes.len()] == bytes
+            && there[bytes.len()..].iter().all(|byte| *byte == 0)
+    );
     assert!(fs::read_to_string(place.path("r.html")).unwrap().contains("<h1>Copied - to b.img"));
     // Too much, too little, part of it.
     let output = run(&["copy", "-", "c.img,create,size=5M"], &bytes);
@@ -416,8 +423,14 @@ fn copy_from_standard_input() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("longer than the 5242880 bytes"), "{output:?}");
     let output = run(&["copy", "-", "d.img,create,size=8M", "--size", "6M"], &bytes);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("ended after 5243657 of 6291456 bytes"), "{output:?}");
-    let output = run(&["copy", "-", "e.img,create,size=8M", "--size", "1M", "--src-offset", "1000", "--dst-offset", "4K"], &bytes);
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("ended after 5243657 of 6291456 bytes"),
+        "{output:?}"
+    );
+    let output = run(
+        &["copy", "-", "e.img,create,size=8M", "--size", "1M", "--src-offset", "1000", "--dst-offset", "4K"],
+        &bytes,
+    );
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(fs::read(place.path("e.img")).unwrap()[4096..4096 + MIB] == bytes[1000..1000 + MIB]);
     // What is refused stays refused.
@@ -443,7 +456,11 @@ fn copy_to_standard_output() {
     let told = String::from_utf8(output.stderr).unwrap();
     let object: serde_json::Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
     assert_eq!(object["bytes"], bytes.len());
-    let output = place.command().args(["copy", "a.img", "-", "--src-offset", "1001", "--size", "70K"]).output().unwrap();
+    let output = place
+        .command()
+        .args(["copy", "a.img", "-", "--src-offset", "1001", "--size", "70K"])
+        .output()
+        .unwrap();
     assert!(output.stdout == bytes[1001..1001 + 70 * 1024]);
     assert_eq!(place.run(&["copy", "a.img", "-", "--verify"]).code, 2);
     // A reader that has enough.

@@ -11,22 +11,20 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use area::Span;
-use block::{Capability, Certainty, Endpoint, IoError, IoErrorKind, Kind, Medium, NullMedium, State};
+use block::{Capability, Certainty, Endpoint, IoError, IoErrorKind, Kind, State};
 use io::Io;
 
-use crate::checkpoint::Checkpoints;
 use crate::copy::Report;
 use crate::cutter::HOLE_BYTES_MIN;
-use crate::engine::{Engine, Observer, Side};
+use crate::engine::{Observer, Side};
 use crate::error::{CopyError, End};
 use crate::limit::Blocked;
-use crate::map::{Map, Status};
 use crate::plan::{Checked, Plan, Refusal, granularity, plan_check};
 use crate::progress::Phase;
-use crate::verify::{Digests, Verify};
 use crate::zero::is_zero;
 use pipe::{Inlet, Outlet};
 use pump::Pump;
@@ -63,11 +61,19 @@ pub fn copy_from_stream(
         offset,
         room,
         block: block as usize,
-        digests: plan.verify.then(|| Digests::new(&Map::new(0))),
+        hasher: plan.verify.then(blake3::Hasher::new),
         at: 0,
         tail: Vec::new(),
         zero_bytes: 0,
-        pump: Pump::new(io, destination, End::Destination, inlet.owner, plan.rate, total, observer)?,
+        pump: Pump::new(
+            io,
+            destination,
+            End::Destination,
+            inlet.owner,
+            (Phase::Copy, total),
+            plan.rate,
+            observer,
+        )?,
         inlet,
     };
     inward.run(checked.depth as usize, chunk)?;
@@ -78,15 +84,19 @@ pub fn copy_from_stream(
     if let Some(wanted) = plan.size.filter(|wanted| inward.at < *wanted) {
         return Err(CopyError::Short { bytes: inward.at, wanted });
     }
-    let Inward { at: bytes, digests, zero_bytes, pump, .. } = inward;
+    let Inward { at: bytes, hasher, zero_bytes, pump, .. } = inward;
     let read = Side { ops: 0, bytes, ..Side::default() };
     let mut report = pump.report(bytes, flush, chunk);
     (report.read, report.zero_bytes_skipped) = (read, zero_bytes);
     let Pump { io, end: destination, observer, .. } = pump;
-    if let Some(digests) = digests {
-        (report.verify_seconds, report.blake3) =
-            verify(io, destination, plan, bytes, Checked { bytes, ..checked }, digests, observer)?;
-        report.verified = true;
+    if let Some(hasher) = hasher {
+        let wanted = hasher.finalize();
+        let (seconds, found) = read_back(io, destination, plan, bytes, observer)?;
+        if found != wanted {
+            return Err(CopyError::Verify { offset: plan.dst_offset, length: bytes });
+        }
+        (report.verified, report.verify_seconds) = (true, seconds);
+        report.blake3 = Some(wanted.to_hex().to_string());
     }
     Ok(report)
 }
@@ -98,6 +108,18 @@ pub fn copy_to_stream(
     source: &mut dyn Endpoint,
     writer: Box<dyn Write + Send>,
     plan: &Plan,
+    observer: Observer<'_>,
+) -> Result<Report, CopyError> {
+    in_order(io, source, writer, plan, Phase::Copy, observer)
+}
+
+/// One end, read in order: to be copied or to be verified.
+fn in_order(
+    io: &mut Io,
+    source: &mut dyn Endpoint,
+    writer: Box<dyn Write + Send>,
+    plan: &Plan,
+    phase: Phase,
     observer: Observer<'_>,
 ) -> Result<Report, CopyError> {
     let capability = ready(source, End::Source)?;
@@ -112,7 +134,7 @@ pub fn copy_to_stream(
         next: 0,
         queue: VecDeque::new(),
         zero_bytes: 0,
-        pump: Pump::new(io, source, End::Source, outlet.owner, plan.rate, checked.bytes, observer)?,
+        pump: Pump::new(io, source, End::Source, outlet.owner, (phase, checked.bytes), plan.rate, observer)?,
         outlet,
     };
     outward.run(checked.depth as usize, chunk)?;
@@ -147,32 +169,45 @@ fn one_request(checked: &Checked, capability: &Capability) -> usize {
     ((most / step).max(1) * step) as usize
 }
 
-/// Reads the destination back. The seconds it took, and the digest of it all.
-fn verify(
+/// Reads the destination back. The seconds it took, and the digest of what is there.
+fn read_back(
     io: &mut Io,
     destination: &mut dyn Endpoint,
     plan: &Plan,
     bytes: u64,
-    checked: Checked,
-    digests: Digests,
     observer: Observer<'_>,
-) -> Result<(f64, Option<String>), CopyError> {
-    // All digests are known: the other end is not read.
-    let nothing = NullMedium::new(bytes, true).attach(io);
-    let mut nothing = nothing.map_err(|error| CopyError::Loop(std::io::Error::other(error.to_string())))?;
-    let (plan, none) = (Plan { src_offset: 0, ..plan.clone() }, Checkpoints::none(bytes));
-    let mut engine = Engine::new(io, &mut *nothing, destination, &plan, &checked, observer, none)?;
-    let mut copied = Map::new(bytes);
-    copied.set(0, bytes, Status::Finished);
-    let mut job = Verify::new(digests, copied, plan.dst_offset);
-    let figures = engine.run(&mut job, Map::new(bytes))?;
-    if let Some((offset, length)) = job.difference() {
-        return Err(CopyError::Verify { offset, length });
+) -> Result<(f64, blake3::Hash), CopyError> {
+    let hasher = Arc::new(Mutex::new(blake3::Hasher::new()));
+    // Holes are read too: it is the storage that is asked.
+    let (offset, size) = (plan.dst_offset, Some(bytes));
+    let plan = Plan { src_offset: offset, size, sparse: false, ..plan.clone() };
+    let writer = Box::new(Hashing(Arc::clone(&hasher)));
+    let report =
+        in_order(io, destination, writer, &plan, Phase::Verify, observer).map_err(|error| match error {
+            CopyError::Read { offset, length, error, .. } => {
+                CopyError::Read { end: End::Destination, offset, length, error }
+            }
+            CopyError::Interrupted { .. } => {
+                CopyError::Interrupted { phase: Phase::Verify, bytes_safe: bytes }
+            }
+            error => error,
+        })?;
+    let hash = hasher.lock().expect("nobody panics with it").finalize();
+    Ok((report.seconds, hash))
+}
+
+/// Takes what is written into a digest.
+struct Hashing(Arc<Mutex<blake3::Hasher>>);
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("nobody panics with it").update(bytes);
+        Ok(bytes.len())
     }
-    if !figures.complete {
-        return Err(CopyError::Interrupted { phase: Phase::Verify, bytes_safe: bytes });
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
-    Ok((figures.duration.as_secs_f64(), job.blake3()))
 }
 
 /// From a stream.
@@ -183,7 +218,8 @@ struct Inward<'a> {
     room: u64,
     block: usize,
     names_zeroes: bool,
-    digests: Option<Digests>,
+    /// Of all that came, for the verification.
+    hasher: Option<blake3::Hasher>,
     /// Bytes that came.
     at: u64,
     /// The last of them, which do not fill a block.
@@ -222,7 +258,7 @@ impl Inward<'_> {
                 }
                 Some(Ok(length)) => {
                     ended = length < chunk;
-                    self.begin(span, length);
+                    self.begin(&span, length);
                     self.pump.look_now_and_then(depth)?;
                 }
                 Some(Err(error)) => {
@@ -235,22 +271,14 @@ impl Inward<'_> {
     }
 
     /// Writes what came; the part of it that does not fill a block waits for the end.
-    fn begin(&mut self, span: Span, length: usize) {
+    fn begin(&mut self, span: &Span, length: usize) {
         span.fill(0, &self.inlet.bytes()[..length]);
         self.inlet.give_back();
         self.pump.charge(length as u64);
         let whole = length / self.block * self.block;
         self.tail = span.range(whole..length).to_vec();
-        for part in [0..whole, whole..length] {
-            let bytes = span.range(part.clone());
-            if let Some(digests) = &mut self.digests
-                && !part.is_empty()
-            {
-                let index = digests.push(self.at + part.start as u64);
-                if !is_zero(bytes) {
-                    digests.set(index, bytes);
-                }
-            }
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(span.range(0..length));
         }
         if whole > 0 {
             let (offset, zero) = (self.offset + self.at, self.names_zeroes && is_zero(span.range(0..whole)));
@@ -333,11 +361,11 @@ impl Outward<'_> {
             while let Some((flight, result)) = self.pump.completed() {
                 self.on_read(&flight, result);
             }
-            self.hand_on();
             if let Err(error) = self.outlet.look() {
                 let (offset, length) = (self.outlet.written, chunk as u64);
                 self.pump.fail(CopyError::Write { offset, length, error: error.into() });
             }
+            self.hand_on();
             self.pump.bytes = self.outlet.written;
             let in_flight = self.pump.in_flight();
             // Who waits behind a stream that nobody reads is not waited for.

@@ -72,8 +72,8 @@ impl<'a> Pump<'a> {
         end: &'a mut dyn Endpoint,
         which: End,
         owner: Owner,
+        (phase, total): (Phase, u64),
         rate: Option<u64>,
-        total: u64,
         observer: Observer<'a>,
     ) -> Result<Self, CopyError> {
         let mut router = Router::new();
@@ -93,7 +93,7 @@ impl<'a> Pump<'a> {
             timer_is_set: false,
             failure: None,
             stopped: false,
-            phase: Phase::Copy,
+            phase,
             bytes: 0,
             total,
             ops: 0,
@@ -116,7 +116,7 @@ impl<'a> Pump<'a> {
         pump.bucket = rate.map(|rate| Bucket::new(rate, pump.seen));
         pump.started = pump.seen;
         pump.occupancy = Occupancy::default();
-        pump.enter(Phase::Copy);
+        pump.enter(phase);
         Ok(pump)
     }
 

@@ -65,7 +65,8 @@ struct Blocks(Box<dyn Endpoint>, Capability);
 
 impl Blocks {
     fn new(inner: Box<dyn Endpoint>) -> Self {
-        let capability = Capability { granularity: 512, max_transfer_bytes: 256 << 10, ..inner.capability().clone() };
+        let capability =
+            Capability { granularity: 512, max_transfer_bytes: 64 << 10, ..inner.capability().clone() };
         Self(inner, capability)
     }
 }
@@ -77,7 +78,10 @@ impl Endpoint for Blocks {
 
     fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
         if let Some((offset, length)) = request.kind.range() {
-            assert!(offset % 512 == 0 && length % 512 == 0 && (1..=256 << 10).contains(&length), "{offset} {length}");
+            assert!(
+                offset % 512 == 0 && length % 512 == 0 && (1..=64 << 10).contains(&length),
+                "{offset} {length}"
+            );
         }
         self.0.submit(io, request, done);
     }
@@ -104,10 +108,9 @@ impl Bench {
     /// Memory in blocks of 512 bytes, full of 0xee.
     fn new(size: usize, fault: Option<&str>) -> Self {
         let mut io = Io::new(PoolLimits::default()).unwrap();
-        let medium: std::sync::Arc<dyn Medium> =
-            std::sync::Arc::new(MemoryMedium::new(size as u64, false).unwrap());
+        let medium: Arc<dyn Medium> = Arc::new(MemoryMedium::new(size as u64, false).unwrap());
         let medium = match fault {
-            Some(rule) => std::sync::Arc::new(FaultMedium::new(medium, FaultRule::parse(rule).unwrap())),
+            Some(rule) => Arc::new(FaultMedium::new(medium, FaultRule::parse(rule).unwrap())),
             None => medium,
         };
         let endpoint = Box::new(Blocks::new(medium.attach(&mut io).unwrap()));
@@ -137,11 +140,11 @@ impl Bench {
     }
 }
 
-const SIZE: usize = 3 << 20;
+const SIZE: usize = 768 << 10;
 
 #[test]
 fn exactly_the_bytes_that_came_are_written() {
-    for count in [0, 1, 511, 512, 513, 1 << 20, (1 << 20) + 1000, SIZE - 1, SIZE] {
+    for count in [0, 1, 511, 512, 513, 1 << 16, (1 << 16) + 1000, SIZE - 1, SIZE] {
         let mut bench = Bench::new(SIZE, None);
         let content = bytes(count);
         let report = bench.put(&content, &Plan { verify: true, ..Plan::default() }).unwrap();
@@ -186,10 +189,10 @@ fn too_much_and_too_little_are_errors() {
 fn zeroes_are_made_not_moved() {
     let mut bench = Bench::new(SIZE, None);
     let mut content = bytes(SIZE);
-    content[1 << 20..2 << 20].fill(0);
+    content[128 << 10..384 << 10].fill(0);
     let report =
-        bench.put(&content, &Plan { verify: true, chunk: Some(512 << 10), ..Plan::default() }).unwrap();
-    assert_eq!(report.zero_bytes_skipped, 1 << 20);
+        bench.put(&content, &Plan { verify: true, chunk: Some(32 << 10), ..Plan::default() }).unwrap();
+    assert_eq!(report.zero_bytes_skipped, 256 << 10);
     assert!(bench.all() == content);
     let report = bench.put(&content, &Plan { sparse: false, ..Plan::default() }).unwrap();
     assert_eq!(report.zero_bytes_skipped, 0);
@@ -197,17 +200,17 @@ fn zeroes_are_made_not_moved() {
 
 #[test]
 fn errors_end_it_and_a_changed_destination_is_found() {
-    let mut bench = Bench::new(SIZE, Some("write-error@1048576+512:after=1"));
+    let mut bench = Bench::new(SIZE, Some("write-error@262144+512:after=1"));
     let failed = bench.put(&bytes(SIZE), &Plan::default()).unwrap_err();
     assert!(matches!(failed, CopyError::Write { .. }), "{failed}");
-    let mut bench = Bench::new(SIZE, Some("corrupt-write@2097152+512:after=1"));
+    let mut bench = Bench::new(SIZE, Some("corrupt-write@524288+512:after=1"));
     let failed = bench.put(&bytes(SIZE), &Plan { verify: true, ..Plan::default() }).unwrap_err();
     assert!(matches!(failed, CopyError::Verify { .. }), "{failed}");
     let mut bench = Bench::new(SIZE, Some("flush-error:after=1"));
     assert!(matches!(bench.put(&bytes(SIZE), &Plan::default()), Err(CopyError::Flush(_))));
-    let mut bench = Bench::new(SIZE, Some("read-error@2097152+512"));
+    let mut bench = Bench::new(SIZE, Some("read-error@524288+512"));
     let (result, some) = bench.get(&Plan::default(), usize::MAX);
-    assert!(matches!(result, Err(CopyError::Read { .. })) && some.len() <= 2 << 20, "{result:?}");
+    assert!(matches!(result, Err(CopyError::Read { .. })) && some.len() <= 512 << 10, "{result:?}");
 }
 
 #[test]

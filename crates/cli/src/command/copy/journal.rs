@@ -133,10 +133,8 @@ fn claim_or_refuse(
     match claim(state, identity)? {
         Some(claim) => Ok(Some(claim)),
         None if *identity == Identity::Unique || args.allow.contains(&super::Allow::InUse) => Ok(None),
-        None => {
-            Err(Failure::refused("copy to", destination.text.clone(), "another copy is writing to it")
-                .hint("wait for that copy, or end it; --allow in-use if both write to different parts"))
-        }
+        None => Err(Failure::refused("copy to", destination.text.clone(), "another copy is writing to it")
+            .hint("wait for that copy, or end it; --allow in-use if both write to different parts")),
     }
 }
 

@@ -74,12 +74,12 @@ pub(super) fn prepare_source(
     args: &Args,
     io: &mut Io,
     [source, destination]: [&Named; 2],
-) -> Result<(Arc<dyn Medium>, Box<dyn Endpoint>, bool), Failure> {
+) -> Result<(Opened, bool), Failure> {
     let mut inspection = Inspection::new(context, args, source, destination);
     inspection.look_at_paths();
     inspection.first()?;
-    let (medium, endpoint) = inspection.open_source(io)?;
-    Ok((medium, endpoint, inspection.source_consistent))
+    let opened = inspection.open_source(io)?;
+    Ok((opened, inspection.source_consistent))
 }
 
 /// As [`prepare`], but nothing is made or written; tells the plan and everything that speaks against it.
@@ -97,7 +97,7 @@ pub(super) fn dry_run(
     let plan = args.plan();
     let mut checked = None;
     let stand_in = stand_in(context, destination)?;
-    let exists = destination.path().is_none_or(std::path::Path::exists) || destination.creates();
+    let exists = destination.path().is_none_or(Path::exists) || destination.creates();
     if exists {
         let options = OpenOptions {
             writable: true,

@@ -44,7 +44,7 @@ pub(super) fn copy(
         let stdin = File::from(owned(&std::io::stdin())?);
         (copy_from_stream(&mut io, Box::new(stdin), &mut *end, &plan, &mut observer), end, true)
     } else {
-        let (_medium, mut end, consistent) =
+        let ((_medium, mut end), consistent) =
             refusals::prepare_source(context, args, &mut io, [source, destination])?;
         let _orderly = context.stop.orderly();
         let stdout = File::from(owned(&std::io::stdout())?);
