@@ -278,6 +278,11 @@ pub trait Medium: Send + Sync + fmt::Debug {
 
     /// What the user called it, without secrets.
     fn name(&self) -> String;
+
+    /// The file or device that this is, if nothing lies between: what is done to it behind the endpoint's back is the same.
+    fn as_file(&self) -> Option<&crate::FileMedium> {
+        None
+    }
 }
 
 /// How long [`crate::wait_ready`] waits before it says that nothing answers, unless the endpoint gives up

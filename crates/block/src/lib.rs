@@ -22,6 +22,7 @@ mod write_cache;
 
 pub mod device;
 pub mod layer;
+pub mod offload;
 pub mod signature;
 
 pub use endpoint::{

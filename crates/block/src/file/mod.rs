@@ -165,6 +165,11 @@ impl FileMedium {
         let path = format!("/proc/self/fd/{}", self.buffered.as_raw_fd());
         FileOptions::new().read(true).write(!self.capability.read_only).open(path)
     }
+
+    /// The open file, unless it is a device.
+    pub(crate) fn regular_file(&self) -> Option<&File> {
+        (!self.is_device).then_some(&self.buffered)
+    }
 }
 
 /// Makes a new file of `size` zeroes; never replaces one, never makes a plain file among devices.
@@ -238,6 +243,10 @@ impl Medium for FileMedium {
 
     fn name(&self) -> String {
         self.path.display().to_string()
+    }
+
+    fn as_file(&self) -> Option<&FileMedium> {
+        Some(self)
     }
 }
 

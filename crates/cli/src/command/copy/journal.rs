@@ -11,6 +11,7 @@ use block::{Endpoint, Identity};
 use mover::{FileJournal, Label, Map, Mapfile, Mismatch, Status, read_mapfile};
 use sha2::{Digest, Sha256};
 
+use super::offload::Offloading;
 use super::{Args, Pair, Sparse};
 use crate::context::Context;
 use crate::endpoint::Named;
@@ -231,6 +232,11 @@ impl Kept {
         }
         if args.sparse == Sparse::Off {
             option("--sparse", "off".to_owned());
+        }
+        match args.offload {
+            Offloading::Auto => {}
+            Offloading::Off => option("--offload", "off".to_owned()),
+            Offloading::Require => option("--offload", "require".to_owned()),
         }
         if args.verify {
             words.push("--verify".to_owned());

@@ -2,6 +2,7 @@
 
 mod hooks;
 mod journal;
+mod offload;
 pub(crate) mod outcome;
 pub(crate) mod refusals;
 mod remote;
@@ -68,6 +69,13 @@ pub(crate) struct Args {
     /// Let the target copy where both ends are LUNs of one target: no data passes through this host
     #[arg(long, default_value = "auto")]
     remote_copy: remote::RemoteCopy,
+
+    /// Let the file system copy between two files of its own, as far as it can: by sharing blocks (reflink), or on its server
+    ///
+    /// Where blocks are shared the copy takes no time and no space, and one bad block is bad in both files: it is no backup against a
+    /// failing disk. With --rate or --sparse off nothing is offloaded.
+    #[arg(long, default_value = "auto")]
+    offload: offload::Offloading,
 
     /// Read no faster than this
     #[arg(long, value_name = "SIZE/s", value_parser = units::parse_rate)]
@@ -209,7 +217,7 @@ struct Pair {
     checked: Checked,
     source_consistent: bool,
     /// Their media stay open as long as they do.
-    _media: [Arc<dyn Medium>; 2],
+    media: [Arc<dyn Medium>; 2],
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
@@ -262,8 +270,17 @@ fn copy(
         return Ok(exit);
     }
     let mut kept = journal::keep(context, args, &pair, [source, &destination], earlier)?;
-    let plan = Plan { map: kept.map.take(), skip_bad: kept.journal.is_some(), ..args.plan() };
     let before = CpuTime::now();
+    let mut offloaded = match offload::offload(context, args, &pair, &mut kept.map, &destination) {
+        Ok(offloaded) => offloaded,
+        Err(failure) => {
+            if args.resume.is_none() {
+                kept.finish(true)?;
+            }
+            return Err(failure);
+        }
+    };
+    let plan = Plan { map: kept.map.take(), skip_bad: kept.journal.is_some(), ..args.plan() };
     let result = {
         let _orderly = context.stop.orderly();
         let mut progress = Progress::new(context);
@@ -279,7 +296,10 @@ fn copy(
     };
     let cpu = CpuTime::now().since(before);
     let report = match result {
-        Ok(report) => report,
+        Ok(mut report) => {
+            offloaded.amend(&mut report, &pair.source.fingerprint());
+            report
+        }
         Err(error) => {
             if let (CopyError::Verify { offset, length }, true) = (&error, args.json) {
                 output::json(&outcome::mismatch(
@@ -311,10 +331,11 @@ fn copy(
     let command = kept.command(args);
     kept.finish(report.unreadable_bytes == 0)?;
     let object = record.outcome.insert(outcome::object(&report, cpu, source_consistent));
+    offloaded.tell(object);
     if args.json {
         output::json(object);
     } else if !context.quiet {
-        output::line(&outcome::sentence(&report, cpu));
+        output::line(&(outcome::sentence(&report, cpu) + offloaded.words()));
     }
     end(&mut io, [pair.source, pair.destination]);
     if report.unreadable_bytes > 0 {

@@ -44,7 +44,7 @@ pub(super) fn prepare(
         destination: destination_endpoint,
         checked: checked.expect("a plan that fails is a refusal"),
         source_consistent: inspection.source_consistent,
-        _media: [source_medium, destination_medium],
+        media: [source_medium, destination_medium],
     })
 }
 

@@ -163,6 +163,7 @@ impl Copied {
         json!({
             "schema": output::SCHEMA,
             "remote_copy": true,
+            "offload": "none",
             "bytes": self.bytes,
             "seconds": units::rounded(seconds),
             "mb_per_s": units::rounded(outcome::mb_per_s(self.bytes, seconds)),

@@ -1,0 +1,195 @@
+//! `copy --offload`: what the file system copies by itself is told, whole, and no more than was asked for.
+//!
+//! File systems that share blocks are mounted, which needs root and their tools; without them a message says what was left out.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{Place, wait};
+
+const MIB: u64 = 1 << 20;
+
+/// A file system that shares blocks, mounted over the directory `mnt` of a place; unmounted when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(place: &Place, make: &str) -> Option<Self> {
+        let (image, point) = (place.path("image"), place.path("mnt"));
+        File::create(&image).unwrap().set_len(400 * MIB).unwrap();
+        fs::create_dir(&point).unwrap();
+        let ran = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+        let made = ran(Command::new(make).arg("-q").arg(&image))
+            && ran(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point));
+        if !made {
+            eprintln!("no {make} or no mount (root is needed): skipped");
+            return None;
+        }
+        Some(Self(point))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn file_systems_that_share_blocks() {
+    for make in ["mkfs.xfs", "mkfs.btrfs"] {
+        let place = Place::new();
+        if let Some(_mounted) = Mounted::new(&place, make) {
+            blocks_are_shared_holes_and_tail_included(&place);
+            the_mover_does_what_cannot_be_shared(&place);
+            what_asks_for_something_else_is_not_offloaded(&place);
+            if make == "mkfs.xfs" {
+                a_copy_with_a_journal(&place);
+            }
+        }
+    }
+}
+
+/// A file with data, holes and an odd tail; `mnt/a`.
+fn source(place: &Place) -> u64 {
+    let bytes = 40 * MIB + 1234;
+    let file = File::create(place.path("mnt/a")).unwrap();
+    file.set_len(bytes).unwrap();
+    let mut data = vec![0; 3 * MIB as usize];
+    block::fill_pattern(7, 0, &mut data);
+    file.write_all_at(&data, 5 * MIB).unwrap();
+    file.write_all_at(&data, 30 * MIB + 777).unwrap();
+    file.write_all_at(b"the end", bytes - 7).unwrap();
+    bytes
+}
+
+/// A destination of `bytes` that is full of something else; `mnt/b`.
+fn full(place: &Place, bytes: u64) {
+    fs::write(place.path("mnt/b"), vec![0xa5; bytes as usize]).unwrap();
+}
+
+fn blocks_are_shared_holes_and_tail_included(place: &Place) {
+    let bytes = source(place);
+    full(place, bytes);
+    let ran = place.run(&["copy", "mnt/a", "mnt/b", "--verify", "--json"]).expect(0).json();
+    assert_eq!((&ran["offload"], &ran["offloaded_bytes"]), (&"reflink".into(), &bytes.into()), "{ran}");
+    assert_eq!((&ran["resumed_bytes"], &ran["write"]["bytes"]), (&0.into(), &0.into()), "{ran}");
+    assert_eq!((&ran["verified"], &ran["source_changed"]), (&true.into(), &false.into()), "{ran}");
+    let [a, b] = ["mnt/a", "mnt/b"].map(|name| fs::read(place.path(name)).unwrap());
+    assert!(a == b);
+    // Where the source has holes the old data has gone.
+    assert!(fs::metadata(place.path("mnt/b")).unwrap().blocks() * 512 < 20 * MIB);
+}
+
+fn the_mover_does_what_cannot_be_shared(place: &Place) {
+    let bytes = source(place);
+    // The tail cannot be shared where the destination goes on behind it.
+    full(place, bytes + 5000);
+    let ran = place.run(&["copy", "mnt/a", "mnt/b", "--verify", "--json"]).expect(0).json();
+    assert_eq!(ran["offloaded_bytes"], bytes - bytes % 4096, "{ran}");
+    assert_eq!(ran["write"]["bytes"], bytes % 4096, "{ran}");
+    let [a, b] = ["mnt/a", "mnt/b"].map(|name| fs::read(place.path(name)).unwrap());
+    assert!(a[..] == b[..a.len()] && b[a.len()..].iter().all(|byte| *byte == 0xa5));
+
+    // A part, and nothing but the part.
+    full(place, bytes);
+    let part = ["--src-offset", "5M", "--dst-offset", "6M", "--size", "2M"];
+    let ran = place.run(&[&["copy", "mnt/a", "mnt/b", "--json"], &part[..]].concat()).expect(0).json();
+    assert_eq!(ran["offloaded_bytes"], 2 * MIB, "{ran}");
+    let b = fs::read(place.path("mnt/b")).unwrap();
+    let [from, to] = [6, 8].map(|mib| (mib * MIB) as usize);
+    assert!(b[from..to] == a[from - MIB as usize..to - MIB as usize]);
+    assert!(b[..from].iter().chain(&b[to..]).all(|byte| *byte == 0xa5));
+
+    // Not at the same place in a block: nothing can be shared.
+    let skewed = ["--src-offset", "5M", "--dst-offset", "100", "--size", "2M"];
+    let words = [&["copy", "mnt/a", "mnt/b", "--force", "--json"], &skewed[..]].concat();
+    let ran = place.run(&words).expect(0).json();
+    assert_eq!(ran["offload"], "none", "{ran}");
+    assert!(fs::read(place.path("mnt/b")).unwrap()[100..][..1000] == a[5 * MIB as usize..][..1000]);
+    let ran = place.run(&[&words[..], &["--offload", "require"]].concat()).expect(1);
+    assert!(ran.stderr.contains("at the same place in a block"), "{}", ran.stderr);
+}
+
+fn what_asks_for_something_else_is_not_offloaded(place: &Place) {
+    let bytes = source(place);
+    full(place, bytes);
+    let cases: [(&[&str], &str); 4] = [
+        (&["--rate", "1G"], "mnt/a"),
+        (&["--sparse", "off"], "mnt/a"),
+        (&["--offload", "off"], "mnt/a"),
+        (&[], "mnt/a,delay=0ms"),
+    ];
+    for (options, source) in cases {
+        let words = [&["copy", source, "mnt/b", "--json"], options].concat();
+        let ran = place.run(&words).expect(0).json();
+        assert_eq!(
+            (&ran["offload"], &ran["offloaded_bytes"]),
+            (&"none".into(), &0.into()),
+            "{words:?}: {ran}"
+        );
+        if !options.contains(&"--offload") {
+            place.run(&[&words[..], &["--offload", "require"]].concat()).expect(1);
+        }
+    }
+}
+
+fn a_copy_with_a_journal(place: &Place) {
+    let bytes = 1030 * MIB;
+    source(place);
+    File::options().write(true).open(place.path("mnt/a")).unwrap().set_len(bytes).unwrap();
+    fs::remove_file(place.path("mnt/b")).unwrap();
+    let destination = format!("mnt/b,create,size={bytes}");
+    let ran = place.run(&["copy", "mnt/a", &destination, "--json"]).expect(0).json();
+    assert_eq!((&ran["offloaded_bytes"], &ran["resumed_bytes"]), (&bytes.into(), &0.into()), "{ran}");
+    // An earlier copy's journal leaves the rest to be shared.
+    fs::write(place.path("mnt/b"), b"").unwrap();
+    let slow = ["--rate", "5M", "--chunk", "256K"];
+    let mut command = place.command();
+    let mut copy = command
+        .args(["copy", "mnt/a", "mnt/b,grow,size=1030M"])
+        .args(slow)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let journals = || fs::read_dir(place.path("state/hikyaku/copies")).unwrap();
+    while journals().next().is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(Command::new("kill").args(["-TERM", &copy.id().to_string()]).status().unwrap().success());
+    assert_eq!(wait(&mut copy), 143);
+    let journal = journals().next().expect("a journal").unwrap().path();
+    let words = ["copy", "mnt/a", "mnt/b", "--json", "--resume", journal.to_str().unwrap()];
+    let ran = place.run(&words).expect(0).json();
+    let [resumed, offloaded] = ["resumed_bytes", "offloaded_bytes"].map(|name| ran[name].as_u64().unwrap());
+    assert!(resumed > 0 && offloaded > 0 && resumed + offloaded == bytes, "{ran}");
+    assert!(!journal.exists());
+    let [a, b] = ["mnt/a", "mnt/b"].map(|name| {
+        let mut data = vec![0; 45 * MIB as usize];
+        File::open(place.path(name)).unwrap().read_exact_at(&mut data, 0).unwrap();
+        data
+    });
+    assert!(a == b);
+}
+
+#[test]
+fn require_says_why_not() {
+    let place = Place::new();
+    place.sample("a.img", 1 << 20);
+    let ran = place.run(&["copy", "a.img", "mem:1M", "--offload", "require"]).expect(1);
+    assert!(ran.stderr.contains("not plain files"), "{}", ran.stderr);
+    place.run(&["copy", "a.img", "mem:1M", "--json"]).expect(0);
+    // Two file systems, one of which is memory.
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+    let other = elsewhere.path().join("b.img");
+    File::create(&other).unwrap().set_len(1 << 20).unwrap();
+    let words = ["copy", "a.img", other.to_str().unwrap(), "--offload"];
+    place.run(&[&words[..], &["require", "--json"]].concat()).expect(1);
+    let ran = place.run(&[&words[..], &["auto", "--json"]].concat()).expect(0).json();
+    assert_eq!(ran["offload"], "none");
+}
