@@ -158,7 +158,13 @@ fn dry_run_tells_everything_and_changes_nothing() {
         place.run(&["copy", "a.img", "c.img,create,size=2M", "--dry-run", "--json"]).expect(0).json();
     assert_eq!((&object["bytes"], object["refused"].as_array().unwrap().len()), (&(2 * MIB).into(), 0));
     assert!(!place.path("c.img").exists());
-    place.run(&["copy", "a.img", "b.img,grow,size=2M", "--dry-run", "--force"]).expect(0);
+    let estimate = &object["estimate"];
+    assert!(estimate["data_bytes"] == 2 * MIB && estimate["seconds_at_least"].is_number(), "{object}");
+    let told = place.run(&["copy", "a.img", "b.img,grow,size=2M", "--dry-run", "--force"]).expect(0).stdout;
+    assert!(
+        told.contains("at least") && told.contains("not known: how fast the destination writes"),
+        "{told}"
+    );
     assert_eq!(fs::metadata(place.path("b.img")).unwrap().len(), MIB as u64);
 }
 

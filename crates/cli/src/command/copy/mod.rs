@@ -1,5 +1,6 @@
 //! `copy`: the main job.
 
+mod estimate;
 mod hooks;
 mod journal;
 mod offload;

@@ -10,6 +10,7 @@ use io::Io;
 use mover::{Checked, Plan, Refusal};
 use serde_json::json;
 
+use super::estimate::{Estimate, estimate};
 use super::{Allow, Args, Pair, request_alignment};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
@@ -92,7 +93,7 @@ pub(super) fn dry_run(
 ) -> Result<Exit, Failure> {
     let mut inspection = Inspection::new(context, args, source, destination);
     inspection.look_at_paths();
-    let (_medium, source_endpoint) = inspection.open_source(io)?;
+    let (_medium, mut source_endpoint) = inspection.open_source(io)?;
     inspection.look_at_new_file(source_endpoint.capability().size_bytes);
     let plan = args.plan();
     let mut checked = None;
@@ -119,8 +120,9 @@ pub(super) fn dry_run(
             Err(failure) => inspection.refusals.push(failure),
         }
     }
+    let estimate = checked.map(|checked| estimate(io, &mut *source_endpoint, &plan, &checked));
     super::end(io, [source_endpoint]);
-    Ok(tell(&inspection, checked, &plan))
+    Ok(tell(&inspection, checked, &plan, estimate.as_ref()))
 }
 
 /// In a dry run, a file that would be made or grown is represented by nothing of the same size.
@@ -142,7 +144,12 @@ fn stand_in(context: &Context, destination: &Named) -> Result<Option<Named>, Fai
     }
 }
 
-fn tell(inspection: &Inspection<'_>, checked: Option<Checked>, plan: &Plan) -> Exit {
+fn tell(
+    inspection: &Inspection<'_>,
+    checked: Option<Checked>,
+    plan: &Plan,
+    estimate: Option<&Estimate>,
+) -> Exit {
     let exit = inspection.refusals.first().map_or(Exit::Done, |refusal| refusal.exit);
     let (source, destination) = (&inspection.source.text, &inspection.destination.text);
     if inspection.context.json {
@@ -163,6 +170,7 @@ fn tell(inspection: &Inspection<'_>, checked: Option<Checked>, plan: &Plan) -> E
             "rate_bytes_per_s": plan.rate,
             "source_consistent": inspection.source_consistent,
             "refused": refused,
+            "estimate": estimate.map(Estimate::object),
         }));
         return exit;
     }
@@ -180,6 +188,9 @@ fn tell(inspection: &Inspection<'_>, checked: Option<Checked>, plan: &Plan) -> E
             if plan.verify { ", read back" } else { "" },
             plan.rate.map(|rate| format!(", at most {}", units::rate(rate as f64))).unwrap_or_default(),
         ));
+    }
+    if let Some(estimate) = estimate {
+        output::line(&format!("  {}", estimate.sentences()));
     }
     for refusal in &inspection.refusals {
         output::line(&format!("  refused: {refusal}"));
