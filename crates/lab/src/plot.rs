@@ -11,6 +11,8 @@ use crate::LabError;
 pub const WIDTH: u32 = 1000;
 /// Height of a plot without its lanes or bars.
 const FRAME: u32 = 140;
+/// Width of what stands beside a plot of lines.
+const LEGEND: u32 = 210;
 /// Of every figure.
 pub const FONT: &str = "sans-serif";
 /// Up to this, in milliseconds, time lines go: as the paper's figures do.
@@ -56,7 +58,7 @@ pub(crate) fn lines(title: &str, y: &str, places: &[String], lines: &[Line]) -> 
         let mut chart = ChartBuilder::on(area)
             .caption(title, (FONT, 20))
             .margin(12)
-            .margin_right(220)
+            .margin_right(LEGEND + 10)
             .x_label_area_size(36)
             .y_label_area_size(64)
             .build_cartesian_2d(-0.2..last + 0.2, (least * 0.8..most * 1.3).log_scale())?;
@@ -75,19 +77,15 @@ pub(crate) fn lines(title: &str, y: &str, places: &[String], lines: &[Line]) -> 
             let style = Palette99::pick(index).stroke_width(2);
             let points =
                 || line.values.iter().enumerate().filter_map(|(at, value)| Some((at as f64, (*value)?)));
-            chart
-                .draw_series(LineSeries::new(points().map(|(x, value)| (x, value[0])), style))?
-                .label(line.name.clone())
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+            chart.draw_series(LineSeries::new(points().map(|(x, value)| (x, value[0])), style))?;
             chart.draw_series(
                 points().map(|(x, [_, low, high])| PathElement::new([(x, low), (x, high)], style)),
             )?;
+            // Beside the plot, where the chart's own legend cannot be.
+            let (x, y) = (WIDTH as i32 - LEGEND as i32, 50 + 15 * index as i32);
+            area.draw(&PathElement::new([(x, y), (x + 16, y)], style))?;
+            area.draw(&Text::new(line.name.clone(), (x + 22, y - 5), (FONT, 12)))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::Coordinate(WIDTH as i32 - 290, 0))
-            .label_font((FONT, 12))
-            .draw()?;
         Ok(())
     })
 }

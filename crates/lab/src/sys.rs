@@ -20,7 +20,15 @@ pub(crate) struct Cpu {
 impl Cpu {
     /// What all threads of this process have used.
     pub(crate) fn now() -> Self {
-        let usage = usage();
+        Self::of(&usage(libc::RUSAGE_SELF))
+    }
+
+    /// What those have used that this process started and waited for.
+    pub(crate) fn of_children() -> Self {
+        Self::of(&usage(libc::RUSAGE_CHILDREN))
+    }
+
+    fn of(usage: &libc::rusage) -> Self {
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
         Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime) }
     }
@@ -31,17 +39,17 @@ impl Cpu {
     }
 }
 
-/// Context switches of this process so far.
+/// Context switches so far of this process and of those that it started and waited for.
 pub(crate) fn context_switches() -> u64 {
-    let usage = usage();
-    (usage.ru_nvcsw + usage.ru_nivcsw).max(0) as u64
+    let of = |usage: libc::rusage| (usage.ru_nvcsw + usage.ru_nivcsw).max(0) as u64;
+    of(usage(libc::RUSAGE_SELF)) + of(usage(libc::RUSAGE_CHILDREN))
 }
 
-fn usage() -> libc::rusage {
+fn usage(whose: libc::c_int) -> libc::rusage {
     // SAFETY: `rusage` is plain data for which all zeroes is a value, and the call only fills it.
     unsafe {
         let mut usage: libc::rusage = zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        libc::getrusage(whose, &raw mut usage);
         usage
     }
 }

@@ -1,8 +1,9 @@
 //! The sides of the experiment, each a process: who copies, who only reads or only writes, and how fast a device is.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -96,6 +97,85 @@ pub(crate) enum Way {
     Direct,
     /// Our mover with so many buffers; with as many as it finds good without a number.
     Mover(Option<u32>),
+    /// Another program, as it is installed.
+    Program(Program),
+}
+
+/// Programs that copy. They know nothing of devices made slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Program {
+    /// `dd oflag=sync`: the paper's baseline itself.
+    Dd,
+    /// `dd iflag=direct oflag=direct`.
+    DdDirect,
+    /// `qemu-img convert -W -m 8`, past the page cache, by io_uring: the strongest of those that were tried.
+    QemuImg,
+}
+
+impl Program {
+    pub(super) const ALL: [Self; 3] = [Self::Dd, Self::DdDirect, Self::QemuImg];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Dd => "dd oflag=sync",
+            Self::DdDirect => "dd direct",
+            Self::QemuImg => "qemu-img -W -m 8",
+        }
+    }
+
+    /// Its file's name.
+    fn program(self) -> &'static str {
+        match self {
+            Self::Dd | Self::DdDirect => "dd",
+            Self::QemuImg => "qemu-img",
+        }
+    }
+
+    pub(super) fn is_installed(self) -> bool {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|folder| folder.join(self.program()).is_file())
+    }
+
+    fn command(self, paths: &[PathBuf; 2], bytes: u64, block: u32) -> Command {
+        let mut command = Command::new(self.program());
+        let [from, to] = paths.each_ref().map(|path| path.display().to_string());
+        match self {
+            Self::Dd | Self::DdDirect => {
+                command.args([format!("if={from}"), format!("of={to}"), format!("bs={block}")]);
+                command.args([
+                    format!("count={}", bytes.div_ceil(block.into())),
+                    "conv=notrunc,fdatasync".into(),
+                ]);
+                let flags: &[&str] =
+                    if self == Self::Dd { &["oflag=sync"] } else { &["iflag=direct", "oflag=direct"] };
+                command.args(flags);
+            }
+            Self::QemuImg => {
+                command.args([
+                    "convert",
+                    "-n",
+                    "-W",
+                    "-m",
+                    "8",
+                    "-S",
+                    "0",
+                    "--image-opts",
+                    "--target-image-opts",
+                ]);
+                for path in paths {
+                    let is_device = path.metadata().is_ok_and(|found| found.file_type().is_block_device());
+                    let driver = if is_device { "host_device" } else { "file" };
+                    command.arg(format!(
+                        "driver=raw,size={bytes},file.driver={driver},file.filename={},file.aio=io_uring,\
+                         file.cache.direct=on",
+                        // A comma is doubled.
+                        path.display().to_string().replace(',', ",,")
+                    ));
+                }
+            }
+        }
+        command
+    }
 }
 
 /// Copies the first bytes of one device to another.
@@ -142,17 +222,22 @@ impl Copier {
 
     /// Copies once, and again until so much time has passed.
     fn again(&self, time: Duration) -> Result<Copied, LabError> {
-        let (start, cpu, switches) = (Instant::now(), Cpu::now(), sys::context_switches());
+        let used = || match self.way {
+            Way::Program(_) => Cpu::of_children(),
+            _ => Cpu::now(),
+        };
+        let (start, cpu, switches) = (Instant::now(), used(), sys::context_switches());
         let mut all = Copied::default();
         while all.bytes == 0 || start.elapsed() < time {
             let one = match self.way {
                 Way::UserLevel => self.by_calls(0, libc::O_SYNC)?,
                 Way::Direct => self.by_calls(libc::O_DIRECT, libc::O_DIRECT)?,
                 Way::Mover(depth) => self.by_mover(depth)?,
+                Way::Program(program) => self.by_program(program)?,
             };
             all = Copied { bytes: all.bytes + one.bytes, seconds: all.seconds + one.seconds, ..one };
         }
-        Ok(Copied { cpu: Cpu::now().since(cpu), switches: sys::context_switches() - switches, ..all })
+        Ok(Copied { cpu: used().since(cpu), switches: sys::context_switches() - switches, ..all })
     }
 
     /// Read a block, write a block.
@@ -178,6 +263,20 @@ impl Copier {
         destination.sync_data().attempted(&doing)?;
         let seconds = start.elapsed().as_secs_f64();
         Ok(Copied { bytes: self.bytes, seconds, depth_max: 1, ..Copied::default() })
+    }
+
+    /// Its start and its end are part of what it takes.
+    fn by_program(&self, program: Program) -> Result<Copied, LabError> {
+        let doing = format!("copy with {}", program.program());
+        let destination = open_plain(&self.paths[1], true)?;
+        let start = Instant::now();
+        let mut command = program.command(&self.paths, self.bytes, self.block);
+        let output = command.stdin(Stdio::null()).output().attempted(&doing)?;
+        if !output.status.success() {
+            return Err(LabError::new(doing, &String::from_utf8_lossy(&output.stderr)));
+        }
+        destination.sync_data().attempted(&doing)?;
+        Ok(Copied { bytes: self.bytes, seconds: start.elapsed().as_secs_f64(), ..Copied::default() })
     }
 
     fn by_mover(&self, depth: Option<u32>) -> Result<Copied, LabError> {

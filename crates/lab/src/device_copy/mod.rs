@@ -69,6 +69,7 @@ struct Ceiling {
 
 /// How neighbours fared beside somebody.
 struct Company {
+    name: &'static str,
     who: Beside,
     /// Who reads the source and who writes the destination.
     fared: Vec<[Fared; 2]>,
@@ -77,32 +78,22 @@ struct Company {
 }
 
 impl Company {
-    fn name(&self) -> &'static str {
-        match self.who {
-            None => "nobody copies",
-            Some((Way::Mover(_), None)) => "mover",
-            Some((Way::Mover(_), Some(_))) => "mover, --rate 100MB/s",
-            Some((Way::Direct, _)) => "user level, direct",
-            Some((Way::UserLevel, _)) => "user level, as dd",
-        }
-    }
-
     /// Everybody beside whom neighbours are watched.
     fn all(options: &Options) -> Vec<Self> {
         let mover = Way::Mover(None);
         [
-            None,
-            Some((mover, None)),
-            Some((mover, Some(GENTLE))),
-            Some((Way::Direct, None)),
-            Some((Way::UserLevel, None)),
+            ("nobody copies", None),
+            ("mover", Some((mover, None))),
+            ("mover, --rate 100MB/s", Some((mover, Some(GENTLE)))),
+            ("user level, direct", Some((Way::Direct, None))),
+            ("user level, as dd", Some((Way::UserLevel, None))),
         ]
         .into_iter()
-        .map(|who| Self { who, fared: Vec::new(), rates: Vec::new() })
-        .filter(|company| {
-            let name = format!("beside: {}", company.name());
+        .filter(|(name, _)| {
+            let name = format!("beside: {name}");
             options.rows.is_empty() || options.rows.iter().any(|part| name.contains(part.as_str()))
         })
+        .map(|(name, who)| Self { name, who, fared: Vec::new(), rates: Vec::new() })
         .collect()
     }
 }
@@ -161,7 +152,7 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     }
     for _ in 0..beside_rounds {
         for company in &mut companies {
-            next(&format!("beside: {}", company.name()))?;
+            next(&format!("beside: {}", company.name))?;
             let (fared, rate) = cell::beside(&bench, company.who, block)?;
             company.fared.push(fared);
             company.rates.push(rate);

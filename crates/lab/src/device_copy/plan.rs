@@ -1,6 +1,6 @@
 //! Which copies there are.
 
-use super::copier::{Speed, Way};
+use super::copier::{Program, Speed, Way};
 use crate::{LabError, Options};
 
 /// The paper's buffer.
@@ -48,6 +48,7 @@ impl Row {
             Way::Mover(Some(1)) => "mover, 1 buffer".to_owned(),
             Way::Mover(Some(count)) => format!("mover, {count} buffers"),
             Way::Mover(None) => "mover".to_owned(),
+            Way::Program(program) => program.name().to_owned(),
         }
     }
 
@@ -133,6 +134,9 @@ pub(super) fn rows(options: &Options, bytes: u64) -> Result<Vec<Row>, LabError> 
         let mut ways = vec![Way::UserLevel, Way::Direct];
         ways.extend(depths.iter().map(|count| Way::Mover(Some(*count))));
         ways.push(Way::Mover(None));
+        if speed == Speed::default() && !options.quick {
+            ways.extend(Program::ALL.into_iter().filter(|program| program.is_installed()).map(Way::Program));
+        }
         for way in ways {
             add(Row { speed, way, block, bytes: bytes_for(speed, way, block, bytes) });
         }
@@ -157,7 +161,7 @@ pub(super) fn rows(options: &Options, bytes: u64) -> Result<Vec<Row>, LabError> 
 /// Slow devices are copied from as long as it takes to tell how slow.
 fn bytes_for(speed: Speed, way: Way, block: u32, bytes: u64) -> u64 {
     let buffers = match way {
-        Way::UserLevel | Way::Direct => 1,
+        Way::UserLevel | Way::Direct | Way::Program(_) => 1,
         Way::Mover(buffers) => buffers.unwrap_or(mover::DEPTH_DEFAULT),
     };
     let chunks = CHUNKS_OF_ONE.max(CHUNKS_OF_EACH * u64::from(buffers));

@@ -72,7 +72,7 @@ fn buffers(table: &[Measured], curve: &Curve) -> Result<String, LabError> {
     ];
     let is_here = |measured: &&Measured| measured.is_main && measured.row.speed == curve.speed;
     for measured in table.iter().filter(is_here) {
-        if matches!(measured.row.way, Way::UserLevel | Way::Direct) {
+        if !matches!(measured.row.way, Way::Mover(_)) {
             let values = curve.points.iter().map(|_| three(measured.rate().median)).collect();
             all.push(Line { name: measured.row.who(), values });
         }

@@ -90,6 +90,7 @@ impl Measured {
             Way::Direct => {
                 "pread and pwrite with O_DIRECT, one buffer, fdatasync at the end, in a process of its own"
             }
+            Way::Program(_) => "the program as it is installed, its start and end included, and fdatasync",
             Way::Mover(_) => "crate mover, O_DIRECT, one flush at the end, in a process of its own",
         }
     }
@@ -135,7 +136,7 @@ impl Company {
             })
         };
         json!({
-            "beside": self.name(),
+            "beside": self.name,
             "obtained": "4 KiB with O_DIRECT every millisecond, after what is copied; all that was read or written was compared",
             "runs": self.fared.len(),
             "reads_of_source": of(0),
@@ -183,7 +184,7 @@ fn headline(table: &[Measured], curves: &[Curve], companies: &[Company]) -> Map<
     let off =
         curves.iter().flat_map(|curve| &curve.points).map(|point| (point.ratio - 1.0).abs()).reduce(f64::max);
     let p99 = |name: &str, end: usize| {
-        let of = |name: &str| companies.iter().find(|company| company.name() == name);
+        let of = |name: &str| companies.iter().find(|company| company.name == name);
         let alone = of("nobody copies")?.fared(end, |fared| fared.p99_us).median;
         Some(rounded(of(name)?.fared(end, |fared| fared.p99_us).median / alone))
             .filter(|ratio| ratio.is_finite())
@@ -367,7 +368,7 @@ fn text_beside(companies: &[Company]) -> String {
     for company in companies {
         let us = |end: usize, value: fn(&Fared) -> f64| company.fared(end, value).show();
         table.row(vec![
-            company.name().to_owned(),
+            company.name.to_owned(),
             us(0, |fared| fared.p50_us),
             us(0, |fared| fared.p99_us),
             us(1, |fared| fared.p50_us),
