@@ -21,6 +21,8 @@ pub(super) struct Point {
     pub(super) measured_mb_per_s: Spread,
     /// Measured by predicted.
     pub(super) ratio: f64,
+    /// Measured by what reading and writing at once reach.
+    pub(super) of_at_once: f64,
 }
 
 /// One speed.
@@ -81,6 +83,7 @@ fn curve(table: &[Measured], ceiling: &Ceiling) -> Option<Curve> {
                 predicted_mb_per_s: predicted,
                 measured_mb_per_s: rate,
                 ratio: rounded(rate.median / predicted),
+                of_at_once: rounded(rate.median / mb_per_s(at_once_us)),
             }
         })
         .collect();

@@ -296,7 +296,7 @@ fn text_of_model(curves: &[Curve]) -> String {
     if curves.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&["device", "buffers", "model MB/s", "measured", "measured of model"]);
+    let mut table = Table::new(&["device", "buffers", "model MB/s", "measured", "of model", "of at once"]);
     let mut knees = String::new();
     for curve in curves {
         for point in &curve.points {
@@ -306,6 +306,7 @@ fn text_of_model(curves: &[Curve]) -> String {
                 short(point.predicted_mb_per_s),
                 point.measured_mb_per_s.show(),
                 format!("{:.0} %", point.ratio * 100.0),
+                format!("{:.0} %", point.of_at_once * 100.0),
             ]);
         }
         knees += &format!(
