@@ -283,7 +283,7 @@ fn copied(
 fn last_claim(engine: &mut Engine<'_>, error: &CopyError) {
     let hopeless = match error {
         CopyError::Read { .. } => false,
-        CopyError::Write { error, .. } => error.kind == IoErrorKind::Unreachable,
+        CopyError::Write { error, .. } => matches!(error.kind, IoErrorKind::Unreachable | IoErrorKind::Gone),
         _ => true,
     };
     if engine.checkpoints.is_kept() && !hopeless && !engine.checkpoints.cache_lost {

@@ -377,7 +377,7 @@ fn another_export_at_the_same_address_is_not_written() {
     *server.size.lock().unwrap() = SIZE / 2;
     let from = client.span(512, |_| 1);
     let kind = Kind::Write { offset: 0, from, durable: true };
-    assert_eq!(client.run(vec![kind]), [Err(IoErrorKind::Unreachable)]);
+    assert_eq!(client.run(vec![kind]), [Err(IoErrorKind::Gone)]);
     assert!(server.disk.lock().unwrap().iter().all(|byte| *byte == 0));
 }
 
