@@ -306,14 +306,17 @@ impl FileEndpoint {
     }
 
     fn seek_extent(&self, offset: u64, size: u64) -> Extent {
-        let seek = |whence| {
+        let seek_from = |offset: u64, whence| {
             // SAFETY: a plain system call on a live descriptor; the file position is not used by anyone.
             unsafe { libc::lseek(self.handles.buffered.as_raw_fd(), offset as i64, whence) }
         };
+        let seek = |whence| seek_from(offset, whence);
         let data = seek(libc::SEEK_DATA);
         if data < 0 {
             let nothing_left = Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
-            return Extent { end: size, data: !nothing_left };
+            // What a file that has shrunk held at its end is no hole: reading it must fail.
+            let whole = seek_from(0, libc::SEEK_END) as u64 >= size;
+            return Extent { end: size, data: !(nothing_left && whole) };
         }
         if data as u64 > offset {
             return Extent { end: (data as u64).min(size), data: false };
