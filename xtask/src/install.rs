@@ -36,6 +36,7 @@ const TEST: &[Need] = &[
     need("qemu-utils", &["qemu-img", "qemu-io", "qemu-nbd"]),
     need("nbdkit", &["nbdkit"]),
     need("gddrescue", &["ddrescuelog"]),
+    need("strace", &["strace"]),
     Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so"), file: None },
     need("qemu-system-x86", &["qemu-system-x86_64"]),
     Need {

@@ -8,8 +8,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crate::checkpoint::Journal;
+use crate::checkpoint::{CHECKPOINT_EVERY, Journal};
 use crate::map::Map;
 use crate::mapfile::{Label, MAPFILE_BYTES_MAX, Mapfile};
 
@@ -50,6 +51,7 @@ pub struct FileJournal {
     path: PathBuf,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    every: Duration,
 }
 
 impl FileJournal {
@@ -70,7 +72,13 @@ impl FileJournal {
             }
         };
         let thread = std::thread::Builder::new().name("journal".to_owned()).spawn(write)?;
-        Ok(Self { path: path.to_owned(), shared, thread: Some(thread) })
+        Ok(Self { path: path.to_owned(), shared, thread: Some(thread), every: CHECKPOINT_EVERY })
+    }
+
+    /// Claims this often instead, in loop time.
+    pub fn claiming_every(mut self, every: Duration) -> Self {
+        self.every = every;
+        self
     }
 
     /// Waits until the last claim is written.
@@ -110,6 +118,10 @@ impl Journal for FileJournal {
         desk.next = Some(map.clone());
         self.shared.bell.notify_one();
         Ok(())
+    }
+
+    fn every(&self) -> Duration {
+        self.every
     }
 }
 

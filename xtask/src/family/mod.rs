@@ -10,6 +10,7 @@ mod fuzz;
 mod kernel;
 mod kill;
 mod libiscsi_tools;
+mod mover;
 mod mutants;
 mod nbd;
 mod qemu_img;
@@ -87,6 +88,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "kill",
         about: "signals and sudden death of either side",
         examine: kill::examine,
+        any_target: false,
+    },
+    Family {
+        name: "mover",
+        about: "copies with a journal, interrupted at every step, on storage that fails, fills up, vanishes or is swapped",
+        examine: mover::examine,
         any_target: false,
     },
     Family {

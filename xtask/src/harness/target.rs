@@ -216,6 +216,15 @@ impl Target {
         self.running.kill();
     }
 
+    /// Forgets who its LUNs are: started again, it has other disks under the same names.
+    pub(crate) fn forget(&self) -> Result<()> {
+        let path = self.home.path().join("state/hikyaku/identities.json");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let mut state: serde_json::Value = serde_json::from_str(&text)?;
+        state["luns"] = serde_json::json!([]);
+        Ok(std::fs::write(&path, state.to_string())?)
+    }
+
     /// Whether it has ended by itself.
     pub(crate) fn ended(&mut self) -> bool {
         self.running.ended()

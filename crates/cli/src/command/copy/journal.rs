@@ -25,6 +25,8 @@ const JOURNAL_BYTES_MIN: u64 = 1 << 30;
 /// How long a lock may still be a dead process's, and how often that is looked at.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// Names the milliseconds between two claims, for tests.
+const CLAIM_VARIABLE: &str = "HIKYAKU_CLAIM_MS";
 
 /// What a copy keeps while it runs.
 #[derive(Debug, Default)]
@@ -104,6 +106,11 @@ pub(super) fn keep(
         Failure::failed("keep the journal", path.display().to_string(), error)
             .hint("set XDG_STATE_HOME to a directory that can be written and survives restarts")
     })?;
+    let often = std::env::var(CLAIM_VARIABLE).ok().and_then(|value| value.parse().ok());
+    let journal = match often {
+        Some(often) => journal.claiming_every(Duration::from_millis(often)),
+        None => journal,
+    };
     Ok(Kept { journal: Some(journal), map: Some(map), name, _claim: claim })
 }
 

@@ -1,0 +1,163 @@
+//! Images that are mostly hole: making them, and looking at them without reading the holes.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt};
+
+/// A little more than a copy needs to keep a journal unasked (1 GiB).
+pub(super) const BYTES: u64 = (1 << 30) + (16 << 20);
+/// What is kept or lost together at a power cut, and the smallest block.
+const SECTOR: usize = 512;
+
+/// Makes an image of [`BYTES`] with `patches` stretches of data, the first and the last byte among them. Some are zero but for
+/// their last byte.
+pub(super) fn make(path: &Path, rng: &mut StdRng, patches: usize) -> Result<()> {
+    let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    file.set_len(BYTES)?;
+    for patch in 0..patches {
+        let length = (1 + rng.random_range(0..512u64)) << 12;
+        let start = match patch {
+            0 => 0,
+            1 => BYTES - length,
+            _ => rng.random_range(0..(BYTES - length) >> 12) << 12,
+        };
+        let mut bytes = vec![0; length as usize];
+        if rng.random_range(0..8) > 0 {
+            rng.fill_bytes(&mut bytes);
+        }
+        bytes[0] |= 1;
+        *bytes.last_mut().expect("it has bytes") |= 1;
+        file.write_all_at(&bytes, start)?;
+    }
+    Ok(())
+}
+
+/// What is not a hole: begin and end.
+pub(super) fn data(path: &Path) -> Result<Vec<(u64, u64)>> {
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let seek = |from: u64, what: i32| {
+        // SAFETY: a plain system call on a descriptor that lives.
+        let at = unsafe { libc::lseek(file.as_raw_fd(), from.cast_signed(), what) };
+        u64::try_from(at).ok()
+    };
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some(start) = seek(at, libc::SEEK_DATA) {
+        at = seek(start, libc::SEEK_HOLE).context("data has an end")?;
+        found.push((start, at));
+    }
+    Ok(found)
+}
+
+/// Stretches that are data in any of these files, joined.
+fn data_of_any(paths: &[&Path]) -> Result<Vec<(u64, u64)>> {
+    let mut all = Vec::new();
+    for path in paths {
+        all.extend(data(path)?);
+    }
+    all.sort_unstable();
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in all {
+        match joined.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => joined.push((start, end)),
+        }
+    }
+    Ok(joined)
+}
+
+/// Walks the sectors that are data in any of the files, all of the same size, with each file's bytes.
+fn sectors(paths: &[&Path], mut look: impl FnMut(u64, &[&[u8]]) -> Result<()>) -> Result<()> {
+    const PART: u64 = 1 << 20;
+    let files = paths.iter().map(File::open).collect::<Result<Vec<_>, _>>()?;
+    let sizes = files.iter().map(|file| Ok(file.metadata()?.len())).collect::<Result<Vec<_>>>()?;
+    ensure!(sizes.windows(2).all(|two| two[0] == two[1]), "{paths:?} have the sizes {sizes:?}");
+    for (start, end) in data_of_any(paths)? {
+        let mut at = start;
+        while at < end {
+            let length = (end - at).min(PART) as usize;
+            let mut parts = Vec::new();
+            for file in &files {
+                let mut part = vec![0; length];
+                file.read_exact_at(&mut part, at)?;
+                parts.push(part);
+            }
+            for from in (0..length).step_by(SECTOR) {
+                let to = (from + SECTOR).min(length);
+                let all: Vec<&[u8]> = parts.iter().map(|part| &part[from..to]).collect();
+                look(at + from as u64, &all)?;
+            }
+            at += length as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Demands the same bytes.
+pub(super) fn same(left: &Path, right: &Path) -> Result<()> {
+    sectors(&[left, right], |at, parts| {
+        ensure!(parts[0] == parts[1], "{} and {} differ at {at}", left.display(), right.display());
+        Ok(())
+    })
+}
+
+/// Demands of a destination that is not finished: the source's bytes wherever `finished`, and elsewhere the source's or what was
+/// there `before`, sector by sector.
+pub(super) fn of_both(
+    source: &Path,
+    before: &Path,
+    destination: &Path,
+    finished: &[(u64, u64)],
+) -> Result<()> {
+    sectors(&[source, before, destination], |at, parts| {
+        if parts[2] == parts[0] {
+            return Ok(());
+        }
+        if finished.iter().any(|(start, end)| (*start..*end).contains(&at)) {
+            bail!("the map says that {at} is copied, but the destination does not hold the source there");
+        }
+        ensure!(parts[2] == parts[1], "the destination holds at {at} neither the source's bytes nor its own");
+        Ok(())
+    })
+}
+
+/// As [`same`], but for what lies in `but`, which is as it was `before`.
+pub(super) fn same_but(source: &Path, before: &Path, destination: &Path, but: &[(u64, u64)]) -> Result<()> {
+    sectors(&[source, before, destination], |at, parts| {
+        let kept = but.iter().any(|(start, length)| (*start..start + length).contains(&at));
+        let (expected, whose) = if kept { (parts[1], "its own") } else { (parts[0], "the source's") };
+        ensure!(parts[2] == expected, "the destination does not hold {whose} bytes at {at}");
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+
+    use super::*;
+
+    #[test]
+    fn what_differs_is_seen_and_holes_are_not_read() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let [one, two, before] = ["one", "two", "before"].map(|name| dir.path().join(name));
+        make(&one, &mut StdRng::seed_from_u64(1), 5).unwrap();
+        make(&before, &mut StdRng::seed_from_u64(2), 5).unwrap();
+        std::fs::copy(&one, &two).unwrap();
+        assert!(data(&one).unwrap().iter().map(|(start, end)| end - start).sum::<u64>() < 16 << 20);
+        same(&one, &two).unwrap();
+        let place = BYTES / 2 + 5;
+        crate::harness::files::damage(&two, place).unwrap();
+        let sector = place / 512 * 512;
+        assert!(same(&one, &two).unwrap_err().to_string().ends_with(&format!("at {sector}")));
+        of_both(&one, &before, &two, &[]).unwrap_err();
+        same_but(&one, &before, &before, &[(0, BYTES)]).unwrap();
+        same_but(&one, &before, &before, &[(512, BYTES)]).unwrap_err();
+        of_both(&one, &before, &before, &[]).unwrap();
+        of_both(&one, &before, &before, &[(0, BYTES)]).unwrap_err();
+    }
+}

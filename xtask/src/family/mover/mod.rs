@@ -1,0 +1,57 @@
+//! Copies with a journal under every fault: interrupted at each step, on full, failing, vanishing and swapped storage, with
+//! journals that are damaged or another's. Nothing may be lost, nothing skipped in silence, and the exit code says which.
+//!
+//! Images are a little longer than 1 GiB, where a journal is kept unasked, and mostly hole, so that a case takes well
+//! under a second. Read docs/internals/mover.md, "What is trusted after an interruption".
+
+mod devices;
+mod faults;
+mod image;
+mod interrupt;
+mod journal;
+mod map;
+mod scene;
+
+use anyhow::Result;
+use rand::seq::index;
+
+use crate::harness::{Cases, Context, Tier};
+
+/// A case by its name.
+type Case<'a> = (String, Box<dyn Fn() -> Result<()> + 'a>);
+
+/// Cases of each group in a sample, which takes some twenty seconds.
+const SAMPLE: usize = 5;
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let groups = [
+        ("faults", faults::cases(context)),
+        ("journal", journal::cases(context)),
+        ("devices", devices::cases(context)),
+        ("pairs", interrupt::pairs(context)),
+        ("steps", interrupt::steps(context)),
+    ];
+    for (group, all) in groups {
+        let mut rng = context.rng(&format!("mover/{group}"));
+        let drawn = index::sample(&mut rng, all.len(), SAMPLE.min(all.len())).into_vec();
+        for (at, (name, play)) in all.iter().enumerate() {
+            if context.tier == Tier::Full || drawn.contains(&at) || cases.names(name) {
+                cases.check(name, play);
+            }
+        }
+    }
+    if !crate::harness::files::can_loop() {
+        cases.note("no loop devices and mounts: what needs them was not tried");
+    }
+    Ok(())
+}
+
+/// A case whose seed is its name's.
+fn case<'a>(
+    context: &'a Context,
+    name: String,
+    play: impl Fn(&'a Context, u64) -> Result<()> + 'a,
+) -> Case<'a> {
+    let seed = context.seed_for(&format!("mover/{name}"));
+    (name, Box::new(move || play(context, seed)))
+}
