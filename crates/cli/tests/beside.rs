@@ -81,6 +81,16 @@ fn read(file: &File) -> Vec<u8> {
     bytes
 }
 
+/// Pages of a file or device that are dirty in the page cache: cachestat(2), since Linux 6.5; `None` before.
+fn dirty_pages(file: &File) -> Option<u64> {
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let (range, mut answer) = ([0u64, u64::MAX], [0u64; 5]);
+    // SAFETY: both structures are of the size that the kernel expects and live through the call, which fills the second.
+    let result =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), answer.as_mut_ptr(), 0) };
+    (result == 0).then_some(answer[1])
+}
+
 /// What another process has written and nobody has flushed is in the page cache alone: the copy reads past the page cache, and must
 /// not miss it.
 #[test]
@@ -93,6 +103,7 @@ fn what_is_dirty_in_the_source_is_copied() {
         source.write_all_at(&[0x22; 5000], (6 << 20) - 2500).unwrap();
         source.write_all_at(&vec![0; 1 << 20], 5 << 20).unwrap();
         let expected = read(&source);
+        assert_ne!(dirty_pages(&source), Some(0), "nothing was dirty: {:?}", pair.paths);
         pair.copy(&["--verify"]);
         let found = read(&destination);
         assert!(found[..HALF] == expected[..HALF], "{:?}", pair.paths);
