@@ -40,8 +40,8 @@ pub(super) struct Curve {
     /// Reading and writing at once by programs that do nothing else: the slower of the two.
     pub(super) at_once_mb_per_s: f64,
     pub(super) knee_predicted: f64,
-    /// The least number of buffers with nearly the best rate.
-    pub(super) knee_measured: u32,
+    /// The least number of buffers with nearly the best rate; `None` where the most buffers were the best.
+    pub(super) knee_measured: Option<u32>,
     pub(super) points: Vec<Point>,
 }
 
@@ -88,7 +88,8 @@ fn curve(table: &[Measured], ceiling: &Ceiling) -> Option<Curve> {
         })
         .collect();
     let best = points.iter().map(|point| point.measured_mb_per_s.median).fold(0.0, f64::max);
-    let knee = points.iter().find(|point| point.measured_mb_per_s.median >= NEARLY * best)?;
+    let is_near = |point: &&Point| point.measured_mb_per_s.median >= NEARLY * best;
+    let (_, fewer) = points.split_last()?;
     Some(Curve {
         speed,
         device: speed.name(),
@@ -99,7 +100,7 @@ fn curve(table: &[Measured], ceiling: &Ceiling) -> Option<Curve> {
         write_busy_us: rounded(write_busy_us),
         at_once_mb_per_s: mb_per_s(at_once_us),
         knee_predicted: rounded((read_us + write_us) / busy),
-        knee_measured: knee.buffers,
+        knee_measured: fewer.iter().find(is_near).map(|point| point.buffers),
         points,
     })
 }
@@ -137,7 +138,7 @@ mod tests {
         // Rates are kept with four digits.
         let is_about = |found: f64, expected: f64| (found / expected - 1.0).abs() < 1e-3;
         assert!(is_about(curve.read_busy_us, 150.0) && is_about(curve.write_busy_us, 100.0), "{curve:?}");
-        assert!(is_about(curve.knee_predicted, 400.0 / 150.0) && curve.knee_measured == 3, "{curve:?}");
+        assert!(is_about(curve.knee_predicted, 400.0 / 150.0) && curve.knee_measured == Some(3), "{curve:?}");
         for (point, us) in curve.points.iter().zip([400.0, 200.0, 150.0, 150.0]) {
             assert!(is_about(point.predicted_mb_per_s, f64::from(block) / us), "{curve:?}");
         }

@@ -15,7 +15,7 @@ const SIZES: [u64; 2] = [16 << 20, 64 << 20];
 /// Block sizes, bytes.
 const BLOCKS: [u32; 6] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
 /// Numbers of buffers.
-const DEPTHS: [u32; 6] = [1, 2, 3, 4, 8, 16];
+const DEPTHS: [u32; 8] = [1, 2, 3, 4, 5, 6, 8, 16];
 /// Requests one after the other, with the longest delay: so many are enough to tell what each takes.
 const CHUNKS_OF_ONE: u64 = 128;
 /// Chunks for each buffer, so that the beginning and the end do not count.

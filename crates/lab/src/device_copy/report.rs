@@ -311,14 +311,14 @@ fn text_of_model(curves: &[Curve]) -> String {
         }
         knees += &format!(
             "{}: one chunk is read in {} us and written in {} us, and takes {} and {} us of a busy device: the knee should be at {} \
-             buffers, and is at {}. Reading and writing at once by others: {} MB/s.\n",
+             buffers, and is {}. Reading and writing at once by others: {} MB/s.\n",
             curve.device,
             short(curve.read_us),
             short(curve.write_us),
             short(curve.read_busy_us),
             short(curve.write_busy_us),
             short(curve.knee_predicted),
-            curve.knee_measured,
+            curve.knee_measured.map_or("beyond what was measured".to_owned(), |knee| format!("at {knee}")),
             short(curve.at_once_mb_per_s),
         );
     }
@@ -341,7 +341,12 @@ fn text_of_cost(table: &[Measured]) -> String {
         "device reads, writes (GiB)",
         "page cache growth",
     ]);
-    for measured in table.iter().filter(|one| one.is_main && one.row.speed == Speed::default()) {
+    let rows: Vec<&Measured> =
+        table.iter().filter(|one| one.is_main && one.row.speed == Speed::default()).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    for measured in rows {
         let [user, system] = measured.cpu();
         let mut row = vec![measured.row.who(), format!("{} + {}", short(user.median), short(system.median))];
         row.extend(mean_machine(measured).map(short));
