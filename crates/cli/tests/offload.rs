@@ -14,12 +14,16 @@ use common::{Place, wait};
 
 const MIB: u64 = 1 << 20;
 
-/// A file system that shares blocks, mounted over the directory `mnt` of a place; unmounted when dropped.
-struct Mounted(PathBuf);
+/// A file system that shares blocks, in memory, mounted over the directory `mnt` of a place; unmounted when dropped.
+struct Mounted {
+    point: PathBuf,
+    _memory: tempfile::TempDir,
+}
 
 impl Mounted {
     fn new(place: &Place, make: &str) -> Option<Self> {
-        let (image, point) = (place.path("image"), place.path("mnt"));
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (image, point) = (memory.path().join("image"), place.path("mnt"));
         File::create(&image).unwrap().set_len(400 * MIB).unwrap();
         fs::create_dir(&point).unwrap();
         let ran = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
@@ -29,13 +33,13 @@ impl Mounted {
             eprintln!("no {make} or no mount (root is needed): skipped");
             return None;
         }
-        Some(Self(point))
+        Some(Self { point, _memory: memory })
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).output();
+        let _ = Command::new("umount").arg(&self.point).output();
     }
 }
 
@@ -47,6 +51,7 @@ fn file_systems_that_share_blocks() {
             blocks_are_shared_holes_and_tail_included(&place);
             the_mover_does_what_cannot_be_shared(&place);
             what_asks_for_something_else_is_not_offloaded(&place);
+            a_snapshot_keeps_the_moment(&place);
             if make == "mkfs.xfs" {
                 a_copy_with_a_journal(&place);
             }
@@ -56,13 +61,13 @@ fn file_systems_that_share_blocks() {
 
 /// A file with data, holes and an odd tail; `mnt/a`.
 fn source(place: &Place) -> u64 {
-    let bytes = 40 * MIB + 1234;
+    let bytes = 12 * MIB + 1234;
     let file = File::create(place.path("mnt/a")).unwrap();
     file.set_len(bytes).unwrap();
     let mut data = vec![0; 3 * MIB as usize];
     block::fill_pattern(7, 0, &mut data);
     file.write_all_at(&data, 5 * MIB).unwrap();
-    file.write_all_at(&data, 30 * MIB + 777).unwrap();
+    file.write_all_at(&data, 9 * MIB + 777).unwrap();
     file.write_all_at(b"the end", bytes - 7).unwrap();
     bytes
 }
@@ -82,7 +87,7 @@ fn blocks_are_shared_holes_and_tail_included(place: &Place) {
     let [a, b] = ["mnt/a", "mnt/b"].map(|name| fs::read(place.path(name)).unwrap());
     assert!(a == b);
     // Where the source has holes the old data has gone.
-    assert!(fs::metadata(place.path("mnt/b")).unwrap().blocks() * 512 < 20 * MIB);
+    assert!(fs::metadata(place.path("mnt/b")).unwrap().blocks() * 512 < 9 * MIB);
 }
 
 fn the_mover_does_what_cannot_be_shared(place: &Place) {
@@ -93,7 +98,7 @@ fn the_mover_does_what_cannot_be_shared(place: &Place) {
     assert_eq!(ran["offloaded_bytes"], bytes - bytes % 4096, "{ran}");
     assert_eq!(ran["write"]["bytes"], bytes % 4096, "{ran}");
     let [a, b] = ["mnt/a", "mnt/b"].map(|name| fs::read(place.path(name)).unwrap());
-    assert!(a[..] == b[..a.len()] && b[a.len()..].iter().all(|byte| *byte == 0xa5));
+    assert!(a[..] == b[..a.len()] && b[a.len()..] == [0xa5; 5000]);
 
     // A part, and nothing but the part.
     full(place, bytes);
@@ -103,7 +108,7 @@ fn the_mover_does_what_cannot_be_shared(place: &Place) {
     let b = fs::read(place.path("mnt/b")).unwrap();
     let [from, to] = [6, 8].map(|mib| (mib * MIB) as usize);
     assert!(b[from..to] == a[from - MIB as usize..to - MIB as usize]);
-    assert!(b[..from].iter().chain(&b[to..]).all(|byte| *byte == 0xa5));
+    assert!(b[..from] == vec![0xa5; from] && b[to..] == vec![0xa5; b.len() - to]);
 
     // Not at the same place in a block: nothing can be shared.
     let skewed = ["--src-offset", "5M", "--dst-offset", "100", "--size", "2M"];
@@ -138,6 +143,28 @@ fn what_asks_for_something_else_is_not_offloaded(place: &Place) {
     }
 }
 
+fn a_snapshot_keeps_the_moment(place: &Place) {
+    source(place);
+    let was = fs::read(place.path("mnt/a")).unwrap();
+    let part = ["--src-offset", "5M", "--size", "3M", "--rate", "4M", "--json"];
+    let hooks = ["--snapshot", "auto", "--post", "echo thawed > log"];
+    let mut command = place.command();
+    command.args(["copy", "mnt/a", "c.img,create,size=3M"]).args(part).args(hooks);
+    let copy = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    while !place.path("log").exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs::write(place.path("mnt/a"), vec![0x5a; 12 * MIB as usize]).unwrap();
+    let ran = common::Ran::from(copy.wait_with_output().unwrap()).expect(0).json();
+    assert_eq!((&ran["snapshot"], &ran["source_consistent"]), (&"reflink".into(), &true.into()), "{ran}");
+    assert!(fs::read(place.path("c.img")).unwrap() == was[5 * MIB as usize..8 * MIB as usize]);
+    // It never had a name.
+    let mut names: Vec<_> =
+        fs::read_dir(place.path("mnt")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a", "b"]);
+}
+
 fn a_copy_with_a_journal(place: &Place) {
     let bytes = 1030 * MIB;
     source(place);
@@ -148,7 +175,7 @@ fn a_copy_with_a_journal(place: &Place) {
     assert_eq!((&ran["offloaded_bytes"], &ran["resumed_bytes"]), (&bytes.into(), &0.into()), "{ran}");
     // An earlier copy's journal leaves the rest to be shared.
     fs::write(place.path("mnt/b"), b"").unwrap();
-    let slow = ["--rate", "5M", "--chunk", "256K"];
+    let slow = ["--rate", "5M", "--chunk", "256K", "--snapshot", "auto"];
     let mut command = place.command();
     let mut copy = command
         .args(["copy", "mnt/a", "mnt/b,grow,size=1030M"])
@@ -164,13 +191,14 @@ fn a_copy_with_a_journal(place: &Place) {
     assert!(Command::new("kill").args(["-TERM", &copy.id().to_string()]).status().unwrap().success());
     assert_eq!(wait(&mut copy), 143);
     let journal = journals().next().expect("a journal").unwrap().path();
-    let words = ["copy", "mnt/a", "mnt/b", "--json", "--resume", journal.to_str().unwrap()];
+    let words =
+        ["copy", "mnt/a", "mnt/b", "--json", "--snapshot", "auto", "--resume", journal.to_str().unwrap()];
     let ran = place.run(&words).expect(0).json();
     let [resumed, offloaded] = ["resumed_bytes", "offloaded_bytes"].map(|name| ran[name].as_u64().unwrap());
     assert!(resumed > 0 && offloaded > 0 && resumed + offloaded == bytes, "{ran}");
     assert!(!journal.exists());
     let [a, b] = ["mnt/a", "mnt/b"].map(|name| {
-        let mut data = vec![0; 45 * MIB as usize];
+        let mut data = vec![0; 13 * MIB as usize];
         File::open(place.path(name)).unwrap().read_exact_at(&mut data, 0).unwrap();
         data
     });

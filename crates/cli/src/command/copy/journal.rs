@@ -12,6 +12,7 @@ use mover::{FileJournal, Label, Map, Mapfile, Mismatch, Status, read_mapfile};
 use sha2::{Digest, Sha256};
 
 use super::offload::Offloading;
+use super::snapshot::Snapshotting;
 use super::{Args, Pair, Sparse};
 use crate::context::Context;
 use crate::endpoint::Named;
@@ -154,7 +155,7 @@ fn label(args: &Args, pair: &Pair, source: &Named, destination: &Named) -> Label
         dst_offset: args.range.dst_offset,
         bytes: pair.checked.bytes,
         chunk: pair.checked.chunk,
-        source_was: pair.source.fingerprint(),
+        source_was: pair.source_was.clone(),
         destination_was: pair.destination.fingerprint(),
     }
 }
@@ -247,6 +248,9 @@ impl Kept {
         }
         if args.verify {
             words.push("--verify".to_owned());
+        }
+        if args.snapshot == Snapshotting::Auto {
+            words.push("--snapshot auto".to_owned());
         }
         for (name, command) in [("--pre", &args.hooks.pre), ("--post", &args.hooks.post)] {
             if let Some(command) = command {

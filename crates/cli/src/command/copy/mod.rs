@@ -8,16 +8,18 @@ pub(crate) mod outcome;
 pub(crate) mod refusals;
 mod remote;
 mod report;
+mod snapshot;
 mod stream;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use block::{Endpoint, Medium};
+use block::{Endpoint, Fingerprint, Medium};
 use clap::ValueEnum;
 use io::Io;
 use mover::{Checked, Control, CopyError, Phase, Plan};
 
+use self::snapshot::{Snapshot, Snapshotting};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
@@ -42,7 +44,8 @@ Examples:
   hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
   hikyaku copy disk.img /dev/sdx --dry-run
   zstdcat disk.img.zst | hikyaku copy - /dev/sdx --verify
-  hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' --post 'fsfreeze -u /data'")]
+  hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' --post 'fsfreeze -u /data'
+  hikyaku copy /srv/vm.img backup.img --snapshot auto")]
 pub(crate) struct Args {
     /// Where from; `-` is standard input, until it ends or for --size bytes
     #[arg(value_name = "SRC")]
@@ -84,6 +87,13 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     shape: Shape,
+
+    /// Copy the source as it was at one moment: make a snapshot, copy that, remove it whatever happens
+    ///
+    /// A file on a file system that shares blocks is cloned, an LVM volume and what ZFS keeps get a snapshot of theirs. --pre runs
+    /// before it is made and --post right after, not after the copy.
+    #[arg(long, default_value = "none")]
+    snapshot: Snapshotting,
 
     #[command(flatten)]
     hooks: hooks::Hooks,
@@ -217,6 +227,8 @@ struct Pair {
     destination: Box<dyn Endpoint>,
     checked: Checked,
     source_consistent: bool,
+    /// The source before anything was read of it.
+    source_was: Fingerprint,
     /// Their media stay open as long as they do.
     media: [Arc<dyn Medium>; 2],
 }
@@ -230,7 +242,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 }
 
 fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Result<Exit, Failure> {
-    let source = Named::parse(context, &args.source, &[])?;
+    let mut source = Named::parse(context, &args.source, &[])?;
     let mut destination = Named::parse(context, &args.destination, &[])?;
     // What the destination holds now is looked at below, with --force as the way out.
     if destination.path().is_some() && destination.spec.get("format").is_none() {
@@ -240,17 +252,25 @@ fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Resul
         return refusals::dry_run(context, args, &mut endpoint::event_loop()?, &source, &destination);
     }
     let frozen = args.hooks.freeze(context, &source, &destination)?;
-    let result = copy(context, args, &source, destination, record);
-    let exit = result.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
-    frozen.thaw(exit, result)
+    if args.snapshot == Snapshotting::None {
+        let result = copy(context, args, &source, destination, None, record);
+        let exit = result.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
+        return frozen.thaw(exit, result);
+    }
+    let snapshot = snapshot::take(context, &mut source, &destination);
+    let exit = snapshot.as_ref().map_or_else(|failure| failure.exit, |_| Exit::Done);
+    let snapshot = frozen.thaw(exit, snapshot)?;
+    let result = copy(context, args, &source, destination, Some(&snapshot), record);
+    snapshot.remove(context, result)
 }
 
-/// Between `--pre` and `--post`.
+/// Of `source`, which is a snapshot's place where there is one.
 fn copy(
     context: &Context,
     args: &Args,
     source: &Named,
     mut destination: Named,
+    snapshot: Option<&Snapshot>,
     record: &mut report::Record,
 ) -> Result<Exit, Failure> {
     if let Some(exit) = stream::copy(context, args, [source, &destination], record)? {
@@ -263,6 +283,10 @@ fn copy(
         destination.spec.options.retain(|(name, _)| name != "create");
     }
     let mut pair = refusals::prepare(context, args, &mut io, source, &destination)?;
+    if let Some(snapshot) = snapshot {
+        // What a later copy can be told to go on with is the source; the snapshot will be gone.
+        pair.source_was = snapshot.source_was.clone();
+    }
     if earlier.is_none()
         && let Some(copied) = remote::copy(context, args, &mut io, &mut pair, [source, &destination], record)?
     {
@@ -333,6 +357,7 @@ fn copy(
     kept.finish(report.unreadable_bytes == 0)?;
     let object = record.outcome.insert(outcome::object(&report, cpu, source_consistent));
     offloaded.tell(object);
+    object["snapshot"] = snapshot.map_or("none", Snapshot::name).into();
     if args.json {
         output::json(object);
     } else if !context.quiet {

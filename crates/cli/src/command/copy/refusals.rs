@@ -41,6 +41,7 @@ pub(super) fn prepare(
     inspection.look_at_content(io, &mut *destination_endpoint)?;
     inspection.first()?;
     Ok(Pair {
+        source_was: source_endpoint.fingerprint(),
         source: source_endpoint,
         destination: destination_endpoint,
         checked: checked.expect("a plan that fails is a refusal"),

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 
 use mover::{CopyError, Report, copy_from_stream, copy_to_stream};
 
+use super::offload::Offloading;
 use super::remote::RemoteCopy;
 use super::{Args, journal, observe, outcome, refusals, report};
 use crate::context::Context;
@@ -71,6 +72,9 @@ fn unsuitable(args: &Args, from: bool, to: bool) -> Result<(), Failure> {
         () if to && std::io::stdout().is_terminal() => "standard output is a terminal",
         () if args.resume.is_some() => "a stream cannot be read or written from the middle (--resume)",
         () if args.remote_copy == RemoteCopy::Require => "a stream is no LUN (--remote-copy require)",
+        () if args.offload == Offloading::Require => {
+            "a stream is no file to share blocks with (--offload require)"
+        }
         () if to && args.verify => "what went into a stream cannot be read back (--verify)",
         () if to && args.range.dst_offset > 0 => "a stream has one place to write to (--dst-offset)",
         () => return Ok(()),

@@ -1,0 +1,181 @@
+//! `copy --snapshot` with the tools of LVM and ZFS played by scripts: what is asked of them, when, and that nothing stays. Real file
+//! systems that share blocks are in `offload.rs`.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, wait};
+
+/// Keeps what it is asked in `log`; a snapshot is a directory with a copy of the file.
+const ZFS: &str = r#"#!/bin/sh
+echo "zfs $*" >> log
+at="$FILES/.zfs/snapshot/${2#*@}"
+case "$*" in
+    "list -H -t snapshot"*) test ! -e leftover || echo tank/files@hikyaku-7 ;;
+    list*) printf 'tank/files\t%s\n' "$FILES" ;;
+    snapshot*) test ! -e broken && mkdir -p "$at" && cp "$FILES/a.img" "$at" ;;
+    destroy*) test ! -e held && rm -r "$at" ;;
+esac"#;
+
+/// The same for volumes; the snapshot is a file.
+const LVM: &str = r#"#!/bin/sh
+echo "${0##*/} $*" >> log
+case "${0##*/} $*" in
+    *pool_lv*) echo "  vg:data:" ;;
+    *lv_path*) echo "  $PWD/snapshot" ;;
+    lvs*) echo "  data" ;;
+    lvcreate*) cp image snapshot ;;
+    lvremove*) rm snapshot ;;
+esac"#;
+
+/// A place with these programs before all others, and files in memory, where no blocks are shared.
+struct Played {
+    place: Place,
+    files: tempfile::TempDir,
+}
+
+impl Played {
+    fn new(names: &[&str], script: &str) -> Self {
+        let place = Place::new();
+        fs::create_dir(place.path("bin")).unwrap();
+        for name in names {
+            let program = place.file(&format!("bin/{name}"), script.as_bytes());
+            fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let files = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        block::fill_pattern(7, 0, &mut bytes);
+        fs::write(files.path().join("a.img"), bytes).unwrap();
+        Self { place, files }
+    }
+
+    fn source(&self) -> PathBuf {
+        self.files.path().join("a.img")
+    }
+
+    /// `copy`, with `--snapshot auto`.
+    fn command(&self, source: &str, words: &[&str]) -> Command {
+        let mut command = self.place.command();
+        let path = format!("{}:{}", self.place.path("bin").display(), std::env::var("PATH").unwrap());
+        command.env("PATH", path).env("FILES", self.files.path());
+        command.args(["copy", source, "b.img,create,size=1M", "--snapshot", "auto"]).args(words);
+        command
+    }
+
+    fn zfs(&self, words: &[&str]) -> Command {
+        self.command(self.source().to_str().unwrap(), words)
+    }
+
+    /// What the tools were asked, process numbers left out.
+    fn log(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.place.path("log")).unwrap();
+        let digits = |line: &str| line.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
+        log.lines().map(digits).collect()
+    }
+
+    fn snapshots(&self) -> usize {
+        fs::read_dir(self.files.path().join(".zfs/snapshot")).map_or(0, Iterator::count)
+    }
+}
+
+fn ran(mut command: Command) -> common::Ran {
+    command.output().unwrap().into()
+}
+
+#[test]
+fn zfs_is_thawed_before_the_copy_and_left_clean() {
+    let played = Played::new(&["zfs"], ZFS);
+    let was = fs::read(played.source()).unwrap();
+    // The source changes as soon as it may.
+    let post = r#"echo post $HIKYAKU_EXIT >> log; head -c 1M /dev/zero > "$FILES/a.img""#;
+    let words = ["--pre", "echo pre >> log", "--post", post, "--verify", "--json"];
+    let object = ran(played.zfs(&words)).expect(0).json();
+    assert_eq!((&object["snapshot"], &object["source_consistent"]), (&"zfs".into(), &true.into()));
+    assert!(fs::read(played.place.path("b.img")).unwrap() == was);
+    let snapshot = "tank/files@hikyaku-";
+    let log = played.log();
+    let expected =
+        ["pre", "list", "list", &format!("snapshot {snapshot}"), "post", &format!("destroy {snapshot}")];
+    assert_eq!(log.len(), expected.len(), "{log:?}");
+    assert!(log.iter().zip(expected).all(|(line, words)| line.contains(words)), "{log:?}");
+    assert_eq!(played.snapshots(), 0);
+}
+
+#[test]
+fn a_snapshot_goes_with_a_copy_that_fails_or_is_killed() {
+    let played = Played::new(&["zfs"], ZFS);
+    played.place.file("b.img", b"");
+    ran(played.zfs(&[])).expect(6);
+    assert!(
+        played.snapshots() == 0 && played.log().last().unwrap().contains("destroy"),
+        "{:?}",
+        played.log()
+    );
+
+    fs::remove_file(played.place.path("b.img")).unwrap();
+    let mut command = played.zfs(&["--rate", "64K", "--chunk", "64K"]);
+    let mut copy = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let until = |what: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !what() {
+            assert!(Instant::now() < deadline, "{:?}", played.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    until(&|| played.place.path("b.img").exists());
+    assert_eq!(played.snapshots(), 1);
+    copy.kill().unwrap();
+    wait(&mut copy);
+    until(&|| played.snapshots() == 0);
+}
+
+#[test]
+fn without_its_snapshot_nothing_is_copied() {
+    let played = Played::new(&["zfs"], ZFS);
+    played.place.file("broken", b"");
+    let told = ran(played.zfs(&["--post", "echo post $HIKYAKU_EXIT >&2"])).expect(1);
+    assert!(told.stderr.contains("zfs snapshot tank/files@hikyaku-"), "{}", told.stderr);
+    assert!(told.stderr.contains("post 1"), "{}", told.stderr);
+    assert!(!played.place.path("b.img").exists());
+    // Where no tool knows the source.
+    let told = ran(played.command("pattern:1M", &[])).expect(1);
+    assert!(told.stderr.contains("no file or device"), "{}", told.stderr);
+}
+
+#[test]
+fn what_stays_is_named() {
+    let played = Played::new(&["zfs"], ZFS);
+    played.place.file("leftover", b"");
+    played.place.file("held", b"");
+    let told = ran(played.zfs(&[])).expect(1);
+    assert!(told.stderr.contains("zfs destroy tank/files@hikyaku-7"), "{}", told.stderr);
+    assert!(told.stderr.contains("cannot remove the snapshot"), "{}", told.stderr);
+    assert!(told.stderr.contains("try: zfs destroy tank/files@hikyaku-"), "{}", told.stderr);
+}
+
+#[test]
+fn lvm_is_asked_for_volumes() {
+    let played = Played::new(&["lvs", "lvcreate", "lvremove"], LVM);
+    let image = played.place.path("image");
+    File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    File::options().write(true).open(&image).unwrap().write_all_at(b"the moment", 4096).unwrap();
+    let device = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
+    let Some(device) = device.ok().filter(|output| output.status.success()) else {
+        eprintln!("no loop device (root is needed): skipped");
+        return;
+    };
+    let device = String::from_utf8(device.stdout).unwrap().trim().to_owned();
+    let told = ran(played.command(&device, &["--json"]));
+    assert!(Command::new("losetup").args(["--detach", &device]).status().unwrap().success());
+    assert_eq!(told.expect(0).json()["snapshot"], "lvm");
+    assert_eq!(&fs::read(played.place.path("b.img")).unwrap()[4096..4106], b"the moment");
+    assert!(!played.place.path("snapshot").exists());
+    let log = played.log();
+    assert!(log[2].starts_with("lvcreate --snapshot") && log[2].ends_with("vg/data"), "{log:?}");
+    assert_eq!(log[4], "lvremove --force vg/hikyaku-", "{log:?}");
+}
