@@ -1,7 +1,6 @@
 //! One loop thread's requests to a file.
 
 use std::io::{Error, Result as IoResult};
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use area::Span;
 use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
 
 use super::mapped::Mapped;
-use super::{Shared, probe};
+use super::{DataExtent, Shared, probe};
 use crate::device::{Devices, Lost};
 use crate::memory::check;
 use crate::{
@@ -44,9 +43,8 @@ pub(super) struct FileEndpoint {
     identity: Identity,
     capability: Capability,
     shared: Arc<Shared>,
-    /// The data extent found last and the count of punched ranges then. What is data stays data until a range is
-    /// punched; on some file systems (tmpfs) finding its end is a walk over every page.
-    data_extent: Option<(Range<u64>, u64)>,
+    /// The data extent found last.
+    data_extent: Option<DataExtent>,
     pending: Vec<Option<Pending>>,
     vacant: Vec<u32>,
     /// Flushes that the one with the kernel answers; its event comes for the first.
@@ -385,16 +383,20 @@ impl Endpoint for FileEndpoint {
             return Extent { end: size, data: true };
         }
         let punched = self.shared.punched.load(Ordering::Relaxed);
-        if let Some((range, then)) = &self.data_extent
-            && range.contains(&offset)
-            && *then == punched
-        {
-            return Extent { end: range.end, data: true };
+        let holds = |found: &DataExtent| found.range.contains(&offset) && found.punched == punched;
+        if let Some(found) = self.data_extent.as_ref().filter(|found| holds(found)) {
+            return Extent { end: found.range.end, data: true };
+        }
+        let mut found_last = self.shared.data_extent.lock().expect("no panic while locked");
+        if let Some(found) = found_last.as_ref().filter(|found| holds(found)) {
+            self.data_extent = Some(found.clone());
+            return Extent { end: found.range.end, data: true };
         }
         let extent = self.seek_extent(offset, size);
         // A punch on its way might be in the file already and not yet in what was just read.
         if extent.data && self.pending.iter().flatten().all(|pending| !pending.job.is_punch()) {
-            self.data_extent = Some((offset..extent.end, punched));
+            self.data_extent = Some(DataExtent { range: offset..extent.end, punched });
+            found_last.clone_from(&self.data_extent);
         }
         extent
     }

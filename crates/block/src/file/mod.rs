@@ -10,12 +10,13 @@ mod probe;
 
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{Error, ErrorKind};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use area::Pool;
@@ -49,12 +50,23 @@ struct Shared {
     flush_failed: AtomicBool,
     /// Ranges punched so far: what was known of the file's extents before may be outdated.
     punched: AtomicU64,
+    /// The data extent that anyone found last: a target that copies attaches anew for each command.
+    data_extent: Mutex<Option<DataExtent>>,
     /// The device as it was when it was opened; `None` of a file, or where sysfs does not show it.
     opened: Option<Entry>,
     /// Disks that requests end at.
     disks: Vec<u64>,
     /// Of a file that is memory and that we may write; what we may only read is not ours to allocate by looking.
     mapping: OnceLock<Option<Arc<Mapping>>>,
+}
+
+/// A stretch that is data. It stays data until a range is punched; on some file systems (tmpfs) finding its end is a walk over
+/// every page. Where somebody else punches, the zeroes are moved: no harm.
+#[derive(Clone, Debug)]
+struct DataExtent {
+    range: Range<u64>,
+    /// Ranges punched when it was found.
+    punched: u64,
 }
 
 fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {

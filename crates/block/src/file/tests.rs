@@ -119,7 +119,8 @@ fn holes_are_found() {
     let file = File::create(&path).unwrap();
     file.set_len(1 << 20).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[1; 65536], 262_144).unwrap();
-    let mut endpoint = open(&path, "").unwrap().attach(&mut io).unwrap();
+    let medium = open(&path, "").unwrap();
+    let mut endpoint = medium.attach(&mut io).unwrap();
     let mut at = 0;
     let mut data = 0;
     while at < 1 << 20 {
@@ -136,6 +137,16 @@ fn holes_are_found() {
         Extent { end: 266_240, data: true },
         "remembered extents are dropped"
     );
+    // Behind our back: what is known to be data stays that, also for whoever comes later.
+    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: a plain system call on a live descriptor.
+    assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), punch, 262_144, 4096) }, 0);
+    let mut later = medium.attach(&mut io).unwrap();
+    for endpoint in [&mut endpoint, &mut later] {
+        assert_eq!(endpoint.extent(262_144), Extent { end: 266_240, data: true });
+    }
+    perform(&mut io, &mut *endpoint, Kind::Discard { offset: 0, length: 4096 }).result.unwrap();
+    assert_eq!(later.extent(262_144), Extent { end: 270_336, data: false }, "until we punch, anywhere");
 }
 
 fn fetch(span: &area::Span) -> std::io::Result<Vec<u8>> {
