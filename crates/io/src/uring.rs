@@ -21,6 +21,10 @@ const ALARMS_MAX: usize = 8;
 /// What completions of alarms are called; no operation has this key.
 const ALARM: u64 = u64::MAX;
 
+/// A transfer of a file from this length on is told to the kernel alone or with one other. Of three and more it holds back all until
+/// it knows the last, and joins neighbours: then the device begins late, and what were two requests ends as one.
+const LONG_TRANSFER_BYTES: u32 = 256 << 10;
+
 /// Completions the kernel can hold before it has to keep some aside.
 const COMPLETIONS: u32 = 4096;
 
@@ -58,6 +62,14 @@ impl Uring {
         let registers = ring.submitter().register_buffers_sparse(REGIONS_MAX).is_ok();
         let alarm_after = Box::new(types::Timespec::new());
         Ok(Self { ring, backlog: VecDeque::new(), registers, alarms: Vec::new(), alarm_after })
+    }
+
+    /// Tells the kernel what is queued, without waiting for anything.
+    fn submit(&self) -> io::Result<()> {
+        match self.ring.submit() {
+            Err(error) if !is_benign(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Sees to it that a sleep ends at `until`, or before. False: there is no room for another alarm.
@@ -101,6 +113,10 @@ fn collect(
 unsafe fn only_vector(message: *const libc::msghdr) -> Option<libc::iovec> {
     // SAFETY: the caller's promise.
     unsafe { ((*message).msg_iovlen == 1).then(|| *(*message).msg_iov) }
+}
+
+fn is_long_transfer(raw: &Raw) -> bool {
+    matches!(raw, Raw::Read { length, .. } | Raw::Write { length, .. } if *length >= LONG_TRANSFER_BYTES)
 }
 
 fn entry(raw: Raw) -> squeue::Entry {
@@ -184,15 +200,16 @@ impl Backend for Uring {
 
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
         let entry = entry(raw).user_data(key as u64);
-        if self.backlog.is_empty() && self.ring.submission().is_full() {
-            match self.ring.submit() {
-                Err(error) if !is_benign(&error) => return Err(error),
-                _ => {}
-            }
+        let is_long = is_long_transfer(&raw);
+        let queued = self.ring.submission().len();
+        if self.backlog.is_empty() && (self.ring.submission().is_full() || is_long && queued >= 2) {
+            self.submit()?;
         }
         // SAFETY: the pointers in `raw` stay valid until the completion is delivered (contract of `Raw`).
         if !self.backlog.is_empty() || unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.backlog.push_back(entry);
+        } else if is_long && queued == 1 {
+            self.submit()?;
         }
         Ok(())
     }
