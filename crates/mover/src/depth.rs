@@ -14,8 +14,6 @@ use area::Pool;
 const DEPTH_AUTO_MAX: u32 = 64;
 /// as long as they take no more memory than this, in bytes.
 const DEPTH_AUTO_BYTES_MAX: u32 = 128 << 20;
-/// Chunks to begin with where both ends use one disk: more make it slower.
-const DEPTH_SHARED_DISK: u32 = 4;
 
 /// A measurement is the median of this many slices, so that one pause of somebody else's does not decide. A test takes more
 /// where it is not clear: then it costs little.
@@ -32,9 +30,12 @@ const GAIN_OF_MORE: f64 = 1.08;
 const GAIN_OF_LESS: f64 = 1.05;
 /// Two slices are enough where both are this much better, or none is better at all.
 const GAIN_CLEAR: f64 = 1.4;
+/// A lesser gain is believed the second time, after the depth before it was measured anew: what comes later is often faster for
+/// other reasons.
+const GAIN_BELIEVED: f64 = 1.7;
 /// Measurements from a test to the next. The first number doubles up to the second: a copy of any length spends next to
 /// nothing on tests, two depths cannot take turns, and what changes in the middle of a long copy is still noticed.
-const HOLD_MIN: u32 = 16;
+const HOLD_MIN: u32 = 32;
 const HOLD_MAX: u32 = 1024;
 
 const _: () = assert!(DEPTH_AUTO_BYTES_MAX as usize >= Pool::AREA_BYTES_MAX);
@@ -94,11 +95,10 @@ impl Depth {
         Self { chunks: chunks as usize, search: None }
     }
 
-    /// Begins with `chunks` of `chunk_bytes`, with few where both ends use one disk, and goes up to what the devices'
-    /// queues hold together.
-    pub(crate) fn adaptive(chunks: u32, chunk_bytes: u32, queues: u32, shared_disk: bool) -> Self {
+    /// Begins with `chunks` of `chunk_bytes`, and goes up to what the devices' queues hold together.
+    pub(crate) fn adaptive(chunks: u32, chunk_bytes: u32, queues: u32) -> Self {
         let most = DEPTH_AUTO_MAX.min(DEPTH_AUTO_BYTES_MAX / chunk_bytes.max(1)).min(queues);
-        let chunks = if shared_disk { chunks.min(DEPTH_SHARED_DISK) } else { chunks } as usize;
+        let chunks = chunks as usize;
         let search = Search {
             max: chunks.max(most as usize),
             trial: Trial::Hold(1),
@@ -167,31 +167,43 @@ impl Meter {
         true
     }
 
-    /// Bytes per second at this depth, once that is known well enough beside `other` at another depth.
-    fn rate(&mut self, other: Option<f64>) -> Option<f64> {
+    /// Bytes per second at this depth, once that is known well enough beside `other` at another depth, which it is to exceed
+    /// by the factor `gain`.
+    fn rate(&mut self, other: Option<(f64, f64)>) -> Option<f64> {
         self.rates.sort_by(f64::total_cmp);
         let (least, most) = (self.rates.first().copied()?, self.rates.last().copied()?);
-        if self.rates.len() < 2 {
-            return None;
-        }
-        let is_clear = other.is_some_and(|other| most < other || least > other * GAIN_CLEAR);
-        let wanted = if other.is_some() { SLICES_OF_TEST } else { SLICES };
-        (is_clear || self.rates.len() == wanted).then(|| self.rates[self.rates.len() / 2])
+        let count = self.rates.len();
+        let is_enough = match other {
+            None => count == SLICES,
+            Some(_) if count < 2 => false,
+            Some((other, gain)) => {
+                let below = self.rates.iter().filter(|rate| **rate < other * gain).count();
+                // More of the same would not move the median to the other side.
+                most < other || least > other * GAIN_CLEAR || below.max(count - below) > SLICES_OF_TEST / 2
+            }
+        };
+        is_enough.then(|| self.rates[count / 2])
     }
 }
 
 impl Search {
     /// The depth to go on with, if the last slice decided something.
     fn measured(&mut self) -> Option<usize> {
-        let other = (!matches!(self.trial, Trial::Hold(_))).then_some(self.rate);
-        let rate = self.meter.rate(other)?;
+        let gain = match self.trial {
+            Trial::Hold(_) => None,
+            Trial::More { .. } => Some(GAIN_OF_MORE),
+            Trial::Less => Some(GAIN_OF_LESS),
+        };
+        let rate = self.meter.rate(gain.map(|gain| (self.rate, gain)))?;
         Some(match self.trial {
             Trial::Hold(left) => {
                 let news = if self.rate == 0.0 || self.doubt { 1.0 } else { NEWS };
                 self.rate += news * (rate - self.rate);
                 if left > 1 { self.hold(left - 1) } else { self.try_more(false) }
             }
-            Trial::More { .. } if (GAIN_OF_MORE..GAIN_CLEAR).contains(&(rate / self.rate)) && !self.doubt => {
+            Trial::More { .. }
+                if (GAIN_OF_MORE..GAIN_BELIEVED).contains(&(rate / self.rate)) && !self.doubt =>
+            {
                 self.doubt = true;
                 self.hold(1)
             }
@@ -336,7 +348,7 @@ mod tests {
                 let best = fixed.fold(f64::MAX, f64::min);
                 let (mut all, mut paths) = (0.0, Vec::new());
                 for seed in seeds {
-                    let mut depth = Depth::adaptive(8, CHUNK, 64, self.shared);
+                    let mut depth = Depth::adaptive(4, CHUNK, 64);
                     let (seconds, path) = self.copy(&mut depth, chunks, seed);
                     all += seconds;
                     paths.push((seconds, path));
@@ -380,9 +392,9 @@ mod tests {
     }
 
     #[test]
-    fn one_disk_that_nobody_told_of() {
+    fn one_disk_that_suffers_from_depth() {
         let pair = Pair { shared: true, crowding: 0.2, ..Pair::one_disk() };
-        let mut depth = Depth::adaptive(8, CHUNK, 64, false);
+        let mut depth = Depth::adaptive(4, CHUNK, 64);
         let (_, path) = pair.copy(&mut depth, 4096, 3);
         assert!(depth.search.unwrap().held <= 4, "{path:?}");
     }
@@ -390,7 +402,7 @@ mod tests {
     #[test]
     fn it_does_not_oscillate() {
         for pair in [Pair::fast(), Pair::distant(), Pair::one_disk()] {
-            let mut depth = Depth::adaptive(8, CHUNK, 64, pair.shared);
+            let mut depth = Depth::adaptive(4, CHUNK, 64);
             // A terabyte. Each test changes it three times at most: there, to the other side, and back.
             let (seconds, path) = pair.copy(&mut depth, 1 << 20, 5);
             let (tests, held) = (path.len() as f64 / 3.0, depth.search.unwrap().held);
@@ -402,7 +414,7 @@ mod tests {
 
     #[test]
     fn what_disturbs_is_not_measured() {
-        let mut depth = Depth::adaptive(8, CHUNK, 64, false);
+        let mut depth = Depth::adaptive(4, CHUNK, 64);
         for round in 0..10_000u64 {
             // Each round a pause, as a rate makes one, and a few chunks at once.
             depth.disturbed();
@@ -411,18 +423,18 @@ mod tests {
                     .finished(Duration::from_millis(round * 10) + Duration::from_micros(chunk), CHUNK.into());
             }
         }
-        assert_eq!(depth.limit(), 8);
+        assert_eq!(depth.limit(), 4);
     }
 
     #[test]
     fn bounds() {
-        let most = |chunk, queues| Depth::adaptive(8, chunk, queues, false).search.unwrap().max;
+        let most = |chunk, queues| Depth::adaptive(4, chunk, queues).search.unwrap().max;
         assert_eq!(most(CHUNK, 64), 64);
         assert_eq!(most(CHUNK, 1000), 64);
         assert_eq!(most(CHUNK, 20), 20);
         assert_eq!(most(16 << 20, 64), 8, "memory");
-        assert_eq!(most(0, 1), 8, "at least what it begins with");
-        assert_eq!(Depth::adaptive(2, CHUNK, 2, true).limit(), 2);
+        assert_eq!(most(0, 1), 4, "at least what it begins with");
+        assert_eq!(Depth::adaptive(2, CHUNK, 2).limit(), 2);
         assert_eq!(Depth::fixed(5).limit(), 5);
     }
 }

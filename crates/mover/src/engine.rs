@@ -287,8 +287,7 @@ impl<'a> Engine<'a> {
             Some(_) => Depth::fixed(checked.depth),
             None => {
                 let queues = capabilities[0].queue_depth.saturating_add(capabilities[1].queue_depth);
-                let shared_disk = source.disks().iter().any(|disk| destination.disks().contains(disk));
-                Depth::adaptive(checked.depth, checked.chunk, queues, shared_disk)
+                Depth::adaptive(checked.depth, checked.chunk, queues)
             }
         };
         let mut engine = Self {

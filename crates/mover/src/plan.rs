@@ -21,8 +21,8 @@ pub const CHUNK_BYTES_MAX: u32 = 16 << 20;
 pub const UNIT_BYTES_MIN: u32 = 4096;
 /// What cannot be read is looked at in blocks of this many bytes (or more, if a granularity says so).
 pub const BLOCK_BYTES_MIN: u32 = 512;
-/// Chunks in flight unless asked otherwise.
-pub const DEPTH_DEFAULT: u32 = 8;
+/// Chunks in flight unless asked otherwise, or to begin the search with.
+pub const DEPTH_DEFAULT: u32 = 4;
 /// Most chunks in flight that may be asked for.
 pub const DEPTH_MAX: u32 = 256;
 
@@ -380,7 +380,7 @@ mod tests {
         let checked = plan_check(&capability(10 << 20, 512), &capability(1 << 30, 512), &plan).unwrap();
         assert_eq!(
             checked,
-            Checked { bytes: (10 << 20) - 512, chunk: 512 << 10, depth: 8, unit: 4096, block: 512 }
+            Checked { bytes: (10 << 20) - 512, chunk: 512 << 10, depth: 4, unit: 4096, block: 512 }
         );
     }
 
