@@ -5,6 +5,7 @@ mod bars;
 mod copy;
 mod ends;
 mod peers;
+mod record;
 mod sealed;
 mod target;
 
@@ -45,13 +46,16 @@ pub(crate) enum Bench {
     Ends(Common),
     /// Sealed sessions beside plain ones, TLS, stunnel, WireGuard and ESP (the rows on links need root)
     Sealed(Common),
-    /// Our copy, qemu-img convert and dd between two loop devices (needs root)
+    /// Local copies beside qemu-img, dd and a ceiling; buffers, device requests, holes, EXTENDED COPY (needs root)
     Copy {
         #[command(flatten)]
         common: Common,
         /// Size of the disks in MiB
         #[arg(long, default_value_t = 2048)]
         size: u64,
+        /// More tools between the devices: cp, ddrescue, nbdcopy and further kinds of dd
+        #[arg(long)]
+        all: bool,
     },
     /// The far end of a bare TCP round trip
     #[command(hide = true)]
@@ -82,7 +86,7 @@ pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
         Bench::Target(common) => target::run_table(common, hikyaku),
         Bench::Ends(common) => ends::run_table(common, hikyaku),
         Bench::Sealed(common) => sealed::run_table(common, hikyaku),
-        Bench::Copy { common, size } => copy::run_table(common, *size, &hikyaku),
+        Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, hikyaku),
         Bench::Pong { .. } => unreachable!("answered above"),
     }
 }

@@ -117,14 +117,25 @@ pub(crate) fn thread_cpu_seconds(pid: u32) -> Result<f64> {
     Ok(sum)
 }
 
-/// User and system time of all children waited for so far, in seconds.
-pub(crate) fn children_cpu_seconds() -> (f64, f64) {
+/// What all children used that were waited for so far.
+fn children_usage() -> libc::rusage {
     // SAFETY: `usage` is plain data that the call fills in.
-    let usage = unsafe {
+    unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
         usage
-    };
+    }
+}
+
+/// Context switches of all children waited for so far.
+pub(crate) fn children_context_switches() -> i64 {
+    let usage = children_usage();
+    usage.ru_nvcsw + usage.ru_nivcsw
+}
+
+/// User and system time of all children waited for so far, in seconds.
+pub(crate) fn children_cpu_seconds() -> (f64, f64) {
+    let usage = children_usage();
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
     (seconds(usage.ru_utime), seconds(usage.ru_stime))
 }

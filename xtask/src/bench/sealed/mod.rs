@@ -5,11 +5,11 @@
 //! `link-5G` and `wan` what is left of that on a link; `peers` what others put around a session; `ahead-*` what sealing ahead
 //! gains; `logins` the handshake. Every group by itself takes less than a minute and a half.
 
+mod ahead;
 mod delay;
 mod groups;
 mod link;
 mod logins;
-mod record;
 mod rig;
 mod tunnels;
 
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::bars::{Bar, verdict};
 use super::ends::run::{Sample, Used};
 use super::peers::{Shape, seconds};
-use super::{Common, Spread, filter_rows};
+use super::{Common, Spread, filter_rows, record};
 use crate::harness::process::Surroundings;
 use crate::harness::{Against, Context, Tier, scratch};
 use groups::{Claim, Compare, Group, PLAIN, Place, Way, groups};
@@ -208,13 +208,13 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
         measured["reps"] = json!(common.reps);
         println!("\n{name} took {:.0} s", begun.elapsed().as_secs_f64());
         if keeps {
-            kept = record::keep(measured, &names)?;
+            kept = record::keep("bench-sealed", measured, &names)?;
         } else {
             kept.push(measured);
         }
     }
     for write in [false, true] {
-        print!("{}", record::ahead_table(&kept, &groups, write));
+        print!("{}", ahead::table(&kept, &groups, write));
     }
     println!(
         "\nmedian of {} interleaved runs [least-greatest]; one connection, both ends ours, LUNs of {} MiB in files in memory, \
