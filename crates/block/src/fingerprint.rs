@@ -43,7 +43,7 @@ impl Fingerprint {
 
     /// Of a block device. Known by its name in the world where it has one: numbers are given anew at every start of the
     /// machine. What is written to it shows when it leaves the page cache.
-    pub(crate) fn of_device(device: u64, size_bytes: u64) -> Self {
+    pub fn of_device(device: u64, size_bytes: u64) -> Self {
         let (major, minor) = (libc::major(device), libc::minor(device));
         let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
         Self::of_node(&node, &format!("{major}:{minor}"), size_bytes)

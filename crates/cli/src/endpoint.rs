@@ -1,4 +1,5 @@
-//! From the words of an endpoint to storage: local ones by `block`, LUNs by `node`, exports by `nbd`.
+//! From the words of an endpoint to storage: local ones by `block`, those that take commands by `passthrough`, LUNs by
+//! `node`, exports by `nbd`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use io::Io;
 use nbd::NbdMedium;
 use node::TlsTrust;
 use node::initiator::{Credentials, InitiatorSealing, IscsiMedium, Options, Url};
+use passthrough::PassthroughMedium;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -140,6 +142,10 @@ impl Named {
                     Arc::new(IscsiMedium::new(url, login, read_only).map_err(failed)?)
                 };
                 layer::wrap(&self.spec, medium).map_err(failed)
+            }
+            Location::File(path) if PassthroughMedium::takes(path) => {
+                let medium = PassthroughMedium::open(path, &self.spec, options).map_err(failed)?;
+                layer::wrap(&self.spec, Arc::new(medium)).map_err(failed)
             }
             _ => block::open(&self.spec, options).map_err(failed),
         }

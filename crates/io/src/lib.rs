@@ -111,6 +111,10 @@ pub enum Raw {
         offset: u64,
         length: u64,
     },
+    /// Until there is something to take, or an error to hear of.
+    Poll {
+        fd: RawFd,
+    },
     Accept {
         fd: RawFd,
     },
@@ -137,9 +141,11 @@ impl Raw {
         match self {
             Self::Read { .. } | Self::Receive { .. } => Access::Write,
             Self::Write { .. } | Self::Send { .. } => Access::Read,
-            Self::Sync { .. } | Self::Allocate { .. } | Self::Accept { .. } | Self::Connect { .. } => {
-                Access::Read
-            }
+            Self::Sync { .. }
+            | Self::Allocate { .. }
+            | Self::Poll { .. }
+            | Self::Accept { .. }
+            | Self::Connect { .. } => Access::Read,
         }
     }
 }
@@ -373,6 +379,12 @@ impl Io {
     /// Frees or zeroes a range of a file or block device.
     pub fn allocate(&mut self, token: Token, file: &Handle, how: Allocation, offset: u64, length: u64) {
         self.submit(token, file, Item::None, Raw::Allocate { fd: file.as_raw_fd(), how, offset, length });
+    }
+
+    /// Waits until `handle` has something to take, which whoever asks takes itself, without blocking: for descriptors that
+    /// answer in ways of their own (`/dev/sg0`, another ring). Event: what poll(2) says of it.
+    pub fn poll(&mut self, token: Token, handle: &Handle) {
+        self.submit(token, handle, Item::None, Raw::Poll { fd: handle.as_raw_fd() });
     }
 
     /// Accepts one connection. Event: [`Event::into_handle`].

@@ -238,7 +238,7 @@ enum Place {
 /// and procfs can be polled, but have offsets.
 fn place(raw: Raw) -> io::Result<Place> {
     Ok(match raw {
-        Raw::Accept { fd } | Raw::Receive { fd, .. } => Place::Poll(fd, Direction::In),
+        Raw::Poll { fd } | Raw::Accept { fd } | Raw::Receive { fd, .. } => Place::Poll(fd, Direction::In),
         Raw::Connect { fd, .. } | Raw::Send { fd, .. } => Place::Poll(fd, Direction::Out),
         Raw::Read { fd, .. } if is_stream(fd)? => Place::Poll(fd, Direction::In),
         Raw::Write { fd, .. } if is_stream(fd)? => Place::Poll(fd, Direction::Out),
@@ -273,6 +273,7 @@ fn attempt(raw: Raw) -> Option<i32> {
             Raw::Send { fd, message } => {
                 retry(|| libc::sendmsg(fd, message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL))
             }
+            Raw::Poll { fd } => poll(fd),
             Raw::Accept { fd } => accept(fd),
             Raw::Connect { fd, address, length } => connect(fd, address, length),
             // Only when ready. The loop is the only reader of its streams, so nobody takes what is there.
@@ -289,6 +290,17 @@ fn attempt(raw: Raw) -> Option<i32> {
         libc::EINPROGRESS | libc::EALREADY if is_connect => None,
         libc::EAGAIN if !is_connect => None,
         _ => Some(result),
+    }
+}
+
+/// What a descriptor has to say, if it has.
+fn poll(fd: RawFd) -> i32 {
+    let mut about = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live pollfd; a zero timeout does not wait.
+    match unsafe { libc::poll(&raw mut about, 1, 0) } {
+        0 => -libc::EAGAIN,
+        -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        _ => about.revents.into(),
     }
 }
 
@@ -461,7 +473,11 @@ fn perform(raw: Raw) -> i32 {
             Raw::Allocate { fd, how, offset, length } => {
                 retry(|| libc::fallocate(fd, how.mode(), offset as i64, length as i64) as isize)
             }
-            Raw::Accept { .. } | Raw::Connect { .. } | Raw::Receive { .. } | Raw::Send { .. } => {
+            Raw::Poll { .. }
+            | Raw::Accept { .. }
+            | Raw::Connect { .. }
+            | Raw::Receive { .. }
+            | Raw::Send { .. } => {
                 unreachable!("never given to a thread")
             }
         }

@@ -43,6 +43,7 @@ on_both_back_ends! {
     the_end_of_a_stream_is_zero_bytes,
     shutting_a_socket_down_ends_what_waits_on_it,
     a_thousand_sockets_come_and_go,
+    a_poll_tells_of_what_is_there_and_takes_nothing,
     dropping_the_loop_while_files_are_written_is_safe,
     a_deadline_is_met_and_no_time_means_no_waiting,
     a_sleep_outlasts_the_limits_of_those_before_it,
@@ -228,6 +229,29 @@ fn advance_resumes_inside_a_piece() {
     outgoing.advance(7);
     assert!(outgoing.is_empty());
     assert_eq!(pool.lent(), 0, "spans are let go when sent");
+}
+
+fn a_poll_tells_of_what_is_there_and_takes_nothing(kind: Kind) {
+    let mut io = io(kind);
+    let owner = io.owner();
+    let (reader, mut writer) = io::pipe().unwrap();
+    let pipe: Handle = Rc::new(OwnedFd::from(reader.try_clone().unwrap()));
+    io.poll(Token { owner, key: 1 }, &pipe);
+    let mut events = Vec::new();
+    io.turn_until(Some(io.clock() + Duration::from_millis(20)), &mut events).unwrap();
+    assert!(events.is_empty(), "nothing is there");
+    writer.write_all(&[7]).unwrap();
+    let event = next(&mut io);
+    assert_eq!((event.token.key, event.result & i32::from(libc::POLLIN)), (1, i32::from(libc::POLLIN)));
+    io.poll(Token { owner, key: 2 }, &pipe);
+    assert_eq!(next(&mut io).token.key, 2, "it is there still");
+    let mut byte = [0];
+    (&reader).read_exact(&mut byte).unwrap();
+    assert_eq!(byte, [7]);
+    drop(writer);
+    io.poll(Token { owner, key: 3 }, &pipe);
+    let event = next(&mut io);
+    assert_eq!(event.result & i32::from(libc::POLLHUP), i32::from(libc::POLLHUP), "the other end has gone");
 }
 
 fn timers_come_in_order_and_wakers_wake(kind: Kind) {

@@ -13,6 +13,7 @@ mod libiscsi_tools;
 mod mover;
 mod mutants;
 mod nbd;
+mod passthrough;
 mod qemu_img;
 mod seal_contract;
 mod seal_model;
@@ -38,7 +39,7 @@ pub(crate) struct Family {
 }
 
 /// Families that take too long for every change, unless they are asked for by name.
-pub(crate) const NIGHTLY: &[&str] = &["mutants", "seal-model"];
+pub(crate) const NIGHTLY: &[&str] = &["mutants", "seal-model", "passthrough"];
 
 /// All families, cheapest first.
 pub(crate) const FAMILIES: &[Family] = &[
@@ -155,6 +156,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         about: "the stock Linux initiator (open-iscsi) and target (LIO) in an emulated machine",
         examine: kernel::examine,
         any_target: true,
+    },
+    Family {
+        name: "passthrough",
+        about: "copies by a disk's own commands in an emulated machine: exact, counted, refused, failing disks",
+        examine: passthrough::examine,
+        any_target: false,
     },
     Family {
         name: "boot",

@@ -23,14 +23,15 @@ pub enum Node {
 }
 
 impl Node {
-    /// What `path` leads to, links followed.
+    /// What `path` leads to, links followed; of a character device that takes a disk's commands that disk.
     pub fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
-        if metadata.file_type().is_block_device() {
-            Some(Self::Device(metadata.rdev()))
+        let device = if metadata.file_type().is_block_device() {
+            Some(metadata.rdev())
         } else {
-            Some(Self::File(metadata.dev(), metadata.ino()))
-        }
+            Kernel::default().generic_at(path).and_then(|generic| generic.block)
+        };
+        Some(device.map_or(Self::File(metadata.dev(), metadata.ino()), Self::Device))
     }
 }
 
@@ -74,7 +75,7 @@ impl Kernel {
     }
 
     /// The path of a node under /dev, by the kernel's name for it.
-    pub(super) fn node_path(&self, device: u64) -> String {
+    pub fn node_path(&self, device: u64) -> String {
         match self.directory(device).as_deref().and_then(node_name) {
             Some(name) => format!("/dev/{name}"),
             None => number_text(device),

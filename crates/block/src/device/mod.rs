@@ -11,6 +11,7 @@
 //! Not here: I/O. Read sysfs(5) and `Documentation/ABI/stable/sysfs-block` first.
 
 mod entry;
+mod generic;
 mod kernel;
 mod manager;
 mod mounts;
@@ -18,6 +19,7 @@ mod topology;
 mod uevent;
 
 pub use entry::{Entry, Limits, Traffic};
+pub use generic::{Family, Generic};
 pub use kernel::{Kernel, Node, number_text};
 pub use manager::{Devices, Lost};
 pub use topology::Users;

@@ -250,3 +250,37 @@ fn a_disk_that_takes_over_a_name_is_noticed() {
     assert_eq!(deaf.heard(&opened), Err(Lost::TakenOver), "looked, for want of ears");
     assert_eq!(deaf.open(libc::makedev(1, 1)), None);
 }
+
+#[test]
+fn a_generic_device_leads_to_its_disk() {
+    let machine = Machine::new();
+    let link = |target: &str, at: &str| {
+        let at = machine.root.path().join(at);
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(machine.root.path().join(target), at).unwrap();
+    };
+    for class in ["scsi_generic", "nvme-generic", "tty"] {
+        fs::create_dir_all(machine.root.path().join("sys/class").join(class)).unwrap();
+    }
+    let generic = |name: &str, number: &str, class: &str| {
+        machine.put(&format!("{name}/dev"), &format!("{number}\n"));
+        link(&format!("sys/class/{class}"), &format!("{name}/subsystem"));
+        link(name, &format!("sys/dev/char/{number}"));
+    };
+    generic("sys/devices/host0/scsi_generic/sg0", "21:0", "scsi_generic");
+    link("sys/devices/host0", "sys/devices/host0/scsi_generic/sg0/device");
+    link("sys/block/sda", "sys/devices/host0/block/sda");
+    generic("sys/devices/host1/scsi_generic/sg1", "21:1", "scsi_generic");
+    generic("sys/devices/nvme0/ng0n1", "240:0", "nvme-generic");
+    machine.put("sys/devices/nvme0/nvme0n1/dev", "259:7\n");
+    generic("sys/devices/nvme0/ng0n2", "240:1", "nvme-generic");
+    generic("sys/devices/tty7", "4:7", "tty");
+    let of = |major, minor| machine.kernel.generic(libc::makedev(major, minor));
+    let expected = |family, name: &str, block| Some(Generic { family, name: name.to_owned(), block });
+    assert_eq!(of(21, 0), expected(Family::Scsi, "sg0", Some(libc::makedev(8, 0))));
+    assert_eq!(of(21, 1), expected(Family::Scsi, "sg1", None), "no driver took the disk");
+    assert_eq!(of(240, 0), expected(Family::Nvme, "ng0n1", Some(libc::makedev(259, 7))));
+    assert_eq!(of(240, 1), expected(Family::Nvme, "ng0n2", None));
+    assert_eq!(of(4, 7), None, "takes no commands");
+    assert_eq!(of(4, 8), None, "is not there");
+}

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Result;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::kernel::{Kernel, Node, names, number_in, path_in};
@@ -135,7 +134,11 @@ impl Kernel {
                 users.push("it is used as swap".to_owned());
             }
         }
-        if users.is_empty() && matches!(node, Node::Device(_)) && is_held(path).unwrap_or(false) {
+        // Of a character device the disk is asked: it is the disk that others hold.
+        if let Node::Device(device) = node
+            && users.is_empty()
+            && (is_held(path, device) || is_held(Path::new(&self.node_path(device)), device))
+        {
             users.push("another program holds it exclusively".to_owned());
         }
         users
@@ -169,12 +172,12 @@ impl Kernel {
     }
 }
 
-/// Whether somebody holds a block device exclusively: a mount, device mapper, md, another opener.
-fn is_held(path: &Path) -> Result<bool> {
+/// Whether somebody holds the block device of that number, which `path` should lead to, exclusively: a mount, device
+/// mapper, md, another opener.
+fn is_held(path: &Path, device: u64) -> bool {
+    let leads_there =
+        fs::metadata(path).is_ok_and(|node| node.file_type().is_block_device() && node.rdev() == device);
     let mut options = fs::OpenOptions::new();
-    match options.read(true).custom_flags(libc::O_EXCL | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path) {
-        Ok(_) => Ok(false),
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
-        Err(error) => Err(error),
-    }
+    let options = options.read(true).custom_flags(libc::O_EXCL | libc::O_NONBLOCK | libc::O_CLOEXEC);
+    leads_there && options.open(path).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }

@@ -1,0 +1,127 @@
+//! A device that takes commands, as a medium.
+
+use std::fs::{File, OpenOptions as FileOptions};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block::device::{Devices, Family, Kernel, Limits, Lost};
+use block::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, signature};
+use io::{Handle, Io};
+
+use crate::disk::Disk;
+use crate::endpoint::{PassthroughEndpoint, Shared};
+use crate::guard::Guard;
+use crate::sg::{self, SgChannel};
+
+/// Options of a file that mean nothing here.
+const STRANGE_OPTIONS: &[&str] = &["size", "create", "grow", "block-size", "physical-block"];
+
+/// An open device that takes commands.
+#[derive(Debug)]
+pub struct PassthroughMedium {
+    path: PathBuf,
+    device: File,
+    /// It takes 16-byte commands.
+    long: bool,
+    disk: Arc<Disk>,
+    capability: Capability,
+    shared: Arc<Shared>,
+}
+
+impl PassthroughMedium {
+    /// Whether `path` is for this crate to open.
+    pub fn takes(path: &Path) -> bool {
+        Kernel::default().generic_at(path).is_some()
+    }
+
+    /// Opens the node at `path`, asks the disk what it is, and holds its block device. Options: `ro`, `format=raw`.
+    pub fn open(path: &Path, spec: &Spec, options: &OpenOptions) -> Result<Self, OpenError> {
+        let name = path.display();
+        let at = |error: OpenError| prefix(&name, error);
+        if let Some(strange) = STRANGE_OPTIONS.iter().find(|option| spec.get(option).is_some()) {
+            return Err(OpenError::Usage(format!(
+                "{name}: the option {strange} is for files and block devices"
+            )));
+        }
+        let read_only = !options.writable || spec.flag("ro")?;
+        let failed = |error: std::io::Error| OpenError::Failed(format!("opening {name}: {error}"));
+        let device = open(path).map_err(failed)?;
+        let metadata = device.metadata().map_err(failed)?;
+        let kernel = Kernel::default();
+        let generic = kernel
+            .generic(metadata.rdev())
+            .ok_or_else(|| OpenError::Failed(format!("{name}: sysfs does not show what it is")))?;
+        if generic.family == Family::Nvme {
+            return Err(OpenError::Usage(format!(
+                "{name}: NVMe is not offered by this release; name its block device"
+            )));
+        }
+        // Before anything is asked: who uses the disk is to go on in peace.
+        let guard = match generic.block {
+            Some(block) => Guard::take(block, !read_only && !options.allow_in_use).map_err(at)?,
+            None => None,
+        };
+        let opened = generic.block.and_then(|block| Devices::shared().open(block));
+        let fd = OwnedFd::from(device.try_clone().map_err(failed)?);
+        let (disk, long) = sg::interview(&fd).map_err(at)?;
+        disk.check().map_err(|text| OpenError::Failed(format!("{name}: {text}")))?;
+        if spec.get("format") != Some("raw") {
+            let head = sg::head(&fd, &disk, signature::IMAGE_HEAD_BYTES as u32);
+            if let Some(format) = signature::image(&head) {
+                let text = format!(
+                    "{name} looks like {format}, which is not interpreted; say {name},format=raw to use the bytes as they are"
+                );
+                return Err(OpenError::Refused(text));
+            }
+        }
+        let limits = opened.as_ref().map_or_else(Limits::default, |entry| entry.limits);
+        let capability = disk.capability(&limits, sg::QUEUE_MAX, read_only);
+        let identity = match generic.block {
+            Some(device) => Identity::Device { device },
+            // Its address if it has no name, which only this machine knows.
+            None if disk.designator.is_empty() => Identity::Remote(generic.name),
+            None => Identity::Remote(disk.designator.clone()),
+        };
+        let disks = kernel.disks(path).into_iter().collect();
+        let shared = Arc::new(Shared::new(identity, opened, guard, disks));
+        Ok(Self { path: path.to_owned(), device, long, disk: Arc::new(disk), capability, shared })
+    }
+}
+
+/// Without waiting for answers; for writing, too, as every command is written.
+fn open(path: &Path) -> std::io::Result<File> {
+    FileOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)
+}
+
+fn prefix(name: &impl std::fmt::Display, error: OpenError) -> OpenError {
+    let to = |text: String| format!("{name}: {text}");
+    match error {
+        OpenError::Usage(text) => OpenError::Usage(to(text)),
+        OpenError::Refused(text) => OpenError::Refused(to(text)),
+        OpenError::Unreachable(text) => OpenError::Unreachable(to(text)),
+        other => OpenError::Failed(to(other.to_string())),
+    }
+}
+
+impl Medium for PassthroughMedium {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let name = self.path.display();
+        let failed = |error: std::io::Error| OpenError::Failed(format!("opening {name}: {error}"));
+        // A descriptor of its own, of the very node that was opened.
+        let again = open(Path::new(&format!("/proc/self/fd/{}", self.device.as_raw_fd()))).map_err(failed)?;
+        if self.shared.check(block::Certainty::Seen).is_err_and(|lost| lost == Lost::TakenOver) {
+            return Err(OpenError::Failed(format!("{name}: {}", Lost::TakenOver)));
+        }
+        let device: Handle = Rc::new(again.into());
+        let channel = SgChannel::new(device, self.long);
+        let (disk, capability) = (Arc::clone(&self.disk), self.capability.clone());
+        Ok(Box::new(PassthroughEndpoint::new(io, channel, disk, capability, Arc::clone(&self.shared))))
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}

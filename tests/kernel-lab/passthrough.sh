@@ -1,0 +1,122 @@
+# Guest script: disks by their own commands, against QEMU's disks and the kernel's scsi_debug.
+# Disks of 64 MiB: SCSI 0 "source" (random data), 1 "destination", 2 "bad" (one sector cannot be read). Prints "PASS name" or "FAIL name" with what the program said. What is copied in the end is compared by whoever
+# started this, on the images: destination must hold what source holds.
+
+export LD_LIBRARY_PATH=/lab HOME=/tmp XDG_STATE_HOME=/tmp/state
+for module in virtio_pci virtio_scsi sd_mod sg ext4 crc32c_generic; do modprobe $module; done
+hikyaku=/lab/hikyaku
+said=/tmp/said
+
+sg() { # NAME: the sg node of the disk with this serial number
+  for node in /sys/class/scsi_generic/sg*; do
+    grep -qa "$1" $node/device/vpd_pg80 2>/dev/null && echo /dev/${node##*/}
+  done
+}
+block() { # SG: its block device
+  echo /dev/$(ls /sys/class/scsi_generic/${1#/dev/}/device/block)
+}
+commands() { # SG: how many it was given so far
+  printf %d "$(cat /sys/class/scsi_generic/${1#/dev/}/device/iorequest_cnt)"
+}
+pass() { echo "PASS $1"; }
+fail() { echo "FAIL $1"; sed 's/^/  /' $said | tail -12; }
+check() { # NAME COMMAND...: it succeeds
+  name=$1; shift
+  if "$@" > $said 2>&1; then pass $name; else fail $name; fi
+}
+expect() { # NAME CODE WORDS COMMAND...: the program ends with this code and says these words
+  name=$1; code=$2; words=$3; shift 3
+  "$@" > $said 2>&1; got=$?
+  if [ $got = $code ] && grep -qi -- "$words" $said; then pass $name; else echo "  exit $got, expected $code and '$words'" >> $said; fail $name; fi
+}
+wait_for() { # COMMAND...: at most 30 s
+  for _ in $(seq 150); do "$@" > /dev/null 2>&1 && return 0; sleep 0.2; done
+  return 1
+}
+
+wait_for test -e /dev/sg2 || { echo "FAIL disks"; dmesg | tail; exit 9; }
+source=$(sg source) destination=$(sg destination) bad=$(sg bad)
+disk=$(block $destination)
+echo "DISKS $source $destination $bad, $disk"
+
+check info $hikyaku info $source
+grep -E '^(kind|commands|WCE|data|longest)' $said
+dd if=$(block $source) of=/tmp/image bs=1M count=64 2> /dev/null
+
+# Files and disks, both ways.
+expect disk-to-file 0 verified $hikyaku copy $source /tmp/back,create,size=64M --verify
+check disk-to-file-same cmp /tmp/image /tmp/back
+rm /tmp/back
+expect file-to-disk 0 verified $hikyaku copy /tmp/image $destination --verify --force
+check file-to-disk-same cmp -n 67108864 /tmp/image $disk
+
+# One chunk, one command at each end: what 32 MiB more cost is 64 chunks of 512 KiB.
+count() { # MIB: commands that a copy gave to both
+  before=$(commands $1); $hikyaku copy $source $destination --force --sparse off --chunk 512K --size $2 > $said 2>&1 || fail count
+  echo $(($(commands $1) - before))
+}
+for end in source destination; do
+  eval node=\$$end
+  less=$(count $node 16M) more=$(count $node 48M)
+  echo "16 MiB: $less commands, 48 MiB: $more" > $said
+  check one-command-a-chunk-$end test $((more - less)) = 64
+done
+
+# The same disk by another name, and disks in use.
+expect same-disk 6 "same storage" $hikyaku copy $disk $destination --force
+expect same-disk-other-way 6 "same storage" $hikyaku copy $destination $disk --force
+mkfs.ext4 -q -F $disk > /dev/null 2>&1
+expect signature 6 "ext4" $hikyaku copy $source $destination
+mkdir -p /mnt; mount -t ext4 $disk /mnt
+expect mounted 6 "mounted" $hikyaku copy $source $destination --force
+umount /mnt
+$hikyaku copy $source $destination --force --rate 4M > $said 2>&1 &
+copy=$!
+held() { ! mount -t ext4 $disk /mnt; }
+sleep 3
+check held-meanwhile held
+kill $copy; wait $copy
+
+# What the page cache holds: of the source it is copied, of the destination it is forgotten.
+exec 9< $disk
+dd if=/dev/urandom of=$disk bs=1M count=8 conv=notrunc 2> /dev/null
+dd if=$disk of=/tmp/dirty bs=1M count=8 2> /dev/null
+expect dirty-source 0 copied $hikyaku copy $destination /tmp/clean,create,size=64M --size 8M
+check dirty-source-same cmp -n 8388608 /tmp/dirty /tmp/clean
+rm /tmp/dirty /tmp/clean
+expect cached-destination 0 copied $hikyaku copy $source $destination --force
+check cached-destination-same cmp -n 67108864 /tmp/image $disk
+exec 9<&-
+
+# A sector that cannot be read.
+expect bad-sector 1 "sense" $hikyaku copy $bad null:64M
+grep -i sense $said | head -1
+
+# The kernel's own disk: MEDIUM ERROR, WRITE SAME, and what goes away.
+debug() { modprobe scsi_debug "$@" && wait_for sh -c 'grep -l scsi_debug /sys/class/scsi_generic/*/device/model' &&
+  model=$(grep -l scsi_debug /sys/class/scsi_generic/*/device/model) && model=${model%/device/model} && debug=/dev/${model##*/} &&
+  wait_for ls /sys/class/scsi_generic/${debug#/dev/}/device/block; }
+debug dev_size_mb=32 lbpws=1 lbprz=1
+head -c 33554432 /tmp/image > /tmp/part
+expect write-same-full 0 verified $hikyaku copy /tmp/part $debug --force --verify
+expect write-same 0 verified $hikyaku copy null:32M $debug --force --verify
+check write-same-used sh -c "$hikyaku info $debug | grep -q 'write zeroes *yes'"
+expect write-same-zero 0 "" $hikyaku compare null:32M $debug
+$hikyaku copy /tmp/part $debug --force --rate 2M > $said 2>&1 &
+copy=$!
+sleep 4
+echo 1 > /sys/class/scsi_generic/${debug#/dev/}/device/delete
+wait $copy; code=$?
+mv $said /tmp/gone; sed 's/^/  /' /tmp/gone | tail -3
+check gone-code test $code = 1
+check gone-said grep -qi "gone" /tmp/gone
+rmmod scsi_debug
+debug dev_size_mb=32 virtual_gb=2 opts=2 medium_error_start=1000000 medium_error_count=8
+expect medium-error 7 "unreadable" $hikyaku copy $debug null:1100M --size 1100M
+grep -v '^#' /tmp/state/hikyaku/copies/*.map
+# Eight sectors from 1,000,000 on, and nothing else.
+check medium-error-map grep -q '^0x1E848000 *0x0*1000 *-$' /tmp/state/hikyaku/copies/*.map
+check medium-error-nothing-else test "$(grep -c '[-*/?]$' /tmp/state/hikyaku/copies/*.map)" = 1
+rmmod scsi_debug
+
+expect in-the-end 0 verified $hikyaku copy $source $destination --force --verify

@@ -1,0 +1,102 @@
+//! Disks by their own commands: our `copy` in an emulated machine (`tests/kernel-lab`), against QEMU's SCSI disks and
+//! the kernel's `scsi_debug`. One boot does all of `passthrough.sh`; each line it prints is a case.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::kernel::{build_guest, guest, script};
+use crate::harness::files::{empty_file, random_file, same_file};
+use crate::harness::process::tail;
+use crate::harness::{Cases, Context, Output, program, run, scratch};
+
+/// A boot, some GiB through an emulated processor, and deliberate waits.
+const GUEST_LIMIT: Duration = Duration::from_secs(590);
+const BYTES: u64 = 64 << 20;
+/// Cannot be read, of the disk `bad`.
+const BAD_SECTOR: u64 = 40_000;
+/// The script ends by copying one onto the other.
+const PAIRS: &[(&str, &str)] = &[("source", "destination")];
+
+/// What the program needs beside the C library, which the guest has.
+fn libraries(hikyaku: &Path) -> Result<Vec<PathBuf>> {
+    let output = run(program("ldd")?.arg(hikyaku), Duration::from_secs(10))?.success()?;
+    let needed = output.stdout.lines().filter_map(|line| line.trim().split_once(" => "));
+    let wanted =
+        needed.filter(|(name, _)| ["libgcc_s", "libm."].iter().any(|wanted| name.starts_with(wanted)));
+    Ok(wanted.filter_map(|(_, path)| path.split(' ').next()).map(PathBuf::from).collect())
+}
+
+fn attach(command: &mut Command, index: usize, name: &str, image: &Path) {
+    let device = format!("scsi-hd,bus=scsi.0,scsi-id={index},serial={name},drive={name}");
+    let drive = match name {
+        // Reported to the guest, every time.
+        "bad" => {
+            let inject =
+                format!("event=none,iotype=read,errno=5,sector={BAD_SECTOR},once=off,immediately=off");
+            let inject =
+                inject.split(',').map(|field| format!(",inject-error.0.{field}")).collect::<String>();
+            let image = image.display();
+            command.args(["--qemu", "-blockdev", "--qemu"]);
+            command.arg(format!(
+                "driver=blkdebug,node-name=bad,image.driver=file,image.filename={image}{inject}"
+            ));
+            format!("{device},rerror=report")
+        }
+        _ => {
+            command.args(["--qemu", "-drive", "--qemu"]);
+            command.arg(format!("if=none,id={name},format=raw,file={},discard=unmap", image.display()));
+            device
+        }
+    };
+    command.args(["--qemu", "-device", "--qemu", &drive]);
+}
+
+fn boot(context: &Context, dir: &Path) -> Result<Output> {
+    let mut command = guest(context);
+    command.arg("run").arg("--file").arg(&context.hikyaku);
+    for library in libraries(&context.hikyaku)? {
+        command.arg("--file").arg(library);
+    }
+    command.args(["--qemu", "-device", "--qemu", "virtio-scsi-pci,id=scsi"]);
+    for (index, name) in ["source", "destination", "bad"].iter().enumerate() {
+        let image = dir.join(name);
+        match *name {
+            "source" | "bad" => random_file(&image, BYTES, context.seed_for(&format!("passthrough/{name}")))?,
+            _ => empty_file(&image, BYTES)?,
+        }
+        attach(&mut command, index, name, &image);
+    }
+    command.arg(script(context, "passthrough.sh"));
+    run(&mut command, GUEST_LIMIT)
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    build_guest(context)?;
+    let dir = scratch()?;
+    let output = boot(context, dir.path())?;
+    let text = output.text().replace('\r', "");
+    let mut lines = text.lines().map(str::trim_end).peekable();
+    while let Some(line) = lines.next() {
+        if let Some(name) = line.strip_prefix("PASS ") {
+            cases.check(name, || Ok(()));
+        } else if let Some(name) = line.strip_prefix("FAIL ") {
+            let said: Vec<&str> =
+                std::iter::from_fn(|| lines.next_if(|line| line.starts_with("  "))).collect();
+            cases.record(name, Err(anyhow::anyhow!("{}", said.join("\n"))), 0.0);
+        }
+    }
+    cases.check("script-ends", || {
+        ensure!(!output.timed_out, "the guest did not end within {GUEST_LIMIT:?}\n{}", tail(&text, 3000));
+        ensure!(text.lines().any(|line| line.trim() == "GUEST-RC 0"), "{}", tail(&text, 3000));
+        Ok(())
+    });
+    for (source, destination) in PAIRS {
+        cases.check(&format!("image-of-{destination}"), || {
+            same_file(&dir.path().join(source), &dir.path().join(destination)).context("on the host")
+        });
+    }
+    Ok(())
+}
