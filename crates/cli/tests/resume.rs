@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -203,4 +204,41 @@ fn two_copies_to_one_destination_are_refused() {
     signal(&first, "-TERM");
     wait(&mut first);
     place.run(&["copy", "small.img", url, "--force"]).expect(0);
+}
+
+#[test]
+fn a_copy_that_the_target_makes_is_journalled_and_its_destination_locked() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    let slow = format!("b.img,create,size={SIZE},limit=150MB/s");
+    let mut serving = place.serve(&["a.img,ro", &slow]);
+    let [from, to] = [serving.urls[0].clone(), serving.urls[1].clone()];
+    let words = ["copy", &from, &to, "--remote-copy", "require"];
+    let mut command = place.command();
+    command.args(words).arg("--json").stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut first = command.spawn().unwrap();
+    let mut lines = BufReader::new(first.stderr.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.contains("\"progress\"") && !line.contains("\"bytes\":0,")).expect("it goes on");
+    let ran = place.run(&[&words[..], &["--force"]].concat()).expect(6);
+    assert!(ran.stderr.contains("another copy is writing to it"), "{}", ran.stderr);
+    signal(&first, "-TERM");
+    assert_eq!(wait(&mut first), 143);
+    let told = lines.last().unwrap();
+    assert!(told.contains("--remote-copy require --resume "), "{told}");
+    // The same target, in no need of time now.
+    serving.signal("-TERM");
+    serving.wait();
+    let mut serving = place.serve_at(from.split('/').nth(2).unwrap(), &["a.img,ro", "b.img"]);
+    let [journal] = &journals(&place)[..] else { panic!("one journal: {told}") };
+    let object = place
+        .run(&[&words[..], &["--resume", journal.to_str().unwrap(), "--json"]].concat())
+        .expect(0)
+        .json();
+    assert!(object["remote_copy"] == true && object["claims"].as_u64() >= Some(1), "{object}");
+    let resumed = object["resumed_bytes"].as_u64().unwrap();
+    assert!(resumed > 0 && resumed < SIZE, "{object}");
+    assert_eq!(journals(&place).len(), 0);
+    serving.signal("-TERM");
+    serving.wait();
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
 }

@@ -24,5 +24,5 @@ pub use discover::{LunInfo, Target, discover, list_luns};
 pub use endpoint::IscsiMedium;
 pub use enquire::enquire;
 pub use options::{Credentials, InitiatorSealing, Options};
-pub use remote_copy::{RemoteCopyError, RemotePlan, RemoteReport, remote_copy};
+pub use remote_copy::{RemoteCopyError, RemoteObserver, RemotePlan, RemoteReport, remote_copy};
 pub use url::{PORT, Url, UrlError};

@@ -28,7 +28,7 @@ const GROWTH_MAX: u64 = 4;
 const SEGMENT_UNIT: u64 = 1 << 20;
 
 /// What is to be copied.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RemotePlan {
     /// LUN that is read.
     pub source: u16,
@@ -40,6 +40,21 @@ pub struct RemotePlan {
     pub dst_offset: u64,
     /// Bytes.
     pub bytes: u64,
+    /// What of the range is still to be copied, in order: begin and end, counted from the range's start. Blocks that are not all of
+    /// one kind are copied.
+    pub open: Vec<(u64, u64)>,
+}
+
+/// Who is told how far a copy is.
+pub trait RemoteObserver {
+    /// So many of the open bytes are done; a few times a second. Whether to go on.
+    fn on_progress(&mut self, done: u64) -> bool;
+
+    /// Time between two claims; `None`: none are wanted.
+    fn claims_every(&self) -> Option<Duration>;
+
+    /// These stretches of the range (begin and end) were copied, and the destination was flushed after that.
+    fn on_durable(&mut self, stretches: &[(u64, u64)]) -> Result<(), String>;
 }
 
 /// What a finished copy was like.
@@ -66,18 +81,19 @@ pub enum RemoteCopyError {
     Lost(IoError),
     /// The flush failed: what was copied may be lost.
     Flush(String),
-    /// The observer said stop; so many bytes from the start are copied and flushed.
+    /// The observer did not take a claim. What it took before is true.
+    Claim(String),
+    /// The observer said stop; the range from its start to this byte is copied and flushed.
     Interrupted(u64),
 }
 
-/// Copies within the target of `url`, and flushes the destination once. `observer` is called with the bytes that are
-/// done, a few times a second, and says whether to go on.
+/// Copies within the target of `url`, flushes the destination at the end, and before each claim.
 pub fn remote_copy(
     io: &mut Io,
     url: &Url,
     options: &Options,
     plan: &RemotePlan,
-    observer: &mut dyn FnMut(u64) -> bool,
+    observer: &mut dyn RemoteObserver,
 ) -> Result<RemoteReport, RemoteCopyError> {
     let impossible = |error: OpenError| RemoteCopyError::Impossible(error.to_string());
     let target = url.target.as_deref().ok_or_else(|| RemoteCopyError::Impossible("no target".into()))?;
@@ -139,42 +155,73 @@ impl<'a> Job<'a> {
     fn run(
         &self,
         talk: &mut Talk<'_>,
-        observer: &mut dyn FnMut(u64) -> bool,
+        observer: &mut dyn RemoteObserver,
     ) -> Result<RemoteReport, RemoteCopyError> {
         let (start, total) = (talk.now(), self.plan.bytes);
         let (mut done, mut commands, mut wish) = (0, 0, COMMAND_BYTES_FIRST);
-        while done < total {
-            let bytes = wish.min(total - done).min(self.segments * self.segment_bytes);
-            let (cdb, list) = cdb::extended_copy(&self.list(done, bytes, commands as u8));
-            let began = talk.now();
-            match talk.write(self.lun, cdb, &list, &mut || observer(done)) {
-                Ok(Ended::Good) => {}
-                Ok(Ended::Stopped) => {
-                    self.flush(talk)?;
-                    return Err(RemoteCopyError::Interrupted(done));
+        let (mut claimed_at, mut unclaimed) = (start, Vec::new());
+        for (begin, end) in self.open() {
+            let mut at = begin;
+            while at < end {
+                let bytes = wish.min(end - at).min(self.segments * self.segment_bytes);
+                let (cdb, list) = cdb::extended_copy(&self.list(at, bytes, commands as u8));
+                let began = talk.now();
+                match talk.write(self.lun, cdb, &list, &mut || observer.on_progress(done)) {
+                    Ok(Ended::Good) => {}
+                    Ok(Ended::Stopped) => {
+                        self.claim(talk, observer, &mut unclaimed)?;
+                        return Err(RemoteCopyError::Interrupted(at));
+                    }
+                    Ok(Ended::Refused(text)) => return Err(RemoteCopyError::Refused(text)),
+                    Err(error) => {
+                        let error = IoError::new(IoErrorKind::Unreachable, error.to_string());
+                        return Err(RemoteCopyError::Lost(error));
+                    }
                 }
-                Ok(Ended::Refused(text)) => return Err(RemoteCopyError::Refused(text)),
-                Err(error) => {
-                    return Err(RemoteCopyError::Lost(IoError::new(
-                        IoErrorKind::Unreachable,
-                        error.to_string(),
-                    )));
+                unclaimed.push((at, at + bytes));
+                (at, done, commands) = (at + bytes, done + bytes, commands + 1);
+                let took = (talk.now() - began).as_nanos().max(1);
+                let fits = u128::from(bytes) * COMMAND_TIME.as_nanos() / took;
+                let next = u64::try_from(fits).unwrap_or(u64::MAX).min(wish.saturating_mul(GROWTH_MAX));
+                wish = (next / SEGMENT_UNIT * SEGMENT_UNIT).max(SEGMENT_UNIT);
+                if !observer.on_progress(done) && at < total {
+                    self.claim(talk, observer, &mut unclaimed)?;
+                    return Err(RemoteCopyError::Interrupted(at));
                 }
-            }
-            (done, commands) = (done + bytes, commands + 1);
-            let took = (talk.now() - began).as_nanos().max(1);
-            let fits = u128::from(bytes) * COMMAND_TIME.as_nanos() / took;
-            let next = u64::try_from(fits).unwrap_or(u64::MAX).min(wish.saturating_mul(GROWTH_MAX));
-            wish = (next / SEGMENT_UNIT * SEGMENT_UNIT).max(SEGMENT_UNIT);
-            if !observer(done) && done < total {
-                self.flush(talk)?;
-                return Err(RemoteCopyError::Interrupted(done));
+                if observer.claims_every().is_some_and(|every| talk.now() - claimed_at >= every) {
+                    self.claim(talk, observer, &mut unclaimed)?;
+                    claimed_at = talk.now();
+                }
             }
         }
         let before = talk.now();
-        self.flush(talk)?;
+        self.claim(talk, observer, &mut unclaimed)?;
         let (duration, flush) = (talk.now() - start, talk.now() - before);
         Ok(RemoteReport { commands, duration, flush, session_bytes: talk.session_bytes() })
+    }
+
+    /// Makes durable what is copied, and says so.
+    fn claim(
+        &self,
+        talk: &mut Talk<'_>,
+        observer: &mut dyn RemoteObserver,
+        unclaimed: &mut Vec<(u64, u64)>,
+    ) -> Result<(), RemoteCopyError> {
+        self.flush(talk)?;
+        if !unclaimed.is_empty() {
+            observer.on_durable(unclaimed).map_err(RemoteCopyError::Claim)?;
+            unclaimed.clear();
+        }
+        Ok(())
+    }
+
+    /// What is to be copied, in whole blocks of both LUNs.
+    fn open(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let block = self.block.max(self.destination_block);
+        let whole = move |(begin, end): (u64, u64)| {
+            (begin / block * block, end.next_multiple_of(block).min(self.plan.bytes))
+        };
+        self.plan.open.iter().copied().map(whole)
     }
 
     /// The parameter list for a stretch of the range.

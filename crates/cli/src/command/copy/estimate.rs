@@ -59,7 +59,8 @@ pub(super) fn estimate(io: &mut Io, source: &mut dyn Endpoint, plan: &Plan, chec
             break;
         };
         let start = ((start + before) / UNIT * UNIT).max(start);
-        let part = Plan { src_offset: start, size: Some(end - start), ..plan.clone() };
+        let size = (end - start).min(estimate.data_bytes.div_ceil(PLACES).next_multiple_of(UNIT));
+        let part = Plan { src_offset: start, size: Some(size), ..plan.clone() };
         match read(io, source, &part) {
             Ok((bytes, seconds)) => {
                 estimate.sampled_bytes += bytes;

@@ -214,11 +214,20 @@ impl Kept {
         journal.end().map_err(|error| Failure::failed("keep the journal", "", error))
     }
 
-    /// Ends it, and gives the command that takes the copy up again.
-    pub(super) fn stop(self, args: &Args) -> Option<String> {
-        let command = self.journal.is_some().then(|| self.command(args));
-        self.journal?.end().ok()?;
-        command
+    /// The copy has failed: ends it, and says which command takes it up again.
+    pub(super) fn failed(self, args: &Args, mut failure: Failure) -> Result<Failure, Failure> {
+        // What was found to be wrong does not become right by being resumed.
+        if failure.exit == Exit::Mismatch {
+            self.finish(true)?;
+            return Ok(failure);
+        }
+        let command = self.command(args);
+        if self.journal.is_some_and(|journal| journal.end().is_ok()) {
+            let interrupted = matches!(failure.exit, Exit::Interrupted(_));
+            let earlier = Some(failure.hint).filter(|hint| !hint.is_empty() && !interrupted);
+            failure.hint = earlier.map_or_else(String::new, |hint| hint + "; then: ") + &command;
+        }
+        Ok(failure)
     }
 
     /// The command that takes the copy up again.
@@ -251,6 +260,9 @@ impl Kept {
         }
         if args.snapshot == Snapshotting::Auto {
             words.push("--snapshot auto".to_owned());
+        }
+        if let Some(choice) = args.remote_copy.word() {
+            words.push(format!("--remote-copy {choice}"));
         }
         for (name, command) in [("--pre", &args.hooks.pre), ("--post", &args.hooks.post)] {
             if let Some(command) = command {

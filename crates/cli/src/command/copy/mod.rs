@@ -287,14 +287,17 @@ fn copy(
         // What a later copy can be told to go on with is the source; the snapshot will be gone.
         pair.source_was = snapshot.source_was.clone();
     }
-    if earlier.is_none()
-        && let Some(copied) = remote::copy(context, args, &mut io, &mut pair, [source, &destination], record)?
-    {
-        let exit = copied.tell(context, args, pair.source_consistent, record);
-        end(&mut io, [pair.source, pair.destination]);
-        return Ok(exit);
-    }
     let mut kept = journal::keep(context, args, &pair, [source, &destination], earlier)?;
+    match remote::copy(context, args, &mut io, &mut pair, [source, &destination], &mut kept, record) {
+        Ok(Some(copied)) => {
+            kept.finish(true)?;
+            let exit = copied.tell(context, args, pair.source_consistent, record);
+            end(&mut io, [pair.source, pair.destination]);
+            return Ok(exit);
+        }
+        Ok(None) => {}
+        Err(failure) => return Err(kept.failed(args, failure)?),
+    }
     let before = CpuTime::now();
     let mut offloaded = match offload::offload(context, args, &pair, &mut kept.map, &destination) {
         Ok(offloaded) => offloaded,
@@ -334,16 +337,8 @@ fn copy(
                     pair.source_consistent,
                 ));
             }
-            let mut failure = outcome::failure(context, args, &error, source, &destination);
-            // What was found to be wrong does not become right by being resumed.
-            if matches!(error, CopyError::Verify { .. }) {
-                kept.finish(true)?;
-            } else if let Some(command) = kept.stop(args) {
-                let earlier = Some(failure.hint)
-                    .filter(|hint| !hint.is_empty() && !matches!(error, CopyError::Interrupted { .. }));
-                failure.hint = earlier.map_or_else(String::new, |hint| hint + "; then: ") + &command;
-            }
-            return Err(failure);
+            let failure = outcome::failure(context, args, &error, source, &destination);
+            return Err(kept.failed(args, failure)?);
         }
     };
     let source_consistent = pair.source_consistent && !report.source_changed;

@@ -1,14 +1,17 @@
 //! `--remote-copy`: two LUNs of one target are copied by that target, and the data never comes here.
 
+use std::time::Duration;
+
 use clap::ValueEnum;
 use io::Io;
-use mover::CopyError;
-use node::initiator::{RemoteCopyError, RemotePlan, RemoteReport, Url, remote_copy};
+use mover::{CopyError, FileJournal, Journal, Map, Status};
+use node::initiator::{RemoteCopyError, RemoteObserver, RemotePlan, RemoteReport, Url, remote_copy};
 use serde_json::{Value, json};
 
+use super::journal::Kept;
 use super::report::Record;
 use super::{Args, Pair, Sparse, outcome};
-use crate::context::Context;
+use crate::context::{Context, Stop};
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::progress::{Progress, Sample};
@@ -25,10 +28,24 @@ pub(crate) enum RemoteCopy {
     Require,
 }
 
+impl RemoteCopy {
+    /// As it is asked for; `None` where nobody need ask.
+    pub(super) fn word(self) -> Option<&'static str> {
+        match self {
+            Self::Auto => None,
+            Self::Off => Some("off"),
+            Self::Require => Some("require"),
+        }
+    }
+}
+
 /// How a copy was made that did not pass through here.
 pub(super) struct Copied {
     report: RemoteReport,
     bytes: u64,
+    /// Of them an earlier copy had finished.
+    resumed_bytes: u64,
+    claims: u64,
     /// Of reading both ends afterwards.
     verify_seconds: Option<f64>,
 }
@@ -40,6 +57,7 @@ pub(super) fn copy(
     io: &mut Io,
     pair: &mut Pair,
     [source, destination]: [&Named; 2],
+    kept: &mut Kept,
     record: &mut Record,
 ) -> Result<Option<Copied>, Failure> {
     let bytes = pair.checked.bytes;
@@ -62,36 +80,42 @@ pub(super) fn copy(
     if let Some(why) = unsuitable(args, source, destination) {
         return here(why);
     }
+    let map = kept.map.take().unwrap_or_else(|| Map::new(bytes));
+    let open = map.stretches().filter(|stretch| stretch.status != Status::Finished);
     let plan = RemotePlan {
         source: from.lun.expect("an open LUN has a number"),
         destination: to.lun.expect("an open LUN has a number"),
         src_offset: args.range.src_offset,
         dst_offset: args.range.dst_offset,
         bytes,
+        open: open.map(|stretch| (stretch.start, stretch.end)).collect(),
     };
+    let resumed_bytes = map.bytes(Status::Finished);
     let options = destination.initiator_options(context, &to)?;
-    let result = {
-        let _orderly = context.stop.orderly();
-        let mut progress = Progress::new(context);
-        let result = remote_copy(io, &to, &options, &plan, &mut |done| {
-            let sample = Sample { phase: "copy", bytes: done, total: bytes, ..Sample::default() };
-            progress.update(&Sample { limited_by: "target", ..sample });
-            !context.stop.is_asked()
-        });
-        record.series.extend(progress.finish());
-        result
-    };
+    let _orderly = context.stop.orderly();
+    let (progress, journal) = (Progress::new(context), kept.journal.as_mut());
+    let mut claims =
+        Claims { progress, stop: &context.stop, total: bytes, resumed_bytes, map, journal, count: 0 };
+    let result = remote_copy(io, &to, &options, &plan, &mut claims);
+    let Claims { progress, map, count, .. } = claims;
+    record.series.extend(progress.finish());
+    // Whoever goes on goes on from here.
+    kept.map = kept.journal.is_some().then_some(map);
     let failed = |cause: String| Failure::failed("let the target copy to", destination.text.clone(), cause);
     let report = match result {
         Ok(report) => report,
         Err(RemoteCopyError::Impossible(why)) => return here(&why),
         Err(RemoteCopyError::Refused(why)) => return here(&format!("the target refuses: {why}")),
         Err(RemoteCopyError::Lost(error)) => {
-            return Err(Failure::io("let the target copy to", destination.text.clone(), &error).hint(
-                "the same command with --force begins anew; what it copied so far may not be durable",
-            ));
+            let failure = Failure::io("let the target copy to", destination.text.clone(), &error);
+            return Err(
+                failure.hint("see what became of the target; it may still be at what it was asked last")
+            );
         }
         Err(RemoteCopyError::Flush(why)) => return Err(failed(format!("the flush failed: {why}"))),
+        Err(RemoteCopyError::Claim(why)) => {
+            return Err(failed(format!("the journal cannot be written: {why}")));
+        }
         Err(RemoteCopyError::Interrupted(bytes_safe)) => {
             let error = CopyError::Interrupted { phase: mover::Phase::Copy, bytes_safe };
             return Err(outcome::failure(context, args, &error, source, destination));
@@ -102,7 +126,41 @@ pub(super) fn copy(
     } else {
         None
     };
-    Ok(Some(Copied { report, bytes, verify_seconds }))
+    Ok(Some(Copied { report, bytes, resumed_bytes, claims: count, verify_seconds }))
+}
+
+/// Shows how far the target is, and keeps what it has made durable.
+struct Claims<'a> {
+    progress: Progress,
+    stop: &'a Stop,
+    total: u64,
+    resumed_bytes: u64,
+    map: Map,
+    journal: Option<&'a mut FileJournal>,
+    count: u64,
+}
+
+impl RemoteObserver for Claims<'_> {
+    fn on_progress(&mut self, done: u64) -> bool {
+        let bytes = self.resumed_bytes + done;
+        let sample =
+            Sample { phase: "copy", bytes, total: self.total, limited_by: "target", ..Sample::default() };
+        self.progress.update(&sample);
+        !self.stop.is_asked()
+    }
+
+    fn claims_every(&self) -> Option<Duration> {
+        self.journal.as_ref().map(|journal| journal.every())
+    }
+
+    fn on_durable(&mut self, stretches: &[(u64, u64)]) -> Result<(), String> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        for (start, end) in stretches {
+            self.map.set(*start, *end, Status::Finished);
+        }
+        self.count += 1;
+        journal.claim(&self.map)
+    }
 }
 
 /// The two URLs, if they name LUNs of one target, reached at one portal by one initiator.
@@ -166,7 +224,9 @@ impl Copied {
             "offload": "none",
             "bytes": self.bytes,
             "seconds": units::rounded(seconds),
-            "mb_per_s": units::rounded(outcome::mb_per_s(self.bytes, seconds)),
+            "mb_per_s": units::rounded(outcome::mb_per_s(self.bytes - self.resumed_bytes, seconds)),
+            "resumed_bytes": self.resumed_bytes,
+            "claims": self.claims,
             "commands": self.report.commands,
             "session_bytes": { "received": received, "sent": sent },
             "verified": self.verify_seconds.is_some(),
@@ -179,7 +239,8 @@ impl Copied {
 
     /// The same for people.
     pub(super) fn sentence(&self) -> String {
-        let rate = outcome::mb_per_s(self.bytes, self.report.duration.as_secs_f64()) * 1e6;
+        let rate =
+            outcome::mb_per_s(self.bytes - self.resumed_bytes, self.report.duration.as_secs_f64()) * 1e6;
         let (received, sent) = self.report.session_bytes;
         let mut text = format!(
             "copied {} in {}, {}, by the target itself: {} passed through this host",
@@ -188,9 +249,11 @@ impl Copied {
             units::rate(rate),
             units::bytes(received + sent),
         );
+        if self.resumed_bytes > 0 {
+            text += &format!(", {} of it before", units::bytes(self.resumed_bytes));
+        }
         if let Some(seconds) = self.verify_seconds {
-            text +=
-                &format!(", verified in {}", units::duration(std::time::Duration::from_secs_f64(seconds)));
+            text += &format!(", verified in {}", units::duration(Duration::from_secs_f64(seconds)));
         }
         text
     }
