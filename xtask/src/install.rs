@@ -52,6 +52,7 @@ const TEST: &[Need] = &[
     need("xz-utils", &["xz"]),
     need("e2fsprogs", &["mkfs.ext4", "e2fsck"]),
     need("xfsprogs", &["mkfs.xfs", "xfs_repair"]),
+    need("btrfs-progs", &["mkfs.btrfs", "btrfs"]),
     need("mount", &["losetup"]),
     need("fio", &["fio"]),
     need("g++", &["c++"]),

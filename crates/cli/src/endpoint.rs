@@ -133,10 +133,8 @@ impl Named {
             Location::Url(url) => {
                 let read_only =
                     !options.writable || self.spec.flag("ro").map_err(|error| failed(error.into()))?;
-                let medium: Arc<dyn Medium> = if self.is_nbd() {
-                    let usage = |cause| Failure::usage("understand the endpoint", self.text.clone(), cause);
-                    let uri = nbd::Uri::parse(url).map_err(|error| usage(error.to_string()))?;
-                    Arc::new(NbdMedium::new(uri, self.timeout()?.unwrap_or(TIMEOUT), read_only))
+                let medium: Arc<dyn Medium> = if let Some(medium) = self.nbd(read_only)? {
+                    Arc::new(medium)
                 } else {
                     let (url, login) = self.initiator(context, url, attempted)?;
                     Arc::new(IscsiMedium::new(url, login, read_only).map_err(failed)?)
@@ -149,6 +147,17 @@ impl Named {
             }
             _ => block::open(&self.spec, options).map_err(failed),
         }
+    }
+
+    /// The export, where it is one of an NBD server, without layers. Nobody is asked yet.
+    pub(crate) fn nbd(&self, read_only: bool) -> Result<Option<NbdMedium>, Failure> {
+        let Location::Url(url) = &self.spec.location else { return Ok(None) };
+        if !nbd::Uri::is_nbd(url) {
+            return Ok(None);
+        }
+        let usage = |cause| Failure::usage("understand the endpoint", self.text.clone(), cause);
+        let uri = nbd::Uri::parse(url).map_err(|error| usage(error.to_string()))?;
+        Ok(Some(NbdMedium::new(uri, self.timeout()?.unwrap_or(TIMEOUT), read_only)))
     }
 
     /// Whether it is an export of an NBD server.

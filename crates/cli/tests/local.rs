@@ -478,3 +478,46 @@ fn copy_to_standard_output() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("Broken pipe"), "{output:?}");
 }
+
+#[test]
+fn since_hash_moves_what_differs() {
+    let place = Place::new();
+    let source = place.sample("a.img", 5 * MIB + 17);
+    fs::copy(&source, place.path("b.img")).unwrap();
+    let ran = place.run(&["copy", "a.img", "b.img", "--since", "hash", "--json"]).expect(0).json();
+    assert_eq!((&ran["write"]["bytes"], &ran["unchanged_bytes"]), (&0.into(), &(5 * MIB + 17).into()));
+    assert!(ran["blake3"].is_null(), "nothing was hashed");
+    let mut bytes = fs::read(&source).unwrap();
+    bytes[3 * MIB] ^= 1;
+    fs::write(&source, &bytes).unwrap();
+    let ran =
+        place.run(&["copy", "a.img", "b.img", "--since", "hash", "--json", "--verify"]).expect(0).json();
+    assert!(fs::read(place.path("b.img")).unwrap() == bytes);
+    assert_eq!((&ran["write"]["bytes"], &ran["compared_bytes"]), (&4096.into(), &(5 * MIB + 17).into()));
+    assert_eq!(ran["blake3"].as_str().unwrap().len(), 64);
+    let ran = place.run(&["copy", "a.img", "b.img", "--since=hash", "--verify"]).expect(0);
+    for words in ["0 B moved", "unchanged as both ends were compared", ", BLAKE3 "] {
+        assert!(ran.stdout.contains(words), "{}", ran.stdout);
+    }
+    let ran = place.run(&["copy", "a.img", "b.img", "--since=hash", "--dry-run"]).expect(0);
+    assert!(ran.stdout.contains("when both ends have been read"), "{}", ran.stdout);
+}
+
+#[test]
+fn since_what_the_source_does_not_have_is_usage() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    place.sample("b.img", MIB);
+    for (source, since) in [
+        ("a.img", "bitmap:b0"),
+        ("a.img", "none.img"),
+        ("a.img", "."),
+        ("pattern:1M", "a.img"),
+        ("a.img", "bitmap:"),
+    ] {
+        let ran = place.run(&["copy", source, "b.img", "--since", since]).expect(2);
+        assert!(!ran.stderr.is_empty(), "{source} {since}");
+    }
+    place.run(&["copy", "a.img", "c.img,create,size=1M", "--since", "b.img"]).expect(2);
+    assert!(!place.path("c.img").exists(), "it was not made");
+}

@@ -256,6 +256,7 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("--depth", &["1", "3", "32", "auto"]),
     ("--sparse", &["auto", "off"]),
     ("--connections", &["1", "2", "auto"]),
+    ("--since", &["hash"]),
 ];
 
 fn draw_options(rng: &mut StdRng) -> Vec<String> {

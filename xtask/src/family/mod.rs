@@ -20,6 +20,7 @@ mod seal_model;
 mod sealed;
 mod sessions;
 mod sim;
+mod since;
 mod tgt;
 mod torture;
 mod xcopy;
@@ -83,6 +84,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "copy-matrix",
         about: "endpoint pairs times copy options, byte-compared",
         examine: copy_matrix::examine,
+        any_target: false,
+    },
+    Family {
+        name: "since",
+        about: "copy --since a clone or a snapshot, on xfs and btrfs, under changes of every kind",
+        examine: since::examine,
         any_target: false,
     },
     Family {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::harness::cutter::Cutter;
-use crate::harness::files::{empty_file, patchy_file, random_file, same_file, size_of};
+use crate::harness::files::{damage, empty_file, patchy_file, random_file, same_file, size_of};
 use crate::harness::nbd::{At, Nbd};
 use crate::harness::{Cases, Context, Disk, Output, Running, Target, free_port, program, run, scratch};
 
@@ -166,6 +166,46 @@ fn dirty_bitmap(cases: &mut Cases) {
     });
 }
 
+/// A copy of what a bitmap marks, one that the bitmap lies about, and what puts that right.
+fn since_bitmap(context: &Context, cases: &mut Cases) {
+    cases.check("since-bitmap", || {
+        let dir = scratch()?;
+        let [raw, image, copied] = ["raw", "image.qcow2", "copied"].map(|name| dir.path().join(name));
+        patchy_file(&raw, BYTES, context.seed_for("nbd/since"))?;
+        qemu_img(&["convert", "-f", "raw", "-O", "qcow2", &text(&raw), &text(&image)])?;
+        qemu_img(&["bitmap", "--add", "-g", "64K", "-f", "qcow2", &text(&image), "b0"])?;
+        std::fs::copy(&raw, &copied)?;
+        let mut command = program("qemu-io")?;
+        for write in ["write -P 7 300000 5000", "write -z 4M 1M", "write -P 9 8M 200k", "discard 12M 64k"] {
+            command.args(["-c", write]);
+        }
+        run(command.args(["-f", "qcow2", &text(&image)]), LIMIT)?.success()?;
+        let server = Nbd::qemu(At::port()?, &image, "qcow2", &["--read-only", "--bitmap=b0", "--shared=4"])?;
+        let (from, to) = (server.url("disk"), text(&copied));
+        let copy = |more: &[&str], code: i32| -> Result<serde_json::Value> {
+            let arguments = [&["copy", &from, &to, "--force", "--json"], more].concat();
+            let told = ours(context, &arguments)?.expect(code)?;
+            serde_json::from_str(&told.stdout).context("copy --json")
+        };
+        let told = copy(&["--since", "bitmap:b0", "--dry-run"], 0)?;
+        let changed = told["changed_bytes"].as_u64().context("changed_bytes")?;
+        ensure!((1 << 20..2 << 20).contains(&changed), "{changed} bytes are said to have changed");
+        let told = copy(&["--since", "bitmap:b0", "--verify"], 0)?;
+        ensure!(told["unchanged_bytes"] == BYTES - changed, "{told}");
+        ensure!(told["read"]["bytes"].as_u64().is_some_and(|read| read <= changed), "{told}");
+        ensure!(told["blake3"].as_str().is_some_and(|digits| digits.len() == 64), "{told}");
+        ours(context, &["compare", &from, &to])?.success()?;
+        // Somebody wrote to the destination where the bitmap marks nothing.
+        damage(&copied, 14 << 20)?;
+        copy(&["--since", "bitmap:b0"], 0)?;
+        copy(&["--since", "bitmap:b0", "--verify"], 3)?;
+        let told = copy(&["--since", "hash"], 0)?;
+        ensure!(told["write"]["bytes"] == 4096 && told["compared_bytes"] != 0, "{told}");
+        ours(context, &["compare", &from, &to])?.success()?;
+        ours(context, &["copy", &from, &to, "--force", "--since", "bitmap:none"])?.expect(1).map(|_| ())
+    });
+}
+
 fn refusals(context: &Context, cases: &mut Cases) -> Result<()> {
     let dir = scratch()?;
     let source = dir.path().join("source.img");
@@ -281,6 +321,7 @@ fn deaths(context: &Context, cases: &mut Cases) -> Result<()> {
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     servers(context, cases)?;
     dirty_bitmap(cases);
+    since_bitmap(context, cases);
     refusals(context, cases)?;
     deaths(context, cases)
 }

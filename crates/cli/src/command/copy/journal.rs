@@ -12,6 +12,7 @@ use mover::{FileJournal, Label, Map, Mapfile, Mismatch, Status, read_mapfile};
 use sha2::{Digest, Sha256};
 
 use super::offload::Offloading;
+use super::since::Since;
 use super::snapshot::Snapshotting;
 use super::{Args, Pair, Sparse};
 use crate::context::Context;
@@ -268,6 +269,10 @@ impl Kept {
             if let Some(command) = command {
                 words.push(format!("{name} {}", quoted(command)));
             }
+        }
+        // What the others found stands in the journal.
+        if args.since == Some(Since::Hash) {
+            words.push("--since hash".to_owned());
         }
         words.push(format!("--resume {}", quoted(&self.name)));
         words.join(" ")

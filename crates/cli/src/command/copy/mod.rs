@@ -8,6 +8,7 @@ pub(crate) mod outcome;
 pub(crate) mod refusals;
 mod remote;
 mod report;
+mod since;
 mod snapshot;
 mod stream;
 
@@ -41,6 +42,7 @@ use crate::{output, units};
 Examples:
   hikyaku copy disk.img /dev/sdx --verify
   hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --json
+  hikyaku copy disk.img /dev/sdx --since hash --force
   hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
   hikyaku copy disk.img /dev/sdx --dry-run
   zstdcat disk.img.zst | hikyaku copy - /dev/sdx --verify
@@ -65,6 +67,16 @@ pub(crate) struct Args {
     /// Go on with an earlier copy: the name or the file of its journal
     #[arg(long, value_name = "ID|FILE")]
     resume: Option<String>,
+
+    /// Copy only what has changed: compared with the destination (hash), marked by a dirty bitmap of an NBD source, or
+    /// not shared with an earlier clone or snapshot of the file
+    ///
+    /// hash reads both ends and writes what differs: it needs to know nothing and is always right. The other two read and
+    /// write only what has changed, on your word that the destination holds what the source held when the bitmap or the
+    /// snapshot was made, and nothing else since; --verify looks. What cannot be told counts as changed. SNAP is a file on
+    /// the same xfs or btrfs.
+    #[arg(long, value_name = "SNAP|bitmap:NAME|hash", value_parser = since::parse)]
+    since: Option<since::Since>,
 
     /// Make holes and blocks of zeroes zero instead of moving their zeroes
     #[arg(long, default_value = "auto")]
@@ -209,6 +221,7 @@ impl Args {
             rate: self.rate,
             sparse: self.sparse == Sparse::Auto,
             allow_block_size: self.allow.contains(&Allow::SectorSize),
+            differing: self.since == Some(since::Since::Hash),
             ..self.range.plan(&self.shape)
         }
     }
@@ -248,6 +261,7 @@ fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Resul
     if destination.path().is_some() && destination.spec.get("format").is_none() {
         destination.set("format", "raw");
     }
+    since::check(args, &destination)?;
     if args.dry_run {
         return refusals::dry_run(context, args, &mut endpoint::event_loop()?, &source, &destination);
     }
@@ -287,6 +301,7 @@ fn copy(
         // What a later copy can be told to go on with is the source; the snapshot will be gone.
         pair.source_was = snapshot.source_was.clone();
     }
+    let changes = since::changes(context, args, &mut io, source, &*pair.source, &pair.checked)?;
     let mut kept = journal::keep(context, args, &pair, [source, &destination], earlier)?;
     match remote::copy(context, args, &mut io, &mut pair, [source, &destination], &mut kept, record) {
         Ok(Some(copied)) => {
@@ -308,7 +323,8 @@ fn copy(
             return Err(failure);
         }
     };
-    let plan = Plan { map: kept.map.take(), skip_bad: kept.journal.is_some(), ..args.plan() };
+    let only = changes.as_ref().map(|changes| changes.only.clone());
+    let plan = Plan { map: kept.map.take(), only, skip_bad: kept.journal.is_some(), ..args.plan() };
     let result = {
         let _orderly = context.stop.orderly();
         let mut progress = Progress::new(context);
@@ -323,7 +339,7 @@ fn copy(
         result
     };
     let cpu = CpuTime::now().since(before);
-    let report = match result {
+    let mut report = match result {
         Ok(mut report) => {
             offloaded.amend(&mut report, &pair.source.fingerprint());
             report
@@ -341,6 +357,7 @@ fn copy(
             return Err(kept.failed(args, failure)?);
         }
     };
+    report.source_changed |= changes.is_some_and(|changes| changes.are_stale(&*pair.source));
     let source_consistent = pair.source_consistent && !report.source_changed;
     if report.source_changed {
         context.warn(&format!(

@@ -85,6 +85,9 @@ fn suitable<'a>(args: &Args, pair: &'a Pair) -> Result<Offload<'a>, &'static str
     if args.rate.is_some() {
         return Err("a file system is not told how fast to copy (--rate)");
     }
+    if args.since.is_some() {
+        return Err("a file system is not told what has changed (--since)");
+    }
     if args.sparse == Sparse::Off {
         return Err("a file system is not told to write zeroes (--sparse off)");
     }

@@ -37,6 +37,11 @@ fn side(side: &Side) -> Value {
     })
 }
 
+/// Bytes of the range that were copied or compared, in whatever way.
+fn passed_bytes(report: &Report) -> u64 {
+    report.bytes - report.resumed_bytes - report.skipped_bytes
+}
+
 /// The object that ends `copy --json`.
 pub(crate) fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> Value {
     let (user, system) = cpu_s_per_gb(cpu, report.bytes);
@@ -45,11 +50,14 @@ pub(crate) fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> 
         "remote_copy": false,
         "bytes": report.bytes,
         "seconds": units::rounded(report.seconds),
-        "mb_per_s": units::rounded(mb_per_s(report.bytes - report.resumed_bytes, report.seconds)),
+        "mb_per_s": units::rounded(mb_per_s(passed_bytes(report), report.seconds)),
         "cpu_s_per_gb": { "user": units::rounded(user), "system": units::rounded(system) },
         "read": side(&report.read),
         "write": side(&report.write),
         "verified": report.verified,
+        "blake3": report.blake3,
+        "unchanged_bytes": report.skipped_bytes + report.equal_bytes,
+        "compared_bytes": report.compared_bytes,
         "source_consistent": source_consistent,
         "limited_by": report.limited_by.name(),
         "shares": {
@@ -93,8 +101,16 @@ pub(super) fn sentence(report: &Report, cpu: CpuTime) -> String {
         "copied {} in {}, {}",
         units::bytes(report.bytes),
         units::duration(Duration::from_secs_f64(report.seconds)),
-        units::rate(mb_per_s(report.bytes - report.resumed_bytes, report.seconds) * 1e6),
+        units::rate(mb_per_s(passed_bytes(report), report.seconds) * 1e6),
     );
+    let unchanged = units::bytes(report.skipped_bytes + report.equal_bytes);
+    let moved = units::bytes(report.write.bytes);
+    text += &match (report.compared_bytes + report.equal_bytes, report.skipped_bytes) {
+        (0, 0) => String::new(),
+        (1.., 0) => format!(": {moved} moved, {unchanged} unchanged as both ends were compared"),
+        _ if report.verified => format!(": {moved} moved, {unchanged} unchanged"),
+        _ => format!(": {moved} moved, {unchanged} taken for unchanged and not looked at"),
+    };
     if report.resumed_bytes > 0 {
         text += &format!(", {} of it before", units::bytes(report.resumed_bytes));
     }
@@ -110,6 +126,9 @@ pub(super) fn sentence(report: &Report, cpu: CpuTime) -> String {
     }
     if report.copied_again {
         text += ", all of it twice because the target had lost what it held in its cache";
+    }
+    if let Some(blake3) = &report.blake3 {
+        text += &format!(", BLAKE3 {blake3}");
     }
     text + &format!("; limited by {}, {:.2} CPU-s/GB", report.limited_by, user + system)
 }

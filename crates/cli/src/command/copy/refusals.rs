@@ -11,7 +11,7 @@ use mover::{Checked, Plan, Refusal};
 use serde_json::json;
 
 use super::estimate::{Estimate, estimate};
-use super::{Allow, Args, Pair, request_alignment};
+use super::{Allow, Args, Pair, request_alignment, since};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
@@ -97,7 +97,7 @@ pub(super) fn dry_run(
     let (_medium, mut source_endpoint) = inspection.open_source(io)?;
     inspection.look_at_new_file(source_endpoint.capability().size_bytes);
     let plan = args.plan();
-    let mut checked = None;
+    let (mut checked, mut changes) = (None, None);
     let stand_in = stand_in(context, destination)?;
     let exists = destination.path().is_none_or(Path::exists) || destination.creates();
     if exists {
@@ -121,9 +121,19 @@ pub(super) fn dry_run(
             Err(failure) => inspection.refusals.push(failure),
         }
     }
-    let estimate = checked.map(|checked| estimate(io, &mut *source_endpoint, &plan, &checked));
+    if let Some(checked) = &checked {
+        match since::changes(context, args, io, source, &*source_endpoint, checked) {
+            Ok(told) => changes = told.map(|changes| changes.bytes()),
+            Err(failure) => inspection.refusals.push(failure),
+        }
+    }
+    // How long it takes to copy a few changed places nobody knows from a look at the whole.
+    let plan = Plan { differing: false, ..plan };
+    let estimate = checked
+        .filter(|_| changes.is_none())
+        .map(|checked| estimate(io, &mut *source_endpoint, &plan, &checked));
     super::end(io, [source_endpoint]);
-    Ok(tell(&inspection, checked, &plan, estimate.as_ref()))
+    Ok(tell(&inspection, checked, changes, &plan, estimate.as_ref()))
 }
 
 /// In a dry run, a file that would be made or grown is represented by nothing of the same size.
@@ -145,9 +155,11 @@ fn stand_in(context: &Context, destination: &Named) -> Result<Option<Named>, Fai
     }
 }
 
+/// `changes` are the bytes that may differ, where that is known before anything is compared.
 fn tell(
     inspection: &Inspection<'_>,
     checked: Option<Checked>,
+    changes: Option<u64>,
     plan: &Plan,
     estimate: Option<&Estimate>,
 ) -> Exit {
@@ -169,6 +181,7 @@ fn tell(
             "verify": plan.verify,
             "sparse": plan.sparse,
             "rate_bytes_per_s": plan.rate,
+            "changed_bytes": changes,
             "source_consistent": inspection.source_consistent,
             "refused": refused,
             "estimate": estimate.map(Estimate::object),
@@ -192,6 +205,15 @@ fn tell(
     }
     if let Some(estimate) = estimate {
         output::line(&format!("  {}", estimate.sentences()));
+    }
+    match (&inspection.args.since, changes) {
+        (Some(since), Some(bytes)) => {
+            output::line(&format!("  of it {} have changed since {since}", units::bytes(bytes)));
+        }
+        (Some(since::Since::Hash), None) => {
+            output::line("  how much differs is known when both ends have been read");
+        }
+        _ => {}
     }
     for refusal in &inspection.refusals {
         output::line(&format!("  refused: {refusal}"));

@@ -71,6 +71,7 @@ fn unsuitable(args: &Args, from: bool, to: bool) -> Result<(), Failure> {
         () if from && std::io::stdin().is_terminal() => "standard input is a terminal",
         () if to && std::io::stdout().is_terminal() => "standard output is a terminal",
         () if args.resume.is_some() => "a stream cannot be read or written from the middle (--resume)",
+        () if args.since.is_some() => "a stream has no earlier state, and is not compared (--since)",
         () if args.remote_copy == RemoteCopy::Require => "a stream is no LUN (--remote-copy require)",
         () if args.offload == Offloading::Require => {
             "a stream is no file to share blocks with (--offload require)"
