@@ -37,6 +37,9 @@ const GAIN_BELIEVED: f64 = 1.7;
 /// nothing on tests, two depths cannot take turns, and what changes in the middle of a long copy is still noticed.
 const HOLD_MIN: u32 = 32;
 const HOLD_MAX: u32 = 1024;
+/// Where the chunks in flight are moved in less time than this there is hardly a latency to be hidden, and the first test comes after
+/// [`HOLD_MIN`] too: memory that nobody has touched yet costs more than a short copy can gain.
+const ROUND_SHORT: Duration = Duration::from_millis(2);
 
 const _: () = assert!(DEPTH_AUTO_BYTES_MAX as usize >= Pool::AREA_BYTES_MAX);
 
@@ -49,6 +52,7 @@ pub(crate) struct Depth {
 
 #[derive(Debug)]
 struct Search {
+    chunk_bytes: u32,
     max: usize,
     trial: Trial,
     /// The best depth known, and its bytes per second as measured last.
@@ -100,6 +104,7 @@ impl Depth {
         let most = DEPTH_AUTO_MAX.min(DEPTH_AUTO_BYTES_MAX / chunk_bytes.max(1)).min(queues);
         let chunks = chunks as usize;
         let search = Search {
+            chunk_bytes,
             max: chunks.max(most as usize),
             trial: Trial::Hold(1),
             held: chunks,
@@ -196,6 +201,10 @@ impl Search {
         };
         let rate = self.meter.rate(gain.map(|gain| (self.rate, gain)))?;
         Some(match self.trial {
+            Trial::Hold(_) if self.rate == 0.0 && self.round(rate) < ROUND_SHORT => {
+                self.rate = rate;
+                self.hold(HOLD_MIN)
+            }
             Trial::Hold(left) => {
                 let news = if self.rate == 0.0 || self.doubt { 1.0 } else { NEWS };
                 self.rate += news * (rate - self.rate);
@@ -219,6 +228,11 @@ impl Search {
             }
             Trial::More { helped: true } | Trial::Less => self.rest(),
         })
+    }
+
+    /// How long the chunks of the depth held are in flight at this rate: Little's law.
+    fn round(&self, rate: f64) -> Duration {
+        Duration::from_secs_f64(self.held as f64 * f64::from(self.chunk_bytes) / rate.max(1.0))
     }
 
     fn hold(&mut self, measurements: u32) -> usize {

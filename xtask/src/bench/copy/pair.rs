@@ -22,14 +22,14 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
     // The first round warms up: it is not counted.
     for rep in 0..=bench.reps {
         for (tool, runs) in tools.iter().zip(&mut runs) {
-            let bytes = files.bytes / tool.part;
             prepare(src, dst, files.bytes, rep)?;
-            let measure = run(&mut tool.command(bench, src, dst)?, dst, bytes).with_context(|| tool.name)?;
+            let measure =
+                run(&mut tool.command(bench, src, dst)?, dst, files.bytes).with_context(|| tool.name)?;
             if rep > 0 {
                 runs.push(measure);
             }
             if rep == 0 || rep == bench.reps {
-                compare(src, dst, bytes).with_context(|| format!("{} did not copy", tool.name))?;
+                compare(src, dst, files.bytes).with_context(|| format!("{} did not copy", tool.name))?;
             }
         }
         if rep > 0 {
@@ -52,14 +52,9 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
         let cpu = column(index, |run| run.cpu_s_per_gb);
         let machine = column(index, |run| run.machine_cpu_s_per_gb);
         let switches = column(index, |run| run.switches_per_gb);
-        let part = if tool.part > 1 {
-            format!(" (the first {} MiB)", (files.bytes / tool.part) >> 20)
-        } else {
-            String::new()
-        };
         writeln!(
             table,
-            "| {}{part} | {} | {:.0} % | {} | {} | {:.0} |",
+            "| {} | {} | {:.0} % | {} | {} | {:.0} |",
             tool.name,
             speed.show(2),
             100.0 * speed.median / most.median,

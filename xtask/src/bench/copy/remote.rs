@@ -17,7 +17,7 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
     let urls = [0, 1].map(|lun| target.url(lun).to_string());
     let paths = [src, dst].map(|path| path.display().to_string());
     // The target has locked the files.
-    let local = [&paths[0], &paths[1], "--allow", "in-use"];
+    let local = [&paths[0], &paths[1], "--allow", "in-use", "--offload", "off"];
     let remote = [&urls[0], &urls[1], "--remote-copy", "require"];
     let mut speeds = [Vec::new(), Vec::new()];
     let mut session_bytes = 0.0f64;

@@ -12,12 +12,10 @@ use super::{Bench, RUN_LIMIT};
 use crate::harness::procfs::{children_context_switches, children_cpu_seconds, machine_busy_seconds};
 use crate::harness::{program, run};
 
-/// One tool's command line, `{src}`, `{dst}` and `{blocks}` (of 512 KiB) to be filled in.
+/// One tool's command line, `{src}` and `{dst}` to be filled in.
 pub(super) struct Tool {
     pub(super) name: &'static str,
     words: &'static str,
-    /// It copies this part of the source only, from the beginning: it is so slow that nobody would wait.
-    pub(super) part: u64,
 }
 
 pub(super) const OURS: usize = 0;
@@ -27,21 +25,18 @@ pub(super) const DD_SYNC: usize = 2;
 
 /// Those that bars name come first, in the order of the constants above.
 const TOOLS: &[Tool] = &[
-    Tool { name: "hikyaku copy", words: "hikyaku copy --force --quiet {src} {dst}", part: 1 },
+    Tool { name: "hikyaku copy", words: "hikyaku copy --force --quiet {src} {dst}" },
     Tool {
         name: "qemu-img convert -W -m 8",
         words: "qemu-img convert -n -W -m 8 -S 0 -t none -T none -f raw -O raw {src} {dst}",
-        part: 1,
     },
     Tool {
         name: "dd bs=512k oflag=sync",
-        words: "dd if={src} of={dst} bs=512k count={blocks} oflag=sync conv=notrunc status=none",
-        part: 8,
+        words: "dd if={src} of={dst} bs=512k oflag=sync conv=notrunc status=none",
     },
     Tool {
         name: "dd bs=1M direct",
         words: "dd if={src} of={dst} bs=1M iflag=direct oflag=direct conv=notrunc status=none",
-        part: 1,
     },
 ];
 
@@ -50,16 +45,14 @@ const MORE: &[Tool] = &[
     Tool {
         name: "dd bs=512k conv=fsync",
         words: "dd if={src} of={dst} bs=512k conv=fsync,notrunc status=none",
-        part: 1,
     },
     Tool {
         name: "dd bs=8M direct",
         words: "dd if={src} of={dst} bs=8M iflag=direct oflag=direct conv=notrunc status=none",
-        part: 1,
     },
-    Tool { name: "cp", words: "cp --reflink=never --sparse=never {src} {dst}", part: 1 },
-    Tool { name: "ddrescue direct", words: "ddrescue -q -f -d -D -c 2048 {src} {dst}", part: 1 },
-    Tool { name: "nbdcopy", words: "nbdcopy --flush {src} {dst}", part: 1 },
+    Tool { name: "cp", words: "cp --reflink=never --sparse=never {src} {dst}" },
+    Tool { name: "ddrescue direct", words: "ddrescue -q -f -d -D -c 2048 {src} {dst}" },
+    Tool { name: "nbdcopy", words: "nbdcopy --flush {src} {dst}" },
 ];
 
 pub(super) fn tools(all: bool) -> Vec<&'static Tool> {
@@ -73,11 +66,8 @@ impl Tool {
             "hikyaku" => bench.context.command(),
             name => program(name)?,
         };
-        let blocks = (bench.bytes / self.part) >> 19;
         command.args(words.map(|word| {
-            word.replace("{src}", &src.display().to_string())
-                .replace("{dst}", &dst.display().to_string())
-                .replace("{blocks}", &blocks.to_string())
+            word.replace("{src}", &src.display().to_string()).replace("{dst}", &dst.display().to_string())
         }));
         Ok(command)
     }
