@@ -23,9 +23,9 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
     let mut session_bytes = 0.0f64;
     // The first round warms up: it is not counted.
     for rep in 0..=bench.reps {
-        for (index, arguments) in [local, remote].into_iter().enumerate() {
+        for (index, arguments) in [&local[..], &remote[..]].into_iter().enumerate() {
             prepare(src, dst, files.bytes, rep)?;
-            let report = bench.copy(&arguments)?;
+            let report = bench.copy(arguments)?;
             if index == 1 {
                 let moved =
                     number(&report, "/session_bytes/received")? + number(&report, "/session_bytes/sent")?;
