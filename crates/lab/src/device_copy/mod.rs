@@ -139,13 +139,16 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
         count += 1;
         if observer.is_stopped() { Err(LabError::Interrupted) } else { Ok(()) }
     };
-    // Interleaved: whatever else the machine does meets every row alike.
+    // Interleaved: whatever else the machine does meets every row alike. Each round begins elsewhere, so that no row always follows
+    // the same ones: a disk remembers what was asked of it a while ago.
     for round in 0..rounds {
         for ceiling in &mut ceilings {
             next(&format!("what the devices can, {}", ceiling.speed.name()))?;
             ceiling.rates.push(cell::ceiling(&bench, ceiling.speed, block)?);
         }
-        for measured in &mut table {
+        let turn = round * table.len() / rounds;
+        let (before, from) = table.split_at_mut(turn);
+        for measured in from.iter_mut().chain(before) {
             next(&measured.row.name())?;
             measured.samples.push(cell::measure(&bench, &measured.row, round == 0)?);
         }
