@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use area::Span;
-use block::device::{Devices, Entry, Lost};
+use block::device::{Devices, Entry, Kernel, Lost};
 use block::{
     Capability, Certainty, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind,
     Mark, Request, RequestId, WriteCache,
@@ -440,7 +440,7 @@ impl<C: Channel> Endpoint for PassthroughEndpoint<C> {
     fn fingerprint(&self) -> Fingerprint {
         let size_bytes = self.capability.size_bytes;
         match &self.shared.identity {
-            Identity::Device { device } => Fingerprint::of_device(*device, size_bytes),
+            Identity::Device { device } => Kernel::default().fingerprint(*device, size_bytes),
             identity => Fingerprint::of_identity(identity, size_bytes),
         }
     }

@@ -121,7 +121,7 @@ impl Kernel {
 }
 
 /// The whole disk that a device's directory belongs to.
-fn disk_of(dir: &Path) -> &Path {
+pub(super) fn disk_of(dir: &Path) -> &Path {
     match dir.parent() {
         Some(disk) if dir.join("partition").exists() => disk,
         _ => dir,

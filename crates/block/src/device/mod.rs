@@ -11,6 +11,7 @@
 //! Not here: I/O. Read sysfs(5) and `Documentation/ABI/stable/sysfs-block` first.
 
 mod entry;
+mod fingerprint;
 mod generic;
 mod kernel;
 mod manager;

@@ -11,7 +11,7 @@ use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
 
 use super::mapped::Mapped;
 use super::{DataExtent, Shared, probe};
-use crate::device::{Devices, Lost};
+use crate::device::{Devices, Kernel, Lost};
 use crate::memory::check;
 use crate::{
     Capability, Certainty, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind,
@@ -415,7 +415,7 @@ impl Endpoint for FileEndpoint {
         let size_bytes = self.capability.size_bytes;
         let metadata = || std::fs::File::from(self.handles.buffered.try_clone()?).metadata();
         match (&self.identity, metadata()) {
-            (Identity::Device { device }, _) => Fingerprint::of_device(*device, size_bytes),
+            (Identity::Device { device }, _) => Kernel::default().fingerprint(*device, size_bytes),
             (_, Ok(metadata)) => Fingerprint::of_file(&metadata, size_bytes),
             // Not to be compared with what it was: whoever asks is told that it has changed.
             (identity, Err(error)) => Fingerprint {

@@ -170,6 +170,8 @@ fn check(
     ours: &Label,
 ) -> Result<(), Failure> {
     let Err(mismatch) = theirs.check(ours) else { return Ok(()) };
+    // After a start of the machine nobody can say whether the source was written; but reading both ends can.
+    let unknown = ours.source_was.counts_anew_since(&theirs.source_was);
     let hint = match mismatch {
         Mismatch::Range { .. } => "",
         _ if args.force => {
@@ -178,6 +180,13 @@ fn check(
         }
         Mismatch::Storage { .. } => {
             "a device may get other numbers when the machine starts; --force if it is the same, with the same contents"
+        }
+        Mismatch::SourceChanged { .. } if unknown && args.verify => {
+            context.remark("whether the source was written since is not known: --verify will tell");
+            return Ok(());
+        }
+        Mismatch::SourceChanged { .. } if unknown => {
+            "--verify compares what was copied before, too; --force if nobody has written to it since"
         }
         Mismatch::SourceChanged { .. } => {
             "copy anew without --resume; --force if nobody has written to it since"
@@ -309,5 +318,42 @@ mod tests {
         assert!(claim(&state, &lun("naa.2")).unwrap().is_some());
         drop(one);
         assert!(claim(&state, &lun("naa.1")).unwrap().is_some());
+    }
+
+    #[test]
+    fn after_a_start_of_the_machine_reading_both_ends_is_asked_for() {
+        use clap::Parser;
+        let context = Context { quiet: true, ..Context::default() };
+        let resume = |then: &str, now: &str, more: &[&str]| {
+            let words = ["hikyaku", "copy", "/dev/a", "b.img", "--resume", "x"].iter().chain(more);
+            let crate::args::Command::Copy(args) = crate::args::Cli::parse_from(words).command else {
+                panic!()
+            };
+            let label = |contents: &str| {
+                let storage = "disk naa.1, 4096 bytes".to_owned();
+                let was = block::Fingerprint { storage, contents: contents.to_owned() };
+                let (source, destination) = ("/dev/a".to_owned(), "b.img".to_owned());
+                let (src_offset, dst_offset, bytes, chunk) = (0, 0, 4096, 4096);
+                let (source_was, destination_was) = (was.clone(), was);
+                Label {
+                    source,
+                    destination,
+                    src_offset,
+                    dst_offset,
+                    bytes,
+                    chunk,
+                    source_was,
+                    destination_was,
+                }
+            };
+            check(&context, &args, std::path::Path::new("x.map"), &label(then), &label(now))
+        };
+        let then = "boot 1, sequence 9, 24 sectors written, 0 discarded";
+        let started = "boot 2, sequence 9, 24 sectors written, 0 discarded";
+        let written = "boot 1, sequence 9, 25 sectors written, 0 discarded";
+        resume(then, then, &[]).unwrap();
+        assert!(resume(then, started, &[]).unwrap_err().hint.starts_with("--verify"));
+        resume(then, started, &["--verify"]).unwrap();
+        assert_eq!(resume(then, written, &["--verify"]).unwrap_err().exit, Exit::Refused);
     }
 }

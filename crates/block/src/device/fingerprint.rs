@@ -1,0 +1,119 @@
+//! Which disk a device is, and what changes whenever somebody writes to it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::entry::disk_of;
+use super::kernel::{Kernel, number_text, path_in, text};
+use crate::Fingerprint;
+
+impl Kernel {
+    /// Of a block device, known by its name in the world where it has one: numbers are given anew at every start of the
+    /// machine. A loop device is what its file is. What is written to it shows when it leaves the page cache.
+    pub fn fingerprint(&self, device: u64, size_bytes: u64) -> Fingerprint {
+        let dir = self.directory(device).unwrap_or_default();
+        let disk = disk_of(&dir);
+        let read = |dir: &Path, name: &str| text(&dir.join(name)).filter(|text| !text.is_empty());
+        let sequence = read(disk, "diskseq").unwrap_or_default();
+        let name =
+            ["wwid", "device/wwid", "serial", "device/serial"].iter().find_map(|name| read(disk, name));
+        let mut storage = match (name, file_behind(disk)) {
+            (Some(name), _) => format!("disk {name}"),
+            (None, Some(file)) => format!("loop over {file}"),
+            (None, None) => format!("device {}, sequence {sequence}", number_text(device)),
+        };
+        if let Some(partition) = read(&dir, "partition") {
+            let start = read(&dir, "start").unwrap_or_default();
+            storage += &format!(", partition {partition} at sector {start}");
+        }
+        storage += &format!(", {size_bytes} bytes");
+        let boot = read(&self.proc, "sys/kernel/random/boot_id").unwrap_or_default();
+        let stat = read(&dir, "stat").unwrap_or_default();
+        // Documentation/block/stat.rst: sectors written are the seventh number, sectors discarded the fourteenth.
+        let number = |index: usize| stat.split_ascii_whitespace().nth(index).unwrap_or("0");
+        let contents = format!(
+            "boot {boot}, sequence {sequence}, {} sectors written, {} discarded",
+            number(6),
+            number(13)
+        );
+        Fingerprint { storage, contents }
+    }
+}
+
+/// The file behind a loop device, by its own number, and where in it the device begins. `None` if that cannot be seen.
+fn file_behind(disk: &Path) -> Option<String> {
+    let path = path_in(&disk.join("loop/backing_file"))?;
+    let file = fs::metadata(path).ok().filter(|file| file.is_file())?;
+    let offset = text(&disk.join("loop/offset")).unwrap_or_default();
+    Some(format!("file {}:{} from byte {offset}", file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine with one disk, 8:16, and its partition, 8:17.
+    fn machine() -> (tempfile::TempDir, Kernel) {
+        let root = tempfile::tempdir().unwrap();
+        let kernel = Kernel { sys: root.path().join("sys"), proc: root.path().join("proc") };
+        let (numbers, disk) = (kernel.sys.join("dev/block"), kernel.sys.join("block/sdx"));
+        fs::create_dir_all(&numbers).unwrap();
+        fs::create_dir_all(disk.join("sdx1")).unwrap();
+        std::os::unix::fs::symlink(&disk, numbers.join("8:16")).unwrap();
+        std::os::unix::fs::symlink(disk.join("sdx1"), numbers.join("8:17")).unwrap();
+        write(&kernel.proc, "sys/kernel/random/boot_id", "first\n");
+        write(&disk, "diskseq", "9\n");
+        write(&disk, "stat", "  12 0 96 1  3 0 24 2  0 3 3  0 0 0 0 0 0\n");
+        (root, kernel)
+    }
+
+    fn write(dir: &Path, path: &str, text: &str) {
+        let path = dir.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_disk_is_known_by_its_name_and_a_write_is_seen() {
+        let (_root, kernel) = machine();
+        let disk = kernel.sys.join("block/sdx");
+        let of = |minor| kernel.fingerprint(libc::makedev(8, minor), 1 << 20);
+        let nameless = of(16);
+        assert_eq!(nameless.storage, "device 8:16, sequence 9, 1048576 bytes");
+        assert_eq!(nameless.contents, "boot first, sequence 9, 24 sectors written, 0 discarded");
+        write(&disk, "device/wwid", "naa.5000c500a1b2c3d4\n");
+        assert_eq!(of(16).storage, "disk naa.5000c500a1b2c3d4, 1048576 bytes");
+        write(&disk, "sdx1/partition", "1\n");
+        write(&disk, "sdx1/start", "2048\n");
+        write(&disk, "sdx1/stat", "0 0 0 0 0 0 8 0 0 0 0 0 0 7 0 0 0\n");
+        let part = of(17);
+        assert_eq!(part.storage, "disk naa.5000c500a1b2c3d4, partition 1 at sector 2048, 1048576 bytes");
+        assert!(part.contents.ends_with("8 sectors written, 7 discarded"), "{part:?}");
+    }
+
+    #[test]
+    fn a_loop_device_is_what_its_file_is() {
+        let (root, kernel) = machine();
+        let (disk, file) = (kernel.sys.join("block/sdx"), root.path().join("disk.img"));
+        fs::write(&file, "x").unwrap();
+        write(&disk, "loop/backing_file", &format!("{}\n", file.display()));
+        write(&disk, "loop/offset", "512\n");
+        let of = || kernel.fingerprint(libc::makedev(8, 16), 1 << 20);
+        let first = of();
+        let inode = fs::metadata(&file).unwrap().ino();
+        assert!(first.storage.starts_with("loop over file "), "{first:?}");
+        assert!(first.storage.ends_with(&format!(":{inode} from byte 512, 1048576 bytes")), "{first:?}");
+        // Set up again it is the same disk, of which nobody knows whether it was written meanwhile.
+        write(&disk, "diskseq", "10\n");
+        let again = of();
+        assert_eq!(again.storage, first.storage);
+        assert!(again.counts_anew_since(&first) && !first.counts_anew_since(&first));
+        write(&disk, "stat", "  12 0 96 1  3 0 25 2  0 3 3  0 0 0 0 0 0\n");
+        assert!(!of().counts_anew_since(&again), "it was written");
+        write(&kernel.proc, "sys/kernel/random/boot_id", "second\n");
+        assert!(of().counts_anew_since(&again));
+        fs::remove_file(&file).unwrap();
+        assert_eq!(of().storage, "device 8:16, sequence 10, 1048576 bytes");
+    }
+}
