@@ -123,9 +123,10 @@ fn the_mover_does_what_cannot_be_shared(place: &Place) {
 fn what_asks_for_something_else_is_not_offloaded(place: &Place) {
     let bytes = source(place);
     full(place, bytes);
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 5] = [
         (&["--rate", "1G"], "mnt/a"),
         (&["--sparse", "off"], "mnt/a"),
+        (&["--since", "hash"], "mnt/a"),
         (&["--offload", "off"], "mnt/a"),
         (&[], "mnt/a,delay=0ms"),
     ];

@@ -89,7 +89,7 @@ pub(crate) struct Args {
     /// Let the file system copy between two files of its own, as far as it can: by sharing blocks (reflink), or on its server
     ///
     /// Where blocks are shared the copy takes no time and no space, and one bad block is bad in both files: it is no backup against a
-    /// failing disk. With --rate or --sparse off nothing is offloaded.
+    /// failing disk. With --rate, --since or --sparse off nothing is offloaded.
     #[arg(long, default_value = "auto")]
     offload: offload::Offloading,
 

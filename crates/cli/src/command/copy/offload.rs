@@ -91,6 +91,9 @@ fn suitable<'a>(args: &Args, pair: &'a Pair) -> Result<Offload<'a>, &'static str
     if args.sparse == Sparse::Off {
         return Err("a file system is not told to write zeroes (--sparse off)");
     }
+    if args.since.is_some() {
+        return Err("only what has changed is to be written (--since)");
+    }
     let [Some(source), Some(destination)] = pair.media.each_ref().map(|medium| medium.as_file()) else {
         return Err("the two are not plain files of this machine");
     };
