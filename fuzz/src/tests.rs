@@ -13,6 +13,8 @@ const TARGETS: &[Target] = &[
     ("wire", crate::wire),
     ("text", crate::text),
     ("login", crate::login),
+    ("mapfile", crate::mapfile),
+    ("nbd", crate::nbd),
     ("outer", crate::outer),
     ("target", crate::target),
     ("initiator", crate::initiator),
