@@ -71,4 +71,8 @@ counters! {
     copies,
     /// Copies that ended with an error.
     copies_failed,
+    /// Copies that went on by a journal and succeeded.
+    copies_resumed,
+    /// Journals that were compared with the disk after a power cut.
+    claims_checked,
 }

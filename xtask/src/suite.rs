@@ -24,7 +24,15 @@ pub(crate) fn binary(named: Option<&PathBuf>) -> Result<PathBuf> {
 
 /// A run's context.
 pub(crate) fn context(hikyaku: PathBuf, seed: u64, tier: Tier, against: Against) -> Result<Context> {
-    Ok(Context { repository: repository(), hikyaku, seed, tier, against, home: scratch()? })
+    Ok(Context {
+        repository: repository(),
+        hikyaku,
+        seed,
+        tier,
+        against,
+        home: scratch()?,
+        variables: Vec::new(),
+    })
 }
 
 /// A seed nobody chose.

@@ -658,6 +658,9 @@ impl<'a> Engine<'a> {
 
     /// Submits a flush of what is finished by now, while copying goes on.
     fn claim(&mut self) {
+        if mutant::is_on(mutant::Mutant::ClaimUnflushed) {
+            let _ = self.checkpoints.claimed(self.map.clone(), self.seen);
+        }
         self.checkpoints.flushing(&self.map);
         self.submit(End::Destination, FLUSH_ID, Kind::Flush);
     }

@@ -38,11 +38,21 @@ pub enum Mutant {
     SettleLate,
     /// Mover: a copy ends without its flush.
     SkipCopyFlush,
+    /// Mover: what is finished is claimed when the flush begins, not when it has ended.
+    ClaimUnflushed,
+    /// Mover: a copy that is resumed takes four kilobytes more for finished than the map says.
+    TrustBeyond,
+    /// Mover: the last byte of a chunk is not looked at when zeroes are searched.
+    SkipLastByte,
+    /// Mover: the journal's new file is not synchronised before it is renamed.
+    SkipJournalSync,
+    /// Initiator: another disk at the same address is taken for the one that was there.
+    MissExchange,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 19] = [
         Self::DropFlush,
         Self::IgnoreFua,
         Self::AckEarly,
@@ -57,6 +67,11 @@ impl Mutant {
         Self::ForgetZeroes,
         Self::SettleLate,
         Self::SkipCopyFlush,
+        Self::ClaimUnflushed,
+        Self::TrustBeyond,
+        Self::SkipLastByte,
+        Self::SkipJournalSync,
+        Self::MissExchange,
     ];
 }
 

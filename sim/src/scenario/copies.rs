@@ -7,7 +7,7 @@ use std::time::Duration;
 use area::PoolLimits;
 use block::{Medium, wait_ready};
 use io::Io;
-use mover::{Control, Plan, Report, copy};
+use mover::{Control, Journal, Plan, Report, copy, copy_with_journal};
 use node::initiator::IscsiMedium;
 
 use super::faults;
@@ -16,7 +16,7 @@ use crate::disk::{Disk, SECTOR};
 use crate::random::Random;
 use crate::world::{Context, Over};
 
-const SECTORS: u64 = 1024;
+pub(super) const SECTORS: u64 = 1024;
 
 pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
     let mut random = context.fork();
@@ -34,7 +34,7 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
         let thread = {
             let (source, plan, over) = (source.clone(), plan.clone(), Arc::clone(&over));
             let body = move || {
-                let report = run(&source, &medium, &plan);
+                let report = run(&source, &medium, &plan, None);
                 over.store(true, Ordering::Relaxed);
                 report
             };
@@ -85,7 +85,7 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
     Ok(())
 }
 
-fn contents(random: &mut Random) -> Vec<u8> {
+pub(super) fn contents(random: &mut Random) -> Vec<u8> {
     let mut bytes = vec![0; SECTORS as usize * SECTOR];
     for piece in bytes.chunks_exact_mut(8 * SECTOR) {
         if random.one_in(4) {
@@ -94,11 +94,17 @@ fn contents(random: &mut Random) -> Vec<u8> {
         for word in piece.chunks_exact_mut(8) {
             word.copy_from_slice(&random.draw().to_le_bytes());
         }
+        // What looks like zeroes to somebody who does not look to the end.
+        if random.one_in(8) {
+            let last = piece.len() - 1;
+            piece[..last].fill(0);
+            piece[last] |= 1;
+        }
     }
     bytes
 }
 
-fn plan(random: &mut Random) -> Plan {
+pub(super) fn plan(random: &mut Random) -> Plan {
     Plan {
         chunk: Some(random.pick(&[4096, 16 << 10, 64 << 10, 256 << 10])),
         depth: Some(random.within(1..9) as u32),
@@ -108,19 +114,28 @@ fn plan(random: &mut Random) -> Plan {
     }
 }
 
-fn run(source: &Disk, destination: &IscsiMedium, plan: &Plan) -> Result<Report, String> {
+pub(super) fn run(
+    source: &Disk,
+    destination: &IscsiMedium,
+    plan: &Plan,
+    journal: Option<&mut dyn Journal>,
+) -> Result<Report, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let mut io = Io::new(PoolLimits { bytes_max: 64 << 20 }).map_err(|error| text(&error))?;
     let mut source = source.attach(&mut io).map_err(|error| text(&error))?;
     let mut destination = destination.attach(&mut io).map_err(|error| text(&error))?;
     wait_ready(&mut io, &mut [&mut *source, &mut *destination]).map_err(|error| text(&error))?;
-    let report = copy(&mut io, &mut *source, &mut *destination, plan, &mut |_| Control::Continue)
-        .map_err(|error| text(&error))?;
+    let go_on = &mut |_: &mover::Progress| Control::Continue;
+    let report = match journal {
+        Some(journal) => copy_with_journal(&mut io, &mut *source, &mut *destination, plan, go_on, journal),
+        None => copy(&mut io, &mut *source, &mut *destination, plan, go_on),
+    };
+    let report = report.map_err(|error| text(&error))?;
     block::close_all(&mut io, &mut [&mut *destination]);
     Ok(report)
 }
 
-fn compare(context: &Context, source: &Disk, destination: &Disk, cut: bool) {
+pub(super) fn compare(context: &Context, source: &Disk, destination: &Disk, cut: bool) {
     let (wanted, found) = (source.contents(), destination.contents());
     let differs = |(at, (one, two)): (usize, (&[u8], &[u8]))| (one != two).then_some(at);
     let sectors = wanted.chunks_exact(SECTOR).zip(found.chunks_exact(SECTOR)).enumerate();

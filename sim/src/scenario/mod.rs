@@ -3,6 +3,7 @@
 mod clients;
 mod copies;
 mod faults;
+mod resumes;
 mod target;
 mod worker;
 
@@ -20,11 +21,13 @@ pub enum Scenario {
     Copies,
     /// As `Clients`, and the target is drained or stopped under load.
     Drains,
+    /// The mover copies with a journal, and goes on by it until it is done.
+    Resumes,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Clients, Self::Copies, Self::Drains];
+    pub const ALL: [Self; 4] = [Self::Clients, Self::Copies, Self::Drains, Self::Resumes];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -32,12 +35,19 @@ impl Scenario {
             Self::Clients => "clients",
             Self::Copies => "copies",
             Self::Drains => "drains",
+            Self::Resumes => "resumes",
         }
     }
 
     /// The kind that a seed stands for where none is asked for.
     pub fn of(seed: u64) -> Self {
-        Random::fork(seed, "scenario").pick(&[Self::Clients, Self::Clients, Self::Copies, Self::Drains])
+        Random::fork(seed, "scenario").pick(&[
+            Self::Clients,
+            Self::Clients,
+            Self::Copies,
+            Self::Drains,
+            Self::Resumes,
+        ])
     }
 
     pub(crate) fn play(self, context: &Context, strict: bool) -> Result<(), Over> {
@@ -45,6 +55,7 @@ impl Scenario {
             Self::Clients => clients::play(context, false, strict),
             Self::Drains => clients::play(context, true, strict),
             Self::Copies => copies::play(context, strict),
+            Self::Resumes => resumes::play(context, strict),
         }
     }
 }
@@ -54,6 +65,6 @@ impl FromStr for Scenario {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|scenario| scenario.name() == text);
-        found.ok_or_else(|| format!("{text} is not a scenario; choose clients, copies or drains"))
+        found.ok_or_else(|| format!("{text} is not a scenario; choose clients, copies, drains or resumes"))
     }
 }

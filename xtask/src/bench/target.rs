@@ -47,6 +47,7 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
         tier: Tier::Full,
         against: Against::Ours,
         home: scratch()?,
+        variables: Vec::new(),
     };
     let dir = scratch()?;
     let image = dir.path().join("disk.img");

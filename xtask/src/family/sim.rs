@@ -12,13 +12,13 @@ use crate::steps::{cargo, must, target_directory};
 /// All runs of a scenario; they take 25 ms each on one core.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Scenarios, and how often one is run for each time that `drains` is.
-const SCENARIOS: &[(&str, u64)] = &[("clients", 2), ("copies", 1), ("drains", 1)];
+const SCENARIOS: &[(&str, u64)] = &[("clients", 2), ("copies", 1), ("drains", 1), ("resumes", 1)];
 /// What a night's runs must have met, and how often.
 const CUTS_MIN: u64 = 10_000;
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     must(&mut cargo(&["build", "--release", "--package", "hikyaku-sim"]))?;
-    let unit = context.amount(200, 3000) as u64;
+    let unit = context.amount(160, 3000) as u64;
     let mut total = serde_json::Map::new();
     let mut complete = 0;
     for (name, share) in SCENARIOS {

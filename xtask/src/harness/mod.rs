@@ -62,6 +62,8 @@ pub(crate) struct Context {
     pub(crate) against: Against,
     /// Stands in for the user's home and state directories.
     pub(crate) home: TempDir,
+    /// What the environment of our programs has besides.
+    pub(crate) variables: Vec<(&'static str, String)>,
 }
 
 impl Context {
@@ -94,7 +96,8 @@ impl Context {
             .env("XDG_CONFIG_HOME", home.join("config"))
             .env("XDG_CACHE_HOME", home.join("cache"))
             .env("XDG_RUNTIME_DIR", home)
-            .env("RUST_BACKTRACE", "1");
+            .env("RUST_BACKTRACE", "1")
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
     }
 

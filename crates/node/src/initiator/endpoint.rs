@@ -21,7 +21,7 @@ use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::LoginError;
 use iscsi::params::Negotiated;
 use iscsi::wire::{Attribute, Isid, LoginStatus};
-use mutant::Mutant;
+use mutant::{Mutant, is_on};
 use scsi::cdb::Cdb;
 use scsi::{Sense, Status};
 use slab::Slab;
@@ -492,7 +492,7 @@ impl IscsiEndpoint {
 
     /// The target may have lost what this endpoint's earlier sessions left in its cache.
     fn cache_lost(&mut self) {
-        if self.opened && !mutant::is_on(Mutant::ForgetCacheLost) && self.cache.lost() {
+        if self.opened && !is_on(Mutant::ForgetCacheLost) && self.cache.lost() {
             tracing::error!(
                 url = %self.url,
                 "the target may have lost power: writes it acknowledged since the last flush may be gone; the next \
@@ -506,7 +506,7 @@ impl IscsiEndpoint {
         let disk = std::mem::take(&mut self.setup.disk);
         let failed = |text: String| OpenError::Failed(format!("{}: {text}", self.url));
         let capability = command::capability(&disk, self.read_only, QUEUE_DEPTH).map_err(failed)?;
-        if self.opened {
+        if self.opened && !is_on(Mutant::MissExchange) {
             let before = (self.capability.block_size, &self.disk.designator, &self.disk.serial);
             if before != (capability.block_size, &disk.designator, &disk.serial) {
                 let text = "another disk answers at this address than before: nothing was written to it";
@@ -633,7 +633,7 @@ impl IscsiEndpoint {
             };
             let length = buffer.as_ref().map_or(0, Span::len) as u32;
             let command = command(self.lun, &cdb, direction, length);
-            if mutant::is_on(Mutant::RetryTwice) && self.retries > 0 && work.kind.is_write() {
+            if is_on(Mutant::RetryTwice) && self.retries > 0 && work.kind.is_write() {
                 let _ = session.submit(command, buffer.clone());
             }
             let Ok(task) = session.submit(command, buffer) else {

@@ -90,6 +90,7 @@ pub(super) fn run_table(common: &Common, size_mib: u64, all: bool, hikyaku: Path
         tier: Tier::Full,
         against: Against::Ours,
         home: scratch()?,
+        variables: Vec::new(),
     };
     let bytes = if common.quick { 512 << 20 } else { size_mib << 20 };
     let bench = Bench { context, reps: common.reps, all, bytes };

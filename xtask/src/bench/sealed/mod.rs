@@ -190,6 +190,7 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
         tier: Tier::Full,
         against: Against::Ours,
         home: scratch()?,
+        variables: Vec::new(),
     };
     let seconds = seconds(common.quick);
     let groups = groups();

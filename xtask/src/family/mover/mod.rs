@@ -55,3 +55,21 @@ fn case<'a>(
     let seed = context.seed_for(&format!("mover/{name}"));
     (name, Box::new(move || play(context, seed)))
 }
+
+/// Cases that see what a defect does to data, played until one does: its words. For the checkers of the checkers.
+pub(super) fn verdict(context: &Context) -> Result<Option<String>> {
+    const TELLING: &[&str] = &[
+        "cut-off-file-to-file",
+        "killed-at-sync",
+        "machine-cut-xfs-at-next-open",
+        "swapped-lun-destination",
+    ];
+    let groups = [interrupt::pairs(context), interrupt::steps(context), devices::cases(context)];
+    let telling = |(name, _): &Case<'_>| TELLING.iter().any(|telling| name.starts_with(telling));
+    for (name, play) in groups.into_iter().flatten().filter(telling) {
+        if let Err(error) = play() {
+            return Ok(Some(format!("{name}: {error:#}").lines().next().unwrap_or_default().to_owned()));
+        }
+    }
+    Ok(None)
+}
