@@ -200,6 +200,8 @@ fn usage_errors_exit_2() {
         &["copy", "a.img", "b.img", "--allow", "anything"],
         &["copy", "a.img,frobnicate", "b.img"],
         &["copy", "-", "b.img", "--resume", "x"],
+        &["copy", "-", "b.img", "--since", "hash"],
+        &["copy", "-", "b.img", "--offload", "require"],
         &["serve", "-"],
         &["info", "-"],
         &["copy", "ftp://host/x", "b.img"],

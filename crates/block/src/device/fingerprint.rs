@@ -44,7 +44,7 @@ impl Kernel {
 /// The file behind a loop device, by its own number, and where in it the device begins. `None` if that cannot be seen.
 fn file_behind(disk: &Path) -> Option<String> {
     let path = path_in(&disk.join("loop/backing_file"))?;
-    let file = fs::metadata(path).ok().filter(|file| file.is_file())?;
+    let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let offset = text(&disk.join("loop/offset")).unwrap_or_default();
     Some(format!("file {}:{} from byte {offset}", file.dev(), file.ino()))
 }
