@@ -1,9 +1,10 @@
 # Guest script: disks by their own commands, against QEMU's disks and the kernel's scsi_debug.
-# Disks of 64 MiB: SCSI 0 "source" (random data), 1 "destination", 2 "bad" (one sector cannot be read). Prints "PASS name" or "FAIL name" with what the program said. What is copied in the end is compared by whoever
-# started this, on the images: destination must hold what source holds.
+# Disks of 64 MiB: SCSI 0 "source" (random data), 1 "destination", 2 "bad" (one sector cannot be read); NVMe 0 "nvme-destination",
+# 1 "nvme-bad" (one sector cannot be read), 2 with metadata. Prints "PASS name" or "FAIL name" with what the program said. What is copied in the end is compared by whoever
+# started this, on the images: destinations must hold what source holds.
 
 export LD_LIBRARY_PATH=/lab HOME=/tmp XDG_STATE_HOME=/tmp/state
-for module in virtio_pci virtio_scsi sd_mod sg ext4 crc32c_generic; do modprobe $module; done
+for module in virtio_pci virtio_scsi sd_mod sg nvme ext4 crc32c_generic; do modprobe $module; done
 hikyaku=/lab/hikyaku
 said=/tmp/said
 
@@ -45,10 +46,10 @@ dd if=$(block $source) of=/tmp/image bs=1M count=64 2> /dev/null
 
 # Files and disks, both ways.
 expect disk-to-file 0 verified $hikyaku copy $source /tmp/back,create,size=64M --verify
-check disk-to-file-same cmp /tmp/image /tmp/back
+check disk-to-file-same cmp -s /tmp/image /tmp/back
 rm /tmp/back
 expect file-to-disk 0 verified $hikyaku copy /tmp/image $destination --verify --force
-check file-to-disk-same cmp -n 67108864 /tmp/image $disk
+check file-to-disk-same cmp -s -n 67108864 /tmp/image $disk
 
 # One chunk, one command at each end: what 32 MiB more cost is 64 chunks of 512 KiB.
 count() { # MIB: commands that a copy gave to both
@@ -82,10 +83,10 @@ exec 9< $disk
 dd if=/dev/urandom of=$disk bs=1M count=8 conv=notrunc 2> /dev/null
 dd if=$disk of=/tmp/dirty bs=1M count=8 2> /dev/null
 expect dirty-source 0 copied $hikyaku copy $destination /tmp/clean,create,size=64M --size 8M
-check dirty-source-same cmp -n 8388608 /tmp/dirty /tmp/clean
+check dirty-source-same cmp -s -n 8388608 /tmp/dirty /tmp/clean
 rm /tmp/dirty /tmp/clean
 expect cached-destination 0 copied $hikyaku copy $source $destination --force
-check cached-destination-same cmp -n 67108864 /tmp/image $disk
+check cached-destination-same cmp -s -n 67108864 /tmp/image $disk
 exec 9<&-
 
 # A sector that cannot be read.
@@ -118,5 +119,39 @@ grep -v '^#' /tmp/state/hikyaku/copies/*.map
 check medium-error-map grep -q '^0x1E848000 *0x0*1000 *-$' /tmp/state/hikyaku/copies/*.map
 check medium-error-nothing-else test "$(grep -c '[-*/?]$' /tmp/state/hikyaku/copies/*.map)" = 1
 rmmod scsi_debug
+
+# NVMe: the same by the other family's commands, and from one family to the other.
+ng() { # NAME: the node of the namespace whose controller has this serial number
+  for node in /sys/class/nvme-generic/ng*; do
+    grep -q "^$1 *$" /sys/class/nvme/nvme$(echo ${node##*/ng} | cut -dn -f1)/serial && echo /dev/${node##*/}
+  done
+}
+counted() { # NODE: reads and writes that the controller has carried out
+  nvme smart-log /dev/nvme$(echo ${1#/dev/ng} | cut -dn -f1) -o json | sed -n 's/.*"host_\(read\|write\)_commands" *: *"*\([0-9]*\).*/\2/p' | tr '\n' ' '
+}
+wait_for test -e /dev/ng2n1 || fail nvme-disks
+nvme=$(ng nvme-destination) nvme_disk=/dev/nvme${nvme#/dev/ng}
+check nvme-info $hikyaku info $nvme
+grep -E '^(kind|VWC|longest|write zeroes)' $said
+expect scsi-to-nvme 0 verified $hikyaku copy $source $nvme --verify
+check scsi-to-nvme-same cmp -s -n 67108864 /tmp/image $nvme_disk
+expect nvme-to-scsi 0 verified $hikyaku copy $nvme $destination --force --verify
+expect nvme-zeroes 0 verified $hikyaku copy null:16M $nvme --force --verify
+expect nvme-zeroes-same 0 "" $hikyaku compare null:16M $nvme --size 16M
+nvme_count() { # MIB
+  set -- $1 $(counted $nvme); $hikyaku copy $source $nvme --force --sparse off --chunk 512K --size $1 > $said 2>&1 || fail nvme-count
+  before=$3; set -- $(counted $nvme); echo $(($2 - before))
+}
+less=$(nvme_count 16M) more=$(nvme_count 48M)
+echo "16 MiB: $less writes, 48 MiB: $more" > $said
+check nvme-one-command-a-chunk test $((more - less)) = 64
+expect nvme-same-disk 6 "same storage" $hikyaku copy $nvme_disk $nvme --force
+mkfs.ext4 -q -F $nvme_disk > /dev/null 2>&1; mount -t ext4 $nvme_disk /mnt
+expect nvme-mounted 6 "mounted" $hikyaku copy $source $nvme --force
+umount /mnt
+expect nvme-bad-sector 1 "Unrecovered Read Error\|NVMe status" $hikyaku copy $(ng nvme-bad) null:64M
+grep -i "nvme status" $said | head -1
+expect nvme-metadata 1 "metadata" $hikyaku info $(ng nvme-metadata)
+expect nvme-in-the-end 0 verified $hikyaku copy $source $nvme --force --verify
 
 expect in-the-end 0 verified $hikyaku copy $source $destination --force --verify

@@ -45,6 +45,8 @@ pub(crate) enum Verdict {
     },
     /// It was not carried out; send it again in a moment.
     Later(IoError),
+    /// The kernel did not take it, perhaps for its length.
+    TooLong(IoError),
     Fail(IoError),
 }
 
@@ -206,7 +208,9 @@ impl<C: Channel> PassthroughEndpoint<C> {
                     IoError::new(IoErrorKind::Unreachable, format!("the device takes no command: {error}"));
                 self.wait(io, slot, &error, done);
             }
-            Err(error) if self.shorten(&step, &error) => self.queue.push_front(slot),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM | libc::EFBIG)) => {
+                self.shorten(slot, error.into(), done);
+            }
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
                 let error = IoError::new(IoErrorKind::Gone, "the device has gone");
                 self.finish(slot, Err(error), done);
@@ -215,21 +219,18 @@ impl<C: Channel> PassthroughEndpoint<C> {
         }
     }
 
-    /// Whether commands can be, and are now, made shorter than one that the kernel did not take: it holds so many stretches
-    /// of memory and no more, and where huge pages are missing each page is one.
-    fn shorten(&mut self, step: &Step, error: &std::io::Error) -> bool {
+    /// Makes commands shorter, after one that the kernel did not take: it holds so many stretches of memory and no more, and
+    /// where huge pages are missing each page is one.
+    fn shorten(&mut self, slot: u32, error: IoError, done: &mut Vec<Completion>) {
+        let Task { verb, length, .. } = self.tasks[slot as usize];
         let least = TRANSFER_BYTES_MIN.max(self.disk.block_size);
-        let moves = matches!(step.verb, Verb::Read | Verb::Write { .. });
-        let length = step.blocks * self.disk.block_size;
-        let may_be_too_long = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM | libc::EFBIG));
-        if !moves || !may_be_too_long || length <= least {
-            return false;
+        if !matches!(verb, Verb::Read | Verb::Write { .. }) || length <= least {
+            return self.finish(slot, Err(error), done);
         }
         // Another may have been shortened meanwhile.
-        let half = (length / 2).next_multiple_of(least).max(least);
-        self.bytes_max = self.bytes_max.min(half);
+        self.bytes_max = self.bytes_max.min((length / 2).next_multiple_of(least));
         tracing::debug!(length, bytes_max = self.bytes_max, %error, "a command was too long");
-        true
+        self.queue.push_front(slot);
     }
 
     fn zeroes(&mut self, io: &Io) -> Option<Span> {
@@ -300,6 +301,7 @@ impl<C: Channel> PassthroughEndpoint<C> {
                 self.repeat(slot, &error, done);
             }
             Verdict::Later(error) => self.wait(io, slot, &error, done),
+            Verdict::TooLong(error) => self.shorten(slot, error, done),
             Verdict::Fail(error) => self.finish(slot, Err(error), done),
         }
     }

@@ -1,7 +1,8 @@
 //! Disks by their own commands: the READs and WRITEs of a copy are built here and handed to the device as they are, one
 //! command and one completion each. No file system, no block layer, no page cache between.
 //!
-//! `/dev/sg0` takes SCSI commands (`sg/`). Whoever names such a node asks for just this, so there is no option for it.
+//! `/dev/sg0` takes SCSI commands (`sg/`), `/dev/ng0n1` NVMe commands (`nvme/`). Whoever names such a node asks for just this,
+//! so there is no option for it.
 //!
 //! Pure: `disk.rs` (what a device is), `step.rs` (block requests as commands), and of each family how a command is built
 //! and how its answer is judged. What a device answers is hostile until one of them has looked at it. `endpoint.rs` queues
@@ -14,6 +15,7 @@ mod disk;
 mod endpoint;
 mod guard;
 mod medium;
+mod nvme;
 mod sg;
 mod step;
 

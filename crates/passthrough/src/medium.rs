@@ -14,18 +14,30 @@ use io::{Handle, Io};
 use crate::disk::Disk;
 use crate::endpoint::{PassthroughEndpoint, Shared};
 use crate::guard::Guard;
+use crate::nvme::{self, NvmeChannel};
 use crate::sg::{self, SgChannel};
 
 /// Options of a file that mean nothing here.
 const STRANGE_OPTIONS: &[&str] = &["size", "create", "grow", "block-size", "physical-block"];
+
+/// Whose commands it takes, and what its channel must know.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Scsi {
+        /// It takes 16-byte commands.
+        long: bool,
+    },
+    Nvme {
+        namespace: u32,
+    },
+}
 
 /// An open device that takes commands.
 #[derive(Debug)]
 pub struct PassthroughMedium {
     path: PathBuf,
     device: File,
-    /// It takes 16-byte commands.
-    long: bool,
+    way: Way,
     disk: Arc<Disk>,
     capability: Capability,
     shared: Arc<Shared>,
@@ -54,11 +66,6 @@ impl PassthroughMedium {
         let generic = kernel
             .generic(metadata.rdev())
             .ok_or_else(|| OpenError::Failed(format!("{name}: sysfs does not show what it is")))?;
-        if generic.family == Family::Nvme {
-            return Err(OpenError::Usage(format!(
-                "{name}: NVMe is not offered by this release; name its block device"
-            )));
-        }
         // Before anything is asked: who uses the disk is to go on in peace.
         let guard = match generic.block {
             Some(block) => Guard::take(block, !read_only && !options.allow_in_use).map_err(at)?,
@@ -66,10 +73,18 @@ impl PassthroughMedium {
         };
         let opened = generic.block.and_then(|block| Devices::shared().open(block));
         let fd = OwnedFd::from(device.try_clone().map_err(failed)?);
-        let (disk, long) = sg::interview(&fd).map_err(at)?;
+        let (disk, way) = match generic.family {
+            Family::Scsi => sg::interview(&fd).map(|(disk, long)| (disk, Way::Scsi { long })),
+            Family::Nvme => nvme::interview(&fd).map(|(disk, namespace)| (disk, Way::Nvme { namespace })),
+        }
+        .map_err(at)?;
         disk.check().map_err(|text| OpenError::Failed(format!("{name}: {text}")))?;
         if spec.get("format") != Some("raw") {
-            let head = sg::head(&fd, &disk, signature::IMAGE_HEAD_BYTES as u32);
+            let bytes = signature::IMAGE_HEAD_BYTES as u32;
+            let head = match way {
+                Way::Scsi { .. } => sg::head(&fd, &disk, bytes),
+                Way::Nvme { namespace } => nvme::head(&fd, namespace, &disk, bytes),
+            };
             if let Some(format) = signature::image(&head) {
                 let text = format!(
                     "{name} looks like {format}, which is not interpreted; say {name},format=raw to use the bytes as they are"
@@ -78,7 +93,11 @@ impl PassthroughMedium {
             }
         }
         let limits = opened.as_ref().map_or_else(Limits::default, |entry| entry.limits);
-        let capability = disk.capability(&limits, sg::QUEUE_MAX, read_only);
+        let depth = match way {
+            Way::Scsi { .. } => sg::QUEUE_MAX,
+            Way::Nvme { .. } => nvme::QUEUE_MAX,
+        };
+        let capability = disk.capability(&limits, depth, read_only);
         let identity = match generic.block {
             Some(device) => Identity::Device { device },
             // Its address if it has no name, which only this machine knows.
@@ -87,7 +106,7 @@ impl PassthroughMedium {
         };
         let disks = kernel.disks(path).into_iter().collect();
         let shared = Arc::new(Shared::new(identity, opened, guard, disks));
-        Ok(Self { path: path.to_owned(), device, long, disk: Arc::new(disk), capability, shared })
+        Ok(Self { path: path.to_owned(), device, way, disk: Arc::new(disk), capability, shared })
     }
 }
 
@@ -116,9 +135,22 @@ impl Medium for PassthroughMedium {
             return Err(OpenError::Failed(format!("{name}: {}", Lost::TakenOver)));
         }
         let device: Handle = Rc::new(again.into());
-        let channel = SgChannel::new(device, self.long);
-        let (disk, capability) = (Arc::clone(&self.disk), self.capability.clone());
-        Ok(Box::new(PassthroughEndpoint::new(io, channel, disk, capability, Arc::clone(&self.shared))))
+        let (disk, capability, shared) =
+            (Arc::clone(&self.disk), self.capability.clone(), Arc::clone(&self.shared));
+        Ok(match self.way {
+            Way::Scsi { long } => {
+                let channel = SgChannel::new(device, long);
+                Box::new(PassthroughEndpoint::new(io, channel, disk, capability, shared))
+            }
+            Way::Nvme { namespace } => {
+                let channel = NvmeChannel::new(device, namespace).map_err(|error| {
+                    let text =
+                        format!("{name}: commands of NVMe need io_uring: {error}; name its block device");
+                    OpenError::Failed(text)
+                })?;
+                Box::new(PassthroughEndpoint::new(io, channel, disk, capability, shared))
+            }
+        })
     }
 
     fn name(&self) -> String {

@@ -1,5 +1,5 @@
-//! Disks by their own commands: our `copy` in an emulated machine (`tests/kernel-lab`), against QEMU's SCSI disks and
-//! the kernel's `scsi_debug`. One boot does all of `passthrough.sh`; each line it prints is a case.
+//! Disks by their own commands: our `copy` in an emulated machine (`tests/kernel-lab`), against QEMU's SCSI and NVMe disks
+//! and the kernel's `scsi_debug`. One boot does all of `passthrough.sh`; each line it prints is a case.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,10 +15,19 @@ use crate::harness::{Cases, Context, Output, program, run, scratch};
 /// A boot, some GiB through an emulated processor, and deliberate waits.
 const GUEST_LIMIT: Duration = Duration::from_secs(590);
 const BYTES: u64 = 64 << 20;
-/// Cannot be read, of the disk `bad`.
+/// Cannot be read, of the disks called bad.
 const BAD_SECTOR: u64 = 40_000;
 /// The script ends by copying one onto the other.
-const PAIRS: &[(&str, &str)] = &[("source", "destination")];
+const PAIRS: &[(&str, &str)] = &[("source", "destination"), ("source", "nvme-destination")];
+/// Name of a disk, which is its serial number, and whether it is one of NVMe.
+const DISKS: &[(&str, bool)] = &[
+    ("source", false),
+    ("destination", false),
+    ("bad", false),
+    ("nvme-destination", true),
+    ("nvme-bad", true),
+    ("nvme-metadata", true),
+];
 
 /// What the program needs beside the C library, which the guest has.
 fn libraries(hikyaku: &Path) -> Result<Vec<PathBuf>> {
@@ -29,29 +38,31 @@ fn libraries(hikyaku: &Path) -> Result<Vec<PathBuf>> {
     Ok(wanted.filter_map(|(_, path)| path.split(' ').next()).map(PathBuf::from).collect())
 }
 
-fn attach(command: &mut Command, index: usize, name: &str, image: &Path) {
-    let device = format!("scsi-hd,bus=scsi.0,scsi-id={index},serial={name},drive={name}");
-    let drive = match name {
-        // Reported to the guest, every time.
-        "bad" => {
-            let inject =
-                format!("event=none,iotype=read,errno=5,sector={BAD_SECTOR},once=off,immediately=off");
-            let inject =
-                inject.split(',').map(|field| format!(",inject-error.0.{field}")).collect::<String>();
-            let image = image.display();
-            command.args(["--qemu", "-blockdev", "--qemu"]);
-            command.arg(format!(
-                "driver=blkdebug,node-name=bad,image.driver=file,image.filename={image}{inject}"
-            ));
-            format!("{device},rerror=report")
-        }
-        _ => {
-            command.args(["--qemu", "-drive", "--qemu"]);
-            command.arg(format!("if=none,id={name},format=raw,file={},discard=unmap", image.display()));
-            device
-        }
+fn attach(command: &mut Command, name: &str, is_nvme: bool, image: &Path) {
+    let mut qemu = |what: &str, value: String| {
+        command.args(["--qemu", what, "--qemu", &value]);
     };
-    command.args(["--qemu", "-device", "--qemu", &drive]);
+    let image = image.display();
+    let is_bad = name.ends_with("bad");
+    if is_bad {
+        let inject = format!("event=none,iotype=read,errno=5,sector={BAD_SECTOR},once=off,immediately=off");
+        let inject = inject.split(',').map(|field| format!(",inject-error.0.{field}")).collect::<String>();
+        let file = format!("image.driver=file,image.filename={image}");
+        qemu("-blockdev", format!("driver=blkdebug,node-name={name},{file}{inject}"));
+    } else {
+        qemu("-drive", format!("if=none,id={name},format=raw,file={image},discard=unmap"));
+    }
+    match (is_nvme, name) {
+        (true, "nvme-metadata") => {
+            qemu("-device", format!("nvme,id=metadata,serial={name}"));
+            qemu("-device", format!("nvme-ns,bus=metadata,drive={name},ms=8"));
+        }
+        (true, _) => qemu("-device", format!("nvme,serial={name},drive={name}")),
+        (false, _) => {
+            let report = if is_bad { ",rerror=report" } else { "" };
+            qemu("-device", format!("scsi-hd,bus=scsi.0,serial={name},drive={name}{report}"));
+        }
+    }
 }
 
 fn boot(context: &Context, dir: &Path) -> Result<Output> {
@@ -61,13 +72,14 @@ fn boot(context: &Context, dir: &Path) -> Result<Output> {
         command.arg("--file").arg(library);
     }
     command.args(["--qemu", "-device", "--qemu", "virtio-scsi-pci,id=scsi"]);
-    for (index, name) in ["source", "destination", "bad"].iter().enumerate() {
+    for (name, is_nvme) in DISKS {
         let image = dir.join(name);
-        match *name {
-            "source" | "bad" => random_file(&image, BYTES, context.seed_for(&format!("passthrough/{name}")))?,
-            _ => empty_file(&image, BYTES)?,
+        if *name == "source" || name.ends_with("bad") {
+            random_file(&image, BYTES, context.seed_for(&format!("passthrough/{name}")))?;
+        } else {
+            empty_file(&image, BYTES)?;
         }
-        attach(&mut command, index, name, &image);
+        attach(&mut command, name, *is_nvme, &image);
     }
     command.arg(script(context, "passthrough.sh"));
     run(&mut command, GUEST_LIMIT)

@@ -123,7 +123,10 @@ fn ask_long(device: &OwnedFd, cdb: Cdb, answer_bytes: u32) -> std::result::Resul
                 std::thread::sleep(PAUSE);
                 continue;
             }
-            Verdict::Again { error, .. } | Verdict::Later(error) | Verdict::Fail(error) => error,
+            Verdict::Again { error, .. }
+            | Verdict::Later(error)
+            | Verdict::TooLong(error)
+            | Verdict::Fail(error) => error,
         };
         let text = format!("{name}: {error}");
         return Err(match error.kind {

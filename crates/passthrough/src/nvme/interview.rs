@@ -1,0 +1,87 @@
+//! Asks a namespace what it is.
+
+use std::io::Error;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use block::{IoErrorKind, OpenError};
+
+use super::command::Command;
+use super::identify::{self, IDENTIFY_BYTES};
+use super::status::judge;
+use crate::disk::Disk;
+use crate::endpoint::Verdict;
+use crate::step::{Step, Verb};
+
+/// `_IO('N', 0x40)`, `_IOWR('N', 0x41)` and `_IOWR('N', 0x43)` of 72 bytes.
+const NVME_IOCTL_ID: libc::Ioctl = 0x4e40;
+const NVME_IOCTL_ADMIN_CMD: libc::Ioctl = 0xc048_4e41;
+const NVME_IOCTL_IO_CMD: libc::Ioctl = 0xc048_4e43;
+
+/// How long a namespace may take to become ready, and how often it is asked.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is known of a namespace, and its number.
+pub(crate) fn interview(device: &OwnedFd) -> Result<(Disk, u32), OpenError> {
+    // SAFETY: a plain system call on a live descriptor.
+    let number = unsafe { libc::ioctl(device.as_raw_fd(), NVME_IOCTL_ID) };
+    let namespace = u32::try_from(number).map_err(|_| {
+        OpenError::Failed(format!("it does not tell its namespace: {}", Error::last_os_error()))
+    })?;
+    let ask = |namespace, what| -> Result<Box<[u8; IDENTIFY_BYTES]>, OpenError> {
+        let mut data = Box::new([0; IDENTIFY_BYTES]);
+        let command = Command::identify(namespace, what, IDENTIFY_BYTES as u32);
+        send(device, NVME_IOCTL_ADMIN_CMD, &command, &mut *data, "Identify")?;
+        Ok(data)
+    };
+    let (controller, data) = (ask(0, 1)?, ask(namespace, 0)?);
+    let disk = identify::disk(&controller, &data).map_err(OpenError::Failed)?;
+    Ok((disk, namespace))
+}
+
+/// The first bytes of the namespace, at most `bytes`; none where it cannot be read.
+pub(crate) fn head(device: &OwnedFd, namespace: u32, disk: &Disk, bytes: u32) -> Vec<u8> {
+    let blocks = bytes.div_ceil(disk.block_size).min(disk.blocks.try_into().unwrap_or(u32::MAX));
+    let mut data = vec![0; (blocks * disk.block_size) as usize];
+    let step = Step { verb: Verb::Read, lba: 0, blocks, data: None };
+    let command = Command { length: data.len() as u32, ..Command::new(namespace, &step) };
+    let read = send(device, NVME_IOCTL_IO_CMD, &command, &mut data, "Read");
+    read.map(|()| data).unwrap_or_default()
+}
+
+/// Carries out a command that reads into `data`, and waits; again while the device is busy.
+fn send(
+    device: &OwnedFd,
+    request: libc::Ioctl,
+    command: &Command,
+    data: &mut [u8],
+    name: &str,
+) -> Result<(), OpenError> {
+    assert!(data.len() >= command.length as usize, "room for what is asked");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let mut bytes = command.emit(data.as_mut_ptr() as u64);
+        // SAFETY: 72 bytes that are read and written; the data they name is `data`, as long as they say.
+        let result = unsafe { libc::ioctl(device.as_raw_fd(), request, bytes.as_mut_ptr()) };
+        let result =
+            if result < 0 { -Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result };
+        let error = match judge(result) {
+            Verdict::Done => return Ok(()),
+            Verdict::Again { .. } | Verdict::Later(_) if Instant::now() < until => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Verdict::Again { error, .. }
+            | Verdict::Later(error)
+            | Verdict::TooLong(error)
+            | Verdict::Fail(error) => error,
+        };
+        let text = format!("{name}: {error}");
+        return Err(match error.kind {
+            IoErrorKind::Gone | IoErrorKind::Unreachable => OpenError::Unreachable(text),
+            IoErrorKind::Refused => OpenError::Refused(text),
+            _ => OpenError::Failed(text),
+        });
+    }
+}
