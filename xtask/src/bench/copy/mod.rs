@@ -1,10 +1,11 @@
 //! What a local copy costs, and the figures it must reach. A group at a time, each with its own table and bars:
 //!
 //! `pair-*` our copy beside qemu-img, dd and a ceiling between two loop devices; `latency` buffers against distance;
-//! `requests` what the devices themselves count; `sparse-*` holes; `remote-*` EXTENDED COPY inside one target. Bytes are compared in
+//! `requests` what the devices themselves count; `sparse-*` holes; `incremental` what `--since hash` moves; `remote-*` EXTENDED COPY inside one target. Bytes are compared in
 //! every group. The record keeps each group with its own commit and date.
 
 mod disks;
+mod incremental;
 mod latency;
 mod pair;
 mod remote;
@@ -69,6 +70,7 @@ const GROUPS: &[Group] = &[
     ("requests", requests::measure),
     ("sparse-memory", |bench| sparse::measure(bench, Place::Memory)),
     ("sparse-disk", |bench| sparse::measure(bench, Place::Disk)),
+    ("incremental", incremental::measure),
     ("remote-memory", |bench| remote::measure(bench, Place::Memory)),
     ("remote-disk", |bench| remote::measure(bench, Place::Disk)),
 ];
