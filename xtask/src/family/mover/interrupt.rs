@@ -92,7 +92,8 @@ fn cut_off(context: &Context, scene: &mut Scene, how: How) -> Result<bool> {
     let told = output.stderr.contains("--resume");
     ensure!(!told || matches!(code, Some(130 | 143 | 5)), "{how:?}, and said: {}", output.stderr);
     // Who ends in order tells how to go on, if it has come to copying.
-    let moved = journal.map(|journal| journal.bytes('+')) != before.map(|journal| journal.bytes('+'));
+    let moved =
+        journal.map_or(0, |journal| journal.bytes('+')) > before.map_or(0, |journal| journal.bytes('+'));
     ensure!(told || !moved || matches!(how, How::Kill | How::Power), "{how:?} said: {}", output.stderr);
     Ok(false)
 }
