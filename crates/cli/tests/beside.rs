@@ -171,6 +171,7 @@ impl Fio {
         let (offset, size) = (HALF.to_string(), (2 << 20).to_string());
         let child = Command::new("fio")
             .args(["--name=beside", "--rw=randwrite", "--bs=4k", "--verify=crc32c", "--loops=3", "--minimal"])
+            .arg("--verify_state_save=0")
             .args(["--verify_fatal=1", "--ioengine=psync", "--randseed=7", "--thread", "--fallocate=none"])
             .arg(format!("--direct={}", i32::from(!buffered)))
             .args([

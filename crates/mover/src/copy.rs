@@ -51,7 +51,7 @@ pub struct Report {
     /// Seconds of reading back.
     pub verify_seconds: f64,
     /// BLAKE3 of the range in 64 hexadecimal digits, where it was verified whole: what `b3sum` says of these bytes. `None`
-    /// where something could not be read, or only block by block.
+    /// where something could not be read, or only block by block, and where more than 4 GiB and more than half is zero.
     pub blake3: Option<String>,
     /// Most chunks that were in flight.
     pub depth_max: u32,

@@ -27,6 +27,10 @@ struct Entry {
 /// ends in the verification.
 const ENTRIES_MAX: usize = if cfg!(test) { 60 } else { 4 << 20 };
 
+/// Where more zeroes than this, and more than there is data, would have to be hashed for the hash of the whole, there is none: they
+/// can be skipped by a copy and looked at fast, and an image that is nearly all hole would be verified at the speed of hashing.
+const ZERO_BYTES_MAX: u64 = if cfg!(test) { 1 << 20 } else { 4 << 30 };
+
 /// One entry per piece, 40 bytes each (40 MiB for 1 TiB in chunks of 1 MiB). Entries come in any order and tile the range
 /// together; of two at one place the later one counts.
 #[derive(Debug)]
@@ -95,6 +99,13 @@ impl Digests {
         self.entries.sort_by_key(|entry| entry.offset);
         self.entries.dedup_by_key(|entry| entry.offset);
     }
+
+    /// Of sorted ones: bytes that are zero.
+    fn zero_bytes(&self) -> u64 {
+        let ends = self.entries.iter().skip(1).map(|next| next.offset).chain([self.total]);
+        let lengths = self.entries.iter().zip(ends).map(|(entry, end)| (entry.digest, end - entry.offset));
+        lengths.filter(|(digest, _)| *digest == ZERO).map(|(_, length)| length).sum()
+    }
 }
 
 /// Reads the destination and compares. What has no digest of this run is read from both ends.
@@ -107,8 +118,8 @@ pub(crate) struct Verify {
     entry: usize,
     /// Something has no digest, so that slots have room for both ends.
     both: bool,
-    /// Of what is the same.
-    tree: Tree,
+    /// Of what is the same. None if it would cost too much.
+    tree: Option<Tree>,
     dst_offset: u64,
     /// Offset in the destination and length.
     difference: Option<(u64, u64)>,
@@ -119,7 +130,8 @@ impl Verify {
         digests.sort();
         assert!(digests.entries.first().is_none_or(|entry| entry.offset == 0), "entries tile the range");
         let both = digests.entries.iter().any(|entry| entry.digest == UNKNOWN);
-        let tree = Tree::new(copied.size());
+        let tree =
+            (digests.zero_bytes() <= ZERO_BYTES_MAX.max(copied.size() / 2)).then(|| Tree::new(copied.size()));
         let mut verify = Self { digests, copied, at: 0, entry: 0, both, tree, dst_offset, difference: None };
         verify.skip();
         verify
@@ -131,9 +143,10 @@ impl Verify {
         self.difference
     }
 
-    /// BLAKE3 of the range, in hexadecimal digits. `None` if a part of it was not copied, or only block by block.
+    /// BLAKE3 of the range, in hexadecimal digits. `None` if a part of it was not copied, or only block by block, or if it
+    /// is nearly all zero ([`ZERO_BYTES_MAX`]).
     pub(crate) fn blake3(&self) -> Option<String> {
-        self.tree.root().map(|root| root.to_hex().to_string())
+        self.tree.as_ref()?.root().map(|root| root.to_hex().to_string())
     }
 
     /// The end of what can be read at once from `at` on, and what it is to be.
@@ -197,14 +210,18 @@ impl Job for Verify {
 
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
         let bytes = &spans[spans.len() - 1].as_slice()[..piece.length as usize];
-        let hashed = Hashed::new(piece.offset, bytes, self.copied.size());
-        let same = match self.digests.entries[piece.index].digest {
+        let digest = self.digests.entries[piece.index].digest;
+        let is_hashed = self.tree.is_some() || (digest != ZERO && digest != UNKNOWN);
+        let hashed = is_hashed.then(|| Hashed::new(piece.offset, bytes, self.copied.size()));
+        let same = match digest {
             ZERO => is_zero(bytes),
             UNKNOWN => spans[0].as_slice()[..piece.length as usize] == *bytes,
-            digest => hashed.digest() == digest,
+            digest => hashed.as_ref().is_some_and(|hashed| hashed.digest() == digest),
         };
         if same {
-            self.tree.add(hashed);
+            if let (Some(tree), Some(hashed)) = (&mut self.tree, hashed) {
+                tree.add(hashed);
+            }
             return Step::Done;
         }
         let here = (self.dst_offset + piece.offset, u64::from(piece.length));

@@ -246,9 +246,9 @@ fn a_stop_ends_a_stream_that_gives_nothing() {
 fn memory_comes_back_and_the_rate_is_kept() {
     let mut bench = Bench::new(SIZE, None);
     let lent = bench.io.pool().lent();
-    let plan = Plan { rate: Some(1 << 30), chunk: Some(64 << 10), depth: Some(2), ..Plan::default() };
+    let plan = Plan { rate: Some(64 << 20), chunk: Some(64 << 10), depth: Some(2), ..Plan::default() };
     let report = bench.put(&bytes(SIZE), &plan).unwrap();
-    assert!(report.depth_max <= 2 && report.seconds >= 0.002, "{report:?}");
+    assert!(report.depth_max <= 2 && report.seconds >= 0.010, "{report:?}");
     // The bell of each stream keeps eight bytes.
     assert!(bench.io.pool().lent() <= lent + 1);
 }

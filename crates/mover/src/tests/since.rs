@@ -243,3 +243,16 @@ fn what_was_read_block_by_block_leaves_no_hash_of_the_whole() {
         assert_eq!(report.blake3.is_some(), whole);
     }
 }
+
+/// In tests 1 MiB is what 4 GiB is elsewhere.
+#[test]
+fn an_image_that_is_nearly_all_zero_is_verified_without_the_hash_of_the_whole() {
+    for (zero, whole) in [(1 << 20, true), ((1 << 20) + 4096, false)] {
+        let data = random_bytes(1, 64 * K);
+        let mut pair = Pair::new([data.clone(), vec![0; zero]].concat(), vec![7; 64 * 1024 + zero]);
+        let plan = Plan { verify: true, ..small(64 * KC, 3) };
+        let report = pair.copy(&plan).unwrap();
+        assert!(pair.destination.data == pair.source.data && report.verified);
+        assert_eq!(report.blake3.is_some(), whole, "{zero} bytes of zeroes");
+    }
+}
