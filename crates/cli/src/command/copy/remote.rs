@@ -108,9 +108,11 @@ pub(super) fn copy(
         Err(RemoteCopyError::Refused(why)) => return here(&format!("the target refuses: {why}")),
         Err(RemoteCopyError::Lost(error)) => {
             let failure = Failure::io("let the target copy to", destination.text.clone(), &error);
-            return Err(
-                failure.hint("see what became of the target; it may still be at what it was asked last")
-            );
+            // With a journal the command that goes on is told behind it.
+            return Err(failure.hint(match kept.journal {
+                Some(_) => "see what became of the target; it may still be at what it was asked last",
+                None => "see what became of the target; then the same command with --force begins anew",
+            }));
         }
         Err(RemoteCopyError::Flush(why)) => return Err(failed(format!("the flush failed: {why}"))),
         Err(RemoteCopyError::Claim(why)) => {
