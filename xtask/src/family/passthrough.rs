@@ -67,7 +67,10 @@ fn attach(command: &mut Command, name: &str, is_nvme: bool, image: &Path) {
 
 fn boot(context: &Context, dir: &Path) -> Result<Output> {
     let mut command = guest(context);
-    command.arg("run").arg("--file").arg(&context.hikyaku);
+    // The script calls it so, whatever `--hikyaku` names.
+    let hikyaku = dir.join("hikyaku");
+    std::fs::copy(&context.hikyaku, &hikyaku)?;
+    command.arg("run").arg("--file").arg(&hikyaku);
     for library in libraries(&context.hikyaku)? {
         command.arg("--file").arg(library);
     }
