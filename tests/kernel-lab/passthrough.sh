@@ -113,7 +113,7 @@ check gone-code test $code = 1
 check gone-said grep -qi "gone" /tmp/gone
 rmmod scsi_debug
 debug dev_size_mb=32 virtual_gb=2 opts=2 medium_error_start=1000000 medium_error_count=8
-expect medium-error 7 "unreadable" $hikyaku copy $debug null:1100M --size 1100M
+expect medium-error 7 "cannot be read" $hikyaku copy $debug null:1100M --size 1100M
 grep -v '^#' /tmp/state/hikyaku/copies/*.map
 # Eight sectors from 1,000,000 on, and nothing else.
 check medium-error-map grep -q '^0x1E848000 *0x0*1000 *-$' /tmp/state/hikyaku/copies/*.map
