@@ -74,6 +74,9 @@ pub enum OpenError {
     /// It is not there.
     #[error("{0}")]
     Missing(String),
+    /// Another one answers in its place than before.
+    #[error("{0}")]
+    Exchanged(String),
     /// It is there and may not be used: held, locked, interpreted format, same as another.
     #[error("{0}")]
     Refused(String),

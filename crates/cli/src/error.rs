@@ -115,6 +115,7 @@ impl Failure {
         let (exit, hint) = match error {
             OpenError::Usage(_) => (Exit::Usage, "see `hikyaku help` for the forms an endpoint can have"),
             OpenError::Missing(_) => (Exit::Failed, "check the name"),
+            OpenError::Exchanged(_) => (Exit::Failed, "see which one it is now"),
             OpenError::Refused(_) => (Exit::Refused, ""),
             OpenError::Authentication(_) => (
                 Exit::Authentication,

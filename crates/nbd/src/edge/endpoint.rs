@@ -199,7 +199,7 @@ impl NbdEndpoint {
         let capability = capability(&export, self.read_only);
         if self.opened && before_and_now_differ(&self.capability, &capability) {
             let text = "another export answers at this address than before: nothing was written to it";
-            return self.give_up(io, OpenError::Missing(format!("{}: {text}", self.uri)), done);
+            return self.give_up(io, OpenError::Exchanged(format!("{}: {text}", self.uri)), done);
         }
         if !self.opened && self.read_only {
             // A copy asks where its source's holes are before anything else happens.
@@ -235,8 +235,8 @@ impl NbdEndpoint {
         self.connection = None;
         self.phase = Phase::Closed;
         if self.opened {
-            let is_missing = matches!(error, OpenError::Missing(_));
-            let kind = if is_missing { IoErrorKind::Gone } else { IoErrorKind::Unreachable };
+            let is_exchanged = matches!(error, OpenError::Exchanged(_));
+            let kind = if is_exchanged { IoErrorKind::Gone } else { IoErrorKind::Unreachable };
             self.fail_works(io, &IoError::new(kind, error.to_string()), done);
         } else {
             self.state = State::Failed(error);

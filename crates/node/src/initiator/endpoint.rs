@@ -273,7 +273,7 @@ impl IscsiEndpoint {
                 OpenError::Authentication(_) | OpenError::Certificate(_) | OpenError::Refused(_) => {
                     IoErrorKind::Refused
                 }
-                OpenError::Missing(_) => IoErrorKind::Gone,
+                OpenError::Exchanged(_) => IoErrorKind::Gone,
                 _ => IoErrorKind::Unreachable,
             };
             self.fail_works(&IoError::new(kind, error.to_string()), done);
@@ -510,7 +510,7 @@ impl IscsiEndpoint {
             let before = (self.capability.block_size, &self.disk.designator, &self.disk.serial);
             if before != (capability.block_size, &disk.designator, &disk.serial) {
                 let text = "another disk answers at this address than before: nothing was written to it";
-                return Err(OpenError::Missing(format!("{}: {text}", self.url)));
+                return Err(OpenError::Exchanged(format!("{}: {text}", self.url)));
             }
         }
         self.disk = disk;
