@@ -59,6 +59,11 @@ impl Disk {
         }
     }
 
+    /// Blocks that hold the first `bytes`, as far as there are any.
+    pub(crate) fn head_blocks(&self, bytes: u32) -> u32 {
+        bytes.div_ceil(self.block_size).min(self.blocks.try_into().unwrap_or(u32::MAX))
+    }
+
     /// `limits` are the kernel's for the device, which commands are bound by, too; `depth`: commands a channel takes.
     pub(crate) fn capability(&self, limits: &Limits, depth: u32, read_only: bool) -> Capability {
         let block = u64::from(self.block_size);

@@ -10,7 +10,7 @@ use area::Span;
 use block::device::{Devices, Entry, Kernel, Lost};
 use block::{
     Capability, Certainty, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind,
-    Mark, Request, RequestId, WriteCache,
+    Mark, OpenError, Request, RequestId, WriteCache,
 };
 use io::{Event, Handle, Io, Owner, Token};
 use slab::Slab;
@@ -48,6 +48,24 @@ pub(crate) enum Verdict {
     /// The kernel did not take it, perhaps for its length.
     TooLong(IoError),
     Fail(IoError),
+}
+
+impl Verdict {
+    /// Of the question `name` that was asked before the disk is opened: why it is not.
+    pub(crate) fn answered(self, name: &str) -> Result<(), OpenError> {
+        let error = match self {
+            Self::Done => return Ok(()),
+            Self::Again { error, .. } | Self::Later(error) | Self::TooLong(error) | Self::Fail(error) => {
+                error
+            }
+        };
+        let text = format!("{name}: {error}");
+        Err(match error.kind {
+            IoErrorKind::Gone | IoErrorKind::Unreachable => OpenError::Unreachable(text),
+            IoErrorKind::Refused => OpenError::Refused(text),
+            _ => OpenError::Failed(text),
+        })
+    }
 }
 
 /// A command is over.

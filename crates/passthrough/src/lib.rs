@@ -6,13 +6,14 @@
 //!
 //! Pure: `disk.rs` (what a device is), `step.rs` (block requests as commands), and of each family how a command is built
 //! and how its answer is judged. What a device answers is hostile until one of them has looked at it. `endpoint.rs` queues
-//! requests over a `Channel`, which carries commands; only channels talk to the kernel. `guard.rs` holds the disk's other
+//! requests over a `Channel`, which carries commands; only channels talk to the kernel, and `flights.rs` is what they have in common. `guard.rs` holds the disk's other
 //! face, the block device, so that nobody mounts it meanwhile.
 //!
 //! Not here: what lies beneath a device and who uses it (`block::device`).
 
 mod disk;
 mod endpoint;
+mod flights;
 mod guard;
 mod medium;
 mod nvme;

@@ -4,31 +4,20 @@ use std::collections::VecDeque;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
-use area::{Access, Span};
 use io::Handle;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use super::command::Command;
 use super::status::judge;
 use crate::endpoint::{Channel, Ended, Verdict};
-use crate::step::{Step, Verb};
+use crate::flights::{Flight, Flights, drain};
+use crate::step::Step;
 
 /// Commands in flight at once.
 pub(crate) const QUEUE_MAX: u32 = 64;
 /// `_IOWR('N', 0x80)` of 72 bytes: NVME_URING_CMD_IO.
 const NVME_URING_CMD_IO: u32 = 0xc048_4e80;
-/// How long the end of a channel waits for its commands.
-const DROP_PATIENCE: Duration = Duration::from_secs(2);
-const DROP_PAUSE: Duration = Duration::from_millis(5);
-
-/// What a command in flight uses.
-struct Flight {
-    slot: u32,
-    /// Of a read and a write.
-    span: Option<Span>,
-}
 
 /// A ring for `/dev/ng0n1`.
 pub(crate) struct NvmeChannel {
@@ -37,8 +26,7 @@ pub(crate) struct NvmeChannel {
     /// Counts completions, so that the loop hears of them.
     bell: Handle,
     namespace: u32,
-    flights: Vec<Option<Flight>>,
-    in_flight: u32,
+    flights: Flights<()>,
     ended: VecDeque<(usize, i32)>,
 }
 
@@ -54,8 +42,8 @@ impl NvmeChannel {
         // SAFETY: a fresh descriptor that nobody else owns.
         let bell: Handle = Rc::new(unsafe { OwnedFd::from_raw_fd(bell) });
         ring.submitter().register_eventfd(bell.as_raw_fd())?;
-        let flights = (0..QUEUE_MAX).map(|_| None).collect();
-        Ok(Self { ring, device, bell, namespace, flights, in_flight: 0, ended: VecDeque::new() })
+        let flights = Flights::new(QUEUE_MAX);
+        Ok(Self { ring, device, bell, namespace, flights, ended: VecDeque::new() })
     }
 
     /// Moves what is complete out. The bell is silenced first: what comes after rings it again.
@@ -74,11 +62,11 @@ impl Channel for NvmeChannel {
     }
 
     fn has_room(&self) -> bool {
-        self.in_flight < QUEUE_MAX
+        self.flights.has_room()
     }
 
     fn start(&mut self, slot: u32, step: &Step) -> Result<()> {
-        let place = self.flights.iter().position(Option::is_none).expect("asked for room before");
+        let number = self.flights.number();
         let command = Command::new(self.namespace, step);
         let span = step.data.clone().filter(|_| command.length > 0);
         let mut bytes = [0; 80];
@@ -86,15 +74,11 @@ impl Channel for NvmeChannel {
         let entry = opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), NVME_URING_CMD_IO)
             .cmd(bytes)
             .build()
-            .user_data(place as u64);
+            .user_data(number as u64);
         // SAFETY: the span is kept in `flights` until the completion is taken, or forever; so is the device.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Error::from_raw_os_error(libc::EAGAIN))?;
-        if let Some(span) = &span {
-            span.begin_flight(if step.verb == Verb::Read { Access::Write } else { Access::Read });
-        }
-        self.flights[place] = Some(Flight { slot, span });
-        self.in_flight += 1;
+        self.flights.begin(number, step.verb, Flight { slot, span, with: () });
         Ok(())
     }
 
@@ -117,13 +101,9 @@ impl Channel for NvmeChannel {
         if self.ended.is_empty() {
             self.collect();
         }
-        let Some((place, result)) = self.ended.pop_front() else { return Ok(None) };
-        let flight = self.flights.get_mut(place).and_then(Option::take);
-        let Flight { slot, span } = flight.ok_or_else(|| Error::other("an answer to no command"))?;
-        self.in_flight -= 1;
-        if let Some(span) = &span {
-            span.end_flight();
-        }
+        let Some((number, result)) = self.ended.pop_front() else { return Ok(None) };
+        let flight = self.flights.end(number);
+        let Flight { slot, span, .. } = flight.ok_or_else(|| Error::other("an answer to no command"))?;
         let verdict = judge(result);
         // NVMe knows no short transfer.
         let moved =
@@ -132,7 +112,7 @@ impl Channel for NvmeChannel {
     }
 
     fn in_flight(&self) -> u32 {
-        self.in_flight
+        self.flights.count()
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -141,16 +121,7 @@ impl Channel for NvmeChannel {
 }
 
 impl Drop for NvmeChannel {
-    /// Waits for what is in flight. What does not end is leaked: the device may write there at any time.
     fn drop(&mut self) {
-        let until = Instant::now() + DROP_PATIENCE;
-        while self.in_flight > 0 && Instant::now() < until {
-            match self.take() {
-                Ok(Some(_)) => {}
-                Ok(None) => std::thread::sleep(DROP_PAUSE),
-                Err(_) => break,
-            }
-        }
-        self.flights.drain(..).for_each(std::mem::forget);
+        drain(self);
     }
 }

@@ -4,7 +4,7 @@ use std::io::Error;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use block::{IoErrorKind, OpenError};
+use block::OpenError;
 
 use super::command::Command;
 use super::identify::{self, IDENTIFY_BYTES};
@@ -42,7 +42,7 @@ pub(crate) fn interview(device: &OwnedFd) -> Result<(Disk, u32), OpenError> {
 
 /// The first bytes of the namespace, at most `bytes`; none where it cannot be read.
 pub(crate) fn head(device: &OwnedFd, namespace: u32, disk: &Disk, bytes: u32) -> Vec<u8> {
-    let blocks = bytes.div_ceil(disk.block_size).min(disk.blocks.try_into().unwrap_or(u32::MAX));
+    let blocks = disk.head_blocks(bytes);
     let mut data = vec![0; (blocks * disk.block_size) as usize];
     let step = Step { verb: Verb::Read, lba: 0, blocks, data: None };
     let command = Command { length: data.len() as u32, ..Command::new(namespace, &step) };
@@ -66,22 +66,9 @@ fn send(
         let result = unsafe { libc::ioctl(device.as_raw_fd(), request, bytes.as_mut_ptr()) };
         let result =
             if result < 0 { -Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result };
-        let error = match judge(result) {
-            Verdict::Done => return Ok(()),
-            Verdict::Again { .. } | Verdict::Later(_) if Instant::now() < until => {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            Verdict::Again { error, .. }
-            | Verdict::Later(error)
-            | Verdict::TooLong(error)
-            | Verdict::Fail(error) => error,
-        };
-        let text = format!("{name}: {error}");
-        return Err(match error.kind {
-            IoErrorKind::Gone | IoErrorKind::Unreachable => OpenError::Unreachable(text),
-            IoErrorKind::Refused => OpenError::Refused(text),
-            _ => OpenError::Failed(text),
-        });
+        match judge(result) {
+            Verdict::Again { .. } | Verdict::Later(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            verdict => return verdict.answered(name),
+        }
     }
 }

@@ -1,29 +1,22 @@
 //! Commands of one thread, in flight at a SCSI disk.
 
 use std::io::{Error, Result};
-use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
 
-use area::{Access, Span};
 use io::Handle;
 
 use super::answer::{Answer, judge};
 use super::command::command;
-use super::header::{Direction, FLAG_DIRECT_IO, Header, SENSE_BYTES};
+use super::header::{FLAG_DIRECT_IO, Header, SENSE_BYTES};
 use crate::endpoint::{Channel, Ended};
+use crate::flights::{Flight, Flights, drain};
 use crate::step::{Step, Verb};
 
 /// Commands that sg takes of one descriptor, `SG_MAX_QUEUE` of drivers/scsi/sg.c.
 pub(crate) const QUEUE_MAX: u32 = 16;
-/// How long the end of a channel waits for its commands.
-const DROP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a command in flight uses.
-struct Flight {
-    slot: u32,
-    /// Of a read and a write; zeroes that are written by name are the disk's own business how often.
-    span: Option<Span>,
-    /// Bytes of it that count: none of a command that names blocks.
+/// What is kept of a command in flight.
+struct Kept {
+    /// Bytes of its data that count: none of a command that names blocks.
     counted: u32,
     /// Where the kernel puts sense data.
     sense: Box<[u8; SENSE_BYTES]>,
@@ -33,15 +26,13 @@ struct Flight {
 pub(crate) struct SgChannel {
     device: Handle,
     long: bool,
-    flights: Vec<Option<Flight>>,
-    in_flight: u32,
+    flights: Flights<Kept>,
 }
 
 impl SgChannel {
     /// Over a descriptor of its own: answers go to the descriptor that the command came by.
     pub(crate) fn new(device: Handle, long: bool) -> Self {
-        let flights = (0..QUEUE_MAX).map(|_| None).collect();
-        Self { device, long, flights, in_flight: 0 }
+        Self { device, long, flights: Flights::new(QUEUE_MAX) }
     }
 }
 
@@ -51,11 +42,11 @@ impl Channel for SgChannel {
     }
 
     fn has_room(&self) -> bool {
-        self.in_flight < QUEUE_MAX
+        self.flights.has_room()
     }
 
     fn start(&mut self, slot: u32, step: &Step) -> Result<()> {
-        let place = self.flights.iter().position(Option::is_none).expect("asked for room before");
+        let number = self.flights.number();
         let command = command(step, self.long);
         let mut sense = Box::new([0; SENSE_BYTES]);
         let data = step.data.as_ref();
@@ -67,16 +58,13 @@ impl Channel for SgChannel {
             &raw mut *sense,
             command.timeout_ms,
         );
-        header.pack_id = place as i32;
+        header.pack_id = number as i32;
         header.flags |= FLAG_DIRECT_IO;
         // SAFETY: the span and the sense buffer are kept in `flights` until the answer is taken, or forever.
         unsafe { header.start(&self.device)? };
-        if let Some(span) = data {
-            span.begin_flight(access(command.direction));
-        }
         let counted = if matches!(step.verb, Verb::Read | Verb::Write { .. }) { bytes.1 } else { 0 };
-        self.flights[place] = Some(Flight { slot, span: step.data.clone(), counted, sense });
-        self.in_flight += 1;
+        let flight = Flight { slot, span: step.data.clone(), with: Kept { counted, sense } };
+        self.flights.begin(number, step.verb, flight);
         Ok(())
     }
 
@@ -86,18 +74,13 @@ impl Channel for SgChannel {
 
     fn take(&mut self) -> Result<Option<(u32, Ended)>> {
         let Some(header) = Header::take(&self.device)? else { return Ok(None) };
-        let flight =
-            usize::try_from(header.pack_id).ok().and_then(|place| self.flights.get_mut(place)?.take());
-        let Some(Flight { slot, span, counted, sense }) = flight else {
+        let flight = usize::try_from(header.pack_id).ok().and_then(|number| self.flights.end(number));
+        let Some(Flight { slot, with: Kept { counted, sense }, .. }) = flight else {
             return Err(Error::other(format!(
                 "sg answers a command {} that it was not given",
                 header.pack_id
             )));
         };
-        self.in_flight -= 1;
-        if let Some(span) = &span {
-            span.end_flight();
-        }
         let verdict = judge(&Answer {
             status: header.status,
             host: header.host_status,
@@ -110,7 +93,7 @@ impl Channel for SgChannel {
     }
 
     fn in_flight(&self) -> u32 {
-        self.in_flight
+        self.flights.count()
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -124,22 +107,8 @@ impl Channel for SgChannel {
     }
 }
 
-fn access(direction: Direction) -> Access {
-    if direction == Direction::FromDevice { Access::Write } else { Access::Read }
-}
-
 impl Drop for SgChannel {
-    /// Waits for what is in flight. What does not end is leaked: the disk may write there at any time.
     fn drop(&mut self) {
-        let until = Instant::now() + DROP_PATIENCE;
-        while self.in_flight > 0 && Instant::now() < until {
-            let mut about = libc::pollfd { fd: self.device.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // SAFETY: one live pollfd.
-            unsafe { libc::poll(&raw mut about, 1, 100) };
-            if self.take().is_err() {
-                break;
-            }
-        }
-        self.flights.drain(..).for_each(std::mem::forget);
+        drain(self);
     }
 }

@@ -4,7 +4,7 @@ use std::io::Result;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use block::{IoErrorKind, OpenError};
+use block::OpenError;
 use scsi::capacity::Capacity;
 use scsi::cdb::{self, Cdb};
 use scsi::inquiry::{self, BlockLimits, Characteristics, DesignatorId, Provisioning, Standard};
@@ -93,7 +93,7 @@ pub(crate) fn interview(device: &OwnedFd) -> std::result::Result<(Disk, bool), O
 
 /// The first bytes of the disk, at most `bytes`; none where it cannot be read.
 pub(crate) fn head(device: &OwnedFd, disk: &Disk, bytes: u32) -> Vec<u8> {
-    let blocks = bytes.div_ceil(disk.block_size).min(disk.blocks.try_into().unwrap_or(u32::MAX));
+    let blocks = disk.head_blocks(bytes);
     ask_long(device, cdb::read_10(0, blocks as u16, false), blocks * disk.block_size).unwrap_or_default()
 }
 
@@ -113,27 +113,11 @@ fn ask_long(device: &OwnedFd, cdb: Cdb, answer_bytes: u32) -> std::result::Resul
     loop {
         let (verdict, data) =
             send(device, cdb, answer_bytes).map_err(|error| OpenError::Failed(format!("{name}: {error}")))?;
-        let error = match verdict {
-            Verdict::Done => return Ok(data),
-            Verdict::Again { .. } if attempts < ATTEMPTS_MAX => {
-                attempts += 1;
-                continue;
-            }
-            Verdict::Later(_) if Instant::now() < until => {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            Verdict::Again { error, .. }
-            | Verdict::Later(error)
-            | Verdict::TooLong(error)
-            | Verdict::Fail(error) => error,
-        };
-        let text = format!("{name}: {error}");
-        return Err(match error.kind {
-            IoErrorKind::Gone | IoErrorKind::Unreachable => OpenError::Unreachable(text),
-            IoErrorKind::Refused => OpenError::Refused(text),
-            _ => OpenError::Failed(text),
-        });
+        match verdict {
+            Verdict::Again { .. } if attempts < ATTEMPTS_MAX => attempts += 1,
+            Verdict::Later(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            verdict => return verdict.answered(name).map(|()| data),
+        }
     }
 }
 
