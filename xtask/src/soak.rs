@@ -189,7 +189,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let hikyaku = suite::binary(args.hikyaku.as_ref())?;
     // The commit and the date of the beginning: the tree may change in the hours to come.
     let mut content = evidence::header("soak");
-    let context = suite::context(hikyaku, seed, Tier::Full, Against::Ours)?;
+    let context = Context::new(hikyaku, seed, Tier::Full, Against::Ours)?;
     let dir = scratch()?;
     let (stored, steady) = (dir.path().join("stored.img"), dir.path().join("steady.img"));
     empty_file(&stored, BYTES)?;

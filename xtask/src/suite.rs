@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::family::{FAMILIES, Family, NIGHTLY};
 use crate::harness::cases::{Failure, Journal, Tally, print_summary, totals};
-use crate::harness::{Against, Cases, Context, Tier, scratch};
+use crate::harness::{Against, Cases, Context, Tier};
 use crate::install::{self, Purpose};
 use crate::steps::{Steps, UnitCounts, cargo, must, repository, show, target_directory};
 use crate::{Selection, evidence};
@@ -20,19 +20,6 @@ pub(crate) fn binary(named: Option<&PathBuf>) -> Result<PathBuf> {
     }
     must(&mut cargo(&["build", "--release", "--package", "hikyaku"]))?;
     Ok(target_directory()?.join("release/hikyaku"))
-}
-
-/// A run's context.
-pub(crate) fn context(hikyaku: PathBuf, seed: u64, tier: Tier, against: Against) -> Result<Context> {
-    Ok(Context {
-        repository: repository(),
-        hikyaku,
-        seed,
-        tier,
-        against,
-        home: scratch()?,
-        variables: Vec::new(),
-    })
 }
 
 /// A seed nobody chose.
@@ -137,7 +124,7 @@ fn test_steps(steps: &mut Steps, selection: &Selection, against: Against) -> Res
         Against::Tgt => Some(PathBuf::from("hikyaku")),
     };
     if let (Some(hikyaku), true) = (hikyaku, installed) {
-        let context = context(hikyaku, seed, Tier::Sample, against)?;
+        let context = Context::new(hikyaku, seed, Tier::Sample, against)?;
         let found = steps.step("interoperability", || {
             Ok(run_families(&context, &families, selection.case.as_deref(), None))
         });
@@ -203,7 +190,7 @@ pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
     let hikyaku = steps.step("release build", || binary(selection.hikyaku.as_ref()));
     let mut tallies = Vec::new();
     if let (Some(hikyaku), 0) = (hikyaku, steps.failures()) {
-        let context = context(hikyaku, seed, Tier::Full, Against::Ours)?;
+        let context = Context::new(hikyaku, seed, Tier::Full, Against::Ours)?;
         for family in families {
             let found = run_families(&context, &[family], selection.case.as_deref(), Some(&mut journal));
             // A filtered run is no evidence of the whole.

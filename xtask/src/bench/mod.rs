@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::harness::{program, run};
+use crate::harness::{Against, Context, Tier, program, run};
 
 /// How long another benchmark may keep us waiting.
 const LOCK_LIMIT: Duration = Duration::from_secs(3600);
@@ -81,12 +81,14 @@ pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
         bail!("--reps wants 1 to 1000");
     }
     let hikyaku = crate::suite::binary(common.hikyaku.as_ref())?;
+    // Everything random is the same in every run.
+    let context = Context::new(hikyaku, 1, Tier::Full, Against::Ours)?;
     let _lock = Lock::take()?;
     match bench {
-        Bench::Target(common) => target::run_table(common, hikyaku),
-        Bench::Ends(common) => ends::run_table(common, hikyaku),
-        Bench::Sealed(common) => sealed::run_table(common, hikyaku),
-        Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, hikyaku),
+        Bench::Target(common) => target::run_table(common, &context),
+        Bench::Ends(common) => ends::run_table(common, &context),
+        Bench::Sealed(common) => sealed::run_table(common, &context),
+        Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, context),
         Bench::Pong { .. } => unreachable!("answered above"),
     }
 }

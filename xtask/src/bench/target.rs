@@ -2,8 +2,6 @@
 //! only one at work. Target CPU is the daemon's own, from /proc, threads included. After the last row both have a pattern
 //! written through them, flushed, read back and looked for in the file.
 
-use std::path::PathBuf;
-
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
@@ -12,7 +10,7 @@ use super::peers::{QemuRun, Shape, iperf, qemu_img_bench, seconds, verify};
 use super::{Common, Spread, filter_rows, geometric_mean};
 use crate::evidence;
 use crate::harness::files::random_file;
-use crate::harness::{Against, Context, Disk, Served, Tgt, Tier, scratch};
+use crate::harness::{Context, Disk, Served, Tgt, scratch};
 
 const IMAGE_BYTES: u64 = 512 << 20;
 
@@ -32,7 +30,7 @@ fn bars(shape: Shape, ratio: f64, cpu_ratio: f64) -> [Bar; 2] {
     [Bar::new("ratio", ratio, Bound::AtLeast(speed)), Bar::new("CPU ratio", cpu_ratio, Bound::AtMost(cpu))]
 }
 
-pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
+pub(super) fn run_table(common: &Common, context: &Context) -> Result<bool> {
     let mut rows = Vec::new();
     for write in [false, true] {
         for block in [4 << 10, 64 << 10, 256 << 10, 1 << 20] {
@@ -40,15 +38,6 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
         }
     }
     let rows = filter_rows(rows, common.rows.as_deref(), |row| row.name())?;
-    let context = Context {
-        repository: crate::steps::repository(),
-        hikyaku,
-        seed: 1,
-        tier: Tier::Full,
-        against: Against::Ours,
-        home: scratch()?,
-        variables: Vec::new(),
-    };
     let dir = scratch()?;
     let image = dir.path().join("disk.img");
     random_file(&image, IMAGE_BYTES, 1)?;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::torture::scene::{Disturbance, KILL, POWER, READY_LIMIT, Scene, Stand, play};
 use crate::harness::files::random_file;
 use crate::harness::process::Surroundings;
-use crate::harness::{Cases, Context, Output, run, scratch};
+use crate::harness::{Cases, Context, Output, run};
 use crate::steps::{cargo, must, target_directory};
 
 /// Names the defect to a program of the build.
@@ -99,14 +99,7 @@ impl Build {
 
     /// The same context with the programs of this build.
     fn context(&self, context: &Context) -> Result<Context> {
-        let hikyaku = self.directory.join("hikyaku");
-        Ok(Context {
-            hikyaku,
-            home: scratch()?,
-            repository: PathBuf::new(),
-            variables: Vec::new(),
-            ..*context
-        })
+        Context::new(self.directory.join("hikyaku"), context.seed, context.tier, context.against)
     }
 }
 
@@ -197,8 +190,8 @@ fn ended(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
 /// Copies with a journal that are interrupted, and whose disks are exchanged: cases of the family `mover`.
 fn resumed(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
     let variables = mutant.map(|mutant| (VARIABLE, mutant.to_owned())).into_iter().collect();
-    let hikyaku = context.hikyaku.clone();
-    let context = Context { hikyaku, home: scratch()?, repository: PathBuf::new(), variables, ..*context };
+    let context = Context::new(context.hikyaku.clone(), context.seed, context.tier, context.against)?;
+    let context = Context { variables, ..context };
     super::mover::verdict(&context)
 }
 

@@ -67,6 +67,12 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// With an empty home.
+    pub(crate) fn new(hikyaku: PathBuf, seed: u64, tier: Tier, against: Against) -> Result<Self> {
+        let (repository, home) = (crate::steps::repository(), scratch()?);
+        Ok(Self { repository, hikyaku, seed, tier, against, home, variables: Vec::new() })
+    }
+
     /// A generator for one named purpose: adding draws to one case does not change another's.
     pub(crate) fn rng(&self, purpose: &str) -> StdRng {
         StdRng::seed_from_u64(self.seed_for(purpose))

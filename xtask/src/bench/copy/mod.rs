@@ -13,7 +13,6 @@ mod requests;
 mod sparse;
 mod tools;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -21,8 +20,8 @@ use serde_json::{Value, json};
 
 use super::bars::Bar;
 use super::{Common, filter_rows, record};
+use crate::harness::Context;
 use crate::harness::files::can_loop;
-use crate::harness::{Against, Context, Tier, scratch};
 use disks::Place;
 
 const NAME: &str = "bench-copy";
@@ -80,20 +79,11 @@ fn number(report: &Value, pointer: &str) -> Result<f64> {
     report.pointer(pointer).and_then(Value::as_f64).with_context(|| format!("no {pointer} in {report}"))
 }
 
-pub(super) fn run_table(common: &Common, size_mib: u64, all: bool, hikyaku: PathBuf) -> Result<bool> {
+pub(super) fn run_table(common: &Common, size_mib: u64, all: bool, context: Context) -> Result<bool> {
     if !can_loop() {
         bail!("this benchmark makes loop devices: run it as root, where /dev/loop-control exists");
     }
     ensure!((64..=65_536).contains(&size_mib), "--size wants 64 to 65536 MiB");
-    let context = Context {
-        repository: crate::steps::repository(),
-        hikyaku,
-        seed: 1,
-        tier: Tier::Full,
-        against: Against::Ours,
-        home: scratch()?,
-        variables: Vec::new(),
-    };
     let bytes = if common.quick { 512 << 20 } else { size_mib << 20 };
     let bench = Bench { context, reps: common.reps, all, bytes };
     let names: Vec<&str> = GROUPS.iter().map(|(name, _)| *name).collect();

@@ -7,8 +7,6 @@ mod memory;
 mod pong;
 pub(in crate::bench) mod run;
 
-use std::path::PathBuf;
-
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
@@ -17,7 +15,7 @@ use super::peers::{QemuRun, Shape, iperf, qemu_img_bench, seconds};
 use super::{Common, Spread, filter_rows};
 use crate::evidence;
 use crate::harness::process::Surroundings;
-use crate::harness::{Against, Context, Disk, Served, Tgt, Tier, scratch};
+use crate::harness::{Context, Disk, Served, Tgt};
 pub(super) use pong::pong;
 use run::{Ours, Sample, Storage, Used};
 
@@ -391,16 +389,7 @@ fn counted() -> Vec<(Storage, Shape)> {
     rows
 }
 
-pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
-    let context = Context {
-        repository: crate::steps::repository(),
-        hikyaku,
-        seed: 1,
-        tier: Tier::Full,
-        against: Against::Ours,
-        home: scratch()?,
-        variables: Vec::new(),
-    };
+pub(super) fn run_table(common: &Common, context: &Context) -> Result<bool> {
     let seconds = seconds(common.quick);
     let groups = groups();
     let mut names: Vec<&str> = groups.iter().map(|group| group.name).collect();
@@ -408,15 +397,15 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
     let chosen = filter_rows(names, common.rows.as_deref(), |name| (*name).to_owned())?;
     let mut tables = Vec::new();
     for group in groups.iter().filter(|group| chosen.contains(&group.name)) {
-        tables.push(run_group(&context, group, common.reps, seconds)?);
+        tables.push(run_group(context, group, common.reps, seconds)?);
     }
     let (mut memory, mut calls) = (Value::Null, Value::Null);
     if chosen.contains(&"memory") {
-        memory = memory::row(&context, seconds)?;
+        memory = memory::row(context, seconds)?;
     }
     if chosen.contains(&"calls") {
-        let mut ours = Ours::start(&context, Surroundings::default())?;
-        calls = calls::table(&context, &mut ours, &counted())?;
+        let mut ours = Ours::start(context, Surroundings::default())?;
+        calls = calls::table(context, &mut ours, &counted())?;
     }
     println!(
         "\nmedian of {} interleaved runs [least-greatest]; one connection, both ends ours unless the row says \

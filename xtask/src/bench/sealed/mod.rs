@@ -13,7 +13,6 @@ mod logins;
 mod rig;
 mod tunnels;
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -23,8 +22,8 @@ use super::bars::{Bar, verdict};
 use super::ends::run::{Sample, Used};
 use super::peers::{Shape, seconds};
 use super::{Common, Spread, filter_rows, record};
+use crate::harness::Context;
 use crate::harness::process::Surroundings;
-use crate::harness::{Against, Context, Tier, scratch};
 use groups::{Claim, Compare, Group, PLAIN, Place, Way, groups};
 use link::{Link, TARGET};
 use rig::{Protection, Rig};
@@ -182,16 +181,7 @@ fn run_group(context: &Context, group: &Group, reps: usize, seconds: f64) -> Res
     }))
 }
 
-pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
-    let context = Context {
-        repository: crate::steps::repository(),
-        hikyaku,
-        seed: 1,
-        tier: Tier::Full,
-        against: Against::Ours,
-        home: scratch()?,
-        variables: Vec::new(),
-    };
+pub(super) fn run_table(common: &Common, context: &Context) -> Result<bool> {
     let seconds = seconds(common.quick);
     let groups = groups();
     let mut names: Vec<&str> = groups.iter().map(|group| group.name.as_str()).collect();
@@ -202,8 +192,8 @@ pub(super) fn run_table(common: &Common, hikyaku: PathBuf) -> Result<bool> {
     for name in chosen {
         let begun = Instant::now();
         let mut measured = match groups.iter().find(|group| group.name == name) {
-            Some(group) => run_group(&context, group, common.reps, seconds)?,
-            None => logins::row(&context, common.reps, common.quick)?,
+            Some(group) => run_group(context, group, common.reps, seconds)?,
+            None => logins::row(context, common.reps, common.quick)?,
         };
         measured["group"] = json!(name);
         measured["reps"] = json!(common.reps);
