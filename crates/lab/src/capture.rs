@@ -1,8 +1,8 @@
 //! What passes on the loopback between two ports, with the kernel's times.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,8 @@ pub(crate) struct Seen {
 
 /// A capture that is going on.
 pub(crate) struct Capture {
-    stop: Arc<AtomicBool>,
+    /// By the system's clock, nanoseconds.
+    stopped: Arc<OnceLock<u64>>,
     thread: JoinHandle<Result<Vec<Seen>, LabError>>,
 }
 
@@ -33,27 +34,42 @@ impl Capture {
     /// Begins to look at what passes to and from `port`, the target's. Needs CAP_NET_RAW.
     pub(crate) fn start(port: u16) -> Result<Self, LabError> {
         let socket = packet_socket().attempted("capture packets of the loopback")?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let ended = Arc::new(OnceLock::new());
+        let stopped = Arc::clone(&ended);
         let look = move || {
-            let mut seen = Vec::new();
-            while !stopped.load(Ordering::Relaxed) && seen.len() < PACKETS_MAX {
-                let packet = receive_packet(&socket).attempted("capture packets of the loopback")?;
-                seen.extend(packet.and_then(|packet| payload(&packet, port)));
-            }
-            Ok(seen)
+            let next = || receive_packet(&socket).attempted("capture packets of the loopback");
+            look(port, &stopped, next)
         };
         let thread = std::thread::Builder::new().name("capture".to_owned()).spawn(look);
-        Ok(Self { stop, thread: thread.attempted("capture packets of the loopback")? })
+        Ok(Self { stopped: ended, thread: thread.attempted("capture packets of the loopback")? })
     }
 
-    /// Ends it; what was seen, in order.
+    /// Ends it; what has passed so far, in order.
     pub(crate) fn finish(self) -> Result<Vec<Seen>, LabError> {
-        // The last packets are in the socket's buffer.
-        std::thread::sleep(std::time::Duration::from_millis(2));
-        self.stop.store(true, Ordering::Relaxed);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+        self.stopped.set(now).expect("ended once");
         self.thread.join().expect("the capture does not panic")
     }
+}
+
+/// What has passed until `stopped`, however late this thread comes to it. `next` waits a while for a packet.
+fn look(
+    port: u16,
+    stopped: &OnceLock<u64>,
+    mut next: impl FnMut() -> Result<Option<Captured>, LabError>,
+) -> Result<Vec<Seen>, LabError> {
+    let mut seen = Vec::new();
+    while seen.len() < PACKETS_MAX {
+        // Before the packet is: none that has passed by then comes after one that is missing.
+        let stopped = stopped.get().copied();
+        match next()? {
+            Some(packet) if stopped.is_some_and(|stopped| packet.at_ns > stopped) => break,
+            Some(packet) => seen.extend(payload(&packet, port)),
+            None if stopped.is_some() => break,
+            None => {}
+        }
+    }
+    Ok(seen)
 }
 
 /// TCP payload of a packet to or from `port`; nothing of bare acknowledgements. RFC 9293 section 3.1.
@@ -133,6 +149,22 @@ mod tests {
         broken.start[60 + 12] = 0xf0;
         broken.start[3] = 1;
         assert_eq!(payload(&broken, 3260), None);
+    }
+
+    #[test]
+    fn what_has_passed_is_seen_however_late() {
+        let at = |at_ns| Some(Captured { at_ns, ..packet(3260, 9, 48) });
+        for (packets, expected) in [
+            // Others go on, so that there is never nothing.
+            ([at(1), at(5), at(6)], vec![1, 5]),
+            ([at(1), at(2), None], vec![1, 2]),
+            ([None, at(1), at(2)], vec![]),
+        ] {
+            let mut packets = packets.into_iter();
+            let next = || Ok(packets.next().expect("it ends before"));
+            let seen = look(3260, &OnceLock::from(5), next).unwrap();
+            assert_eq!(seen.iter().map(|seen| seen.at_ns).collect::<Vec<_>>(), expected);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::socket::RING_BYTES;
 use crate::capture::Seen;
 use crate::stats::percentile;
 use crate::sys::Cpu;
@@ -11,8 +12,11 @@ use crate::sys::Cpu;
 /// Blocks whose moments are kept.
 const MOMENTS_MAX: usize = 1 << 18;
 
-/// Blocks of the shortest reading.
+/// The shortest reading: blocks, and bytes. More than a target has sealed before it begins, so that however busy the machine
+/// is, some is sealed while it goes on.
 const BLOCKS_MIN: u64 = 4;
+const BYTES_MIN: u64 = 2 << 20;
+const _: () = assert!(BYTES_MIN > RING_BYTES as u64);
 
 /// The moments of one block, since the reading began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,16 +34,24 @@ pub(super) struct Moments {
 }
 
 /// An initiator's notes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Notes {
     moments: Vec<Moments>,
     blocks: u64,
+    /// Of the shortest reading.
+    blocks_min: u64,
 }
 
 impl Notes {
+    /// Of a reading in blocks of so many bytes.
+    pub(super) fn new(block: u32) -> Self {
+        let blocks_min = BYTES_MIN.div_ceil(block.into()).max(BLOCKS_MIN);
+        Self { moments: Vec::new(), blocks: 0, blocks_min }
+    }
+
     /// Too few blocks to say anything, however long they took.
     pub(super) fn is_short(&self) -> bool {
-        self.blocks < BLOCKS_MIN
+        self.blocks < self.blocks_min
     }
 
     pub(super) fn block(&mut self, moments: Moments) {
@@ -110,4 +122,22 @@ pub(crate) struct Mark {
 pub(crate) struct Listening {
     /// On the loopback.
     pub(super) port: u16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reading_goes_on_beyond_what_was_sealed_before_it() {
+        for block in [512, 32 << 10, 4 << 20] {
+            let mut notes = Notes::new(block);
+            let mut blocks = 0;
+            while notes.is_short() {
+                notes.block(Moments::default());
+                blocks += 1;
+            }
+            assert!(blocks >= BLOCKS_MIN && blocks * u64::from(block) > RING_BYTES as u64, "{block}");
+        }
+    }
 }

@@ -341,7 +341,7 @@ impl<'a> Reader<'a> {
     fn read(&mut self, time: Duration) -> Result<Figures, String> {
         let (start, cpu) = (Instant::now(), Cpu::now());
         let until = self.since.elapsed() + time;
-        let mut notes = Notes::default();
+        let mut notes = Notes::new(self.reading.block);
         let mut asked = self.slots.len();
         (0..asked).for_each(|slot| self.ask(slot));
         while asked > 0 {

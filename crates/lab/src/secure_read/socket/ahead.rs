@@ -10,7 +10,7 @@ use crate::secure_read::cipher::Units;
 use crate::secure_read::shape::Reading;
 
 /// What is sealed ahead, bytes: no more than a second-level cache holds.
-const RING_BYTES: usize = 1 << 20;
+pub(in crate::secure_read) const RING_BYTES: usize = 1 << 20;
 /// What is sent at once, bytes: its buffers come back when it is sent, and a ring that is on its way whole cannot be filled.
 pub(super) const RECORD_BYTES: usize = RING_BYTES / 4;
 /// And units.

@@ -223,7 +223,7 @@ impl Reader {
     fn read(&mut self, time: Duration) -> io::Result<Figures> {
         let (start, cpu) = (Instant::now(), Cpu::now());
         let until = self.since.elapsed() + time;
-        let mut notes = Notes::default();
+        let mut notes = Notes::new(self.reading.block);
         for _ in 0..self.reading.depth {
             self.ask()?;
         }

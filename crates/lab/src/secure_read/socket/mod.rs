@@ -6,6 +6,7 @@ mod records;
 mod target;
 mod tls;
 
+pub(super) use ahead::RING_BYTES;
 pub(crate) use initiator::SocketInitiator;
 pub(crate) use target::SocketTarget;
 
