@@ -1,6 +1,6 @@
 # Guest script: disks by their own commands, against QEMU's disks and the kernel's scsi_debug.
 # Disks of 64 MiB: SCSI 0 "source" (random data), 1 "destination", 2 "bad" (one sector cannot be read); NVMe 0 "nvme-destination",
-# 1 "nvme-bad" (one sector cannot be read), 2 with metadata. Prints "PASS name" or "FAIL name" with what the program said. What is copied in the end is compared by whoever
+# 1 "nvme-bad" (one sector cannot be read), 2 with metadata, 3 "nvme-copies" with two namespaces. Prints "PASS name" or "FAIL name" with what the program said. What is copied in the end is compared by whoever
 # started this, on the images: destinations must hold what source holds.
 
 export LD_LIBRARY_PATH=/lab HOME=/tmp XDG_STATE_HOME=/tmp/state
@@ -153,5 +153,58 @@ expect nvme-bad-sector 1 "Unrecovered Read Error\|NVMe status" $hikyaku copy $(n
 grep -i "nvme status" $said | head -1
 expect nvme-metadata 1 "metadata" $hikyaku info $(ng nvme-metadata)
 expect nvme-in-the-end 0 verified $hikyaku copy $source $nvme --force --verify
+
+# NVMe Copy: from one partition of a namespace to another; no byte is read or written through the kernel.
+parted() { # DISK OFFSET LENGTH OFFSET LENGTH: two partitions, in sectors as the partition table has them
+  { printf "\\0\\0\\0\\0\\203\\0\\0\\0$2$3\\0\\0\\0\\0\\203\\0\\0\\0$4$5"; head -c 32 /dev/zero; printf '\125\252'; } | dd of=$1 bs=1 seek=446 2> /dev/null
+  blockdev --rereadpt $1
+  wait_for test -e $1"p2"
+}
+sectors() { # DISK: read and written so far
+  set -- $(cat /sys/block/${1#/dev/}/stat); echo $(($3 + $7))
+}
+set -- $(ng nvme-copies)
+copies=/dev/nvme${1#/dev/ng} large=/dev/nvme${2#/dev/ng}
+# 24 MiB at 1 MiB and at 33 MiB.
+parted $copies '\0\010\0\0' '\0\300\0\0' '\0\010\001\0' '\0\300\0\0'
+check nvme-copy-info sh -c "$hikyaku info $1 | grep -q 'Copy *512 blocks'"
+before=$(sectors $copies)
+expect nvme-copy 0 '"offload":"nvme_copy".*"offloaded_bytes":25165824' $hikyaku copy ${copies}p1 ${copies}p2 --force --offload require --json
+echo "sectors: $before before, $(sectors $copies) after" > $said
+check nvme-copy-through-nobody test $(($(sectors $copies) - before)) -lt 256
+check nvme-copy-same cmp -s ${copies}p1 ${copies}p2
+expect nvme-copy-verified 0 "verified.*NVMe Copy" $hikyaku copy ${copies}p1 ${copies}p2 --force --verify
+# What the page cache holds: of the source it is copied, of the destination it is forgotten.
+exec 9< ${copies}p2
+dd if=/dev/urandom of=${copies}p1 bs=1M count=4 conv=notrunc 2> /dev/null
+expect nvme-copy-cached 0 "NVMe Copy" $hikyaku copy ${copies}p1 ${copies}p2 --force --offload require
+check nvme-copy-cached-same cmp -s ${copies}p1 ${copies}p2
+exec 9<&-
+# A part, not at the same place; what lies beside it stays.
+expect nvme-copy-part 0 "NVMe Copy" $hikyaku copy ${copies}p1 ${copies}p2 --force --offload require --src-offset 512 --dst-offset 512K --size 3584512
+check nvme-copy-part-same cmp -s -n 3584512 ${copies}p1 ${copies}p2 512 524288
+check nvme-copy-part-before cmp -s -n 524288 ${copies}p1 ${copies}p2
+check nvme-copy-part-after cmp -s ${copies}p1 ${copies}p2 4108800 4108800
+expect nvme-copy-off 0 '"offload":"none"' $hikyaku copy ${copies}p1 ${copies}p2 --force --offload off --json
+check nvme-copy-off-same cmp -s ${copies}p1 ${copies}p2
+# What it is not for.
+expect nvme-copy-same-disk 6 "same storage" $hikyaku copy ${copies}p1 $copies --force --offload require
+expect nvme-copy-other 1 "not parts of one NVMe namespace" $hikyaku copy ${copies}p1 $nvme_disk --force --offload require
+expect nvme-copy-no-nvme 1 "no NVMe namespace" $hikyaku copy ${copies}p1 $disk --force --offload require
+# Two partitions of 1040 MiB, at 1 MiB and at 1041 MiB: a journal is kept.
+parted $large '\0\010\0\0' '\0\200\040\0' '\0\210\040\0' '\0\200\040\0'
+for at in 0 500 1020; do dd if=/tmp/image of=${large}p1 bs=1M seek=$at count=8 2> /dev/null; done
+rm -f /tmp/state/hikyaku/copies/*
+$hikyaku copy ${large}p1 ${large}p2 --json --offload require > $said 2>&1 &
+copy=$!
+wait_for grep -q '"bytes":[1-9]' $said
+kill -INT $copy; wait $copy; code=$?
+check nvme-copy-interrupted test $code = 130
+journal=$(echo /tmp/state/hikyaku/copies/*.map)
+check nvme-copy-claimed grep -q '[+]$' $journal
+expect nvme-copy-resumed 0 '"offload":"nvme_copy"' $hikyaku copy ${large}p1 ${large}p2 --json --offload require --resume $journal
+number() { sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p" $said | tail -1; }
+sed -n 's/.*"offloaded_bytes":\([0-9]*\).*"resumed_bytes":\([0-9]*\).*/  \1 \2/p' $said
+check nvme-copy-resumed-rest test "$(number resumed_bytes)" -gt 0 -a "$(($(number resumed_bytes) + $(number offloaded_bytes)))" = 1090519040
 
 expect in-the-end 0 verified $hikyaku copy $source $destination --force --verify

@@ -283,6 +283,11 @@ pub trait Medium: Send + Sync + fmt::Debug {
     fn as_file(&self) -> Option<&crate::FileMedium> {
         None
     }
+
+    /// The number of the block device that has the same bytes at the same places, if nothing lies between.
+    fn as_disk(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// How long [`crate::wait_ready`] waits before it says that nothing answers, unless the endpoint gives up

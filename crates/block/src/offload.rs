@@ -1,23 +1,25 @@
-//! Copies between two files that their file system makes by itself, without a byte of data passing through this program.
+//! Storage that copies by itself, without a byte of data passing through this program: what a copy may be handed to.
 //!
-//! *Reflink* (ioctl_ficlonerange(2)): both files have the same blocks until one is written. *copy_file_range(2)*: the server copies. That
-//! call also works where neither helps, by a copy through the page cache; that is slower than reading and writing
-//! past it and leaves all of it dirty, so it is only made where a server is behind it. Nothing here decides whether a copy may be
-//! made; docs/internals/mover.md says what the mover does with what is left over.
+//! Here are files: *reflink* (ioctl_ficlonerange(2)): both files have the same blocks until one is written. *copy_file_range(2)*: the
+//! server copies. That call also works where neither helps, by a copy through the page cache; that is slower than reading and writing
+//! past it and leaves all of it dirty, so it is only made where a server is behind it. NVMe namespaces are in `passthrough`. Nothing
+//! here decides whether a copy may be made; docs/internals/mover.md says what the mover does with what is left over.
 
 use std::fs::File;
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 
-use crate::FileMedium;
+use crate::{FileMedium, IoError, IoErrorKind};
 
-/// What a file system did.
+/// How storage copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// The two share blocks.
+    /// The two files share blocks.
     Reflink,
-    /// The server copied.
+    /// The files' server copied.
     CopyFileRange,
+    /// The controller of the two NVMe namespaces copied, or of the two parts of one.
+    NvmeCopy,
 }
 
 impl Means {
@@ -26,22 +28,36 @@ impl Means {
         match self {
             Self::Reflink => "reflink",
             Self::CopyFileRange => "copy_file_range",
-        }
-    }
-
-    /// Bytes asked for at a time: it takes some ten milliseconds to share 1 GiB, however scattered it lies; a server copies
-    /// 64 MiB in less than a second. In between the user may stop it.
-    pub fn piece_bytes(self) -> u64 {
-        match self {
-            Self::Reflink => 1 << 30,
-            Self::CopyFileRange => 64 << 20,
+            Self::NvmeCopy => "nvme_copy",
         }
     }
 }
 
+/// A source and a destination that can be copied without us.
+pub trait Offload {
+    /// What [`Offload::copy`] does.
+    fn means(&self) -> Means;
+
+    /// Smallest part that can be copied, in bytes.
+    fn block_bytes(&self) -> u64;
+
+    /// Copies up to `length` bytes, more than none: as many as take less than a second, so that the user may stop it in between. So
+    /// many from the start of the range are copied. If it fails, what is asked for must be copied otherwise. Not durable
+    /// before a flush.
+    fn copy(&mut self, src_offset: u64, dst_offset: u64, length: u64) -> std::result::Result<u64, IoError>;
+
+    /// Makes what was copied durable. A failure is final: what was lost is not known to a second flush.
+    fn flush(&self) -> std::result::Result<(), IoError>;
+}
+
+/// Asked of a file system at a time: it takes some ten milliseconds to share 1 GiB, however scattered it lies.
+const REFLINK_BYTES: u64 = 1 << 30;
+/// Asked of a server at a time.
+const SERVER_BYTES: u64 = 64 << 20;
+
 /// Two files, and how one may become the other.
 #[derive(Debug)]
-pub struct Offload<'a> {
+pub struct FileOffload<'a> {
     source: &'a File,
     destination: &'a File,
     /// Smallest part of a file that can be shared.
@@ -51,7 +67,32 @@ pub struct Offload<'a> {
     means: Means,
 }
 
-impl<'a> Offload<'a> {
+impl Offload for FileOffload<'_> {
+    fn means(&self) -> Means {
+        self.means
+    }
+
+    fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    fn copy(&mut self, src_offset: u64, dst_offset: u64, length: u64) -> std::result::Result<u64, IoError> {
+        if self.means == Means::Reflink {
+            match self.share(src_offset, dst_offset, length.min(REFLINK_BYTES)) {
+                Err(_) if self.is_remote => self.means = Means::CopyFileRange,
+                result => return result.map_err(|error| self.refusal(error)),
+            }
+        }
+        let copied = self.copy_file_range(src_offset, dst_offset, length.min(SERVER_BYTES));
+        copied.map_err(|error| self.refusal(error))
+    }
+
+    fn flush(&self) -> std::result::Result<(), IoError> {
+        Ok(self.destination.sync_data()?)
+    }
+}
+
+impl<'a> FileOffload<'a> {
     /// A file system's way to copy between two files; `None` if one of them is a device.
     pub fn between(source: &'a FileMedium, destination: &'a FileMedium) -> Option<Self> {
         let (source, destination) = (source.regular_file()?, destination.regular_file()?);
@@ -60,30 +101,21 @@ impl<'a> Offload<'a> {
         Some(Self { source, destination, block_bytes, is_remote, means: Means::Reflink })
     }
 
-    /// What [`Offload::copy`] does.
-    pub fn means(&self) -> Means {
-        self.means
-    }
-
-    /// Smallest part of a file that can be shared.
-    pub fn block_bytes(&self) -> u64 {
-        self.block_bytes
-    }
-
-    /// Copies `length` bytes, at most [`Means::piece_bytes`]. So many from the start of the range are copied; if they are fewer than
-    /// asked for, or the error is that the kernel cannot, the rest must be copied otherwise. Not durable before a flush.
-    pub fn copy(&mut self, src_offset: u64, dst_offset: u64, length: u64) -> Result<u64> {
-        let length = length.min(self.means.piece_bytes());
-        match self.means {
-            Means::Reflink => match self.share(src_offset, dst_offset, length) {
-                Err(_) if self.is_remote => {
-                    self.means = Means::CopyFileRange;
-                    self.copy(src_offset, dst_offset, length)
-                }
-                result => result,
-            },
-            Means::CopyFileRange => self.copy_file_range(src_offset, dst_offset, length),
-        }
+    /// The kernel's refusal in our words.
+    fn refusal(&self, error: Error) -> IoError {
+        let text = match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => {
+                "their file system does not share blocks between files, and no server keeps it".to_owned()
+            }
+            Some(libc::EXDEV) => "the two lie in different file systems".to_owned(),
+            Some(libc::EINVAL) => format!(
+                "the file system does not take this range: only whole blocks of {} bytes, at the same place in a block at both \
+                 ends, are shared",
+                self.block_bytes
+            ),
+            _ => return error.into(),
+        };
+        IoError::new(IoErrorKind::Unsupported, text)
     }
 
     /// The last block of a file is shared in part only if nothing lies behind it in either file.
@@ -119,6 +151,7 @@ impl<'a> Offload<'a> {
             };
             match count {
                 1.. => copied += count as u64,
+                0 if copied == 0 => return Err(ErrorKind::UnexpectedEof.into()),
                 0 => break,
                 _ => match Error::last_os_error() {
                     error if error.raw_os_error() == Some(libc::EINTR) => {}
@@ -128,11 +161,6 @@ impl<'a> Offload<'a> {
             }
         }
         Ok(copied)
-    }
-
-    /// Makes what was copied durable. A failure is final: what was lost is not known to a second flush.
-    pub fn flush(&self) -> Result<()> {
-        self.destination.sync_data()
     }
 }
 
@@ -189,7 +217,7 @@ mod tests {
         std::fs::write(&from, &bytes).unwrap();
         let source = File::open(from).unwrap();
         let destination = File::create(&to).unwrap();
-        let mut offload = Offload {
+        let mut offload = FileOffload {
             source: &source,
             destination: &destination,
             block_bytes: 4096,
@@ -202,6 +230,6 @@ mod tests {
         assert_eq!(&std::fs::read(to).unwrap()[7..], &bytes[1..]);
         // Not open for writing: the error is the kernel's.
         offload.destination = &source;
-        assert_eq!(offload.copy(0, 0, 10).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(offload.copy(0, 0, 10).unwrap_err().kind, IoErrorKind::ReadOnly);
     }
 }

@@ -51,14 +51,19 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
+    /// Of a command that is not sent again.
+    pub(crate) fn result(self) -> Result<(), IoError> {
+        match self {
+            Self::Done => Ok(()),
+            Self::Again { error, .. } | Self::Later(error) | Self::TooLong(error) | Self::Fail(error) => {
+                Err(error)
+            }
+        }
+    }
+
     /// Of the question `name` that was asked before the disk is opened: why it is not.
     pub(crate) fn answered(self, name: &str) -> Result<(), OpenError> {
-        let error = match self {
-            Self::Done => return Ok(()),
-            Self::Again { error, .. } | Self::Later(error) | Self::TooLong(error) | Self::Fail(error) => {
-                error
-            }
-        };
+        let Err(error) = self.result() else { return Ok(()) };
         let text = format!("{name}: {error}");
         Err(match error.kind {
             IoErrorKind::Gone | IoErrorKind::Unreachable => OpenError::Unreachable(text),
@@ -98,7 +103,7 @@ pub(crate) trait Channel {
 /// What the threads that use one disk must agree on.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    identity: Identity,
+    pub(crate) identity: Identity,
     /// The block device as it was when the disk was opened.
     opened: Option<Entry>,
     guard: Option<Guard>,

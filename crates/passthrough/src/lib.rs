@@ -21,3 +21,4 @@ mod sg;
 mod step;
 
 pub use medium::PassthroughMedium;
+pub use nvme::NvmeCopy;

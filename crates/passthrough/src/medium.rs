@@ -156,4 +156,11 @@ impl Medium for PassthroughMedium {
     fn name(&self) -> String {
         self.path.display().to_string()
     }
+
+    fn as_disk(&self) -> Option<u64> {
+        match self.shared.identity {
+            Identity::Device { device } => Some(device),
+            _ => None,
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use super::kernel::{build_guest, guest, script};
-use crate::harness::files::{empty_file, random_file, same_file};
+use crate::harness::files::{empty_file, random_file, same_file, same_range};
 use crate::harness::process::tail;
 use crate::harness::{Cases, Context, Output, program, run, scratch};
 
@@ -28,6 +28,17 @@ const DISKS: &[(&str, bool)] = &[
     ("nvme-bad", true),
     ("nvme-metadata", true),
 ];
+
+/// Namespaces of one controller that copies by itself: blocks of a source range and of a command, and more ranges in a command.
+const COPIES: &[(&str, u64, &str)] = &[
+    ("nvme-copies-1", BYTES, "mssrl=128,mcl=512,msrc=3"),
+    ("nvme-copies-2", 2100 << 20, "mssrl=2048,mcl=8192,msrc=7"),
+];
+/// What the script copies within them: where from, where to, how much.
+const COPIED: &[(&str, u64, u64, u64)] =
+    &[("nvme-copies-1", 1 << 20, 33 << 20, 24 << 20), ("nvme-copies-2", 1 << 20, 1041 << 20, 1040 << 20)];
+/// Slow enough to be interrupted.
+const COPIES_BYTES_PER_S: u64 = 400 << 20;
 
 /// What the program needs beside the C library, which the guest has.
 fn libraries(hikyaku: &Path) -> Result<Vec<PathBuf>> {
@@ -65,6 +76,29 @@ fn attach(command: &mut Command, name: &str, is_nvme: bool, image: &Path) {
     }
 }
 
+/// Nothing but zeroes is written to the larger one, but for a little: it stays sparse.
+fn attach_copies(command: &mut Command, context: &Context, dir: &Path) -> Result<()> {
+    let mut device = |value: String| {
+        command.args(["--qemu", "-device", "--qemu", &value]);
+    };
+    device("nvme,id=copies,serial=nvme-copies".to_owned());
+    for (name, _, limits) in COPIES {
+        device(format!("nvme-ns,bus=copies,drive={name},{limits}"));
+    }
+    for (name, bytes, _) in COPIES {
+        let image = dir.join(name);
+        if *bytes == BYTES {
+            random_file(&image, *bytes, context.seed_for(&format!("passthrough/{name}")))?;
+        } else {
+            empty_file(&image, *bytes)?;
+        }
+        let sparse = format!("discard=unmap,detect-zeroes=unmap,throttling.bps-total={COPIES_BYTES_PER_S}");
+        let drive = format!("if=none,id={name},format=raw,file={},{sparse}", image.display());
+        command.args(["--qemu", "-drive", "--qemu", &drive]);
+    }
+    Ok(())
+}
+
 fn boot(context: &Context, dir: &Path) -> Result<Output> {
     let mut command = guest(context);
     // The script calls it so, whatever `--hikyaku` names.
@@ -84,6 +118,7 @@ fn boot(context: &Context, dir: &Path) -> Result<Output> {
         }
         attach(&mut command, name, *is_nvme, &image);
     }
+    attach_copies(&mut command, context, dir)?;
     command.arg(script(context, "passthrough.sh"));
     run(&mut command, GUEST_LIMIT)
 }
@@ -111,6 +146,12 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for (source, destination) in PAIRS {
         cases.check(&format!("image-of-{destination}"), || {
             same_file(&dir.path().join(source), &dir.path().join(destination)).context("on the host")
+        });
+    }
+    for (name, from, to, bytes) in COPIED {
+        cases.check(&format!("image-of-{name}"), || {
+            let image = dir.path().join(name);
+            same_range(&image, *from, &image, *to, *bytes).context("on the host")
         });
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::kernel::{Kernel, names, node_name, path_in, text, value};
 
 /// Bytes of a sector in sysfs, whatever the device's blocks are.
-const SECTOR_BYTES: u64 = 512;
+pub(super) const SECTOR_BYTES: u64 = 512;
 /// Chunks that measure well everywhere; a device's own limits narrow it.
 const OPTIMAL_TRANSFER_BYTES: u64 = 1 << 20;
 const OPTIMAL_TRANSFER_MIN: u64 = 128 << 10;

@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::kernel::{Kernel, names, node_name, number_in, number_text};
+use super::entry::{SECTOR_BYTES, disk_of};
+use super::kernel::{Kernel, names, node_name, number_in, number_text, value};
 
 /// Whose commands a character device takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +27,46 @@ pub struct Generic {
     pub block: Option<u64>,
 }
 
+/// An NVMe namespace, or a partition of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// Where /dev has the node that takes the namespace's commands.
+    pub node: PathBuf,
+    /// `st_rdev` of that node.
+    pub number: u64,
+    /// The directory of the controller that it belongs to; of the subsystem if that may have several.
+    pub parent: PathBuf,
+    /// `parent` is one controller.
+    pub has_one_controller: bool,
+    /// Where in the namespace the device begins, and how long it is.
+    pub start_bytes: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+}
+
 impl Kernel {
+    /// What the block device with this number is of an NVMe namespace.
+    pub fn namespace(&self, device: u64) -> Option<Namespace> {
+        let dir = self.directory(device)?;
+        let disk = disk_of(&dir);
+        let name = format!("ng{}", node_name(disk)?.strip_prefix("nvme")?);
+        let parent = disk.parent()?.to_owned();
+        let class = |dir: &Path| Some(fs::canonicalize(dir.join("subsystem")).ok()?.file_name()?.to_owned());
+        let node = parent.join(&name);
+        if class(&node)? != "nvme-generic" {
+            return None;
+        }
+        let bytes = |field: &str| value::<u64>(&dir.join(field))?.checked_mul(SECTOR_BYTES);
+        Some(Namespace {
+            node: Path::new("/dev").join(&name),
+            number: number_in(&node)?,
+            has_one_controller: class(&parent)? == "nvme",
+            parent,
+            start_bytes: if disk == dir { 0 } else { bytes("start")? },
+            size_bytes: bytes("size")?,
+        })
+    }
+
     /// What `path` leads to, if that is a character device which takes commands.
     pub fn generic_at(&self, path: &Path) -> Option<Generic> {
         let metadata = fs::metadata(path).ok()?;

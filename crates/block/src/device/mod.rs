@@ -20,7 +20,7 @@ mod topology;
 mod uevent;
 
 pub use entry::{Entry, Limits, Traffic};
-pub use generic::{Family, Generic};
+pub use generic::{Family, Generic, Namespace};
 pub use kernel::{Kernel, Node, number_text};
 pub use manager::{Devices, Lost};
 pub use topology::Users;

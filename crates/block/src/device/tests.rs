@@ -284,3 +284,43 @@ fn a_generic_device_leads_to_its_disk() {
     assert_eq!(of(4, 7), None, "takes no commands");
     assert_eq!(of(4, 8), None, "is not there");
 }
+
+#[test]
+fn a_partition_leads_to_its_place_in_a_namespace() {
+    let machine = Machine::new();
+    let root = machine.root.path();
+    let link = |target: &str, at: &str| {
+        let at = root.join(at);
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(root.join(target), at).unwrap();
+    };
+    let namespace = |dir: &str, class: &str, head: &str, number: u32| {
+        for class in [class, "nvme-generic"] {
+            fs::create_dir_all(root.join("sys/class").join(class)).unwrap();
+        }
+        link(&format!("sys/class/{class}"), &format!("{dir}/subsystem"));
+        machine.put(&format!("{dir}/ng{head}/dev"), &format!("240:{number}\n"));
+        link("sys/class/nvme-generic", &format!("{dir}/ng{head}/subsystem"));
+        machine.put(&format!("{dir}/nvme{head}/dev"), &format!("259:{number}\n"));
+        machine.put(&format!("{dir}/nvme{head}/size"), "4096\n");
+        link(&format!("{dir}/nvme{head}"), &format!("sys/dev/block/259:{number}"));
+    };
+    namespace("sys/devices/nvme0", "nvme", "0n1", 0);
+    let part = "sys/devices/nvme0/nvme0n1/nvme0n1p2";
+    for (name, value) in [("partition", "2"), ("start", "2048"), ("size", "1000"), ("dev", "259:9")] {
+        machine.put(&format!("{part}/{name}"), value);
+    }
+    link(part, "sys/dev/block/259:9");
+    namespace("sys/devices/nvme-subsys1", "nvme-subsystem", "1n1", 1);
+    let of = |minor| machine.kernel.namespace(libc::makedev(259, minor));
+    let whole = of(0).unwrap();
+    assert_eq!((whole.start_bytes, whole.size_bytes, whole.has_one_controller), (0, 4096 * 512, true));
+    assert_eq!((whole.node.to_str().unwrap(), whole.number), ("/dev/ng0n1", libc::makedev(240, 0)));
+    assert!(whole.parent.ends_with("devices/nvme0"));
+    let part = Namespace { start_bytes: 2048 * 512, size_bytes: 1000 * 512, ..whole };
+    assert_eq!(of(9), Some(part));
+    assert!(!of(1).unwrap().has_one_controller, "a subsystem's");
+    assert_eq!(machine.kernel.namespace(libc::makedev(8, 0)), None, "no NVMe");
+    fs::remove_file(root.join("sys/devices/nvme0/ng0n1/dev")).unwrap();
+    assert_eq!(of(0), None, "there is no node that takes commands");
+}

@@ -260,6 +260,13 @@ impl Medium for FileMedium {
     fn as_file(&self) -> Option<&FileMedium> {
         Some(self)
     }
+
+    fn as_disk(&self) -> Option<u64> {
+        match self.identity {
+            Identity::Device { device } => Some(device),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]

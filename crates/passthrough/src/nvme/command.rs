@@ -12,7 +12,11 @@ const FLUSH: u8 = 0x00;
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;
 const WRITE_ZEROES: u8 = 0x08;
+const COPY: u8 = 0x19;
 const IDENTIFY: u8 = 0x06;
+
+/// Bytes of an entry of Copy's list of source ranges, format 0h.
+pub(super) const RANGE_BYTES: usize = 32;
 
 /// A command and the place of its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +41,7 @@ impl Command {
         // NLB counts from zero.
         let blocks = step.blocks.saturating_sub(1);
         let (opcode, flags) = match step.verb {
-            Verb::Flush => return Self { opcode: FLUSH, namespace, ..Self::default() },
+            Verb::Flush => return Self::flush(namespace),
             Verb::Read => (READ, 0),
             Verb::Write { fua } => (WRITE, if fua { FUA } else { 0 }),
             Verb::Zero { unmap } => (WRITE_ZEROES, if unmap { DEALLOCATE } else { 0 }),
@@ -45,6 +49,18 @@ impl Command {
         let moves = matches!(step.verb, Verb::Read | Verb::Write { .. });
         let length = step.data.as_ref().filter(|_| moves).map_or(0, |span| span.len() as u32);
         Self { opcode, namespace, length, dwords: [low, high, blocks | flags] }
+    }
+
+    /// NVM 3.2.2: Copy to `lba` and on, what `ranges` source range entries name; they are its data.
+    pub(super) fn copy(namespace: u32, lba: u64, ranges: usize) -> Self {
+        // NR counts from zero.
+        let dwords = [lba as u32, (lba >> 32) as u32, ranges as u32 - 1];
+        Self { opcode: COPY, namespace, length: (ranges * RANGE_BYTES) as u32, dwords }
+    }
+
+    /// Base 7.1: Flush.
+    pub(super) fn flush(namespace: u32) -> Self {
+        Self { opcode: FLUSH, namespace, ..Self::default() }
     }
 
     /// `struct nvme_uring_cmd`, and `struct nvme_passthru_cmd`: the same 72 bytes.

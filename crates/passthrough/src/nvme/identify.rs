@@ -1,5 +1,6 @@
 //! Reading Identify data (Base 5.17.2). All of it is the device's word.
 
+use super::copy::Copying;
 use crate::disk::{Disk, Zeroing};
 
 /// Bytes of each answer.
@@ -8,6 +9,52 @@ pub(super) const IDENTIFY_BYTES: usize = 4096;
 const ZERO_BLOCKS_MAX: u64 = 1 << 16;
 /// Smallest page of a controller, in which MDTS counts (CAP.MPSMIN, which nobody may read here, is never smaller).
 const PAGE_BYTES_MIN: u64 = 4096;
+
+/// Bytes of metadata that each block carries, and the block size, of the format that is in use.
+fn format(namespace: &[u8; IDENTIFY_BYTES]) -> Result<(u16, u32), String> {
+    // Figure 97: bits 3:0 of FLBAS, and above them bits 6:5.
+    let flbas = namespace[26];
+    let format = usize::from(flbas & 0x0f | (flbas >> 1) & 0x30);
+    let at = 128 + 4 * format;
+    let (metadata, shift) = (u16::from_le_bytes([namespace[at], namespace[at + 1]]), namespace[at + 2]);
+    match shift {
+        9..=31 => Ok((metadata, 1 << shift)),
+        _ => Err(format!("its block size, 2^{shift} bytes, cannot be")),
+    }
+}
+
+/// Whether, and how much at a time, the controller copies within a namespace; or why not.
+pub(super) fn copying(
+    controller: &[u8; IDENTIFY_BYTES],
+    namespace: &[u8; IDENTIFY_BYTES],
+) -> Result<Copying, String> {
+    // ONCS.
+    if controller[521] & 1 == 0 {
+        return Err("its controller has no Copy command".into());
+    }
+    // OCFS, later CDFS.
+    if controller[534] & 1 == 0 {
+        return Err("its controller knows no list of source ranges of format 0h".into());
+    }
+    let (metadata, block_size) = format(namespace)?;
+    if metadata > 0 {
+        return Err(format!("its blocks carry {metadata} bytes of metadata, which are not copied so"));
+    }
+    // MSSRL, MCL, and MSRC, which counts from zero.
+    let (range, command) = (
+        u16::from_le_bytes([namespace[74], namespace[75]]),
+        u32::from_le_bytes([namespace[76], namespace[77], namespace[78], namespace[79]]),
+    );
+    if range == 0 || command == 0 {
+        return Err("its controller has a Copy command that copies no block".into());
+    }
+    Ok(Copying {
+        block_size,
+        range_blocks: u32::from(range).min(command),
+        ranges: u32::from(namespace[80]) + 1,
+        command_blocks: command,
+    })
+}
 
 /// A namespace of a controller.
 pub(super) fn disk(
@@ -18,21 +65,13 @@ pub(super) fn disk(
     if blocks == 0 {
         return Err("the namespace is not active".into());
     }
-    // Figure 97: bits 3:0 of FLBAS, and above them bits 6:5.
-    let flbas = namespace[26];
-    let format = usize::from(flbas & 0x0f | (flbas >> 1) & 0x30);
-    let at = 128 + 4 * format;
-    let (metadata, shift) = (u16::from_le_bytes([namespace[at], namespace[at + 1]]), namespace[at + 2]);
+    let (metadata, block_size) = format(namespace)?;
     if metadata > 0 {
         return Err(format!(
             "its blocks carry {metadata} bytes of metadata, which would not be copied: format it without \
              (nvme format --lbaf, which loses what it holds), or use its block device"
         ));
     }
-    if !(9..=31).contains(&shift) {
-        return Err(format!("its block size, 2^{shift} bytes, cannot be"));
-    }
-    let block_size = 1u32 << shift;
     // MDTS: 0 is no limit.
     let mdts = controller[77];
     let transfer = (1..40).contains(&mdts).then(|| (PAGE_BYTES_MIN << mdts) / u64::from(block_size));
@@ -59,6 +98,11 @@ pub(super) fn disk(
     facts.extend(designator.clone().map(|designator| ("designator", designator)));
     facts.push(("commands", "Read, Write".to_owned()));
     facts.push(("VWC", write_cache.to_string()));
+    let copies = copying(controller, namespace);
+    facts.push((
+        "Copy",
+        copies.map_or_else(|_| "no".into(), |copies| format!("{} blocks", copies.command_blocks)),
+    ));
     Ok(Disk {
         blocks,
         block_size,
@@ -105,6 +149,42 @@ mod tests {
         let found = disk(&controller, &namespace).unwrap();
         assert_eq!((found.block_size, found.transfer_blocks_max), (4096, Some(128)));
         assert!(found.write_protected);
+    }
+
+    #[test]
+    fn nvm_4_1_5_what_copy_takes() {
+        let (mut controller, mut namespace) = data();
+        controller[521] = 1;
+        controller[534] = 1;
+        namespace[74..81].copy_from_slice(&[0x80, 0, 0, 2, 0, 0, 9]);
+        let found = Copying { block_size: 512, range_blocks: 128, ranges: 10, command_blocks: 512 };
+        assert_eq!(copying(&controller, &namespace), Ok(found));
+        let facts = disk(&controller, &namespace).unwrap().facts;
+        assert!(facts.contains(&("Copy", "512 blocks".to_owned())));
+
+        let without = |controller_at: usize, namespace_at: usize, byte: u8| {
+            let (mut controller, mut namespace) = (controller, namespace);
+            controller[controller_at] = 0;
+            namespace[namespace_at] = byte;
+            copying(&controller, &namespace).unwrap_err()
+        };
+        assert!(without(521, 0, 0).contains("no Copy command"), "ONCS");
+        assert!(without(534, 0, 0).contains("format 0h"), "OCFS");
+        assert!(without(0, 128, 8).contains("metadata"));
+        assert!(without(0, 74, 0).contains("no block"), "mssrl_zero");
+        assert!(without(0, 77, 0).contains("no block"), "mcl_zero");
+        assert!(without(0, 130, 32).contains("2^32"), "lbads_huge");
+        // A command shorter than one of its ranges.
+        namespace[77] = 0;
+        namespace[76] = 5;
+        let found = copying(&controller, &namespace).unwrap();
+        assert_eq!((found.range_blocks, found.command_blocks), (5, 5));
+        let all = copying(&[0xff; IDENTIFY_BYTES], &{
+            namespace[74..81].fill(0xff);
+            namespace
+        });
+        let most = Copying { block_size: 512, range_blocks: 65_535, ranges: 256, command_blocks: u32::MAX };
+        assert_eq!(all, Ok(most));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io::Error;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use block::OpenError;
+use block::{IoError, OpenError};
 
 use super::command::Command;
 use super::identify::{self, IDENTIFY_BYTES};
@@ -24,20 +24,29 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is known of a namespace, and its number.
 pub(crate) fn interview(device: &OwnedFd) -> Result<(Disk, u32), OpenError> {
+    let (namespace, controller, data) = identify(device)?;
+    let disk = identify::disk(&controller, &data).map_err(OpenError::Failed)?;
+    Ok((disk, namespace))
+}
+
+/// Identify data of a namespace or a controller.
+type Data = Box<[u8; IDENTIFY_BYTES]>;
+
+/// The namespace's number, and what its controller says of itself and of the namespace.
+pub(super) fn identify(device: &OwnedFd) -> Result<(u32, Data, Data), OpenError> {
     // SAFETY: a plain system call on a live descriptor.
     let number = unsafe { libc::ioctl(device.as_raw_fd(), NVME_IOCTL_ID) };
     let namespace = u32::try_from(number).map_err(|_| {
         OpenError::Failed(format!("it does not tell its namespace: {}", Error::last_os_error()))
     })?;
-    let ask = |namespace, what| -> Result<Box<[u8; IDENTIFY_BYTES]>, OpenError> {
+    let ask = |namespace, what| -> Result<Data, OpenError> {
         let mut data = Box::new([0; IDENTIFY_BYTES]);
         let command = Command::identify(namespace, what, IDENTIFY_BYTES as u32);
-        send(device, NVME_IOCTL_ADMIN_CMD, &command, &mut *data, "Identify")?;
+        send(device, NVME_IOCTL_ADMIN_CMD, &command, &mut *data).answered("Identify")?;
         Ok(data)
     };
     let (controller, data) = (ask(0, 1)?, ask(namespace, 0)?);
-    let disk = identify::disk(&controller, &data).map_err(OpenError::Failed)?;
-    Ok((disk, namespace))
+    Ok((namespace, controller, data))
 }
 
 /// The first bytes of the namespace, at most `bytes`; none where it cannot be read.
@@ -46,18 +55,17 @@ pub(crate) fn head(device: &OwnedFd, namespace: u32, disk: &Disk, bytes: u32) ->
     let mut data = vec![0; (blocks * disk.block_size) as usize];
     let step = Step { verb: Verb::Read, lba: 0, blocks, data: None };
     let command = Command { length: data.len() as u32, ..Command::new(namespace, &step) };
-    let read = send(device, NVME_IOCTL_IO_CMD, &command, &mut data, "Read");
-    read.map(|()| data).unwrap_or_default()
+    let read = send(device, NVME_IOCTL_IO_CMD, &command, &mut data);
+    read.result().map(|()| data).unwrap_or_default()
 }
 
-/// Carries out a command that reads into `data`, and waits; again while the device is busy.
-fn send(
-    device: &OwnedFd,
-    request: libc::Ioctl,
-    command: &Command,
-    data: &mut [u8],
-    name: &str,
-) -> Result<(), OpenError> {
+/// Carries out a command of the I/O queues, and waits.
+pub(super) fn carry_out(device: &OwnedFd, command: &Command, data: &mut [u8]) -> Result<(), IoError> {
+    send(device, NVME_IOCTL_IO_CMD, command, data).result()
+}
+
+/// Carries out a command that reads into or writes from `data`, and waits; again while the device is busy. What it says last.
+fn send(device: &OwnedFd, request: libc::Ioctl, command: &Command, data: &mut [u8]) -> Verdict {
     assert!(data.len() >= command.length as usize, "room for what is asked");
     let until = Instant::now() + PATIENCE;
     loop {
@@ -68,7 +76,7 @@ fn send(
             if result < 0 { -Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result };
         match judge(result) {
             Verdict::Again { .. } | Verdict::Later(_) if Instant::now() < until => std::thread::sleep(PAUSE),
-            verdict => return verdict.answered(name),
+            verdict => return verdict,
         }
     }
 }

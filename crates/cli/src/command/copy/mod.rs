@@ -86,7 +86,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     remote_copy: remote::RemoteCopy,
 
-    /// Let the file system copy between two files of its own, as far as it can: by sharing blocks (reflink), or on its server
+    /// Let storage copy by itself, as far as it can: a file system between two of its files, by sharing blocks (reflink) or on its
+    /// server; a controller between two parts of an NVMe namespace (NVMe Copy)
     ///
     /// Where blocks are shared the copy takes no time and no space, and one bad block is bad in both files: it is no backup against a
     /// failing disk. With --rate, --since or --sparse off nothing is offloaded.

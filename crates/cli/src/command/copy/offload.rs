@@ -1,11 +1,12 @@
-//! `--offload`: what a file system can copy by itself it copies, and the mover does the rest.
+//! `--offload`: what storage can copy by itself it copies, and the mover does the rest.
 
 use std::time::Instant;
 
-use block::Fingerprint;
-use block::offload::{Means, Offload};
+use block::offload::{FileOffload, Means, Offload};
+use block::{Fingerprint, IoError};
 use clap::ValueEnum;
 use mover::{Map, Report, Status};
+use passthrough::NvmeCopy;
 use serde_json::{Value, json};
 
 use super::{Args, Pair, Sparse};
@@ -17,9 +18,9 @@ use crate::progress::{Progress, Sample};
 /// `--offload`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Offloading {
-    /// Where the file system can; without a word where it cannot
+    /// Where it can; without a word where it cannot
     Auto,
-    /// Never: the destination gets blocks of its own
+    /// Never: all is read and written, and a file gets blocks of its own
     Off,
     /// Or not at all
     Require,
@@ -37,7 +38,7 @@ pub(super) struct Offloaded {
     was: Option<Fingerprint>,
 }
 
-/// Lets the file system copy, as far as it does, and marks that in `map`. All that is marked is durable.
+/// Lets storage copy, as far as it does, and marks that in `map`. All that is marked is durable.
 pub(super) fn offload(
     context: &Context,
     args: &Args,
@@ -46,13 +47,13 @@ pub(super) fn offload(
     destination: &Named,
 ) -> Result<Offloaded, Failure> {
     let failed = |why: &str| {
-        Failure::failed("let the file system copy to", destination.text.clone(), why)
+        Failure::failed("let storage copy by itself to", destination.text.clone(), why)
             .hint("without --offload require the data is read and written")
     };
     let required = args.offload == Offloading::Require;
     let mut offload = match (args.offload, suitable(args, pair)) {
         (Offloading::Off, _) | (Offloading::Auto, Err(_)) => return Ok(Offloaded::default()),
-        (Offloading::Require, Err(why)) => return Err(failed(why)),
+        (Offloading::Require, Err(why)) => return Err(failed(&why)),
         (_, Ok(offload)) => offload,
     };
     let work = map.get_or_insert_with(|| Map::new(pair.checked.bytes));
@@ -62,7 +63,7 @@ pub(super) fn offload(
         ..Offloaded::default()
     };
     let began = Instant::now();
-    let refused = copy(context, args, work, &mut offload);
+    let refused = copy(context, args, work, &mut *offload);
     if work.bytes(Status::Finished) > offloaded.earlier_bytes {
         offloaded.means = Some(offload.means());
         // The journal claims what the map says.
@@ -74,35 +75,38 @@ pub(super) fn offload(
     offloaded.seconds = began.elapsed().as_secs_f64();
     match refused {
         Some(error) if required && work.bytes(Status::NonTried) >= offload.block_bytes() => {
-            Err(failed(&why(&error, &offload)))
+            Err(failed(&error.text))
         }
         _ => Ok(offloaded),
     }
 }
 
 /// The way, or what is against it.
-fn suitable<'a>(args: &Args, pair: &'a Pair) -> Result<Offload<'a>, &'static str> {
+fn suitable<'a>(args: &Args, pair: &'a Pair) -> Result<Box<dyn Offload + 'a>, String> {
     if args.rate.is_some() {
-        return Err("a file system is not told how fast to copy (--rate)");
+        return Err("what copies by itself is not told how fast to copy (--rate)".into());
     }
     if args.since.is_some() {
-        return Err("a file system is not told what has changed (--since)");
+        return Err("what copies by itself is not told what has changed (--since)".into());
     }
     if args.sparse == Sparse::Off {
-        return Err("a file system is not told to write zeroes (--sparse off)");
+        return Err("what copies by itself is not told to write zeroes (--sparse off)".into());
     }
-    if args.since.is_some() {
-        return Err("only what has changed is to be written (--since)");
+    let [source, destination] = &pair.media;
+    if let (Some(source), Some(destination)) = (source.as_disk(), destination.as_disk()) {
+        return Ok(Box::new(NvmeCopy::between(source, destination)?));
     }
-    let [Some(source), Some(destination)] = pair.media.each_ref().map(|medium| medium.as_file()) else {
-        return Err("the two are not plain files of this machine");
-    };
-    Offload::between(source, destination)
-        .ok_or("files are copied so, devices are not: this release has no NVMe Copy")
+    let files = source.as_file().zip(destination.as_file());
+    match files.and_then(|(source, destination)| FileOffload::between(source, destination)) {
+        Some(offload) => Ok(Box::new(offload)),
+        None => {
+            Err("the two are not plain files of this machine, and not parts of one NVMe namespace".into())
+        }
+    }
 }
 
-/// Copies what was not tried, piece by piece, until all is done, a signal comes, or the kernel refuses.
-fn copy(context: &Context, args: &Args, map: &mut Map, offload: &mut Offload<'_>) -> Option<std::io::Error> {
+/// Copies what was not tried, piece by piece, until all is done, a signal comes, or the storage refuses.
+fn copy(context: &Context, args: &Args, map: &mut Map, offload: &mut dyn Offload) -> Option<IoError> {
     let _orderly = context.stop.orderly();
     let mut progress = Progress::new(context);
     let open: Vec<_> = map.stretches().filter(|stretch| stretch.status == Status::NonTried).collect();
@@ -130,22 +134,6 @@ fn copy(context: &Context, args: &Args, map: &mut Map, offload: &mut Offload<'_>
     refused
 }
 
-/// The kernel's refusal in our words.
-fn why(error: &std::io::Error, offload: &Offload<'_>) -> String {
-    match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => {
-            "their file system does not share blocks between files, and no server keeps it".to_owned()
-        }
-        Some(libc::EXDEV) => "the two lie in different file systems".to_owned(),
-        Some(libc::EINVAL) => format!(
-            "the file system does not take this range: only whole blocks of {} bytes, at the same place in a block at both ends, \
-             are shared",
-            offload.block_bytes()
-        ),
-        _ => error.to_string(),
-    }
-}
-
 impl Offloaded {
     /// The mover takes what was copied before it began for an earlier copy's.
     pub(super) fn amend(&mut self, report: &mut Report, now: &Fingerprint) {
@@ -168,6 +156,7 @@ impl Offloaded {
             None => "",
             Some(Means::Reflink) => "; by reflink: both share their blocks until one is written",
             Some(Means::CopyFileRange) => "; by the file server (copy_file_range)",
+            Some(Means::NvmeCopy) => "; by the controller (NVMe Copy)",
         }
     }
 }

@@ -1,0 +1,103 @@
+//! What a controller copies by itself, as commands (NVM 3.2.2, Copy).
+
+use super::command::{Command, RANGE_BYTES};
+
+/// Longest command, so that it ends in time, and several are worth having in flight.
+const COMMAND_BYTES_MAX: u32 = 8 << 20;
+
+/// What a namespace says of Copy. Every number is at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copying {
+    pub(super) block_size: u32,
+    /// Blocks of one source range.
+    pub(super) range_blocks: u32,
+    /// Source ranges of one command.
+    pub(super) ranges: u32,
+    /// Blocks of all of them together.
+    pub(super) command_blocks: u32,
+}
+
+/// A command's share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) blocks: u32,
+}
+
+impl Copying {
+    /// `blocks` blocks from `from` to `to`, in commands as long as may be.
+    pub(super) fn parts(&self, from: u64, to: u64, blocks: u64) -> Vec<Part> {
+        let by_ranges = self.range_blocks.saturating_mul(self.ranges);
+        let by_time = (COMMAND_BYTES_MAX / self.block_size).max(1);
+        let longest = u64::from(self.command_blocks.min(by_ranges).min(by_time));
+        let part = |done: u64| {
+            let blocks = (blocks - done).min(longest) as u32;
+            Part { from: from + done, to: to + done, blocks }
+        };
+        (0..blocks.div_ceil(longest)).map(|index| part(index * longest)).collect()
+    }
+
+    /// The command for one of them, and the source ranges that it names: figure "Source Range Entries, Descriptor Format 0h".
+    pub(super) fn command(&self, namespace: u32, part: &Part) -> (Command, Vec<u8>) {
+        let mut entries = Vec::new();
+        let mut done = 0;
+        while done < part.blocks {
+            let blocks = (part.blocks - done).min(self.range_blocks);
+            let mut entry = [0; RANGE_BYTES];
+            entry[8..16].copy_from_slice(&(part.from + u64::from(done)).to_le_bytes());
+            // NLB counts from zero.
+            entry[16..18].copy_from_slice(&((blocks - 1) as u16).to_le_bytes());
+            entries.extend(entry);
+            done += blocks;
+        }
+        (Command::copy(namespace, part.to, entries.len() / RANGE_BYTES), entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Copying = Copying { block_size: 512, range_blocks: 128, ranges: 4, command_blocks: 300 };
+
+    #[test]
+    fn nvm_3_2_2_copy() {
+        let part = Part { from: 0x0102_0304_0506_0708, to: 0x1112_1314_1516_1718, blocks: 300 };
+        let (command, entries) = SMALL.command(7, &part);
+        assert_eq!((command.opcode, command.namespace, command.length), (0x19, 7, 3 * 32));
+        assert_eq!(command.dwords, [0x1516_1718, 0x1112_1314, 2], "SDLBA; NR counts from zero, format 0h");
+        let entries: Vec<_> = entries.chunks(32).collect();
+        let slba = |entry: &[u8]| u64::from_le_bytes(entry[8..16].try_into().unwrap());
+        assert_eq!(entries.iter().map(|entry| slba(entry) - part.from).collect::<Vec<_>>(), [0, 128, 256]);
+        let nlb: Vec<_> = entries.iter().map(|entry| [entry[16], entry[17]]).collect();
+        assert_eq!(nlb, [[127, 0], [127, 0], [43, 0]], "NLB counts from zero");
+        assert!(entries.iter().all(|entry| entry[..8] == [0; 8] && entry[18..] == [0; 14]), "reserved");
+        // The largest that the fields hold.
+        let large = Copying { block_size: 512, range_blocks: 65_536, ranges: 256, command_blocks: u32::MAX };
+        let (command, entries) = large.command(1, &Part { from: 0, to: 0, blocks: 256 * 65_536 });
+        assert_eq!((command.dwords[2], entries.len()), (255, 8192));
+        assert_eq!(entries[16..18], [0xff, 0xff]);
+    }
+
+    #[test]
+    fn commands_follow_each_other_within_the_limits() {
+        let blocks_of = |copying: Copying, blocks| {
+            let parts = copying.parts(1000, 5000, blocks);
+            let mut done = 0;
+            for part in &parts {
+                assert_eq!((part.from, part.to), (1000 + done, 5000 + done));
+                done += u64::from(part.blocks);
+            }
+            assert_eq!(done, blocks);
+            parts.iter().map(|part| part.blocks).collect::<Vec<_>>()
+        };
+        assert_eq!(blocks_of(SMALL, 700), [300, 300, 100], "MCL");
+        assert_eq!(blocks_of(Copying { ranges: 1, ..SMALL }, 200), [128, 72], "MSSRL and MSRC");
+        assert_eq!(blocks_of(Copying { range_blocks: 1, ranges: 2, ..SMALL }, 3), [2, 1]);
+        let large = Copying { range_blocks: 65_536, ranges: 256, command_blocks: u32::MAX, ..SMALL };
+        assert_eq!(blocks_of(large, 16_385), [16_384, 1], "8 MiB");
+        assert_eq!(blocks_of(Copying { block_size: 1 << 31, ..large }, 2), [1, 1]);
+        assert_eq!(blocks_of(SMALL, 0), []);
+    }
+}

@@ -1,0 +1,172 @@
+//! Two parts of a namespace, which its controller copies one onto the other.
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use block::device::{Kernel, Namespace};
+use block::offload::{Means, Offload};
+use block::{IoError, IoErrorKind};
+
+use super::command::Command;
+use super::copy::{Copying, Part};
+use super::identify;
+use super::interview::{self, carry_out};
+use crate::guard::Guard;
+
+/// Bytes copied at a time: a second's work for a slow disk.
+const PIECE_BYTES: u64 = 64 << 20;
+/// Commands in flight. Each waits in a thread of its own: the kernel's ioctl is what every kernel has.
+const FLIGHT: usize = 8;
+
+/// A source and a destination in one namespace.
+#[derive(Debug)]
+pub struct NvmeCopy {
+    /// What takes the namespace's commands.
+    device: OwnedFd,
+    number: u32,
+    copying: Copying,
+    places: [Namespace; 2],
+    destination: Guard,
+}
+
+impl NvmeCopy {
+    /// Between two block devices that are open, the second for nobody else to write to; or why not.
+    pub fn between(source: u64, destination: u64) -> Result<Self, String> {
+        let kernel = Kernel::default();
+        let place = |device| {
+            let name = kernel.node_path(device);
+            kernel.namespace(device).ok_or_else(|| format!("{name} is no NVMe namespace that takes commands"))
+        };
+        let places = [place(source)?, place(destination)?];
+        fit(&places)?;
+        let node = &places[1].node;
+        let at = |why: &dyn std::fmt::Display| format!("{}: {why}", node.display());
+        let device = open(&places[1]).map_err(|error| at(&error))?;
+        let (number, controller, namespace) = interview::identify(&device).map_err(|error| at(&error))?;
+        let copying = identify::copying(&controller, &namespace).map_err(|why| at(&why))?;
+        // What was written to the block devices is on the disk before anything is copied.
+        let guard = |device| {
+            let guard = Guard::take(device, false).map_err(|error| error.to_string())?;
+            guard.ok_or_else(|| format!("{} cannot be opened", kernel.node_path(device)))
+        };
+        guard(source)?;
+        Ok(Self { device, number, copying, places, destination: guard(destination)? })
+    }
+
+    /// Carries them out, several at a time. The first that was not, and why.
+    fn carry_out(&self, parts: &[Part]) -> Result<(), (usize, IoError)> {
+        let next = AtomicUsize::new(0);
+        let first: Mutex<Option<(usize, IoError)>> = Mutex::new(None);
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(part) = parts.get(index) else { return };
+                let (command, mut ranges) = self.copying.command(self.number, part);
+                if let Err(error) = carry_out(&self.device, &command, &mut ranges) {
+                    next.store(parts.len(), Ordering::Relaxed);
+                    let mut first = first.lock().expect("nobody panics with it");
+                    // Those before it are under way, and come to an end.
+                    if first.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
+                        *first = Some((index, error));
+                    }
+                    return;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..FLIGHT.min(parts.len()) {
+                scope.spawn(work);
+            }
+        });
+        first.into_inner().expect("nobody panicked with it").map_or(Ok(()), Err)
+    }
+}
+
+/// Whether one can be copied onto the other without it being in the way.
+fn fit([source, destination]: &[Namespace; 2]) -> Result<(), String> {
+    if source.number != destination.number {
+        return Err("the two are not parts of one NVMe namespace".into());
+    }
+    let end = |place: &Namespace| place.start_bytes.saturating_add(place.size_bytes);
+    if source.start_bytes < end(destination) && destination.start_bytes < end(source) {
+        return Err("the two overlap".into());
+    }
+    Ok(())
+}
+
+/// Its node, if it is still there.
+fn open(place: &Namespace) -> std::io::Result<OwnedFd> {
+    let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let device = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&place.node)?;
+    let metadata = device.metadata()?;
+    if metadata.file_type().is_char_device() && metadata.rdev() == place.number {
+        Ok(device.into())
+    } else {
+        Err(std::io::Error::other("it is not the namespace's node"))
+    }
+}
+
+impl Offload for NvmeCopy {
+    fn means(&self) -> Means {
+        Means::NvmeCopy
+    }
+
+    fn block_bytes(&self) -> u64 {
+        self.copying.block_size.into()
+    }
+
+    fn copy(&mut self, src_offset: u64, dst_offset: u64, length: u64) -> Result<u64, IoError> {
+        let block = self.block_bytes();
+        let length = length.min(PIECE_BYTES);
+        let [source, destination] = &self.places;
+        let lba = |place: &Namespace, offset: u64| {
+            // Commands know no partitions: what lies behind one is not the kernel's to protect.
+            let fits = offset.checked_add(length).is_some_and(|end| end <= place.size_bytes);
+            let at = place.start_bytes.checked_add(offset).filter(|at| fits && at.is_multiple_of(block))?;
+            Some(at / block)
+        };
+        let (Some(from), Some(to), blocks @ 1..) =
+            (lba(source, src_offset), lba(destination, dst_offset), length / block)
+        else {
+            let text = format!("only whole blocks of {block} bytes are copied by the controller");
+            return Err(IoError::new(IoErrorKind::Unsupported, text));
+        };
+        let parts = self.copying.parts(from, to, blocks);
+        match self.carry_out(&parts) {
+            Ok(()) => Ok(blocks * block),
+            Err((0, error)) => Err(error),
+            Err((index, _)) => Ok((parts[index].from - from) * block),
+        }
+    }
+
+    fn flush(&self) -> Result<(), IoError> {
+        let flushed = carry_out(&self.device, &Command::flush(self.number), &mut []);
+        self.destination.forget();
+        flushed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_one_namespace_that_do_not_overlap() {
+        let place = |number, start_bytes, size_bytes| Namespace {
+            node: "/dev/ng0n1".into(),
+            number,
+            parent: "/sys/devices/nvme0".into(),
+            has_one_controller: true,
+            start_bytes,
+            size_bytes,
+        };
+        assert_eq!(fit(&[place(1, 0, 100), place(1, 100, 100)]), Ok(()));
+        assert_eq!(fit(&[place(1, 100, 100), place(1, 0, 100)]), Ok(()));
+        assert!(fit(&[place(1, 0, 101), place(1, 100, 100)]).unwrap_err().contains("overlap"));
+        assert!(fit(&[place(1, 0, u64::MAX), place(1, u64::MAX - 1, 2)]).unwrap_err().contains("overlap"));
+        assert!(fit(&[place(1, 0, 100), place(2, 100, 100)]).unwrap_err().contains("one NVMe namespace"));
+    }
+}
