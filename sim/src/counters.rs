@@ -73,6 +73,18 @@ counters! {
     copies_failed,
     /// Copies that went on by a journal and succeeded.
     copies_resumed,
+    /// Copies by the target that succeeded and were compared.
+    target_copies,
+    /// Of those, the ones that went on by a journal.
+    target_copies_resumed,
+    /// Copies by the target that were aborted, reset or refused under way.
+    target_copies_ended,
+    /// Copies by the target whose connection was lost.
+    target_copies_lost,
+    /// Power cuts and kills of a target that copied.
+    target_copies_cut,
+    /// Sectors of copies that somebody else wrote meanwhile, at either end.
+    sectors_crossed,
     /// Journals that were compared with the disk after a power cut.
     claims_checked,
 }

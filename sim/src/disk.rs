@@ -18,6 +18,9 @@ use crate::random::Random;
 /// What a cut keeps whole, in bytes.
 pub const SECTOR: usize = torture::SECTOR_BYTES;
 
+/// The value of a sector of several words; nobody writes it.
+pub const MIXED: u64 = u64::MAX;
+
 type Sector = [u8; SECTOR];
 
 /// What a cut did.
@@ -41,8 +44,19 @@ struct Media {
     air_last: u64,
     /// The present life of whoever uses it: what an earlier one still says is not heard.
     life: u32,
+    /// Its user has ended, and no other has begun: a thread that does not know it yet gets nothing.
+    stopped: bool,
     random: Random,
     latency_max: u64,
+    /// What each write has done so far, in order: sector and value; kept if somebody wants to know.
+    effects: Option<Vec<(u64, u64)>>,
+}
+
+/// What a sector holds, if it is one word again and again; else [`MIXED`].
+fn value(sector: &[u8]) -> u64 {
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let first = word(&sector[..8]);
+    if sector.chunks_exact(8).all(|bytes| word(bytes) == first) { first } else { MIXED }
 }
 
 impl Media {
@@ -68,6 +82,9 @@ impl Media {
         for (at, bytes) in bytes.chunks_exact(SECTOR).enumerate() {
             let sector = first + at as u64;
             let version = bytes.try_into().expect("a sector");
+            if let Some(effects) = &mut self.effects {
+                effects.push((sector, value(bytes)));
+            }
             if durable || self.random.one_in(16) {
                 self.cache.remove(&sector);
                 self.settle(sector, &version);
@@ -86,6 +103,7 @@ impl Media {
     fn stop(&mut self, power: bool) -> Cut {
         let mut cut = Cut::default();
         self.life += 1;
+        self.stopped = true;
         for (_, (first, bytes)) in std::mem::take(&mut self.air) {
             let sectors = bytes.len() / SECTOR;
             let done: Vec<usize> = match self.random.within(0..3) {
@@ -125,6 +143,7 @@ pub struct Disk {
     media: Arc<Mutex<Media>>,
     name: String,
     sectors: u64,
+    transfer_bytes: u32,
 }
 
 impl Disk {
@@ -136,10 +155,17 @@ impl Disk {
             air: BTreeMap::new(),
             air_last: 0,
             life: 0,
+            stopped: false,
             random,
             latency_max,
+            effects: None,
         };
-        Self { media: Arc::new(Mutex::new(media)), name: name.into(), sectors }
+        Self { media: Arc::new(Mutex::new(media)), name: name.into(), sectors, transfer_bytes: 1 << 20 }
+    }
+
+    /// The same disk; it takes so many bytes in a request.
+    pub fn with_transfer(self, bytes: u32) -> Self {
+        Self { transfer_bytes: bytes, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Media> {
@@ -151,11 +177,31 @@ impl Disk {
         self.lock().stop(power)
     }
 
+    /// Another user begins.
+    pub fn start(&self) {
+        self.lock().stopped = false;
+    }
+
     /// What a read would see.
     pub fn contents(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.sectors as usize * SECTOR];
         self.lock().read(0, &mut bytes);
         bytes
+    }
+
+    /// The value of each sector: the word that fills it, or [`MIXED`].
+    pub fn values(&self) -> Vec<u64> {
+        self.contents().chunks_exact(SECTOR).map(value).collect()
+    }
+
+    /// From now on it remembers what writes do.
+    pub fn record(&self) {
+        self.lock().effects = Some(Vec::new());
+    }
+
+    /// What writes have done, from the `first` on: sector and value, in order.
+    pub fn effects(&self, first: usize) -> Vec<(u64, u64)> {
+        self.lock().effects.as_ref().map_or_else(Vec::new, |effects| effects[first..].to_vec())
     }
 
     /// What is on it, for a start.
@@ -174,8 +220,8 @@ impl Medium for Disk {
             physical_block_size: SECTOR as u32,
             granularity: SECTOR as u32,
             alignment: 1,
-            max_transfer_bytes: 1 << 20,
-            optimal_transfer_bytes: 64 << 10,
+            max_transfer_bytes: self.transfer_bytes,
+            optimal_transfer_bytes: self.transfer_bytes.min(64 << 10),
             queue_depth: 32,
             read_only: false,
             discard: true,
@@ -183,7 +229,13 @@ impl Medium for Disk {
             volatile_cache: true,
             rotational: false,
         };
-        let life = self.lock().life;
+        let (life, stopped) = {
+            let media = self.lock();
+            (media.life, media.stopped)
+        };
+        if stopped {
+            return Err(OpenError::Missing(format!("{}: the process has ended", self.name)));
+        }
         Ok(Box::new(DiskEndpoint {
             disk: self.clone(),
             life,

@@ -17,7 +17,7 @@ struct Arguments {
     /// Seed of the first run.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only this scenario: clients, copies, drains or resumes. Otherwise the seed chooses.
+    /// Only this scenario: clients, copies, drains, resumes or xcopies. Otherwise the seed chooses.
     #[arg(long)]
     scenario: Option<Scenario>,
     /// Runs at once.

@@ -44,6 +44,10 @@ pub enum Mutant {
     TrustBeyond,
     /// Mover: the last byte of a chunk is not looked at when zeroes are searched.
     SkipLastByte,
+    /// Target: a copy to a unit without a volatile cache is answered before the storage has it for good.
+    CopyUnflushed,
+    /// Target: the abort of a copy is answered while its last writes are with the storage.
+    AbortEarly,
     /// Mover: the journal's new file is not synchronised before it is renamed.
     SkipJournalSync,
     /// Initiator: another disk at the same address is taken for the one that was there.
@@ -52,7 +56,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::DropFlush,
         Self::IgnoreFua,
         Self::AckEarly,
@@ -70,6 +74,8 @@ impl Mutant {
         Self::ClaimUnflushed,
         Self::TrustBeyond,
         Self::SkipLastByte,
+        Self::CopyUnflushed,
+        Self::AbortEarly,
         Self::SkipJournalSync,
         Self::MissExchange,
     ];

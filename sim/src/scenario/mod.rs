@@ -3,9 +3,13 @@
 mod clients;
 mod copies;
 mod faults;
+mod host;
+mod ledger;
+mod remote;
 mod resumes;
 mod target;
 mod worker;
+mod xcopies;
 
 use std::str::FromStr;
 
@@ -23,11 +27,13 @@ pub enum Scenario {
     Drains,
     /// The mover copies with a journal, and goes on by it until it is done.
     Resumes,
+    /// The target copies from one LUN to another (EXTENDED COPY), while others write.
+    Xcopies,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Clients, Self::Copies, Self::Drains, Self::Resumes];
+    pub const ALL: [Self; 5] = [Self::Clients, Self::Copies, Self::Drains, Self::Resumes, Self::Xcopies];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -36,6 +42,7 @@ impl Scenario {
             Self::Copies => "copies",
             Self::Drains => "drains",
             Self::Resumes => "resumes",
+            Self::Xcopies => "xcopies",
         }
     }
 
@@ -47,6 +54,7 @@ impl Scenario {
             Self::Copies,
             Self::Drains,
             Self::Resumes,
+            Self::Xcopies,
         ])
     }
 
@@ -56,6 +64,7 @@ impl Scenario {
             Self::Drains => clients::play(context, true, strict),
             Self::Copies => copies::play(context, strict),
             Self::Resumes => resumes::play(context, strict),
+            Self::Xcopies => xcopies::play(context),
         }
     }
 }
@@ -65,6 +74,8 @@ impl FromStr for Scenario {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|scenario| scenario.name() == text);
-        found.ok_or_else(|| format!("{text} is not a scenario; choose clients, copies, drains or resumes"))
+        found.ok_or_else(|| {
+            format!("{text} is not a scenario; choose clients, copies, drains, resumes or xcopies")
+        })
     }
 }

@@ -73,6 +73,7 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
         let plan = Plan { map: Some(map.clone()), rate, ..plan(&mut random) };
         let medium = context.on(initiator, || medium(&options("mover", &mut random)));
         let over = Arc::new(AtomicBool::new(false));
+        source.start();
         let thread = {
             let (source, mut claims, over) = (source.clone(), claims.clone(), Arc::clone(&over));
             let body = move || {

@@ -12,14 +12,17 @@ use crate::random::Random;
 use crate::state::MachineId;
 use crate::world::Context;
 
-const IQN: &str = "iqn.2026-11.example:sim";
-const ADDRESS: &str = "10.0.0.1:3260";
+pub(super) const IQN: &str = "iqn.2026-11.example:sim";
+pub(super) const ADDRESS: &str = "10.0.0.1:3260";
 
 /// See the module.
 pub(crate) struct Target {
     context: Context,
     machine: MachineId,
+    /// LUN 0.
     pub(crate) disk: Disk,
+    /// LUNs 1 and on.
+    more: Vec<Disk>,
     config: ServerConfig,
     server: Option<Server>,
 }
@@ -28,22 +31,12 @@ impl Target {
     /// A target with power and no server.
     pub(crate) fn new(context: &Context, sectors: u64, write_cache: bool, random: &mut Random) -> Self {
         let disk = Disk::new("sim:lun", sectors, context.fork(), random.pick(&[50, 500, 20_000]));
-        let lun = LunConfig {
-            lun: 0,
-            medium: Arc::new(disk.clone()),
-            serial: "sim".into(),
-            naa: 0x3000_0000_0000_0001,
-            read_only: false,
-            write_cache,
-            vendor: None,
-            product: None,
-            rotational: None,
-            removable: false,
-            block_size: None,
-            physical_block_size: None,
-            shared: true,
-            exclusive: false,
-        };
+        Self::of(context, disk, write_cache, random)
+    }
+
+    /// The same, with this disk as its first LUN.
+    pub(crate) fn of(context: &Context, disk: Disk, write_cache: bool, random: &mut Random) -> Self {
+        let lun = lun(0, &disk, write_cache);
         let address: SocketAddr = ADDRESS.parse().expect("an address");
         let config = ServerConfig {
             listen: vec![address],
@@ -55,12 +48,23 @@ impl Target {
             threads: Some(random.within(1..3) as usize),
         };
         let machine = context.add_machine();
-        Self { context: context.clone(), machine, disk, config, server: None }
+        Self { context: context.clone(), machine, disk, more: Vec::new(), config, server: None }
+    }
+
+    /// One more LUN, before the server starts.
+    pub(crate) fn add(&mut self, disk: &Disk, write_cache: bool) {
+        self.more.push(disk.clone());
+        self.config.targets[0].luns.push(lun(self.more.len() as u16, disk, write_cache));
+    }
+
+    fn disks(&self) -> impl Iterator<Item = &Disk> {
+        [&self.disk].into_iter().chain(&self.more)
     }
 
     /// Starts the server.
     pub(crate) fn boot(&mut self) {
         let config = self.config.clone();
+        self.disks().for_each(Disk::start);
         match self.context.on(self.machine, || Server::start(config)) {
             Ok(server) => self.server = Some(server),
             Err(error) => self.context.fail(format!("the target does not start: {error}")),
@@ -69,11 +73,15 @@ impl Target {
 
     /// Ends the server without a word, with the power or without.
     pub(crate) fn kill(&mut self, power: bool) {
-        let cut = self.disk.stop(power);
+        for disk in self.disks() {
+            let cut = disk.stop(power);
+            self.context.count(|counters| {
+                counters.sectors_lost += cut.lost;
+                counters.sectors_between += cut.between;
+                counters.requests_torn += cut.torn;
+            });
+        }
         self.context.count(|counters| {
-            counters.sectors_lost += cut.lost;
-            counters.sectors_between += cut.between;
-            counters.requests_torn += cut.torn;
             *(if power { &mut counters.target_cuts } else { &mut counters.target_kills }) += 1;
         });
         self.context.kill(self.machine, power);
@@ -100,6 +108,30 @@ impl Target {
                 false
             }
         }
+    }
+}
+
+/// The NAA designator of a LUN.
+pub(super) fn naa(number: u16) -> u64 {
+    0x3000_0000_0000_0001 + u64::from(number)
+}
+
+fn lun(number: u16, disk: &Disk, write_cache: bool) -> LunConfig {
+    LunConfig {
+        lun: number,
+        medium: Arc::new(disk.clone()),
+        serial: format!("sim{number}"),
+        naa: naa(number),
+        read_only: false,
+        write_cache,
+        vendor: None,
+        product: None,
+        rotational: None,
+        removable: false,
+        block_size: None,
+        physical_block_size: None,
+        shared: true,
+        exclusive: false,
     }
 }
 

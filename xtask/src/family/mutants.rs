@@ -57,6 +57,9 @@ const SIMULATED_ONLY: &[&str] = &[
     // A layer's power fails behind a write and hardly ever within a flush; and what lies just behind a claim has mostly arrived.
     "ClaimUnflushed",
     "TrustBeyond",
+    // Nothing else has EXTENDED COPY under power cuts and aborts.
+    "CopyUnflushed",
+    "AbortEarly",
 ];
 
 /// What only the real program can show: the simulator has no files, and one disk at an address.

@@ -18,6 +18,7 @@ use block::{
 use io::{Event, Io, Owner, Token, Waker};
 use iscsi::machine::TaskId;
 use mover::{CHUNK_BYTES_MAX, Control, CopyError, End, Plan};
+use mutant::{Mutant, is_on};
 use scsi::NexusId;
 use scsi::copy::{CopyFailure, CopyFault, CopyList};
 use scsi::limits::COPIES_MAX;
@@ -238,7 +239,8 @@ impl Copying<'_> {
             let unit = &self.order.shared.luns[lun];
             let mut inner = unit.config.medium.attach(self.io)?;
             wait_ready(self.io, &mut [&mut *inner])?;
-            Ok(Part { inner, flushes: !unit.unit().write_cache() })
+            let flushes = !unit.unit().write_cache() && !is_on(Mutant::CopyUnflushed);
+            Ok(Part { inner, flushes })
         };
         let ends = attach(run.source).and_then(|source| Ok([source, attach(run.destination)?]));
         let ends = ends.map_err(|error: block::OpenError| {

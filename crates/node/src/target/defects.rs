@@ -4,6 +4,7 @@ use area::Span;
 use block::{Kind, Request};
 use iscsi::machine::TaskId;
 use mutant::Mutant;
+use scsi::copy::{CopyFailure, CopyFault};
 use scsi::{LogicalUnit, NexusId, cdb};
 
 use super::connection::{Connection, Context};
@@ -57,6 +58,15 @@ impl Connection {
     fn ask(&self, context: &mut Context<'_>, task: TaskId, (lun, kind): (usize, Kind)) {
         let request = Request { id: self.request_id(task), kind };
         context.units[lun].submit(context.io, request, context.done);
+    }
+
+    /// As if the copies that are aborted had ended.
+    pub(super) fn pretend_copies_ended(&mut self, context: &mut Context<'_>) {
+        for id in self.machine.tasks().collect::<Vec<_>>() {
+            if self.machine.is_aborted(id) {
+                self.on_copied(context, id, Err(CopyFailure { segment: 0, fault: CopyFault::Aborted }));
+            }
+        }
     }
 
     /// As if the storage had answered.

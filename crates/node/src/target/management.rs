@@ -23,6 +23,9 @@ impl Connection {
         lun: u64,
     ) {
         self.stop_marked();
+        if mutant::is_on(mutant::Mutant::AbortEarly) {
+            self.pretend_copies_ended(context);
+        }
         let Some(session) = self.session.as_ref() else { unreachable!("management comes after the login") };
         let unit = session.lun(lun);
         let target = session.target;

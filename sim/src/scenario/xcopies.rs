@@ -1,0 +1,361 @@
+//! The target copies from one of its LUNs to another while connections are lost, copies are aborted and LUNs reset, the target is
+//! killed or loses its power, and others write at both ends. [`ledger`](super::ledger) says what each copy may do, and when no more.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use io::Thread;
+use iscsi::initiator::Event;
+use iscsi::machine::TaskId;
+use iscsi::wire::{TmFunction, TmResult};
+use scsi::cdb;
+use scsi::copy::{CopyList, Cscd, Segment};
+
+use super::faults;
+use super::host::{Answer, Broken, Host, answer, pause};
+use super::ledger::{Ledger, OTHERS, Piece, Role, sector};
+use super::remote::{Paper, Remote};
+use super::target::{Target, naa};
+use crate::disk::{Disk, SECTOR};
+use crate::random::Random;
+use crate::state::MachineId;
+use crate::world::{Context, Over};
+
+pub(super) const SECTORS: u64 = 1024;
+/// LUN of the destination.
+const DESTINATION: u16 = 0;
+/// LUN of the source.
+pub(super) const SOURCE: u16 = 1;
+/// Sectors of the source that nobody writes: a copy with a journal is of something that stays as it is.
+pub(super) const KEPT: Range<u64> = 768..SECTORS;
+const CLIENTS_MAX: u64 = 3;
+/// Segments of a copy, and sectors of one.
+const SEGMENTS_MAX: u64 = 6;
+const SEGMENT_SECTORS_MAX: u64 = 96;
+/// Longer than this no copy lasts on a session that lives.
+const COPY_TIME_MAX: Duration = Duration::from_secs(120);
+/// How often the initiator asks whether its copy was ended by somebody else.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// What all clients share.
+pub(super) struct Board {
+    pub(super) context: Context,
+    pub(super) ledger: Ledger,
+    /// The last word written.
+    word: AtomicU64,
+    pub(super) finish: AtomicBool,
+}
+
+impl Board {
+    fn word(&self) -> u64 {
+        self.word.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.finish.load(Ordering::Relaxed)
+    }
+}
+
+pub(super) fn play(context: &Context) -> Result<(), Over> {
+    let mut random = context.fork();
+    context.net(|net| net.weather = faults::weather(&mut random));
+    let write_cache = !random.one_in(4);
+    let pieces = random.pick(&[4 << 10, 16 << 10, 1 << 20]);
+    let mut disk = |name| {
+        let latency = random.pick(&[50, 500, 20_000]);
+        Disk::new(name, SECTORS, context.fork(), latency).with_transfer(pieces)
+    };
+    let (source, destination) = (disk("sim:source"), disk("sim:lun"));
+    let mut word = 0;
+    source.fill(&contents(&mut word, &mut random));
+    destination.fill(&sector(OTHERS).repeat(SECTORS as usize));
+    let mut target = Target::of(context, destination, write_cache, &mut random);
+    target.add(&source, true);
+    let ledger = Ledger::new(context, &source, &target.disk, !write_cache);
+    let (context, finish) = (context.clone(), AtomicBool::new(false));
+    let board = Arc::new(Board { context: context.clone(), ledger, word: word.into(), finish });
+    target.boot();
+    let mut clients: Vec<_> = (0..random.within(1..CLIENTS_MAX + 1))
+        .map(|number| Client::new(&context, number, &mut random))
+        .collect();
+    clients.iter_mut().for_each(|client| client.start(&board));
+    for _ in 0..random.within(1..12) {
+        context.sleep(Duration::from_micros(random.magnitude(100..3_000_000)))?;
+        let power = random.one_in(2);
+        match random.within(0..10) {
+            0 | 1 => {
+                kill(&board, &mut target, power);
+                context.sleep(Duration::from_micros(random.magnitude(1000..8_000_000)))?;
+                target.boot();
+            }
+            2 => {
+                let client = random.within(0..clients.len() as u64) as usize;
+                clients[client].restart(&board, power, &mut random)?;
+            }
+            3 => {
+                if target.end(random.one_in(2)) {
+                    board.ledger.ended();
+                }
+                if power {
+                    kill(&board, &mut target, true);
+                }
+                context.sleep(Duration::from_micros(random.magnitude(1000..3_000_000)))?;
+                target.boot();
+            }
+            _ => faults::befall(&context, &mut random),
+        }
+    }
+    board.finish.store(true, Ordering::Relaxed);
+    clients.into_iter().for_each(Client::end);
+    if random.one_in(2) && target.end(false) {
+        board.ledger.ended();
+    }
+    kill(&board, &mut target, true);
+    Ok(())
+}
+
+fn kill(board: &Board, target: &mut Target, power: bool) {
+    board.ledger.settle();
+    target.kill(power);
+    board.ledger.killed(power);
+}
+
+/// Sectors of words of their own, with stretches of zeroes.
+fn contents(word: &mut u64, random: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..SECTORS / 32 {
+        let zeroes = random.one_in(4);
+        for _ in 0..32 {
+            *word += 1;
+            bytes.extend(sector(if zeroes { 0 } else { *word }));
+        }
+    }
+    bytes
+}
+
+struct Client {
+    context: Context,
+    machine: MachineId,
+    number: u64,
+    /// It uses our own initiator, with this journal.
+    journal: Option<Arc<Mutex<Paper>>>,
+    thread: Option<Thread<()>>,
+}
+
+impl Client {
+    fn new(context: &Context, number: u64, random: &mut Random) -> Self {
+        let journal = (number > 0 && random.one_in(2)).then(|| Arc::new(Mutex::new(Paper::new(random))));
+        Self { context: context.clone(), machine: context.add_machine(), number, journal, thread: None }
+    }
+
+    fn start(&mut self, board: &Arc<Board>) {
+        let (board, number, mut random) = (Arc::clone(board), self.number, self.context.fork());
+        let journal = self.journal.clone();
+        let body = move || {
+            if let Some(journal) = journal {
+                Remote { board, number, random, journal }.run();
+            } else {
+                let name = format!("client-{number}");
+                while !board.is_over()
+                    && pause(Duration::from_micros(random.magnitude(1000..2_000_000))).is_some()
+                {
+                    let Ok(host) = Host::login(&name) else { continue };
+                    board.ledger.logged_in(number);
+                    let _ = Session { board: &board, number, random: &mut random, host }.run();
+                }
+            }
+        };
+        let name = format!("client-{number}");
+        self.thread = Some(self.context.on(self.machine, || io::spawn(&name, body)).expect("a thread"));
+    }
+
+    fn restart(&mut self, board: &Arc<Board>, power: bool, random: &mut Random) -> Result<(), Over> {
+        self.context.count(|counters| counters.initiator_cuts += 1);
+        self.context.kill(self.machine, power);
+        let _ = self.thread.take().expect("started").join();
+        self.context.sleep(Duration::from_micros(random.magnitude(1000..5_000_000)))?;
+        self.start(board);
+        Ok(())
+    }
+
+    fn end(mut self) {
+        let _ = self.thread.take().expect("started").join();
+    }
+}
+
+/// One session of a client, and what it does in it.
+struct Session<'a> {
+    board: &'a Board,
+    number: u64,
+    random: &'a mut Random,
+    host: Host,
+}
+
+impl Session<'_> {
+    fn run(mut self) -> Result<(), Broken> {
+        self.host.greet(DESTINATION)?;
+        self.host.greet(SOURCE)?;
+        for _ in 0..self.random.within(1..24) {
+            if self.board.is_over() {
+                break;
+            }
+            let until = self.host.now() + Duration::from_micros(self.random.magnitude(1..500_000));
+            while self.host.next(until)?.is_some() {}
+            match self.random.within(0..10) {
+                0..=4 => self.copy()?,
+                5 | 6 => self.write(DESTINATION, 0..SECTORS, OTHERS)?,
+                7 => self.write(SOURCE, 0..KEPT.start, 0)?,
+                8 => self.flush()?,
+                _ => self.reset()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes some sectors of `within`, each with a word of its own.
+    fn write(&mut self, lun: u16, within: Range<u64>, mark: u64) -> Result<(), Broken> {
+        let first = self.random.within(within.clone());
+        let count = self.random.within(1..33).min(within.end - first);
+        let data = (0..count).flat_map(|_| sector(mark | self.board.word())).collect();
+        let cdb = cdb::write_10(first as u32, count as u16, self.random.one_in(4));
+        self.host.command(lun, &cdb, data).map(|_| ())
+    }
+
+    fn flush(&mut self) -> Result<(), Broken> {
+        let mark = self.board.ledger.flush();
+        if self.host.command(DESTINATION, &cdb::synchronize_cache_10(), Vec::new())? == Answer::Good {
+            self.board.ledger.flushed(mark);
+            self.board.context.count(|counters| counters.flushes += 1);
+        }
+        Ok(())
+    }
+
+    /// Resets a LUN: the copies whose commands it has are over when that is answered.
+    fn reset(&mut self) -> Result<(), Broken> {
+        let lun = self.random.pick(&[SOURCE, DESTINATION]);
+        let exposed = self.board.ledger.exposed(lun);
+        let asked = self.host.manage(TmFunction::LogicalUnitReset, lun, None)?;
+        let until = self.host.now() + COPY_TIME_MAX;
+        loop {
+            match self.host.next(until)? {
+                Some(Event::ManagementDone { request, result: TmResult::Complete }) if request == asked => {
+                    break;
+                }
+                Some(_) => {}
+                None => return Err(self.endless("a LUN RESET is not answered")),
+            }
+        }
+        for job in exposed {
+            self.over(job, false);
+        }
+        self.host.greet(lun)
+    }
+
+    fn endless(&self, text: &str) -> Broken {
+        self.board.context.fail(text);
+        Broken
+    }
+
+    /// A copy has ended.
+    fn over(&self, job: u64, good: bool) {
+        if self.board.ledger.end(job, good) {
+            self.board.context.count(|counters| {
+                *(if good { &mut counters.target_copies } else { &mut counters.target_copies_ended }) += 1;
+            });
+        }
+    }
+
+    /// A copy, to its end, or until something else is made of it.
+    fn copy(&mut self) -> Result<(), Broken> {
+        let pieces = pieces(self.random, 0..SECTORS);
+        let lun = self.random.pick(&[SOURCE, DESTINATION, DESTINATION]);
+        let (cdb, list) = cdb::extended_copy(&list(&pieces));
+        let job = self.board.ledger.begin(Role::Command, self.number, lun, pieces);
+        let task = self.host.submit(lun, &cdb, list)?;
+        let result = self.watch(job, lun, task);
+        if result.is_err() {
+            self.board.context.count(|counters| counters.target_copies_lost += 1);
+        }
+        result
+    }
+
+    fn watch(&mut self, job: u64, lun: u16, task: TaskId) -> Result<(), Broken> {
+        let disturb = self.host.now() + Duration::from_micros(self.random.magnitude(1..100_000));
+        let (mut plans, mut asked) = (vec![self.random.within(0..8)], None);
+        let give_up = self.host.now() + COPY_TIME_MAX;
+        // Its answer shows that the copy has begun, later ones whether somebody has ended it.
+        let mut question = Some(self.host.submit(lun, &cdb::test_unit_ready(), Vec::new())?);
+        loop {
+            let next = self.host.now() + ASK_EVERY;
+            let until = if plans.is_empty() { next } else { disturb.max(self.host.now()) };
+            match self.host.next(until)? {
+                Some(Event::Complete(outcome)) if outcome.task == task => {
+                    self.over(job, answer(&outcome) == Answer::Good);
+                    return Ok(());
+                }
+                Some(Event::Complete(outcome)) if Some(outcome.task) == question => {
+                    question = None;
+                    self.board.ledger.taken(job);
+                    if let Answer::Attention(0x29 | 0x2f, _) = answer(&outcome) {
+                        self.over(job, false);
+                        return Ok(());
+                    }
+                }
+                Some(Event::Failed { task: ended, .. }) if ended == task => {
+                    self.over(job, false);
+                    return Ok(());
+                }
+                Some(Event::ManagementDone { request, .. }) if Some(request) == asked => {
+                    self.over(job, false);
+                    return Ok(());
+                }
+                Some(_) => {}
+                None if self.host.now() >= give_up => return Err(self.endless("a copy does not end")),
+                None => match plans.pop() {
+                    Some(0 | 1) => asked = Some(self.host.manage(TmFunction::AbortTask, lun, Some(task))?),
+                    Some(2) => asked = Some(self.host.manage(TmFunction::LogicalUnitReset, lun, None)?),
+                    // Without a word.
+                    Some(3) => return Err(Broken),
+                    Some(_) => {}
+                    None if question.is_none() => {
+                        question = Some(self.host.submit(lun, &cdb::test_unit_ready(), Vec::new())?);
+                    }
+                    None => {}
+                },
+            }
+        }
+    }
+}
+
+/// Stretches that meet at neither end, all of them within `of` at the source.
+fn pieces(random: &mut Random, of: Range<u64>) -> Vec<Piece> {
+    let (mut from, mut to) = (random.within(of.clone()), random.within(0..SECTORS));
+    let mut pieces = Vec::new();
+    for _ in 0..random.within(1..SEGMENTS_MAX + 1) {
+        let count = random.within(1..SEGMENT_SECTORS_MAX + 1);
+        if from + count > of.end || to + count > SECTORS {
+            break;
+        }
+        pieces.push(Piece { from, to, count });
+        // Some follow each other at both ends, and are one for the target.
+        let apart = if random.one_in(3) { 0 } else { random.within(1..64) };
+        (from, to) = (from + count + apart, to + count + apart);
+    }
+    pieces
+}
+
+fn list(pieces: &[Piece]) -> CopyList {
+    let end = |lun| Cscd::naa(&naa(lun).to_be_bytes(), SECTOR as u32).expect("eight bytes");
+    let segment = |piece: &Piece| Segment {
+        source: 0,
+        destination: 1,
+        destination_count: false,
+        blocks: piece.count as u16,
+        source_lba: piece.from,
+        destination_lba: piece.to,
+    };
+    let segments = pieces.iter().map(segment).collect();
+    CopyList { list_id: None, cscds: vec![end(SOURCE), end(DESTINATION)], segments }
+}
