@@ -11,10 +11,12 @@ use tracing::{debug, warn};
 
 use crate::checkpoint::{Checkpoints, Journal};
 use crate::cutter::{Cutter, Piece};
-use crate::engine::{Engine, Extents, Figures, Job, Side, Step};
+use crate::engine::{Engine, Figures};
 use crate::error::{CopyError, End};
+use crate::job::{Extents, Job, Step};
 use crate::limit::{Limit, Shares};
 use crate::map::{Map, Status};
+use crate::meter::Side;
 use crate::plan::{Checked, Plan, Refusal, plan_check};
 use crate::progress::{Control, Phase, Progress};
 use crate::rescue::Rescue;

@@ -66,19 +66,24 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod checkpoint;
 mod compare;
 mod copy;
 mod cutter;
 mod depth;
+mod ends;
 mod engine;
 mod error;
+mod job;
 mod journal;
 mod latency;
 mod limit;
 mod load;
 mod map;
 mod mapfile;
+mod meter;
+mod parts;
 mod plan;
 mod progress;
 mod rate;
@@ -86,12 +91,12 @@ mod rescue;
 mod stream;
 mod tree;
 mod verify;
+mod watch;
 mod zero;
 
 pub use checkpoint::{CHECKPOINT_EVERY, Journal};
 pub use compare::{Comparison, compare};
 pub use copy::{AREAS_MAX, Area, Report, copy, copy_with_journal};
-pub use engine::Side;
 pub use error::{CopyError, End};
 pub use journal::{FileJournal, read_mapfile};
 pub use latency::Latency;
@@ -99,6 +104,7 @@ pub use limit::{Limit, Shares};
 pub use load::{LOAD_BLOCKS_MAX, Load, LoadError, LoadFigures, LoadPlan, Until};
 pub use map::{Map, Status, Stretch};
 pub use mapfile::{Label, MAPFILE_BYTES_MAX, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
+pub use meter::Side;
 pub use plan::{
     BLOCK_BYTES_MIN, CHUNK_BYTES_DEFAULT_MAX, CHUNK_BYTES_DEFAULT_MIN, CHUNK_BYTES_MAX, Checked,
     DEPTH_DEFAULT, DEPTH_MAX, Plan, Refusal, UNIT_BYTES_MIN, plan_check,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use io::{Io, Token};
+
 /// Time that may be caught up after a late timer. Longer pauses are not made good.
 const CREDIT: Duration = Duration::from_millis(50);
 
@@ -34,9 +36,73 @@ impl Bucket {
     }
 }
 
+/// A bucket over a loop: a timer says when it is to be asked again.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    bucket: Bucket,
+    /// Of the timer's event.
+    token: Token,
+    is_set: bool,
+    /// Times that somebody had to wait.
+    pub(crate) waits: u64,
+}
+
+impl Throttle {
+    /// `rate` bytes per second from `now` on.
+    pub(crate) fn new(rate: u64, now: Duration, token: Token) -> Self {
+        Self { bucket: Bucket::new(rate, now), token, is_set: false, waits: 0 }
+    }
+
+    /// Whether a chunk may be read now. If not, there will be an event.
+    pub(crate) fn admits(&mut self, io: &mut Io, now: Duration) -> bool {
+        let Err(at) = self.bucket.ready(now) else { return true };
+        if !self.is_set {
+            io.timer(self.token, at);
+            self.is_set = true;
+            self.waits += 1;
+        }
+        false
+    }
+
+    /// That event has come.
+    pub(crate) fn on_timer(&mut self) {
+        self.is_set = false;
+    }
+
+    /// Charges `bytes` that are about to be read.
+    pub(crate) fn charge(&mut self, now: Duration, bytes: u64) {
+        self.bucket.charge(now, bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use area::PoolLimits;
+
     use super::*;
+
+    #[test]
+    fn who_waits_has_one_timer_and_is_admitted_after_it() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let mut events = Vec::new();
+        io.turn_until(Some(Duration::ZERO), &mut events).unwrap();
+        let token = Token { owner: io.owner(), key: 7 };
+        let now = io.now();
+        let mut throttle = Throttle::new(1000, now, token);
+        assert!(throttle.admits(&mut io, now));
+        throttle.charge(now, 5);
+        for _ in 0..2 {
+            assert!(!throttle.admits(&mut io, now));
+        }
+        while events.is_empty() {
+            io.turn_until(None, &mut events).unwrap();
+        }
+        assert!(events.iter().all(|event| event.token == token) && events.len() == 1, "{events:?}");
+        throttle.on_timer();
+        let now = io.now();
+        assert!(throttle.admits(&mut io, now));
+        assert_eq!(throttle.waits, 1);
+    }
 
     #[test]
     fn the_average_is_kept_and_one_chunk_is_the_burst() {

@@ -7,7 +7,7 @@
 use area::Span;
 
 use crate::cutter::Piece;
-use crate::engine::{Extents, Job, Step};
+use crate::job::{Extents, Job, Step};
 use crate::map::{Map, Status, Stretch};
 use crate::progress::Phase;
 use crate::verify::Digests;

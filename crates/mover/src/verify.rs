@@ -4,7 +4,7 @@
 use area::Span;
 
 use crate::cutter::Piece;
-use crate::engine::{Extents, Job, Step};
+use crate::job::{Extents, Job, Step};
 use crate::map::{Map, Status};
 use crate::progress::Phase;
 use crate::tree::{Hashed, Tree};

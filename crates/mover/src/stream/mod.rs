@@ -20,11 +20,12 @@ use io::Io;
 
 use crate::copy::Report;
 use crate::cutter::HOLE_BYTES_MIN;
-use crate::engine::{Observer, Side};
 use crate::error::{CopyError, End};
 use crate::limit::Blocked;
+use crate::meter::Side;
 use crate::plan::{Checked, Plan, Refusal, granularity, plan_check};
 use crate::progress::Phase;
+use crate::watch::{Observer, Watch};
 use crate::zero::is_zero;
 use pipe::{Inlet, Outlet};
 use pump::Pump;
@@ -78,7 +79,7 @@ pub fn copy_from_stream(
     };
     inward.run(checked.depth as usize, chunk)?;
     let flush = inward.flush()?;
-    if inward.pump.stopped {
+    if inward.pump.watch.stopped() {
         return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: inward.at });
     }
     if let Some(wanted) = plan.size.filter(|wanted| inward.at < *wanted) {
@@ -88,7 +89,7 @@ pub fn copy_from_stream(
     let read = Side { ops: 0, bytes, ..Side::default() };
     let mut report = pump.report(bytes, flush, chunk);
     (report.read, report.zero_bytes_skipped) = (read, zero_bytes);
-    let Pump { io, end: destination, observer, .. } = pump;
+    let Pump { io, end: destination, watch: Watch { observer, .. }, .. } = pump;
     if let Some(hasher) = hasher {
         let wanted = hasher.finalize();
         let (seconds, found) = read_back(io, destination, plan, bytes, observer)?;
@@ -138,7 +139,7 @@ fn in_order(
         outlet,
     };
     outward.run(checked.depth as usize, chunk)?;
-    let (written, stopped) = (outward.outlet.written, outward.pump.stopped);
+    let (written, stopped) = (outward.outlet.written, outward.pump.watch.stopped());
     if stopped && written < checked.bytes {
         return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: written });
     }
@@ -234,7 +235,7 @@ impl Inward<'_> {
             while let Some((flight, result)) = self.pump.completed() {
                 self.on_written(flight, result);
             }
-            let closed = ended || self.pump.stopped || self.pump.failure.is_some();
+            let closed = ended || self.pump.watch.stopped() || self.pump.failure.is_some();
             let in_flight = self.pump.in_flight();
             if closed && in_flight == 0 {
                 break;
@@ -325,9 +326,9 @@ impl Inward<'_> {
             self.pump.bytes += self.tail.len() as u64;
         }
         self.pump.enter(Phase::Flush);
-        let before = self.pump.seen;
+        let before = self.pump.watch.seen();
         self.pump.single(Kind::Flush)?.map_err(CopyError::Flush)?;
-        Ok(self.pump.seen - before)
+        Ok(self.pump.watch.seen() - before)
     }
 }
 
@@ -369,14 +370,14 @@ impl Outward<'_> {
             self.pump.bytes = self.outlet.written;
             let in_flight = self.pump.in_flight();
             // Who waits behind a stream that nobody reads is not waited for.
-            if in_flight == 0 && (self.pump.failure.is_some() || self.pump.stopped) {
+            if in_flight == 0 && (self.pump.failure.is_some() || self.pump.watch.stopped()) {
                 break;
             }
             if self.outlet.written == self.total {
                 break;
             }
             let waiting = [in_flight, usize::from(self.outlet.is_busy())];
-            let closed = self.pump.failure.is_some() || self.pump.stopped || self.next == self.total;
+            let closed = self.pump.failure.is_some() || self.pump.watch.stopped() || self.next == self.total;
             if closed || self.queue.len() >= depth {
                 self.pump.turn(waiting, None)?;
             } else if !self.pump.may_begin() {

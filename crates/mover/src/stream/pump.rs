@@ -8,15 +8,17 @@ use io::{Event, Io, Owner, Token};
 
 use super::no_memory;
 use crate::copy::Report;
-use crate::engine::{Observer, Side};
 use crate::error::{CopyError, End};
-use crate::latency::Histogram;
-use crate::limit::{Blocked, Occupancy};
-use crate::progress::{Control, OBSERVE_EVERY, Phase, Progress, Speed, eta};
-use crate::rate::Bucket;
+use crate::limit::Blocked;
+use crate::meter::Meter;
+use crate::progress::Phase;
+use crate::rate::Throttle;
+use crate::watch::{Observer, Wait, Watch};
 
 /// One request of a [`Pump::single`]; no flight has this number.
 const SINGLE: u64 = u64::MAX;
+/// Key of the rate's timer; the stream's bell has 0.
+const TIMER: u32 = 1;
 
 /// A request in flight.
 pub(super) struct Flight {
@@ -31,7 +33,7 @@ pub(super) struct Flight {
 pub(super) struct Pump<'a> {
     pub(super) io: &'a mut Io,
     pub(super) end: &'a mut dyn Endpoint,
-    pub(super) observer: Observer<'a>,
+    pub(super) watch: Watch<'a>,
     which: End,
     /// Of the stream's bell and of the timer.
     owner: Owner,
@@ -39,31 +41,16 @@ pub(super) struct Pump<'a> {
     done: Vec<Completion>,
     events: Vec<Event>,
     flights: Vec<Option<(Duration, Flight)>>,
-    bucket: Option<Bucket>,
-    timer_is_set: bool,
+    throttle: Option<Throttle>,
     pub(super) failure: Option<CopyError>,
-    pub(super) stopped: bool,
-    phase: Phase,
     /// Bytes done.
     pub(super) bytes: u64,
     /// Bytes there are; 0 where nobody knows.
     total: u64,
-    ops: u64,
-    moved: u64,
-    latency: Histogram,
-    busy: Duration,
+    meter: Meter,
     depth_max: usize,
     begun: usize,
-    occupancy: Occupancy,
-    window: Occupancy,
-    speed: Speed,
     retries_before: u64,
-    started: Duration,
-    observe_at: Duration,
-    /// Loop time of the last turn.
-    pub(super) seen: Duration,
-    /// The wall clock when the last turn returned.
-    woke: Duration,
 }
 
 impl<'a> Pump<'a> {
@@ -82,40 +69,26 @@ impl<'a> Pump<'a> {
         let mut pump = Self {
             io,
             end,
-            observer,
+            watch: Watch::new(observer),
             which,
             owner,
             router,
             done: Vec::new(),
             events: Vec::new(),
             flights: Vec::new(),
-            bucket: None,
-            timer_is_set: false,
+            throttle: None,
             failure: None,
-            stopped: false,
-            phase,
             bytes: 0,
             total,
-            ops: 0,
-            moved: 0,
-            latency: Histogram::new(),
-            busy: Duration::ZERO,
+            meter: Meter::new(),
             depth_max: 0,
             begun: 0,
-            occupancy: Occupancy::default(),
-            window: Occupancy::default(),
-            speed: Speed::default(),
             retries_before,
-            started: Duration::ZERO,
-            observe_at: Duration::MAX,
-            seen: Duration::ZERO,
-            woke: Duration::ZERO,
         };
-        // The loop's clock may be as old as the loop.
-        pump.step(Duration::ZERO, [0, 0], None)?;
-        pump.bucket = rate.map(|rate| Bucket::new(rate, pump.seen));
-        pump.started = pump.seen;
-        pump.occupancy = Occupancy::default();
+        pump.step(Wait::LOOK)?;
+        let token = Token { owner, key: TIMER };
+        pump.throttle = rate.map(|rate| Throttle::new(rate, pump.watch.seen(), token));
+        pump.watch.begin();
         pump.enter(phase);
         Ok(pump)
     }
@@ -124,10 +97,7 @@ impl<'a> Pump<'a> {
         if phase == Phase::Flush {
             self.observe();
         }
-        self.phase = phase;
-        self.window = Occupancy::default();
-        self.speed.start(self.seen, self.bytes);
-        self.observe_at = self.seen + OBSERVE_EVERY;
+        self.watch.enter(phase, self.bytes, self.total);
     }
 
     /// The first error counts.
@@ -144,7 +114,7 @@ impl<'a> Pump<'a> {
             self.flights.push(None);
             self.flights.len() - 1
         });
-        self.flights[index] = Some((self.seen, flight));
+        self.flights[index] = Some((self.watch.seen(), flight));
         self.depth_max = self.depth_max.max(self.in_flight());
         self.end.submit(self.io, Request { id: index as u64, kind }, &mut self.done);
     }
@@ -154,9 +124,7 @@ impl<'a> Pump<'a> {
         let Completion { id, result } = self.done.pop()?;
         let (since, flight) = self.flights[id as usize].take().expect("each request completes once");
         if result.is_ok() && !flight.named {
-            self.ops += 1;
-            self.moved += flight.span.len() as u64;
-            self.latency.add(self.seen.saturating_sub(since));
+            self.meter.add(flight.span.len() as u64, self.watch.seen().saturating_sub(since));
         }
         Some((flight, result))
     }
@@ -175,17 +143,13 @@ impl<'a> Pump<'a> {
 
     /// Whether the rate allows a chunk; if not, a timer says when.
     pub(super) fn may_begin(&mut self) -> bool {
-        let Some(Err(at)) = self.bucket.as_ref().map(|bucket| bucket.ready(self.seen)) else { return true };
-        if !self.timer_is_set {
-            self.io.timer(Token { owner: self.owner, key: 1 }, at);
-            self.timer_is_set = true;
-        }
-        false
+        let now = self.watch.seen();
+        self.throttle.as_mut().is_none_or(|throttle| throttle.admits(self.io, now))
     }
 
     pub(super) fn charge(&mut self, bytes: u64) {
-        if let Some(bucket) = &mut self.bucket {
-            bucket.charge(self.seen, bytes);
+        if let Some(throttle) = &mut self.throttle {
+            throttle.charge(self.watch.seen(), bytes);
         }
     }
 
@@ -197,42 +161,25 @@ impl<'a> Pump<'a> {
     /// What completes inside `submit` must not keep the loop from the kernel and the clock.
     pub(super) fn look_now_and_then(&mut self, depth: usize) -> Result<(), CopyError> {
         self.begun += 1;
-        if self.begun < depth { Ok(()) } else { self.step(Duration::ZERO, [0, 0], None) }
+        if self.begun < depth { Ok(()) } else { self.step(Wait::LOOK) }
     }
 
     /// Waits until something happens or the observer is due. `waiting` are chunks at the source and at the destination.
     pub(super) fn turn(&mut self, waiting: [usize; 2], blocked: Option<Blocked>) -> Result<(), CopyError> {
         // A request that ended inside `submit` is looked at first.
-        let until = if self.done.is_empty() { self.observe_at } else { Duration::ZERO };
-        self.step(until, waiting, blocked)
+        self.step(Wait { at: waiting, blocked, look: !self.done.is_empty() })
     }
 
-    fn step(
-        &mut self,
-        until: Duration,
-        waiting: [usize; 2],
-        blocked: Option<Blocked>,
-    ) -> Result<(), CopyError> {
+    fn step(&mut self, wait: Wait) -> Result<(), CopyError> {
         self.begun = 0;
-        let awake = self.io.clock().saturating_sub(self.woke);
         let mut events = std::mem::take(&mut self.events);
-        let turned = self.io.turn_until(Some(until), &mut events);
-        self.woke = self.io.clock();
-        let passed = self.io.now().saturating_sub(self.seen);
-        self.seen = self.io.now();
-        let awake = if until.is_zero() { passed } else { awake.min(passed) };
-        for occupancy in [&mut self.occupancy, &mut self.window] {
-            occupancy.add(awake, passed - awake, waiting, blocked);
-        }
-        if waiting[self.which.index()] > 0 {
-            self.busy += passed;
-        }
+        let turned = self.watch.turn(self.io, wait, &mut events);
         for event in events.drain(..) {
             self.on_event(event);
         }
         self.events = events;
         turned.map_err(CopyError::Loop)?;
-        if self.seen >= self.observe_at {
+        if self.watch.is_due() {
             self.observe();
         }
         Ok(())
@@ -240,7 +187,11 @@ impl<'a> Pump<'a> {
 
     fn on_event(&mut self, event: Event) {
         if event.token.owner == self.owner {
-            self.timer_is_set &= event.token.key != 1;
+            if event.token.key == TIMER
+                && let Some(throttle) = &mut self.throttle
+            {
+                throttle.on_timer();
+            }
             return;
         }
         if self.router.route(event.token.owner).is_none() {
@@ -253,41 +204,24 @@ impl<'a> Pump<'a> {
     }
 
     fn observe(&mut self) {
-        let rate_now = self.speed.sample(self.seen, self.bytes);
-        let (bytes, total) = if self.phase == Phase::Flush { (0, 0) } else { (self.bytes, self.total) };
-        let progress = Progress {
-            phase: self.phase,
-            bytes,
-            total,
-            rate_now,
-            eta: eta(total.saturating_sub(bytes), rate_now).filter(|_| total > 0),
-            retries: self.end.retries() - self.retries_before,
-            limited_by: self.window.limit(),
-            depth: self.in_flight() as u32,
-        };
-        self.window = Occupancy::default();
-        self.observe_at = self.seen + OBSERVE_EVERY;
-        if (self.observer)(&progress) == Control::Stop {
-            self.stopped = true;
-        }
+        self.watch.observe(self.bytes, self.retries(), self.in_flight() as u32);
+    }
+
+    fn retries(&self) -> u64 {
+        self.end.retries() - self.retries_before
     }
 
     /// What it was like; the caller adds what it knows of the stream.
     pub(super) fn report(&self, bytes: u64, flush: Duration, chunk: usize) -> Report {
-        let side = Side {
-            ops: self.ops,
-            bytes: self.moved,
-            latency: self.latency.summary(),
-            busy_seconds: self.busy.as_secs_f64(),
-        };
+        let side = self.meter.side(self.watch.busy()[self.which.index()]);
         Report {
             bytes,
             resumed_bytes: 0,
             skipped_bytes: 0,
             equal_bytes: 0,
             compared_bytes: 0,
-            seconds: (self.seen - self.started).as_secs_f64(),
-            chunks: self.ops,
+            seconds: self.watch.duration().as_secs_f64(),
+            chunks: side.ops,
             read: side,
             write: side,
             flush_seconds: flush.as_secs_f64(),
@@ -297,10 +231,10 @@ impl<'a> Pump<'a> {
             blake3: None,
             depth_max: self.depth_max as u32,
             chunk: chunk as u32,
-            limited_by: self.occupancy.limit(),
-            shares: self.occupancy.shares(),
-            rate_waits: 0,
-            retries: self.end.retries() - self.retries_before,
+            limited_by: self.watch.limit(),
+            shares: self.watch.shares(),
+            rate_waits: self.throttle.as_ref().map_or(0, |throttle| throttle.waits),
+            retries: self.retries(),
             copied_again: false,
             source_changed: false,
             claims: 0,

@@ -1,0 +1,48 @@
+//! What a phase counts.
+
+use std::time::Duration;
+
+use crate::latency::{Histogram, Latency};
+
+/// What one endpoint did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Side {
+    /// Reads or writes.
+    pub ops: u64,
+    /// Bytes moved by them.
+    pub bytes: u64,
+    /// From submission to completion.
+    pub latency: Latency,
+    /// Time with at least one request in flight.
+    pub busy_seconds: f64,
+}
+
+/// Requests of one endpoint.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    ops: u64,
+    bytes: u64,
+    latency: Histogram,
+}
+
+impl Meter {
+    pub(crate) fn new() -> Self {
+        Self { ops: 0, bytes: 0, latency: Histogram::new() }
+    }
+
+    pub(crate) fn add(&mut self, bytes: u64, latency: Duration) {
+        self.ops += 1;
+        self.bytes += bytes;
+        self.latency.add(latency);
+    }
+
+    /// With at least one of them in flight for `busy`.
+    pub(crate) fn side(&self, busy: Duration) -> Side {
+        Side {
+            ops: self.ops,
+            bytes: self.bytes,
+            latency: self.latency.summary(),
+            busy_seconds: busy.as_secs_f64(),
+        }
+    }
+}

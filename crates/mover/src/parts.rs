@@ -1,0 +1,75 @@
+//! The requests that a piece is moved in at one end.
+
+/// How pieces are cut for one end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    /// Longest request: what the endpoint takes, in whole units, or in whole blocks if it is that short.
+    bytes_max: u32,
+    block: u32,
+}
+
+impl Parts {
+    /// For an end that takes `most` bytes in a request, and those in blocks of `block`. `unit` is the plan's.
+    pub(crate) fn new(most: u32, block: u32, unit: u32) -> Self {
+        let step = if most >= unit { unit } else { block };
+        Self { bytes_max: (most / step).max(1) * step, block }
+    }
+
+    pub(crate) fn bytes_max(self) -> u32 {
+        self.bytes_max
+    }
+
+    /// Requests of a piece of `length` bytes.
+    pub(crate) fn count(self, length: u32) -> u32 {
+        length.div_ceil(self.bytes_max)
+    }
+
+    /// Offset and length within a piece of `length` bytes of its request number `part`. The last of a read goes on to the
+    /// end of its block.
+    pub(crate) fn part(self, length: u32, part: u32, is_read: bool) -> (u32, u32) {
+        let start = part * self.bytes_max;
+        let bytes = (length - start).min(self.bytes_max);
+        (start, if is_read { bytes.next_multiple_of(self.block) } else { bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: u32 = 4096;
+
+    #[test]
+    fn requests_are_whole_units_where_that_is_possible() {
+        for (most, block, expected) in [
+            (1 << 20, 512, 1 << 20),
+            (10_000, 512, 8192),
+            (4096, 1, 4096),
+            (2000, 512, 1536),
+            (100, 512, 512),
+        ] {
+            assert_eq!(Parts::new(most, block, UNIT).bytes_max(), expected, "{most}");
+        }
+    }
+
+    #[test]
+    fn parts_follow_each_other_and_cover_the_piece() {
+        for length in [1, 4096, 8192, 8193, 100_000] {
+            let parts = Parts::new(8192, 512, UNIT);
+            let mut at = 0;
+            for part in 0..parts.count(length) {
+                let (start, bytes) = parts.part(length, part, false);
+                assert_eq!(start, at);
+                at += bytes;
+            }
+            assert_eq!(at, length);
+        }
+    }
+
+    #[test]
+    fn a_read_goes_on_to_the_end_of_its_block() {
+        let parts = Parts::new(8192, 512, UNIT);
+        assert_eq!(parts.part(8192 + 100, 1, true), (8192, 512));
+        assert_eq!(parts.part(8192 + 100, 1, false), (8192, 100));
+    }
+}

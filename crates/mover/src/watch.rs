@@ -1,0 +1,213 @@
+//! Turns of the loop as a copy counts them: how long they took, what they waited for, and whom that is told.
+//!
+//! Copies between two endpoints (`engine.rs`) and with a stream (`stream/pump.rs`) have one each.
+
+use std::time::Duration;
+
+use io::{Event, Io};
+
+use crate::limit::{Blocked, Limit, Occupancy, Shares};
+use crate::progress::{Control, OBSERVE_EVERY, Phase, Progress, Speed, eta};
+
+pub(crate) type Observer<'a> = &'a mut dyn FnMut(&Progress) -> Control;
+
+/// What a turn of the loop is for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wait {
+    /// Chunks at the source and at the destination.
+    pub(crate) at: [usize; 2],
+    /// Why there are not more.
+    pub(crate) blocked: Option<Blocked>,
+    /// It does not wait: what has happened is taken, that is all.
+    pub(crate) look: bool,
+}
+
+impl Wait {
+    /// Sees to the kernel and the clock.
+    pub(crate) const LOOK: Self = Self { at: [0; 2], blocked: None, look: true };
+}
+
+pub(crate) struct Watch<'a> {
+    pub(crate) observer: Observer<'a>,
+    /// The observer said stop. It stays so.
+    stopped: bool,
+    phase: Phase,
+    /// Bytes to do in this phase; 0 where nobody knows.
+    total: u64,
+    /// Since [`Watch::begin`], and since the last observation.
+    occupancy: Occupancy,
+    window: Occupancy,
+    /// Since [`Watch::begin`], with something at the source and at the destination.
+    busy: [Duration; 2],
+    began: Duration,
+    speed: Speed,
+    observe_at: Duration,
+    /// Loop time of the last turn.
+    seen: Duration,
+    /// The wall clock when the last turn returned. Tells being awake from sleeping for the report; decides nothing.
+    woke: Duration,
+}
+
+impl<'a> Watch<'a> {
+    /// Before the first turn, which should only look: the loop's clock may be as old as the loop.
+    pub(crate) fn new(observer: Observer<'a>) -> Self {
+        Self {
+            observer,
+            stopped: false,
+            phase: Phase::Copy,
+            total: 0,
+            occupancy: Occupancy::default(),
+            window: Occupancy::default(),
+            busy: [Duration::ZERO; 2],
+            began: Duration::ZERO,
+            speed: Speed::default(),
+            observe_at: Duration::MAX,
+            seen: Duration::ZERO,
+            woke: Duration::ZERO,
+        }
+    }
+
+    /// Counts from here on.
+    pub(crate) fn begin(&mut self) {
+        self.occupancy = Occupancy::default();
+        self.busy = [Duration::ZERO; 2];
+        self.began = self.seen;
+    }
+
+    /// A phase begins with `bytes` of `total` done.
+    pub(crate) fn enter(&mut self, phase: Phase, bytes: u64, total: u64) {
+        (self.phase, self.total) = (phase, total);
+        self.window = Occupancy::default();
+        self.observe_at = self.seen + OBSERVE_EVERY;
+        self.speed.start(self.seen, bytes);
+    }
+
+    pub(crate) fn seen(&self) -> Duration {
+        self.seen
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Since [`Watch::begin`].
+    pub(crate) fn duration(&self) -> Duration {
+        self.seen.saturating_sub(self.began)
+    }
+
+    pub(crate) fn busy(&self) -> [Duration; 2] {
+        self.busy
+    }
+
+    pub(crate) fn limit(&self) -> Limit {
+        self.occupancy.limit()
+    }
+
+    pub(crate) fn shares(&self) -> Shares {
+        self.occupancy.shares()
+    }
+
+    /// Submits, and waits until something happens or the observer is due. The events are to be looked at even if this fails.
+    pub(crate) fn turn(&mut self, io: &mut Io, wait: Wait, events: &mut Vec<Event>) -> std::io::Result<()> {
+        let awake = io.clock().saturating_sub(self.woke);
+        let until = if wait.look { Duration::ZERO } else { self.observe_at };
+        let turned = io.turn_until(Some(until), events);
+        self.woke = io.clock();
+        let passed = io.now().saturating_sub(self.seen);
+        self.seen = io.now();
+        let awake = if wait.look { passed } else { awake.min(passed) };
+        for occupancy in [&mut self.occupancy, &mut self.window] {
+            occupancy.add(awake, passed - awake, wait.at, wait.blocked);
+        }
+        for (busy, count) in self.busy.iter_mut().zip(wait.at) {
+            if count > 0 {
+                *busy += passed;
+            }
+        }
+        turned
+    }
+
+    /// Whether the observer is to be told.
+    pub(crate) fn is_due(&self) -> bool {
+        self.seen >= self.observe_at
+    }
+
+    /// Tells the observer: `bytes` are done, `retries` requests were repeated, `depth` pieces may be in flight.
+    pub(crate) fn observe(&mut self, bytes: u64, retries: u64, depth: u32) {
+        let rate_now = self.speed.sample(self.seen, bytes);
+        let (bytes, total) = if self.phase == Phase::Flush { (0, 0) } else { (bytes, self.total) };
+        let progress = Progress {
+            phase: self.phase,
+            bytes,
+            total,
+            rate_now,
+            eta: eta(total.saturating_sub(bytes), rate_now).filter(|_| total > 0),
+            retries,
+            limited_by: self.window.limit(),
+            depth,
+        };
+        self.window = Occupancy::default();
+        self.observe_at = self.seen + OBSERVE_EVERY;
+        if (self.observer)(&progress) == Control::Stop {
+            self.stopped = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use area::PoolLimits;
+    use io::Token;
+
+    use super::*;
+
+    #[test]
+    fn a_phase_is_told_of_and_time_goes_to_what_was_waited_for() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let (mut told, mut events) = (Vec::new(), Vec::new());
+        let mut observer = |progress: &Progress| {
+            told.push((progress.phase, progress.bytes, progress.total));
+            if progress.phase == Phase::Flush { Control::Stop } else { Control::Continue }
+        };
+        let mut watch = Watch::new(&mut observer);
+        watch.turn(&mut io, Wait::LOOK, &mut events).unwrap();
+        watch.begin();
+        watch.enter(Phase::Verify, 10, 100);
+        let at = io.now() + Duration::from_millis(2);
+        io.timer(Token { owner: io.owner(), key: 0 }, at);
+        let wait = Wait { at: [1, 0], ..Wait::default() };
+        while events.is_empty() {
+            watch.turn(&mut io, wait, &mut events).unwrap();
+        }
+        assert!(watch.duration() >= Duration::from_millis(2) && watch.seen() >= at);
+        assert_eq!(watch.busy(), [watch.duration(), Duration::ZERO]);
+        let shares = watch.shares();
+        assert!(shares.source > 0.0 && shares.destination == 0.0, "{shares:?}");
+        watch.observe(50, 0, 4);
+        assert!(!watch.stopped() && !watch.is_due());
+        watch.enter(Phase::Flush, 50, 100);
+        watch.observe(50, 0, 4);
+        assert!(watch.stopped());
+        watch.begin();
+        assert_eq!(watch.duration(), Duration::ZERO);
+        assert_eq!(told, [(Phase::Verify, 50, 100), (Phase::Flush, 0, 0)], "a flush has no bytes");
+    }
+
+    #[test]
+    fn a_turn_that_only_looks_is_time_awake_and_does_not_wait() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let mut observer = |_: &Progress| Control::Continue;
+        let mut watch = Watch::new(&mut observer);
+        let mut events = Vec::new();
+        watch.turn(&mut io, Wait::LOOK, &mut events).unwrap();
+        watch.begin();
+        // Nothing will ever happen.
+        watch.turn(&mut io, Wait { at: [1, 1], ..Wait::LOOK }, &mut events).unwrap();
+        let shares = watch.shares();
+        assert!(shares.cpu == 1.0 || watch.duration().is_zero(), "{shares:?}");
+    }
+}
