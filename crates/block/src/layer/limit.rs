@@ -7,7 +7,7 @@ use std::time::Duration;
 use io::{Event, Io, Owner, Token};
 
 use super::forward_endpoint;
-use crate::{Completion, Endpoint, Medium, OpenError, Request};
+use crate::{Capability, Completion, Endpoint, Kind, Medium, OpenError, Request};
 
 /// How far ahead of its rate a bucket may run: short bursts are not smoothed to single requests.
 const BURST: Duration = Duration::from_millis(10);
@@ -19,16 +19,28 @@ enum Rate {
 }
 
 impl Rate {
-    fn cost(self, request: &Request) -> Duration {
+    /// Time that a device of this rate needs for a request.
+    fn cost(self, kind: &Kind, capability: &Capability) -> Duration {
         match self {
             Self::OperationsPerSecond(rate) => {
                 Duration::from_secs(1) / u32::try_from(rate).unwrap_or(u32::MAX)
             }
             Self::BytesPerSecond(rate) => {
-                let bytes = request.kind.range().map_or(0, |(_, length)| length);
+                let bytes = bytes(kind, capability);
                 Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64)
             }
         }
+    }
+}
+
+/// Bytes that a device reads or writes for a request. One that gives blocks back only notes it, whether zeroes or nothing is to
+/// be read there afterwards; one that cannot writes the zeroes itself, though none travel to it.
+fn bytes(kind: &Kind, capability: &Capability) -> u64 {
+    match kind {
+        Kind::Discard { .. } | Kind::Flush => 0,
+        Kind::WriteZeroes { may_unmap: true, .. } if capability.discard => 0,
+        Kind::WriteZeroes { length, .. } => *length,
+        Kind::Read { into: span, .. } | Kind::Write { from: span, .. } => span.len() as u64,
     }
 }
 
@@ -81,7 +93,7 @@ impl Endpoint for Limit {
         let start = {
             let mut paid_until = self.paid_until.lock().expect("no panic while locked");
             let start = (*paid_until).max(io.now().saturating_sub(BURST));
-            *paid_until = start + self.rate.cost(&request);
+            *paid_until = start + self.rate.cost(&request.kind, self.inner.capability());
             start
         };
         if start <= io.now() && self.waiting.is_empty() {
@@ -102,5 +114,42 @@ impl Endpoint for Limit {
     fn owners(&self, owners: &mut Vec<Owner>) {
         owners.push(self.owner);
         self.inner.owners(owners);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use area::{Pool, PoolLimits};
+    use io::Io;
+
+    use super::*;
+    use crate::{OpenOptions, Spec};
+
+    #[test]
+    fn a_request_costs_what_the_device_has_to_do() {
+        let pool = Pool::new(PoolLimits::default());
+        let span = pool.take(4096).unwrap();
+        let (offset, length) = (0, 1 << 20);
+        let zeroes = |may_unmap| Kind::WriteZeroes { offset, length, may_unmap };
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let options = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+        let memory = crate::open(&Spec::parse("mem:1M").unwrap(), &options).unwrap();
+        let thin = Capability { discard: true, ..memory.attach(&mut io).unwrap().capability().clone() };
+        let thick = Capability { discard: false, ..thin.clone() };
+        let second = Rate::BytesPerSecond(1 << 20);
+        let page = Duration::from_secs(1) / 256;
+        for (kind, of_thin, of_thick) in [
+            (Kind::Read { offset, into: span.clone() }, page, page),
+            (Kind::Write { offset, from: span, durable: false }, page, page),
+            (zeroes(true), Duration::ZERO, Duration::from_secs(1)),
+            (zeroes(false), Duration::from_secs(1), Duration::from_secs(1)),
+            (Kind::Discard { offset, length }, Duration::ZERO, Duration::ZERO),
+            (Kind::Flush, Duration::ZERO, Duration::ZERO),
+        ] {
+            let cost = [&thin, &thick].map(|capability| second.cost(&kind, capability));
+            assert_eq!(cost, [of_thin, of_thick], "{kind:?}");
+            let operation = Rate::OperationsPerSecond(100).cost(&kind, &thin);
+            assert_eq!(operation, Duration::from_millis(10), "each is one operation");
+        }
     }
 }
