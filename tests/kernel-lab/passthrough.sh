@@ -189,8 +189,16 @@ expect nvme-copy-off 0 '"offload":"none"' $hikyaku copy ${copies}p1 ${copies}p2 
 check nvme-copy-off-same cmp -s ${copies}p1 ${copies}p2
 # What it is not for.
 expect nvme-copy-same-disk 6 "same storage" $hikyaku copy ${copies}p1 $copies --force --offload require
-expect nvme-copy-other 1 "not parts of one NVMe namespace" $hikyaku copy ${copies}p1 $nvme_disk --force --offload require
+expect nvme-copy-other 1 "not namespaces of one controller" $hikyaku copy ${copies}p1 $nvme_disk --force --offload require
 expect nvme-copy-no-nvme 1 "no NVMe namespace" $hikyaku copy ${copies}p1 $disk --force --offload require
+# Between namespaces, by any of their names, where the controller knows how (QEMU 9.1).
+if [ $(($(nvme id-ctrl /dev/ng${2#/dev/ng} 2> /dev/null | sed -n 's/^ocfs *: //p') & 4)) = 0 ]; then
+  expect nvme-copy-between 1 "does not copy between namespaces" $hikyaku copy ${copies}p1 $2 --force --offload require
+else
+  expect nvme-copy-between 0 "NVMe Copy" $hikyaku copy ${copies}p1 $2 --force --offload require
+fi
+expect nvme-copy-between-auto 0 verified $hikyaku copy $1 $large --force --size 48M --dst-offset 8M --verify
+check nvme-copy-between-same cmp -s -n 50331648 $copies $large 0 8388608
 # Two partitions of 1040 MiB, at 1 MiB and at 1041 MiB: a journal is kept.
 parted $large '\0\010\0\0' '\0\200\040\0' '\0\210\040\0' '\0\200\040\0'
 for at in 0 500 1020; do dd if=/tmp/image of=${large}p1 bs=1M seek=$at count=8 2> /dev/null; done

@@ -18,7 +18,7 @@ pub enum Means {
     Reflink,
     /// The files' server copied.
     CopyFileRange,
-    /// The controller of the two NVMe namespaces copied, or of the two parts of one.
+    /// The controller of the two NVMe namespaces copied, or of two parts of one.
     NvmeCopy,
 }
 

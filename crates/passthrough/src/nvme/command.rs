@@ -14,8 +14,13 @@ const READ: u8 = 0x02;
 const WRITE_ZEROES: u8 = 0x08;
 const COPY: u8 = 0x19;
 const IDENTIFY: u8 = 0x06;
+const SET_FEATURES: u8 = 0x09;
+const GET_FEATURES: u8 = 0x0a;
+/// Feature Identifier of Host Behavior Support, and what it consists of.
+const HOST_BEHAVIOR: u32 = 0x16;
+pub(super) const HOST_BEHAVIOR_BYTES: usize = 512;
 
-/// Bytes of an entry of Copy's list of source ranges, format 0h.
+/// Bytes of an entry of Copy's list of source ranges, formats 0h and 2h.
 pub(super) const RANGE_BYTES: usize = 32;
 
 /// A command and the place of its data.
@@ -51,10 +56,16 @@ impl Command {
         Self { opcode, namespace, length, dwords: [low, high, blocks | flags] }
     }
 
-    /// NVM 3.2.2: Copy to `lba` and on, what `ranges` source range entries name; they are its data.
-    pub(super) fn copy(namespace: u32, lba: u64, ranges: usize) -> Self {
+    /// Base 5.12 and 5.25: Get Features and Set Features, Host Behavior Support.
+    pub(super) fn host_behavior(is_set: bool) -> Self {
+        let opcode = if is_set { SET_FEATURES } else { GET_FEATURES };
+        Self { opcode, length: HOST_BEHAVIOR_BYTES as u32, dwords: [HOST_BEHAVIOR, 0, 0], ..Self::default() }
+    }
+
+    /// NVM 3.2.2: Copy to `lba` and on, what `ranges` source range entries of this format name; they are its data.
+    pub(super) fn copy(namespace: u32, lba: u64, ranges: usize, format: u32) -> Self {
         // NR counts from zero.
-        let dwords = [lba as u32, (lba >> 32) as u32, ranges as u32 - 1];
+        let dwords = [lba as u32, (lba >> 32) as u32, (ranges as u32 - 1) | (format << 8)];
         Self { opcode: COPY, namespace, length: (ranges * RANGE_BYTES) as u32, dwords }
     }
 
@@ -111,6 +122,13 @@ mod tests {
         assert_eq!((zero.opcode, zero.length, zero.dwords[2]), (8, 0, 15 | 1 << 25), "nothing travels");
         assert_eq!(command(Verb::Zero { unmap: false }, 16).dwords[2], 15);
         assert_eq!(command(Verb::Flush, 0), Command { namespace: 7, ..Command::default() });
+    }
+
+    #[test]
+    fn base_5_27_1_18_host_behavior_support() {
+        let [get, set] = [false, true].map(Command::host_behavior);
+        assert_eq!((get.opcode, get.namespace, get.length, get.dwords), (0x0a, 0, 512, [0x16, 0, 0]));
+        assert_eq!((set.opcode, set.namespace, set.length, set.dwords), (0x09, 0, 512, [0x16, 0, 0]));
     }
 
     #[test]

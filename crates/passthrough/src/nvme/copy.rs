@@ -15,7 +15,13 @@ pub(super) struct Copying {
     pub(super) ranges: u32,
     /// Blocks of all of them together.
     pub(super) command_blocks: u32,
+    /// Its number means this namespace to every controller of the subsystem.
+    pub(super) is_shared: bool,
 }
+
+/// Source range descriptors, format 0h, and format 2h, which name the namespace, too.
+pub(super) const WITHIN: u32 = 0;
+pub(super) const BETWEEN: u32 = 2;
 
 /// A command's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,20 +44,34 @@ impl Copying {
         (0..blocks.div_ceil(longest)).map(|index| part(index * longest)).collect()
     }
 
-    /// The command for one of them, and the source ranges that it names: figure "Source Range Entries, Descriptor Format 0h".
-    pub(super) fn command(&self, namespace: u32, part: &Part) -> (Command, Vec<u8>) {
+    /// What both take.
+    pub(super) fn meet(self, other: Self) -> Self {
+        Self {
+            range_blocks: self.range_blocks.min(other.range_blocks),
+            ranges: self.ranges.min(other.ranges),
+            command_blocks: self.command_blocks.min(other.command_blocks),
+            ..self
+        }
+    }
+
+    /// The command for one of them, and the source ranges that it names: figures "Source Range Entries, Descriptor Format 0h" and
+    /// "2h". `source`: if that is another namespace than the one that is written to.
+    pub(super) fn command(&self, namespace: u32, source: Option<u32>, part: &Part) -> (Command, Vec<u8>) {
         let mut entries = Vec::new();
         let mut done = 0;
         while done < part.blocks {
             let blocks = (part.blocks - done).min(self.range_blocks);
             let mut entry = [0; RANGE_BYTES];
+            // SNSID; reserved in format 0h.
+            entry[0..4].copy_from_slice(&source.unwrap_or(0).to_le_bytes());
             entry[8..16].copy_from_slice(&(part.from + u64::from(done)).to_le_bytes());
             // NLB counts from zero.
             entry[16..18].copy_from_slice(&((blocks - 1) as u16).to_le_bytes());
             entries.extend(entry);
             done += blocks;
         }
-        (Command::copy(namespace, part.to, entries.len() / RANGE_BYTES), entries)
+        let format = if source.is_some() { BETWEEN } else { WITHIN };
+        (Command::copy(namespace, part.to, entries.len() / RANGE_BYTES, format), entries)
     }
 }
 
@@ -59,12 +79,13 @@ impl Copying {
 mod tests {
     use super::*;
 
-    const SMALL: Copying = Copying { block_size: 512, range_blocks: 128, ranges: 4, command_blocks: 300 };
+    const SMALL: Copying =
+        Copying { block_size: 512, range_blocks: 128, ranges: 4, command_blocks: 300, is_shared: false };
 
     #[test]
     fn nvm_3_2_2_copy() {
         let part = Part { from: 0x0102_0304_0506_0708, to: 0x1112_1314_1516_1718, blocks: 300 };
-        let (command, entries) = SMALL.command(7, &part);
+        let (command, entries) = SMALL.command(7, None, &part);
         assert_eq!((command.opcode, command.namespace, command.length), (0x19, 7, 3 * 32));
         assert_eq!(command.dwords, [0x1516_1718, 0x1112_1314, 2], "SDLBA; NR counts from zero, format 0h");
         let entries: Vec<_> = entries.chunks(32).collect();
@@ -73,9 +94,12 @@ mod tests {
         let nlb: Vec<_> = entries.iter().map(|entry| [entry[16], entry[17]]).collect();
         assert_eq!(nlb, [[127, 0], [127, 0], [43, 0]], "NLB counts from zero");
         assert!(entries.iter().all(|entry| entry[..8] == [0; 8] && entry[18..] == [0; 14]), "reserved");
+        let (command, between) = SMALL.command(7, Some(0x0102_0304), &part);
+        assert_eq!((command.namespace, command.dwords[2]), (7, 2 | 2 << 8), "format 2h");
+        assert_eq!((&between[32..40], &between[40..64]), (&[4, 3, 2, 1, 0, 0, 0, 0][..], &entries[1][8..]));
         // The largest that the fields hold.
-        let large = Copying { block_size: 512, range_blocks: 65_536, ranges: 256, command_blocks: u32::MAX };
-        let (command, entries) = large.command(1, &Part { from: 0, to: 0, blocks: 256 * 65_536 });
+        let large = Copying { range_blocks: 65_536, ranges: 256, command_blocks: u32::MAX, ..SMALL };
+        let (command, entries) = large.command(1, None, &Part { from: 0, to: 0, blocks: 256 * 65_536 });
         assert_eq!((command.dwords[2], entries.len()), (255, 8192));
         assert_eq!(entries[16..18], [0xff, 0xff]);
     }
@@ -99,5 +123,6 @@ mod tests {
         assert_eq!(blocks_of(large, 16_385), [16_384, 1], "8 MiB");
         assert_eq!(blocks_of(Copying { block_size: 1 << 31, ..large }, 2), [1, 1]);
         assert_eq!(blocks_of(SMALL, 0), []);
+        assert_eq!(large.meet(SMALL), SMALL, "two namespaces");
     }
 }

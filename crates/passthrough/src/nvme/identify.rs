@@ -1,6 +1,6 @@
 //! Reading Identify data (Base 5.17.2). All of it is the device's word.
 
-use super::copy::Copying;
+use super::copy::{BETWEEN, Copying, WITHIN};
 use crate::disk::{Disk, Zeroing};
 
 /// Bytes of each answer.
@@ -23,18 +23,22 @@ fn format(namespace: &[u8; IDENTIFY_BYTES]) -> Result<(u16, u32), String> {
     }
 }
 
-/// Whether, and how much at a time, the controller copies within a namespace; or why not.
+/// Whether, and how much at a time, the controller copies to or from a namespace by source ranges of this format; or why not.
 pub(super) fn copying(
     controller: &[u8; IDENTIFY_BYTES],
     namespace: &[u8; IDENTIFY_BYTES],
+    descriptors: u32,
 ) -> Result<Copying, String> {
     // ONCS.
     if controller[521] & 1 == 0 {
         return Err("its controller has no Copy command".into());
     }
     // OCFS, later CDFS.
-    if controller[534] & 1 == 0 {
-        return Err("its controller knows no list of source ranges of format 0h".into());
+    if u16::from_le_bytes([controller[534], controller[535]]) & 1 << descriptors == 0 {
+        let which = if descriptors == BETWEEN { "between" } else { "within" };
+        return Err(format!(
+            "its controller does not copy {which} namespaces (source ranges of format {descriptors}h)"
+        ));
     }
     let (metadata, block_size) = format(namespace)?;
     if metadata > 0 {
@@ -53,6 +57,8 @@ pub(super) fn copying(
         range_blocks: u32::from(range).min(command),
         ranges: u32::from(namespace[80]) + 1,
         command_blocks: command,
+        // NMIC.
+        is_shared: namespace[30] & 1 != 0,
     })
 }
 
@@ -98,7 +104,7 @@ pub(super) fn disk(
     facts.extend(designator.clone().map(|designator| ("designator", designator)));
     facts.push(("commands", "Read, Write".to_owned()));
     facts.push(("VWC", write_cache.to_string()));
-    let copies = copying(controller, namespace);
+    let copies = copying(controller, namespace, WITHIN);
     facts.push((
         "Copy",
         copies.map_or_else(|_| "no".into(), |copies| format!("{} blocks", copies.command_blocks)),
@@ -157,8 +163,9 @@ mod tests {
         controller[521] = 1;
         controller[534] = 1;
         namespace[74..81].copy_from_slice(&[0x80, 0, 0, 2, 0, 0, 9]);
-        let found = Copying { block_size: 512, range_blocks: 128, ranges: 10, command_blocks: 512 };
-        assert_eq!(copying(&controller, &namespace), Ok(found));
+        let found =
+            Copying { block_size: 512, range_blocks: 128, ranges: 10, command_blocks: 512, is_shared: false };
+        assert_eq!(copying(&controller, &namespace, WITHIN), Ok(found));
         let facts = disk(&controller, &namespace).unwrap().facts;
         assert!(facts.contains(&("Copy", "512 blocks".to_owned())));
 
@@ -166,10 +173,12 @@ mod tests {
             let (mut controller, mut namespace) = (controller, namespace);
             controller[controller_at] = 0;
             namespace[namespace_at] = byte;
-            copying(&controller, &namespace).unwrap_err()
+            copying(&controller, &namespace, WITHIN).unwrap_err()
         };
         assert!(without(521, 0, 0).contains("no Copy command"), "ONCS");
-        assert!(without(534, 0, 0).contains("format 0h"), "OCFS");
+        assert!(without(534, 0, 0).contains("within namespaces"), "OCFS");
+        let why = copying(&controller, &namespace, BETWEEN).unwrap_err();
+        assert!(why.contains("between namespaces"), "{why}");
         assert!(without(0, 128, 8).contains("metadata"));
         assert!(without(0, 74, 0).contains("no block"), "mssrl_zero");
         assert!(without(0, 77, 0).contains("no block"), "mcl_zero");
@@ -177,13 +186,13 @@ mod tests {
         // A command shorter than one of its ranges.
         namespace[77] = 0;
         namespace[76] = 5;
-        let found = copying(&controller, &namespace).unwrap();
+        let found = copying(&controller, &namespace, WITHIN).unwrap();
         assert_eq!((found.range_blocks, found.command_blocks), (5, 5));
-        let all = copying(&[0xff; IDENTIFY_BYTES], &{
-            namespace[74..81].fill(0xff);
-            namespace
-        });
-        let most = Copying { block_size: 512, range_blocks: 65_535, ranges: 256, command_blocks: u32::MAX };
+        namespace[74..81].fill(0xff);
+        namespace[30] = 1;
+        let all = copying(&[0xff; IDENTIFY_BYTES], &namespace, BETWEEN);
+        let most =
+            Copying { range_blocks: 65_535, ranges: 256, command_blocks: u32::MAX, is_shared: true, ..found };
         assert_eq!(all, Ok(most));
     }
 

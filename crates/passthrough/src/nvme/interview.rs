@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use block::{IoError, OpenError};
 
-use super::command::Command;
+use super::command::{Command, HOST_BEHAVIOR_BYTES};
 use super::identify::{self, IDENTIFY_BYTES};
 use super::status::judge;
 use crate::disk::Disk;
@@ -47,6 +47,17 @@ pub(super) fn identify(device: &OwnedFd) -> Result<(u32, Data, Data), OpenError>
     };
     let (controller, data) = (ask(0, 1)?, ask(namespace, 0)?);
     Ok((namespace, controller, data))
+}
+
+/// Tells the controller that source ranges may come in format `descriptors` (Base 5.27.1.18, CDFE), and nothing else anew.
+pub(super) fn allow_descriptors(device: &OwnedFd, descriptors: u32) -> Result<(), IoError> {
+    let mut data = [0; HOST_BEHAVIOR_BYTES];
+    send(device, NVME_IOCTL_ADMIN_CMD, &Command::host_behavior(false), &mut data).result()?;
+    if data[4] & 1 << descriptors != 0 {
+        return Ok(());
+    }
+    data[4] |= 1 << descriptors;
+    send(device, NVME_IOCTL_ADMIN_CMD, &Command::host_behavior(true), &mut data).result()
 }
 
 /// The first bytes of the namespace, at most `bytes`; none where it cannot be read.

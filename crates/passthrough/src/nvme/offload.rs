@@ -1,4 +1,4 @@
-//! Two parts of a namespace, which its controller copies one onto the other.
+//! Two parts of a namespace, or of two of one controller, which that copies one onto the other.
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use block::offload::{Means, Offload};
 use block::{IoError, IoErrorKind};
 
 use super::command::Command;
-use super::copy::{Copying, Part};
+use super::copy::{BETWEEN, Copying, Part, WITHIN};
 use super::identify;
 use super::interview::{self, carry_out};
 use crate::guard::Guard;
@@ -21,12 +21,14 @@ const PIECE_BYTES: u64 = 64 << 20;
 /// Commands in flight. Each waits in a thread of its own: the kernel's ioctl is what every kernel has.
 const FLIGHT: usize = 8;
 
-/// A source and a destination in one namespace.
+/// A source and a destination of one controller.
 #[derive(Debug)]
 pub struct NvmeCopy {
-    /// What takes the namespace's commands.
+    /// What takes the destination's commands, and its namespace's number.
     device: OwnedFd,
     number: u32,
+    /// The number of the source's, if that is another.
+    source: Option<u32>,
     copying: Copying,
     places: [Namespace; 2],
     destination: Guard,
@@ -41,19 +43,32 @@ impl NvmeCopy {
             kernel.namespace(device).ok_or_else(|| format!("{name} is no NVMe namespace that takes commands"))
         };
         let places = [place(source)?, place(destination)?];
-        fit(&places)?;
-        let node = &places[1].node;
-        let at = |why: &dyn std::fmt::Display| format!("{}: {why}", node.display());
-        let device = open(&places[1]).map_err(|error| at(&error))?;
-        let (number, controller, namespace) = interview::identify(&device).map_err(|error| at(&error))?;
-        let copying = identify::copying(&controller, &namespace).map_err(|why| at(&why))?;
+        let descriptors = fit(&places)?;
+        let [(_, from, source_copying), (device, number, copying)] =
+            [ask(&places[0], descriptors)?, ask(&places[1], descriptors)?];
+        // Base 3.2.1: else another controller may mean another namespace by the source's number.
+        if descriptors == BETWEEN && !places[0].has_one_controller && !source_copying.is_shared {
+            let node = places[0].node.display();
+            return Err(format!(
+                "{node} belongs to one of several controllers: its number may mean another to the next"
+            ));
+        }
+        if source_copying.block_size != copying.block_size {
+            return Err("the blocks of the two namespaces differ in length".into());
+        }
+        if descriptors == BETWEEN {
+            interview::allow_descriptors(&device, descriptors).map_err(|error| {
+                format!("its controller was not to be told that it may copy between namespaces: {error}")
+            })?;
+        }
         // What was written to the block devices is on the disk before anything is copied.
         let guard = |device| {
             let guard = Guard::take(device, false).map_err(|error| error.to_string())?;
             guard.ok_or_else(|| format!("{} cannot be opened", kernel.node_path(device)))
         };
         guard(source)?;
-        Ok(Self { device, number, copying, places, destination: guard(destination)? })
+        let (source, copying) = ((descriptors == BETWEEN).then_some(from), copying.meet(source_copying));
+        Ok(Self { device, number, source, copying, places, destination: guard(destination)? })
     }
 
     /// Carries them out, several at a time. The first that was not, and why.
@@ -64,7 +79,7 @@ impl NvmeCopy {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(part) = parts.get(index) else { return };
-                let (command, mut ranges) = self.copying.command(self.number, part);
+                let (command, mut ranges) = self.copying.command(self.number, self.source, part);
                 if let Err(error) = carry_out(&self.device, &command, &mut ranges) {
                     next.store(parts.len(), Ordering::Relaxed);
                     let mut first = first.lock().expect("nobody panics with it");
@@ -85,16 +100,26 @@ impl NvmeCopy {
     }
 }
 
-/// Whether one can be copied onto the other without it being in the way.
-fn fit([source, destination]: &[Namespace; 2]) -> Result<(), String> {
-    if source.number != destination.number {
-        return Err("the two are not parts of one NVMe namespace".into());
+/// How one can be copied onto the other without it being in the way: the format of source ranges.
+fn fit([source, destination]: &[Namespace; 2]) -> Result<u32, String> {
+    if source.number == destination.number {
+        let end = |place: &Namespace| place.start_bytes.saturating_add(place.size_bytes);
+        let overlap = source.start_bytes < end(destination) && destination.start_bytes < end(source);
+        return if overlap { Err("the two overlap".into()) } else { Ok(WITHIN) };
     }
-    let end = |place: &Namespace| place.start_bytes.saturating_add(place.size_bytes);
-    if source.start_bytes < end(destination) && destination.start_bytes < end(source) {
-        return Err("the two overlap".into());
+    if source.parent != destination.parent {
+        return Err("the two are not namespaces of one controller".into());
     }
-    Ok(())
+    Ok(BETWEEN)
+}
+
+/// A namespace's node, its number, and what its controller says.
+fn ask(place: &Namespace, descriptors: u32) -> Result<(OwnedFd, u32, Copying), String> {
+    let at = |why: &dyn std::fmt::Display| format!("{}: {why}", place.node.display());
+    let device = open(place).map_err(|error| at(&error))?;
+    let (number, controller, namespace) = interview::identify(&device).map_err(|error| at(&error))?;
+    let copying = identify::copying(&controller, &namespace, descriptors).map_err(|why| at(&why))?;
+    Ok((device, number, copying))
 }
 
 /// Its node, if it is still there.
@@ -154,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_one_namespace_that_do_not_overlap() {
+    fn parts_of_one_controllers_namespaces_that_do_not_overlap() {
         let place = |number, start_bytes, size_bytes| Namespace {
             node: "/dev/ng0n1".into(),
             number,
@@ -163,10 +188,14 @@ mod tests {
             start_bytes,
             size_bytes,
         };
-        assert_eq!(fit(&[place(1, 0, 100), place(1, 100, 100)]), Ok(()));
-        assert_eq!(fit(&[place(1, 100, 100), place(1, 0, 100)]), Ok(()));
-        assert!(fit(&[place(1, 0, 101), place(1, 100, 100)]).unwrap_err().contains("overlap"));
-        assert!(fit(&[place(1, 0, u64::MAX), place(1, u64::MAX - 1, 2)]).unwrap_err().contains("overlap"));
-        assert!(fit(&[place(1, 0, 100), place(2, 100, 100)]).unwrap_err().contains("one NVMe namespace"));
+        let why = |source, destination| fit(&[source, destination]).unwrap_err();
+        assert_eq!(fit(&[place(1, 0, 100), place(1, 100, 100)]), Ok(WITHIN));
+        assert_eq!(fit(&[place(1, 100, 100), place(1, 0, 100)]), Ok(WITHIN));
+        assert!(why(place(1, 0, 101), place(1, 100, 100)).contains("overlap"));
+        assert!(why(place(1, 0, u64::MAX), place(1, u64::MAX - 1, 2)).contains("overlap"));
+        let other = place(2, 0, 100);
+        assert_eq!(fit(&[place(1, 0, 100), other.clone()]), Ok(BETWEEN));
+        let elsewhere = Namespace { parent: "/sys/devices/nvme1".into(), ..other };
+        assert!(why(place(1, 0, 100), elsewhere).contains("one controller"));
     }
 }

@@ -87,7 +87,7 @@ pub(crate) struct Args {
     remote_copy: remote::RemoteCopy,
 
     /// Let storage copy by itself, as far as it can: a file system between two of its files, by sharing blocks (reflink) or on its
-    /// server; a controller between two parts of an NVMe namespace (NVMe Copy)
+    /// server; a controller between its NVMe namespaces or their partitions (NVMe Copy)
     ///
     /// Where blocks are shared the copy takes no time and no space, and one bad block is bad in both files: it is no backup against a
     /// failing disk. With --rate, --since or --sparse off nothing is offloaded.

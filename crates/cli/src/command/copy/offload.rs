@@ -100,7 +100,8 @@ fn suitable<'a>(args: &Args, pair: &'a Pair) -> Result<Box<dyn Offload + 'a>, St
     match files.and_then(|(source, destination)| FileOffload::between(source, destination)) {
         Some(offload) => Ok(Box::new(offload)),
         None => {
-            Err("the two are not plain files of this machine, and not parts of one NVMe namespace".into())
+            Err("the two are not plain files of this machine, and not NVMe namespaces of one controller"
+                .into())
         }
     }
 }
