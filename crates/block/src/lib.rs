@@ -25,6 +25,7 @@ pub mod device;
 pub mod layer;
 pub mod offload;
 pub mod signature;
+pub mod thin;
 
 pub use endpoint::{
     Capability, Certainty, Completion, Endpoint, Extent, Identity, Kind, Looks, Medium, Request, RequestId,

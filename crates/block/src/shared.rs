@@ -260,7 +260,7 @@ fn difference(new: &[Extent], old: &[Extent], size: u64) -> Vec<Range<u64>> {
 }
 
 /// Appends a range, which joins the last one if they touch.
-fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+pub(crate) fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     match ranges.last_mut() {
         _ if range.is_empty() => {}
         Some(last) if last.end == range.start => last.end = range.end,

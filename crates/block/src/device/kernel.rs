@@ -40,7 +40,7 @@ pub fn number_text(device: u64) -> String {
     format!("{}:{}", libc::major(device), libc::minor(device))
 }
 
-pub(super) fn parse_number(text: &str) -> Option<u64> {
+pub(crate) fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
 }

@@ -21,6 +21,7 @@ mod uevent;
 
 pub use entry::{Entry, Limits, Traffic};
 pub use generic::{Family, Generic, Namespace};
+pub(crate) use kernel::parse_number;
 pub use kernel::{Kernel, Node, number_text};
 pub use manager::{Devices, Lost};
 pub use topology::Users;

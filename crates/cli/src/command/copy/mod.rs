@@ -11,6 +11,7 @@ mod report;
 mod since;
 mod snapshot;
 mod stream;
+mod thin;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,12 +70,12 @@ pub(crate) struct Args {
     resume: Option<String>,
 
     /// Copy only what has changed: compared with the destination (hash), marked by a dirty bitmap of an NBD source, or
-    /// not shared with an earlier clone or snapshot of the file
+    /// not shared with an earlier clone or snapshot of the file or thin volume
     ///
     /// hash reads both ends and writes what differs: it needs to know nothing and is always right. The other two read and
     /// write only what has changed, on your word that the destination holds what the source held when the bitmap or the
     /// snapshot was made, and nothing else since; --verify looks. What cannot be told counts as changed. SNAP is a file on
-    /// the same xfs or btrfs.
+    /// the same xfs or btrfs, or a thin volume (LVM) of the source's pool.
     #[arg(long, value_name = "SNAP|bitmap:NAME|hash", value_parser = since::parse)]
     since: Option<since::Since>,
 
@@ -272,6 +273,7 @@ fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Resul
         let exit = result.as_ref().map_or_else(|failure| failure.exit, |exit| *exit);
         return frozen.thaw(exit, result);
     }
+    since::remark(context, args);
     let snapshot = snapshot::take(context, &mut source, &destination);
     let exit = snapshot.as_ref().map_or_else(|failure| failure.exit, |_| Exit::Done);
     let snapshot = frozen.thaw(exit, snapshot)?;

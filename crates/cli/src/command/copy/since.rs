@@ -1,13 +1,15 @@
 //! `--since`: which part of the source may differ from what the destination holds.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 use block::{Endpoint, Fingerprint, SharedError};
 use io::Io;
 use mover::Checked;
 
 use super::Args;
+use super::thin::{self, Untold};
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
@@ -23,7 +25,7 @@ pub(crate) enum Since {
     Hash,
     /// What a dirty bitmap of the NBD source marks.
     Bitmap(String),
-    /// What the source does not share with this file.
+    /// What the source does not share with this file, or thin volume.
     Snapshot(PathBuf),
 }
 
@@ -79,6 +81,16 @@ pub(super) fn check(args: &Args, destination: &Named) -> Result<(), Failure> {
         .hint("leave --since away"))
 }
 
+/// With `--snapshot auto` nothing is left that the next copy could be told of; one made afterwards holds more than was copied.
+pub(super) fn remark(context: &Context, args: &Args) {
+    if let Some(Since::Snapshot(_)) = args.since {
+        context.remark(
+            "what is copied is removed with its snapshot, and no later --since can begin there; for that, make a \
+             snapshot that stays and copy it",
+        );
+    }
+}
+
 /// Asks the source what has changed. `None`: nobody knows yet, or the journal of the copy that is resumed does.
 pub(super) fn changes(
     context: &Context,
@@ -96,9 +108,13 @@ pub(super) fn changes(
     let was = endpoint.fingerprint();
     let all = match since {
         Since::Bitmap(name) => bitmap(io, source, name)?,
-        Since::Snapshot(path) => snapshot(source, path)?,
+        Since::Snapshot(path) => snapshot(context, source, path)?,
         Since::Hash => unreachable!("it was sorted out"),
     };
+    // A pool may take minutes to answer.
+    if context.stop.is_asked() {
+        return Err(context.stop.failure("tell what has changed in", source.text.clone()));
+    }
     let mut only = within(&all, args.range.src_offset, checked.bytes);
     coarsen(&mut only, STRETCHES_MAX);
     Ok(Some(Changes { only, was }))
@@ -114,16 +130,16 @@ fn bitmap(io: &mut Io, source: &Named, name: &str) -> Result<Vec<Range<u64>>, Fa
     }
 }
 
-fn snapshot(source: &Named, earlier: &PathBuf) -> Result<Vec<Range<u64>>, Failure> {
+fn snapshot(context: &Context, source: &Named, earlier: &Path) -> Result<Vec<Range<u64>>, Failure> {
     let attempted = format!("tell what has changed since {} in", earlier.display());
     let hint = "--since hash compares with what the destination holds, whatever lies beneath";
     let failed = |exit, cause: String| Failure::new(exit, attempted.clone(), source.text.clone(), cause);
-    let is_file = |path: &PathBuf| std::fs::metadata(path).map(|metadata| metadata.is_file());
-    match source.path() {
-        Some(path) if is_file(&path.to_owned()).unwrap_or(false) => {
-            match is_file(earlier) {
-                Ok(true) => {}
-                Ok(false) => return Err(failed(Exit::Usage, "the snapshot is no file".to_owned()).hint(hint)),
+    let kind = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.file_type());
+    match source.path().map(|path| (path, kind(path))) {
+        Some((path, Ok(found))) if found.is_file() => {
+            match kind(earlier) {
+                Ok(found) if found.is_file() => {}
+                Ok(_) => return Err(failed(Exit::Usage, "the snapshot is no file".to_owned()).hint(hint)),
                 Err(error) => {
                     let cause = format!("{}: {error}", earlier.display());
                     return Err(failed(Exit::Usage, cause)
@@ -135,7 +151,15 @@ fn snapshot(source: &Named, earlier: &PathBuf) -> Result<Vec<Range<u64>>, Failur
                 SharedError::Io(_) => failed(Exit::Failed, error.to_string()).hint(hint),
             })
         }
-        _ => Err(failed(Exit::Usage, "only a file has a snapshot that is a path".to_owned()).hint(hint)),
+        Some((path, Ok(found))) if found.is_block_device() => {
+            thin::unshared(context, path, earlier).map_err(|Untold { exit, cause, hint: own }| {
+                failed(exit, cause).hint(if own.is_empty() { hint.to_owned() } else { own })
+            })
+        }
+        _ => {
+            let cause = "only a file or a thin volume has a snapshot that is a path";
+            Err(failed(Exit::Usage, cause.to_owned()).hint(hint))
+        }
     }
 }
 

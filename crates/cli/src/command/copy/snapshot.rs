@@ -280,8 +280,8 @@ impl Commands {
              {remove} >/dev/null 2>&1 || {{ sleep 1; {remove} >/dev/null; }}"
         );
         let _orderly = context.stop.orderly();
-        let (guardian, status) =
-            Guardian::begin(&make.join(" && "), &removal, &[]).map_err(|error| error.to_string())?;
+        let (guardian, status) = Guardian::begin(&make.join(" && "), &removal, &[("PATH", &path())])
+            .map_err(|error| error.to_string())?;
         if status.success() {
             return Ok((guardian, remove));
         }
@@ -297,9 +297,16 @@ fn shell(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
+/// Where programs are looked for: also where those of the system are, which PATH leaves out under cron.
+pub(super) fn path() -> String {
+    let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/bin:/bin".to_owned());
+    path + ":/usr/sbin:/sbin"
+}
+
 /// What a command prints; `None` if it is not there or fails.
 fn ask(words: &[&str]) -> Option<String> {
     let mut command = Command::new(words[0]);
+    command.env("PATH", path());
     let output = command.args(&words[1..]).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
