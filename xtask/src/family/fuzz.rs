@@ -9,7 +9,7 @@ use crate::fuzz::{self, build, targets};
 use crate::harness::{Cases, Context};
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
-    let seconds = context.amount(35, 600);
+    let seconds = context.amount(8, 600);
     let time = Duration::from_secs(seconds as u64);
     let names: Vec<String> = targets()?.into_iter().filter(|name| cases.is_due(name)).collect();
     if names.is_empty() {
