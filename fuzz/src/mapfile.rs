@@ -1,40 +1,56 @@
-//! The journal of a copy, written by anybody: with a checksum that is right, so that everything behind it is reached.
+//! The journal of a copy, and the manifest of one, written by anybody: with a checksum that is right, so that everything behind it
+//! is reached.
 
 use block::Fingerprint;
-use mover::{Label, Map, Mapfile, Status};
+use mover::{Content, EXTENT_BYTES_MIN, EXTENTS_MAX, Label, Manifest, Map, Mapfile, Status, Sum, Sums};
 
 use crate::{Source, heap};
 
 const HEAP_MAX: usize = 1 << 20;
 const CHECKSUM: &str = "# blake3: ";
 
-/// Runs bytes as they are, or a map of ours that somebody has altered.
+/// Runs bytes as they are, or a file of ours that somebody has altered.
 pub fn mapfile(bytes: &[u8]) {
     let mut source = Source::new(bytes);
-    heap::within(HEAP_MAX, || {
-        if source.byte() % 4 == 3 {
-            read(source.rest());
-            return;
+    heap::within(HEAP_MAX, || match source.byte() % 8 {
+        3 => read_map(source.rest()),
+        7 => read_manifest(source.rest()),
+        0..=2 => {
+            let written = our_map(&mut source);
+            let text = written.emit();
+            assert_eq!(Mapfile::parse(text.as_bytes()).as_ref(), Ok(&written), "what is written can be read");
+            read_map(&altered(&text, &mut source));
         }
-        let written = ours(&mut source);
-        let text = written.emit();
-        assert_eq!(Mapfile::parse(text.as_bytes()).as_ref(), Ok(&written), "what is written can be read");
-        let body = text.rfind(CHECKSUM).expect("it has a checksum");
-        let mut body = text.as_bytes()[..body].to_vec();
-        while !source.is_empty() {
-            let (at, byte) = (source.below(body.len().max(1)), source.byte());
-            match source.byte() % 4 {
-                0 => body.insert(at, byte),
-                1 => drop((!body.is_empty()).then(|| body.remove(at))),
-                _ => body.iter_mut().skip(at).take(1).for_each(|place| *place = byte),
-            }
+        _ => {
+            let written = our_manifest(&mut source);
+            let text = written.emit();
+            assert_eq!(
+                Manifest::parse(text.as_bytes()).as_ref(),
+                Ok(&written),
+                "what is written can be read"
+            );
+            read_manifest(&altered(&text, &mut source));
         }
-        read(&body);
     });
 }
 
+/// Without its checksum.
+fn altered(text: &str, source: &mut Source<'_>) -> Vec<u8> {
+    let body = text.rfind(CHECKSUM).expect("it has a checksum");
+    let mut body = text.as_bytes()[..body].to_vec();
+    while !source.is_empty() {
+        let (at, byte) = (source.below(body.len().max(1)), source.byte());
+        match source.byte() % 4 {
+            0 => body.insert(at, byte),
+            1 => drop((!body.is_empty()).then(|| body.remove(at))),
+            _ => body.iter_mut().skip(at).take(1).for_each(|place| *place = byte),
+        }
+    }
+    body
+}
+
 /// As it is, and with a checksum behind it.
-fn read(body: &[u8]) {
+fn read_map(body: &[u8]) {
     let _ = Mapfile::parse(body);
     let text = [body, format!("{CHECKSUM}{}\n", blake3::hash(body)).as_bytes()].concat();
     let Ok(read) = Mapfile::parse(&text) else { return };
@@ -49,7 +65,7 @@ fn read(body: &[u8]) {
     assert_eq!(again, Ok(read));
 }
 
-fn ours(source: &mut Source<'_>) -> Mapfile {
+fn our_map(source: &mut Source<'_>) -> Mapfile {
     let bytes = 1 + u64::from(source.number());
     let mut map = Map::new(bytes);
     for _ in 0..source.below(8) {
@@ -68,4 +84,46 @@ fn ours(source: &mut Source<'_>) -> Mapfile {
         ..Label::default()
     };
     Mapfile { label, map }
+}
+
+/// As it is, and with a checksum behind it.
+fn read_manifest(body: &[u8]) {
+    let _ = Manifest::parse(body);
+    let text = [body, format!("{CHECKSUM}{}\n", blake3::hash(body)).as_bytes()].concat();
+    let Ok(read) = Manifest::parse(&text) else { return };
+    let (total, extent, mut at) = (read.sums.total(), read.sums.extent(), 0);
+    assert_eq!(total, read.label.bytes);
+    assert!(extent.is_power_of_two() && extent >= EXTENT_BYTES_MIN && read.sums.extents() <= EXTENTS_MAX);
+    for Sum { offset, bytes, content } in read.sums.sums() {
+        assert!(*offset == at && at.is_multiple_of(extent) && *bytes > 0, "{offset}+{bytes}");
+        assert!(*bytes <= extent || !matches!(content, Content::Data(_)), "{offset}+{bytes}");
+        at += bytes;
+    }
+    assert_eq!(at, total);
+    let values = read.sums.sums().iter().all(|sum| sum.content.value().is_some());
+    assert_eq!(read.sums.blake3().is_some(), values, "a hash of the whole where there are all of its parts");
+    let again = Manifest::parse(read.emit().as_bytes());
+    assert_eq!(again, Ok(read));
+}
+
+fn our_manifest(source: &mut Source<'_>) -> Manifest {
+    let extent = EXTENT_BYTES_MIN << source.below(12);
+    let total = u64::from(source.number()) % (16 * extent);
+    let (mut sums, mut at) = (Vec::new(), 0);
+    while at < total {
+        let value = [source.byte(); 32];
+        let choices =
+            [Content::Data(value), Content::Zero(Some(value)), Content::Zero(None), Content::Unknown];
+        let content = source.pick(&choices);
+        let mut bytes = extent << source.below(3);
+        let several = at.is_multiple_of(bytes) && bytes <= total - at && bytes < total;
+        if matches!(content, Content::Data(_)) || !several {
+            bytes = extent.min(total - at);
+        }
+        sums.push(Sum { offset: at, bytes, content });
+        at += bytes;
+    }
+    let sums = Sums::new(total, extent, sums).expect("they tile the range");
+    let label = Label { src_offset: source.u32().into(), bytes: total, ..Label::default() };
+    Manifest { label, sums }
 }

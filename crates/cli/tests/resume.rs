@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{Place, wait};
+use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 /// Enough for a journal.
@@ -128,8 +129,14 @@ fn what_cannot_be_read_is_listed_and_tried_again() {
     disk(&place, "a.img");
     let bad = SIZE - DATA + 5 * MIB + 1024;
     let source = format!("a.img,fault=read-error@{bad}+512");
-    let ran =
-        place.run(&["copy", &source, &format!("b.img,create,size={SIZE}"), "--verify", "--json"]).expect(7);
+    let destination = format!("b.img,create,size={SIZE}");
+    let told = ["--verify", "--manifest", "b.man", "--json"];
+    let ran = place.run(&[&["copy", &source, &destination][..], &told].concat()).expect(7);
+    assert!(ran.stderr.contains(" --verify --manifest b.man --resume "), "{}", ran.stderr);
+    // Of the extent around it nothing is known.
+    assert_eq!(ran.json()["manifest"]["unknown_bytes"], MIB);
+    let checked = place.run(&["compare", "b.img", "--manifest", "b.man", "--json"]).expect(7).json();
+    assert_eq!((&checked["equal"], &checked["unknown_bytes"]), (&Value::Null, &MIB.into()));
     let object = ran.json();
     assert_eq!(object["unreadable"].to_string(), format!("[[{bad},512]]"));
     assert!(object["unreadable_bytes"] == 512 && object["verified"] == true, "{object}");
@@ -184,7 +191,7 @@ fn a_source_that_is_written_meanwhile_is_told() {
     std::thread::sleep(Duration::from_millis(900));
     File::options().write(true).open(place.path("a.img")).unwrap().write_all_at(b"changed", 0).unwrap();
     let output = copy.wait_with_output().unwrap();
-    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(object["source_changed"] == true && object["source_consistent"] == false, "{object}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("was written while it was copied"));
 }

@@ -20,6 +20,7 @@ use crate::meter::Side;
 use crate::plan::{Checked, Plan, Refusal, plan_check};
 use crate::progress::{Control, Phase, Progress};
 use crate::rescue::Rescue;
+use crate::sums::Sums;
 use crate::verify::{Digests, Verify};
 use crate::zero::is_zero;
 
@@ -55,6 +56,8 @@ pub struct Report {
     /// BLAKE3 of the range in 64 hexadecimal digits, where it was verified whole: what `b3sum` says of these bytes. `None`
     /// where something could not be read, or only block by block, and where more than 4 GiB and more than half is zero.
     pub blake3: Option<String>,
+    /// What was verified, extent by extent, if [`Plan::sums`] asked for it.
+    pub sums: Option<Sums>,
     /// Most chunks that were in flight.
     pub depth_max: u32,
     /// Bytes of one chunk.
@@ -161,9 +164,9 @@ fn copy_claiming<'a>(
         warn!("the source has changed while it was copied");
     }
     let map = engine.map.clone();
-    let (mut verify_seconds, mut blake3) = (0.0, None);
+    let (mut verify_seconds, mut blake3, mut sums) = (0.0, None, None);
     if let Some(digests) = digests {
-        let mut job = Verify::new(digests, map.clone(), plan.dst_offset);
+        let mut job = Verify::new(digests, map.clone(), plan.dst_offset, plan.sums);
         let figures = engine.run(&mut job, Map::new(checked.bytes))?;
         if let Some((offset, length)) = job.difference() {
             return Err(CopyError::Verify { offset, length });
@@ -172,7 +175,7 @@ fn copy_claiming<'a>(
             return Err(CopyError::Interrupted { phase: Phase::Verify, bytes_safe: checked.bytes });
         }
         verify_seconds = figures.duration.as_secs_f64();
-        blake3 = job.blake3();
+        (blake3, sums) = job.finish();
     }
     let unreadable = map.stretches().filter(|stretch| stretch.status.is_bad());
     let unreadable: Vec<_> = unreadable
@@ -193,6 +196,7 @@ fn copy_claiming<'a>(
         verified: plan.verify,
         verify_seconds,
         blake3,
+        sums,
         depth_max: figures.depth_max as u32,
         chunk,
         limited_by: figures.limit,
@@ -345,6 +349,7 @@ impl<'a> Copy<'a> {
 impl Job for Copy<'_> {
     const PHASE: Phase = Phase::Copy;
     const SHRINKS: bool = true;
+    const SKIPS_BAD: bool = true;
 
     fn spans(&self) -> usize {
         1 + usize::from(self.differing)

@@ -485,7 +485,7 @@ impl<'a> Engine<'a> {
             Err(error)
                 if self.skip_bad
                     && (slot.stage == Stage::Reading && end == End::Source)
-                    && (J::PHASE.copies() && error.kind == IoErrorKind::Medium) =>
+                    && (J::SKIPS_BAD && error.kind == IoErrorKind::Medium) =>
             {
                 debug!(offset = slot.piece.offset, length = slot.piece.length, %error, "skipped for now");
                 slot.unreadable = Some((id as u32, error));

@@ -15,6 +15,8 @@ pub(crate) trait Job {
     const PHASE: Phase;
     /// Whether pieces may be cut smaller when memory is short.
     const SHRINKS: bool;
+    /// Whether what the source's medium cannot read is skipped, if the plan says so.
+    const SKIPS_BAD: bool = false;
 
     /// Areas of one chunk that a slot holds. With two, each end is read into its own.
     fn spans(&self) -> usize {
@@ -36,7 +38,7 @@ pub(crate) trait Job {
     fn on_begin(&mut self, piece: &Piece) -> Step;
     /// What to do with a piece that was read, into `spans`.
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step;
-    /// A piece that the source's medium could not read; says so in `map`. Only a copy is asked.
+    /// A piece that the source's medium could not read; says so in `map`. Asked with `SKIPS_BAD`.
     fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {
         unreachable!("{piece:?} of {map:?} is not skipped");
     }

@@ -16,7 +16,7 @@ use crate::mapfile::{Label, MAPFILE_BYTES_MAX, Mapfile};
 
 /// The steps of replacing a file. A process may end between any two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(crate) enum Step {
     Create,
     Write,
     Sync,
@@ -141,21 +141,35 @@ fn next(shared: &Shared) -> Option<Map> {
 
 /// The mapfile at `path`: its bytes, still to be parsed.
 pub fn read_mapfile(path: &Path) -> io::Result<Vec<u8>> {
+    read_whole(path, MAPFILE_BYTES_MAX, "it is too long for a mapfile")
+}
+
+/// The file at `path`, unless it is longer than anything that we wrote.
+pub(crate) fn read_whole(path: &Path, bytes_max: u64, too_long: &'static str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let read = File::open(path)?.take(MAPFILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if read as u64 > MAPFILE_BYTES_MAX {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, "it is too long for a mapfile"));
+    let read = File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if read as u64 > bytes_max {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, too_long));
     }
     Ok(bytes)
 }
 
-/// Puts `bytes` in the place of the file at `path`. `before` is told each step before it is done, and may end it all.
-fn replace(path: &Path, bytes: &[u8], mut before: impl FnMut(Step) -> io::Result<()>) -> io::Result<()> {
+/// The directory of a file, and the new file that will take its place: FILE.new.
+pub(crate) fn beside(path: &Path) -> io::Result<(&Path, PathBuf)> {
     let name = path.file_name().ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "it names no file"))?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut beside = name.to_owned();
     beside.push(".new");
-    let beside = directory.join(beside);
+    Ok((directory, directory.join(beside)))
+}
+
+/// Puts `bytes` in the place of the file at `path`. `before` is told each step before it is done, and may end it all.
+pub(crate) fn replace(
+    path: &Path,
+    bytes: &[u8],
+    mut before: impl FnMut(Step) -> io::Result<()>,
+) -> io::Result<()> {
+    let (directory, beside) = beside(path)?;
     before(Step::Create)?;
     let mut file = File::create(&beside)?;
     before(Step::Write)?;

@@ -80,6 +80,7 @@ mod journal;
 mod latency;
 mod limit;
 mod load;
+mod manifest;
 mod map;
 mod mapfile;
 mod meter;
@@ -87,8 +88,11 @@ mod parts;
 mod plan;
 mod progress;
 mod rate;
+mod recheck;
 mod rescue;
 mod stream;
+mod sums;
+mod textfile;
 mod tree;
 mod verify;
 mod watch;
@@ -102,6 +106,10 @@ pub use journal::{FileJournal, read_mapfile};
 pub use latency::Latency;
 pub use limit::{Limit, Shares};
 pub use load::{LOAD_BLOCKS_MAX, Load, LoadError, LoadFigures, LoadPlan, Until};
+pub use manifest::{
+    MANIFEST_BYTES_MAX, MANIFEST_VERSION, Manifest, ManifestError, check_manifest_place, read_manifest,
+    write_manifest,
+};
 pub use map::{Map, Status, Stretch};
 pub use mapfile::{Label, MAPFILE_BYTES_MAX, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
 pub use meter::Side;
@@ -110,7 +118,9 @@ pub use plan::{
     DEPTH_DEFAULT, DEPTH_MAX, Plan, Refusal, UNIT_BYTES_MIN, plan_check,
 };
 pub use progress::{Control, OBSERVE_EVERY, Phase, Progress};
+pub use recheck::{Recheck, recheck};
 pub use stream::{copy_from_stream, copy_to_stream};
+pub use sums::{Content, EXTENT_BYTES_MIN, EXTENTS_MAX, Sum, Sums};
 
 #[cfg(test)]
 mod scripted;

@@ -9,6 +9,7 @@ use block::Fingerprint;
 use thiserror::Error;
 
 use crate::map::{Map, Status, Stretch};
+use crate::textfile::{self, Wrong, number};
 
 /// Of the format. One that is greater was written by a later release.
 pub const MAPFILE_VERSION: u32 = 1;
@@ -16,7 +17,6 @@ pub const MAPFILE_VERSION: u32 = 1;
 pub const MAPFILE_BYTES_MAX: u64 = 64 << 20;
 
 const HEAD: &str = "# Mapfile of hikyaku copy, version ";
-const CHECKSUM: &str = "# blake3: ";
 
 /// What a map is the map of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +65,16 @@ pub enum MapfileError {
     /// Bytes are missing or were changed.
     #[error("it is damaged: {0}; what it says cannot be trusted: begin anew without --resume")]
     Damaged(String),
+}
+
+impl From<Wrong> for MapfileError {
+    fn from(wrong: Wrong) -> Self {
+        match wrong {
+            Wrong::Foreign => Self::Foreign,
+            Wrong::Version(version) => Self::Version(version),
+            Wrong::Damaged(what) => Self::Damaged(what),
+        }
+    }
 }
 
 /// Why a map does not belong to a copy.
@@ -154,21 +164,10 @@ impl Label {
 impl Mapfile {
     /// The text. Positions are those in the source.
     pub fn emit(&self) -> String {
-        let Label { src_offset, dst_offset, bytes, chunk, .. } = self.label;
+        let Label { src_offset, bytes, .. } = self.label;
         assert_eq!(bytes, self.map.size(), "the map of this range");
         let mut text = format!("{HEAD}{MAPFILE_VERSION}\n");
-        let mut line = |name: &str, value: &str| writeln!(text, "# {name}: {value}").expect("a string");
-        for (name, words) in self.label.words() {
-            line(name, &escape(words));
-        }
-        for (name, number) in [
-            ("source-offset", src_offset),
-            ("destination-offset", dst_offset),
-            ("bytes", bytes),
-            ("chunk", chunk.into()),
-        ] {
-            line(name, &number.to_string());
-        }
+        self.label.emit(&mut text);
         let rest = self.map.stretches().find(|stretch| stretch.status != Status::Finished);
         let at = src_offset + rest.map_or(bytes, |rest| rest.start);
         let work = self.map.stretches().map(|stretch| stretch.status).min().unwrap_or(Status::Finished);
@@ -179,102 +178,31 @@ impl Mapfile {
             let (at, bytes, sign) = (src_offset + stretch.start, stretch.bytes(), stretch.status.sign());
             writeln!(text, "0x{at:08X}  0x{bytes:08X}  {sign}").expect("a string");
         }
-        let checksum = blake3::hash(text.as_bytes());
-        writeln!(text, "{CHECKSUM}{checksum}").expect("a string");
-        text
+        textfile::finish(text)
     }
 
     /// Reads what [`Mapfile::emit`] wrote, and nothing else.
     pub fn parse(bytes: &[u8]) -> Result<Self, MapfileError> {
-        let damaged = |what: &str| MapfileError::Damaged(what.to_owned());
-        let rest = bytes.strip_prefix(HEAD.as_bytes()).ok_or(MapfileError::Foreign)?;
-        let line = rest.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let version = String::from_utf8_lossy(&line[..line.len().min(20)]).into_owned();
-        if version.as_bytes() != MAPFILE_VERSION.to_string().as_bytes() {
-            return Err(MapfileError::Version(version));
-        }
-        let text = std::str::from_utf8(bytes).map_err(|_| damaged("it is not text"))?;
-        let end = text.rfind(CHECKSUM).ok_or_else(|| damaged("its end is missing"))?;
-        let (body, checksum) = text.split_at(end);
-        if format!("{CHECKSUM}{}\n", blake3::hash(body.as_bytes())) != checksum {
-            return Err(damaged("its checksum is wrong"));
-        }
-        let mut lines = Lines { lines: body.lines().enumerate() };
-        lines.next("the first line")?;
-        let mut label = Label::default();
-        for (name, words) in label.words_mut() {
-            *words = lines.comment(name, unescape)?;
-        }
-        label.src_offset = lines.comment("source-offset", |text| number(text, 10))?;
-        label.dst_offset = lines.comment("destination-offset", |text| number(text, 10))?;
-        label.bytes = lines.comment("bytes", |text| number(text, 10))?;
-        label.chunk = lines.comment("chunk", |text| number(text, 10)?.try_into().ok())?;
-        let end = label.src_offset.checked_add(label.bytes);
-        let end = end.ok_or_else(|| damaged("its range ends beyond any storage"))?;
+        let mut lines = textfile::open(bytes, HEAD, MAPFILE_VERSION)?;
+        let label = Label::parse(&mut lines)?;
+        let end = label.src_offset + label.bytes;
         for what in ["the heading of the position", "the position", "the heading of the stretches"] {
             lines.next(what)?;
         }
         let mut map = Map::new(label.bytes);
         let mut at = label.src_offset;
         for (number, line) in lines.lines {
-            let wrong = || MapfileError::Damaged(format!("line {} is not the next stretch", number + 1));
+            let wrong = || Wrong::damaged(format!("line {} is not the next stretch", number + 1));
             let stretch = stretch(line).filter(|stretch| stretch.start == at && stretch.end <= end);
             let Stretch { start, end, status } = stretch.ok_or_else(wrong)?;
             map.set(start - label.src_offset, end - label.src_offset, status);
             at = end;
         }
         if at != end {
-            return Err(damaged("its stretches end before its range"));
+            return Err(Wrong::damaged("its stretches end before its range").into());
         }
         Ok(Self { label, map })
     }
-}
-
-impl Label {
-    fn words(&self) -> [(&'static str, &String); 5] {
-        [
-            ("source", &self.source),
-            ("destination", &self.destination),
-            ("source-storage", &self.source_was.storage),
-            ("source-contents", &self.source_was.contents),
-            ("destination-storage", &self.destination_was.storage),
-        ]
-    }
-
-    fn words_mut(&mut self) -> [(&'static str, &mut String); 5] {
-        [
-            ("source", &mut self.source),
-            ("destination", &mut self.destination),
-            ("source-storage", &mut self.source_was.storage),
-            ("source-contents", &mut self.source_was.contents),
-            ("destination-storage", &mut self.destination_was.storage),
-        ]
-    }
-}
-
-/// Lines of a mapfile, one after the other.
-struct Lines<'a> {
-    lines: std::iter::Enumerate<std::str::Lines<'a>>,
-}
-
-impl<'a> Lines<'a> {
-    fn next(&mut self, what: &str) -> Result<(usize, &'a str), MapfileError> {
-        self.lines.next().ok_or_else(|| MapfileError::Damaged(format!("{what} is missing")))
-    }
-
-    /// The value of the comment `name`, which must be next.
-    fn comment<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, MapfileError> {
-        let (number, line) = self.next(name)?;
-        let value = line.strip_prefix("# ").and_then(|line| line.strip_prefix(name));
-        let value = value.and_then(|value| value.strip_prefix(": ")).and_then(parse);
-        value.ok_or_else(|| MapfileError::Damaged(format!("line {} is not its {name}", number + 1)))
-    }
-}
-
-/// Digits and nothing else; the standard library takes a plus sign too.
-fn number(text: &str, radix: u32) -> Option<u64> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    digits.then(|| u64::from_str_radix(text, radix).ok()).flatten()
 }
 
 /// Position, size and sign; positions as they stand there.
@@ -286,30 +214,6 @@ fn stretch(line: &str) -> Option<Stretch> {
     let status = Status::ALL.into_iter().find(|status| sign.chars().eq([status.sign()]))?;
     let end = start.checked_add(bytes).filter(|end| *end > start)?;
     words.next().is_none().then_some(Stretch { start, end, status })
-}
-
-/// Control characters and `%` as `%XX`, so that a value is one line.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_ascii_control() || c == '%' {
-            write!(escaped, "%{:02X}", c as u32).expect("a string");
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
-}
-
-fn unescape(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut plain = parts.next()?.to_owned();
-    for part in parts {
-        let (code, rest) = part.split_at_checked(2)?;
-        plain.push(u8::try_from(number(code, 16)?).ok().filter(u8::is_ascii)?.into());
-        plain += rest;
-    }
-    Some(plain)
 }
 
 #[cfg(test)]

@@ -46,6 +46,8 @@ pub struct Plan {
     pub depth: Option<u32>,
     /// Read the destination back after the flush and compare it with what was read from the source.
     pub verify: bool,
+    /// With `verify`, have [`Report::sums`](crate::Report::sums) made of it.
+    pub sums: bool,
     /// Bytes read per second at most.
     pub rate: Option<u64>,
     /// Make holes and zero chunks zero instead of moving their zeroes.
@@ -74,6 +76,7 @@ impl Default for Plan {
             chunk: None,
             depth: None,
             verify: false,
+            sums: false,
             rate: None,
             sparse: true,
             allow_block_size: false,

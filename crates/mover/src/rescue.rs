@@ -71,6 +71,7 @@ impl<'a> Rescue<'a> {
 impl Job for Rescue<'_> {
     const PHASE: Phase = Phase::Rescue;
     const SHRINKS: bool = true;
+    const SKIPS_BAD: bool = true;
 
     fn depth_max(&self) -> usize {
         1

@@ -12,12 +12,15 @@ use blake3::hazmat::{
 };
 use blake3::{CHUNK_LEN, Hash, Hasher};
 
+/// Longest subtree that a piece is hashed as, in bytes: the shortest extent of [`crate::Sums`], so that none is part of two.
+pub(crate) const SUBTREE_BYTES_MAX: u64 = if cfg!(test) { 16 << 10 } else { 1 << 20 };
+
 /// A subtree that is not the whole.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subtree {
-    offset: u64,
-    bytes: u64,
-    value: ChainingValue,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) value: ChainingValue,
 }
 
 /// What a piece comes to.
@@ -41,7 +44,7 @@ impl Hashed {
         }
         let (mut subtrees, mut at, mut rest) = (Vec::with_capacity(1), offset, bytes);
         while !rest.is_empty() {
-            let most = max_subtree_len(at).unwrap_or_else(|| left_subtree_len(total));
+            let most = max_subtree_len(at).unwrap_or_else(|| left_subtree_len(total)).min(SUBTREE_BYTES_MAX);
             let left = rest.len() as u64;
             // The last subtree of the range ends where the range does, any other is a power of two.
             let whole = if at + left == total { left } else { 1 << left.ilog2() };
@@ -88,16 +91,17 @@ impl Tree {
     }
 
     /// Takes a piece. No byte may come twice.
-    pub(crate) fn add(&mut self, hashed: Hashed) {
+    pub(crate) fn add(&mut self, hashed: &Hashed) {
         match hashed {
-            Hashed::Subtrees(subtrees) => subtrees.into_iter().for_each(|subtree| self.insert(subtree)),
-            Hashed::Alone(hash) if self.total <= CHUNK_LEN as u64 => self.alone = Some(hash),
+            Hashed::Subtrees(subtrees) => subtrees.iter().for_each(|subtree| self.insert(*subtree)),
+            Hashed::Alone(hash) if self.total <= CHUNK_LEN as u64 => self.alone = Some(*hash),
             // A gap stays where it would have been.
             Hashed::Alone(_) => {}
         }
     }
 
-    fn insert(&mut self, subtree: Subtree) {
+    /// Takes a subtree. No byte may come twice.
+    pub(crate) fn insert(&mut self, subtree: Subtree) {
         let Subtree { mut offset, mut bytes, mut value } = subtree;
         // The root is made of two halves, in the end; and the last subtrees, which may be short, wait for it too.
         while bytes.is_power_of_two() && bytes >= CHUNK_LEN as u64 && 2 * bytes < self.total {
@@ -124,6 +128,7 @@ impl Tree {
         Some(merge_subtrees_root(&left, &right, Mode::Hash))
     }
 
+    /// Of a subtree.
     fn value(&self, offset: u64, bytes: u64) -> Option<ChainingValue> {
         let (length, value) = self.subtrees.get(&offset).copied()?;
         if length == bytes {
@@ -135,6 +140,49 @@ impl Tree {
         let left = left_subtree_len(bytes);
         let (left, right) = (self.value(offset, left)?, self.value(offset + left, bytes - left)?);
         Some(merge_subtrees_non_root(&left, &right, Mode::Hash))
+    }
+}
+
+/// Extents of equal length that a range consists of, the last one perhaps shorter: tells the value of each as soon as all of it
+/// has come. Holds a few subtrees for each extent that is not complete.
+#[derive(Debug)]
+pub(crate) struct ExtentTree {
+    tree: Tree,
+    /// Bytes of an extent, a power of two, at least [`SUBTREE_BYTES_MAX`].
+    extent: u64,
+}
+
+impl ExtentTree {
+    pub(crate) fn new(total: u64, extent: u64) -> Self {
+        assert!(extent.is_power_of_two() && extent >= SUBTREE_BYTES_MAX, "extents of {extent} bytes");
+        Self { tree: Tree::new(total), extent }
+    }
+
+    /// Takes a piece, and tells `complete` number and value of each extent that is. A range that is one extent has its root for a
+    /// value. No byte may come twice.
+    pub(crate) fn add(&mut self, hashed: &Hashed, mut complete: impl FnMut(u64, ChainingValue)) {
+        let total = self.tree.total;
+        if total <= self.extent {
+            self.tree.add(hashed);
+            if let Some(root) = self.tree.root() {
+                complete(0, *root.as_bytes());
+            }
+            return;
+        }
+        let Hashed::Subtrees(subtrees) = hashed else { return };
+        for subtree in subtrees {
+            self.tree.insert(*subtree);
+            let index = subtree.offset / self.extent;
+            let start = index * self.extent;
+            let bytes = self.extent.min(total - start);
+            if let Some(value) = self.tree.value(start, bytes) {
+                // So that it does not merge with its neighbour.
+                while let Some((&offset, _)) = self.tree.subtrees.range(start..start + bytes).next() {
+                    self.tree.subtrees.remove(&offset);
+                }
+                complete(index, value);
+            }
+        }
     }
 }
 
@@ -168,7 +216,7 @@ mod tests {
                 assert!(tree.root().is_none(), "seed {seed}: a part is missing");
                 let place = random.below(pieces.len() as u64) as usize;
                 let (start, end) = pieces.swap_remove(place);
-                tree.add(Hashed::new(start, &bytes[start as usize..end as usize], total));
+                tree.add(&Hashed::new(start, &bytes[start as usize..end as usize], total));
             }
             assert_eq!(tree.root(), Some(blake3::hash(&bytes)), "seed {seed}: {total} bytes");
         }
@@ -180,10 +228,10 @@ mod tests {
         let total = 4096 * 1000 + 5;
         let mut tree = Tree::new(total);
         for piece in 0..1000 {
-            tree.add(Hashed::new(piece * 4096, &bytes, total));
+            tree.add(&Hashed::new(piece * 4096, &bytes, total));
             assert!(tree.subtrees.len() <= 12, "{}", tree.subtrees.len());
         }
-        tree.add(Hashed::new(4096 * 1000, &[7; 5], total));
+        tree.add(&Hashed::new(4096 * 1000, &[7; 5], total));
         assert_eq!(tree.root(), Some(blake3::hash(&vec![7; total as usize])));
     }
 
@@ -191,9 +239,9 @@ mod tests {
     fn a_piece_inside_a_chunk_is_no_part_of_a_tree() {
         let bytes = [3; 4096];
         let mut tree = Tree::new(4096);
-        tree.add(Hashed::new(0, &bytes[..512], 4096));
-        tree.add(Hashed::new(512, &bytes[512..1024], 4096));
-        tree.add(Hashed::new(1024, &bytes[1024..], 4096));
+        tree.add(&Hashed::new(0, &bytes[..512], 4096));
+        tree.add(&Hashed::new(512, &bytes[512..1024], 4096));
+        tree.add(&Hashed::new(1024, &bytes[1024..], 4096));
         assert_eq!(tree.root(), None);
     }
 

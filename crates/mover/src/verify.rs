@@ -1,12 +1,15 @@
 //! Reading the destination back and comparing it with what was read from the source, by digest. What was found to be the
 //! same is hashed as a whole on the way.
 
+use std::ops::Range;
+
 use area::Span;
 
 use crate::cutter::Piece;
 use crate::job::{Extents, Job, Step};
 use crate::map::{Map, Status};
 use crate::progress::Phase;
+use crate::sums::{Collector, Sums};
 use crate::tree::{Hashed, Tree};
 use crate::zero::is_zero;
 
@@ -100,11 +103,11 @@ impl Digests {
         self.entries.dedup_by_key(|entry| entry.offset);
     }
 
-    /// Of sorted ones: bytes that are zero.
-    fn zero_bytes(&self) -> u64 {
+    /// Of sorted ones: stretches that are zero. They may touch.
+    fn zeroes(&self) -> impl Iterator<Item = Range<u64>> {
         let ends = self.entries.iter().skip(1).map(|next| next.offset).chain([self.total]);
-        let lengths = self.entries.iter().zip(ends).map(|(entry, end)| (entry.digest, end - entry.offset));
-        lengths.filter(|(digest, _)| *digest == ZERO).map(|(_, length)| length).sum()
+        let zeroes = self.entries.iter().zip(ends).filter(|(entry, _)| entry.digest == ZERO);
+        zeroes.map(|(entry, end)| entry.offset..end)
     }
 }
 
@@ -120,19 +123,25 @@ pub(crate) struct Verify {
     both: bool,
     /// Of what is the same. None if it would cost too much.
     tree: Option<Tree>,
+    /// Of what is the same too, if a table of it is wanted.
+    collector: Option<Collector>,
     dst_offset: u64,
     /// Offset in the destination and length.
     difference: Option<(u64, u64)>,
 }
 
 impl Verify {
-    pub(crate) fn new(mut digests: Digests, copied: Map, dst_offset: u64) -> Self {
+    /// `tells` if [`Verify::finish`] is to give the sums.
+    pub(crate) fn new(mut digests: Digests, copied: Map, dst_offset: u64, tells: bool) -> Self {
         digests.sort();
         assert!(digests.entries.first().is_none_or(|entry| entry.offset == 0), "entries tile the range");
         let both = digests.entries.iter().any(|entry| entry.digest == UNKNOWN);
-        let tree =
-            (digests.zero_bytes() <= ZERO_BYTES_MAX.max(copied.size() / 2)).then(|| Tree::new(copied.size()));
-        let mut verify = Self { digests, copied, at: 0, entry: 0, both, tree, dst_offset, difference: None };
+        let total = copied.size();
+        let zero_bytes: u64 = digests.zeroes().map(|zeroes| zeroes.end - zeroes.start).sum();
+        let tree = (zero_bytes <= ZERO_BYTES_MAX.max(total / 2)).then(|| Tree::new(total));
+        let collector = tells.then(|| Collector::new(total, digests.zeroes()));
+        let (at, entry, difference) = (0, 0, None);
+        let mut verify = Self { digests, copied, at, entry, both, tree, collector, dst_offset, difference };
         verify.skip();
         verify
     }
@@ -143,10 +152,14 @@ impl Verify {
         self.difference
     }
 
-    /// BLAKE3 of the range, in hexadecimal digits. `None` if a part of it was not copied, or only block by block, or if it
-    /// is nearly all zero ([`ZERO_BYTES_MAX`]).
-    pub(crate) fn blake3(&self) -> Option<String> {
-        self.tree.as_ref()?.root().map(|root| root.to_hex().to_string())
+    /// When all is the same: BLAKE3 of the range, in hexadecimal digits, and the sums if they are wanted. No hash if a part was
+    /// not copied, or only block by block, or if nearly all is zero ([`ZERO_BYTES_MAX`]).
+    pub(crate) fn finish(self) -> (Option<String>, Option<Sums>) {
+        let root = self.tree.and_then(|tree| tree.root()).map(|root| root.to_hex().to_string());
+        let sums = self.collector.map(Collector::finish);
+        let joined = sums.as_ref().and_then(Sums::blake3);
+        assert!(root.is_none() || sums.is_none() || root == joined, "the sums are those of the range");
+        (root.or(joined), sums)
     }
 
     /// The end of what can be read at once from `at` on, and what it is to be.
@@ -211,7 +224,8 @@ impl Job for Verify {
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
         let bytes = &spans[spans.len() - 1].as_slice()[..piece.length as usize];
         let digest = self.digests.entries[piece.index].digest;
-        let is_hashed = self.tree.is_some() || (digest != ZERO && digest != UNKNOWN);
+        let is_wanted = self.tree.is_some() || (self.collector.is_some() && digest == UNKNOWN);
+        let is_hashed = is_wanted || (digest != ZERO && digest != UNKNOWN);
         let hashed = is_hashed.then(|| Hashed::new(piece.offset, bytes, self.copied.size()));
         let same = match digest {
             ZERO => is_zero(bytes),
@@ -219,8 +233,13 @@ impl Job for Verify {
             digest => hashed.as_ref().is_some_and(|hashed| hashed.digest() == digest),
         };
         if same {
-            if let (Some(tree), Some(hashed)) = (&mut self.tree, hashed) {
+            if let (Some(tree), Some(hashed)) = (&mut self.tree, &hashed) {
                 tree.add(hashed);
+            }
+            match (&mut self.collector, hashed) {
+                (Some(collector), Some(hashed)) => collector.add(&hashed),
+                (Some(collector), None) => collector.add_zeroes(piece.offset, bytes),
+                (None, _) => {}
             }
             return Step::Done;
         }

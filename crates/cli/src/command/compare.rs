@@ -1,4 +1,8 @@
-//! `compare`: whether two endpoints hold the same bytes.
+//! `compare`: whether two endpoints hold the same bytes, or one what it held when it was verified.
+
+mod manifest;
+
+use std::path::PathBuf;
 
 use block::OpenOptions;
 use mover::CopyError;
@@ -12,21 +16,29 @@ use crate::progress::Progress;
 use crate::{output, units};
 
 /// Compare two endpoints; exit 3 at the first difference and tell its offset
+///
+/// With --manifest one endpoint is compared with what `copy --manifest` wrote down, to its end, and all extents that are not
+/// what they were are named. Exit 7 if none was found, but some could not be read, or were not known when it was made.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Without --size, endpoints of different length differ at the latest where the shorter one ends.
 
 Examples:
   hikyaku compare disk.img iscsi://host/iqn.2026-11.example:disks/0
-  hikyaku compare a.img b.img --size 1G --json")]
+  hikyaku compare a.img b.img --size 1G --json
+  hikyaku compare /dev/sdx --manifest disk.manifest")]
 pub(crate) struct Args {
     /// One endpoint
     #[arg(value_name = "A")]
     first: String,
 
     /// The other
-    #[arg(value_name = "B")]
-    second: String,
+    #[arg(value_name = "B", required_unless_present = "manifest")]
+    second: Option<String>,
+
+    /// Compare A with what this file says it was; it begins at --src-offset
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["second", "dst_offset"])]
+    manifest: Option<PathBuf>,
 
     #[command(flatten)]
     range: Range,
@@ -41,8 +53,12 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let first = Named::parse(context, &args.first, &[])?;
-    let second = Named::parse(context, &args.second, &[])?;
     let plan = args.range.plan(&args.shape);
+    let Some(second) = &args.second else {
+        let path = args.manifest.as_ref().expect("one of the two is there");
+        return manifest::run(context, args, &first, path, &plan);
+    };
+    let second = Named::parse(context, second, &[])?;
     let mut io = endpoint::event_loop()?;
     let open = |named: &Named, offset: u64| {
         let request_alignment = request_alignment(offset, plan.chunk);

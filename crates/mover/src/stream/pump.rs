@@ -229,6 +229,7 @@ impl<'a> Pump<'a> {
             verified: false,
             verify_seconds: 0.0,
             blake3: None,
+            sums: None,
             depth_max: self.depth_max as u32,
             chunk: chunk as u32,
             limited_by: self.watch.limit(),

@@ -148,7 +148,7 @@ fn claim_or_refuse(
     }
 }
 
-fn label(args: &Args, pair: &Pair, source: &Named, destination: &Named) -> Label {
+pub(super) fn label(args: &Args, pair: &Pair, source: &Named, destination: &Named) -> Label {
     Label {
         source: source.text.clone(),
         destination: destination.text.clone(),
@@ -267,6 +267,9 @@ impl Kept {
         }
         if args.verify {
             words.push("--verify".to_owned());
+        }
+        if let Some(path) = &args.manifest {
+            words.push(format!("--manifest {}", quoted(&path.display().to_string())));
         }
         if args.snapshot == Snapshotting::Auto {
             words.push("--snapshot auto".to_owned());

@@ -3,6 +3,7 @@
 mod estimate;
 mod hooks;
 mod journal;
+mod manifest;
 mod offload;
 pub(crate) mod outcome;
 pub(crate) mod refusals;
@@ -43,6 +44,7 @@ use crate::{output, units};
 Examples:
   hikyaku copy disk.img /dev/sdx --verify
   hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --json
+  hikyaku copy disk.img /dev/sdx --verify --manifest disk.manifest
   hikyaku copy disk.img /dev/sdx --since hash --force
   hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
   hikyaku copy disk.img /dev/sdx --dry-run
@@ -64,6 +66,13 @@ pub(crate) struct Args {
     /// Read the destination back after the flush and compare it with what was read from the source
     #[arg(long)]
     verify: bool,
+
+    /// With --verify: write down what was verified, a hash for each extent, for `compare DISK --manifest FILE` at a later time
+    ///
+    /// That reads the one disk and names the extents that are not what they were. An extent is 1 MiB, and longer beyond 1 TiB;
+    /// stretches of zeroes are one line. FILE is written at the end, as a whole; only an earlier manifest is overwritten.
+    #[arg(long, value_name = "FILE", requires = "verify", conflicts_with = "dry_run")]
+    manifest: Option<PathBuf>,
 
     /// Go on with an earlier copy: the name or the file of its journal
     #[arg(long, value_name = "ID|FILE")]
@@ -220,6 +229,7 @@ impl Args {
     fn plan(&self) -> Plan {
         Plan {
             verify: self.verify,
+            sums: self.manifest.is_some(),
             rate: self.rate,
             sparse: self.sparse == Sparse::Auto,
             allow_block_size: self.allow.contains(&Allow::SectorSize),
@@ -264,6 +274,7 @@ fn perform(context: &Context, args: &Args, record: &mut report::Record) -> Resul
         destination.set("format", "raw");
     }
     since::check(args, &destination)?;
+    manifest::check(args, [&source, &destination])?;
     if args.dry_run {
         return refusals::dry_run(context, args, &mut endpoint::event_loop()?, &source, &destination);
     }
@@ -370,13 +381,16 @@ fn copy(
     }
     let command = kept.command(args);
     kept.finish(report.unreadable_bytes == 0)?;
+    let manifest = manifest::write(args, &pair, [source, &destination], report.sums.take())?;
     let object = record.outcome.insert(outcome::object(&report, cpu, source_consistent));
     offloaded.tell(object);
     object["snapshot"] = snapshot.map_or("none", Snapshot::name).into();
+    object["manifest"] = manifest.as_ref().map(manifest::Written::object).into();
     if args.json {
         output::json(object);
     } else if !context.quiet {
         output::line(&(outcome::sentence(&report, cpu) + offloaded.words()));
+        manifest.iter().for_each(|manifest| output::line(&manifest.sentence()));
     }
     end(&mut io, [pair.source, pair.destination]);
     if report.unreadable_bytes > 0 {

@@ -180,6 +180,7 @@ fn unsuitable(args: &Args, source: &Named, destination: &Named) -> Option<&'stat
         () if args.rate.is_some() => Some("a target is not told how fast to copy (--rate)"),
         () if args.sparse == Sparse::Off => Some("a target is not told to write zeroes (--sparse off)"),
         () if args.since.is_some() => Some("a target is not told what has changed (--since)"),
+        () if args.manifest.is_some() => Some("a target does not tell what extents hold (--manifest)"),
         () if layered(source) || layered(destination) => {
             Some("an endpoint has layers, which the target does not")
         }

@@ -72,6 +72,7 @@ fn unsuitable(args: &Args, from: bool, to: bool) -> Result<(), Failure> {
         () if to && std::io::stdout().is_terminal() => "standard output is a terminal",
         () if args.resume.is_some() => "a stream cannot be read or written from the middle (--resume)",
         () if args.since.is_some() => "a stream has no earlier state, and is not compared (--since)",
+        () if args.manifest.is_some() => "a stream is not verified extent by extent (--manifest)",
         () if args.remote_copy == RemoteCopy::Require => "a stream is no LUN (--remote-copy require)",
         () if args.offload == Offloading::Require => {
             "a stream is no file to share blocks with (--offload require)"

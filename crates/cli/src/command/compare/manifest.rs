@@ -1,0 +1,167 @@
+//! `compare DISK --manifest FILE`: one endpoint, and what it was when a copy was verified.
+
+use std::path::Path;
+
+use block::OpenOptions;
+use mover::{Area, CopyError, Label, Manifest, Plan, Recheck, read_manifest, recheck};
+use serde_json::{Value, json};
+
+use super::Args;
+use crate::command::copy::{self, request_alignment};
+use crate::context::Context;
+use crate::endpoint::{self, Named};
+use crate::error::{Exit, Failure};
+use crate::progress::Progress;
+use crate::{output, units};
+
+/// Areas listed in JSON, and shown to people.
+const AREAS_LISTED: usize = 1000;
+const AREAS_SHOWN: usize = 10;
+
+pub(super) fn run(
+    context: &Context,
+    args: &Args,
+    disk: &Named,
+    path: &Path,
+    plan: &Plan,
+) -> Result<Exit, Failure> {
+    let Manifest { label, sums } = read(path)?;
+    let mut io = endpoint::event_loop()?;
+    let request_alignment = request_alignment(plan.src_offset, plan.chunk);
+    let options = OpenOptions { writable: false, request_alignment, allow_in_use: false };
+    let medium = disk.open(context, &options)?;
+    let mut endpoint = endpoint::attach(&mut io, &[(disk, &medium)])?.remove(0);
+    check_size(disk, path, &label, plan, endpoint.capability().size_bytes)?;
+    let result = {
+        let _orderly = context.stop.orderly();
+        let mut progress = Progress::new(context);
+        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &context.stop);
+        let result = recheck(&mut io, &mut *endpoint, &sums, plan, &mut observer);
+        progress.finish();
+        result
+    };
+    copy::end(&mut io, [endpoint]);
+    let found = result.map_err(|error| match &error {
+        CopyError::Interrupted { .. } => context.stop.failure("finish comparing", disk.text.clone()),
+        CopyError::Refused(refusal) => Failure::usage("compare", disk.text.clone(), refusal),
+        error => copy::outcome::told(error, "compare", disk, disk),
+    })?;
+    let exit = match (&found.different[..], &found.unreadable[..], found.unknown_bytes) {
+        ([], [], 0) => Exit::Done,
+        ([], ..) => Exit::Unreadable,
+        _ => Exit::Mismatch,
+    };
+    if args.json {
+        output::json(&object(&found, exit, sums.extent(), sums.blake3()));
+    } else {
+        tell(context, &found, exit, disk, plan.src_offset, sums.blake3());
+    }
+    Ok(exit)
+}
+
+fn read(path: &Path) -> Result<Manifest, Failure> {
+    let failed = |cause: String| Failure::failed("read the manifest", path.display().to_string(), cause);
+    let bytes = read_manifest(path).map_err(|error| failed(error.to_string()))?;
+    Manifest::parse(&bytes).map_err(|error| failed(error.to_string()))
+}
+
+/// Another size is another disk, or a part of one; which part is not ours to guess.
+fn check_size(disk: &Named, path: &Path, label: &Label, plan: &Plan, size: u64) -> Result<(), Failure> {
+    let (offset, room) = (plan.src_offset, size.saturating_sub(plan.src_offset));
+    let bytes = label.bytes;
+    let hint = match plan.size {
+        None if room == bytes => return Ok(()),
+        Some(size) if size == bytes && room >= bytes => return Ok(()),
+        _ if room > bytes => format!("--size {bytes} if that part of it is meant"),
+        _ => "the right disk, or the right manifest".to_owned(),
+    };
+    let cause = format!(
+        "it has {room} bytes from offset {offset} on; {} is of {bytes} bytes, from offset {} of {} and from offset {} of {}",
+        path.display(),
+        label.src_offset,
+        label.source,
+        label.dst_offset,
+        label.destination,
+    );
+    let hint = format!("{hint}; --src-offset says where it begins");
+    Err(Failure::usage("compare", disk.text.clone(), cause).hint(hint))
+}
+
+fn bytes_of(areas: &[Area]) -> u64 {
+    areas.iter().map(|area| area.bytes).sum()
+}
+
+/// As `compare --json`, with all that is different. Offsets count from the start of the range.
+fn object(found: &Recheck, exit: Exit, extent_bytes: u64, blake3: Option<String>) -> Value {
+    let list = |areas: &[Area]| -> Vec<_> {
+        areas.iter().take(AREAS_LISTED).map(|area| json!([area.offset, area.bytes])).collect()
+    };
+    let seconds = found.duration.as_secs_f64();
+    let bytes = found.compared_bytes();
+    json!({
+        "schema": output::SCHEMA,
+        "equal": match exit {
+            Exit::Mismatch => Some(false),
+            Exit::Done => Some(true),
+            _ => None,
+        },
+        "offset": found.different.first().map(|area| area.offset),
+        "bytes": bytes,
+        "seconds": units::rounded(seconds),
+        "mb_per_s": units::rounded(copy::outcome::mb_per_s(bytes, seconds)),
+        "limited_by": found.limited_by.name(),
+        "extent_bytes": extent_bytes,
+        "blake3": blake3,
+        "different_bytes": bytes_of(&found.different),
+        "different_areas": found.different.len(),
+        "different": list(&found.different),
+        "unreadable_bytes": bytes_of(&found.unreadable),
+        "unreadable_areas": found.unreadable.len(),
+        "unreadable": list(&found.unreadable),
+        "unknown_bytes": found.unknown_bytes,
+    })
+}
+
+/// The same for people. Offsets are those of the disk.
+fn tell(
+    context: &Context,
+    found: &Recheck,
+    exit: Exit,
+    disk: &Named,
+    src_offset: u64,
+    blake3: Option<String>,
+) {
+    let places = |areas: &[Area]| {
+        let shown = areas.iter().take(AREAS_SHOWN);
+        let shown: Vec<_> =
+            shown.map(|area| format!("{}+{}", src_offset + area.offset, area.bytes)).collect();
+        let more = if areas.len() > AREAS_SHOWN { ", ..." } else { "" };
+        format!("in {} areas (offset+bytes: {}{more})", areas.len(), shown.join(", "))
+    };
+    let name = &disk.text;
+    if exit == Exit::Mismatch {
+        let (bytes, places) = (bytes_of(&found.different), places(&found.different));
+        output::line(&format!("{bytes} bytes of {name} are not what they were, {places}"));
+    } else if !context.quiet {
+        let rate = copy::outcome::mb_per_s(found.compared_bytes(), found.duration.as_secs_f64());
+        let whole = blake3.filter(|_| exit == Exit::Done).map(|blake3| format!(", BLAKE3 {blake3}"));
+        output::line(&format!(
+            "as it was: {} in {}, {}{}",
+            units::bytes(found.compared_bytes()),
+            units::duration(found.duration),
+            units::rate(rate * 1e6),
+            whole.unwrap_or_default(),
+        ));
+    }
+    if !found.unreadable.is_empty() {
+        let (bytes, places) = (bytes_of(&found.unreadable), places(&found.unreadable));
+        context
+            .warn(&format!("{bytes} bytes of {name} were not compared: they cannot all be read, {places}"));
+    }
+    if found.unknown_bytes > 0 {
+        context.warn(&format!(
+            "{} bytes of {name} were not compared: nobody could read them when the manifest was made",
+            found.unknown_bytes
+        ));
+    }
+}
