@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use block::OpenOptions;
-use mover::{Area, CopyError, Label, Manifest, Plan, Recheck, read_manifest, recheck};
+use mover::{Area, CopyError, Label, Manifest, Plan, Recheck, Sums, read_manifest, recheck};
 use serde_json::{Value, json};
 
 use super::Args;
@@ -52,7 +52,7 @@ pub(super) fn run(
         _ => Exit::Mismatch,
     };
     if args.json {
-        output::json(&object(&found, exit, sums.extent(), sums.blake3()));
+        output::json(&object(&found, exit, &sums));
     } else {
         tell(context, &found, exit, disk, plan.src_offset, sums.blake3());
     }
@@ -92,7 +92,7 @@ fn bytes_of(areas: &[Area]) -> u64 {
 }
 
 /// As `compare --json`, with all that is different. Offsets count from the start of the range.
-fn object(found: &Recheck, exit: Exit, extent_bytes: u64, blake3: Option<String>) -> Value {
+fn object(found: &Recheck, exit: Exit, sums: &Sums) -> Value {
     let list = |areas: &[Area]| -> Vec<_> {
         areas.iter().take(AREAS_LISTED).map(|area| json!([area.offset, area.bytes])).collect()
     };
@@ -110,8 +110,8 @@ fn object(found: &Recheck, exit: Exit, extent_bytes: u64, blake3: Option<String>
         "seconds": units::rounded(seconds),
         "mb_per_s": units::rounded(copy::outcome::mb_per_s(bytes, seconds)),
         "limited_by": found.limited_by.name(),
-        "extent_bytes": extent_bytes,
-        "blake3": blake3,
+        "extent_bytes": sums.extent(),
+        "blake3": sums.blake3(),
         "different_bytes": bytes_of(&found.different),
         "different_areas": found.different.len(),
         "different": list(&found.different),
