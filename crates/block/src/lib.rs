@@ -6,6 +6,7 @@
 //!
 //! Not here: iSCSI (`node`), copying (`mover`). Start with `endpoint.rs`.
 
+mod backlog;
 mod endpoint;
 mod error;
 mod file;
@@ -27,6 +28,7 @@ pub mod offload;
 pub mod signature;
 pub mod thin;
 
+pub use backlog::{Backlog, Backoff, Run, Work};
 pub use endpoint::{
     Capability, Certainty, Completion, Endpoint, Extent, Identity, Kind, Looks, Medium, Request, RequestId,
     State,

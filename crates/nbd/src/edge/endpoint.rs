@@ -5,17 +5,15 @@
 //! that writes the same blocks anew right after a lost connection has no promise from anybody. What the old connection
 //! acknowledged and nobody flushed may be gone with the server, so the next flush says so once (`WriteCache`).
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
 use block::{
-    Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind, Mark, OpenError, Request,
-    RequestId, State, WriteCache,
+    Backlog, Backoff, Capability, Completion, Endpoint, Extent, Identity, IoError, IoErrorKind, Kind,
+    OpenError, Request, Run, State, WriteCache,
 };
 use io::{Event, Io, Owner, Token};
-use slab::Slab;
 
 use super::connection::{Address, Connection, Failure, GENERATION_MASK, Outcome};
 use super::medium::NbdMedium;
@@ -26,9 +24,6 @@ use crate::transmission::{Command, Ended};
 use crate::uri::Uri;
 use crate::wire::{ESHUTDOWN, flag};
 
-/// Pause before the first, and before every later, attempt to connect again.
-const RECONNECT_MIN: Duration = Duration::from_millis(100);
-const RECONNECT_MAX: Duration = Duration::from_secs(2);
 /// How often the clock is looked at while something is outstanding.
 const TICK: Duration = Duration::from_millis(100);
 /// Zeroes sent at once where the server cannot make them itself.
@@ -37,26 +32,6 @@ const ZERO_BYTES: usize = 1 << 20;
 /// Keys of the clock's events.
 const KEY_TICK: u32 = 0;
 const KEY_FEED: u32 = 1;
-
-/// A request under way.
-struct Work {
-    id: RequestId,
-    kind: Kind,
-    /// Place in the order of submission.
-    sequence: u64,
-    /// Bytes that are done, for requests that take several commands.
-    done: u64,
-    /// The flush that it ends with is done.
-    flushed: bool,
-    /// When a flush was asked for.
-    mark: Mark,
-}
-
-/// What a task of the connection is for.
-enum Run {
-    Work { key: usize, bytes: u64, is_flush: bool },
-    Question(Question),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -90,19 +65,12 @@ pub(super) struct NbdEndpoint {
     /// Number of the last volatile write of this endpoint.
     written: u64,
     knowledge: Knowledge,
-    works: Slab<Work>,
-    /// To be sent, in order.
-    queue: VecDeque<usize>,
-    /// By the task's index.
-    running: Vec<Option<Run>>,
-    sequence: u64,
-    /// When something was last completed, or nothing was outstanding.
-    progress: Duration,
+    /// What is asked; of each whether the flush that it ends with is done.
+    backlog: Backlog<bool, Question>,
     /// Nothing was answered in time: what the requests are told when the kernel has let go of their buffers.
     expired: Option<IoError>,
-    reconnect_pause: Duration,
+    backoff: Backoff,
     last_failure: String,
-    retries: u64,
     losses: u64,
     zeroes: Option<Span>,
 }
@@ -130,15 +98,10 @@ impl NbdEndpoint {
             cache: Arc::clone(&medium.cache),
             written: 0,
             knowledge: Knowledge::new(subject),
-            works: Slab::new(),
-            queue: VecDeque::new(),
-            running: Vec::new(),
-            sequence: 0,
-            progress: io.now(),
+            backlog: Backlog::new(io.now()),
             expired: None,
-            reconnect_pause: RECONNECT_MIN,
+            backoff: Backoff::default(),
             last_failure: String::new(),
-            retries: 0,
             losses: 0,
             zeroes: None,
         };
@@ -215,8 +178,8 @@ impl NbdEndpoint {
         self.capability = capability;
         self.export = Some(export);
         self.phase = Phase::Serving;
-        self.reconnect_pause = RECONNECT_MIN;
-        self.progress = io.now();
+        self.backoff = Backoff::default();
+        self.backlog.progressed(io.now());
         self.become_ready();
     }
 
@@ -237,18 +200,9 @@ impl NbdEndpoint {
         if self.opened {
             let is_exchanged = matches!(error, OpenError::Exchanged(_));
             let kind = if is_exchanged { IoErrorKind::Gone } else { IoErrorKind::Unreachable };
-            self.fail_works(io, &IoError::new(kind, error.to_string()), done);
+            self.backlog.fail(&IoError::new(kind, error.to_string()), io.now(), done);
         } else {
             self.state = State::Failed(error);
-        }
-    }
-
-    fn fail_works(&mut self, io: &Io, error: &IoError, done: &mut Vec<Completion>) {
-        self.queue.clear();
-        self.running.clear();
-        self.progress = io.now();
-        for (_, work) in std::mem::take(&mut self.works) {
-            done.push(Completion { id: work.id, result: Err(error.clone()) });
         }
     }
 
@@ -288,32 +242,22 @@ impl NbdEndpoint {
 
     /// The connection is gone: what was not answered goes first when there is a new one.
     fn lose(&mut self, io: &mut Io) {
-        let mut keys: Vec<usize> = self.queue.drain(..).collect();
-        for run in self.running.drain(..).flatten() {
-            if let Run::Work { key, is_flush, .. } = run {
-                self.retries += 1;
-                keys.push(key);
-                if self.works[key].kind.is_write() && !is_flush {
-                    self.knowledge.on_written();
-                }
+        for run in self.backlog.running() {
+            if let Run::Work { key, bytes: 1.. } = run
+                && self.backlog.get(*key).kind.is_write()
+            {
+                self.knowledge.on_written();
             }
         }
-        keys.sort_by_key(|key| self.works[*key].sequence);
-        for key in &keys {
-            // A durable write that waits only for its flush: the server may have forgotten it.
-            if let Work { kind: Kind::Write { .. }, done, .. } = &mut self.works[*key] {
-                *done = 0;
-            }
-        }
-        self.queue.extend(keys);
+        self.backlog.lost();
         self.knowledge.on_lost();
         self.address += 1;
-        self.phase = Phase::Waiting(io.now() + self.reconnect_pause);
+        let pause = self.backoff.pause();
+        self.phase = Phase::Waiting(io.now() + pause);
         tracing::warn!(
-            uri = %self.uri, reason = self.last_failure, unanswered = self.works.len(),
-            "connection lost: connecting again in {} ms", self.reconnect_pause.as_millis()
+            uri = %self.uri, reason = self.last_failure, unanswered = self.backlog.len(),
+            "connection lost: connecting again in {} ms", pause.as_millis()
         );
-        self.reconnect_pause = (self.reconnect_pause * 2).min(RECONNECT_MAX);
         self.tick(io);
     }
 
@@ -328,12 +272,12 @@ impl NbdEndpoint {
     }
 
     fn on_ended(&mut self, io: &mut Io, ended: &Ended, done: &mut Vec<Completion>) {
-        let Some(run) = self.running.get_mut(ended.task.index()).and_then(Option::take) else { return };
+        let Some(run) = self.backlog.ended(ended.task.index()) else { return };
         if let Err(error) = &ended.result
             && error.code == ESHUTDOWN
         {
             // It goes; perhaps another one comes. Nothing of the request was done.
-            self.running[ended.task.index()] = Some(run);
+            self.backlog.started(ended.task.index(), run);
             let failure = Failure::Lost("the server is shutting down".into());
             return self.cut(io, failure, done);
         }
@@ -351,25 +295,26 @@ impl NbdEndpoint {
                 }
                 self.become_ready();
             }
-            Run::Work { key, bytes, is_flush } => {
-                let work = &mut self.works[key];
+            Run::Work { key, bytes } => {
+                let is_flush = bytes == 0;
+                let work = self.backlog.get_mut(key);
                 if work.kind.is_write() && !is_flush {
                     self.knowledge.on_written();
                 }
                 if let Err(error) = &ended.result {
-                    return self.finish(io, key, Err(request::io_error(error)), done);
+                    return self.backlog.finish(key, Err(request::io_error(error)), io.now(), done);
                 }
                 work.done += bytes;
-                work.flushed |= is_flush;
-                self.progress = io.now();
+                work.note |= is_flush;
                 let Some(export) = &self.export else { unreachable!("commands come after it") };
                 if !is_flush && request::is_volatile(&work.kind, export) {
                     self.written = self.cache.wrote();
                 }
-                if request::is_over(&work.kind, work.done, work.flushed, export) {
+                if request::is_over(&work.kind, work.done, work.note, export) {
                     return self.complete(io, key, done);
                 }
-                self.queue.push_front(key);
+                self.backlog.progressed(io.now());
+                self.backlog.again(key);
             }
         }
     }
@@ -384,18 +329,12 @@ impl NbdEndpoint {
 
     /// All of a request is done.
     fn complete(&mut self, io: &Io, key: usize, done: &mut Vec<Completion>) {
-        let work = &self.works[key];
+        let work = self.backlog.get(key);
         let result = match work.kind {
             Kind::Flush => self.cache.flushed(work.mark),
             _ => Ok(()),
         };
-        self.finish(io, key, result, done);
-    }
-
-    fn finish(&mut self, io: &Io, key: usize, result: Result<(), IoError>, done: &mut Vec<Completion>) {
-        self.progress = io.now();
-        let work = self.works.remove(key);
-        done.push(Completion { id: work.id, result });
+        self.backlog.finish(key, result, io.now(), done);
     }
 
     /// Sends as much of the queue as the server takes, and a question if there is one.
@@ -408,17 +347,17 @@ impl NbdEndpoint {
             if connection.window() == 0 {
                 return;
             }
-            let Some(key) = self.queue.pop_front() else { break };
-            let work = &self.works[key];
-            match request::step(&work.kind, work.done, work.flushed, export, &self.capability, &zeroes) {
+            let Some(key) = self.backlog.pop() else { break };
+            let work = self.backlog.get(key);
+            match request::step(&work.kind, work.done, work.note, export, &self.capability, &zeroes) {
                 None => self.complete(io, key, done),
                 Some(Step { command, span, bytes }) => {
-                    let is_flush = command == Command::Flush;
-                    if work.kind.is_write() && !is_flush {
+                    assert_eq!(command == Command::Flush, bytes == 0, "a flush is what moves nothing");
+                    if work.kind.is_write() && bytes > 0 {
                         self.knowledge.on_write();
                     }
                     let task = connection.submit(command, span);
-                    self.set_running(task.index(), Run::Work { key, bytes, is_flush });
+                    self.backlog.started(task.index(), Run::Work { key, bytes });
                 }
             }
         }
@@ -434,15 +373,8 @@ impl NbdEndpoint {
         if let Some(question) = self.knowledge.question(size, unit, io.now()) {
             let command = Command::BlockStatus { offset: question.offset, length: question.length };
             let task = connection.submit(command, None);
-            self.set_running(task.index(), Run::Question(question));
+            self.backlog.started(task.index(), Run::Question(question));
         }
-    }
-
-    fn set_running(&mut self, index: usize, run: Run) {
-        if self.running.len() <= index {
-            self.running.resize_with(index + 1, || None);
-        }
-        self.running[index] = Some(run);
     }
 
     fn zeroes(&mut self, io: &Io) -> Option<Span> {
@@ -471,14 +403,14 @@ impl NbdEndpoint {
 
     fn on_tick(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
         let now = io.now();
-        let late = now - self.progress >= self.timeout;
+        let late = self.backlog.waited(now) >= self.timeout;
         let seconds = self.timeout.as_secs();
         if !self.opened && self.phase != Phase::Closed && late {
             let text = format!("{}: no answer in {seconds} s", self.uri);
             return self.give_up(io, OpenError::Unreachable(text), done);
         }
-        if self.works.is_empty() && self.opened {
-            self.progress = now;
+        if self.backlog.is_empty() && self.opened {
+            self.backlog.progressed(now);
         } else if self.opened && self.expired.is_none() && late {
             let reason = match self.last_failure.as_str() {
                 "" => "the server does not answer",
@@ -502,7 +434,7 @@ impl NbdEndpoint {
             self.connect(io, done);
         }
         let knows = self.knowledge.on_time(now);
-        let idle = self.works.is_empty() && matches!(self.phase, Phase::Serving | Phase::Closed);
+        let idle = self.backlog.is_empty() && matches!(self.phase, Phase::Serving | Phase::Closed);
         if !idle || (knows && self.phase == Phase::Serving) {
             self.tick(io);
         }
@@ -510,11 +442,11 @@ impl NbdEndpoint {
 
     /// The requests have waited long enough; the connection is gone.
     fn expire(&mut self, io: &mut Io, error: &IoError, done: &mut Vec<Completion>) {
-        self.fail_works(io, error, done);
+        self.backlog.fail(error, io.now(), done);
         self.knowledge = Knowledge::new(self.knowledge.subject.clone());
         self.phase = match self.phase {
             Phase::Closing | Phase::Closed => Phase::Closed,
-            _ => Phase::Waiting(io.now() + RECONNECT_MAX),
+            _ => Phase::Waiting(io.now() + Backoff::MAX),
         };
         self.tick(io);
     }
@@ -540,13 +472,7 @@ impl Endpoint for NbdEndpoint {
         if let Some(error) = refused {
             return done.push(Completion { id, result: Err(error) });
         }
-        if self.works.is_empty() {
-            self.progress = io.now();
-        }
-        self.sequence += 1;
-        let (sequence, mark) = (self.sequence, self.cache.mark());
-        let key = self.works.insert(Work { id, kind, sequence, done: 0, flushed: false, mark });
-        self.queue.push_back(key);
+        self.backlog.push(Request { id, kind }, self.cache.mark(), io.now());
         self.tick(io);
         // Sent together with whatever else is submitted in this turn.
         self.feed_soon(io);
@@ -566,8 +492,9 @@ impl Endpoint for NbdEndpoint {
             self.on_outcomes(io, outcomes, done);
         }
         self.pump(io, done);
-        if self.phase == Phase::Closed && !self.works.is_empty() {
-            self.fail_works(io, &IoError::new(IoErrorKind::Aborted, "the connection was closed"), done);
+        if self.phase == Phase::Closed && !self.backlog.is_empty() {
+            let error = IoError::new(IoErrorKind::Aborted, "the connection was closed");
+            self.backlog.fail(&error, io.now(), done);
         }
     }
 
@@ -599,7 +526,7 @@ impl Endpoint for NbdEndpoint {
     }
 
     fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed && self.works.is_empty()
+        self.phase == Phase::Closed && self.backlog.is_empty()
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -624,7 +551,7 @@ impl Endpoint for NbdEndpoint {
     }
 
     fn retries(&self) -> u64 {
-        self.retries
+        self.backlog.retries()
     }
 
     fn losses(&self) -> u64 {

@@ -6,7 +6,7 @@
 //! says so. 29h/00h is what tgt says to every new session; the Linux target says nothing, after a restart as before.
 //! A reset by an initiator (29h/02h, 29h/03h) ends tasks and keeps the cache: only power undoes what is in it.
 
-pub(super) use block::{Mark, WriteCache};
+pub(super) use block::WriteCache;
 use scsi::{Sense, SenseKey};
 
 /// What sense data says of the cache.

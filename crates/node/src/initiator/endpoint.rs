@@ -5,15 +5,14 @@
 //! that login (RFC 7143 §6.3.5), so a repeated write never races its first copy. What the old session acknowledged and
 //! nobody flushed may be gone with the target's power: see `cache.rs`.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
 use block::{
-    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Medium, OpenError, Request,
-    RequestId, State,
+    Backlog, Backoff, Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Medium,
+    OpenError, Request, Run, State,
 };
 use io::{Event as IoEvent, Io, Owner, Token};
 use iscsi::chap::{Algorithm, Algorithms};
@@ -24,9 +23,8 @@ use iscsi::wire::{Attribute, Isid, LoginStatus};
 use mutant::{Mutant, is_on};
 use scsi::cdb::Cdb;
 use scsi::{Sense, Status};
-use slab::Slab;
 
-use super::cache::{self, Fate, Mark, WriteCache};
+use super::cache::{self, Fate, WriteCache};
 use super::command::{self, Data, Step, Verdict};
 use super::options::{Options, random_isid, resolve};
 use super::session::{Failure, Outcome, Session};
@@ -37,9 +35,6 @@ use crate::stream::GENERATION_MASK;
 
 /// Requests a LUN is worth having in flight.
 const QUEUE_DEPTH: u32 = 32;
-/// Pause before the first, and before every later, attempt to connect again.
-const RECONNECT_MIN: Duration = Duration::from_millis(100);
-const RECONNECT_MAX: Duration = Duration::from_secs(2);
 /// Pause before a command is sent again that a busy target did not take.
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// How often the clock is looked at while something is outstanding.
@@ -93,26 +88,6 @@ impl Medium for IscsiMedium {
     }
 }
 
-/// A request under way.
-struct Work {
-    id: RequestId,
-    kind: Kind,
-    /// Place in the order of submission.
-    sequence: u64,
-    /// Bytes that are done, for requests that take several commands.
-    done: u64,
-    repeats: u32,
-    /// When a flush was asked for.
-    mark: Mark,
-}
-
-/// What a task of the session is for.
-#[derive(Clone)]
-enum Run {
-    Question(Span),
-    Work { key: usize, bytes: u64 },
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Connecting, logging in, asking what the disk is.
@@ -161,20 +136,12 @@ struct IscsiEndpoint {
     protection: Protection,
     /// The target does not seal, and need not: the next session is asked for without.
     declined: bool,
-    works: Slab<Work>,
-    /// To be sent, in order.
-    queue: VecDeque<usize>,
-    /// To be sent again at a time.
-    later: VecDeque<(Duration, usize)>,
-    running: Vec<Option<Run>>,
-    sequence: u64,
-    /// When something was last completed, or nothing was outstanding.
-    progress: Duration,
+    /// What is asked; of each how often in a row the target has sent it back.
+    backlog: Backlog<u32, Span>,
     /// Nothing was answered in time: what the requests are told when the session has let go of their buffers.
     expired: Option<IoError>,
-    reconnect_pause: Duration,
+    backoff: Backoff,
     last_failure: String,
-    retries: u64,
     losses: u64,
     zeroes: Option<Span>,
 }
@@ -215,16 +182,10 @@ impl IscsiEndpoint {
             negotiated: None,
             protection: Protection::None,
             declined: false,
-            works: Slab::new(),
-            queue: VecDeque::new(),
-            later: VecDeque::new(),
-            running: Vec::new(),
-            sequence: 0,
-            progress: io.now(),
+            backlog: Backlog::new(io.now()),
             expired: None,
-            reconnect_pause: RECONNECT_MIN,
+            backoff: Backoff::default(),
             last_failure: String::new(),
-            retries: 0,
             losses: 0,
             zeroes: None,
         })
@@ -276,18 +237,8 @@ impl IscsiEndpoint {
                 OpenError::Exchanged(_) => IoErrorKind::Gone,
                 _ => IoErrorKind::Unreachable,
             };
-            self.fail_works(&IoError::new(kind, error.to_string()), done);
+            self.backlog.fail(&IoError::new(kind, error.to_string()), io.now(), done);
             self.phase = Phase::Closed;
-        }
-    }
-
-    fn fail_works(&mut self, error: &IoError, done: &mut Vec<Completion>) {
-        self.queue.clear();
-        self.later.clear();
-        self.running.clear();
-        for work in std::mem::take(&mut self.works) {
-            let (_, work) = work;
-            done.push(Completion { id: work.id, result: Err(error.clone()) });
         }
     }
 
@@ -359,7 +310,7 @@ impl IscsiEndpoint {
             }
             if is_busy && io.now() < self.born + LOGIN_PATIENCE.min(self.options.timeout) {
                 // Others want in as well: who asks rarely waits long.
-                self.reconnect_pause = RECONNECT_MIN;
+                self.backoff = Backoff::default();
                 return self.lose(io);
             }
             let text = format!("{}: {}", self.url, self.last_failure);
@@ -370,34 +321,19 @@ impl IscsiEndpoint {
 
     /// The session is gone: what was not answered goes first when there is a new one.
     fn lose(&mut self, io: &mut Io) {
-        let mut keys: Vec<usize> = self.queue.drain(..).collect();
-        keys.extend(self.later.drain(..).map(|(_, key)| key));
-        for run in self.running.drain(..).flatten() {
-            if let Run::Work { key, .. } = run {
-                self.retries += 1;
-                keys.push(key);
-            }
-        }
-        keys.sort_by_key(|key| self.works[*key].sequence);
-        for key in &keys {
-            // A durable write that waits only for its flush: the target may have forgotten it with its power.
-            if let Work { kind: Kind::Write { .. }, done, .. } = &mut self.works[*key] {
-                *done = 0;
-            }
-        }
-        self.queue.extend(keys);
+        self.backlog.lost();
         if self.redirects > 0 {
             (self.redirects, self.address) = (0, 0);
             self.addresses.clone_from(&self.home);
         } else {
             self.address += 1;
         }
-        self.phase = Phase::Waiting(io.now() + self.reconnect_pause);
+        let pause = self.backoff.pause();
+        self.phase = Phase::Waiting(io.now() + pause);
         tracing::warn!(
-            url = %self.url, reason = self.last_failure, unanswered = self.works.len(),
-            "connection lost: connecting again in {} ms", self.reconnect_pause.as_millis()
+            url = %self.url, reason = self.last_failure, unanswered = self.backlog.len(),
+            "connection lost: connecting again in {} ms", pause.as_millis()
         );
-        self.reconnect_pause = (self.reconnect_pause * 2).min(RECONNECT_MAX);
         self.tick(io);
     }
 
@@ -414,7 +350,7 @@ impl IscsiEndpoint {
                     self.ask(io);
                 }
                 Outcome::Completed { task, status, sense, data_in } => {
-                    match self.running.get_mut(task.index()).and_then(Option::take) {
+                    match self.backlog.ended(task.index()) {
                         Some(Run::Question(buffer)) => {
                             let data = &buffer.as_slice()[..(data_in as usize).min(buffer.len())];
                             self.on_answer(io, &Answer { status, sense, data }, done);
@@ -425,13 +361,11 @@ impl IscsiEndpoint {
                         None => {}
                     }
                 }
-                Outcome::Interrupted { task } => {
-                    match self.running.get_mut(task.index()).and_then(Option::take) {
-                        Some(Run::Question(_)) => self.ask(io),
-                        Some(Run::Work { key, .. }) => self.repeat(io, key, "ended without a status", done),
-                        None => {}
-                    }
-                }
+                Outcome::Interrupted { task } => match self.backlog.ended(task.index()) {
+                    Some(Run::Question(_)) => self.ask(io),
+                    Some(Run::Work { key, .. }) => self.repeat(io, key, "ended without a status", done),
+                    None => {}
+                },
                 Outcome::Failed(failure) => self.on_failure(io, failure, done),
                 Outcome::Targets(_) | Outcome::LoggedOut => {}
             }
@@ -451,7 +385,7 @@ impl IscsiEndpoint {
             Some((task, buffer))
         });
         match asked {
-            Some((task, buffer)) => self.set_running(task.index(), Run::Question(buffer)),
+            Some((task, buffer)) => self.backlog.started(task.index(), Run::Question(buffer)),
             None => self.ask_later(io),
         }
     }
@@ -459,13 +393,6 @@ impl IscsiEndpoint {
     fn ask_later(&mut self, io: &mut Io) {
         self.setup_again = Some(io.now() + TICK);
         self.tick(io);
-    }
-
-    fn set_running(&mut self, index: usize, run: Run) {
-        if self.running.len() <= index {
-            self.running.resize(index + 1, None);
-        }
-        self.running[index] = Some(run);
     }
 
     fn on_answer(&mut self, io: &mut Io, answer: &Answer<'_>, done: &mut Vec<Completion>) {
@@ -518,8 +445,8 @@ impl IscsiEndpoint {
         self.opened = true;
         self.state = State::Ready;
         self.phase = Phase::Serving;
-        self.reconnect_pause = RECONNECT_MIN;
-        self.progress = io.now();
+        self.backoff = Backoff::default();
+        self.backlog.progressed(io.now());
         Ok(())
     }
 
@@ -534,17 +461,22 @@ impl IscsiEndpoint {
         data_in: u32,
         done: &mut Vec<Completion>,
     ) {
-        let work = &mut self.works[key];
+        let work = self.backlog.get_mut(key);
         let verdict = match Status::from_code(status) {
             Some(Status::Good) => {
                 if let Kind::Read { into, .. } = &work.kind
                     && (data_in as usize) < into.len()
                 {
                     let text = format!("the target sent {data_in} of {} bytes", into.len());
-                    return self.finish(io, key, Err(IoError::new(IoErrorKind::Medium, text)), done);
+                    return self.backlog.finish(
+                        key,
+                        Err(IoError::new(IoErrorKind::Medium, text)),
+                        io.now(),
+                        done,
+                    );
                 }
                 work.done += bytes;
-                work.repeats = 0;
+                work.note = 0;
                 if command::is_volatile(&work.kind, &self.disk) {
                     self.written = self.cache.wrote();
                 }
@@ -555,10 +487,10 @@ impl IscsiEndpoint {
                         Kind::Flush => self.cache.flushed(work.mark),
                         _ => Ok(()),
                     };
-                    return self.finish(io, key, result, done);
+                    return self.backlog.finish(key, result, io.now(), done);
                 }
-                self.progress = io.now();
-                return self.queue.push_front(key);
+                self.backlog.progressed(io.now());
+                return self.backlog.again(key);
             }
             Some(Status::CheckCondition) => match &sense {
                 Some(sense) => command::judge(sense),
@@ -578,13 +510,13 @@ impl IscsiEndpoint {
             self.cache_lost();
         }
         match verdict {
-            Verdict::Fail(error) => self.finish(io, key, Err(error), done),
+            Verdict::Fail(error) => self.backlog.finish(key, Err(error), io.now(), done),
             Verdict::Again => {
                 let said = sense.as_ref().map(super::setup::describe).unwrap_or_default();
                 self.repeat(io, key, &said, done);
             }
             Verdict::Later => {
-                self.later.push_back((io.now() + BUSY_PAUSE, key));
+                self.backlog.again_at(key, io.now() + BUSY_PAUSE);
                 self.tick(io);
             }
         }
@@ -592,19 +524,13 @@ impl IscsiEndpoint {
 
     /// Sends a command again, unless it has been too often.
     fn repeat(&mut self, io: &Io, key: usize, why: &str, done: &mut Vec<Completion>) {
-        let work = &mut self.works[key];
-        work.repeats += 1;
-        if work.repeats <= REPEATS_MAX {
-            return self.queue.push_front(key);
+        let repeats = &mut self.backlog.get_mut(key).note;
+        *repeats += 1;
+        if *repeats <= REPEATS_MAX {
+            return self.backlog.again(key);
         }
         let text = format!("the target refuses it again and again: {why}");
-        self.finish(io, key, Err(IoError::new(IoErrorKind::Other, text)), done);
-    }
-
-    fn finish(&mut self, io: &Io, key: usize, result: Result<(), IoError>, done: &mut Vec<Completion>) {
-        self.progress = io.now();
-        let work = self.works.remove(key);
-        done.push(Completion { id: work.id, result });
+        self.backlog.finish(key, Err(IoError::new(IoErrorKind::Other, text)), io.now(), done);
     }
 
     /// Sends as much of the queue as the target takes.
@@ -615,8 +541,8 @@ impl IscsiEndpoint {
         let Some(zeroes) = self.zeroes(io) else { return };
         let Some(session) = &mut self.session else { return };
         while session.window() > 0 {
-            let Some(key) = self.queue.pop_front() else { break };
-            let work = &self.works[key];
+            let Some(key) = self.backlog.pop() else { break };
+            let work = self.backlog.get(key);
             let step = command::step(&work.kind, work.done, &self.disk, &self.capability, &zeroes);
             let Step { cdb, direction, data, bytes } = step;
             let buffer = match data {
@@ -624,7 +550,7 @@ impl IscsiEndpoint {
                 Data::Span(span) => Some(span),
                 Data::Bytes(list) => {
                     let Some(span) = io.pool().take(list.len()) else {
-                        self.queue.push_front(key);
+                        self.backlog.again(key);
                         break;
                     };
                     span.fill(0, &list);
@@ -633,17 +559,14 @@ impl IscsiEndpoint {
             };
             let length = buffer.as_ref().map_or(0, Span::len) as u32;
             let command = command(self.lun, &cdb, direction, length);
-            if is_on(Mutant::RetryTwice) && self.retries > 0 && work.kind.is_write() {
+            if is_on(Mutant::RetryTwice) && self.backlog.retries() > 0 && work.kind.is_write() {
                 let _ = session.submit(command, buffer.clone());
             }
             let Ok(task) = session.submit(command, buffer) else {
-                self.queue.push_front(key);
+                self.backlog.again(key);
                 break;
             };
-            if self.running.len() <= task.index() {
-                self.running.resize(task.index() + 1, None);
-            }
-            self.running[task.index()] = Some(Run::Work { key, bytes });
+            self.backlog.started(task.index(), Run::Work { key, bytes });
         }
     }
 
@@ -690,22 +613,20 @@ impl IscsiEndpoint {
 
     fn on_tick(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
         let now = io.now();
-        while self.later.front().is_some_and(|(at, _)| *at <= now) {
-            let (_, key) = self.later.pop_front().expect("just looked at");
-            self.queue.push_front(key);
-        }
+        self.backlog.on_time(now);
+        let late = self.backlog.waited(now) >= self.options.timeout;
         if self.setup_again.is_some_and(|at| at <= now) {
             self.setup_again = None;
             self.ask(io);
         }
-        if !self.opened && self.phase == Phase::Opening && now - self.progress >= self.options.timeout {
+        if !self.opened && self.phase == Phase::Opening && late {
             let (url, seconds) = (&self.url, self.options.timeout.as_secs());
             let text = format!("{url}: no answer in {seconds} s");
             return self.give_up(io, OpenError::Unreachable(text), done);
         }
-        if self.works.is_empty() && self.opened {
-            self.progress = now;
-        } else if self.opened && self.expired.is_none() && now - self.progress >= self.options.timeout {
+        if self.backlog.is_empty() && self.opened {
+            self.backlog.progressed(now);
+        } else if self.opened && self.expired.is_none() && late {
             let reason = if self.last_failure.is_empty() {
                 "the target does not answer"
             } else {
@@ -731,7 +652,7 @@ impl IscsiEndpoint {
         {
             self.connect(io, done);
         }
-        let idle = self.works.is_empty() && matches!(self.phase, Phase::Serving | Phase::Closed);
+        let idle = self.backlog.is_empty() && matches!(self.phase, Phase::Serving | Phase::Closed);
         if !idle {
             self.tick(io);
         }
@@ -741,11 +662,10 @@ impl IscsiEndpoint {
 impl IscsiEndpoint {
     /// The requests have waited long enough; the session is gone.
     fn expire(&mut self, io: &mut Io, error: &IoError, done: &mut Vec<Completion>) {
-        self.fail_works(error, done);
-        self.progress = io.now();
+        self.backlog.fail(error, io.now(), done);
         self.phase = match self.phase {
             Phase::Closing | Phase::Closed => Phase::Closed,
-            _ => Phase::Waiting(io.now() + RECONNECT_MAX),
+            _ => Phase::Waiting(io.now() + Backoff::MAX),
         };
         self.tick(io);
     }
@@ -768,14 +688,7 @@ impl Endpoint for IscsiEndpoint {
         if let Err(error) = check(&self.capability, &request.kind) {
             return done.push(Completion { id: request.id, result: Err(error) });
         }
-        if self.works.is_empty() {
-            self.progress = io.now();
-        }
-        self.sequence += 1;
-        let Request { id, kind } = request;
-        let (sequence, mark) = (self.sequence, self.cache.mark());
-        let key = self.works.insert(Work { id, kind, sequence, done: 0, repeats: 0, mark });
-        self.queue.push_back(key);
+        self.backlog.push(request, self.cache.mark(), io.now());
         self.tick(io);
         // Sent together with whatever else is submitted in this turn.
         self.feed_soon(io);
@@ -803,8 +716,9 @@ impl Endpoint for IscsiEndpoint {
             self.on_outcomes(io, outcomes, done);
         }
         self.pump(io, done);
-        if self.phase == Phase::Closed && !self.works.is_empty() {
-            self.fail_works(&IoError::new(IoErrorKind::Aborted, "the session was closed"), done);
+        if self.phase == Phase::Closed && !self.backlog.is_empty() {
+            let error = IoError::new(IoErrorKind::Aborted, "the session was closed");
+            self.backlog.fail(&error, io.now(), done);
         }
     }
 
@@ -834,7 +748,7 @@ impl Endpoint for IscsiEndpoint {
     }
 
     fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed && self.works.is_empty()
+        self.phase == Phase::Closed && self.backlog.is_empty()
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -842,7 +756,7 @@ impl Endpoint for IscsiEndpoint {
     }
 
     fn retries(&self) -> u64 {
-        self.retries
+        self.backlog.retries()
     }
 
     fn losses(&self) -> u64 {
