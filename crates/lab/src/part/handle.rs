@@ -10,8 +10,8 @@ use serde::Deserialize;
 use super::{Job, Order};
 use crate::{Attempted, LabError};
 
-/// Longer than any answer takes; a part that does not answer is ended.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any answer takes, however busy the machine is; a part that does not answer is ended.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A running part. Dropping it ends it.
 pub(crate) struct Part {

@@ -10,5 +10,6 @@ pub(super) use ahead::RING_BYTES;
 pub(crate) use initiator::SocketInitiator;
 pub(crate) use target::SocketTarget;
 
-/// A peer that is silent for so long has failed.
-const SILENCE_MAX: std::time::Duration = std::time::Duration::from_secs(20);
+/// A peer that is silent for so long hangs: one that has ended is noticed at once, and one that has to wait for a processor
+/// takes less, however busy the machine is.
+const SILENCE_MAX: std::time::Duration = std::time::Duration::from_secs(300);
