@@ -92,3 +92,44 @@ fn a_request_under_way_when_the_endpoint_is_closed_is_told_of() {
     assert_eq!((done.len(), done[0].id), (1, 7));
     assert_eq!(done[0].result.as_ref().unwrap_err().kind, IoErrorKind::Aborted);
 }
+
+/// A target that answers and does not have what was there is asked again, until the requests have waited long enough; what they
+/// end with says what to do. When it has it again, all goes on.
+fn comes_back_after(other: impl Fn(ServerConfig) -> ServerConfig) {
+    let settings = || config(vec![lun(0, medium("mem:8M"))], Access::default());
+    let target = Guard::start_with(settings());
+    let address = target.address();
+    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut endpoint = remote(address, Duration::from_millis(500)).attach(&mut io).unwrap();
+    wait_ready(&mut io, &mut [&mut *endpoint]).unwrap();
+    target.handle().stop();
+    drop(target);
+    let at = |settings: ServerConfig| ServerConfig { listen: vec![address], ..settings };
+    let target = Guard::start_with(other(at(settings())));
+    let error = read(&mut io, &mut *endpoint).result.unwrap_err();
+    assert_eq!(error.kind, IoErrorKind::Unreachable);
+    assert!(error.text.contains("nothing completed for"), "{}", error.text);
+    assert!(error.text.contains("hikyaku ls"), "{}", error.text);
+    drop(target);
+    let _target = Guard::start_with(at(settings()));
+    let start = Instant::now();
+    while read(&mut io, &mut *endpoint).result.is_err() {
+        assert!(start.elapsed() < PATIENCE, "it does not come back");
+    }
+}
+
+#[test]
+fn a_target_that_is_not_there_yet_is_waited_for() {
+    comes_back_after(|mut settings| {
+        settings.targets[0].iqn += "-another";
+        settings
+    });
+}
+
+#[test]
+fn a_lun_that_is_not_there_yet_is_waited_for() {
+    comes_back_after(|mut settings| {
+        settings.targets[0].luns[0].lun = 5;
+        settings
+    });
+}

@@ -226,7 +226,8 @@ impl IscsiEndpoint {
         if !self.opened {
             self.state = State::Failed(error);
             self.phase = Phase::Closed;
-        } else if let OpenError::Unreachable(text) = error {
+        } else if let OpenError::Unreachable(text) | OpenError::Missing(text) = error {
+            // A target that starts may answer before it has all its LUNs, or one of its names.
             self.last_failure = text;
             self.lose(io);
         } else {
@@ -665,6 +666,8 @@ impl IscsiEndpoint {
         self.backlog.fail(error, io.now(), done);
         self.phase = match self.phase {
             Phase::Closing | Phase::Closed => Phase::Closed,
+            // However short the timeout is, the next attempt comes.
+            Phase::Waiting(at) => Phase::Waiting(at),
             _ => Phase::Waiting(io.now() + Backoff::MAX),
         };
         self.tick(io);
