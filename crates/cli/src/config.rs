@@ -13,6 +13,7 @@ use toml::Spanned;
 use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::Failure;
+use crate::state::parse_naa;
 use crate::{names, units};
 
 /// Read when `serve` gets neither endpoints nor `--config`.
@@ -59,6 +60,8 @@ pub(crate) struct Lun {
     pub(crate) endpoint: Named,
     /// Its serial number, if it is not to be random.
     pub(crate) serial: Option<String>,
+    /// Its NAA designator, if it is not to be random.
+    pub(crate) naa: Option<u64>,
 }
 
 /// Who may log in.
@@ -316,11 +319,12 @@ impl Target {
             return Err(format!("LUN {lun} is there twice"));
         }
         check_lun_options(&endpoint.spec)?;
+        let naa = endpoint.spec.get("naa").map(parse_naa).transpose()?;
         let serial = serial.or_else(|| endpoint.spec.get("serial").map(str::to_owned));
         if let Some(serial) = &serial {
             check_serial(serial)?;
         }
-        self.luns.push(Lun { lun, endpoint, serial });
+        self.luns.push(Lun { lun, endpoint, serial, naa });
         Ok(())
     }
 }

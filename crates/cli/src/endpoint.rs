@@ -45,7 +45,7 @@ const NBD_OPTIONS: &[&str] = &["ro", "timeout"];
 
 /// Options of an endpoint that is served as a LUN, beside its own.
 pub(crate) const LUN_OPTIONS: &[&str] =
-    &["lun", "cache", "serial", "vendor", "product", "rotational", "removable", "shared", "exclusive"];
+    &["lun", "cache", "serial", "naa", "vendor", "product", "rotational", "removable", "shared", "exclusive"];
 
 /// An endpoint as the user wrote it, without its secrets.
 #[derive(Debug)]

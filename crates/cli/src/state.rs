@@ -1,8 +1,8 @@
 //! What outlives a run: this host's iSCSI name, and who each LUN is.
 //!
-//! One versioned file in the state directory maps (target, LUN) to a NAA and a serial number, both random at
-//! first use and never derived from a path or from content: a disk that moves keeps its name only if its
-//! place does, and two disks never share one. It is replaced as a whole (write, fsync, rename, fsync of the
+//! One versioned file in the state directory maps (target, LUN, storage) to a NAA and a serial number, both random at
+//! first use and never derived from a path or from content: other storage at the same place is another disk, the one that
+//! was there before gets its identity back, and two disks never share one. The file is replaced as a whole (write, fsync, rename, fsync of the
 //! directory) under a lock.
 
 use std::fs::{self, File, OpenOptions};
@@ -16,8 +16,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Exit, Failure};
 use crate::sys::{self, Hold};
 
-/// Version of the file; one that is greater was written by a later release.
-const VERSION: u32 = 1;
+/// Version of the file; one that is greater was written by a later release. Version 1 did not know storage.
+const VERSION: u32 = 2;
+const VERSION_MIN: u32 = 1;
+/// Identities of one place, those that were used last.
+const PLACE_IDENTITIES_MAX: usize = 16;
 const FILE: &str = "identities.json";
 const LOCK: &str = "identities.lock";
 /// The byte of the lock file that whoever rewrites the state holds. Live LUNs hold the bytes from
@@ -27,7 +30,7 @@ const LIVE_BASE: u64 = 1 << 32;
 /// Rewriting takes milliseconds; whoever holds the lock longer than this is stuck.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Who a LUN is, for as long as its place exists.
+/// Who a LUN is, for as long as its place and its storage exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// NAA designator of type 3, locally assigned.
@@ -64,8 +67,40 @@ struct Contents {
 struct Entry {
     target: String,
     lun: u16,
+    /// What it was given to; absent from version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    storage: Option<String>,
     naa: String,
     serial: String,
+}
+
+impl Entry {
+    fn of(target: &str, lun: u16, storage: &str, identity: &Identity) -> Self {
+        Self {
+            target: target.to_owned(),
+            lun,
+            storage: Some(storage.to_owned()),
+            naa: format!("{:016x}", identity.naa),
+            serial: identity.serial.clone(),
+        }
+    }
+
+    fn identity(&self) -> io::Result<Identity> {
+        Ok(Identity { naa: parse_naa(&self.naa).map_err(io::Error::other)?, serial: self.serial.clone() })
+    }
+}
+
+/// A NAA designator of type 3, locally assigned (SPC-4 7.8.6.6.4).
+pub(crate) fn parse_naa(text: &str) -> Result<u64, String> {
+    let naa = u64::from_str_radix(text, 16).ok().filter(|naa| naa >> 60 == 3 && text.len() == 16);
+    naa.ok_or_else(|| format!("the NAA '{text}' is not sixteen hex digits that begin with 3"))
+}
+
+/// The identity of a LUN, and who it was when other storage was served there last.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Given {
+    pub(crate) identity: Identity,
+    pub(crate) before: Option<Identity>,
 }
 
 /// The directory where state lives.
@@ -112,41 +147,54 @@ impl StateDir {
         self.update(|contents| Ok((contents.host.clone(), false)))
     }
 
-    /// Who `lun` of `target` is; random at first use.
-    pub(crate) fn identity(&self, target: &str, lun: u16) -> Result<Identity, Failure> {
+    /// Who `lun` of `target` is with this storage; random at first use. An identity of that place that is live in another process
+    /// is given whatever the storage: that two would be there at once is then found by [`Self::claim`].
+    pub(crate) fn identity(&self, target: &str, lun: u16, storage: &str) -> Result<Given, Failure> {
         self.update(|contents| {
-            if let Some(entry) = contents.luns.iter().find(|entry| entry.target == target && entry.lun == lun)
-            {
-                let naa = u64::from_str_radix(&entry.naa, 16).ok().filter(|naa| naa >> 60 == 3);
-                let naa = naa.ok_or_else(|| {
-                    io::Error::other(format!(
-                        "the NAA '{}' is not sixteen hex digits that begin with 3",
-                        entry.naa
-                    ))
-                })?;
-                return Ok((Identity { naa, serial: entry.serial.clone() }, false));
+            let is_here = |entry: &Entry| entry.target == target && entry.lun == lun;
+            let places = contents.luns.iter().enumerate().filter(|(_, entry)| is_here(entry));
+            let here: Vec<usize> = places.map(|(index, _)| index).collect();
+            let Some(last) = here.last().copied() else {
+                let identity = Identity::random()?;
+                contents.luns.push(Entry::of(target, lun, storage, &identity));
+                return Ok((Given { identity, before: None }, true));
+            };
+            let of = |index: usize| contents.luns[index].storage.as_deref();
+            if of(last) == Some(storage) {
+                return Ok((Given { identity: contents.luns[last].identity()?, before: None }, false));
             }
-            let identity = Identity::random()?;
-            contents.luns.push(Entry {
-                target: target.to_owned(),
-                lun,
-                naa: format!("{:016x}", identity.naa),
-                serial: identity.serial.clone(),
-            });
-            Ok((identity, true))
+            let before = contents.luns[last].identity()?;
+            if of(last).is_none() {
+                contents.luns[last].storage = Some(storage.to_owned());
+                return Ok((Given { identity: before, before: None }, true));
+            }
+            if self.try_claim(before.naa, Hold::Exclusive)?.is_none() {
+                return Ok((Given { identity: before, before: None }, false));
+            }
+            let entry = match here.iter().find(|index| of(**index) == Some(storage)) {
+                Some(index) => contents.luns.remove(*index),
+                None => Entry::of(target, lun, storage, &Identity::random()?),
+            };
+            let identity = entry.identity()?;
+            contents.luns.push(entry);
+            if here.len() == PLACE_IDENTITIES_MAX {
+                contents.luns.remove(here[0]);
+            }
+            Ok((Given { identity, before: Some(before) }, true))
         })
     }
 
     /// Makes an identity live; `None` if another process presents it already. A LUN declared `shared` may be
     /// presented several times.
     pub(crate) fn claim(&self, naa: u64, hold: Hold) -> Result<Option<Claim>, Failure> {
-        let attempt = || -> io::Result<Option<Claim>> {
-            let file = self.lock_file()?;
-            // Sixty random bits do not fit behind the base in a signed offset; 61 bits of offset do.
-            let byte = LIVE_BASE + (naa & ((1 << 60) - 1));
-            Ok(sys::lock_byte(&file, byte, hold)?.then_some(Claim { _file: file }))
-        };
-        attempt().map_err(|error| self.failed("claim a LUN's identity in", error))
+        self.try_claim(naa, hold).map_err(|error| self.failed("claim a LUN's identity in", error))
+    }
+
+    fn try_claim(&self, naa: u64, hold: Hold) -> io::Result<Option<Claim>> {
+        let file = self.lock_file()?;
+        // Sixty random bits do not fit behind the base in a signed offset; 61 bits of offset do.
+        let byte = LIVE_BASE + (naa & ((1 << 60) - 1));
+        Ok(sys::lock_byte(&file, byte, hold)?.then_some(Claim { _file: file }))
     }
 
     /// Where journals of copies lie; made if it is not there.
@@ -206,11 +254,12 @@ impl StateDir {
         }
         let damaged = |error: serde_json::Error| io::Error::other(format!("{FILE} is damaged: {error}"));
         let Versioned { version } = serde_json::from_str(&text).map_err(damaged)?;
-        if version != VERSION {
-            let text = format!("{FILE} has version {version}, this release knows {VERSION}");
+        if !(VERSION_MIN..=VERSION).contains(&version) {
+            let text = format!("{FILE} has version {version}, this release knows {VERSION_MIN} to {VERSION}");
             return Err(io::Error::other(text));
         }
-        Ok((serde_json::from_str(&text).map_err(damaged)?, false))
+        let contents: Contents = serde_json::from_str(&text).map_err(damaged)?;
+        Ok((Contents { version: VERSION, ..contents }, false))
     }
 
     fn write(&self, contents: &Contents) -> io::Result<()> {
@@ -262,22 +311,65 @@ mod tests {
     fn identities_are_kept_and_differ() {
         let home = tempfile::tempdir().unwrap();
         let state = StateDir::at(&home.path().join("deep/hikyaku"));
-        let first = state.identity("iqn.a", 0).unwrap();
+        let of = |target, lun| state.identity(target, lun, "file 1").unwrap().identity;
+        let first = of("iqn.a", 0);
         assert_eq!(first.naa >> 60, 3);
         assert_eq!(first.serial.len(), 16);
-        assert_eq!(state.identity("iqn.a", 0).unwrap(), first);
-        assert_ne!(state.identity("iqn.a", 1).unwrap(), first);
-        assert_ne!(state.identity("iqn.b", 0).unwrap().naa, first.naa);
+        assert_eq!(of("iqn.a", 0), first);
+        assert_ne!(of("iqn.a", 1), first);
+        assert_ne!(of("iqn.b", 0).naa, first.naa);
         let host = state.host_name().unwrap();
         assert!(host.starts_with("iqn.2026-11.example.hikyaku:"), "{host}");
         assert_eq!(StateDir::at(&home.path().join("deep/hikyaku")).host_name().unwrap(), host);
     }
 
     #[test]
+    fn an_identity_belongs_to_its_storage() {
+        let home = tempfile::tempdir().unwrap();
+        let state = StateDir::at(home.path());
+        let of = |storage: &str| state.identity("iqn.a", 0, storage).unwrap();
+        let first = of("file 1").identity;
+        let second = of("file 2");
+        assert_ne!((second.identity.naa, &second.identity.serial), (first.naa, &first.serial));
+        assert_eq!(second.before, Some(first.clone()));
+        assert_eq!(of("file 2"), Given { before: None, ..second });
+        let back = of("file 1");
+        assert_eq!(back.identity, first, "it is the disk that it was");
+        assert!(back.before.is_some());
+        // While another process presents one of this place, it is that one: to be refused.
+        let claim = state.claim(first.naa, Hold::Exclusive).unwrap().unwrap();
+        assert_eq!(of("file 2"), Given { identity: first.clone(), before: None });
+        drop(claim);
+        for number in 3..50 {
+            of(&format!("file {number}"));
+        }
+        let luns = serde_json::from_str::<Contents>(&fs::read_to_string(home.path().join(FILE)).unwrap());
+        assert_eq!(luns.unwrap().luns.len(), PLACE_IDENTITIES_MAX);
+        assert_eq!(of("file 49").before, None);
+        assert_ne!(of("file 1").identity, first, "forgotten at last");
+    }
+
+    #[test]
+    fn an_identity_of_the_first_version_goes_to_the_storage_that_is_there() {
+        let home = tempfile::tempdir().unwrap();
+        let state = StateDir::at(home.path());
+        let text = r#"{"version":1,"host":"x","luns":[{"target":"iqn.a","lun":0,"naa":"3000000000000005","serial":"s"}]}"#;
+        fs::write(home.path().join(FILE), text).unwrap();
+        assert_eq!(state.host_name().unwrap(), "x");
+        let kept = Identity { naa: 0x3000_0000_0000_0005, serial: "s".into() };
+        assert_eq!(
+            state.identity("iqn.a", 0, "file 1").unwrap(),
+            Given { identity: kept.clone(), before: None }
+        );
+        assert_eq!(state.identity("iqn.a", 0, "file 1").unwrap().identity, kept);
+        assert_ne!(state.identity("iqn.a", 0, "file 2").unwrap().identity, kept);
+    }
+
+    #[test]
     fn one_identity_is_live_once_unless_shared() {
         let home = tempfile::tempdir().unwrap();
         let state = StateDir::at(home.path());
-        let naa = state.identity("iqn.a", 0).unwrap().naa;
+        let naa = state.identity("iqn.a", 0, "mem").unwrap().identity.naa;
         let claim = state.claim(naa, Hold::Exclusive).unwrap().unwrap();
         assert!(state.claim(naa, Hold::Exclusive).unwrap().is_none());
         assert!(state.claim(naa, Hold::Shared).unwrap().is_none());
@@ -294,7 +386,7 @@ mod tests {
         let state = StateDir::at(home.path());
         let all = [
             ("{", "identities.json is damaged"),
-            (r#"{"version":2,"host":"x"}"#, "identities.json has version 2, this release knows 1"),
+            (r#"{"version":3,"host":"x"}"#, "identities.json has version 3, this release knows 1 to 2"),
             (r#"{"version":1,"host":"x","more":1}"#, "unknown field `more`"),
             (
                 r#"{"version":1,"host":"x","luns":[{"target":"iqn.a","lun":0,"naa":"5","serial":""}]}"#,
@@ -303,7 +395,7 @@ mod tests {
         ];
         for (text, cause) in all {
             fs::write(home.path().join(FILE), text).unwrap();
-            let failure = state.identity("iqn.a", 0).unwrap_err();
+            let failure = state.identity("iqn.a", 0, "mem").unwrap_err();
             assert!(failure.cause.contains(cause), "{failure}");
             assert_eq!(fs::read_to_string(home.path().join(FILE)).unwrap(), text);
         }

@@ -202,6 +202,34 @@ fn identities_are_stable_and_never_live_twice() {
 }
 
 #[test]
+fn an_identity_goes_with_its_storage() {
+    let place = Place::new();
+    let file = place.file("disk.img", &vec![1; MIB]);
+    let other = place.file("other.img", &vec![1; MIB]);
+    let who = |words: &str| {
+        let mut serving = place.serve(&[words, "--iqn", "iqn.2026-11.example:one"]);
+        let facts = place.run(&["info", &serving.urls[0], "--json"]).expect(0).json()["facts"].clone();
+        serving.signal("-TERM");
+        assert_eq!(serving.wait(), 0);
+        (facts["designator"].as_str().unwrap().to_owned(), facts["serial"].as_str().unwrap().to_owned())
+    };
+    let first = who("disk.img");
+    assert_eq!(who("disk.img"), first);
+    fs::File::options().write(true).open(&file).unwrap().set_len(2 * MIB as u64).unwrap();
+    assert_eq!(who("disk.img"), first, "it has grown");
+    fs::rename(&file, place.path("moved.img")).unwrap();
+    assert_eq!(who("moved.img"), first, "it has another name");
+    fs::rename(other, &file).unwrap();
+    let second = who("disk.img");
+    assert!(second.0 != first.0 && second.1 != first.1, "{second:?}");
+    let naa = first.0.strip_prefix("naa.").unwrap();
+    assert_eq!(who(&format!("disk.img,naa={naa},serial={}", first.1)), first, "it is said to be that disk");
+    assert_eq!(who("moved.img"), first);
+    let ran = place.run(&["serve", "disk.img,naa=5", "--listen", "127.0.0.1:0"]).expect(2);
+    assert!(ran.stderr.contains("sixteen hex digits"), "{}", ran.stderr);
+}
+
+#[test]
 fn storage_declared_shared_may_be_live_twice() {
     let place = Place::new();
     let name = ["--iqn", "iqn.2026-11.example:both"];

@@ -3,12 +3,30 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use super::entry::disk_of;
 use super::kernel::{Kernel, number_text, path_in, text};
 use crate::Fingerprint;
 
 impl Kernel {
+    /// The name by which a block device is known after the next start of the machine too: its disk's own, its volume's or array's,
+    /// or that of the file behind it. `None`: it has none.
+    pub fn lasting_name(&self, device: u64) -> Option<String> {
+        let dir = self.directory(device)?;
+        let disk = disk_of(&dir);
+        let name = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid", "md/uuid"]
+            .iter()
+            .find_map(|name| text(&disk.join(name)).filter(|text| !text.is_empty()));
+        let name = name.map(|name| format!("disk {name}")).or_else(|| {
+            let file = fs::metadata(path_in(&disk.join("loop/backing_file"))?).ok()?;
+            let offset = text(&disk.join("loop/offset")).unwrap_or_default();
+            Some(format!("{} from byte {offset}", lasting_name(&file)))
+        })?;
+        let partition = text(&dir.join("partition"));
+        Some(partition.map_or_else(|| name.clone(), |partition| format!("{name}, partition {partition}")))
+    }
+
     /// Of a block device, known by its name in the world where it has one: numbers are given anew at every start of the
     /// machine. A loop device is what its file is. What is written to it shows when it leaves the page cache.
     pub fn fingerprint(&self, device: u64, size_bytes: u64) -> Fingerprint {
@@ -42,6 +60,15 @@ impl Kernel {
 }
 
 /// The file behind a loop device, by its own number, and where in it the device begins. `None` if that cannot be seen.
+/// By what a file is known as long as it exists: who writes to it, moves it within its file system or makes it longer does not
+/// change that. The number of the file system's device is not in it, which may be another after the next start.
+pub fn lasting_name(file: &fs::Metadata) -> String {
+    let born = file.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let born =
+        born.map_or_else(String::new, |born| format!(", born {}.{:09}", born.as_secs(), born.subsec_nanos()));
+    format!("file {}{born}", file.ino())
+}
+
 fn file_behind(disk: &Path) -> Option<String> {
     let path = path_in(&disk.join("loop/backing_file"))?;
     let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
@@ -90,6 +117,29 @@ mod tests {
         let part = of(17);
         assert_eq!(part.storage, "disk naa.5000c500a1b2c3d4, partition 1 at sector 2048, 1048576 bytes");
         assert!(part.contents.ends_with("8 sectors written, 7 discarded"), "{part:?}");
+    }
+
+    #[test]
+    fn a_name_lasts_over_starts_of_the_machine() {
+        let (root, kernel) = machine();
+        let (disk, file) = (kernel.sys.join("block/sdx"), root.path().join("disk.img"));
+        let of = |minor| kernel.lasting_name(libc::makedev(8, minor));
+        assert_eq!(of(16), None);
+        fs::write(&file, "x").unwrap();
+        write(&disk, "loop/backing_file", &format!("{}\n", file.display()));
+        write(&disk, "loop/offset", "512\n");
+        let known = lasting_name(&fs::metadata(&file).unwrap());
+        assert!(known.starts_with("file "), "{known}");
+        assert_eq!(of(16), Some(format!("{known} from byte 512")));
+        write(&disk, "dm/uuid", "LVM-a\n");
+        write(&disk, "sdx1/partition", "1\n");
+        assert_eq!(of(16).as_deref(), Some("disk LVM-a"));
+        assert_eq!(of(17).as_deref(), Some("disk LVM-a, partition 1"));
+        fs::write(&file, "longer than before").unwrap();
+        assert_eq!(lasting_name(&fs::metadata(&file).unwrap()), known);
+        fs::write(root.path().join("other.img"), "x").unwrap();
+        fs::rename(root.path().join("other.img"), &file).unwrap();
+        assert_ne!(lasting_name(&fs::metadata(&file).unwrap()), known);
     }
 
     #[test]

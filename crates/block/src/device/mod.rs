@@ -20,6 +20,7 @@ mod topology;
 mod uevent;
 
 pub use entry::{Entry, Limits, Traffic};
+pub use fingerprint::lasting_name;
 pub use generic::{Family, Generic, Namespace};
 pub(crate) use kernel::parse_number;
 pub use kernel::{Kernel, Node, number_text};

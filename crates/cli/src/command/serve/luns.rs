@@ -1,15 +1,17 @@
 //! From the LUNs asked for to those served: storage opened, identities claimed.
 
 use std::collections::HashMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 
+use block::device::{Kernel, lasting_name};
 use block::{Location, Medium, OpenOptions};
 use node::target::{LunConfig, TargetConfig};
 
 use crate::config::{Lun, Target, rotational, write_cache};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
-use crate::state::{Claim, Identity, StateDir, already_live};
+use crate::state::{Claim, Given, Identity, StateDir, already_live};
 use crate::sys::Hold;
 
 /// Default names that are tried when others serve under the host's own.
@@ -34,12 +36,13 @@ pub(super) struct Claimed {
 pub(super) fn claim(context: &Context, target: &Target) -> Result<Claimed, Failure> {
     let state = StateDir::locate()?;
     if let Some(iqn) = &target.iqn {
-        return claim_as(&state, iqn, &target.luns)?.map_err(|(lun, naa)| already_live(iqn, lun, naa));
+        return claim_as(context, &state, iqn, &target.luns)?
+            .map_err(|(lun, naa)| already_live(iqn, lun, naa));
     }
     let host = state.host_name()?;
     for number in 1..=DEFAULT_NAMES_MAX {
         let iqn = if number == 1 { host.clone() } else { format!("{host}.{number}") };
-        if let Ok(claimed) = claim_as(&state, &iqn, &target.luns)? {
+        if let Ok(claimed) = claim_as(context, &state, &iqn, &target.luns)? {
             if number > 1 {
                 context.warn(&format!(
                     "{host} is live in another process; this target is {iqn} (choose with --iqn)"
@@ -57,14 +60,27 @@ pub(super) fn claim(context: &Context, target: &Target) -> Result<Claimed, Failu
 }
 
 /// `Err((lun, naa))` names an identity that is live elsewhere.
-fn claim_as(state: &StateDir, iqn: &str, luns: &[Lun]) -> Result<Result<Claimed, (u16, u64)>, Failure> {
+fn claim_as(
+    context: &Context,
+    state: &StateDir,
+    iqn: &str,
+    luns: &[Lun],
+) -> Result<Result<Claimed, (u16, u64)>, Failure> {
     let mut claimed = Claimed { iqn: iqn.to_owned(), identities: Vec::new(), claims: Vec::new() };
     for lun in luns {
-        let mut identity = state.identity(iqn, lun.lun)?;
+        let Given { mut identity, before } = state.identity(iqn, lun.lun, &storage(lun))?;
+        identity.naa = lun.naa.unwrap_or(identity.naa);
         let hold = if lun.endpoint.spec.flag("shared") == Ok(true) { Hold::Shared } else { Hold::Exclusive };
         match state.claim(identity.naa, hold)? {
             Some(claim) => claimed.claims.push(claim),
             None => return Ok(Err((lun.lun, identity.naa))),
+        }
+        if let Some(Identity { naa, serial }) = before.filter(|_| lun.naa.is_none()) {
+            context.warn(&format!(
+                "LUN {} of {iqn} has other storage than before and is another disk to initiators; if it is the same \
+                 disk, moved or restored, say naa={naa:016x},serial={serial}",
+                lun.lun
+            ));
         }
         if let Some(serial) = &lun.serial {
             identity.serial.clone_from(serial);
@@ -72,6 +88,24 @@ fn claim_as(state: &StateDir, iqn: &str, luns: &[Lun]) -> Result<Result<Claimed,
         claimed.identities.push(identity);
     }
     Ok(Ok(claimed))
+}
+
+/// What an identity is given to: the lasting name of a file or device, or else the words that name the storage. What is
+/// memory is one kind of storage.
+fn storage(lun: &Lun) -> String {
+    match &lun.endpoint.spec.location {
+        Location::File(path) => {
+            let name = std::fs::metadata(path).ok().and_then(|metadata| match metadata.file_type() {
+                kind if kind.is_block_device() => Kernel::default().lasting_name(metadata.rdev()),
+                _ => Some(lasting_name(&metadata)),
+            });
+            name.unwrap_or_else(|| format!("device {}", path.display()))
+        }
+        Location::Url(url) => url.clone(),
+        Location::Stdio | Location::Memory { .. } | Location::Null { .. } | Location::Pattern { .. } => {
+            "memory".into()
+        }
+    }
 }
 
 /// Opens the storage of every LUN, in the order of the target's LUNs.

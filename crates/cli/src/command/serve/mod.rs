@@ -26,7 +26,7 @@ const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// tasks in flight finished and flushed, sessions asked to log out; a second one flushes and ends at once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough, serial=, vendor=, product=,
+Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough, serial=, naa=, vendor=, product=,
 rotational=yes|no, removable, shared, exclusive.
 
 Examples:
