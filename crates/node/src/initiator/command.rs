@@ -5,7 +5,7 @@ use block::{Capability, IoError, IoErrorKind, Kind};
 use iscsi::initiator::Direction;
 use mutant::Mutant;
 use scsi::cdb::{self, Cdb};
-use scsi::{Range, Sense, SenseKey};
+use scsi::{Range, Sense, SenseKey, Status};
 
 use super::setup::{Disk, describe};
 
@@ -154,6 +154,8 @@ pub(super) fn direction_in(length: u32) -> Direction {
 /// What to do about sense data.
 #[derive(Debug)]
 pub(super) enum Verdict {
+    /// It was carried out.
+    Done,
     /// Send the command again at once.
     Again,
     /// Send it again in a moment.
@@ -162,8 +164,26 @@ pub(super) enum Verdict {
     Fail(IoError),
 }
 
+/// Judges what a command ended with (SAM-5 5.3.1).
+pub(super) fn judge(status: u8, sense: Option<&Sense>) -> Verdict {
+    let fail = |kind, text: String| Verdict::Fail(IoError::new(kind, text));
+    match Status::from_code(status) {
+        Some(Status::Good) => Verdict::Done,
+        Some(Status::CheckCondition) => match sense {
+            Some(sense) => judge_sense(sense),
+            None => fail(IoErrorKind::Other, "CHECK CONDITION without sense data".to_owned()),
+        },
+        Some(Status::Busy | Status::TaskSetFull) => Verdict::Later,
+        Some(Status::ReservationConflict) => {
+            let text = "RESERVATION CONFLICT: another initiator has reserved the LUN";
+            fail(IoErrorKind::Refused, text.to_owned())
+        }
+        other => fail(IoErrorKind::Other, format!("SCSI status {status:02X}h ({other:?})")),
+    }
+}
+
 /// Judges a CHECK CONDITION.
-pub(super) fn judge(sense: &Sense) -> Verdict {
+pub(super) fn judge_sense(sense: &Sense) -> Verdict {
     let fail = |kind| Verdict::Fail(IoError::new(kind, describe(sense)));
     match (sense.key, sense.asc, sense.ascq) {
         (SenseKey::UnitAttention, ..) | (SenseKey::AbortedCommand, ..) => Verdict::Again,
@@ -178,6 +198,41 @@ pub(super) fn judge(sense: &Sense) -> Verdict {
     }
 }
 
+/// Refuses what the LUN would refuse.
+pub(super) fn check(capability: &Capability, kind: &Kind) -> Result<(), IoError> {
+    let Some((offset, length)) = kind.range() else { return Ok(()) };
+    let size = capability.size_bytes;
+    let wrong = if offset.checked_add(length).is_none_or(|end| end > size) {
+        (IoErrorKind::OutOfRange, format!("{} of {length} bytes at {offset} in {size}", kind.verb()))
+    } else if kind.is_write() && capability.read_only {
+        (IoErrorKind::ReadOnly, "the LUN is write protected".into())
+    } else if !(offset | length).is_multiple_of(u64::from(capability.granularity)) {
+        (IoErrorKind::Other, format!("{length} bytes at {offset} are no whole blocks"))
+    } else {
+        return Ok(());
+    };
+    Err(IoError::new(wrong.0, wrong.1))
+}
+
+/// Before the disk has been asked.
+pub(super) fn unknown_capability() -> Capability {
+    Capability {
+        size_bytes: 0,
+        block_size: 512,
+        physical_block_size: 512,
+        granularity: 512,
+        alignment: 512,
+        max_transfer_bytes: 512,
+        optimal_transfer_bytes: 512,
+        queue_depth: 1,
+        read_only: true,
+        discard: false,
+        write_zeroes: false,
+        volatile_cache: true,
+        rotational: false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use area::{Pool, PoolLimits};
@@ -185,10 +240,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sam5_5_3_1_statuses() {
+        let kind = |status, sense: Option<&Sense>| match judge(status, sense) {
+            Verdict::Fail(error) => Some(error.kind),
+            _ => None,
+        };
+        assert!(matches!(judge(0x00, None), Verdict::Done));
+        for busy in [0x08, 0x28] {
+            assert!(matches!(judge(busy, None), Verdict::Later), "{busy:02X}h");
+        }
+        assert_eq!(kind(0x18, None), Some(IoErrorKind::Refused));
+        assert_eq!(kind(0x02, None), Some(IoErrorKind::Other), "it has to say why");
+        for strange in [0x04, 0x14, 0x30, 0x40, 0xff] {
+            assert_eq!(kind(strange, None), Some(IoErrorKind::Other), "{strange:02X}h");
+        }
+        let medium = Sense::new(SenseKey::MediumError, 0x11, 0);
+        assert_eq!(kind(0x02, Some(&medium)), Some(IoErrorKind::Medium));
+        assert!(matches!(judge(0x02, Some(&Sense::new(SenseKey::UnitAttention, 0x29, 0))), Verdict::Again));
+    }
+
+    #[test]
     fn a_durable_write_is_flushed_where_the_disk_has_no_fua() {
         let pool = Pool::new(PoolLimits::default());
         let (from, zeroes) = (pool.take(4096).unwrap(), pool.take(4096).unwrap());
-        let capability = super::super::endpoint::unknown_capability();
+        let capability = unknown_capability();
         let kind = |durable| Kind::Write { offset: 512, from: from.clone(), durable };
         for (write_cache, fua, durable, flushed) in [
             (true, false, true, true),

@@ -16,8 +16,8 @@ use scsi::inquiry::{self, Standard};
 use scsi::mode::ModeData;
 use scsi::{Sense, SenseKey, Status};
 
-use super::endpoint::login_error;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
+use super::refusal::login_error;
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, told};
 use super::url::Url;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use area::Span;
 use block::{
-    Backlog, Backoff, Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Medium,
-    OpenError, Request, Run, State,
+    Backlog, Backoff, Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, OpenError,
+    Request, Run, State,
 };
 use io::{Event as IoEvent, Io, Owner, Token};
 use iscsi::chap::{Algorithm, Algorithms};
@@ -21,12 +21,14 @@ use iscsi::login::initiator::LoginError;
 use iscsi::params::Negotiated;
 use iscsi::wire::{Attribute, Isid, LoginStatus};
 use mutant::{Mutant, is_on};
+use scsi::Sense;
 use scsi::cdb::Cdb;
-use scsi::{Sense, Status};
 
 use super::cache::{self, Fate, WriteCache};
 use super::command::{self, Data, Step, Verdict};
-use super::options::{Options, random_isid, resolve};
+use super::medium::IscsiMedium;
+use super::options::{Options, random_isid, resolve, resolve_redirect};
+use super::refusal::{is_transient, login_error};
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
 use super::url::Url;
@@ -53,41 +55,6 @@ const KEY_TICK: u32 = 0;
 const KEY_FEED: u32 = 1;
 const KEY_AHEAD: u32 = 2;
 
-/// A remote LUN.
-#[derive(Clone, Debug)]
-pub struct IscsiMedium {
-    url: Url,
-    options: Options,
-    read_only: bool,
-    cache: Arc<WriteCache>,
-}
-
-impl IscsiMedium {
-    /// The LUN that `url` names; it must name one.
-    pub fn new(url: Url, options: Options, read_only: bool) -> Result<Self, OpenError> {
-        if url.target.is_none() || url.lun.is_none() {
-            let text = format!("{url} names no LUN; list them with: hikyaku ls {url}");
-            return Err(OpenError::Usage(text));
-        }
-        options.login(url.target.as_deref(), random_isid())?;
-        Ok(Self { url, options, read_only, cache: Arc::default() })
-    }
-}
-
-impl Medium for IscsiMedium {
-    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
-        let mut endpoint = IscsiEndpoint::new(io, self)?;
-        let mut done = Vec::new();
-        endpoint.connect(io, &mut done);
-        assert!(done.is_empty(), "nothing was submitted yet");
-        Ok(Box::new(endpoint))
-    }
-
-    fn name(&self) -> String {
-        self.url.to_string()
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Connecting, logging in, asking what the disk is.
@@ -99,7 +66,7 @@ enum Phase {
     Closed,
 }
 
-struct IscsiEndpoint {
+pub(super) struct IscsiEndpoint {
     owner: Owner,
     clock: Owner,
     ticking: bool,
@@ -147,10 +114,11 @@ struct IscsiEndpoint {
 }
 
 impl IscsiEndpoint {
-    fn new(io: &Io, medium: &IscsiMedium) -> Result<Self, OpenError> {
+    /// Begins to connect.
+    pub(super) fn open(io: &mut Io, medium: &IscsiMedium) -> Result<Self, OpenError> {
         let lun = medium.url.lun.and_then(scsi::lun::to_wire).expect("checked by IscsiMedium::new");
         let addresses = resolve(&medium.url)?;
-        Ok(Self {
+        let mut endpoint = Self {
             owner: io.owner(),
             clock: io.owner(),
             ticking: false,
@@ -178,7 +146,7 @@ impl IscsiEndpoint {
             cache: Arc::clone(&medium.cache),
             written: 0,
             unheard: false,
-            capability: unknown_capability(),
+            capability: command::unknown_capability(),
             negotiated: None,
             protection: Protection::None,
             declined: false,
@@ -188,7 +156,11 @@ impl IscsiEndpoint {
             last_failure: String::new(),
             losses: 0,
             zeroes: None,
-        })
+        };
+        let mut done = Vec::new();
+        endpoint.connect(io, &mut done);
+        assert!(done.is_empty(), "nothing was submitted yet");
+        Ok(endpoint)
     }
 
     fn tick(&mut self, io: &mut Io) {
@@ -463,54 +435,41 @@ impl IscsiEndpoint {
         done: &mut Vec<Completion>,
     ) {
         let work = self.backlog.get_mut(key);
-        let verdict = match Status::from_code(status) {
-            Some(Status::Good) => {
-                if let Kind::Read { into, .. } = &work.kind
-                    && (data_in as usize) < into.len()
-                {
-                    let text = format!("the target sent {data_in} of {} bytes", into.len());
-                    return self.backlog.finish(
-                        key,
-                        Err(IoError::new(IoErrorKind::Medium, text)),
-                        io.now(),
-                        done,
-                    );
-                }
-                work.done += bytes;
-                work.note = 0;
-                if command::is_volatile(&work.kind, &self.disk) {
-                    self.written = self.cache.wrote();
-                }
-                let total = work.kind.range().map_or(0, |(_, length)| length);
-                // A command that moves nothing is the flush: of a flush, or behind a write.
-                if work.done >= total && (bytes == 0 || !command::needs_flush(&work.kind, &self.disk)) {
-                    let result = match work.kind {
-                        Kind::Flush => self.cache.flushed(work.mark),
-                        _ => Ok(()),
-                    };
-                    return self.backlog.finish(key, result, io.now(), done);
-                }
-                self.backlog.progressed(io.now());
-                return self.backlog.again(key);
+        let verdict = command::judge(status, sense.as_ref());
+        if matches!(verdict, Verdict::Done) {
+            if let Kind::Read { into, .. } = &work.kind
+                && (data_in as usize) < into.len()
+            {
+                let text = format!("the target sent {data_in} of {} bytes", into.len());
+                return self.backlog.finish(
+                    key,
+                    Err(IoError::new(IoErrorKind::Medium, text)),
+                    io.now(),
+                    done,
+                );
             }
-            Some(Status::CheckCondition) => match &sense {
-                Some(sense) => command::judge(sense),
-                None => Verdict::Fail(IoError::new(IoErrorKind::Other, "CHECK CONDITION without sense data")),
-            },
-            Some(Status::Busy | Status::TaskSetFull) => Verdict::Later,
-            Some(Status::ReservationConflict) => {
-                let text = "RESERVATION CONFLICT: another initiator has reserved the LUN";
-                Verdict::Fail(IoError::new(IoErrorKind::Refused, text))
+            work.done += bytes;
+            work.note = 0;
+            if command::is_volatile(&work.kind, &self.disk) {
+                self.written = self.cache.wrote();
             }
-            other => {
-                let text = format!("SCSI status {status:02X}h ({other:?})");
-                Verdict::Fail(IoError::new(IoErrorKind::Other, text))
+            let total = work.kind.range().map_or(0, |(_, length)| length);
+            // A command that moves nothing is the flush: of a flush, or behind a write.
+            if work.done >= total && (bytes == 0 || !command::needs_flush(&work.kind, &self.disk)) {
+                let result = match work.kind {
+                    Kind::Flush => self.cache.flushed(work.mark),
+                    _ => Ok(()),
+                };
+                return self.backlog.finish(key, result, io.now(), done);
             }
-        };
+            self.backlog.progressed(io.now());
+            return self.backlog.again(key);
+        }
         if sense.as_ref().map(cache::fate) == Some(Fate::Lost) {
             self.cache_lost();
         }
         match verdict {
+            Verdict::Done => unreachable!("seen to above"),
             Verdict::Fail(error) => self.backlog.finish(key, Err(error), io.now(), done),
             Verdict::Again => {
                 let said = sense.as_ref().map(super::setup::describe).unwrap_or_default();
@@ -688,7 +647,7 @@ impl Endpoint for IscsiEndpoint {
             let error = IoError::new(IoErrorKind::Unreachable, format!("{} is closed", self.url));
             return done.push(Completion { id: request.id, result: Err(error) });
         }
-        if let Err(error) = check(&self.capability, &request.kind) {
+        if let Err(error) = command::check(&self.capability, &request.kind) {
             return done.push(Completion { id: request.id, result: Err(error) });
         }
         self.backlog.push(request, self.cache.mark(), io.now());
@@ -778,71 +737,4 @@ impl Drop for IscsiEndpoint {
 
 fn command(lun: u64, cdb: &Cdb, direction: Direction, length: u32) -> Command {
     Command { lun, cdb: cdb.padded(), direction, length, attribute: Attribute::Simple }
-}
-
-/// Refuses what the LUN would refuse.
-fn check(capability: &Capability, kind: &Kind) -> Result<(), IoError> {
-    let Some((offset, length)) = kind.range() else { return Ok(()) };
-    let size = capability.size_bytes;
-    let wrong = if offset.checked_add(length).is_none_or(|end| end > size) {
-        (IoErrorKind::OutOfRange, format!("{} of {length} bytes at {offset} in {size}", kind.verb()))
-    } else if kind.is_write() && capability.read_only {
-        (IoErrorKind::ReadOnly, "the LUN is write protected".into())
-    } else if !(offset | length).is_multiple_of(u64::from(capability.granularity)) {
-        (IoErrorKind::Other, format!("{length} bytes at {offset} are no whole blocks"))
-    } else {
-        return Ok(());
-    };
-    Err(IoError::new(wrong.0, wrong.1))
-}
-
-fn is_transient(error: &LoginError) -> bool {
-    matches!(
-        error,
-        LoginError::Refused(
-            LoginStatus::ServiceUnavailable | LoginStatus::OutOfResources | LoginStatus::TargetError
-        )
-    )
-}
-
-/// A login's end in words that help.
-pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
-    match error {
-        LoginError::Authentication { .. } | LoginError::Authorization => {
-            OpenError::Authentication(format!("{url}: {error}"))
-        }
-        LoginError::TargetNotAuthenticated(_) => {
-            OpenError::Authentication(format!("{url}: {error}; it may not be the target it claims to be"))
-        }
-        LoginError::TargetNotFound => OpenError::Missing(format!(
-            "{url}: {error}; list the targets with: hikyaku ls iscsi://{}",
-            url.address()
-        )),
-        _ => OpenError::Failed(format!("{url}: {error}")),
-    }
-}
-
-fn resolve_redirect(address: &str) -> Vec<SocketAddr> {
-    use std::net::ToSocketAddrs;
-    let portal = address.rsplit_once(',').map_or(address, |(portal, _)| portal);
-    portal.to_socket_addrs().map(Iterator::collect).unwrap_or_default()
-}
-
-/// Before the disk has been asked.
-pub(super) fn unknown_capability() -> Capability {
-    Capability {
-        size_bytes: 0,
-        block_size: 512,
-        physical_block_size: 512,
-        granularity: 512,
-        alignment: 512,
-        max_transfer_bytes: 512,
-        optimal_transfer_bytes: 512,
-        queue_depth: 1,
-        read_only: true,
-        discard: false,
-        write_zeroes: false,
-        volatile_cache: true,
-        rotational: false,
-    }
 }

@@ -33,7 +33,7 @@ pub fn interview(mut answer: impl FnMut(&Cdb) -> (u8, Vec<u8>, Vec<u8>)) -> Resu
 
 /// What sense data means for a request that failed with it; for people.
 pub fn judge(sense: &Sense) -> String {
-    format!("{:?}", command::judge(sense))
+    format!("{:?}", command::judge_sense(sense))
 }
 
 impl Interviewed {

@@ -14,15 +14,17 @@ mod facts;
 mod handshake;
 #[doc(hidden)]
 pub mod interview;
+mod medium;
 mod options;
+mod refusal;
 mod remote_copy;
 mod session;
 mod setup;
 mod url;
 
 pub use discover::{LunInfo, Target, discover, list_luns};
-pub use endpoint::IscsiMedium;
 pub use enquire::enquire;
+pub use medium::IscsiMedium;
 pub use options::{Credentials, InitiatorSealing, Options};
 pub use remote_copy::{RemoteCopyError, RemoteObserver, RemotePlan, RemoteReport, remote_copy};
 pub use url::{PORT, Url, UrlError};

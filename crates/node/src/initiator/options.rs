@@ -137,6 +137,12 @@ pub(super) fn random_isid() -> Isid {
     Isid::random([random[0], random[1], random[2]], u16::from_be_bytes([random[3], random[4]]))
 }
 
+/// Where a redirection leads, `address` or `address,tag`; nowhere, if nothing has this name.
+pub(super) fn resolve_redirect(address: &str) -> Vec<SocketAddr> {
+    let portal = address.rsplit_once(',').map_or(address, |(portal, _)| portal);
+    portal.to_socket_addrs().map(Iterator::collect).unwrap_or_default()
+}
+
 /// The addresses of a portal.
 pub(super) fn resolve(url: &Url) -> Result<Vec<SocketAddr>, OpenError> {
     let address = url.address();

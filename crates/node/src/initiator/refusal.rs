@@ -1,0 +1,59 @@
+//! What it means that a target refused a login.
+
+use block::OpenError;
+use iscsi::login::initiator::LoginError;
+use iscsi::wire::LoginStatus;
+
+use super::url::Url;
+
+/// Whether it may take the next one.
+pub(super) fn is_transient(error: &LoginError) -> bool {
+    matches!(
+        error,
+        LoginError::Refused(
+            LoginStatus::ServiceUnavailable | LoginStatus::OutOfResources | LoginStatus::TargetError
+        )
+    )
+}
+
+/// A login's end in words that help.
+pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
+    match error {
+        LoginError::Authentication { .. } | LoginError::Authorization => {
+            OpenError::Authentication(format!("{url}: {error}"))
+        }
+        LoginError::TargetNotAuthenticated(_) => {
+            OpenError::Authentication(format!("{url}: {error}; it may not be the target it claims to be"))
+        }
+        LoginError::TargetNotFound => OpenError::Missing(format!(
+            "{url}: {error}; list the targets with: hikyaku ls iscsi://{}",
+            url.address()
+        )),
+        _ => OpenError::Failed(format!("{url}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_asked_again_and_what_will_not_is_told_apart() {
+        use LoginStatus as S;
+        for (status, expected) in [
+            (S::ServiceUnavailable, true),
+            (S::OutOfResources, true),
+            (S::TargetError, true),
+            (S::TargetRemoved, false),
+            (S::AuthenticationFailure, false),
+        ] {
+            assert_eq!(is_transient(&LoginError::Refused(status)), expected, "{status:?}");
+        }
+        assert!(!is_transient(&LoginError::TargetNotFound));
+        let url = Url::parse("iscsi://host/iqn.2026-11.example:a/0").unwrap();
+        let error = login_error(&url, &LoginError::TargetNotFound);
+        assert!(matches!(&error, OpenError::Missing(text) if text.contains("hikyaku ls")), "{error:?}");
+        let error = login_error(&url, &LoginError::Authorization);
+        assert!(matches!(error, OpenError::Authentication(_)), "{error:?}");
+    }
+}
