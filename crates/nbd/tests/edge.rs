@@ -347,6 +347,16 @@ fn a_server_that_does_not_answer_is_unreachable() {
 }
 
 #[test]
+fn a_short_timeout_does_not_put_off_the_next_attempt() {
+    let server = Server::start(|connection, _| if connection == 0 { Act::Silent } else { Act::Serve });
+    let mut client = Client::new(&server.medium(Duration::from_millis(500)));
+    let start = Instant::now();
+    while client.run(vec![Kind::Flush]) != [Ok(())] {
+        assert!(start.elapsed() < PATIENCE, "it does not come back");
+    }
+}
+
+#[test]
 fn errors_have_their_kinds() {
     for (code, kind) in [
         (1, IoErrorKind::ReadOnly),

@@ -446,6 +446,8 @@ impl NbdEndpoint {
         self.knowledge = Knowledge::new(self.knowledge.subject.clone());
         self.phase = match self.phase {
             Phase::Closing | Phase::Closed => Phase::Closed,
+            // However short the timeout is, the next attempt comes.
+            Phase::Waiting(at) => Phase::Waiting(at),
             _ => Phase::Waiting(io.now() + Backoff::MAX),
         };
         self.tick(io);
