@@ -7,6 +7,7 @@ mod conformance;
 mod copy_matrix;
 mod foreign;
 mod fuzz;
+mod guest;
 mod kernel;
 mod kill;
 mod libiscsi_tools;
@@ -23,6 +24,7 @@ mod sim;
 mod since;
 mod tgt;
 mod torture;
+mod volumes;
 mod xcopy;
 
 use anyhow::Result;
@@ -40,7 +42,7 @@ pub(crate) struct Family {
 }
 
 /// Families that take too long for every change, unless they are asked for by name.
-pub(crate) const NIGHTLY: &[&str] = &["mutants", "seal-model", "passthrough"];
+pub(crate) const NIGHTLY: &[&str] = &["mutants", "seal-model", "passthrough", "volumes"];
 
 /// All families, cheapest first.
 pub(crate) const FAMILIES: &[Family] = &[
@@ -168,6 +170,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "passthrough",
         about: "copies by a disk's own commands in an emulated machine: exact, counted, refused, failing disks",
         examine: passthrough::examine,
+        any_target: false,
+    },
+    Family {
+        name: "volumes",
+        about: "LVM in an emulated machine: copy --since of thin volumes, and snapshots that never stay",
+        examine: volumes::examine,
         any_target: false,
     },
     Family {

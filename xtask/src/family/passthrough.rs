@@ -1,16 +1,16 @@
 //! Disks by their own commands: our `copy` in an emulated machine (`tests/kernel-lab`), against QEMU's SCSI and NVMe disks
 //! and the kernel's `scsi_debug`. One boot does all of `passthrough.sh`; each line it prints is a case.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
+use super::guest::{bring_program, judge};
 use super::kernel::{build_guest, guest, script};
 use crate::harness::files::{empty_file, random_file, same_file, same_range};
-use crate::harness::process::tail;
-use crate::harness::{Cases, Context, Output, program, run, scratch};
+use crate::harness::{Cases, Context, Output, run, scratch};
 
 /// A boot, some GiB through an emulated processor, and deliberate waits.
 const GUEST_LIMIT: Duration = Duration::from_secs(590);
@@ -39,15 +39,6 @@ const COPIED: &[(&str, u64, u64, u64)] =
     &[("nvme-copies-1", 1 << 20, 33 << 20, 24 << 20), ("nvme-copies-2", 1 << 20, 1041 << 20, 1040 << 20)];
 /// Slow enough to be interrupted.
 const COPIES_BYTES_PER_S: u64 = 400 << 20;
-
-/// What the program needs beside the C library, which the guest has.
-fn libraries(hikyaku: &Path) -> Result<Vec<PathBuf>> {
-    let output = run(program("ldd")?.arg(hikyaku), Duration::from_secs(10))?.success()?;
-    let needed = output.stdout.lines().filter_map(|line| line.trim().split_once(" => "));
-    let wanted =
-        needed.filter(|(name, _)| ["libgcc_s", "libm."].iter().any(|wanted| name.starts_with(wanted)));
-    Ok(wanted.filter_map(|(_, path)| path.split(' ').next()).map(PathBuf::from).collect())
-}
 
 fn attach(command: &mut Command, name: &str, is_nvme: bool, image: &Path) {
     let mut qemu = |what: &str, value: String| {
@@ -101,13 +92,8 @@ fn attach_copies(command: &mut Command, context: &Context, dir: &Path) -> Result
 
 fn boot(context: &Context, dir: &Path) -> Result<Output> {
     let mut command = guest(context);
-    // The script calls it so, whatever `--hikyaku` names.
-    let hikyaku = dir.join("hikyaku");
-    std::fs::copy(&context.hikyaku, &hikyaku)?;
-    command.arg("run").arg("--file").arg(&hikyaku);
-    for library in libraries(&context.hikyaku)? {
-        command.arg("--file").arg(library);
-    }
+    command.arg("run");
+    bring_program(&mut command, context, dir)?;
     command.args(["--qemu", "-device", "--qemu", "virtio-scsi-pci,id=scsi"]);
     for (name, is_nvme) in DISKS {
         let image = dir.join(name);
@@ -127,22 +113,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     build_guest(context)?;
     let dir = scratch()?;
     let output = boot(context, dir.path())?;
-    let text = output.text().replace('\r', "");
-    let mut lines = text.lines().map(str::trim_end).peekable();
-    while let Some(line) = lines.next() {
-        if let Some(name) = line.strip_prefix("PASS ") {
-            cases.check(name, || Ok(()));
-        } else if let Some(name) = line.strip_prefix("FAIL ") {
-            let said: Vec<&str> =
-                std::iter::from_fn(|| lines.next_if(|line| line.starts_with("  "))).collect();
-            cases.record(name, Err(anyhow::anyhow!("{}", said.join("\n"))), 0.0);
-        }
-    }
-    cases.check("script-ends", || {
-        ensure!(!output.timed_out, "the guest did not end within {GUEST_LIMIT:?}\n{}", tail(&text, 3000));
-        ensure!(text.lines().any(|line| line.trim() == "GUEST-RC 0"), "{}", tail(&text, 3000));
-        Ok(())
-    });
+    judge(cases, &output, GUEST_LIMIT);
     for (source, destination) in PAIRS {
         cases.check(&format!("image-of-{destination}"), || {
             same_file(&dir.path().join(source), &dir.path().join(destination)).context("on the host")
