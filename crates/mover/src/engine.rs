@@ -5,7 +5,6 @@
 //! what becomes of it, is the [`Job`]'s business; whether a piece may begin now, [`Admission`]'s; time and the observer,
 //! [`Watch`]'s.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use area::Span;
@@ -25,37 +24,11 @@ use crate::map::{Map, Status};
 use crate::meter::{Meter, Side};
 use crate::plan::{Checked, Plan};
 use crate::progress::Phase;
+use crate::slot::{Slot, Stage};
 use crate::watch::{Observer, Wait, Watch};
 
 /// Most stretches that unreadable places may cut a range into; then it is a failing medium, not a copy.
 const STRETCHES_MAX: usize = 20_000;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Free,
-    Reading,
-    Writing,
-    Zeroing,
-}
-
-struct Slot {
-    stage: Stage,
-    piece: Piece,
-    spans: Vec<Span>,
-    /// Requests in flight at the source and at the destination.
-    pending: [u32; 2],
-    /// When the requests of this stage were submitted.
-    since: Duration,
-    /// `Zeroing` goes request by request: bytes done, bytes of the one in flight, and whether that one moves
-    /// zeroes or only names them.
-    zeroed: u64,
-    zeroing: u64,
-    zeroes_named: bool,
-    /// The first span is all zero.
-    blank: bool,
-    /// The medium could not read a part of it: where that was, and why.
-    unreadable: Option<(u32, IoError)>,
-}
 
 /// What `select` decides.
 enum Action {
@@ -312,18 +285,7 @@ impl<'a> Engine<'a> {
     fn begin<J: Job>(&mut self, job: &mut J, spans: Vec<Span>) {
         let piece = job.next(self.admission.chunk(), &self.map, &mut self.ends.extents());
         let piece = piece.expect("the range is not exhausted");
-        let slot = Slot {
-            stage: Stage::Reading,
-            piece,
-            spans,
-            pending: [0; 2],
-            since: self.watch.seen(),
-            zeroed: 0,
-            zeroing: 0,
-            zeroes_named: false,
-            blank: false,
-            unreadable: None,
-        };
+        let slot = Slot::new(piece, spans, self.watch.seen());
         let index = match self.free.pop() {
             Some(index) => {
                 self.slots[index] = slot;
@@ -354,7 +316,10 @@ impl<'a> Engine<'a> {
             }
             Step::Write => self.write(index),
             Step::WritePart(part) => {
-                self.narrow(index, part);
+                for finished in self.slots[index].narrow(&part) {
+                    self.finished_bytes += finished.end - finished.start;
+                    self.map.set(finished.start, finished.end, Status::Finished);
+                }
                 self.write(index);
             }
             Step::Zero { blank } if blank && !self.names_zeroes => self.write(index),
@@ -371,12 +336,6 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Offset and length within the piece of one of the requests that it is moved in.
-    fn part(&self, index: usize, end: End, part: u32) -> (u32, u32) {
-        let Slot { piece, stage, .. } = &self.slots[index];
-        self.ends.parts(end).part(piece.length, part, *stage == Stage::Reading)
-    }
-
     /// Submits all the requests that a piece is moved in.
     fn transfer(&mut self, index: usize, end: End, kind: impl Fn(u64, Span) -> Kind, span: &Span) {
         let Piece { offset, length, .. } = self.slots[index].piece;
@@ -385,8 +344,8 @@ impl<'a> Engine<'a> {
         self.slots[index].since = self.watch.seen();
         self.slots[index].pending[end.index()] = parts;
         for part in 0..parts {
-            let (start, length) = self.part(index, end, part);
-            let kind = kind(base + u64::from(start), span.slice(start as usize, length as usize));
+            let (start, length) = self.slots[index].request(self.ends.parts(end), part);
+            let kind = kind(base + start, span.slice(start as usize, length as usize));
             self.ends.submit(end, (index as u64) << 32 | u64::from(part), kind);
         }
     }
@@ -395,18 +354,6 @@ impl<'a> Engine<'a> {
         let spans = &self.slots[index].spans;
         let span = spans[if spans.len() == 1 { 0 } else { end.index() }].clone();
         self.transfer(index, end, |offset, into| Kind::Read { offset, into }, &span);
-    }
-
-    /// The rest of the piece is finished.
-    fn narrow(&mut self, index: usize, part: Range<u32>) {
-        let Slot { piece, spans, .. } = &mut self.slots[index];
-        let (start, end) = (piece.offset, piece.offset + u64::from(piece.length));
-        (piece.offset, piece.length) = (start + u64::from(part.start), part.end - part.start);
-        spans[0] = spans[0].slice(part.start as usize, piece.length as usize);
-        let (from, to) = (piece.offset, start + u64::from(part.end));
-        self.map.set(start, from, Status::Finished);
-        self.map.set(to, end, Status::Finished);
-        self.finished_bytes += (from - start) + (end - to);
     }
 
     fn write(&mut self, index: usize) {
@@ -419,25 +366,10 @@ impl<'a> Engine<'a> {
 
     /// Submits the next request that makes a piece zero: by name if the destination can, else by moving zeroes.
     fn zero(&mut self, index: usize) {
-        let part = u64::from(self.ends.parts(End::Destination).bytes_max());
-        let named = self.names_zeroes;
+        let most = self.ends.parts(End::Destination).bytes_max();
         let slot = &mut self.slots[index];
-        let offset = self.ends.offset(End::Destination, slot.piece.offset + slot.zeroed);
-        let left = u64::from(slot.piece.length) - slot.zeroed;
-        let kind = if named {
-            slot.zeroing = left.min(part);
-            Kind::WriteZeroes { offset, length: slot.zeroing, may_unmap: true }
-        } else {
-            let span = &slot.spans[0];
-            if !slot.blank {
-                span.zero(0, span.len());
-                slot.blank = true;
-            }
-            slot.zeroing = left.min(part).min(span.len() as u64);
-            let from = span.slice(0, slot.zeroing as usize);
-            Kind::Write { offset, from, durable: self.durable }
-        };
-        slot.zeroes_named = named;
+        let base = self.ends.offset(End::Destination, slot.piece.offset);
+        let kind = slot.zero(base, most, self.names_zeroes, self.durable);
         slot.since = self.watch.seen();
         slot.pending[End::Destination.index()] = 1;
         self.ends.submit(End::Destination, (index as u64) << 32, kind);
@@ -473,14 +405,10 @@ impl<'a> Engine<'a> {
         slot.pending[end.index()] -= 1;
         match result {
             Ok(()) => self.account(index, end, id as u32),
-            Err(error)
-                if slot.stage == Stage::Zeroing
-                    && slot.zeroes_named
-                    && error.kind == IoErrorKind::Unsupported =>
-            {
+            Err(error) if slot.names_zeroes() && error.kind == IoErrorKind::Unsupported => {
                 debug!(%error, "the destination does not zero by name after all; writing zeroes");
                 self.names_zeroes = false;
-                slot.zeroing = 0;
+                slot.on_zeroed(false);
             }
             Err(error)
                 if self.skip_bad
@@ -513,19 +441,18 @@ impl<'a> Engine<'a> {
                 self.step(index, step);
             }
             Stage::Writing => self.finish(index),
-            Stage::Zeroing if slot.zeroed < slot.piece.length.into() => self.zero(index),
-            Stage::Zeroing => self.finish(index),
+            Stage::Zeroing if slot.is_zeroed() => self.finish(index),
+            Stage::Zeroing => self.zero(index),
         }
     }
 
     fn account(&mut self, index: usize, end: End, part: u32) {
-        let (_, length) = self.part_or_zeroing(index, end, part);
         let slot = &mut self.slots[index];
+        let (_, length) = slot.request(self.ends.parts(end), part);
         let latency = self.watch.seen().saturating_sub(slot.since);
         if slot.stage == Stage::Zeroing {
-            slot.zeroed += slot.zeroing;
-            slot.zeroing = 0;
-            if slot.zeroes_named {
+            slot.on_zeroed(true);
+            if slot.names_zeroes() {
                 self.zero_bytes += length;
                 return;
             }
@@ -537,24 +464,15 @@ impl<'a> Engine<'a> {
         self.meters[end.index()].add(length, latency);
     }
 
-    /// Offset in its endpoint and length of a request.
-    fn part_or_zeroing(&self, index: usize, end: End, part: u32) -> (u64, u64) {
-        let slot = &self.slots[index];
-        let base = self.ends.offset(end, slot.piece.offset);
-        if slot.stage == Stage::Zeroing {
-            return (base + slot.zeroed, slot.zeroing);
-        }
-        let (start, length) = self.part(index, end, part);
-        (base + u64::from(start), length.into())
-    }
-
     fn fail(&mut self, index: usize, end: End, part: u32, error: IoError) {
         if self.failure.is_some() {
             debug!(%error, "another error while draining");
             return;
         }
-        let (offset, length) = self.part_or_zeroing(index, end, part);
-        self.failure = Some(match self.slots[index].stage {
+        let slot = &self.slots[index];
+        let (start, length) = slot.request(self.ends.parts(end), part);
+        let offset = self.ends.offset(end, slot.piece.offset + start);
+        self.failure = Some(match slot.stage {
             Stage::Reading => CopyError::Read { end, offset, length, error },
             _ => CopyError::Write { offset, length, error },
         });

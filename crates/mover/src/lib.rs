@@ -90,6 +90,7 @@ mod progress;
 mod rate;
 mod recheck;
 mod rescue;
+mod slot;
 mod stream;
 mod sums;
 mod textfile;
