@@ -192,6 +192,14 @@ check nvme-copy-off-same cmp -s ${copies}p1 ${copies}p2
 expect nvme-copy-same-disk 6 "same storage" $hikyaku copy ${copies}p1 $copies --force --offload require
 expect nvme-copy-other 1 "not namespaces of one controller" $hikyaku copy ${copies}p1 $nvme_disk --force --offload require
 expect nvme-copy-no-nvme 1 "no NVMe namespace" $hikyaku copy ${copies}p1 $disk --force --offload require
+# A sector that cannot be read, 19.5 MiB from the start: what lies before it is the controller's, the error at it the mover's.
+bad_disk=/dev/nvme$(ng nvme-bad | cut -dg -f2)
+parted $bad_disk '\0\010\0\0' '\0\300\0\0' '\0\010\001\0' '\0\300\0\0'
+expect nvme-copy-bad-required 1 "by itself.*nvme status" $hikyaku copy ${bad_disk}p1 ${bad_disk}p2 --force --offload require
+grep -i "nvme status" $said | head -1
+dd if=/dev/zero of=${bad_disk}p2 bs=1M count=18 2> /dev/null
+expect nvme-copy-bad 1 "cannot .*read" $hikyaku copy ${bad_disk}p1 ${bad_disk}p2 --force
+check nvme-copy-bad-before cmp -s -n 18874368 ${bad_disk}p1 ${bad_disk}p2
 # Between namespaces, by any of their names, where the controller knows how (QEMU 9.1).
 if [ $(($(nvme id-ctrl /dev/ng${2#/dev/ng} 2> /dev/null | sed -n 's/^ocfs *: //p') & 4)) = 0 ]; then
   expect nvme-copy-between 1 "does not copy between namespaces" $hikyaku copy ${copies}p1 $2 --force --offload require

@@ -59,6 +59,10 @@ fn attach(command: &mut Command, name: &str, is_nvme: bool, image: &Path) {
             qemu("-device", format!("nvme,id=metadata,serial={name}"));
             qemu("-device", format!("nvme-ns,bus=metadata,drive={name},ms=8"));
         }
+        (true, "nvme-bad") => {
+            qemu("-device", format!("nvme,id=bad,serial={name}"));
+            qemu("-device", format!("nvme-ns,bus=bad,drive={name},{}", COPIES[0].2));
+        }
         (true, _) => qemu("-device", format!("nvme,serial={name},drive={name}")),
         (false, _) => {
             let report = if is_bad { ",rerror=report" } else { "" };

@@ -21,6 +21,8 @@ const NVME_IOCTL_IO_CMD: libc::Ioctl = 0xc048_4e43;
 /// How long a namespace may take to become ready, and how often it is asked.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
+/// Times that a command is sent again which failed for no lasting reason.
+const ATTEMPTS_MAX: u32 = 10;
 
 /// What is known of a namespace, and its number.
 pub(crate) fn interview(device: &OwnedFd) -> Result<(Disk, u32), OpenError> {
@@ -79,6 +81,7 @@ pub(super) fn carry_out(device: &OwnedFd, command: &Command, data: &mut [u8]) ->
 fn send(device: &OwnedFd, request: libc::Ioctl, command: &Command, data: &mut [u8]) -> Verdict {
     assert!(data.len() >= command.length as usize, "room for what is asked");
     let until = Instant::now() + PATIENCE;
+    let mut attempts = 0;
     loop {
         let mut bytes = command.emit(data.as_mut_ptr() as u64);
         // SAFETY: 72 bytes that are read and written; the data they name is `data`, as long as they say.
@@ -86,8 +89,10 @@ fn send(device: &OwnedFd, request: libc::Ioctl, command: &Command, data: &mut [u
         let result =
             if result < 0 { -Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result };
         match judge(result) {
-            Verdict::Again { .. } | Verdict::Later(_) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Verdict::Again { .. } if attempts < ATTEMPTS_MAX => attempts += 1,
+            Verdict::Later(_) if Instant::now() < until => {}
             verdict => return verdict,
         }
+        std::thread::sleep(PAUSE);
     }
 }
