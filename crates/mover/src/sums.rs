@@ -207,8 +207,8 @@ impl Collector {
         });
     }
 
-    /// Takes zeroes: hashes what lies in extents that are not all zero, and nothing else.
-    pub(crate) fn add_zeroes(&mut self, offset: u64, bytes: &[u8]) {
+    /// Takes a piece that is as it should be and was not hashed, and hashes it but for what lies in extents that are all zero.
+    pub(crate) fn add_bytes(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
         let mut at = offset;
         while at < end {

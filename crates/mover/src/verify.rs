@@ -224,8 +224,7 @@ impl Job for Verify {
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
         let bytes = &spans[spans.len() - 1].as_slice()[..piece.length as usize];
         let digest = self.digests.entries[piece.index].digest;
-        let is_wanted = self.tree.is_some() || (self.collector.is_some() && digest == UNKNOWN);
-        let is_hashed = is_wanted || (digest != ZERO && digest != UNKNOWN);
+        let is_hashed = self.tree.is_some() || (digest != ZERO && digest != UNKNOWN);
         let hashed = is_hashed.then(|| Hashed::new(piece.offset, bytes, self.copied.size()));
         let same = match digest {
             ZERO => is_zero(bytes),
@@ -238,7 +237,7 @@ impl Job for Verify {
             }
             match (&mut self.collector, hashed) {
                 (Some(collector), Some(hashed)) => collector.add(&hashed),
-                (Some(collector), None) => collector.add_zeroes(piece.offset, bytes),
+                (Some(collector), None) => collector.add_bytes(piece.offset, bytes),
                 (None, _) => {}
             }
             return Step::Done;

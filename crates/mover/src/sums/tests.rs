@@ -41,7 +41,7 @@ fn table(seed: u64, bytes: &[u8], pieces: &[Range<u64>], hashes_zeroes: bool) ->
     while !left.is_empty() {
         let piece = left.swap_remove(random.below(left.len() as u64) as usize);
         if is_zero(of(&piece)) && !hashes_zeroes {
-            collector.add_zeroes(piece.start, of(&piece));
+            collector.add_bytes(piece.start, of(&piece));
         } else {
             collector.add(&Hashed::new(piece.start, of(&piece), total));
         }
