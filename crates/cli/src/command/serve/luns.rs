@@ -97,7 +97,8 @@ fn storage(lun: &Lun) -> String {
         Location::File(path) => {
             let name = std::fs::metadata(path).ok().and_then(|metadata| match metadata.file_type() {
                 kind if kind.is_block_device() => Kernel::default().lasting_name(metadata.rdev()),
-                _ => Some(lasting_name(&metadata)),
+                kind if kind.is_file() => Some(lasting_name(&metadata)),
+                _ => None,
             });
             name.unwrap_or_else(|| format!("device {}", path.display()))
         }
