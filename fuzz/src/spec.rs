@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 
 use block::layer::{self, FaultRule};
+use block::thin::{self, Pool, Volume};
 use block::{Medium, NullMedium, Spec, parse_rate, parse_size};
 use hikyaku::fuzz::{configuration, endpoint, known_target, peers, shown, signatures, without_secrets};
 use node::initiator::Url;
@@ -34,6 +35,8 @@ fn words(bytes: &[u8]) {
     assert!(parse_rate(text).is_err() || parse_rate(text) >= Ok(1));
     let _ = layer::parse_duration(text);
     let _ = FaultRule::parse(text);
+    let _ = (Pool::parse(text), thin::is_delta_sound(text));
+    volumes(text);
     if let Ok(spec) = Spec::parse(text) {
         for (name, _) in &spec.options {
             let _ = (spec.flag(name), spec.size(name), spec.rate(name), spec.block_size(name));
@@ -56,6 +59,19 @@ fn words(bytes: &[u8]) {
             (&url.host, url.port, &url.target, url.lun)
         );
         assert!(again.password.is_none() && again.user == url.user);
+    }
+}
+
+/// What the tools of thin volumes print: stretches in order, which do not touch and lie inside the newer volume.
+fn volumes(text: &str) {
+    const BLOCK_BYTES: u64 = 64 << 10;
+    let _ = Volume::parse(text);
+    let new = Volume { size_bytes: 1 << 30, pool: 1, id: 1, has_external_origin: false };
+    for size_bytes in [1 << 29, 1 << 31] {
+        let old = Volume { size_bytes, id: 2, ..new };
+        let Ok(changed) = thin::changed(text.as_bytes(), [&new, &old], BLOCK_BYTES) else { continue };
+        assert!(changed.windows(2).all(|two| two[0].end < two[1].start));
+        assert!(changed.iter().all(|range| range.start < range.end && range.end <= new.size_bytes));
     }
 }
 

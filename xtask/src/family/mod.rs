@@ -14,6 +14,7 @@ mod libiscsi_tools;
 mod mover;
 mod mutants;
 mod nbd;
+mod nfs;
 mod passthrough;
 mod qemu_img;
 mod seal_contract;
@@ -42,7 +43,7 @@ pub(crate) struct Family {
 }
 
 /// Families that take too long for every change, unless they are asked for by name.
-pub(crate) const NIGHTLY: &[&str] = &["mutants", "seal-model", "passthrough", "volumes"];
+pub(crate) const NIGHTLY: &[&str] = &["mutants", "seal-model", "passthrough", "volumes", "nfs"];
 
 /// All families, cheapest first.
 pub(crate) const FAMILIES: &[Family] = &[
@@ -176,6 +177,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "volumes",
         about: "LVM in an emulated machine: copy --since of thin volumes, and snapshots that never stay",
         examine: volumes::examine,
+        any_target: false,
+    },
+    Family {
+        name: "nfs",
+        about: "copy --offload where the Linux NFS server copies, in an emulated machine: exact, counted",
+        examine: nfs::examine,
         any_target: false,
     },
     Family {
