@@ -12,7 +12,8 @@ use crate::steps::{cargo, must, target_directory};
 /// All runs of a scenario; they take 25 ms each on one core.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Scenarios, and how often one is run for each time that `drains` is.
-const SCENARIOS: &[(&str, u64)] = &[("clients", 2), ("copies", 1), ("drains", 1), ("resumes", 1)];
+const SCENARIOS: &[(&str, u64)] =
+    &[("clients", 2), ("copies", 1), ("drains", 1), ("resumes", 1), ("xcopies", 1)];
 /// What a night's runs must have met, and how often.
 const CUTS_MIN: u64 = 10_000;
 
