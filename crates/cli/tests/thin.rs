@@ -222,6 +222,11 @@ fn what_is_no_thin_volume_is_told_what_else_there_is() {
 fn a_killed_copy_does_not_keep_the_pool_reserved() {
     let Some(played) = Played::new() else { return };
     let mut copy = played.waiting();
+    // A service that is stopped has SIGTERM sent to all its processes.
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", copy.id())).unwrap();
+    let shell: i32 = children.trim().parse().unwrap();
+    // SAFETY: a signal to the group of a process whose parent still waits for it.
+    unsafe { libc::kill(-shell, libc::SIGTERM) };
     copy.kill().unwrap();
     wait(&mut copy);
     assert!(played.has("reserved"), "thin_delta still reads it");
