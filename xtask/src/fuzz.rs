@@ -94,8 +94,8 @@ fn host() -> Result<String> {
     Ok(host.context("rustc -vV names no host")?.to_owned())
 }
 
-/// Builds the programs of these targets.
-pub(crate) fn build(names: &[String]) -> Result<Fuzzers> {
+/// Builds the programs of these targets; `briefly`: for a run so short that the compiler's time is the longer one.
+pub(crate) fn build(names: &[String], briefly: bool) -> Result<Fuzzers> {
     if find_program("c++").is_none() {
         bail!("libFuzzer is C++ and there is no compiler for it; as root:\n  apt-get install -y g++");
     }
@@ -106,6 +106,9 @@ pub(crate) fn build(names: &[String]) -> Result<Fuzzers> {
     command.args(["--profile", "fuzz", "--target", &host, "--target-dir"]).arg(&work);
     for name in names {
         command.args(["--bin", &format!("fuzz-{name}")]);
+    }
+    if briefly {
+        command.env("CARGO_PROFILE_FUZZ_OPT_LEVEL", "1");
     }
     must(command.env("RUSTFLAGS", COVERAGE.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS"))?;
     Ok(Fuzzers { programs: work.join(host).join("fuzz"), work })
@@ -291,7 +294,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     ensure!(args.minutes > 0.0 && args.minutes < 10_000.0, "--minutes wants a positive number");
     let names = if args.target.is_empty() { &all } else { &args.target };
-    let fuzzers = build(names)?;
+    let fuzzers = build(names, false)?;
     if !args.files.is_empty() {
         let [name] = &names[..] else { bail!("name the one target that the files are for: --target NAME") };
         return fuzzers.replay(name, &args.files);

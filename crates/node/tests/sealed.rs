@@ -380,45 +380,49 @@ fn pass(mut from: &TcpStream, to: &TcpStream, way: &Way) {
 
 #[test]
 fn a_flipped_bit_ends_the_connection_and_no_byte_of_it_reaches_a_disk_or_its_reader() {
-    const LENGTH: usize = 200_000 / 512 * 512;
-    for suite in Suite::ALL {
-        let luns = vec![lun(0, medium("mem:1M"))];
-        let server = Guard::start_with(server(SealPolicy::Require, &[suite], luns));
-        let relay = Flipper::start(server.address());
-        let mut io = new_io();
-        let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
-        let into = io.pool().take(LENGTH).unwrap();
-        // The prefix, the head, its descriptors and tag; the first unit and the last; and what else comes.
-        let ahead =
-            [0, 1, 2, 3, 4, 30, 51, 52, 60, 70, 90, 140, 147, 148, 160, 165, 300, 70_000, 150_000, 199_000];
-        for (round, ahead) in (1..).zip(ahead) {
-            for reads in [false, true] {
-                let data = content(round, LENGTH);
-                let lost = remote.losses();
-                let from = io.pool().take(LENGTH).unwrap();
-                from.fill(0, &data);
-                let write = Kind::Write { offset: 512, from, durable: false };
-                let read = Kind::Read { offset: 512, into: into.clone() };
-                let (way, kinds) = match reads {
-                    false => (&relay.to_target, [write, read]),
-                    true => (&relay.from_target, [write, read]),
-                };
-                for (which, kind) in kinds.into_iter().enumerate() {
-                    if which == usize::from(reads) {
-                        way.flip.store(way.passed() + ahead, Ordering::SeqCst);
-                    }
-                    let results = perform(&mut io, &mut *remote, vec![kind]);
-                    assert!(results[0].is_ok(), "{suite:?} {ahead}: {results:?}");
-                }
-                assert!(into.as_slice() == data, "{suite:?}, flipped at {ahead}, reads: {reads}");
-                assert!(
-                    remote.losses() > lost,
-                    "{suite:?}, flipped at {ahead}, reads: {reads}: nobody noticed"
-                );
-            }
+    // Most of the time is the wait before each new connection.
+    std::thread::scope(|scope| {
+        for suite in Suite::ALL {
+            scope.spawn(move || flip_bits(suite));
         }
-        assert_eq!(remote.retries(), remote.losses(), "each time the one command was sent again");
+    });
+}
+
+fn flip_bits(suite: Suite) {
+    const LENGTH: usize = 200_000 / 512 * 512;
+    let luns = vec![lun(0, medium("mem:1M"))];
+    let server = Guard::start_with(server(SealPolicy::Require, &[suite], luns));
+    let relay = Flipper::start(server.address());
+    let mut io = new_io();
+    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+    let into = io.pool().take(LENGTH).unwrap();
+    // The prefix, the head, its descriptors and tag; the first unit and the last; and what else comes.
+    let ahead =
+        [0, 1, 2, 3, 4, 30, 51, 52, 60, 70, 90, 140, 147, 148, 160, 165, 300, 70_000, 150_000, 199_000];
+    for (round, ahead) in (1..).zip(ahead) {
+        for reads in [false, true] {
+            let data = content(round, LENGTH);
+            let lost = remote.losses();
+            let from = io.pool().take(LENGTH).unwrap();
+            from.fill(0, &data);
+            let write = Kind::Write { offset: 512, from, durable: false };
+            let read = Kind::Read { offset: 512, into: into.clone() };
+            let (way, kinds) = match reads {
+                false => (&relay.to_target, [write, read]),
+                true => (&relay.from_target, [write, read]),
+            };
+            for (which, kind) in kinds.into_iter().enumerate() {
+                if which == usize::from(reads) {
+                    way.flip.store(way.passed() + ahead, Ordering::SeqCst);
+                }
+                let results = perform(&mut io, &mut *remote, vec![kind]);
+                assert!(results[0].is_ok(), "{suite:?} {ahead}: {results:?}");
+            }
+            assert!(into.as_slice() == data, "{suite:?}, flipped at {ahead}, reads: {reads}");
+            assert!(remote.losses() > lost, "{suite:?}, flipped at {ahead}, reads: {reads}: nobody noticed");
+        }
     }
+    assert_eq!(remote.retries(), remote.losses(), "each time the one command was sent again");
 }
 
 /// Turns of the loop until `condition` holds of the endpoint, and what has ended meanwhile.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::fuzz::{self, build, targets};
-use crate::harness::{Cases, Context};
+use crate::harness::{Cases, Context, Tier};
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let seconds = context.amount(8, 600);
@@ -15,7 +15,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    let fuzzers = build(&names)?;
+    let fuzzers = build(&names, context.tier == Tier::Sample)?;
     let (mut executions, mut crashes) = (0, 0);
     fuzz::fuzz(&fuzzers, &names, time, context.seed, |name, result| {
         let result = result.map(|report| {
