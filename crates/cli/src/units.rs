@@ -39,6 +39,11 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
+/// `1 area`, `2 areas`.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Bytes per second for people.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     if bytes_per_second >= 1e9 {

@@ -41,7 +41,7 @@ fn a_flipped_byte_is_found_without_the_source() {
 
     flip(&place, 3 * MIB + 17);
     let ran = place.run(&check).expect(3);
-    let words = "1048576 bytes of b.img are not what they were, in 1 areas (offset+bytes: 3145728+1048576)\n";
+    let words = "1048576 bytes of b.img are not what they were, in 1 area (offset+bytes: 3145728+1048576)\n";
     assert_eq!(ran.stdout, words);
     // In what was zeroes, and beside it.
     flip(&place, 9 * MIB - 1);

@@ -8,7 +8,7 @@ use crate::command::serve::check_exposure;
 use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
-use crate::{output, trust};
+use crate::{output, trust, units};
 
 /// Check a configuration file without serving
 ///
@@ -70,13 +70,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "targets": targets,
         }));
     } else {
-        let plural =
-            |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         output::line(&format!(
             "{}: good: {}, {}",
             args.file.display(),
-            plural(config.targets.len(), "target"),
-            plural(luns, "LUN")
+            units::counted(config.targets.len() as u64, "target"),
+            units::counted(luns as u64, "LUN")
         ));
     }
     Ok(Exit::Done)

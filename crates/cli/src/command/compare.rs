@@ -20,6 +20,9 @@ use crate::{output, units};
 /// With --manifest one endpoint is compared with what `copy --manifest` wrote down, to its end, and all extents that are not
 /// what they were are named. Exit 7 if none was found, but some could not be read, or were not known when it was made.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "\
+hikyaku compare [OPTIONS] <A> <B>
+       hikyaku compare [OPTIONS] <A> --manifest <FILE>")]
 #[command(after_help = "\
 Without --size, endpoints of different length differ at the latest where the shorter one ends.
 

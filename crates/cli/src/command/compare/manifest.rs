@@ -136,7 +136,11 @@ fn tell(
         let shown: Vec<_> =
             shown.map(|area| format!("{}+{}", src_offset + area.offset, area.bytes)).collect();
         let more = if areas.len() > AREAS_SHOWN { ", ..." } else { "" };
-        format!("in {} areas (offset+bytes: {}{more})", areas.len(), shown.join(", "))
+        format!(
+            "in {} (offset+bytes: {}{more})",
+            units::counted(areas.len() as u64, "area"),
+            shown.join(", ")
+        )
     };
     let name = &disk.text;
     if exit == Exit::Mismatch {

@@ -142,10 +142,10 @@ pub(super) fn unreadable(report: &Report, source: &str, command: &str) -> String
     let areas: Vec<_> = areas.map(|area| format!("{}+{}", area.offset, area.bytes)).collect();
     let more = if report.unreadable_areas > AREAS_SHOWN as u64 { ", ..." } else { "" };
     format!(
-        "{} bytes of {source} in {} areas cannot be read (offset+bytes: {}{more}); the destination keeps there what it held \
+        "{} bytes of {source} in {} cannot be read (offset+bytes: {}{more}); the destination keeps there what it held \
          before. To try them again: {command}",
         report.unreadable_bytes,
-        report.unreadable_areas,
+        units::counted(report.unreadable_areas, "area"),
         areas.join(", ")
     )
 }

@@ -140,12 +140,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     let journal = args.journal.as_deref().map(|path| Journal::create(path, &header)).transpose()?;
     context.remark(&format!(
-        "{} of {}, seed {}, {} {}",
+        "{} of {}, seed {}, {}",
         units::bytes(bytes),
         clients[0].named.text,
         header.seed,
-        clients.len(),
-        if clients.len() == 1 { "session" } else { "sessions" },
+        units::counted(clients.len() as u64, "session"),
     ));
     let _orderly = context.stop.orderly();
     let object = clients[0].named.text.clone();

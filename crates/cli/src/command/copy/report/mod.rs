@@ -279,7 +279,7 @@ fn unreadable(outcome: &Value) -> String {
     let bytes = outcome["unreadable_bytes"].as_u64().unwrap_or(0);
     let more =
         if count > areas.len() as u64 { format!("; the first {}", areas.len()) } else { String::new() };
-    format!("<h2>Unreadable: {bytes} bytes in {count} areas{more}</h2>\n{}", table.end())
+    format!("<h2>Unreadable: {bytes} bytes in {}{more}</h2>\n{}", units::counted(count, "area"), table.end())
 }
 
 fn number(value: &Value, path: &[&str]) -> Option<f64> {
