@@ -1,12 +1,12 @@
 # Guest script: disks by their own commands, against QEMU's disks and the kernel's scsi_debug.
 # Disks of 64 MiB: SCSI 0 "source" (random data), 1 "destination", 2 "bad" (one sector cannot be read); NVMe 0 "nvme-destination",
-# 1 "nvme-bad" (one sector cannot be read), 2 with metadata, 3 "nvme-copies" with two namespaces. Prints "PASS name" or "FAIL name" with what the program said. What is copied in the end is compared by whoever
-# started this, on the images: destinations must hold what source holds.
+# 1 "nvme-bad" (one sector cannot be read), 2 with metadata, 3 "nvme-copies" with two namespaces.
+# Prints lines as check.sh has them. What is copied in the end is compared by whoever started this, on the images: destinations must hold what source holds.
 
+. /lab/check.sh
 export LD_LIBRARY_PATH=/lab HOME=/tmp XDG_STATE_HOME=/tmp/state
 for module in virtio_pci virtio_scsi sd_mod sg nvme ext4 crc32c_generic; do modprobe $module; done
 hikyaku=/lab/hikyaku
-said=/tmp/said
 
 sg() { # NAME: the sg node of the disk with this serial number
   for node in /sys/class/scsi_generic/sg*; do
@@ -18,21 +18,6 @@ block() { # SG: its block device
 }
 commands() { # SG: how many it was given so far
   printf %d "$(cat /sys/class/scsi_generic/${1#/dev/}/device/iorequest_cnt)"
-}
-pass() { echo "PASS $1"; }
-fail() { echo "FAIL $1"; sed 's/^/  /' $said | tail -12; }
-check() { # NAME COMMAND...: it succeeds
-  name=$1; shift
-  if "$@" > $said 2>&1; then pass $name; else fail $name; fi
-}
-expect() { # NAME CODE WORDS COMMAND...: the program ends with this code and says these words
-  name=$1; code=$2; words=$3; shift 3
-  "$@" > $said 2>&1; got=$?
-  if [ $got = $code ] && grep -qi -- "$words" $said; then pass $name; else echo "  exit $got, expected $code and '$words'" >> $said; fail $name; fi
-}
-wait_for() { # COMMAND...: at most 30 s
-  for _ in $(seq 150); do "$@" > /dev/null 2>&1 && return 0; sleep 0.2; done
-  return 1
 }
 
 wait_for test -e /dev/sg2 || { echo "FAIL disks"; dmesg | tail; exit 9; }
