@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,6 +66,22 @@ pub(crate) fn patchy_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
         offset += part;
     }
     Ok(())
+}
+
+/// What is not a hole: begin and end.
+pub(crate) fn data_of(path: &Path) -> Result<Vec<(u64, u64)>> {
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let seek = |from: u64, what: i32| {
+        // SAFETY: a plain system call on a descriptor that lives.
+        let at = unsafe { libc::lseek(file.as_raw_fd(), from.cast_signed(), what) };
+        u64::try_from(at).ok()
+    };
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some(start) = seek(at, libc::SEEK_DATA) {
+        at = seek(start, libc::SEEK_HOLE).context("data has an end")?;
+        found.push((start, at));
+    }
+    Ok(found)
 }
 
 /// Makes a sparse file of zeroes.

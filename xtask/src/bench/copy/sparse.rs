@@ -1,7 +1,6 @@
 //! A large image that is mostly hole, beside as much data without holes. Both destinations are new files.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Instant;
@@ -14,7 +13,7 @@ use super::super::Spread;
 use super::super::bars::{Bar, Bound};
 use super::disks::Place;
 use super::{Bench, Found};
-use crate::harness::files::{random_file, same_file, same_range};
+use crate::harness::files::{data_of, random_file, same_file, same_range};
 
 const IMAGE_BYTES: u64 = 64 << 30;
 /// So many extents of [`EXTENT_BYTES`] are data: 1 GiB.
@@ -36,23 +35,13 @@ fn sparse_file(path: &Path) -> Result<()> {
     file.sync_all().context("flush the sparse image")
 }
 
-/// Where the next data of a file begins at or after `offset`, and where it ends.
-fn data_after(file: &File, offset: u64) -> Option<(u64, u64)> {
-    let seek = |from: u64, whence: i32| {
-        // SAFETY: a plain system call on a live descriptor.
-        u64::try_from(unsafe { libc::lseek(file.as_raw_fd(), from as i64, whence) }).ok()
-    };
-    let start = seek(offset, libc::SEEK_DATA)?;
-    Some((start, seek(start, libc::SEEK_HOLE)?))
-}
-
 /// Demands the same bytes: where either file has data, for the rest is hole in both.
 fn compare(left: &Path, right: &Path) -> Result<()> {
     for path in [left, right] {
-        let (file, mut at, mut data) = (File::open(path)?, 0, 0);
-        while let Some((start, end)) = data_after(&file, at) {
+        let mut data = 0;
+        for (start, end) in data_of(path)? {
             same_range(left, start, right, start, end - start)?;
-            (at, data) = (end, data + end - start);
+            data += end - start;
         }
         ensure!(data >= EXTENTS * EXTENT_BYTES, "{} has {data} bytes of data", path.display());
     }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::scene::{Guard, Kind, LIMIT, Scene, report};
 use super::{Case, case, image};
-use crate::harness::files::can_loop;
+use crate::harness::files::{can_loop, data_of};
 use crate::harness::nbd::{At, Nbd};
 use crate::harness::{Context, Disk, Target, Tier, run};
 
@@ -58,7 +58,7 @@ const FAULTS: &[Fault] = &[
 impl Fault {
     /// Some sectors among the source's data, none beside another: first byte and length.
     fn draw(scene: &mut Scene) -> Result<Vec<(u64, u64)>> {
-        let data = image::data(&scene.source.file)?;
+        let data = data_of(&scene.source.file)?;
         let mut bad = Vec::new();
         for (start, end) in data {
             if bad.is_empty() || scene.rng.random_range(0..4) == 0 {
@@ -176,7 +176,7 @@ enum Full {
 /// more space the copy goes on.
 fn full(context: &Context, seed: u64, what: Full) -> Result<()> {
     let mut scene = Scene::new(context, seed, Kind::File, Kind::File)?;
-    let data: u64 = image::data(&scene.source.file)?.iter().map(|(start, end)| end - start).sum();
+    let data: u64 = data_of(&scene.source.file)?.iter().map(|(start, end)| end - start).sum();
     let room = scene.rng.random_range(data / 8..data * 3 / 4) & !4095;
     let small = Small::new(room)?;
     let file = small.0.path().join("destination");

@@ -1,13 +1,14 @@
 //! Images that are mostly hole: making them, and looking at them without reading the holes.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
+
+use crate::harness::files::data_of;
 
 /// A little more than a copy needs to keep a journal unasked (1 GiB).
 pub(super) const BYTES: u64 = (1 << 30) + (16 << 20);
@@ -37,27 +38,11 @@ pub(super) fn make(path: &Path, rng: &mut StdRng, patches: usize) -> Result<()> 
     Ok(())
 }
 
-/// What is not a hole: begin and end.
-pub(super) fn data(path: &Path) -> Result<Vec<(u64, u64)>> {
-    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let seek = |from: u64, what: i32| {
-        // SAFETY: a plain system call on a descriptor that lives.
-        let at = unsafe { libc::lseek(file.as_raw_fd(), from.cast_signed(), what) };
-        u64::try_from(at).ok()
-    };
-    let (mut found, mut at) = (Vec::new(), 0);
-    while let Some(start) = seek(at, libc::SEEK_DATA) {
-        at = seek(start, libc::SEEK_HOLE).context("data has an end")?;
-        found.push((start, at));
-    }
-    Ok(found)
-}
-
 /// Stretches that are data in any of these files, joined.
 fn data_of_any(paths: &[&Path]) -> Result<Vec<(u64, u64)>> {
     let mut all = Vec::new();
     for path in paths {
-        all.extend(data(path)?);
+        all.extend(data_of(path)?);
     }
     all.sort_unstable();
     let mut joined: Vec<(u64, u64)> = Vec::new();
@@ -148,7 +133,7 @@ mod tests {
         make(&one, &mut StdRng::seed_from_u64(1), 5).unwrap();
         make(&before, &mut StdRng::seed_from_u64(2), 5).unwrap();
         std::fs::copy(&one, &two).unwrap();
-        assert!(data(&one).unwrap().iter().map(|(start, end)| end - start).sum::<u64>() < 16 << 20);
+        assert!(data_of(&one).unwrap().iter().map(|(start, end)| end - start).sum::<u64>() < 16 << 20);
         same(&one, &two).unwrap();
         let place = BYTES / 2 + 5;
         crate::harness::files::damage(&two, place).unwrap();

@@ -11,13 +11,13 @@ use rand::RngExt;
 
 use super::scene::{Kind, LIMIT, Scene, report};
 use super::{Case, case, image};
-use crate::harness::files::can_loop;
+use crate::harness::files::{can_loop, data_of};
 use crate::harness::{Context, Output, run};
 
 /// A copy that was ended with a journal: about half of it is done.
 fn half(context: &Context, seed: u64, source: Kind, destination: Kind) -> Result<(Scene, String)> {
     let scene = Scene::new(context, seed, source, destination)?;
-    let data: u64 = image::data(&scene.source.file)?.iter().map(|(start, end)| end - start).sum();
+    let data: u64 = data_of(&scene.source.file)?.iter().map(|(start, end)| end - start).sum();
     let chunks = data >> 19;
     let fault = format!(",fault=write-error:after={}", chunks + 12);
     scene.run(context, ["", &fault], &["--force"])?.expect(1)?;
