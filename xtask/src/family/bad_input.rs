@@ -3,8 +3,9 @@
 //!
 //! LUN 0 is the attacked one. LUN 1 is served read-only and read all the time; LUN 2 is written and read back all
 //! the time by a second session. Our own target seals whoever asks for it, so that some of what is thrown meets the outer login, its
-//! handshake and what comes behind. A mutated command may be a valid write, so no PDU sent here names LUN 2, and no
-//! warm or cold reset is asked for, which would be entitled to end the other sessions.
+//! handshake and what comes behind. A mutated command may be a valid write, so no PDU sent here names LUN 2. Task management is
+//! for LUN 0 only, as CLEAR TASK SET and LOGICAL UNIT RESET end the tasks of others, and no warm or cold reset is asked
+//! for, which would be entitled to end the other sessions.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -205,10 +206,11 @@ fn mutate(rng: &mut StdRng, bytes: &mut Vec<u8>) {
 /// Keeps what is sent within the rules stated at the head of this file.
 fn tame(bytes: &mut [u8], spared_lun: u8) {
     if bytes.len() >= 10 {
-        if bytes[0] & 0x3f == TASK_MANAGEMENT && bytes[1] & 0x7f > 5 {
+        let is_task_management = bytes[0] & 0x3f == TASK_MANAGEMENT;
+        if is_task_management && bytes[1] & 0x7f > 5 {
             bytes[1] = 0x80 | 5;
         }
-        if bytes[9] == spared_lun {
+        if is_task_management || bytes[9] == spared_lun {
             bytes[9] = 0;
         }
     }
@@ -502,7 +504,8 @@ mod tests {
             assert!(bytes.len() < 10 || bytes[9] != 2);
         }
         let mut reset = Pdu::new(TASK_MANAGEMENT | IMMEDIATE, 0x80 | 7).encode();
+        reset[9] = 1;
         tame(&mut reset, 2);
-        assert_eq!(reset[1] & 0x7f, 5);
+        assert_eq!((reset[1] & 0x7f, reset[9]), (5, 0));
     }
 }

@@ -185,6 +185,8 @@ fn copy_interrupted(context: &Context, signal: i32, code: i32) -> Result<()> {
 /// A copy long enough for a journal, interrupted, then resumed by the command it prints.
 fn resumed(context: &Context, signal: i32, code: Option<i32>) -> Result<()> {
     const LARGE: u64 = 1100 << 20;
+    // Far from its end when the signal comes.
+    const LARGE_RATE: &str = "60MB/s";
     let dir = scratch()?;
     let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
     random_file(&source, LARGE, context.seed_for("kill/resume"))?;
@@ -192,7 +194,7 @@ fn resumed(context: &Context, signal: i32, code: Option<i32>) -> Result<()> {
     let mut served = context.serve(&[Disk::file(&stored)], None)?;
     let url = served.url(0).to_string();
     let mut command = context.command();
-    command.arg("copy").arg(&source).arg(&url).args(["--rate", "300MB/s"]);
+    command.arg("copy").arg(&source).arg(&url).args(["--rate", LARGE_RATE]);
     let mut copy = Running::start(&mut command)?;
     wait_moving(&stored, &mut copy)?;
     std::thread::sleep(Duration::from_millis(1500));

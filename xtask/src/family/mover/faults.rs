@@ -176,8 +176,8 @@ enum Full {
 /// more space the copy goes on.
 fn full(context: &Context, seed: u64, what: Full) -> Result<()> {
     let mut scene = Scene::new(context, seed, Kind::File, Kind::File)?;
-    let data: u64 = data_of(&scene.source.file)?.iter().map(|(start, end)| end - start).sum();
-    let room = scene.rng.random_range(data / 8..data * 3 / 4) & !4095;
+    let taken = image::pages(&scene.source.file)? * 4096;
+    let room = scene.rng.random_range(taken / 8..taken * 3 / 4) & !4095;
     let small = Small::new(room)?;
     let file = small.0.path().join("destination");
     File::create(&file)?.set_len(image::BYTES)?;

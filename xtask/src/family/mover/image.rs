@@ -38,6 +38,18 @@ pub(super) fn make(path: &Path, rng: &mut StdRng, patches: usize) -> Result<()> 
     Ok(())
 }
 
+/// Pages of 4096 bytes that are not zero: what a copy needs at least, which leaves the others out.
+pub(super) fn pages(path: &Path) -> Result<u64> {
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let mut pages = 0;
+    for (start, end) in data_of(path)? {
+        let mut bytes = vec![0; (end - start) as usize];
+        file.read_exact_at(&mut bytes, start)?;
+        pages += bytes.chunks(4096).filter(|page| page.iter().any(|byte| *byte != 0)).count() as u64;
+    }
+    Ok(pages)
+}
+
 /// Stretches that are data in any of these files, joined.
 fn data_of_any(paths: &[&Path]) -> Result<Vec<(u64, u64)>> {
     let mut all = Vec::new();

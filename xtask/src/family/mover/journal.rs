@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rand::RngExt;
 
+use super::devices::moving;
 use super::scene::{Kind, LIMIT, Scene, report};
 use super::{Case, case, image};
 use crate::harness::files::{can_loop, data_of};
@@ -112,10 +112,13 @@ fn write_to_source(scene: &mut Scene) -> Result<()> {
 /// Somebody writes to the source during the copy, which says so.
 fn changed_under(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     let mut scene = Scene::new(context, seed, kind, Kind::File)?;
-    let rate = if kind == Kind::Loop { "1GB/s" } else { "30MB/s" };
-    let copy = scene.start(context, ["", ""], &["--rate", rate, "--force", "--json"])?;
-    std::thread::sleep(Duration::from_millis(250));
+    let rate = if kind == Kind::Loop { "1GB/s" } else { "8MB/s" };
+    let mut copy = scene.start(context, ["", ""], &["--rate", rate, "--force", "--json"])?;
+    moving(&scene, &mut copy)?;
+    // However long it takes to write, the copy has not come to its end.
+    copy.signal(libc::SIGSTOP)?;
     write_to_source(&mut scene)?;
+    copy.signal(libc::SIGCONT)?;
     let output = copy.finish(LIMIT)?.success()?;
     let told = report(&output)?;
     ensure!(told["source_changed"] == true && told["source_consistent"] == false, "{told}");
@@ -126,13 +129,9 @@ fn changed_under(context: &Context, seed: u64, kind: Kind) -> Result<()> {
 /// A second copy to a destination that one is writing to is refused, with the first one's journal too; the first is not disturbed.
 fn two_movers(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     let scene = Scene::new(context, seed, Kind::File, kind)?;
-    let mut first = scene.start(context, ["", ""], &["--rate", "4MB/s", "--force"])?;
-    for _ in 0..1000 {
-        if scene.journal()?.is_some_and(|journal| journal.bytes('+') > 0) || first.ended() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    // It is ended long before it has copied everything.
+    let mut first = scene.start(context, ["", ""], &["--rate", "1MB/s", "--force"])?;
+    moving(&scene, &mut first)?;
     let journal = scene.journal()?.context("the first has ended")?.path.display().to_string();
     for more in [["--force", "--quiet"], ["--resume", &journal]] {
         scene.run(context, ["", ""], &more)?.expect(6).with_context(|| format!("{more:?}"))?;

@@ -2,6 +2,7 @@
 
 pub(super) mod scene;
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -138,6 +139,12 @@ fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<(
         let journal = journal.display().to_string();
         let arguments = ["--seconds", "60", "--clients", "2", "--journal", &journal];
         let mut torture = stand.torture(context, &url, &arguments, rng.random_range(0..1 << 32))?;
+        let until = Instant::now() + READY_LIMIT;
+        while !fs::metadata(&journal).is_ok_and(|found| found.len() > 0) {
+            ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
+            ensure!(Instant::now() < until, "it writes no journal\n{}", torture.stderr_tail());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         std::thread::sleep(Duration::from_millis(rng.random_range(300..1500)));
         ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
         torture.signal(libc::SIGKILL)?;
