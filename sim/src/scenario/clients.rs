@@ -4,18 +4,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use io::Thread;
 use node::initiator::Options;
 use torture::Client as ClientId;
 use torture::history::{Cut, History, OperationId, Outcome, Rules, Value};
 use torture::stamp::Stamper;
 
 use super::faults;
+use super::process::Process;
 use super::target::{Target, medium, options};
 use super::worker::Worker;
 use crate::disk::SECTOR;
 use crate::random::Random;
-use crate::state::MachineId;
 use crate::world::{Context, Over};
 
 const SECTORS: u64 = 256;
@@ -94,9 +93,9 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
     for index in 0..count {
         let share = SECTORS / count;
         let sectors = if shared { 0..SECTORS } else { index * share..(index + 1) * share };
-        let machine = context.add_machine();
+        let process = Process::new(context);
         let options = options(&format!("client-{index}"), &mut random);
-        let mut client = Client { context: context.clone(), machine, index, sectors, options, thread: None };
+        let mut client = Client { context: context.clone(), process, index, sectors, options };
         client.start(&board);
         clients.push(client);
     }
@@ -133,9 +132,7 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
         }
     }
     board.finish.store(true, Ordering::Relaxed);
-    for client in clients {
-        client.end();
-    }
+    clients.iter_mut().for_each(|client| client.process.join());
     board.history().cut(Cut::Certain);
     target.kill(true);
     board.fence();
@@ -149,11 +146,10 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
 
 struct Client {
     context: Context,
-    machine: MachineId,
+    process: Process,
     index: u64,
     sectors: std::ops::Range<u64>,
     options: Options,
-    thread: Option<Thread<()>>,
 }
 
 impl Client {
@@ -161,21 +157,14 @@ impl Client {
         let (context, board, random) = (self.context.clone(), Arc::clone(board), self.context.fork());
         let (sectors, options) = (self.sectors.clone(), self.options.clone());
         let name = format!("client-{}", self.index);
-        let process = board.processes.fetch_add(1, Ordering::Relaxed);
-        let body = move || Worker::new(context, board, process, sectors, random).run(&medium(&options));
-        self.thread = Some(self.context.on(self.machine, || io::spawn(&name, body)).expect("a thread"));
+        let number = board.processes.fetch_add(1, Ordering::Relaxed);
+        let body = move || Worker::new(context, board, number, sectors, random).run(&medium(&options));
+        self.process.start(&name, body);
     }
 
     fn restart(&mut self, board: &Arc<Board>, power: bool, random: &mut Random) -> Result<(), Over> {
-        self.context.count(|counters| counters.initiator_cuts += 1);
-        self.context.kill(self.machine, power);
-        let _ = self.thread.take().expect("started").join();
-        self.context.sleep(Duration::from_micros(random.magnitude(1000..5_000_000)))?;
+        self.process.kill(power, random)?;
         self.start(board);
         Ok(())
-    }
-
-    fn end(mut self) {
-        let _ = self.thread.take().expect("started").join();
     }
 }

@@ -5,6 +5,7 @@ mod copies;
 mod faults;
 mod host;
 mod ledger;
+mod process;
 mod remote;
 mod resumes;
 mod target;

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use io::Thread;
 use iscsi::initiator::Event;
 use iscsi::machine::TaskId;
 use iscsi::wire::{TmFunction, TmResult};
@@ -16,11 +15,11 @@ use scsi::copy::{CopyList, Cscd, Segment};
 use super::faults;
 use super::host::{Answer, Broken, Host, answer, pause};
 use super::ledger::{Ledger, OTHERS, Piece, Role, sector};
+use super::process::Process;
 use super::remote::{Paper, Remote};
 use super::target::{Target, naa};
 use crate::disk::{Disk, SECTOR};
 use crate::random::Random;
-use crate::state::MachineId;
 use crate::world::{Context, Over};
 
 pub(super) const SECTORS: u64 = 1024;
@@ -108,7 +107,7 @@ pub(super) fn play(context: &Context) -> Result<(), Over> {
         }
     }
     board.finish.store(true, Ordering::Relaxed);
-    clients.into_iter().for_each(Client::end);
+    clients.iter_mut().for_each(|client| client.process.join());
     if random.one_in(2) && target.end(false) {
         board.ledger.ended();
     }
@@ -137,17 +136,16 @@ fn contents(word: &mut u64, random: &mut Random) -> Vec<u8> {
 
 struct Client {
     context: Context,
-    machine: MachineId,
+    process: Process,
     number: u64,
     /// It uses our own initiator, with this journal.
     journal: Option<Arc<Mutex<Paper>>>,
-    thread: Option<Thread<()>>,
 }
 
 impl Client {
     fn new(context: &Context, number: u64, random: &mut Random) -> Self {
         let journal = (number > 0 && random.one_in(2)).then(|| Arc::new(Mutex::new(Paper::new(random))));
-        Self { context: context.clone(), machine: context.add_machine(), number, journal, thread: None }
+        Self { context: context.clone(), process: Process::new(context), number, journal }
     }
 
     fn start(&mut self, board: &Arc<Board>) {
@@ -168,20 +166,13 @@ impl Client {
             }
         };
         let name = format!("client-{number}");
-        self.thread = Some(self.context.on(self.machine, || io::spawn(&name, body)).expect("a thread"));
+        self.process.start(&name, body);
     }
 
     fn restart(&mut self, board: &Arc<Board>, power: bool, random: &mut Random) -> Result<(), Over> {
-        self.context.count(|counters| counters.initiator_cuts += 1);
-        self.context.kill(self.machine, power);
-        let _ = self.thread.take().expect("started").join();
-        self.context.sleep(Duration::from_micros(random.magnitude(1000..5_000_000)))?;
+        self.process.kill(power, random)?;
         self.start(board);
         Ok(())
-    }
-
-    fn end(mut self) {
-        let _ = self.thread.take().expect("started").join();
     }
 }
 
