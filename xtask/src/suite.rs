@@ -14,13 +14,19 @@ use crate::install::{self, Purpose};
 use crate::steps::{Steps, UnitCounts, cargo, must, repository, show, target_directory};
 use crate::{Selection, evidence};
 
-/// Builds the program under test, or takes the one named.
+/// Builds the program under test and the simulator, and says where they are. Built apart, each would get the dependencies with
+/// features of its own, once more.
+pub(crate) fn programs() -> Result<PathBuf> {
+    must(&mut cargo(&["build", "--release", "--package", "hikyaku", "--package", "hikyaku-sim"]))?;
+    Ok(target_directory()?.join("release"))
+}
+
+/// The program under test: the one named, or as built.
 pub(crate) fn binary(named: Option<&PathBuf>) -> Result<PathBuf> {
     if let Some(path) = named {
         return path.canonicalize().with_context(|| format!("find {}", path.display()));
     }
-    must(&mut cargo(&["build", "--release", "--package", "hikyaku"]))?;
-    Ok(target_directory()?.join("release/hikyaku"))
+    Ok(programs()?.join("hikyaku"))
 }
 
 /// A seed nobody chose.

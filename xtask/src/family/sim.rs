@@ -1,5 +1,6 @@
 //! Simulated runs of initiator, target and mover: each seed is one, and says how to replay itself.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::harness::{Cases, Context, run};
-use crate::steps::{cargo, must, target_directory};
+use crate::suite::programs;
 
 /// All runs of a scenario; they take 25 ms each on one core.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -18,14 +19,14 @@ const SCENARIOS: &[(&str, u64)] =
 const CUTS_MIN: u64 = 10_000;
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
-    must(&mut cargo(&["build", "--release", "--package", "hikyaku-sim"]))?;
+    let simulator = programs()?.join("hikyaku-sim");
     let unit = context.amount(160, 3000) as u64;
     let mut total = serde_json::Map::new();
     let mut complete = 0;
     for (name, share) in SCENARIOS {
         let mut counts = Value::Null;
         cases.check(name, || {
-            counts = simulate(name, unit * share, context.seed_for(name) % 1_000_000_000)?;
+            counts = simulate(&simulator, name, unit * share, context.seed_for(name) % 1_000_000_000)?;
             complete += 1;
             Ok(())
         });
@@ -62,8 +63,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
 }
 
 /// What happened in so many runs, all of which were well.
-fn simulate(scenario: &str, runs: u64, seed: u64) -> Result<Value> {
-    let mut command = Command::new(target_directory()?.join("release/hikyaku-sim"));
+fn simulate(simulator: &Path, scenario: &str, runs: u64, seed: u64) -> Result<Value> {
+    let mut command = Command::new(simulator);
     command.args([
         "--json",
         "--scenario",
