@@ -85,10 +85,16 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
     Ok(())
 }
 
+/// Data, with short and long stretches of zeroes.
 pub(super) fn contents(random: &mut Random) -> Vec<u8> {
     let mut bytes = vec![0; SECTORS as usize * SECTOR];
+    let mut zeroes = 0;
     for piece in bytes.chunks_exact_mut(8 * SECTOR) {
-        if random.one_in(4) {
+        if zeroes == 0 && random.one_in(8) {
+            zeroes = random.magnitude(1..64);
+        }
+        if zeroes > 0 {
+            zeroes -= 1;
             continue;
         }
         for word in piece.chunks_exact_mut(8) {
@@ -110,6 +116,7 @@ pub(super) fn plan(random: &mut Random) -> Plan {
         depth: Some(random.within(1..9) as u32),
         verify: random.one_in(2),
         sparse: random.one_in(2),
+        differing: random.one_in(3),
         ..Plan::default()
     }
 }
