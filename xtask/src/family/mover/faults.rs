@@ -176,7 +176,7 @@ enum Full {
 /// more space the copy goes on.
 fn full(context: &Context, seed: u64, what: Full) -> Result<()> {
     let mut scene = Scene::new(context, seed, Kind::File, Kind::File)?;
-    let taken = image::pages(&scene.source.file)? * 4096;
+    let taken = image::pieces(&scene.source.file, 4096)? * 4096;
     let room = scene.rng.random_range(taken / 8..taken * 3 / 4) & !4095;
     let small = Small::new(room)?;
     let file = small.0.path().join("destination");

@@ -1,5 +1,6 @@
 //! Images that are mostly hole: making them, and looking at them without reading the holes.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -38,16 +39,19 @@ pub(super) fn make(path: &Path, rng: &mut StdRng, patches: usize) -> Result<()> 
     Ok(())
 }
 
-/// Pages of 4096 bytes that are not zero: what a copy needs at least, which leaves the others out.
-pub(super) fn pages(path: &Path) -> Result<u64> {
+/// Pieces of `length` bytes, a multiple of 4096, that are not zero: a copy writes these, whatever else it leaves out.
+pub(super) fn pieces(path: &Path, length: u64) -> Result<u64> {
+    const PAGE: usize = 4096;
     let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let mut pages = 0;
+    let mut pieces = BTreeSet::new();
     for (start, end) in data_of(path)? {
         let mut bytes = vec![0; (end - start) as usize];
         file.read_exact_at(&mut bytes, start)?;
-        pages += bytes.chunks(4096).filter(|page| page.iter().any(|byte| *byte != 0)).count() as u64;
+        let pages = (start..).step_by(PAGE).zip(bytes.chunks(PAGE));
+        let written = pages.filter(|(_, page)| page.iter().any(|byte| *byte != 0));
+        pieces.extend(written.map(|(at, _)| at / length));
     }
-    Ok(pages)
+    Ok(pieces.len() as u64)
 }
 
 /// Stretches that are data in any of these files, joined.
@@ -147,6 +151,7 @@ mod tests {
         std::fs::copy(&one, &two).unwrap();
         assert!(data_of(&one).unwrap().iter().map(|(start, end)| end - start).sum::<u64>() < 16 << 20);
         same(&one, &two).unwrap();
+        assert_eq!(pieces(&one, BYTES).unwrap(), 2, "the first byte and the last are data");
         let place = BYTES / 2 + 5;
         crate::harness::files::damage(&two, place).unwrap();
         let sector = place / 512 * 512;

@@ -11,15 +11,15 @@ use rand::RngExt;
 use super::devices::moving;
 use super::scene::{Kind, LIMIT, Scene, report};
 use super::{Case, case, image};
-use crate::harness::files::{can_loop, data_of};
+use crate::harness::files::can_loop;
 use crate::harness::{Context, Output, run};
 
 /// A copy that was ended with a journal: about half of it is done.
 fn half(context: &Context, seed: u64, source: Kind, destination: Kind) -> Result<(Scene, String)> {
     let scene = Scene::new(context, seed, source, destination)?;
-    let data: u64 = data_of(&scene.source.file)?.iter().map(|(start, end)| end - start).sum();
-    let chunks = data >> 19;
-    let fault = format!(",fault=write-error:after={}", chunks + 12);
+    // The scene's chunks are that long.
+    let chunks = image::pieces(&scene.source.file, 256 << 10)?;
+    let fault = format!(",fault=write-error:after={}", chunks / 2);
     scene.run(context, ["", &fault], &["--force"])?.expect(1)?;
     let journal = scene.is_true()?.context("a journal")?.path.display().to_string();
     Ok((scene, journal))
