@@ -5,9 +5,8 @@ mod common;
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Stdio;
-use std::time::Duration;
 
-use common::{Place, text, wait};
+use common::{Place, text, until_written, wait};
 
 const MIB: usize = 1 << 20;
 
@@ -243,12 +242,20 @@ fn interrupted_copy_says_what_is_safe() {
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
         let mut child = place
             .command()
-            .args(["copy", "pattern:64M", "null:64M", "--rate", "4M", "--chunk", "64K"])
+            .args([
+                "copy",
+                "pattern:64M",
+                &format!("{code}.img,create,size=64M"),
+                "--rate",
+                "4M",
+                "--chunk",
+                "64K",
+            ])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(900));
+        until_written(&place.path(&format!("{code}.img")), 1, &mut child);
         let pid = child.id().to_string();
         assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
         assert_eq!(wait(&mut child), code);

@@ -319,7 +319,10 @@ fn demo_shows_everything_and_leaves_nothing() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    while left_in(&temporary) == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended already");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(wait(&mut child), 130);
     assert_eq!(left_in(&temporary), 0);

@@ -7,9 +7,8 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use common::{Place, wait};
+use common::{Place, until_written, wait};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -29,12 +28,13 @@ fn disk(place: &Place, name: &str) -> PathBuf {
     path
 }
 
-/// A copy of it that goes on for three seconds.
-fn slow_copy(place: &Place, destination: &str) -> Child {
+/// A copy of it to `b.img` that has begun, and goes on for eight seconds.
+fn slow_copy(place: &Place) -> Child {
     let mut command = place.command();
-    command.args(["copy", "a.img", destination, "--rate", "5M", "--chunk", "256K"]);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1200));
+    let destination = format!("b.img,create,size={SIZE}");
+    command.args(["copy", "a.img", &destination, "--rate", "2M", "--chunk", "256K"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    until_written(&place.path("b.img"), MIB, &mut child);
     child
 }
 
@@ -50,7 +50,7 @@ fn journals(place: &Place) -> Vec<PathBuf> {
 /// A journal of a copy to `b.img` that was cut off.
 fn cut_off(place: &Place) -> String {
     disk(place, "a.img");
-    let mut copy = slow_copy(place, &format!("b.img,create,size={SIZE}"));
+    let mut copy = slow_copy(place);
     signal(&copy, "-TERM");
     assert_eq!(wait(&mut copy), 143);
     let [journal] = &journals(place)[..] else { panic!("one journal") };
@@ -63,12 +63,12 @@ fn the_printed_command_takes_a_copy_up() {
     disk(&place, "a.img");
     for (name, code) in [("-INT", 130), ("-TERM", 143)] {
         let _ = fs::remove_file(place.path("b.img"));
-        let mut copy = slow_copy(&place, &format!("b.img,create,size={SIZE}"));
+        let mut copy = slow_copy(&place);
         signal(&copy, name);
         assert_eq!(wait(&mut copy), code);
         let told = std::io::read_to_string(copy.stderr.take().unwrap()).unwrap();
         let command = told.lines().find_map(|line| line.split_once("try: hikyaku ")).expect(&told).1;
-        let command = command.replace("--rate 5242880 ", "") + " --verify --json";
+        let command = command.replace("--rate 2097152 ", "") + " --verify --json";
         let ran = place.run(&command.split(' ').collect::<Vec<_>>()).expect(0).json();
         assert!(ran["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{ran}");
         assert!(ran["verified"] == true && ran["read"]["bytes"].as_u64().unwrap() < DATA, "{ran}");
@@ -81,7 +81,7 @@ fn the_printed_command_takes_a_copy_up() {
 fn a_killed_copy_is_taken_up_from_its_last_claim() {
     let place = Place::new();
     disk(&place, "a.img");
-    let mut copy = slow_copy(&place, &format!("b.img,create,size={SIZE}"));
+    let mut copy = slow_copy(&place);
     signal(&copy, "-KILL");
     wait(&mut copy);
     let [journal] = &journals(&place)[..] else { panic!("one journal") };
@@ -186,9 +186,9 @@ fn a_source_that_is_written_meanwhile_is_told() {
     disk(&place, "a.img");
     let mut command = place.command();
     let destination = format!("b.img,create,size={SIZE}");
-    command.args(["copy", "a.img", &destination, "--rate", "8M", "--chunk", "256K", "--json"]);
-    let copy = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(900));
+    command.args(["copy", "a.img", &destination, "--rate", "6M", "--chunk", "256K", "--json"]);
+    let mut copy = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until_written(&place.path("b.img"), MIB, &mut copy);
     File::options().write(true).open(place.path("a.img")).unwrap().write_all_at(b"changed", 0).unwrap();
     let output = copy.wait_with_output().unwrap();
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -200,12 +200,13 @@ fn a_source_that_is_written_meanwhile_is_told() {
 fn two_copies_to_one_destination_are_refused() {
     let place = Place::new();
     place.sample("small.img", 4 << 20);
-    let serving = place.serve(&["mem:8M"]);
+    File::create(place.path("lun.img")).unwrap().set_len(8 * MIB).unwrap();
+    let serving = place.serve(&["lun.img"]);
     let mut command = place.command();
     let url = serving.urls[0].as_str();
     let mut first =
-        command.args(["copy", "small.img", url, "--rate", "1M"]).stderr(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1000));
+        command.args(["copy", "small.img", url, "--rate", "512K"]).stderr(Stdio::null()).spawn().unwrap();
+    until_written(&place.path("lun.img"), 1, &mut first);
     let ran = place.run(&["copy", "small.img", url, "--force"]).expect(6);
     assert!(ran.stderr.contains("another copy is writing to it"), "{}", ran.stderr);
     signal(&first, "-TERM");

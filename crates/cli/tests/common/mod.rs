@@ -151,6 +151,17 @@ impl Drop for Serving {
     }
 }
 
+/// Waits until a copy that goes on has written so many bytes of a file.
+pub(crate) fn until_written(path: &Path, bytes: u64, copy: &mut Child) {
+    use std::os::unix::fs::MetadataExt;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while std::fs::metadata(path).map_or(0, |found| found.blocks() * 512) < bytes {
+        assert!(copy.try_wait().unwrap().is_none(), "it has ended already");
+        assert!(Instant::now() < deadline, "it writes nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Waits for a child, but not for ever; its exit code.
 pub(crate) fn wait(child: &mut Child) -> i32 {
     let deadline = Instant::now() + Duration::from_secs(20);
