@@ -17,6 +17,7 @@ use crate::job::{Extents, Job, Step};
 use crate::limit::{Limit, Shares};
 use crate::map::{Map, Status};
 use crate::meter::Side;
+use crate::patch::{Patch, patches};
 use crate::plan::{Checked, Plan, Refusal, plan_check};
 use crate::progress::{Control, Phase, Progress};
 use crate::rescue::Rescue;
@@ -251,7 +252,7 @@ fn copied(
 ) -> Result<Copied, CopyError> {
     let mut before = Duration::ZERO;
     loop {
-        let mut job = Copy::new(plan, checked, &map, digests);
+        let mut job = Copy::new(plan, checked, engine.names_zeroes(), &map, digests);
         let figures = engine.run(&mut job, map);
         let equal_bytes = job.equal_bytes;
         let figures = figures.inspect_err(|error| last_claim(engine, error))?;
@@ -313,6 +314,8 @@ pub(crate) fn both_ready(source: &dyn Endpoint, destination: &dyn Endpoint) -> R
 struct Copy<'a> {
     cutter: Cutter,
     sparse: bool,
+    /// The destination zeroes by name: zeroes inside of data are told apart.
+    names_zeroes: bool,
     /// The destination is read too.
     differing: bool,
     /// What is written of a piece begins and ends on multiples of this many bytes from its start.
@@ -323,26 +326,17 @@ struct Copy<'a> {
 
 impl<'a> Copy<'a> {
     /// Over what `map` says was not tried.
-    fn new(plan: &Plan, checked: &Checked, map: &Map, digests: &'a mut Option<Digests>) -> Self {
+    fn new(
+        plan: &Plan,
+        checked: &Checked,
+        names_zeroes: bool,
+        map: &Map,
+        digests: &'a mut Option<Digests>,
+    ) -> Self {
         let open = map.stretches().filter(|stretch| stretch.status == Status::NonTried);
         let cutter = Cutter::over(open.map(|stretch| (stretch.start, stretch.end)), checked.unit);
         let Plan { sparse, differing, .. } = *plan;
-        Self { cutter, sparse, differing, unit: checked.unit, equal_bytes: 0, digests }
-    }
-
-    /// A piece of which the source has `new` and the destination `old`.
-    fn on_both_read(&mut self, new: &[u8], old: &[u8], is_zero: bool) -> Step {
-        let mut part = difference(new, old, self.unit as usize);
-        if is_zero && !part.is_empty() {
-            // By name, if it can be, for nothing; and a hole is one then.
-            part = 0..new.len();
-        }
-        self.equal_bytes += (new.len() - part.len()) as u64;
-        match part {
-            part if part.is_empty() => Step::Done,
-            _ if is_zero => Step::Zero { blank: true },
-            part => Step::WritePart(part.start as u32..part.end as u32),
-        }
+        Self { cutter, sparse, names_zeroes, differing, unit: checked.unit, equal_bytes: 0, digests }
     }
 }
 
@@ -377,23 +371,25 @@ impl Job for Copy<'_> {
                 self.equal_bytes += u64::from(piece.length);
                 Step::Done
             }
-            (true, false) => Step::Zero { blank: false },
+            (true, false) => Step::Zero,
             (false, both) => Step::Read([true, both]),
         }
     }
 
     fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
-        let length = piece.length as usize;
-        let bytes = &spans[0].as_slice()[..length];
-        let is_zero = self.sparse && is_zero(bytes);
-        if let Some(digests) = self.digests.as_mut().filter(|_| !is_zero) {
-            digests.set(piece.index, bytes);
+        let bytes = 0..piece.length as usize;
+        let new = spans[0].range(bytes.clone());
+        let old = spans.get(1).map(|span| span.range(bytes));
+        if let Some(digests) = &mut *self.digests
+            && !(self.sparse && is_zero(new))
+        {
+            digests.set(piece.index, new);
         }
-        match spans.get(1) {
-            Some(old) => self.on_both_read(bytes, &old.as_slice()[..length], is_zero),
-            None if is_zero => Step::Zero { blank: true },
-            None => Step::Write,
-        }
+        let sparse = self.sparse && self.names_zeroes;
+        let patches = patches(new, old, self.unit as usize, sparse);
+        let changed: u32 = patches.iter().map(Patch::length).sum();
+        self.equal_bytes += u64::from(piece.length - changed);
+        if patches.is_empty() { Step::Done } else { Step::Write(patches) }
     }
 
     fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {
@@ -402,16 +398,4 @@ impl Job for Copy<'_> {
         }
         map.set(piece.offset, piece.offset + u64::from(piece.length), Status::NonTrimmed);
     }
-}
-
-/// From the first unit that differs to the last one; empty if none does.
-fn difference(new: &[u8], old: &[u8], unit: usize) -> Range<usize> {
-    // All at once first: most of what is compared is the same.
-    if new == old {
-        return 0..0;
-    }
-    let units = || new.chunks(unit).zip(old.chunks(unit));
-    let first = units().position(|(new, old)| new != old).expect("they differ");
-    let same_after = units().rev().take_while(|(new, old)| new == old).count();
-    first * unit..((new.len().div_ceil(unit) - same_after) * unit).min(new.len())
 }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use area::Span;
-use block::{Certainty, Completion, Endpoint, Fingerprint, IoError, IoErrorKind, Kind};
+use block::{Certainty, Completion, Endpoint, Fingerprint, IoError, IoErrorKind, Kind, RequestId};
 use io::{Event, Io, Owner, Token};
 use tracing::debug;
 
@@ -22,6 +22,7 @@ use crate::job::{Job, Step};
 use crate::limit::{Limit, Shares};
 use crate::map::{Map, Status};
 use crate::meter::{Meter, Side};
+use crate::patch::{Patch, without_zeroes};
 use crate::plan::{Checked, Plan};
 use crate::progress::Phase;
 use crate::slot::{Slot, Stage};
@@ -60,6 +61,11 @@ pub(crate) struct Figures {
     pub(crate) duration: Duration,
     /// The job came to its end: it was neither interrupted nor halted, and lost nothing on the way.
     pub(crate) complete: bool,
+}
+
+/// Of request number `part` of a slot's stage.
+fn request_id(index: usize, part: u32) -> RequestId {
+    (index as u64) << 32 | u64::from(part)
 }
 
 pub(crate) struct Engine<'a> {
@@ -147,6 +153,11 @@ impl<'a> Engine<'a> {
             engine.admission.set_rate(rate, engine.watch.seen(), Token { owner, key: 0 });
         }
         Ok(engine)
+    }
+
+    /// Whether the destination zeroes ranges by name, as far as is known.
+    pub(crate) fn names_zeroes(&self) -> bool {
+        self.names_zeroes
     }
 
     /// Whether the observer said stop.
@@ -314,18 +325,9 @@ impl<'a> Engine<'a> {
                     }
                 }
             }
-            Step::Write => self.write(index),
-            Step::WritePart(part) => {
-                for finished in self.slots[index].narrow(&part) {
-                    self.finished_bytes += finished.end - finished.start;
-                    self.map.set(finished.start, finished.end, Status::Finished);
-                }
-                self.write(index);
-            }
-            Step::Zero { blank } if blank && !self.names_zeroes => self.write(index),
-            Step::Zero { blank } => {
+            Step::Write(patches) => self.write(index, patches),
+            Step::Zero => {
                 self.slots[index].stage = Stage::Zeroing;
-                self.slots[index].blank = blank;
                 self.zero(index);
             }
             Step::Done => self.finish(index),
@@ -336,35 +338,44 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Submits all the requests that a piece is moved in.
-    fn transfer(&mut self, index: usize, end: End, kind: impl Fn(u64, Span) -> Kind, span: &Span) {
+    /// Submits all the reads of a piece at one end.
+    fn read(&mut self, index: usize, end: End) {
         let Piece { offset, length, .. } = self.slots[index].piece;
-        let parts = self.ends.parts(end).count(length);
+        let parts = self.ends.parts(end);
         let base = self.ends.offset(end, offset);
-        self.slots[index].since = self.watch.seen();
-        self.slots[index].pending[end.index()] = parts;
-        for part in 0..parts {
-            let (start, length) = self.slots[index].request(self.ends.parts(end), part);
-            let kind = kind(base + start, span.slice(start as usize, length as usize));
-            self.ends.submit(end, (index as u64) << 32 | u64::from(part), kind);
+        let slot = &mut self.slots[index];
+        let span = slot.spans[if slot.spans.len() == 1 { 0 } else { end.index() }].clone();
+        slot.since = self.watch.seen();
+        slot.pending[end.index()] = parts.count(length);
+        for part in 0..parts.count(length) {
+            let (start, length) = self.slots[index].request(parts, part);
+            let into = span.slice(start as usize, length as usize);
+            self.ends.submit(end, request_id(index, part), Kind::Read { offset: base + start, into });
         }
     }
 
-    fn read(&mut self, index: usize, end: End) {
-        let spans = &self.slots[index].spans;
-        let span = spans[if spans.len() == 1 { 0 } else { end.index() }].clone();
-        self.transfer(index, end, |offset, into| Kind::Read { offset, into }, &span);
+    /// Submits all the requests that bring these patches of a piece to the destination.
+    fn write(&mut self, index: usize, patches: Vec<Patch>) {
+        let patches = if self.names_zeroes { patches } else { without_zeroes(patches) };
+        let slot = &mut self.slots[index];
+        slot.stage = Stage::Writing;
+        slot.since = self.watch.seen();
+        slot.patches = self.ends.parts(End::Destination).cut(patches);
+        let requests = slot.patches.len() as u32;
+        slot.pending[End::Destination.index()] = requests;
+        for part in 0..requests {
+            self.patch(index, part);
+        }
     }
 
-    fn write(&mut self, index: usize) {
-        self.slots[index].stage = Stage::Writing;
-        let span = self.slots[index].spans[0].clone();
-        let durable = self.durable;
-        let kind = |offset, from| Kind::Write { offset, from, durable };
-        self.transfer(index, End::Destination, kind, &span);
+    fn patch(&mut self, index: usize, part: u32) {
+        let slot = &self.slots[index];
+        let base = self.ends.offset(End::Destination, slot.piece.offset);
+        let kind = slot.patch(base, part, self.durable);
+        self.ends.submit(End::Destination, request_id(index, part), kind);
     }
 
-    /// Submits the next request that makes a piece zero: by name if the destination can, else by moving zeroes.
+    /// Submits the next request that makes a hole zero: by name if the destination can, else by moving zeroes.
     fn zero(&mut self, index: usize) {
         let most = self.ends.parts(End::Destination).bytes_max();
         let slot = &mut self.slots[index];
@@ -372,7 +383,7 @@ impl<'a> Engine<'a> {
         let kind = slot.zero(base, most, self.names_zeroes, self.durable);
         slot.since = self.watch.seen();
         slot.pending[End::Destination.index()] = 1;
-        self.ends.submit(End::Destination, (index as u64) << 32, kind);
+        self.ends.submit(End::Destination, request_id(index, 0), kind);
     }
 
     /// Submits a flush of what is finished by now, while copying goes on.
@@ -399,16 +410,24 @@ impl<'a> Engine<'a> {
         if id == FLUSH_ID {
             return self.on_claimed(result);
         }
-        let index = (id >> 32) as usize;
+        let (index, part) = ((id >> 32) as usize, id as u32);
         let slot = &mut self.slots[index];
         assert!(slot.pending[end.index()] > 0, "the {end} completed request {id:#x} once too often");
         slot.pending[end.index()] -= 1;
         match result {
-            Ok(()) => self.account(index, end, id as u32),
-            Err(error) if slot.names_zeroes() && error.kind == IoErrorKind::Unsupported => {
+            Ok(()) => self.account(index, end, part),
+            Err(error) if slot.names_zeroes(part) && error.kind == IoErrorKind::Unsupported => {
                 debug!(%error, "the destination does not zero by name after all; writing zeroes");
                 self.names_zeroes = false;
-                slot.on_zeroed(false);
+                match slot.patches.get_mut(part as usize) {
+                    None => slot.on_zeroed(false),
+                    Some(patch) if self.failure.is_none() => {
+                        patch.zero = false;
+                        slot.pending[end.index()] += 1;
+                        self.patch(index, part);
+                    }
+                    Some(_) => {}
+                }
             }
             Err(error)
                 if self.skip_bad
@@ -416,9 +435,9 @@ impl<'a> Engine<'a> {
                     && (J::SKIPS_BAD && error.kind == IoErrorKind::Medium) =>
             {
                 debug!(offset = slot.piece.offset, length = slot.piece.length, %error, "skipped for now");
-                slot.unreadable = Some((id as u32, error));
+                slot.unreadable = Some((part, error));
             }
-            Err(error) => self.fail(index, end, id as u32, error),
+            Err(error) => self.fail(index, end, part, error),
         }
         let slot = &mut self.slots[index];
         if slot.pending != [0, 0] {
@@ -452,10 +471,10 @@ impl<'a> Engine<'a> {
         let latency = self.watch.seen().saturating_sub(slot.since);
         if slot.stage == Stage::Zeroing {
             slot.on_zeroed(true);
-            if slot.names_zeroes() {
-                self.zero_bytes += length;
-                return;
-            }
+        }
+        if slot.names_zeroes(part) {
+            self.zero_bytes += length;
+            return;
         }
         if slot.stage == Stage::Reading && end == End::Destination {
             self.compared_bytes += length;
@@ -482,8 +501,8 @@ impl<'a> Engine<'a> {
         let Piece { offset, length, .. } = self.slots[index].piece;
         self.map.set(offset, offset + u64::from(length), Status::Finished);
         self.finished_bytes += u64::from(length);
-        let is_zero = self.slots[index].stage == Stage::Zeroing;
-        self.admission.finished(self.watch.seen(), (!is_zero).then_some(length.into()));
+        let is_data = self.slots[index].is_data();
+        self.admission.finished(self.watch.seen(), is_data.then_some(length.into()));
         self.release(index);
     }
 

@@ -1,13 +1,12 @@
 //! What the engine asks of a copy, a verification or a comparison, and what it is told.
 
-use std::ops::Range;
-
 use area::Span;
 use block::{Endpoint, Extent};
 
 use crate::cutter::Piece;
 use crate::error::End;
 use crate::map::Map;
+use crate::patch::Patch;
 use crate::progress::Phase;
 
 /// What the engine asks of a copy, a verification or a comparison.
@@ -49,12 +48,10 @@ pub(crate) trait Job {
 pub(crate) enum Step {
     /// Read from the source, from the destination, or both.
     Read([bool; 2]),
-    /// Write the first span to the destination.
-    Write,
-    /// Write only these bytes of the piece: the destination holds the others already.
-    WritePart(Range<u32>),
-    /// Make the range zero; `blank` if the first span already is.
-    Zero { blank: bool },
+    /// Bring these stretches of the piece, which the first span holds, to the destination. There is at least one.
+    Write(Vec<Patch>),
+    /// Make the piece, which was not read, zero.
+    Zero,
     /// The piece is finished.
     Done,
     /// The job has its answer: begin no more. The piece does not count as finished.

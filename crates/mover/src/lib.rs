@@ -85,6 +85,7 @@ mod map;
 mod mapfile;
 mod meter;
 mod parts;
+mod patch;
 mod plan;
 mod progress;
 mod rate;

@@ -9,6 +9,7 @@ use area::Span;
 use crate::cutter::Piece;
 use crate::job::{Extents, Job, Step};
 use crate::map::{Map, Status, Stretch};
+use crate::patch::Patch;
 use crate::progress::Phase;
 use crate::verify::Digests;
 
@@ -99,7 +100,7 @@ impl Job for Rescue<'_> {
         if let Some(digests) = &mut *self.digests {
             digests.set(piece.index, &spans[0].as_slice()[..piece.length as usize]);
         }
-        Step::Write
+        Step::Write(Patch::all(piece.length))
     }
 
     fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {

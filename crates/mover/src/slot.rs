@@ -1,6 +1,5 @@
 //! One piece on its way, and the requests that it is moved in.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use area::Span;
@@ -8,12 +7,15 @@ use block::{IoError, Kind};
 
 use crate::cutter::Piece;
 use crate::parts::Parts;
+use crate::patch::Patch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Free,
     Reading,
+    /// What was read goes to the destination, patch by patch, all at once.
     Writing,
+    /// A hole is made zero, one request after the other.
     Zeroing,
 }
 
@@ -26,13 +28,14 @@ pub(crate) struct Slot {
     pub(crate) pending: [u32; 2],
     /// When the requests of this stage were submitted.
     pub(crate) since: Duration,
-    /// `Zeroing` goes request by request: bytes done, bytes of the one in flight, and whether that one moves
-    /// zeroes or only names them.
+    /// The requests of `Writing`, by their number.
+    pub(crate) patches: Vec<Patch>,
+    /// Of `Zeroing`: bytes done, bytes of the request in flight, and whether that one moves zeroes or only names them.
     zeroed: u64,
     zeroing: u64,
     zeroes_named: bool,
-    /// The first span is all zero.
-    pub(crate) blank: bool,
+    /// The first span was made zero, to be written.
+    blank: bool,
     /// The medium could not read a part of it: where that was, and why.
     pub(crate) unreadable: Option<(u32, IoError)>,
 }
@@ -46,6 +49,7 @@ impl Slot {
             spans,
             pending: [0; 2],
             since: now,
+            patches: Vec::new(),
             zeroed: 0,
             zeroing: 0,
             zeroes_named: false,
@@ -56,24 +60,31 @@ impl Slot {
 
     /// Offset and length within the piece of request number `part` at the end that `parts` is of.
     pub(crate) fn request(&self, parts: Parts, part: u32) -> (u64, u64) {
-        if self.stage == Stage::Zeroing {
-            return (self.zeroed, self.zeroing);
+        match self.stage {
+            Stage::Zeroing => (self.zeroed, self.zeroing),
+            Stage::Writing => {
+                let patch = &self.patches[part as usize];
+                (patch.range.start.into(), patch.length().into())
+            }
+            Stage::Free | Stage::Reading => {
+                let (start, length) = parts.part(self.piece.length, part);
+                (start.into(), length.into())
+            }
         }
-        let (start, length) = parts.part(self.piece.length, part, self.stage == Stage::Reading);
-        (start.into(), length.into())
     }
 
-    /// Leaves these bytes of the piece, in the first span too. What lies before and behind them in the range is finished.
-    pub(crate) fn narrow(&mut self, part: &Range<u32>) -> [Range<u64>; 2] {
-        let Self { piece, spans, .. } = self;
-        let (start, end) = (piece.offset, piece.offset + u64::from(piece.length));
-        let (from, to) = (start + u64::from(part.start), start + u64::from(part.end));
-        (piece.offset, piece.length) = (from, part.end - part.start);
-        spans[0] = spans[0].slice(part.start as usize, piece.length as usize);
-        [start..from, to..end]
+    /// What brings patch number `part` to the destination, where the piece begins at `base`.
+    pub(crate) fn patch(&self, base: u64, part: u32, durable: bool) -> Kind {
+        let patch = &self.patches[part as usize];
+        let (offset, length) = (base + u64::from(patch.range.start), patch.length());
+        if patch.zero {
+            return Kind::WriteZeroes { offset, length: length.into(), may_unmap: true };
+        }
+        let from = self.spans[0].slice(patch.range.start as usize, length as usize);
+        Kind::Write { offset, from, durable }
     }
 
-    /// The next request that makes the piece zero, of at most `most` bytes: by name, or else by moving zeroes. `base` is the
+    /// The next request that makes a hole zero, of at most `most` bytes: by name, or else by moving zeroes. `base` is the
     /// piece's place at the destination.
     pub(crate) fn zero(&mut self, base: u64, most: u32, named: bool, durable: bool) -> Kind {
         let offset = base + self.zeroed;
@@ -92,9 +103,19 @@ impl Slot {
         Kind::Write { offset, from: span.slice(0, self.zeroing as usize), durable }
     }
 
-    /// Whether the request in flight names zeroes.
-    pub(crate) fn names_zeroes(&self) -> bool {
-        self.stage == Stage::Zeroing && self.zeroes_named
+    /// Whether request number `part` names zeroes.
+    pub(crate) fn names_zeroes(&self, part: u32) -> bool {
+        match self.stage {
+            Stage::Zeroing => self.zeroes_named,
+            Stage::Writing => self.patches[part as usize].zero,
+            Stage::Free | Stage::Reading => false,
+        }
+    }
+
+    /// Whether data of it was moved, not only zeroes.
+    pub(crate) fn is_data(&self) -> bool {
+        self.stage != Stage::Zeroing
+            && (self.patches.is_empty() || self.patches.iter().any(|patch| !patch.zero))
     }
 
     /// The request that made a part of it zero has ended.
@@ -124,19 +145,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_narrowed_away_is_finished() {
-        let mut slot = slot(1 << 20, 65536, 65536);
-        assert_eq!(
-            slot.narrow(&(4096..12288)),
-            [1 << 20..(1 << 20) + 4096, (1 << 20) + 12288..(1 << 20) + 65536]
-        );
-        assert_eq!(
-            (slot.piece.offset, slot.piece.length, slot.spans[0].len()),
-            ((1 << 20) + 4096, 8192, 8192)
-        );
-    }
-
-    #[test]
     fn a_hole_is_made_zero_request_by_request() {
         let mut slot = slot(0, 100 << 10, 65536);
         slot.stage = Stage::Zeroing;
@@ -144,14 +152,14 @@ mod tests {
             panic!()
         };
         assert_eq!((offset, length), (512, 32 << 10));
-        assert!(slot.names_zeroes() && slot.request(Parts::new(1 << 20, 512, 4096), 0) == (0, 32 << 10));
+        assert!(slot.names_zeroes(0) && slot.request(Parts::new(1 << 20, 512, 4096), 0) == (0, 32 << 10));
         slot.on_zeroed(true);
         // The destination does not do it by name after all: the same place once more, with what the span holds.
         let _ = slot.zero(512, 1 << 20, true, false);
         slot.on_zeroed(false);
         let Kind::Write { offset, from, durable } = slot.zero(512, 1 << 20, false, true) else { panic!() };
         assert_eq!((offset, from.len(), durable), (512 + (32 << 10), 65536, true));
-        assert!(from.as_slice().iter().all(|byte| *byte == 0) && !slot.names_zeroes());
+        assert!(from.as_slice().iter().all(|byte| *byte == 0) && !slot.names_zeroes(0));
         slot.on_zeroed(true);
         assert!(!slot.is_zeroed());
         let Kind::Write { from, .. } = slot.zero(512, 1 << 20, false, true) else { panic!() };

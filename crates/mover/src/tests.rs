@@ -11,6 +11,7 @@ use block::layer::{FaultMedium, FaultRule};
 use block::{Endpoint, Identity, IoErrorKind, Medium, MemoryMedium, PatternMedium};
 use io::Io;
 
+mod patches;
 mod recheck;
 mod since;
 mod trust;

@@ -5,10 +5,10 @@ use crate::scripted::Bad;
 use crate::{Area, Journal, Map, Status, copy_with_journal};
 
 /// Looks at each claim: all that is said to be finished must survive a power cut at this moment.
-struct Claims {
+pub(super) struct Claims {
     source: Vec<u8>,
     durable: Rc<RefCell<Vec<u8>>>,
-    maps: Vec<Map>,
+    pub(super) maps: Vec<Map>,
     /// Refuses the claim of this number.
     fails: usize,
     every: Duration,
@@ -37,12 +37,12 @@ impl Pair {
         pair
     }
 
-    fn claims(&self) -> Claims {
+    pub(super) fn claims(&self) -> Claims {
         let (source, durable) = (self.source.data.clone(), Rc::clone(&self.destination.durable));
         Claims { source, durable, maps: Vec::new(), fails: usize::MAX, every: Duration::ZERO }
     }
 
-    fn copy_claiming(&mut self, plan: &Plan, claims: &mut Claims) -> Result<Report, CopyError> {
+    pub(super) fn copy_claiming(&mut self, plan: &Plan, claims: &mut Claims) -> Result<Report, CopyError> {
         let lent = self.io.pool().lent();
         let go_on = &mut |_: &Progress| Control::Continue;
         let result =
