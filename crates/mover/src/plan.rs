@@ -50,7 +50,7 @@ pub struct Plan {
     pub sums: bool,
     /// Bytes read per second at most.
     pub rate: Option<u64>,
-    /// Make holes and zero chunks zero instead of moving their zeroes.
+    /// Make holes, zero chunks and stretches of 64 KiB of zeroes and more zero, instead of moving their zeroes.
     pub sparse: bool,
     /// Copy between different logical block sizes.
     pub allow_block_size: bool,

@@ -124,7 +124,7 @@ fn a_small_change_is_a_small_write_and_holes_of_both_are_not_read() {
     pair.destination.extents = vec![(200 * K, true), (256 * K, true), (700 * K, false)];
     let report = pair.copy(&Plan { differing: true, ..small(64 * KC, 4) }).unwrap();
     assert!(pair.destination.data == new);
-    assert_eq!(report.write.bytes, 4096 + 2 * 4096, "one unit, and from the first to the last of a chunk");
+    assert_eq!(report.write.bytes, 4096 + 2 * 4096, "one unit, and two that touch");
     assert_eq!((report.compared_bytes, report.equal_bytes), ((1024 - 444) * K, (1 << 20) - 3 * 4096));
 }
 
