@@ -322,7 +322,7 @@ fn deaths(context: &Context, cases: &mut Cases) -> Result<()> {
             let port = free_port()?;
             let _server = Nbd::qemu(At::Port(port), &stored, "raw", &[])?;
             let cutter = Cutter::start(port)?;
-            let mut copy = start(&At::Port(cutter.port()), "16MB/s", 30)?;
+            let mut copy = start(&At::Port(cutter.port()), RATE, 30)?;
             wait_moving(&stored, &mut copy)?;
             cutter.arm(context.rng(&format!("nbd/cut/{index}")));
             std::thread::sleep(Duration::from_secs(1));
