@@ -43,6 +43,17 @@ impl Pair {
         Self { io, log, source, destination }
     }
 
+    /// What the destination holds when its power has failed: of what was not flushed, any sector may be old.
+    fn after_power_cut(&self, random: &mut Random) -> Vec<u8> {
+        let mut survived = self.destination.durable.borrow().clone();
+        for (old, new) in survived.chunks_mut(512).zip(self.destination.data.chunks(512)) {
+            if random.one_in(2) {
+                old.copy_from_slice(new);
+            }
+        }
+        survived
+    }
+
     fn copy(&mut self, plan: &Plan) -> Result<Report, CopyError> {
         self.copy_observed(plan, &mut |_| Control::Continue)
     }

@@ -90,15 +90,8 @@ fn after_a_power_cut_anywhere_the_rest_is_copied_and_nothing_else() {
         let failed = pair.copy_claiming(&plan, &mut claims).is_err();
         let map = claims.maps.last().cloned().unwrap_or_else(|| Map::new(bytes));
         assert!(failed || map.safe() == bytes, "seed {seed}");
-        // The power fails: of what was not flushed, any sector may be old.
-        let mut survived = pair.destination.durable.borrow().clone();
-        for (old, new) in survived.chunks_mut(512).zip(pair.destination.data.chunks(512)) {
-            if random.one_in(2) {
-                old.copy_from_slice(new);
-            }
-        }
-        let source = pair.source.data.clone();
-        let mut pair = Pair::new(source, survived);
+        let survived = pair.after_power_cut(&mut random);
+        let mut pair = Pair::new(pair.source.data.clone(), survived);
         let mut claims = pair.claims();
         let plan = Plan { map: Some(map.clone()), verify: random.one_in(2), ..small(16 * KC, 3) };
         let report = pair.copy_claiming(&plan, &mut claims).unwrap();
