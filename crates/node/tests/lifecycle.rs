@@ -165,6 +165,28 @@ fn every_reset_waits_for_the_tasks_it_ends() {
     assert_eq!((outcome.status, outcome.sense[2] & 0xF, outcome.sense[12]), (2, 6, 0x29));
 }
 
+/// Begun then, it would be neither ended by the reset nor behind the unit attention, from which its initiator takes it for ended.
+#[test]
+fn what_comes_while_a_reset_ends_tasks_is_busy() {
+    let server = Guard::start(vec![lun(0, medium(SLOW))], Access::default());
+    let (victim, before) = with_a_slow_write(server.address(), "victim");
+    let mut asker = Client::login(server.address(), "asker", 1).unwrap();
+    asker.command(0, cdb::test_unit_ready(), Direction::None, &[]).unwrap();
+    let wire = scsi::lun::to_wire(0).unwrap();
+    asker.machine.task_management(TmFunction::LogicalUnitReset, wire, None).unwrap();
+    asker.submit(0, cdb::write_10(0, 8, false), Direction::Out, vec![7; 4096]);
+    let (outcome, _) = asker.complete().unwrap();
+    assert_eq!(outcome.status, scsi::Status::Busy as u8);
+    assert!(matches!(asker.next_event().unwrap(), Event::ManagementDone { result: TmResult::Complete, .. }));
+    assert!(before.elapsed() > DELAY, "it has waited for the victim's write");
+    asker.submit(0, cdb::test_unit_ready(), Direction::None, Vec::new());
+    let (outcome, _) = asker.complete().unwrap();
+    assert_eq!((outcome.status, outcome.sense[2] & 0xF, outcome.sense[12]), (2, 6, 0x29));
+    let (status, _) = asker.command(0, cdb::write_10(0, 8, false), Direction::Out, &[7; 4096]).unwrap();
+    assert_eq!(status, 0);
+    drop(victim);
+}
+
 #[test]
 fn those_whose_tasks_a_reset_ended_hear_of_it_though_the_asker_is_gone() {
     let server = Guard::start(vec![lun(0, medium(SLOW))], Access::default());

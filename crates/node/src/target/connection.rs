@@ -625,7 +625,11 @@ impl Connection {
             let outcome = scsi::no_unit(&command.cdb, &session.inventory);
             return self.answer(context, command.task, command.cdb, &outcome);
         };
-        let step = context.shared.luns[lun].unit().command(session.nexus, &command.cdb, &session.inventory);
+        let unit = &context.shared.luns[lun];
+        if unit.is_clearing() {
+            return self.answer(context, command.task, command.cdb, &Outcome::busy());
+        }
+        let step = unit.unit().command(session.nexus, &command.cdb, &session.inventory);
         self.place(command.task, Task::new(lun, command.cdb));
         self.on_step(context, command.task, step, Some(command));
     }

@@ -1,7 +1,7 @@
 //! A logical unit as the server's threads share it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use block::Capability;
@@ -27,6 +27,8 @@ pub(super) struct Lun {
     writers: Mutex<Writers>,
     /// Times that what it holds has changed, or may have.
     changes: AtomicU64,
+    /// Task management under way that ends the tasks of all.
+    clearings: AtomicU32,
 }
 
 /// Who has written, to warn of initiators that do not know of each other.
@@ -90,6 +92,7 @@ impl Lun {
             unit: Mutex::new(unit),
             writers: Mutex::default(),
             changes: AtomicU64::new(0),
+            clearings: AtomicU32::new(0),
         })
     }
 
@@ -107,6 +110,22 @@ impl Lun {
     /// The changes so far; the same number later: what was read in between is what is there.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+
+    /// The tasks of all are to end. From here to [`Self::cleared`] a command is answered BUSY: begun now, it would neither be
+    /// among those that end nor behind the unit attention that tells of their end, and its initiator would take it for one of them.
+    pub(super) fn clear(&self) {
+        self.clearings.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// They have ended, and unit attentions say so.
+    pub(super) fn cleared(&self) {
+        self.clearings.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether tasks are being ended.
+    pub(super) fn is_clearing(&self) -> bool {
+        self.clearings.load(Ordering::SeqCst) > 0
     }
 
     /// Notes that `initiator` writes, and warns once if another does too without having said `shared`.

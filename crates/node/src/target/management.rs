@@ -57,6 +57,8 @@ impl Connection {
             found: AtomicBool::new(false),
             mailbox: Arc::clone(&context.shared.mailboxes[origin.worker]),
         });
+        // Before the mail: what a thread begins until it reads that is ended by it, and later nothing is begun.
+        units(context.shared, &scope).iter().for_each(|lun| context.shared.luns[*lun].clear());
         for mailbox in &context.shared.mailboxes {
             mailbox.send(Mail::Abort { group: Arc::clone(&group) });
         }
@@ -110,14 +112,18 @@ impl Connection {
     }
 }
 
+/// The LUNs of a scope, by their indices.
+fn units<'a>(shared: &'a Shared, scope: &'a Scope) -> &'a [usize] {
+    match scope {
+        Scope::Lun(lun) => std::slice::from_ref(lun),
+        Scope::Target(target) => &shared.target_luns[*target],
+    }
+}
+
 /// What a function does once its tasks have ended, whether or not the one who asked is still there: those whose tasks
 /// vanished must hear why.
 pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
-    let units = match aborts.scope {
-        Scope::Lun(lun) => &[lun][..],
-        Scope::Target(target) => &shared.target_luns[target],
-    };
-    for lun in units {
+    for lun in units(shared, &aborts.scope) {
         shared.luns[*lun].note_change();
         let mut unit = shared.luns[*lun].unit();
         if aborts.function != TmFunction::ClearTaskSet {
@@ -125,6 +131,8 @@ pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
         } else if found {
             unit.tasks_cleared_by(aborts.nexus);
         }
+        drop(unit);
+        shared.luns[*lun].cleared();
     }
     if let (TmFunction::TargetColdReset, Scope::Target(target)) = (aborts.function, aborts.scope) {
         for connection in shared.sessions.of_target(&shared.config.targets[target].iqn) {
