@@ -59,7 +59,6 @@ impl Kernel {
     }
 }
 
-/// The file behind a loop device, by its own number, and where in it the device begins. `None` if that cannot be seen.
 /// By what a file is known as long as it exists: who writes to it, moves it within its file system or makes it longer does not
 /// change that. The number of the file system's device is not in it, which may be another after the next start.
 pub fn lasting_name(file: &fs::Metadata) -> String {
@@ -69,6 +68,7 @@ pub fn lasting_name(file: &fs::Metadata) -> String {
     format!("file {}{born}", file.ino())
 }
 
+/// The file behind a loop device, by its own number, and where in it the device begins. `None` if that cannot be seen.
 fn file_behind(disk: &Path) -> Option<String> {
     let path = path_in(&disk.join("loop/backing_file"))?;
     let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
