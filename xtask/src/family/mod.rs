@@ -1,5 +1,6 @@
 //! The families of interoperability tests, one module per peer or subject.
 
+mod attack;
 mod bad_input;
 mod boot;
 mod cli_contract;
@@ -135,6 +136,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         name: "sealed",
         about: "sealed sessions under attack: on the way, at the door, in masses, and by those who have a key",
         examine: sealed::examine,
+        any_target: false,
+    },
+    Family {
+        name: "attack",
+        about: "ways past the promises of docs/internals/trust.md: names, rights, claims, users, reloads, first contact, host",
+        examine: attack::examine,
         any_target: false,
     },
     Family {
