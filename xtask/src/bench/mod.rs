@@ -8,6 +8,7 @@ mod peers;
 mod record;
 mod sealed;
 mod target;
+mod versus;
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -57,6 +58,14 @@ pub(crate) enum Bench {
         #[arg(long)]
         all: bool,
     },
+    /// An older build of this program beside the present one, over a selection of rows of the other benchmarks
+    Versus {
+        #[command(flatten)]
+        common: Common,
+        /// The older program
+        #[arg(value_name = "OLD")]
+        old: std::path::PathBuf,
+    },
     /// The far end of a bare TCP round trip
     #[command(hide = true)]
     Pong {
@@ -70,9 +79,11 @@ pub(crate) enum Bench {
 /// `cargo xtask bench`.
 pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
     let common = match bench {
-        Bench::Target(common) | Bench::Ends(common) | Bench::Sealed(common) | Bench::Copy { common, .. } => {
-            common
-        }
+        Bench::Target(common)
+        | Bench::Ends(common)
+        | Bench::Sealed(common)
+        | Bench::Copy { common, .. }
+        | Bench::Versus { common, .. } => common,
         Bench::Pong { request, reply } => return ends::pong(*request, *reply).map(|()| true),
     };
     crate::install::ensure(crate::install::Purpose::Bench)?;
@@ -89,6 +100,7 @@ pub(crate) fn run_bench(bench: &Bench) -> Result<bool> {
         Bench::Ends(common) => ends::run_table(common, &context),
         Bench::Sealed(common) => sealed::run_table(common, &context),
         Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, context),
+        Bench::Versus { common, old } => versus::run_table(common, old, &context),
         Bench::Pong { .. } => unreachable!("answered above"),
     }
 }

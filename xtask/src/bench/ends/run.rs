@@ -12,13 +12,13 @@ use crate::harness::{Context, Disk, Served, Target, Url, run, scratch};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// Size of each LUN.
-pub(super) const LUN_BYTES: u64 = 256 << 20;
+pub(in crate::bench) const LUN_BYTES: u64 = 256 << 20;
 /// Seed of what the LUN for reading holds.
 const PATTERN: &str = "3";
 
 /// Which LUN a row is measured on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Storage {
+pub(in crate::bench) enum Storage {
     /// A file in memory; flushed, and verified in every run.
     File,
     /// `mem:`: a ceiling.
@@ -27,12 +27,12 @@ pub(super) enum Storage {
 
 /// A target of ours with one LUN for each purpose, in its surroundings.
 #[derive(Debug)]
-pub(super) struct Ours {
+pub(in crate::bench) struct Ours {
     served: Served,
     surroundings: Surroundings,
     /// The files of the LUNs that reads and writes go to.
-    pub(super) read_image: std::path::PathBuf,
-    pub(super) write_image: std::path::PathBuf,
+    pub(in crate::bench) read_image: std::path::PathBuf,
+    pub(in crate::bench) write_image: std::path::PathBuf,
     _dir: tempfile::TempDir,
 }
 
@@ -60,7 +60,7 @@ pub(in crate::bench) struct Sample {
 }
 
 impl Ours {
-    pub(super) fn start(context: &Context, surroundings: Surroundings) -> Result<Self> {
+    pub(in crate::bench) fn start(context: &Context, surroundings: Surroundings) -> Result<Self> {
         let dir = scratch()?;
         let (read_image, write_image) = (dir.path().join("read.img"), dir.path().join("write.img"));
         for path in [&read_image, &write_image] {
@@ -86,11 +86,11 @@ impl Ours {
         Ok(ours)
     }
 
-    pub(super) fn pid(&mut self) -> u32 {
+    pub(in crate::bench) fn pid(&mut self) -> u32 {
         self.served.pid()
     }
 
-    pub(super) fn url(&self, storage: Storage, write: bool) -> &Url {
+    pub(in crate::bench) fn url(&self, storage: Storage, write: bool) -> &Url {
         self.served.url(match (storage, write) {
             (Storage::File, false) => 0,
             (Storage::File, true) => 1,
@@ -100,7 +100,7 @@ impl Ours {
     }
 
     /// The command line of a run, without its length.
-    pub(super) fn command(
+    pub(in crate::bench) fn command(
         &mut self,
         context: &Context,
         storage: Storage,
@@ -117,7 +117,7 @@ impl Ours {
     }
 
     /// One timed run.
-    pub(super) fn measure(
+    pub(in crate::bench) fn measure(
         &mut self,
         context: &Context,
         storage: Storage,

@@ -10,7 +10,7 @@ mod delay;
 mod groups;
 mod link;
 mod logins;
-mod rig;
+pub(super) mod rig;
 mod tunnels;
 
 use std::time::Instant;

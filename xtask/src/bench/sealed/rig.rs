@@ -13,15 +13,15 @@ use crate::harness::{Context, Disk, Output, Served, Target, program, run, scratc
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// Size of each LUN: one to read, one to write.
-pub(super) const LUN_BYTES: u64 = 256 << 20;
+pub(in crate::bench) const LUN_BYTES: u64 = 256 << 20;
 /// Seed of what the LUN for reading holds.
 const PATTERN: &str = "3";
 /// Where a target listens that is not on the loopback address only.
-pub(super) const PORT: u16 = 3260;
+pub(in crate::bench) const PORT: u16 = 3260;
 
 /// What protects a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protection {
+pub(in crate::bench) enum Protection {
     Plain,
     /// CRC32C over headers and data.
     Digests,
@@ -34,12 +34,12 @@ pub(super) enum Protection {
 }
 
 impl Protection {
-    pub(super) const GCM: Self = Self::Sealed("AES-256-GCM");
-    pub(super) const AEGIS_256: Self = Self::Sealed("AEGIS-256X4");
-    pub(super) const AEGIS_128: Self = Self::Sealed("AEGIS-128X2");
-    pub(super) const CHACHA: Self = Self::Sealed("ChaCha20-Poly1305");
+    pub(in crate::bench) const GCM: Self = Self::Sealed("AES-256-GCM");
+    pub(in crate::bench) const AEGIS_256: Self = Self::Sealed("AEGIS-256X4");
+    pub(in crate::bench) const AEGIS_128: Self = Self::Sealed("AEGIS-128X2");
+    pub(in crate::bench) const CHACHA: Self = Self::Sealed("ChaCha20-Poly1305");
 
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::bench) fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
             Self::Digests => "crc32c",
@@ -55,7 +55,7 @@ impl Protection {
     }
 
     /// This suite with sealing ahead turned off.
-    pub(super) fn without_ahead(self) -> Self {
+    pub(in crate::bench) fn without_ahead(self) -> Self {
         match self {
             Self::Sealed(suite) => Self::Late(suite),
             other => other,
@@ -156,7 +156,7 @@ impl Papers {
 
 /// Targets with the same LUNs under every protection, and where the initiator stands.
 #[derive(Debug)]
-pub(super) struct Rig<'a> {
+pub(in crate::bench) struct Rig<'a> {
     context: &'a Context,
     papers: Papers,
     targets: Vec<(Server, Served)>,
@@ -166,7 +166,7 @@ pub(super) struct Rig<'a> {
 
 impl<'a> Rig<'a> {
     /// Starts what `protections` need, in the surroundings of `target`.
-    pub(super) fn start(
+    pub(in crate::bench) fn start(
         context: &'a Context,
         protections: &[Protection],
         target: &Surroundings,
@@ -216,18 +216,18 @@ impl<'a> Rig<'a> {
     }
 
     /// Process that serves `protection`.
-    pub(super) fn pid(&mut self, protection: Protection) -> Result<u32> {
+    pub(in crate::bench) fn pid(&mut self, protection: Protection) -> Result<u32> {
         Ok(self.target(protection)?.pid())
     }
 
     /// The port at which it listens beyond the loopback address.
-    pub(super) fn port(&self, protection: Protection) -> u16 {
+    pub(in crate::bench) fn port(&self, protection: Protection) -> u16 {
         let at = self.targets.iter().position(|(server, _)| *server == protection.server());
         PORT + at.unwrap_or(0) as u16
     }
 
     /// The endpoint of the LUN for reading or writing, at `portal` if that is not where it listens.
-    pub(super) fn endpoint(
+    pub(in crate::bench) fn endpoint(
         &mut self,
         protection: Protection,
         write: bool,
@@ -242,7 +242,7 @@ impl<'a> Rig<'a> {
     }
 
     /// One command of ours where the initiator stands, with what `protection` wants in its environment.
-    pub(super) fn ours(&self, protection: Protection, arguments: &[&str]) -> Result<Output> {
+    pub(in crate::bench) fn ours(&self, protection: Protection, arguments: &[&str]) -> Result<Output> {
         let mut command = self.context.command();
         self.initiator.apply(&mut command);
         command.envs(protection.server().variables());
@@ -250,7 +250,7 @@ impl<'a> Rig<'a> {
     }
 
     /// One timed run; every byte verified.
-    pub(super) fn measure(
+    pub(in crate::bench) fn measure(
         &mut self,
         protection: Protection,
         shape: Shape,
@@ -272,17 +272,17 @@ impl<'a> Rig<'a> {
     }
 
     /// The certificate and key of TLS, for others.
-    pub(super) fn certificate(&self) -> (String, String) {
+    pub(in crate::bench) fn certificate(&self) -> (String, String) {
         (self.papers.file("tls.pem"), self.papers.file("tls.key"))
     }
 
     /// A folder for others' files.
-    pub(super) fn folder(&self) -> &Path {
+    pub(in crate::bench) fn folder(&self) -> &Path {
         self._dir.path()
     }
 
     /// That a row is what its name says: a session under this protection, seen by `info`.
-    pub(super) fn check(&mut self, protection: Protection, portal: Option<&str>) -> Result<()> {
+    pub(in crate::bench) fn check(&mut self, protection: Protection, portal: Option<&str>) -> Result<()> {
         let (Protection::Sealed(suite) | Protection::Late(suite)) = protection else { return Ok(()) };
         let endpoint = self.endpoint(protection, false, portal)?;
         let told = self.ours(protection, &["info", &endpoint, "--json"])?.success()?.stdout;
