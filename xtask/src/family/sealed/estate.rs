@@ -11,25 +11,25 @@ use crate::harness::process::Surroundings;
 use crate::harness::{Context, Disk, Output, Target, scratch};
 
 /// Patience of our sessions with the target, in seconds.
-pub(super) const TIMEOUT_S: u64 = 8;
+pub(in crate::family) const TIMEOUT_S: u64 = 8;
 /// Of a command, whatever is done to it: its session's patience, and then some.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(in crate::family) const LIMIT: Duration = Duration::from_secs(60);
 /// Until a session that has ended stands in the target's log.
 const LOGGED: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(2);
 /// A name of SCSI that only this family's LUNs have.
-pub(super) const PRODUCT: &str = "CanaryInACoalMin";
+pub(in crate::family) const PRODUCT: &str = "CanaryInACoalMin";
 
 /// A host's key pair.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
-    pub(super) file: PathBuf,
+pub(in crate::family) struct Keys {
+    pub(in crate::family) file: PathBuf,
     /// 44 characters.
-    pub(super) public: String,
+    pub(in crate::family) public: String,
 }
 
 impl Keys {
-    pub(super) fn new(context: &Context, dir: &Path, name: &str) -> Result<Self> {
+    pub(in crate::family) fn new(context: &Context, dir: &Path, name: &str) -> Result<Self> {
         let file = dir.join(format!("{name}.key"));
         let path = file.display().to_string();
         let output = context.ours(&["key", "new", &path], LIMIT)?.success()?;
@@ -39,7 +39,7 @@ impl Keys {
     }
 
     /// The private half as its file has it.
-    pub(super) fn secret(&self) -> Result<String> {
+    pub(in crate::family) fn secret(&self) -> Result<String> {
         let text = std::fs::read_to_string(&self.file)?;
         let line = text.lines().map(str::trim).find(|line| line.len() == 44 && !line.starts_with('#'));
         Ok(line.with_context(|| format!("no key in {}", self.file.display()))?.to_owned())
@@ -48,18 +48,18 @@ impl Keys {
 
 /// One target, an initiator it lets in, and one it does not.
 #[derive(Debug)]
-pub(super) struct Estate {
-    pub(super) dir: TempDir,
-    pub(super) target: Keys,
-    pub(super) friend: Keys,
-    pub(super) stranger: Keys,
-    pub(super) peers: PathBuf,
+pub(in crate::family) struct Estate {
+    pub(in crate::family) dir: TempDir,
+    pub(in crate::family) target: Keys,
+    pub(in crate::family) friend: Keys,
+    pub(in crate::family) stranger: Keys,
+    pub(in crate::family) peers: PathBuf,
     /// What is served.
-    pub(super) file: PathBuf,
+    pub(in crate::family) file: PathBuf,
 }
 
 impl Estate {
-    pub(super) fn new(context: &Context, bytes: u64) -> Result<Self> {
+    pub(in crate::family) fn new(context: &Context, bytes: u64) -> Result<Self> {
         let dir = scratch()?;
         let [target, friend, stranger] =
             ["target", "friend", "stranger"].map(|name| Keys::new(context, dir.path(), name));
@@ -72,23 +72,23 @@ impl Estate {
     }
 
     /// Writes the list of those who may log in.
-    pub(super) fn let_in(&self, who: &[(&str, &Keys)]) -> Result<()> {
+    pub(in crate::family) fn let_in(&self, who: &[(&str, &Keys)]) -> Result<()> {
         let entry = |(name, keys): &(&str, &Keys)| {
             format!("[[peer]]\nname = \"{name}\"\npublic-key = \"{}\"\n", keys.public)
         };
         Ok(std::fs::write(&self.peers, who.iter().map(entry).collect::<String>())?)
     }
 
-    pub(super) fn disk(&self) -> Disk {
+    pub(in crate::family) fn disk(&self) -> Disk {
         Disk::file(&self.file).option(format!("product={PRODUCT}"))
     }
 
     /// Serves the file under a policy.
-    pub(super) fn serve(&self, context: &Context, policy: &str) -> Result<Target> {
+    pub(in crate::family) fn serve(&self, context: &Context, policy: &str) -> Result<Target> {
         self.serve_in(context, policy, &[], &Surroundings::default())
     }
 
-    pub(super) fn serve_in(
+    pub(in crate::family) fn serve_in(
         &self,
         context: &Context,
         policy: &str,
@@ -105,7 +105,13 @@ impl Estate {
     }
 
     /// The LUN at `portal` as an initiator with these keys names it.
-    pub(super) fn endpoint(&self, target: &Target, portal: &str, who: &Keys, more: &str) -> String {
+    pub(in crate::family) fn endpoint(
+        &self,
+        target: &Target,
+        portal: &str,
+        who: &Keys,
+        more: &str,
+    ) -> String {
         let url = target.url(0);
         let identity = who.file.display();
         format!(
@@ -115,14 +121,14 @@ impl Estate {
     }
 
     /// The same in the clear.
-    pub(super) fn plain(target: &Target, portal: &str) -> String {
+    pub(in crate::family) fn plain(target: &Target, portal: &str) -> String {
         let url = target.url(0);
         format!("iscsi://{portal}/{}/{},timeout={TIMEOUT_S}s,seal=off", url.iqn, url.lun)
     }
 
     /// That the target is well: a new session reads the LUN's size. When it returns, that session stands in the target's log,
     /// and so does every one before it.
-    pub(super) fn serves_on(&self, context: &Context, target: &mut Target) -> Result<()> {
+    pub(in crate::family) fn serves_on(&self, context: &Context, target: &mut Target) -> Result<()> {
         ensure!(!target.ended(), "the target has ended by itself\n{}", target.log());
         let logins = target.logins();
         let endpoint = self.endpoint(target, &target.url(0).portal, &self.friend, "");
@@ -138,12 +144,12 @@ impl Estate {
 }
 
 /// Our binary with these arguments, to its end.
-pub(super) fn ours(context: &Context, arguments: &[&str]) -> Result<Output> {
+pub(in crate::family) fn ours(context: &Context, arguments: &[&str]) -> Result<Output> {
     context.ours(arguments, LIMIT)
 }
 
 /// A refusal is exit code 4, and its text says what it is about.
-pub(super) fn refused(output: Output) -> Result<Output> {
+pub(in crate::family) fn refused(output: Output) -> Result<Output> {
     let output = output.expect(4)?;
     let text = output.text().to_lowercase();
     ensure!(

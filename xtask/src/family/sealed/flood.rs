@@ -61,7 +61,7 @@ impl Tally {
 }
 
 /// Sends a PDU of the outer login; the status of the answer.
-fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> Option<[u8; 2]> {
+pub(in crate::family) fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> Option<[u8; 2]> {
     stream.write_all(bytes).ok()?;
     let mut header = [0; 48];
     stream.read_exact(&mut header).ok()?;
@@ -71,7 +71,7 @@ fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> Option<[u8; 2]> {
 }
 
 /// The two requests of a real handshake by somebody: good for ever, as the answer to the first is always the same.
-fn handshake_of(
+pub(in crate::family) fn handshake_of(
     context: &Context,
     estate: &Estate,
     target: &Target,

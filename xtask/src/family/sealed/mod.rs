@@ -3,10 +3,10 @@
 
 mod attack;
 mod canary;
-mod estate;
-mod flood;
+pub(super) mod estate;
+pub(super) mod flood;
 mod insider;
-mod outer;
+pub(super) mod outer;
 mod secrets;
 mod tamper;
 

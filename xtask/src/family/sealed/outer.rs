@@ -22,7 +22,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 const RESERVED: usize = 15;
 
 /// Alters PDUs of the outer login: takes (direction, number, PDU) and changes what it likes.
-struct Forger<F> {
+pub(in crate::family) struct Forger<F> {
     forge: F,
     streams: [Records; 2],
     /// What has come of the present PDU.
@@ -30,7 +30,7 @@ struct Forger<F> {
 }
 
 impl<F: FnMut(Way, u64, &mut Pdu) + Send> Forger<F> {
-    fn new(forge: F) -> Self {
+    pub(in crate::family) fn new(forge: F) -> Self {
         Self { forge, streams: Default::default(), pdus: Default::default() }
     }
 }
@@ -89,7 +89,7 @@ const PATTERN: &str = "X-example.hikyaku.pattern";
 const MESSAGE: &str = "X-example.hikyaku.message";
 
 /// Another character in the middle of a message.
-fn damage_message(pdu: &mut Pdu) -> bool {
+pub(in crate::family) fn damage_message(pdu: &mut Pdu) -> bool {
     let middle = pdu.data.len() / 2;
     let Some(byte) = pdu.data.get_mut(middle) else { return false };
     *byte = if *byte == b'A' { b'B' } else { b'A' };
