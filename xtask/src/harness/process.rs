@@ -230,13 +230,11 @@ impl Running {
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A user's own credentials or state must never decide a test.
-        for name in ["LIBISCSI_CHAP_USERNAME", "LIBISCSI_CHAP_PASSWORD"] {
-            if !command.get_envs().any(|(key, _)| key == name) {
+        for name in ["USERNAME", "PASSWORD", "TARGET_USERNAME", "TARGET_PASSWORD"] {
+            let name = format!("LIBISCSI_CHAP_{name}");
+            if !command.get_envs().any(|(key, _)| key == name.as_str()) {
                 command.env_remove(name);
             }
-        }
-        for name in ["LIBISCSI_CHAP_TARGET_USERNAME", "LIBISCSI_CHAP_TARGET_PASSWORD"] {
-            command.env_remove(name);
         }
         let parent = std::process::id();
         // SAFETY: only async-signal-safe calls (prctl, getppid, _exit) between fork and exec.

@@ -1,9 +1,281 @@
 //! The host of a server: file modes, environments, arguments, memory, panics, and what the sandbox forbids.
 
-use anyhow::Result;
+use std::fs;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use crate::harness::{Cases, Context};
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
 
-pub(super) fn examine(_context: &Context, _cases: &mut Cases) -> Result<()> {
+use crate::harness::process::Running;
+use crate::harness::{Cases, Context, Output, run, scratch};
+
+/// A refusal takes milliseconds; a server that starts instead is ended here.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Exit code of what is not believed.
+const UNTRUSTED: i32 = 4;
+/// A user that owns nothing of ours.
+const STRANGER: u32 = 54_321;
+/// Text that appears nowhere else.
+const PASSWORD: &str = "correct-horse-17";
+const TARGET_PASSWORD: &str = "battery-staple-42";
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let scene = Scene::new(context)?;
+    for file in Trusted::ALL {
+        for (name, mode) in [("group", 0o620), ("all", 0o602)] {
+            cases.check(&format!("host-{}-writable-by-{name}", file.name()), || {
+                let path = scene.make(context, file)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+                refused(scene.use_it(context, file)?, &path, &["others may write", &format!("{mode:03o}")])
+            });
+        }
+        cases.check(&format!("host-{}-of-a-stranger", file.name()), || {
+            if !crate::harness::files::is_root() {
+                return Ok(());
+            }
+            let path = scene.make(context, file)?;
+            std::os::unix::fs::chown(&path, Some(STRANGER), None)?;
+            refused(scene.use_it(context, file)?, &path, &["belongs to user 54321"])
+        });
+        if file.is_secret() {
+            cases.check(&format!("host-{}-readable-by-others", file.name()), || {
+                let path = scene.make(context, file)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o640))?;
+                refused(scene.use_it(context, file)?, &path, &["others may read", "640"])
+            });
+        }
+    }
+    cases.check("host-create-is-private", || create_is_private(context));
+    cases.check("host-hooks-see-no-password", || hooks_see_no_password(context));
+    cases.check("host-process-shows-no-password", || process_shows_no_password(context));
+    Ok(())
+}
+
+/// A file that decides who is believed.
+#[derive(Clone, Copy, Debug)]
+enum Trusted {
+    Peers,
+    Config,
+    KnownTargets,
+    ChapSecret,
+    InitiatorSecret,
+    Psk,
+    Identity,
+    TlsKey,
+}
+
+impl Trusted {
+    const ALL: [Self; 8] = [
+        Self::Peers,
+        Self::Config,
+        Self::KnownTargets,
+        Self::ChapSecret,
+        Self::InitiatorSecret,
+        Self::Psk,
+        Self::Identity,
+        Self::TlsKey,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Peers => "peers",
+            Self::Config => "config",
+            Self::KnownTargets => "known-targets",
+            Self::ChapSecret => "chap-secret",
+            Self::InitiatorSecret => "initiator-secret",
+            Self::Psk => "psk",
+            Self::Identity => "identity",
+            Self::TlsKey => "tls-key",
+        }
+    }
+
+    fn is_secret(self) -> bool {
+        !matches!(self, Self::Peers | Self::Config | Self::KnownTargets)
+    }
+}
+
+/// A home in which each of the files is made anew, good but for its mode.
+struct Scene {
+    home: TempDir,
+    key: String,
+    public: String,
+}
+
+impl Scene {
+    fn new(context: &Context) -> Result<Self> {
+        let home = scratch()?;
+        let file = home.path().join("first.key");
+        let made = run(context.command_in(home.path()).args(["key", "new"]).arg(&file), LIMIT)?.success()?;
+        let key = fs::read_to_string(&file)?.lines().last().context("a key file has a line")?.to_owned();
+        Ok(Self { home, key, public: made.stdout.trim().to_owned() })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str, mode: u32) -> Result<PathBuf> {
+        let path = self.path(name);
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let _ = fs::remove_file(&path);
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        Ok(path)
+    }
+
+    fn peers(&self, psk: bool) -> String {
+        let psk =
+            if psk { format!("psk-file = \"{}\"\n", self.path("psk").display()) } else { String::new() };
+        format!("[[peer]]\nname = \"laptop\"\npublic-key = \"{}\"\n{psk}", self.public)
+    }
+
+    /// All of them, good; the path of the one in question.
+    fn make(&self, context: &Context, file: Trusted) -> Result<PathBuf> {
+        let peers = self.write("peers.toml", &self.peers(matches!(file, Trusted::Psk)), 0o600)?;
+        let psk = self.write("psk", &format!("{}\n", self.key), 0o600)?;
+        let identity = self.write("target.key", &format!("{}\n", self.key), 0o600)?;
+        let secret = self.write("chap.secret", &format!("{PASSWORD}\n"), 0o600)?;
+        Ok(match file {
+            Trusted::Peers => peers,
+            Trusted::Psk => psk,
+            Trusted::Identity => identity,
+            Trusted::ChapSecret | Trusted::InitiatorSecret => secret,
+            Trusted::Config => {
+                let text = format!(
+                    "[[target]]\niqn = \"iqn.2026-11.example:host\"\n[[target.lun]]\nlun = 0\nendpoint = \"mem:1M\"\n\
+                     [[target.acl]]\nchap-user = \"u\"\nsecret-file = \"{}\"\n",
+                    secret.display()
+                );
+                self.write("hikyaku.toml", &text, 0o600)?
+            }
+            Trusted::KnownTargets => {
+                let line = format!("127.0.0.1:1 {}\n", self.public);
+                self.write("config/hikyaku/known-targets", &line, 0o600)?
+            }
+            Trusted::TlsKey => {
+                let (certificate, key) = (self.path("tls.crt"), self.path("tls.key"));
+                let mut openssl = std::process::Command::new("openssl");
+                openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
+                openssl.args(["-nodes", "-days", "2", "-subj", "/CN=localhost", "-out"]).arg(&certificate);
+                run(openssl.arg("-keyout").arg(&key), LIMIT)?.success()?;
+                let _ = context;
+                key
+            }
+        })
+    }
+
+    /// A command that must look at the file.
+    fn use_it(&self, context: &Context, file: Trusted) -> Result<Output> {
+        let path = |name: &str| self.path(name).display().to_string();
+        let mut command = context.command_in(self.home.path());
+        match file {
+            Trusted::KnownTargets => command.args(["ls", "iscsi://127.0.0.1:1"]),
+            Trusted::InitiatorSecret => {
+                let options = format!("chap-user=u,chap-secret-file={}", path("chap.secret"));
+                command.args(["info", &format!("iscsi://127.0.0.1:2/iqn.2026-11.example:x/0,{options}")])
+            }
+            _ => {
+                command.args(["serve", "--listen", "127.0.0.1:0"]);
+                match file {
+                    Trusted::Config => command.args(["--config", &path("hikyaku.toml")]),
+                    Trusted::ChapSecret => command.args([
+                        "mem:1M",
+                        "--chap-user",
+                        "u",
+                        "--chap-secret-file",
+                        &path("chap.secret"),
+                    ]),
+                    Trusted::TlsKey => {
+                        command.args(["mem:1M", "--tls", &format!("{},{}", path("tls.crt"), path("tls.key"))])
+                    }
+                    _ => {
+                        let (peers, identity) = (path("peers.toml"), path("target.key"));
+                        command.args(["mem:1M", "--peers", &peers, "--identity", &identity])
+                    }
+                }
+            }
+        };
+        run(&mut command, LIMIT)
+    }
+}
+
+/// Refused as not to be trusted, with the file's name, the words, and the command that makes it good.
+fn refused(output: Output, path: &Path, words: &[&str]) -> Result<()> {
+    let output = output.expect(UNTRUSTED)?;
+    let path = path.display().to_string();
+    for word in words.iter().chain(&[path.as_str(), "try: ch"]) {
+        ensure!(output.stderr.contains(word), "{}: no '{word}' in\n{}", output.line, output.stderr);
+    }
+    Ok(())
+}
+
+/// What `create` makes is for its owner only, whatever the umask allows.
+fn create_is_private(context: &Context) -> Result<()> {
+    let home = scratch()?;
+    let image = home.path().join("new.img");
+    let mut shell = std::process::Command::new("sh");
+    for (name, value) in context.command_in(home.path()).get_envs() {
+        if let Some(value) = value {
+            shell.env(name, value);
+        }
+    }
+    shell.args(["-c", "umask 0; exec \"$@\"", "sh"]).arg(&context.hikyaku);
+    let endpoint = format!("{},create,size=1M", image.display());
+    run(shell.args(["copy", "pattern:1M", &endpoint]), LIMIT)?.success()?;
+    let mode = fs::metadata(&image)?.mode() & 0o777;
+    ensure!(mode == 0o600, "the new image has mode {mode:03o}");
+    Ok(())
+}
+
+/// Commands that we start get no password of ours, and find none in our own process.
+fn hooks_see_no_password(context: &Context) -> Result<()> {
+    let home = scratch()?;
+    let seen = home.path().join("seen");
+    let image = home.path().join("new.img");
+    let mut command = context.command_in(home.path());
+    command.env("LIBISCSI_CHAP_PASSWORD", PASSWORD).env("LIBISCSI_CHAP_TARGET_PASSWORD", TARGET_PASSWORD);
+    command.env("LIBISCSI_CHAP_USERNAME", "user-of-a-hook");
+    let look = format!("env > {0}; cat /proc/[0-9]*/environ >> {0} 2>/dev/null; true", seen.display());
+    // Other processes of this machine are not in question: only those whose parent we are.
+    let look = look.replace("/proc/[0-9]*/environ", "/proc/$$/environ /proc/$PPID/environ");
+    command.args(["copy", "pattern:1M", &format!("{},create,size=1M", image.display()), "--pre", &look]);
+    run(&mut command, LIMIT)?.success()?;
+    let text = String::from_utf8_lossy(&fs::read(&seen)?).into_owned();
+    ensure!(text.contains("user-of-a-hook"), "the hook saw no environment: {text}");
+    for password in [PASSWORD, TARGET_PASSWORD] {
+        ensure!(!text.contains(password), "the hook's environment has the password");
+    }
+    Ok(())
+}
+
+/// While a login hangs, neither arguments nor environment show a password.
+fn process_shows_no_password(context: &Context) -> Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let portal = listener.local_addr()?;
+    let mut command = context.command();
+    command.env("LIBISCSI_CHAP_TARGET_PASSWORD", TARGET_PASSWORD);
+    let mut running = Running::start(command.args([
+        "info",
+        &format!("iscsi://user%{PASSWORD}@{portal}/iqn.2026-11.example:x/0?target_user=t,timeout=30s"),
+    ]))?;
+    let (mut socket, _) = listener.accept()?;
+    socket.set_read_timeout(Some(LIMIT))?;
+    // The first bytes of a login: it waits for an answer from here on.
+    socket.read_exact(&mut [0; 48]).context("the login request")?;
+    for file in ["cmdline", "environ"] {
+        let bytes = fs::read(format!("/proc/{}/{file}", running.pid()))?;
+        let text = String::from_utf8_lossy(&bytes);
+        ensure!(text.contains("info") || text.contains("HOME="), "{file} is not that of the process: {text}");
+        for password in [PASSWORD, TARGET_PASSWORD] {
+            ensure!(!text.contains(password), "/proc/PID/{file} shows the password");
+        }
+    }
+    running.kill();
     Ok(())
 }
