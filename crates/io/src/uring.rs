@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use io_uring::register::Restriction;
 use io_uring::types::CancelBuilder;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
@@ -52,6 +53,8 @@ impl Uring {
             .setup_taskrun_flag()
             .setup_submit_all()
             .setup_cqsize(COMPLETIONS)
+            // Until it is restricted.
+            .setup_r_disabled()
             .build(entries)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(io::Error::new(
@@ -60,6 +63,9 @@ impl Uring {
             ));
         }
         let registers = ring.submitter().register_buffers_sparse(REGIONS_MAX).is_ok();
+        ring.submitter().register_restrictions(&mut restrictions())?;
+        // Makes this thread the ring's single issuer.
+        ring.submitter().register_enable_rings()?;
         let alarm_after = Box::new(types::Timespec::new());
         Ok(Self { ring, backlog: VecDeque::new(), registers, alarms: Vec::new(), alarm_after })
     }
@@ -89,6 +95,33 @@ impl Uring {
         }
         is_set
     }
+}
+
+/// Operations of the ring: those of [`entry`], and alarms.
+const OPERATIONS: [u8; 13] = [
+    opcode::Read::CODE,
+    opcode::ReadFixed::CODE,
+    opcode::Write::CODE,
+    opcode::WriteFixed::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+    opcode::PollAdd::CODE,
+    opcode::Accept::CODE,
+    opcode::Connect::CODE,
+    opcode::Recv::CODE,
+    opcode::RecvMsg::CODE,
+    opcode::SendMsg::CODE,
+    opcode::Timeout::CODE,
+];
+
+/// `IORING_REGISTER_BUFFERS_UPDATE` and `IORING_REGISTER_SYNC_CANCEL`: what is registered once the ring is in use.
+const REGISTRATIONS: [u8; 2] = [16, 24];
+
+/// All that the ring may do. A seccomp filter does not see operations of a ring, so the ring itself refuses the others, opening
+/// files and the like, whoever takes over this process (`IORING_REGISTER_RESTRICTIONS`). No flag of an entry is used.
+fn restrictions() -> Vec<Restriction> {
+    let operations = OPERATIONS.into_iter().map(Restriction::sqe_op);
+    operations.chain(REGISTRATIONS.into_iter().map(Restriction::register_op)).collect()
 }
 
 /// Moves what is complete out. Alarms among it are not set any more.
@@ -271,4 +304,43 @@ impl Backend for Uring {
 /// A timeout, a signal, or completions that must be taken first: not an error of the loop.
 fn is_benign(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_refuses_what_no_driver_asks_of_it() {
+        let Ok(mut uring) = Uring::new(8) else { return };
+        let at = types::Fd(libc::AT_FDCWD);
+        let forbidden = [
+            opcode::OpenAt::new(at, c"/dev/null".as_ptr()).build(),
+            opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
+            opcode::UnlinkAt::new(at, c"/nonexistent/x".as_ptr()).build(),
+            opcode::Nop::new().build(),
+            // An operation that is allowed, with a flag that is not.
+            opcode::PollAdd::new(types::Fd(0), libc::POLLIN as u32).build().flags(squeue::Flags::ASYNC),
+        ];
+        for entry in forbidden {
+            // SAFETY: the paths are static.
+            unsafe { uring.ring.submission().push(&entry) }.unwrap();
+            uring.ring.submit_and_wait(1).unwrap();
+            let completion = uring.ring.completion().next().unwrap();
+            assert_eq!(completion.result(), -libc::EACCES);
+        }
+        let files = uring.ring.submitter().register_files(&[0]);
+        assert_eq!(files.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    }
+
+    #[test]
+    fn registrations_have_the_numbers_of_the_kernel() {
+        // linux/io_uring.h: enum io_uring_register_op.
+        assert_eq!(REGISTRATIONS, [16, 24]);
+        let Ok(mut uring) = Uring::new(8) else { return };
+        if uring.registers {
+            assert!(uring.register(0, None));
+        }
+        uring.cancel();
+    }
 }
