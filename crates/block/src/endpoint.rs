@@ -288,6 +288,12 @@ pub trait Medium: Send + Sync + fmt::Debug {
     fn as_disk(&self) -> Option<u64> {
         None
     }
+
+    /// By what the open file or device is known as long as it exists, whatever its name leads to by now; see
+    /// [`crate::device::lasting_name`].
+    fn lasting_name(&self) -> Option<String> {
+        None
+    }
 }
 
 /// How long [`crate::wait_ready`] waits before it says that nothing answers, unless the endpoint gives up

@@ -104,7 +104,8 @@ impl PassthroughMedium {
             None if disk.designator.is_empty() => Identity::Remote(generic.name),
             None => Identity::Remote(disk.designator.clone()),
         };
-        let disks = kernel.disks(path).into_iter().collect();
+        let disks = block::device::Node::of(path)
+            .map_or_else(Vec::new, |node| kernel.disks(node, path).into_iter().collect());
         let shared = Arc::new(Shared::new(identity, opened, guard, disks));
         Ok(Self { path: path.to_owned(), device, way, disk: Arc::new(disk), capability, shared })
     }

@@ -26,12 +26,16 @@ impl Node {
     /// What `path` leads to, links followed; of a character device that takes a disk's commands that disk.
     pub fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
-        let device = if metadata.file_type().is_block_device() {
-            Some(metadata.rdev())
-        } else {
-            Kernel::default().generic_at(path).and_then(|generic| generic.block)
-        };
-        Some(device.map_or(Self::File(metadata.dev(), metadata.ino()), Self::Device))
+        let generic = Kernel::default().generic_at(path).and_then(|generic| generic.block);
+        Some(generic.map_or_else(|| Self::of_metadata(&metadata), Self::Device))
+    }
+
+    /// What was opened, or what a path led to.
+    pub fn of_metadata(metadata: &fs::Metadata) -> Self {
+        match metadata.file_type().is_block_device() {
+            true => Self::Device(metadata.rdev()),
+            false => Self::File(metadata.dev(), metadata.ino()),
+        }
     }
 }
 

@@ -127,8 +127,12 @@ fn requests_end_at_disks() {
     let file = std::os::unix::fs::MetadataExt::dev(&fs::metadata(&machine.image).unwrap());
     // The made-up machine knows nothing of the file system the test runs on, so its device counts as a disk.
     let expected = BTreeSet::from_iter((libc::major(file) != 0).then_some(file));
-    assert_eq!(kernel.disks(&machine.image), expected, "a file");
-    assert_eq!(kernel.disks(Path::new("/dev/shm")), BTreeSet::new(), "memory");
+    assert_eq!(kernel.disks(Node::of(&machine.image).unwrap(), &machine.image), expected, "a file");
+    assert_eq!(
+        kernel.disks(Node::of(Path::new("/dev/shm")).unwrap(), Path::new("/dev/shm")),
+        BTreeSet::new(),
+        "memory"
+    );
     let mut disks = BTreeSet::new();
     kernel.sink(libc::makedev(7, 0), 16, &mut disks);
     assert_eq!(disks, expected, "a loop device over the file");

@@ -66,26 +66,25 @@ impl Kernel {
         self.beneath(one).contains(&other) || self.beneath(other).contains(&one)
     }
 
-    /// The disks that requests to the storage at `path` end at, by number: everything is followed down, a file to the disk of
-    /// its file system. Empty where there is none (tmpfs) or none is known (a network file system, an overlay).
-    pub fn disks(&self, path: &Path) -> BTreeSet<u64> {
+    /// The disks that requests to `node`, opened by `path`, end at, by number: everything is followed down, a file to the disk
+    /// of its file system. Empty where there is none (tmpfs) or none is known (a network file system, an overlay).
+    pub fn disks(&self, node: Node, path: &Path) -> BTreeSet<u64> {
         let mut disks = BTreeSet::new();
-        self.sink_file(path, LAYERS_MAX, &mut disks);
+        self.sink_node(node, path, LAYERS_MAX, &mut disks);
         disks
     }
 
-    fn sink_file(&self, path: &Path, layers: u32, disks: &mut BTreeSet<u64>) {
-        match Node::of(path) {
-            Some(Node::Device(device)) => self.sink(device, layers, disks),
-            Some(Node::File(device, _)) if libc::major(device) != 0 => self.sink(device, layers, disks),
+    fn sink_node(&self, node: Node, path: &Path, layers: u32, disks: &mut BTreeSet<u64>) {
+        match node {
+            Node::Device(device) => self.sink(device, layers, disks),
+            Node::File(device, _) if libc::major(device) != 0 => self.sink(device, layers, disks),
             // A file system with numbers of its own (btrfs) tells its device by name.
-            Some(Node::File(..)) => {
+            Node::File(..) => {
                 let mount = fs::canonicalize(path).ok().and_then(|path| self.mount_of(&path));
                 if let Some(Node::Device(device)) = mount.and_then(|mount| Node::of(&mount.source)) {
                     self.sink(device, layers, disks);
                 }
             }
-            None => {}
         }
     }
 
@@ -98,8 +97,11 @@ impl Kernel {
             Below::Devices(devices) => {
                 devices.into_iter().for_each(|device| self.sink(device, layers, disks));
             }
-            Below::File(Some(file)) => self.sink_file(&file, layers, disks),
-            Below::File(None) => {}
+            Below::File(file) => {
+                if let Some((node, file)) = file.and_then(|file| Some((Node::of(&file)?, file))) {
+                    self.sink_node(node, &file, layers, disks);
+                }
+            }
         }
     }
 

@@ -8,7 +8,7 @@ mod endpoint;
 mod mapped;
 mod probe;
 
-use std::fs::{File, OpenOptions as FileOptions};
+use std::fs::{File, Metadata, OpenOptions as FileOptions};
 use std::io::{Error, ErrorKind};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use area::Pool;
 use io::{Handle, Io};
 
-use crate::device::{Devices, Entry, Kernel};
+use crate::device::{Devices, Entry, Kernel, Node, lasting_name};
 use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, lock};
 use endpoint::{FileEndpoint, Handles};
 use mapped::{Mapped, Mapping};
@@ -91,16 +91,17 @@ impl FileMedium {
         if spec.flag("create")? {
             create(path, size)?;
         }
-        let metadata = std::fs::metadata(path).map_err(|error| failed(path, "opening", &error))?;
-        let is_device = metadata.file_type().is_block_device();
-        if !is_device && !metadata.is_file() {
-            return Err(OpenError::Usage(format!("{} is neither a file nor a block device", path.display())));
-        }
+        // What is neither is not opened: a FIFO would wait for its other end. What the name leads to when it is opened
+        // is what counts, and everything below is asked of the open descriptor.
+        check_kind(path, &std::fs::metadata(path).map_err(|error| failed(path, "opening", &error))?)?;
         let open = |flags: i32| {
             FileOptions::new().read(true).write(writable).custom_flags(flags | libc::O_CLOEXEC).open(path)
         };
-        let exclusive = if is_device && writable && !options.allow_in_use { libc::O_EXCL } else { 0 };
+        // Of a regular file the kernel ignores it.
+        let exclusive = if writable && !options.allow_in_use { libc::O_EXCL } else { 0 };
         let buffered = open(exclusive).map_err(|error| failed(path, "opening", &error))?;
+        let metadata = buffered.metadata().map_err(|error| failed(path, "inspecting", &error))?;
+        let is_device = check_kind(path, &metadata)?;
         if !is_device && !options.allow_in_use {
             take_lock(path, &buffered, writable)?;
         }
@@ -136,6 +137,14 @@ impl FileMedium {
             Some(alignment) if alignment <= options.request_alignment => open(libc::O_DIRECT).ok(),
             _ => None,
         };
+        if let Some(direct) = &direct
+            && !direct.metadata().is_ok_and(|other| is_same(&metadata, &other))
+        {
+            return Err(OpenError::Failed(format!(
+                "{}: its name was given to another file while it was opened; look which one it is now",
+                path.display()
+            )));
+        }
         let capability = Capability {
             size_bytes,
             block_size,
@@ -165,7 +174,7 @@ impl FileMedium {
             );
             return Err(OpenError::Failed(text));
         }
-        let disks = Kernel::default().disks(path).into_iter().collect();
+        let disks = Kernel::default().disks(Node::of_metadata(&metadata), path).into_iter().collect();
         let shared = Arc::new(Shared { opened, disks, ..Shared::default() });
         Ok(Self { path: path.to_owned(), buffered, direct, is_device, identity, capability, shared })
     }
@@ -184,7 +193,24 @@ impl FileMedium {
     }
 }
 
-/// Makes a new file of `size` zeroes; never replaces one, never makes a plain file among devices.
+/// Whether it is a block device; an error if it is not a regular file either.
+fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
+    let is_device = metadata.file_type().is_block_device();
+    if !is_device && !metadata.is_file() {
+        return Err(OpenError::Usage(format!("{} is neither a file nor a block device", path.display())));
+    }
+    Ok(is_device)
+}
+
+/// Whether two descriptors are of one file, or of one device under whatever names.
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    match one.file_type().is_block_device() {
+        true => other.file_type().is_block_device() && one.rdev() == other.rdev(),
+        false => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+    }
+}
+
+/// Makes a new file of `size` zeroes, which only its owner reads and writes; never replaces one, never makes a plain file among devices.
 fn create(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
     let size = size.ok_or_else(|| {
         OpenError::Usage(format!("{}: create needs a size: {0},create,size=SIZE", path.display()))
@@ -193,12 +219,14 @@ fn create(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
         return Err(OpenError::Refused(format!("{}: no plain file is made under /dev", path.display())));
     }
     let file =
-        FileOptions::new().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => {
-                OpenError::Refused(format!("{} exists; leave out create to use it", path.display()))
-            }
-            _ => failed(path, "creating", &error),
-        })?;
+        FileOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(
+            |error| match error.kind() {
+                ErrorKind::AlreadyExists => {
+                    OpenError::Refused(format!("{} exists; leave out create to use it", path.display()))
+                }
+                _ => failed(path, "creating", &error),
+            },
+        )?;
     file.set_len(size).map_err(|error| failed(path, "sizing", &error))
 }
 
@@ -265,6 +293,13 @@ impl Medium for FileMedium {
         match self.identity {
             Identity::Device { device } => Some(device),
             _ => None,
+        }
+    }
+
+    fn lasting_name(&self) -> Option<String> {
+        match self.as_disk() {
+            Some(device) => Kernel::default().lasting_name(device),
+            None => self.buffered.metadata().ok().map(|metadata| lasting_name(&metadata)),
         }
     }
 }

@@ -463,3 +463,25 @@ fn another_disk_with_the_same_number_is_noticed() {
     let mut deaf = Devices::new(Kernel::default(), None);
     assert_eq!(deaf.look(&opened), Err(Lost::TakenOver));
 }
+
+#[test]
+fn a_new_file_is_for_its_owner_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("new.img");
+    drop(open(&path, ",create,size=4096").unwrap());
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn facts_are_those_of_the_open_descriptor() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, moved) = (dir.path().join("a"), dir.path().join("b"));
+    fs::write(&path, [1; 4096]).unwrap();
+    let medium = open(&path, "").unwrap();
+    let known = medium.lasting_name();
+    fs::rename(&path, &moved).unwrap();
+    fs::write(&path, [2; 8192]).unwrap();
+    assert_eq!(medium.lasting_name(), known);
+    assert_ne!(open(&path, "").unwrap().lasting_name(), known);
+}

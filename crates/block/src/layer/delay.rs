@@ -34,6 +34,10 @@ impl Medium for DelayMedium {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn lasting_name(&self) -> Option<String> {
+        self.inner.lasting_name()
+    }
 }
 
 struct Delay {

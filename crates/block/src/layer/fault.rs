@@ -130,6 +130,10 @@ impl Medium for FaultMedium {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn lasting_name(&self) -> Option<String> {
+        self.inner.lasting_name()
+    }
 }
 
 struct Fault {

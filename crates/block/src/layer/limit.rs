@@ -76,6 +76,10 @@ impl Medium for LimitMedium {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn lasting_name(&self) -> Option<String> {
+        self.inner.lasting_name()
+    }
 }
 
 struct Limit {

@@ -32,6 +32,10 @@ impl Medium for LogMedium {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn lasting_name(&self) -> Option<String> {
+        self.inner.lasting_name()
+    }
 }
 
 /// Verb, range and loop time of a request under way.

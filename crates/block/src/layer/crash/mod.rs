@@ -111,6 +111,10 @@ impl Medium for CrashMedium {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn lasting_name(&self) -> Option<String> {
+        self.inner.lasting_name()
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! From the LUNs asked for to those served: storage opened, identities claimed.
 
 use std::collections::HashMap;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 
-use block::device::{Kernel, lasting_name};
 use block::{Location, Medium, OpenOptions};
 use node::target::{LunConfig, TargetConfig};
 
@@ -33,16 +31,20 @@ pub(super) struct Claimed {
 ///
 /// A name that was asked for is refused when it is live elsewhere. The default name gets a number instead: two
 /// servers without names are not the same target.
-pub(super) fn claim(context: &Context, target: &Target) -> Result<Claimed, Failure> {
+pub(super) fn claim(
+    context: &Context,
+    target: &Target,
+    media: &[Arc<dyn Medium>],
+) -> Result<Claimed, Failure> {
     let state = StateDir::locate()?;
     if let Some(iqn) = &target.iqn {
-        return claim_as(context, &state, iqn, &target.luns)?
+        return claim_as(context, &state, iqn, &target.luns, media)?
             .map_err(|(lun, naa)| already_live(iqn, lun, naa));
     }
     let host = state.host_name()?;
     for number in 1..=DEFAULT_NAMES_MAX {
         let iqn = if number == 1 { host.clone() } else { format!("{host}.{number}") };
-        if let Ok(claimed) = claim_as(context, &state, &iqn, &target.luns)? {
+        if let Ok(claimed) = claim_as(context, &state, &iqn, &target.luns, media)? {
             if number > 1 {
                 context.warn(&format!(
                     "{host} is live in another process; this target is {iqn} (choose with --iqn)"
@@ -65,10 +67,11 @@ fn claim_as(
     state: &StateDir,
     iqn: &str,
     luns: &[Lun],
+    media: &[Arc<dyn Medium>],
 ) -> Result<Result<Claimed, (u16, u64)>, Failure> {
     let mut claimed = Claimed { iqn: iqn.to_owned(), identities: Vec::new(), claims: Vec::new() };
-    for lun in luns {
-        let Given { mut identity, before } = state.identity(iqn, lun.lun, &storage(lun))?;
+    for (lun, medium) in luns.iter().zip(media) {
+        let Given { mut identity, before } = state.identity(iqn, lun.lun, &storage(lun, &**medium))?;
         identity.naa = lun.naa.unwrap_or(identity.naa);
         let hold = if lun.endpoint.spec.flag("shared") == Ok(true) { Hold::Shared } else { Hold::Exclusive };
         match state.claim(identity.naa, hold)? {
@@ -90,18 +93,11 @@ fn claim_as(
     Ok(Ok(claimed))
 }
 
-/// What an identity is given to: the lasting name of a file or device, or else the words that name the storage. What is
+/// What an identity is given to: the lasting name of the open file or device, or else the words that name the storage. What is
 /// memory is one kind of storage.
-fn storage(lun: &Lun) -> String {
+fn storage(lun: &Lun, medium: &dyn Medium) -> String {
     match &lun.endpoint.spec.location {
-        Location::File(path) => {
-            let name = std::fs::metadata(path).ok().and_then(|metadata| match metadata.file_type() {
-                kind if kind.is_block_device() => Kernel::default().lasting_name(metadata.rdev()),
-                kind if kind.is_file() => Some(lasting_name(&metadata)),
-                _ => None,
-            });
-            name.unwrap_or_else(|| format!("device {}", path.display()))
-        }
+        Location::File(path) => medium.lasting_name().unwrap_or_else(|| format!("device {}", path.display())),
         Location::Url(url) => url.clone(),
         Location::Stdio | Location::Memory { .. } | Location::Null { .. } | Location::Pattern { .. } => {
             "memory".into()
