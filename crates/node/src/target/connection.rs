@@ -19,7 +19,7 @@ use iscsi::params::DigestPolicy;
 use iscsi::target::{self as machine, Event, ManagementId};
 use iscsi::wire::{Isid, LoginStatus};
 use mutant::Mutant;
-use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Step};
+use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Sense, Step};
 use seal::PublicKey;
 
 use super::ahead::{AHEAD, Ahead, Extent};
@@ -235,6 +235,17 @@ impl Connection {
     pub(super) fn awaited_luns(&self) -> impl Iterator<Item = usize> {
         let busy = |task: &&Task| task.job.as_ref().is_some_and(Job::is_outstanding);
         self.tasks.iter().flatten().filter(busy).map(|task| task.lun)
+    }
+
+    /// Units whose state may be in doubt after a panic: those of its tasks that are with the storage or with a copier.
+    pub(super) fn doubtful_luns(&self) -> impl Iterator<Item = usize> {
+        let under_way = |task: &&Task| task.job.is_some() || task.copying.is_some();
+        self.tasks.iter().flatten().filter(under_way).map(|task| task.lun)
+    }
+
+    /// Who is at its other end, for the log.
+    pub(super) fn initiator(&self) -> &str {
+        self.session.as_ref().map_or("(no session)", |session| &session.initiator)
     }
 
     /// Nothing is left: the socket is shut and every task has ended.
@@ -629,7 +640,13 @@ impl Connection {
         if unit.is_clearing() {
             return self.answer(context, command.task, command.cdb, &Outcome::busy());
         }
-        let step = unit.unit().command(session.nexus, &command.cdb, &session.inventory);
+        let step = match unit.working_unit() {
+            Some(mut working) => working.command(session.nexus, &command.cdb, &session.inventory),
+            None => {
+                let outcome = Outcome::check(Sense::INTERNAL);
+                return self.answer(context, command.task, command.cdb, &outcome);
+            }
+        };
         self.place(command.task, Task::new(lun, command.cdb));
         self.on_step(context, command.task, step, Some(command));
     }
@@ -881,7 +898,7 @@ impl Connection {
     /// Tells the machine: `data_in` bytes of the task's buffer go to the initiator, `transfer` bytes is what SCSI
     /// moved in whichever direction.
     fn finish_with(&mut self, id: TaskId, outcome: &Outcome, data_in: u64, transfer: u64) {
-        let sense = outcome.sense.as_ref().map(scsi::Sense::to_bytes).unwrap_or_default();
+        let sense = outcome.sense.as_ref().map(Sense::to_bytes).unwrap_or_default();
         let status = outcome.status as u8;
         let data_in = u32::try_from(data_in).expect("bounded by the longest transfer");
         self.tasks[id.index()].as_mut().expect("a task under way").answered = true;

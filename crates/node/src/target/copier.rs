@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use area::PoolLimits;
@@ -80,6 +80,15 @@ pub(super) struct Order {
 }
 
 impl Order {
+    /// A panic ended the copy: what of its writes is with the storage is not known.
+    fn fail_units(&self) {
+        for run in &self.runs {
+            self.shared.luns[run.destination].fail();
+            self.shared.luns[run.source].fail_if_poisoned();
+        }
+        self.shared.luns[self.lun].fail_if_poisoned();
+    }
+
     fn answer(self, result: Result<u64, CopyFailure>) {
         let Self { shared, connection, task, .. } = self;
         shared.mailboxes[connection.worker].send(Mail::Copied { connection, task, result });
@@ -110,8 +119,9 @@ enum Next {
 }
 
 impl Copier {
+    /// A queue and two counts, which are whole between any two statements.
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no panic while locked")
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a copy, to be begun now or when a thread is free. False: there are too many.
@@ -185,7 +195,10 @@ fn work(copier: &Copier) {
             Next::Copy(order) => {
                 let copy = AssertUnwindSafe(|| Copying { io: &mut io, order: &order, ends: None }.run());
                 // A defect of ours, and told as one by the panic; the host must not wait for ever.
-                let result = catch_unwind(copy).unwrap_or(Err(NO_COPY));
+                let result = catch_unwind(copy).unwrap_or_else(|_| {
+                    order.fail_units();
+                    Err(NO_COPY)
+                });
                 order.answer(result);
                 rest_until = None;
             }

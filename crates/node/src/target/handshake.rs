@@ -2,7 +2,7 @@
 //! and 3). It ends in an ordinary login, in records, or in a refusal.
 
 use std::net::IpAddr;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use iscsi::login::outer::target::{Event, Exchange, First, Offered};
@@ -24,7 +24,7 @@ pub(super) struct Handshakes(Mutex<Allowance>);
 
 impl Handshakes {
     fn admit(&self, peer: IpAddr, now: Duration) -> bool {
-        self.0.lock().expect("no panic while locked").admit(peer, now)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(peer, now)
     }
 }
 

@@ -1,8 +1,8 @@
 //! A logical unit as the server's threads share it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use block::Capability;
 use scsi::{LogicalUnit, NexusId, UnitConfig};
@@ -24,6 +24,8 @@ pub(super) struct Lun {
     pub(super) wire: u64,
     pub(super) block_size: u32,
     unit: Mutex<LogicalUnit>,
+    /// A panic has left its state, or requests to its storage, unknown.
+    failed: AtomicBool,
     writers: Mutex<Writers>,
     /// Times that what it holds has changed, or may have.
     changes: AtomicU64,
@@ -90,15 +92,50 @@ impl Lun {
             wire,
             block_size,
             unit: Mutex::new(unit),
+            failed: AtomicBool::new(false),
             writers: Mutex::default(),
             changes: AtomicU64::new(0),
             clearings: AtomicU32::new(0),
         })
     }
 
-    /// The device server. Held for one command's decision, never across I/O.
+    /// The device server. Held for one command's decision, never across I/O. If a panic came while it was held, the unit has
+    /// failed; what is under way ends with the state that is left, which no new command sees.
     pub(super) fn unit(&self) -> MutexGuard<'_, LogicalUnit> {
-        self.unit.lock().expect("no panic while locked")
+        self.unit.lock().unwrap_or_else(|poisoned| {
+            self.fail();
+            poisoned.into_inner()
+        })
+    }
+
+    /// The device server for a new command; `None` if the unit has failed. It answers [`scsi::Sense::INTERNAL`] then, until
+    /// the server opens it again.
+    pub(super) fn working_unit(&self) -> Option<MutexGuard<'_, LogicalUnit>> {
+        let unit = self.unit();
+        (!self.failed.load(Ordering::Relaxed)).then_some(unit)
+    }
+
+    /// A panic has left the unit's state, or requests to its storage, unknown.
+    pub(super) fn fail(&self) {
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                lun = self.config.lun,
+                storage = self.config.medium.name(),
+                "a panic left this unit in doubt: it answers HARDWARE ERROR, INTERNAL TARGET FAILURE until it is opened again"
+            );
+        }
+    }
+
+    /// Fails the unit if a panic came while its device server was held.
+    pub(super) fn fail_if_poisoned(&self) {
+        if self.unit.is_poisoned() {
+            self.fail();
+        }
+    }
+
+    /// Who has written. A list of names for a warning: whatever a panic left of it serves.
+    fn writers(&self) -> MutexGuard<'_, Writers> {
+        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What it holds has changed, or may have, or it was reset; said before anyone is told. What was read before this and not
@@ -130,7 +167,7 @@ impl Lun {
 
     /// Notes that `initiator` writes, and warns once if another does too without having said `shared`.
     pub(super) fn note_writer(&self, nexus: NexusId, initiator: &str) {
-        let mut writers = self.writers.lock().expect("no panic while locked");
+        let mut writers = self.writers();
         if writers.by_nexus.contains_key(&nexus) {
             return;
         }
@@ -152,6 +189,6 @@ impl Lun {
     /// A nexus is gone.
     pub(super) fn detach(&self, nexus: NexusId) {
         self.unit().detach(nexus);
-        self.writers.lock().expect("no panic while locked").by_nexus.remove(&nexus);
+        self.writers().by_nexus.remove(&nexus);
     }
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io::Waker;
 use iscsi::machine::TaskId;
@@ -57,11 +57,16 @@ impl Mailbox {
     /// The loop of this box is up and can be woken.
     pub(super) fn connect(&self, waker: Waker) {
         waker.wake();
-        *self.waker.lock().expect("no panic while locked") = Some(waker);
+        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
+    }
+
+    /// A list that is whole between any two statements: a panic elsewhere on the thread that holds it changes nothing.
+    fn letters(&self) -> MutexGuard<'_, Option<Vec<Mail>>> {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn send(&self, mail: Mail) {
-        let mut letters = self.letters.lock().expect("no panic while locked");
+        let mut letters = self.letters();
         let Some(open) = letters.as_mut() else {
             // A socket is closed with its letter, and an abort lets go of its group, which sends in turn.
             drop(letters);
@@ -69,19 +74,19 @@ impl Mailbox {
         };
         open.push(mail);
         drop(letters);
-        if let Some(waker) = &*self.waker.lock().expect("no panic while locked") {
+        if let Some(waker) = &*self.waker.lock().unwrap_or_else(PoisonError::into_inner) {
             waker.wake();
         }
     }
 
     pub(super) fn take(&self) -> Vec<Mail> {
-        let mut letters = self.letters.lock().expect("no panic while locked");
+        let mut letters = self.letters();
         letters.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// The thread has ended: nobody reads any more.
     pub(super) fn close(&self) {
-        let letters = self.letters.lock().expect("no panic while locked").take();
+        let letters = self.letters().take();
         drop(letters);
     }
 }

@@ -75,6 +75,8 @@ const FORMER_MAX: usize = 4096;
 /// All sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
+    /// After a panic within it nothing is known of who holds what, so whoever locks it then panics too: outside of the care of a
+    /// single connection, which ends the server.
     inner: Mutex<Inner>,
 }
 

@@ -1,11 +1,13 @@
 //! One loop thread: its connections, its attachments to every logical unit, its mail.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use area::PoolLimits;
@@ -35,6 +37,9 @@ const UNREAD_MAX: Duration = Duration::from_secs(30);
 /// Probes of a silent connection: a peer that vanished without a word is noticed even where nothing is sent to it.
 const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
+/// Connections of one thread that a panic may end: with one more the server ends. A defect that comes back so often is not to be
+/// survived, and each has cost a slot.
+const PANICS_MAX: usize = 64;
 /// How long the last flush may take. It moves what lies in the page cache, so it is given its time.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
 /// How long accepting rests when descriptors have run out.
@@ -103,6 +108,8 @@ pub(super) struct Worker {
     /// The most that were dirty at once in this turn: who has many commands waiting gets no more than who has few.
     crowd: usize,
     phase: Phase,
+    /// Connections that a panic ended; each has cost a slot.
+    panics: usize,
     /// What did not end as it should have.
     unfinished: Vec<String>,
 }
@@ -146,6 +153,7 @@ impl Worker {
             eager: VecDeque::new(),
             crowd: 0,
             phase: Phase::Serving,
+            panics: 0,
             unfinished: Vec::new(),
         })
     }
@@ -172,11 +180,15 @@ impl Worker {
         if !self.unfinished.is_empty() {
             return Err(ServeError::Unfinished(self.unfinished.join("; ")));
         }
-        let Self { io, slots, units, .. } = self;
+        let Self { io, slots, units, panics, .. } = self;
         // The waker has an area, and a remote unit what its connection still receives and sends.
         let expected = 1 + 2 * units.len();
         drop((slots, units));
-        debug_assert!(io.pool().lent() <= expected, "{} areas did not come back", io.pool().lent());
+        debug_assert!(
+            panics > 0 || io.pool().lent() <= expected,
+            "{} areas did not come back",
+            io.pool().lent()
+        );
         Ok(())
     }
 
@@ -208,10 +220,78 @@ impl Worker {
         if self.slots[slot].generation != generation && operation != Operation::Timer {
             return;
         }
-        let Some(mut connection) = self.slots[slot].connection.take() else { return };
-        connection.on_event(&mut self.context(), operation, event);
-        self.slots[slot].connection = Some(connection);
+        self.act(slot, |connection, context| connection.on_event(context, operation, event));
+    }
+
+    /// Lets a connection act, if there is one in the slot; it is pumped before the next turn. A panic ends the connection
+    /// and nothing else: see [`Self::on_panic`].
+    fn act<T>(&mut self, slot: usize, act: impl FnOnce(&mut Connection, &mut Context<'_>) -> T) -> Option<T> {
+        let result = self.attempt(slot, act)?;
         self.touch(slot);
+        Some(result)
+    }
+
+    /// As [`Self::act`], without more to do afterwards.
+    fn attempt<T>(
+        &mut self,
+        slot: usize,
+        act: impl FnOnce(&mut Connection, &mut Context<'_>) -> T,
+    ) -> Option<T> {
+        let mut connection = self.slots[slot].connection.take()?;
+        // What a panic may leave half done: the connection, which ends; its units, which fail; the endpoints and the loop,
+        // which take requests one by one and let go of them by their completions.
+        let result = catch_unwind(AssertUnwindSafe(|| act(&mut connection, &mut self.context())));
+        match result {
+            Ok(result) => {
+                self.slots[slot].connection = Some(connection);
+                Some(result)
+            }
+            Err(panic) => {
+                self.on_panic(connection, panic);
+                None
+            }
+        }
+    }
+
+    /// A panic came while a connection acted: a defect of this program. The connection ends, with its session; units that were
+    /// locked, or had requests of it, fail. Its slot is not used again: completions of its requests may still come.
+    fn on_panic(&mut self, mut connection: Box<Connection>, panic: Box<dyn Any + Send>) {
+        self.panics += 1;
+        if self.panics > PANICS_MAX {
+            resume_unwind(panic);
+        }
+        let text = panic.downcast_ref::<&str>().copied();
+        let text =
+            text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        tracing::error!(
+            peer = %connection.peer, initiator = connection.initiator(), panic = text,
+            "a panic ended this connection: this is a defect of hikyaku, please report it"
+        );
+        self.unfinished.push(format!("a panic ended the connection of {}: {text}", connection.peer));
+        for lun in connection.doubtful_luns() {
+            self.shared.luns[lun].fail();
+        }
+        for lun in &self.shared.luns {
+            lun.fail_if_poisoned();
+        }
+        let (id, shared) = (connection.id(), Arc::clone(&self.shared));
+        let end = move || {
+            // Operations in flight hold the socket open.
+            connection.stream.shutdown();
+            connection.end(&shared);
+        };
+        if catch_unwind(AssertUnwindSafe(end)).is_err() {
+            tracing::error!("the connection's end panicked too");
+        }
+        self.let_go(id);
+    }
+
+    /// The session of a connection is over: another may take its place.
+    fn let_go(&self, id: ConnectionId) {
+        for waiter in self.shared.sessions.release(id) {
+            self.shared.mailboxes[waiter.worker].send(Mail::Retry { connection: waiter });
+        }
+        self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
     }
 
     fn context(&mut self) -> Context<'_> {
@@ -262,10 +342,7 @@ impl Worker {
             return;
         }
         let slot = upper as usize;
-        let Some(mut connection) = self.slots[slot].connection.take() else { return };
-        connection.on_completion(&mut self.context(), task, completion.result);
-        self.slots[slot].connection = Some(connection);
-        self.touch(slot);
+        self.act(slot, |connection, context| connection.on_completion(context, task, completion.result));
     }
 
     /// Something has happened to a connection: it is pumped before the next turn.
@@ -277,30 +354,34 @@ impl Worker {
 
     fn pump(&mut self, slot: usize) {
         self.slots[slot].dirty = false;
-        let Some(mut connection) = self.slots[slot].connection.take() else { return };
-        connection.pump(&mut self.context());
-        if connection.is_over() {
-            self.retire(slot, *connection);
-        } else {
-            let is_eager = connection.is_eager();
-            self.slots[slot].connection = Some(connection);
-            if is_eager && !self.eager.contains(&slot) {
+        let pumped = self.attempt(slot, |connection, context| {
+            connection.pump(context);
+            (connection.is_over(), connection.is_eager())
+        });
+        match pumped {
+            Some((true, _)) => {
+                let connection = self.slots[slot].connection.take().expect("it was just pumped");
+                self.retire(slot, *connection);
+            }
+            Some((false, is_eager)) if is_eager && !self.eager.contains(&slot) => {
                 self.eager.push_back(slot);
             }
+            Some((false, _)) | None => {}
         }
     }
 
     /// Nothing is to be done: one step of work ahead, for the connection whose turn it is.
     fn prepare(&mut self) {
         let Some(slot) = self.eager.pop_front() else { return };
-        let Some(mut connection) = self.slots[slot].connection.take() else { return };
-        if connection.is_eager() {
-            connection.prepare(&mut self.context());
-        }
-        if connection.is_eager() {
+        let prepared = self.attempt(slot, |connection, context| {
+            if connection.is_eager() {
+                connection.prepare(context);
+            }
+            connection.is_eager()
+        });
+        if prepared == Some(true) {
             self.eager.push_back(slot);
         }
-        self.slots[slot].connection = Some(connection);
     }
 
     /// A connection has ended, with all its tasks.
@@ -311,15 +392,12 @@ impl Worker {
             self.tell_refusal(connection.peer, reason);
         }
         connection.end(&self.shared);
-        for waiter in self.shared.sessions.release(id) {
-            self.shared.mailboxes[waiter.worker].send(Mail::Retry { connection: waiter });
-        }
-        self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
+        self.let_go(id);
         self.slots[slot].generation = (self.slots[slot].generation + 1) & GENERATION_MASK;
         self.vacant.push(slot);
         tracing::debug!(
             worker = self.index,
-            connections = self.slots.len() - self.vacant.len(),
+            connections = self.occupied(),
             areas = self.io.pool().lent(),
             mapped_bytes = self.io.pool().mapped_bytes(),
             "memory"
@@ -420,7 +498,7 @@ impl Worker {
 
     /// Cuts the oldest of too many connections that have not logged in.
     fn bound_logins(&mut self) {
-        if self.slots.len() - self.vacant.len() < LOGINS_MAX {
+        if self.occupied() < LOGINS_MAX {
             return;
         }
         let since =
@@ -455,7 +533,8 @@ impl Worker {
     }
 
     fn refusals(&self) -> MutexGuard<'_, Refusals> {
-        self.shared.refusals.lock().expect("no panic while locked")
+        // Counts for the log.
+        self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn on_mail(&mut self, mail: Mail) {
@@ -472,12 +551,7 @@ impl Worker {
                 self.with(aborts.origin, |connection, _| connection.on_aborted(aborts.request));
             }
             Mail::Abort { group } => {
-                for slot in 0..self.slots.len() {
-                    let Some(mut connection) = self.slots[slot].connection.take() else { continue };
-                    connection.abort_for(&group);
-                    self.slots[slot].connection = Some(connection);
-                    self.touch(slot);
-                }
+                self.for_each(|connection, _| connection.abort_for(&group));
             }
             Mail::Copied { connection, task, result } => {
                 self.with(connection, |connection, context| connection.on_copied(context, task, result));
@@ -530,24 +604,17 @@ impl Worker {
         if self.slots.get(id.slot).is_none_or(|slot| slot.generation != id.generation) {
             return;
         }
-        let Some(mut connection) = self.slots[id.slot].connection.take() else { return };
-        act(&mut connection, &mut self.context());
-        self.slots[id.slot].connection = Some(connection);
-        self.touch(id.slot);
+        self.act(id.slot, act);
     }
 
     fn for_each(&mut self, act: impl Fn(&mut Connection, &mut Context<'_>)) {
         for slot in 0..self.slots.len() {
-            if let Some(mut connection) = self.slots[slot].connection.take() {
-                act(&mut connection, &mut self.context());
-                self.slots[slot].connection = Some(connection);
-                self.touch(slot);
-            }
+            self.act(slot, &act);
         }
     }
 
     fn advance_phase(&mut self) {
-        let empty = self.vacant.len() == self.slots.len();
+        let empty = self.occupied() == 0;
         match self.phase {
             Phase::Draining(_) | Phase::Ending(_) if empty => self.flush(&[]),
             Phase::Ending(until) if self.io.now() >= until => {
@@ -589,6 +656,11 @@ impl Worker {
         }
         self.phase = Phase::Flushing { outstanding, until };
         self.settle();
+    }
+
+    /// Connections here.
+    fn occupied(&self) -> usize {
+        self.slots.len() - self.vacant.len() - self.panics
     }
 
     fn name_of(&self, lun: usize) -> String {
