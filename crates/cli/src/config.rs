@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::Failure;
 use crate::state::parse_naa;
+use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{names, units};
 
 /// Read when `serve` gets neither endpoints nor `--config`.
@@ -163,7 +164,7 @@ impl Config {
     /// Reads and checks a file. Nothing is opened but the file itself.
     pub(crate) fn load(context: &Context, path: &Path) -> Result<Self, Failure> {
         let object = path.display().to_string();
-        let text = std::fs::read_to_string(path)
+        let text = file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)?
             .map_err(|error| Failure::usage("read the configuration", object.clone(), error))?;
         Self::parse(context, &text).map_err(|(range, cause)| {
             let (line, column) = position(&text, range.start);

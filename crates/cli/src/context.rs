@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::error::{Exit, Failure};
 use crate::output;
-use crate::secret::UrlSecrets;
+use crate::secret::{Password, UrlSecrets};
 
 /// How a command speaks and when it stops.
 #[derive(Debug, Default)]
@@ -19,6 +19,8 @@ pub(crate) struct Context {
     pub(crate) quiet: bool,
     /// Secrets taken out of URLs, by the URL that was left.
     pub(crate) secrets: HashMap<String, UrlSecrets>,
+    /// Passwords taken out of the environment, by variable.
+    pub(crate) environment: HashMap<&'static str, Password>,
     /// The signal that asked us to stop.
     pub(crate) stop: Stop,
 }

@@ -20,6 +20,7 @@ use crate::error::{Exit, Failure};
 use crate::secret::{self, Password, UrlSecrets, take_url_secrets};
 use crate::state::{StateDir, new_host_name};
 use crate::trust::client;
+use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{names, units};
 
 /// How long nothing may be completed by an NBD server, unless `timeout=` says otherwise.
@@ -210,11 +211,12 @@ impl Named {
         options.chap =
             self.credentials(context, "chap", url.user.clone(), &self.secrets.password, "LIBISCSI_CHAP")?;
         if let Some(file) = self.spec.get("tls") {
-            let trust = TlsTrust::load(Path::new(file));
-            options.tls = Some(trust.map_err(|error| {
-                usage(format!("tls={error}"))
-                    .hint("tls=FILE: certificates in PEM form, of the target or its authority")
-            })?);
+            let path = Path::new(file);
+            let hint = "tls=FILE: certificates in PEM form, of the target or its authority";
+            let pem = file::read(path, "the certificates", Keeping::Public, LIST_BYTES_MAX)?
+                .map_err(|error| usage(format!("tls={file}: {error}")).hint(hint))?;
+            let trust = TlsTrust::with_certificates(path, &pem);
+            options.tls = Some(trust.map_err(|error| usage(format!("tls={error}")).hint(hint))?);
         }
         options.mutual = self.credentials(
             context,
@@ -268,7 +270,7 @@ impl Named {
         };
         let secret = match secret {
             Some(secret) => Some(secret),
-            None => secret::from_env(&format!("{variable}_PASSWORD"))?,
+            None => secret::from_env(context, &format!("{variable}_PASSWORD"))?,
         };
         match (user.or(variable_user), secret) {
             (Some(user), Some(secret)) => Ok(Some(Credentials { user, secret })),

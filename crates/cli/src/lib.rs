@@ -21,6 +21,7 @@ mod sys;
 mod trust;
 mod units;
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -30,11 +31,17 @@ use clap::error::ErrorKind;
 use args::{Cli, Command};
 use context::Context;
 use error::{Exit, Failure};
-use secret::{UrlSecrets, take_url_secrets};
+use secret::{Password, UrlSecrets, take_url_secrets};
+use sys::Shown;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    // Before anything that may take time: until here every user can read a URL's password in /proc/PID/cmdline.
     let (arguments, secrets) = hide_secrets(std::env::args_os().collect());
+    let environment = hide_variables();
+    if !(secrets.is_empty() && environment.is_empty()) {
+        sys::forbid_core_dumps();
+    }
     let matches = match args::command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
         Err(error) => return usage(&error, &arguments),
@@ -44,7 +51,7 @@ pub fn main() -> ExitCode {
         Err(error) => return usage(&error, &arguments),
     };
     let json = cli.command.json();
-    let context = Context { json, quiet: cli.quiet, secrets, ..Context::default() };
+    let context = Context { json, quiet: cli.quiet, secrets, environment, ..Context::default() };
     // A server has its own way with signals.
     let is_server = matches!(cli.command, Command::Serve(_));
     let level = if is_server { "info" } else { "warn" };
@@ -73,8 +80,8 @@ fn report(failure: &Failure, json: bool) {
 }
 
 /// Takes passwords out of the arguments and overwrites them where other users could read them.
-fn hide_secrets(arguments: Vec<OsString>) -> (Vec<OsString>, std::collections::HashMap<String, UrlSecrets>) {
-    let mut secrets = std::collections::HashMap::new();
+fn hide_secrets(arguments: Vec<OsString>) -> (Vec<OsString>, HashMap<String, UrlSecrets>) {
+    let mut secrets = HashMap::new();
     let clean = arguments
         .into_iter()
         .map(|argument| {
@@ -84,7 +91,7 @@ fn hide_secrets(arguments: Vec<OsString>) -> (Vec<OsString>, std::collections::H
                 return argument;
             }
             for secret in [&taken.password, &taken.target_password].into_iter().flatten() {
-                if let Err(error) = sys::scrub_command_line(secret.text()) {
+                if let Err(error) = sys::scrub(Shown::Arguments, secret.text()) {
                     output::note(&format!(
                         "warning: the password stays visible in the process list: {error}"
                     ));
@@ -94,10 +101,13 @@ fn hide_secrets(arguments: Vec<OsString>) -> (Vec<OsString>, std::collections::H
             clean.into()
         })
         .collect();
-    if !secrets.is_empty() {
-        sys::forbid_core_dumps();
-    }
     (clean, secrets)
+}
+
+/// Takes passwords out of the environment: what we start must not get them.
+fn hide_variables() -> HashMap<&'static str, Password> {
+    let take = |name| sys::take_variable(name).map(|text| (name, Password::new(text)));
+    secret::VARIABLES.into_iter().filter_map(take).collect()
 }
 
 /// Help and version go to stdout; a wrong command line is explained on stderr, in JSON if that was asked for.

@@ -2,9 +2,6 @@
 //! else sees them.
 
 use std::fmt;
-use std::fs;
-use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 
 use iscsi::chap::{Secret, SecretError};
@@ -13,6 +10,7 @@ use zeroize::Zeroizing;
 use crate::context::Context;
 use crate::error::Failure;
 use crate::sys;
+use crate::trust::file::{self, Keeping};
 
 /// Nothing sensible is longer; a device given by mistake is not read to its end.
 const FILE_BYTES_MAX: usize = 1024;
@@ -23,30 +21,14 @@ fn secret(text: &str) -> Result<Secret, SecretError> {
     Secret::new_weak(text.as_bytes())
 }
 
-/// Reads a secret file: one line, the newline at its end is not part of it. Warns when others may read the
-/// file, and when the secret is shorter than RFC 7143 §12.1.3 asks for.
+/// Reads a secret file: one line, the newline at its end is not part of it. Refused if others may read or write it; a
+/// warning if the secret is shorter than RFC 7143 §12.1.3 asks for.
 pub(crate) fn from_file(context: &Context, path: &Path) -> Result<Secret, Failure> {
     let object = path.display().to_string();
     let failed = |cause: &dyn fmt::Display| Failure::failed("read the secret file", object.clone(), cause);
-    let metadata = fs::metadata(path).map_err(|error| failed(&error))?;
-    if metadata.is_dir() || metadata.file_type().is_block_device() {
-        return Err(failed(&"it is not a file"));
-    }
-    let mode = metadata.permissions().mode();
-    if metadata.is_file() && mode & 0o007 != 0 {
-        let mode = mode & 0o777;
-        context.warn(&format!(
-            "secret file {object} is open to every user (mode {mode:03o}); run: chmod 600 {object}"
-        ));
-    }
-    let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX + 1));
-    let mut file = fs::File::open(path).map_err(|error| failed(&error))?.take(FILE_BYTES_MAX as u64 + 1);
-    file.read_to_end(&mut bytes).map_err(|error| failed(&error))?;
-    if bytes.len() > FILE_BYTES_MAX {
-        return Err(failed(&format_args!("it is longer than {FILE_BYTES_MAX} bytes")));
-    }
-    let text = std::str::from_utf8(&bytes).map_err(|_| failed(&"it is not text"))?;
-    let text = text.strip_suffix('\n').unwrap_or(text);
+    let text = file::read_text(path, "the secret file", Keeping::Secret, FILE_BYTES_MAX)?;
+    let text = text.map_err(|error| failed(&error))?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
     let text = text.strip_suffix('\r').unwrap_or(text);
     if text.contains('\n') {
         return Err(failed(&"it has more than one line"));
@@ -57,21 +39,25 @@ pub(crate) fn from_file(context: &Context, path: &Path) -> Result<Secret, Failur
     secret(text).map_err(|error| failed(&error))
 }
 
-/// A secret from an environment variable, if that is set and not empty.
-pub(crate) fn from_env(name: &str) -> Result<Option<Secret>, Failure> {
-    match std::env::var(name).map(Zeroizing::new) {
-        Ok(text) if !text.is_empty() => {
-            secret(&text).map(Some).map_err(|error| Failure::usage("use", format!("${name}"), error))
-        }
-        _ => Ok(None),
-    }
+/// The environment variables that hold passwords.
+pub(crate) const VARIABLES: [&str; 2] = ["LIBISCSI_CHAP_PASSWORD", "LIBISCSI_CHAP_TARGET_PASSWORD"];
+
+/// The password that came in an environment variable, one of [`VARIABLES`], if it was set and not empty.
+pub(crate) fn from_env(context: &Context, name: &str) -> Result<Option<Secret>, Failure> {
+    let secret = context.environment.get(name).map(Password::secret).transpose();
+    secret.map_err(|error| Failure::usage("use", format!("${name}"), error))
 }
 
-/// A password taken out of a URL; text until somebody wants it for a login.
+/// A password taken out of a URL or the environment; text until a login needs it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Password(Zeroizing<String>);
 
 impl Password {
+    /// Keeps the text of an environment variable.
+    pub(crate) fn new(text: String) -> Self {
+        Self(Zeroizing::new(text))
+    }
+
     /// The text, to find it where it must be overwritten.
     pub(crate) fn text(&self) -> &str {
         &self.0

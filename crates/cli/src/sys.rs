@@ -72,10 +72,15 @@ pub(crate) fn raise_descriptor_limit() {
     }
 }
 
+/// Who this is, as far as files are concerned.
+pub(crate) fn user() -> u32 {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Whether this is root.
 pub(crate) fn is_root() -> bool {
-    // SAFETY: takes nothing, cannot fail.
-    unsafe { libc::geteuid() == 0 }
+    user() == 0
 }
 
 /// How a byte of a lock file is held.
@@ -109,20 +114,30 @@ pub(crate) fn lock_byte(file: &File, offset: u64, hold: Hold) -> io::Result<bool
     }
 }
 
-/// Overwrites every occurrence of `secret` in the command line that other users see in `ps`.
+/// What the kernel shows of a process's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// `/proc/PID/cmdline`, to every user.
+    Arguments,
+    /// `/proc/PID/environ`, to this user; commands that this process starts get a copy.
+    Environment,
+}
+
+/// Overwrites every occurrence of `secret` in what the kernel shows of the arguments or the environment.
 ///
 /// Goes through `/proc/self/mem`, and touches only bytes which it has just read there as equal to the secret,
-/// within the range that the kernel says holds the arguments. Nothing in the program refers to that memory:
-/// the standard library hands out copies.
-pub(crate) fn scrub_command_line(secret: &str) -> io::Result<()> {
+/// within the range that the kernel says holds them. To the program they stay text of the same length: of the
+/// arguments the standard library hands out copies, and a variable is taken out by [`take_variable`] afterwards.
+pub(crate) fn scrub(shown: Shown, secret: &str) -> io::Result<()> {
     if secret.is_empty() {
         return Ok(());
     }
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // The name in parentheses may contain anything; fields are counted after it: arg_start and arg_end are
-    // fields 48 and 49 of proc_pid_stat(5), the state after the name is field 3.
+    // The name in parentheses may contain anything; fields are counted after it: arg_start, arg_end, env_start and
+    // env_end are fields 48 to 51 of proc_pid_stat(5), the state after the name is field 3.
+    let first = if shown == Shown::Arguments { 48 } else { 50 };
     let after_name = stat.rfind(')').map_or("", |at| &stat[at + 1..]);
-    let mut fields = after_name.split_ascii_whitespace().skip(48 - 3).map(str::parse::<u64>);
+    let mut fields = after_name.split_ascii_whitespace().skip(first - 3).map(str::parse::<u64>);
     let (Some(Ok(start)), Some(Ok(end))) = (fields.next(), fields.next()) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
@@ -143,6 +158,18 @@ pub(crate) fn scrub_command_line(secret: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes a variable out of the environment, so that commands which this process starts do not get it; its value, if it
+/// is text and not empty. The caller is `main` before anything else.
+pub(crate) fn take_variable(name: &str) -> Option<String> {
+    let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
+    if let Err(error) = scrub(Shown::Environment, &value) {
+        crate::output::note(&format!("warning: ${name} stays visible in /proc/PID/environ: {error}"));
+    }
+    // SAFETY: there is one thread yet, so no other reads or changes the environment.
+    unsafe { std::env::remove_var(name) };
+    Some(value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,7 +180,7 @@ mod tests {
         let line = fs::read("/proc/self/cmdline").unwrap();
         let first = line.split(|byte| *byte == 0).next().unwrap();
         let tail = String::from_utf8(first[first.len() - 4..].to_vec()).unwrap();
-        scrub_command_line(&tail).unwrap();
+        scrub(Shown::Arguments, &tail).unwrap();
         let after = fs::read("/proc/self/cmdline").unwrap();
         assert!(!String::from_utf8_lossy(&after).contains(&tail));
         assert_eq!(line.len(), after.len());

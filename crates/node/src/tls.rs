@@ -18,6 +18,7 @@ use rustls::{
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use thiserror::Error;
+use zeroize::Zeroizing;
 
 use crate::stream::tls::End;
 
@@ -48,10 +49,15 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites: suites, ..aws_lc_rs::default_provider() })
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
-    let found = CertificateDer::pem_file_iter(path).map_err(|error| failed(path, &error))?;
-    let found: Vec<_> =
-        found.take(CERTIFICATES_MAX).collect::<Result<_, _>>().map_err(|error| failed(path, &error))?;
+fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsFileError> {
+    std::fs::read(path).map(Zeroizing::new).map_err(|error| failed(path, &error))
+}
+
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .take(CERTIFICATES_MAX)
+        .collect::<Result<_, _>>()
+        .map_err(|error| failed(path, &error))?;
     if found.is_empty() {
         return Err(failed(path, &"it holds no certificate in PEM form"));
     }
@@ -67,8 +73,13 @@ pub struct TlsIdentity {
 impl TlsIdentity {
     /// From PEM files: the certificate, before those that lead to its authority; and its private key.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsFileError> {
-        let chain = certificates(certificate)?;
-        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| failed(key, &error))?;
+        Self::with_key(certificate, key, &read(key)?)
+    }
+
+    /// As [`Self::load`], with the content of the key's file, which the caller has read and wipes.
+    pub fn with_key(certificate: &Path, key: &Path, pem: &[u8]) -> Result<Self, TlsFileError> {
+        let chain = certificates(certificate, &read(certificate)?)?;
+        let private = PrivateKeyDer::from_pem_slice(pem).map_err(|error| failed(key, &error))?;
         let config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| failed(certificate, &error))?
@@ -96,7 +107,12 @@ impl TlsTrust {
     /// A target that shows just a certificate of the file is believed whatever names stand in it: it was given for this
     /// target. Any other must lead to one of the file and name the host of the URL. None may have expired.
     pub fn load(path: &Path) -> Result<Self, TlsFileError> {
-        let trusted = certificates(path)?;
+        Self::with_certificates(path, &read(path)?)
+    }
+
+    /// As [`Self::load`], with the file's content, which the caller has read.
+    pub fn with_certificates(path: &Path, pem: &[u8]) -> Result<Self, TlsFileError> {
+        let trusted = certificates(path, pem)?;
         let mut roots = RootCertStore::empty();
         for certificate in &trusted {
             roots.add(certificate.clone()).map_err(|error| failed(path, &error))?;

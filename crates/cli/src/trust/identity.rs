@@ -2,8 +2,8 @@
 //! `wg genpsk` write them; lines that begin with `#` are remarks.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use seal::{Identity, PublicKey};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::config_file;
-use crate::error::{Exit, Failure};
+use super::file::{self, Keeping};
+use crate::error::Failure;
 use crate::sys;
 
 /// The file in the configuration directory.
@@ -106,25 +107,8 @@ fn read_line(path: &Path, what: &str) -> Result<Zeroizing<String>, Failure> {
     let object = path.display().to_string();
     let failed =
         |cause: &dyn std::fmt::Display| Failure::failed(format!("read {what}"), object.clone(), cause);
-    sys::forbid_core_dumps();
-    let file = File::open(path).map_err(|error| failed(&error))?;
-    let metadata = file.metadata().map_err(|error| failed(&error))?;
-    if metadata.is_dir() {
-        return Err(failed(&"it is a directory"));
-    }
-    let mode = metadata.permissions().mode() & 0o777;
-    if metadata.is_file() && mode & 0o077 != 0 {
-        let cause = format!("others may use it (mode {mode:03o}); a key that others know proves nothing");
-        return Err(Failure::new(Exit::Authentication, format!("trust {what}"), object.clone(), cause)
-            .hint(format!("chmod 600 {object}; if they may have read it, make a new one")));
-    }
-    let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX + 1));
-    let mut head = file.take(FILE_BYTES_MAX as u64 + 1);
-    head.read_to_end(&mut bytes).map_err(|error| failed(&error))?;
-    if bytes.len() > FILE_BYTES_MAX {
-        return Err(failed(&format_args!("it is longer than {FILE_BYTES_MAX} bytes")));
-    }
-    let text = std::str::from_utf8(&bytes).map_err(|_| failed(&"it is not text"))?;
+    let text = file::read_text(path, what, Keeping::Secret, FILE_BYTES_MAX)?;
+    let text = text.map_err(|error| failed(&error))?;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     match (lines.next(), lines.next()) {
         (Some(line), None) => Ok(Zeroizing::new(line.to_owned())),
@@ -135,7 +119,10 @@ fn read_line(path: &Path, what: &str) -> Result<Zeroizing<String>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+    use crate::error::Exit;
 
     fn file(name: &str, text: &str, mode: u32) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use seal::PublicKey;
 
 use super::config_file;
+use super::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::error::Failure;
 use crate::sys::{self, Hold};
 
@@ -34,9 +35,10 @@ impl KnownTargets {
     }
 
     fn read(&self) -> Result<String, Failure> {
-        match fs::read_to_string(&self.path) {
+        match file::read_text(&self.path, "the known targets", Keeping::Public, LIST_BYTES_MAX)? {
+            Ok(text) => Ok(text.to_string()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            result => result.map_err(|error| self.failed("read the known targets", error)),
+            Err(error) => Err(self.failed("read the known targets", error)),
         }
     }
 

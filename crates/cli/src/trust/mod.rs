@@ -3,6 +3,7 @@
 //! required.
 
 pub(crate) mod client;
+pub(crate) mod file;
 pub(crate) mod identity;
 pub(crate) mod known;
 pub(crate) mod peers;

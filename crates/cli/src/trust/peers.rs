@@ -8,6 +8,7 @@ use seal::PublicKey;
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::file::{self, Keeping, LIST_BYTES_MAX};
 use super::identity;
 use crate::config::{Wrong, position, wrong};
 use crate::context::Context;
@@ -41,7 +42,7 @@ struct Listed {
 /// Reads the file and the pre-shared keys it names.
 pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure> {
     let object = path.display().to_string();
-    let text = std::fs::read_to_string(path)
+    let text = file::read_text(path, "the peers", Keeping::Public, LIST_BYTES_MAX)?
         .map_err(|error| Failure::usage("read the peers", object.clone(), error))?;
     let listed = parse(&text).map_err(|(range, cause)| {
         let (line, column) = position(&text, range.start);

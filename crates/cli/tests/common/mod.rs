@@ -33,6 +33,8 @@ impl Place {
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, content).unwrap();
+        // Whatever it holds: a secret that others may read is refused.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         path
     }
 

@@ -15,7 +15,8 @@ use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::state::Claim;
-use crate::{names, output, secret, sys, trust, units};
+use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
+use crate::{logging, names, output, secret, sys, trust, units};
 
 /// Longest time a drain takes unless asked otherwise.
 const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
@@ -100,6 +101,7 @@ fn parse_seal(text: &str) -> Result<SealPolicy, String> {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    logging::log_panics();
     let config = gather(context, args)?;
     check_exposure(context, &config)?;
     let (mut server_config, claims) = build(context, &config)?;
@@ -118,10 +120,13 @@ fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
 }
 
 fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
-    TlsIdentity::load(certificate, key).map_err(|error| {
-        Failure::usage("use the certificate", error.path.display().to_string(), error.cause)
+    let failed = |path: &Path, cause: &dyn std::fmt::Display| {
+        Failure::usage("use the certificate", path.display().to_string(), cause)
             .hint("--tls CERT,KEY, both in PEM form, the key without a passphrase")
-    })
+    };
+    let pem = file::read(key, "the certificate's key", Keeping::Secret, LIST_BYTES_MAX)?;
+    let pem = pem.map_err(|error| failed(key, &error))?;
+    TlsIdentity::with_key(certificate, key, &pem).map_err(|error| failed(&error.path, &error.cause))
 }
 
 /// What is to be served, from the flags or the file; flags win.
@@ -251,7 +256,7 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
     for target in &config.targets {
         let access = target.access(context)?;
         let media = luns::open(context, target)?;
-        let named = luns::claim(context, target)?;
+        let named = luns::claim(context, target, &media)?;
         let luns = target.luns.iter().zip(media).zip(&named.identities);
         let luns = luns.map(|((lun, medium), identity)| luns::describe(lun, medium, identity));
         let luns = luns.collect::<Result<_, _>>()?;

@@ -1,0 +1,158 @@
+//! Reading the files that decide who is believed: keys, secrets, lists of peers and of targets, the configuration.
+//!
+//! Owner and mode are those of the descriptor that is read, so a file that is exchanged between the check and the read
+//! is checked too. The directories above are not looked at: who may exchange the file there can put only a file of his
+//! own in its place, which its owner betrays.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use zeroize::Zeroizing;
+
+use crate::error::{Exit, Failure};
+use crate::sys;
+
+/// Longest list or configuration: some hundred thousand lines.
+pub(crate) const LIST_BYTES_MAX: usize = 16 << 20;
+
+/// What others may do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// Read it: a list of public keys.
+    Public,
+    /// Nothing: who knows it has the rights that it gives.
+    Secret,
+}
+
+/// Reads `path`, at most `bytes_max`, if only its owner may write it, who is this user or root, and if of a
+/// [`Keeping::Secret`] file others cannot read it. `what` is what the messages call it: "the peers". A file that is missing is
+/// an error of the kind [`io::ErrorKind::NotFound`].
+pub(crate) fn read(
+    path: &Path,
+    what: &str,
+    keeping: Keeping,
+    bytes_max: usize,
+) -> Result<io::Result<Zeroizing<Vec<u8>>>, Failure> {
+    if keeping == Keeping::Secret {
+        sys::forbid_core_dumps();
+    }
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) => return Ok(Err(error)),
+    };
+    let metadata = match file.metadata() {
+        Ok(metadata) => metadata,
+        Err(error) => return Ok(Err(error)),
+    };
+    let kind = metadata.file_type();
+    if kind.is_dir() || kind.is_block_device() {
+        return Ok(Err(io::Error::other("it is not a file")));
+    }
+    if (kind.is_file() || kind.is_fifo())
+        && let Some(Flaw { cause, remedy }) =
+            flaw_of(metadata.uid(), metadata.mode() & 0o777, keeping, sys::user())
+    {
+        let object = path.display().to_string();
+        let hint = format!("{remedy} {object}{}", again(keeping));
+        return Err(Failure::new(Exit::Authentication, format!("trust {what}"), object, cause).hint(hint));
+    }
+    // Its final size at once: bytes that a growing vector leaves behind are not wiped.
+    let capacity = bytes_max.min(usize::try_from(metadata.len()).unwrap_or(bytes_max).max(1024)) + 1;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(capacity));
+    Ok(match file.take(bytes_max as u64 + 1).read_to_end(&mut bytes) {
+        Err(error) => Err(error),
+        Ok(_) if bytes.len() > bytes_max => {
+            Err(io::Error::other(format!("it is longer than {bytes_max} bytes")))
+        }
+        Ok(_) => Ok(bytes),
+    })
+}
+
+/// As [`read`], as text.
+pub(crate) fn read_text(
+    path: &Path,
+    what: &str,
+    keeping: Keeping,
+    bytes_max: usize,
+) -> Result<io::Result<Zeroizing<String>>, Failure> {
+    let text = |bytes: Zeroizing<Vec<u8>>| match std::str::from_utf8(&bytes) {
+        Ok(text) => Ok(Zeroizing::new(text.to_owned())),
+        Err(_) => Err(io::Error::other("it is not text")),
+    };
+    Ok(read(path, what, keeping, bytes_max)?.and_then(text))
+}
+
+/// Why a file is not trusted, and the command, but for the file's name, that makes it so.
+#[derive(Debug, PartialEq, Eq)]
+struct Flaw {
+    cause: String,
+    remedy: String,
+}
+
+fn again(keeping: Keeping) -> &'static str {
+    match keeping {
+        Keeping::Public => "; see first what it says",
+        Keeping::Secret => "; if others may have read it, make a new one",
+    }
+}
+
+/// The rule, for a file of `owner` with `mode`, read by `user`.
+fn flaw_of(owner: u32, mode: u32, keeping: Keeping, user: u32) -> Option<Flaw> {
+    if owner != user && owner != 0 {
+        let cause = format!(
+            "it belongs to user {owner}, who can change it; trusted are this user's files and root's"
+        );
+        return Some(Flaw { cause, remedy: format!("chown {user}") });
+    }
+    let secret = keeping == Keeping::Secret;
+    let remedy = if secret { "chmod 600" } else { "chmod go-w" };
+    let what_others_may = match () {
+        () if mode & 0o022 != 0 => "write",
+        () if secret && mode & 0o077 != 0 => "read",
+        () => return None,
+    };
+    Some(Flaw { cause: format!("others may {what_others_may} it (mode {mode:03o})"), remedy: remedy.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_write_no_file_and_read_no_secret() {
+        const ME: u32 = 1000;
+        // owner, mode, as a public file, as a secret
+        let all = [
+            (ME, 0o600, None, None),
+            (0, 0o400, None, None),
+            (ME, 0o644, None, Some("read")),
+            (ME, 0o640, None, Some("read")),
+            (ME, 0o601, None, Some("read")),
+            (ME, 0o620, Some("write"), Some("write")),
+            (ME, 0o602, Some("write"), Some("write")),
+            (0, 0o666, Some("write"), Some("write")),
+            (1001, 0o600, Some("belongs to user 1001"), Some("belongs to user 1001")),
+        ];
+        for (owner, mode, public, secret) in all {
+            for (keeping, expected) in [(Keeping::Public, public), (Keeping::Secret, secret)] {
+                let found = flaw_of(owner, mode, keeping, ME).map(|flaw| flaw.cause);
+                match (found, expected) {
+                    (None, None) => {}
+                    (Some(cause), Some(words)) => assert!(cause.contains(words), "{mode:o}: {cause}"),
+                    (found, expected) => panic!("{owner} {mode:o} {keeping:?}: {found:?}, not {expected:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_read_is_bounded() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [b'x'; 100]).unwrap();
+        let read = |bytes_max| read(file.path(), "it", Keeping::Secret, bytes_max).unwrap();
+        assert_eq!(read(100).unwrap().len(), 100);
+        assert_eq!(read(99).unwrap_err().to_string(), "it is longer than 99 bytes");
+    }
+}
