@@ -28,7 +28,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for file in Trusted::ALL {
         for (name, mode) in [("group", 0o620), ("all", 0o602)] {
             cases.check(&format!("host-{}-writable-by-{name}", file.name()), || {
-                let path = scene.make(context, file)?;
+                let path = scene.make(file)?;
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
                 refused(scene.use_it(context, file)?, &path, &["others may write", &format!("{mode:03o}")])
             });
@@ -37,13 +37,13 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
             if !crate::harness::files::is_root() {
                 return Ok(());
             }
-            let path = scene.make(context, file)?;
+            let path = scene.make(file)?;
             std::os::unix::fs::chown(&path, Some(STRANGER), None)?;
             refused(scene.use_it(context, file)?, &path, &["belongs to user 54321"])
         });
         if file.is_secret() {
             cases.check(&format!("host-{}-readable-by-others", file.name()), || {
-                let path = scene.make(context, file)?;
+                let path = scene.make(file)?;
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o640))?;
                 refused(scene.use_it(context, file)?, &path, &["others may read", "640"])
             });
@@ -136,7 +136,7 @@ impl Scene {
     }
 
     /// All of them, good; the path of the one in question.
-    fn make(&self, context: &Context, file: Trusted) -> Result<PathBuf> {
+    fn make(&self, file: Trusted) -> Result<PathBuf> {
         let peers = self.write("peers.toml", &self.peers(matches!(file, Trusted::Psk)), 0o600)?;
         let psk = self.write("psk", &format!("{}\n", self.key), 0o600)?;
         let identity = self.write("target.key", &format!("{}\n", self.key), 0o600)?;
@@ -160,11 +160,11 @@ impl Scene {
             }
             Trusted::TlsKey => {
                 let (certificate, key) = (self.path("tls.crt"), self.path("tls.key"));
+                let _ = fs::remove_file(&key);
                 let mut openssl = std::process::Command::new("openssl");
                 openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
                 openssl.args(["-nodes", "-days", "2", "-subj", "/CN=localhost", "-out"]).arg(&certificate);
                 run(openssl.arg("-keyout").arg(&key), LIMIT)?.success()?;
-                let _ = context;
                 key
             }
         })
