@@ -18,6 +18,8 @@ pub const SEGMENT_LENGTH_DEFAULT: u32 = 8192;
 pub const TIME_MAX: u16 = 3600;
 /// Highest iSCSIProtocolLevel there can be (RFC 7144 §7.1.1).
 pub const PROTOCOL_LEVEL_MAX: u8 = 31;
+/// What stands in an error in place of an answer that did not come.
+const NO_ANSWER: &str = "nothing";
 
 /// Which side of a session we are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,7 +51,7 @@ impl SessionType {
     }
 }
 
-/// What one side thinks of a digest.
+/// What one side wants of a digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum DigestPolicy {
     /// None only.
@@ -64,6 +66,17 @@ pub enum DigestPolicy {
 }
 
 impl DigestPolicy {
+    /// By the word that URLs have for it: `none` (or `off`), `prefer`, `crc32c`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "none" | "off" => Some(Self::Off),
+            "prefer" => Some(Self::Prefer),
+            "crc32c" => Some(Self::Require),
+            _ => None,
+        }
+    }
+
     const fn offer(self) -> &'static str {
         match self {
             Self::Off => "None",
@@ -242,6 +255,19 @@ pub enum NegotiationError {
     /// We need something that the peer does not do.
     #[error("no agreement on {0}")]
     NoAgreement(&'static str),
+    /// A digest that we asked for, and an answer that leaves it out.
+    #[error("{key}=CRC32C was asked for, and the target answered {answer}")]
+    DigestRefused {
+        /// The key.
+        key: &'static str,
+        /// The answer, made printable.
+        answer: String,
+    },
+    /// NotUnderstood for a key that every target understands, or that was not sent: the text was changed on its way.
+    #[error(
+        "the target answered {0}=NotUnderstood: that key was not sent, or is one that every target understands"
+    )]
+    NotUnderstood(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -417,6 +443,10 @@ impl Negotiation {
                 "IFMarkInt" | "OFMarkInt" => text::emit(name, REJECT, answers),
                 // Declarations that want no answer (RFC 3721); what a peer did not understand of ours.
                 "X#NodeArchitecture" => {}
+                // An initiator sends no key that is not in the table.
+                _ if value == NOT_UNDERSTOOD && self.role == Role::Initiator => {
+                    return Err(NegotiationError::NotUnderstood(text::printable(name)));
+                }
                 _ if value == NOT_UNDERSTOOD => {}
                 _ => text::emit(name, NOT_UNDERSTOOD, answers),
             }
@@ -450,6 +480,9 @@ impl Negotiation {
         answers: &mut Vec<u8>,
     ) -> Result<(), NegotiationError> {
         let key = Key::MaxRecvDataSegmentLength;
+        if value == NOT_UNDERSTOOD && self.role == Role::Initiator {
+            return Err(NegotiationError::NotUnderstood(key.name().to_owned()));
+        }
         if matches!(value, REJECT | IRRELEVANT | NOT_UNDERSTOOD) {
             // A peer that refuses our declaration sends by the default, which we take too.
             return Ok(());
@@ -548,11 +581,14 @@ impl Negotiation {
         }
     }
 
-    /// The peer answers our offer. `Irrelevant`, `NotUnderstood` and `Reject` leave the default in force (§6.2), if
-    /// that is something we can live with.
+    /// The peer answers our offer. `Irrelevant` and `Reject` leave the default in force (§6.2), if that is something we
+    /// can live with. `NotUnderstood` ends a login, but for iSCSIProtocolLevel, which is newer than many targets.
     fn on_answer(&mut self, key: Key, value: &str) -> Result<(), NegotiationError> {
+        if value == NOT_UNDERSTOOD && self.role == Role::Initiator && key != Key::ProtocolLevel {
+            return Err(NegotiationError::NotUnderstood(key.name().to_owned()));
+        }
         if matches!(value, REJECT | IRRELEVANT | NOT_UNDERSTOOD) {
-            return self.on_default(key);
+            return self.on_default(key, value);
         }
         let bad = || NegotiationError::BadAnswer { key: key.name(), value: text::printable(value) };
         match key {
@@ -562,7 +598,13 @@ impl Negotiation {
                 } else {
                     self.params.data_digest
                 };
-                let digest = parse_digest(value).filter(|&digest| policy.permits(digest)).ok_or_else(bad)?;
+                let digest = match parse_digest(value) {
+                    Some(digest) if policy.permits(digest) => digest,
+                    _ if self.role == Role::Initiator && !policy.permits(false) => {
+                        return self.on_default(key, value);
+                    }
+                    _ => return Err(bad()),
+                };
                 if key == Key::HeaderDigest {
                     self.values.header_digest = digest;
                 } else {
@@ -595,13 +637,21 @@ impl Negotiation {
         Ok(())
     }
 
-    fn on_default(&self, key: Key) -> Result<(), NegotiationError> {
+    /// Whether the key's default will do, after this answer.
+    fn on_default(&self, key: Key, answer: &str) -> Result<(), NegotiationError> {
         let acceptable = match key {
             Key::HeaderDigest => self.params.header_digest.permits(false),
             Key::DataDigest => self.params.data_digest.permits(false),
             _ => true,
         };
-        if acceptable { Ok(()) } else { Err(NegotiationError::NoAgreement(key.name())) }
+        match self.role {
+            _ if acceptable => Ok(()),
+            Role::Initiator => {
+                let answer = text::printable(answer);
+                Err(NegotiationError::DigestRefused { key: key.name(), answer })
+            }
+            Role::Target => Err(NegotiationError::NoAgreement(key.name())),
+        }
     }
 
     /// The end: what was agreed. An offer that got no answer leaves the default, except where our offer alone
@@ -609,13 +659,13 @@ impl Negotiation {
     pub fn finish(mut self) -> Result<Negotiated, NegotiationError> {
         for (key, ..) in KEYS {
             if self.awaiting & key.bit() != 0 {
-                self.on_default(key)?;
+                self.on_default(key, NO_ANSWER)?;
             }
         }
         // A digest that is required and never came up stays None: that is no agreement either.
         for key in [Key::HeaderDigest, Key::DataDigest] {
             if (self.offered | self.received) & key.bit() == 0 {
-                self.on_default(key)?;
+                self.on_default(key, NO_ANSWER)?;
             }
         }
         if self.values.session_type == SessionType::Normal {

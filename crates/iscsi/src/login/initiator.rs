@@ -468,6 +468,9 @@ impl Login {
                         Some(tag.ok_or(LoginError::Protocol("malformed TargetPortalGroupTag"))?);
                 }
                 "TargetAlias" => self.target_alias = Some(text::printable(pair.value)),
+                "InitiatorName" | "SessionType" | "TargetName" if pair.value == text::NOT_UNDERSTOOD => {
+                    return Err(NegotiationError::NotUnderstood(pair.key.to_owned()).into());
+                }
                 // Nothing to negotiate; targets exist that answer or repeat them.
                 "InitiatorName" | "InitiatorAlias" | "SessionType" | "TargetName" | "TargetAddress" => {}
                 _ => self.negotiation.on_pair(pair.key, pair.value, answers)?,

@@ -780,8 +780,8 @@ fn targets_habits_and_faults() {
     assert!(silent.initial_r2t && silent.immediate_data && !silent.header_digest);
     assert_eq!((silent.max_burst_length, silent.first_burst_length), (262_144, 65_536));
     assert_eq!((silent.max_recv_data_segment_length, silent.max_send_data_segment_length), (262_144, 8192));
-    // Irrelevant, NotUnderstood and Reject leave defaults.
-    let odd = complete("FirstBurstLength=Irrelevant\0InitialR2T=Reject\0MaxOutstandingR2T=NotUnderstood\0");
+    // Irrelevant and Reject leave defaults.
+    let odd = complete("FirstBurstLength=Irrelevant\0InitialR2T=Reject\0MaxOutstandingR2T=Reject\0");
     assert!(odd.initial_r2t);
     assert_eq!((odd.first_burst_length, odd.max_outstanding_r2t), (65_536, 1));
     // Its own value instead of the result, where that does no harm.
@@ -795,6 +795,10 @@ fn targets_habits_and_faults() {
         ("ImmediateData=Maybe\0", None),
         ("DataPDUInOrder=No\0", None),
         ("InitialR2T=No\0InitialR2T=No\0", None),
+        ("MaxOutstandingR2T=NotUnderstood\0", None),
+        ("MaxRecvDataSegmentLength=NotUnderstood\0", None),
+        ("TargetName=NotUnderstood\0", None),
+        ("HeaderDigesu=NotUnderstood\0", None),
         ("AuthMethod=None\0", Some(LoginError::Protocol("security key outside its stage"))),
         ("TargetPortalGroupTag=65536\0", Some(LoginError::Protocol("malformed TargetPortalGroupTag"))),
     ] {

@@ -218,6 +218,54 @@ fn initiator_offers() {
     }
 }
 
+/// What an initiator makes of the answer to the digest it asked for; `None` for no answer.
+fn asked(policy: DigestPolicy, answer: Option<&str>) -> Result<bool, NegotiationError> {
+    let params = Params { data_digest: policy, ..Params::default() };
+    let mut negotiation = Negotiation::new(Role::Initiator, SessionType::Normal, params);
+    negotiation.offer(&mut Vec::new());
+    if let Some(answer) = answer {
+        negotiation.on_pair("DataDigest", answer, &mut Vec::new())?;
+    }
+    Ok(negotiation.finish()?.data_digest)
+}
+
+#[test]
+fn a_digest_that_was_asked_for_is_required() {
+    use DigestPolicy::{Allow, Off, Prefer, Require};
+    assert_eq!(asked(Require, Some("CRC32C")), Ok(true));
+    for answer in ["None", "Reject", "Irrelevant", "CRC32B"] {
+        let refused = NegotiationError::DigestRefused { key: "DataDigest", answer: answer.into() };
+        assert_eq!(asked(Require, Some(answer)), Err(refused), "{answer}");
+    }
+    let refused = NegotiationError::DigestRefused { key: "DataDigest", answer: NO_ANSWER.into() };
+    assert_eq!(asked(Require, None), Err(refused));
+    for policy in [Allow, Prefer] {
+        for (answer, digest) in
+            [(Some("CRC32C"), true), (Some("None"), false), (Some("Reject"), false), (None, false)]
+        {
+            assert_eq!(asked(policy, answer), Ok(digest), "{policy:?} {answer:?}");
+        }
+    }
+    assert!(asked(Off, Some("CRC32C")).is_err());
+    for policy in [Off, Allow, Prefer, Require] {
+        let refused = NegotiationError::NotUnderstood("DataDigest".into());
+        assert_eq!(asked(policy, Some("NotUnderstood")), Err(refused), "{policy:?}");
+    }
+}
+
+#[test]
+fn the_words_of_urls_for_digests() {
+    use DigestPolicy::{Off, Prefer, Require};
+    for (word, policy) in
+        [("none", Some(Off)), ("off", Some(Off)), ("prefer", Some(Prefer)), ("crc32c", Some(Require))]
+    {
+        assert_eq!(DigestPolicy::from_name(word), policy);
+    }
+    for wrong in ["", "CRC32C", "crc32c,none", "yes"] {
+        assert_eq!(DigestPolicy::from_name(wrong), None, "{wrong}");
+    }
+}
+
 #[test]
 fn offer_alone_decides_where_it_can() {
     let params = Params { immediate_data: false, initial_r2t: true, ..Params::default() };
