@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use iscsi::chap::Algorithm;
 use seal::{PublicKey, Suite};
 use zeroize::Zeroizing;
 
@@ -85,6 +86,11 @@ pub enum Protection {
     /// Nothing.
     #[default]
     None,
+    /// CHAP: the initiator has proven its name at login, and nothing is protected after that.
+    Chap {
+        /// The hash.
+        hash: Algorithm,
+    },
     /// SEAL/1.
     Sealed {
         /// How.
@@ -102,13 +108,19 @@ pub enum Protection {
 }
 
 impl Protection {
-    /// In one word: `none`, `sealed`, `tls`.
+    /// In one word: `none`, `chap`, `tls`, `seal`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::None => "none",
-            Self::Sealed { .. } => "sealed",
+            Self::Chap { .. } => "chap",
+            Self::Sealed { .. } => "seal",
             Self::Tls { .. } => "tls",
         }
+    }
+
+    /// Whether what passes can neither be read nor changed on its way.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, Self::Sealed { .. } | Self::Tls { .. })
     }
 
     /// What people want to know of it: `protection`, `suite`, and for a seal `unit` and `peer key`.
@@ -116,6 +128,7 @@ impl Protection {
         let mut facts = vec![("protection", self.kind().to_owned())];
         match self {
             Self::None => {}
+            Self::Chap { hash } => facts.push(("suite", hash.to_string())),
             Self::Sealed { suite, unit, peer_key } => facts.extend([
                 ("suite", suite.name().to_owned()),
                 ("unit", format!("{unit} bytes")),

@@ -13,7 +13,7 @@ use block::{Endpoint, IoErrorKind, Kind, Medium, OpenError, Request, close_all, 
 use io::Io;
 use iscsi::chap::Secret;
 use mover::Plan;
-use node::initiator::{Credentials, IscsiMedium, Options, Url, discover, list_luns};
+use node::initiator::{Credentials, DigestPolicy, IscsiMedium, Options, Url, discover, list_luns};
 use node::target::{Access, AclEntry, ChapAccount, LunConfig, ServeError, ServerConfig};
 use support::{Guard, IQN, config, eventually, lun, medium};
 
@@ -69,7 +69,9 @@ fn data_goes_there_and_back_with_and_without_digests() {
     let server = Guard::start(vec![lun(0, medium("mem:40M")), lun(5, medium("mem:1M"))], Access::default());
     for (seed, header_digest, data_digest) in [(1, false, false), (2, true, false), (3, true, true)] {
         let mut io = new_io();
-        let options = Options { header_digest, data_digest, ..options() };
+        let wanted = |digest| if digest { DigestPolicy::Require } else { DigestPolicy::Off };
+        let (header, data) = (wanted(header_digest), wanted(data_digest));
+        let options = Options { header_digest: header, data_digest: data, ..options() };
         let mut remote = open(&mut io, server.address(), 0, options).unwrap();
         let facts = remote.facts();
         let fact = |name| facts.iter().find(|(known, _)| *known == name).unwrap().1.as_str();

@@ -236,7 +236,7 @@ fn each_row_of_the_policy_seal1_7() {
         let server = Guard::start_with(config);
         let remote = open(&mut new_io(), server.address(), initiator.map(sealing));
         match remote {
-            Ok(remote) => Some(fact(&*remote, "protection").as_deref() == Some("sealed")),
+            Ok(remote) => Some(fact(&*remote, "protection").as_deref() == Some("seal")),
             Err(OpenError::Authentication(_)) => None,
             Err(error) => panic!("{target:?} {initiator:?}: {error}"),
         }

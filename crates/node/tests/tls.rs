@@ -11,7 +11,7 @@ use area::PoolLimits;
 use block::{Endpoint, Kind, Medium, OpenError, Request, close_all, wait_ready};
 use io::Io;
 use mover::Plan;
-use node::initiator::{IscsiMedium, Options, Url, discover, list_luns};
+use node::initiator::{DigestPolicy, IscsiMedium, Options, Url, discover, list_luns};
 use node::target::{Access, ServerConfig};
 use node::{TlsIdentity, TlsTrust};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
@@ -110,7 +110,8 @@ fn data_goes_there_and_back_in_all_sizes() {
     let server = serve(identity);
     for (seed, digests) in [(1u8, false), (2, true)] {
         let mut io = new_io();
-        let options = Options { header_digest: digests, data_digest: digests, ..trusting(&authority) };
+        let digest = if digests { DigestPolicy::Require } else { DigestPolicy::Off };
+        let options = Options { header_digest: digest, data_digest: digest, ..trusting(&authority) };
         let mut remote = open(&mut io, server.address(), options).unwrap();
         let size = remote.capability().size_bytes;
         let mut source = medium(&format!("pattern:{size}:{seed}")).attach(&mut io).unwrap();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use node::initiator::{IscsiMedium, Options, Url};
+use node::initiator::{DigestPolicy, IscsiMedium, Options, Url};
 use node::target::{Access, LunConfig, Server, ServerConfig, TargetConfig};
 
 use crate::disk::Disk;
@@ -135,12 +135,17 @@ fn lun(number: u16, disk: &Disk, write_cache: bool) -> LunConfig {
     }
 }
 
+/// What one initiator wants of a digest.
+fn digest(random: &mut Random) -> DigestPolicy {
+    if random.one_in(4) { DigestPolicy::Require } else { DigestPolicy::Allow }
+}
+
 /// How an initiator of this name logs in.
 pub(crate) fn options(name: &str, random: &mut Random) -> Options {
     Options {
         timeout: Duration::from_secs(random.pick(&[20, 60, 300])),
-        header_digest: random.one_in(4),
-        data_digest: random.one_in(4),
+        header_digest: digest(random),
+        data_digest: digest(random),
         ..Options::new(format!("iqn.2026-11.example:{name}"))
     }
 }

@@ -16,12 +16,14 @@ use scsi::inquiry::{self, Standard};
 use scsi::mode::ModeData;
 use scsi::{Sense, SenseKey, Status};
 
+use super::facts::Known;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
 use super::refusal::login_error;
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, told};
+use super::trust::{Login, Portal};
 use super::url::Url;
-use crate::sealing::Protection;
+use crate::stream::tls;
 
 /// Units listed of one target.
 const LUNS_SHOWN_MAX: usize = 4096;
@@ -70,8 +72,13 @@ pub fn discover(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<Target>
     Ok(targets.into_iter().map(target).collect())
 }
 
-/// The LUNs of the target that `url` names, and what protected the session with it.
-pub fn list_luns(io: &mut Io, url: &Url, options: &Options) -> Result<(Vec<LunInfo>, Protection), OpenError> {
+/// The LUNs of the target that `url` names, and what is known of the session with it, as of an endpoint's
+/// [`facts`](block::Endpoint::facts).
+pub fn list_luns(
+    io: &mut Io,
+    url: &Url,
+    options: &Options,
+) -> Result<(Vec<LunInfo>, Vec<(&'static str, String)>), OpenError> {
     let target = url.target.clone().ok_or_else(|| OpenError::Usage(format!("{url} names no target")))?;
     let mut talk = Talk::begin(io, url, options, Some(&target))?;
     let list = talk.command(0, cdb::report_luns(ANSWER_BYTES))?.unwrap_or_default();
@@ -82,9 +89,9 @@ pub fn list_luns(io: &mut Io, url: &Url, options: &Options) -> Result<(Vec<LunIn
             found.push(describe(&mut talk, wire, lun)?);
         }
     }
-    let protection = talk.session.protection();
+    let facts = talk.known.iter().flat_map(Known::facts).collect();
     talk.end();
-    Ok((found, protection))
+    Ok((found, facts))
 }
 
 fn describe(talk: &mut Talk<'_>, wire: u64, lun: u16) -> Result<LunInfo, OpenError> {
@@ -130,6 +137,8 @@ pub(super) struct Talk<'a> {
     url: &'a Url,
     owner: Owner,
     session: Session,
+    /// Once it is logged in.
+    known: Option<Known>,
     timeout: Duration,
     deadline: Duration,
 }
@@ -143,17 +152,22 @@ impl<'a> Talk<'a> {
         target: Option<&str>,
     ) -> Result<Self, OpenError> {
         let mut last = None;
-        for address in resolve(url)? {
-            let mut sealing = options.sealing.as_ref();
+        let addresses = resolve(url)?;
+        for &address in &addresses {
+            let portal = Portal { address, addresses: &addresses, redirected: None };
+            let mut declined = false;
             loop {
+                let (sealing, tls) = options.protect(url, &portal)?;
+                let sealing = sealing.filter(|_| !declined);
                 let config = options.login(target, random_isid())?;
-                match Talk::log_in(&mut *io, url, options, config, address, sealing) {
-                    Ok((session, owner, deadline)) => {
-                        return Ok(Self { io, url, owner, session, timeout: options.timeout, deadline });
+                match Talk::log_in(&mut *io, url, options, config, address, sealing.as_ref(), tls) {
+                    Ok((session, owner, deadline, known)) => {
+                        let (timeout, known) = (options.timeout, Some(known));
+                        return Ok(Self { io, url, owner, session, known, timeout, deadline });
                     }
-                    Err(Failure::Declined) if sealing.is_some() => {
+                    Err(Failure::Declined) if !declined => {
                         tracing::warn!(%url, "the target does not seal: going on in the clear");
-                        sealing = None;
+                        declined = true;
                     }
                     Err(failure) => match explain(url, failure) {
                         error @ OpenError::Unreachable(_) => {
@@ -176,14 +190,19 @@ impl<'a> Talk<'a> {
         config: Config,
         address: SocketAddr,
         sealing: Option<&InitiatorSealing>,
-    ) -> Result<(Session, Owner, Duration), Failure> {
+        tls: Option<tls::End>,
+    ) -> Result<(Session, Owner, Duration, Known), Failure> {
         let owner = io.owner();
-        let tls = options.tls(url).map_err(|error| Failure::Lost(error.to_string()))?;
         let session = Session::connect(io, owner, 0, address, config, sealing, tls)?;
         let deadline = io.now() + options.timeout;
-        let mut talk = Talk { io, url, owner, session, timeout: options.timeout, deadline };
-        talk.wait_for(|outcome| matches!(outcome, Outcome::LoggedIn(_)).then_some(()))?;
-        Ok((talk.session, owner, deadline))
+        let mut talk = Talk { io, url, owner, session, known: None, timeout: options.timeout, deadline };
+        let negotiated = talk.wait_for(|outcome| match outcome {
+            Outcome::LoggedIn(negotiated) => Some(negotiated),
+            _ => None,
+        })?;
+        let protection = talk.session.protection();
+        options.on_login(&Login { address, protection });
+        Ok((talk.session, owner, deadline, Known { negotiated, protection, address }))
     }
 
     fn wait<T>(&mut self, wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, OpenError> {

@@ -18,7 +18,6 @@ use io::{Event as IoEvent, Io, Owner, Token};
 use iscsi::chap::{Algorithm, Algorithms};
 use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::LoginError;
-use iscsi::params::Negotiated;
 use iscsi::wire::{Attribute, Isid, LoginStatus};
 use mutant::{Mutant, is_on};
 use scsi::Sense;
@@ -26,11 +25,13 @@ use scsi::cdb::Cdb;
 
 use super::cache::{self, Fate, WriteCache};
 use super::command::{self, Data, Step, Verdict};
+use super::facts::{self, Known};
 use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve, resolve_redirect};
 use super::refusal::{is_transient, login_error};
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
+use super::trust::{Login, Portal};
 use super::url::Url;
 use crate::sealing::Protection;
 use crate::stream::GENERATION_MASK;
@@ -83,6 +84,8 @@ pub(super) struct IscsiEndpoint {
     home: Vec<SocketAddr>,
     address: usize,
     redirects: u32,
+    /// Where the last redirection led, as the target named it.
+    redirected: Option<String>,
     born: Duration,
     /// It was ready once; from then on it is not given up, only its requests are.
     opened: bool,
@@ -99,8 +102,8 @@ pub(super) struct IscsiEndpoint {
     /// A session has begun, or may have, whose disk has not told whether its cache survived.
     unheard: bool,
     capability: Capability,
-    negotiated: Option<Negotiated>,
-    protection: Protection,
+    /// The last session.
+    known: Option<Known>,
     /// The target does not seal, and need not: the next session is asked for without.
     declined: bool,
     /// What is asked; of each how often in a row the target has sent it back.
@@ -134,6 +137,7 @@ impl IscsiEndpoint {
             isid: random_isid(),
             address: 0,
             redirects: 0,
+            redirected: None,
             born: io.now(),
             opened: false,
             state: State::Opening,
@@ -147,8 +151,7 @@ impl IscsiEndpoint {
             written: 0,
             unheard: false,
             capability: command::unknown_capability(),
-            negotiated: None,
-            protection: Protection::None,
+            known: None,
             declined: false,
             backlog: Backlog::new(io.now()),
             expired: None,
@@ -180,16 +183,23 @@ impl IscsiEndpoint {
             Ok(config) => iscsi::login::initiator::Config { algorithms: self.algorithms.clone(), ..config },
             Err(error) => return self.give_up(io, error, done),
         };
-        let tls = match self.options.tls(&self.url) {
-            Ok(tls) => tls,
+        let addresses = [&self.home[..], &self.addresses].concat();
+        let portal = Portal { address, addresses: &addresses, redirected: self.redirected.as_deref() };
+        let (sealing, tls) = match self.options.protect(&self.url, &portal) {
+            Ok(protection) => protection,
             Err(error) => return self.give_up(io, error, done),
         };
         tracing::debug!(url = %self.url, %address, "connecting");
-        let sealing = if std::mem::take(&mut self.declined) { None } else { self.options.sealing.as_ref() };
-        match Session::connect(io, self.owner, self.generation, address, config, sealing, tls) {
+        let sealing = sealing.filter(|_| !std::mem::take(&mut self.declined));
+        match Session::connect(io, self.owner, self.generation, address, config, sealing.as_ref(), tls) {
             Ok(session) => self.session = Some(session),
             Err(failure) => self.on_failure(io, failure, done),
         }
+    }
+
+    /// Whether the last session was sealed.
+    fn was_sealed(&self) -> bool {
+        self.known.is_some_and(|known| matches!(known.protection, Protection::Sealed { .. }))
     }
 
     /// It will not be opened; or, if it was open before, perhaps later.
@@ -234,7 +244,10 @@ impl IscsiEndpoint {
         self.last_failure = match failure {
             Failure::Redirect(redirect) => {
                 self.redirects += 1;
-                let found = resolve_redirect(&redirect.address.to_string());
+                let named = redirect.address.to_string();
+                let found = resolve_redirect(&named);
+                // `host:port,tag`
+                self.redirected = named.split(',').next().map(str::to_owned);
                 if self.redirects > REDIRECTS_MAX || found.is_empty() {
                     let text = format!("{url}: redirected to {}, which leads nowhere", redirect.address);
                     return self.give_up(io, OpenError::Unreachable(text), done);
@@ -252,7 +265,7 @@ impl IscsiEndpoint {
                 }
                 "authentication failed".into()
             }
-            Failure::Declined if self.protection == Protection::None => {
+            Failure::Declined if !self.was_sealed() => {
                 tracing::warn!(url = %self.url, "the target does not seal: going on in the clear");
                 self.declined = true;
                 return self.connect(io, done);
@@ -296,7 +309,7 @@ impl IscsiEndpoint {
     fn lose(&mut self, io: &mut Io) {
         self.backlog.lost();
         if self.redirects > 0 {
-            (self.redirects, self.address) = (0, 0);
+            (self.redirects, self.redirected, self.address) = (0, None, 0);
             self.addresses.clone_from(&self.home);
         } else {
             self.address += 1;
@@ -314,8 +327,10 @@ impl IscsiEndpoint {
         for outcome in outcomes {
             match outcome {
                 Outcome::LoggedIn(negotiated) => {
-                    self.negotiated = Some(negotiated);
-                    self.protection = self.session.as_ref().map(Session::protection).unwrap_or_default();
+                    let protection = self.session.as_ref().map(Session::protection).unwrap_or_default();
+                    let address = self.addresses[self.address % self.addresses.len()];
+                    self.known = Some(Known { negotiated, protection, address });
+                    self.options.on_login(&Login { address, protection });
                     // A session that ended before we heard may have been told for ever: this one will not be.
                     if std::mem::replace(&mut self.unheard, true) {
                         self.cache_lost();
@@ -714,7 +729,7 @@ impl Endpoint for IscsiEndpoint {
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
-        super::facts::facts(&self.disk, self.negotiated.as_ref(), self.protection)
+        facts::facts(&self.disk, self.known.as_ref())
     }
 
     fn retries(&self) -> u64 {

@@ -1,16 +1,22 @@
 //! What is known of a LUN and its session, in the standards' words.
 
+use std::net::SocketAddr;
+
 use iscsi::params::Negotiated;
 
 use super::setup::Disk;
 use crate::sealing::Protection;
 
+/// What is known of a session.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) negotiated: Negotiated,
+    pub(super) protection: Protection,
+    pub(super) address: SocketAddr,
+}
+
 /// Facts for `info`.
-pub(super) fn facts(
-    disk: &Disk,
-    negotiated: Option<&Negotiated>,
-    protection: Protection,
-) -> Vec<(&'static str, String)> {
+pub(super) fn facts(disk: &Disk, session: Option<&Known>) -> Vec<(&'static str, String)> {
     let mut facts = vec![("kind", "iSCSI LUN".to_owned())];
     if let Some(standard) = &disk.standard {
         facts.push(("vendor", standard.vendor().trim().to_owned()));
@@ -34,21 +40,32 @@ pub(super) fn facts(
     }
     facts.push(("FUA", disk.fua.to_string()));
     facts.push(("WCE", disk.write_cache.to_string()));
-    let Some(keys) = negotiated else { return facts };
-    let digest = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
-    let yes = |on: bool| if on { "Yes" } else { "No" }.to_owned();
-    facts.extend([
-        ("HeaderDigest", digest(keys.header_digest)),
-        ("DataDigest", digest(keys.data_digest)),
-        ("InitialR2T", yes(keys.initial_r2t)),
-        ("ImmediateData", yes(keys.immediate_data)),
-        ("MaxRecvDataSegmentLength", keys.max_recv_data_segment_length.to_string()),
-        ("target's MaxRecvDataSegmentLength", keys.max_send_data_segment_length.to_string()),
-        ("MaxBurstLength", keys.max_burst_length.to_string()),
-        ("FirstBurstLength", keys.first_burst_length.to_string()),
-        ("MaxOutstandingR2T", keys.max_outstanding_r2t.to_string()),
-        ("ErrorRecoveryLevel", keys.error_recovery_level.to_string()),
-    ]);
-    facts.extend(protection.facts());
+    // By WP of MODE SENSE, which a target may set for one initiator and not for another.
+    facts.push(("mode", if disk.write_protected { "ro" } else { "rw" }.to_owned()));
+    facts.extend(session.iter().flat_map(|session| session.facts()));
     facts
+}
+
+impl Known {
+    /// Facts of the session itself.
+    pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
+        let keys = &self.negotiated;
+        let digest = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
+        let yes = |on: bool| if on { "Yes" } else { "No" }.to_owned();
+        let mut facts = vec![
+            ("HeaderDigest", digest(keys.header_digest)),
+            ("DataDigest", digest(keys.data_digest)),
+            ("InitialR2T", yes(keys.initial_r2t)),
+            ("ImmediateData", yes(keys.immediate_data)),
+            ("MaxRecvDataSegmentLength", keys.max_recv_data_segment_length.to_string()),
+            ("target's MaxRecvDataSegmentLength", keys.max_send_data_segment_length.to_string()),
+            ("MaxBurstLength", keys.max_burst_length.to_string()),
+            ("FirstBurstLength", keys.first_burst_length.to_string()),
+            ("MaxOutstandingR2T", keys.max_outstanding_r2t.to_string()),
+            ("ErrorRecoveryLevel", keys.error_recovery_level.to_string()),
+        ];
+        facts.extend(self.protection.facts());
+        facts.push(("address", self.address.to_string()));
+        facts
+    }
 }

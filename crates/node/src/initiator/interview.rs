@@ -8,7 +8,6 @@ use scsi::cdb::Cdb;
 use super::command::{self, Data};
 use super::facts::facts;
 use super::setup::{self, Answer, Setup};
-use crate::sealing::Protection;
 
 /// A disk that has answered every question.
 #[derive(Debug)]
@@ -39,7 +38,7 @@ pub fn judge(sense: &Sense) -> String {
 impl Interviewed {
     /// What `info` shows.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
-        facts(&self.disk, None, Protection::None)
+        facts(&self.disk, None)
     }
 
     /// The next command of a request of which `done` bytes are done: its CDB, direction, length of its data, and the

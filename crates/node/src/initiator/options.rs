@@ -13,6 +13,7 @@ use iscsi::params::{DigestPolicy, Params, SessionType};
 use iscsi::wire::Isid;
 use seal::{PublicKey, Suite};
 
+use super::trust::{Login, Portal, Trust};
 use super::url::Url;
 use crate::TlsTrust;
 use crate::sealing::{Psk, SealPolicy};
@@ -65,16 +66,18 @@ pub struct Options {
     pub timeout: Duration,
     /// Standard TLS 1.3 around every connection; whose certificates it trusts.
     pub tls: Option<TlsTrust>,
-    /// Ask for CRC32C over headers.
-    pub header_digest: bool,
-    /// Ask for CRC32C over data.
-    pub data_digest: bool,
-    /// How the session is sealed; `None` for not at all.
+    /// CRC32C over headers, where the session is not sealed.
+    pub header_digest: DigestPolicy,
+    /// CRC32C over data, where the session is not sealed.
+    pub data_digest: DigestPolicy,
+    /// How the session is sealed where `trust` does not decide; `None` for not at all.
     pub sealing: Option<InitiatorSealing>,
+    /// Decides how each connection is sealed.
+    pub trust: Option<Arc<dyn Trust>>,
 }
 
 impl Options {
-    /// Without authentication and digests, with a timeout of 30 s.
+    /// Without authentication, with digests if the target insists, with a timeout of 30 s.
     pub fn new(initiator_name: impl Into<String>) -> Self {
         Self {
             initiator_name: initiator_name.into(),
@@ -82,19 +85,40 @@ impl Options {
             mutual: None,
             timeout: Duration::from_secs(30),
             tls: None,
-            header_digest: false,
-            data_digest: false,
+            header_digest: DigestPolicy::Allow,
+            data_digest: DigestPolicy::Allow,
             sealing: None,
+            trust: None,
+        }
+    }
+
+    /// What is to protect a connection that is about to be made.
+    pub(super) fn protect(
+        &self,
+        url: &Url,
+        portal: &Portal<'_>,
+    ) -> Result<(Option<InitiatorSealing>, Option<tls::End>), OpenError> {
+        let sealing = match &self.trust {
+            Some(trust) => trust.sealing(portal)?,
+            None => self.sealing.clone(),
+        };
+        let sealing = sealing.filter(|sealing| sealing.policy != SealPolicy::Off);
+        let tls = self.tls(url, sealing.is_some())?;
+        Ok((sealing, tls))
+    }
+
+    /// A session has begun.
+    pub(super) fn on_login(&self, login: &Login) {
+        if let Some(trust) = &self.trust {
+            trust.on_login(login);
         }
     }
 
     /// Our end of TLS with the host of `url`, if it is wanted.
-    pub(super) fn tls(&self, url: &Url) -> Result<Option<tls::End>, OpenError> {
-        if self.tls.is_some()
-            && self.sealing.as_ref().is_some_and(|sealing| sealing.policy != SealPolicy::Off)
-        {
+    fn tls(&self, url: &Url, is_sealed: bool) -> Result<Option<tls::End>, OpenError> {
+        if self.tls.is_some() && is_sealed {
             return Err(OpenError::Usage(format!(
-                "{url}: a session is sealed or goes through TLS, not both"
+                "{url}: a session is sealed or goes through TLS, not both; with seal=off it goes through TLS"
             )));
         }
         let end = self.tls.as_ref().map(|trust| trust.end(&url.host)).transpose();
@@ -111,7 +135,6 @@ impl Options {
             user: credentials.user.clone(),
             secret: credentials.secret.clone(),
         };
-        let digest = |wanted| if wanted { DigestPolicy::Prefer } else { DigestPolicy::Allow };
         let target_name = target.map(|target| name("target name", target)).transpose()?;
         let session_type = if target.is_some() { SessionType::Normal } else { SessionType::Discovery };
         Ok(Config {
@@ -120,8 +143,8 @@ impl Options {
             auth: self.chap.as_ref().map(account),
             mutual: self.mutual.as_ref().map(account),
             params: Params {
-                header_digest: digest(self.header_digest),
-                data_digest: digest(self.data_digest),
+                header_digest: self.header_digest,
+                data_digest: self.data_digest,
                 max_recv_data_segment_length: 1 << 20,
                 ..Params::default()
             },

@@ -2,6 +2,7 @@
 
 use block::OpenError;
 use iscsi::login::initiator::LoginError;
+use iscsi::params::NegotiationError;
 use iscsi::wire::LoginStatus;
 
 use super::url::Url;
@@ -22,6 +23,10 @@ pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
         LoginError::Authentication { .. } | LoginError::Authorization => {
             OpenError::Authentication(format!("{url}: {error}"))
         }
+        // Protection that was asked for is missing, as with a target that does not seal.
+        LoginError::Negotiation(
+            NegotiationError::DigestRefused { .. } | NegotiationError::NotUnderstood(_),
+        ) => OpenError::Authentication(format!("{url}: {error}")),
         LoginError::TargetNotAuthenticated(_) => {
             OpenError::Authentication(format!("{url}: {error}; it may not be the target it claims to be"))
         }
@@ -53,6 +58,12 @@ mod tests {
         let url = Url::parse("iscsi://host/iqn.2026-11.example:a/0").unwrap();
         let error = login_error(&url, &LoginError::TargetNotFound);
         assert!(matches!(&error, OpenError::Missing(text) if text.contains("hikyaku ls")), "{error:?}");
+        let refused = NegotiationError::DigestRefused { key: "DataDigest", answer: "None".into() };
+        let error = login_error(&url, &LoginError::Negotiation(refused));
+        assert!(
+            matches!(&error, OpenError::Authentication(text) if text.contains("DataDigest=CRC32C")),
+            "{error:?}"
+        );
         let error = login_error(&url, &LoginError::Authorization);
         assert!(matches!(error, OpenError::Authentication(_)), "{error:?}");
     }

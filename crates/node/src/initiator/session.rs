@@ -19,7 +19,7 @@ use super::ahead::Ahead;
 use super::handshake::{Agreement, Handshake, within_seal};
 use super::options::InitiatorSealing;
 use crate::reassembly::Advance;
-use crate::sealing::{Protection, SealPolicy};
+use crate::sealing::Protection;
 use crate::stream::{Operation, SEND_BYTES_MAX, Stream, sealed_segment_max, tls};
 
 /// Time a TCP connection may take to come up.
@@ -109,7 +109,6 @@ impl Session {
         tls: Option<tls::End>,
     ) -> Result<Self, Failure> {
         let machine = new_machine(&login, u32::MAX, io.now())?;
-        let sealing = sealing.filter(|sealing| sealing.policy != SealPolicy::Off);
         let handshake = sealing.map(|sealing| Box::new(Handshake::begin(sealing, &login, io.now())));
         let socket: Handle = Rc::new(io::socket(address).map_err(Failure::Connect)?);
         let token = |operation: Operation| Token { owner, key: operation.key(generation) };
@@ -361,7 +360,12 @@ impl Session {
     fn drain(&mut self, now: Duration, outcomes: &mut Vec<Outcome>) -> Result<(), Failure> {
         while let Some(event) = self.machine.poll_event() {
             match event {
-                Event::LoggedIn(logged_in) => outcomes.push(Outcome::LoggedIn(logged_in.negotiated)),
+                Event::LoggedIn(logged_in) => {
+                    if let (Protection::None, Some(hash)) = (self.protection, logged_in.authenticated_by) {
+                        self.protection = Protection::Chap { hash };
+                    }
+                    outcomes.push(Outcome::LoggedIn(logged_in.negotiated));
+                }
                 Event::LoginFailed(error) => return Err(Failure::Login(error)),
                 Event::Redirect(redirect) => return Err(Failure::Redirect(redirect)),
                 Event::Complete(complete) => {
