@@ -8,6 +8,7 @@ use std::time::Duration;
 use block::Spec;
 use node::SealPolicy;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use toml::Spanned;
 
 use crate::context::Context;
@@ -95,9 +96,29 @@ pub(crate) struct Account {
 #[serde(deny_unknown_fields)]
 struct RawConfig {
     #[serde(default)]
+    client: RawClient,
+    #[serde(default)]
     server: RawServer,
     #[serde(default)]
     target: Vec<RawTarget>,
+}
+
+/// What concerns an initiator of the same file: the rest of it is `serve`'s.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawClientOnly {
+    #[serde(default)]
+    client: RawClient,
+    #[serde(rename = "server")]
+    _server: Option<IgnoredAny>,
+    #[serde(rename = "target")]
+    _target: Option<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawClient {
+    seal: Option<Spanned<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -160,6 +181,41 @@ pub(crate) fn wrong<T>(at: &Spanned<T>, text: impl Into<String>) -> Wrong {
     (at.span(), text.into())
 }
 
+impl RawClient {
+    /// Where it says that every session must be sealed, or go through TLS.
+    fn requires_seal(&self) -> Result<Option<Range<usize>>, Wrong> {
+        let Some(seal) = &self.seal else { return Ok(None) };
+        match seal.get_ref().as_str() {
+            "require" => Ok(Some(seal.span())),
+            other => {
+                Err(wrong(seal, format!("'{other}' is not \"require\", the one value of seal in [client]")))
+            }
+        }
+    }
+}
+
+/// The line of a file in which `[client] seal = "require"` stands. A file that is missing says nothing.
+pub(crate) fn client_seal(path: &Path) -> Result<Option<usize>, Failure> {
+    let object = path.display().to_string();
+    let text = match file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)? {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        result => result.map_err(|error| {
+            Failure::usage("read the configuration", object.clone(), error)
+                .hint("every user must be able to read it: its [client] part is for all of them")
+        })?,
+    };
+    client_seal_of(&text).map_err(|(range, cause)| {
+        let (line, column) = position(&text, range.start);
+        Failure::usage("use the configuration", object, format!("line {line}, column {column}: {cause}"))
+    })
+}
+
+fn client_seal_of(text: &str) -> Result<Option<usize>, Wrong> {
+    let raw: RawClientOnly = toml::from_str(text)
+        .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
+    Ok(raw.client.requires_seal()?.map(|range| position(text, range.start).0))
+}
+
 impl Config {
     /// Reads and checks a file. Nothing is opened but the file itself.
     pub(crate) fn load(context: &Context, path: &Path) -> Result<Self, Failure> {
@@ -181,6 +237,7 @@ impl Config {
     pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
         let raw: RawConfig = toml::from_str(text)
             .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
+        raw.client.requires_seal()?;
         let RawServer { listen, advertise, drain_timeout, seal, identity, peers } = raw.server;
         let mut config = Self { advertise, identity, peers, ..Self::default() };
         for address in &listen {

@@ -145,3 +145,28 @@ fn positions_count_from_one() {
     assert_eq!(position("ä\nb", 3), (2, 1));
     assert_eq!(position("", 9), (1, 1));
 }
+
+#[test]
+fn the_clients_part_is_read_alone() {
+    for (text, line) in [
+        ("", None),
+        ("[client]\n", None),
+        ("[server]\nlisten = 7\n[[target]]\niqn = 1\n", None),
+        ("# this host's\n[client]\nseal = \"require\"\n[server]\nnew-key = 1\n", Some(3)),
+    ] {
+        assert_eq!(client_seal_of(text), Ok(line), "{text}");
+    }
+    for (text, cause) in [
+        ("[client]\nseal = \"off\"", "'off' is not \"require\""),
+        ("[client]\nseal = \"offer\"", "'offer' is not \"require\""),
+        ("[client]\nsael = \"require\"", "unknown field"),
+        ("[clinet]\nseal = \"require\"", "unknown field"),
+        ("[client", ""),
+    ] {
+        let (_, told) = client_seal_of(text).expect_err(text);
+        assert!(told.contains(cause), "{told}");
+        // What `serve` and `check` read is read by the same rules.
+        assert!(Config::parse(&Context::default(), text).is_err(), "{text}");
+    }
+    assert!(Config::parse(&Context::default(), "[client]\nseal = \"require\"\n").is_ok());
+}

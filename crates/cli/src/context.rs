@@ -1,8 +1,8 @@
 //! What every command gets: how to speak, when to stop, and the secrets that came with the arguments.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::json;
 
@@ -23,6 +23,28 @@ pub(crate) struct Context {
     pub(crate) environment: HashMap<&'static str, Password>,
     /// The signal that asked us to stop.
     pub(crate) stop: Stop,
+    /// Warnings that are printed once, and have been.
+    pub(crate) once: Once,
+}
+
+/// Prints each warning once in the life of a command, from whatever thread.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Once(Arc<Mutex<BTreeSet<String>>>);
+
+impl Once {
+    /// Whether this is the first time for this text.
+    pub(crate) fn is_first(&self, text: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned())
+    }
+}
+
+/// Prints a warning as suits `--json` or people.
+pub(crate) fn warn(json: bool, text: &str) {
+    if json {
+        output::note(&json!({ "warning": text }).to_string());
+    } else {
+        output::note(&format!("warning: {text}"));
+    }
 }
 
 /// Tells whether a signal asked us to stop. A signal ends the process at once unless something is going on
@@ -93,11 +115,7 @@ impl Stop {
 impl Context {
     /// Something the user should know although the command goes on.
     pub(crate) fn warn(&self, text: &str) {
-        if self.json {
-            output::note(&json!({ "warning": text }).to_string());
-        } else {
-            output::note(&format!("warning: {text}"));
-        }
+        warn(self.json, text);
     }
 
     /// Something worth saying to people only.

@@ -2,7 +2,7 @@
 //! `node`, exports by `nbd`.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use block::{
@@ -12,14 +12,14 @@ use block::{
 use io::Io;
 use nbd::NbdMedium;
 use node::TlsTrust;
-use node::initiator::{Credentials, InitiatorSealing, IscsiMedium, Options, Url};
+use node::initiator::{Credentials, DigestPolicy, InitiatorSealing, IscsiMedium, Options, Url};
 use passthrough::PassthroughMedium;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::secret::{self, Password, UrlSecrets, take_url_secrets};
 use crate::state::{StateDir, new_host_name};
-use crate::trust::client;
+use crate::trust::client::{self, Client};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{names, units};
 
@@ -58,6 +58,8 @@ pub(crate) struct Named {
     secrets: UrlSecrets,
     /// How its session is sealed, whatever the words and the known targets say.
     sealing: Option<InitiatorSealing>,
+    /// What decides it otherwise, once it has been opened.
+    client: OnceLock<Arc<Client>>,
 }
 
 impl Named {
@@ -97,7 +99,7 @@ impl Named {
         let mut known: Vec<&str> = own.chain(extra).copied().collect();
         known.dedup();
         spec.only(&known).map_err(|error| usage(error.0))?;
-        Ok(Self { text, spec, secrets, sealing: None })
+        Ok(Self { text, spec, secrets, sealing: None, client: OnceLock::new() })
     }
 
     /// The path, where it is a file or a device of this machine.
@@ -158,6 +160,14 @@ impl Named {
         }
         let usage = |cause| Failure::usage("understand the endpoint", self.text.clone(), cause);
         let uri = nbd::Uri::parse(url).map_err(|error| usage(error.to_string()))?;
+        if !url.starts_with("nbd+unix:")
+            && let Some(place) = client::required()?
+        {
+            let cause = format!(
+                "{place} requires every session to be sealed or to go through TLS, and NBD does neither"
+            );
+            return Err(Failure::new(Exit::Authentication, "open", self.text.clone(), cause));
+        }
         Ok(Some(NbdMedium::new(uri, self.timeout()?.unwrap_or(TIMEOUT), read_only)))
     }
 
@@ -191,16 +201,11 @@ impl Named {
         }
         let mut target_user = None;
         for (name, value) in &url.arguments {
-            let digest = match value.as_str() {
-                "none" | "off" => Some(false),
-                _ if value.starts_with("crc32c") => Some(true),
-                _ => None,
-            };
-            match (name.as_str(), digest) {
+            match (name.as_str(), DigestPolicy::from_name(value)) {
                 ("header_digest", Some(wanted)) => options.header_digest = wanted,
                 ("data_digest", Some(wanted)) => options.data_digest = wanted,
                 ("header_digest" | "data_digest", None) => {
-                    return Err(usage(format!("{name}={value}: say crc32c or none")));
+                    return Err(usage(format!("{name}={value}: say crc32c, prefer or none")));
                 }
                 ("target_user", _) => target_user = Some(value.clone()),
                 // libiscsi passes over what it does not know, and so do URLs written for it.
@@ -230,22 +235,28 @@ impl Named {
                 "mutual CHAP needs one-way CHAP too: chap-user= and chap-secret-file=".to_owned(),
             ));
         }
-        options.sealing = match &self.sealing {
-            Some(sealing) => Some(sealing.clone()),
-            None => client::sealing(context, &self.spec, url)?,
-        };
+        match &self.sealing {
+            Some(sealing) => options.sealing = Some(sealing.clone()),
+            None => options.trust = Some(self.client(context, url)?),
+        }
         Ok(options)
+    }
+
+    /// What decides how its sessions are sealed; one for all of them.
+    fn client(&self, context: &Context, url: &Url) -> Result<Arc<Client>, Failure> {
+        if let Some(client) = self.client.get() {
+            return Ok(Arc::clone(client));
+        }
+        let client = Client::new(context, &self.spec, url, self.spec.get("tls").is_some())?;
+        Ok(Arc::clone(self.client.get_or_init(|| Arc::new(client))))
     }
 
     /// An attempt at it that failed; a refusal is explained as far as its portal lets itself be asked.
     pub(crate) fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
         let failure = Failure::open(attempted, self.text.clone(), error);
-        match &self.spec.location {
-            Location::Url(url) => match Url::parse(url) {
-                Ok(url) => client::explain(&self.spec, &url, failure),
-                Err(_) => failure,
-            },
-            _ => failure,
+        match self.client.get() {
+            Some(client) => client.explain(failure),
+            None => failure,
         }
     }
 

@@ -15,6 +15,7 @@ mod logging;
 mod names;
 mod output;
 mod progress;
+mod protection;
 mod secret;
 mod state;
 mod sys;

@@ -85,16 +85,16 @@ fn two_commands_and_the_session_is_sealed() {
     assert_eq!(object["verified"], true);
     place.run(&["compare", "a.img", url]).expect(0);
     let protection = place.run(&["info", url, "--json"]).expect(0).json()["protection"].clone();
-    assert_eq!(protection["kind"], "sealed");
+    assert_eq!(protection["kind"], "seal");
     assert_eq!(protection["suite"], "AES-256-GCM");
-    assert_eq!(protection["peer_key"], hosts.target.as_str());
+    assert_eq!(protection["peer"], hosts.target.as_str());
     for suite in ["AEGIS-256X4", "AEGIS-128X2", "ChaCha20-Poly1305"] {
         let object = place.run(&["info", &format!("{url},suite={suite}"), "--json"]).expect(0).json();
         assert_eq!(object["protection"]["suite"], suite);
     }
     let portal = format!("iscsi://{}", portal(&serving));
     let listed = place.run(&["ls", &portal, "--json"]).expect(0).json();
-    assert_eq!(listed["targets"][0]["protection"]["kind"], "sealed");
+    assert_eq!(listed["targets"][0]["protection"]["kind"], "seal");
     assert_eq!(listed["targets"][0]["luns"][0]["size_bytes"], 8 * MIB);
 }
 
@@ -154,8 +154,8 @@ fn offer_takes_both_and_off_only_what_is_plain() {
     let serving = hosts.serve(&["--seal", "offer"]);
     let url = &serving.urls[0];
     assert_eq!(kind(url.clone()), "none");
-    assert_eq!(kind(format!("{url}{key}")), "sealed");
-    assert_eq!(kind(format!("{url}{key},seal=offer")), "sealed");
+    assert_eq!(kind(format!("{url}{key}")), "seal");
+    assert_eq!(kind(format!("{url}{key},seal=offer")), "seal");
     assert_eq!(kind(format!("{url}{key},seal=off")), "none");
     drop(serving);
     let serving = hosts.serve(&["--seal", "off"]);
@@ -279,8 +279,11 @@ fn trust_asks_keeps_and_shouts_when_a_key_changes() {
             assert!(ran.stderr.contains(text), "{arguments:?} {text}: {}", ran.stderr);
         }
     }
-    assert_eq!(known(), line);
+    // The session has left the target's name there.
+    let iqn = serving.urls[0].split('/').nth(3).unwrap();
+    assert_eq!(known(), format!("{} {iqn}\n", line.trim_end()));
     place.run(&["key", "trust", &url, "--key", &new]).expect(0);
+    assert_eq!(known(), format!("{portal} {new} {iqn}\n"));
     place.run(&["info", &serving.urls[0]]).expect(0);
 }
 

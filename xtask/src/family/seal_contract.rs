@@ -102,10 +102,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         scene.ours(context, &["key", "trust", &sealed.portal(), "--key", &scene.target_key])?.success()?;
         let output = scene.ours(context, &["info", &sealed.url, "--json"])?.success()?;
         let protection = serde_json::from_str::<Value>(&output.stdout)?["protection"].clone();
-        ensure!(
-            protection["kind"] == "sealed" && protection["peer_key"] == *scene.target_key,
-            "{protection}"
-        );
+        ensure!(protection["kind"] == "seal" && protection["peer"] == *scene.target_key, "{protection}");
         scene.ours(context, &["copy", "pattern:4M", &sealed.url, "--verify"])?.success()?;
         scene.ours(context, &["info", &format!("{},seal=off", sealed.url)])?.expect(4)?;
         Ok(())

@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::progress::Progress;
-use crate::{output, units};
+use crate::{output, protection, units};
 
 /// Compare two endpoints; exit 3 at the first difference and tell its offset
 ///
@@ -78,6 +78,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         progress.finish();
         result
     };
+    let protection = protection::of_both(&*a, &*b);
     copy::end(&mut io, [a, b]);
     let comparison = result.map_err(|error| match &error {
         CopyError::Interrupted { bytes_safe, .. } => {
@@ -102,6 +103,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "seconds": units::rounded(seconds),
             "mb_per_s": units::rounded(rate),
             "limited_by": comparison.limited_by.name(),
+            "protection": protection,
         }));
     } else if let Some(offset) = comparison.first_difference {
         let (at_a, at_b) = (plan.src_offset + offset, plan.dst_offset + offset);

@@ -10,7 +10,7 @@ use crate::command::copy;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::{output, units};
+use crate::{output, protection, units};
 
 /// Show what an endpoint is: size, blocks, abilities, what it holds; of a device or file also who uses it and which disks it
 /// lies on; of a LUN also what was negotiated and its identity
@@ -82,7 +82,8 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "write_zeroes": capability.write_zeroes,
         "volatile_cache": capability.volatile_cache,
         "rotational": capability.rotational,
-        "protection": protection(facts),
+        "read_only": facts.iter().find(|(name, _)| *name == "mode").map(|(_, mode)| mode == "ro"),
+        "protection": protection::of(facts),
         "facts": named,
     })
 }
@@ -151,15 +152,6 @@ impl Local {
         rows.extend((!self.disks.is_empty()).then(|| ("disks", self.disks.join(", "))));
         rows.extend((!self.users.is_empty()).then(|| ("in use", self.users.join("; "))));
         rows
-    }
-}
-
-/// What protects a session, of its facts; null where there is none.
-pub(crate) fn protection(facts: &[(&'static str, String)]) -> Value {
-    let find = |name: &str| facts.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
-    match find("protection") {
-        Some(kind) => json!({ "kind": kind, "suite": find("suite"), "peer_key": find("peer key") }),
-        None => Value::Null,
     }
 }
 

@@ -2,6 +2,7 @@
 //! side's is trusted.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::output;
 use crate::trust::client::{self, Trusted};
-use crate::trust::known::KnownTargets;
+use crate::trust::known::{KnownTargets, Place, Wanted};
 use crate::trust::{fingerprint, identity};
 
 /// How long a portal may take to say its key.
@@ -26,7 +27,7 @@ const ENQUIRY_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// Both sides of a sealed session know each other by their public keys: 44 characters, as WireGuard writes them. This
 /// host's key lies in $XDG_CONFIG_HOME/hikyaku/identity, the targets it trusts in known-targets beside it (for root without
-/// that variable /etc/hikyaku, otherwise ~/.config/hikyaku).
+/// that variable /etc/hikyaku, otherwise ~/.config/hikyaku). Everybody also trusts those of /etc/hikyaku/known-targets.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Enrolment, in three lines:
@@ -72,8 +73,9 @@ struct OfFile {
 
 /// Ask a portal for its public key and keep it among the known targets
 ///
-/// From then on sessions with this host and port are sealed, and with nobody else than the holder of that key. Compare
-/// the key or its fingerprint with what the target's owner tells you: who answers first is believed for ever.
+/// From then on sessions with this host and port are sealed, and with nobody else than the holder of that key; so are
+/// sessions with each address that the host has now, under whatever name. Compare the key or its fingerprint with what the
+/// target's owner tells you: who answers first is believed for ever.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -141,44 +143,57 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     };
     let url = Url::parse(text).map_err(|error| Failure::usage("trust", named.text.clone(), error))?;
     let portal = client::portal(&url);
-    let known = KnownTargets::locate()?;
-    let before = known.key_of(&portal)?;
+    let known = KnownTargets::read()?;
+    let file = known.own()?;
+    let (host, addresses) = (Place::of(&url.host, url.port), addresses(&url)?);
+    let places = [std::slice::from_ref(&host), &addresses].concat();
+    let before = known.find(Wanted { places: &places, target: None });
     let answered = enquire(&url, ENQUIRY_TIMEOUT)
         .map_err(|error| Failure::open("ask for the key of", portal.clone(), &error))?;
     let is_new = match (before, &args.key) {
         (_, Some(expected)) if *expected != answered => {
             return Err(client::changed(&url, &Trusted::Option(*expected), &answered));
         }
-        (Some((_, key)), _) if key == answered => false,
-        // Whoever names the new key has compared it.
+        (Ok(Some(found)), _) if found.key == answered => false,
+        // Whoever names the new key has compared it: it takes the place of all others.
         (_, Some(_)) => true,
-        (Some((line, key)), None) => {
-            return Err(client::changed(&url, &Trusted::Known { line, key }, &answered));
-        }
-        (None, None) => {
+        (Ok(Some(found)), None) => return Err(client::changed(&url, &Trusted::Known(found), &answered)),
+        (Err(disagreement), None) => return Err(disagreement),
+        (Ok(None), None) => {
             if !args.yes {
                 confirm(&portal, &answered)?;
             }
             true
         }
     };
-    if is_new {
-        known.set(&portal, &answered)?;
-    }
+    // What was known before may have got another address since.
+    known.set(&host, &addresses, &answered)?;
     let what = if is_new { "trusted from now on" } else { "already trusted" };
     if args.json {
-        let object =
-            json!({ "schema": output::SCHEMA, "portal": portal, "is_new": is_new, "file": known.path() });
+        let addresses: Vec<String> = addresses.iter().map(Place::to_string).collect();
+        let object = json!({
+            "schema": output::SCHEMA,
+            "portal": portal,
+            "addresses": addresses,
+            "is_new": is_new,
+            "file": file,
+        });
         output::json(&with_key(object, &answered));
     } else {
         output::line(&answered.to_string());
-        context.remark(&format!(
-            "{portal} is {what}, in {}; {}",
-            known.path().display(),
-            fingerprint(&answered)
-        ));
+        context.remark(&format!("{portal} is {what}, in {}; {}", file.display(), fingerprint(&answered)));
+        if let Some(text) = client::for_every_user(file, &portal, &answered) {
+            context.remark(&text);
+        }
     }
     Ok(())
+}
+
+/// The addresses that the host has now.
+fn addresses(url: &Url) -> Result<Vec<Place>, Failure> {
+    let found = url.address().to_socket_addrs();
+    let found = found.map_err(|error| Failure::new(Exit::Unreachable, "look up", url.host.clone(), error))?;
+    Ok(found.map(Place::at).collect())
 }
 
 /// Asks whoever sits at the terminal.

@@ -1,16 +1,14 @@
 //! `ls`: what a portal or a target offers.
 
 use block::{Location, OpenError};
-use node::Protection;
 use node::initiator::{LunInfo, Options, Url, discover, list_luns};
 use serde_json::{Value, json};
 
-use crate::command::info;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
-use crate::units;
+use crate::{protection, units};
 
 /// List targets, portals and LUNs
 ///
@@ -37,7 +35,7 @@ struct Found {
     portals: Vec<String>,
     luns: Result<Vec<LunInfo>, Failure>,
     /// Of the session that listed them.
-    protection: Option<Protection>,
+    protection: Value,
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
@@ -52,9 +50,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let failed = |error: OpenError| named.failed("list", &error);
     let targets = match url.target.clone() {
         Some(iqn) => {
-            let (luns, protection) =
-                list_luns(&mut endpoint::event_loop()?, &url, &options).map_err(failed)?;
-            let protection = Some(protection);
+            let (luns, facts) = list_luns(&mut endpoint::event_loop()?, &url, &options).map_err(failed)?;
+            let protection = protection::of(&facts);
             vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns), protection }]
         }
         None => look(&url, &options, &named)?,
@@ -82,7 +79,7 @@ fn look(portal: &Url, options: &Options, named: &Named) -> Result<Vec<Found>, Fa
     let found = targets.into_iter().map(|target| {
         let url = Url { target: Some(target.name.clone()), lun: None, ..portal.clone() };
         let luns = list_luns(&mut endpoint::event_loop()?, &url, options);
-        let protection = luns.as_ref().ok().map(|(_, protection)| *protection);
+        let protection = luns.as_ref().map_or(Value::Null, |(_, facts)| protection::of(facts));
         let luns = luns
             .map(|(luns, _)| luns)
             .map_err(|error| Failure::open("list the LUNs of", target.name.clone(), &error));
@@ -96,12 +93,10 @@ fn object(target: &Found) -> Value {
         Ok(luns) => (luns.iter().map(lun_object).collect(), Value::Null),
         Err(failure) => (Vec::new(), failure.to_json()["error"].clone()),
     };
-    let facts = target.protection.as_ref().map(Protection::facts).unwrap_or_default();
-    let protection = info::protection(&facts);
     json!({
         "iqn": target.iqn,
         "portals": target.portals,
-        "protection": protection,
+        "protection": target.protection,
         "luns": luns,
         "error": error,
     })
@@ -127,8 +122,7 @@ fn table(targets: &[Found]) -> Table {
         let portals = target.portals.join(" ");
         let row =
             |cells: [String; 7]| [target.iqn.clone(), portals.clone()].into_iter().chain(cells).collect();
-        let protection =
-            target.protection.as_ref().map_or_else(unknown, |protection| protection.kind().to_owned());
+        let protection = target.protection["kind"].as_str().map_or_else(unknown, str::to_owned);
         match &target.luns {
             Ok(luns) if !luns.is_empty() => {
                 for lun in luns {

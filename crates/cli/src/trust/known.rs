@@ -1,128 +1,373 @@
-//! The targets whose keys we know: `host:port key`, a line each, in a file that is replaced as a whole.
+//! The targets whose keys we know, a line each:
+//!
+//! ```text
+//! host:port[,address:port...] key [iqn...]
+//! ```
+//!
+//! in the user's file, which is replaced as a whole, and in the host's, `/etc/hikyaku/known-targets`. A target is known by
+//! each of its names: the host and the addresses that `key trust` found it at, with their port, and the target names of
+//! the sealed sessions there since.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use seal::PublicKey;
 
-use super::config_file;
 use super::file::{self, Keeping, LIST_BYTES_MAX};
-use crate::error::Failure;
+use super::{HOST_DIRECTORY, config_file};
+use crate::error::{Exit, Failure};
+use crate::names;
 use crate::sys::{self, Hold};
 
 const FILE: &str = "known-targets";
 /// Replacing takes milliseconds; whoever holds the lock longer than this is stuck.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Addresses of one line; a host has no more that count.
+const ADDRESSES_MAX: usize = 16;
+/// Target names of one line; further ones are not noted.
+const TARGETS_MAX: usize = 256;
 
-/// The file, whether it exists or not.
+/// A host and port, or an address and port, in the one form in which they are compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Zones of IPv6 addresses do not count: what they stand for changes from host to host.
+    Address(IpAddr, u16),
+    /// In lower case, without the dot at its end.
+    Name(String, u16),
+}
+
+impl Place {
+    /// The place a host and port of a URL stand for.
+    pub(crate) fn of(host: &str, port: u16) -> Self {
+        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+        let literal = bare.split('%').next().unwrap_or_default();
+        match literal.parse::<IpAddr>() {
+            Ok(address) => Self::Address(address.to_canonical(), port),
+            Err(_) => Self::Name(bare.trim_end_matches('.').to_ascii_lowercase(), port),
+        }
+    }
+
+    /// The place of an address that a name resolved to.
+    pub(crate) fn at(address: SocketAddr) -> Self {
+        Self::Address(address.ip().to_canonical(), address.port())
+    }
+
+    /// Reads `host:port`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let is_whole = host.starts_with('[') == host.ends_with(']');
+        (!host.is_empty() && is_whole).then(|| Self::of(host, port))
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Address(address, port) => SocketAddr::new(*address, *port).fmt(f),
+            Self::Name(name, port) => f.write_str(&names::portal(name, *port)),
+        }
+    }
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    line: usize,
+    /// The first is what `key trust` was given, the others are its addresses.
+    places: Vec<Place>,
+    key: PublicKey,
+    targets: Vec<String>,
+}
+
+impl Entry {
+    fn text(&self) -> String {
+        let places: Vec<String> = self.places.iter().map(Place::to_string).collect();
+        let mut text = format!("{} {}", places.join(","), self.key);
+        for target in &self.targets {
+            text.push(' ');
+            text.push_str(target);
+        }
+        text
+    }
+}
+
+/// Everything that a session's target may be known by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) places: &'a [Place],
+    /// The target name of the URL.
+    pub(crate) target: Option<&'a str>,
+}
+
+/// A line that knows a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) path: PathBuf,
+    pub(crate) line: usize,
+    pub(crate) key: PublicKey,
+    /// What it is known by: `host:port`, `address:port` or a target name.
+    pub(crate) by: String,
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {} of {}", self.line, self.path.display())
+    }
+}
+
+/// The files, as they were when they were read.
 #[derive(Debug)]
 pub(crate) struct KnownTargets {
-    path: PathBuf,
+    /// The one that `key trust` writes; `None` where this user has no configuration directory.
+    own: Option<PathBuf>,
+    files: Vec<(PathBuf, Vec<Entry>)>,
 }
 
 impl KnownTargets {
-    /// The one in the configuration directory. Nothing is created yet.
-    pub(crate) fn locate() -> Result<Self, Failure> {
-        Ok(Self { path: config_file(FILE)? })
+    /// Reads the user's file and the host's. Without a configuration directory only the host's.
+    pub(crate) fn read() -> Result<Self, Failure> {
+        Self::read_files(config_file(FILE).ok(), Path::new(HOST_DIRECTORY).join(FILE))
     }
 
-    /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    fn read_files(own: Option<PathBuf>, host: PathBuf) -> Result<Self, Failure> {
+        let mut paths: Vec<PathBuf> = own.iter().cloned().collect();
+        if !paths.contains(&host) {
+            paths.push(host);
+        }
+        let read = |path: PathBuf| -> Result<(PathBuf, Vec<Entry>), Failure> {
+            let entries = parse(&read_text(&path)?).map_err(|cause| failed(&path, "use", cause))?;
+            Ok((path, entries))
+        };
+        Ok(Self { own, files: paths.into_iter().map(read).collect::<Result<_, _>>()? })
     }
 
-    fn read(&self) -> Result<String, Failure> {
-        match file::read_text(&self.path, "the known targets", Keeping::Public, LIST_BYTES_MAX)? {
-            Ok(text) => Ok(text.to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            Err(error) => Err(self.failed("read the known targets", error)),
+    /// The file that `key trust` writes.
+    pub(crate) fn own(&self) -> Result<&Path, Failure> {
+        match &self.own {
+            Some(path) => Ok(path),
+            // It says why there is none.
+            None => Err(config_file(FILE).err().unwrap_or_else(|| failed(Path::new(FILE), "find", "moved"))),
         }
     }
 
-    fn failed(&self, attempted: &str, cause: impl std::fmt::Display) -> Failure {
-        Failure::failed(attempted, self.path.display().to_string(), cause)
-    }
-
-    /// The key of a portal and the line it stands in.
-    pub(crate) fn key_of(&self, portal: &str) -> Result<Option<(usize, PublicKey)>, Failure> {
-        let text = self.read()?;
-        find(&text, portal).map_err(|cause| self.failed("use the known targets", cause))
-    }
-
-    /// Keeps the key of a portal, in the place of the one it had.
-    pub(crate) fn set(&self, portal: &str, key: &PublicKey) -> Result<(), Failure> {
-        let _lock = self.lock().map_err(|error| self.failed("lock the known targets", error))?;
-        let text = self.read()?;
-        let old = find(&text, portal).map_err(|cause| self.failed("use the known targets", cause))?;
-        let new = format!("{portal} {key}");
-        let mut lines: Vec<&str> = text.lines().collect();
-        match old {
-            Some((line, _)) => lines[line - 1] = &new,
-            None => lines.push(&new),
-        }
-        self.write(&(lines.join("\n") + "\n")).map_err(|error| self.failed("write the known targets", error))
-    }
-
-    /// The lock is the file's neighbour: the file itself is replaced.
-    fn lock(&self) -> io::Result<File> {
-        let directory = self.directory();
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let lock = options.open(self.path.with_extension("lock"))?;
-        let deadline = Instant::now() + LOCK_WAIT_MAX;
-        while !sys::lock_byte(&lock, 0, Hold::Exclusive)? {
-            if Instant::now() >= deadline {
-                return Err(io::Error::other("another process has held the lock for five seconds"));
+    /// The line by which a target is known. All lines that match must have one key.
+    pub(crate) fn find(&self, wanted: Wanted<'_>) -> Result<Option<Found>, Failure> {
+        let mut found: Option<Found> = None;
+        for (path, entry, by) in self.matching(wanted) {
+            let this = Found { path: path.to_owned(), line: entry.line, key: entry.key, by };
+            match &found {
+                None => found = Some(this),
+                Some(first) if first.key != this.key => return Err(disagreement(first, &this)),
+                Some(_) => {}
             }
-            std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(lock)
+        Ok(found)
     }
 
-    fn directory(&self) -> &Path {
-        self.path.parent().expect("a file in a directory")
+    /// Lines that match, and by what.
+    fn matching(&self, wanted: Wanted<'_>) -> impl Iterator<Item = (&Path, &Entry, String)> {
+        let all =
+            self.files.iter().flat_map(|(path, entries)| entries.iter().map(move |entry| (path, entry)));
+        all.filter_map(move |(path, entry)| {
+            let place = wanted.places.iter().find(|place| entry.places.contains(place));
+            let target = wanted.target.filter(|target| entry.targets.iter().any(|known| known == target));
+            let by = place.map(Place::to_string).or_else(|| target.map(str::to_owned))?;
+            Some((path.as_path(), entry, by))
+        })
     }
 
-    /// A temporary file is for its owner only, and stays so.
-    fn write(&self, text: &str) -> io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(self.directory())?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(&self.path).map_err(|error| error.error)?;
-        File::open(self.directory())?.sync_all()
+    /// Whether a line of this key has the target's name already.
+    fn has_noted(&self, key: &PublicKey, target: &str) -> bool {
+        let mut entries = self.files.iter().flat_map(|(_, entries)| entries);
+        entries.any(|entry| entry.key == *key && entry.targets.iter().any(|known| known == target))
     }
+
+    /// Keeps the key of a host and of its addresses, in place of those they had. Lines of the host's file are not changed by a
+    /// user who has one of their own.
+    pub(crate) fn set(&self, host: &Place, addresses: &[Place], key: &PublicKey) -> Result<(), Failure> {
+        let own = self.own()?;
+        let mut places = vec![host.clone()];
+        for address in addresses.iter().take(ADDRESSES_MAX) {
+            if !places.contains(address) {
+                places.push(address.clone());
+            }
+        }
+        let elsewhere = self.matching(Wanted { places: &places, target: None });
+        let other = elsewhere.into_iter().find(|(path, entry, _)| *path != own && entry.key != *key);
+        if let Some((path, entry, by)) = other {
+            let cause = format!("line {} of {} has another key for {by}", entry.line, path.display());
+            return Err(Failure::new(Exit::Authentication, "trust", host.to_string(), cause).hint(
+                "change that line first, as root without XDG_CONFIG_HOME: hikyaku key trust URL --key KEY",
+            ));
+        }
+        update(own, LOCK_WAIT_MAX, |entries| {
+            for entry in &mut *entries {
+                if entry.places.iter().any(|place| places.contains(place)) {
+                    entry.key = *key;
+                }
+            }
+            match entries.iter_mut().find(|entry| entry.places[0] == *host) {
+                Some(entry) => entry.places.clone_from(&places),
+                None => {
+                    entries.push(Entry { line: 0, places: places.clone(), key: *key, targets: Vec::new() })
+                }
+            }
+        })
+    }
+
+    /// Adds a target's name to the line by which it was known when it proved the key. Tried once and never waited for: it
+    /// is called with sessions open, and the next login tries again. Where that file is not ours, the name goes to a line of
+    /// our own.
+    pub(crate) fn note(&self, found: &Found, host: &Place, target: &str) -> Result<(), Failure> {
+        if self.has_noted(&found.key, target) {
+            return Ok(());
+        }
+        let add = |entries: &mut Vec<Entry>| {
+            let proven = |entry: &Entry| entry.key == found.key;
+            let noted = |entry: &Entry| proven(entry) && entry.targets.iter().any(|known| known == target);
+            if entries.iter().any(noted) {
+                return;
+            }
+            let same = entries.iter().position(|entry| proven(entry) && entry.line == found.line);
+            match same.or_else(|| entries.iter().position(proven)) {
+                Some(at) if entries[at].targets.len() < TARGETS_MAX => {
+                    entries[at].targets.push(target.to_owned())
+                }
+                Some(_) => {}
+                None => entries.push(Entry {
+                    line: 0,
+                    places: vec![host.clone()],
+                    key: found.key,
+                    targets: vec![target.to_owned()],
+                }),
+            }
+        };
+        let first = update(&found.path, Duration::ZERO, add);
+        match (&first, &self.own) {
+            (Err(_), Some(own)) if *own != found.path => update(own, Duration::ZERO, add),
+            _ => first,
+        }
+    }
+}
+
+fn disagreement(first: &Found, second: &Found) -> Failure {
+    let cause = format!(
+        "it is known by two keys: {first} has {} for {}, {second} has {} for {}",
+        first.key, first.by, second.key, second.by
+    );
+    Failure::new(Exit::Authentication, "trust", first.by.clone(), cause).hint(
+        "remove the wrong line; of a target with a new key, type for each of its names: hikyaku key trust iscsi://HOST --key KEY",
+    )
+}
+
+fn failed(path: &Path, verb: &str, cause: impl std::fmt::Display) -> Failure {
+    Failure::failed(format!("{verb} the known targets"), path.display().to_string(), cause)
+}
+
+fn read_text(path: &Path) -> Result<String, Failure> {
+    match file::read_text(path, "the known targets", Keeping::Public, LIST_BYTES_MAX)? {
+        Ok(text) => Ok(text.to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(failed(path, "read", error)),
+    }
+}
+
+/// Changes the lines of a file under its lock; remarks and lines that stay as they are keep their text.
+fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> Result<(), Failure> {
+    let _lock = lock(path, wait).map_err(|error| failed(path, "lock", error))?;
+    let text = read_text(path)?;
+    let before = parse(&text).map_err(|cause| failed(path, "use", cause))?;
+    let mut after = before.clone();
+    change(&mut after);
+    if after == before {
+        return Ok(());
+    }
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    for entry in &after {
+        match before.iter().find(|old| old.line == entry.line) {
+            Some(old) if old == entry => {}
+            Some(old) => lines[old.line - 1] = entry.text(),
+            None => lines.push(entry.text()),
+        }
+    }
+    write(path, &(lines.join("\n") + "\n")).map_err(|error| failed(path, "write", error))
+}
+
+/// The lock is the file's neighbour: the file itself is replaced.
+fn lock(path: &Path, wait: Duration) -> io::Result<File> {
+    let directory = path.parent().expect("a file in a directory");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let lock = options.open(path.with_extension("lock"))?;
+    let deadline = Instant::now() + wait;
+    while !sys::lock_byte(&lock, 0, Hold::Exclusive)? {
+        if Instant::now() >= deadline {
+            return Err(io::Error::other("another process holds the lock"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(lock)
+}
+
+/// A temporary file is for its owner only. The user's stays so; the host's is read by every user.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = path.parent().expect("a file in a directory");
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(text.as_bytes())?;
+    if directory == Path::new(HOST_DIRECTORY) {
+        file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+    }
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    File::open(directory)?.sync_all()
 }
 
 /// Every line must be good, not only the one that is looked for: a key that is passed over would be sealing that is not
 /// required.
-pub(crate) fn find(text: &str, portal: &str) -> Result<Option<(usize, PublicKey)>, String> {
-    let mut found = None;
+fn parse(text: &str) -> Result<Vec<Entry>, String> {
+    let mut entries = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;
         let mut words = line.split_whitespace();
-        let Some(name) = words.next().filter(|name| !name.starts_with('#')) else { continue };
-        let (Some(key), None) = (words.next(), words.next()) else {
-            return Err(format!("line {number} is not of the form host:port key"));
-        };
+        let Some(first) = words.next().filter(|first| !first.starts_with('#')) else { continue };
+        let form = || format!("line {number} is not of the form host:port[,address:port] key [iqn...]");
+        let places: Option<Vec<Place>> = first.split(',').map(Place::parse).collect();
+        let (Some(places), Some(key)) = (places, words.next()) else { return Err(form()) };
         let key = PublicKey::parse(key)
             .ok_or_else(|| format!("line {number}: '{key}' is not a public key, 44 characters of base64"))?;
-        if !name.eq_ignore_ascii_case(portal) {
-            continue;
+        let targets: Result<Vec<String>, String> = words.map(names::parse_iscsi_name).collect();
+        let targets = targets.map_err(|cause| format!("line {number}: {cause}"))?;
+        if places.len() > 1 + ADDRESSES_MAX || targets.len() > TARGETS_MAX {
+            return Err(format!(
+                "line {number} has more than {ADDRESSES_MAX} addresses or {TARGETS_MAX} target names"
+            ));
         }
-        if let Some((before, _)) = found {
-            return Err(format!("{portal} has a key in line {before} and another in line {number}"));
-        }
-        found = Some((number, key));
+        entries.push(Entry { line: number, places, key, targets });
     }
-    Ok(found)
+    Ok(entries)
+}
+
+/// For the fuzzer: whether a text is one of known targets, and, if it is, whether what is written of it reads the same.
+pub(crate) fn reads_back(text: &str) -> Option<bool> {
+    let entries = parse(text).ok()?;
+    let lines: Vec<String> = entries.iter().map(Entry::text).collect();
+    let again = parse(&lines.join("\n")).ok()?;
+    let bare = |entries: &[Entry]| -> Vec<Entry> {
+        entries.iter().cloned().map(|entry| Entry { line: 0, ..entry }).collect()
+    };
+    Some(bare(&again) == bare(&entries))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -131,23 +376,150 @@ mod tests {
         PublicKey([byte; 32])
     }
 
+    fn place(text: &str) -> Place {
+        Place::parse(text).unwrap()
+    }
+
+    /// A user's and a host's file.
+    struct Files {
+        dir: tempfile::TempDir,
+    }
+
+    impl Files {
+        fn new(own: &str, host: &str) -> Self {
+            let files = Self { dir: tempfile::tempdir().unwrap() };
+            fs::write(files.path("own"), own).unwrap();
+            fs::write(files.path("host"), host).unwrap();
+            files
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn read(&self) -> KnownTargets {
+            KnownTargets::read_files(Some(self.path("own")), self.path("host")).unwrap()
+        }
+
+        fn text(&self, name: &str) -> String {
+            fs::read_to_string(self.path(name)).unwrap()
+        }
+
+        fn key_of(
+            &self,
+            places: &[&str],
+            target: Option<&str>,
+        ) -> Result<Option<(usize, PublicKey)>, Failure> {
+            let places: Vec<Place> = places.iter().map(|text| place(text)).collect();
+            let found = self.read().find(Wanted { places: &places, target })?;
+            Ok(found.map(|found| (found.line, found.key)))
+        }
+    }
+
+    #[test]
+    fn one_place_in_every_form() {
+        for text in ["127.0.0.1:1", "[::ffff:127.0.0.1]:1", "[::ffff:7f00:1]:1"] {
+            assert_eq!(place(text), place("127.0.0.1:1"), "{text}");
+        }
+        assert_eq!(place("Host.Example.:1"), place("host.example:1"));
+        assert_eq!(place("[fe80::1%eth0]:1"), place("[fe80::1]:1"));
+        assert_eq!(place("[2001:DB8::0:1]:1"), place("[2001:db8::1]:1"));
+        assert_ne!(place("h:1"), place("h:2"));
+        assert_eq!(Place::of("::1", 1), place("[::1]:1"));
+        for wrong in ["", "h", "h:", ":1", "h:0", "h:65536", "[::1:1", "h:x"] {
+            assert_eq!(Place::parse(wrong), None, "{wrong}");
+        }
+    }
+
     #[test]
     fn keys_are_kept_and_replaced_and_remarks_stay() {
-        let dir = tempfile::tempdir().unwrap();
-        let known = KnownTargets { path: dir.path().join("deep/known-targets") };
-        assert_eq!(known.key_of("h:3260").unwrap(), None);
-        known.set("h:3260", &key(1)).unwrap();
-        known.set("[::1]:3260", &key(2)).unwrap();
-        known.set("h:3261", &key(3)).unwrap();
-        assert_eq!(known.key_of("H:3260").unwrap(), Some((1, key(1))));
-        assert_eq!(known.key_of("[::1]:3260").unwrap(), Some((2, key(2))));
-        let text = fs::read_to_string(&known.path).unwrap();
-        fs::write(&known.path, format!("# remark\n\n{text}")).unwrap();
-        known.set("h:3260", &key(4)).unwrap();
-        assert_eq!(known.key_of("h:3260").unwrap(), Some((3, key(4))));
-        let text = fs::read_to_string(&known.path).unwrap();
-        assert!(text.starts_with("# remark\n\n") && text.lines().count() == 5, "{text}");
-        assert_eq!(fs::metadata(&known.path).unwrap().permissions().mode() & 0o777, 0o600);
+        let files = Files::new("", "");
+        let set = |host: &str, addresses: &[&str], byte: u8| {
+            let addresses: Vec<Place> = addresses.iter().map(|text| place(text)).collect();
+            files.read().set(&place(host), &addresses, &key(byte)).unwrap();
+        };
+        assert_eq!(files.key_of(&["h:3260"], None).unwrap(), None);
+        set("h:3260", &["10.0.0.1:3260"], 1);
+        set("[::1]:3260", &["[::1]:3260"], 2);
+        assert_eq!(files.text("own"), format!("h:3260,10.0.0.1:3260 {}\n[::1]:3260 {}\n", key(1), key(2)));
+        assert_eq!(files.key_of(&["H:3260"], None).unwrap(), Some((1, key(1))));
+        assert_eq!(files.key_of(&["other:3260", "10.0.0.1:3260"], None).unwrap(), Some((1, key(1))));
+        assert_eq!(files.key_of(&["10.0.0.1:3261"], None).unwrap(), None);
+        fs::write(files.path("own"), format!("# remark\n\n{}", files.text("own"))).unwrap();
+        // Its address has been given to another name: both lines speak of one target.
+        set("new:3260", &["10.0.0.1:3260"], 4);
+        assert_eq!(files.key_of(&["h:3260"], None).unwrap(), Some((3, key(4))));
+        assert_eq!(files.key_of(&["new:3260"], None).unwrap(), Some((5, key(4))));
+        assert!(files.text("own").starts_with("# remark\n\n"), "{}", files.text("own"));
+        assert_eq!(fs::metadata(files.path("own")).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_line_of_an_older_release_gets_addresses_by_trusting_it_again() {
+        let files = Files::new(&format!("h:1 {}\n", key(1)), "");
+        files.read().set(&place("h:1"), &[place("10.0.0.1:1")], &key(1)).unwrap();
+        assert_eq!(files.text("own"), format!("h:1,10.0.0.1:1 {}\n", key(1)));
+    }
+
+    #[test]
+    fn lines_that_disagree_are_both_named() {
+        let (one, two) = (key(1), key(2));
+        let files = Files::new(
+            &format!("a:1 {one} iqn.2026-11.example:x\nb:1 {two}\nc:1,10.0.0.1:1 {one}\n"),
+            &format!("a:1 {one}\nd:1 {two} iqn.2026-11.example:y\n"),
+        );
+        // Two lines with one key agree.
+        assert_eq!(files.key_of(&["a:1", "10.0.0.1:1"], None).unwrap(), Some((1, one)));
+        for (places, target, lines) in [
+            (&["a:1", "b:1"][..], None, ["line 1 of", "line 2 of"]),
+            (&["b:1", "10.0.0.1:1"], None, ["line 2 of", "line 3 of"]),
+            (&["b:1"], Some("iqn.2026-11.example:x"), ["line 1 of", "line 2 of"]),
+            (&["a:1"], Some("iqn.2026-11.example:y"), ["line 1 of", "line 2 of"]),
+        ] {
+            let failure = files.key_of(places, target).unwrap_err();
+            assert_eq!(failure.exit, Exit::Authentication);
+            assert!(lines.iter().all(|line| failure.cause.contains(line)), "{failure}");
+            assert!(failure.cause.contains(&one.to_string()) && failure.cause.contains(&two.to_string()));
+        }
+        // By its name alone, wherever it is.
+        let by_name = files.key_of(&["elsewhere:9"], Some("iqn.2026-11.example:y")).unwrap();
+        assert_eq!(by_name, Some((2, two)));
+        assert_eq!(files.key_of(&["elsewhere:9"], Some("iqn.2026-11.example:z")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_targets_name_is_noted_once_where_its_key_stands() {
+        let files = Files::new(&format!("a:1 {}\nb:1 {}\n", key(1), key(2)), &format!("c:1 {}\n", key(3)));
+        let note = |host: &str, target: &str| {
+            let known = files.read();
+            let found = known.find(Wanted { places: &[place(host)], target: None }).unwrap().unwrap();
+            known.note(&found, &place(host), target).unwrap();
+        };
+        for _ in 0..2 {
+            note("b:1", "iqn.2026-11.example:x");
+        }
+        note("b:1", "iqn.2026-11.example:y");
+        let expected =
+            format!("a:1 {}\nb:1 {} iqn.2026-11.example:x iqn.2026-11.example:y\n", key(1), key(2));
+        assert_eq!(files.text("own"), expected);
+        // The host's file takes it if it can be written, and ours otherwise.
+        note("c:1", "iqn.2026-11.example:z");
+        assert_eq!(files.text("host"), format!("c:1 {} iqn.2026-11.example:z\n", key(3)));
+        let known = files.read();
+        let mut found = known.find(Wanted { places: &[place("a:1")], target: None }).unwrap().unwrap();
+        found.path = PathBuf::from("/proc/no-such/known-targets");
+        known.note(&found, &place("a:1"), "iqn.2026-11.example:w").unwrap();
+        assert!(files.text("own").starts_with(&format!("a:1 {} iqn.2026-11.example:w\n", key(1))));
+    }
+
+    #[test]
+    fn the_hosts_lines_are_changed_there() {
+        let files = Files::new("", &format!("h:1,10.0.0.1:1 {}\n", key(1)));
+        let failure = files.read().set(&place("other:1"), &[place("10.0.0.1:1")], &key(2)).unwrap_err();
+        assert!(failure.cause.contains("line 1 of") && failure.exit == Exit::Authentication, "{failure}");
+        assert_eq!(files.text("own"), "");
+        files.read().set(&place("other:1"), &[place("10.0.0.1:1")], &key(1)).unwrap();
+        assert_eq!(files.key_of(&["other:1"], None).unwrap(), Some((1, key(1))));
     }
 
     #[test]
@@ -155,13 +527,28 @@ mod tests {
         let good = key(1);
         let all = [
             ("h:1".to_owned(), "line 1 is not of the form"),
-            (format!("h:1 {good} more"), "line 1 is not of the form"),
+            (format!("h {good}"), "line 1 is not of the form"),
+            (format!("h:1, {good}"), "line 1 is not of the form"),
+            (format!("h:1 {good} more"), "line 1: 'more'"),
             (format!("a:1 {good}\nb:1 x"), "line 2: 'x' is not a public key"),
-            (format!("h:1 {good}\nH:1 {good}"), "h:1 has a key in line 1 and another in line 2"),
+            (format!("a:1{} {good}", ",10.0.0.1:1".repeat(17)), "line 1 has more than 16 addresses"),
         ];
         for (text, cause) in all {
-            let error = find(&text, "h:1").expect_err(cause);
+            let error = parse(&text).expect_err(cause);
             assert!(error.contains(cause), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_written_reads_the_same() {
+        let text =
+            format!("H:1,[::1]:1 {} iqn.2026-11.example:x\n# remark\n[fe80::1%2]:1 {}\n", key(1), key(2));
+        assert_eq!(reads_back(&text), Some(true));
+        assert_eq!(reads_back("x"), None);
+    }
+
+    #[test]
+    fn an_unspecified_address_is_itself() {
+        assert_eq!(Place::at(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 1))), place("[::]:1"));
     }
 }

@@ -20,18 +20,21 @@ use crate::context::Context;
 use crate::error::Failure;
 use crate::sys;
 
+/// Files of the host, whoever uses it.
+pub(crate) const HOST_DIRECTORY: &str = "/etc/hikyaku";
+
 /// A file of the configuration directory: `$XDG_CONFIG_HOME/hikyaku`, `/etc/hikyaku` for root, else `~/.config/hikyaku`.
 pub(crate) fn config_file(name: &str) -> Result<PathBuf, Failure> {
     let from = |name: &str| std::env::var_os(name).filter(|value| Path::new(value).is_absolute());
     let directory = if let Some(base) = from("XDG_CONFIG_HOME") {
         Path::new(&base).join("hikyaku")
     } else if sys::is_root() {
-        PathBuf::from("/etc/hikyaku")
+        PathBuf::from(HOST_DIRECTORY)
     } else if let Some(home) = from("HOME") {
         Path::new(&home).join(".config/hikyaku")
     } else {
         let cause = "neither XDG_CONFIG_HOME nor HOME is set";
-        return Err(Failure::failed("find the configuration directory", "", cause)
+        return Err(Failure::usage("find the configuration directory", "", cause)
             .hint("set XDG_CONFIG_HOME to a directory that survives restarts"));
     };
     Ok(directory.join(name))

@@ -540,6 +540,7 @@ impl Endpoint for NbdEndpoint {
         });
         vec![
             ("kind", "NBD export".to_owned()),
+            ("protection", "none".to_owned()),
             ("export name", self.uri.export.clone()),
             ("block sizes (minimum, preferred, maximum)", blocks),
             ("structured replies", yes(export.structured)),

@@ -144,7 +144,8 @@ impl Papers {
     /// What stands behind the URL of a LUN.
     fn options(&self, protection: Protection) -> String {
         match protection {
-            Protection::Plain => String::new(),
+            // Between namespaces our target insists on digests where nothing else protects.
+            Protection::Plain => "?header_digest=none&data_digest=none".to_owned(),
             Protection::Digests => "?header_digest=crc32c&data_digest=crc32c".to_owned(),
             Protection::Sealed(suite) | Protection::Late(suite) => {
                 format!(",identity={},peer-key={},suite={suite}", self.file("initiator"), self.target_key)

@@ -245,6 +245,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         let sealed = scene.sealed()?;
         scene.trust("127.0.0.1", sealed.port)?;
         let told = scene.ours(&["info", &lun("127.0.0.1", sealed.port), "--json"])?.success()?;
+        drop(sealed);
         // Another port is another host, as far as names and addresses go.
         let rogue = scene.rogue(free_port()?)?;
         let url = lun("127.0.0.1", rogue.port);

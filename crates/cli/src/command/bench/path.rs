@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
-use crate::units;
+use crate::{protection, units};
 
 /// Shapes that are tried where none is named.
 const BLOCKS: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
@@ -156,6 +156,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "backend": io.backend_name(),
             "write": args.write,
             "random": args.random,
+            "protection": rows.first().map(|row| &row.protection),
             "rows": rows.iter().map(Row::object).collect::<Vec<_>>(),
             "expect": words,
         }));
@@ -203,6 +204,7 @@ struct Row {
     target: Option<Usage>,
     /// Bytes that were compared.
     compared: Option<u64>,
+    protection: Value,
 }
 
 impl Row {
@@ -289,6 +291,7 @@ fn measure(
 ) -> Result<Row, Failure> {
     let mut endpoint = endpoint::attach(io, &[(named, medium)])?.remove(0);
     let size = endpoint.capability().size_bytes;
+    let protection = protection::of(&endpoint.facts());
     let plan = LoadPlan {
         block_bytes: block,
         depth,
@@ -318,6 +321,7 @@ fn measure(
             own: after.0.since(before.0),
             target: after.1.zip(before.1).map(|(after, before)| after.since(before)),
             compared,
+            protection,
         }
     };
     crate::command::copy::end(io, [endpoint]);
@@ -426,7 +430,15 @@ mod tests {
             let latency = mover::Latency { p50_us: p50, p99_us: 2 * p50, ..Default::default() };
             let figures =
                 LoadFigures { operations, duration: Duration::from_secs(1), latency, ..Default::default() };
-            Row { block, depth, figures, own: Usage::default(), target: None, compared: None }
+            Row {
+                block,
+                depth,
+                figures,
+                own: Usage::default(),
+                target: None,
+                compared: None,
+                protection: Value::Null,
+            }
         };
         let rows = [row(4096, 1, 10_000, 95), row(4096, 32, 100_000, 300), row(1 << 20, 32, 2000, 9000)];
         assert_eq!(

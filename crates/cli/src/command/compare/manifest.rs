@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::progress::Progress;
-use crate::{output, units};
+use crate::{output, protection, units};
 
 /// Areas listed in JSON, and shown to people.
 const AREAS_LISTED: usize = 1000;
@@ -40,6 +40,7 @@ pub(super) fn run(
         progress.finish();
         result
     };
+    let protection = protection::of(&endpoint.facts());
     copy::end(&mut io, [endpoint]);
     let found = result.map_err(|error| match &error {
         CopyError::Interrupted { .. } => context.stop.failure("finish comparing", disk.text.clone()),
@@ -52,7 +53,9 @@ pub(super) fn run(
         _ => Exit::Mismatch,
     };
     if args.json {
-        output::json(&object(&found, exit, &sums));
+        let mut object = object(&found, exit, &sums);
+        object["protection"] = protection;
+        output::json(&object);
     } else {
         tell(context, &found, exit, disk, plan.src_offset, sums.blake3());
     }

@@ -28,7 +28,7 @@ use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::progress::{Progress, Sample};
 use crate::sys::CpuTime;
-use crate::{output, units};
+use crate::{output, protection, units};
 
 /// Copy all of one endpoint to another, or a part of it
 ///
@@ -320,7 +320,8 @@ fn copy(
     match remote::copy(context, args, &mut io, &mut pair, [source, &destination], &mut kept, record) {
         Ok(Some(copied)) => {
             kept.finish(true)?;
-            let exit = copied.tell(context, args, pair.source_consistent, record);
+            let protection = protection::of_both(&*pair.source, &*pair.destination);
+            let exit = copied.tell(context, args, pair.source_consistent, protection, record);
             end(&mut io, [pair.source, pair.destination]);
             return Ok(exit);
         }
@@ -384,6 +385,7 @@ fn copy(
     let manifest = manifest::write(args, &pair, [source, &destination], report.sums.take())?;
     let object = record.outcome.insert(outcome::object(&report, cpu, source_consistent));
     offloaded.tell(object);
+    object["protection"] = protection::of_both(&*pair.source, &*pair.destination);
     object["snapshot"] = snapshot.map_or("none", Snapshot::name).into();
     object["manifest"] = manifest.as_ref().map(manifest::Written::object).into();
     if args.json {

@@ -268,9 +268,11 @@ impl Copied {
         context: &Context,
         args: &Args,
         source_consistent: bool,
+        protection: Value,
         record: &mut Record,
     ) -> Exit {
         let object = record.outcome.insert(self.object(source_consistent));
+        object["protection"] = protection;
         if args.json {
             output::json(object);
         } else if !context.quiet {

@@ -7,7 +7,8 @@ use std::fs::File;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-use mover::{CopyError, Report, copy_from_stream, copy_to_stream};
+use mover::{CopyError, copy_from_stream, copy_to_stream};
+use serde_json::Value;
 
 use super::offload::Offloading;
 use super::remote::RemoteCopy;
@@ -15,9 +16,9 @@ use super::{Args, journal, observe, outcome, refusals, report};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::output;
 use crate::progress::Progress;
 use crate::sys::CpuTime;
+use crate::{output, protection};
 
 /// Copies if one of the two is a stream.
 pub(super) fn copy(
@@ -53,9 +54,13 @@ pub(super) fn copy(
     };
     record.series.extend(progress.finish());
     let cpu = CpuTime::now().since(before);
+    let protection = protection::of(&end.facts());
     super::end(&mut io, [end]);
     let report = result.map_err(|error| failure(context, args, &error, [source, destination]))?;
-    tell(context, args, &report, cpu, source_consistent, to, record);
+    let mut object = outcome::object(&report, cpu, source_consistent);
+    object["protection"] = protection;
+    let object = record.outcome.insert(object);
+    tell(context, args, object, || outcome::sentence(&report, cpu), to);
     Ok(Some(Exit::Done))
 }
 
@@ -99,22 +104,13 @@ fn failure(context: &Context, args: &Args, error: &CopyError, [source, destinati
     }
 }
 
-fn tell(
-    context: &Context,
-    args: &Args,
-    report: &Report,
-    cpu: CpuTime,
-    source_consistent: bool,
-    to_stream: bool,
-    record: &mut report::Record,
-) {
-    let object = record.outcome.insert(outcome::object(report, cpu, source_consistent));
+fn tell(context: &Context, args: &Args, object: &Value, sentence: impl FnOnce() -> String, to_stream: bool) {
     let text = if args.json {
         object.to_string()
     } else if context.quiet {
         return;
     } else {
-        outcome::sentence(report, cpu)
+        sentence()
     };
     if to_stream {
         output::note(&text);

@@ -18,7 +18,7 @@ use crate::command::copy::{self, refusals};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::units;
+use crate::{protection, units};
 use engine::{Engine, Until};
 use journal::Journal;
 
@@ -118,6 +118,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let mut io = endpoint::event_loop()?;
     let mut clients = open(context, args, &mut io)?;
     let capability = clients[0].endpoint.capability().clone();
+    // The same for all: they differ in the initiator's name only.
+    let protection = protection::of(&clients[0].endpoint.facts());
     if capability.read_only && args.check.is_none() {
         return Err(Failure::refused("overwrite", args.endpoint.clone(), "it is read-only"));
     }
@@ -156,9 +158,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             for client in clients {
                 copy::end(&mut io, [client.endpoint]);
             }
-            Ok(verdict::tell(context, &header, &tally))
+            Ok(verdict::tell(context, &header, &tally, &protection))
         }
-        Err(failure) if failure.exit == Exit::Mismatch => Ok(verdict::tell(context, &header, &tally)),
+        Err(failure) if failure.exit == Exit::Mismatch => {
+            Ok(verdict::tell(context, &header, &tally, &protection))
+        }
         Err(mut failure) => {
             if failure.object.is_empty() {
                 failure.object = object;

@@ -1,6 +1,6 @@
 //! What the run found.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use torture::SECTOR_BYTES;
 use torture::history::{Fault, Violation};
 use torture::journal::Header;
@@ -49,7 +49,7 @@ fn word(fault: Fault) -> &'static str {
 }
 
 /// Says it, and returns the exit code.
-pub(super) fn tell(context: &Context, header: &Header, tally: &Tally) -> Exit {
+pub(super) fn tell(context: &Context, header: &Header, tally: &Tally, protection: &Value) -> Exit {
     let kept = tally.violations == 0;
     if context.json {
         let first = tally.first.iter().map(|violation| {
@@ -82,6 +82,7 @@ pub(super) fn tell(context: &Context, header: &Header, tally: &Tally) -> Exit {
             "sectors": tally.sectors,
             "sectors_judged": tally.judged,
             "violations": tally.violations,
+            "protection": protection,
             "first": first.collect::<Vec<_>>(),
         }));
     } else if kept {
