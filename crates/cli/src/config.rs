@@ -16,7 +16,7 @@ use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::Failure;
 use crate::state::parse_naa;
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
-use crate::{names, units};
+use crate::{names, trust, units};
 
 /// Read when `serve` gets neither endpoints nor `--config`.
 pub(crate) const DEFAULT_FILE: &str = "/etc/hikyaku/hikyaku.toml";
@@ -200,8 +200,7 @@ pub(crate) fn client_seal(path: &Path) -> Result<Option<usize>, Failure> {
     let text = match file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)? {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         result => result.map_err(|error| {
-            Failure::usage("read the configuration", object.clone(), error)
-                .hint("every user must be able to read it: its [client] part is for all of them")
+            Failure::usage("read the configuration", object.clone(), error).hint(trust::for_all_to_read(path))
         })?,
     };
     client_seal_of(&text).map_err(|(range, cause)| {

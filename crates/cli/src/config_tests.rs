@@ -168,5 +168,6 @@ fn the_clients_part_is_read_alone() {
         // What `serve` and `check` read is read by the same rules.
         assert!(Config::parse(&Context::default(), text).is_err(), "{text}");
     }
-    assert!(Config::parse(&Context::default(), "[client]\nseal = \"require\"\n").is_ok());
+    let whole = format!("[client]\nseal = \"require\"\n{GOOD}");
+    assert!(Config::parse(&Context::default(), &whole).is_ok());
 }

@@ -1,9 +1,9 @@
 //! The key pair of this host, and the keys that two peers share: one line of 44 characters each, as `wg genkey` and
 //! `wg genpsk` write them; lines that begin with `#` are remarks.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use node::Psk;
 use seal::{Identity, PublicKey};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::config_file;
 use super::file::{self, Keeping};
+use super::{config_file, make_directory};
 use crate::error::Failure;
 use crate::sys;
 
@@ -55,7 +55,7 @@ pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failur
     if file.is_none()
         && let Some(directory) = path.parent()
     {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+        make_directory(directory).map_err(failed)?;
     }
     let text = identity.to_text();
     let write = || -> io::Result<()> {
@@ -119,6 +119,7 @@ fn read_line(path: &Path, what: &str) -> Result<Zeroizing<String>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;

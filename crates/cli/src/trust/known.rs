@@ -11,14 +11,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use seal::PublicKey;
 
 use super::file::{self, Keeping, LIST_BYTES_MAX};
-use super::{HOST_DIRECTORY, config_file};
+use super::{HOST_DIRECTORY, config_file, for_all_to_read, make_directory};
 use crate::error::{Exit, Failure};
 use crate::names;
 use crate::sys::{self, Hold};
@@ -273,6 +273,9 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     match file::read_text(path, "the known targets", Keeping::Public, LIST_BYTES_MAX)? {
         Ok(text) => Ok(text.to_string()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && path.starts_with(HOST_DIRECTORY) => {
+            Err(failed(path, "read", error).hint(for_all_to_read(path)))
+        }
         Err(error) => Err(failed(path, "read", error)),
     }
 }
@@ -301,7 +304,7 @@ fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> 
 /// The lock is the file's neighbour: the file itself is replaced.
 fn lock(path: &Path, wait: Duration) -> io::Result<File> {
     let directory = path.parent().expect("a file in a directory");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    make_directory(directory)?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let lock = options.open(path.with_extension("lock"))?;

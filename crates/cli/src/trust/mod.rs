@@ -8,6 +8,9 @@ pub(crate) mod identity;
 pub(crate) mod known;
 pub(crate) mod peers;
 
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use node::SealPolicy;
@@ -38,6 +41,20 @@ pub(crate) fn config_file(name: &str) -> Result<PathBuf, Failure> {
             .hint("set XDG_CONFIG_HOME to a directory that survives restarts"));
     };
     Ok(directory.join(name))
+}
+
+/// Makes a directory of configuration where there is none: the user's for nobody else, the host's for every user to read.
+pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
+    let mode = if path == Path::new(HOST_DIRECTORY) { 0o755 } else { 0o700 };
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path)
+}
+
+/// What to type where a file of the host's configuration cannot be read by every user.
+pub(crate) fn for_all_to_read(path: &Path) -> String {
+    format!(
+        "sudo chmod 755 {HOST_DIRECTORY}; sudo chmod 644 {}: every user must be able to read it",
+        path.display()
+    )
 }
 
 /// What people compare by eye or over the telephone, in the form ssh gives it.

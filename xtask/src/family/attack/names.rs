@@ -4,6 +4,8 @@
 //! attacker would: no name may lead to a session with it, and its log must show no login.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -14,11 +16,13 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::harness::pdu::{Pdu, keys};
 use crate::harness::process::Surroundings;
 use crate::harness::{Cases, Context, Output, Running, find_program, free_port, program, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const IQN: &str = "iqn.2026-11.example.attack:names";
+const LOGIN_RESPONSE: u8 = 0x23;
 /// A user without rights and without a home directory.
 const NOBODY: u32 = 65534;
 /// What the C library, and through it the program, reads under `/etc`.
@@ -216,6 +220,34 @@ impl Drop for Namespace {
     }
 }
 
+/// A portal that sends every login on to a port of the loopback address. Its own port.
+fn redirector(to: u16) -> Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let port = listener.local_addr()?.port();
+    // Ends with this process: a blocked accept costs nothing.
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 48];
+            if stream.read_exact(&mut request).is_err() {
+                continue;
+            }
+            let length = u32::from_be_bytes([0, request[5], request[6], request[7]]) as usize;
+            let mut text = vec![0; length.next_multiple_of(4)];
+            if stream.read_exact(&mut text).is_err() {
+                continue;
+            }
+            // Status 0101, target moved temporarily.
+            let moved = keys(&[("TargetAddress", &format!("127.0.0.1:{to}"))]);
+            let mut response = Pdu::new(LOGIN_RESPONSE, 0).with_data(moved);
+            response.bhs[8..14].copy_from_slice(&request[8..14]);
+            response.bhs[16..20].copy_from_slice(&request[16..20]);
+            (response.bhs[36], response.bhs[37]) = (1, 1);
+            let _ = stream.write_all(&response.encode());
+        }
+    });
+    Ok(port)
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("names-every-spelling-of-the-address", || {
         let scene = Scene::new(context)?;
@@ -256,6 +288,13 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         let rogue_url = format!("{url},seal=off");
         scene.ours(&["info", &rogue_url])?.success()?;
         Ok(())
+    });
+    cases.check("names-a-known-address-behind-a-redirection", || {
+        let scene = Scene::new(context)?;
+        let rogue = scene.replaced("127.0.0.1")?;
+        let url = lun("127.0.0.1", redirector(rogue.port)?);
+        refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of"])?;
+        rogue.saw_no_login()
     });
     cases.check("names-disagreement-names-both-lines", || {
         let scene = Scene::new(context)?;
