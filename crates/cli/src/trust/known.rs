@@ -214,7 +214,8 @@ impl KnownTargets {
             match entries.iter_mut().find(|entry| entry.places[0] == *host) {
                 Some(entry) => entry.places.clone_from(&places),
                 None => {
-                    entries.push(Entry { line: 0, places: places.clone(), key: *key, targets: Vec::new() })
+                    let targets = Vec::new();
+                    entries.push(Entry { line: 0, places: places.clone(), key: *key, targets });
                 }
             }
         })
@@ -236,7 +237,7 @@ impl KnownTargets {
             let same = entries.iter().position(|entry| proven(entry) && entry.line == found.line);
             match same.or_else(|| entries.iter().position(proven)) {
                 Some(at) if entries[at].targets.len() < TARGETS_MAX => {
-                    entries[at].targets.push(target.to_owned())
+                    entries[at].targets.push(target.to_owned());
                 }
                 Some(_) => {}
                 None => entries.push(Entry {

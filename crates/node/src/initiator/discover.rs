@@ -72,13 +72,16 @@ pub fn discover(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<Target>
     Ok(targets.into_iter().map(target).collect())
 }
 
+/// What is known of a session: names and values.
+pub type SessionFacts = Vec<(&'static str, String)>;
+
 /// The LUNs of the target that `url` names, and what is known of the session with it, as of an endpoint's
 /// [`facts`](block::Endpoint::facts).
 pub fn list_luns(
     io: &mut Io,
     url: &Url,
     options: &Options,
-) -> Result<(Vec<LunInfo>, Vec<(&'static str, String)>), OpenError> {
+) -> Result<(Vec<LunInfo>, SessionFacts), OpenError> {
     let target = url.target.clone().ok_or_else(|| OpenError::Usage(format!("{url} names no target")))?;
     let mut talk = Talk::begin(io, url, options, Some(&target))?;
     let list = talk.command(0, cdb::report_luns(ANSWER_BYTES))?.unwrap_or_default();

@@ -24,7 +24,7 @@ mod setup;
 mod trust;
 mod url;
 
-pub use discover::{LunInfo, Target, discover, list_luns};
+pub use discover::{LunInfo, SessionFacts, Target, discover, list_luns};
 pub use enquire::enquire;
 pub use iscsi::params::DigestPolicy;
 pub use medium::IscsiMedium;
