@@ -38,6 +38,7 @@ pub(crate) const NOP_IN: u8 = 0x20;
 pub(crate) const SCSI_RESPONSE: u8 = 0x21;
 const LOGIN_RESPONSE: u8 = 0x23;
 pub(crate) const DATA_IN: u8 = 0x25;
+const TASK_MANAGEMENT_RESPONSE: u8 = 0x22;
 const LOGOUT_RESPONSE: u8 = 0x26;
 pub(crate) const R2T: u8 = 0x31;
 pub(crate) const ASYNC: u8 = 0x32;
@@ -163,6 +164,17 @@ pub(crate) struct Answer {
     pub(crate) status: u8,
     pub(crate) sense: Vec<u8>,
     pub(crate) data: Vec<u8>,
+    /// Residual count: positive for an overflow, negative for an underflow.
+    pub(crate) residual: i64,
+}
+
+impl Answer {
+    /// Key, additional sense code and qualifier of sense data in fixed format; zeros where there is none.
+    pub(crate) fn sense_codes(&self) -> [u8; 3] {
+        // The data segment of a response is SenseLength and sense.
+        let byte = |at: usize| self.sense.get(2 + at).copied().unwrap_or_default();
+        [byte(2) & 0x0f, byte(12), byte(13)]
+    }
 }
 
 /// A session in full feature phase.
@@ -190,6 +202,11 @@ impl Session {
         Self::login_over(stream, Some(sealed), url, initiator, isid)
     }
 
+    /// A connection whose login the caller makes, PDU by PDU.
+    pub(crate) fn bare(stream: TcpStream) -> Self {
+        Self { stream, seal: None, cmd_sn: 1, exp_stat_sn: 0, itt: 2, block_bytes: 512 }
+    }
+
     /// The login itself; the connection stands, and what protects it.
     pub(crate) fn login_over(
         stream: TcpStream,
@@ -198,7 +215,7 @@ impl Session {
         initiator: &str,
         isid: [u8; 6],
     ) -> Result<Self> {
-        let mut session = Self { stream, seal, cmd_sn: 1, exp_stat_sn: 0, itt: 2, block_bytes: 512 };
+        let mut session = Self { seal, ..Self::bare(stream) };
         let mut operational = false;
         for _ in 0..ROUNDS_MAX {
             let mut request = login_request(url, initiator, isid, operational);
@@ -285,7 +302,12 @@ impl Session {
                     place.copy_from_slice(&pdu.data);
                     if pdu.bhs[1] & 1 != 0 {
                         self.exp_stat_sn = pdu.get(24).wrapping_add(1);
-                        return Ok(Answer { status: pdu.bhs[3], sense: Vec::new(), data });
+                        return Ok(Answer {
+                            status: pdu.bhs[3],
+                            sense: Vec::new(),
+                            data,
+                            residual: residual(&pdu),
+                        });
                     }
                 }
                 R2T if own => {
@@ -295,7 +317,8 @@ impl Session {
                 SCSI_RESPONSE if own => {
                     self.exp_stat_sn = pdu.get(24).wrapping_add(1);
                     ensure!(pdu.bhs[2] == 0, "response code {:#x}", pdu.bhs[2]);
-                    return Ok(Answer { status: pdu.bhs[3], sense: pdu.data, data });
+                    let (status, residual) = (pdu.bhs[3], residual(&pdu));
+                    return Ok(Answer { status, sense: pdu.data, data, residual });
                 }
                 NOP_IN | ASYNC => self.on_unasked(&pdu)?,
                 other => bail!("opcode {other:#x} (ours: {own}) answers command {:#x}", cdb[0]),
@@ -352,6 +375,27 @@ impl Session {
         bail!("command {:#x} meets nothing but unit attentions", cdb[0])
     }
 
+    /// A task management function, as an immediate command; returns the response code.
+    pub(crate) fn manage(&mut self, function: u8, lun: u64) -> Result<u8> {
+        let mut pdu = Pdu::new(TASK_MANAGEMENT | IMMEDIATE, 0x80 | function);
+        pdu.bhs[9] = lun as u8;
+        let itt = self.next_itt();
+        pdu.set(16, itt).set(20, u32::MAX).set(24, self.cmd_sn).set(28, self.exp_stat_sn);
+        self.send(&pdu)?;
+        for _ in 0..ROUNDS_MAX {
+            let answer = self.receive()?;
+            match answer.opcode() {
+                TASK_MANAGEMENT_RESPONSE if answer.get(16) == itt => {
+                    self.exp_stat_sn = answer.get(24).wrapping_add(1);
+                    return Ok(answer.bhs[2]);
+                }
+                NOP_IN | ASYNC => self.on_unasked(&answer)?,
+                other => bail!("opcode {other:#x} answers task management {function}"),
+            }
+        }
+        bail!("no answer to task management {function}")
+    }
+
     /// READ(10).
     pub(crate) fn read(&mut self, lun: u64, lba: u32, blocks: u16) -> Result<Vec<u8>> {
         self.good(lun, &cdb10(0x28, lba, blocks), usize::from(blocks) * self.block_bytes, &[])
@@ -384,6 +428,16 @@ impl Session {
             }
         }
         bail!("no answer to the logout")
+    }
+}
+
+/// The residual of a response or of the last Data-In (RFC 7143 §11.4.5).
+fn residual(pdu: &Pdu) -> i64 {
+    let count = i64::from(pdu.get(44));
+    match pdu.bhs[1] & 0x06 {
+        0x04 => count,
+        0x02 => -count,
+        _ => 0,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Protection that was asked for and negotiated away by one flipped bit; commands of odd lengths.
 
+mod target;
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -17,6 +19,7 @@ const BYTES: u64 = 8 << 20;
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     initiator(context, cases);
+    target::examine(context, cases);
     Ok(())
 }
 
