@@ -147,22 +147,36 @@ impl Span {
         result
     }
 
-    /// The bytes, if they lie in memory: all but those of a file.
-    pub fn memory(&self) -> Option<&[u8]> {
+    /// The bytes, if they stay as they are while the span is held: those of a pool's area. What belongs to storage changes when
+    /// that is written, and has to be [fetched](Span::fetch) by whoever must see each byte once.
+    pub fn steady(&self) -> Option<&[u8]> {
         match &*self.area {
-            Area::Pooled { .. } | Area::Stored(_) => Some(self.as_slice()),
-            Area::File(_) => None,
+            Area::Pooled { .. } => Some(self.as_slice()),
+            Area::Stored(_) | Area::File(_) => None,
         }
     }
 
-    /// Copies out of the span from `offset`, wherever the bytes lie. Errors are those of reading a file; `UnexpectedEof` where
+    /// Copies out of the span from `offset`, wherever the bytes lie, each once. Errors are those of reading a file; `UnexpectedEof` where
     /// it has shrunk.
     pub fn fetch(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
-        let Area::File(file) = &*self.area else {
-            self.read(offset, into);
-            return Ok(());
-        };
         assert!(offset <= self.len() && into.len() <= self.len() - offset, "fetch outside the span");
+        let file = match &*self.area {
+            Area::Pooled { .. } => {
+                self.read(offset, into);
+                return Ok(());
+            }
+            Area::Stored(_) => {
+                // SAFETY: the range was checked, and lies in a region that lives as long as `self`; `into` is a buffer of the
+                // caller's. Another thread may write the storage meanwhile, as any READ may race with a WRITE: no reference to
+                // these bytes is made, and what arrives in `into` is some mixture of old and new that stays as it is.
+                unsafe {
+                    let from = self.as_ptr().add(offset);
+                    std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
+                }
+                return Ok(());
+            }
+            Area::File(file) => file,
+        };
         let mut done = 0;
         while done < into.len() {
             let rest = &mut into[done..];
@@ -240,7 +254,7 @@ mod tests {
         file.write_all(&bytes).unwrap();
         let span = Span::of_file(Rc::new(file.try_clone().unwrap().into()), bytes.len());
         let part = span.slice(1000, 5000).slice(500, 4000);
-        assert!(part.memory().is_none());
+        assert!(part.steady().is_none());
         let mut into = [0; 100];
         part.fetch(3900, &mut into).unwrap();
         assert_eq!(into, bytes[5400..5500]);

@@ -112,11 +112,12 @@ impl Outgoing {
         pieces.map(|piece| self.length(piece)).sum::<usize>() - self.sent.1
     }
 
-    /// The bytes that come next, as far as they lie together in memory; `None` when nothing is left, or only a file has them.
+    /// The bytes that come next, as far as they lie together in a buffer; `None` when nothing is left, or they are the
+    /// storage's own ([`Span::steady`]).
     pub fn front(&self) -> Option<&[u8]> {
         let bytes = match self.pieces.get(self.sent.0)? {
             Piece::Bytes { start, end } => &self.bytes[*start..*end],
-            Piece::Span(span) => span.memory()?,
+            Piece::Span(span) => span.steady()?,
         };
         Some(&bytes[self.sent.1..])
     }

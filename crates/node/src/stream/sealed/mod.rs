@@ -66,10 +66,11 @@ fn broken(_: Broken) -> Fatal {
     Fatal::Protocol("the seal is broken: not what the peer sent, or not the peer")
 }
 
-/// Seals `plain` into bytes of the same length, in one pass from where it lies in memory; from a file it is first fetched there:
-/// then it lies in the cache. Errors are those of [`Span::fetch`].
+/// Seals `plain` into bytes of the same length: in one pass from a buffer of ours. What belongs to storage is first fetched, and
+/// sealed where it then lies, in the cache: another session may write it meanwhile, and a cipher that reads a byte twice would
+/// make ciphertext and tag of two different ones. Errors are those of [`Span::fetch`].
 fn seal_unit(sealer: &mut Sealer, plain: &Span, sealed: &mut [u8]) -> std::io::Result<Descriptor> {
-    if let Some(plain) = plain.memory() {
+    if let Some(plain) = plain.steady() {
         return Ok(sealer.seal_into(plain, sealed));
     }
     plain.fetch(0, sealed)?;

@@ -4,8 +4,10 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use area::{Pool, PoolLimits, Span};
+use area::{Pool, PoolLimits, Region, Span};
 use io::{Event as IoEvent, Io, Owner};
 use iscsi::initiator::{self, Command, Direction};
 use iscsi::login::initiator as login;
@@ -16,6 +18,7 @@ use iscsi::target::{self, AuthRequirement, Completion, Policy};
 use iscsi::wire::{Attribute, Isid};
 use seal::{Channel, Identity, Responder, Suite};
 
+use super::seal_unit;
 use crate::reassembly::Advance;
 use crate::stream::{Operation, Stream, sealed_segment_max};
 
@@ -312,6 +315,36 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
     assert_eq!(initiator.stream.waiting_bytes(), 0, "every one was sent, or dropped with its task");
     assert_eq!(stalls > 0, hogged, "{stalls} stalls");
     assert_eq!(generations > 20, rekey_every > 0, "{generations} generations");
+}
+
+/// A WRITE of another session changes what storage has lent while it is sealed.
+#[test]
+fn what_storage_lends_opens_although_it_is_written_meanwhile() {
+    const BYTES: usize = 64 << 10;
+    for suite in Suite::ALL {
+        let (mut reader, mut target) = channels(suite);
+        let region = Arc::new(Region::new(BYTES, true).unwrap());
+        let (stored, ends) = (Span::stored(Arc::clone(&region)), AtomicBool::new(false));
+        assert!(stored.steady().is_none(), "it is never sealed from where it lies");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let stored = Span::stored(Arc::clone(&region));
+                for value in (0..=255).cycle() {
+                    if ends.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    stored.fill(0, &[value; BYTES]);
+                }
+            });
+            let mut sealed = vec![0; BYTES];
+            let opened = (0..200).all(|_| {
+                let descriptor = seal_unit(&mut target.sealer, &stored, &mut sealed).unwrap();
+                reader.opener.open_unit(&descriptor, &mut sealed).is_ok()
+            });
+            ends.store(true, Ordering::Relaxed);
+            assert!(opened, "{}: a unit does not open", suite.name());
+        });
+    }
 }
 
 #[test]
