@@ -126,7 +126,7 @@ fn disk(mut source: Source<'_>) {
 }
 
 fn answer(unit: &mut LogicalUnit, cdb: &[u8]) -> (u8, Vec<u8>, Vec<u8>) {
-    let outcome = match unit.command(NEXUS, cdb, &[0]) {
+    let outcome = match unit.command(NEXUS, scsi::Rights::ReadWrite, cdb, &[0]) {
         Step::Done(outcome) => outcome,
         Step::Media(media) => unit.finish(NEXUS, &media, Ok(())),
         Step::Collect { .. } | Step::Copy(_) => panic!("a question has no parameters"),

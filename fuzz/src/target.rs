@@ -69,6 +69,8 @@ struct Session {
     now: Duration,
     tasks: HashMap<u32, Task>,
     management: Vec<ManagementId>,
+    /// Whether the next management function is carried out.
+    carries_out: bool,
     text: Vec<TextId>,
     /// Commands sent under a tag and not answered: more answers than that are wrong.
     unanswered: HashMap<Itt, u32>,
@@ -118,6 +120,7 @@ impl Session {
             now: NOW,
             tasks: HashMap::new(),
             management: Vec::new(),
+            carries_out: true,
             text: Vec::new(),
             unanswered: HashMap::new(),
             r2ts: Vec::new(),
@@ -263,7 +266,14 @@ impl Session {
                     assert!(known.hands == Hands::Machine, "a task in the edge's hands ended by itself");
                     assert!(self.receiving != Some(task.0), "its buffer is being received into");
                 }
-                Event::TaskManagement { request, .. } => self.management.push(request),
+                Event::TaskManagement { request, .. } => {
+                    // Some are refused, by rules that are not the machine's.
+                    if self.carries_out {
+                        self.machine.carry_out(request);
+                    }
+                    self.carries_out = !self.carries_out;
+                    self.management.push(request);
+                }
                 Event::SendTargets { request, .. } => self.text.push(request),
                 Event::Logout { .. } => {}
                 Event::Close => self.closed = true,

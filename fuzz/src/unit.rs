@@ -8,7 +8,8 @@ use scsi::limits::{
     UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX,
 };
 use scsi::{
-    CopyEnd, LbaExtent, LogicalUnit, Media, MediaError, MediaOp, Outcome, Sense, Status, Step, UnitConfig,
+    CopyEnd, LbaExtent, LogicalUnit, Media, MediaError, MediaOp, Outcome, Rights, Sense, Status, Step,
+    UnitConfig,
 };
 
 use crate::{Source, heap};
@@ -111,8 +112,10 @@ fn block(source: &mut Source<'_>) -> Vec<u8> {
 fn command(unit: &mut LogicalUnit, nexus: u64, source: &mut Source<'_>) {
     let cdb = block(source);
     let inventory: Vec<u64> = (0..source.below(40) as u64).map(|lun| lun << 48).collect();
-    let mut next = unit.command(nexus, &cdb, &inventory);
-    if let Step::Collect { bytes } = next {
+    let rights = source.pick(&[Rights::ReadWrite, Rights::ReadWrite, Rights::ReadOnly]);
+    let mut next = unit.command(nexus, rights, &cdb, &inventory);
+    if let Step::Collect { bytes, list_bytes } = next {
+        assert!(bytes <= list_bytes);
         assert!((1..=PARAMETER_LIST_MAX_BYTES).contains(&bytes));
         // Of an overlong list a command takes only as much as can mean something.
         let told = cdb::data_bytes(&cdb, unit.config().block_size);
@@ -122,24 +125,25 @@ fn command(unit: &mut LogicalUnit, nexus: u64, source: &mut Source<'_>) {
         if source.rarely(8) {
             unit.reset(None);
         }
-        next = unit.parameters(nexus, &cdb, &list(source, bytes));
+        next = unit.parameters(nexus, rights, &cdb, &list(source, bytes));
     }
     match next {
         Step::Done(outcome) => answered(&cdb, unit.config().block_size, &outcome),
-        Step::Media(media) => work(unit, nexus, &cdb, &media, source),
-        Step::Copy(list) => copy(unit, nexus, &list, source),
+        Step::Media(media) => work(unit, (nexus, rights), &cdb, &media, source),
+        Step::Copy(list) => copy(unit, (nexus, rights), &list, source),
         Step::Collect { .. } => panic!("asks for the parameters again"),
     }
 }
 
 /// A copy that the device server has taken apart is within its bounds, and ends.
-fn copy(unit: &mut LogicalUnit, nexus: u64, list: &CopyList, source: &mut Source<'_>) {
+fn copy(unit: &mut LogicalUnit, (nexus, rights): (u64, Rights), list: &CopyList, source: &mut Source<'_>) {
     assert!(list.cscds.len() <= COPY_CSCDS_MAX && list.segments.len() <= COPY_SEGMENTS_MAX);
     for cscd in &list.cscds {
         unit.is_named(cscd);
         let (lba, blocks) = (u64::from(source.number()), u64::from(source.u16()));
-        let fits = unit.copies(nexus, CopyEnd::Destination, cscd, lba, blocks);
-        assert!(fits.is_err() || lba + blocks <= unit.config().blocks && !unit.config().read_only);
+        let fits = unit.copies((nexus, rights), CopyEnd::Destination, cscd, lba, blocks);
+        let may = rights == Rights::ReadWrite && !unit.config().read_only;
+        assert!(fits.is_err() || lba + blocks <= unit.config().blocks && may);
     }
     let failure = CopyFailure { segment: source.u16(), fault: CopyFault::Device };
     let result = if source.flag() { Ok(u64::from(source.number()) << 20) } else { Err(failure) };
@@ -222,11 +226,17 @@ fn answered(cdb: &[u8], block_size: u32, outcome: &Outcome) {
 }
 
 /// What holds of all work for the storage: its blocks exist, and it may be done.
-fn work(unit: &mut LogicalUnit, nexus: u64, cdb: &[u8], media: &Media, source: &mut Source<'_>) {
+fn work(
+    unit: &mut LogicalUnit,
+    (nexus, rights): (u64, Rights),
+    cdb: &[u8],
+    media: &Media,
+    source: &mut Source<'_>,
+) {
     let config = unit.config().clone();
     let inside = |lba: u64, blocks: u64| lba <= config.blocks && blocks <= config.blocks - lba;
     assert!(matches!(media.op, MediaOp::Unmap { .. }) || inside(media.lba, media.blocks), "{media:?}");
-    assert!(!(config.read_only && media.writes()), "{media:?}");
+    assert!(!(media.writes() && (config.read_only || rights == Rights::ReadOnly)), "{media:?}");
     assert!(!unit.lost_data(), "work for storage that lost data");
     let transfer_max = u64::from(config.max_transfer_bytes / config.block_size);
     match &media.op {
@@ -272,7 +282,6 @@ fn work(unit: &mut LogicalUnit, nexus: u64, cdb: &[u8], media: &Media, source: &
             MediaError::NotReady { ascq: 1 },
             MediaError::Hardware,
             MediaError::FlushFailed,
-            MediaError::DataOutSize,
         ];
         let result = if source.rarely(4) { Err(source.pick(&errors)) } else { Ok(()) };
         unit.finish(nexus, media, result)

@@ -116,7 +116,10 @@ impl Storage {
                     assert!(!self.jobs.contains(&task), "a task in the edge's hands ended by itself");
                     buffers.remove(&task.0);
                 }
-                target::Event::TaskManagement { request, .. } => self.management.push(request),
+                target::Event::TaskManagement { request, .. } => {
+                    machine.carry_out(request);
+                    self.management.push(request);
+                }
                 target::Event::SendTargets { .. } => unreachable!("nobody asks"),
                 target::Event::Logout { .. } => {}
                 target::Event::Close => self.closed = true,

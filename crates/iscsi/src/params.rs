@@ -59,7 +59,9 @@ pub enum DigestPolicy {
     /// None preferred, CRC32C permitted.
     #[default]
     Allow,
-    /// CRC32C preferred, None permitted.
+    /// CRC32C preferred: offered first, and of a peer's list with both the only one permitted, whatever comes first
+    /// there (§6.2.1: a responder takes the first value that it "is allowed to use for the specific originator"). Of a
+    /// list without it, None is permitted.
     Prefer,
     /// CRC32C only.
     Require,
@@ -315,6 +317,11 @@ impl Key {
         KEYS[self as usize].1
     }
 
+    /// Whether it is one of RFC 3720's, which everyone knows; the others came later.
+    const fn is_mandatory(self) -> bool {
+        !matches!(self, Self::TaskReporting | Self::ProtocolLevel)
+    }
+
     const fn bit(self) -> u32 {
         1 << self as u32
     }
@@ -452,6 +459,9 @@ impl Negotiation {
             }
             return Ok(());
         };
+        if value == NOT_UNDERSTOOD && self.role == Role::Target && key.is_mandatory() {
+            return Err(NegotiationError::NotUnderstood(name.to_owned()));
+        }
         if key == Key::MaxRecvDataSegmentLength {
             return self.on_max_recv_data_segment_length(value, answers);
         }
@@ -508,9 +518,12 @@ impl Negotiation {
         let answer = match key {
             Key::HeaderDigest | Key::DataDigest => {
                 let policy = if key == Key::HeaderDigest { params.header_digest } else { params.data_digest };
-                let Some(choice) =
-                    parse_list(value).filter_map(parse_digest).find(|&digest| policy.permits(digest))
-                else {
+                let mut permitted = parse_list(value).filter_map(parse_digest).filter(|d| policy.permits(*d));
+                let choice = match policy {
+                    DigestPolicy::Prefer => permitted.max(),
+                    _ => permitted.next(),
+                };
+                let Some(choice) = choice else {
                     // Nothing in common; the default None is what we would be left with.
                     if !policy.permits(false) {
                         return Err(NegotiationError::NoAgreement(key.name()));

@@ -821,6 +821,7 @@ fn abort_task_waits_for_the_edge() {
         panic!()
     };
     assert_eq!((function, referenced), (TmFunction::AbortTask, Some(task)));
+    target.machine.carry_out(request);
     assert!(target.machine.is_aborted(task));
     target.machine.complete_management(request, TmResult::Complete);
     target.silent();
@@ -864,6 +865,28 @@ fn abort_task_unknown() {
 }
 
 #[test]
+fn a_function_that_is_refused_ends_no_task() {
+    let mut target = Target::new(OPEN_KEYS);
+    target.answer = Answer::Wait;
+    let command = target.cmd(1);
+    target.command(command, &[]).unwrap();
+    for (function, itt) in [(TmFunction::LogicalUnitReset, 100), (TmFunction::TargetWarmReset, 101)] {
+        target.manage(function, itt, u32::MAX, CmdSn(0));
+        let Some(Event::TaskManagement { request, .. }) = target.log.pop() else { panic!() };
+        target.machine.complete_management(request, TmResult::AuthorizationFailed);
+        target.flush();
+        assert_eq!(target.managed(), TmResult::AuthorizationFailed);
+        assert!(!target.machine.is_aborted(TaskId(0)));
+        // Too late.
+        target.machine.carry_out(request);
+        assert!(!target.machine.is_aborted(TaskId(0)));
+    }
+    target.machine.complete(TaskId(0), Completion::default());
+    target.flush();
+    assert_eq!(target.response().itt, Itt(1));
+}
+
+#[test]
 fn lun_reset_takes_this_lun_s_tasks_only() {
     let mut target = Target::new(OPEN_KEYS);
     target.answer = Answer::Wait;
@@ -876,6 +899,7 @@ fn lun_reset_takes_this_lun_s_tasks_only() {
     assert_eq!(tasks, [TaskId(0), TaskId(1)]);
     target.manage(TmFunction::LogicalUnitReset, 100, u32::MAX, CmdSn(0));
     let Some(Event::TaskManagement { request, .. }) = target.log.pop() else { panic!() };
+    target.machine.carry_out(request);
     target.machine.abort(TaskId(0));
     target.machine.complete_management(request, TmResult::Complete);
     target.silent();
@@ -977,6 +1001,12 @@ fn text_keys_and_limits() {
     let (response, data) = target.text_response();
     assert!(response.is_final);
     assert_eq!(data, b"SendTargets=Reject\0X-foo=NotUnderstood\0");
+    // What the login has settled stays as it is.
+    for (key, value) in [("DataDigest", "None"), ("InitiatorName", "iqn.2000-01.a:b"), ("AuthMethod", "None")]
+    {
+        target.text(1, Ttt::RESERVED, true, false, format!("{key}={value}\0").as_bytes()).unwrap();
+        assert_eq!(target.text_response().1, format!("{key}=Reject\0").as_bytes());
+    }
     target.text(2, Ttt::RESERVED, true, false, b"SendTargets=\0").unwrap();
     assert!(matches!(target.log.pop(), Some(Event::SendTargets { scope: Scope::This, .. })));
     target.text(3, Ttt(77), true, false, b"SendTargets=\0").unwrap();

@@ -32,4 +32,4 @@ pub use lun::no_unit;
 pub use media::{Compare, LbaExtent, Media, MediaError, MediaOp, Range};
 pub use outcome::{Outcome, Status, Step};
 pub use sense::{Sense, SenseKey, Specific};
-pub use unit::{CopyEnd, LogicalUnit, NexusId, UnitConfig};
+pub use unit::{CopyEnd, LogicalUnit, NexusId, Rights, UnitConfig};

@@ -134,16 +134,22 @@ impl Media {
         }
     }
 
-    /// Whether a data-out buffer of `offered` bytes can serve. READ, WRITE and friends live with any size (the
-    /// difference is a residual, the blocks for which no data came are left alone). A pattern can not be
-    /// half there: WRITE SAME needs exactly one block, or nothing at all together with UNMAP, which then means
-    /// zeros (as libiscsi and old Linux send it). If this says no, finish with [`MediaError::DataOutSize`].
+    /// Whether a data-out buffer of `offered` bytes can serve. If not, nothing is transferred and the command ends with
+    /// [`LogicalUnit::misfit`](crate::LogicalUnit::misfit).
+    ///
+    /// A buffer that is longer than needed serves where its first bytes are the data; what is beyond is a residual. One
+    /// that is shorter serves a write in whole blocks: those are written, the rest is a residual. Half a block is not
+    /// written, a comparison needs all of its data, and a pattern cannot be half there: WRITE SAME needs exactly one
+    /// block, or nothing at all together with UNMAP, which then means zeros (as libiscsi and old Linux send it).
     pub const fn accepts_data_out(&self, offered: u64, block_size: u32) -> bool {
+        let (block, needed) = (block_size as u64, self.data_out_bytes(block_size));
         match self.op {
-            MediaOp::WriteSame { unmap, zero: false, .. } => {
-                offered == block_size as u64 || (unmap && offered == 0)
+            MediaOp::Write { .. } | MediaOp::WriteVerify { .. } => {
+                offered >= needed || offered.is_multiple_of(block)
             }
-            MediaOp::Verify { compare: Compare::One } => offered == block_size as u64,
+            MediaOp::Verify { compare: Compare::Each } => offered >= needed,
+            MediaOp::Verify { compare: Compare::One } => offered == block,
+            MediaOp::WriteSame { unmap, zero: false, .. } => offered == block || (unmap && offered == 0),
             _ => true,
         }
     }
@@ -208,6 +214,4 @@ pub enum MediaError {
     /// this command, and once for the next flush of every other nexus. The storage goes on; what is written again
     /// and flushed is safe.
     CacheLost,
-    /// The data-out buffer can not serve, see [`Media::accepts_data_out`]: ILLEGAL REQUEST 24h/00h.
-    DataOutSize,
 }

@@ -112,10 +112,13 @@ impl Outcome {
 pub enum Step {
     /// Nothing: answer the initiator with this.
     Done(Outcome),
-    /// Gather this many bytes of data-out, then call [`LogicalUnit::parameters`](crate::LogicalUnit::parameters)
-    /// with the same CDB. Never more than [`PARAMETER_LIST_MAX_BYTES`](crate::limits::PARAMETER_LIST_MAX_BYTES).
+    /// Gather data-out, then call [`LogicalUnit::parameters`](crate::LogicalUnit::parameters) with the same CDB. If the
+    /// initiator offers less than the list has, end the command with [`LogicalUnit::misfit`](crate::LogicalUnit::misfit).
     Collect {
         /// PARAMETER LIST LENGTH of the CDB.
+        list_bytes: u32,
+        /// How much of that to gather: all of it, but never more than
+        /// [`PARAMETER_LIST_MAX_BYTES`](crate::limits::PARAMETER_LIST_MAX_BYTES).
         bytes: u32,
     },
     /// Let the storage act, then call [`LogicalUnit::finish`](crate::LogicalUnit::finish).

@@ -146,6 +146,10 @@ impl Sense {
     pub const NO_UNIT: Self = Self::new(SenseKey::IllegalRequest, 0x25, 0x00);
     /// INVALID COMMAND OPERATION CODE; also what an unknown service action gets.
     pub const INVALID_OPCODE: Self = Self::new(SenseKey::IllegalRequest, 0x20, 0x00);
+    /// ACCESS DENIED - NO ACCESS RIGHTS.
+    pub const ACCESS_DENIED: Self = Self::new(SenseKey::IllegalRequest, 0x20, 0x02);
+    /// INVALID FIELD IN COMMAND INFORMATION UNIT: the transport's expected length is not that of the CDB.
+    pub const COMMAND_IU: Self = Self::new(SenseKey::IllegalRequest, 0x0e, 0x03);
     /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
     pub const OUT_OF_RANGE: Self = Self::new(SenseKey::IllegalRequest, 0x21, 0x00);
     /// PARAMETER LIST LENGTH ERROR.
@@ -303,10 +307,12 @@ impl Sense {
             (0x0d, 0x01) => "THIRD PARTY DEVICE FAILURE",
             (0x0d, 0x02) => "COPY TARGET DEVICE NOT REACHABLE",
             (0x0d, 0x03) => "INCORRECT COPY TARGET DEVICE TYPE",
+            (0x0e, 0x03) => "INVALID FIELD IN COMMAND INFORMATION UNIT",
             (0x11, 0x00) => "UNRECOVERED READ ERROR",
             (0x1a, 0x00) => "PARAMETER LIST LENGTH ERROR",
             (0x1d, 0x00) => "MISCOMPARE DURING VERIFY OPERATION",
             (0x20, 0x00) => "INVALID COMMAND OPERATION CODE",
+            (0x20, 0x02) => "ACCESS DENIED - NO ACCESS RIGHTS",
             (0x21, 0x00) => "LOGICAL BLOCK ADDRESS OUT OF RANGE",
             (0x24, 0x00) => "INVALID FIELD IN CDB",
             (0x25, 0x00) => "LOGICAL UNIT NOT SUPPORTED",

@@ -20,8 +20,8 @@ use crate::chap::{Algorithm, Algorithms, CHALLENGE_LENGTH_MAX, Challenge, Entrop
 use crate::name::{IscsiName, TargetAddress};
 use crate::params::{self, Negotiated, Negotiation, NegotiationError, Params, Role, SessionType};
 use crate::text::{
-    self, Collector, REJECT, Segments, TEXT_BEFORE_AUTHENTICATION_MAX, TEXT_MAX, TextError, parse_binary,
-    parse_list, parse_number,
+    self, Collector, NOT_UNDERSTOOD, REJECT, Segments, TEXT_BEFORE_AUTHENTICATION_MAX, TEXT_MAX, TextError,
+    parse_binary, parse_list, parse_number,
 };
 use crate::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn, VERSION};
 
@@ -577,6 +577,10 @@ impl Negotiating {
                     if !is_first {
                         return Err(LoginStatus::InitiatorError);
                     }
+                }
+                // Keys of ours that every initiator knows (§13).
+                "TargetAddress" | "TargetAlias" | "TargetPortalGroupTag" if pair.value == NOT_UNDERSTOOD => {
+                    return Err(LoginStatus::InitiatorError);
                 }
                 // For the full feature phase, or for the other direction.
                 "SendTargets" | "TargetAddress" | "TargetAlias" | "TargetPortalGroupTag" => {

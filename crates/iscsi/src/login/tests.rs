@@ -209,8 +209,8 @@ fn combination(
     let crc = match (initiator_digest, target_digest) {
         (DigestPolicy::Off, _) | (_, DigestPolicy::Off) => false,
         (DigestPolicy::Require, _) | (_, DigestPolicy::Require) => true,
-        // The offering side's order decides.
-        (preference, _) => preference == DigestPolicy::Prefer,
+        // The offering side's order decides, unless the other side prefers CRC32C.
+        (offer, answer) => offer == DigestPolicy::Prefer || answer == DigestPolicy::Prefer,
     };
     assert_eq!((i.negotiated.header_digest, i.negotiated.data_digest), (crc, crc));
     let user = (auth != Auth::None).then(|| "alice".to_owned());

@@ -165,7 +165,11 @@ fn digest_policies() {
         (Off, "CRC32C,None", Some("None")),
         (Off, "CRC32C", Some("Reject")),
         (Allow, "CRC32C,None", Some("CRC32C")),
-        (Prefer, "None,CRC32C", Some("None")),
+        (Prefer, "None,CRC32C", Some("CRC32C")),
+        (Prefer, "CRC32C,None", Some("CRC32C")),
+        (Prefer, "None", Some("None")),
+        (Prefer, "None,CRC32C,X-other", Some("CRC32C")),
+        (Prefer, "X-other", Some("Reject")),
         (Require, "None,CRC32C", Some("CRC32C")),
         (Require, "None", None),
     ] {
@@ -183,6 +187,19 @@ fn digest_policies() {
     // Required and never mentioned.
     let silent = target(Params { data_digest: Require, ..Params::default() });
     assert_eq!(silent.finish(), Err(NegotiationError::NoAgreement("DataDigest")));
+}
+
+#[test]
+fn a_standard_key_is_understood_by_everyone_rfc7143_6_2() {
+    for (_, name, _) in KEYS {
+        let expected = match name {
+            "TaskReporting" | "iSCSIProtocolLevel" => None,
+            _ => Some(NegotiationError::NotUnderstood(name.to_owned())),
+        };
+        let mut negotiation = target(Params::default());
+        let offered = negotiation.on_pair(name, NOT_UNDERSTOOD, &mut Vec::new());
+        assert_eq!(offered.err(), expected, "{name}");
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Task management, logout and pings at the target.
 //!
 //! RFC 7143 §4.2.3 and §11.5. Semantics are those of TaskReporting=RFC3720: aborted tasks answer nothing, and the
-//! response of the function comes after the last word of every task it concerned. We do not wait for the Data-Out that
+//! response of the function comes after the last word of every task it concerned. Whether the initiator may have a function
+//! carried out is the edge's to say, which knows its rights: until [`Connection::carry_out`] nothing has happened, and a
+//! function that is refused (response 6) ends no task. We do not wait for the Data-Out that
 //! an aborted task's R2Ts still ask for (§4.2.3.3 a): initiators exist that stop sending, and would wait for us in turn.
 //! Such data goes by instead, its task being unknown.
 
@@ -22,10 +24,32 @@ pub struct ManagementId(u8);
 #[derive(Debug)]
 pub(super) struct Management {
     itt: Itt,
+    /// The tasks of this session that it concerns.
+    concerns: Concerns,
     /// Tasks it marked that have not ended.
     tasks: u32,
     /// The edge's answer, held until `tasks` is 0.
     result: Option<TmResult>,
+}
+
+/// Which tasks of its own session a function ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Concerns {
+    None,
+    Task(Itt),
+    Unit(u64),
+    All,
+}
+
+impl Concerns {
+    fn covers(self, task: &super::task::Task) -> bool {
+        match self {
+            Self::None => false,
+            Self::Task(itt) => task.itt == itt,
+            Self::Unit(lun) => task.lun == lun,
+            Self::All => true,
+        }
+    }
 }
 
 impl Connection {
@@ -49,25 +73,21 @@ impl Connection {
                 self.answer(request.itt, TmResult::Rejected)
             };
         };
-        let lun = request.lun;
-        match request.function {
-            TmFunction::AbortTask => self.on_abort_task(id, &request),
+        let concerns = match request.function {
+            TmFunction::AbortTask => return self.on_abort_task(id, &request),
             TmFunction::AbortTaskSet | TmFunction::ClearTaskSet | TmFunction::LogicalUnitReset => {
-                self.begin(id, &request, |task| task.lun == lun, None);
-                Ok(())
+                Concerns::Unit(request.lun)
             }
-            TmFunction::TargetWarmReset | TmFunction::TargetColdReset => {
-                self.begin(id, &request, |_| true, None);
-                Ok(())
+            TmFunction::TargetWarmReset | TmFunction::TargetColdReset => Concerns::All,
+            TmFunction::ClearAca => Concerns::None,
+            TmFunction::TaskReassign => {
+                return self.answer(request.itt, TmResult::ReassignmentNotSupported);
             }
-            TmFunction::ClearAca => {
-                self.begin(id, &request, |_| false, None);
-                Ok(())
-            }
-            TmFunction::TaskReassign => self.answer(request.itt, TmResult::ReassignmentNotSupported),
             // RFC 7144's come with iSCSIProtocolLevel 2 only, which we do not offer.
-            _ => self.answer(request.itt, TmResult::NotSupported),
-        }
+            _ => return self.answer(request.itt, TmResult::NotSupported),
+        };
+        self.begin(id, &request, concerns, None);
+        Ok(())
     }
 
     /// §11.6.1, ABORT TASK.
@@ -79,8 +99,8 @@ impl Connection {
             }
             let edge_holds = matches!(task.state, State::Offered | State::Owned);
             if edge_holds {
-                let itt = request.referenced_task_tag;
-                self.begin(id, request, |task| task.itt == itt, Some(TaskId(slot)));
+                let concerns = Concerns::Task(request.referenced_task_tag);
+                self.begin(id, request, concerns, Some(TaskId(slot)));
                 return Ok(());
             }
             self.mark(slot, 0);
@@ -100,28 +120,30 @@ impl Connection {
         self.answer(request.itt, TmResult::TaskDoesNotExist)
     }
 
-    /// Marks the tasks concerned and asks the edge.
-    fn begin(
-        &mut self,
-        id: usize,
-        request: &TmRequest,
-        concerns: impl Fn(&super::task::Task) -> bool,
-        referenced: Option<TaskId>,
-    ) {
-        let slots: Vec<u32> =
-            self.tasks.live_slots().filter(|(_, task)| concerns(task)).map(|(slot, _)| slot).collect();
-        let tasks = u32::try_from(slots.len()).expect("slots are few");
-        self.management[id] = Some(Management { itt: request.itt, tasks, result: None });
-        for slot in slots {
-            // A second request may concern a task that the first one marked: both wait for it.
-            self.mark(slot, 1 << id);
-        }
+    /// Asks the edge.
+    fn begin(&mut self, id: usize, request: &TmRequest, concerns: Concerns, referenced: Option<TaskId>) {
+        self.management[id] = Some(Management { itt: request.itt, concerns, tasks: 0, result: None });
         self.events.push_back(Event::TaskManagement {
             request: ManagementId(u8::try_from(id).expect("few")),
             function: request.function,
             lun: request.lun,
             referenced,
         });
+    }
+
+    /// The initiator may have this function carried out: marks the tasks of this session that it concerns. To be called at
+    /// [`Event::TaskManagement`], once, before [`Connection::complete_management`]; without it nothing is aborted.
+    pub fn carry_out(&mut self, request: ManagementId) {
+        let id = usize::from(request.0);
+        let Some(management) = &mut self.management[id] else { return };
+        let concerns = std::mem::replace(&mut management.concerns, Concerns::None);
+        let slots: Vec<u32> =
+            self.tasks.live_slots().filter(|(_, task)| concerns.covers(task)).map(|(slot, _)| slot).collect();
+        management.tasks += u32::try_from(slots.len()).expect("slots are few");
+        for slot in slots {
+            // A second request may concern a task that the first one marked: both wait for it.
+            self.mark(slot, 1 << id);
+        }
     }
 
     /// Answers [`Event::TaskManagement`]. The response goes out when, besides, every task that the request marked has
@@ -146,7 +168,7 @@ impl Connection {
     }
 
     fn answer_management(&mut self, id: usize) {
-        if let Some(Management { itt, tasks: 0, result: Some(result) }) = self.management[id] {
+        if let Some(Management { itt, tasks: 0, result: Some(result), .. }) = self.management[id] {
             self.management[id] = None;
             self.push_reserved(Control::Management { itt, result });
         }

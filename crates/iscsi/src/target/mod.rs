@@ -131,8 +131,9 @@ pub enum Event {
         /// Its slot.
         task: TaskId,
     },
-    /// A task management function; answered by [`Connection::complete_management`]. Tasks of this session that
-    /// it concerns are marked aborted already ([`Connection::is_aborted`]).
+    /// A task management function; answered by [`Connection::complete_management`]. If the initiator may have it carried
+    /// out, [`Connection::carry_out`] comes first: it marks the tasks of this session aborted that the function concerns
+    /// ([`Connection::is_aborted`]).
     TaskManagement {
         /// Names the request.
         request: ManagementId,

@@ -22,6 +22,51 @@ pub enum Scope {
     Named(IscsiName),
 }
 
+/// What a text request of the full feature phase may say with a key: the whole table, everything else changes nothing.
+/// None of them needs more than the session: what SendTargets names is chosen by the edge, of what the initiator may log in
+/// to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Appendix C: all targets in a discovery session, this one in a normal session, or one by name.
+    Targets,
+    /// §13.12: declared, not negotiated, and in any phase.
+    Declare,
+    /// Settled by the login, for as long as the session lives (§6.2: "not renegotiated").
+    Settled,
+}
+
+const KEYS: [(&str, Use); 29] = [
+    ("SendTargets", Use::Targets),
+    ("MaxRecvDataSegmentLength", Use::Declare),
+    ("AuthMethod", Use::Settled),
+    ("CHAP_A", Use::Settled),
+    ("CHAP_I", Use::Settled),
+    ("CHAP_C", Use::Settled),
+    ("CHAP_N", Use::Settled),
+    ("CHAP_R", Use::Settled),
+    ("DataDigest", Use::Settled),
+    ("DataPDUInOrder", Use::Settled),
+    ("DataSequenceInOrder", Use::Settled),
+    ("DefaultTime2Retain", Use::Settled),
+    ("DefaultTime2Wait", Use::Settled),
+    ("ErrorRecoveryLevel", Use::Settled),
+    ("FirstBurstLength", Use::Settled),
+    ("HeaderDigest", Use::Settled),
+    ("ImmediateData", Use::Settled),
+    ("InitialR2T", Use::Settled),
+    ("InitiatorAlias", Use::Settled),
+    ("InitiatorName", Use::Settled),
+    ("MaxBurstLength", Use::Settled),
+    ("MaxConnections", Use::Settled),
+    ("MaxOutstandingR2T", Use::Settled),
+    ("SessionType", Use::Settled),
+    ("TargetAlias", Use::Settled),
+    ("TargetName", Use::Settled),
+    ("TargetPortalGroupTag", Use::Settled),
+    ("TaskReporting", Use::Settled),
+    ("iSCSIProtocolLevel", Use::Settled),
+];
+
 /// Names a text request that waits for the edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TextId(u32);
@@ -92,8 +137,8 @@ impl Connection {
         let mut answers = Vec::new();
         let mut scope = None;
         for pair in pairs {
-            match pair.key {
-                "SendTargets" => {
+            match KEYS.iter().find(|(key, _)| *key == pair.key).map(|(_, allowed)| allowed) {
+                Some(Use::Targets) => {
                     let asked = match pair.value {
                         "All" if self.discovery => Some(Scope::All),
                         "" if !self.discovery => Some(Scope::This),
@@ -104,8 +149,7 @@ impl Connection {
                         _ => text::emit(pair.key, REJECT, &mut answers),
                     }
                 }
-                // §13.12: declared, not negotiated, and in any phase.
-                "MaxRecvDataSegmentLength" => {
+                Some(Use::Declare) => {
                     let length = text::parse_number(pair.value).and_then(|length| u32::try_from(length).ok());
                     match length {
                         Some(length) if (SEGMENT_LENGTH_MIN..=SEGMENT_LENGTH_MAX).contains(&length) => {
@@ -114,7 +158,8 @@ impl Connection {
                         _ => text::emit(pair.key, REJECT, &mut answers),
                     }
                 }
-                key => text::emit(key, NOT_UNDERSTOOD, &mut answers),
+                Some(Use::Settled) => text::emit(pair.key, REJECT, &mut answers),
+                None => text::emit(pair.key, NOT_UNDERSTOOD, &mut answers),
             }
         }
         match scope {

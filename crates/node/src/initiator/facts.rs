@@ -38,6 +38,7 @@ pub(super) fn facts(disk: &Disk, session: Option<&Known>) -> Vec<(&'static str, 
         facts.push(("maximum transfer length", format!("{} blocks", limits.transfer_max_blocks)));
         facts.push(("maximum unmap LBA count", format!("{} blocks", limits.unmap_max_blocks)));
     }
+    facts.push(("access", if disk.write_protected { "ro" } else { "rw" }.into()));
     facts.push(("FUA", disk.fua.to_string()));
     facts.push(("WCE", disk.write_cache.to_string()));
     // By WP of MODE SENSE, which a target may set for one initiator and not for another.

@@ -19,7 +19,7 @@ use iscsi::params::DigestPolicy;
 use iscsi::target::{self as machine, Event, ManagementId};
 use iscsi::wire::{Isid, LoginStatus};
 use mutant::Mutant;
-use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Sense, Step};
+use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Rights, Sense, Step};
 use seal::PublicKey;
 
 use super::ahead::{AHEAD, Ahead, Extent};
@@ -63,6 +63,17 @@ pub(super) struct Context<'a> {
     pub(super) send_bytes: usize,
 }
 
+/// A unit that a session sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// The LUN field that names it.
+    pub(super) wire: u64,
+    /// Index into the server's LUNs.
+    pub(super) lun: usize,
+    /// What the session may do with it.
+    pub(super) rights: Rights,
+}
+
 /// What the login settled.
 pub(super) struct Session {
     pub(super) nexus: NexusId,
@@ -70,22 +81,20 @@ pub(super) struct Session {
     pub(super) target: Option<usize>,
     pub(super) initiator: String,
     user: Option<String>,
-    /// LUNs it sees: wire value and index into the server's.
-    luns: Vec<(u64, usize)>,
+    pub(super) luns: Vec<Seen>,
     /// The same as REPORT LUNS wants it.
     inventory: Vec<u64>,
-    pub(super) read_only: bool,
 }
 
 impl Session {
-    /// The units it sees.
-    pub(super) fn units(&self) -> impl Iterator<Item = usize> {
-        self.luns.iter().map(|(_, lun)| *lun)
+    /// The unit behind a LUN field.
+    pub(super) fn seen(&self, wire: u64) -> Option<Seen> {
+        self.luns.iter().find(|seen| seen.wire == wire).copied()
     }
 
-    /// The unit behind a LUN field.
-    pub(super) fn lun(&self, wire: u64) -> Option<usize> {
-        self.luns.iter().find(|(known, _)| *known == wire).map(|(_, lun)| *lun)
+    /// What it may do with a unit that it sees.
+    pub(super) fn rights(&self, lun: usize) -> Option<Rights> {
+        self.luns.iter().find(|seen| seen.lun == lun).map(|seen| seen.rights)
     }
 }
 
@@ -103,6 +112,8 @@ pub(super) struct Task {
     /// Index into the server's LUNs.
     pub(super) lun: usize,
     cdb: [u8; 16],
+    /// Length of the parameter list that it takes; 0: none.
+    list_bytes: u32,
     media: Option<Media>,
     pub(super) buffer: Option<Span>,
     /// Bytes of buffers it has taken.
@@ -123,6 +134,7 @@ impl Task {
         Self {
             lun,
             cdb,
+            list_bytes: 0,
             media: None,
             buffer: None,
             charged: 0,
@@ -256,8 +268,8 @@ impl Connection {
     /// The last act of a connection that is over.
     pub(super) fn end(self, shared: &Shared) {
         if let Some(session) = &self.session {
-            for (_, lun) in &session.luns {
-                shared.luns[*lun].detach(session.nexus);
+            for seen in &session.luns {
+                shared.luns[seen.lun].detach(session.nexus);
             }
             let counters = self.stream.counters();
             tracing::info!(
@@ -485,7 +497,7 @@ impl Connection {
                         Err(LoginStatus::ServiceUnavailable.into())
                     } else {
                         login::policy(&context.shared.config, &identity, self.proven(context.shared))
-                            .map(|policy| self.within_seal(policy))
+                            .map(|policy| self.as_protected(context.shared, policy))
                     };
                     if let Err(refusal) = &policy {
                         let reason = format!("{}: {:?}", identity.initiator_name, refusal.status);
@@ -515,13 +527,17 @@ impl Connection {
         }
     }
 
-    /// What is negotiated within a seal: no digests, and segments that its heads can describe.
-    fn within_seal(&self, mut policy: machine::Policy) -> machine::Policy {
+    /// What is negotiated, by what protects the connection. Within a seal: no digests, and segments that its heads can
+    /// describe. Where nothing protects it beyond this machine, CRC32C is chosen of every list that has it: TCP's checksum
+    /// misses errors, and nothing else would show them. An initiator that offers None alone gets that.
+    fn as_protected(&self, shared: &Shared, mut policy: machine::Policy) -> machine::Policy {
+        let params = &mut policy.params;
         if let Protection::Sealed { unit, .. } = self.protection {
-            let params = &mut policy.params;
             (params.header_digest, params.data_digest) = (DigestPolicy::Off, DigestPolicy::Off);
             let segment_max = &mut params.max_recv_data_segment_length;
             *segment_max = sealed_segment_max(unit).min(*segment_max);
+        } else if shared.config.tls.is_none() && !self.peer.ip().to_canonical().is_loopback() {
+            (params.header_digest, params.data_digest) = (DigestPolicy::Prefer, DigestPolicy::Prefer);
         }
         policy
     }
@@ -550,14 +566,15 @@ impl Connection {
         let peer = self.proven(context.shared);
         let entry =
             found.and_then(|(_, target)| login::entry(target, &pending.initiator, peer).ok().flatten());
-        let mut luns: Vec<(u64, usize)> = Vec::new();
+        let mut luns: Vec<Seen> = Vec::new();
         if let Some((index, _)) = found {
             luns.extend(context.shared.target_luns[index].iter().filter_map(|&index| {
                 let lun = &context.shared.luns[index];
-                login::sees(entry, peer, lun.config.lun).then_some((lun.wire, index))
+                let rights = login::rights(entry, peer, lun.config.lun)?;
+                Some(Seen { wire: lun.wire, lun: index, rights })
             }));
         }
-        let exclusive = luns.iter().map(|(_, lun)| *lun);
+        let exclusive = luns.iter().map(|seen| seen.lun);
         let claim = Claim {
             initiator: pending.initiator.clone(),
             isid: pending.isid,
@@ -569,8 +586,8 @@ impl Connection {
         };
         match context.shared.sessions.claim(claim) {
             Admission::Granted { tsih, nexus, former } => {
-                for (_, lun) in &luns {
-                    let mut unit = context.shared.luns[*lun].unit();
+                for seen in &luns {
+                    let mut unit = context.shared.luns[seen.lun].unit();
                     unit.attach(nexus, former);
                     defects::claim_kept(&mut unit, nexus);
                 }
@@ -583,9 +600,8 @@ impl Connection {
                     target: found.map(|(index, _)| index),
                     initiator: pending.initiator,
                     user: pending.user,
-                    inventory: luns.iter().map(|(wire, _)| *wire).collect(),
+                    inventory: luns.iter().map(|seen| seen.wire).collect(),
                     luns,
-                    read_only: entry.is_some_and(|entry| entry.read_only),
                 });
                 self.machine.accept_session(tsih);
             }
@@ -632,7 +648,7 @@ impl Connection {
 
     fn on_command(&mut self, context: &mut Context<'_>, command: &machine::Command) {
         let session = self.session.as_ref().expect("commands come after the login");
-        let Some(lun) = session.lun(command.lun) else {
+        let Some(Seen { lun, rights, .. }) = session.seen(command.lun) else {
             let outcome = scsi::no_unit(&command.cdb, &session.inventory);
             return self.answer(context, command.task, command.cdb, &outcome);
         };
@@ -641,7 +657,7 @@ impl Connection {
             return self.answer(context, command.task, command.cdb, &Outcome::busy());
         }
         let step = match unit.working_unit() {
-            Some(mut working) => working.command(session.nexus, &command.cdb, &session.inventory),
+            Some(mut working) => working.command(session.nexus, rights, &command.cdb, &session.inventory),
             None => {
                 let outcome = Outcome::check(Sense::INTERNAL);
                 return self.answer(context, command.task, command.cdb, &outcome);
@@ -670,24 +686,24 @@ impl Connection {
         let task = self.tasks[id.index()].as_mut().expect("a task under way");
         match step {
             Step::Done(outcome) => self.finish(context, id, &outcome),
-            Step::Collect { bytes } => {
-                let offered = command.map_or(0, data_out_offered);
-                self.collect(context, id, bytes.min(offered));
+            Step::Collect { list_bytes, bytes } => {
+                task.list_bytes = list_bytes;
+                if command.map_or(0, data_out_offered) < list_bytes {
+                    return self.misfit(context, id, list_bytes.into());
+                }
+                self.collect(context, id, bytes);
             }
             Step::Copy(list) => self.copy(context, id, list),
             Step::Media(media) => {
                 let session = self.session.as_ref().expect("logged in");
                 let lun = &context.shared.luns[task.lun];
                 if media.writes() {
-                    if session.read_only {
-                        return self.finish_media(context, id, &media, Err(MediaError::ReadOnly));
-                    }
                     lun.note_writer(session.nexus, &session.initiator);
                 }
                 let out = media.data_out_bytes(lun.block_size);
                 let offered = command.map_or(0, data_out_offered);
                 if command.is_some() && !media.accepts_data_out(u64::from(offered), lun.block_size) {
-                    return self.finish_media(context, id, &media, Err(MediaError::DataOutSize));
+                    return self.misfit(context, id, out);
                 }
                 task.media = Some(media);
                 let wanted = out.min(u64::from(offered)) as u32;
@@ -698,6 +714,13 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// Ends a command whose data-out has a length that cannot serve. The residual says by how much it differs from `needed`.
+    fn misfit(&mut self, context: &mut Context<'_>, id: TaskId, needed: u64) {
+        let lun = self.tasks[id.index()].as_ref().expect("a task under way").lun;
+        let outcome = context.shared.luns[lun].unit().misfit();
+        self.finish_with(id, &outcome, 0, needed);
     }
 
     /// Takes a buffer and lets the data-out come.
@@ -730,10 +753,11 @@ impl Connection {
         if task.media.is_some() {
             return self.start(context, id);
         }
-        let nexus = self.session.as_ref().expect("logged in").nexus;
+        let session = self.session.as_ref().expect("logged in");
+        let rights = session.rights(task.lun).expect("its command was let through");
         let list = task.buffer.take();
         let bytes = list.as_ref().map(Span::as_slice).unwrap_or_default();
-        let step = context.shared.luns[task.lun].unit().parameters(nexus, &task.cdb, bytes);
+        let step = context.shared.luns[task.lun].unit().parameters(session.nexus, rights, &task.cdb, bytes);
         self.on_step(context, id, step, None);
     }
 
@@ -883,7 +907,8 @@ impl Connection {
 
     /// Ends a command with what the device server says.
     pub(super) fn finish(&mut self, context: &mut Context<'_>, id: TaskId, outcome: &Outcome) {
-        let mut length = 0;
+        let task = self.tasks[id.index()].as_ref().expect("a task under way");
+        let (mut length, mut transfer) = (0, u64::from(task.list_bytes));
         if !outcome.data.is_empty() {
             if !self.take_buffer(context.io, id, outcome.data.len()) {
                 return self.finish_with(id, &Outcome::task_set_full(), 0, 0);
@@ -891,8 +916,9 @@ impl Connection {
             let buffer = self.tasks[id.index()].as_ref().and_then(|task| task.buffer.as_ref());
             buffer.expect("just taken").fill(0, &outcome.data);
             length = outcome.data.len() as u64;
+            transfer = length;
         }
-        self.finish_with(id, outcome, length, length);
+        self.finish_with(id, outcome, length, transfer);
     }
 
     /// Tells the machine: `data_in` bytes of the task's buffer go to the initiator, `transfer` bytes is what SCSI

@@ -10,7 +10,7 @@ use iscsi::machine::TaskId;
 use scsi::copy::{CopyFailure, CopyFault, CopyList};
 use scsi::{CopyEnd, Outcome};
 
-use super::connection::{Connection, Context, Phase, Session};
+use super::connection::{Connection, Context, Phase, Seen, Session};
 use super::copier::{Order, Run};
 use super::media::Job;
 use super::server::Shared;
@@ -95,10 +95,10 @@ impl Connection {
 
 /// What the list comes to: stretches between units of this session.
 fn plan(shared: &Shared, session: &Session, list: &CopyList) -> Result<Vec<Run>, CopyFailure> {
-    let found: Vec<Option<usize>> = list
+    let found: Vec<Option<Seen>> = list
         .cscds
         .iter()
-        .map(|cscd| session.units().find(|lun| shared.luns[*lun].unit().is_named(cscd)))
+        .map(|cscd| session.luns.iter().find(|seen| shared.luns[seen.lun].unit().is_named(cscd)).copied())
         .collect();
     let mut runs: Vec<Run> = Vec::new();
     for (index, segment) in list.segments.iter().enumerate() {
@@ -107,8 +107,8 @@ fn plan(shared: &Shared, session: &Session, list: &CopyList) -> Result<Vec<Run>,
         let end = |id: u16| {
             let cscd = list.cscds.get(usize::from(id)).filter(|cscd| !cscd.null);
             let cscd = cscd.ok_or(fail(CopyFault::NoDescriptor))?;
-            let lun = found[usize::from(id)].ok_or(fail(CopyFault::NotReachable))?;
-            Ok((cscd, lun, u64::from(shared.luns[lun].block_size)))
+            let seen = found[usize::from(id)].ok_or(fail(CopyFault::NotReachable))?;
+            Ok((cscd, seen, u64::from(shared.luns[seen.lun].block_size)))
         };
         let (from, source, source_block) = end(segment.source)?;
         let (to, destination, destination_block) = end(segment.destination)?;
@@ -117,17 +117,16 @@ fn plan(shared: &Shared, session: &Session, list: &CopyList) -> Result<Vec<Run>,
         if !bytes.is_multiple_of(source_block) || !bytes.is_multiple_of(destination_block) {
             return Err(fail(CopyFault::Inexact));
         }
-        if session.read_only {
-            return Err(fail(CopyFault::Device));
-        }
-        let check = |lun: usize, end, cscd, lba, block| {
-            shared.luns[lun].unit().copies(session.nexus, end, cscd, lba, bytes / block).map_err(fail)
+        let check = |seen: Seen, end, cscd, lba, block| {
+            let unit = shared.luns[seen.lun].unit();
+            unit.copies((session.nexus, seen.rights), end, cscd, lba, bytes / block).map_err(fail)
         };
         check(source, CopyEnd::Source, from, segment.source_lba, source_block)?;
         check(destination, CopyEnd::Destination, to, segment.destination_lba, destination_block)?;
         if bytes == 0 {
             continue;
         }
+        let (source, destination) = (source.lun, destination.lun);
         let source_offset = segment.source_lba * source_block;
         let destination_offset = segment.destination_lba * destination_block;
         match runs.last_mut() {

@@ -78,7 +78,7 @@ impl Connection {
 /// Says to a new nexus that it was here before.
 pub(super) fn claim_kept(unit: &mut LogicalUnit, nexus: NexusId) {
     if mutant::is_on(Mutant::ClaimKept) {
-        let _ = unit.command(nexus, cdb::test_unit_ready().as_bytes(), &[]);
+        let _ = unit.command(nexus, scsi::Rights::ReadWrite, cdb::test_unit_ready().as_bytes(), &[]);
         unit.attach(nexus, Some(nexus));
     }
 }

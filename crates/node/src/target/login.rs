@@ -7,6 +7,7 @@ use iscsi::login::target::{AuthRequirement, ChapPolicy, Identity, Policy, Refusa
 use iscsi::name::TargetAddress;
 use iscsi::params::{Params, SessionType};
 use iscsi::wire::LoginStatus;
+use scsi::Rights;
 
 use super::config::{AclEntry, ChapAccount, Peer, ServerConfig, TargetConfig};
 use super::lun::PORTAL_GROUP_TAG;
@@ -102,11 +103,15 @@ pub(super) fn entry<'a>(
     target.access.initiators.iter().find(fits).map(Some).ok_or(Denied)
 }
 
-/// Whether an initiator sees a LUN: both its entry and its key allow it.
-pub(super) fn sees(entry: Option<&AclEntry>, peer: Option<&Peer>, lun: u16) -> bool {
+/// What an initiator may do with a LUN; `None`: it does not see it. Both its entry and its key must allow it to be seen.
+pub(super) fn rights(entry: Option<&AclEntry>, peer: Option<&Peer>, lun: u16) -> Option<Rights> {
     let by_entry = entry.and_then(|entry| entry.luns.as_ref());
     let by_key = peer.and_then(|peer| peer.luns.as_ref());
-    [by_entry, by_key].into_iter().flatten().all(|luns| luns.contains(&lun))
+    if !by_entry.into_iter().chain(by_key).all(|luns| luns.contains(&lun)) {
+        return None;
+    }
+    let read_only = entry.is_some_and(|entry| entry.read_only);
+    Some(if read_only { Rights::ReadOnly } else { Rights::ReadWrite })
 }
 
 fn accounts<'a>(target: &'a TargetConfig, entry: Option<&'a AclEntry>) -> Vec<&'a ChapAccount> {
@@ -320,9 +325,13 @@ mod tests {
             assert_eq!(refusal.status, LoginStatus::AuthorizationFailure);
         }
         let entry = entry(&keyed, me, Some(&p)).unwrap();
-        let seen = |peer| (0..4).filter(|lun| sees(entry, peer, *lun)).collect::<Vec<_>>();
+        let seen = |peer| (0..4).filter(|lun| rights(entry, peer, *lun).is_some()).collect::<Vec<_>>();
         assert_eq!(seen(Some(&p)), [0, 1]);
         assert_eq!(seen(Some(&q)), [1], "the entry's and the key's");
+        assert_eq!(rights(entry, Some(&p), 0), Some(Rights::ReadWrite));
+        let read_only = AclEntry { read_only: true, ..entry.unwrap().clone() };
+        assert_eq!(rights(Some(&read_only), Some(&p), 0), Some(Rights::ReadOnly));
+        assert_eq!(rights(Some(&read_only), Some(&p), 2), None);
     }
 
     #[test]

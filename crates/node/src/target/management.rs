@@ -1,7 +1,8 @@
 //! Task management beyond one session: who must end what before the answer (RFC 7143 §11.5, SAM-5 7).
 //!
-//! The machine has already marked the tasks of its own session, and itself holds the response until they have
-//! ended. What concerns other sessions goes to every thread as one [`AbortGroup`]; each task that is still with an
+//! [`reach`] is the table of what each function ends, and [`judge`] decides by it whether the session may have it carried out:
+//! who ends what others do must be allowed to write there, and who does not see a unit does not reach it. What is refused ends
+//! nothing. What is carried out the machine marks in its own session, and itself holds the response until those tasks have ended. What concerns other sessions goes to every thread as one [`AbortGroup`]; each task that is still with an
 //! endpoint holds it, and when the last lets go the request is answered.
 
 use std::sync::Arc;
@@ -9,10 +10,58 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use iscsi::target::ManagementId;
 use iscsi::wire::{TmFunction, TmResult};
+use scsi::Rights;
 
-use super::connection::{Connection, Context};
+use super::connection::{Connection, Context, Seen};
 use super::mail::{AbortGroup, Aborts, Mail, Scope};
 use super::server::Shared;
+
+/// What a function ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// One task of the session that asks, which the machine has found.
+    Task,
+    /// The tasks of that session at one unit.
+    Tasks,
+    /// The tasks of all at one unit, or the unit's state with them.
+    Unit,
+    /// The same at every unit of the target; TARGET COLD RESET ends its sessions too.
+    Target,
+    /// Nothing: the target does not do it.
+    Nothing(TmResult),
+}
+
+/// The table.
+const fn reach(function: TmFunction) -> Reach {
+    match function {
+        TmFunction::AbortTask => Reach::Task,
+        TmFunction::AbortTaskSet => Reach::Tasks,
+        TmFunction::ClearTaskSet | TmFunction::LogicalUnitReset => Reach::Unit,
+        TmFunction::TargetWarmReset | TmFunction::TargetColdReset => Reach::Target,
+        TmFunction::TaskReassign => Reach::Nothing(TmResult::ReassignmentNotSupported),
+        _ => Reach::Nothing(TmResult::NotSupported),
+    }
+}
+
+/// Whether a session may have a function carried out, and what that covers beyond the session. `seen` is the unit that the
+/// request names, if the session sees it; `all` the session's target, if it may write every unit of that.
+fn judge(
+    function: TmFunction,
+    seen: Option<Seen>,
+    all: impl FnOnce() -> Option<usize>,
+) -> Result<Option<Scope>, TmResult> {
+    match (reach(function), seen) {
+        (Reach::Task, _) => Ok(None),
+        (Reach::Tasks | Reach::Unit, None) => Err(TmResult::LunDoesNotExist),
+        (Reach::Tasks, Some(_)) => Ok(None),
+        (Reach::Unit, Some(Seen { rights: Rights::ReadOnly, .. })) => Err(TmResult::AuthorizationFailed),
+        (Reach::Unit, Some(Seen { rights: Rights::ReadWrite, lun, .. })) => Ok(Some(Scope::Lun(lun))),
+        (Reach::Target, _) => {
+            all().map(|target| Some(Scope::Target(target))).ok_or(TmResult::AuthorizationFailed)
+        }
+        (Reach::Nothing(result), _) => Err(result),
+    }
+}
 
 impl Connection {
     pub(super) fn on_management(
@@ -22,36 +71,42 @@ impl Connection {
         function: TmFunction,
         lun: u64,
     ) {
+        let Some(session) = self.session.as_ref() else { unreachable!("management comes after the login") };
+        let seen = session.seen(lun);
+        let all = || {
+            let target = session.target?;
+            let mut units = context.shared.target_luns[target].iter();
+            units.all(|unit| session.rights(*unit) == Some(Rights::ReadWrite)).then_some(target)
+        };
+        let scope = match judge(function, seen, all) {
+            Ok(scope) => scope,
+            Err(result) => {
+                tracing::info!(
+                    initiator = session.initiator,
+                    ?function,
+                    lun,
+                    ?result,
+                    "task management refused"
+                );
+                return self.machine.complete_management(id, result);
+            }
+        };
+        tracing::info!(initiator = session.initiator, ?function, lun, "task management");
+        let nexus = session.nexus;
+        self.machine.carry_out(id);
         self.stop_marked();
         if mutant::is_on(mutant::Mutant::AbortEarly) {
             self.pretend_copies_ended(context);
         }
-        let Some(session) = self.session.as_ref() else { unreachable!("management comes after the login") };
-        let unit = session.lun(lun);
-        let target = session.target;
-        tracing::info!(initiator = session.initiator, ?function, lun, "task management");
-        let scope = match (function, unit, target) {
-            (TmFunction::AbortTask | TmFunction::AbortTaskSet, ..) => {
-                return self.machine.complete_management(id, TmResult::Complete);
-            }
-            (TmFunction::ClearTaskSet | TmFunction::LogicalUnitReset, Some(unit), _) => Scope::Lun(unit),
-            (TmFunction::ClearTaskSet | TmFunction::LogicalUnitReset, None, _) => {
-                return self.machine.complete_management(id, TmResult::LunDoesNotExist);
-            }
-            (TmFunction::TargetWarmReset | TmFunction::TargetColdReset, _, Some(target)) => {
-                Scope::Target(target)
-            }
-            (TmFunction::TaskReassign, ..) => {
-                return self.machine.complete_management(id, TmResult::ReassignmentNotSupported);
-            }
-            _ => return self.machine.complete_management(id, TmResult::NotSupported),
+        let Some(scope) = scope else {
+            return self.machine.complete_management(id, TmResult::Complete);
         };
         let key = self.requests.iter().position(Option::is_none).unwrap_or_else(|| {
             self.requests.push(None);
             self.requests.len() - 1
         });
         self.requests[key] = Some(id);
-        let (nexus, origin) = (session.nexus, self.id());
+        let origin = self.id();
         let group = Arc::new(AbortGroup {
             aborts: Aborts { function, scope, nexus, origin, request: key as u32 },
             found: AtomicBool::new(false),
@@ -139,6 +194,53 @@ pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
             if connection != aborts.origin {
                 let mail = Mail::Close { connection, reason: "the target was reset" };
                 shared.mailboxes[connection.worker].send(mail);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LUN: usize = 3;
+    const TARGET: usize = 5;
+
+    /// Every function for every standing: the unit may be written, only be read, or is masked; the others of the target may be
+    /// written throughout in the first case alone.
+    #[test]
+    fn every_function_for_every_standing() {
+        use TmFunction as F;
+        use TmResult::{AuthorizationFailed, LunDoesNotExist, NotSupported, ReassignmentNotSupported};
+        type Expected = Result<Option<Scope>, TmResult>;
+        let (own, unit, target) = (Ok(None), Ok(Some(Scope::Lun(LUN))), Ok(Some(Scope::Target(TARGET))));
+        let (denied, no_unit) = (Err(AuthorizationFailed), Err(LunDoesNotExist));
+        let (none, never) = (Err(NotSupported), Err(ReassignmentNotSupported));
+        // Function; read-write, read-only, masked.
+        let rows: [(F, [Expected; 3]); 12] = [
+            (F::AbortTask, [own, own, own]),
+            (F::AbortTaskSet, [own, own, no_unit]),
+            (F::ClearAca, [none, none, none]),
+            (F::ClearTaskSet, [unit, denied, no_unit]),
+            (F::LogicalUnitReset, [unit, denied, no_unit]),
+            (F::TargetWarmReset, [target, denied, denied]),
+            (F::TargetColdReset, [target, denied, denied]),
+            (F::TaskReassign, [never, never, never]),
+            (F::QueryTask, [none, none, none]),
+            (F::QueryTaskSet, [none, none, none]),
+            (F::ItNexusReset, [none, none, none]),
+            (F::QueryAsynchronousEvent, [none, none, none]),
+        ];
+        assert!(
+            (1..).zip(&rows).all(|(code, (function, _))| F::from_code(code) == *function),
+            "all there are"
+        );
+        for (function, expected) in rows {
+            let standings = [Some(Rights::ReadWrite), Some(Rights::ReadOnly), None];
+            for (rights, expected) in standings.into_iter().zip(expected) {
+                let seen = rights.map(|rights| Seen { wire: 0, lun: LUN, rights });
+                let all = || (rights == Some(Rights::ReadWrite)).then_some(TARGET);
+                assert_eq!(judge(function, seen, all), expected, "{function:?} {rights:?}");
             }
         }
     }

@@ -107,7 +107,7 @@ impl Job {
             MediaOp::WriteVerify { compare } => {
                 stages.extend(write(offset, data, block_size, true, capability));
                 let expected = match (compare, data) {
-                    (Compare::Each, Some(data)) => Expected::Bytes(whole_blocks(data, block_size)),
+                    (Compare::Each, Some(data)) => Expected::Bytes(data.clone()),
                     _ => Expected::Anything,
                 };
                 stages.push(check(offset, length, expected, pool)?);
@@ -255,7 +255,7 @@ fn check(offset: u64, length: u64, expected: Expected, pool: &Pool) -> Result<St
     Ok(Stage::Check { offset, length, position: 0, buffer, reading: 0, expected })
 }
 
-/// A write of the whole blocks for which data came; the rest is the initiator's residual.
+/// A write of the blocks for which data came, whole ones ([`Media::accepts_data_out`]); the rest is the initiator's residual.
 fn write(
     offset: u64,
     data: Option<&Span>,
@@ -263,12 +263,9 @@ fn write(
     durable: bool,
     capability: &Capability,
 ) -> Option<Stage> {
-    let from = whole_blocks(data?, block_size);
-    transfer(&from, capability, |start, piece| Kind::Write { offset: offset + start, from: piece, durable })
-}
-
-fn whole_blocks(data: &Span, block_size: u32) -> Span {
-    data.slice(0, data.len() / block_size as usize * block_size as usize)
+    let from = data?;
+    assert!(from.len().is_multiple_of(block_size as usize), "half a block was collected");
+    transfer(from, capability, |start, piece| Kind::Write { offset: offset + start, from: piece, durable })
 }
 
 /// One request, or as many as the endpoint's longest transfer makes of it; none for nothing.
@@ -358,7 +355,9 @@ mod tests {
         for cdb in commands {
             for offered in [0, 1, 511, 512, 513, 20 * 512, 40 * 512 - 1, 40 * 512] {
                 for capability in [&small, &endpoint.capability().clone()] {
-                    let Step::Media(media) = unit.command(1, &cdb, &[]) else { continue };
+                    let Step::Media(media) = unit.command(1, scsi::Rights::ReadWrite, &cdb, &[]) else {
+                        continue;
+                    };
                     if !media.accepts_data_out(offered as u64, 512) {
                         continue;
                     }

@@ -9,7 +9,7 @@ use crate::limits::{
     COPIES_MAX, COPY_CSCDS_MAX, COPY_LIST_BYTES_MAX, COPY_RECORDS_MAX, COPY_SEGMENT_BYTES_MAX,
     COPY_SEGMENTS_MAX, PARAMETER_LIST_MAX_BYTES,
 };
-use crate::{MediaError, Outcome, Sense, SenseKey, Step};
+use crate::{MediaError, Outcome, Rights, Sense, SenseKey, Step};
 
 /// Service actions of RECEIVE COPY RESULTS.
 pub(super) const STATUS: u8 = 0x00;
@@ -48,7 +48,7 @@ pub enum CopyEnd {
 pub(super) fn extended_copy(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     match allocation(call.cdb) {
         0 => Ok(Step::Done(Outcome::good())),
-        bytes => Ok(Step::Collect { bytes: bytes.min(PARAMETER_LIST_MAX_BYTES) }),
+        bytes => Ok(Step::Collect { list_bytes: bytes, bytes: bytes.min(PARAMETER_LIST_MAX_BYTES) }),
     }
 }
 
@@ -160,11 +160,11 @@ impl LogicalUnit {
         }
     }
 
-    /// Whether this unit can be an end of a copy that `nexus` asks for: what a READ or WRITE of these blocks by it
-    /// would be checked for. `Err` is the fault of the segment.
+    /// Whether this unit can be an end of a copy that `nexus`, with these rights to this unit, asks for: what a READ or
+    /// WRITE of these blocks by it would be checked for. `Err` is the fault of the segment.
     pub fn copies(
         &self,
-        nexus: NexusId,
+        (nexus, rights): (NexusId, Rights),
         end: CopyEnd,
         cscd: &Cscd,
         lba: u64,
@@ -177,7 +177,7 @@ impl LogicalUnit {
             return Err(CopyFault::BlockLength);
         }
         let reserved = self.reservation.is_some_and(|holder| holder != nexus);
-        let protected = end == CopyEnd::Destination && self.write_protected();
+        let protected = end == CopyEnd::Destination && self.write_protected(rights);
         if reserved || protected || !self.loaded || self.lost_data || self.check_range(lba, blocks).is_err() {
             return Err(CopyFault::Device);
         }
@@ -250,7 +250,7 @@ fn cut(mut data: Vec<u8>, call: Call<'_>) -> Step {
 #[cfg(test)]
 mod tests {
     use super::super::UnitConfig;
-    use super::super::tests::{A, B, BLOCKS, codes, config, data, unit, unit_of};
+    use super::super::tests::{A, B, BLOCKS, RW, codes, config, data, unit, unit_of};
     use super::*;
     use crate::cdb;
     use crate::copy::{CopyParameters, Segment};
@@ -277,10 +277,10 @@ mod tests {
     fn begin(unit: &mut LogicalUnit, nexus: NexusId, list: &CopyList) -> Result<CopyList, (u8, u8, u8)> {
         let (cdb, bytes) = cdb::extended_copy(list);
         assert_eq!(
-            codes(unit.command(nexus, cdb.as_bytes(), &[]))?,
-            Step::Collect { bytes: bytes.len() as u32 }
+            codes(unit.command(nexus, RW, cdb.as_bytes(), &[]))?,
+            Step::Collect { list_bytes: bytes.len() as u32, bytes: bytes.len() as u32 }
         );
-        match codes(unit.parameters(nexus, cdb.as_bytes(), &bytes))? {
+        match codes(unit.parameters(nexus, RW, cdb.as_bytes(), &bytes))? {
             Step::Copy(list) => Ok(list),
             other => panic!("{other:?}"),
         }
@@ -299,13 +299,16 @@ mod tests {
             cdb[10..14].copy_from_slice(&bytes.to_be_bytes());
             cdb
         };
-        assert_eq!(unit.command(A, &cdb(0), &[]), Step::Done(Outcome::good()), "no list is no error");
-        assert_eq!(unit.command(A, &cdb(15), &[]), Step::Collect { bytes: 15 });
-        assert_eq!(codes(unit.parameters(A, &cdb(15), &[0; 15])), Err((5, 0x1a, 0)));
-        let most = Step::Collect { bytes: PARAMETER_LIST_MAX_BYTES };
-        assert_eq!(unit.command(A, &cdb(u32::MAX), &[]), most);
+        assert_eq!(unit.command(A, RW, &cdb(0), &[]), Step::Done(Outcome::good()), "no list is no error");
+        assert_eq!(unit.command(A, RW, &cdb(15), &[]), Step::Collect { list_bytes: 15, bytes: 15 });
+        assert_eq!(codes(unit.parameters(A, RW, &cdb(15), &[0; 15])), Err((5, 0x1a, 0)));
+        let most = Step::Collect { list_bytes: u32::MAX, bytes: PARAMETER_LIST_MAX_BYTES };
+        assert_eq!(unit.command(A, RW, &cdb(u32::MAX), &[]), most);
         let (cdb, bytes) = cdb::extended_copy(&list(Some(1)));
-        assert_eq!(codes(unit.parameters(A, cdb.as_bytes(), &bytes[..bytes.len() - 1])), Err((5, 0x1a, 0)));
+        assert_eq!(
+            codes(unit.parameters(A, RW, cdb.as_bytes(), &bytes[..bytes.len() - 1])),
+            Err((5, 0x1a, 0))
+        );
     }
 
     #[test]
@@ -347,21 +350,21 @@ mod tests {
         for (name, config, prepare, expected) in vectors {
             let mut unit = unit_of(config);
             prepare(&mut unit);
-            let found = [Source, Destination].map(|end| unit.copies(A, end, &cscd(), 0, 8));
+            let found = [Source, Destination].map(|end| unit.copies((A, RW), end, &cscd(), 0, 8));
             assert_eq!(found, expected, "{name}");
         }
         let unit = unit();
         let tape = Cscd { device_type: 1, ..cscd() };
-        assert_eq!(unit.copies(A, Source, &tape, 0, 8), Err(DeviceType));
+        assert_eq!(unit.copies((A, RW), Source, &tape, 0, 8), Err(DeviceType));
         let large = Cscd { block_bytes: 4096, ..cscd() };
-        assert_eq!(unit.copies(A, Source, &large, 0, 8), Err(BlockLength));
+        assert_eq!(unit.copies((A, RW), Source, &large, 0, 8), Err(BlockLength));
         for (lba, blocks, expected) in [
             (BLOCKS - 8, 8, Ok(())),
             (BLOCKS - 8, 9, Err(Device)),
             (BLOCKS, 0, Err(Device)),
             (u64::MAX, 1, Err(Device)),
         ] {
-            assert_eq!(unit.copies(A, Destination, &cscd(), lba, blocks), expected, "{lba} {blocks}");
+            assert_eq!(unit.copies((A, RW), Destination, &cscd(), lba, blocks), expected, "{lba} {blocks}");
         }
     }
 
@@ -394,7 +397,7 @@ mod tests {
     fn receive_copy_status_spc4_6_24() {
         let mut unit = unit();
         let unknown = Err((5, 0x24, 0x00));
-        assert_eq!(codes(unit.command(A, &receive(STATUS, 1), &[])), unknown);
+        assert_eq!(codes(unit.command(A, RW, &receive(STATUS, 1), &[])), unknown);
         let list_1 = begin(&mut unit, A, &list(Some(1))).expect("a good list");
         assert_eq!(data(&mut unit, receive(STATUS, 1)), [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0], "runs");
         assert_eq!(begin(&mut unit, A, &list(Some(1))), Err((5, 0x00, 0x16)), "one at a time");
@@ -409,8 +412,8 @@ mod tests {
         assert_eq!(unit.copied(A, &nameless, Ok(1)), Outcome::good());
         unit.detach(A);
         unit.attach(A, None);
-        let _ = unit.command(A, &[0; 6], &[]);
-        assert_eq!(codes(unit.command(A, &receive(STATUS, 1), &[])), unknown, "it goes with its nexus");
+        let _ = unit.command(A, RW, &[0; 6], &[]);
+        assert_eq!(codes(unit.command(A, RW, &receive(STATUS, 1), &[])), unknown, "it goes with its nexus");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 
 use super::{Call, LogicalUnit, Stop};
 use crate::cdb::{self, Access};
-use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
+use crate::limits::{
+    PARAMETER_LIST_MAX_BYTES, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX,
+};
 use crate::{Compare, Media, MediaOp, Outcome, Range, Sense, Step};
 
 /// READ (6), (10), (12), (16): SBC-3 5.10 to 5.13.
@@ -112,13 +114,13 @@ pub(super) fn unmap(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
         0 => Ok(Step::Done(Outcome::good())),
         1..8 => Err(Sense::LIST_LENGTH.into()),
         // More descriptors than we say we take; what lies behind the last one would not be read anyway.
-        bytes => Ok(Step::Collect { bytes: bytes.min(crate::limits::PARAMETER_LIST_MAX_BYTES) }),
+        bytes => Ok(Step::Collect { list_bytes: bytes, bytes: bytes.min(PARAMETER_LIST_MAX_BYTES) }),
     }
 }
 
 /// The parameter list of UNMAP: SBC-3 table 84.
 pub(super) fn unmap_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) -> Result<Step, Stop> {
-    let asked = unmap_list_bytes(call.cdb).min(crate::limits::PARAMETER_LIST_MAX_BYTES) as usize;
+    let asked = unmap_list_bytes(call.cdb).min(PARAMETER_LIST_MAX_BYTES) as usize;
     let Some(list) = list.get(..asked).filter(|list| list.len() >= 8) else {
         return Err(Sense::LIST_LENGTH.into());
     };

@@ -1,6 +1,6 @@
 //! The device server of one logical unit: state, order of checks, events from outside.
 //!
-//! The order, from SAM-5 5.3.3 and practice: unit attention, operation code, control byte, reservation, medium,
+//! The order, from SAM-5 5.3.3 and practice: unit attention, operation code, control byte, reservation, medium, rights,
 //! write protection, fields of the CDB, limits and capacity. `opcodes::TABLE` says which of them apply to a
 //! command; the arms live in the files named after their subject.
 
@@ -28,10 +28,20 @@ use crate::media::Then;
 use crate::{Media, MediaError, MediaOp, Outcome, Sense, SenseKey, Step};
 use attention::Attentions;
 use mode::Pages;
-use opcodes::{Opcode, Reserved};
+use opcodes::{Need, Opcode, Reserved};
 
 /// An I_T nexus: an initiator port and the target port it came in by. The caller hands out the numbers, none twice.
 pub type NexusId = u64;
+
+/// What an I_T nexus may do with a logical unit that it sees. The caller knows it by nexus and unit and says it with each
+/// command, so that a change holds from the next command on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rights {
+    /// Read it. The unit is write-protected for this nexus, and its state is not this nexus's to change.
+    ReadOnly,
+    /// Read and write it, and change its state.
+    ReadWrite,
+}
 
 /// What a logical unit is. Does not change while it lives, except its size ([`LogicalUnit::resized`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +129,7 @@ impl Nexus {
 #[derive(Clone, Copy)]
 struct Call<'a> {
     nexus: NexusId,
+    rights: Rights,
     cdb: &'a [u8],
     inventory: &'a [u64],
 }
@@ -249,27 +260,33 @@ impl LogicalUnit {
         self.establish(Some(by), attention::TASKS_CLEARED);
     }
 
-    /// Runs a command as far as it goes without data. `cdb` is what the transport carried (iSCSI pads to 16
-    /// bytes), `inventory` the wire values of the target's LUNs. READ and WRITE do not allocate.
-    pub fn command(&mut self, nexus: NexusId, cdb: &[u8], inventory: &[u64]) -> Step {
-        let call = Call { nexus, cdb, inventory };
+    /// Runs a command as far as it goes without data. `rights` are those of `nexus` to this unit, `cdb` is what the
+    /// transport carried (iSCSI pads to 16 bytes), `inventory` the wire values of the LUNs that the nexus sees. READ and
+    /// WRITE do not allocate.
+    pub fn command(&mut self, nexus: NexusId, rights: Rights, cdb: &[u8], inventory: &[u64]) -> Step {
+        let call = Call { nexus, rights, cdb, inventory };
         let result = self.admit(call).and_then(|opcode| (opcode.run)(self, call));
         result.map_or_else(|stop| self.stopped(stop), |step| self.formatted(step))
     }
 
-    /// Goes on after [`Step::Collect`] with what arrived, which may be shorter than was asked for.
-    pub fn parameters(&mut self, nexus: NexusId, cdb: &[u8], list: &[u8]) -> Step {
-        let call = Call { nexus, cdb, inventory: &[] };
+    /// Goes on after [`Step::Collect`] with what arrived, which is as long as [`Step::Collect`] said.
+    pub fn parameters(&mut self, nexus: NexusId, rights: Rights, cdb: &[u8], list: &[u8]) -> Step {
+        let call = Call { nexus, rights, cdb, inventory: &[] };
         let result = match opcodes::find(cdb).map(|opcode| (opcode, opcode.parameters)) {
-            // While the list travelled the medium may have gone, or the unit become read-only.
-            Some((opcode, _)) if opcode.medium && !self.loaded => Err(Sense::NO_MEDIUM.into()),
-            Some((opcode, _)) if opcode.writes && self.write_protected() => {
-                Err(Sense::WRITE_PROTECTED.into())
+            Some((opcode, Some(parameters))) if cdb.len() >= opcode.length() => {
+                // While the list travelled the medium may have gone, or the unit become read-only.
+                self.permit(opcode, rights).and_then(|()| parameters(self, call, list))
             }
-            Some((opcode, Some(parameters))) if cdb.len() >= opcode.length() => parameters(self, call, list),
             _ => Err(Sense::INVALID_OPCODE.into()),
         };
         result.map_or_else(|stop| self.stopped(stop), |step| self.formatted(step))
+    }
+
+    /// Ends a command for which the initiator offers data-out of a length that cannot serve ([`Media::accepts_data_out`],
+    /// [`Step::Collect`]): ILLEGAL REQUEST 0Eh/03h INVALID FIELD IN COMMAND INFORMATION UNIT (FCP-4 9.4.2.6 b). Nothing has
+    /// been transferred.
+    pub fn misfit(&self) -> Outcome {
+        self.with_format(Outcome::check(Sense::COMMAND_IU))
     }
 
     /// Ends a command whose storage work is done.
@@ -343,17 +360,25 @@ impl LogicalUnit {
         {
             return Err(Stop::Conflict);
         }
-        if opcode.medium && !self.loaded {
-            return Err(Sense::NO_MEDIUM.into());
-        }
-        if opcode.writes && self.write_protected() {
-            return Err(Sense::WRITE_PROTECTED.into());
-        }
+        self.permit(opcode, call.rights)?;
         Ok(opcode)
     }
 
-    fn write_protected(&self) -> bool {
-        self.config.read_only || self.pages.software_write_protect()
+    /// The medium is in where the command needs it, and neither the nexus's rights nor write protection forbid the command.
+    fn permit(&self, opcode: &Opcode, rights: Rights) -> Result<(), Stop> {
+        if opcode.medium && !self.loaded {
+            return Err(Sense::NO_MEDIUM.into());
+        }
+        opcode.need.check(rights)?;
+        if opcode.need == Need::Write && self.write_protected(rights) {
+            return Err(Sense::WRITE_PROTECTED.into());
+        }
+        Ok(())
+    }
+
+    /// WP as a nexus with these rights meets it.
+    fn write_protected(&self, rights: Rights) -> bool {
+        rights == Rights::ReadOnly || self.config.read_only || self.pages.software_write_protect()
     }
 
     /// The state of a nexus. A command from one nobody announced is a nexus that begins with it.
@@ -423,6 +448,5 @@ fn sense_of(media: &Media, error: MediaError) -> Sense {
         MediaError::Aborted => Sense::new(SenseKey::AbortedCommand, 0x00, 0x00),
         MediaError::NotReady { ascq } => Sense::new(SenseKey::NotReady, 0x04, ascq),
         MediaError::Hardware => Sense::INTERNAL,
-        MediaError::DataOutSize => Sense::field_in_cdb(0, None),
     }
 }

@@ -110,8 +110,8 @@ pub(super) fn sense(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop
     };
     let long_lba = !short && cdb[1] & 0x10 != 0;
     let descriptor = if cdb[1] & 0x08 != 0 { Vec::new() } else { block_descriptor(&unit.config, long_lba) };
-    // DEVICE-SPECIFIC PARAMETER (SBC-3 6.4.1): WP and DPOFUA.
-    let specific = (u8::from(unit.write_protected()) << 7) | 0x10;
+    // DEVICE-SPECIFIC PARAMETER (SBC-3 6.4.1): WP, as this nexus meets it, and DPOFUA.
+    let specific = (u8::from(unit.write_protected(call.rights)) << 7) | 0x10;
     let header = if short { 4 } else { 8 };
     let total = header + descriptor.len() + pages.len();
     let mut data = Vec::with_capacity(total);
@@ -158,7 +158,7 @@ pub(super) fn select(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> 
         return Err(Sense::field_in_cdb(1, Some(4)).into());
     }
     // Whatever is longer than this is wrong, and the part that is read shows it.
-    Ok(Step::Collect { bytes: bytes.min(LIST_MAX_BYTES) })
+    Ok(Step::Collect { list_bytes: bytes, bytes: bytes.min(LIST_MAX_BYTES) })
 }
 
 /// Longest list read: far more than all our pages with a long block descriptor.

@@ -5,8 +5,8 @@
 //! are 05h 20h/00h.
 
 use super::{Call, LogicalUnit, Stop, copy, lba_status, maintenance, media, mode, reservation, status};
-use crate::Step;
 use crate::cdb::opcode as op;
+use crate::{Rights, Sense, Step};
 
 /// First half: everything up to data-out.
 pub(super) type Run = fn(&mut LogicalUnit, Call<'_>) -> Result<Step, Stop>;
@@ -21,6 +21,31 @@ pub(super) enum Reserved {
     AllowedWithoutPrevent,
 }
 
+/// What a command needs of the I_T nexus that sends it ([`Rights`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// To see the unit: the command tells of it, or changes only what the unit keeps for this nexus.
+    Sight,
+    /// To read the medium. A flush is among these: it makes durable what others wrote, and changes no block.
+    Read,
+    /// To write the medium.
+    Write,
+    /// To change what other nexuses meet: mode pages, reservation, medium in or out.
+    State,
+}
+
+impl Need {
+    /// Refuses a nexus whose rights do not suffice. The state of the unit is refused as ILLEGAL REQUEST, which initiators
+    /// take as an answer and do not repeat; the medium as a write-protected one is.
+    pub(super) const fn check(self, rights: Rights) -> Result<(), Sense> {
+        match (self, rights) {
+            (Self::Sight | Self::Read, Rights::ReadOnly) | (_, Rights::ReadWrite) => Ok(()),
+            (Self::Write, Rights::ReadOnly) => Err(Sense::WRITE_PROTECTED),
+            (Self::State, Rights::ReadOnly) => Err(Sense::ACCESS_DENIED),
+        }
+    }
+}
+
 /// A command the device server knows.
 pub(super) struct Opcode {
     pub(super) service_action: Option<u8>,
@@ -31,8 +56,8 @@ pub(super) struct Opcode {
     pub(super) reserved: Reserved,
     /// Needs the medium in.
     pub(super) medium: bool,
-    /// Refused by write protection.
-    pub(super) writes: bool,
+    /// What its nexus must be allowed; [`Need::Write`] is also refused by write protection.
+    pub(super) need: Need,
     /// Exists on thin units only.
     pub(super) thin: bool,
     pub(super) run: Run,
@@ -56,7 +81,7 @@ impl Opcode {
             past_attention: false,
             reserved: Reserved::Conflict,
             medium: false,
-            writes: false,
+            need: Need::Sight,
             thin: false,
             run,
             parameters: None,
@@ -67,8 +92,16 @@ impl Opcode {
         Self { medium: true, ..Self::new(usage, run) }
     }
 
+    const fn read(usage: &'static [u8], run: Run) -> Self {
+        Self { need: Need::Read, ..Self::on_medium(usage, run) }
+    }
+
     const fn write(usage: &'static [u8], run: Run) -> Self {
-        Self { writes: true, ..Self::on_medium(usage, run) }
+        Self { need: Need::Write, ..Self::on_medium(usage, run) }
+    }
+
+    const fn state(usage: &'static [u8], run: Run) -> Self {
+        Self { need: Need::State, ..Self::new(usage, run) }
     }
 
     const fn past_attention(self) -> Self {
@@ -106,28 +139,29 @@ pub(super) static TABLE: [Opcode; 45] = [
     Opcode::new(&[op::REQUEST_SENSE, 0x01, 0, 0, A, CTL], status::run_request_sense)
         .past_attention()
         .allowed(),
-    Opcode::on_medium(&[op::READ_6, 0x1f, A, A, A, CTL], media::read),
+    Opcode::read(&[op::READ_6, 0x1f, A, A, A, CTL], media::read),
     Opcode::write(&[op::WRITE_6, 0x1f, A, A, A, CTL], media::write),
     Opcode::new(&[op::INQUIRY, 0x01, A, A, A, CTL], super::inquiry::run).past_attention().allowed(),
-    Opcode::new(&[op::MODE_SELECT_6, 0x13, 0, 0, A, CTL], mode::select).with(mode::select_list),
-    Opcode::new(&[op::RESERVE_6, 0x11, 0, 0, 0, CTL], reservation::reserve),
+    Opcode::state(&[op::MODE_SELECT_6, 0x13, 0, 0, A, CTL], mode::select).with(mode::select_list),
+    Opcode::state(&[op::RESERVE_6, 0x11, 0, 0, 0, CTL], reservation::reserve),
     Opcode::new(&[op::RELEASE_6, 0x11, 0, 0, 0, CTL], reservation::release).allowed(),
     Opcode::new(&[op::MODE_SENSE_6, 0x08, A, A, A, CTL], mode::sense),
-    Opcode::new(&[op::START_STOP_UNIT, 0x01, 0, 0x0f, 0xf7, CTL], status::start_stop_unit),
+    Opcode::state(&[op::START_STOP_UNIT, 0x01, 0, 0x0f, 0xf7, CTL], status::start_stop_unit),
     Opcode::new(&[op::SEND_DIAGNOSTIC, 0xf7, 0, A, A, CTL], status::send_diagnostic),
-    Opcode::new(&[op::PREVENT_ALLOW, 0, 0, 0, 0x03, CTL], status::prevent_allow).allowed_without_prevent(),
+    Opcode::state(&[op::PREVENT_ALLOW, 0, 0, 0, 0x03, CTL], status::prevent_allow).allowed_without_prevent(),
     Opcode::on_medium(&[op::READ_CAPACITY_10, 0, A, A, A, A, 0, 0, 0x01, CTL], status::read_capacity_10)
         .allowed(),
-    Opcode::on_medium(&[op::READ_10, 0xf8, A, A, A, A, 0, A, A, CTL], media::read),
+    Opcode::read(&[op::READ_10, 0xf8, A, A, A, A, 0, A, A, CTL], media::read),
     Opcode::write(&[op::WRITE_10, 0xf8, A, A, A, A, 0, A, A, CTL], media::write),
     Opcode::write(&[op::WRITE_VERIFY_10, 0xf6, A, A, A, A, 0, A, A, CTL], media::write_verify),
-    Opcode::on_medium(&[op::VERIFY_10, 0xf6, A, A, A, A, 0, A, A, CTL], media::verify),
-    Opcode::on_medium(&[op::PRE_FETCH_10, 0x02, A, A, A, A, 0, A, A, CTL], media::pre_fetch),
-    Opcode::on_medium(&[op::SYNCHRONIZE_CACHE_10, 0x02, A, A, A, A, 0, A, A, CTL], media::synchronize_cache),
+    Opcode::read(&[op::VERIFY_10, 0xf6, A, A, A, A, 0, A, A, CTL], media::verify),
+    Opcode::read(&[op::PRE_FETCH_10, 0x02, A, A, A, A, 0, A, A, CTL], media::pre_fetch),
+    Opcode::read(&[op::SYNCHRONIZE_CACHE_10, 0x02, A, A, A, A, 0, A, A, CTL], media::synchronize_cache),
     Opcode::write(&[op::WRITE_SAME_10, 0xf8, A, A, A, A, 0, A, A, CTL], media::write_same),
     Opcode::write(&[op::UNMAP, 0x01, 0, 0, 0, 0, 0, A, A, CTL], media::unmap).thin().with(media::unmap_list),
-    Opcode::new(&[op::MODE_SELECT_10, 0x13, 0, 0, 0, 0, 0, A, A, CTL], mode::select).with(mode::select_list),
-    Opcode::new(&[op::RESERVE_10, 0x13, 0, 0, 0, 0, 0, A, A, CTL], reservation::reserve),
+    Opcode::state(&[op::MODE_SELECT_10, 0x13, 0, 0, 0, 0, 0, A, A, CTL], mode::select)
+        .with(mode::select_list),
+    Opcode::state(&[op::RESERVE_10, 0x13, 0, 0, 0, 0, 0, A, A, CTL], reservation::reserve),
     Opcode::new(&[op::RELEASE_10, 0x13, 0, 0, 0, 0, 0, A, A, CTL], reservation::release).allowed(),
     Opcode::new(&[op::MODE_SENSE_10, 0x18, A, A, 0, 0, 0, A, A, CTL], mode::sense),
     Opcode::new(&[op::EXTENDED_COPY, 0, 0, 0, 0, 0, 0, 0, 0, 0, A, A, A, A, 0, CTL], copy::extended_copy)
@@ -139,18 +173,15 @@ pub(super) static TABLE: [Opcode; 45] = [
         .action(copy::PARAMETERS),
     Opcode::new(&[op::RECEIVE_COPY_RESULTS, 4, A, 0, 0, 0, 0, 0, 0, 0, A, A, A, A, 0, CTL], copy::failure)
         .action(copy::FAILURE),
-    Opcode::on_medium(&[op::READ_16, 0xf8, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::read),
+    Opcode::read(&[op::READ_16, 0xf8, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::read),
     Opcode::write(&[op::WRITE_16, 0xf8, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::write),
     Opcode::write(
         &[op::WRITE_VERIFY_16, 0xf6, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL],
         media::write_verify,
     ),
-    Opcode::on_medium(&[op::VERIFY_16, 0xf6, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::verify),
-    Opcode::on_medium(
-        &[op::PRE_FETCH_16, 0x02, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL],
-        media::pre_fetch,
-    ),
-    Opcode::on_medium(
+    Opcode::read(&[op::VERIFY_16, 0xf6, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::verify),
+    Opcode::read(&[op::PRE_FETCH_16, 0x02, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL], media::pre_fetch),
+    Opcode::read(
         &[op::SYNCHRONIZE_CACHE_16, 0x02, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL],
         media::synchronize_cache,
     ),
@@ -161,7 +192,7 @@ pub(super) static TABLE: [Opcode; 45] = [
     )
     .action(0x10)
     .allowed(),
-    Opcode::on_medium(
+    Opcode::read(
         &[op::SERVICE_ACTION_IN_16, 0x12, A, A, A, A, A, A, A, A, A, A, A, A, 0, CTL],
         lba_status::run,
     )
@@ -175,10 +206,10 @@ pub(super) static TABLE: [Opcode; 45] = [
     Opcode::new(&[op::MAINTENANCE_IN, 0x0d, 0x80, 0, 0, 0, A, A, A, A, 0, CTL], maintenance::task_management)
         .action(0x0d)
         .allowed(),
-    Opcode::on_medium(&[op::READ_12, 0xf8, A, A, A, A, A, A, A, A, 0, CTL], media::read),
+    Opcode::read(&[op::READ_12, 0xf8, A, A, A, A, A, A, A, A, 0, CTL], media::read),
     Opcode::write(&[op::WRITE_12, 0xf8, A, A, A, A, A, A, A, A, 0, CTL], media::write),
     Opcode::write(&[op::WRITE_VERIFY_12, 0xf6, A, A, A, A, A, A, A, A, 0, CTL], media::write_verify),
-    Opcode::on_medium(&[op::VERIFY_12, 0xf6, A, A, A, A, A, A, A, A, 0, CTL], media::verify),
+    Opcode::read(&[op::VERIFY_12, 0xf6, A, A, A, A, A, A, A, A, 0, CTL], media::verify),
 ];
 
 /// Index in [`TABLE`] of the first line of each operation code; 0xff: none.
@@ -220,7 +251,7 @@ mod tests {
         }
         for opcode in &TABLE {
             assert_eq!(Some(opcode.length()), crate::cdb::length(opcode.code()), "{:02x}", opcode.code());
-            assert!(opcode.writes <= opcode.medium);
+            assert!(opcode.medium || !matches!(opcode.need, Need::Read | Need::Write));
             assert_eq!(
                 opcode.service_action.unwrap_or(0),
                 if opcode.service_action.is_some() { opcode.usage[1] & 0x1f } else { 0 }

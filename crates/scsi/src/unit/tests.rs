@@ -3,7 +3,7 @@
 use super::*;
 use crate::capacity::{Capacity, LunList};
 use crate::cdb::{self, opcode as op};
-use crate::copy::{CopyFailure, CopyFault, CopyParameters};
+use crate::copy::{CopyFailure, CopyFault, CopyList, CopyParameters};
 use crate::inquiry::{self, DesignatorId};
 use crate::limits::{LBA_STATUS_DESCRIPTORS_MAX, UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX};
 use crate::mode::ModeData;
@@ -13,6 +13,7 @@ use proptest::prelude::*;
 pub(super) const BLOCKS: u64 = 10_000;
 pub(super) const A: NexusId = 1;
 pub(super) const B: NexusId = 2;
+pub(super) const RW: Rights = Rights::ReadWrite;
 
 pub(super) fn config() -> UnitConfig {
     UnitConfig {
@@ -42,7 +43,7 @@ pub(super) fn unit_of(config: UnitConfig) -> LogicalUnit {
     let mut unit = LogicalUnit::new(config);
     for nexus in [A, B] {
         unit.attach(nexus, None);
-        assert_eq!(codes(unit.command(nexus, &[0; 6], &[])), Err((6, 0x29, 0x00)));
+        assert_eq!(codes(unit.command(nexus, RW, &[0; 6], &[])), Err((6, 0x29, 0x00)));
     }
     unit
 }
@@ -78,7 +79,7 @@ const CONFLICT: Ended = Err((0xff, 0, 0));
 
 /// Runs a command to its end, the storage always succeeding.
 fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Ended {
-    match codes(unit.command(nexus, cdb.as_ref(), &[0]))? {
+    match codes(unit.command(nexus, RW, cdb.as_ref(), &[0]))? {
         Step::Media(media) => codes(Step::Done(unit.finish(nexus, &media, Ok(())))).map(drop),
         _ => Ok(()),
     }
@@ -86,14 +87,14 @@ fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Ended {
 
 /// Runs a command that yields data.
 pub(super) fn data(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Vec<u8> {
-    match unit.command(A, cdb.as_ref(), &[0, 1 << 48]) {
+    match unit.command(A, RW, cdb.as_ref(), &[0, 1 << 48]) {
         Step::Done(Outcome { status: Status::Good, data, .. }) => data,
         other => panic!("{:02x?}: {other:?}", cdb.as_ref()),
     }
 }
 
 fn media(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Media {
-    match unit.command(A, cdb.as_ref(), &[]) {
+    match unit.command(A, RW, cdb.as_ref(), &[]) {
         Step::Media(media) => media,
         other => panic!("{:02x?}: {other:?}", cdb.as_ref()),
     }
@@ -301,19 +302,157 @@ fn write_same_fields() {
     );
 }
 
+/// FCP-4 9.4.2.6 leaves a target the choice that [`Media::accepts_data_out`] makes; iSCSI has no words of its own.
 #[test]
-fn write_same_data_out_size() {
+fn data_out_of_another_length_than_the_cdb_has() {
     let mut unit = unit();
-    let with_unmap = media(&mut unit, cdb::write_same_16(0, 8, true, false));
-    let without = media(&mut unit, cdb::write_same_16(0, 8, false, false));
-    for (offered, unmap, plain) in
-        [(0, true, false), (256, false, false), (512, true, true), (1024, false, false)]
-    {
-        assert_eq!(with_unmap.accepts_data_out(offered, 512), unmap, "{offered}");
-        assert_eq!(without.accepts_data_out(offered, 512), plain, "{offered}");
+    let offers: [u64; 9] = [0, 1, 200, 511, 512, 513, 1023, 1024, 1025];
+    let vectors: [(&str, Vec<u8>, &[u64]); 8] = [
+        ("write", access(op::WRITE_10, 0, 0, 2), &[0, 512, 1024, 1025]),
+        ("write_16", access(op::WRITE_16, 0, 0, 2), &[0, 512, 1024, 1025]),
+        ("write_and_verify", access(op::WRITE_VERIFY_10, 0, 0, 2), &[0, 512, 1024, 1025]),
+        ("verify_each", access(op::VERIFY_10, 0x02, 0, 2), &[1024, 1025]),
+        ("verify_one", access(op::VERIFY_10, 0x06, 0, 2), &[512]),
+        ("verify_without_data", access(op::VERIFY_10, 0, 0, 2), &offers),
+        ("write_same", access(op::WRITE_SAME_16, 0, 0, 2), &[512]),
+        ("write_same_unmap", access(op::WRITE_SAME_16, 0x08, 0, 2), &[0, 512]),
+    ];
+    for (name, cdb, accepted) in vectors {
+        let media = media(&mut unit, cdb);
+        let found: Vec<u64> =
+            offers.into_iter().filter(|offered| media.accepts_data_out(*offered, 512)).collect();
+        assert_eq!(found, accepted, "{name}");
     }
-    let outcome = unit.finish(A, &without, Err(MediaError::DataOutSize));
-    assert_eq!(codes(Step::Done(outcome)).map(drop), IN_CDB);
+    assert_eq!(codes(Step::Done(unit.misfit())).map(drop), Err((5, 0x0e, 0x03)));
+}
+
+/// What a nexus is to the unit in the test below.
+#[derive(Clone, Copy, Debug)]
+enum Standing {
+    ReadWrite,
+    ReadOnly,
+    /// The unit is not among those that the nexus sees: the caller answers by [`crate::no_unit`].
+    Masked,
+}
+
+/// How each row of the table ends for each standing: GOOD or work, or sense data. What is not listed is refused to nobody
+/// that sees the unit. The order is the table's.
+#[test]
+fn every_command_for_every_standing() {
+    use op::*;
+    const DENIED: Ended = Err((5, 0x20, 0x02));
+    const NO_UNIT: Ended = Err((5, 0x25, 0x00));
+    /// Operation code, service action, what a read-only nexus gets, what a masked one gets.
+    const ROWS: [(u8, Option<u8>, Ended, Ended); 45] = [
+        (TEST_UNIT_READY, None, GOOD, NO_UNIT),
+        (REQUEST_SENSE, None, GOOD, GOOD),
+        (READ_6, None, GOOD, NO_UNIT),
+        (WRITE_6, None, PROTECTED, NO_UNIT),
+        (INQUIRY, None, GOOD, GOOD),
+        (MODE_SELECT_6, None, DENIED, NO_UNIT),
+        (RESERVE_6, None, DENIED, NO_UNIT),
+        (RELEASE_6, None, GOOD, NO_UNIT),
+        (MODE_SENSE_6, None, GOOD, NO_UNIT),
+        (START_STOP_UNIT, None, DENIED, NO_UNIT),
+        (SEND_DIAGNOSTIC, None, GOOD, NO_UNIT),
+        (PREVENT_ALLOW, None, DENIED, NO_UNIT),
+        (READ_CAPACITY_10, None, GOOD, NO_UNIT),
+        (READ_10, None, GOOD, NO_UNIT),
+        (WRITE_10, None, PROTECTED, NO_UNIT),
+        (WRITE_VERIFY_10, None, PROTECTED, NO_UNIT),
+        (VERIFY_10, None, GOOD, NO_UNIT),
+        (PRE_FETCH_10, None, GOOD, NO_UNIT),
+        (SYNCHRONIZE_CACHE_10, None, GOOD, NO_UNIT),
+        (WRITE_SAME_10, None, PROTECTED, NO_UNIT),
+        (UNMAP, None, PROTECTED, NO_UNIT),
+        (MODE_SELECT_10, None, DENIED, NO_UNIT),
+        (RESERVE_10, None, DENIED, NO_UNIT),
+        (RELEASE_10, None, GOOD, NO_UNIT),
+        (MODE_SENSE_10, None, GOOD, NO_UNIT),
+        // Its ends are checked one by one: a list may be sent to a unit that it does not write.
+        (EXTENDED_COPY, Some(0x00), GOOD, NO_UNIT),
+        (RECEIVE_COPY_RESULTS, Some(0x00), GOOD, NO_UNIT),
+        (RECEIVE_COPY_RESULTS, Some(0x03), GOOD, NO_UNIT),
+        (RECEIVE_COPY_RESULTS, Some(0x04), GOOD, NO_UNIT),
+        (READ_16, None, GOOD, NO_UNIT),
+        (WRITE_16, None, PROTECTED, NO_UNIT),
+        (WRITE_VERIFY_16, None, PROTECTED, NO_UNIT),
+        (VERIFY_16, None, GOOD, NO_UNIT),
+        (PRE_FETCH_16, None, GOOD, NO_UNIT),
+        (SYNCHRONIZE_CACHE_16, None, GOOD, NO_UNIT),
+        (WRITE_SAME_16, None, PROTECTED, NO_UNIT),
+        (SERVICE_ACTION_IN_16, Some(0x10), GOOD, NO_UNIT),
+        (SERVICE_ACTION_IN_16, Some(0x12), GOOD, NO_UNIT),
+        (REPORT_LUNS, None, GOOD, GOOD),
+        (MAINTENANCE_IN, Some(0x0c), GOOD, NO_UNIT),
+        (MAINTENANCE_IN, Some(0x0d), GOOD, NO_UNIT),
+        (READ_12, None, GOOD, NO_UNIT),
+        (WRITE_12, None, PROTECTED, NO_UNIT),
+        (WRITE_VERIFY_12, None, PROTECTED, NO_UNIT),
+        (VERIFY_12, None, GOOD, NO_UNIT),
+    ];
+    let rows: Vec<(u8, Option<u8>)> =
+        opcodes::TABLE.iter().map(|opcode| (opcode.code(), opcode.service_action)).collect();
+    assert_eq!(rows, ROWS.map(|(code, action, ..)| (code, action)), "the table and its expectations");
+    for (code, action, read_only, masked) in ROWS {
+        let mut cdb = vec![0; cdb::length(code).expect("a group with a length")];
+        cdb[0] = code;
+        cdb[1] = action.unwrap_or(0);
+        match code {
+            // WSNZ: zero blocks are refused for that.
+            WRITE_SAME_10 => cdb[8] = 1,
+            WRITE_SAME_16 => cdb[13] = 1,
+            MODE_SENSE_6 | MODE_SENSE_10 => cdb[2] = 0x3f,
+            MAINTENANCE_IN => cdb[9] = 64,
+            // Answers about a copy need one.
+            RECEIVE_COPY_RESULTS => cdb[13] = 64,
+            _ => {}
+        }
+        for (standing, expected) in
+            [(Standing::ReadWrite, GOOD), (Standing::ReadOnly, read_only), (Standing::Masked, masked)]
+        {
+            let mut unit = unit();
+            let record = CopyList { list_id: Some(0), cscds: Vec::new(), segments: Vec::new() };
+            let (copy, list) = cdb::extended_copy(&record);
+            assert!(matches!(unit.parameters(A, RW, copy.as_bytes(), &list), Step::Copy(_)));
+            let step = match standing {
+                Standing::ReadWrite => unit.command(A, RW, &cdb, &[0]),
+                Standing::ReadOnly => unit.command(A, Rights::ReadOnly, &cdb, &[0]),
+                Standing::Masked => Step::Done(crate::no_unit(&cdb, &[])),
+            };
+            assert_eq!(codes(step).map(drop), expected, "{code:02x} {action:?} {standing:?}");
+        }
+    }
+}
+
+#[test]
+fn rights_that_are_lost_while_a_list_travels_count() {
+    let list = [&[0; 4][..], &[0x0a, 10, 0x02, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 0]].concat();
+    let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8, 0];
+    let mut unit = unit();
+    assert!(matches!(unit.command(A, RW, &cdb, &[]), Step::Collect { .. }));
+    let ended = codes(unit.parameters(A, Rights::ReadOnly, &cdb, &list)).map(drop);
+    assert_eq!(ended, Err((5, 0x20, 0x02)));
+    assert_eq!(run(&mut unit, B, access(op::WRITE_10, 0, 0, 1)), GOOD, "SWP was not set");
+}
+
+#[test]
+fn write_protection_is_told_to_whom_it_concerns_sbc3_6_4_1() {
+    let mut unit = unit();
+    let sense = [op::MODE_SENSE_6, 0x08, 0x3f, 0, 255, 0];
+    for (rights, expected) in [(RW, false), (Rights::ReadOnly, true)] {
+        let Step::Done(outcome) = unit.command(A, rights, &sense, &[]) else { panic!("no storage") };
+        assert_eq!(ModeData::parse_6(&outcome.data).map(|mode| mode.write_protected), Some(expected));
+    }
+}
+
+#[test]
+fn a_copy_may_read_what_its_nexus_may_only_read() {
+    let unit = unit();
+    let cscd = crate::copy::Cscd::naa(&0x3234_5678_9abc_def0_u64.to_be_bytes(), 512).expect("8 bytes");
+    let ends = |end| unit.copies((A, Rights::ReadOnly), end, &cscd, 0, 8);
+    assert_eq!(ends(CopyEnd::Source), Ok(()));
+    assert_eq!(ends(CopyEnd::Destination), Err(CopyFault::Device));
 }
 
 #[test]
@@ -330,9 +469,12 @@ fn write_same_maximum_length_is_the_one_told() {
 /// UNMAP with a list made by the initiator's side, then changed.
 fn unmapped(unit: &mut LogicalUnit, ranges: &[Range], change: impl FnOnce(&mut Vec<u8>)) -> Step {
     let (cdb, mut list) = cdb::unmap(ranges).expect("fits a list");
-    assert_eq!(unit.command(A, cdb.as_bytes(), &[]), Step::Collect { bytes: list.len() as u32 });
+    assert_eq!(
+        unit.command(A, RW, cdb.as_bytes(), &[]),
+        Step::Collect { list_bytes: list.len() as u32, bytes: list.len() as u32 }
+    );
     change(&mut list);
-    unit.parameters(A, cdb.as_bytes(), &list)
+    unit.parameters(A, RW, cdb.as_bytes(), &list)
 }
 
 #[test]
@@ -941,8 +1083,11 @@ fn mode_select(unit: &mut LogicalUnit, page: &[u8]) -> Step {
     let mut list = vec![0; 4];
     list.extend(page);
     let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8, 0];
-    assert_eq!(unit.command(A, &cdb, &[]), Step::Collect { bytes: list.len() as u32 });
-    unit.parameters(A, &cdb, &list)
+    assert_eq!(
+        unit.command(A, RW, &cdb, &[]),
+        Step::Collect { list_bytes: list.len() as u32, bytes: list.len() as u32 }
+    );
+    unit.parameters(A, RW, &cdb, &list)
 }
 
 /// A whole page, current values, by MODE SENSE.
@@ -1015,7 +1160,7 @@ fn mode_select_swp() {
 fn mode_select_d_sense() {
     let mut unit = unit();
     let failing = cdb::read_16(u64::MAX, 1, false);
-    let format = |unit: &mut LogicalUnit| match unit.command(A, failing.as_bytes(), &[]) {
+    let format = |unit: &mut LogicalUnit| match unit.command(A, RW, failing.as_bytes(), &[]) {
         Step::Done(Outcome { sense: Some(sense), .. }) => sense.to_bytes()[0],
         other => panic!("{other:?}"),
     };
@@ -1073,13 +1218,13 @@ fn mode_select_block_descriptor() {
     ];
     for (name, list, expected) in vectors {
         let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8, 0];
-        assert_eq!(codes(unit().parameters(A, &cdb, list)).map(drop), expected, "{name}");
+        assert_eq!(codes(unit().parameters(A, RW, &cdb, list)).map(drop), expected, "{name}");
     }
     let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, 24, 0];
-    assert_eq!(codes(unit().parameters(A, &cdb, &[0; 23])).map(drop), LIST_LENGTH, "shorter than asked");
+    assert_eq!(codes(unit().parameters(A, RW, &cdb, &[0; 23])).map(drop), LIST_LENGTH, "shorter than asked");
     let ten = [op::MODE_SELECT_10, 0x10, 0, 0, 0, 0, 0, 0, 16, 0];
     let list = [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0x27, 0x10, 0, 0, 2, 0];
-    assert_eq!(codes(unit().parameters(A, &ten, &list)).map(drop), GOOD);
+    assert_eq!(codes(unit().parameters(A, RW, &ten, &list)).map(drop), GOOD);
 }
 
 #[test]
@@ -1096,7 +1241,7 @@ fn report_supported_opcodes() {
             assert!(flags == 1 || action == 0, "SERVACTV {code:02x}");
             let mut one = |options: u8| {
                 let cdb = [op::MAINTENANCE_IN, 0x0c, options, code, 0, action, 0, 0, 0xff, 0xff, 0, 0];
-                codes(unit.command(A, &cdb, &[]))
+                codes(unit.command(A, RW, &cdb, &[]))
             };
             let (works, fails) = if flags & 1 == 1 { (2, 1) } else { (1, 2) };
             assert_eq!(one(fails).map(drop), IN_CDB);
@@ -1255,13 +1400,13 @@ proptest! {
             if let Some(first) = cdb.first_mut() {
                 *first = code;
             }
-            let mut step = unit.command(nexus, &cdb, &[0]);
-            if let Step::Collect { bytes } = step {
+            let mut step = unit.command(nexus, RW, &cdb, &[0]);
+            if let Step::Collect { bytes, .. } = step {
                 prop_assert!(bytes > 0 && bytes <= crate::limits::PARAMETER_LIST_MAX_BYTES);
-                step = unit.parameters(nexus, &cdb, &list);
+                step = unit.parameters(nexus, RW, &cdb, &list);
             }
             // A list nobody asked for.
-            let _ = unit.parameters(nexus, &cdb, &list);
+            let _ = unit.parameters(nexus, RW, &cdb, &list);
             let outcome = match step {
                 Step::Done(outcome) => outcome,
                 Step::Media(media) => {

@@ -158,7 +158,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         let endpoint = format!("{},initiator={READER}", scene.url);
         let output = run(context.command().args(["info", &endpoint, "--json"]), LIMIT)?.success()?;
         let info: serde_json::Value = serde_json::from_str(&output.stdout)?;
-        ensure!(info["device"]["read_only"] == true || info["read_only"] == true, "info: {info}");
+        ensure!(info["facts"]["access"] == "ro", "info: {info}");
         let listed = run(context.command().args(["ls", &endpoint]), LIMIT)?.success()?;
         ensure!(listed.stdout.contains(" ro"), "ls: {}", listed.stdout);
         Ok(())
