@@ -1,9 +1,283 @@
 //! Access lists entered by a name that anyone may type.
 
-use anyhow::Result;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use crate::harness::{Cases, Context};
+use anyhow::{Context as _, Result, bail, ensure};
+use seal::{Identity, PublicKey, Suite};
+use tempfile::TempDir;
 
-pub(super) fn examine(_context: &Context, _cases: &mut Cases) -> Result<()> {
+use crate::harness::files::empty_file;
+use crate::harness::pdu::Session;
+use crate::harness::seal::Who;
+use crate::harness::{Cases, Context, Output, Running, Url, scratch};
+
+/// The target of every server of this module.
+pub(super) const IQN: &str = "iqn.2026-11.org.example:claims";
+pub(super) const LAPTOP: &str = "iqn.2026-11.org.example:laptop";
+pub(super) const BACKUP: &str = "iqn.2026-11.org.example:backup";
+/// Of a command of ours.
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+/// Of a line of the log, and of an event that the target causes by itself.
+const LINE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(2);
+
+/// A directory with a configuration and what it names.
+#[derive(Debug)]
+pub(super) struct Estate {
+    pub(super) dir: TempDir,
+}
+
+/// A key pair: its file and its public half.
+#[derive(Debug)]
+pub(super) struct Keys {
+    file: PathBuf,
+    pub(super) public: String,
+}
+
+impl Keys {
+    /// As the harness's own initiator uses it against `target`.
+    pub(super) fn who(&self, target: &Keys) -> Result<Who> {
+        let text = std::fs::read_to_string(&self.file)?;
+        let line = text.lines().map(str::trim).find(|line| line.len() == 44 && !line.starts_with('#'));
+        let identity = Identity::parse(line.context("no key in the file")?).context("the key")?;
+        let target = PublicKey::parse(&target.public).context("the target's key")?;
+        Ok(Who { identity, target, suite: Suite::ALL[0] })
+    }
+}
+
+impl Estate {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self { dir: scratch()? })
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(super) fn keys(&self, context: &Context, name: &str) -> Result<Keys> {
+        let file = self.path(&format!("{name}.key"));
+        let output = context.ours(&[Path::new("key"), Path::new("new"), &file], LIMIT)?.success()?;
+        Ok(Keys { file, public: output.stdout.trim().to_owned() })
+    }
+
+    /// A file that only its owner reads; replaced as a whole.
+    pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
+        use std::os::unix::fs::PermissionsExt;
+        let new = self.path(&format!("{name}.new"));
+        std::fs::write(&new, text)?;
+        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
+        Ok(std::fs::rename(&new, self.path(name))?)
+    }
+
+    pub(super) fn disk(&self, name: &str, bytes: u64) -> Result<()> {
+        empty_file(&self.path(name), bytes)
+    }
+
+    /// `hikyaku.toml` with one target: `server` and `acls` as they stand, a LUN for each file.
+    pub(super) fn configure(&self, server: &str, luns: &[(u16, &str)], acls: &str) -> Result<()> {
+        let dir = self.dir.path().display();
+        let lun = |(lun, file): &(u16, &str)| {
+            let endpoint = if file.contains(':') { (*file).to_owned() } else { format!("{dir}/{file}") };
+            format!("[[target.lun]]\nlun = {lun}\nendpoint = \"{endpoint}\"\n")
+        };
+        let luns: String = luns.iter().map(lun).collect();
+        self.write(
+            "hikyaku.toml",
+            &format!("[server]\n{server}\n[[target]]\niqn = \"{IQN}\"\n{luns}{acls}")
+                .replace("DIR", &dir.to_string()),
+        )
+    }
+
+    pub(super) fn check(&self, context: &Context) -> Result<Output> {
+        context.ours(&[Path::new("check"), &self.path("hikyaku.toml")], LIMIT)
+    }
+
+    /// Serves the configuration.
+    pub(super) fn serve(&self, context: &Context) -> Result<Server> {
+        let mut command = context.command_in(self.dir.path());
+        command.arg("serve").arg("--config").arg(self.path("hikyaku.toml"));
+        let mut running = Running::start(&mut command)?;
+        let url = running.wait_stdout("a URL", LIMIT, |text| text.lines().next().map(str::to_owned))?;
+        Ok(Server { running, url: Url::parse(&url)? })
+    }
+}
+
+/// A server of ours with a configuration file.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) running: Running,
+    pub(super) url: Url,
+}
+
+impl Server {
+    /// Waits for a line of the log with `words`, after the first `from` bytes.
+    pub(super) fn logs(&self, from: usize, words: &str) -> Result<String> {
+        let until = Instant::now() + LINE;
+        loop {
+            let log = self.running.stderr();
+            if let Some(line) = log.get(from..).unwrap_or_default().lines().find(|line| line.contains(words))
+            {
+                return Ok(line.to_owned());
+            }
+            ensure!(Instant::now() < until, "no line with {words:?} in its log:\n{log}");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// The URL with a user and its secret.
+    pub(super) fn as_user(&self, user: &str, secret: &str, lun: u16) -> String {
+        format!("iscsi://{user}%{secret}@{}/{IQN}/{lun}", self.url.portal)
+    }
+}
+
+/// That a login is refused with this status.
+pub(super) fn refused(login: Result<Session>, status: &str) -> Result<()> {
+    match login {
+        Ok(_) => bail!("the login succeeds"),
+        Err(error) => {
+            let text = format!("{error:#}");
+            ensure!(
+                text.contains(&format!("refused with {status}"))
+                    || text.contains(&format!("status {status}")),
+                "{text}"
+            );
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn isid(number: u8) -> [u8; 6] {
+    [0x80, 0, 0, 0, 1, number]
+}
+
+/// An ACL by name alone does not protect a listener that everyone can reach: `check` and `serve` refuse it.
+fn exposed(context: &Context, acls: &str, message: &str) -> Result<()> {
+    let estate = Estate::new()?;
+    estate.write("u.secret", "secret-of-16-byt\n")?;
+    estate.disk("a.img", 1 << 20)?;
+    estate.configure("listen = [\"0.0.0.0:0\"]", &[(0, "a.img")], acls)?;
+    let checked = estate.check(context)?.expect(6)?;
+    ensure!(checked.stderr.contains(message), "{}", checked.stderr);
+    let served =
+        context.ours(&[Path::new("serve"), Path::new("--config"), &estate.path("hikyaku.toml")], LIMIT)?;
+    let served = served.expect(6)?;
+    ensure!(served.stderr.contains(message), "{}", served.stderr);
+    Ok(())
+}
+
+/// The same configuration with a proof in every row passes.
+fn protected(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    estate.write("u.secret", "secret-of-16-byt\n")?;
+    estate.disk("a.img", 1 << 20)?;
+    let acl = format!(
+        "[[target.acl]]\ninitiator = \"{LAPTOP}\"\nchap-user = \"u\"\nsecret-file = \"DIR/u.secret\"\n"
+    );
+    estate.configure("listen = [\"0.0.0.0:0\"]", &[(0, "a.img")], &acl)?;
+    estate.check(context)?.success().map(|_| ())
+}
+
+/// Two peers and their keys; `laptop` is bound to its name if `bound`.
+fn peers(context: &Context, estate: &Estate, bound: bool) -> Result<[Keys; 3]> {
+    let [target, laptop, backup] = ["target", "laptop", "backup"].map(|name| estate.keys(context, name));
+    let (target, laptop, backup) = (target?, laptop?, backup?);
+    let bound = if bound { format!("initiator = \"{LAPTOP}\"\n") } else { String::new() };
+    let text = format!(
+        "[[peer]]\nname = \"laptop\"\npublic-key = \"{}\"\n{bound}[[peer]]\nname = \"backup\"\npublic-key = \"{}\"\n",
+        laptop.public, backup.public
+    );
+    estate.write("peers.toml", &text)?;
+    Ok([target, laptop, backup])
+}
+
+const SEALED: &str = "listen = [\"127.0.0.1:0\"]\nidentity = \"DIR/target.key\"\npeers = \"DIR/peers.toml\"";
+
+/// A name counts only together with the key that it is bound to.
+fn name_of_another(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    let [target, laptop, backup] = peers(context, &estate, true)?;
+    estate.disk("laptop.img", 1 << 20)?;
+    estate.disk("backup.img", 1 << 20)?;
+    let acls = format!(
+        "[[target.acl]]\ninitiator = \"{LAPTOP}\"\nluns = [0]\n[[target.acl]]\npeer = \"backup\"\nluns = [1]\n"
+    );
+    estate.configure(SEALED, &[(0, "laptop.img"), (1, "backup.img")], &acls)?;
+    let server = estate.serve(context)?;
+    let mut own = Session::login_sealed(&server.url, LAPTOP, isid(1), &laptop.who(&target)?)?;
+    own.write(0, 0, &[0xaa; 512])?;
+    // The peer `backup` types the name of `laptop`: it gets what its own row says.
+    let mut typed = Session::login_sealed(&server.url, LAPTOP, isid(2), &backup.who(&target)?)?;
+    ensure!(typed.read(0, 0, 1).is_err(), "peer `backup` reads the LUN of `laptop` by its name");
+    ensure!(typed.read(1, 0, 1)? == [0; 512], "its own LUN");
+    Ok(())
+}
+
+/// A row by a name that no key is bound to is a mistake of the configuration, reported with its line.
+fn unbound(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    peers(context, &estate, false)?;
+    estate.disk("a.img", 1 << 20)?;
+    let acl = format!("[[target.acl]]\ninitiator = \"{LAPTOP}\"\n");
+    estate.configure(SEALED, &[(0, "a.img")], &acl)?;
+    for output in [
+        estate.check(context)?,
+        context.ours(&[Path::new("serve"), Path::new("--config"), &estate.path("hikyaku.toml")], LIMIT)?,
+    ] {
+        let output = output.expect(2)?;
+        ensure!(output.stderr.contains("line 10") && output.stderr.contains("peer ="), "{}", output.stderr);
+    }
+    Ok(())
+}
+
+/// Rows by CHAP user alone: each user gets the LUNs and the mode of its row.
+fn user_decides(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    for (name, secret) in [("a", "secret-of-a-16-b"), ("b", "secret-of-b-16-b"), ("c", "secret-of-c-16-b")] {
+        estate.write(&format!("{name}.secret"), &format!("{secret}\n"))?;
+    }
+    estate.disk("0.img", 1 << 20)?;
+    estate.disk("1.img", 1 << 20)?;
+    let row = |user: &str, more: &str| {
+        format!("[[target.acl]]\nchap-user = \"{user}\"\nsecret-file = \"DIR/{user}.secret\"\n{more}\n")
+    };
+    let acls = row("a", "luns = [0]\nmode = \"ro\"") + &row("b", "luns = [1]") + &row("c", "");
+    estate.configure("listen = [\"127.0.0.1:0\"]", &[(0, "0.img"), (1, "1.img")], &acls)?;
+    estate.check(context)?.success()?;
+    let server = estate.serve(context)?;
+    let url = |user: &str, lun| server.as_user(user, &format!("secret-of-{user}-16-b"), lun);
+    let copy =
+        |to: String| context.ours(&["copy", "pattern:64K", &format!("{to},timeout=5s"), "--force"], LIMIT);
+    copy(url("b", 1))?.success().context("user b writes LUN 1")?;
+    copy(url("c", 0))?.success().context("user c writes LUN 0")?;
+    ensure!(copy(url("a", 0))?.code != Some(0), "user a writes LUN 0, which is read-only for it");
+    ensure!(copy(url("b", 0))?.code != Some(0), "user b writes LUN 0, which it does not see");
+    context.ours(&["info", &url("a", 0)], LIMIT)?.success().context("user a reads LUN 0")?;
+    ensure!(context.ours(&["info", &url("a", 1)], LIMIT)?.code != Some(0), "user a sees LUN 1");
+    // The secret of one user does not open the row of another.
+    context.ours(&["info", &server.as_user("b", "secret-of-a-16-b", 1)], LIMIT)?.expect(4)?;
+    // Discovery shows what may be used.
+    let listed = context
+        .ours(&["ls", &format!("iscsi://a%secret-of-a-16-b@{}", server.url.portal)], LIMIT)?
+        .success()?;
+    ensure!(listed.stdout.contains(IQN), "{}", listed.stdout);
+    Ok(())
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let by_name = format!("[[target.acl]]\ninitiator = \"{LAPTOP}\"\n");
+    cases
+        .check("claims-name-alone-is-no-protection", || exposed(context, &by_name, "neither CHAP nor a key"));
+    let beside = format!(
+        "[[target.acl]]\ninitiator = \"{LAPTOP}\"\nchap-user = \"u\"\nsecret-file = \"DIR/u.secret\"\n\
+         [[target.acl]]\ninitiator = \"{BACKUP}\"\n"
+    );
+    cases.check("claims-name-beside-chap-is-no-protection", || {
+        exposed(context, &beside, "neither CHAP nor a key")
+    });
+    cases.check("claims-chap-in-every-row-is-protection", || protected(context));
+    cases.check("claims-name-of-another-key", || name_of_another(context));
+    cases.check("claims-name-without-a-key", || unbound(context));
+    cases.check("claims-user-decides", || user_decides(context));
     Ok(())
 }
