@@ -227,6 +227,11 @@ pub trait Endpoint {
         Ok(())
     }
 
+    /// The storage has this size now, as [`Medium::current_size`] says; requests in flight are not affected.
+    fn resize(&mut self, size_bytes: u64) {
+        let _ = size_bytes;
+    }
+
     /// Begins an orderly end (an iSCSI logout). Drive events until nothing is in flight, or drop it.
     fn close(&mut self, io: &mut Io) {
         let _ = io;
@@ -278,6 +283,12 @@ pub trait Medium: Send + Sync + fmt::Debug {
 
     /// What the user called it, without secrets.
     fn name(&self) -> String;
+
+    /// Bytes in all as the storage is now, where it may have changed since it was opened and its endpoints follow
+    /// ([`Endpoint::resize`]): a file or device without a size of its own choice and without layers.
+    fn current_size(&self) -> Option<u64> {
+        None
+    }
 
     /// The file or device that this is, if nothing lies between: what is done to it behind the endpoint's back is the same.
     fn as_file(&self) -> Option<&crate::FileMedium> {

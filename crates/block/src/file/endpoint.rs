@@ -407,6 +407,12 @@ impl Endpoint for FileEndpoint {
         mapped.as_mut()?.lend(&**buffered, offset, length, punched, looks)
     }
 
+    fn resize(&mut self, size_bytes: u64) {
+        self.capability.size_bytes = size_bytes;
+        self.shared.resized.store(size_bytes, Ordering::Release);
+        self.data_extent = None;
+    }
+
     fn identity(&self) -> Identity {
         self.identity.clone()
     }

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,8 @@ pub struct FileMedium {
     is_device: bool,
     identity: Identity,
     capability: Capability,
+    /// The option `size=` was given.
+    size_is_fixed: bool,
     shared: Arc<Shared>,
 }
 
@@ -56,6 +58,8 @@ struct Shared {
     opened: Option<Entry>,
     /// Disks that requests end at.
     disks: Vec<u64>,
+    /// Bytes in all, once it has another size than it was opened with; else 0.
+    resized: AtomicU64,
     /// Of a file that is memory and that we may write; what we may only read is not ours to allocate by looking.
     mapping: OnceLock<Option<Arc<Mapping>>>,
 }
@@ -176,7 +180,27 @@ impl FileMedium {
         }
         let disks = Kernel::default().disks(Node::of_metadata(&metadata), path).into_iter().collect();
         let shared = Arc::new(Shared { opened, disks, ..Shared::default() });
-        Ok(Self { path: path.to_owned(), buffered, direct, is_device, identity, capability, shared })
+        let path = path.to_owned();
+        Ok(Self {
+            path,
+            buffered,
+            direct,
+            is_device,
+            identity,
+            capability,
+            size_is_fixed: size.is_some(),
+            shared,
+        })
+    }
+}
+
+impl Shared {
+    /// Bytes in all; `opened` when it was opened.
+    fn size_bytes(&self, opened: u64) -> u64 {
+        match self.resized.load(Ordering::Acquire) {
+            0 => opened,
+            size_bytes => size_bytes,
+        }
     }
 }
 
@@ -276,9 +300,13 @@ impl Medium for FileMedium {
             handles,
             self.is_device,
             self.identity.clone(),
-            self.capability.clone(),
+            Capability { size_bytes: self.shared.size_bytes(size_bytes), ..self.capability.clone() },
             Arc::clone(&self.shared),
         )))
+    }
+
+    fn current_size(&self) -> Option<u64> {
+        if self.size_is_fixed { None } else { probe::size(&self.buffered, self.is_device).ok() }
     }
 
     fn name(&self) -> String {

@@ -30,7 +30,7 @@ pub(super) fn facts(file: &File, entry: Option<&Entry>) -> Result<Facts> {
         Some(entry) => entry.limits,
         None => Kernel::default().limits(metadata.dev()).unwrap_or_default(),
     };
-    let size_bytes = if is_device { device_size(file)? } else { metadata.len() };
+    let size_bytes = size(file, is_device)?;
     // A device is only ever told to write zeroes, with or without leave to unmap, and never to discard: what is read after a
     // discard is anything. See blkdev_fallocate in the kernel's block/fops.c.
     let write_zeroes = if is_device {
@@ -69,6 +69,11 @@ pub(super) fn is_in_memory(file: &File) -> bool {
     // SAFETY: a plain system call on a live descriptor.
     let found = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut statfs) == 0 };
     found && statfs.f_type == libc::TMPFS_MAGIC
+}
+
+/// Bytes in all as they are now.
+pub(super) fn size(file: &File, is_device: bool) -> Result<u64> {
+    if is_device { device_size(file) } else { Ok(file.metadata()?.len()) }
 }
 
 fn device_size(file: &File) -> Result<u64> {

@@ -247,6 +247,13 @@ impl LogicalUnit {
         }
     }
 
+    /// The LUNs that this nexus sees have changed: 3Fh/0Eh REPORTED LUNS DATA HAS CHANGED at this unit.
+    pub fn luns_changed(&mut self, nexus: NexusId) {
+        if let Some(nexus) = self.nexuses.iter_mut().find(|known| known.id == nexus) {
+            nexus.attentions.push(attention::LUNS_CHANGED);
+        }
+    }
+
     /// The unit has a new size: 2Ah/09h CAPACITY DATA HAS CHANGED for everyone.
     pub fn resized(&mut self, blocks: u64) {
         if self.config.blocks != blocks {
