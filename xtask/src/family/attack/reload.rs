@@ -165,7 +165,7 @@ fn bad_file(context: &Context) -> Result<()> {
 fn luns(session: &mut Session) -> Result<Vec<u8>> {
     let mut cdb = [0u8; 12];
     cdb[0] = 0xa0;
-    cdb[8..10].copy_from_slice(&1u16.to_be_bytes());
+    cdb[8..10].copy_from_slice(&256u16.to_be_bytes());
     let data = session.good(0, &cdb, 256, &[])?;
     let length = u32::from_be_bytes(data[..4].try_into()?) as usize;
     Ok(data[8..8 + length].chunks(8).map(|lun| lun[1]).collect())
