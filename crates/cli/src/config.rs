@@ -38,6 +38,12 @@ pub(crate) struct Config {
     pub(crate) identity: Option<PathBuf>,
     /// The file of the peers' keys.
     pub(crate) peers: Option<PathBuf>,
+    /// Users of this host who may log in over loopback without proof, by name or number; `any` for all.
+    pub(crate) allow_users: Vec<String>,
+    /// Directories in which LUNs lie that a reload may add.
+    pub(crate) storage: Vec<PathBuf>,
+    /// The file that this was read from.
+    pub(crate) file: Option<PathBuf>,
     /// The targets.
     pub(crate) targets: Vec<Target>,
 }
@@ -81,6 +87,8 @@ pub(crate) struct Acl {
     pub(crate) luns: Option<Vec<u16>>,
     /// No writes.
     pub(crate) read_only: bool,
+    /// Its line in the file, from one; 0 of what flags say.
+    pub(crate) line: usize,
 }
 
 /// A CHAP name and where its secret lies.
@@ -131,6 +139,10 @@ struct RawServer {
     seal: Option<Spanned<String>>,
     identity: Option<PathBuf>,
     peers: Option<PathBuf>,
+    #[serde(default)]
+    allow_user: Vec<String>,
+    #[serde(default)]
+    storage: Vec<Spanned<PathBuf>>,
 }
 
 #[derive(Deserialize)]
@@ -221,10 +233,18 @@ impl Config {
         let object = path.display().to_string();
         let text = file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)?
             .map_err(|error| Failure::usage("read the configuration", object.clone(), error))?;
-        Self::parse(context, &text).map_err(|(range, cause)| {
+        let parsed = Self::parse(context, &text).map_err(|(range, cause)| {
             let (line, column) = position(&text, range.start);
             Failure::usage("use the configuration", object, format!("line {line}, column {column}: {cause}"))
-        })
+        })?;
+        Ok(Self { file: Some(path.to_owned()), ..parsed })
+    }
+
+    /// A row that cannot be carried out.
+    pub(crate) fn wrong_row(&self, acl: &Acl, cause: &str) -> Failure {
+        let object = self.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+        let line = if acl.line > 0 { format!("line {}: ", acl.line) } else { String::new() };
+        Failure::usage("use the configuration", object, format!("{line}{cause}"))
     }
 
     /// Whether sessions are sealed. With keys of peers they must be, unless something else was said.
@@ -237,8 +257,15 @@ impl Config {
         let raw: RawConfig = toml::from_str(text)
             .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
         raw.client.requires_seal()?;
-        let RawServer { listen, advertise, drain_timeout, seal, identity, peers } = raw.server;
-        let mut config = Self { advertise, identity, peers, ..Self::default() };
+        let RawServer { listen, advertise, drain_timeout, seal, identity, peers, allow_user, storage } =
+            raw.server;
+        let mut config = Self { advertise, identity, peers, allow_users: allow_user, ..Self::default() };
+        for directory in storage {
+            if !directory.get_ref().is_absolute() {
+                return Err(wrong(&directory, "storage is a list of directories, each with its whole path"));
+            }
+            config.storage.push(directory.into_inner());
+        }
         for address in &listen {
             config.listen.push(names::parse_listen(address.get_ref()).map_err(|text| wrong(address, text))?);
         }
@@ -269,7 +296,7 @@ impl Config {
             {
                 return Err((at, format!("target {} is there twice", target.iqn.get_ref())));
             }
-            config.targets.push(target.checked(context)?);
+            config.targets.push(target.checked(context, text)?);
         }
         for address in portals.into_iter().flatten() {
             if !config.listen.contains(&address) {
@@ -294,7 +321,7 @@ impl RawTarget {
         portals.collect()
     }
 
-    fn checked(self, context: &Context) -> Result<Target, Wrong> {
+    fn checked(self, context: &Context, text: &str) -> Result<Target, Wrong> {
         let iqn = names::parse_iscsi_name(self.iqn.get_ref()).map_err(|text| wrong(&self.iqn, text))?;
         if self.lun.is_empty() {
             return Err(wrong(&self.iqn, format!("target {} has no [[target.lun]]", self.iqn.get_ref())));
@@ -313,7 +340,8 @@ impl RawTarget {
         }
         for acl in self.acl {
             let at = acl.span();
-            let acl = acl.into_inner().checked(at.clone())?;
+            let mut acl = acl.into_inner().checked(at.clone())?;
+            acl.line = position(text, at.start).0;
             let unknown = |lun: &&u16| !target.luns.iter().any(|known| known.lun == **lun);
             if let Some(lun) = acl.luns.iter().flatten().find(unknown) {
                 return Err((at, format!("the acl names LUN {lun}, which the target does not have")));
@@ -321,6 +349,13 @@ impl RawTarget {
             target.acls.push(acl);
         }
         Ok(target)
+    }
+}
+
+impl Acl {
+    /// It only names a user: an account for rows without one, and for every initiator where no row names one.
+    pub(crate) fn is_account(&self) -> bool {
+        self.initiator.is_none() && self.peer.is_none() && self.luns.is_none() && !self.read_only
     }
 }
 
@@ -344,9 +379,6 @@ impl RawAcl {
         if !names_one && chap.is_none() {
             return Err((at, "an acl needs an initiator, a peer or a chap-user".to_owned()));
         }
-        if !names_one && (self.luns.is_some() || self.mode.is_some()) {
-            return Err((at, "luns and mode are for one initiator: name it, or its peer".to_owned()));
-        }
         let read_only = match &self.mode {
             None => false,
             Some(mode) => match mode.get_ref().as_str() {
@@ -362,6 +394,7 @@ impl RawAcl {
             mutual,
             luns: self.luns.map(Spanned::into_inner),
             read_only,
+            line: 0,
         })
     }
 }

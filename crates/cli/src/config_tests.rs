@@ -171,3 +171,25 @@ fn the_clients_part_is_read_alone() {
     let whole = format!("[client]\nseal = \"require\"\n{GOOD}");
     assert!(Config::parse(&Context::default(), &whole).is_ok());
 }
+
+#[test]
+fn rows_by_user_carry_luns_and_mode() {
+    let text = GOOD.replacen("peer = \"laptop\"\n", "chap-user = \"u\"\nsecret-file = \"/etc/u\"\n", 1);
+    let config = parse(&text).unwrap();
+    let acls = &config.targets[0].acls;
+    assert!(acls[2].read_only && acls[2].luns == Some(vec![7]) && acls[2].peer.is_none());
+    assert_eq!(acls.iter().map(Acl::is_account).collect::<Vec<_>>(), [false, true, false]);
+    assert_eq!(acls.iter().map(|acl| acl.line).collect::<Vec<_>>(), [24, 31, 35]);
+}
+
+#[test]
+fn users_and_directories_of_the_server() {
+    let of = |keys: &str| parse(&GOOD.replacen("drain-timeout = \"5s\"", keys, 1));
+    let config = of("allow-user = [\"backup\", \"1000\"]\nstorage = [\"/srv\"]").unwrap();
+    assert_eq!(
+        (config.allow_users, config.storage),
+        (vec!["backup".into(), "1000".into()], vec!["/srv".into()])
+    );
+    let (range, cause) = of("storage = [\"/srv\", \"disks\"]").unwrap_err();
+    assert!(!range.is_empty() && cause.contains("whole path"), "{cause}");
+}

@@ -120,7 +120,8 @@ impl Failure {
             OpenError::Authentication(_) => (
                 Exit::Authentication,
                 "check the CHAP name and secret (options chap-user= and chap-secret-file=, or LIBISCSI_CHAP_USERNAME \
-                 and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=)",
+                 and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=); a \
+                 target of another user of this machine lets in whom its `serve --allow-user NAME` names: see its log",
             ),
             OpenError::Certificate(_) => (
                 Exit::Authentication,

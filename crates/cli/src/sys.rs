@@ -83,6 +83,33 @@ pub(crate) fn is_root() -> bool {
     user() == 0
 }
 
+/// The user that this process acts as.
+pub(crate) fn own_uid() -> u32 {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Longest entry of a user that is read.
+const USER_ENTRY_BYTES: usize = 16 << 10;
+
+/// The number of a user by its name, wherever this system keeps its users. `None`: there is no such user.
+pub(crate) fn uid_of(name: &str) -> io::Result<Option<u32>> {
+    let name = std::ffi::CString::new(name).map_err(io::Error::other)?;
+    let mut text = vec![0; USER_ENTRY_BYTES];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: `passwd` is plain data for which all zeroes is a value; name, entry, buffer and result live through the call, which
+    // is told the buffer's length; of the entry only the number is read, and only if the call says that it filled it.
+    unsafe {
+        let mut entry: libc::passwd = std::mem::zeroed();
+        let (buffer, length) = (text.as_mut_ptr(), text.len());
+        match libc::getpwnam_r(name.as_ptr(), &raw mut entry, buffer, length, &raw mut found) {
+            0 if found.is_null() => Ok(None),
+            0 => Ok(Some(entry.pw_uid)),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
 /// How a byte of a lock file is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use node::initiator::{DigestPolicy, IscsiMedium, Options, Url};
-use node::target::{Access, LunConfig, Server, ServerConfig, TargetConfig};
+use node::target::{Access, LocalUsers, LunConfig, Server, ServerConfig, TargetConfig};
 
 use crate::disk::Disk;
 use crate::random::Random;
@@ -43,6 +43,7 @@ impl Target {
             advertise: None,
             sealing: None,
             targets: vec![TargetConfig { iqn: IQN.into(), luns: vec![lun], access: Access::default() }],
+            local_users: LocalUsers::Any,
             tls: None,
             drain_timeout: Duration::from_secs(5),
             threads: Some(random.within(1..3) as usize),
@@ -132,6 +133,7 @@ fn lun(number: u16, disk: &Disk, write_cache: bool) -> LunConfig {
         physical_block_size: None,
         shared: true,
         exclusive: false,
+        held: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::command::serve::check_exposure;
+use crate::command::serve::{accesses, check_exposure, local_users};
 use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -30,8 +30,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let config = Config::load(context, &args.file)?;
     check_exposure(context, &config)?;
     let sealing = trust::sealing(context, &config)?;
+    accesses(context, &config)?;
+    local_users(&config)?;
     for target in &config.targets {
-        target.access(context)?;
         for lun in &target.luns {
             let (Some(path), Ok(creates)) = (lun.endpoint.path(), lun.endpoint.spec.flag("create")) else {
                 continue;

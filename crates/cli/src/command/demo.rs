@@ -9,7 +9,7 @@ use io::Io;
 use mover::{CopyError, Plan};
 use node::SealPolicy;
 use node::initiator::InitiatorSealing;
-use node::target::{Access, LunConfig, Peer, Sealing, Server, ServerConfig, TargetConfig};
+use node::target::{Access, LocalUsers, LunConfig, Peer, Sealing, Server, ServerConfig, TargetConfig};
 use serde_json::{Value, json};
 
 use crate::command::copy::outcome::{cpu_s_per_gb, mb_per_s};
@@ -115,6 +115,7 @@ fn start(context: &Context, bytes: u64, sealing: Sealing) -> Result<Server, Fail
         physical_block_size: None,
         shared: false,
         exclusive: false,
+        held: None,
     };
     let target = TargetConfig { iqn: TARGET.to_owned(), luns: vec![lun], access: Access::default() };
     Server::start(ServerConfig {
@@ -122,6 +123,7 @@ fn start(context: &Context, bytes: u64, sealing: Sealing) -> Result<Server, Fail
         advertise: None,
         sealing: Some(sealing),
         targets: vec![target],
+        local_users: LocalUsers::Any,
         tls: None,
         drain_timeout: DRAIN_TIMEOUT,
         threads: None,

@@ -86,12 +86,25 @@ pub(crate) fn sealing(context: &Context, config: &Config) -> Result<Option<Seali
         ));
     };
     let peers = peers::load(context, file)?;
-    let unknown =
-        acls().filter_map(|acl| acl.peer.as_ref()).find(|name| peers.iter().all(|peer| peer.name != **name));
-    if let Some(name) = unknown {
-        let cause =
-            format!("an acl asks for the key of peer '{name}', which {} does not name", file.display());
-        return Err(Failure::usage("serve", "", cause));
+    for acl in acls() {
+        if let Some(name) = &acl.peer
+            && peers.iter().all(|peer| peer.name != *name)
+        {
+            let cause =
+                format!("an acl asks for the key of peer '{name}', which {} does not name", file.display());
+            return Err(config.wrong_row(acl, &cause));
+        }
+        // With keys, a name counts together with the key that it is bound to: everyone may type it.
+        if let (Some(name), None, None) = (&acl.initiator, &acl.peer, &acl.chap)
+            && peers.iter().all(|peer| peer.initiator.as_ref() != Some(name))
+        {
+            let cause = format!("any peer may type the name {name}: no key proves it");
+            let hint = format!(
+                "peer = \"NAME\" in this acl, or initiator = \"{name}\" at its peer in {}",
+                file.display()
+            );
+            return Err(config.wrong_row(acl, &cause).hint(hint));
+        }
     }
     let identity = identity::load(config.identity.as_deref())?;
     Ok(Some(Sealing { policy, identity, peers, suites: Suite::ALL.to_vec() }))

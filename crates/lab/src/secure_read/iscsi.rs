@@ -9,7 +9,7 @@ use area::{PoolLimits, Span};
 use block::{Completion, Endpoint, Kind, Medium, OpenOptions, Request, Router, Spec, close_all, wait_ready};
 use io::{Event, Io};
 use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url};
-use node::target::{Access, LunConfig, Peer, Server, ServerConfig, TargetConfig};
+use node::target::{Access, LocalUsers, LunConfig, Peer, Server, ServerConfig, TargetConfig};
 use node::{SealPolicy, TlsIdentity, TlsTrust};
 use seal::{Descriptor, TAG_BYTES};
 use serde::{Deserialize, Serialize};
@@ -127,6 +127,7 @@ impl IscsiTarget {
             physical_block_size: None,
             shared: false,
             exclusive: false,
+            held: None,
         };
         Ok(ServerConfig {
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
@@ -135,6 +136,7 @@ impl IscsiTarget {
             drain_timeout: DRAIN_TIMEOUT,
             threads: None,
             sealing: self.sealing(),
+            local_users: LocalUsers::Any,
             tls: self.tls()?,
         })
     }

@@ -26,7 +26,7 @@ pub(super) const AHEAD: u32 = u32::MAX;
 /// Blocks of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Index into the server's LUNs.
+    /// Its slot.
     pub(super) lun: usize,
     pub(super) lba: u64,
     pub(super) blocks: u64,
@@ -155,6 +155,11 @@ impl Ahead {
         }
     }
 
+    /// Units have come or gone: what was read last says nothing of what comes.
+    pub(super) fn forget(&mut self) {
+        (self.guess, self.streak, self.last) = (None, 0, None);
+    }
+
     /// Nothing will be read any more.
     pub(super) fn end(&mut self) {
         (self.guess, self.streak) = (None, 0);
@@ -191,7 +196,7 @@ impl Connection {
     /// A guess, and how to read it if the storage does not lend it. `None`: nothing is there, or there is no
     /// memory.
     fn guess(&self, context: &mut Context<'_>, extent: Extent) -> Option<(Guess, Option<Kind>)> {
-        let lun = &context.shared.luns[extent.lun];
+        let lun = &context.luns[extent.lun];
         let capability = context.units[extent.lun].capability();
         let block = u64::from(lun.block_size);
         let (offset, length) = (extent.lba.checked_mul(block)?, extent.blocks.checked_mul(block)?);

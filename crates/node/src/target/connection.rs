@@ -13,6 +13,7 @@ use std::time::Duration;
 use area::Span;
 use block::{Completion, Endpoint, IoError, Request, RequestId};
 use io::{Event as IoEvent, Io, Owner, Token};
+use iscsi::login::target::AuthRequirement;
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::name::IscsiName;
 use iscsi::params::DigestPolicy;
@@ -20,19 +21,20 @@ use iscsi::target::{self as machine, Event, ManagementId};
 use iscsi::wire::{Isid, LoginStatus};
 use mutant::Mutant;
 use scsi::{LbaExtent, Media, MediaError, MediaOp, NexusId, Outcome, Rights, Sense, Step};
-use seal::PublicKey;
 
 use super::ahead::{AHEAD, Ahead, Extent};
-use super::config::Peer;
+use super::config::{LocalUsers, Peer, ServerConfig};
 use super::copying::Copying;
 use super::defects;
 use super::handshake::{Agreement, Handshake, Next as HandshakeNext};
-use super::login;
+use super::local_user;
+use super::login::{self, Claims, Denied, Grant};
 use super::lun::Lun;
 use super::mail::{AbortGroup, ConnectionId, Mail};
 use super::media::{Job, Next};
-use super::server::{POOL, Shared};
+use super::server::{POOL, Shared, State};
 use super::sessions::{Admission, Claim};
+use super::slots::Slots;
 use crate::reassembly::Advance;
 use crate::sealing::Protection;
 use crate::stream::{Operation, Stream, sealed_segment_max};
@@ -56,7 +58,9 @@ const _: () = assert!(3 * SESSION_BYTES_MAX < POOL.bytes_max);
 pub(super) struct Context<'a> {
     pub(super) io: &'a mut Io,
     pub(super) shared: &'a Arc<Shared>,
-    pub(super) units: &'a mut [Box<dyn Endpoint>],
+    /// Every unit that this thread has, and its way to the storage, by slot.
+    pub(super) luns: &'a Slots<Arc<Lun>>,
+    pub(super) units: &'a mut Slots<Box<dyn Endpoint>>,
     pub(super) done: &'a mut Vec<Completion>,
     pub(super) draining: bool,
     /// Payload that one connection may send in this turn.
@@ -68,10 +72,21 @@ pub(super) struct Context<'a> {
 pub(super) struct Seen {
     /// The LUN field that names it.
     pub(super) wire: u64,
-    /// Index into the server's LUNs.
+    /// Its slot.
     pub(super) lun: usize,
     /// What the session may do with it.
     pub(super) rights: Rights,
+}
+
+/// What is known of the user at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LocalUser {
+    /// It is not of this host, or it proves itself otherwise.
+    Irrelevant,
+    /// Every user is let in: none was asked for.
+    Any,
+    /// This one.
+    Is(u32),
 }
 
 /// What the login settled.
@@ -81,6 +96,8 @@ pub(super) struct Session {
     pub(super) target: Option<usize>,
     pub(super) initiator: String,
     user: Option<String>,
+    /// What the configuration gave it.
+    grant: Grant,
     pub(super) luns: Vec<Seen>,
     /// The same as REPORT LUNS wants it.
     inventory: Vec<u64>,
@@ -109,7 +126,7 @@ struct Pending {
 
 /// A command under way.
 pub(super) struct Task {
-    /// Index into the server's LUNs.
+    /// Slot of its unit.
     pub(super) lun: usize,
     cdb: [u8; 16],
     /// Length of the parameter list that it takes; 0: none.
@@ -172,8 +189,12 @@ pub(super) struct Connection {
     pending: Option<Pending>,
     /// Why there was no session.
     pub(super) refusal: Option<String>,
-    /// The key that the initiator has proven; `None` in the clear.
-    peer_key: Option<PublicKey>,
+    /// Whose key the initiator has proven; `None` in the clear.
+    proven: Option<Peer>,
+    /// The user at the other end.
+    user: LocalUser,
+    /// The configuration that the login began under, until there is a session.
+    basis: Option<Arc<State>>,
     protection: Protection,
     pub(super) ahead: Ahead,
     /// Jobs whose requests are with endpoints, or with a copier.
@@ -201,7 +222,7 @@ impl Connection {
         timer: Option<Duration>,
     ) -> Option<Self> {
         let machine = new_machine(u32::MAX, io.now())?;
-        let handshake = Handshake::begin(&shared.config, io.now()).map(Box::new);
+        let handshake = Handshake::begin(&shared.state().config, io.now()).map(Box::new);
         tracing::debug!(%peer, "connected");
         Some(Self {
             id,
@@ -216,7 +237,9 @@ impl Connection {
             requests: Vec::new(),
             pending: None,
             refusal: None,
-            peer_key: None,
+            proven: None,
+            user: LocalUser::Irrelevant,
+            basis: None,
             protection: Protection::None,
             ahead: Ahead::off(),
             busy: 0,
@@ -266,10 +289,10 @@ impl Connection {
     }
 
     /// The last act of a connection that is over.
-    pub(super) fn end(self, shared: &Shared) {
+    pub(super) fn end(self, luns: &Slots<Arc<Lun>>) {
         if let Some(session) = &self.session {
             for seen in &session.luns {
-                shared.luns[seen.lun].detach(session.nexus);
+                luns[seen.lun].detach(session.nexus);
             }
             let counters = self.stream.counters();
             tracing::info!(
@@ -368,7 +391,7 @@ impl Connection {
                 let gathers = stream.is_sent();
                 let sent = stream.send(context.io, &mut handshake.exchange, context.send_bytes, |_| None);
                 if gathers && let Some(agreement) = handshake.take_agreement() {
-                    self.seal(agreement, context.io.now());
+                    self.seal(agreement, &context.shared.state(), context.io.now());
                 }
                 sent
             }
@@ -390,7 +413,7 @@ impl Connection {
                 Ok(Advance::Starved) => break,
                 Err(fatal) => return self.fail(&fatal, io.now()),
             }
-            match handshake.advance(&shared.config, &shared.handshakes, self.peer.ip(), io.now()) {
+            match handshake.advance(&shared.state().config, &shared.handshakes, self.peer.ip(), io.now()) {
                 HandshakeNext::Wait => {}
                 HandshakeNext::Ordinary(first) => {
                     self.handshake = None;
@@ -407,14 +430,18 @@ impl Connection {
     }
 
     /// The last word of the outer login is gathered: records follow, and within them a login.
-    fn seal(&mut self, agreement: Agreement, now: Duration) {
+    fn seal(&mut self, agreement: Agreement, state: &State, now: Duration) {
         let Agreement { channel, suite, unit, peer_key } = agreement;
+        // It may have been taken off the list since it was looked up; a reload from here on finds it here.
+        let Some(peer) = state.config.peer(&peer_key) else {
+            return self.shut("its key is no longer among the peers");
+        };
         let Some(machine) = new_machine(sealed_segment_max(unit), now) else {
             return self.shut("no randomness for the login");
         };
         self.stream.seal(channel, unit, now);
         (self.machine, self.handshake) = (machine, None);
-        self.peer_key = Some(peer_key);
+        self.proven = Some(peer.clone());
         self.protection = Protection::Sealed { suite, unit, peer_key };
         self.ahead = Ahead::new(suite);
         tracing::debug!(peer = %self.peer, key = %peer_key, suite = suite.name(), unit, "sealed");
@@ -493,16 +520,25 @@ impl Connection {
                 Event::Command(command) => self.on_command(context, &command),
                 Event::DataOut { task } => self.on_data_out(context, task),
                 Event::Identify(identity) => {
+                    let state = context.shared.state();
                     let policy = if context.draining {
                         Err(LoginStatus::ServiceUnavailable.into())
                     } else {
-                        login::policy(&context.shared.config, &identity, self.proven(context.shared))
+                        login::policy(&state.config, &identity, self.proven.as_ref())
                             .map(|policy| self.as_protected(context.shared, policy))
                     };
+                    let name = &identity.initiator_name;
                     if let Err(refusal) = &policy {
-                        let reason = format!("{}: {:?}", identity.initiator_name, refusal.status);
-                        self.refusal = Some(reason);
+                        self.refusal = Some(format!("{name}: {:?}", refusal.status));
                     }
+                    let policy = policy.and_then(|policy| {
+                        self.admit_user(context.shared, &state.config, &policy).map_err(|why| {
+                            self.refusal = Some(format!("{name}: {why}"));
+                            LoginStatus::AuthenticationFailure
+                        })?;
+                        Ok(policy)
+                    });
+                    self.basis = Some(state);
                     self.machine.identify(policy);
                 }
                 Event::SessionReady(ready) => {
@@ -536,15 +572,119 @@ impl Connection {
             (params.header_digest, params.data_digest) = (DigestPolicy::Off, DigestPolicy::Off);
             let segment_max = &mut params.max_recv_data_segment_length;
             *segment_max = sealed_segment_max(unit).min(*segment_max);
-        } else if shared.config.tls.is_none() && !self.peer.ip().to_canonical().is_loopback() {
+        } else if shared.state().config.tls.is_none() && !self.peer.ip().to_canonical().is_loopback() {
             (params.header_digest, params.data_digest) = (DigestPolicy::Prefer, DigestPolicy::Prefer);
         }
         policy
     }
 
-    /// Who has proven its key on this connection.
-    fn proven<'a>(&self, shared: &'a Shared) -> Option<&'a Peer> {
-        self.peer_key.as_ref().and_then(|key| shared.config.peer(key))
+    /// Where nothing else is to be proven, a user of this host must be one that is let in. `Err`: why not, and what to type.
+    fn admit_user(
+        &mut self,
+        shared: &Shared,
+        config: &ServerConfig,
+        policy: &machine::Policy,
+    ) -> Result<(), String> {
+        let is_proven = self.proven.is_some() || !matches!(policy.auth, AuthRequirement::None);
+        if is_proven || !self.peer.ip().to_canonical().is_loopback() {
+            self.user = LocalUser::Irrelevant;
+            return Ok(());
+        }
+        if config.local_users == LocalUsers::Any {
+            self.user = LocalUser::Any;
+            return Ok(());
+        }
+        let instead = "or protect the target by CHAP or by keys of peers";
+        match shared.local_users.of(self.peer, self.local) {
+            Ok(uid) if config.local_users.admit(uid) => {
+                self.user = LocalUser::Is(uid);
+                Ok(())
+            }
+            Ok(uid) => {
+                let name = local_user::name_of(uid).unwrap_or_else(|| uid.to_string());
+                Err(format!(
+                    "user {name} (uid {uid}) of this host may not use this server: say --allow-user {name}, {instead}"
+                ))
+            }
+            Err(unknown) => Err(format!(
+                "a user of this host, of whom nothing is known: {unknown}; say --allow-user any, {instead}"
+            )),
+        }
+    }
+
+    /// Whether the configuration still gives it what it rests on.
+    fn is_granted(&self, config: &ServerConfig) -> bool {
+        let peer = self.proven.as_ref();
+        let is_listed =
+            peer.is_none_or(|peer| config.peer(&peer.public_key).is_some_and(|listed| listed.is_same(peer)));
+        let is_admitted = match self.user {
+            LocalUser::Irrelevant => true,
+            LocalUser::Any => config.local_users == LocalUsers::Any,
+            LocalUser::Is(uid) => config.local_users.admit(uid),
+        };
+        is_listed
+            && is_admitted
+            && self.session.as_ref().is_none_or(|session| {
+                let target = session.target.map(|index| config.targets[index].iqn.as_str());
+                let claims = Claims { initiator: &session.initiator, peer, user: session.user.as_deref() };
+                login::grant(config, target, claims).is_ok_and(|grant| grant.is_same(&session.grant))
+            })
+    }
+
+    /// Takes a changed configuration. A session whose rights have changed ends: the initiator logs in again, to the new ones. Another
+    /// one lives on and learns by unit attentions which units came and went. True: a session has ended.
+    pub(super) fn revise(&mut self, context: &mut Context<'_>, state: &State) -> bool {
+        if self.phase != Phase::Open {
+            return false;
+        }
+        if self.is_granted(&state.config) && self.revise_luns(context, state) {
+            return false;
+        }
+        if let Some(session) = &self.session {
+            tracing::info!(
+                peer = %self.peer, initiator = session.initiator,
+                "session ends: what it rests on is no longer configured"
+            );
+        }
+        self.shut("what it rests on is no longer configured");
+        self.session.is_some()
+    }
+
+    /// Gives a session the units that there are now. False: it must log in again.
+    fn revise_luns(&mut self, context: &mut Context<'_>, state: &State) -> bool {
+        let Some(session) = &mut self.session else { return true };
+        let Some(target) = session.target else { return true };
+        let luns = state.visible_luns(target, session.grant.row.as_ref(), self.proven.as_ref());
+        if luns == session.luns {
+            return true;
+        }
+        let nexus = session.nexus;
+        for seen in &luns {
+            let unit = &context.luns[seen.lun];
+            if session.luns.contains(seen) {
+                unit.unit().luns_changed(nexus);
+            } else if unit.config.exclusive {
+                return false;
+            } else {
+                unit.unit().attach(nexus, None);
+            }
+        }
+        for seen in session.luns.iter().filter(|seen| !luns.contains(seen)) {
+            context.luns[seen.lun].detach(nexus);
+        }
+        let exclusive = luns.iter().map(|seen| seen.lun).filter(|lun| context.luns[*lun].config.exclusive);
+        context.shared.sessions.set_exclusive(self.id, exclusive.collect());
+        session.inventory = luns.iter().map(|seen| seen.wire).collect();
+        session.luns = luns;
+        self.ahead.forget();
+        true
+    }
+
+    /// Whether something here still names the unit in a slot.
+    pub(super) fn uses(&self, slot: usize) -> bool {
+        let sees =
+            self.session.as_ref().is_some_and(|session| session.luns.iter().any(|seen| seen.lun == slot));
+        sees || self.ahead.is_reading() || self.tasks.iter().flatten().any(|task| task.lun == slot)
     }
 
     /// Asks for the session that the login agreed on; again when the one it replaces has ended.
@@ -562,32 +702,46 @@ impl Connection {
             };
             return self.machine.refuse_session(status);
         }
-        let found = pending.target.as_deref().and_then(|name| context.shared.target(name));
-        let peer = self.proven(context.shared);
-        let entry =
-            found.and_then(|(_, target)| login::entry(target, &pending.initiator, peer).ok().flatten());
-        let mut luns: Vec<Seen> = Vec::new();
-        if let Some((index, _)) = found {
-            luns.extend(context.shared.target_luns[index].iter().filter_map(|&index| {
-                let lun = &context.shared.luns[index];
-                let rights = login::rights(entry, peer, lun.config.lun)?;
-                Some(Seen { wire: lun.wire, lun: index, rights })
-            }));
-        }
+        let state = context.shared.state();
+        let peer = self.proven.as_ref();
+        let grant = {
+            let claims = Claims { initiator: &pending.initiator, peer, user: pending.user.as_deref() };
+            let grant = |state: &State| login::grant(&state.config, pending.target.as_deref(), claims);
+            // What it has proven, it has proven to the configuration that its login began under.
+            let begun =
+                self.basis.as_ref().filter(|basis| !Arc::ptr_eq(basis, &state)).map(|basis| grant(basis));
+            match (grant(&state), begun) {
+                (Ok(now), None) => Ok(now),
+                (Ok(now), Some(Ok(then))) if now.is_same(&then) => Ok(now),
+                _ => Err(Denied),
+            }
+        };
+        let granted =
+            grant.and_then(|grant| if self.is_granted(&state.config) { Ok(grant) } else { Err(Denied) });
+        let Ok(grant) = granted else {
+            tracing::warn!(
+                peer = %self.peer, initiator = pending.initiator, user = pending.user,
+                "login refused: no row of the target's access list fits"
+            );
+            return self.machine.refuse_session(LoginStatus::AuthorizationFailure);
+        };
+        let target = pending.target.as_deref().and_then(|name| state.target(name));
+        let luns =
+            target.map(|index| state.visible_luns(index, grant.row.as_ref(), peer)).unwrap_or_default();
         let exclusive = luns.iter().map(|seen| seen.lun);
         let claim = Claim {
             initiator: pending.initiator.clone(),
             isid: pending.isid,
             target: pending.target.clone(),
             peer: self.peer,
-            peer_key: self.peer_key,
+            peer_key: peer.map(|peer| peer.public_key),
             connection: self.id,
-            exclusive: exclusive.filter(|lun| context.shared.luns[*lun].config.exclusive).collect(),
+            exclusive: exclusive.filter(|lun| context.luns[*lun].config.exclusive).collect(),
         };
         match context.shared.sessions.claim(claim) {
             Admission::Granted { tsih, nexus, former } => {
                 for seen in &luns {
-                    let mut unit = context.shared.luns[seen.lun].unit();
+                    let mut unit = context.luns[seen.lun].unit();
                     unit.attach(nexus, former);
                     defects::claim_kept(&mut unit, nexus);
                 }
@@ -597,12 +751,14 @@ impl Connection {
                 );
                 self.session = Some(Session {
                     nexus,
-                    target: found.map(|(index, _)| index),
+                    target,
                     initiator: pending.initiator,
                     user: pending.user,
                     inventory: luns.iter().map(|seen| seen.wire).collect(),
                     luns,
+                    grant,
                 });
+                self.basis = None;
                 self.machine.accept_session(tsih);
             }
             Admission::Wait { old } => {
@@ -628,11 +784,16 @@ impl Connection {
 
     fn on_send_targets(&mut self, context: &Context<'_>, request: machine::TextId, scope: &machine::Scope) {
         let session = self.session.as_ref().expect("text comes after the login");
-        let config = &context.shared.config;
+        let state = context.shared.state();
+        let config = &state.config;
         let address = login::portal_address(config, self.local);
         let own = session.target.map(|index| config.targets[index].iqn.as_str());
-        let peer = self.proven(context.shared);
-        let targets: Vec<_> = login::visible(config, &session.initiator, peer, session.user.as_deref())
+        let claims = Claims {
+            initiator: &session.initiator,
+            peer: self.proven.as_ref(),
+            user: session.user.as_deref(),
+        };
+        let targets: Vec<_> = login::visible(config, claims)
             .filter(|target| match scope {
                 machine::Scope::All => own.is_none() || own == Some(target.iqn.as_str()),
                 machine::Scope::This => own == Some(target.iqn.as_str()),
@@ -652,7 +813,7 @@ impl Connection {
             let outcome = scsi::no_unit(&command.cdb, &session.inventory);
             return self.answer(context, command.task, command.cdb, &outcome);
         };
-        let unit = &context.shared.luns[lun];
+        let unit = &context.luns[lun];
         if unit.is_clearing() {
             return self.answer(context, command.task, command.cdb, &Outcome::busy());
         }
@@ -696,7 +857,7 @@ impl Connection {
             Step::Copy(list) => self.copy(context, id, list),
             Step::Media(media) => {
                 let session = self.session.as_ref().expect("logged in");
-                let lun = &context.shared.luns[task.lun];
+                let lun = &context.luns[task.lun];
                 if media.writes() {
                     lun.note_writer(session.nexus, &session.initiator);
                 }
@@ -719,7 +880,7 @@ impl Connection {
     /// Ends a command whose data-out has a length that cannot serve. The residual says by how much it differs from `needed`.
     fn misfit(&mut self, context: &mut Context<'_>, id: TaskId, needed: u64) {
         let lun = self.tasks[id.index()].as_ref().expect("a task under way").lun;
-        let outcome = context.shared.luns[lun].unit().misfit();
+        let outcome = context.luns[lun].unit().misfit();
         self.finish_with(id, &outcome, 0, needed);
     }
 
@@ -754,10 +915,14 @@ impl Connection {
             return self.start(context, id);
         }
         let session = self.session.as_ref().expect("logged in");
-        let rights = session.rights(task.lun).expect("its command was let through");
+        let Some(rights) = session.rights(task.lun) else {
+            // A reload has taken the unit away since the command came.
+            let outcome = scsi::no_unit(&task.cdb, &session.inventory);
+            return self.finish(context, id, &outcome);
+        };
         let list = task.buffer.take();
         let bytes = list.as_ref().map(Span::as_slice).unwrap_or_default();
-        let step = context.shared.luns[task.lun].unit().parameters(session.nexus, rights, &task.cdb, bytes);
+        let step = context.luns[task.lun].unit().parameters(session.nexus, rights, &task.cdb, bytes);
         self.on_step(context, id, step, None);
     }
 
@@ -765,7 +930,7 @@ impl Connection {
     fn start(&mut self, context: &mut Context<'_>, id: TaskId) {
         let task = self.tasks[id.index()].as_mut().expect("a task under way");
         let media = task.media.as_ref().expect("set by the caller");
-        let lun = &context.shared.luns[task.lun];
+        let lun = &context.luns[task.lun];
         if let MediaOp::LbaStatus { descriptors_max } = media.op {
             let unit = &mut *context.units[task.lun];
             let extents = lba_extents(unit, media, lun.block_size, descriptors_max);
@@ -856,14 +1021,14 @@ impl Connection {
                 self.busy -= 1;
                 task.job = None;
                 if task.media.as_ref().is_some_and(|media| !matches!(media.op, MediaOp::Read { .. })) {
-                    context.shared.luns[lun].note_change();
+                    context.luns[lun].note_change();
                 }
                 if self.phase != Phase::Open || !task.groups.is_empty() {
                     return self.machine.abort(id);
                 }
                 let media = task.media.take().expect("started");
                 if let Err(error) = result {
-                    let lun = &context.shared.luns[task.lun].config;
+                    let lun = &context.luns[task.lun].config;
                     tracing::warn!(lun = lun.lun, storage = lun.medium.name(), ?error, op = ?media.op, lba = media.lba);
                 }
                 self.finish_media(context, id, &media, result);
@@ -896,7 +1061,7 @@ impl Connection {
         result: Result<(), MediaError>,
     ) {
         let task = self.tasks[id.index()].as_ref().expect("a task under way");
-        let lun: &Lun = &context.shared.luns[task.lun];
+        let lun: &Lun = &context.luns[task.lun];
         let nexus = self.session.as_ref().expect("logged in").nexus;
         let outcome = lun.unit().finish(nexus, media, result);
         let good = outcome.sense.is_none();

@@ -23,6 +23,7 @@ use scsi::NexusId;
 use scsi::copy::{CopyFailure, CopyFault, CopyList};
 use scsi::limits::COPIES_MAX;
 
+use super::lun::Lun;
 use super::mail::{ConnectionId, Mail};
 use super::media::media_error;
 use super::server::Shared;
@@ -42,7 +43,7 @@ const _: () = assert!(CHUNK_BYTES_MAX as usize <= POOL.bytes_max);
 /// A stretch that one call of the mover copies: segments that follow each other at both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Indices into the server's LUNs.
+    /// Slots of the server's LUNs.
     pub(super) source: usize,
     pub(super) destination: usize,
     /// First bytes.
@@ -67,6 +68,8 @@ impl Run {
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) shared: Arc<Shared>,
+    /// The units of the runs, and that of the command: they are kept until the copy has ended.
+    pub(super) luns: Vec<Arc<Lun>>,
     pub(super) runs: Vec<Run>,
     pub(super) list: Arc<CopyList>,
     /// The unit that the command was for, and who asked.
@@ -80,13 +83,18 @@ pub(super) struct Order {
 }
 
 impl Order {
+    /// The unit in this slot.
+    fn unit(&self, slot: usize) -> &Lun {
+        self.luns.iter().find(|lun| lun.slot == slot).expect("every unit of the order is in it")
+    }
+
     /// A panic ended the copy: what of its writes is with the storage is not known.
     fn fail_units(&self) {
         for run in &self.runs {
-            self.shared.luns[run.destination].fail();
-            self.shared.luns[run.source].fail_if_poisoned();
+            self.unit(run.destination).fail();
+            self.unit(run.source).fail_if_poisoned();
         }
-        self.shared.luns[self.lun].fail_if_poisoned();
+        self.unit(self.lun).fail_if_poisoned();
     }
 
     fn answer(self, result: Result<u64, CopyFailure>) {
@@ -249,7 +257,7 @@ impl Copying<'_> {
         }
         self.detach();
         let mut attach = |lun: usize| {
-            let unit = &self.order.shared.luns[lun];
+            let unit = self.order.unit(lun);
             let mut inner = unit.config.medium.attach(self.io)?;
             wait_ready(self.io, &mut [&mut *inner])?;
             let flushes = !unit.unit().write_cache() && !is_on(Mutant::CopyUnflushed);
@@ -302,12 +310,11 @@ impl Copying<'_> {
     /// One call of the mover, `start` bytes into the run.
     fn piece(&mut self, run: &Run, start: u64, plan: &Plan, before: u64) -> Result<(), CopyFailure> {
         let Self { io, order, ends } = self;
-        let shared = &order.shared;
         let Some((_, _, [source, destination])) = ends else { unreachable!("attached by the caller") };
         let (src_offset, dst_offset) = (run.source_offset + start, run.destination_offset + start);
         let plan = Plan { src_offset, dst_offset, ..plan.clone() };
         let mut observer = |progress: &mover::Progress| {
-            shared.luns[order.lun].unit().copying(order.nexus, &order.list, before + progress.bytes);
+            order.unit(order.lun).unit().copying(order.nexus, &order.list, before + progress.bytes);
             if order.stop.load(Ordering::Relaxed) { Control::Stop } else { Control::Continue }
         };
         if order.stop.load(Ordering::Relaxed) {
@@ -319,7 +326,7 @@ impl Copying<'_> {
             _ => CopyFault::Device,
         };
         let failed = |lun: usize, error: &IoError| {
-            shared.luns[lun].unit().copy_failed(order.nexus, media_error(error));
+            order.unit(lun).unit().copy_failed(order.nexus, media_error(error));
         };
         let at = match &error {
             CopyError::Read { end: End::Source, offset, error, .. } => {
@@ -337,7 +344,7 @@ impl Copying<'_> {
             _ => start,
         };
         if fault == CopyFault::Device {
-            let [source, destination] = [run.source, run.destination].map(|lun| &shared.luns[lun].config);
+            let [source, destination] = [run.source, run.destination].map(|lun| &order.unit(lun).config);
             tracing::warn!(
                 from = source.medium.name(), to = destination.medium.name(), %error, "third-party copy"
             );

@@ -12,15 +12,16 @@ use scsi::{CopyEnd, Outcome};
 
 use super::connection::{Connection, Context, Phase, Seen, Session};
 use super::copier::{Order, Run};
+use super::lun::Lun;
 use super::media::Job;
-use super::server::Shared;
+use super::slots::Slots;
 
 /// A copy that a task waits for.
 #[derive(Debug)]
 pub(super) struct Copying {
     list: Arc<CopyList>,
     /// The units that it writes.
-    written: Vec<usize>,
+    written: Vec<Arc<Lun>>,
 }
 
 impl Connection {
@@ -29,8 +30,8 @@ impl Connection {
         let session = self.session.as_ref().expect("commands come after the login");
         let nexus = session.nexus;
         let lun = self.tasks[id.index()].as_ref().expect("a task under way").lun;
-        let unit = &context.shared.luns[lun];
-        let runs = match plan(context.shared, session, &list) {
+        let unit = &context.luns[lun];
+        let runs = match plan(context.luns, session, &list) {
             Ok(runs) if runs.is_empty() => {
                 let outcome = unit.unit().copied(nexus, &list, Ok(0));
                 return self.finish(context, id, &outcome);
@@ -46,12 +47,18 @@ impl Connection {
         let mut written: Vec<usize> = runs.iter().map(|run| run.destination).collect();
         written.sort_unstable();
         written.dedup();
+        let written: Vec<Arc<Lun>> = written.iter().map(|lun| Arc::clone(&context.luns[*lun])).collect();
         for lun in &written {
-            context.shared.luns[*lun].note_writer(nexus, &session.initiator);
+            lun.note_writer(nexus, &session.initiator);
         }
+        let ends = runs.iter().flat_map(|run| [run.source, run.destination]).chain([lun]);
+        let mut luns: Vec<Arc<Lun>> = ends.map(|lun| Arc::clone(&context.luns[lun])).collect();
+        luns.sort_unstable_by_key(|lun| lun.slot);
+        luns.dedup_by_key(|lun| lun.slot);
         let (list, stop) = (Arc::new(list), Arc::new(AtomicBool::new(false)));
         let order = Order {
             shared: Arc::clone(context.shared),
+            luns,
             runs,
             list: Arc::clone(&list),
             lun,
@@ -82,10 +89,10 @@ impl Connection {
         task.job = None;
         self.busy -= 1;
         for lun in &copying.written {
-            context.shared.luns[*lun].note_change();
+            lun.note_change();
         }
         let nexus = self.session.as_ref().expect("logged in").nexus;
-        let outcome = context.shared.luns[task.lun].unit().copied(nexus, &copying.list, result);
+        let outcome = context.luns[task.lun].unit().copied(nexus, &copying.list, result);
         if self.phase != Phase::Open || !task.groups.is_empty() {
             return self.machine.abort(id);
         }
@@ -94,11 +101,11 @@ impl Connection {
 }
 
 /// What the list comes to: stretches between units of this session.
-fn plan(shared: &Shared, session: &Session, list: &CopyList) -> Result<Vec<Run>, CopyFailure> {
+fn plan(luns: &Slots<Arc<Lun>>, session: &Session, list: &CopyList) -> Result<Vec<Run>, CopyFailure> {
     let found: Vec<Option<Seen>> = list
         .cscds
         .iter()
-        .map(|cscd| session.luns.iter().find(|seen| shared.luns[seen.lun].unit().is_named(cscd)).copied())
+        .map(|cscd| session.luns.iter().find(|seen| luns[seen.lun].unit().is_named(cscd)).copied())
         .collect();
     let mut runs: Vec<Run> = Vec::new();
     for (index, segment) in list.segments.iter().enumerate() {
@@ -108,7 +115,7 @@ fn plan(shared: &Shared, session: &Session, list: &CopyList) -> Result<Vec<Run>,
             let cscd = list.cscds.get(usize::from(id)).filter(|cscd| !cscd.null);
             let cscd = cscd.ok_or(fail(CopyFault::NoDescriptor))?;
             let seen = found[usize::from(id)].ok_or(fail(CopyFault::NotReachable))?;
-            Ok((cscd, seen, u64::from(shared.luns[seen.lun].block_size)))
+            Ok((cscd, seen, u64::from(luns[seen.lun].block_size)))
         };
         let (from, source, source_block) = end(segment.source)?;
         let (to, destination, destination_block) = end(segment.destination)?;
@@ -118,7 +125,7 @@ fn plan(shared: &Shared, session: &Session, list: &CopyList) -> Result<Vec<Run>,
             return Err(fail(CopyFault::Inexact));
         }
         let check = |seen: Seen, end, cscd, lba, block| {
-            let unit = shared.luns[seen.lun].unit();
+            let unit = luns[seen.lun].unit();
             unit.copies((session.nexus, seen.rights), end, cscd, lba, bytes / block).map_err(fail)
         };
         check(source, CopyEnd::Source, from, segment.source_lba, source_block)?;

@@ -9,7 +9,7 @@ use iscsi::params::{Params, SessionType};
 use iscsi::wire::LoginStatus;
 use scsi::Rights;
 
-use super::config::{AclEntry, ChapAccount, Peer, ServerConfig, TargetConfig};
+use super::config::{Access, AclEntry, ChapAccount, Peer, ServerConfig, TargetConfig};
 use super::lun::PORTAL_GROUP_TAG;
 use crate::sealing::SealPolicy;
 
@@ -56,8 +56,7 @@ pub(super) fn policy(
             let name = identity.target_name.as_ref().ok_or(LoginStatus::MissingParameter)?;
             let target = config.targets.iter().find(|target| target.iqn == name.as_str());
             let target = target.ok_or(LoginStatus::NotFound)?;
-            let entry = entry(target, initiator, peer).map_err(|Denied| LoginStatus::AuthorizationFailure)?;
-            accounts(target, entry)
+            accounts(config, target, initiator, peer).map_err(|Denied| LoginStatus::AuthorizationFailure)?
         }
     };
     let auth = if accounts.is_empty() {
@@ -83,24 +82,72 @@ fn params() -> Params {
 }
 
 /// The initiator is not on the list.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Denied;
 
-/// The entry of an initiator in a target's list, the first that fits; `None` when there is no list.
-pub(super) fn entry<'a>(
+/// What of an initiator is known: the name that it types, the key that it has proven, and the user that it has authenticated as. A
+/// user of `None` fits a row that asks for no account.
+#[derive(Clone, Copy)]
+pub(super) struct Claims<'a> {
+    pub(super) initiator: &'a str,
+    pub(super) peer: Option<&'a Peer>,
+    pub(super) user: Option<&'a str>,
+}
+
+/// The rows of a target that an initiator's name and key fit, those that name it first. Which of them decides is known when it has
+/// authenticated.
+fn candidates<'a>(
+    config: &'a ServerConfig,
     target: &'a TargetConfig,
-    initiator: &str,
-    peer: Option<&Peer>,
-) -> Result<Option<&'a AclEntry>, Denied> {
-    if target.access.initiators.is_empty() {
-        return Ok(None);
-    }
-    let fits = |entry: &&AclEntry| {
-        let name = entry.initiator.as_deref().is_none_or(|name| name == initiator);
-        let key = entry.peer.as_deref().is_none_or(|name| peer.is_some_and(|peer| peer.name == name));
-        name && key
+    initiator: &'a str,
+    peer: Option<&'a Peer>,
+) -> impl Iterator<Item = &'a AclEntry> {
+    let seals = config.seal_policy() != SealPolicy::Off;
+    let fits = move |row: &&AclEntry| {
+        let name = row.initiator.as_deref().is_none_or(|name| name == initiator);
+        let key = row.peer.as_deref().is_none_or(|name| peer.is_some_and(|peer| peer.name == name));
+        // A name alone is what everyone may type: it counts together with the key that it is bound to.
+        let bound = !seals
+            || row.initiator.is_none()
+            || row.peer.is_some()
+            || row.chap.is_some()
+            || peer.is_some_and(|peer| peer.initiator == row.initiator);
+        name && key && bound
     };
-    target.access.initiators.iter().find(fits).map(Some).ok_or(Denied)
+    let rows = &target.access.initiators;
+    let named = rows.iter().filter(|row| row.is_named());
+    named.chain(rows.iter().filter(|row| !row.is_named())).filter(fits)
+}
+
+/// Whether the accounts without a row let any initiator in.
+fn accounts_suffice(target: &TargetConfig) -> bool {
+    !target.access.chap.is_empty() && !target.access.initiators.iter().any(AclEntry::is_named)
+}
+
+/// The accounts by which a row may be entered; none is needed where there is none.
+fn accounts_of<'a>(target: &'a TargetConfig, row: &'a AclEntry) -> &'a [ChapAccount] {
+    row.chap.as_ref().map_or(&target.access.chap[..], std::slice::from_ref)
+}
+
+/// The row that decides what an initiator gets; `None` when it gets everything.
+pub(super) fn entry<'a>(
+    config: &'a ServerConfig,
+    target: &'a TargetConfig,
+    claims: Claims<'a>,
+) -> Result<Option<&'a AclEntry>, Denied> {
+    let Claims { initiator, peer, user } = claims;
+    let knows = |accounts: &[ChapAccount]| accounts.iter().any(|account| Some(account.user.as_str()) == user);
+    let fits = |row: &&AclEntry| {
+        let accounts = accounts_of(target, row);
+        accounts.is_empty() || knows(accounts)
+    };
+    let Access { chap, initiators } = &target.access;
+    match candidates(config, target, initiator, peer).find(fits) {
+        Some(row) => Ok(Some(row)),
+        None if initiators.is_empty() && chap.is_empty() => Ok(None),
+        None if accounts_suffice(target) && knows(chap) => Ok(None),
+        None => Err(Denied),
+    }
 }
 
 /// What an initiator may do with a LUN; `None`: it does not see it. Both its entry and its key must allow it to be seen.
@@ -114,10 +161,22 @@ pub(super) fn rights(entry: Option<&AclEntry>, peer: Option<&Peer>, lun: u16) ->
     Some(if read_only { Rights::ReadOnly } else { Rights::ReadWrite })
 }
 
-fn accounts<'a>(target: &'a TargetConfig, entry: Option<&'a AclEntry>) -> Vec<&'a ChapAccount> {
-    match entry.and_then(|entry| entry.chap.as_ref()) {
-        Some(own) => vec![own],
-        None => target.access.chap.iter().collect(),
+/// The accounts that an initiator may authenticate by, before it has; with none, it need not.
+fn accounts<'a>(
+    config: &'a ServerConfig,
+    target: &'a TargetConfig,
+    initiator: &'a str,
+    peer: Option<&'a Peer>,
+) -> Result<Vec<&'a ChapAccount>, Denied> {
+    let mut rows = candidates(config, target, initiator, peer).peekable();
+    let Access { chap, initiators } = &target.access;
+    let general: &[ChapAccount] = if accounts_suffice(target) { chap } else { &[] };
+    match rows.peek() {
+        None if initiators.is_empty() || !general.is_empty() => Ok(general.iter().collect()),
+        None => Err(Denied),
+        // The first row fits whoever it is.
+        Some(first) if accounts_of(target, first).is_empty() => Ok(Vec::new()),
+        Some(_) => Ok(rows.flat_map(|row| accounts_of(target, row)).chain(general).collect()),
     }
 }
 
@@ -125,13 +184,12 @@ fn accounts<'a>(target: &'a TargetConfig, entry: Option<&'a AclEntry>) -> Vec<&'
 /// nobody who could not log in.
 fn discovery_accounts<'a>(
     config: &'a ServerConfig,
-    initiator: &str,
-    peer: Option<&Peer>,
+    initiator: &'a str,
+    peer: Option<&'a Peer>,
 ) -> Vec<&'a ChapAccount> {
     let mut all = Vec::new();
     for target in &config.targets {
-        let Ok(entry) = entry(target, initiator, peer) else { continue };
-        let accounts = accounts(target, entry);
+        let Ok(accounts) = accounts(config, target, initiator, peer) else { continue };
         if accounts.is_empty() {
             return Vec::new();
         }
@@ -140,19 +198,55 @@ fn discovery_accounts<'a>(
     all
 }
 
-/// The targets that a SendTargets answer may name to `initiator`, who has proven the key of `peer` and authenticated as
-/// `user` (if at all).
+/// What a session rests on, besides the key that the initiator has proven. A reload that changes any of it ends the session.
+#[derive(Debug)]
+pub(super) struct Grant {
+    /// The row that decided; `None`: everything.
+    pub(super) row: Option<AclEntry>,
+    /// What the user could authenticate by.
+    accounts: Vec<ChapAccount>,
+}
+
+impl Grant {
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let row = match (&self.row, &other.row) {
+            (None, None) => true,
+            (Some(one), Some(other)) => one.is_same(other),
+            _ => false,
+        };
+        row && self.accounts.len() == other.accounts.len()
+            && self.accounts.iter().zip(&other.accounts).all(|(one, other)| one.is_same(other))
+    }
+}
+
+/// What a login to `target` (`None`: discovery) comes to, by this configuration.
+pub(super) fn grant(
+    config: &ServerConfig,
+    target: Option<&str>,
+    claims: Claims<'_>,
+) -> Result<Grant, Denied> {
+    let Claims { initiator, peer, user } = claims;
+    let (row, offered) = match target {
+        None => (None, discovery_accounts(config, initiator, peer)),
+        Some(name) => {
+            let target = config.targets.iter().find(|target| target.iqn == name).ok_or(Denied)?;
+            (entry(config, target, claims)?, accounts(config, target, initiator, peer)?)
+        }
+    };
+    let of_user = offered.iter().filter(|account| Some(account.user.as_str()) == user);
+    let accounts: Vec<ChapAccount> = of_user.map(|account| (*account).clone()).collect();
+    if accounts.is_empty() && !offered.is_empty() {
+        return Err(Denied);
+    }
+    Ok(Grant { row: row.cloned(), accounts })
+}
+
+/// The targets that a SendTargets answer may name: those that the asker may log in to.
 pub(super) fn visible<'a>(
     config: &'a ServerConfig,
-    initiator: &str,
-    peer: Option<&Peer>,
-    user: Option<&str>,
+    claims: Claims<'a>,
 ) -> impl Iterator<Item = &'a TargetConfig> {
-    config.targets.iter().filter(move |target| {
-        let Ok(entry) = entry(target, initiator, peer) else { return false };
-        let accounts = accounts(target, entry);
-        accounts.is_empty() || accounts.iter().any(|account| Some(account.user.as_str()) == user)
-    })
+    config.targets.iter().filter(move |target| entry(config, target, claims).is_ok())
 }
 
 /// What SendTargets says of a portal: the advertised address, or the one the client used.
@@ -174,8 +268,9 @@ mod tests {
     use iscsi::wire::Isid;
 
     use super::*;
-    use crate::target::Access;
-    use crate::target::config::Sealing;
+    use crate::target::config::{LocalUsers, Sealing};
+
+    const ME: &str = "iqn.2000-01.a:me";
 
     fn account(user: &str) -> ChapAccount {
         ChapAccount { user: user.into(), secret: Secret::new(b"twelve bytes!").unwrap(), mutual: None }
@@ -199,6 +294,7 @@ mod tests {
             advertise: None,
             sealing: None,
             targets,
+            local_users: LocalUsers::Any,
             tls: None,
             drain_timeout: Duration::ZERO,
             threads: None,
@@ -228,7 +324,9 @@ mod tests {
         let mixed = config(vec![closed, open]);
         assert!(matches!(policy_of(&mixed), AuthRequirement::None));
         let names = |user| -> Vec<_> {
-            visible(&mixed, "iqn.2000-01.a:me", None, user).map(|target| target.iqn.clone()).collect()
+            visible(&mixed, Claims { initiator: ME, peer: None, user })
+                .map(|target| target.iqn.clone())
+                .collect()
         };
         assert_eq!(names(None), ["iqn.2000-01.t:open"]);
         assert_eq!(names(Some("u")).len(), 2);
@@ -315,8 +413,8 @@ mod tests {
         };
         let config = sealing(SealPolicy::Offer, vec![peer("p")], vec![keyed.clone()]);
         let (p, q) = (peer("p"), Peer { luns: Some(vec![1, 2]), ..peer("q") });
-        let me = "iqn.2000-01.a:me";
-        let names = |peer| visible(&config, me, peer, None).count();
+        let claims = |peer| Claims { initiator: ME, peer, user: None };
+        let names = |peer| visible(&config, claims(peer)).count();
         assert_eq!([names(Some(&p)), names(Some(&q)), names(None)], [1, 0, 0]);
         let identity = identity(SessionType::Normal, Some(name));
         assert!(policy(&config, &identity, Some(&p)).is_ok());
@@ -324,7 +422,7 @@ mod tests {
             let refusal = policy(&config, &identity, other).unwrap_err();
             assert_eq!(refusal.status, LoginStatus::AuthorizationFailure);
         }
-        let entry = entry(&keyed, me, Some(&p)).unwrap();
+        let entry = entry(&config, &keyed, claims(Some(&p))).unwrap();
         let seen = |peer| (0..4).filter(|lun| rights(entry, peer, *lun).is_some()).collect::<Vec<_>>();
         assert_eq!(seen(Some(&p)), [0, 1]);
         assert_eq!(seen(Some(&q)), [1], "the entry's and the key's");
@@ -357,6 +455,85 @@ mod tests {
         let other = config(vec![target(name, Vec::new(), &["iqn.2000-01.a:you"])]);
         assert_eq!(status(&other, name), Err(LoginStatus::AuthorizationFailure));
         assert_eq!(status(&listed, "iqn.2000-01.t:y"), Err(LoginStatus::NotFound));
-        assert_eq!(visible(&other, "iqn.2000-01.a:me", None, None).count(), 0);
+        assert_eq!(visible(&other, Claims { initiator: ME, peer: None, user: None }).count(), 0);
+    }
+
+    fn row(initiator: Option<&str>, chap: Option<&str>, luns: &[u16]) -> AclEntry {
+        let luns = Some(luns.to_vec());
+        AclEntry {
+            initiator: initiator.map(Into::into),
+            peer: None,
+            luns,
+            read_only: false,
+            chap: chap.map(account),
+        }
+    }
+
+    /// The LUNs of the row that decides; none: the whole target. `Err`: denied.
+    fn decided(config: &ServerConfig, peer: Option<&Peer>, user: Option<&str>) -> Result<Vec<u16>, ()> {
+        let grant = grant(config, Some(&config.targets[0].iqn), Claims { initiator: ME, peer, user });
+        grant.map(|grant| grant.row.and_then(|row| row.luns).unwrap_or_default()).map_err(|Denied| ())
+    }
+
+    fn offered(config: &ServerConfig) -> Vec<&str> {
+        let accounts = accounts(config, &config.targets[0], ME, None).unwrap();
+        accounts.iter().map(|account| account.user.as_str()).collect()
+    }
+
+    #[test]
+    fn a_row_by_user_decides_what_that_user_gets() {
+        let rows = vec![row(None, Some("u"), &[1]), row(None, Some("v"), &[2])];
+        let mut config = config(vec![target("iqn.2000-01.t:x", Vec::new(), &[])]);
+        config.targets[0].access.initiators = rows;
+        assert_eq!(offered(&config), ["u", "v"]);
+        assert_eq!(
+            [decided(&config, None, Some("u")), decided(&config, None, Some("v"))],
+            [Ok(vec![1]), Ok(vec![2])]
+        );
+        assert!(decided(&config, None, None).is_err() && decided(&config, None, Some("w")).is_err());
+        // An account without a row gets everything.
+        config.targets[0].access.chap.push(account("w"));
+        assert_eq!((offered(&config), decided(&config, None, Some("w"))), (vec!["u", "v", "w"], Ok(vec![])));
+        // A row that names the initiator comes first, wherever it stands, and asks for an account, too.
+        config.targets[0].access.initiators.push(row(Some(ME), None, &[3]));
+        assert_eq!(decided(&config, None, Some("w")), Ok(vec![3]));
+        assert_eq!(decided(&config, None, Some("u")), Ok(vec![1]), "not an account of the named row");
+        assert!(decided(&config, None, None).is_err());
+    }
+
+    #[test]
+    fn with_named_rows_an_account_alone_lets_nobody_else_in() {
+        let mut config = config(vec![target("iqn.2000-01.t:x", vec![account("u")], &["iqn.2000-01.a:you"])]);
+        assert!(decided(&config, None, Some("u")).is_err());
+        config.targets[0].access.initiators.push(row(None, Some("v"), &[1]));
+        assert_eq!((offered(&config), decided(&config, None, Some("v"))), (vec!["v"], Ok(vec![1])));
+    }
+
+    #[test]
+    fn a_name_counts_only_with_the_key_that_it_is_bound_to() {
+        let name = "iqn.2000-01.t:x";
+        let mut config = sealing(SealPolicy::Require, vec![peer("p")], vec![target(name, Vec::new(), &[])]);
+        config.targets[0].access.initiators = vec![row(Some(ME), None, &[1])];
+        let bound = Peer { initiator: Some(ME.into()), ..peer("p") };
+        assert_eq!(decided(&config, Some(&bound), None), Ok(vec![1]));
+        assert!(decided(&config, Some(&peer("q")), None).is_err(), "it types the name");
+        assert!(decided(&config, None, None).is_err(), "in the clear");
+    }
+
+    #[test]
+    fn a_grant_changes_with_everything_it_rests_on() {
+        let of = |secret: &[u8], luns: &[u16]| {
+            let mut config = config(vec![target("iqn.2000-01.t:x", Vec::new(), &[])]);
+            let mut row = row(None, Some("u"), luns);
+            row.chap.as_mut().unwrap().secret = Secret::new(secret).unwrap();
+            config.targets[0].access.initiators = vec![row];
+            grant(&config, Some("iqn.2000-01.t:x"), Claims { initiator: ME, peer: None, user: Some("u") })
+                .unwrap()
+        };
+        let now = of(b"twelve bytes!", &[1]);
+        assert!(now.is_same(&of(b"twelve bytes!", &[1])));
+        assert!(!now.is_same(&of(b"twelve bytes?", &[1])), "another secret");
+        assert!(!now.is_same(&of(b"twelve bytes!", &[1, 2])), "other LUNs");
+        assert!(!peer("p").is_same(&Peer { luns: Some(vec![1]), ..peer("p") }));
     }
 }

@@ -20,6 +20,8 @@ const _: () = assert!(TRANSFER_BYTES_MAX as usize <= area::Pool::AREA_BYTES_MAX)
 #[derive(Debug)]
 pub(super) struct Lun {
     pub(super) config: LunConfig,
+    /// Where every thread keeps its way to it. The slot is free again when this unit is dropped.
+    pub(super) slot: usize,
     /// Its number as the wire carries it.
     pub(super) wire: u64,
     pub(super) block_size: u32,
@@ -45,6 +47,7 @@ impl Lun {
         target: &TargetConfig,
         config: &LunConfig,
         capability: &Capability,
+        slot: usize,
     ) -> Result<Self, ServeError> {
         let wire = scsi::lun::to_wire(config.lun).ok_or_else(|| {
             ServeError::Config(format!("LUN {} of {}: numbers go from 0 to 16383", config.lun, target.iqn))
@@ -89,6 +92,7 @@ impl Lun {
         let config = config.clone();
         Ok(Self {
             config,
+            slot,
             wire,
             block_size,
             unit: Mutex::new(unit),

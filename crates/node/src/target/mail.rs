@@ -3,13 +3,17 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
+use block::OpenError;
 use io::Waker;
 use iscsi::machine::TaskId;
 use iscsi::wire::TmFunction;
 use scsi::NexusId;
 use scsi::copy::CopyFailure;
+
+use super::lun::Lun;
+use super::server::State;
 
 /// One connection of one incarnation of a slot, anywhere in the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +39,11 @@ pub(super) enum Mail {
     Aborted { aborts: Aborts, found: bool },
     /// The copy of a task has ended; `Ok` is its bytes.
     Copied { connection: ConnectionId, task: TaskId, result: Result<u64, CopyFailure> },
+    /// Open a new unit here, and answer when it can be used.
+    Attach { lun: Arc<Lun>, answer: mpsc::Sender<Result<(), OpenError>> },
+    /// The configuration has changed. The answer is how many sessions here have ended by it; `gone` is dropped when the units that
+    /// are no longer served have left this thread.
+    Reload { change: Arc<Change>, answer: mpsc::Sender<usize>, gone: mpsc::Sender<()> },
     /// Ask sessions to log out and end when they have.
     Drain,
     /// End now.
@@ -91,6 +100,17 @@ impl Mailbox {
     }
 }
 
+/// What a reload changes, as each thread carries it out.
+#[derive(Debug)]
+pub(super) struct Change {
+    /// What holds from now on; `None` when only units leave.
+    pub(super) state: Option<Arc<State>>,
+    /// Slots of units that are no longer served.
+    pub(super) removed: Vec<usize>,
+    /// Slots of units whose storage has another size, and that size in bytes.
+    pub(super) resized: Vec<(usize, u64)>,
+}
+
 /// Which tasks a task management function covers, beyond those of its own session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
@@ -101,10 +121,12 @@ pub(super) enum Scope {
 }
 
 /// What a task management request does beyond its own session.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Aborts {
     pub(super) function: TmFunction,
     pub(super) scope: Scope,
+    /// The units that it concerns.
+    pub(super) luns: Arc<[Arc<Lun>]>,
     /// Who asked.
     pub(super) nexus: NexusId,
     pub(super) origin: ConnectionId,
@@ -124,6 +146,6 @@ pub(super) struct AbortGroup {
 impl Drop for AbortGroup {
     fn drop(&mut self) {
         let found = self.found.load(Ordering::Relaxed);
-        self.mailbox.send(Mail::Aborted { aborts: self.aborts, found });
+        self.mailbox.send(Mail::Aborted { aborts: self.aborts.clone(), found });
     }
 }

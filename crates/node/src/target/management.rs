@@ -13,6 +13,7 @@ use iscsi::wire::{TmFunction, TmResult};
 use scsi::Rights;
 
 use super::connection::{Connection, Context, Seen};
+use super::lun::Lun;
 use super::mail::{AbortGroup, Aborts, Mail, Scope};
 use super::server::Shared;
 
@@ -73,10 +74,11 @@ impl Connection {
     ) {
         let Some(session) = self.session.as_ref() else { unreachable!("management comes after the login") };
         let seen = session.seen(lun);
+        let state = context.shared.state();
         let all = || {
             let target = session.target?;
-            let mut units = context.shared.target_luns[target].iter();
-            units.all(|unit| session.rights(*unit) == Some(Rights::ReadWrite)).then_some(target)
+            let mut units = state.luns[target].iter();
+            units.all(|unit| session.rights(unit.slot) == Some(Rights::ReadWrite)).then_some(target)
         };
         let scope = match judge(function, seen, all) {
             Ok(scope) => scope,
@@ -107,13 +109,17 @@ impl Connection {
         });
         self.requests[key] = Some(id);
         let origin = self.id();
+        let luns: Arc<[Arc<Lun>]> = match scope {
+            Scope::Lun(lun) => [Arc::clone(&context.luns[lun])].into(),
+            Scope::Target(target) => state.luns[target].as_slice().into(),
+        };
         let group = Arc::new(AbortGroup {
-            aborts: Aborts { function, scope, nexus, origin, request: key as u32 },
+            aborts: Aborts { function, scope, luns: Arc::clone(&luns), nexus, origin, request: key as u32 },
             found: AtomicBool::new(false),
             mailbox: Arc::clone(&context.shared.mailboxes[origin.worker]),
         });
         // Before the mail: what a thread begins until it reads that is ended by it, and later nothing is begun.
-        units(context.shared, &scope).iter().for_each(|lun| context.shared.luns[*lun].clear());
+        luns.iter().for_each(|lun| lun.clear());
         for mailbox in &context.shared.mailboxes {
             mailbox.send(Mail::Abort { group: Arc::clone(&group) });
         }
@@ -167,30 +173,22 @@ impl Connection {
     }
 }
 
-/// The LUNs of a scope, by their indices.
-fn units<'a>(shared: &'a Shared, scope: &'a Scope) -> &'a [usize] {
-    match scope {
-        Scope::Lun(lun) => std::slice::from_ref(lun),
-        Scope::Target(target) => &shared.target_luns[*target],
-    }
-}
-
 /// What a function does once its tasks have ended, whether or not the one who asked is still there: those whose tasks
 /// vanished must hear why.
 pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
-    for lun in units(shared, &aborts.scope) {
-        shared.luns[*lun].note_change();
-        let mut unit = shared.luns[*lun].unit();
+    for lun in &*aborts.luns {
+        lun.note_change();
+        let mut unit = lun.unit();
         if aborts.function != TmFunction::ClearTaskSet {
             unit.reset(Some(aborts.nexus));
         } else if found {
             unit.tasks_cleared_by(aborts.nexus);
         }
         drop(unit);
-        shared.luns[*lun].cleared();
+        lun.cleared();
     }
     if let (TmFunction::TargetColdReset, Scope::Target(target)) = (aborts.function, aborts.scope) {
-        for connection in shared.sessions.of_target(&shared.config.targets[target].iqn) {
+        for connection in shared.sessions.of_target(&shared.state().config.targets[target].iqn) {
             if connection != aborts.origin {
                 let mail = Mail::Close { connection, reason: "the target was reset" };
                 shared.mailboxes[connection.worker].send(mail);

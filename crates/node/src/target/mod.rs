@@ -11,18 +11,23 @@ mod copier;
 mod copying;
 mod defects;
 mod handshake;
+mod local_user;
 mod login;
 mod lun;
 mod mail;
 mod management;
 mod media;
 mod refusals;
+mod reload;
 mod server;
 mod sessions;
+mod slots;
 mod worker;
 
 pub use config::{
-    Access, AclEntry, ChapAccount, LunConfig, Peer, Sealing, ServeError, ServerConfig, TargetConfig,
+    Access, AclEntry, ChapAccount, Held, LocalUsers, LunConfig, Peer, Sealing, ServeError, ServerConfig,
+    TargetConfig,
 };
+pub use reload::{Reloaded, Reloader};
 pub use server::{Server, ServerHandle};
 pub use sessions::SessionStatus;

@@ -3,19 +3,23 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use area::PoolLimits;
 use block::{Capability, wait_ready};
 use io::{Io, Listener, Thread};
 
-use super::config::{ServeError, ServerConfig, TargetConfig};
+use super::config::{AclEntry, Peer, ServeError, ServerConfig};
+use super::connection::Seen;
 use super::copier::Copier;
 use super::handshake::Handshakes;
+use super::local_user::LocalUsers;
+use super::login;
 use super::lun::Lun;
 use super::mail::{Mail, Mailbox};
 use super::refusals::Refusals;
+use super::reload::Reloader;
 use super::sessions::{SessionStatus, Sessions};
 use super::worker::Worker;
 
@@ -30,11 +34,12 @@ pub(super) const POOL: PoolLimits = PoolLimits { bytes_max: 1 << 30 };
 /// What all threads see.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) config: ServerConfig,
-    /// Every logical unit; targets refer by index.
-    pub(super) luns: Vec<Lun>,
-    /// By target, the indices of its units.
-    pub(super) target_luns: Vec<Vec<usize>>,
+    /// What a reload replaces. Read by logins and reloads, never by a command: sessions keep what they need of it.
+    state: RwLock<Arc<State>>,
+    /// Units by slot, whatever still holds them: a slot is free when its unit has gone. Locked for the length of a reload.
+    pub(super) slots: Mutex<Vec<Weak<Lun>>>,
+    /// Who is at the other end of a connection from this host.
+    pub(super) local_users: LocalUsers,
     pub(super) sessions: Sessions,
     pub(super) handshakes: Handshakes,
     pub(super) refusals: Mutex<Refusals>,
@@ -45,12 +50,47 @@ pub(super) struct Shared {
     pub(super) addresses: Vec<SocketAddr>,
 }
 
-impl Shared {
-    pub(super) fn target(&self, name: &str) -> Option<(usize, &TargetConfig)> {
-        self.config.targets.iter().enumerate().find(|(_, target)| target.iqn == name)
+/// What may change while the server runs.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) config: ServerConfig,
+    /// By target, its units.
+    pub(super) luns: Vec<Vec<Arc<Lun>>>,
+}
+
+impl State {
+    /// The index of a target.
+    pub(super) fn target(&self, name: &str) -> Option<usize> {
+        self.config.targets.iter().position(|target| target.iqn == name)
     }
 
-    fn send_all(&self, mail: impl Fn() -> Mail) {
+    /// What an initiator sees of a target, by the row that decided and its key.
+    pub(super) fn visible_luns(
+        &self,
+        target: usize,
+        row: Option<&AclEntry>,
+        peer: Option<&Peer>,
+    ) -> Vec<Seen> {
+        let seen = self.luns[target].iter().filter_map(|lun| {
+            let rights = login::rights(row, peer, lun.config.lun)?;
+            Some(Seen { wire: lun.wire, lun: lun.slot, rights })
+        });
+        seen.collect()
+    }
+}
+
+impl Shared {
+    /// What holds now.
+    pub(super) fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state.read().expect("no panic while locked"))
+    }
+
+    /// This holds from now on.
+    pub(super) fn replace_state(&self, state: Arc<State>) {
+        *self.state.write().expect("no panic while locked") = state;
+    }
+
+    pub(super) fn send_all(&self, mail: impl Fn() -> Mail) {
         for mailbox in &self.mailboxes {
             mailbox.send(mail());
         }
@@ -64,6 +104,11 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
+    /// What reloads the configuration, for the thread that calls this. It holds a loop of its own, made now.
+    pub fn reloader(&self) -> Result<Reloader, ServeError> {
+        Reloader::new(Arc::clone(&self.shared))
+    }
+
     /// No new logins; sessions are asked to log out, their tasks finished and flushed; then the threads end.
     /// At most the configured drain timeout. Calling it again changes nothing.
     pub fn drain(&self) {
@@ -92,15 +137,16 @@ impl Server {
     /// Opens portals and logical units, and serves from threads of its own.
     pub fn start(config: ServerConfig) -> Result<Self, ServeError> {
         check(&config)?;
-        let (luns, target_luns) = open_luns(&config)?;
+        let luns = open_luns(&config)?;
+        let slots = luns.iter().flatten().map(Arc::downgrade).collect();
         let listeners: Vec<_> = config.listen.iter().map(|at| listen(*at)).collect::<Result<_, _>>()?;
         let addresses = listeners.iter().map(|listener| listener.address).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = config.threads.unwrap_or(cores).max(1);
         let shared = Arc::new(Shared {
-            config,
-            luns,
-            target_luns,
+            state: RwLock::new(Arc::new(State { config, luns })),
+            slots: Mutex::new(slots),
+            local_users: LocalUsers::open(),
             sessions: Sessions::default(),
             handshakes: Handshakes::default(),
             refusals: Mutex::default(),
@@ -200,7 +246,7 @@ fn work(
     result
 }
 
-fn check(config: &ServerConfig) -> Result<(), ServeError> {
+pub(super) fn check(config: &ServerConfig) -> Result<(), ServeError> {
     let wrong = |text: String| Err(ServeError::Config(text));
     if config.listen.is_empty() || config.targets.is_empty() {
         return wrong("a portal and a target are needed".into());
@@ -230,28 +276,28 @@ fn check(config: &ServerConfig) -> Result<(), ServeError> {
     Ok(())
 }
 
-fn open_luns(config: &ServerConfig) -> Result<(Vec<Lun>, Vec<Vec<usize>>), ServeError> {
-    let (mut luns, mut target_luns) = (Vec::new(), Vec::new());
+fn open_luns(config: &ServerConfig) -> Result<Vec<Vec<Arc<Lun>>>, ServeError> {
+    let mut io = Io::new(PoolLimits::default()).map_err(ServeError::Loop)?;
+    let (mut luns, mut slot) = (Vec::new(), 0);
     for target in &config.targets {
-        let first = luns.len();
+        let mut own = Vec::new();
         for lun in &target.luns {
             let failed = |cause| ServeError::Lun { target: target.iqn.clone(), lun: lun.lun, cause };
-            let capability = capability_of(lun.medium.as_ref()).map_err(failed)?;
-            luns.push(Lun::new(target, lun, &capability)?);
+            let capability = capability_of(&mut io, lun.medium.as_ref()).map_err(failed)?;
+            own.push(Arc::new(Lun::new(target, lun, &capability, slot)?));
+            slot += 1;
         }
-        target_luns.push((first..luns.len()).collect());
+        luns.push(own);
     }
-    Ok((luns, target_luns))
+    Ok(luns)
 }
 
 /// Opens the storage for a moment, to learn what it is.
-fn capability_of(medium: &dyn block::Medium) -> Result<Capability, block::OpenError> {
-    let failed = |error: std::io::Error| block::OpenError::Failed(error.to_string());
-    let mut io = Io::new(PoolLimits::default()).map_err(failed)?;
-    let mut endpoint = medium.attach(&mut io)?;
-    wait_ready(&mut io, &mut [&mut *endpoint])?;
+pub(super) fn capability_of(io: &mut Io, medium: &dyn block::Medium) -> Result<Capability, block::OpenError> {
+    let mut endpoint = medium.attach(io)?;
+    wait_ready(io, &mut [&mut *endpoint])?;
     let capability = endpoint.capability().clone();
-    block::close_all(&mut io, &mut [&mut *endpoint]);
+    block::close_all(io, &mut [&mut *endpoint]);
     Ok(capability)
 }
 

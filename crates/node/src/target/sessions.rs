@@ -170,6 +170,14 @@ impl Sessions {
         waiters
     }
 
+    /// The session of `connection` sees these exclusive LUNs from now on.
+    pub(super) fn set_exclusive(&self, connection: ConnectionId, luns: Vec<usize>) {
+        let mut inner = self.inner.lock().expect("no panic while locked");
+        if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.connection == connection) {
+            entry.luns = luns;
+        }
+    }
+
     /// Whether a session with this handle lives.
     pub(super) fn exists(&self, tsih: u16) -> bool {
         let inner = self.inner.lock().expect("no panic while locked");

@@ -7,20 +7,22 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use area::PoolLimits;
-use block::{Completion, Endpoint, Kind, Request, Router, wait_ready};
+use block::{Completion, Endpoint, Kind, OpenError, Request, Router, State, wait_ready};
 use io::{Event, Handle, Io, Item, Owner, Token};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::config::ServeError;
 use super::connection::{Connection, Context};
-use super::mail::{ConnectionId, Mail};
+use super::lun::Lun;
+use super::mail::{Change, ConnectionId, Mail};
 use super::management;
 use super::refusals::Refusals;
 use super::server::{Shared, least_loaded};
+use super::slots::Slots;
 use crate::TlsIdentity;
 use crate::stream::{GENERATION_MASK, Operation, SEND_BYTES_MAX, Stream};
 
@@ -45,14 +47,20 @@ const FLUSH_MAX: Duration = Duration::from_secs(60);
 /// How long accepting rests when descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long the storage of a unit that is no longer served may take to close.
+const LEAVE_MAX: Duration = Duration::from_secs(3);
+
 /// Completions with this in the upper half belong to the worker, not to a connection.
 const WORKER_REQUESTS: u64 = u32::MAX as u64;
+/// The same for units that are no longer served.
+const LEAVING_REQUESTS: u64 = WORKER_REQUESTS - 1;
 
 /// Keys of the worker's own operations.
 const KEY_MAIL: u32 = 0;
 const KEY_DEADLINE: u32 = 1;
 const KEY_REFUSALS: u32 = 2;
-const KEY_ACCEPT: u32 = 3;
+const KEY_LEAVING: u32 = 3;
+const KEY_ACCEPT: u32 = 4;
 
 /// Whose event it is.
 #[derive(Clone, Copy, Debug)]
@@ -90,13 +98,38 @@ enum Phase {
     },
 }
 
+/// A unit that is no longer served and still has its slot here.
+struct Leaving {
+    slot: usize,
+    step: Step,
+    /// Dropped when it has gone.
+    _gone: mpsc::Sender<()>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Tasks in flight use it.
+    Used,
+    /// What was written is being made durable.
+    Flushing,
+    Flushed,
+    /// Its storage is being closed, until then at the latest.
+    Closing(Duration),
+}
+
 pub(super) struct Worker {
     index: usize,
     io: Io,
     owner: Owner,
     shared: Arc<Shared>,
     listeners: Vec<Handle>,
-    units: Vec<Box<dyn Endpoint>>,
+    /// The units that are served here and the ways to their storage, by slot.
+    luns: Slots<Arc<Lun>>,
+    units: Slots<Box<dyn Endpoint>>,
+    /// Units that are being opened, and where to say how that ends.
+    opening: Vec<(usize, mpsc::Sender<Result<(), OpenError>>)>,
+    /// Units that are no longer served.
+    leaving: Vec<Leaving>,
     slots: Vec<Slot>,
     vacant: Vec<usize>,
     router: Router<Route>,
@@ -125,14 +158,16 @@ impl Worker {
         let owner = io.owner();
         let mut router = Router::new();
         router.add(owner, Route::Worker);
-        let mut units = Vec::with_capacity(shared.luns.len());
-        for lun in &shared.luns {
+        let (mut luns, mut units) = (Slots::default(), Slots::default());
+        for lun in shared.state().luns.iter().flatten() {
             let failed = |cause| ServeError::Lun { target: String::new(), lun: lun.config.lun, cause };
-            units.push(lun.config.medium.attach(&mut io).map_err(failed)?);
+            units.put(lun.slot, lun.config.medium.attach(&mut io).map_err(failed)?);
+            luns.put(lun.slot, Arc::clone(lun));
         }
-        let mut opening: Vec<&mut dyn Endpoint> = units.iter_mut().map(|unit| &mut **unit as _).collect();
+        let mut opening: Vec<&mut dyn Endpoint> =
+            units.iter_mut().map(|(_, unit)| &mut **unit as _).collect();
         wait_ready(&mut io, &mut opening).map_err(|cause| ServeError::Config(cause.to_string()))?;
-        for (unit, endpoint) in units.iter().enumerate() {
+        for (unit, endpoint) in units.iter_mut() {
             router.add_endpoint(&**endpoint, Route::Unit(unit));
         }
         let waker = io.waker(Token { owner, key: KEY_MAIL }).map_err(ServeError::Loop)?;
@@ -144,7 +179,10 @@ impl Worker {
             owner,
             shared,
             listeners,
+            luns,
             units,
+            opening: Vec::new(),
+            leaving: Vec::new(),
             slots: Vec::new(),
             vacant: Vec::new(),
             router,
@@ -174,6 +212,9 @@ impl Worker {
                 self.on_event(event);
             }
             self.settle();
+            while self.change_units() {
+                self.settle();
+            }
         }
         self.shared.mailboxes[self.index].close();
         self.sum_refusals();
@@ -182,7 +223,7 @@ impl Worker {
         }
         let Self { io, slots, units, panics, .. } = self;
         // The waker has an area, and a remote unit what its connection still receives and sends.
-        let expected = 1 + 2 * units.len();
+        let expected = 1 + 2 * units.count();
         drop((slots, units));
         debug_assert!(
             panics > 0 || io.pool().lent() <= expected,
@@ -210,6 +251,8 @@ impl Worker {
                 }
                 KEY_DEADLINE => self.on_deadline(),
                 KEY_REFUSALS => self.sum_refusals(),
+                // `change_units` looks at the time itself.
+                KEY_LEAVING => {}
                 key => self.on_accepted((key - KEY_ACCEPT) as usize, event),
             },
         }
@@ -269,16 +312,16 @@ impl Worker {
         );
         self.unfinished.push(format!("a panic ended the connection of {}: {text}", connection.peer));
         for lun in connection.doubtful_luns() {
-            self.shared.luns[lun].fail();
+            self.luns[lun].fail();
         }
-        for lun in &self.shared.luns {
+        for lun in self.luns.iter() {
             lun.fail_if_poisoned();
         }
-        let (id, shared) = (connection.id(), Arc::clone(&self.shared));
+        let (id, luns) = (connection.id(), &self.luns);
         let end = move || {
             // Operations in flight hold the socket open.
             connection.stream.shutdown();
-            connection.end(&shared);
+            connection.end(luns);
         };
         if catch_unwind(AssertUnwindSafe(end)).is_err() {
             tracing::error!("the connection's end panicked too");
@@ -298,6 +341,7 @@ impl Worker {
         Context {
             io: &mut self.io,
             shared: &self.shared,
+            luns: &self.luns,
             units: &mut self.units,
             done: &mut self.done,
             draining: self.phase != Phase::Serving,
@@ -339,6 +383,15 @@ impl Worker {
             if let Phase::Flushing { outstanding, .. } = &mut self.phase {
                 *outstanding -= 1;
             }
+            return;
+        }
+        if upper == LEAVING_REQUESTS {
+            if let Err(error) = completion.result {
+                let name = self.name_of(task as usize);
+                tracing::error!(storage = name, %error, "flush of a unit that is no longer served failed");
+            }
+            let leaving = self.leaving.iter_mut().find(|leaving| leaving.slot == task as usize);
+            leaving.into_iter().for_each(|leaving| leaving.step = Step::Flushed);
             return;
         }
         let slot = upper as usize;
@@ -391,7 +444,7 @@ impl Worker {
         if let Some(reason) = &connection.refusal {
             self.tell_refusal(connection.peer, reason);
         }
-        connection.end(&self.shared);
+        connection.end(&self.luns);
         self.let_go(id);
         self.slots[slot].generation = (self.slots[slot].generation + 1) & GENERATION_MASK;
         self.vacant.push(slot);
@@ -481,7 +534,7 @@ impl Worker {
         });
         let Slot { owner, generation, timer, .. } = self.slots[slot];
         let id = ConnectionId { worker: self.index, slot, generation };
-        let tls = self.shared.config.tls.as_ref().map(TlsIdentity::end).transpose();
+        let tls = self.shared.state().config.tls.as_ref().map(TlsIdentity::end).transpose();
         let stream = tls.ok().and_then(|tls| Stream::new(&self.io, Rc::new(socket), owner, generation, tls));
         let connection = stream.and_then(|stream| {
             Connection::new(&self.io, &self.shared, stream, owner, id, (peer, local), timer)
@@ -556,8 +609,14 @@ impl Worker {
             Mail::Copied { connection, task, result } => {
                 self.with(connection, |connection, context| connection.on_copied(context, task, result));
             }
+            Mail::Attach { lun, answer } => self.attach(lun, answer),
+            Mail::Reload { change, answer, gone } => {
+                let ended = self.reload(&change, &gone);
+                // The reload may have been given up.
+                let _ = answer.send(ended);
+            }
             Mail::Drain if self.phase == Phase::Serving => {
-                let until = self.deadline(self.shared.config.drain_timeout);
+                let until = self.deadline(self.shared.state().config.drain_timeout);
                 self.phase = Phase::Draining(until);
                 self.stop_listening();
                 self.for_each(|connection, context| connection.drain(context.io.now()));
@@ -570,6 +629,107 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Begins to open a new unit here.
+    fn attach(&mut self, lun: Arc<Lun>, answer: mpsc::Sender<Result<(), OpenError>>) {
+        if self.phase != Phase::Serving {
+            // Without an answer, the reload ends.
+            return;
+        }
+        match lun.config.medium.attach(&mut self.io) {
+            Ok(endpoint) => {
+                let slot = lun.slot;
+                self.router.add_endpoint(&*endpoint, Route::Unit(slot));
+                self.units.put(slot, endpoint);
+                self.luns.put(slot, lun);
+                self.opening.push((slot, answer));
+            }
+            Err(error) => {
+                let _ = answer.send(Err(error));
+            }
+        }
+    }
+
+    /// Carries out a reload. Returns how many sessions have ended by it.
+    fn reload(&mut self, change: &Change, gone: &mpsc::Sender<()>) -> usize {
+        for (slot, size_bytes) in &change.resized {
+            self.units[*slot].resize(*size_bytes);
+        }
+        let mut ended = 0;
+        if let Some(state) = &change.state {
+            for slot in 0..self.slots.len() {
+                let revised = self.act(slot, |connection, context| connection.revise(context, state));
+                ended += usize::from(revised == Some(true));
+            }
+        }
+        for slot in change.removed.iter().copied().filter(|slot| self.units.get(*slot).is_some()) {
+            self.opening.retain(|(opening, _)| *opening != slot);
+            self.leaving.push(Leaving { slot, step: Step::Used, _gone: gone.clone() });
+        }
+        ended
+    }
+
+    /// Goes on with units that come and go. True: there may be more to do at once.
+    fn change_units(&mut self) -> bool {
+        if self.opening.is_empty() && self.leaving.is_empty() {
+            return false;
+        }
+        let units = &self.units;
+        self.opening.retain(|(slot, answer)| {
+            let opened = match units[*slot].state() {
+                State::Opening => return true,
+                State::Ready => Ok(()),
+                State::Failed(error) => Err(error),
+            };
+            let _ = answer.send(opened);
+            false
+        });
+        let mut has_acted = false;
+        for index in (0..self.leaving.len()).rev() {
+            has_acted |= self.leave(index);
+        }
+        has_acted
+    }
+
+    /// One step on the way out of a unit: its last task ends, what was written is made durable, its storage is closed. True: a step was
+    /// made.
+    fn leave(&mut self, index: usize) -> bool {
+        let Leaving { slot, step, .. } = self.leaving[index];
+        let unit = &mut self.units[slot];
+        let next = match step {
+            Step::Used => {
+                let mut connections = self.slots.iter().filter_map(|slot| slot.connection.as_ref());
+                if connections.any(|connection| connection.uses(slot)) {
+                    return false;
+                }
+                if unit.capability().read_only || !matches!(unit.state(), State::Ready) {
+                    Step::Flushed
+                } else {
+                    let request = Request { id: LEAVING_REQUESTS << 32 | slot as u64, kind: Kind::Flush };
+                    unit.submit(&mut self.io, request, &mut self.done);
+                    Step::Flushing
+                }
+            }
+            Step::Flushing => return false,
+            Step::Flushed => {
+                unit.close(&mut self.io);
+                let until = self.io.now() + LEAVE_MAX;
+                self.io.timer(Token { owner: self.owner, key: KEY_LEAVING }, until);
+                Step::Closing(until)
+            }
+            Step::Closing(until) if !unit.is_closed() && self.io.now() < until => return false,
+            Step::Closing(_) => {
+                let mut owners = Vec::new();
+                unit.owners(&mut owners);
+                owners.into_iter().for_each(|owner| self.router.remove(owner));
+                drop((self.units.take(slot), self.luns.take(slot)));
+                self.leaving.remove(index);
+                return true;
+            }
+        };
+        self.leaving[index].step = next;
+        true
     }
 
     fn deadline(&mut self, after: Duration) -> Duration {
@@ -595,7 +755,7 @@ impl Worker {
     }
 
     fn cut(&mut self) {
-        let until = self.deadline(self.shared.config.drain_timeout);
+        let until = self.deadline(self.shared.state().config.drain_timeout);
         self.phase = Phase::Ending(until);
         self.for_each(|connection, _| connection.close("the server ends"));
     }
@@ -645,7 +805,7 @@ impl Worker {
     fn flush(&mut self, silent: &[usize]) {
         let until = self.deadline(FLUSH_MAX);
         let mut outstanding = 0;
-        for (unit, endpoint) in self.units.iter_mut().enumerate() {
+        for (unit, endpoint) in self.units.iter_mut() {
             let skipped = mutant::is_on(mutant::Mutant::SkipLastFlush);
             if endpoint.capability().read_only || silent.contains(&unit) || skipped {
                 continue;
@@ -664,7 +824,7 @@ impl Worker {
     }
 
     fn name_of(&self, lun: usize) -> String {
-        let lun = &self.shared.luns[lun].config;
+        let lun = &self.luns[lun].config;
         format!("LUN {} ({})", lun.lun, lun.medium.name())
     }
 

@@ -15,7 +15,7 @@ use iscsi::login::initiator as login;
 use iscsi::machine::{Machine, Payload, Placement, Received, TaskId};
 use iscsi::name::IscsiName;
 use iscsi::wire::{Attribute, Isid, LogoutReason, TmFunction, TmResult};
-use node::target::{Access, LunConfig, Server, ServerConfig, ServerHandle, TargetConfig};
+use node::target::{Access, LocalUsers, LunConfig, Server, ServerConfig, ServerHandle, TargetConfig};
 use scsi::cdb::Cdb;
 
 pub(crate) const IQN: &str = "iqn.2026-11.example:loopback";
@@ -44,6 +44,7 @@ pub(crate) fn lun(number: u16, medium: Arc<dyn Medium>) -> LunConfig {
         physical_block_size: None,
         shared: false,
         exclusive: false,
+        held: None,
     }
 }
 
@@ -53,6 +54,7 @@ pub(crate) fn config(luns: Vec<LunConfig>, access: Access) -> ServerConfig {
         advertise: None,
         sealing: None,
         targets: vec![TargetConfig { iqn: IQN.into(), luns, access }],
+        local_users: LocalUsers::Any,
         tls: None,
         drain_timeout: Duration::from_secs(5),
         threads: Some(2),

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use block::{Location, Medium, OpenOptions};
-use node::target::{LunConfig, TargetConfig};
+use node::target::{Held, LunConfig, TargetConfig};
 
-use crate::config::{Lun, Target, rotational, write_cache};
+use crate::config::{Lun, rotational, write_cache};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::state::{Claim, Given, Identity, StateDir, already_live};
@@ -23,7 +23,7 @@ pub(super) struct Claimed {
     pub(super) iqn: String,
     /// Who each LUN is, in the order of the target's LUNs.
     pub(super) identities: Vec<Identity>,
-    /// Held as long as the LUNs are served.
+    /// The rights to them, in the same order; each is held as long as its LUN is served.
     pub(super) claims: Vec<Claim>,
 }
 
@@ -33,18 +33,19 @@ pub(super) struct Claimed {
 /// servers without names are not the same target.
 pub(super) fn claim(
     context: &Context,
-    target: &Target,
+    iqn: Option<&str>,
+    luns: &[&Lun],
     media: &[Arc<dyn Medium>],
 ) -> Result<Claimed, Failure> {
     let state = StateDir::locate()?;
-    if let Some(iqn) = &target.iqn {
-        return claim_as(context, &state, iqn, &target.luns, media)?
+    if let Some(iqn) = iqn {
+        return claim_as(context, &state, iqn, luns, media)?
             .map_err(|(lun, naa)| already_live(iqn, lun, naa));
     }
     let host = state.host_name()?;
     for number in 1..=DEFAULT_NAMES_MAX {
         let iqn = if number == 1 { host.clone() } else { format!("{host}.{number}") };
-        if let Ok(claimed) = claim_as(context, &state, &iqn, &target.luns, media)? {
+        if let Ok(claimed) = claim_as(context, &state, &iqn, luns, media)? {
             if number > 1 {
                 context.warn(&format!(
                     "{host} is live in another process; this target is {iqn} (choose with --iqn)"
@@ -66,7 +67,7 @@ fn claim_as(
     context: &Context,
     state: &StateDir,
     iqn: &str,
-    luns: &[Lun],
+    luns: &[&Lun],
     media: &[Arc<dyn Medium>],
 ) -> Result<Result<Claimed, (u16, u64)>, Failure> {
     let mut claimed = Claimed { iqn: iqn.to_owned(), identities: Vec::new(), claims: Vec::new() };
@@ -105,14 +106,14 @@ fn storage(lun: &Lun, medium: &dyn Medium) -> String {
     }
 }
 
-/// Opens the storage of every LUN, in the order of the target's LUNs.
-pub(super) fn open(context: &Context, target: &Target) -> Result<Vec<Arc<dyn Medium>>, Failure> {
-    let open = |lun: &Lun| {
+/// Opens the storage of LUNs, in their order.
+pub(super) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Medium>>, Failure> {
+    let open = |lun: &&Lun| {
         let writable = !is_read_only(lun)?;
         let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
         lun.endpoint.open(context, &options)
     };
-    target.luns.iter().map(open).collect()
+    luns.iter().map(open).collect()
 }
 
 fn usage(lun: &Lun, cause: String) -> Failure {
@@ -129,6 +130,7 @@ pub(super) fn describe(
     lun: &Lun,
     medium: Arc<dyn Medium>,
     identity: &Identity,
+    claim: Claim,
 ) -> Result<LunConfig, Failure> {
     let spec = &lun.endpoint.spec;
     let flag = |name: &str| spec.flag(name).map_err(|error| usage(lun, error.0));
@@ -148,6 +150,7 @@ pub(super) fn describe(
         physical_block_size: block_size("physical-block")?,
         shared: flag("shared")?,
         exclusive: flag("exclusive")?,
+        held: Some(Held::new(claim)),
     })
 }
 

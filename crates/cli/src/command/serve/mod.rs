@@ -5,16 +5,19 @@ mod urls;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::Duration;
 
-use node::target::{Access, AclEntry, ChapAccount, Server, ServerConfig, ServerHandle, TargetConfig};
+use node::target::{
+    Access, AclEntry, ChapAccount, LocalUsers, LunConfig, Reloaded, Reloader, ServeError, Server,
+    ServerConfig, ServerHandle, TargetConfig,
+};
 use node::{SealPolicy, TlsIdentity};
 
-use crate::config::{Account, Acl, Config, DEFAULT_FILE, Target};
+use crate::config::{Account, Acl, Config, DEFAULT_FILE, Lun, Target};
 use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
-use crate::state::Claim;
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{logging, names, output, secret, sys, trust, units};
 
@@ -23,7 +26,8 @@ const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 /// Offer endpoints as LUNs of an iSCSI target
 ///
-/// Prints one URL per LUN on stdout when ready; logs go to stderr. SIGTERM and SIGINT drain: no new logins,
+/// Prints one URL per LUN on stdout when ready; logs go to stderr. SIGHUP reloads the configuration file, or the files that flags
+/// name; a file with a mistake changes nothing. SIGTERM and SIGINT drain: no new logins,
 /// tasks in flight finished and flushed, sessions asked to log out; a second one flushes and ends at once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -91,6 +95,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// User of this host who may log in over loopback where neither CHAP nor a key is asked for, by name or number, or `any`;
+    /// may be repeated [default: the server's own user and root]
+    #[arg(long, value_name = "NAME|any")]
+    allow_user: Vec<String>,
+
     /// Longest time a drain takes [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
     drain_timeout: Option<Duration>,
@@ -104,9 +113,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
     let config = gather(context, args)?;
     check_exposure(context, &config)?;
-    let (mut server_config, claims) = build(context, &config)?;
-    server_config.tls = args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()?;
-    serve(server_config, claims, config.targets.iter().any(Target::has_chap))
+    let mut live = build(context, &config, None)?;
+    live.server.tls = args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()?;
+    serve(context, args, live, config.targets.iter().any(Target::has_chap))
 }
 
 /// `CERT,KEY`.
@@ -153,6 +162,7 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     config.seal = args.seal.or(config.seal);
     config.identity = args.identity.clone().or(config.identity);
     config.peers = args.peers.clone().or(config.peers);
+    config.allow_users.extend(args.allow_user.iter().cloned());
     if config.identity.is_some() && config.peers.is_none() && config.seal.is_none() {
         let cause = "a key alone seals nothing: who may log in?";
         return Err(Failure::usage("serve", "", cause).hint("--peers FILE"));
@@ -187,7 +197,15 @@ fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
     let chap = account(&args.chap_user, &args.chap_secret_file);
     let mutual = account(&args.mutual_chap_user, &args.mutual_chap_secret_file);
     if chap.is_some() {
-        target.acls.push(Acl { initiator: None, peer: None, chap, mutual, luns: None, read_only: false });
+        target.acls.push(Acl {
+            initiator: None,
+            peer: None,
+            chap,
+            mutual,
+            luns: None,
+            read_only: false,
+            line: 0,
+        });
     }
     Ok(target)
 }
@@ -201,19 +219,66 @@ pub(crate) fn check_exposure(context: &Context, config: &Config) -> Result<(), F
     if config.seal_policy() == SealPolicy::Require {
         return Ok(());
     }
-    let Some(open) = config.targets.iter().find(|target| target.acls.is_empty()) else { return Ok(()) };
+    let Some(open) = config.targets.iter().find(|target| target.is_open()) else { return Ok(()) };
     let target = open.iqn.as_deref().unwrap_or("the target");
     if config.seal == Some(SealPolicy::Off) {
         context.warn(&format!(
-            "{target} is open to everyone who can reach {exposed}: neither CHAP nor an ACL protects it, as --seal off allowed"
+            "{target} is open to everyone who can reach {exposed}: neither CHAP nor a key protects it, as --seal off allowed"
         ));
         return Ok(());
     }
     let cause = format!(
-        "everyone who can reach {exposed} could read and write {target}: it has neither CHAP nor an ACL, nor is sealing required"
+        "everyone who can reach {exposed} could read and write {target}: neither CHAP nor a key protects it, and an acl by initiator alone asks for a name that anyone may type"
     );
-    Err(Failure::refused("listen on", exposed.to_string(), cause)
-        .hint("--peers with the keys of those who may, --chap-user and --chap-secret-file, an [[target.acl]], or --seal off if that is meant"))
+    Err(Failure::refused("listen on", exposed.to_string(), cause).hint(
+        "--peers with the keys of those who may, --chap-user and --chap-secret-file, peer or chap-user in every [[target.acl]], \
+         or --seal off if that is meant",
+    ))
+}
+
+/// Who may log in to each target, secrets read.
+pub(crate) fn accesses(context: &Context, config: &Config) -> Result<Vec<Access>, Failure> {
+    let accesses: Vec<Access> =
+        config.targets.iter().map(|target| target.access(context)).collect::<Result<_, _>>()?;
+    // A row is chosen by the name of the user who has authenticated: each name has one secret.
+    let mut known: Vec<ChapAccount> = Vec::new();
+    for acl in config.targets.iter().flat_map(|target| &target.acls) {
+        let Some(chap) = &acl.chap else { continue };
+        let all = accesses.iter().flat_map(|access| {
+            access.chap.iter().chain(access.initiators.iter().filter_map(|row| row.chap.as_ref()))
+        });
+        known.clear();
+        known.extend(all.filter(|account| account.user == chap.user).cloned());
+        if known.iter().any(|account| !account.secret.same_as(&known[0].secret)) {
+            return Err(
+                config.wrong_row(acl, &format!("user '{}' has another secret in another acl", chap.user))
+            );
+        }
+    }
+    Ok(accesses)
+}
+
+/// The users of this host who may log in over loopback where no proof is asked for: the server's own, root, and those named.
+pub(crate) fn local_users(config: &Config) -> Result<LocalUsers, Failure> {
+    if config.allow_users.iter().any(|name| name == "any") {
+        return Ok(LocalUsers::Any);
+    }
+    let mut uids = vec![0, sys::own_uid()];
+    for name in &config.allow_users {
+        let failed = |cause: &dyn std::fmt::Display| {
+            Failure::usage("find the user", name.clone(), cause).hint("--allow-user NAME, its number, or any")
+        };
+        let uid = match name.parse() {
+            Ok(uid) => uid,
+            Err(_) => sys::uid_of(name)
+                .map_err(|error| failed(&error))?
+                .ok_or_else(|| failed(&"this system has no such user"))?,
+        };
+        uids.push(uid);
+    }
+    uids.sort_unstable();
+    uids.dedup();
+    Ok(LocalUsers::Only(uids))
 }
 
 impl Target {
@@ -221,8 +286,15 @@ impl Target {
         self.acls.iter().any(|acl| acl.chap.is_some())
     }
 
+    /// Whether someone may log in without CHAP and without a key.
+    fn is_open(&self) -> bool {
+        let has_accounts = self.acls.iter().any(Acl::is_account);
+        let proves = |acl: &Acl| acl.chap.is_some() || acl.peer.is_some() || has_accounts;
+        self.acls.is_empty() || !self.acls.iter().all(proves)
+    }
+
     /// Who may log in, secrets read.
-    pub(crate) fn access(&self, context: &Context) -> Result<Access, Failure> {
+    fn access(&self, context: &Context) -> Result<Access, Failure> {
         let secret = |account: &Account| secret::from_file(context, &account.secret_file);
         let mut access = Access::default();
         for acl in &self.acls {
@@ -234,34 +306,62 @@ impl Target {
                     Some(ChapAccount { user: account.user.clone(), secret: secret(account)?, mutual })
                 }
             };
-            match (&acl.initiator, &acl.peer) {
-                (None, None) => access.chap.extend(chap),
-                (initiator, peer) => access.initiators.push(AclEntry {
-                    initiator: initiator.clone(),
-                    peer: peer.clone(),
-                    luns: acl.luns.clone(),
-                    read_only: acl.read_only,
-                    chap,
-                }),
+            if acl.is_account() {
+                access.chap.extend(chap);
+                continue;
             }
+            access.initiators.push(AclEntry {
+                initiator: acl.initiator.clone(),
+                peer: acl.peer.clone(),
+                luns: acl.luns.clone(),
+                read_only: acl.read_only,
+                chap,
+            });
         }
         Ok(access)
     }
 }
 
-fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>), Failure> {
+/// A configuration in force.
+struct Live {
+    server: ServerConfig,
+    /// By target, its LUNs as they were asked for: number, endpoint and serial number.
+    asked: Vec<Vec<Asked>>,
+}
+
+type Asked = (u16, String, Option<String>);
+
+/// Opens what is to be served. What stands in `before` in the same words is taken over, and not opened again.
+fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Live, Failure> {
     let sealing = trust::sealing(context, config)?;
-    let mut targets = Vec::new();
-    let mut claims = Vec::new();
-    for target in &config.targets {
-        let access = target.access(context)?;
-        let media = luns::open(context, target)?;
-        let named = luns::claim(context, target, &media)?;
-        let luns = target.luns.iter().zip(media).zip(&named.identities);
-        let luns = luns.map(|((lun, medium), identity)| luns::describe(lun, medium, identity));
-        let luns = luns.collect::<Result<_, _>>()?;
-        targets.push(TargetConfig { iqn: named.iqn, luns, access });
-        claims.extend(named.claims);
+    let accesses = accesses(context, config)?;
+    let (mut targets, mut asked) = (Vec::new(), Vec::new());
+    for (target, access) in config.targets.iter().zip(accesses) {
+        let own: Vec<Asked> =
+            target.luns.iter().map(|lun| (lun.lun, lun.endpoint.text.clone(), lun.serial.clone())).collect();
+        let former = before.and_then(|live| live.target(target.iqn.as_deref()));
+        let kept = |asked: &Asked| -> Option<LunConfig> {
+            let (former, words) = former?;
+            former.luns.iter().zip(words).find(|(_, words)| *words == asked).map(|(lun, _)| lun.clone())
+        };
+        let fresh: Vec<&Lun> =
+            target.luns.iter().zip(&own).filter(|(_, own)| kept(own).is_none()).map(|(lun, _)| lun).collect();
+        let media = luns::open(context, &fresh)?;
+        let iqn = former.map(|(former, _)| former.iqn.as_str()).or(target.iqn.as_deref());
+        let named = luns::claim(context, iqn, &fresh, &media)?;
+        let mut opened = media.into_iter().zip(&named.identities).zip(named.claims);
+        let mut all = Vec::new();
+        for (lun, own) in target.luns.iter().zip(&own) {
+            all.push(match kept(own) {
+                Some(lun) => lun,
+                None => {
+                    let ((medium, identity), claim) = opened.next().expect("one for each that is not kept");
+                    luns::describe(lun, medium, identity, claim)?
+                }
+            });
+        }
+        targets.push(TargetConfig { iqn: named.iqn.clone(), luns: all, access });
+        asked.push(own);
     }
     luns::check_distinct(&targets)?;
     let exports = config.targets.iter().flat_map(|target| &target.luns).any(|lun| lun.endpoint.is_nbd());
@@ -271,16 +371,24 @@ fn build(context: &Context, config: &Config) -> Result<(ServerConfig, Vec<Claim>
         sealing,
         tls: None,
         targets,
+        local_users: local_users(config)?,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
         // Of several connections an NBD server promises nothing, and many take only one.
         threads: exports.then_some(1),
     };
-    Ok((server, claims))
+    Ok(Live { server, asked })
+}
+
+impl Live {
+    /// A target by the name that was asked for; without one, the only target.
+    fn target(&self, iqn: Option<&str>) -> Option<(&TargetConfig, &Vec<Asked>)> {
+        let mut all = self.server.targets.iter().zip(&self.asked);
+        all.find(|(target, _)| iqn.is_none_or(|iqn| target.iqn == iqn))
+    }
 }
 
 /// A server that could not be started, told as our failure.
-pub(crate) fn failure(error: &node::target::ServeError) -> Failure {
-    use node::target::ServeError;
+pub(crate) fn failure(error: &ServeError) -> Failure {
     match error {
         ServeError::Listen { address, cause } => {
             let hint = match cause.kind() {
@@ -295,12 +403,14 @@ pub(crate) fn failure(error: &node::target::ServeError) -> Failure {
             Failure::open("serve", format!("LUN {lun} of {target}"), cause)
         }
         ServeError::Config(text) => Failure::usage("serve", "", text),
+        ServeError::Restart(_) => Failure::usage("reload", "", error),
         ServeError::Loop(cause) => Failure::failed("serve", "", cause),
         ServeError::Panicked | ServeError::Unfinished(_) => Failure::failed("serve", "", error),
     }
 }
 
-fn serve(config: ServerConfig, claims: Vec<Claim>, has_chap: bool) -> Result<Exit, Failure> {
+fn serve(context: &Context, args: &Args, live: Live, has_chap: bool) -> Result<Exit, Failure> {
+    let config = live.server.clone();
     let advertise = config.advertise.clone();
     let luns: Vec<(String, u16)> = config
         .targets
@@ -311,46 +421,79 @@ fn serve(config: ServerConfig, claims: Vec<Claim>, has_chap: bool) -> Result<Exi
     let seals = config.seal_policy();
     let key = config.sealing.as_ref().map(|sealing| sealing.identity.public());
     // Signals are caught before anyone is told that we are ready.
-    let signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
+    let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
     sys::raise_descriptor_limit();
     let server = Server::start(config).map_err(|error| failure(&error))?;
     let handle = server.handle();
-    std::thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(move || obey(signals, &handle, drain_timeout))
-        .map_err(|error| Failure::failed("catch signals", "", error))?;
-    let addresses = server.addresses();
-    for address in &addresses {
-        tracing::info!("listening on {address}");
-    }
-    let portal = advertise.unwrap_or_else(|| urls::portal(names::reachable(addresses[0])));
-    let all: Vec<String> = luns.iter().map(|(iqn, lun)| format!("iscsi://{portal}/{iqn}/{lun}")).collect();
-    if let Some(key) = key {
-        tracing::info!(
-            "sealing: {}; initiators trust us by: hikyaku key trust iscsi://{portal} --key {key}",
-            seals.name()
-        );
-    }
-    // Others cannot seal.
-    if seals != SealPolicy::Require {
-        for line in urls::ready_made(&portal, &luns, has_chap) {
-            tracing::info!("{line}");
+    let ended = std::thread::scope(|scope| {
+        let caught = signals.handle();
+        // One reload that waits reads the files as they are then: more need not wait.
+        let (ask, asked) = mpsc::sync_channel(1);
+        let (ready, readiness) = mpsc::channel();
+        let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let failed = |error: std::io::Error| Failure::failed("catch signals", "", error);
+        let started = spawn("reload")
+            .spawn_scoped(scope, {
+                let handle = handle.clone();
+                move || reload(context, args, live, &handle, &ready, &asked)
+            })
+            .and_then(|_| {
+                let (signals, handle) = (&mut signals, &handle);
+                spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &ask, drain_timeout))
+            })
+            .map_err(failed);
+        let started =
+            started.and_then(|_| readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error)));
+        if let Err(error) = started {
+            handle.stop();
+            let _ = server.wait();
+            caught.close();
+            return Err(error);
         }
-    }
-    output::announce(&all.join("\n"));
-    let ended = server.wait().map_err(|error| failure(&error));
-    drop(claims);
+        let addresses = server.addresses();
+        for address in &addresses {
+            tracing::info!("listening on {address}");
+        }
+        let portal = advertise.unwrap_or_else(|| urls::portal(names::reachable(addresses[0])));
+        let all: Vec<String> =
+            luns.iter().map(|(iqn, lun)| format!("iscsi://{portal}/{iqn}/{lun}")).collect();
+        if let Some(key) = key {
+            tracing::info!(
+                "sealing: {}; initiators trust us by: hikyaku key trust iscsi://{portal} --key {key}",
+                seals.name()
+            );
+        }
+        // Others cannot seal.
+        if seals != SealPolicy::Require {
+            for line in urls::ready_made(&portal, &luns, has_chap) {
+                tracing::info!("{line}");
+            }
+        }
+        output::announce(&all.join("\n"));
+        let ended = server.wait().map_err(|error| failure(&error));
+        caught.close();
+        ended
+    });
     tracing::info!("ended");
     ended.map(|()| Exit::Done)
 }
 
-/// The first signal drains, the next one stops.
-fn obey(mut signals: signal_hook::iterator::Signals, handle: &ServerHandle, drain_timeout: Duration) {
+/// SIGTERM and SIGINT: the first drains, the next one stops. SIGHUP reloads, on another thread.
+fn obey(
+    signals: &mut signal_hook::iterator::Signals,
+    handle: &ServerHandle,
+    reload: &SyncSender<()>,
+    drain_timeout: Duration,
+) {
     let mut draining = false;
     for signal in signals.forever() {
         if signal == libc::SIGHUP {
-            tracing::warn!("SIGHUP ignored: this release cannot reload its configuration");
+            if draining {
+                tracing::warn!("SIGHUP: the server is draining; nothing is changed");
+            } else {
+                let _ = reload.try_send(());
+            }
         } else if draining {
             tracing::warn!("second signal: flushing and ending now");
             handle.stop();
@@ -363,4 +506,44 @@ fn obey(mut signals: signal_hook::iterator::Signals, handle: &ServerHandle, drai
             handle.drain();
         }
     }
+}
+
+/// Reloads whenever that is asked for, until nobody can ask any more. Says once whether it can.
+fn reload(
+    context: &Context,
+    args: &Args,
+    mut live: Live,
+    handle: &ServerHandle,
+    ready: &mpsc::Sender<Result<(), ServeError>>,
+    asked: &Receiver<()>,
+) {
+    let mut reloader = match handle.reloader() {
+        Ok(reloader) => reloader,
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    let _ = ready.send(Ok(()));
+    while asked.recv().is_ok() {
+        match reload_once(context, args, &mut live, &mut reloader) {
+            Ok(reloaded) => tracing::info!("SIGHUP: {reloaded}"),
+            Err(error) => {
+                let text = error.to_string().replace('\n', " ");
+                tracing::error!("SIGHUP: {text}; nothing is changed");
+            }
+        }
+    }
+}
+
+/// Reads the configuration file again, or what the flags name, and puts it into force. An error changes nothing.
+fn reload_once(
+    context: &Context,
+    args: &Args,
+    live: &mut Live,
+    reloader: &mut Reloader,
+) -> Result<Reloaded, Failure> {
+    let config = gather(context, args)?;
+    check_exposure(context, &config)?;
+    let next = build(context, &config, Some(live))?;
+    let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
+    *live = next;
+    Ok(reloaded)
 }
