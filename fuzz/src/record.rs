@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use seal::{
-    BHS_BYTES, Broken, Channel, DESCRIPTOR_BYTES, DESCRIPTORS_MAX, Descriptor, HEAD_BYTES_MAX, Identity,
-    Initiator, Opener, PREFIX_BYTES, Responder, Sealer, Suite, parse_head,
+    BHS_BYTES, Broken, Channel, DESCRIPTOR_BYTES, DESCRIPTORS_MAX, Descriptor, HEAD_BYTES_MAX, Head,
+    Identity, Initiator, Kind, PREFIX_BYTES, RENEWAL_ENTROPY_BYTES, Responder, Suite, parse_head,
 };
 
 use crate::{Source, heap};
@@ -79,10 +79,10 @@ fn shake_hands(
     relay_answer: impl FnOnce(Vec<u8>) -> Vec<u8>,
 ) -> Option<(Channel, Channel)> {
     let (ours, theirs) = (Identity::generate([1; 32]), Identity::generate([2; 32]));
-    let (initiator, message) = Initiator::start(&ours, theirs.public(), PROLOGUE, None, suite, [3; 128]);
+    let (initiator, message) = Initiator::start(&ours, theirs.public(), PROLOGUE, None, suite, &[3; 128]);
     let responder = Responder::read(&theirs, prologue, &relay_message(message)).ok()?;
     assert_eq!(responder.initiator(), ours.public());
-    let (answer, target) = responder.finish(None, suite, [4; 128]).ok()?;
+    let (answer, target) = responder.finish(None, suite, &[4; 128]).ok()?;
     Some((initiator.finish(&relay_answer(answer)).ok()?, target))
 }
 
@@ -93,19 +93,48 @@ struct Unit {
     sealed: Vec<u8>,
 }
 
-/// A record as it was sent: its whole units follow their head here.
+/// A record as it was sent: its whole units follow their head here. A control record has no header.
 struct Record {
-    generation: u16,
     header: Vec<u8>,
     wire: Vec<u8>,
     units: Vec<Unit>,
 }
 
-/// One direction of a connection.
+/// What offers and answers are made from.
+pub(crate) const ENTROPY: [u8; RENEWAL_ENTROPY_BYTES] = [5; RENEWAL_ENTROPY_BYTES];
+
+/// Seals the control record that is ready.
+pub(crate) fn control(channel: &mut Channel, now: Duration) -> Vec<u8> {
+    let Channel { sealer, opener, renewal } = channel;
+    let mut wire = Vec::new();
+    renewal.seal(sealer, opener, &ENTROPY, now, &mut wire).expect("few generations");
+    wire
+}
+
+/// Opens a record; what a control record says is acted on.
+pub(crate) fn take(channel: &mut Channel, wire: &[u8], now: Duration) -> Result<(Kind, Vec<u8>), Broken> {
+    let Channel { sealer, opener, renewal } = channel;
+    let (prefix, rest) = wire.split_first_chunk::<PREFIX_BYTES>().ok_or(Broken)?;
+    let bytes = opener.sealed_head_bytes(*prefix)?;
+    let mut sealed = rest.get(..bytes).ok_or(Broken)?.to_vec();
+    let Head { kind, bytes } = opener.open_head(*prefix, &mut sealed).inspect_err(|_| {
+        let head = &sealed[..bytes - 16];
+        assert!(head.iter().all(|&byte| byte == 0), "a head that does not open is there");
+    })?;
+    sealed.truncate(bytes);
+    if kind != Kind::Pdu {
+        renewal.open(kind, &sealed, sealer, opener, now)?;
+    }
+    Ok((kind, sealed))
+}
+
+/// One direction of a connection. The other direction is not disturbed: its records come at once.
 struct Line {
-    sealer: Sealer,
-    opener: Opener,
-    generation: u16,
+    ours: Channel,
+    /// What `theirs` will be when it has opened all that was sent.
+    twin: Channel,
+    theirs: Channel,
+    is_initiator: bool,
     now: Duration,
     ahead: Vec<Unit>,
     sent: Vec<Record>,
@@ -115,11 +144,13 @@ struct Line {
 
 impl Line {
     fn new(source: &mut Source<'_>) -> Self {
-        let (initiator, target) = channels(source);
-        let (sealer, opener) =
-            if source.flag() { (target.sealer, initiator.opener) } else { (initiator.sealer, target.opener) };
-        let now = Duration::ZERO;
-        Self { sealer, opener, generation: 0, now, ahead: Vec::new(), sent: Vec::new(), opened: 0 }
+        let mut again = source.clone();
+        let ((initiator, target), twins) = (channels(source), channels(&mut again));
+        let is_initiator = !source.flag();
+        let (ours, theirs, twin) =
+            if is_initiator { (initiator, target, twins.1) } else { (target, initiator, twins.0) };
+        let (ahead, sent) = (Vec::new(), Vec::new());
+        Self { ours, twin, theirs, is_initiator, now: Duration::ZERO, ahead, sent, opened: 0 }
     }
 
     fn run(mut self, source: &mut Source<'_>) {
@@ -127,7 +158,7 @@ impl Line {
             match source.byte() % 8 {
                 0..=2 => self.seal_unit(source),
                 3..=5 => self.send(source),
-                6 => self.rekey(source),
+                6 => self.renew(source),
                 _ => self.opener_prefix(source),
             }
         }
@@ -142,18 +173,21 @@ impl Line {
         let plain = vec![source.byte(); length];
         let mut sealed = plain.clone();
         let descriptor = if source.flag() {
-            self.sealer.seal_in_place(&mut sealed)
+            self.ours.sealer.seal_in_place(&mut sealed)
         } else {
-            self.sealer.seal_into(&plain, &mut sealed)
+            self.ours.sealer.seal_into(&plain, &mut sealed)
         };
-        assert_eq!((descriptor.length as usize, descriptor.generation()), (length, self.generation));
+        assert_eq!(
+            (descriptor.length as usize, descriptor.generation()),
+            (length, self.ours.sealer.generation())
+        );
         self.ahead.push(Unit { descriptor, plain, sealed });
     }
 
     /// A record with some of the units sealed ahead, in any order; those that are too old are not sent any more.
     fn send(&mut self, source: &mut Source<'_>) {
-        let sealer = &self.sealer;
-        self.ahead.retain(|unit| sealer.carries(&unit.descriptor));
+        let (sealer, now) = (&self.ours.sealer, self.now);
+        self.ahead.retain(|unit| sealer.carries(&unit.descriptor, now));
         let mut units = Vec::new();
         for _ in 0..source.below(DESCRIPTORS_MAX + 1).min(self.ahead.len()) {
             units.push(self.ahead.swap_remove(source.below(self.ahead.len())));
@@ -163,22 +197,35 @@ impl Line {
         header[4] = words;
         let descriptors: Vec<_> = units.iter().map(|unit| unit.descriptor).collect();
         let mut wire = Vec::new();
-        self.sealer.seal_head(&header, &descriptors, &mut wire);
-        self.sent.push(Record { generation: self.generation, header, wire, units });
+        self.ours.sealer.seal_head(&header, &descriptors, &mut wire);
+        self.push(Record { header, wire, units });
     }
 
-    fn rekey(&mut self, source: &mut Source<'_>) {
+    fn push(&mut self, record: Record) {
+        let _ = take(&mut self.twin, &record.wire, self.now).expect("nobody disturbs it");
+        self.sent.push(record);
+    }
+
+    /// An exchange of fresh keys: both directions go to the next generation.
+    fn renew(&mut self, source: &mut Source<'_>) {
         self.now += Duration::from_secs(u64::from(source.byte()) * 60);
-        // A generation without a record is not left: the receiver could not follow over it.
-        let left = self.sent.last().is_some_and(|record| record.generation == self.generation);
-        self.sealer.rekey(self.now).expect("few generations");
-        self.generation += u16::from(left);
-        assert!(!self.sealer.is_due(self.now));
+        if !self.is_initiator {
+            let offer = control(&mut self.twin, self.now);
+            let _ = take(&mut self.ours, &offer, self.now).expect("nobody disturbs it");
+        }
+        let wire = control(&mut self.ours, self.now);
+        self.push(Record { header: Vec::new(), wire, units: Vec::new() });
+        if self.is_initiator {
+            let answer = control(&mut self.twin, self.now);
+            let _ = take(&mut self.ours, &answer, self.now).expect("nobody disturbs it");
+        }
+        let Channel { sealer, opener, renewal } = &self.ours;
+        assert!(!renewal.is_due(sealer, opener, self.now));
     }
 
     /// A prefix by itself is no reason to believe anything, nor to fall over.
     fn opener_prefix(&self, source: &mut Source<'_>) {
-        if let Ok(bytes) = self.opener.sealed_head_bytes(source.array()) {
+        if let Ok(bytes) = self.theirs.opener.sealed_head_bytes(source.array()) {
             assert!((BHS_BYTES + 16..=HEAD_BYTES_MAX + 16).contains(&bytes));
         }
     }
@@ -198,6 +245,13 @@ impl Line {
                 }
                 _ => {}
             }
+            // The initiator has offered when the answer comes.
+            if !self.is_initiator
+                && self.sent[self.opened].header.is_empty()
+                && self.theirs.renewal.is_ready()
+            {
+                control(&mut self.theirs, self.now);
+            }
             let mut wire = self.sent[which].wire.clone();
             match choice {
                 160..=191 => {
@@ -213,6 +267,13 @@ impl Line {
             };
             assert!(intact, "record {which} opens in the place of {}", self.opened);
             let record = &self.sent[which];
+            if record.header.is_empty() {
+                if self.is_initiator {
+                    control(&mut self.theirs, self.now);
+                }
+                self.opened += 1;
+                continue;
+            }
             let (header, descriptors) = parse_head(&head).expect("it was opened");
             assert_eq!(header, record.header);
             assert!(descriptors.clone().eq(record.units.iter().map(|unit| unit.descriptor)));
@@ -230,7 +291,7 @@ impl Line {
                     _ => {}
                 }
                 let intact = bytes == unit.sealed;
-                match self.opener.open_unit(&descriptor, &mut bytes) {
+                match self.theirs.opener.open_unit(&descriptor, &mut bytes) {
                     Ok(()) => assert!(intact && bytes == unit.plain, "a unit that was not sealed opens"),
                     Err(Broken) => {
                         assert!(
@@ -247,19 +308,6 @@ impl Line {
 
     /// As an edge does: as many bytes as the prefix calls for.
     fn open_head(&mut self, wire: &[u8]) -> Option<Vec<u8>> {
-        let (prefix, rest) = wire.split_first_chunk::<PREFIX_BYTES>()?;
-        let bytes = self.opener.sealed_head_bytes(*prefix).ok()?;
-        let mut sealed = rest.get(..bytes)?.to_vec();
-        let opened = self.opener.open_head(*prefix, &mut sealed);
-        let Ok(bytes) = opened else {
-            let header = self.sent.get(self.opened).map(|record| &record.header);
-            assert!(
-                header.is_none_or(|header| !sealed.starts_with(header)),
-                "a head that does not open is there"
-            );
-            return None;
-        };
-        sealed.truncate(bytes);
-        Some(sealed)
+        take(&mut self.theirs, wire, self.now).ok().map(|(_, head)| head)
     }
 }

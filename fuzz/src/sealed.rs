@@ -12,8 +12,9 @@ use iscsi::machine::{Digests, Fatal, Machine, Placement, Received, TaskId, Trans
 use iscsi_test::NOW;
 use node::reassembly::Advance;
 use node::{Buffer, SealedReceive};
+use seal::{Channel, Renewal, Sealer};
 
-use crate::record::channels;
+use crate::record::{ENTROPY, channels};
 use crate::{Source, heap};
 use sender::{MARGIN, Pdu, SEGMENT_MAX, Sender, UNTOUCHED, Verdict, content};
 
@@ -31,17 +32,21 @@ pub fn sealed(bytes: &[u8]) {
 }
 
 fn run(source: &mut Source<'_>, pool: &Pool) {
-    let (unit, (initiator, target)) = (source.pick(&UNITS), channels(source));
+    let unit = source.pick(&UNITS);
+    let mut again = source.clone();
+    let ((initiator, Channel { sealer, opener, renewal }), (_, twin)) =
+        (channels(source), channels(&mut again));
     let buffer = Buffer::new(pool).expect("memory");
-    let receive = SealedReceive::new(target.opener, unit, buffer);
+    let receive = SealedReceive::new(opener, unit, buffer);
+    let keys = (sealer, renewal);
     // Bytes of somebody without a key, or records.
     if source.rarely(16) {
         let chunks = source.clone();
-        return Receiver::new(&[], receive, pool).run(source.rest(), chunks);
+        return Receiver::new(&[], receive, keys, pool).run(source.rest(), chunks);
     }
-    let pdus = Sender::new(initiator.sealer, unit).records(source, pool);
+    let pdus = Sender::new(initiator, twin, unit).records(source, pool);
     let wire: Vec<u8> = pdus.iter().flat_map(|pdu| pdu.wire.iter().copied()).collect();
-    Receiver::new(&pdus, receive, pool).run(&wire, source.clone());
+    Receiver::new(&pdus, receive, keys, pool).run(&wire, source.clone());
 }
 
 /// Expects what was sent, in order.
@@ -120,12 +125,21 @@ impl Machine for Expected<'_> {
 struct Receiver<'a> {
     pdus: &'a [Pdu],
     receive: SealedReceive,
+    keys: (Sealer, Renewal),
     pool: &'a Pool,
 }
 
 impl<'a> Receiver<'a> {
-    fn new(pdus: &'a [Pdu], receive: SealedReceive, pool: &'a Pool) -> Self {
-        Self { pdus, receive, pool }
+    fn new(pdus: &'a [Pdu], receive: SealedReceive, keys: (Sealer, Renewal), pool: &'a Pool) -> Self {
+        Self { pdus, receive, keys, pool }
+    }
+
+    /// An offer is answered at once.
+    fn on_control(&mut self) {
+        let Some((kind, message, opener)) = self.receive.control() else { return };
+        let (sealer, renewal) = &mut self.keys;
+        renewal.open(kind, message, sealer, opener, Duration::ZERO).expect("one offer at a time");
+        renewal.seal(sealer, opener, &ENTROPY, Duration::ZERO, &mut Vec::new()).expect("a right offer");
     }
 
     fn run(mut self, wire: &[u8], mut source: Source<'_>) {
@@ -145,6 +159,7 @@ impl<'a> Receiver<'a> {
                     Ok(Advance::Starved) => break,
                     Err(_) => return self.check_refused(at.get()),
                 }
+                self.on_control();
                 for pdu in self.pdus.get(index..at.get()).unwrap_or_default() {
                     pdu.ended.iter().for_each(|task| self.receive.end_task(*task));
                 }

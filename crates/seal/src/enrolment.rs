@@ -3,8 +3,8 @@
 use std::fmt;
 
 use x25519_dalek::StaticSecret;
-use zeroize::Zeroizing;
 
+use crate::handshake::ephemeral;
 use crate::noise::{Symmetric, dh};
 use crate::{Broken, Identity, PublicKey, TAG_BYTES};
 
@@ -14,14 +14,6 @@ const MESSAGE1_BYTES: usize = 32;
 /// Bytes of message 2: e, s, empty payload.
 const MESSAGE2_BYTES: usize = 32 + (32 + TAG_BYTES) + TAG_BYTES;
 
-fn ephemeral(entropy: [u8; 128]) -> (StaticSecret, PublicKey) {
-    let entropy = Zeroizing::new(entropy);
-    let bytes: [u8; 32] = entropy[..32].try_into().expect("32 bytes of entropy");
-    let secret = StaticSecret::from(bytes);
-    let public = PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes());
-    (secret, public)
-}
-
 /// Enrolment (XX), the asking side.
 pub struct Enquirer {
     noise: Symmetric,
@@ -30,8 +22,8 @@ pub struct Enquirer {
 
 impl Enquirer {
     /// Makes message 1. `entropy` must be fresh.
-    pub fn start(prologue: &[u8], entropy: [u8; 128]) -> (Self, Vec<u8>) {
-        let (e, e_public) = ephemeral(entropy);
+    pub fn start(prologue: &[u8], entropy: &[u8; 128]) -> (Self, Vec<u8>) {
+        let (e, e_public) = ephemeral(entropy.first_chunk().expect("32 bytes of 128"));
         let mut noise = Symmetric::new(PROTOCOL, prologue);
         let mut message = Vec::with_capacity(MESSAGE1_BYTES);
         noise.mix_hash(&e_public.0); // e
@@ -62,10 +54,10 @@ pub fn answer_enquiry(
     identity: &Identity,
     prologue: &[u8],
     message: &[u8],
-    entropy: [u8; 128],
+    entropy: &[u8; 128],
 ) -> Result<Vec<u8>, Broken> {
     let theirs = PublicKey(message.try_into().map_err(|_| Broken)?);
-    let (e, e_public) = ephemeral(entropy);
+    let (e, e_public) = ephemeral(entropy.first_chunk().expect("32 bytes of 128"));
     let mut noise = Symmetric::new(PROTOCOL, prologue);
     noise.mix_hash(&theirs.0); // e
     noise.decrypt_and_hash(&[])?;

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use ml_kem::ml_kem_768::{Ciphertext, DecapsulationKey, EncapsulationKey};
-use ml_kem::{Decapsulate, KeyExport, Seed};
+use kem::{CT_BYTES, EK_BYTES, KeyPair};
 use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 
@@ -12,10 +11,6 @@ use crate::schedule::{Ratchet, Secret32, expand32, extract};
 use crate::{Broken, Channel, Identity, PublicKey, Suite, TAG_BYTES};
 
 pub(crate) const PROTOCOL: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
-/// Bytes of an ML-KEM-768 encapsulation key.
-const EK_BYTES: usize = 1184;
-/// Bytes of an ML-KEM-768 ciphertext.
-pub(crate) const CT_BYTES: usize = 1088;
 /// Bytes of message 1: e, s, payload.
 const MESSAGE1_BYTES: usize = 32 + (32 + TAG_BYTES) + (EK_BYTES + TAG_BYTES);
 /// Bytes of the answer: ct, e, empty payload.
@@ -28,9 +23,8 @@ pub(crate) fn psk(shared: &[u8], pair: Option<&[u8; 32]>) -> Secret32 {
 }
 
 /// An ephemeral key pair.
-fn ephemeral(entropy: &[u8]) -> (StaticSecret, PublicKey) {
-    let bytes: [u8; 32] = entropy.try_into().expect("32 bytes of entropy");
-    let secret = StaticSecret::from(bytes);
+pub(crate) fn ephemeral(scalar: &[u8; 32]) -> (StaticSecret, PublicKey) {
+    let secret = StaticSecret::from(*scalar);
     let public = PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes());
     (secret, public)
 }
@@ -40,27 +34,25 @@ pub struct Initiator {
     noise: Symmetric,
     identity: Identity,
     ephemeral: StaticSecret,
-    decapsulation: DecapsulationKey,
+    pair: KeyPair,
     psk: Option<Secret32>,
     suite: Suite,
 }
 
 impl Initiator {
     /// Makes message 1. `prologue` is docs/SEAL.md section 3's; `psk` is P; `suite` the one that was negotiated.
-    /// `entropy` must be fresh.
+    /// `entropy` must be fresh, and is for the caller to wipe.
     pub fn start(
         identity: &Identity,
         target: PublicKey,
         prologue: &[u8],
         psk: Option<&[u8; 32]>,
         suite: Suite,
-        entropy: [u8; 128],
+        entropy: &[u8; 128],
     ) -> (Self, Vec<u8>) {
-        let entropy = Zeroizing::new(entropy);
-        let (e, e_public) = ephemeral(&entropy[..32]);
-        let mut seed = Seed::default();
-        seed.copy_from_slice(&entropy[32..96]);
-        let decapsulation = DecapsulationKey::from_seed(seed);
+        let (scalar, rest) = entropy.split_first_chunk().expect("32 bytes of 128");
+        let (e, e_public) = ephemeral(scalar);
+        let pair = KeyPair::from_seed(rest.first_chunk().expect("64 bytes of 96"));
 
         let mut noise = Symmetric::new(PROTOCOL, prologue);
         noise.mix_hash(&target.0); // pre-message: <- s
@@ -71,11 +63,11 @@ impl Initiator {
         noise.mix_key(&dh(&e, &target)); // es
         noise.encrypt_and_hash(&identity.public().0, &mut message); // s
         noise.mix_key(&dh(identity.secret(), &target)); // ss
-        noise.encrypt_and_hash(&decapsulation.encapsulation_key().to_bytes(), &mut message);
+        noise.encrypt_and_hash(&pair.encapsulation_key(), &mut message);
         debug_assert_eq!(message.len(), MESSAGE1_BYTES);
 
         let psk = psk.copied().map(Zeroizing::new);
-        (Self { noise, identity: identity.clone(), ephemeral: e, decapsulation, psk, suite }, message)
+        (Self { noise, identity: identity.clone(), ephemeral: e, pair, psk, suite }, message)
     }
 
     /// Takes the answer.
@@ -86,8 +78,7 @@ impl Initiator {
         let (ct, message) = answer.split_at(CT_BYTES);
         let (e, payload) = message.split_first_chunk().ok_or(Broken)?;
         let e = PublicKey(*e);
-        let shared = self.decapsulation.decapsulate(&Ciphertext::try_from(ct).map_err(|_| Broken)?);
-        let shared = Zeroizing::new(<[u8; 32]>::from(shared));
+        let shared = self.pair.decapsulate(ct.try_into().map_err(|_| Broken)?);
 
         self.noise.mix_hash(&e.0); // e
         self.noise.mix_key(&Zeroizing::new(e.0));
@@ -97,7 +88,7 @@ impl Initiator {
         self.noise.decrypt_and_hash(payload)?;
 
         let (ours, theirs) = Ratchet::both(self.suite, self.noise.hash(), &self.noise.split());
-        Ok(Channel::new(ours, theirs))
+        Ok(Channel::initiator(ours, theirs))
     }
 }
 
@@ -106,7 +97,7 @@ pub struct Responder {
     noise: Symmetric,
     initiator: PublicKey,
     initiator_ephemeral: PublicKey,
-    encapsulation: EncapsulationKey,
+    ek: Box<[u8; EK_BYTES]>,
 }
 
 impl Responder {
@@ -127,9 +118,8 @@ impl Responder {
         let s = PublicKey(noise.decrypt_and_hash(s)?.as_slice().try_into().map_err(|_| Broken)?);
         noise.mix_key(&dh(identity.secret(), &s)); // ss
         let ek = noise.decrypt_and_hash(payload)?;
-        let ek = ek.as_slice().try_into().map_err(|_| Broken)?;
-        let encapsulation = EncapsulationKey::new(ek).map_err(|_| Broken)?;
-        Ok(Self { noise, initiator: s, initiator_ephemeral: e, encapsulation })
+        let ek: &[u8; EK_BYTES] = ek.as_slice().try_into().map_err(|_| Broken)?;
+        Ok(Self { noise, initiator: s, initiator_ephemeral: e, ek: Box::new(*ek) })
     }
 
     /// Whose message it was; that it is fresh is proven only when the first record opens.
@@ -142,15 +132,12 @@ impl Responder {
         mut self,
         psk_of_pair: Option<&[u8; 32]>,
         suite: Suite,
-        entropy: [u8; 128],
+        entropy: &[u8; 128],
     ) -> Result<(Vec<u8>, Channel), Broken> {
-        let entropy = Zeroizing::new(entropy);
-        let (e, e_public) = ephemeral(&entropy[..32]);
-        let mut m = ml_kem::B32::default();
-        m.copy_from_slice(&entropy[32..64]);
-        let (ct, shared) = self.encapsulation.encapsulate_deterministic(&m);
-        let shared = Zeroizing::new(<[u8; 32]>::from(shared));
-        zeroize::Zeroize::zeroize(m.as_mut_slice());
+        let (scalar, rest) = entropy.split_first_chunk().expect("32 bytes of 128");
+        let (e, e_public) = ephemeral(scalar);
+        let m = rest.first_chunk().expect("32 bytes of 96");
+        let (ct, shared) = kem::encapsulate(&self.ek, m).ok_or(Broken)?;
 
         let mut answer = Vec::with_capacity(ANSWER_BYTES);
         answer.extend_from_slice(&ct);
@@ -164,7 +151,7 @@ impl Responder {
         debug_assert_eq!(answer.len(), ANSWER_BYTES);
 
         let (theirs, ours) = Ratchet::both(suite, self.noise.hash(), &self.noise.split());
-        Ok((answer, Channel::new(ours, theirs)))
+        Ok((answer, Channel::target(ours, theirs)))
     }
 }
 

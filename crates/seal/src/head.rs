@@ -1,5 +1,6 @@
 //! The bytes of prefix, head and descriptors (docs/SEAL.md section 5).
 
+use crate::renewal::{ANSWER_BYTES, OFFER_BYTES};
 use crate::{BHS_BYTES, Broken, DESCRIPTOR_BYTES, DESCRIPTORS_MAX, HEAD_BYTES_MAX, PREFIX_BYTES, TAG_BYTES};
 
 /// The version of the protocol, in every prefix.
@@ -72,19 +73,54 @@ pub(crate) fn header_bytes(bhs: &[u8]) -> usize {
     BHS_BYTES + usize::from(bhs[4]) * 4
 }
 
+/// What a record carries: the upper five bits of a prefix's last two bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A PDU.
+    Pdu,
+    /// The initiator's half of an exchange ([`crate::Renewal`]).
+    Offer,
+    /// The target's half.
+    Answer,
+}
+
+/// Bits of a prefix that count the bytes of the head.
+const LENGTH_BITS: u32 = 11;
+const LENGTH_MASK: u16 = (1 << LENGTH_BITS) - 1;
+
+const _: () = assert!(HEAD_BYTES_MAX <= LENGTH_MASK as usize);
+const _: () = assert!(OFFER_BYTES <= HEAD_BYTES_MAX && ANSWER_BYTES <= HEAD_BYTES_MAX);
+
+impl Kind {
+    fn from_bits(bits: u16) -> Option<Self> {
+        [Self::Pdu, Self::Offer, Self::Answer].into_iter().find(|kind| *kind as u16 == bits)
+    }
+
+    /// Whether a head of this kind may have so many bytes.
+    fn admits(self, head_bytes: usize) -> bool {
+        match self {
+            Self::Pdu => (BHS_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes),
+            Self::Offer => head_bytes == OFFER_BYTES,
+            Self::Answer => head_bytes == ANSWER_BYTES,
+        }
+    }
+}
+
 /// The prefix of a head of `head_bytes`.
-pub(crate) fn emit_prefix(generation: u16, head_bytes: usize) -> [u8; PREFIX_BYTES] {
-    assert!((BHS_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes), "a head of {head_bytes} bytes");
-    let [high, low] = (head_bytes as u16).to_be_bytes();
+pub(crate) fn emit_prefix(generation: u16, kind: Kind, head_bytes: usize) -> [u8; PREFIX_BYTES] {
+    assert!(kind.admits(head_bytes), "a head of {head_bytes} bytes");
+    let [high, low] = ((kind as u16) << LENGTH_BITS | head_bytes as u16).to_be_bytes();
     [VERSION, generation as u8, high, low]
 }
 
-/// The generation mod 256 and the length of the head.
-pub(crate) fn parse_prefix(prefix: [u8; PREFIX_BYTES]) -> Result<(u8, usize), Broken> {
+/// The generation mod 256, the kind and the length of the head.
+pub(crate) fn parse_prefix(prefix: [u8; PREFIX_BYTES]) -> Result<(u8, Kind, usize), Broken> {
     let [version, generation, high, low] = prefix;
-    let head_bytes = usize::from(u16::from_be_bytes([high, low]));
-    if version != VERSION || !(BHS_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes) {
+    let last = u16::from_be_bytes([high, low]);
+    let kind = Kind::from_bits(last >> LENGTH_BITS).ok_or(Broken)?;
+    let head_bytes = usize::from(last & LENGTH_MASK);
+    if version != VERSION || !kind.admits(head_bytes) {
         return Err(Broken);
     }
-    Ok((generation, head_bytes))
+    Ok((generation, kind, head_bytes))
 }

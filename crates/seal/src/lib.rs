@@ -1,7 +1,8 @@
 //! SEAL/1: handshake, keys and records of sealed iSCSI (docs/SEAL.md). No I/O, no clock, no threads; randomness is an argument.
 //!
 //! A handshake ([`Initiator`], [`Responder`]) ends in a [`Channel`]: a [`Sealer`] for what is sent and an [`Opener`] for what
-//! is received. Both work on slices; who owns the memory, and which unit lies where, is the caller's business.
+//! is received, and a [`Renewal`] that gives both fresh keys while the session lasts. They work on slices; who owns the memory, and
+//! which unit lies where, is the caller's business.
 //!
 //! Read docs/SEAL.md section 5 before touching a nonce.
 
@@ -14,6 +15,7 @@ mod identity;
 mod limits;
 mod noise;
 mod opener;
+mod renewal;
 mod schedule;
 mod sealer;
 mod suite;
@@ -22,9 +24,10 @@ mod tests;
 
 pub use enrolment::{Enquirer, answer_enquiry};
 pub use handshake::{Initiator, Responder};
-pub use head::{Descriptor, Descriptors, parse_head};
+pub use head::{Descriptor, Descriptors, Kind, parse_head};
 pub use identity::{Identity, PublicKey};
-pub use opener::Opener;
+pub use opener::{Head, Opener};
+pub use renewal::{ENTROPY_BYTES as RENEWAL_ENTROPY_BYTES, Renewal};
 pub use sealer::Sealer;
 pub use suite::Suite;
 
@@ -64,13 +67,24 @@ pub struct Channel {
     pub sealer: Sealer,
     /// What we receive.
     pub opener: Opener,
+    /// Fresh keys for both.
+    pub renewal: Renewal,
 }
 
 impl Channel {
-    fn new(ours: Ratchet, theirs: Ratchet) -> Self {
+    fn initiator(ours: Ratchet, theirs: Ratchet) -> Self {
+        Self::new(ours, theirs, Renewal::initiator())
+    }
+
+    fn target(ours: Ratchet, theirs: Ratchet) -> Self {
+        Self::new(ours, theirs, Renewal::target())
+    }
+
+    fn new(ours: Ratchet, theirs: Ratchet, renewal: Renewal) -> Self {
         Self {
             sealer: Sealer::new(ours, &Limits::SPECIFIED),
             opener: Opener::new(theirs, &Limits::SPECIFIED),
+            renewal,
         }
     }
 }

@@ -41,6 +41,15 @@ pub(crate) enum Use {
     Data,
 }
 
+/// What an exchange adds to the secrets of both directions.
+pub(crate) struct Fresh {
+    pub(crate) dh: Secret32,
+    /// ML-KEM's.
+    pub(crate) shared: Secret32,
+    /// SHA-256 of offer and answer.
+    pub(crate) hash: [u8; 32],
+}
+
 /// S[d, g]: the secret of one direction in one generation.
 pub(crate) struct Ratchet {
     suite: Suite,
@@ -55,9 +64,16 @@ impl Ratchet {
         (of(b"hikyaku seal1 initiator"), of(b"hikyaku seal1 target"))
     }
 
-    /// S[d, g + 1].
-    pub(crate) fn next(&self) -> Self {
-        Self { suite: self.suite, secret: expand32(&self.secret, b"hikyaku seal1 next") }
+    /// S[d, g + 1], after an exchange.
+    pub(crate) fn next(&self, fresh: &Fresh) -> Self {
+        let chain: &[u8; 32] = &expand32(&self.secret, b"hikyaku seal1 next");
+        let Fresh { dh, shared, hash } = fresh;
+        Self { suite: self.suite, secret: extract(chain, &[dh.as_slice(), shared.as_slice(), hash]) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn from_secret(suite: Suite, secret: Secret32) -> Self {
+        Self { suite, secret }
     }
 
     #[cfg(test)]

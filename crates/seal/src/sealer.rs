@@ -3,13 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::head::{emit_prefix, header_bytes};
-use crate::limits::{GENERATION_MAX, Limits};
-use crate::schedule::{Ratchet, Use};
+use crate::head::{Kind, emit_prefix, header_bytes};
+use crate::limits::Limits;
+use crate::schedule::{Fresh, Ratchet, Use};
 use crate::suite::Keyed;
 use crate::{
-    Broken, DESCRIPTOR_BYTES, DESCRIPTORS_MAX, Descriptor, HEAD_BYTES_MAX, PREFIX_BYTES, TAG_BYTES,
-    UNIT_BYTES_MAX,
+    DESCRIPTOR_BYTES, DESCRIPTORS_MAX, Descriptor, HEAD_BYTES_MAX, PREFIX_BYTES, TAG_BYTES, UNIT_BYTES_MAX,
 };
 
 /// The sending direction.
@@ -27,14 +26,15 @@ pub struct Sealer {
     units: u64,
     /// Bytes of units of this generation.
     unit_bytes: u64,
-    /// When this generation began.
+    /// When this generation began, since the channel was made.
     since: Duration,
+    /// An exchange is under way: no unit of the generation before is begun.
+    is_strict: bool,
 }
 
 impl Sealer {
     pub(crate) fn new(ratchet: Ratchet, limits: &'static Limits) -> Self {
         let (head, data) = (ratchet.keyed(Use::Head), ratchet.keyed(Use::Data));
-        let since = Duration::ZERO;
         Self {
             limits,
             ratchet,
@@ -45,13 +45,24 @@ impl Sealer {
             records: 0,
             units: 0,
             unit_bytes: 0,
-            since,
+            since: Duration::ZERO,
+            is_strict: false,
         }
     }
 
     #[cfg(test)]
     pub(crate) fn ratchet(&self) -> &Ratchet {
         &self.ratchet
+    }
+
+    #[cfg(test)]
+    pub(crate) fn limit(&mut self, limits: &'static Limits) {
+        self.limits = limits;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn counter(&self) -> u64 {
+        self.counter
     }
 
     /// Seals a unit of 1 to [`UNIT_BYTES_MAX`] bytes where it lies.
@@ -72,40 +83,68 @@ impl Sealer {
         assert_eq!(header.len(), header_bytes(header), "BHS and AHS");
         assert!(descriptors.len() <= DESCRIPTORS_MAX, "{} units begin in one record", descriptors.len());
         assert!(
-            descriptors.iter().all(|descriptor| self.carries(descriptor)),
+            descriptors.iter().all(|descriptor| self.may_carry(descriptor)),
             "a unit outlived its generation"
         );
-        assert!(self.records < self.limits.records_max, "the generation was due long ago");
         let head_bytes = header.len() + descriptors.len() * DESCRIPTOR_BYTES;
-        let prefix = emit_prefix(self.generation, head_bytes);
+        self.seal_record(Kind::Pdu, head_bytes, out, |out| {
+            out.extend_from_slice(header);
+            for descriptor in descriptors {
+                descriptor.emit(out);
+            }
+        });
+    }
+
+    /// Appends prefix and sealed head of a control record to `out`.
+    pub(crate) fn seal_control(&mut self, kind: Kind, message: &[u8], out: &mut Vec<u8>) {
+        self.seal_record(kind, message.len(), out, |out| out.extend_from_slice(message));
+    }
+
+    /// Appends prefix and sealed head; `emit` appends the head's `head_bytes`.
+    fn seal_record(
+        &mut self,
+        kind: Kind,
+        head_bytes: usize,
+        out: &mut Vec<u8>,
+        emit: impl FnOnce(&mut Vec<u8>),
+    ) {
+        assert!(self.records < self.limits.records_max, "the generation was due long ago");
+        let prefix = emit_prefix(self.generation, kind, head_bytes);
         out.reserve(PREFIX_BYTES + head_bytes + TAG_BYTES);
         out.extend_from_slice(&prefix);
         let start = out.len();
-        out.extend_from_slice(header);
-        for descriptor in descriptors {
-            descriptor.emit(out);
-        }
+        emit(out);
         let tag = self.head.seal(self.counter, &prefix, &mut out[start..]);
         out.extend_from_slice(&tag);
         self.counter += 1;
         self.records += 1;
     }
 
-    /// Whether a unit that was sealed ahead may still be sent: its generation is the current one or the one before.
-    pub fn carries(&self, descriptor: &Descriptor) -> bool {
-        self.generation.checked_sub(descriptor.generation()).is_some_and(|age| age <= 1)
+    /// Whether a unit that was sealed ahead may still begin: its generation is the current one, or the one before if no exchange
+    /// is under way and the last step was not long ago. `now` is the time since the channel was made.
+    pub fn carries(&self, descriptor: &Descriptor, now: Duration) -> bool {
+        descriptor.generation() == self.generation
+            || self.may_carry(descriptor) && now.saturating_sub(self.since) < self.limits.ahead_max
     }
 
-    /// Whether the next record should begin a generation: bytes, records, or an hour since the last. `now` is the time
-    /// since the channel was made.
-    pub fn is_due(&self, now: Duration) -> bool {
+    fn may_carry(&self, descriptor: &Descriptor) -> bool {
+        let age_max = u16::from(!self.is_strict);
+        self.generation.checked_sub(descriptor.generation()).is_some_and(|age| age <= age_max)
+    }
+
+    /// Whether an exchange is due, as far as this direction knows: bytes, records, or an hour.
+    pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.records >= self.limits.records_due
             || self.unit_bytes >= self.limits.unit_bytes_due
-            || now.saturating_sub(self.since) >= self.limits.age_due
+            || now >= self.due_at()
     }
 
-    /// Whether this generation has reached what it must not: nothing more may be sealed in it. One that could not be left in
-    /// time, since a unit of the one before is unfinished, ends the connection.
+    /// When an exchange is due though nothing is sent.
+    pub(crate) fn due_at(&self) -> Duration {
+        self.since + self.limits.age_due
+    }
+
+    /// Whether this generation has reached what it must not: nothing more may be sealed in it, the connection ends.
     pub fn is_overdue(&self) -> bool {
         self.records >= self.limits.records_late || self.unit_bytes >= self.limits.unit_bytes_late
     }
@@ -115,22 +154,19 @@ impl Sealer {
         self.generation
     }
 
-    /// Begins the next generation with the next head; `now` as in [`Self::is_due`]. Fails after generation 65535: the
-    /// connection must end. A generation without a record is not left: the receiver could not follow over it.
-    pub fn rekey(&mut self, now: Duration) -> Result<(), Broken> {
-        self.since = now;
-        if self.records == 0 {
-            return Ok(());
-        }
-        if self.generation == GENERATION_MAX {
-            return Err(Broken);
-        }
-        self.generation += 1;
-        self.ratchet = self.ratchet.next();
+    /// From now to the next step, no unit of the generation before is begun.
+    pub(crate) fn be_strict(&mut self) {
+        self.is_strict = true;
+    }
+
+    /// The next record is the first of the next generation. Not after generation 65535.
+    pub(crate) fn step(&mut self, fresh: &Fresh, now: Duration) {
+        self.generation = self.generation.checked_add(1).expect("no exchange in the last generation");
+        self.ratchet = self.ratchet.next(fresh);
         self.head = self.ratchet.keyed(Use::Head);
         self.data = self.ratchet.keyed(Use::Data);
         (self.records, self.units, self.unit_bytes) = (0, 0, 0);
-        Ok(())
+        (self.since, self.is_strict) = (now, false);
     }
 
     /// Takes a seal-id for a unit.

@@ -10,6 +10,7 @@ published numbers, and the check against vectors that were spoilt. It is slow an
 
 import argparse
 import copy
+import functools
 import hashlib
 import hmac
 import json
@@ -148,6 +149,7 @@ def matrix(rho):
     return [[sample_ntt(rho + bytes([j, i])) for j in range(K)] for i in range(K)]
 
 
+@functools.cache
 def kem_keys(seed):
     """The encapsulation key and the secret vector of a seed d || z."""
     grown = hashlib.sha3_512(seed[:32] + bytes([K])).digest()
@@ -170,12 +172,14 @@ def kem_encrypt(ek, message, coins):
     return b"".join(encode(DU, compress(DU, f)) for f in u) + encode(DV, compress(DV, v))
 
 
+@functools.cache
 def encapsulate(ek, m):
     need(len(ek) == 1184, "length of ek")
     grown = hashlib.sha3_512(m + hashlib.sha3_256(ek).digest()).digest()
     return grown[:32], kem_encrypt(ek, m, grown[32:])
 
 
+@functools.cache
 def decapsulate(seed, ct):
     ek, s = kem_keys(seed)
     u = [decompress(DU, decode(DU, ct[320 * n:320 * (n + 1)])) for n in range(K)]
@@ -461,8 +465,33 @@ def enquiry_finish(ephemeral, prologue, message):
 
 # Records (section 5).
 
-def next_secret(secret):
-    return expand(secret, b"hikyaku seal1 next", 32)
+def next_secret(secret, fresh):
+    return extract(expand(secret, b"hikyaku seal1 next", 32), fresh)
+
+
+class Exchange:
+    """Both sides of one exchange (section 6), from a vector's fields."""
+
+    def __init__(self, vector):
+        for name in ("initiator_ephemeral", "kem_seed", "target_ephemeral", "kem_m"):
+            setattr(self, name, bytes.fromhex(vector[name]))
+
+    def fresh(self, ephemeral, e, shared, offer, answer):
+        product = dh(ephemeral, e)
+        need(any(product), "X25519 gives zero")
+        return product + shared + hashlib.sha256(offer + answer).digest()
+
+    def offer(self):
+        return public(self.initiator_ephemeral) + kem_keys(self.kem_seed)[0]
+
+    def answer(self, offer):
+        shared, ct = encapsulate(offer[32:], self.kem_m)
+        answer = public(self.target_ephemeral) + ct
+        return answer, self.fresh(self.target_ephemeral, offer[:32], shared, offer, answer)
+
+    def finish(self, answer):
+        shared = decapsulate(self.kem_seed, answer[32:])
+        return self.fresh(self.initiator_ephemeral, answer[:32], shared, self.offer(), answer)
 
 
 class Key:
@@ -476,9 +505,17 @@ class Key:
         return self.opened(self.key, self.iv[:-8] + last.to_bytes(8, "big"), aad, sealed, tag)
 
 
+PDU, OFFER, ANSWER = 0, 1, 2
+SIZES = {PDU: range(48, 1965), OFFER: [1216], ANSWER: [1120]}
+
+
 class Opener:
-    def __init__(self, suite, secret):
+    """What receives the records of one side: `following` is the secret of the generation that may come, or must."""
+
+    def __init__(self, suite, secret, sender, exchanges):
         self.suite, self.secret, self.generation, self.counter, self.data = suite, secret, 0, 0, {}
+        self.sender, self.exchanges = sender, iter(exchanges)
+        self.following, self.must_follow = None, False
         self.keys()
 
     def keys(self):
@@ -487,31 +524,52 @@ class Opener:
         self.data[self.generation] = Key(self.suite, self.secret, "data")
 
     def open_head(self, prefix, sealed):
-        version, generation, size = prefix[0], prefix[1], int.from_bytes(prefix[2:], "big")
+        """Kind and head; a control record is for `control`."""
+        version, generation, last = prefix[0], prefix[1], int.from_bytes(prefix[2:], "big")
+        kind, size = last >> 11, last & 0x7FF
         need(version == 1, "version")
-        need(48 <= size <= 1964, "length of the head")
+        need(kind in SIZES, "kind")
+        need(size in SIZES[kind], "length of the head")
         need(len(sealed) == size + 16, "length of the sealed head")
         key = self.head
-        follows = generation == (self.generation + 1) % 256 and self.generation < 65535
+        follows = self.following is not None and generation == (self.generation + 1) % 256
         if follows:
-            key = Key(self.suite, next_secret(self.secret), "head")
+            key = Key(self.suite, self.following, "head")
         else:
-            need(generation == self.generation % 256, "generation")
+            need(generation == self.generation % 256 and not self.must_follow, "generation")
         head = key.open(self.counter, prefix, sealed[:-16], sealed[-16:])
         if follows:
-            self.generation, self.secret = self.generation + 1, next_secret(self.secret)
+            self.generation, self.secret = self.generation + 1, self.following
+            self.following, self.must_follow = None, False
             self.keys()
         self.counter += 1
+        if kind != PDU:
+            self.data = {self.generation: self.data[self.generation]}
+            return kind, head
         cut = 48 + 4 * head[4]
         need(cut <= len(head), "TotalAHSLength")
-        header, rest = head[:cut], head[cut:]
-        need(len(rest) % 28 == 0 and len(rest) // 28 <= 32, "descriptors")
-        descriptors = []
-        for at in range(0, len(rest), 28):
-            seal_id, size = int.from_bytes(rest[at:at + 8], "big"), int.from_bytes(rest[at + 8:at + 12], "big")
+        need((len(head) - cut) % 28 == 0 and (len(head) - cut) // 28 <= 32, "descriptors")
+        for seal_id, _, _ in self.descriptors(head):
             need(seal_id >> 48 in self.data, "generation of a seal-id")
-            descriptors.append((seal_id, size, rest[at + 12:at + 28]))
-        return header, descriptors
+        return kind, head
+
+    @staticmethod
+    def descriptors(head):
+        starts = range(48 + 4 * head[4], len(head), 28)
+        return [(int.from_bytes(head[n:n + 8], "big"), int.from_bytes(head[n + 8:n + 12], "big"), head[n + 12:n + 28])
+                for n in starts]
+
+    def control(self, kind, message, alone):
+        """Acts on a control record; there was no offer before an answer that is alone."""
+        need(kind == (OFFER if self.sender == "initiator" else ANSWER), "who sends a control record")
+        need(self.following is None, "one exchange at a time")
+        need(kind == OFFER or not alone, "an answer to no offer")
+        exchange = next(self.exchanges)
+        if kind == OFFER:
+            fresh = exchange.answer(message)[1]
+        else:
+            fresh, self.must_follow = exchange.finish(message), True
+        self.following = next_secret(self.secret, fresh)
 
     def open_unit(self, descriptor, unit):
         seal_id, size, tag = descriptor
@@ -544,9 +602,13 @@ def unhex(values):
 
 def open_record(opener, record):
     prefix, head = unhex([record["prefix"], record["head"]])
-    header, descriptors = opener.open_head(prefix, head)
+    kind, head = opener.open_head(prefix, head)
+    if kind != PDU:
+        opener.control(kind, head, record.get("alone", False))
+        return kind, head, []
+    descriptors = opener.descriptors(head)
     same(len(descriptors), len(record["units"]), "number of units")
-    return header, [opener.open_unit(*pair) for pair in zip(descriptors, unhex(record["units"]))]
+    return kind, head, [opener.open_unit(*pair) for pair in zip(descriptors, unhex(record["units"]))]
 
 
 def check_handshake(vector):
@@ -559,15 +621,25 @@ def check_handshake(vector):
     same(answer.hex(), vector["answer"], f"{name}: answer")
     ours = handshake.finish(noise, answer)
     same(ours, theirs, f"{name}: keys of both sides")
+    exchanges, fresh = [Exchange(each) for each in vector["exchanges"]], []
+    for exchange, given in zip(exchanges, vector["exchanges"]):
+        offer = exchange.offer()
+        same(offer.hex(), given["offer"], f"{name}: offer")
+        answer, theirs = exchange.answer(offer)
+        same(answer.hex(), given["answer"], f"{name}: answer of an exchange")
+        same(exchange.finish(answer), theirs, f"{name}: what both sides get of an exchange")
+        fresh.append(theirs)
     for side, secret in ours.items():
+        same(len(vector["generations"][side]), len(fresh) + 1, f"{name}: number of generations")
         for g, generation in enumerate(vector["generations"][side]):
             same(secret.hex(), generation["secret"], f"{name}: S[{side}, {g}]")
             for use in ("head", "data"):
                 key = Key(handshake.suite, secret, use)
                 same(key.key.hex(), generation[f"{use}_key"], f"{name}: {side} {g} {use} key")
                 same(key.iv.hex(), generation[f"{use}_iv"], f"{name}: {side} {g} {use} iv")
-            secret = next_secret(secret)
-    return ours
+            if g < len(fresh):
+                secret = next_secret(secret, fresh[g])
+    return ours, exchanges
 
 
 def check_enquiry(vector):
@@ -597,28 +669,35 @@ def check_failing_stream(opener, stream):
     prefix, head = unhex([last["prefix"], last["head"]])
     if stream["fails"] == "head":
         refused(what, lambda: opener.open_head(prefix, head))
+        return
+    kind, head = opener.open_head(prefix, head)
+    if stream["fails"] == "control":
+        same(kind != PDU, True, f"{what}: a control record")
+        refused(what, lambda: opener.control(kind, head, last.get("alone", False)))
     else:
-        _, descriptors = opener.open_head(prefix, head)
-        pairs = list(zip(descriptors, unhex(last["units"])))
+        pairs = list(zip(opener.descriptors(head), unhex(last["units"])))
         refused(what, lambda: [opener.open_unit(*pair) for pair in pairs])
 
 
 def check(vectors):
     """Checks all; returns how many of each kind."""
     same(vectors["protocol"], "SEAL/1", "protocol")
-    known = {h["name"]: (h["suite"], check_handshake(h)) for h in vectors["handshakes"]}
+    known = {h["name"]: (h["suite"], *check_handshake(h)) for h in vectors["handshakes"]}
 
     def opener(stream):
-        suite, start = known[stream["handshake"]]
-        return Opener(suite, start[stream["from"]])
+        suite, start, exchanges = known[stream["handshake"]]
+        return Opener(suite, start[stream["from"]], stream["from"], exchanges)
 
     for enquiry in vectors["enquiries"]:
         check_enquiry(enquiry)
     for stream in vectors["streams"]:
         receiver = opener(stream)
         for n, record in enumerate(stream["records"]):
-            header, plains = open_record(receiver, record)
-            same(header.hex(), record["header"], f"{stream['handshake']}: header of record {n}")
+            kind, head, plains = open_record(receiver, record)
+            if kind != PDU:
+                same(head.hex(), record["message"], f"{stream['handshake']}: message of record {n}")
+                continue
+            same(head[:48 + 4 * head[4]].hex(), record["header"], f"{stream['handshake']}: header of record {n}")
             same([plain.hex() for plain in plains], record["plains"], f"{stream['handshake']}: units of record {n}")
     for stream in vectors["failing_streams"]:
         check_failing_stream(opener(stream), stream)
@@ -654,6 +733,10 @@ def self_test(vectors):
         "a header": lambda v: v["streams"][3]["records"][0].update(header="00"),
         "a key": lambda v: v["handshakes"][2]["generations"]["target"][2].update(data_iv="00" * 16),
         "an answer": lambda v: v["handshakes"][0].update(answer=v["handshakes"][1]["answer"]),
+        "an exchange": lambda v: v["handshakes"][3]["exchanges"][1].update(
+            answer=v["handshakes"][2]["exchanges"][1]["answer"]),
+        "an offer": lambda v: v["streams"][4]["records"][2].update(
+            message=v["handshakes"][1]["exchanges"][0]["offer"]),
         "a failing head that is good": lambda v: v["failing_streams"].append(
             {**v["streams"][0], "defect": "none", "fails": "head"}),
         "a failing unit that is good": lambda v: v["failing_streams"].append(

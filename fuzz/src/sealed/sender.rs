@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use area::{Pool, Span};
 use iscsi::machine::{Placement, TaskId};
-use seal::{BHS_BYTES, DESCRIPTORS_MAX, Descriptor, SEGMENT_UNIT_BYTES_MAX, Sealer};
+use seal::{BHS_BYTES, Channel, DESCRIPTORS_MAX, Descriptor, SEGMENT_UNIT_BYTES_MAX};
 
 use crate::Source;
+use crate::record::{control, take};
 
 /// MaxRecvDataSegmentLength of the receiver.
 pub(super) const SEGMENT_MAX: usize = 70_000;
@@ -122,7 +123,11 @@ impl Task {
 
 /// One direction of a connection.
 pub(super) struct Sender {
-    sealer: Sealer,
+    initiator: Channel,
+    /// What the target will be when it has opened all that was sent.
+    twin: Channel,
+    /// Control records before the next PDU.
+    control: Vec<u8>,
     unit: usize,
     tasks: [Option<Task>; SLOTS],
     serials: usize,
@@ -159,8 +164,18 @@ impl Draft {
 }
 
 impl Sender {
-    pub(super) fn new(sealer: Sealer, unit: usize) -> Self {
-        Self { sealer, unit, tasks: [const { None }; SLOTS], serials: 0, pdus: Vec::new() }
+    pub(super) fn new(initiator: Channel, twin: Channel, unit: usize) -> Self {
+        let (tasks, control, pdus) = ([const { None }; SLOTS], Vec::new(), Vec::new());
+        Self { initiator, twin, control, unit, tasks, serials: 0, pdus }
+    }
+
+    /// An exchange of fresh keys.
+    fn exchange(&mut self) {
+        let offer = control(&mut self.initiator, Duration::ZERO);
+        let _ = take(&mut self.twin, &offer, Duration::ZERO).expect("a right offer");
+        self.control.extend(offer);
+        let answer = control(&mut self.twin, Duration::ZERO);
+        let _ = take(&mut self.initiator, &answer, Duration::ZERO).expect("a right answer");
     }
 
     /// A whole connection.
@@ -172,12 +187,12 @@ impl Sender {
                 9 => self.inline(source),
                 10 => self.bare(source),
                 11 => self.seal_ahead(source, slot),
-                12 | 13 => self.rekey(source),
+                12 | 13 => self.renew(),
                 14 => self.end_early(slot),
                 // As nobody does: what is open outlives its key.
                 _ => {
                     self.bare(source);
-                    self.sealer.rekey(Duration::ZERO).expect("few generations");
+                    self.exchange();
                 }
             }
         }
@@ -187,12 +202,14 @@ impl Sender {
     /// Seals a unit of a task, unless that is done and can still be sent.
     fn seal(&mut self, slot: usize, index: usize) -> Descriptor {
         let task = self.tasks[slot].as_mut().expect("a task");
-        if let Some(descriptor) = task.units[index].filter(|descriptor| self.sealer.carries(descriptor)) {
+        if let Some(descriptor) =
+            task.units[index].filter(|descriptor| self.initiator.sealer.carries(descriptor, Duration::ZERO))
+        {
             return descriptor;
         }
         let range = task.unit(index, self.unit);
         let plain = contents(task.serial, range.clone());
-        let descriptor = self.sealer.seal_into(&plain, &mut task.sealed[range]);
+        let descriptor = self.initiator.sealer.seal_into(&plain, &mut task.sealed[range]);
         *task.units[index].insert(descriptor)
     }
 
@@ -209,12 +226,12 @@ impl Sender {
     }
 
     /// If it may: units that are open are of the present generation.
-    fn rekey(&mut self, source: &mut Source<'_>) {
-        let generation = self.sealer.generation();
+    fn renew(&mut self) {
+        let generation = self.initiator.sealer.generation();
         let is_free =
             |task: &Task| task.is_over || task.open(self.unit).all(|unit| unit.generation() == generation);
         if self.tasks.iter().flatten().all(is_free) {
-            self.sealer.rekey(Duration::from_secs(u64::from(source.byte()))).expect("few generations");
+            self.exchange();
         }
     }
 
@@ -260,7 +277,7 @@ impl Sender {
         }
         let task = self.tasks[slot].as_mut().expect("as before");
         if placement != Placement::Discard {
-            judge(task, &mut draft, unit, self.sealer.generation(), offset..stop);
+            judge(task, &mut draft, unit, self.initiator.sealer.generation(), offset..stop);
         }
         if task.sequences.is_empty() {
             let task = self.tasks[slot].take().expect("as before");
@@ -278,7 +295,7 @@ impl Sender {
         offset: usize,
         begun: &[usize],
     ) {
-        let (unit, sealer) = (self.unit, &mut self.sealer);
+        let (unit, sealer) = (self.unit, &mut self.initiator.sealer);
         let task = self.tasks[slot].as_mut().expect("a task");
         let stop = offset + draft.body.len();
         let Draft { pdu, descriptors, body, .. } = draft;
@@ -335,7 +352,7 @@ impl Sender {
         self.serials += 1;
         let plain = contents(self.serials, 0..length);
         let mut draft = Draft::new(Placement::Inline, plain.clone());
-        draft.descriptors.push(self.sealer.seal_in_place(&mut draft.body));
+        draft.descriptors.push(self.initiator.sealer.seal_in_place(&mut draft.body));
         draft.pdu.inline = plain;
         if length > SEGMENT_UNIT_BYTES_MAX {
             draft.pdu.verdict = Verdict::Here;
@@ -358,7 +375,7 @@ impl Sender {
         let mut draft = Draft::new(Placement::Nothing, Vec::new());
         if source.rarely(WRONG_ONE_IN) {
             let mut unit = [7; 100];
-            draft.descriptors.push(self.sealer.seal_in_place(&mut unit));
+            draft.descriptors.push(self.initiator.sealer.seal_in_place(&mut unit));
             draft.pdu.verdict = Verdict::Unheard;
         }
         self.push(source, draft);
@@ -377,9 +394,12 @@ impl Sender {
         pdu.header[5..8].copy_from_slice(&(length as u32).to_be_bytes()[1..]);
         if wrong == 1 {
             // A record before it was lost.
-            self.sealer.seal_head(&[0; BHS_BYTES], &[], &mut Vec::new());
+            let mut lost = Vec::new();
+            self.initiator.sealer.seal_head(&[0; BHS_BYTES], &[], &mut lost);
+            let _ = take(&mut self.twin, &lost, Duration::ZERO).expect("as it was sealed");
         }
-        self.sealer.seal_head(&pdu.header, &descriptors, &mut pdu.wire);
+        self.initiator.sealer.seal_head(&pdu.header, &descriptors, &mut pdu.wire);
+        let _ = take(&mut self.twin, &pdu.wire, Duration::ZERO).expect("as it was sealed");
         match wrong {
             2 => {
                 let at = source.below(pdu.wire.len());
@@ -392,6 +412,7 @@ impl Sender {
             (pdu.verdict, pdu.wiped) = (Verdict::Unheard, None);
         }
         pdu.wire.extend(body);
+        pdu.wire.splice(..0, self.control.drain(..));
         self.pdus.push(pdu);
     }
 }

@@ -4,11 +4,12 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use seal::{Channel, Descriptor, Identity, Initiator, PublicKey, Suite};
+use seal::{Channel, Descriptor, Head, Identity, Initiator, Kind, PublicKey, Suite};
 
 use super::Url;
 use super::pdu::{DATA_OUT, IMMEDIATE, LOGIN, Pdu, RECEIVE_BYTES_MAX, SCSI_COMMAND, keys};
@@ -109,7 +110,7 @@ impl Sealed {
         let mut entropy = [0; 128];
         StdRng::from_rng(&mut rand::rng()).fill_bytes(&mut entropy);
         let (handshake, message) =
-            Initiator::start(&who.identity, who.target, &prologue, None, who.suite, entropy);
+            Initiator::start(&who.identity, who.target, &prologue, None, who.suite, &entropy);
         let text = keys(&[("X-example.hikyaku.message", &format!("0b{}", base64(&message)))]);
         let (_, answer) = exchange(stream, isid, choice.get(24).wrapping_add(1), text)?;
         let text = String::from_utf8(answer.data)?;
@@ -144,15 +145,42 @@ impl Sealed {
         self.record(&pdu.bhs, &descriptors, &body)
     }
 
-    /// Receives one record.
-    pub(crate) fn receive(&mut self, stream: &mut TcpStream) -> Result<Pdu> {
+    /// An offer of fresh keys (docs/SEAL.md section 6).
+    pub(crate) fn offer(&mut self) -> Result<Vec<u8>> {
+        let Channel { sealer, opener, renewal } = &mut self.channel;
+        let mut entropy = [0; seal::RENEWAL_ENTROPY_BYTES];
+        StdRng::from_rng(&mut rand::rng()).fill_bytes(&mut entropy);
+        let mut record = Vec::new();
+        renewal.seal(sealer, opener, &entropy, Duration::ZERO, &mut record)?;
+        Ok(record)
+    }
+
+    /// Receives the head of one record.
+    fn receive_head(&mut self, stream: &mut TcpStream) -> Result<(Kind, Vec<u8>)> {
         let opener = &mut self.channel.opener;
         let mut prefix = [0; 4];
         stream.read_exact(&mut prefix).context("receive a prefix")?;
         let mut head = vec![0; opener.sealed_head_bytes(prefix)?];
         stream.read_exact(&mut head).context("receive a head")?;
-        let length = opener.open_head(prefix, &mut head)?;
-        let (header, descriptors) = seal::parse_head(&head[..length])?;
+        let Head { kind, bytes } = opener.open_head(prefix, &mut head)?;
+        head.truncate(bytes);
+        Ok((kind, head))
+    }
+
+    /// Receives the answer to an offer, which must be the next record.
+    pub(crate) fn receive_answer(&mut self, stream: &mut TcpStream) -> Result<()> {
+        let (kind, message) = self.receive_head(stream)?;
+        ensure!(kind == Kind::Answer, "{kind:?} instead of an answer");
+        let Channel { sealer, opener, renewal } = &mut self.channel;
+        Ok(renewal.open(kind, &message, sealer, opener, Duration::ZERO)?)
+    }
+
+    /// Receives one record of a PDU.
+    pub(crate) fn receive(&mut self, stream: &mut TcpStream) -> Result<Pdu> {
+        let (kind, head) = self.receive_head(stream)?;
+        ensure!(kind == Kind::Pdu, "{kind:?} instead of a PDU");
+        let opener = &mut self.channel.opener;
+        let (header, descriptors) = seal::parse_head(&head)?;
         ensure!(header.len() == 48, "an AHS of {} bytes", header.len() - 48);
         let bhs: [u8; 48] = header.try_into()?;
         let length = u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]) as usize;

@@ -82,9 +82,9 @@ impl Cipher {
 fn channel(cipher: Cipher, label: u8) -> Result<[Channel; 2], Broken> {
     let (target, initiator) = (Identity::generate([label; 32]), Identity::generate([label + 100; 32]));
     let (ours, message) =
-        Initiator::start(&initiator, target.public(), &[label], None, cipher.suite(), [label + 1; 128]);
+        Initiator::start(&initiator, target.public(), &[label], None, cipher.suite(), &[label + 1; 128]);
     let responder = Responder::read(&target, &[label], &message)?;
-    let (answer, channel) = responder.finish(None, cipher.suite(), [label + 2; 128])?;
+    let (answer, channel) = responder.finish(None, cipher.suite(), &[label + 2; 128])?;
     Ok([channel, ours.finish(&answer)?])
 }
 

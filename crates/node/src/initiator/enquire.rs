@@ -12,6 +12,7 @@ use iscsi::name::IscsiName;
 use iscsi::params::SessionType;
 use iscsi::wire::Bhs;
 use seal::{Broken, Enquirer, PublicKey, Suite};
+use zeroize::Zeroizing;
 
 use super::options::{random_isid, resolve};
 use super::url::Url;
@@ -99,9 +100,9 @@ fn ask(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
         match exchange.poll_event() {
             None => {}
             Some(Event::Chosen { transcript, .. }) => {
-                let mut entropy = [0; 128];
-                ::io::entropy(&mut entropy).expect("the system has randomness");
-                let (waiting, message) = Enquirer::start(&transcript.prologue(), entropy);
+                let mut entropy = Zeroizing::new([0; 128]);
+                ::io::entropy(entropy.as_mut_slice()).expect("the system has randomness");
+                let (waiting, message) = Enquirer::start(&transcript.prologue(), &entropy);
                 exchange.send_message(&message);
                 enquirer = Some(waiting);
             }

@@ -8,6 +8,7 @@ use iscsi::login::outer::{Choice, Pattern, Transcript};
 use iscsi::params::DigestPolicy;
 use iscsi::wire::LoginStatus;
 use seal::{Channel, Suite};
+use zeroize::Zeroizing;
 
 use super::options::InitiatorSealing;
 use super::session::Failure;
@@ -74,14 +75,14 @@ impl Handshake {
     }
 
     fn start(&mut self, choice: Choice, transcript: &Transcript) -> Result<(), Failure> {
-        let mut entropy = [0; 128];
-        io::entropy(&mut entropy)
+        let mut entropy = Zeroizing::new([0; 128]);
+        io::entropy(entropy.as_mut_slice())
             .map_err(|error| Failure::Lost(format!("no randomness for the handshake: {error}")))?;
         let InitiatorSealing { identity, peer_key, psk, .. } = &self.sealing;
         let psk = psk.as_ref().map(Psk::bytes);
         let suite = suite_of(&choice)?;
         let (initiator, message) =
-            seal::Initiator::start(identity, *peer_key, &transcript.prologue(), psk, suite, entropy);
+            seal::Initiator::start(identity, *peer_key, &transcript.prologue(), psk, suite, &entropy);
         self.exchange.send_message(&message);
         (self.initiator, self.choice) = (Some(initiator), Some(choice));
         Ok(())

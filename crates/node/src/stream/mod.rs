@@ -132,9 +132,12 @@ impl Stream {
         self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) && self.protection.is_drained()
     }
 
-    /// When to pump again although nothing may happen until then: memory is missing for what is to be sent.
+    /// When to pump again although nothing may happen until then: memory is missing for what is to be sent, or keys are to be renewed
+    /// or wiped. What is due already, and waits for what is being sent, needs no time.
     pub(crate) fn retry_at(&self, now: Duration) -> Option<Duration> {
-        (self.outgoing.is_some() && self.protection.is_stalled()).then_some(now + MEMORY_PAUSE)
+        let stalled = self.outgoing.is_some() && self.protection.is_stalled();
+        let keys = self.protection.wake_at().filter(|at| *at > now);
+        keys.into_iter().chain(stalled.then_some(now + MEMORY_PAUSE)).min()
     }
 
     /// Whether all data of a task that has arrived is what the peer sent: to be asked before a task ends well.
@@ -252,6 +255,7 @@ impl Stream {
         bytes: usize,
         buffer_of: impl Fn(TaskId) -> Option<Span>,
     ) -> Result<(), Fatal> {
+        self.protection.retire(io.now());
         let Some(mut outgoing) = self.outgoing.take() else { return Ok(()) };
         let result = self.protection.gather(io, &mut outgoing, machine, bytes, buffer_of);
         if outgoing.is_empty() {
@@ -265,14 +269,14 @@ impl Stream {
 
 #[cfg(test)]
 impl Stream {
-    /// Keys change after so many records.
-    fn rekey_every(&mut self, records: u32) {
+    /// An initiator offers fresh keys after so many records.
+    fn renew_every(&mut self, records: u32) {
         let Protection::Sealed(sealed) = &mut self.protection else { panic!("not sealed") };
-        sealed.send.rekey_every.0 = records;
+        sealed.send.renew_every.0 = records;
     }
 
     fn generation(&self) -> u16 {
         let Protection::Sealed(sealed) = &self.protection else { panic!("not sealed") };
-        sealed.send.generation
+        sealed.send.generation()
     }
 }

@@ -72,7 +72,7 @@ impl Protection {
     ) -> Result<Advance, Fatal> {
         match self {
             Self::Plain(reassembly) => reassembly.advance(machine, buffer_of, io.now()),
-            Self::Sealed(sealed) => sealed.receive.advance(machine, buffer_of, io.now()),
+            Self::Sealed(sealed) => sealed.advance(machine, buffer_of, io.now()),
             Self::Tls(tls, reassembly) => loop {
                 match reassembly.advance(machine, &buffer_of, io.now())? {
                     Advance::Starved if tls.feed(reassembly, io.pool(), io.now())? => {}
@@ -96,9 +96,7 @@ impl Protection {
                 plain::gather(outgoing, machine, bytes, &buffer_of);
                 Ok(())
             }
-            Self::Sealed(sealed) => {
-                sealed.send.gather(io.pool(), io.now(), outgoing, machine, bytes, buffer_of)
-            }
+            Self::Sealed(sealed) => sealed.gather(io.pool(), io.now(), outgoing, machine, bytes, buffer_of),
             Self::Tls(tls, _) => {
                 // One gathering at a time bounds what is queued.
                 if tls.queue.is_empty() {
@@ -106,6 +104,21 @@ impl Protection {
                 }
                 Ok(tls.seal(outgoing, io.pool())?)
             }
+        }
+    }
+
+    /// Wipes keys whose time is over.
+    pub(super) fn retire(&mut self, now: Duration) {
+        if let Self::Sealed(sealed) = self {
+            sealed.retire(now);
+        }
+    }
+
+    /// When to send though the machine has nothing to: keys are to be renewed or wiped.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        match self {
+            Self::Plain(_) | Self::Tls(..) => None,
+            Self::Sealed(sealed) => sealed.wake_at(),
         }
     }
 

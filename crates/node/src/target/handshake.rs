@@ -10,6 +10,7 @@ use iscsi::login::outer::{Choice, Pattern, Transcript};
 use iscsi::machine::{Fatal, Machine};
 use iscsi::wire::LoginStatus;
 use seal::{Broken, Channel, PublicKey, Responder, Suite};
+use zeroize::Zeroizing;
 
 use super::allowance::Allowance;
 use super::config::{Sealing, ServerConfig};
@@ -152,7 +153,7 @@ impl Handshake {
         let peer_key = responder.initiator();
         let peer = config.peer(&peer_key).ok_or(Refused::Stranger(peer_key))?;
         let psk = peer.psk.as_ref().map(crate::sealing::Psk::bytes);
-        let (answer, channel) = responder.finish(psk, suite, entropy()?)?;
+        let (answer, channel) = responder.finish(psk, suite, &*entropy()?)?;
         self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key });
         Ok(answer)
     }
@@ -172,11 +173,12 @@ impl Handshake {
 }
 
 fn enquiry(sealing: &Sealing, message: &[u8], transcript: &Transcript) -> Result<Vec<u8>, Broken> {
-    seal::answer_enquiry(&sealing.identity, &transcript.prologue(), message, entropy()?)
+    seal::answer_enquiry(&sealing.identity, &transcript.prologue(), message, &*entropy()?)
 }
 
-fn entropy() -> Result<[u8; 128], Broken> {
-    let mut entropy = [0; 128];
-    io::entropy(&mut entropy).map_err(|_| Broken)?;
+/// Randomness of one handshake; wiped when dropped. It lies on the heap, so that a move leaves no copy.
+fn entropy() -> Result<Box<Zeroizing<[u8; 128]>>, Broken> {
+    let mut entropy = Box::new(Zeroizing::new([0; 128]));
+    io::entropy(entropy.as_mut_slice()).map_err(|_| Broken)?;
     Ok(entropy)
 }

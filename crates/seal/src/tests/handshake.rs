@@ -5,7 +5,7 @@ use super::*;
 const SUITE: Suite = Suite::Aes256Gcm;
 
 fn start(target: PublicKey, prologue: &[u8], psk: Option<&[u8; 32]>) -> (Initiator, Vec<u8>) {
-    Initiator::start(&identities().0, target, prologue, psk, SUITE, entropy(3))
+    Initiator::start(&identities().0, target, prologue, psk, SUITE, &entropy(3))
 }
 
 /// A whole handshake; whether both sides came to the same keys.
@@ -18,7 +18,7 @@ fn run(
     let target = identities().1;
     let (initiator, m1) = start(target.public(), ours, our_psk);
     let responder = Responder::read(&target, theirs, &m1)?;
-    let (answer, mut channel) = responder.finish(their_psk, SUITE, entropy(4)).unwrap();
+    let (answer, mut channel) = responder.finish(their_psk, SUITE, &entropy(4)).unwrap();
     let mut ours = initiator.finish(&answer)?;
     let record = seal(&mut ours.sealer, 1, &[b"unit"]);
     open(&mut channel.opener, &record).map(|_| ())
@@ -38,7 +38,7 @@ fn section3_message_lengths_are_the_protocols() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
     assert_eq!(m1.len(), 32 + 48 + 1184 + 16);
-    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, entropy(4)).unwrap();
+    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
     assert_eq!(answer.len(), 1088 + 32 + 16);
 }
 
@@ -74,7 +74,7 @@ fn section3_only_the_named_target_can_answer() {
     let (initiator, _) = start(target.public(), b"", None);
     // The impostor answers a message that was made for itself.
     let (_, m1) = start(impostor.public(), b"", None);
-    let (answer, _) = Responder::read(&impostor, b"", &m1).unwrap().finish(None, SUITE, entropy(4)).unwrap();
+    let (answer, _) = Responder::read(&impostor, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
     assert_eq!(initiator.finish(&answer).unwrap_err(), Broken);
 }
 
@@ -90,8 +90,8 @@ fn section3_reflected_message_is_no_answer() {
 fn section3_answer_to_an_earlier_handshake_is_refused() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
-    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, entropy(4)).unwrap();
-    let (later, _) = Initiator::start(&identities().0, target.public(), b"", None, SUITE, entropy(30));
+    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
+    let (later, _) = Initiator::start(&identities().0, target.public(), b"", None, SUITE, &entropy(30));
     assert_eq!(later.finish(&answer).unwrap_err(), Broken);
 }
 
@@ -100,9 +100,9 @@ fn section3_replayed_message_1_gives_keys_that_its_replayer_does_not_have() {
     let target = identities().1;
     let (initiator, m1) = start(target.public(), b"", None);
     let (answer, mut first) =
-        Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, entropy(4)).unwrap();
+        Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
     let (_, mut second) =
-        Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, entropy(5)).unwrap();
+        Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(5)).unwrap();
     let record = seal(&mut initiator.finish(&answer).unwrap().sealer, 1, &[]);
     assert_eq!(open(&mut second.opener, &record).unwrap_err(), Broken);
     open(&mut first.opener, &record).unwrap();
@@ -126,7 +126,7 @@ fn section3_every_bit_of_message_1_counts() {
 fn section3_every_bit_of_the_answer_counts() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
-    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, entropy(4)).unwrap();
+    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
     for (bit, bad) in bit_flips(&answer).enumerate().filter(|(bit, _)| bit % 23 == 0 || *bit >= 1088 * 8) {
         assert!(start(target.public(), b"", None).0.finish(&bad).is_err(), "bit {bit}");
     }
@@ -143,7 +143,7 @@ fn section3_suite_of_the_other_side_does_not_open() {
     for suite in Suite::ALL.into_iter().filter(|suite| *suite != SUITE) {
         let (initiator, m1) = start(target.public(), b"", None);
         let (answer, mut theirs) =
-            Responder::read(&target, b"", &m1).unwrap().finish(None, suite, entropy(4)).unwrap();
+            Responder::read(&target, b"", &m1).unwrap().finish(None, suite, &entropy(4)).unwrap();
         let record = seal(&mut initiator.finish(&answer).unwrap().sealer, 1, &[]);
         assert_eq!(open(&mut theirs.opener, &record).unwrap_err(), Broken);
     }
@@ -152,24 +152,24 @@ fn section3_suite_of_the_other_side_does_not_open() {
 #[test]
 fn section3_enrolment_gives_the_key_of_who_answers() {
     let target = identities().1;
-    let (enquirer, m1) = Enquirer::start(b"prologue", entropy(3));
-    let m2 = answer_enquiry(&target, b"prologue", &m1, entropy(4)).unwrap();
+    let (enquirer, m1) = Enquirer::start(b"prologue", &entropy(3));
+    let m2 = answer_enquiry(&target, b"prologue", &m1, &entropy(4)).unwrap();
     assert_eq!(enquirer.finish(&m2), Ok(target.public()));
 }
 
 #[test]
 fn section3_enrolment_is_proven_and_bound() {
     let target = identities().1;
-    let enquire = || Enquirer::start(b"prologue", entropy(3));
-    let m2 = answer_enquiry(&target, b"prologue", &enquire().1, entropy(4)).unwrap();
+    let enquire = || Enquirer::start(b"prologue", &entropy(3));
+    let m2 = answer_enquiry(&target, b"prologue", &enquire().1, &entropy(4)).unwrap();
     for (bit, bad) in bit_flips(&m2).enumerate() {
         assert!(enquire().0.finish(&bad).is_err(), "bit {bit}");
     }
-    let other = answer_enquiry(&target, b"Prologue", &enquire().1, entropy(4)).unwrap();
+    let other = answer_enquiry(&target, b"Prologue", &enquire().1, &entropy(4)).unwrap();
     assert_eq!(enquire().0.finish(&other), Err(Broken));
     assert_eq!(enquire().0.finish(&m2[..95]), Err(Broken));
     for bytes in [0, 31, 33] {
-        assert!(answer_enquiry(&target, b"", &vec![0; bytes], entropy(4)).is_err());
+        assert!(answer_enquiry(&target, b"", &vec![0; bytes], &entropy(4)).is_err());
     }
 }
 

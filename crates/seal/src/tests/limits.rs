@@ -19,17 +19,19 @@ const SMALL: Limits = Limits {
     unit_bytes_late: 1500,
     records_max: 20,
     unit_bytes_max: 2000,
+    ahead_max: Duration::from_secs(30),
+    keep_max: Duration::from_secs(60),
 };
 
 #[test]
 fn section6_overdue_at_the_limits_that_must_not_be_reached() {
-    let (mut sealer, _) = limited(&SMALL);
+    let (mut sealer, mut opener) = limited(&SMALL);
     for number in 0..15 {
         assert!(!sealer.is_overdue(), "{number}");
         seal(&mut sealer, number, &[]);
     }
     assert!(sealer.is_overdue());
-    sealer.rekey(Duration::ZERO).unwrap();
+    step(&mut sealer, &mut opener, Duration::ZERO);
     assert_eq!((sealer.is_overdue(), sealer.generation()), (false, 1));
     sealer.seal_in_place(&mut plain(1499));
     assert!(!sealer.is_overdue());
@@ -39,33 +41,36 @@ fn section6_overdue_at_the_limits_that_must_not_be_reached() {
 
 #[test]
 fn section6_due_after_records_bytes_or_an_hour() {
-    let (mut sealer, _) = limited(&SMALL);
+    let (mut sealer, mut opener) = limited(&SMALL);
     for number in 0..10 {
-        assert!(!sealer.is_due(Duration::ZERO), "{number}");
-        seal(&mut sealer, number, &[]);
+        assert!(!sealer.is_due(Duration::ZERO) && !opener.is_due(), "{number}");
+        open(&mut opener, &seal(&mut sealer, number, &[])).unwrap();
     }
-    assert!(sealer.is_due(Duration::ZERO));
-    sealer.rekey(HOUR / 2).unwrap();
+    assert!(sealer.is_due(Duration::ZERO) && opener.is_due());
+    step(&mut sealer, &mut opener, HOUR / 2);
     assert!(!sealer.is_due(HOUR / 2));
-    seal(&mut sealer, 0, &[&plain(999)]);
-    assert!(!sealer.is_due(HOUR));
-    seal(&mut sealer, 0, &[&[0]]);
-    assert!(sealer.is_due(HOUR));
-    sealer.rekey(HOUR).unwrap();
+    open(&mut opener, &seal(&mut sealer, 0, &[&plain(999)])).unwrap();
+    assert!(!sealer.is_due(HOUR) && !opener.is_due());
+    open(&mut opener, &seal(&mut sealer, 0, &[&[0]])).unwrap();
+    assert!(sealer.is_due(HOUR) && opener.is_due());
+    step(&mut sealer, &mut opener, HOUR);
     assert!(!sealer.is_due(HOUR * 2 - Duration::from_nanos(1)));
     assert!(sealer.is_due(HOUR * 2));
+    assert_eq!(sealer.due_at(), HOUR * 2);
     assert!(!sealer.is_due(Duration::ZERO), "a clock that goes back is not an hour");
 }
 
 #[test]
 fn section6_limits_are_the_specified_ones() {
     let limits = Limits::SPECIFIED;
-    assert_eq!((limits.records_late, limits.unit_bytes_late), (1 << 32, 1 << 38));
-    assert_eq!((limits.age_due, limits.records_max, limits.unit_bytes_max), (HOUR, 1 << 33, 1 << 39));
+    assert_eq!((limits.records_due, limits.unit_bytes_due, limits.age_due), (1 << 32, 1 << 36, HOUR));
+    assert_eq!((limits.records_late, limits.unit_bytes_late), (1 << 33, 1 << 38));
+    assert_eq!((limits.records_max, limits.unit_bytes_max), (1 << 34, 1 << 39));
+    assert_eq!((limits.ahead_max, limits.keep_max), (Duration::from_secs(30), Duration::from_secs(60)));
 }
 
 #[test]
-fn section6_receiver_follows_a_rekey_under_load() {
+fn section6_receiver_follows_a_step_under_load() {
     for suite in suites() {
         let (mut ours, mut theirs) = pair(suite);
         for number in 0..40_u8 {
@@ -73,9 +78,9 @@ fn section6_receiver_follows_a_rekey_under_load() {
             let mut ahead = plain(700);
             let descriptor = ours.sealer.seal_in_place(&mut ahead);
             if number % 3 == 2 {
-                ours.sealer.rekey(Duration::ZERO).unwrap();
+                exchange(&mut ours, &mut theirs, number);
             }
-            assert!(ours.sealer.carries(&descriptor));
+            assert!(ours.sealer.carries(&descriptor, Duration::ZERO));
             let mut fresh = vec![0; 600];
             let second = ours.sealer.seal_into(&plain(600), &mut fresh);
             let (prefix, head) = head_of(&mut ours.sealer, &header(number), &[descriptor, second]);
@@ -92,47 +97,40 @@ fn section6_receiver_follows_a_rekey_under_load() {
 }
 
 #[test]
-fn section6_generation_without_a_record_is_not_left() {
+fn section5_unit_of_the_generation_before_the_last_is_not_carried() {
     let (mut sealer, mut opener) = limited(&SMALL);
-    let mut unit = plain(10);
+    let mut unit = plain(600);
     let descriptor = sealer.seal_in_place(&mut unit);
-    for _ in 0..3 {
-        sealer.rekey(HOUR).unwrap();
+    for generation in 0..3 {
+        assert_eq!(descriptor.generation(), 0);
+        assert_eq!(sealer.carries(&descriptor, Duration::ZERO), generation < 2);
+        open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
+        let opened = opener.open_unit(&descriptor, &mut unit.clone());
+        assert_eq!(opened.is_ok(), generation < 2, "{generation}");
+        step(&mut sealer, &mut opener, Duration::ZERO);
     }
-    assert!(!sealer.is_due(HOUR), "an hour is counted from the last attempt");
-    let (prefix, head) = head_of(&mut sealer, &header(1), &[descriptor]);
-    assert_eq!(prefix[1], 0);
-    open(&mut opener, &Sealed { prefix, head, units: vec![unit] }).unwrap();
-    for _ in 0..3 {
-        sealer.rekey(HOUR).unwrap();
-    }
-    open(&mut opener, &seal(&mut sealer, 2, &[])).unwrap();
 }
 
 #[test]
-fn section5_unit_of_the_generation_before_the_last_is_not_carried() {
-    let (mut ours, mut theirs) = pair(Suite::Aes256Gcm);
-    let mut unit = plain(600);
-    let descriptor = ours.sealer.seal_in_place(&mut unit);
-    for generation in 0..3 {
-        assert_eq!(descriptor.generation(), 0);
-        assert_eq!(ours.sealer.carries(&descriptor), generation < 2);
-        let record = seal(&mut ours.sealer, 0, &[]);
-        open(&mut theirs.opener, &record).unwrap();
-        let opened = theirs.opener.open_unit(&descriptor, &mut unit.clone());
-        assert_eq!(opened.is_ok(), generation < 2, "{generation}");
-        ours.sealer.rekey(Duration::ZERO).unwrap();
-    }
+fn section6_unit_sealed_ahead_is_begun_within_30_s_of_the_step() {
+    let (mut sealer, mut opener) = limited(&SMALL);
+    let descriptor = sealer.seal_in_place(&mut [0]);
+    step(&mut sealer, &mut opener, HOUR);
+    let last = HOUR + SMALL.ahead_max - Duration::from_nanos(1);
+    assert!(sealer.carries(&descriptor, last));
+    assert!(!sealer.carries(&descriptor, last + Duration::from_nanos(1)));
+    let now = sealer.seal_in_place(&mut [0]);
+    assert!(sealer.carries(&now, HOUR * 10), "one of the present generation is never too old");
 }
 
 #[test]
 #[should_panic(expected = "outlived its generation")]
 fn section5_sending_a_unit_that_outlived_its_generation_is_our_fault() {
-    let mut sealer = pair(Suite::Aes256Gcm).0.sealer;
+    let (mut sealer, mut opener) = limited(&SMALL);
     let descriptor = sealer.seal_in_place(&mut [0]);
     for number in 0..2 {
-        seal(&mut sealer, number, &[]);
-        sealer.rekey(Duration::ZERO).unwrap();
+        open(&mut opener, &seal(&mut sealer, number, &[])).unwrap();
+        step(&mut sealer, &mut opener, Duration::ZERO);
     }
     sealer.seal_head(&header(1), &[descriptor], &mut Vec::new());
 }
@@ -167,7 +165,8 @@ fn section5_seal_id_of_a_wrong_generation_ends_the_connection() {
     // At the first record of generation 1, what was sealed ahead is of generation 0.
     for (seal_id, good) in [(0, true), (1 << 48, true), (2 << 48, false)] {
         let mut opener = limited(&SMALL).1;
-        let mut record = forged(&ratchet().next(), 1, 0, &head_with(seal_id));
+        opener.expect_step(&fresh(0), Duration::ZERO);
+        let mut record = forged(&ratchet().next(&fresh(0)), 1, 0, &head_with(seal_id));
         assert_eq!(opener.open_head(record.prefix, &mut record.head).is_ok(), good, "{seal_id:x}");
     }
 }
@@ -186,10 +185,10 @@ fn section6_generation_cannot_be_skipped_or_gone_back_to() {
     let (mut sealer, mut opener) = limited(&SMALL);
     let old = seal(&mut sealer, 0, &[]);
     open(&mut opener, &old).unwrap();
-    let mut skipped = forged(&ratchet().next().next(), 2, 0, &header(1));
+    step(&mut sealer, &mut opener, Duration::ZERO);
+    let mut skipped = forged(&ratchet().next(&fresh(0)).next(&fresh(1)), 2, 0, &header(1));
     assert_eq!(opener.sealed_head_bytes(skipped.prefix), Err(Broken));
     assert_eq!(opener.open_head(skipped.prefix, &mut skipped.head), Err(Broken));
-    sealer.rekey(Duration::ZERO).unwrap();
     let new = seal(&mut sealer, 0, &[]);
     open(&mut opener, &new).unwrap();
     assert_eq!(opener.sealed_head_bytes(old.prefix), Err(Broken));
@@ -198,12 +197,12 @@ fn section6_generation_cannot_be_skipped_or_gone_back_to() {
 }
 
 #[test]
-fn section5_records_lost_before_a_rekey_are_missed() {
+fn section5_records_lost_before_a_step_are_missed() {
     for lost in 1..4 {
         let (mut sealer, mut opener) = limited(&SMALL);
         open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
         let mut records: Vec<_> = (0..lost).map(|number| seal(&mut sealer, number, &[])).collect();
-        sealer.rekey(Duration::ZERO).unwrap();
+        step(&mut sealer, &mut opener, Duration::ZERO);
         let next = seal(&mut sealer, 9, &[]);
         assert_eq!(open(&mut opener, &next).unwrap_err(), Broken);
         records.push(next);
@@ -218,7 +217,8 @@ fn section6_head_spliced_into_another_generation_does_not_open() {
     spliced.prefix[1] = 1;
     assert_eq!(open(&mut opener, &spliced).unwrap_err(), Broken);
     // The counter goes on.
-    let mut wrong_counter = forged(&ratchet().next(), 1, 1, &header(1));
+    opener.expect_step(&fresh(0), Duration::ZERO);
+    let mut wrong_counter = forged(&ratchet().next(&fresh(0)), 1, 1, &header(1));
     assert_eq!(opener.open_head(wrong_counter.prefix, &mut wrong_counter.head), Err(Broken));
     // An attempt that fails leaves the generation where it was.
     let (mut sealer, _) = limited(&SMALL);
@@ -233,7 +233,7 @@ fn section6_receiver_ends_the_connection_at_its_limit_of_records() {
     }
     let mut beyond = forged(&ratchet(), 0, 20, &header(1));
     assert_eq!(opener.open_head(beyond.prefix, &mut beyond.head), Err(Broken));
-    sealer.rekey(Duration::ZERO).unwrap();
+    step(&mut sealer, &mut opener, Duration::ZERO);
     open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
 }
 
@@ -246,7 +246,7 @@ fn section6_receiver_ends_the_connection_at_its_limit_of_bytes() {
     open(&mut opener, &seal(&mut sealer, 0, &[&plain(1)])).unwrap();
     assert_eq!(open(&mut opener, &seal(&mut sealer, 0, &[&plain(1)])).unwrap_err(), Broken);
     // What was sealed ahead of a rekey counts where it was sealed.
-    sealer.rekey(Duration::ZERO).unwrap();
+    step(&mut sealer, &mut opener, Duration::ZERO);
     open(&mut opener, &seal(&mut sealer, 0, &[&plain(2000)])).unwrap();
 }
 
@@ -269,28 +269,14 @@ fn section6_sender_never_passes_the_limit_of_bytes() {
 }
 
 #[test]
-fn section6_after_generation_65535_there_is_none() {
-    let (mut sealer, mut opener) = limited(&SMALL);
-    for generation in 0..=65535 {
-        let (prefix, mut head) = head_of(&mut sealer, &header(1), &[]);
-        opener.open_head(prefix, &mut head).unwrap();
-        assert_eq!(sealer.rekey(Duration::ZERO).is_ok(), generation < 65535);
-    }
-    let record = seal(&mut sealer, 1, &[&plain(10)]);
-    assert_eq!(record.prefix[1], 255);
-    open(&mut opener, &record).unwrap();
-    assert_eq!(opener.sealed_head_bytes([1, 0, 0, 48]), Err(Broken), "0 does not come after 65535");
-}
-
-#[test]
 fn section5_no_seal_id_is_used_twice() {
-    let (mut sealer, _) = limited(&Limits { unit_bytes_max: 1 << 20, ..SMALL });
+    let (mut sealer, mut opener) = limited(&Limits { unit_bytes_max: 1 << 20, ..SMALL });
     let mut seen = std::collections::HashSet::new();
     for _ in 0..5 {
         for _ in 0..50 {
             assert!(seen.insert(sealer.seal_in_place(&mut [0]).seal_id));
         }
-        seal(&mut sealer, 0, &[]);
-        sealer.rekey(Duration::ZERO).unwrap();
+        open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
+        step(&mut sealer, &mut opener, Duration::ZERO);
     }
 }

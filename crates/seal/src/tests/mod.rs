@@ -5,11 +5,13 @@ mod limits;
 mod noise;
 mod primitives;
 mod records;
+mod renewal;
 mod secrets;
 mod suites;
 mod vectors;
 
 use super::*;
+use crate::schedule::Fresh;
 use std::time::Duration;
 
 /// All suites that this build knows.
@@ -37,9 +39,9 @@ fn pair(suite: Suite) -> (Channel, Channel) {
 
 fn pair_from(suite: Suite, seed: u8) -> (Channel, Channel) {
     let (initiator, target) = identities();
-    let (start, m1) = Initiator::start(&initiator, target.public(), b"prologue", None, suite, entropy(seed));
+    let (start, m1) = Initiator::start(&initiator, target.public(), b"prologue", None, suite, &entropy(seed));
     let responder = Responder::read(&target, b"prologue", &m1).unwrap();
-    let (answer, theirs) = responder.finish(None, suite, entropy(seed ^ 0x80)).unwrap();
+    let (answer, theirs) = responder.finish(None, suite, &entropy(seed ^ 0x80)).unwrap();
     (start.finish(&answer).unwrap(), theirs)
 }
 
@@ -89,13 +91,52 @@ fn open(opener: &mut Opener, sealed: &Sealed) -> Result<(Vec<u8>, Vec<Vec<u8>>),
     if opener.sealed_head_bytes(sealed.prefix)? != sealed.head.len() {
         return Err(Broken);
     }
-    let head_bytes = opener.open_head(sealed.prefix, &mut sealed.head)?;
+    let Head { kind: Kind::Pdu, bytes: head_bytes } = opener.open_head(sealed.prefix, &mut sealed.head)?
+    else {
+        return Err(Broken);
+    };
     let (header, descriptors) = parse_head(&sealed.head[..head_bytes])?;
     assert_eq!(descriptors.len(), sealed.units.len());
     for (descriptor, unit) in descriptors.zip(&mut sealed.units) {
         opener.open_unit(&descriptor, unit)?;
     }
     Ok((header.to_vec(), sealed.units))
+}
+
+/// What an exchange gives, without one.
+fn fresh(number: u8) -> Fresh {
+    Fresh { dh: entropy(number).into(), shared: entropy(number ^ 0x40).into(), hash: entropy(number ^ 0x80) }
+}
+
+/// One direction steps, as behind an answer.
+fn step(sealer: &mut Sealer, opener: &mut Opener, now: Duration) {
+    let fresh = fresh(sealer.generation() as u8);
+    sealer.step(&fresh, now);
+    opener.expect_step(&fresh, now);
+}
+
+/// A control record of `ours`, opened by `theirs`.
+fn control(ours: &mut Channel, theirs: &mut Channel, seed: u8, now: Duration) -> Result<(), Broken> {
+    let mut wire = Vec::new();
+    ours.renewal.seal(&mut ours.sealer, &mut ours.opener, &entropy(seed), now, &mut wire)?;
+    take_control(theirs, &wire, now)
+}
+
+/// Opens a control record.
+fn take_control(theirs: &mut Channel, wire: &[u8], now: Duration) -> Result<(), Broken> {
+    let (prefix, sealed) = wire.split_first_chunk().unwrap();
+    let mut head = sealed.to_vec();
+    if theirs.opener.sealed_head_bytes(*prefix)? != head.len() {
+        return Err(Broken);
+    }
+    let Head { kind, bytes } = theirs.opener.open_head(*prefix, &mut head)?;
+    theirs.renewal.open(kind, &head[..bytes], &mut theirs.sealer, &mut theirs.opener, now)
+}
+
+/// Both directions go to the next generation.
+fn exchange(initiator: &mut Channel, target: &mut Channel, seed: u8) {
+    control(initiator, target, seed, Duration::ZERO).unwrap();
+    control(target, initiator, seed ^ 0x55, Duration::ZERO).unwrap();
 }
 
 /// Every single-bit change of `bytes`, one after the other.

@@ -7,7 +7,9 @@ use snow::resolvers::{CryptoResolver, DefaultResolver};
 use snow::{Builder, HandshakeState};
 
 use super::*;
-use crate::handshake::{CT_BYTES, PROTOCOL, psk};
+use kem::CT_BYTES;
+
+use crate::handshake::{PROTOCOL, psk};
 use crate::schedule::Ratchet;
 
 /// snow's own primitives, with no randomness: the ephemeral keys are given.
@@ -69,7 +71,7 @@ fn section3_our_initiator_and_snows_responder_agree() {
         b"prologue",
         Some(&pair_key),
         Suite::Aes256Gcm,
-        entropy(5),
+        &entropy(5),
     );
     let (s, e) = (private(2), private(6));
     let mut noise = builder(PROTOCOL)
@@ -110,7 +112,7 @@ fn section3_our_responder_and_snows_initiator_agree() {
     let m1_bytes = noise.write_message(&dk.encapsulation_key().to_bytes(), &mut m1).unwrap();
     let responder = Responder::read(&target, b"prologue", &m1[..m1_bytes]).unwrap();
     assert_eq!(responder.initiator(), initiator.public());
-    let (answer, mut channel) = responder.finish(None, Suite::Aes256Gcm, entropy(6)).unwrap();
+    let (answer, mut channel) = responder.finish(None, Suite::Aes256Gcm, &entropy(6)).unwrap();
     let shared = dk.decapsulate(answer[..CT_BYTES].try_into().unwrap());
     noise.set_psk(2, psk(&shared, None).as_slice()).unwrap();
     assert_eq!(noise.read_message(&answer[CT_BYTES..], &mut []).unwrap(), 0);
@@ -124,7 +126,7 @@ fn section3_xx_agrees_with_snow_both_ways() {
     let (s, e) = (private(2), private(6));
     let mut buffer = [0; 200];
 
-    let (enquirer, m1) = Enquirer::start(b"prologue", entropy(5));
+    let (enquirer, m1) = Enquirer::start(b"prologue", &entropy(5));
     let mut noise = builder(XX)
         .local_private_key(&s)
         .unwrap()
@@ -142,7 +144,7 @@ fn section3_xx_agrees_with_snow_both_ways() {
         .build_initiator()
         .unwrap();
     let bytes = noise.write_message(&[], &mut buffer).unwrap();
-    let answer = answer_enquiry(&target, b"prologue", &buffer[..bytes], entropy(7)).unwrap();
+    let answer = answer_enquiry(&target, b"prologue", &buffer[..bytes], &entropy(7)).unwrap();
     noise.read_message(&answer, &mut []).unwrap();
     assert_eq!(noise.get_remote_static().unwrap(), target.public().0);
 }

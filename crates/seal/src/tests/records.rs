@@ -51,7 +51,10 @@ fn section5_longest_head_travels() {
     let descriptors: Vec<_> = (0..DESCRIPTORS_MAX).map(|_| ours.sealer.seal_in_place(&mut [0])).collect();
     let (prefix, mut head) = head_of(&mut ours.sealer, &longest, &descriptors);
     assert_eq!(head.len(), HEAD_BYTES_MAX + TAG_BYTES);
-    assert_eq!(theirs.opener.open_head(prefix, &mut head), Ok(HEAD_BYTES_MAX));
+    assert_eq!(
+        theirs.opener.open_head(prefix, &mut head),
+        Ok(Head { kind: Kind::Pdu, bytes: HEAD_BYTES_MAX })
+    );
     let (header, opened) = parse_head(&head[..HEAD_BYTES_MAX]).unwrap();
     assert_eq!(header, longest);
     assert!(opened.eq(descriptors));
@@ -88,7 +91,7 @@ fn section5_every_bit_of_prefix_head_and_units_counts() {
         }
         // None of that moved the counter: the record still opens. Then its units.
         let mut head = record.head.clone();
-        let head_bytes = theirs.opener.open_head(record.prefix, &mut head).unwrap();
+        let head_bytes = theirs.opener.open_head(record.prefix, &mut head).unwrap().bytes;
         let (_, descriptors) = parse_head(&head[..head_bytes]).unwrap();
         for (descriptor, unit) in descriptors.zip(&record.units) {
             for (bit, mut unit) in bit_flips(unit).enumerate() {
@@ -128,7 +131,7 @@ fn section5_truncated_head_or_unit_does_not_open() {
     longer.push(0);
     assert_eq!(theirs.opener.open_head(record.prefix, &mut longer), Err(Broken));
     let mut head = record.head.clone();
-    let head_bytes = theirs.opener.open_head(record.prefix, &mut head).unwrap();
+    let head_bytes = theirs.opener.open_head(record.prefix, &mut head).unwrap().bytes;
     let descriptor = parse_head(&head[..head_bytes]).unwrap().1.next().unwrap();
     for bytes in 0..100 {
         let mut unit = record.units[0][..bytes].to_vec();
@@ -198,8 +201,18 @@ fn section5_prefix_of_another_version_or_length_is_refused() {
     let bytes = |prefix| theirs.opener.sealed_head_bytes(prefix);
     assert_eq!(bytes([1, 0, 0, 48]), Ok(48 + TAG_BYTES));
     assert_eq!(bytes([1, 0, 7, 0xAC]), Ok(HEAD_BYTES_MAX + TAG_BYTES));
-    assert_eq!(bytes([1, 1, 0, 48]), Ok(48 + TAG_BYTES), "the next generation");
+    assert_eq!(bytes([1, 0, 8 | 4, 0xC0]), Ok(1216 + TAG_BYTES), "an offer");
+    assert_eq!(bytes([1, 0, 16 | 4, 0x60]), Ok(1120 + TAG_BYTES), "an answer");
     for bad in [
+        [1, 1, 0, 48],
+        [1, 0, 8 | 4, 0xBF],
+        [1, 0, 8 | 4, 0xC1],
+        [1, 0, 8, 48],
+        [1, 0, 16 | 4, 0x61],
+        [1, 0, 16 | 4, 0xC0],
+        [1, 0, 24, 48],
+        [1, 0, 24 | 4, 0xC0],
+        [1, 0, 0x80, 48],
         [0, 0, 0, 48],
         [2, 0, 0, 48],
         [1, 2, 0, 48],

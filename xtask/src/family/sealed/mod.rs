@@ -5,7 +5,7 @@ mod attack;
 mod canary;
 pub(super) mod estate;
 pub(super) mod flood;
-mod insider;
+pub(super) mod insider;
 pub(super) mod outer;
 mod secrets;
 mod tamper;

@@ -176,10 +176,10 @@ fn channels(suite: Suite) -> Result<(Channel, Channel), Failure> {
     let (initiator, target) = (identity(&keys[..32]), identity(&keys[32..]));
     let fresh = |bytes: &[u8]| -> [u8; 128] { bytes.try_into().expect("128 bytes") };
     let (state, message) =
-        Initiator::start(&initiator, target.public(), b"", None, suite, fresh(&rest[..128]));
+        Initiator::start(&initiator, target.public(), b"", None, suite, &fresh(&rest[..128]));
     let responder = Responder::read(&target, b"", &message).map_err(|error| failed(&error))?;
     let (answer, theirs) =
-        responder.finish(None, suite, fresh(&rest[128..])).map_err(|error| failed(&error))?;
+        responder.finish(None, suite, &fresh(&rest[128..])).map_err(|error| failed(&error))?;
     let ours = state.finish(&answer).map_err(|error| failed(&error))?;
     Ok((ours, theirs))
 }

@@ -212,7 +212,7 @@ pub(super) fn receive(
         stream.read_exact(&mut prefix)?;
         let sealed = &mut head[..opening.heads.sealed_head_bytes(prefix).map_err(broken)?];
         stream.read_exact(sealed)?;
-        let bytes = opening.heads.open_head(prefix, sealed).map_err(broken)?;
+        let bytes = opening.heads.open_head(prefix, sealed).map_err(broken)?.bytes;
         let (_, descriptors) = seal::parse_head(&head[..bytes]).map_err(broken)?;
         for descriptor in descriptors {
             let room = block.get_mut(at..).and_then(|rest| rest.get_mut(..descriptor.length as usize));

@@ -7,10 +7,12 @@
 use std::time::Duration;
 
 use area::{Pool, Span};
-use iscsi::machine::{Fatal, TaskId};
+use io::Outgoing;
+use iscsi::machine::{Fatal, Machine, TaskId};
 use seal::{Broken, Channel, Descriptor, Sealer};
 
 use super::buffer::Buffer;
+use crate::reassembly::Advance;
 
 mod prepared;
 mod receive;
@@ -35,6 +37,8 @@ const SEND_BYTES_MAX: usize = 512 << 10;
 pub(super) struct Sealed {
     pub(super) receive: Receive,
     pub(super) send: Send,
+    /// When the channel was made: its times count from there.
+    began: Duration,
 }
 
 impl Sealed {
@@ -44,8 +48,53 @@ impl Sealed {
         assert!(unit.is_power_of_two(), "a unit of {unit} bytes was agreed on");
         Self {
             receive: Receive::new(channel.opener, unit, buffer),
-            send: Send::new(channel.sealer, unit, now),
+            send: Send::new(channel.sealer, channel.renewal, unit),
+            began: now,
         }
+    }
+
+    fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.began)
+    }
+
+    /// Goes on with the bytes that are here, one step of one record. A control record is no event for the machine.
+    pub(super) fn advance(
+        &mut self,
+        machine: &mut impl Machine,
+        buffer_of: impl Fn(TaskId) -> Option<Span>,
+        now: Duration,
+    ) -> Result<Advance, Fatal> {
+        let advance = self.receive.advance(machine, buffer_of, now)?;
+        let age = self.age(now);
+        if let Some((kind, message, opener)) = self.receive.control() {
+            self.send.on_control(kind, message, opener, age).map_err(broken)?;
+        }
+        Ok(advance)
+    }
+
+    /// Adds what the machine has to send, and control records between its PDUs.
+    pub(super) fn gather(
+        &mut self,
+        pool: &Pool,
+        now: Duration,
+        outgoing: &mut Outgoing,
+        machine: &mut impl Machine,
+        bytes: usize,
+        buffer_of: impl Fn(TaskId) -> Option<Span>,
+    ) -> Result<(), Fatal> {
+        let age = self.age(now);
+        self.send.gather(pool, age, self.receive.opener(), outgoing, machine, bytes, buffer_of)
+    }
+
+    /// Wipes keys whose time is over.
+    pub(super) fn retire(&mut self, now: Duration) {
+        let age = self.age(now);
+        self.receive.opener().retire(age);
+    }
+
+    /// When keys are to be renewed or wiped though nothing is sent or received.
+    pub(super) fn wake_at(&self) -> Option<Duration> {
+        self.send.due_at().into_iter().chain(self.receive.retire_at()).min().map(|at| self.began + at)
     }
 
     /// A task has ended: what is left of its units is of no use.

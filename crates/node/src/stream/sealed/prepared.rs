@@ -59,16 +59,16 @@ impl Prepared {
     }
 
     /// How many of the bytes from `begin` to `stop` of a transfer that ends at `end` are sealed as they must be. Units that
-    /// do not fit it (another end, a generation that is forgotten) are dropped, with those behind them.
+    /// do not fit it (another end, or a generation that `carries` says is over) are dropped, with those behind them.
     pub(super) fn usable(
         &mut self,
-        sealer: &Sealer,
+        carries: impl Fn(&Descriptor) -> bool,
         unit: usize,
         (begin, stop, end): (usize, usize, usize),
     ) -> usize {
         let mut at = begin;
         let fits = |ready: &Ready, at: usize| {
-            ready.start == at && ready.sealed.len() == unit.min(end - at) && sealer.carries(&ready.descriptor)
+            ready.start == at && ready.sealed.len() == unit.min(end - at) && carries(&ready.descriptor)
         };
         for index in 0..self.units.len() {
             if at >= stop {

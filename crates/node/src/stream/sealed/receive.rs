@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use area::{Pool, Span};
 use iscsi::machine::{Fatal, Machine, Placement, Received, TaskId};
-use seal::{Broken, Descriptor, Opener};
+use seal::{Broken, Descriptor, Head, Kind, Opener};
 
 use super::track::{Tracks, Unit};
 use super::{broken, segment_max};
@@ -54,6 +54,8 @@ pub struct Receive {
     /// The opened head, and how much of it is header.
     head: Vec<u8>,
     header: usize,
+    /// The opened head is of a control record that has not been taken.
+    control: Option<Kind>,
     /// Header taken, placement not yet asked: length of the body.
     headed: Option<usize>,
     body: Option<Body>,
@@ -76,6 +78,7 @@ impl Receive {
             buffer,
             head: Vec::with_capacity(RECORD_HEAD_MAX),
             header: 0,
+            control: None,
             headed: None,
             body: None,
             direct: 0,
@@ -84,6 +87,21 @@ impl Receive {
             tracks: Tracks::default(),
             copied: 0,
         }
+    }
+
+    /// The control record that the last [`Self::advance`] has met: its kind and message, for the [`seal::Renewal`] of the connection,
+    /// with the opener. To be called after each of them.
+    pub fn control(&mut self) -> Option<(Kind, &[u8], &mut Opener)> {
+        let kind = self.control.take()?;
+        Some((kind, &self.head, &mut self.opener))
+    }
+
+    pub(super) fn opener(&mut self) -> &mut Opener {
+        &mut self.opener
+    }
+
+    pub(super) fn retire_at(&self) -> Option<Duration> {
+        self.opener.retire_at()
     }
 
     /// Payload bytes so far that had to be copied into their place.
@@ -136,6 +154,7 @@ impl Receive {
         buffer_of: impl Fn(TaskId) -> Option<Span>,
         now: Duration,
     ) -> Result<Advance, Fatal> {
+        assert!(self.control.is_none(), "a control record is taken before the next record");
         let placed = std::mem::take(&mut self.placed);
         self.arrive(placed).map_err(broken)?;
         if let Some(length) = self.headed.take() {
@@ -158,8 +177,13 @@ impl Receive {
         }
         self.head.clear();
         self.head.extend_from_slice(&rest[..sealed]);
-        let opened = self.opener.open_head(prefix, &mut self.head).map_err(broken)?;
+        let Head { kind, bytes: opened } = self.opener.open_head(prefix, &mut self.head).map_err(broken)?;
         self.head.truncate(opened);
+        if kind != Kind::Pdu {
+            self.buffer.take(seal::PREFIX_BYTES + sealed);
+            self.control = Some(kind);
+            return Ok(Advance::Events);
+        }
         let (header, descriptors) = seal::parse_head(&self.head).map_err(broken)?;
         let (bhs, ahs) = header.split_first_chunk::<48>().expect("a head has a BHS");
         let length = u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use area::{Pool, Span};
 use io::Outgoing;
 use iscsi::machine::{Fatal, Machine, Payload, TaskId, Transmit};
-use seal::{Descriptor, Sealer};
+use seal::{Broken, Descriptor, Kind, Opener, Renewal, Sealer};
+use zeroize::Zeroizing;
 
 use super::prepared::Prepared;
 use super::{SEND_BYTES_MAX, broken, seal_unit, take_runs};
@@ -28,13 +29,11 @@ struct Stalled {
 /// What is on its way out.
 pub(in crate::stream) struct Send {
     sealer: Sealer,
+    renewal: Renewal,
     unit: usize,
-    /// When the channel was made.
-    began: Duration,
-    pub(in crate::stream) generation: u16,
-    /// Records after which the next generation is due, and those since; 0 for never.
+    /// Records after which an initiator offers an exchange, and those since; 0 for never.
     #[cfg(test)]
-    pub(in crate::stream) rekey_every: (u32, u32),
+    pub(in crate::stream) renew_every: (u32, u32),
     /// By task.
     tails: Vec<Option<Tail>>,
     /// By task: what is sealed of its transfer.
@@ -51,14 +50,13 @@ pub(in crate::stream) struct Send {
 struct NoMemory;
 
 impl Send {
-    pub(super) fn new(sealer: Sealer, unit: usize, now: Duration) -> Self {
+    pub(super) fn new(sealer: Sealer, renewal: Renewal, unit: usize) -> Self {
         Self {
             sealer,
+            renewal,
             unit,
-            began: now,
-            generation: 0,
             #[cfg(test)]
-            rekey_every: (0, 0),
+            renew_every: (0, 0),
             tails: Vec::new(),
             prepared: Vec::new(),
             stalled: None,
@@ -124,11 +122,34 @@ impl Send {
         self.stalled.is_some()
     }
 
+    /// Takes a control record that has been opened; `now`, here and below, is the age of the channel.
+    pub(super) fn on_control(
+        &mut self,
+        kind: Kind,
+        message: &[u8],
+        opener: &mut Opener,
+        now: Duration,
+    ) -> Result<(), Broken> {
+        self.renewal.open(kind, message, &mut self.sealer, opener, now)
+    }
+
+    /// When an exchange is due though nothing is sent or received.
+    pub(super) fn due_at(&self) -> Option<Duration> {
+        self.renewal.due_at(&self.sealer)
+    }
+
+    #[cfg(test)]
+    pub(in crate::stream) fn generation(&self) -> u16 {
+        self.sealer.generation()
+    }
+
     /// Adds what the machine has to send, until there are `bytes` of payload or no memory for more.
-    pub(in crate::stream) fn gather(
+    #[expect(clippy::too_many_arguments, reason = "the parts of one connection")]
+    pub(super) fn gather(
         &mut self,
         pool: &Pool,
         now: Duration,
+        opener: &mut Opener,
         outgoing: &mut Outgoing,
         machine: &mut impl Machine,
         bytes: usize,
@@ -136,9 +157,17 @@ impl Send {
     ) -> Result<(), Fatal> {
         let mut payload = 0;
         while !outgoing.is_full() && payload < bytes.min(SEND_BYTES_MAX) {
+            if self.is_due(opener, now) && self.may_renew() {
+                self.renew(opener, outgoing, now)?;
+                continue;
+            }
             let Some((transmit, buffer)) = self.next(machine, &buffer_of) else { break };
-            self.rekey(now)?;
-            match self.append(pool, outgoing, &transmit, buffer.as_ref())? {
+            if self.sealer.is_overdue() {
+                return Err(Fatal::Protocol(
+                    "no fresh keys were agreed on, and the old ones have reached their limit",
+                ));
+            }
+            match self.append(pool, now, outgoing, &transmit, buffer.as_ref())? {
                 Ok(length) => payload += length,
                 Err(NoMemory) => {
                     let tail = self.take_tail(&transmit.payload);
@@ -175,38 +204,47 @@ impl Send {
         self.tails.get_mut(task.index()).and_then(Option::take)
     }
 
-    /// Goes to the next generation when it is time; not while the rest of a unit of the one before is still to be sent, since
-    /// the receiver would forget its key.
-    fn rekey(&mut self, now: Duration) -> Result<(), Fatal> {
-        let now = now.saturating_sub(self.began);
-        if self.is_due(now) && self.tails.iter().flatten().all(|tail| tail.generation == self.generation) {
-            self.sealer.rekey(now).map_err(broken)?;
-            self.generation = self.sealer.generation();
-        }
-        if self.sealer.is_overdue() {
-            return Err(Fatal::Protocol(
-                "a unit is unfinished since the generation before, and this one has reached its limit",
-            ));
+    /// Whether the receiver may forget the generation before: no rest of a unit of it is still to be sent.
+    fn may_renew(&self) -> bool {
+        let stalled = self.stalled.as_ref().and_then(|stalled| stalled.tail.as_ref());
+        let mut tails = self.tails.iter().flatten().chain(stalled);
+        tails.all(|tail| tail.generation == self.sealer.generation())
+    }
+
+    /// Adds a control record: an initiator's offer, a target's answer.
+    fn renew(&mut self, opener: &mut Opener, outgoing: &mut Outgoing, now: Duration) -> Result<(), Fatal> {
+        let mut entropy = Zeroizing::new([0; seal::RENEWAL_ENTROPY_BYTES]);
+        io::entropy(entropy.as_mut_slice())
+            .map_err(|error| Fatal::Protection(format!("no randomness for fresh keys: {error}")))?;
+        self.head.clear();
+        let Self { renewal, sealer, head, .. } = self;
+        renewal.seal(sealer, opener, &entropy, now, head).map_err(broken)?;
+        outgoing.bytes(&self.head);
+        #[cfg(test)]
+        {
+            self.renew_every.1 = 0;
         }
         Ok(())
     }
 
     #[cfg(not(test))]
-    fn is_due(&self, now: Duration) -> bool {
-        self.sealer.is_due(now)
+    fn is_due(&self, opener: &Opener, now: Duration) -> bool {
+        self.renewal.is_due(&self.sealer, opener, now)
     }
 
     #[cfg(test)]
-    fn is_due(&mut self, now: Duration) -> bool {
-        let (every, records) = &mut self.rekey_every;
+    fn is_due(&mut self, opener: &Opener, now: Duration) -> bool {
+        let (every, records) = &mut self.renew_every;
         *records += 1;
-        *every > 0 && records.is_multiple_of(*every) || self.sealer.is_due(now)
+        let is_time = *every > 0 && *records >= *every && self.renewal.is_ready();
+        is_time || self.renewal.is_due(&self.sealer, opener, now)
     }
 
     /// Adds one record; returns the bytes of its body.
     fn append(
         &mut self,
         pool: &Pool,
+        now: Duration,
         outgoing: &mut Outgoing,
         transmit: &Transmit,
         buffer: Option<&Span>,
@@ -232,6 +270,7 @@ impl Send {
                 let (offset, end) = (*offset as usize, *end as usize);
                 self.append_data(
                     pool,
+                    now,
                     outgoing,
                     transmit,
                     *task,
@@ -248,6 +287,7 @@ impl Send {
     fn append_data(
         &mut self,
         pool: &Pool,
+        now: Duration,
         outgoing: &mut Outgoing,
         transmit: &Transmit,
         task: TaskId,
@@ -260,7 +300,8 @@ impl Send {
         let sealed_to = range.end.next_multiple_of(self.unit).min(end).max(begin);
         self.prepared_of(task);
         let Self { sealer, prepared, unit, .. } = self;
-        let ready = prepared[task.index()].usable(sealer, *unit, (begin, sealed_to, end));
+        let ready =
+            prepared[task.index()].usable(|unit| sealer.carries(unit, now), *unit, (begin, sealed_to, end));
         let mut runs = std::mem::take(&mut self.runs);
         if take_runs(pool, self.unit, sealed_to - begin - ready, &mut runs).is_none() {
             self.runs = runs;
@@ -288,7 +329,7 @@ impl Send {
             let count = self.send_part(outgoing, task, at, &sealed, generation, left);
             left -= count;
         }
-        let fresh = self.generation;
+        let fresh = self.sealer.generation();
         let mut at = begin;
         for (run, generation) in ahead.into_iter().chain(runs.drain(..).map(|run| (run, fresh))) {
             left -= self.send_part(outgoing, task, at, &run, generation, left);

@@ -45,9 +45,9 @@ impl Random {
 /// Both ends of one connection's keys.
 fn channels(suite: Suite) -> (Channel, Channel) {
     let (initiator, target) = (Identity::generate([1; 32]), Identity::generate([2; 32]));
-    let (state, message) = seal::Initiator::start(&initiator, target.public(), b"", None, suite, [3; 128]);
+    let (state, message) = seal::Initiator::start(&initiator, target.public(), b"", None, suite, &[3; 128]);
     let responder = Responder::read(&target, b"", &message).unwrap();
-    let (answer, theirs) = responder.finish(None, suite, [4; 128]).unwrap();
+    let (answer, theirs) = responder.finish(None, suite, &[4; 128]).unwrap();
     (state.finish(&answer).unwrap(), theirs)
 }
 
@@ -245,7 +245,7 @@ fn hog(pool: &Pool) -> Vec<Span> {
 }
 
 /// With `hogged`, memory is short whenever something is sent, but for now and then.
-fn run(seed: u64, hogged: bool, rekey_every: u32) {
+fn run(seed: u64, hogged: bool, renew_every: u32) {
     println!("seed {seed}");
     let mut random = Random(seed);
     let bytes_max = if hogged { 32 << 20 } else { 256 << 20 };
@@ -264,8 +264,7 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
     let config = target::Config { segment_max, ..target::Config::default() };
     let machine = target::Connection::new(config, [6; 32], io.now());
     let mut target = Side::new(&mut io, far, owners.1, machine, theirs, unit);
-    initiator.stream.rekey_every(rekey_every);
-    target.stream.rekey_every(rekey_every);
+    initiator.stream.renew_every(renew_every);
     let wishes = params(&mut random, unit);
 
     let (mut submitted, mut done, mut stalls, mut ahead, mut events) = (0, 0, 0, 0, Vec::new());
@@ -300,7 +299,9 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
         initiator.send(&mut io, bytes);
         drop(held);
         for stream in [&target.stream, &initiator.stream] {
-            stalls += u32::from(stream.retry_at(io.now()).is_some());
+            // What is to be renewed or wiped is so within hours and minutes.
+            let soon = io.now() + std::time::Duration::from_millis(10);
+            stalls += u32::from(stream.retry_at(io.now()).is_some_and(|at| at < soon));
         }
         target.stream.receive(&mut io);
         initiator.stream.receive(&mut io);
@@ -310,11 +311,13 @@ fn run(seed: u64, hogged: bool, rekey_every: u32) {
             if event.token.owner == owners.0 { initiator.on_event(event) } else { target.on_event(event) }
         }
     }
-    let generations = initiator.stream.generation() + target.stream.generation();
+    let generations = initiator.stream.generation();
+    assert!(target.stream.generation().abs_diff(generations) <= 1, "an exchange takes both directions");
     assert!(ahead > 0, "{ahead} units sealed ahead");
     assert_eq!(initiator.stream.waiting_bytes(), 0, "every one was sent, or dropped with its task");
     assert_eq!(stalls > 0, hogged, "{stalls} stalls");
-    assert_eq!(generations > 20, rekey_every > 0, "{generations} generations");
+    println!("{generations} generations, {ahead} units sealed ahead");
+    assert_eq!(generations > 2, renew_every > 0, "{generations} generations");
 }
 
 /// A WRITE of another session changes what storage has lent while it is sealed.
@@ -354,10 +357,11 @@ fn units_survive_any_cut_of_pdus_and_bursts_seal1_5() {
 
 #[test]
 fn keys_change_under_load_seal1_6() {
-    (100..103).for_each(|seed| run(seed, false, 25));
+    (100..106).for_each(|seed| run(seed, false, 3));
 }
 
 #[test]
 fn a_record_waits_for_memory_and_its_connection_goes_on() {
     (200..202).for_each(|seed| run(seed, true, 0));
+    (202..204).for_each(|seed| run(seed, true, 3));
 }

@@ -33,6 +33,22 @@ fn prefix(version: u8, generation: u8, head: &[u8]) -> [u8; PREFIX_BYTES] {
     [version, generation, high, low]
 }
 
+fn kind_prefix(generation: u8, kind: u16, head: &[u8]) -> [u8; PREFIX_BYTES] {
+    let [high, low] = (kind << 11 | head.len() as u16).to_be_bytes();
+    [1, generation, high, low]
+}
+
+/// The last record of a failing stream is a control record outside of any exchange of the vectors.
+fn alone(mut stream: Value) -> Value {
+    stream["records"].as_array_mut().unwrap().last_mut().unwrap()["alone"] = true.into();
+    stream
+}
+
+fn from_target(mut stream: Value) -> Value {
+    stream["from"] = "target".into();
+    stream
+}
+
 fn changed(sealed: &Sealed, change: impl FnOnce(&mut Sealed)) -> Sealed {
     let mut sealed = sealed.clone();
     change(&mut sealed);
@@ -95,39 +111,112 @@ fn forged(out: &mut Vec<Value>) {
     add("head_of_the_target", forge(&channel.opener.ratchet().keyed(Use::Head), prefix(1, 0, &bhs), 0, &bhs));
     add("head_of_another_connection", seal(&mut sealer(4), 0, &[]));
 
-    let (one, two) = (ratchet.next(), ratchet.next().next());
-    add("generation_skipped", forge(&two.keyed(Use::Head), prefix(1, 2, &bhs), 0, &bhs));
     add("generation_255_first", forge(&keyed, prefix(1, 255, &bhs), 0, &bhs));
     add("generation_1_with_the_key_of_0", forge(&keyed, prefix(1, 1, &bhs), 0, &bhs));
-    add("generation_1_begins_at_counter_1", forge(&one.keyed(Use::Head), prefix(1, 1, &bhs), 1, &bhs));
+    add("kind_3", forge(&keyed, kind_prefix(0, 3, &bhs), 0, &bhs));
+    add("kind_31", forge(&keyed, kind_prefix(0, 31, &bhs), 0, &bhs));
+    for (defect, kind, bytes) in [
+        ("offer_of_48_bytes", 1, 48),
+        ("offer_of_1215_bytes", 1, 1215),
+        ("offer_of_1217_bytes", 1, 1217),
+        ("answer_of_1119_bytes", 2, 1119),
+        ("answer_of_1216_bytes", 2, 1216),
+    ] {
+        add(defect, forge(&keyed, kind_prefix(0, kind, &plain(bytes)), 0, &plain(bytes)));
+    }
+    let mut session = make::Session::new(0);
+    let offer = session.offer();
+    let as_pdu = Sealed { prefix: prefix(1, 0, &plain(1216)), units: vec![], ..offer.clone() };
+    add("offer_called_a_pdu", as_pdu);
+    session.answer(&offer);
+    let one = session.initiator.sealer.ratchet();
+    add("step_without_an_exchange", forge(&one.keyed(Use::Head), prefix(1, 1, &bhs), 0, &bhs));
 }
 
-/// Generations that are mixed up after a rekey.
+/// Control records that their place or their content forbids.
+fn exchanges(out: &mut Vec<Value>) {
+    let mut session = make::Session::new(0);
+    let keyed = session.initiator.sealer.ratchet().keyed(Use::Head);
+    let theirs = session.target.sealer.ratchet().keyed(Use::Head);
+    let bhs = header(0);
+    let offer = session.offer();
+    let message = offer.units[0].clone();
+    let zero = [&[0; 32][..], &message[32..]].concat();
+    let not_reduced = [&message[..32], &[0xFF; 3], &message[35..]].concat();
+    let mut add = |defect, n: usize, fails, records: &[&Sealed]| out.push(stream(defect, n, fails, records));
+    add("offer_x25519_zero", 0, "control", &[&forge(&keyed, kind_prefix(0, 1, &zero), 0, &zero)]);
+    let bad = forge(&keyed, kind_prefix(0, 1, &not_reduced), 0, &not_reduced);
+    add("offer_encapsulation_key_not_reduced", 0, "control", &[&bad]);
+    let second = forge(&keyed, kind_prefix(0, 1, &message), 1, &message);
+    let answer = session.answer(&offer);
+    let (ours, reply) = (session.initiator.sealer.ratchet(), answer.units[0].clone());
+    let chain: [u8; 32] =
+        *schedule::expand32(make::channels(0).0.sealer.ratchet().secret(), b"hikyaku seal1 next");
+    let hashed = Ratchet::from_secret(Suite::Aes256Gcm, chain.into());
+    let alone_hashed = forge(&hashed.keyed(Use::Head), prefix(1, 1, &bhs), 1, &bhs);
+    add("generation_1_is_a_hash_alone", 0, "head", &[&offer, &alone_hashed]);
+    let anew = forge(&ours.keyed(Use::Head), prefix(1, 1, &bhs), 0, &bhs);
+    add("counter_begins_anew_with_a_generation", 0, "head", &[&offer, &anew]);
+    let skipped = forge(&ours.keyed(Use::Head), prefix(1, 2, &bhs), 1, &bhs);
+    add("generation_skipped", 0, "head", &[&offer, &skipped]);
+    out.push(alone(stream("second_offer_behind_the_answer", 0, "control", &[&offer, &second])));
+    let from_us = forge(&keyed, kind_prefix(0, 2, &reply), 0, &reply);
+    out.push(alone(stream("answer_of_the_initiator", 0, "control", &[&from_us])));
+
+    out.push(from_target(alone(stream("answer_to_no_offer", 0, "control", &[&answer]))));
+    let theirs_offer = forge(&theirs, kind_prefix(0, 1, &message), 0, &message);
+    out.push(from_target(alone(stream("offer_of_the_target", 0, "control", &[&theirs_offer]))));
+    let zero = [&[0; 32][..], &reply[32..]].concat();
+    let bad = forge(&theirs, kind_prefix(0, 2, &zero), 0, &zero);
+    out.push(from_target(stream("answer_x25519_zero", 0, "control", &[&bad])));
+    let stays = forge(&theirs, prefix(1, 0, &bhs), 1, &bhs);
+    out.push(from_target(stream("generation_0_behind_the_answer", 0, "head", &[&answer, &stays])));
+    let early = forge(&session.target.sealer.ratchet().keyed(Use::Head), prefix(1, 1, &bhs), 0, &bhs);
+    out.push(from_target(stream("generation_1_before_the_answer", 0, "head", &[&early])));
+    let mut altered = reply.clone();
+    altered[40] ^= 1; // The ciphertext: another secret.
+    let altered = forge(&theirs, kind_prefix(0, 2, &altered), 0, &altered);
+    let next = seal(&mut session.target.sealer, 1, &[]);
+    out.push(from_target(stream("answer_with_another_ciphertext", 0, "head", &[&altered, &next])));
+}
+
+/// Generations that are mixed up behind an exchange.
 fn mixed(out: &mut Vec<Value>) {
-    let ratchet = make::channels(0).0.sealer.ratchet().next().next();
-    let mut sealer = sealer(0);
-    let first = seal(&mut sealer, 0, &[]);
-    let old = seal(&mut sealer, 1, &[]);
-    sealer.rekey(std::time::Duration::ZERO).unwrap();
-    let second = seal(&mut sealer, 2, &[]);
-    out.push(stream("generation_gone_back", 0, "head", &[&first, &old, &second, &old]));
-    out.push(stream("last_record_of_a_generation_lost", 0, "head", &[&first, &second]));
-    let one = make::channels(0).0.sealer.ratchet().next();
-    let anew = forge(&one.keyed(Use::Head), prefix(1, 1, &header(2)), 0, &header(2));
-    out.push(stream("counter_begins_anew_with_a_generation", 0, "head", &[&first, &old, &anew]));
-    let third = {
-        sealer.rekey(std::time::Duration::ZERO).unwrap();
-        let mut head = header(3).to_vec();
-        Descriptor { seal_id: 0, length: 16, tag: [0; TAG_BYTES] }.emit(&mut head);
-        forge(&ratchet.keyed(Use::Head), prefix(1, 2, &head), 3, &head)
-    };
-    out.push(stream("seal_id_two_generations_old", 0, "head", &[&first, &old, &second, &third]));
+    let mut session = make::Session::new(0);
+    let first = seal(&mut session.initiator.sealer, 0, &[]);
+    let old = seal(&mut session.initiator.sealer, 1, &[]);
+    let offer = session.offer();
+    let late = seal(&mut session.initiator.sealer, 5, &[]);
+    session.answer(&offer);
+    let second = seal(&mut session.initiator.sealer, 2, &[]);
+    out.push(stream("generation_gone_back", 0, "head", &[&first, &old, &offer, &late, &second, &late]));
+    out.push(stream("last_record_of_a_generation_lost", 0, "head", &[&first, &old, &offer, &second]));
+    let again = session.offer();
+    let mut head = header(3).to_vec();
+    Descriptor { seal_id: 0, length: 16, tag: [0; TAG_BYTES] }.emit(&mut head);
+    let counter = session.initiator.sealer.counter();
+    let keyed = session.initiator.sealer.ratchet().keyed(Use::Head);
+    let lags = forge(&keyed, prefix(1, 1, &head), counter, &head);
+    let before = [&first, &old, &offer, &late, &second, &again];
+    out.push(stream(
+        "seal_id_of_the_generation_before_behind_an_offer",
+        0,
+        "head",
+        &[&before[..], &[&lags]].concat(),
+    ));
+    session.answer(&again);
+    let keyed = session.initiator.sealer.ratchet().keyed(Use::Head);
+    let third = forge(&keyed, prefix(1, 2, &head), counter, &head);
+    out.push(stream("seal_id_two_generations_old", 0, "head", &[&before[..], &[&third]].concat()));
 }
 
 /// Units that their descriptor does not describe.
 fn units(out: &mut Vec<Value>) {
     let mut sealer = sealer(0);
-    let ratchet: Ratchet = make::channels(0).0.sealer.ratchet().next();
+    let mut session = make::Session::new(0);
+    let offer = session.offer();
+    session.answer(&offer);
+    let ratchet = session.initiator.sealer.ratchet();
     let mut unit = plain(100);
     let good = sealer.seal_in_place(&mut unit);
     let mut add = |defect, descriptor: Descriptor, unit: &[u8]| {
@@ -155,6 +244,7 @@ pub(super) fn streams() -> Value {
     let mut out = Vec::new();
     (0..4).for_each(|n| altered(n, &mut out));
     forged(&mut out);
+    exchanges(&mut out);
     mixed(&mut out);
     units(&mut out);
     out.into()
@@ -229,14 +319,15 @@ pub(super) fn is_refused(vectors: &Value, failing: &Value) -> bool {
     match failing["message"].as_str().unwrap() {
         "message1" => {
             let target = Identity::generate(field(&handshake, "target_private").try_into().unwrap());
-            Responder::read(&target, &field(&handshake, "prologue"), &bytes).is_err()
+            let read = Responder::read(&target, &field(&handshake, "prologue"), &bytes);
+            read.and_then(|responder| responder.finish(None, Suite::Aes256Gcm, &[7; 128])).is_err()
         }
         "answer" => make::restart(&handshake).finish(&bytes).is_err(),
         "message2" => {
             let enquiry = &vectors["enquiries"][0];
             let mut entropy = [0; 128];
             entropy[..32].copy_from_slice(&field(enquiry, "initiator_ephemeral"));
-            Enquirer::start(&field(enquiry, "prologue"), entropy).0.finish(&bytes).is_err()
+            Enquirer::start(&field(enquiry, "prologue"), &entropy).0.finish(&bytes).is_err()
         }
         other => panic!("{other}"),
     }

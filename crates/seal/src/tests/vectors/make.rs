@@ -1,5 +1,7 @@
 //! Makes the vectors that open.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::{field, list, to_hex};
@@ -15,6 +17,9 @@ pub(super) const NAMES: [(&str, Suite, bool); 5] = [
     ("chacha20-poly1305", Suite::ChaCha20Poly1305, false),
     ("aes-256-gcm psk", Suite::Aes256Gcm, true),
 ];
+
+/// Exchanges of each connection.
+const EXCHANGES: usize = 2;
 
 /// The inputs of one handshake.
 struct Inputs {
@@ -61,14 +66,14 @@ impl Inputs {
     }
 
     fn start(&self) -> (Initiator, Vec<u8>) {
-        let (psk, entropy) = (self.psk.as_ref(), self.initiator_entropy);
+        let (psk, entropy) = (self.psk.as_ref(), &self.initiator_entropy);
         Initiator::start(&self.initiator, self.target.public(), &self.prologue, psk, self.suite, entropy)
     }
 
     fn run(&self) -> Result<(Vec<u8>, Channel, Vec<u8>, Channel), Broken> {
         let (start, m1) = self.start();
         let responder = Responder::read(&self.target, &self.prologue, &m1)?;
-        let (answer, target) = responder.finish(self.psk.as_ref(), self.suite, self.target_entropy)?;
+        let (answer, target) = responder.finish(self.psk.as_ref(), self.suite, &self.target_entropy)?;
         Ok((m1, start.finish(&answer)?, answer, target))
     }
 }
@@ -106,16 +111,87 @@ fn generation(ratchet: &Ratchet) -> Value {
     })
 }
 
-fn generations(ratchet: &Ratchet) -> Value {
-    let (one, two) = (ratchet.next(), ratchet.next().next());
-    json!([generation(ratchet), generation(&one), generation(&two)])
+/// Both ends of a connection, with the exchanges of the vectors.
+pub(super) struct Session {
+    pub(super) initiator: Channel,
+    pub(super) target: Channel,
+    n: usize,
+    exchanges: u8,
+}
+
+impl Session {
+    /// Of handshake n.
+    pub(super) fn new(n: usize) -> Self {
+        let (initiator, target) = channels(n);
+        Self { initiator, target, n, exchanges: 0 }
+    }
+
+    fn entropy(&self, of_target: bool) -> [u8; RENEWAL_ENTROPY_BYTES] {
+        entropy(0x10 * self.n as u8 + 6 + 2 * self.exchanges + u8::from(of_target))
+    }
+
+    /// The initiator's control record. The target takes it, and no other record of this direction has to come before.
+    pub(super) fn offer(&mut self) -> Sealed {
+        let entropy = self.entropy(false);
+        control(&mut self.initiator, &entropy)
+    }
+
+    /// The target's control record, which the initiator takes.
+    pub(super) fn answer(&mut self, offer: &Sealed) -> Sealed {
+        take_message(&mut self.target, Kind::Offer, offer);
+        let entropy = self.entropy(true);
+        let answer = control(&mut self.target, &entropy);
+        take_message(&mut self.initiator, Kind::Answer, &answer);
+        self.exchanges += 1;
+        answer
+    }
+}
+
+/// Makes a control record; its plain message is kept as its only unit.
+fn control(channel: &mut Channel, entropy: &[u8; RENEWAL_ENTROPY_BYTES]) -> Sealed {
+    let Channel { sealer, opener, renewal } = channel;
+    let (ratchet, counter) = (sealer.ratchet().keyed(Use::Head), sealer.counter());
+    let mut wire = Vec::new();
+    renewal.seal(sealer, opener, entropy, Duration::ZERO, &mut wire).unwrap();
+    let head = wire.split_off(PREFIX_BYTES);
+    let prefix: [u8; PREFIX_BYTES] = wire.try_into().unwrap();
+    let mut message = head.clone();
+    let tag = message.split_off(head.len() - TAG_BYTES).try_into().unwrap();
+    ratchet.open(counter, &prefix, &mut message, &tag).unwrap();
+    Sealed { prefix, head, units: vec![message] }
+}
+
+fn take_message(channel: &mut Channel, kind: Kind, sealed: &Sealed) {
+    let Channel { sealer, opener, renewal } = channel;
+    // The records before it are opened by those who read the vectors.
+    while opener.generation() < sealer.generation() {
+        opener.retire(Duration::MAX);
+    }
+    renewal.open(kind, &sealed.units[0], sealer, opener, Duration::ZERO).unwrap();
 }
 
 pub(super) fn handshakes() -> Value {
     (0..NAMES.len())
         .map(|n| {
             let inputs = Inputs::made(n);
-            let (m1, initiator, answer, _) = inputs.run().unwrap();
+            let (m1, _, answer, _) = inputs.run().unwrap();
+            let mut session = Session::new(n);
+            let (mut exchanges, mut of_initiator, mut of_target) = (vec![], vec![], vec![]);
+            for exchange in 0.. {
+                of_initiator.push(generation(session.initiator.sealer.ratchet()));
+                of_target.push(generation(session.target.sealer.ratchet()));
+                if exchange == EXCHANGES {
+                    break;
+                }
+                let (ours, theirs) = (session.entropy(false), session.entropy(true));
+                let offer = session.offer();
+                let answer = session.answer(&offer);
+                exchanges.push(json!({
+                    "initiator_ephemeral": to_hex(&ours[..32]), "kem_seed": to_hex(&ours[32..]),
+                    "target_ephemeral": to_hex(&theirs[..32]), "kem_m": to_hex(&theirs[32..64]),
+                    "offer": to_hex(&offer.units[0]), "answer": to_hex(&answer.units[0]),
+                }));
+            }
             json!({
                 "name": NAMES[n].0, "suite": inputs.suite.name(), "prologue": to_hex(&inputs.prologue),
                 "initiator_private": to_hex(inputs.initiator.secret().as_bytes()),
@@ -129,9 +205,10 @@ pub(super) fn handshakes() -> Value {
                 "kem_m": to_hex(&inputs.target_entropy[32..64]),
                 "message1": to_hex(m1), "answer": to_hex(answer),
                 "generations": {
-                    "initiator": generations(initiator.sealer.ratchet()),
-                    "target": generations(initiator.opener.ratchet()),
+                    "initiator": of_initiator,
+                    "target": of_target,
                 },
+                "exchanges": exchanges,
             })
         })
         .collect()
@@ -140,8 +217,8 @@ pub(super) fn handshakes() -> Value {
 pub(super) fn enquiry() -> Value {
     let target = Identity::generate(entropy(0xE0));
     let prologue = plain(30);
-    let (enquirer, m1) = Enquirer::start(&prologue, entropy(0xE1));
-    let m2 = answer_enquiry(&target, &prologue, &m1, entropy(0xE2)).unwrap();
+    let (enquirer, m1) = Enquirer::start(&prologue, &entropy(0xE1));
+    let m2 = answer_enquiry(&target, &prologue, &m1, &entropy(0xE2)).unwrap();
     assert_eq!(enquirer.finish(&m2), Ok(target.public()));
     json!({
         "prologue": to_hex(prologue),
@@ -153,7 +230,10 @@ pub(super) fn enquiry() -> Value {
 
 /// A record for a vector; what it holds is left out of a failing one.
 pub(super) fn record(sealed: &Sealed) -> Value {
-    let units: Vec<_> = sealed.units.iter().map(to_hex).collect();
+    let units: Vec<_> = match sealed.prefix[2] >> 3 {
+        0 => sealed.units.iter().map(to_hex).collect(),
+        _ => vec![],
+    };
     json!({ "prefix": to_hex(sealed.prefix), "head": to_hex(&sealed.head), "units": units })
 }
 
@@ -164,41 +244,80 @@ fn with_plains(sealed: &Sealed, header: &[u8], plains: &[&[u8]]) -> Value {
     value
 }
 
-/// Three generations: no unit, several, a longer header, a unit sealed ahead of a rekey.
-fn stream(sealer: &mut Sealer) -> Vec<Value> {
+fn with_message(sealed: &Sealed) -> Value {
+    let mut value = record(sealed);
+    value["message"] = to_hex(&sealed.units[0]).into();
+    value
+}
+
+/// Records of one direction: no unit, and several.
+fn first(sealer: &mut Sealer) -> Vec<Value> {
     let none = seal(sealer, 0, &[]);
     let (one, two, three) = (plain(1), plain(512), plain(777));
     let several = seal(sealer, 1, &[&one, &two, &three]);
-    let mut records =
-        vec![with_plains(&none, &header(0), &[]), with_plains(&several, &header(1), &[&one, &two, &three])];
+    vec![with_plains(&none, &header(0), &[]), with_plains(&several, &header(1), &[&one, &two, &three])]
+}
 
+/// Units sealed ahead of a step: one sealed, one plain.
+fn ahead(sealer: &mut Sealer) -> (Descriptor, Vec<u8>) {
     let mut ahead = plain(300);
-    let before = sealer.seal_in_place(&mut ahead);
-    sealer.rekey(std::time::Duration::ZERO).unwrap();
+    (sealer.seal_in_place(&mut ahead), ahead)
+}
+
+/// Records behind a step: a longer header with a unit sealed ahead of the step, and an ordinary one.
+fn second(sealer: &mut Sealer, (before, ahead): (Descriptor, Vec<u8>)) -> Vec<Value> {
     let mut fresh = plain(64);
     let after = sealer.seal_in_place(&mut fresh);
     let mut longer = vec![0x5A; BHS_BYTES + 8];
     longer[4] = 2;
     let (prefix, head) = head_of(sealer, &longer, &[before, after]);
     let both = Sealed { prefix, head, units: vec![ahead, fresh] };
-    records.push(with_plains(&both, &longer, &[&plain(300), &plain(64)]));
-    let ordinary = seal(sealer, 3, &[&two]);
-    records.push(with_plains(&ordinary, &header(3), &[&two]));
+    let ordinary = seal(sealer, 3, &[&plain(512)]);
+    vec![
+        with_plains(&both, &longer, &[&plain(300), &plain(64)]),
+        with_plains(&ordinary, &header(3), &[&plain(512)]),
+    ]
+}
 
-    sealer.rekey(std::time::Duration::ZERO).unwrap();
-    let last = seal(sealer, 4, &[&one]);
-    records.push(with_plains(&last, &header(4), &[&one]));
-    records
+/// Three generations of both directions. The initiator sends a record between its offer and the answer.
+fn both_streams(n: usize) -> [Vec<Value>; 2] {
+    let mut session = Session::new(n);
+    let (mut ours, mut theirs) = (first(&mut session.initiator.sealer), first(&mut session.target.sealer));
+    let (our_ahead, their_ahead) = (ahead(&mut session.initiator.sealer), ahead(&mut session.target.sealer));
+    let offer = session.offer();
+    ours.push(with_message(&offer));
+    let between = seal(&mut session.initiator.sealer, 2, &[&plain(5)]);
+    ours.push(with_plains(&between, &header(2), &[&plain(5)]));
+    theirs.push(with_message(&session.answer(&offer)));
+    ours.extend(second(&mut session.initiator.sealer, our_ahead));
+    theirs.extend(second(&mut session.target.sealer, their_ahead));
+    let offer = session.offer();
+    ours.push(with_message(&offer));
+    theirs.push(with_message(&session.answer(&offer)));
+    for (stream, sealer) in
+        [(&mut ours, &mut session.initiator.sealer), (&mut theirs, &mut session.target.sealer)]
+    {
+        let last = seal(sealer, 4, &[&plain(1)]);
+        stream.push(with_plains(&last, &header(4), &[&plain(1)]));
+    }
+    [ours, theirs]
 }
 
 pub(super) fn streams() -> Value {
     let mut streams = Vec::new();
     for (n, (name, ..)) in NAMES.iter().enumerate() {
-        let (mut initiator, mut target) = channels(n);
-        for (from, sealer) in [("initiator", &mut initiator.sealer), ("target", &mut target.sealer)] {
-            streams.push(json!({ "handshake": name, "from": from, "records": stream(sealer) }));
+        for (from, records) in ["initiator", "target"].into_iter().zip(both_streams(n)) {
+            streams.push(json!({ "handshake": name, "from": from, "records": records }));
         }
     }
     assert_eq!(list(&json!({ "streams": streams }), "streams").len(), 2 * NAMES.len());
     streams.into()
+}
+
+/// The entropy of a stored exchange: the initiator's, or the target's.
+pub(super) fn entropy_of(exchange: &Value, of_target: bool) -> [u8; RENEWAL_ENTROPY_BYTES] {
+    let names = if of_target { ["target_ephemeral", "kem_m"] } else { ["initiator_ephemeral", "kem_seed"] };
+    let mut bytes = names.map(|name| field(exchange, name)).concat();
+    bytes.resize(RENEWAL_ENTROPY_BYTES, 0);
+    bytes.try_into().unwrap()
 }
