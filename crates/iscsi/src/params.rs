@@ -452,6 +452,12 @@ impl Negotiation {
                 "X#NodeArchitecture" => {}
                 // An initiator sends no key that is not in the table.
                 _ if value == NOT_UNDERSTOOD && self.role == Role::Initiator => {
+                    // An offer whose name was changed on its way is one that got no answer.
+                    for key in [Key::HeaderDigest, Key::DataDigest] {
+                        if self.awaiting & key.bit() != 0 {
+                            self.on_default(key, &format!("{name}={value}"))?;
+                        }
+                    }
                     return Err(NegotiationError::NotUnderstood(text::printable(name)));
                 }
                 _ if value == NOT_UNDERSTOOD => {}

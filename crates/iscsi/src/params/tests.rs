@@ -264,6 +264,12 @@ fn a_digest_that_was_asked_for_is_required() {
         }
     }
     assert!(asked(Off, Some("CRC32C")).is_err());
+    let params = Params { data_digest: Require, ..Params::default() };
+    let mut renamed = Negotiation::new(Role::Initiator, SessionType::Normal, params);
+    renamed.offer(&mut Vec::new());
+    let refused =
+        NegotiationError::DigestRefused { key: "DataDigest", answer: "DataDigesu=NotUnderstood".into() };
+    assert_eq!(renamed.on_pair("DataDigesu", "NotUnderstood", &mut Vec::new()), Err(refused));
     for policy in [Off, Allow, Prefer, Require] {
         let refused = NegotiationError::NotUnderstood("DataDigest".into());
         assert_eq!(asked(policy, Some("NotUnderstood")), Err(refused), "{policy:?}");
