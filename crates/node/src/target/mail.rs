@@ -2,11 +2,9 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{PoisonError, mpsc};
 
 use block::OpenError;
-use io::Waker;
 use iscsi::machine::TaskId;
 use iscsi::wire::TmFunction;
 use scsi::NexusId;
@@ -14,6 +12,7 @@ use scsi::copy::CopyFailure;
 
 use super::lun::Lun;
 use super::server::State;
+use super::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Waker};
 
 /// One connection of one incarnation of a slot, anywhere in the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

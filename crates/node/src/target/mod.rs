@@ -22,6 +22,7 @@ mod reload;
 mod server;
 mod sessions;
 mod slots;
+mod sync;
 mod worker;
 
 pub use config::{
