@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the model of SEAL/1's handshake: every case must come out as written here, those that must fail too.
+# Checks the model of SEAL/1: every case must come out as written here, those that must fail too.
 #   check.sh [CASE...]
 # Takes Verifpal from $VERIFPAL, or builds it from crates.io into $SEAL_MODEL_TOOLS (default: below the user's cache).
 set -euo pipefail
@@ -59,8 +59,9 @@ keeps_psk='/leaks psk/d'
 # The login ends after message 1.
 first='/^\/\/ Response 2/,/^\/\/@later/{/^\/\/@later/!d}'
 # What the protocol could have left out:
-no_prologue='s/HASH\(ik, p1, p2, /HASH(ik, /'
-no_answer='s/HASH\(ik, p1, p2, /HASH(ik, p1, /'
+no_prologue='s/HASH\(ik, p1, q2, /HASH(ik, /'
+no_answer='s/HASH\(ik, p1, q2, /HASH(ik, p1, /'
+no_nonce='s/q2 = CONCAT\(p2, n\)/q2 = HASH(p2)/'
 no_es='s/DH_KEX[^)]*\), nil\) \/\/ es/nil, nil)/'
 no_ss='s/DH_KEX[^)]*\), nil\) \/\/ ss/nil, nil)/'
 no_ee='s/DH_KEX[^)]*\), nil\) \/\/ ee/nil, nil)/'
@@ -71,6 +72,15 @@ one_key='s/key_t([it])\b/key_i\1/2; s/ENC\(key_tt/ENC(key_it/; s/DEC\(key_ti/DEC
 not_compared='/user compares/d'
 xx_no_es='s/DH_KEX[^)]*\), nil\) \/\/ es/nil, nil)/'
 xx_no_prologue='s/HASH\(xx, x1, x2, /HASH(xx, /'
+# In a session's exchanges of fresh keys:
+state_later=$(later 'principal Initiator[leaks si1, st1]')
+state_now='s|//@thief|leaks si1, st1|'
+fresh_x25519_later='s/= PUBKEY\(([xz][12])\)/= PUBKEY[weak from phase 1](\1)/'
+no_mixing='s/= CONCAT\(DH_KEX[^)]*\), ss2[it], (bound2[it])\)/= HASH(\1)/'
+answer_open='/^\tanswer2 = /d; /^\ta2i = /d; s/\ba2i\b/a2/g; s/Initiator: answer2/Initiator: a2/'
+no_hash='s/HASH\(o2t?, a2i?\)/HASH(n1)/'
+one_key_for_offers='s/AEAD_ENC\(si1, n3, o2,/AEAD_ENC(si0, n2, o2,/; s/AEAD_DEC\(si1t, n3, offer2/AEAD_DEC(si0, n2, offer2/'
+
 hidden='/\[gis\]$/d; /ASSERT\(seen, gis\)/d'
 
 # The initiator talks to the target or to an enemy whose key it trusts as well.
@@ -85,9 +95,10 @@ beside="/^queries\[/e cat $work/beside"
 
 source "$here/cases.sh"
 
-if [ "$wanted" = "  " ] || [[ "$wanted" == *" policy "* ]]; then
+for search in policy steps; do
+	[ "$wanted" = "  " ] || [[ "$wanted" == *" $search "* ]] || continue
 	ran=$((ran + 1))
-	if python3 "$here/policy.py"; then echo "ok   policy"; else bad=1; fi
-fi
+	if python3 "$here/$search.py"; then echo "ok   $search"; else bad=1; fi
+done
 [ $ran -gt 0 ] || { echo "no case of that name: $*" >&2; exit 2; }
 exit $bad
