@@ -1,7 +1,7 @@
 //! The Debian packages that the interoperability tests and benchmarks drive: installed when we may, named when
-//! we may not. Nothing is skipped because a peer is missing.
+//! we may not. Nothing is skipped because a peer is missing. And cargo-deny, built from crates.io.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::harness::files::is_root;
 use crate::harness::{find_program, run};
+use crate::steps;
 
 const INSTALL_LIMIT: Duration = Duration::from_secs(600);
 
@@ -163,6 +164,23 @@ fn apt(sudo: bool, arguments: &[&str]) -> Result<()> {
         command
     };
     run(command.args(arguments), INSTALL_LIMIT)?.success().map(|_| ())
+}
+
+/// Version of cargo-deny that deny.toml is written for.
+const CARGO_DENY: &str = "0.20.2";
+
+/// cargo-deny; the first call builds it below `target`.
+pub(crate) fn cargo_deny() -> Result<PathBuf> {
+    let root = steps::target_directory()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
+    let program = root.join("bin/cargo-deny");
+    if !program.is_file() {
+        let version = format!("={CARGO_DENY}");
+        let mut command =
+            steps::cargo(&["install", "--quiet", "--locked", "cargo-deny", "--version", &version]);
+        // Not under this workspace's configuration and profiles.
+        steps::must(command.arg("--root").arg(&root).current_dir("/"))?;
+    }
+    Ok(program)
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ mod fuzz;
 mod harness;
 mod install;
 mod soak;
+#[cfg(test)]
+mod statements;
 mod steps;
 mod suite;
 

@@ -81,6 +81,9 @@ fn run_families(
     tallies
 }
 
+/// What is asked of the dependencies; deny.toml says why advisories are not.
+const DENY: &[&str] = &["--locked", "check", "licenses", "sources", "bans"];
+
 /// Packages that drive `io`: their tests are run once more over its portable back end.
 const OVER_IO: &[&str] = &["hikyaku-block", "hikyaku-mover", "hikyaku-node"];
 
@@ -221,10 +224,16 @@ pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
         (Journal::create(&path, seed, &commit)?, seed)
     };
     println!("seed {seed}; interrupted, it goes on with: cargo xtask nightly --resume");
+    if selection.family.is_empty() {
+        steps.step("dependencies", || {
+            must(Command::new(install::cargo_deny()?).args(DENY).current_dir(repository()))
+        });
+    }
+    let failed = steps.failures();
     steps.step("packages", || install::ensure(Purpose::Test));
     let hikyaku = steps.step("release build", || binary(selection.hikyaku.as_ref()));
     let mut tallies = Vec::new();
-    if let (Some(hikyaku), 0) = (hikyaku, steps.failures()) {
+    if let (Some(hikyaku), true) = (hikyaku, steps.failures() == failed) {
         let context = Context::new(hikyaku, seed, Tier::Full, Against::Ours)?;
         for family in families {
             let found = run_families(&context, &[family], selection.case.as_deref(), Some(&mut journal));
