@@ -52,7 +52,14 @@ fn explore(preemptions_max: usize, scene: impl Fn() + Send + Sync + 'static) {
 fn aborts() -> Aborts {
     let origin = ConnectionId { worker: 0, slot: 0, generation: 0 };
     let luns = Arc::from_std(std::sync::Arc::from([]));
-    Aborts { function: TmFunction::LogicalUnitReset, scope: Scope::Lun(0), luns, nexus: 1, origin, request: 7 }
+    Aborts {
+        function: TmFunction::LogicalUnitReset,
+        scope: Scope::Lun(0),
+        luns,
+        nexus: 1,
+        origin,
+        request: 7,
+    }
 }
 
 fn group(mailbox: &Arc<Mailbox>) -> Arc<AbortGroup> {
