@@ -3,6 +3,7 @@
 use std::fmt;
 
 use kem::{CT_BYTES, EK_BYTES, KeyPair};
+use sha2::{Digest, Sha256};
 use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 
@@ -13,6 +14,8 @@ use crate::{Broken, Channel, Identity, PublicKey, Suite, TAG_BYTES};
 pub(crate) const PROTOCOL: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
 /// Bytes of message 1: e, s, payload.
 const MESSAGE1_BYTES: usize = 32 + (32 + TAG_BYTES) + (EK_BYTES + TAG_BYTES);
+/// Bytes of the mac that stands before message 1.
+pub(crate) const MAC_BYTES: usize = 16;
 /// Bytes of the answer: ct, e, empty payload.
 const ANSWER_BYTES: usize = CT_BYTES + 32 + TAG_BYTES;
 
@@ -20,6 +23,14 @@ const ANSWER_BYTES: usize = CT_BYTES + 32 + TAG_BYTES;
 pub(crate) fn psk(shared: &[u8], pair: Option<&[u8; 32]>) -> Secret32 {
     let pair: &[u8] = pair.map_or(&[], |pair| pair);
     expand32(&extract(&[0; 32], &[shared, pair]), b"hikyaku seal1 psk")
+}
+
+/// Shows that message 1 was made for this connection by a sender that knows the target's public key.
+pub(crate) fn mac(target: &PublicKey, prologue: &[u8], message: &[u8]) -> [u8; MAC_BYTES] {
+    let key = Sha256::new().chain_update(b"hikyaku seal1 mac").chain_update(target.0).finalize();
+    // HKDF-Extract is HMAC with the salt as its key.
+    let mac = extract(&key.into(), &[prologue, message]);
+    *mac.first_chunk().expect("32 bytes")
 }
 
 /// An ephemeral key pair.
@@ -40,7 +51,7 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// Makes message 1. `prologue` is docs/SEAL.md section 3's; `psk` is P; `suite` the one that was negotiated.
+    /// Makes mac and message 1. `prologue` is docs/SEAL.md section 3's; `psk` is P; `suite` the one that was negotiated.
     /// `entropy` must be fresh, and is for the caller to wipe.
     pub fn start(
         identity: &Identity,
@@ -56,18 +67,21 @@ impl Initiator {
 
         let mut noise = Symmetric::new(PROTOCOL, prologue);
         noise.mix_hash(&target.0); // pre-message: <- s
-        let mut message = Vec::with_capacity(MESSAGE1_BYTES);
-        message.extend_from_slice(&e_public.0); // e; with a psk it is mixed into the key too (Noise section 9.2)
+        let mut flight = Vec::with_capacity(MAC_BYTES + MESSAGE1_BYTES);
+        flight.resize(MAC_BYTES, 0);
+        flight.extend_from_slice(&e_public.0); // e; with a psk it is mixed into the key too (Noise section 9.2)
         noise.mix_hash(&e_public.0);
         noise.mix_key(&Zeroizing::new(e_public.0));
         noise.mix_key(&dh(&e, &target)); // es
-        noise.encrypt_and_hash(&identity.public().0, &mut message); // s
+        noise.encrypt_and_hash(&identity.public().0, &mut flight); // s
         noise.mix_key(&dh(identity.secret(), &target)); // ss
-        noise.encrypt_and_hash(&pair.encapsulation_key(), &mut message);
+        noise.encrypt_and_hash(&pair.encapsulation_key(), &mut flight);
+        let (place, message) = flight.split_at_mut(MAC_BYTES);
         debug_assert_eq!(message.len(), MESSAGE1_BYTES);
+        place.copy_from_slice(&mac(&target, prologue, message));
 
         let psk = psk.copied().map(Zeroizing::new);
-        (Self { noise, identity: identity.clone(), ephemeral: e, pair, psk, suite }, message)
+        (Self { noise, identity: identity.clone(), ephemeral: e, pair, psk, suite }, flight)
     }
 
     /// Takes the answer.
@@ -92,20 +106,29 @@ impl Initiator {
     }
 }
 
-/// The target's half: message 1 was read, the caller looks up who that is.
-pub struct Responder {
-    noise: Symmetric,
-    initiator: PublicKey,
-    initiator_ephemeral: PublicKey,
-    ek: Box<[u8; EK_BYTES]>,
+/// The target's half, first state: mac and message 1 have come, and the mac is right. It has cost one hash.
+///
+/// The states follow each other as the steps of docs/SEAL.md section 3 do: [`FirstFlight::check`], [`FirstFlight::open`],
+/// [`Claim::prove`], [`Responder::finish`]. Each costs more than the one before, so that a caller can refuse in between.
+pub struct FirstFlight<'a> {
+    identity: &'a Identity,
+    prologue: &'a [u8],
+    message: &'a [u8; MESSAGE1_BYTES],
 }
 
-impl Responder {
-    /// Reads message 1.
-    pub fn read(identity: &Identity, prologue: &[u8], message: &[u8]) -> Result<Self, Broken> {
-        if message.len() != MESSAGE1_BYTES {
-            return Err(Broken);
-        }
+impl<'a> FirstFlight<'a> {
+    /// Takes what request 2 carried if its mac is right.
+    pub fn check(identity: &'a Identity, prologue: &'a [u8], flight: &'a [u8]) -> Result<Self, Broken> {
+        let (theirs, message) = flight.split_at_checked(MAC_BYTES).ok_or(Broken)?;
+        let message: &[u8; MESSAGE1_BYTES] = message.try_into().map_err(|_| Broken)?;
+        let ours = mac(&identity.public(), prologue, message);
+        aws_lc_rs::constant_time::verify_slices_are_equal(&ours, theirs).map_err(|_| Broken)?;
+        Ok(Self { identity, prologue, message })
+    }
+
+    /// Opens the initiator's static key: one DH.
+    pub fn open(self) -> Result<Claim<'a>, Broken> {
+        let Self { identity, prologue, message } = self;
         let (e, rest) = message.split_first_chunk().ok_or(Broken)?;
         let (s, payload) = rest.split_at(32 + TAG_BYTES);
         let e = PublicKey(*e);
@@ -116,13 +139,52 @@ impl Responder {
         noise.mix_key(&Zeroizing::new(e.0));
         noise.mix_key(&dh(identity.secret(), &e)); // es
         let s = PublicKey(noise.decrypt_and_hash(s)?.as_slice().try_into().map_err(|_| Broken)?);
-        noise.mix_key(&dh(identity.secret(), &s)); // ss
-        let ek = noise.decrypt_and_hash(payload)?;
-        let ek: &[u8; EK_BYTES] = ek.as_slice().try_into().map_err(|_| Broken)?;
-        Ok(Self { noise, initiator: s, initiator_ephemeral: e, ek: Box::new(*ek) })
+        Ok(Claim { identity, noise, initiator: s, initiator_ephemeral: e, payload })
+    }
+}
+
+/// The target's half, second state: message 1 names a static key, which anyone can do who knows it.
+pub struct Claim<'a> {
+    identity: &'a Identity,
+    noise: Symmetric,
+    initiator: PublicKey,
+    initiator_ephemeral: PublicKey,
+    payload: &'a [u8],
+}
+
+impl Claim<'_> {
+    /// The key that message 1 names.
+    pub fn initiator(&self) -> PublicKey {
+        self.initiator
     }
 
-    /// Whose message it was; that it is fresh is proven only when the first record opens.
+    /// Opens the rest of message 1: one more DH. It was made by who has the private half of the initiator's key, or of the
+    /// target's.
+    pub fn prove(mut self) -> Result<Responder, Broken> {
+        self.noise.mix_key(&dh(self.identity.secret(), &self.initiator)); // ss
+        let ek = self.noise.decrypt_and_hash(self.payload)?;
+        let ek: &[u8; EK_BYTES] = ek.as_slice().try_into().map_err(|_| Broken)?;
+        let Self { noise, initiator, initiator_ephemeral, .. } = self;
+        Ok(Responder { noise, initiator, initiator_ephemeral, ek: Box::new(*ek) })
+    }
+}
+
+/// The target's half, last state: message 1 was made for this connection with the initiator's key.
+pub struct Responder {
+    noise: Symmetric,
+    initiator: PublicKey,
+    initiator_ephemeral: PublicKey,
+    ek: Box<[u8; EK_BYTES]>,
+}
+
+impl Responder {
+    /// All states before, for a caller that looks nothing up.
+    pub fn read(identity: &Identity, prologue: &[u8], flight: &[u8]) -> Result<Self, Broken> {
+        FirstFlight::check(identity, prologue, flight)?.open()?.prove()
+    }
+
+    /// Whose message it was, unless the target's own private key is known to others: that is excluded when the first record
+    /// opens.
     pub fn initiator(&self) -> PublicKey {
         self.initiator
     }
@@ -158,6 +220,18 @@ impl Responder {
 impl fmt::Debug for Initiator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Initiator").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for FirstFlight<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FirstFlight").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Claim<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim").field("initiator", &self.initiator).finish_non_exhaustive()
     }
 }
 

@@ -47,31 +47,37 @@ impl fmt::Debug for PublicKey {
 
 /// A static X25519 key pair. The private half is wiped when dropped, and never shown.
 #[derive(Clone)]
-pub struct Identity(StaticSecret);
+pub struct Identity {
+    secret: StaticSecret,
+    /// Kept: each handshake names it, and to compute it costs as much as a DH.
+    public: PublicKey,
+}
 
 impl Identity {
     /// A new one from fresh entropy.
     pub fn generate(entropy: [u8; 32]) -> Self {
-        Self(StaticSecret::from(entropy))
+        let secret = StaticSecret::from(entropy);
+        let public = PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes());
+        Self { secret, public }
     }
 
     /// From the 44 characters of base64 of its private half; `None` if it is not that.
     pub fn parse(text: &str) -> Option<Self> {
-        Some(Self(StaticSecret::from(*parse(text)?)))
+        Some(Self::generate(*parse(text)?))
     }
 
     /// The 44 characters of base64 to keep in a file; wiped when dropped.
     pub fn to_text(&self) -> Zeroizing<String> {
-        Zeroizing::new(Base64::encode_string(self.0.as_bytes()))
+        Zeroizing::new(Base64::encode_string(self.secret.as_bytes()))
     }
 
     /// The public half.
     pub fn public(&self) -> PublicKey {
-        PublicKey(x25519_dalek::PublicKey::from(&self.0).to_bytes())
+        self.public
     }
 
     pub(crate) fn secret(&self) -> &StaticSecret {
-        &self.0
+        &self.secret
     }
 }
 

@@ -23,7 +23,7 @@ mod suite;
 mod tests;
 
 pub use enrolment::{Enquirer, answer_enquiry};
-pub use handshake::{Initiator, Responder};
+pub use handshake::{Claim, FirstFlight, Initiator, Responder};
 pub use head::{Descriptor, Descriptors, Kind, parse_head};
 pub use identity::{Identity, PublicKey};
 pub use opener::{Head, Opener};

@@ -385,6 +385,10 @@ def psk_of(shared, pair):
     return expand(extract(bytes(32), shared + pair), b"hikyaku seal1 psk", 32)
 
 
+def mac_of(target, prologue, message):
+    return hmac.new(hashlib.sha256(b"hikyaku seal1 mac" + target).digest(), prologue + message, hashlib.sha256).digest()[:16]
+
+
 class Handshake:
     """Both sides of one handshake, from a vector's fields."""
 
@@ -406,7 +410,7 @@ class Handshake:
         message += noise.seal(public(self.initiator_private))
         noise.mix_key(dh(self.initiator_private, target))
         message += noise.seal(kem_keys(self.kem_seed)[0])
-        return noise, message
+        return noise, mac_of(target, self.prologue, message) + message
 
     def finish(self, noise, answer):
         need(len(answer) == 1088 + 48, "length of the answer")
@@ -419,8 +423,10 @@ class Handshake:
         need(noise.open(payload) == b"", "payload of the answer")
         return secrets(noise)
 
-    def read(self, message):
-        need(len(message) == 32 + 48 + 1200, "length of message 1")
+    def read(self, flight):
+        need(len(flight) == 16 + 32 + 48 + 1200, "length of mac and message 1")
+        mac, message = flight[:16], flight[16:]
+        need(hmac.compare_digest(mac, mac_of(public(self.target_private), self.prologue, message)), "mac")
         noise, e = Symmetric(IK, self.prologue), message[:32]
         noise.mix_hash(public(self.target_private))
         noise.mix_hash(e)

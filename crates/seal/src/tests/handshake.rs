@@ -1,6 +1,7 @@
 //! Section 3: who may answer whom.
 
 use super::*;
+use crate::handshake::{MAC_BYTES, mac};
 
 const SUITE: Suite = Suite::Aes256Gcm;
 
@@ -37,7 +38,7 @@ fn section3_both_sides_come_to_the_same_keys_and_the_target_learns_who_asks() {
 fn section3_message_lengths_are_the_protocols() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
-    assert_eq!(m1.len(), 32 + 48 + 1184 + 16);
+    assert_eq!(m1.len(), 16 + 32 + 48 + 1184 + 16);
     let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
     assert_eq!(answer.len(), 1088 + 32 + 16);
 }
@@ -56,6 +57,37 @@ fn section3_another_psk_or_none_is_refused() {
     assert_eq!(run(b"", b"", Some(&ours), None), Err(Broken));
     assert_eq!(run(b"", b"", None, Some(&ours)), Err(Broken));
     assert_eq!(run(b"", b"", None, Some(&[0; 32])), Err(Broken), "no key is not a key of zeros");
+}
+
+#[test]
+fn section3_the_mac_refuses_what_was_made_for_another_connection_or_target() {
+    let (initiator, target) = identities();
+    let (_, flight) = start(target.public(), b"prologue with one nonce", None);
+    assert!(FirstFlight::check(&target, b"prologue with one nonce", &flight).is_ok());
+    assert!(FirstFlight::check(&target, b"prologue with another nonce", &flight).is_err());
+    assert!(FirstFlight::check(&initiator, b"prologue with one nonce", &flight).is_err());
+    let whole = [&b"prologue with one nonce"[..], &flight[MAC_BYTES..]].concat();
+    let shifted = [&flight[..MAC_BYTES], &whole[22..]].concat();
+    assert!(FirstFlight::check(&target, &whole[..22], &shifted).is_err(), "the length of message 1 is fixed");
+}
+
+/// Both public keys are known to the attacker, and no private one.
+#[test]
+fn section3_a_claim_is_no_proof() {
+    let (initiator, target) = identities();
+    let (e, e_public) = (Identity::generate(entropy(9)), Identity::generate(entropy(9)).public());
+    let mut noise = crate::noise::Symmetric::new(crate::handshake::PROTOCOL, b"");
+    let mut message = e_public.0.to_vec();
+    noise.mix_hash(&target.public().0);
+    noise.mix_hash(&e_public.0);
+    noise.mix_key(&zeroize::Zeroizing::new(e_public.0));
+    noise.mix_key(&crate::noise::dh(e.secret(), &target.public()));
+    noise.encrypt_and_hash(&initiator.public().0, &mut message);
+    noise.encrypt_and_hash(&[0; 1184], &mut message);
+    let flight = [&mac(&target.public(), b"", &message)[..], &message].concat();
+    let claim = FirstFlight::check(&target, b"", &flight).unwrap().open().unwrap();
+    assert_eq!(claim.initiator(), initiator.public(), "to be looked up before the next DH");
+    assert_eq!(claim.prove().unwrap_err(), Broken);
 }
 
 #[test]
@@ -113,8 +145,12 @@ fn section3_every_bit_of_message_1_counts() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
     // An X25519 key's last bit has no meaning (RFC 7748 section 5), but the hash covers it.
-    for (bit, bad) in bit_flips(&m1).enumerate().filter(|(bit, _)| bit % 41 == 0 || *bit < 80 * 8) {
-        assert!(Responder::read(&target, b"", &bad).is_err(), "bit {bit}");
+    for (bit, bad) in bit_flips(&m1).enumerate().filter(|(bit, _)| bit % 41 == 0 || *bit < 96 * 8) {
+        assert!(FirstFlight::check(&target, b"", &bad).is_err(), "bit {bit}");
+        // Anyone who knows the target's public key can make another mac.
+        let again = mac(&target.public(), b"", &bad[MAC_BYTES..]);
+        let bad = [&again[..], &bad[MAC_BYTES..]].concat();
+        assert_eq!(Responder::read(&target, b"", &bad).is_err(), bad != m1, "bit {bit}");
     }
     for bytes in [0, 32, 79, 1264, m1.len() - 1] {
         assert!(Responder::read(&target, b"", &m1[..bytes]).is_err());

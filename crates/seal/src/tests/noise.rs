@@ -9,7 +9,7 @@ use snow::{Builder, HandshakeState};
 use super::*;
 use kem::CT_BYTES;
 
-use crate::handshake::{PROTOCOL, psk};
+use crate::handshake::{MAC_BYTES, PROTOCOL, mac, psk};
 use crate::schedule::Ratchet;
 
 /// snow's own primitives, with no randomness: the ephemeral keys are given.
@@ -81,7 +81,7 @@ fn section3_our_initiator_and_snows_responder_agree() {
         .build_responder()
         .unwrap();
     let mut ek = [0; 2000];
-    let ek_bytes = noise.read_message(&m1, &mut ek).unwrap();
+    let ek_bytes = noise.read_message(&m1[MAC_BYTES..], &mut ek).unwrap();
     assert_eq!(noise.get_remote_static().unwrap(), initiator.public().0);
     let ek = EncapsulationKey::new(ek[..ek_bytes].try_into().unwrap()).unwrap();
     let (ct, shared) = ek.encapsulate_deterministic(&[7; 32].into());
@@ -110,7 +110,9 @@ fn section3_our_responder_and_snows_initiator_agree() {
     let mut m1 = [0; 2000];
     noise.set_psk(2, &[0; 32]).unwrap();
     let m1_bytes = noise.write_message(&dk.encapsulation_key().to_bytes(), &mut m1).unwrap();
-    let responder = Responder::read(&target, b"prologue", &m1[..m1_bytes]).unwrap();
+    let m1 = &m1[..m1_bytes];
+    let flight = [&mac(&target.public(), b"prologue", m1)[..], m1].concat();
+    let responder = Responder::read(&target, b"prologue", &flight).unwrap();
     assert_eq!(responder.initiator(), initiator.public());
     let (answer, mut channel) = responder.finish(None, Suite::Aes256Gcm, &entropy(6)).unwrap();
     let shared = dk.decapsulate(answer[..CT_BYTES].try_into().unwrap());

@@ -11,7 +11,11 @@ fn debug_shows_no_secret() {
     let (initiator, target) = identities();
     let (start, m1) =
         Initiator::start(&initiator, target.public(), b"", Some(&[7; 32]), Suite::Aes256Gcm, &entropy(3));
-    let responder = Responder::read(&target, b"", &m1).unwrap();
+    let flight = FirstFlight::check(&target, b"", &m1).unwrap();
+    let shown_flight = format!("{flight:?}");
+    let claim = flight.open().unwrap();
+    let shown_claim = format!("{claim:?}");
+    let responder = claim.prove().unwrap();
     let shown = [
         format!("{initiator:?}"),
         format!("{start:?}"),
@@ -25,6 +29,8 @@ fn debug_shows_no_secret() {
     );
     assert_eq!(shown[1], format!("Initiator {{ identity: Identity({}), .. }}", initiator.public()));
     assert_eq!(shown[2], format!("Responder {{ initiator: PublicKey({}), .. }}", initiator.public()));
+    assert_eq!(shown_flight, "FirstFlight { .. }");
+    assert_eq!(shown_claim, format!("Claim {{ initiator: PublicKey({}), .. }}", initiator.public()));
     assert_eq!(shown[3], "Enquirer { .. }");
     let channel = "Channel { sealer: Sealer { generation: 0, records: 0, unit_bytes: 0, .. }, \
                    opener: Opener { generation: 0, records: 0, .. }, \

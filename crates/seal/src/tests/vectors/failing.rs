@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::make::{self, NAMES};
 use super::{field, handshake, to_hex};
+use crate::handshake::{MAC_BYTES, mac};
 use crate::noise::{Symmetric, dh};
 use crate::schedule::{Ratchet, Use};
 use crate::suite::Keyed;
@@ -250,7 +251,13 @@ pub(super) fn streams() -> Value {
     out.into()
 }
 
-/// Message 1 with a payload of our choice.
+/// Message 1 with the right mac before it.
+fn with_mac(message: &[u8]) -> Vec<u8> {
+    let target = Identity::generate(entropy(2)).public();
+    [&mac(&target, &plain(40), message)[..], message].concat()
+}
+
+/// Mac and message 1 with a payload of our choice.
 fn message1(payload: &[u8]) -> Vec<u8> {
     let initiator = Identity::generate(entropy(1));
     let target = Identity::generate(entropy(2)).public();
@@ -265,13 +272,14 @@ fn message1(payload: &[u8]) -> Vec<u8> {
     noise.encrypt_and_hash(&initiator.public().0, &mut message);
     noise.mix_key(&dh(initiator.secret(), &target));
     noise.encrypt_and_hash(payload, &mut message);
-    message
+    with_mac(&message)
 }
 
 /// Handshakes that one side must refuse: the target `message1`, the initiator `answer` or `message2` (XX). `change` holds
 /// what the refusing side has otherwise.
 pub(super) fn handshakes() -> Value {
-    let (m1, answer) = make::messages(0);
+    let (flight, answer) = make::messages(0);
+    let m1 = &flight[MAC_BYTES..];
     let flipped = |bytes: &[u8], byte: usize| {
         let mut bytes = bytes.to_vec();
         bytes[byte] ^= 1;
@@ -285,15 +293,27 @@ pub(super) fn handshakes() -> Value {
     m2[40] ^= 1;
     let mut not_reduced = [0; 1184];
     not_reduced[..3].fill(0xFF); // 4095, and ML-KEM's modulus is 3329
+    let mac_of_another = [&flipped(&flight, 0)[..MAC_BYTES], m1].concat();
     json!([
-        of(0, "message1_ephemeral_wrong", "message1", &flipped(&m1, 0), none()),
-        of(0, "message1_static_wrong", "message1", &flipped(&m1, 40), none()),
-        of(0, "message1_payload_wrong", "message1", &flipped(&m1, 500), none()),
-        of(0, "message1_tag_wrong", "message1", &flipped(&m1, m1.len() - 1), none()),
-        of(0, "message1_short", "message1", &m1[..m1.len() - 1], none()),
-        of(0, "message1_long", "message1", &[&m1[..], &[0]].concat(), none()),
-        of(0, "message1_prologue_other", "message1", &m1, json!({ "prologue": prologue })),
-        of(0, "message1_for_another_target", "message1", &m1, json!({ "target_private": other })),
+        of(0, "mac_first_bit_wrong", "message1", &mac_of_another, none()),
+        of(0, "mac_last_bit_wrong", "message1", &flipped(&flight, MAC_BYTES - 1), none()),
+        of(
+            0,
+            "mac_right_for_another_message1",
+            "message1",
+            &[&flight[..MAC_BYTES], &message1(&[0; 1184])[MAC_BYTES..]].concat(),
+            none()
+        ),
+        of(0, "mac_missing", "message1", m1, none()),
+        of(0, "message1_missing", "message1", &flight[..MAC_BYTES], none()),
+        of(0, "message1_ephemeral_wrong", "message1", &with_mac(&flipped(m1, 0)), none()),
+        of(0, "message1_static_wrong", "message1", &with_mac(&flipped(m1, 40)), none()),
+        of(0, "message1_payload_wrong", "message1", &with_mac(&flipped(m1, 500)), none()),
+        of(0, "message1_tag_wrong", "message1", &with_mac(&flipped(m1, m1.len() - 1)), none()),
+        of(0, "message1_short", "message1", &with_mac(&m1[..m1.len() - 1]), none()),
+        of(0, "message1_long", "message1", &with_mac(&[m1, &[0]].concat()), none()),
+        of(0, "message1_prologue_other", "message1", &flight, json!({ "prologue": prologue })),
+        of(0, "message1_for_another_target", "message1", &flight, json!({ "target_private": other })),
         of(0, "message1_encapsulation_key_not_reduced", "message1", &message1(&not_reduced), none()),
         of(0, "message1_encapsulation_key_short", "message1", &message1(&[0; 1183]), none()),
         of(0, "answer_ciphertext_wrong", "answer", &flipped(&answer, 10), none()),
