@@ -3,7 +3,7 @@
 
 use iscsi::login::outer::initiator::{self, Offer};
 use iscsi::login::outer::target;
-use iscsi::login::outer::{Choice, MESSAGE_MAX, METHOD, Pattern, SUITES_MAX, Transcript};
+use iscsi::login::outer::{Choice, MESSAGE_MAX, METHOD, NONCE_BYTES, Pattern, SUITES_MAX, Transcript};
 use iscsi::machine::{Fatal, Machine, Payload, Placement, Transmit};
 use iscsi::params::{Params, SessionType};
 use iscsi::target::{AuthRequirement, Connection, Policy};
@@ -36,6 +36,8 @@ const PAIRS: &[&str] = &[
     "X-example.hikyaku.unit=513",
     "X-example.hikyaku.pattern=IKpsk2",
     "X-example.hikyaku.pattern=XX",
+    "X-example.hikyaku.nonce=0bAAAAAAAAAAAAAAAAAAAAAA==",
+    "X-example.hikyaku.nonce=0bAAAA",
     "X-example.hikyaku.message=0bAAAA",
     "X-example.hikyaku.message=0x00",
     "X-example.hikyaku.message=",
@@ -228,7 +230,8 @@ impl<'a> Ends<'a> {
                     return machine.refuse(LoginStatus::ServiceUnavailable);
                 }
                 let suite = self.source.pick(&offered.suites);
-                let choice = machine.choose(&suite, 512 << self.source.below(12));
+                let nonce = [self.source.byte(); NONCE_BYTES];
+                let choice = machine.choose(&suite, 512 << self.source.below(12), &nonce);
                 assert!(choice.unit <= offered.unit && choice.pattern == offered.pattern);
                 self.choice = Some(choice);
             }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use iscsi::login::outer::initiator::{self, Offer};
 use iscsi::login::outer::target::{self, Offered};
-use iscsi::login::outer::{Choice, MESSAGE_MAX, METHOD, Pattern, SUITES_MAX, Transcript};
+use iscsi::login::outer::{Choice, MESSAGE_MAX, METHOD, NONCE_BYTES, Pattern, SUITES_MAX, Transcript};
 use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, Transmit};
 use iscsi::params::{Params, SessionType};
 use iscsi::target::{AuthRequirement, ChapPolicy, Connection, Policy};
@@ -15,6 +15,7 @@ use iscsi_test::{INITIATOR, NOW, TARGET, name};
 const DEADLINE: Duration = NOW.saturating_add(Duration::from_secs(15));
 const QUESTION: &[u8] = &[0xfe; 64];
 const ANSWER: &[u8] = &[7; 49];
+const NONCE: &[u8; NONCE_BYTES] = &[b'N'; NONCE_BYTES];
 
 fn offer() -> Offer {
     Offer {
@@ -70,7 +71,7 @@ fn both_agree_and_hold_the_same_transcript() {
     let Offer { initiator_name, isid, cid, session_type, target_name, suites, unit, pattern, .. } = offer();
     let expected = Offered { initiator_name, isid, cid, session_type, target_name, suites, unit, pattern };
     assert_eq!(offered, expected);
-    let choice = target.choose("AEGIS-256X4", 4096);
+    let choice = target.choose("AEGIS-256X4", 4096, NONCE);
     assert_eq!(choice, Choice { suite: "AEGIS-256X4".into(), unit: 4096, pattern });
     let second = sent(&mut target);
     give(&mut initiator, &second).unwrap();
@@ -113,11 +114,12 @@ const OFFER: [&str; 7] = [
     "X-example.hikyaku.pattern=IKpsk2",
 ];
 /// Those of a response 1.
-const CHOICE: [&str; 4] = [
+const CHOICE: [&str; 5] = [
     "AuthMethod=Z-example.hikyaku.seal1",
     "X-example.hikyaku.suite=AES-256-GCM",
     "X-example.hikyaku.unit=65536",
     "X-example.hikyaku.pattern=IKpsk2",
+    "X-example.hikyaku.nonce=0bTk5OTk5OTk5OTk5OTk5OTg==",
 ];
 
 fn segment(pairs: &[impl AsRef<str>]) -> Vec<u8> {
@@ -322,7 +324,7 @@ fn until_request_2() -> (target::Exchange, Pdu) {
     let mut target = target::Exchange::new(DEADLINE);
     give(&mut target, &segment_request()).unwrap();
     assert!(matches!(target.poll_event(), Some(target::Event::Offered(_))));
-    target.choose("AES-256-GCM", 65536);
+    target.choose("AES-256-GCM", 65536, NONCE);
     sent(&mut target);
     let segment = segment(&[format!("X-example.hikyaku.message={}", text::base64(QUESTION))]);
     (target, (LoginRequest { exp_stat_sn: StatSn(9), ..request(&segment) }.emit(), segment))
@@ -387,7 +389,7 @@ fn pdus_out_of_turn() {
     let mut target = target::Exchange::new(DEADLINE);
     give(&mut target, &segment_request()).unwrap();
     target.poll_event();
-    target.choose("AES-256-GCM", 65536);
+    target.choose("AES-256-GCM", 65536, NONCE);
     assert!(give(&mut target, &second).is_err());
     refused(&mut target, LoginStatus::InitiatorError, "choice not sent");
 
@@ -428,6 +430,10 @@ fn response_1_chooses_from_the_offer() {
         ("pattern_other", text("X-example.hikyaku.pattern=XX"), false),
         ("methods", text("AuthMethod=Z-example.hikyaku.seal1,None"), false),
         ("key_twice", [segment(&CHOICE), segment(&[CHOICE[2]])].concat(), false),
+        ("nonce_short", text("X-example.hikyaku.nonce=0bTk5OTk5OTk5OTk5OTk5O"), false),
+        ("nonce_long", text("X-example.hikyaku.nonce=0bTk5OTk5OTk5OTk5OTk5OTk4="), false),
+        ("nonce_empty", text("X-example.hikyaku.nonce=0b"), false),
+        ("nonce_hexadecimal", text("X-example.hikyaku.nonce=0x4e4e4e4e4e4e4e4e4e4e4e4e4e4e4e4e"), false),
         ("more_text", text("TargetPortalGroupTag=1"), false),
         ("not_utf8", [segment(&CHOICE), vec![b'A', b'=', 0xff]].concat(), false),
     ] {
@@ -674,7 +680,7 @@ fn exchange(which: usize, mut edit: impl FnMut(&mut Vec<u8>)) -> Known {
         let _ = deliver(&mut target, &request);
         match target.poll_event() {
             Some(target::Event::Offered(offered)) => {
-                choice = Some(target.choose(offered.suites.last().unwrap(), 65536));
+                choice = Some(target.choose(offered.suites.last().unwrap(), 65536, NONCE));
             }
             Some(target::Event::Message { message, transcript }) => {
                 known.target = Some((transcript, choice.take().unwrap(), message));

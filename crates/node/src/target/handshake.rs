@@ -2,30 +2,68 @@
 //! and 3). It ends in an ordinary login, in records, or in a refusal.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use iscsi::login::outer::target::{Event, Exchange, First, Offered};
-use iscsi::login::outer::{Choice, Pattern, Transcript};
+use iscsi::login::outer::{Choice, NONCE_BYTES, Pattern};
 use iscsi::machine::{Fatal, Machine};
 use iscsi::wire::LoginStatus;
-use seal::{Broken, Channel, PublicKey, Responder, Suite};
+use seal::{Broken, Channel, FirstFlight, PublicKey, Suite};
 use zeroize::Zeroizing;
 
-use super::allowance::Allowance;
+use super::allowance::{ANSWERS, Allowance, ENQUIRIES, OPENINGS, address};
 use super::config::{Sealing, ServerConfig};
 use super::login::{self, Way};
 
 /// Time the outer login may take.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
-/// The allowance of handshakes that all threads share.
-#[derive(Debug, Default)]
-pub(super) struct Handshakes(Mutex<Allowance>);
+/// What all threads share: how many handshakes there may be (docs/internals/trust.md).
+#[derive(Debug)]
+pub(super) struct Handshakes(Mutex<Allowances>);
+
+#[derive(Debug)]
+struct Allowances {
+    enquiries: Allowance<IpAddr>,
+    openings: Allowance<IpAddr>,
+    /// Of keys on the list of peers only.
+    answers: Allowance<PublicKey>,
+}
+
+impl Default for Handshakes {
+    fn default() -> Self {
+        Self(Mutex::new(Allowances {
+            enquiries: Allowance::new(ENQUIRIES),
+            openings: Allowance::new(OPENINGS),
+            answers: Allowance::new(ANSWERS),
+        }))
+    }
+}
 
 impl Handshakes {
-    fn admit(&self, peer: IpAddr, now: Duration) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(peer, now)
+    fn all(&self) -> MutexGuard<'_, Allowances> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit_enquiry(&self, peer: IpAddr, now: Duration) -> Result<(), Refused> {
+        let admitted = self.all().enquiries.admit(address(peer), now);
+        admitted.then_some(()).ok_or(Refused::Busy)
+    }
+
+    fn admit_opening(&self, peer: IpAddr, now: Duration) -> Result<(), Refused> {
+        let admitted = self.all().openings.admit(address(peer), now);
+        admitted.then_some(()).ok_or(Refused::Busy)
+    }
+
+    /// What was admitted as an opening from `peer` was made with a listed key: the key is charged for it instead of the address.
+    fn admit_answer(&self, peer: IpAddr, key: PublicKey, now: Duration) -> Result<(), Refused> {
+        let mut all = self.all();
+        if !all.answers.admit(key, now) {
+            return Err(Refused::Busy);
+        }
+        all.openings.give_back(address(peer));
+        Ok(())
     }
 }
 
@@ -50,9 +88,33 @@ pub(super) struct Agreement {
 
 /// Why a message is not answered.
 enum Refused {
+    /// A repeated message, or one that was made without the target's key: it has cost a hash.
+    Foreign,
     Broken,
-    /// Whose key this is has made a right message, and is not among the peers.
+    /// It names a key that is not among the peers.
     Stranger(PublicKey),
+    /// Too many handshakes at once.
+    Busy,
+}
+
+impl Refused {
+    /// What the initiator learns: all that is wrong with a message is one status.
+    fn status(&self) -> LoginStatus {
+        match self {
+            Self::Foreign | Self::Broken | Self::Stranger(_) => LoginStatus::AuthenticationFailure,
+            Self::Busy => LoginStatus::ServiceUnavailable,
+        }
+    }
+
+    /// For the log.
+    fn reason(&self) -> String {
+        match self {
+            Self::Foreign => "its handshake was not made for this connection and our key".into(),
+            Self::Broken => "its handshake does not verify".into(),
+            Self::Stranger(key) => format!("its key {key} is not among the peers"),
+            Self::Busy => "too many handshakes at once".into(),
+        }
+    }
 }
 
 impl From<Broken> for Refused {
@@ -95,14 +157,11 @@ impl Handshake {
                 Way::Plain | Way::Sealed => Next::Ordinary(self.exchange.decline()),
             },
             Event::Offered(offered) => self.on_offer(sealing, &offered),
-            // An offer costs nothing, so that nobody can use up with offers what others need.
-            Event::Message { .. } if !handshakes.admit(peer, now) => {
-                self.refuse(LoginStatus::ServiceUnavailable, "too many handshakes at once")
-            }
             Event::Message { message, transcript } => {
+                let prologue = transcript.prologue();
                 let answer = match self.choice.as_ref().map(|choice| choice.pattern) {
-                    Some(Pattern::Xx) => enquiry(sealing, &message, &transcript).map_err(Refused::from),
-                    _ => self.answer(config, sealing, &message, &transcript),
+                    Some(Pattern::Xx) => enquiry(sealing, handshakes, (peer, now), &message, &prologue),
+                    _ => self.answer(config, sealing, handshakes, (peer, now), &message, &prologue),
                 };
                 match answer {
                     Ok(answer) => {
@@ -112,14 +171,7 @@ impl Handshake {
                             None => Next::End("an enquiry about our key".into()),
                         }
                     }
-                    // To the peer they are one.
-                    Err(Refused::Broken) => {
-                        self.refuse(LoginStatus::AuthenticationFailure, "its handshake does not verify")
-                    }
-                    Err(Refused::Stranger(key)) => {
-                        let why = format!("its key {key} is not among the peers");
-                        self.refuse(LoginStatus::AuthenticationFailure, &why)
-                    }
+                    Err(refused) => self.refuse(refused.status(), &refused.reason()),
                 }
             }
         }
@@ -136,22 +188,34 @@ impl Handshake {
             // Not 0201: to an initiator that would mean a target that does not seal, with which it may go on in the clear.
             return self.refuse(LoginStatus::InitiatorError, "it offers no suite of ours");
         };
-        self.choice = Some(self.exchange.choose(suite.name(), seal::UNIT_BYTES));
+        let mut nonce = [0; NONCE_BYTES];
+        if io::entropy(&mut nonce).is_err() {
+            return self.refuse(LoginStatus::TargetError, "no randomness for the handshake");
+        }
+        self.choice = Some(self.exchange.choose(suite.name(), seal::UNIT_BYTES, &nonce));
         Next::Wait
     }
 
+    /// The steps of docs/SEAL.md section 3, cheapest first.
     fn answer(
         &mut self,
         config: &ServerConfig,
         sealing: &Sealing,
+        handshakes: &Handshakes,
+        (address, now): (IpAddr, Duration),
         message: &[u8],
-        transcript: &Transcript,
+        prologue: &[u8],
     ) -> Result<Vec<u8>, Refused> {
         let choice = self.choice.as_ref().ok_or(Broken)?;
         let suite = Suite::from_name(&choice.suite).ok_or(Broken)?;
-        let responder = Responder::read(&sealing.identity, &transcript.prologue(), message)?;
-        let peer_key = responder.initiator();
+        let flight = FirstFlight::check(&sealing.identity, prologue, message);
+        let flight = flight.map_err(|Broken| Refused::Foreign)?;
+        handshakes.admit_opening(address, now)?;
+        let claim = flight.open()?;
+        let peer_key = claim.initiator();
         let peer = config.peer(&peer_key).ok_or(Refused::Stranger(peer_key))?;
+        let responder = claim.prove()?;
+        handshakes.admit_answer(address, peer_key, now)?;
         let psk = peer.psk.as_ref().map(crate::sealing::Psk::bytes);
         let (answer, channel) = responder.finish(psk, suite, &*entropy()?)?;
         self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key });
@@ -172,8 +236,15 @@ impl Handshake {
     }
 }
 
-fn enquiry(sealing: &Sealing, message: &[u8], transcript: &Transcript) -> Result<Vec<u8>, Broken> {
-    seal::answer_enquiry(&sealing.identity, &transcript.prologue(), message, &*entropy()?)
+fn enquiry(
+    sealing: &Sealing,
+    handshakes: &Handshakes,
+    (address, now): (IpAddr, Duration),
+    message: &[u8],
+    prologue: &[u8],
+) -> Result<Vec<u8>, Refused> {
+    handshakes.admit_enquiry(address, now)?;
+    Ok(seal::answer_enquiry(&sealing.identity, prologue, message, &*entropy()?)?)
 }
 
 /// Randomness of one handshake; wiped when dropped. It lies on the heap, so that a move leaves no copy.

@@ -169,6 +169,8 @@ impl Exchange {
             return Err(Violation::Malformed("AuthMethod"));
         }
         let (suite, unit, pattern) = (keys.take(SUITE)?, keys.unit()?, keys.pattern()?);
+        // It counts as part of the transcript.
+        keys.nonce()?;
         keys.end()?;
         if !self.offer.suites.iter().any(|offered| offered == suite) {
             return Err(Violation::NotOffered(SUITE));

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! initiator ── request 1: names, method, suites, unit, pattern ─► target: Offered ─► choose | decline | refuse
-//! Chosen ◄──── response 1: method, suite, unit, pattern ────────
+//! Chosen ◄──── response 1: method, suite, unit, pattern, nonce ─
 //! send_message ─ request 2: message ────────────────────────────► Message ─► answer | refuse
 //! Answer ◄──── response 2: message ─────────────────────────────            then records, in both directions
 //! ```
@@ -32,6 +32,8 @@ pub const SUITE: &str = "X-example.hikyaku.suite";
 pub const UNIT: &str = "X-example.hikyaku.unit";
 /// Handshake pattern.
 pub const PATTERN: &str = "X-example.hikyaku.pattern";
+/// Random bytes of the target, fresh for each connection: request 2 of another connection is not valid in this one.
+pub const NONCE: &str = "X-example.hikyaku.nonce";
 /// Handshake message.
 pub const MESSAGE: &str = "X-example.hikyaku.message";
 
@@ -43,6 +45,8 @@ pub const UNIT_MAX: u32 = 1 << 20;
 pub const SUITES_MAX: usize = 16;
 /// Longest name of a suite, bytes.
 pub const SUITE_LENGTH_MAX: usize = 64;
+/// Length of a nonce, bytes.
+pub const NONCE_BYTES: usize = 16;
 /// Longest handshake message, bytes.
 pub const MESSAGE_MAX: usize = 4096;
 
@@ -198,6 +202,12 @@ impl<'a> Keys<'a> {
 
     fn pattern(&mut self) -> Result<Pattern, Violation> {
         Pattern::parse(self.take(PATTERN)?).ok_or(Violation::Malformed(PATTERN))
+    }
+
+    fn nonce(&mut self) -> Result<(), Violation> {
+        let value = self.take(NONCE)?;
+        let nonce = value.starts_with("0b").then(|| parse_binary(value, NONCE_BYTES)).flatten();
+        nonce.filter(|nonce| nonce.len() == NONCE_BYTES).map(drop).ok_or(Violation::Malformed(NONCE))
     }
 
     fn end(self) -> Result<(), Violation> {

@@ -9,8 +9,8 @@
 use std::time::Duration;
 
 use super::{
-    Choice, Keys, Line, METHOD, PATTERN, Pattern, SUITE, Side, Transcript, UNIT, Violation, check_flags,
-    emit_message, is_unit, joined, names_method, parse_message,
+    Choice, Keys, Line, METHOD, NONCE, NONCE_BYTES, PATTERN, Pattern, SUITE, Side, Transcript, UNIT,
+    Violation, check_flags, emit_message, is_unit, joined, names_method, parse_message,
 };
 use crate::machine::{Fatal, Machine, Placement, Received};
 use crate::name::IscsiName;
@@ -118,10 +118,11 @@ impl Exchange {
     }
 
     /// Answers [`Event::Offered`]: the session is to be sealed with `suite`, one of those offered, and with units of
-    /// `unit` bytes or of what the initiator wants if that is less. Returns what is agreed by that.
+    /// `unit` bytes or of what the initiator wants if that is less. `nonce` must be fresh and random. Returns what is agreed by
+    /// that.
     ///
     /// Panics without that event before, when the suite was not offered, or `unit` is no unit size.
-    pub fn choose(&mut self, suite: &str, unit: u32) -> Choice {
+    pub fn choose(&mut self, suite: &str, unit: u32, nonce: &[u8; NONCE_BYTES]) -> Choice {
         let Phase::Deciding(first, Some(offered)) = std::mem::replace(&mut self.phase, Phase::Over) else {
             panic!("nobody offers to seal");
         };
@@ -134,6 +135,7 @@ impl Exchange {
         text::emit(SUITE, &choice.suite, &mut segment);
         text::emit(UNIT, &choice.unit.to_string(), &mut segment);
         text::emit(PATTERN, choice.pattern.as_str(), &mut segment);
+        text::emit(NONCE, &text::base64(nonce), &mut segment);
         let p1 = joined(&first.header, &first.segment);
         let header = self.respond(LoginStatus::Success, segment.clone());
         self.phase = Phase::ExpectMessage(Transcript { p1, p2: joined(&header, &segment) });
