@@ -83,6 +83,9 @@ pub enum OpenError {
     /// Login refused.
     #[error("{0}")]
     Authentication(String),
+    /// What was exchanged before the login was altered on its way, again at the second attempt.
+    #[error("{0}")]
+    Damaged(String),
     /// The peer's certificate does not lead to what we trust.
     #[error("{0}")]
     Certificate(String),

@@ -255,6 +255,8 @@ impl Named {
     pub(crate) fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
         let failure = Failure::open(attempted, self.text.clone(), error);
         match self.client.get() {
+            // What was damaged on the way says nothing about keys.
+            _ if matches!(error, OpenError::Damaged(_)) => failure,
             Some(client) => client.explain(failure),
             None => failure,
         }

@@ -123,6 +123,11 @@ impl Failure {
                  and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=); a \
                  target of another user of this machine lets in whom its `serve --allow-user NAME` names: see its log",
             ),
+            OpenError::Damaged(_) => (
+                Exit::Authentication,
+                "try again; if it stays so, find what alters the traffic on the way: a cable, a proxy, an attacker. It is no \
+                 reason to trust another key",
+            ),
             OpenError::Certificate(_) => (
                 Exit::Authentication,
                 "give the certificate of its authority, or its own, with the option tls=FILE; see that the URL names the                  host as the certificate does, and that both clocks are right",
@@ -246,6 +251,7 @@ mod tests {
             (OpenError::Refused("x".into()), 6),
             (OpenError::Authentication("x".into()), 4),
             (OpenError::Certificate("x".into()), 4),
+            (OpenError::Damaged("x".into()), 4),
             (OpenError::Unreachable("x".into()), 5),
             (OpenError::Failed("x".into()), 1),
         ];

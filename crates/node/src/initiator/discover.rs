@@ -18,7 +18,7 @@ use scsi::{Sense, SenseKey, Status};
 
 use super::facts::Known;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
-use super::refusal::login_error;
+use super::refusal::{BUSY_PATIENCE, BUSY_PAUSE, damaged, login_error};
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, told};
 use super::trust::{Login, Portal};
@@ -132,7 +132,7 @@ pub(super) enum Ended {
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// Times a command is repeated that a busy target did not take, and the pause before.
 const REPEATS_MAX: u32 = 20;
-const BUSY_PAUSE: Duration = Duration::from_millis(50);
+const REPEAT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A session used one question at a time.
 pub(super) struct Talk<'a> {
@@ -155,6 +155,8 @@ impl<'a> Talk<'a> {
         target: Option<&str>,
     ) -> Result<Self, OpenError> {
         let mut last = None;
+        let patience = io.now() + BUSY_PATIENCE.min(options.timeout);
+        let mut tried_again = false;
         let addresses = resolve(url)?;
         for &address in &addresses {
             let portal = Portal { address, addresses: &addresses, redirected: None };
@@ -172,6 +174,8 @@ impl<'a> Talk<'a> {
                         tracing::warn!(%url, "the target does not seal: going on in the clear");
                         declined = true;
                     }
+                    Err(failure) if failure.is_busy() && io.now() < patience => pause(io, BUSY_PAUSE)?,
+                    Err(failure) if failure.may_be_damage() && !tried_again => tried_again = true,
                     Err(failure) => match explain(url, failure) {
                         error @ OpenError::Unreachable(_) => {
                             last = Some(error);
@@ -323,7 +327,7 @@ impl<'a> Talk<'a> {
                 Some(status) => {
                     refused = Ended::Refused(told(&Answer { status, sense, data: &[] }));
                     if busy.contains(&status) {
-                        let until = self.io.now() + BUSY_PAUSE;
+                        let until = self.io.now() + REPEAT_PAUSE;
                         let pause = self.wait_until(until, |_| None::<()>);
                         pause.map_err(|failure| explain(url, failure))?;
                     } else if !sense.as_ref().is_some_and(again) {
@@ -358,6 +362,16 @@ impl<'a> Talk<'a> {
     }
 }
 
+/// Waits; events of the loop's other owners wait too.
+fn pause(io: &mut Io, length: Duration) -> Result<(), OpenError> {
+    let until = io.now() + length;
+    while io.now() < until {
+        io.turn_for(|_| false, Some(until), &mut Vec::new())
+            .map_err(|error| OpenError::Failed(format!("waiting: {error}")))?;
+    }
+    Ok(())
+}
+
 fn explain(url: &Url, failure: Failure) -> OpenError {
     match failure {
         Failure::Connect(error) => {
@@ -369,7 +383,8 @@ fn explain(url: &Url, failure: Failure) -> OpenError {
             "{url} has moved: ask iscsi://{}",
             redirect.address.to_string().split(',').next().unwrap_or_default()
         )),
-        Failure::Lost(text) => OpenError::Unreachable(format!("{url}: {text}")),
+        Failure::Lost(text) | Failure::Dropped(text) => OpenError::Unreachable(format!("{url}: {text}")),
+        Failure::Damaged(text) => damaged(url, &text),
         Failure::Declined => OpenError::Authentication(format!("{url}: the target does not seal")),
         Failure::Seal(text) => OpenError::Authentication(format!("{url}: {text}")),
     }

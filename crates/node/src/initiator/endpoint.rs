@@ -18,7 +18,7 @@ use io::{Event as IoEvent, Io, Owner, Token};
 use iscsi::chap::{Algorithm, Algorithms};
 use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::LoginError;
-use iscsi::wire::{Attribute, Isid, LoginStatus};
+use iscsi::wire::{Attribute, Isid};
 use mutant::{Mutant, is_on};
 use scsi::Sense;
 use scsi::cdb::Cdb;
@@ -28,7 +28,7 @@ use super::command::{self, Data, Step, Verdict};
 use super::facts::{self, Known};
 use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve, resolve_redirect};
-use super::refusal::{is_transient, login_error};
+use super::refusal::{BUSY_PATIENCE, damaged, is_transient, login_error};
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
 use super::trust::{Login, Portal};
@@ -42,8 +42,6 @@ const QUEUE_DEPTH: u32 = 32;
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// How often the clock is looked at while something is outstanding.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a target that is too busy for a login (0301) is asked again before it is given up.
-const LOGIN_PATIENCE: Duration = Duration::from_secs(5);
 /// Times a command is repeated because of what the target answered.
 const REPEATS_MAX: u32 = 20;
 /// Redirections followed in a row.
@@ -106,6 +104,8 @@ pub(super) struct IscsiEndpoint {
     known: Option<Known>,
     /// The target does not seal, and need not: the next session is asked for without.
     declined: bool,
+    /// A handshake that may have been damaged on the way was made once more already.
+    tried_again: bool,
     /// What is asked; of each how often in a row the target has sent it back.
     backlog: Backlog<u32, Span>,
     /// Nothing was answered in time: what the requests are told when the session has let go of their buffers.
@@ -153,6 +153,7 @@ impl IscsiEndpoint {
             capability: command::unknown_capability(),
             known: None,
             declined: false,
+            tried_again: false,
             backlog: Backlog::new(io.now()),
             expired: None,
             backoff: Backoff::default(),
@@ -240,7 +241,11 @@ impl IscsiEndpoint {
             return;
         }
         let url = &self.url;
-        let is_busy = matches!(failure, Failure::Login(LoginError::Refused(LoginStatus::ServiceUnavailable)));
+        let is_busy = failure.is_busy();
+        if failure.may_be_damage() && !std::mem::replace(&mut self.tried_again, true) {
+            tracing::debug!(%url, ?failure, "the handshake failed: trying once more");
+            return self.connect(io, done);
+        }
         self.last_failure = match failure {
             Failure::Redirect(redirect) => {
                 self.redirects += 1;
@@ -276,7 +281,8 @@ impl IscsiEndpoint {
                 let error = OpenError::Authentication(format!("{}: {text}", self.url));
                 return self.give_up(io, error, done);
             }
-            Failure::Seal(text) => text,
+            Failure::Damaged(text) if !self.opened => return self.give_up(io, damaged(url, &text), done),
+            Failure::Seal(text) | Failure::Damaged(text) | Failure::Dropped(text) => text,
             Failure::Untrusted(text) => {
                 let error = OpenError::Certificate(format!("{url}: {text}"));
                 return self.give_up(io, error, done);
@@ -294,7 +300,7 @@ impl IscsiEndpoint {
             if self.address < self.addresses.len() {
                 return self.connect(io, done);
             }
-            if is_busy && io.now() < self.born + LOGIN_PATIENCE.min(self.options.timeout) {
+            if is_busy && io.now() < self.born + BUSY_PATIENCE.min(self.options.timeout) {
                 // Others want in as well: who asks rarely waits long.
                 self.backoff = Backoff::default();
                 return self.lose(io);
@@ -331,6 +337,7 @@ impl IscsiEndpoint {
                     let address = self.addresses[self.address % self.addresses.len()];
                     self.known = Some(Known { negotiated, protection, address });
                     self.options.on_login(&Login { address, protection });
+                    self.tried_again = false;
                     // A session that ended before we heard may have been told for ever: this one will not be.
                     if std::mem::replace(&mut self.unheard, true) {
                         self.cache_lost();

@@ -10,11 +10,12 @@ use iscsi::login::outer::initiator::{Event, Exchange, Offer};
 use iscsi::machine::{Fatal, Machine, Payload, Received};
 use iscsi::name::IscsiName;
 use iscsi::params::SessionType;
-use iscsi::wire::Bhs;
+use iscsi::wire::{Bhs, LoginStatus};
 use seal::{Broken, Enquirer, PublicKey, Suite};
 use zeroize::Zeroizing;
 
 use super::options::{random_isid, resolve};
+use super::refusal::{BUSY_PATIENCE, BUSY_PAUSE};
 use super::url::Url;
 
 /// Who asks: nobody in particular. The name of this host is no business of a portal that has proven nothing.
@@ -27,7 +28,23 @@ enum Failure {
     Protocol(Fatal),
     Broken(Broken),
     Declined,
-    Refused(String),
+    Refused(LoginStatus),
+    Moved(String),
+}
+
+impl Failure {
+    /// Whether damage on the way may be the reason. An end of the connection is [`Failure::Io`].
+    fn may_be_damage(&self) -> bool {
+        match self {
+            Self::Io(error) => matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+            ),
+            Self::Refused(status) => *status == LoginStatus::InitiatorError,
+            Self::Protocol(_) | Self::Broken(_) | Self::Declined => true,
+            Self::Moved(_) => false,
+        }
+    }
 }
 
 impl From<io::Error> for Failure {
@@ -46,12 +63,22 @@ impl From<Fatal> for Failure {
 /// this is the portal's key, somebody has to compare. `timeout` is for the whole.
 pub fn enquire(url: &Url, timeout: Duration) -> Result<PublicKey, OpenError> {
     let deadline = Instant::now() + timeout;
-    let mut last = None;
+    let patience = Instant::now() + BUSY_PATIENCE.min(timeout);
+    let (mut last, mut tried_again) = (None, false);
     for address in resolve(url)? {
-        match ask(address, deadline) {
-            Ok(key) => return Ok(key),
-            Err(Failure::Io(error)) => last = Some(error),
-            Err(failure) => return Err(explain(url, &failure)),
+        loop {
+            match ask(address, deadline) {
+                Ok(key) => return Ok(key),
+                Err(Failure::Refused(LoginStatus::ServiceUnavailable)) if Instant::now() < patience => {
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                Err(failure) if failure.may_be_damage() && !tried_again => tried_again = true,
+                Err(Failure::Io(error)) => {
+                    last = Some(error);
+                    break;
+                }
+                Err(failure) => return Err(explain(url, &failure)),
+            }
         }
     }
     let error = last.expect("resolve gives at least one address");
@@ -63,7 +90,8 @@ fn explain(url: &Url, failure: &Failure) -> OpenError {
     match failure {
         Failure::Io(error) => OpenError::Unreachable(format!("asking {address} for its key: {error}")),
         Failure::Declined => OpenError::Failed(format!("{address} does not seal its sessions")),
-        Failure::Refused(why) => OpenError::Failed(format!("{address} does not tell its key: {why}")),
+        Failure::Refused(status) => OpenError::Failed(format!("{address} does not tell its key: {status:?}")),
+        Failure::Moved(to) => OpenError::Failed(format!("{address} does not tell its key: ask {to}")),
         Failure::Protocol(fatal) => {
             OpenError::Failed(format!("{address} answers what no sealed portal would: {fatal}"))
         }
@@ -111,8 +139,8 @@ fn ask(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
                 return enquirer.finish(&answer).map_err(Failure::Broken);
             }
             Some(Event::Declined) => return Err(Failure::Declined),
-            Some(Event::Refused(status)) => return Err(Failure::Refused(format!("{status:?}"))),
-            Some(Event::Redirect(to)) => return Err(Failure::Refused(format!("ask {}", to.address))),
+            Some(Event::Refused(status)) => return Err(Failure::Refused(status)),
+            Some(Event::Redirect(to)) => return Err(Failure::Moved(to.address.to_string())),
         }
     }
 }

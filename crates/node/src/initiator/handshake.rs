@@ -18,6 +18,9 @@ use crate::stream::sealed_segment_max;
 /// Time the outer login may take.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
+/// Why an answer is not believed. A target that has another key refuses the message before, so that it is either of these.
+const NOT_VERIFIED: &str =
+    "the target's answer does not verify, unless it is the pre-shared key (psk-file=) that differs";
 /// Why a seal is not what it has to be.
 const NOT_THE_TARGET: &str =
     "the seal was refused: one of the two keys, or the pre-shared key, is not what the other side expects";
@@ -92,7 +95,7 @@ impl Handshake {
         let (Some(initiator), Some(choice)) = (self.initiator.take(), self.choice.take()) else {
             return Err(Failure::Lost("an answer to nothing".into()));
         };
-        let channel = initiator.finish(answer).map_err(|_| Failure::Seal(NOT_THE_TARGET.into()))?;
+        let channel = initiator.finish(answer).map_err(|_| Failure::Damaged(NOT_VERIFIED.into()))?;
         let (suite, unit, peer_key) = (suite_of(&choice)?, choice.unit, self.sealing.peer_key);
         Ok(Agreement { channel, unit, protection: Protection::Sealed { suite, unit, peer_key } })
     }

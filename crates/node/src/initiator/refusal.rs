@@ -1,11 +1,22 @@
 //! What it means that a target refused a login.
 
+use std::time::Duration;
+
 use block::OpenError;
 use iscsi::login::initiator::LoginError;
 use iscsi::params::NegotiationError;
 use iscsi::wire::LoginStatus;
 
 use super::url::Url;
+
+/// How long a target that is too busy for a login (0301) is asked again before it is given up, and how often.
+pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A handshake that was damaged on the way at both attempts.
+pub(super) fn damaged(url: &Url, text: &str) -> OpenError {
+    OpenError::Damaged(format!("{url}: the handshake was damaged on the way: {text}"))
+}
 
 /// Whether it may take the next one.
 pub(super) fn is_transient(error: &LoginError) -> bool {

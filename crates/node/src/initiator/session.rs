@@ -11,7 +11,7 @@ use iscsi::login::initiator as login;
 use iscsi::login::initiator::{LoginError, Redirect};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::params::Negotiated;
-use iscsi::wire::{AsyncEvent, LogoutReason, TmFunction};
+use iscsi::wire::{AsyncEvent, LoginStatus, LogoutReason, TmFunction};
 use scsi::Sense;
 use socket2::SockRef;
 
@@ -41,10 +41,27 @@ pub(super) enum Failure {
     Redirect(Redirect),
     /// The target does not seal; it may be asked again without.
     Declined,
-    /// The seal is not what it has to be, for a reason that will not go away.
+    /// The target refuses to seal, or what it refuses is one of the keys; a message that was damaged on the way is refused alike.
     Seal(String),
+    /// The handshake was damaged on the way.
+    Damaged(String),
+    /// The connection ended in the middle of the handshake.
+    Dropped(String),
     /// The connection was lost.
     Lost(String),
+}
+
+impl Failure {
+    /// Whether damage on the way may be the reason, so that the same may succeed when it is tried once more.
+    pub(super) fn may_be_damage(&self) -> bool {
+        let malformed = matches!(self, Self::Login(LoginError::Refused(LoginStatus::InitiatorError)));
+        malformed || matches!(self, Self::Seal(_) | Self::Damaged(_) | Self::Dropped(_))
+    }
+
+    /// Whether the target has too much to do for a login (0301).
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self, Self::Login(LoginError::Refused(LoginStatus::ServiceUnavailable)))
+    }
 }
 
 /// What a session tells its owner.
@@ -230,11 +247,14 @@ impl Session {
         }
         let result = match (operation, &mut self.link) {
             (Operation::Connect, Link::Connecting { .. }) => self.on_connected(io, &event),
-            (Operation::Receive, Link::Up(stream)) => match stream.on_received(event) {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(Failure::Lost("the target closed the connection".into())),
-                Err(error) => Err(Failure::Lost(error.to_string())),
-            },
+            (Operation::Receive, Link::Up(stream)) => {
+                let lost = if self.handshake.is_some() { Failure::Dropped } else { Failure::Lost };
+                match stream.on_received(event) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(lost("the target closed the connection".into())),
+                    Err(error) => Err(lost(error.to_string())),
+                }
+            }
             (Operation::Send, Link::Up(stream)) => {
                 stream.on_sent(event).map_err(|error| Failure::Lost(error.to_string()))
             }
@@ -339,8 +359,8 @@ impl Session {
     /// The outer login, as far as it goes.
     fn shake_hands(&mut self, io: &Io) -> Result<(), Failure> {
         while let (Some(handshake), Link::Up(stream)) = (&mut self.handshake, &mut self.link) {
-            let lost = |fatal: Fatal| Failure::Lost(fatal.to_string());
-            if stream.advance(io, &mut handshake.exchange, |_| None).map_err(lost)? == Advance::Starved {
+            let damaged = |fatal: Fatal| Failure::Damaged(fatal.to_string());
+            if stream.advance(io, &mut handshake.exchange, |_| None).map_err(damaged)? == Advance::Starved {
                 break;
             }
             if let Some(Agreement { channel, unit, protection }) = handshake.advance()? {
