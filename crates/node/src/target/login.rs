@@ -55,25 +55,53 @@ pub(super) fn policy(
         SessionType::Normal => {
             let name = identity.target_name.as_ref().ok_or(LoginStatus::MissingParameter)?;
             let target = config.targets.iter().find(|target| target.iqn == name.as_str());
-            let target = target.ok_or(LoginStatus::NotFound)?;
-            accounts(config, target, initiator, peer).map_err(|Denied| LoginStatus::AuthorizationFailure)?
+            let accounts = target.ok_or(Denied).and_then(|target| accounts(config, target, initiator, peer));
+            match accounts {
+                Ok(accounts) => accounts,
+                Err(Denied) => {
+                    tracing::debug!(initiator, target = %name, "no such target, or it denies this initiator");
+                    return absent(config);
+                }
+            }
         }
     };
-    let auth = if accounts.is_empty() {
-        AuthRequirement::None
-    } else {
-        let chap = |user: &str, secret: &iscsi::chap::Secret| iscsi::login::ChapAccount {
-            user: user.to_owned(),
-            secret: secret.clone(),
-        };
-        let mutual = accounts.iter().find_map(|account| account.mutual.as_ref());
-        AuthRequirement::Chap(ChapPolicy {
-            mutual: mutual.map(|(user, secret)| chap(user, secret)),
-            accounts: accounts.iter().map(|account| chap(&account.user, &account.secret)).collect(),
-            algorithms: Algorithms::default(),
-        })
+    let auth = if accounts.is_empty() { AuthRequirement::None } else { chap(&accounts) };
+    Ok(with(auth))
+}
+
+/// The answer for a target that does not exist, and for one that denies the initiator whatever it proves. It is the same, so that
+/// names cannot be found by trying them: where any target asks for CHAP it is CHAP, with no account that would be right.
+fn absent(config: &ServerConfig) -> Result<Policy, Refusal> {
+    let mut access = config.targets.iter().map(|target| &target.access);
+    let asks = |access: &Access| {
+        !access.chap.is_empty() || access.initiators.iter().any(|entry| entry.chap.is_some())
     };
-    Ok(Policy { auth, portal_group_tag: PORTAL_GROUP_TAG, target_alias: None, params: params() })
+    if access.clone().any(asks) {
+        Ok(with(chap(&[])))
+    } else if access.any(|access| !access.initiators.is_empty()) {
+        Err(LoginStatus::AuthorizationFailure.into())
+    } else {
+        // All targets are open to everyone: discovery names them.
+        Err(LoginStatus::NotFound.into())
+    }
+}
+
+fn with(auth: AuthRequirement) -> Policy {
+    Policy { auth, portal_group_tag: PORTAL_GROUP_TAG, target_alias: None, params: params() }
+}
+
+/// CHAP by one of these accounts.
+fn chap(accounts: &[&ChapAccount]) -> AuthRequirement {
+    let account = |user: &str, secret: &iscsi::chap::Secret| iscsi::login::ChapAccount {
+        user: user.to_owned(),
+        secret: secret.clone(),
+    };
+    let mutual = accounts.iter().find_map(|account| account.mutual.as_ref());
+    AuthRequirement::Chap(ChapPolicy {
+        mutual: mutual.map(|(user, secret)| account(user, secret)),
+        accounts: accounts.iter().map(|known| account(&known.user, &known.secret)).collect(),
+        algorithms: Algorithms::default(),
+    })
 }
 
 /// What we want of every session.
@@ -443,6 +471,30 @@ mod tests {
     }
 
     #[test]
+    fn a_target_that_does_not_exist_looks_like_one_that_does() {
+        let [known, denies, unknown] =
+            ["known", "denies", "unknown"].map(|name| format!("iqn.2000-01.t:{name}"));
+        let ask = |config: &ServerConfig, name: &str| {
+            policy(config, &identity(SessionType::Normal, Some(name)), None).map_err(|refusal| refusal.status)
+        };
+        // CHAP somewhere: it is asked for everywhere, and nothing is right where there is no account.
+        let with_chap = config(vec![
+            target(&known, vec![account("u")], &[]),
+            target(&denies, Vec::new(), &["iqn.2000-01.a:you"]),
+        ]);
+        for (name, accounts) in [(&known, 1), (&denies, 0), (&unknown, 0)] {
+            let AuthRequirement::Chap(chap) = ask(&with_chap, name).unwrap().auth else { panic!("{name}") };
+            assert_eq!(chap.accounts.len(), accounts);
+        }
+        let with_list = config(vec![target(&denies, Vec::new(), &["iqn.2000-01.a:you"])]);
+        for name in [&denies, &unknown] {
+            assert_eq!(ask(&with_list, name).unwrap_err(), LoginStatus::AuthorizationFailure, "{name}");
+        }
+        let open = config(vec![target(&known, Vec::new(), &[])]);
+        assert_eq!(ask(&open, &unknown).unwrap_err(), LoginStatus::NotFound);
+    }
+
+    #[test]
     fn the_list_of_initiators_is_exact() {
         let name = "iqn.2000-01.t:x";
         let status = |config: &ServerConfig, target| {
@@ -454,7 +506,7 @@ mod tests {
         assert_eq!(status(&listed, name), Ok(()));
         let other = config(vec![target(name, Vec::new(), &["iqn.2000-01.a:you"])]);
         assert_eq!(status(&other, name), Err(LoginStatus::AuthorizationFailure));
-        assert_eq!(status(&listed, "iqn.2000-01.t:y"), Err(LoginStatus::NotFound));
+        assert_eq!(status(&listed, "iqn.2000-01.t:y"), Err(LoginStatus::AuthorizationFailure));
         assert_eq!(visible(&other, Claims { initiator: ME, peer: None, user: None }).count(), 0);
     }
 
