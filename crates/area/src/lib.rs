@@ -15,7 +15,7 @@ mod span;
 
 pub use flight::Access;
 pub use pool::{Pool, PoolLimits};
-pub use region::Region;
+pub use region::{Region, release_heap};
 pub use span::Span;
 
 /// Granularity of regions and areas, in bytes.

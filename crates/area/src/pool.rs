@@ -100,6 +100,11 @@ impl Pool {
         Some(Span::new(place, length, Rc::clone(&self.inner)))
     }
 
+    /// Unmaps all regions that lend nothing. For a time after many areas were lent and came back.
+    pub fn release(&self) {
+        self.inner.state.borrow_mut().make_room(usize::MAX, 0);
+    }
+
     /// Areas lent at this moment.
     pub fn lent(&self) -> usize {
         self.inner.state.borrow().lent
@@ -194,7 +199,7 @@ impl State {
     /// not be missing to all others for ever.
     fn make_room(&mut self, bytes: usize, bytes_max: usize) {
         for index in 0..self.regions.len() {
-            if self.mapped + bytes <= bytes_max {
+            if self.mapped.saturating_add(bytes) <= bytes_max {
                 return;
             }
             if let Some(Carved { region, class, .. }) = self.regions[index].take_if(|carved| carved.lent == 0)
@@ -254,6 +259,23 @@ mod tests {
         let _large = pool.take(2 << 20).unwrap();
         assert!(kept.as_slice().iter().all(|byte| *byte == 7), "a region that lends stays");
         assert!(pool.mapped_bytes() <= 4 << 20);
+    }
+
+    #[test]
+    fn release_unmaps_what_lends_nothing_and_only_that() {
+        let pool = Pool::new(PoolLimits::default());
+        let many: Vec<_> = (0..1024).map(|_| pool.take(4096).unwrap()).collect();
+        let kept = pool.take(100).unwrap();
+        kept.fill(0, &[7; 100]);
+        let mapped = pool.mapped_bytes();
+        drop(many);
+        assert_eq!(pool.mapped_bytes(), mapped, "kept for the next ones");
+        pool.release();
+        assert_eq!(pool.mapped_bytes(), REGION_BYTES);
+        assert!(kept.as_slice().iter().all(|byte| *byte == 7));
+        let more: Vec<_> = (0..1024).map(|_| pool.take(4096).unwrap()).collect();
+        more.iter().for_each(|span| span.fill(0, &[1; 4096]));
+        assert_eq!(pool.mapped_bytes(), mapped);
     }
 
     #[test]

@@ -31,6 +31,10 @@ const CONNECTIONS_MAX: usize = 4096;
 /// Of those, the ones that have no session yet. Beyond it the oldest goes: a login takes milliseconds, and whoever only
 /// holds connections open must not keep others out.
 const LOGINS_MAX: usize = 1024;
+/// The same for all threads together: 10 KiB of memory each.
+const SERVER_LOGINS_MAX: usize = 4096;
+/// Connections of a thread from which on memory is given back when most of them have ended.
+const RELEASE_FROM: usize = 64;
 /// Payload of one turn, which the connections that have something to do in it share; and what each may send in any case.
 const TURN_BYTES: usize = 4 << 20;
 const SEND_BYTES_MIN: usize = 64 << 10;
@@ -132,6 +136,8 @@ pub(super) struct Worker {
     leaving: Vec<Leaving>,
     slots: Vec<Slot>,
     vacant: Vec<usize>,
+    /// The most connections since memory was given back last.
+    connections_peak: usize,
     router: Router<Route>,
     done: Vec<Completion>,
     /// Slots to be pumped, each once, in the order in which something happened to them.
@@ -185,6 +191,7 @@ impl Worker {
             leaving: Vec::new(),
             slots: Vec::new(),
             vacant: Vec::new(),
+            connections_peak: 0,
             router,
             done: Vec::new(),
             dirty: VecDeque::new(),
@@ -448,6 +455,7 @@ impl Worker {
         self.let_go(id);
         self.slots[slot].generation = (self.slots[slot].generation + 1) & GENERATION_MASK;
         self.vacant.push(slot);
+        self.release_memory();
         tracing::debug!(
             worker = self.index,
             connections = self.occupied(),
@@ -455,6 +463,17 @@ impl Worker {
             mapped_bytes = self.io.pool().mapped_bytes(),
             "memory"
         );
+    }
+
+    /// When three quarters of many connections have ended, what they used goes back to the system. It costs time with each of them
+    /// that has ended since the last time.
+    fn release_memory(&mut self) {
+        let connections = self.occupied();
+        if self.connections_peak >= RELEASE_FROM && connections <= self.connections_peak / 4 {
+            self.connections_peak = connections;
+            self.io.pool().release();
+            area::release_heap();
+        }
     }
 
     fn on_accepted(&mut self, listener: usize, event: Event) {
@@ -551,7 +570,10 @@ impl Worker {
 
     /// Cuts the oldest of too many connections that have not logged in.
     fn bound_logins(&mut self) {
-        if self.occupied() < LOGINS_MAX {
+        let logins_max = (SERVER_LOGINS_MAX / self.shared.mailboxes.len()).clamp(1, LOGINS_MAX);
+        let connections = self.occupied();
+        self.connections_peak = self.connections_peak.max(connections + 1);
+        if connections < logins_max {
             return;
         }
         let since =
@@ -560,7 +582,7 @@ impl Worker {
         let (count, oldest) = logins.fold((0, None), |(count, oldest), login| {
             (count + 1, Some(oldest.map_or(login, |oldest| login.min(oldest))))
         });
-        if count >= LOGINS_MAX
+        if count >= logins_max
             && let Some((_, slot)) = oldest
             && let Some(connection) = &mut self.slots[slot].connection
         {
