@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::super::sealed::estate::{Estate, LIMIT, ours, refused};
-use super::super::sealed::flood::{exchange, handshake_of};
+use super::super::sealed::flood::{enquiry, exchange, handshake_of};
 use super::super::sealed::outer::{Forger, damage_message};
 use crate::harness::files::empty_file;
 use crate::harness::pdu::{self, Pdu, connect, connect_from, keys};
@@ -46,24 +46,6 @@ fn address(number: usize) -> Ipv4Addr {
 fn plain_request() -> Vec<u8> {
     let text = keys(&[("InitiatorName", NAME), ("SessionType", "Discovery"), ("AuthMethod", "None")]);
     Pdu::new(pdu::LOGIN | pdu::IMMEDIATE, 0x81).with_data(text).encode()
-}
-
-/// The two requests of an enquiry for the target's key.
-fn enquiry() -> [Vec<u8>; 2] {
-    let offer = keys(&[
-        ("InitiatorName", NAME),
-        ("SessionType", "Discovery"),
-        ("AuthMethod", "Z-example.hikyaku.seal1"),
-        ("X-example.hikyaku.suite", "AES-256-GCM"),
-        ("X-example.hikyaku.unit", "65536"),
-        ("X-example.hikyaku.pattern", "XX"),
-    ]);
-    let message = keys(&[("X-example.hikyaku.message", &format!("0b{}=", "A".repeat(43)))]);
-    [(offer, 0), (message, 1)].map(|(text, exp_stat_sn)| {
-        let mut request = Pdu::new(pdu::LOGIN | pdu::IMMEDIATE, 0).with_data(text);
-        request.set(24, 1).set(28, exp_stat_sn);
-        request.encode()
-    })
 }
 
 /// The same with a message of the right length that no key made.
