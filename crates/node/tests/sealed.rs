@@ -536,7 +536,7 @@ fn a_unit_is_opened_while_the_next_is_on_its_way() {
 }
 
 #[test]
-fn a_bit_flipped_in_the_outer_login_makes_the_handshake_fail_seal1_3() {
+fn a_bit_flipped_in_the_outer_login_makes_the_handshake_fail_and_it_is_made_again_seal1_3() {
     let server = Guard::start_with(server(SealPolicy::Offer, &Suite::ALL, vec![lun(0, medium("mem:1M"))]));
     let relay = Flipper::start(server.address());
     for (to_target, range) in [(true, 1..200), (false, 1..175)] {
@@ -544,8 +544,11 @@ fn a_bit_flipped_in_the_outer_login_makes_the_handshake_fail_seal1_3() {
             let way = if to_target { &relay.to_target } else { &relay.from_target };
             way.flip.store(at, Ordering::SeqCst);
             let sealing = InitiatorSealing { policy: SealPolicy::Require, ..sealing(SealPolicy::Require) };
-            let opened = open(&mut new_io(), relay.address, Some(sealing)).map(|_| ());
-            assert!(opened.is_err(), "flipped at {at}, to the target: {to_target}");
+            // A flip that looks like a refusal for good ends it; whatever is opened comes from a second, undisturbed handshake.
+            if let Ok(remote) = open(&mut new_io(), relay.address, Some(sealing)) {
+                let place = format!("flipped at {at}, to the target: {to_target}");
+                assert_eq!(fact(&*remote, "protection").as_deref(), Some("seal"), "{place}");
+            }
             assert_eq!(way.flip.load(Ordering::SeqCst), 0, "it was flipped");
         }
     }
