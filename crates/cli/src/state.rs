@@ -131,6 +131,11 @@ impl StateDir {
         Ok(Self { path })
     }
 
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// State in a given directory.
     #[cfg(test)]
     pub(crate) fn at(path: &Path) -> Self {

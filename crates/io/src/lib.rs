@@ -321,8 +321,21 @@ impl Io {
         }
     }
 
+    /// Gives memory that is not in use back to the system, for a loop that has nothing to do for a while.
+    pub fn trim(&mut self) {
+        self.pool.release();
+        self.register_changes();
+    }
+
     /// The registered region that a span lies in.
     fn registered(&mut self, span: &Span) -> Option<u16> {
+        self.register_changes();
+        let index = span.region()?;
+        self.registered.get(index as usize).copied().unwrap_or_default().then_some(index as u16)
+    }
+
+    /// Makes regions known to the back end that were mapped or unmapped meanwhile.
+    fn register_changes(&mut self) {
         while let Some((index, place)) = self.pool.changed_region() {
             let Ok(number) = u16::try_from(index) else { continue };
             let known = self.backend.register(number, place) && place.is_some();
@@ -332,8 +345,6 @@ impl Io {
             }
             self.registered[index] = known;
         }
-        let index = span.region()?;
-        self.registered.get(index as usize).copied().unwrap_or_default().then_some(index as u16)
     }
 
     /// Reads file bytes at `offset` into `into`. Event: bytes read, short only at end of file.

@@ -58,6 +58,12 @@ pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure>
     listed.into_iter().map(with_psk).collect()
 }
 
+/// The files of pre-shared keys that the peers file names, as far as it can be read.
+pub(crate) fn psk_files(path: &Path) -> Vec<PathBuf> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    parse(&text).unwrap_or_default().into_iter().filter_map(|listed| listed.psk_file).collect()
+}
+
 /// The names in a peers file, or what is wrong at which place.
 pub(crate) fn names(text: &str) -> Result<Vec<String>, Wrong> {
     parse(text).map(|listed| listed.into_iter().map(|listed| listed.peer.name).collect())

@@ -2,7 +2,8 @@
 //!
 //! The mover has its loop to itself while it copies, and a loop that serves cannot be lent. So a copy gets a thread,
 //! with a loop, and its own way into the two units' media. A thread goes on with copies that wait, rests a second when
-//! there are none, and ends. Its answer is mail to the connection that the command came by; a task that is aborted sets its
+//! there are none, and ends; in a confined server, where no loop can be made later, the threads are started with it and
+//! rest for good. Its answer is mail to the connection that the command came by; a task that is aborted sets its
 //! [`Order::stop`], and the answer comes then.
 
 use std::collections::VecDeque;
@@ -26,7 +27,7 @@ use scsi::limits::COPIES_MAX;
 use super::lun::Lun;
 use super::mail::{ConnectionId, Mail};
 use super::media::media_error;
-use super::server::Shared;
+use super::server::{Confine, Shared};
 
 /// Copies of a server that wait for one of [`COPIES_MAX`] threads; TASK SET FULL beyond it.
 const WAITING_MAX: usize = 64;
@@ -127,6 +128,20 @@ enum Next {
 }
 
 impl Copier {
+    /// Starts all threads now, each with a loop, then confined by `confine`; they do not end.
+    pub(super) fn start(self: &Arc<Self>, confine: &Confine) -> std::io::Result<()> {
+        for _ in 0..COPIES_MAX {
+            let (copier, confine) = (Arc::clone(self), Arc::clone(confine));
+            self.lock().threads += 1;
+            let spawned = io::spawn("target-copy", move || work(&copier, Some(&confine)));
+            if let Err(error) = spawned {
+                self.lock().threads -= 1;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     /// A queue and two counts, which are whole between any two statements.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -149,7 +164,7 @@ impl Copier {
         inner.threads += 1;
         drop(inner);
         let copier = Arc::clone(self);
-        let Err(error) = io::spawn("target-copy", move || work(&copier)) else { return true };
+        let Err(error) = io::spawn("target-copy", move || work(&copier, None)) else { return true };
         tracing::warn!(%error, "no thread for a copy");
         let mut inner = self.lock();
         inner.threads -= 1;
@@ -173,8 +188,9 @@ impl Copier {
     }
 }
 
-/// A thread that copies. It keeps its memory for the next copy, and nothing of the server while it rests.
-fn work(copier: &Copier) {
+/// A thread that copies. It keeps its memory for the next copy, and nothing of the server while it rests. With `confine` it
+/// does not end: without copies it gives its memory back.
+fn work(copier: &Copier, confine: Option<&Confine>) {
     let number = {
         let mut inner = copier.lock();
         inner.number_last += 1;
@@ -196,10 +212,14 @@ fn work(copier: &Copier) {
             return order.into_iter().for_each(|order| order.answer(Err(NO_COPY)));
         }
     };
-    let (mut rest_until, mut events) = (None, Vec::new());
+    if let Some(confine) = confine {
+        confine();
+    }
+    let (mut rest_until, mut events, mut failed) = (None, Vec::new(), false);
     loop {
         let rested = rest_until.is_some_and(|until| io.now() >= until);
-        match copier.next(number, &waker, rested) {
+        let ends = failed || rested && confine.is_none();
+        match copier.next(number, &waker, ends) {
             Next::Copy(order) => {
                 let copy = AssertUnwindSafe(|| Copying { io: &mut io, order: &order, ends: None }.run());
                 // A defect of ours, and told as one by the panic; the host must not wait for ever.
@@ -211,9 +231,12 @@ fn work(copier: &Copier) {
                 rest_until = None;
             }
             Next::Rest => {
+                if rested {
+                    io.trim();
+                }
                 let until = *rest_until.get_or_insert_with(|| io.now() + LINGER);
-                if io.turn_until(Some(until), &mut events).is_err() {
-                    rest_until = Some(Duration::ZERO);
+                if io.turn_until((!rested).then_some(until), &mut events).is_err() {
+                    failed = true;
                 }
                 events.clear();
             }

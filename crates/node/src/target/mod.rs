@@ -30,5 +30,5 @@ pub use config::{
     TargetConfig,
 };
 pub use reload::{Reloaded, Reloader};
-pub use server::{Server, ServerHandle};
+pub use server::{Confine, Server, ServerHandle};
 pub use sessions::SessionStatus;

@@ -126,6 +126,9 @@ impl ServerHandle {
     }
 }
 
+/// Binds the thread that calls it to what a server may do once everything is open; see [`Server::start_confined`].
+pub type Confine = Arc<dyn Fn() + Send + Sync>;
+
 /// A running server. Dropping it without [`Server::wait`] leaves its threads running.
 #[derive(Debug)]
 pub struct Server {
@@ -136,6 +139,17 @@ pub struct Server {
 impl Server {
     /// Opens portals and logical units, and serves from threads of its own.
     pub fn start(config: ServerConfig) -> Result<Self, ServeError> {
+        Self::start_threads(config, None)
+    }
+
+    /// As [`Self::start`]; each thread calls `confine` when it has its loop and its ways to the storage, and before it
+    /// serves. A loop cannot be made later then, so the threads of third-party copies are started at once and stay. The calling
+    /// thread confines itself.
+    pub fn start_confined(config: ServerConfig, confine: Confine) -> Result<Self, ServeError> {
+        Self::start_threads(config, Some(confine))
+    }
+
+    fn start_threads(config: ServerConfig, confine: Option<Confine>) -> Result<Self, ServeError> {
         check(&config)?;
         let luns = open_luns(&config)?;
         let slots = luns.iter().flatten().map(Arc::downgrade).collect();
@@ -161,7 +175,8 @@ impl Server {
         for index in 0..workers {
             let (shared, opened) = (Arc::clone(&server.shared), opened.clone());
             let listeners = listeners.take().unwrap_or_default();
-            let body = move || work(index, shared, listeners, opened);
+            let confine = confine.clone();
+            let body = move || work(index, shared, listeners, opened, confine);
             let thread = io::spawn(&format!("target-{index}"), body);
             match thread {
                 Ok(thread) => server.threads.push(thread),
@@ -178,6 +193,11 @@ impl Server {
         }
         if open < workers {
             return Err(server.abandon(ServeError::Panicked));
+        }
+        if let Some(confine) = confine
+            && let Err(error) = server.shared.copier.start(&confine)
+        {
+            return Err(server.abandon(ServeError::Loop(error)));
         }
         Ok(server)
     }
@@ -233,12 +253,16 @@ fn work(
     shared: Arc<Shared>,
     listeners: Vec<Listener>,
     opened: mpsc::Sender<Result<(), ServeError>>,
+    confine: Option<Confine>,
 ) -> Result<(), ServeError> {
     let mut alarm = Alarm { shared: Arc::clone(&shared), index, armed: true };
     let (worker, opening) = match Worker::new(index, POOL, shared, listeners) {
         Ok(worker) => (Some(worker), Ok(())),
         Err(error) => (None, Err(error)),
     };
+    if let Some(confine) = confine.filter(|_| worker.is_some()) {
+        confine();
+    }
     let _ = opened.send(opening);
     drop(opened);
     let result = worker.map_or(Ok(()), Worker::run);

@@ -471,7 +471,7 @@ impl Worker {
         let connections = self.occupied();
         if self.connections_peak >= RELEASE_FROM && connections <= self.connections_peak / 4 {
             self.connections_peak = connections;
-            self.io.pool().release();
+            self.io.trim();
             area::release_heap();
         }
     }

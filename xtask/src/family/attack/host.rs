@@ -10,8 +10,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use crate::harness::process::Running;
-use crate::harness::{Cases, Context, Output, run, scratch};
+use crate::harness::files::is_root;
+use crate::harness::process::{Running, Surroundings};
+use crate::harness::{Cases, Context, Disk, Output, Target, run, scratch};
 
 /// A refusal takes milliseconds; a server that starts instead is ended here.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -34,7 +35,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
             });
         }
         cases.check(&format!("host-{}-of-a-stranger", file.name()), || {
-            if !crate::harness::files::is_root() {
+            if !is_root() {
                 return Ok(());
             }
             let path = scene.make(file)?;
@@ -52,6 +53,10 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("host-create-is-private", || create_is_private(context));
     cases.check("host-hooks-see-no-password", || hooks_see_no_password(context));
     cases.check("host-process-shows-no-password", || process_shows_no_password(context));
+    for back_end in ["uring", "portable"] {
+        cases.check(&format!("host-sandbox-{back_end}"), || sandboxed(context, back_end));
+    }
+    cases.check("host-sandbox-off", || sandbox_off(context));
     Ok(())
 }
 
@@ -277,5 +282,58 @@ fn process_shows_no_password(context: &Context) -> Result<()> {
         }
     }
     running.kill();
+    Ok(())
+}
+
+/// Lines of the status of each thread of a process.
+fn threads(pid: u32) -> Result<Vec<String>> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))?;
+    tasks.map(|task| Ok(fs::read_to_string(task?.path().join("status"))?)).collect()
+}
+
+/// A server of a file has no privilege left in any thread when it says that it is ready; and serves, and ends in order.
+fn sandboxed(context: &Context, back_end: &str) -> Result<()> {
+    let home = scratch()?;
+    let image = home.path().join("disk.img");
+    crate::harness::files::random_file(&image, 8 << 20, context.seed_for("attack/host"))?;
+    let surroundings = Surroundings::variable("HIKYAKU_IO", back_end);
+    let disks = [Disk::file(&image), Disk::file(&home.path().join("other.img")).option("create,size=8M")];
+    let mut target = Target::serve_with(context, &disks, None, &[], &surroundings)?;
+    let bound = |when: &str| -> Result<()> {
+        let threads = threads(target.pid())?;
+        ensure!(threads.len() > 2, "{} threads", threads.len());
+        for status in threads {
+            let none = |set: &str| format!("{set}:\t0000000000000000");
+            let sets = ["CapInh", "CapPrm", "CapEff", "CapAmb"].map(none);
+            for line in ["NoNewPrivs:\t1", "Seccomp:\t2"].into_iter().chain(sets.iter().map(String::as_str)) {
+                ensure!(status.contains(line), "{when}: no '{line}' in\n{status}");
+            }
+            ensure!(!is_root() || status.contains(&none("CapBnd")), "{when}: bounding set in\n{status}");
+        }
+        Ok(())
+    };
+    bound("ready")?;
+    let (one, other) = (target.url(0).to_string(), target.url(1).to_string());
+    let copied = context.ours(&["copy", "--verify", "--force", "--offload", "off", &one, &other], LIMIT)?;
+    copied.success()?;
+    context.ours(&["copy", "--force", "--offload", "require", &one, &other], LIMIT)?.success()?;
+    bound("after copies")?;
+    let log = target.log();
+    ensure!(!log.contains("panicked") && !log.contains("not permitted"), "{log}");
+    target.signal(libc::SIGTERM)?;
+    target.finish(LIMIT)?.expect(0)?;
+    ensure!(fs::read(&image)? == fs::read(home.path().join("other.img"))?, "the copies differ");
+    Ok(())
+}
+
+/// Who asks for it gets a server as it was.
+fn sandbox_off(context: &Context) -> Result<()> {
+    let target = Target::serve(context, &[Disk::endpoint("mem:1M")], None, &["--sandbox", "off"])?;
+    for status in threads(target.pid())? {
+        for line in ["NoNewPrivs:\t0", "Seccomp:\t0"] {
+            ensure!(status.contains(line), "no '{line}' in\n{status}");
+        }
+    }
+    ensure!(target.log().contains("not confined"), "{}", target.log());
     Ok(())
 }

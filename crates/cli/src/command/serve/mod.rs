@@ -1,15 +1,17 @@
 //! `serve`: an iSCSI target over endpoints, until a signal drains it.
 
 mod luns;
+mod sandbox;
 mod urls;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::Duration;
 
 use node::target::{
-    Access, AclEntry, ChapAccount, LocalUsers, LunConfig, Reloaded, Reloader, ServeError, Server,
+    Access, AclEntry, ChapAccount, Confine, LocalUsers, LunConfig, Reloaded, Reloader, ServeError, Server,
     ServerConfig, ServerHandle, TargetConfig,
 };
 use node::{SealPolicy, TlsIdentity};
@@ -100,6 +102,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME|any")]
     allow_user: Vec<String>,
 
+    /// Whether the server gives up what it does not need once everything is open (capabilities, files, system calls): auto, as
+    /// far as this kernel can, or off
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    sandbox: sandbox::Sandbox,
+
     /// Longest time a drain takes [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
     drain_timeout: Option<Duration>,
@@ -115,7 +122,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     check_exposure(context, &config)?;
     let mut live = build(context, &config, None)?;
     live.server.tls = args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()?;
-    serve(context, args, live, config.targets.iter().any(Target::has_chap))
+    let confine = sandbox::confine(args, &config)?;
+    serve(context, args, live, config.targets.iter().any(Target::has_chap), confine)
 }
 
 /// `CERT,KEY`.
@@ -409,7 +417,13 @@ pub(crate) fn failure(error: &ServeError) -> Failure {
     }
 }
 
-fn serve(context: &Context, args: &Args, live: Live, has_chap: bool) -> Result<Exit, Failure> {
+fn serve(
+    context: &Context,
+    args: &Args,
+    live: Live,
+    has_chap: bool,
+    confine: Option<Confine>,
+) -> Result<Exit, Failure> {
     let config = live.server.clone();
     let advertise = config.advertise.clone();
     let luns: Vec<(String, u16)> = config
@@ -424,7 +438,11 @@ fn serve(context: &Context, args: &Args, live: Live, has_chap: bool) -> Result<E
     let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
     sys::raise_descriptor_limit();
-    let server = Server::start(config).map_err(|error| failure(&error))?;
+    let server = match &confine {
+        Some(confine) => Server::start_confined(config, Arc::clone(confine)),
+        None => Server::start(config),
+    };
+    let server = server.map_err(|error| failure(&error))?;
     let handle = server.handle();
     let ended = std::thread::scope(|scope| {
         let caught = signals.handle();
@@ -433,18 +451,21 @@ fn serve(context: &Context, args: &Args, live: Live, has_chap: bool) -> Result<E
         let (ready, readiness) = mpsc::channel();
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let failed = |error: std::io::Error| Failure::failed("catch signals", "", error);
-        let started = spawn("reload")
-            .spawn_scoped(scope, {
-                let handle = handle.clone();
-                move || reload(context, args, live, &handle, &ready, &asked)
-            })
-            .and_then(|_| {
-                let (signals, handle) = (&mut signals, &handle);
-                spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &ask, drain_timeout))
-            })
-            .map_err(failed);
-        let started =
-            started.and_then(|_| readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error)));
+        let started = spawn("reload").spawn_scoped(scope, {
+            let (handle, confine) = (handle.clone(), confine.clone());
+            move || reload(context, args, live, &handle, confine.as_ref(), &ready, &asked)
+        });
+        let started = started.map_err(failed).and_then(|_| {
+            readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error))?;
+            if let Some(confine) = &confine {
+                // This thread, and those that it starts from here on.
+                confine();
+            }
+            let (signals, handle) = (&mut signals, &handle);
+            let caught =
+                spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &ask, drain_timeout));
+            caught.map(drop).map_err(failed)
+        });
         if let Err(error) = started {
             handle.stop();
             let _ = server.wait();
@@ -514,6 +535,7 @@ fn reload(
     args: &Args,
     mut live: Live,
     handle: &ServerHandle,
+    confine: Option<&Confine>,
     ready: &mpsc::Sender<Result<(), ServeError>>,
     asked: &Receiver<()>,
 ) {
@@ -521,6 +543,10 @@ fn reload(
         Ok(reloader) => reloader,
         Err(error) => return drop(ready.send(Err(error))),
     };
+    // Its loop is made.
+    if let Some(confine) = confine {
+        confine();
+    }
     let _ = ready.send(Ok(()));
     while asked.recv().is_ok() {
         match reload_once(context, args, &mut live, &mut reloader) {

@@ -1,0 +1,235 @@
+//! Which system calls are left: seccomp.
+//!
+//! A list of what is allowed; everything else ends with EPERM, and the kernel's audit logs it. Not with the end of the process: a
+//! call that this list forgot must not take storage away from those who use it.
+//!
+//! The kernel keeps a bitmap of the calls that are allowed whatever their arguments are, so those cost no run of the filter.
+
+use std::collections::BTreeMap;
+
+use libc::c_long;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
+
+use crate::calls;
+
+/// Calls that may be made with any arguments.
+const ANY: &[c_long] = &[
+    // Files and descriptors.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_fcntl,
+    libc::SYS_ioctl,
+    libc::SYS_flock,
+    libc::SYS_lseek,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync_file_range,
+    libc::SYS_fallocate,
+    libc::SYS_fadvise64,
+    libc::SYS_ftruncate,
+    libc::SYS_copy_file_range,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_fstatfs,
+    libc::SYS_statfs,
+    libc::SYS_openat,
+    libc::SYS_readlinkat,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_getdents64,
+    libc::SYS_getcwd,
+    libc::SYS_mkdirat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_unlinkat,
+    libc::SYS_linkat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_umask,
+    libc::SYS_pipe2,
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    // Sockets; which families: see `restricted`.
+    libc::SYS_socketpair,
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_sendto,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_shutdown,
+    // Rings that exist.
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    // Memory.
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_mincore,
+    libc::SYS_mlock,
+    libc::SYS_munlock,
+    libc::SYS_brk,
+    libc::SYS_membarrier,
+    // Threads; `clone` itself: see `restricted`.
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_get_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_set_tid_address,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_getcpu,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_tgkill,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sigaltstack,
+    // Who and when.
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_getgroups,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_times,
+    libc::SYS_getrusage,
+    libc::SYS_getrandom,
+    libc::SYS_uname,
+    libc::SYS_sysinfo,
+    libc::SYS_prlimit64,
+];
+
+/// Older calls, which only some architectures have.
+#[cfg(target_arch = "x86_64")]
+const OLD: &[c_long] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
+    libc::SYS_readlink,
+    libc::SYS_getdents,
+    libc::SYS_mkdir,
+    libc::SYS_rename,
+    libc::SYS_unlink,
+    libc::SYS_chmod,
+    libc::SYS_pipe,
+    libc::SYS_dup2,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd,
+    libc::SYS_time,
+    libc::SYS_getrlimit,
+    libc::SYS_setrlimit,
+    libc::SYS_arch_prctl,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD: &[c_long] = &[];
+
+/// Families of sockets: those of portals and remote storage, of name services, and the kernel's answers about sockets, addresses and
+/// devices.
+const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX, libc::AF_NETLINK];
+
+/// `PR_SET_VMA`: the C library and the kernel name stretches of memory by it.
+const PR_SET_VMA: i32 = 0x5356_4d41;
+/// What a thread may change of itself.
+const PRCTL: [i32; 5] =
+    [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_DUMPABLE, libc::PR_GET_DUMPABLE, PR_SET_VMA];
+
+/// Namespaces that `clone` could make: NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+const NAMESPACES: u64 = 0x7e02_0080;
+
+/// Calls that may be made with some arguments.
+fn restricted() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::BackendError> {
+    let first_is = |value: i32| {
+        let equals =
+            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u32 as u64)?;
+        SeccompRule::new(vec![equals])
+    };
+    // A thread of this process, in its namespaces; never another process.
+    let mask = libc::CLONE_THREAD as u64 | NAMESPACES;
+    let is_thread = SeccompCmpOp::MaskedEq(mask);
+    let thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, is_thread, libc::CLONE_THREAD as u64)?;
+    Ok(vec![
+        (libc::SYS_clone, vec![SeccompRule::new(vec![thread])?]),
+        (libc::SYS_socket, FAMILIES.into_iter().map(first_is).collect::<Result<_, _>>()?),
+        (libc::SYS_prctl, PRCTL.into_iter().map(first_is).collect::<Result<_, _>>()?),
+    ])
+}
+
+/// The filters: what is allowed, and before it what the kernel is said not to have. The flags of `clone3` lie in memory, which a
+/// filter does not see; without it the C library uses `clone`.
+fn programs(makes_rings: bool) -> Result<[BpfProgram; 2], String> {
+    let text = |error: seccompiler::BackendError| error.to_string();
+    let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(text)?;
+    let rings = makes_rings.then_some(libc::SYS_io_uring_setup);
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> =
+        ANY.iter().chain(OLD).copied().chain(rings).map(|call| (call, Vec::new())).collect();
+    rules.extend(restricted().map_err(text)?);
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let allowed = SeccompFilter::new(rules, refuse, SeccompAction::Allow, arch).map_err(text)?;
+    let absent = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let lacks = SeccompAction::Errno(libc::ENOSYS as u32);
+    let absent = SeccompFilter::new(absent, SeccompAction::Allow, lacks, arch).map_err(text)?;
+    Ok([BpfProgram::try_from(allowed).map_err(text)?, BpfProgram::try_from(absent).map_err(text)?])
+}
+
+/// Binds the calling thread.
+pub(crate) fn restrict(makes_rings: bool) -> Result<(), String> {
+    let [allowed, absent] = programs(makes_rings)?;
+    // The second would not be allowed by the first.
+    for program in [absent, allowed] {
+        calls::add_filter(&program).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) fn allows(call: c_long) -> bool {
+    ANY.contains(&call) || OLD.contains(&call)
+}

@@ -1,0 +1,160 @@
+//! The policy as data; and a thread that is bound to one and tries what it may not.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+
+use super::*;
+
+fn access(policy: &Policy, path: &str) -> Option<Access> {
+    policy.grants.iter().filter(|grant| grant.path == Path::new(path)).map(|grant| grant.access).max()
+}
+
+#[test]
+fn files_of_an_ordinary_server_need_no_capability_and_no_directory() {
+    let needs = Needs {
+        storage: vec!["/srv/disk.img".into()],
+        state: vec!["/var/lib/hikyaku".into()],
+        configuration: vec!["/etc/hikyaku/hikyaku.toml".into(), "peers.toml".into()],
+        ..Needs::default()
+    };
+    let policy = Policy::of(&needs);
+    assert_eq!(policy.capabilities, Capabilities::NONE);
+    assert!(!policy.makes_rings);
+    assert_eq!(access(&policy, "/srv/disk.img"), Some(Access::Storage));
+    assert_eq!(access(&policy, "/srv"), None);
+    assert_eq!(access(&policy, "/var/lib/hikyaku"), Some(Access::State));
+    assert_eq!(access(&policy, "/etc/hikyaku"), Some(Access::Read));
+    assert_eq!(access(&policy, "."), Some(Access::Read));
+    assert_eq!(access(&policy, "/etc"), None);
+    assert_eq!(access(&policy, "/dev/null"), Some(Access::Storage));
+}
+
+#[test]
+fn each_need_adds_what_it_needs_and_no_more() {
+    let base = Policy::of(&Needs::default());
+    let capabilities = |needs: Needs| Policy::of(&needs).capabilities;
+    assert_eq!(capabilities(Needs { scsi: true, ..Needs::default() }), Capabilities::SYS_RAWIO);
+    let nvme = Policy::of(&Needs { nvme: true, ..Needs::default() });
+    assert_eq!((nvme.capabilities, nvme.makes_rings), (Capabilities::SYS_ADMIN, true));
+    let directories = Needs { storage_directories: vec!["/srv".into()], ..Needs::default() };
+    assert_eq!(access(&Policy::of(&directories), "/srv"), Some(Access::Storage));
+    assert_eq!(capabilities(directories), Capabilities::DAC_OVERRIDE);
+    let resolves = Policy::of(&Needs { resolves: true, ..Needs::default() });
+    assert_eq!(access(&resolves, "/etc"), Some(Access::Read));
+    assert_eq!((access(&base, "/etc"), resolves.capabilities), (None, Capabilities::NONE));
+}
+
+#[test]
+fn no_call_that_makes_programs_processes_or_power_is_on_the_list() {
+    let never = [
+        libc::SYS_execve,
+        libc::SYS_execveat,
+        libc::SYS_ptrace,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+        libc::SYS_mount,
+        libc::SYS_bpf,
+        libc::SYS_keyctl,
+        libc::SYS_userfaultfd,
+        libc::SYS_perf_event_open,
+        libc::SYS_kexec_load,
+        libc::SYS_init_module,
+        libc::SYS_finit_module,
+        libc::SYS_setns,
+        libc::SYS_unshare,
+        libc::SYS_io_uring_setup,
+        libc::SYS_pidfd_getfd,
+        libc::SYS_kill,
+        libc::SYS_setuid,
+        libc::SYS_capset,
+        libc::SYS_chroot,
+    ];
+    for call in never {
+        assert!(!filter::allows(call), "system call {call}");
+    }
+}
+
+fn call(number: libc::c_long) -> Option<i32> {
+    // SAFETY: without arguments none of these calls does anything: the filter refuses it, or the kernel does.
+    let result = unsafe { libc::syscall(number, 0, 0, 0, 0, 0, 0) };
+    if result < 0 { Error::last_os_error().raw_os_error() } else { None }
+}
+
+/// One thread is bound, tries, and ends; the others of this test are not.
+#[test]
+fn a_bound_thread_serves_and_does_nothing_else() {
+    let inside = tempfile::tempdir().unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    let (image, secret) = (inside.path().join("disk.img"), outside.path().join("secret"));
+    std::fs::write(&image, [0; 4096]).unwrap();
+    std::fs::write(&secret, "secret").unwrap();
+    let state = inside.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let needs = Needs { storage: vec![image.clone()], state: vec![state.clone()], ..Needs::default() };
+    let already_open = File::open(&secret).unwrap();
+    let body = move || {
+        let report = Policy::of(&needs).apply();
+        let lacks = |part: &str| report.missing.iter().any(|missing| missing.starts_with(part));
+        // What it is for.
+        let mut file = File::options().read(true).write(true).open(&image).unwrap();
+        file.write_all(b"data").unwrap();
+        file.sync_data().unwrap();
+        file.set_len(8192).unwrap();
+        std::fs::write(state.join("new"), "state").unwrap();
+        std::fs::rename(state.join("new"), state.join("old")).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        listener.accept().unwrap();
+        drop(client);
+        assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7, "threads");
+        assert_eq!(already_open.metadata().unwrap().len(), 6, "what was open stays open");
+        assert!(!std::fs::read_to_string("/proc/self/status").unwrap().is_empty());
+        // What it is not for.
+        if !lacks("Landlock") {
+            let denied = |result: std::io::Result<()>| {
+                assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied);
+            };
+            denied(File::open(&secret).map(drop));
+            denied(File::open(outside.path()).map(drop));
+            denied(File::create(outside.path().join("new")).map(drop));
+            denied(File::create(inside.path().join("new")).map(drop));
+            denied(std::fs::remove_file(&image));
+            denied(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map(drop));
+        }
+        if !lacks("seccomp") {
+            assert!(Command::new("/bin/true").status().is_err());
+            for number in [
+                libc::SYS_execve,
+                libc::SYS_ptrace,
+                libc::SYS_io_uring_setup,
+                libc::SYS_unshare,
+                libc::SYS_setns,
+                libc::SYS_bpf,
+                libc::SYS_keyctl,
+                libc::SYS_userfaultfd,
+                libc::SYS_mount,
+                libc::SYS_kill,
+            ] {
+                assert_eq!(call(number), Some(libc::EPERM), "system call {number}");
+            }
+            assert_eq!(call(libc::SYS_clone3), Some(libc::ENOSYS));
+        }
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        for line in [
+            "NoNewPrivs:\t1",
+            "CapEff:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+            "CapAmb:\t0000000000000000",
+        ] {
+            assert!(status.contains(line), "no {line} in {status}");
+        }
+        report
+    };
+    let report = std::thread::spawn(body).join().unwrap();
+    println!("missing here: {:?}", report.missing);
+    // Others are not bound.
+    assert!(File::open("/proc/self/exe").is_ok());
+}
