@@ -188,7 +188,7 @@ const NAMESPACES: u64 = 0x7e02_0080;
 fn restricted() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let first_is = |value: i32| {
         let equals =
-            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u32 as u64)?;
+            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(value as u32))?;
         SeccompRule::new(vec![equals])
     };
     // A thread of this process, in its namespaces; never another process.

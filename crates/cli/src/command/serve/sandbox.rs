@@ -64,6 +64,7 @@ fn needs(args: &Args, config: &Config) -> Result<Needs, Failure> {
     }
     needs.configuration.extend(config.peers.as_deref().map(peers::psk_files).unwrap_or_default());
     needs.configuration.extend(trust::config_file("hikyaku.toml"));
+    needs.configuration.push(Path::new(trust::HOST_DIRECTORY).join("hikyaku.toml"));
     if let Some((certificate, key)) = &args.tls {
         needs.configuration.extend([certificate.clone(), key.clone()]);
     }
