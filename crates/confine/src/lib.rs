@@ -21,7 +21,7 @@ pub use paths::{Access, Grant};
 /// What is served, as far as it decides what the server needs.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
-    /// Files and devices of the LUNs.
+    /// Files and devices of the LUNs, and directories of files: a reload may add others there.
     pub storage: Vec<PathBuf>,
     /// Directories in which storage may be opened later (`[server] storage`).
     pub storage_directories: Vec<PathBuf>,

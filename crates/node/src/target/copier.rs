@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use area::PoolLimits;
@@ -128,10 +128,15 @@ enum Next {
 }
 
 impl Copier {
-    /// Starts all threads now, each with a loop, then confined by `confine`; they do not end.
+    /// Starts all threads now, each with a loop, then confined by `confine`; they do not end. Returns when all are confined.
     pub(super) fn start(self: &Arc<Self>, confine: &Confine) -> std::io::Result<()> {
+        let (confined, all) = mpsc::channel();
         for _ in 0..COPIES_MAX {
-            let (copier, confine) = (Arc::clone(self), Arc::clone(confine));
+            let (copier, confine, confined) = (Arc::clone(self), Arc::clone(confine), confined.clone());
+            let confine: Confine = Arc::new(move || {
+                confine();
+                let _ = confined.send(());
+            });
             self.lock().threads += 1;
             let spawned = io::spawn("target-copy", move || work(&copier, Some(&confine)));
             if let Err(error) = spawned {
@@ -139,6 +144,9 @@ impl Copier {
                 return Err(error);
             }
         }
+        drop(confined);
+        // One that has no loop says so in the log, and here.
+        for () in all.iter().take(COPIES_MAX) {}
         Ok(())
     }
 
@@ -205,6 +213,9 @@ fn work(copier: &Copier, confine: Option<&Confine>) {
         Ok(ready) => ready,
         Err(error) => {
             tracing::warn!(%error, "no loop for a copy");
+            if let Some(confine) = confine {
+                confine();
+            }
             let mut inner = copier.lock();
             inner.threads -= 1;
             let order = inner.waiting.pop_front();

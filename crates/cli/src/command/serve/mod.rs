@@ -553,7 +553,13 @@ fn reload(
             Ok(reloaded) => tracing::info!("SIGHUP: {reloaded}"),
             Err(error) => {
                 let text = error.to_string().replace('\n', " ");
-                tracing::error!("SIGHUP: {text}; nothing is changed");
+                let hint = match confine.is_some() && text.contains("Permission denied") {
+                    true => {
+                        " (the sandbox opens new files only beside those of the LUNs, in [server] storage, and beside the configuration, as these were at the start)"
+                    }
+                    false => "",
+                };
+                tracing::error!("SIGHUP: {text}; nothing is changed{hint}");
             }
         }
     }

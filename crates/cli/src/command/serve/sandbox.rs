@@ -83,6 +83,10 @@ fn add(needs: &mut Needs, lun: &Lun) {
     match &spec.location {
         Location::File(path) => {
             needs.storage.push(path.clone());
+            if path.is_file() {
+                // A reload may add an image that lies beside it; of devices, each is for itself.
+                needs.storage.push(directory_of(path));
+            }
             if PassthroughMedium::takes(path) {
                 match is_nvme(path) {
                     true => needs.nvme = true,
@@ -97,6 +101,10 @@ fn add(needs: &mut Needs, lun: &Lun) {
         }
         Location::Stdio | Location::Memory { .. } | Location::Null { .. } | Location::Pattern { .. } => {}
     }
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
 /// Whether a node that takes commands takes those of NVMe; links followed, `/dev/ng0n1`.
