@@ -160,7 +160,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         let info: serde_json::Value = serde_json::from_str(&output.stdout)?;
         ensure!(info["facts"]["access"] == "ro", "info: {info}");
         let listed = run(context.command().args(["ls", &endpoint]), LIMIT)?.success()?;
-        ensure!(listed.stdout.contains(" ro"), "ls: {}", listed.stdout);
+        ensure!(listed.stdout.split_whitespace().any(|word| word == "ro"), "ls: {}", listed.stdout);
         Ok(())
     });
     cases.check("rights-read-only-cannot-end-the-tasks-and-sessions-of-others", || {
