@@ -131,8 +131,11 @@ impl<'a> Side<'a> {
     }
 }
 
+/// One of the figures.
+type Figure = fn(&Figures) -> f64;
+
 /// The runs of one figure of one side against the first side's, run by run.
-fn ratios(runs: &[Vec<Figures>], side: usize, figure: fn(&Figures) -> f64) -> Spread {
+fn ratios(runs: &[Vec<Figures>], side: usize, figure: Figure) -> Spread {
     let of = |side: usize| runs[side].iter().map(figure);
     Spread::of(&of(side).zip(of(0)).map(|(a, b)| a / b).collect::<Vec<_>>())
 }
@@ -184,11 +187,9 @@ pub(super) fn run_table(common: &Common, old: &Path, new: &Context) -> Result<bo
                 runs[side].push(figures.with_context(|| format!("{} of {}", way.name(), SIDES[side]))?);
             }
         }
-        let column = |side: usize, figure: fn(&Figures) -> f64| {
-            Spread::of(&runs[side].iter().map(figure).collect::<Vec<_>>())
-        };
-        let (speed, cpu): (fn(&Figures) -> f64, fn(&Figures) -> f64) =
-            (|run| run.mb_per_s, |run| run.cpu_s_per_gb);
+        let column =
+            |side: usize, figure: Figure| Spread::of(&runs[side].iter().map(figure).collect::<Vec<_>>());
+        let (speed, cpu): (Figure, Figure) = (|run| run.mb_per_s, |run| run.cpu_s_per_gb);
         let [speeds, speeds_control] = [1, 2].map(|side| ratios(&runs, side, speed));
         let [cpus, cpus_control] = [1, 2].map(|side| ratios(&runs, side, cpu));
         let verdict = verdict([&speeds, &speeds_control], [&cpus, &cpus_control]);

@@ -247,7 +247,7 @@ fn a_failed_flush_is_never_retried_into_success() {
     fs::write(&path, vec![0; 8192]).unwrap();
     let medium = open(&path, "").unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
-    medium.shared.flush_failed.store(true, std::sync::atomic::Ordering::Release);
+    medium.shared.flush_failed.store(true, Ordering::Release);
     for _ in 0..2 {
         let result = perform(&mut io, &mut *endpoint, Kind::Flush).result;
         assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed);

@@ -281,6 +281,9 @@ impl Middle for Busy {
     }
 }
 
+/// The words of a command that goes to a portal.
+type Command<'a> = &'a dyn Fn(&str) -> Vec<String>;
+
 /// Every command that logs in, or asks for a key, tries again for some seconds when the target is busy.
 fn busy_is_retried(context: &Context, estate: &Estate) -> Result<()> {
     let sealed = estate.serve(context, "require")?;
@@ -288,7 +291,7 @@ fn busy_is_retried(context: &Context, estate: &Estate) -> Result<()> {
     let image = estate.dir.path().join("image");
     empty_file(&image, BYTES)?;
     let image = image.display().to_string();
-    let commands: [(&Target, &dyn Fn(&str) -> Vec<String>); 5] = [
+    let commands: [(&Target, Command<'_>); 5] = [
         (&open, &|portal| vec!["ls".into(), format!("iscsi://{portal}")]),
         (&open, &|portal| vec!["info".into(), format!("iscsi://{portal}/{}/0", open.url(0).iqn)]),
         (&open, &|portal| {

@@ -123,7 +123,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let mut live = build(context, &config, None)?;
     live.server.tls = args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()?;
     let confine = sandbox::confine(args, &config)?;
-    serve(context, args, live, config.targets.iter().any(Target::has_chap), confine)
+    serve(context, args, live, config.targets.iter().any(Target::has_chap), confine.as_ref())
 }
 
 /// `CERT,KEY`.
@@ -422,7 +422,7 @@ fn serve(
     args: &Args,
     live: Live,
     has_chap: bool,
-    confine: Option<Confine>,
+    confine: Option<&Confine>,
 ) -> Result<Exit, Failure> {
     let config = live.server.clone();
     let advertise = config.advertise.clone();
@@ -438,7 +438,7 @@ fn serve(
     let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
     sys::raise_descriptor_limit();
-    let server = match &confine {
+    let server = match confine {
         Some(confine) => Server::start_confined(config, Arc::clone(confine)),
         None => Server::start(config),
     };
@@ -452,12 +452,12 @@ fn serve(
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let failed = |error: std::io::Error| Failure::failed("catch signals", "", error);
         let started = spawn("reload").spawn_scoped(scope, {
-            let (handle, confine) = (handle.clone(), confine.clone());
-            move || reload(context, args, live, &handle, confine.as_ref(), &ready, &asked)
+            let handle = handle.clone();
+            move || reload(context, args, live, &handle, confine, &ready, &asked)
         });
         let started = started.map_err(failed).and_then(|_| {
             readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error))?;
-            if let Some(confine) = &confine {
+            if let Some(confine) = confine {
                 // This thread, and those that it starts from here on.
                 confine();
             }
