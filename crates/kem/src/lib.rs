@@ -1,8 +1,8 @@
 //! ML-KEM-768 (FIPS 203) of aws-lc, with its randomness as an argument: `aws-lc-rs` draws its own, so that a handshake could
 //! neither be replayed from test vectors nor run in the simulator.
 //!
-//! All `unsafe` of the sealed protocol is here: calls of aws-lc's `EVP_PKEY` functions, whose pointers are owned by [`Key`] and
-//! [`Context`] and freed when they are dropped. aws-lc zeroes the memory that it frees. No I/O, no clock, no randomness.
+//! All `unsafe` of the sealed protocol is here: calls of aws-lc's `EVP_PKEY` functions, whose pointers are owned by `Key` and
+//! `Context` and freed when they are dropped. aws-lc zeroes the memory that it frees. No I/O, no clock, no randomness.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
