@@ -56,14 +56,24 @@ const FAULTS: &[Fault] = &[
 ];
 
 impl Fault {
-    /// Some sectors among the source's data, none beside another: first byte and length.
+    /// Some sectors among the source's data, none beside another: first byte and length. The first sector of each is not zero
+    /// throughout: zeroes within data may become holes, and would not be written.
     fn draw(scene: &mut Scene) -> Result<Vec<(u64, u64)>> {
         let data = data_of(&scene.source.file)?;
+        let source = std::fs::File::open(&scene.source.file)?;
+        let is_zero = |at: u64| -> Result<bool> {
+            let mut sector = [0; 512];
+            std::os::unix::fs::FileExt::read_exact_at(&source, &mut sector, at)?;
+            Ok(sector == [0; 512])
+        };
         let mut bad = Vec::new();
         for (start, end) in data {
             if bad.is_empty() || scene.rng.random_range(0..4) == 0 {
                 let sectors = (end - start) / 512;
                 let first = scene.rng.random_range(0..sectors);
+                if is_zero(start + first * 512)? {
+                    continue;
+                }
                 let count = scene.rng.random_range(1..=(sectors - first).min(9));
                 bad.push((start + first * 512, count * 512));
             }
