@@ -60,7 +60,7 @@ impl Fault {
     /// throughout: zeroes within data may become holes, and would not be written.
     fn draw(scene: &mut Scene) -> Result<Vec<(u64, u64)>> {
         let data = data_of(&scene.source.file)?;
-        let source = std::fs::File::open(&scene.source.file)?;
+        let source = File::open(&scene.source.file)?;
         let is_zero = |at: u64| -> Result<bool> {
             let mut sector = [0; 512];
             std::os::unix::fs::FileExt::read_exact_at(&source, &mut sector, at)?;
