@@ -78,6 +78,7 @@ impl Fault {
                 bad.push((start + first * 512, count * 512));
             }
         }
+        ensure!(!bad.is_empty(), "no place of the source fails: nothing would be tested");
         Ok(bad)
     }
 
