@@ -1,4 +1,4 @@
-//! Debug builds note which bytes of an area an operation in flight reads or writes, and panic when somebody touches them
+//! Debug builds note which bytes of an area an operation in flight reads or writes, and panic when other code touches them
 //! meanwhile in a way that excludes it. Release builds know nothing of this: the type is empty there. It would not be free: a reference
 //! count does not tell whether two spans of one area overlap, which is allowed while they do not; so each area needs a list of
 //! ranges, and each operation an entry in it, with a search at every access.

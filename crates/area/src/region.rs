@@ -71,7 +71,7 @@ impl Region {
         let base = self.base.as_ptr();
         let head = base.align_offset(HUGE_PAGE_BYTES);
         let tail = self.length - head - length;
-        // SAFETY: both ranges lie inside the mapping and outside of what is kept, and nobody has used them yet.
+        // SAFETY: both ranges lie inside the mapping and outside of what is kept, and have not been used yet.
         unsafe {
             if head > 0 {
                 libc::munmap(base.cast(), head);

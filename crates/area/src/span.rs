@@ -13,8 +13,8 @@ use crate::pool::{Inner, Place};
 
 /// Part of an area: (area, start, length). Keeps the area alive; cloning shares it.
 ///
-/// Whoever holds spans of one area agrees by protocol who writes: while an operation that writes into a span
-/// is in flight (a receive, a disk read), nobody looks at those bytes. Lifetime is the type's business (the
+/// Holders of spans of one area agree by protocol which of them writes: while an operation that writes into a span
+/// is in flight (a receive, a disk read), no other code reads those bytes. Lifetime is the type's business (the
 /// memory cannot go away), order is the driver's; debug builds watch it.
 #[derive(Clone)]
 pub struct Span {
@@ -114,7 +114,7 @@ impl Span {
         assert!(range.start <= range.end && range.end <= self.length, "range outside the span");
         self.check(range.start, range.len(), Access::Read);
         // SAFETY: the range is inside the area, which lives as long as `self`; areas are initialised memory
-        // (fresh pages are zeroed). That nobody writes meanwhile is the protocol stated on the type.
+        // (fresh pages are zeroed). That no write runs meanwhile is the protocol stated on the type.
         unsafe { std::slice::from_raw_parts(self.as_ptr().add(range.start), range.len()) }
     }
 
@@ -140,7 +140,7 @@ impl Span {
         let part = self.slice(offset, length);
         assert!(matches!(*part.area, Area::Pooled { .. }), "change of stored bytes");
         part.begin_flight(Access::Write);
-        // SAFETY: the range is inside the area, which lives as long as `part`. Nobody else looks at these bytes or changes
+        // SAFETY: the range is inside the area, which lives as long as `part`. No other code reads or changes these bytes
         // them meanwhile: that is the protocol stated on the type, and a span stays on its thread.
         let result = change(unsafe { std::slice::from_raw_parts_mut(part.as_ptr(), length) });
         part.end_flight();
@@ -148,7 +148,7 @@ impl Span {
     }
 
     /// The bytes, if they stay as they are while the span is held: those of a pool's area. What belongs to storage changes when
-    /// that is written, and has to be [fetched](Span::fetch) by whoever must see each byte once.
+    /// that is written, and has to be [fetched](Span::fetch) by code that must read each byte only once.
     pub fn steady(&self) -> Option<&[u8]> {
         match &*self.area {
             Area::Pooled { .. } => Some(self.as_slice()),
@@ -203,7 +203,7 @@ impl Span {
         unsafe { std::ptr::write_bytes(self.as_ptr().add(offset), 0, length) };
     }
 
-    /// An operation on the whole span begins. Debug builds note it, and panic if another one, or somebody who looks at
+    /// An operation on the whole span begins. Debug builds note it, and panic if another one, or code that reads
     /// the bytes or changes them before [`Span::end_flight`], is in its way. Stored bytes are not watched.
     #[inline]
     pub fn begin_flight(&self, access: Access) {

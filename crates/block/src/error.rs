@@ -86,6 +86,9 @@ pub enum OpenError {
     /// What was exchanged before the login was altered on its way, again at the second attempt.
     #[error("{0}")]
     Damaged(String),
+    /// Protection that was asked for was not agreed on: digests, or a key of the login that the peer must understand.
+    #[error("{0}")]
+    Unprotected(String),
     /// The peer's certificate does not lead to what we trust.
     #[error("{0}")]
     Certificate(String),

@@ -103,8 +103,7 @@ pub(crate) struct Account {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
-    #[serde(default)]
-    client: RawClient,
+    client: Option<RawClient>,
     #[serde(default)]
     server: RawServer,
     #[serde(default)]
@@ -228,7 +227,8 @@ fn client_seal_of(text: &str) -> Result<Option<usize>, Wrong> {
 }
 
 impl Config {
-    /// Reads and checks a file. Nothing is opened but the file itself.
+    /// Reads and checks a file. Nothing is opened but the file itself. It has no target if it is an initiator's: `[client]`
+    /// without `[[target]]`.
     pub(crate) fn load(context: &Context, path: &Path) -> Result<Self, Failure> {
         let object = path.display().to_string();
         let text = file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)?
@@ -256,7 +256,8 @@ impl Config {
     pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
         let raw: RawConfig = toml::from_str(text)
             .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
-        raw.client.requires_seal()?;
+        let is_client_too = raw.client.is_some();
+        raw.client.unwrap_or_default().requires_seal()?;
         let RawServer { listen, advertise, drain_timeout, seal, identity, peers, allow_user, storage } =
             raw.server;
         let mut config = Self { advertise, identity, peers, allow_users: allow_user, ..Self::default() };
@@ -303,7 +304,7 @@ impl Config {
                 config.listen.push(address);
             }
         }
-        if config.targets.is_empty() {
+        if config.targets.is_empty() && !is_client_too {
             return Err((0..0, "there is no [[target]]".to_owned()));
         }
         Ok(config)

@@ -118,6 +118,7 @@ fn peers_require_sealing_unless_something_else_is_said_seal1_7() {
 #[test]
 fn a_target_needs_luns_and_a_config_targets() {
     assert_eq!(parse("").unwrap_err().1, "there is no [[target]]");
+    assert!(parse("[client]\nseal = \"require\"\n").unwrap().targets.is_empty(), "an initiator's file");
     let text = "[[target]]\niqn = \"iqn.2026-11.example.com:a\"\n";
     assert!(parse(text).unwrap_err().1.contains("has no [[target.lun]]"));
 }

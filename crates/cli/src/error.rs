@@ -119,7 +119,7 @@ impl Failure {
             OpenError::Refused(_) => (Exit::Refused, ""),
             OpenError::Authentication(_) => (
                 Exit::Authentication,
-                "check the CHAP name and secret (options chap-user= and chap-secret-file=, or LIBISCSI_CHAP_USERNAME \
+                "check the target's name, and the CHAP name and secret (options chap-user= and chap-secret-file=, or LIBISCSI_CHAP_USERNAME \
                  and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=); a \
                  target of another user of this machine lets in whom its `serve --allow-user NAME` names: see its log",
             ),
@@ -128,9 +128,15 @@ impl Failure {
                 "try again; if it stays so, find what alters the traffic on the way: a cable, a proxy, an attacker. It is no \
                  reason to trust another key",
             ),
+            OpenError::Unprotected(_) => (
+                Exit::Authentication,
+                "a target that knows digests and refuses them may be reached through a host that alters the login: protect the \
+                 session by a seal or TLS. On a trusted path header_digest=prefer and data_digest=prefer do without digests",
+            ),
             OpenError::Certificate(_) => (
                 Exit::Authentication,
-                "give the certificate of its authority, or its own, with the option tls=FILE; see that the URL names the                  host as the certificate does, and that both clocks are right",
+                "give the certificate of its authority, or its own, with the option tls=FILE; see that the URL names the \
+                 host as the certificate does, and that both clocks are right",
             ),
             OpenError::Unreachable(_) => (
                 Exit::Unreachable,
@@ -250,6 +256,7 @@ mod tests {
             (OpenError::Missing("x".into()), 1),
             (OpenError::Refused("x".into()), 6),
             (OpenError::Authentication("x".into()), 4),
+            (OpenError::Unprotected("x".into()), 4),
             (OpenError::Certificate("x".into()), 4),
             (OpenError::Damaged("x".into()), 4),
             (OpenError::Unreachable("x".into()), 5),

@@ -1,4 +1,4 @@
-//! `protection` in JSON: what stands between a session and whoever is on its way, in one shape for every command.
+//! `protection` in JSON: how a session is protected against its network path, in one shape for every command.
 //!
 //! | field | |
 //! |---|---|

@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::Read;
+use std::time::{Duration, Instant};
 
 use common::{Place, text};
 use rcgen::generate_simple_self_signed;
@@ -31,6 +32,25 @@ fn a_copy_through_tls() {
     let error = place.run(&["info", &format!("{},tls={other}", serving.urls[0]), "--json"]).expect(4).error();
     assert!(error["cause"].as_str().unwrap().contains("not trusted"), "{error}");
     assert!(error["hint"].as_str().unwrap().contains("tls=FILE"), "{error}");
+}
+
+#[test]
+fn a_reload_shows_the_certificate_that_the_files_hold_now() {
+    let place = Place::new();
+    let (shown, key) = certificate(&place, "shown");
+    let serving = place.serve(&["mem:1M", "--tls", &format!("{shown},{key}")]);
+    let (new, new_key) = certificate(&place, "new");
+    let old = place.file("old.pem", &std::fs::read(&shown).unwrap());
+    std::fs::copy(&new, &shown).unwrap();
+    std::fs::copy(&new_key, &key).unwrap();
+    let trusting = |file: &str| format!("{},tls={file}", serving.urls[0]);
+    place.run(&["info", &trusting(text(&old))]).expect(0);
+    serving.signal("-HUP");
+    let until = Instant::now() + Duration::from_secs(10);
+    while place.run(&["info", &trusting(&new)]).code != 0 {
+        assert!(Instant::now() < until, "the new certificate is not shown");
+    }
+    place.run(&["info", &trusting(text(&old))]).expect(4);
 }
 
 #[test]

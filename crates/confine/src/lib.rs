@@ -2,7 +2,7 @@
 //!
 //! [`Policy::of`] says it as data, from a description of what is served: files, capabilities, system calls. [`Policy::apply`] binds the
 //! calling thread to it, and the threads that this one starts from then on; a thread that runs already is not bound, so
-//! each calls it. What the kernel lacks is reported and left out: a server that cannot be confined serves all the same.
+//! each calls it. What the kernel lacks is reported and left out: a server that cannot be confined still serves.
 //!
 //! The parts, in the order in which they are applied: no_new_privs, the capabilities (all sets, the bounding set too), Landlock, seccomp.
 //! A seccomp filter does not see the operations of an io_uring; what those may do, the ring itself was restricted to by

@@ -574,6 +574,12 @@ impl Io {
         }
     }
 
+    /// Whether the waits from now on may look before they sleep, which they may at first. A loop whose work does not gain from short
+    /// latencies (logins, refusals) saves the processor time.
+    pub fn set_spin(&mut self, wanted: bool) {
+        self.spin.is_wanted = wanted;
+    }
+
     /// What looking before sleeping has cost and spared this loop so far.
     pub fn spin_report(&self) -> SpinReport {
         self.spin.report

@@ -32,6 +32,8 @@ pub struct SpinReport {
 #[derive(Debug)]
 pub(crate) struct Spin {
     is_on: bool,
+    /// Whether the owner of the loop wants it now.
+    pub(crate) is_wanted: bool,
     /// Waits until the next look, and how many it will be after the next look in vain.
     rest: u32,
     penalty: u32,
@@ -42,12 +44,13 @@ pub(crate) struct Spin {
 impl Spin {
     pub(crate) fn new(is_on: bool) -> Self {
         let is_on = is_on && std::env::var_os(VARIABLE).is_none_or(|value| value != "0") && cores() > 1;
-        Self { is_on, rest: 0, penalty: 0, crowd: Crowd::default(), report: SpinReport::default() }
+        let (crowd, report) = (Crowd::default(), SpinReport::default());
+        Self { is_on, is_wanted: true, rest: 0, penalty: 0, crowd, report }
     }
 
     /// Whether to look before the wait that begins now.
     pub(crate) fn is_due(&mut self, now: Duration) -> bool {
-        if !self.is_on {
+        if !self.is_on || !self.is_wanted {
             return false;
         }
         if self.rest > 0 {
@@ -120,7 +123,7 @@ mod tests {
 
     fn spin() -> Spin {
         let crowd = Crowd { load: None, looked: Some(Duration::MAX / 2), is_large: false };
-        Spin { is_on: true, rest: 0, penalty: 0, crowd, report: SpinReport::default() }
+        Spin { is_on: true, is_wanted: true, rest: 0, penalty: 0, crowd, report: SpinReport::default() }
     }
 
     /// Looks made in `waits` waits of which each finds something or not.
@@ -155,8 +158,9 @@ mod tests {
 
     #[test]
     fn off_is_off() {
-        let mut spin = Spin { is_on: false, ..spin() };
-        assert_eq!(looks(&mut spin, 100, |_| true), 0);
+        for mut spin in [Spin { is_on: false, ..spin() }, Spin { is_wanted: false, ..spin() }] {
+            assert_eq!(looks(&mut spin, 100, |_| true), 0);
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ const ALARMS_MAX: usize = 8;
 /// What completions of alarms are called; no operation has this key.
 const ALARM: u64 = u64::MAX;
 
-/// A transfer of a file from this length on is told to the kernel alone or with one other. Of three and more it holds back all until
+/// A transfer of a file from this length on is submitted alone or with one other. Of three and more it holds back all until
 /// it knows the last, and joins neighbours: then the device begins late, and what were two requests ends as one.
 const LONG_TRANSFER_BYTES: u32 = 256 << 10;
 
@@ -118,7 +118,7 @@ const OPERATIONS: [u8; 13] = [
 const REGISTRATIONS: [u8; 2] = [16, 24];
 
 /// All that the ring may do. A seccomp filter does not see operations of a ring, so the ring itself refuses the others, opening
-/// files and the like, whoever takes over this process (`IORING_REGISTER_RESTRICTIONS`). No flag of an entry is used.
+/// files and the like, even with code execution in this process (`IORING_REGISTER_RESTRICTIONS`). No flag of an entry is used.
 fn restrictions() -> Vec<Restriction> {
     let operations = OPERATIONS.into_iter().map(Restriction::sqe_op);
     operations.chain(REGISTRATIONS.into_iter().map(Restriction::register_op)).collect()

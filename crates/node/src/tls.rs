@@ -68,6 +68,8 @@ fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
 #[derive(Clone, Debug)]
 pub struct TlsIdentity {
     config: Arc<ServerConfig>,
+    /// The first of the chain: the target's own.
+    certificate: CertificateDer<'static>,
 }
 
 impl TlsIdentity {
@@ -79,6 +81,7 @@ impl TlsIdentity {
     /// As [`Self::load`], with the content of the key's file, which the caller has read and wipes.
     pub fn with_key(certificate: &Path, key: &Path, pem: &[u8]) -> Result<Self, TlsFileError> {
         let chain = certificates(certificate, &read(certificate)?)?;
+        let own = chain[0].clone();
         let private = PrivateKeyDer::from_pem_slice(pem).map_err(|error| failed(key, &error))?;
         let config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -87,7 +90,12 @@ impl TlsIdentity {
             .with_single_cert(chain, private);
         let mut config = config.map_err(|error| failed(certificate, &error))?;
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config) })
+        Ok(Self { config: Arc::new(config), certificate: own })
+    }
+
+    /// Whether both show the same certificate.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.certificate == other.certificate
     }
 
     pub(crate) fn end(&self) -> Result<End, Error> {

@@ -6,7 +6,7 @@ use x25519_dalek::StaticSecret;
 
 use crate::handshake::ephemeral;
 use crate::noise::{Symmetric, dh};
-use crate::{Broken, Identity, PublicKey, TAG_BYTES};
+use crate::{Broken, Identity, PublicKey, TAG_BYTES, stack};
 
 const PROTOCOL: &str = "Noise_XX_25519_ChaChaPoly_SHA256";
 /// Bytes of message 1: e.
@@ -17,23 +17,32 @@ const MESSAGE2_BYTES: usize = 32 + (32 + TAG_BYTES) + TAG_BYTES;
 /// Enrolment (XX), the asking side.
 pub struct Enquirer {
     noise: Symmetric,
-    ephemeral: StaticSecret,
+    /// On the heap, so that a move leaves no copy.
+    ephemeral: Box<StaticSecret>,
 }
 
 impl Enquirer {
     /// Makes message 1. `entropy` must be fresh.
     pub fn start(prologue: &[u8], entropy: &[u8; 128]) -> (Self, Vec<u8>) {
+        stack::wiped(|| Self::begin(prologue, entropy))
+    }
+
+    fn begin(prologue: &[u8], entropy: &[u8; 128]) -> (Self, Vec<u8>) {
         let (e, e_public) = ephemeral(entropy.first_chunk().expect("32 bytes of 128"));
         let mut noise = Symmetric::new(PROTOCOL, prologue);
         let mut message = Vec::with_capacity(MESSAGE1_BYTES);
         noise.mix_hash(&e_public.0); // e
         message.extend_from_slice(&e_public.0);
         noise.encrypt_and_hash(&[], &mut message);
-        (Self { noise, ephemeral: e }, message)
+        (Self { noise, ephemeral: Box::new(e) }, message)
     }
 
     /// Who answered.
     pub fn finish(mut self, answer: &[u8]) -> Result<PublicKey, Broken> {
+        stack::wiped(|| self.open(answer))
+    }
+
+    fn open(&mut self, answer: &[u8]) -> Result<PublicKey, Broken> {
         if answer.len() != MESSAGE2_BYTES {
             return Err(Broken);
         }
@@ -51,6 +60,15 @@ impl Enquirer {
 
 /// Enrolment (XX), the answering side: message 2 for message 1. `entropy` must be fresh.
 pub fn answer_enquiry(
+    identity: &Identity,
+    prologue: &[u8],
+    message: &[u8],
+    entropy: &[u8; 128],
+) -> Result<Vec<u8>, Broken> {
+    stack::wiped(|| answer_by(identity, prologue, message, entropy))
+}
+
+fn answer_by(
     identity: &Identity,
     prologue: &[u8],
     message: &[u8],

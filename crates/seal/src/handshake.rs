@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 use crate::noise::{Symmetric, dh};
 use crate::schedule::{Ratchet, Secret32, expand32, extract};
-use crate::{Broken, Channel, Identity, PublicKey, Suite, TAG_BYTES};
+use crate::{Broken, Channel, Identity, PublicKey, Suite, TAG_BYTES, stack};
 
 pub(crate) const PROTOCOL: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
 /// Bytes of message 1: e, s, payload.
@@ -40,8 +40,10 @@ pub(crate) fn ephemeral(scalar: &[u8; 32]) -> (StaticSecret, PublicKey) {
     (secret, public)
 }
 
-/// The initiator's half of an IKpsk2 handshake.
-pub struct Initiator {
+/// The initiator's half of an IKpsk2 handshake. Its secrets are on the heap, so that a move leaves no copy of them.
+pub struct Initiator(pub(crate) Box<Started>);
+
+pub(crate) struct Started {
     noise: Symmetric,
     identity: Identity,
     ephemeral: StaticSecret,
@@ -54,6 +56,17 @@ impl Initiator {
     /// Makes mac and message 1. `prologue` is docs/SEAL.md section 3's; `psk` is P; `suite` the one that was negotiated.
     /// `entropy` must be fresh, and is for the caller to wipe.
     pub fn start(
+        identity: &Identity,
+        target: PublicKey,
+        prologue: &[u8],
+        psk: Option<&[u8; 32]>,
+        suite: Suite,
+        entropy: &[u8; 128],
+    ) -> (Self, Vec<u8>) {
+        stack::wiped(|| Self::begin(identity, target, prologue, psk, suite, entropy))
+    }
+
+    fn begin(
         identity: &Identity,
         target: PublicKey,
         prologue: &[u8],
@@ -81,11 +94,21 @@ impl Initiator {
         place.copy_from_slice(&mac(&target, prologue, message));
 
         let psk = psk.copied().map(Zeroizing::new);
-        (Self { noise, identity: identity.clone(), ephemeral: e, pair, psk, suite }, flight)
+        let identity = identity.clone();
+        (Self(Box::new(Started { noise, identity, ephemeral: e, pair, psk, suite })), flight)
     }
 
     /// Takes the answer.
-    pub fn finish(mut self, answer: &[u8]) -> Result<Channel, Broken> {
+    pub fn finish(self, answer: &[u8]) -> Result<Channel, Broken> {
+        let mut started = self.0;
+        stack::wiped(|| started.take(answer))?;
+        let (ours, theirs) = Ratchet::both(started.suite, started.noise.hash(), &started.noise.split());
+        Ok(Channel::initiator(ours, theirs))
+    }
+}
+
+impl Started {
+    fn take(&mut self, answer: &[u8]) -> Result<(), Broken> {
         if answer.len() != ANSWER_BYTES {
             return Err(Broken);
         }
@@ -99,10 +122,7 @@ impl Initiator {
         self.noise.mix_key(&dh(&self.ephemeral, &e)); // ee
         self.noise.mix_key(&dh(self.identity.secret(), &e)); // se
         self.noise.mix_key_and_hash(&psk(shared.as_slice(), self.psk.as_deref())); // psk
-        self.noise.decrypt_and_hash(payload)?;
-
-        let (ours, theirs) = Ratchet::both(self.suite, self.noise.hash(), &self.noise.split());
-        Ok(Channel::initiator(ours, theirs))
+        self.noise.decrypt_and_hash(payload).map(drop)
     }
 }
 
@@ -196,6 +216,12 @@ impl Responder {
         suite: Suite,
         entropy: &[u8; 128],
     ) -> Result<(Vec<u8>, Channel), Broken> {
+        let answer = stack::wiped(|| self.answer(psk_of_pair, entropy))?;
+        let (theirs, ours) = Ratchet::both(suite, self.noise.hash(), &self.noise.split());
+        Ok((answer, Channel::target(ours, theirs)))
+    }
+
+    fn answer(&mut self, psk_of_pair: Option<&[u8; 32]>, entropy: &[u8; 128]) -> Result<Vec<u8>, Broken> {
         let (scalar, rest) = entropy.split_first_chunk().expect("32 bytes of 128");
         let (e, e_public) = ephemeral(scalar);
         let m = rest.first_chunk().expect("32 bytes of 96");
@@ -211,15 +237,13 @@ impl Responder {
         self.noise.mix_key_and_hash(&psk(shared.as_slice(), psk_of_pair)); // psk
         self.noise.encrypt_and_hash(&[], &mut answer);
         debug_assert_eq!(answer.len(), ANSWER_BYTES);
-
-        let (theirs, ours) = Ratchet::both(suite, self.noise.hash(), &self.noise.split());
-        Ok((answer, Channel::target(ours, theirs)))
+        Ok(answer)
     }
 }
 
 impl fmt::Debug for Initiator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Initiator").field("identity", &self.identity).finish_non_exhaustive()
+        f.debug_struct("Initiator").field("identity", &self.0.identity).finish_non_exhaustive()
     }
 }
 

@@ -18,6 +18,7 @@ mod opener;
 mod renewal;
 mod schedule;
 mod sealer;
+mod stack;
 mod suite;
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,9 @@ pub(crate) fn dh(secret: &StaticSecret, public: &PublicKey) -> Secret32 {
 pub(crate) struct Symmetric {
     hash: [u8; 32],
     chaining_key: Secret32,
-    key: Option<Secret32>,
+    /// Zeroes while there is none: padding of a value would be what lies on the stack.
+    key: Secret32,
+    has_key: bool,
     nonce: u64,
 }
 
@@ -34,7 +36,13 @@ impl Symmetric {
         } else {
             Sha256::digest(protocol).into()
         };
-        let mut state = Self { hash, chaining_key: Zeroizing::new(hash), key: None, nonce: 0 };
+        let mut state = Self {
+            hash,
+            chaining_key: Zeroizing::new(hash),
+            key: Zeroizing::default(),
+            has_key: false,
+            nonce: 0,
+        };
         state.mix_hash(prologue);
         state
     }
@@ -60,8 +68,8 @@ impl Symmetric {
     pub(crate) fn encrypt_and_hash(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(plain);
-        if let Some(key) = &self.key {
-            let tag = aead(Suite::ChaCha20Poly1305, key.as_slice()).seal(
+        if self.has_key {
+            let tag = aead(Suite::ChaCha20Poly1305, self.key.as_slice()).seal(
                 &nonce(self.nonce),
                 &self.hash,
                 &mut out[start..],
@@ -75,11 +83,11 @@ impl Symmetric {
     /// The plaintext of `sealed`, which is as much longer as a tag if there is a key.
     pub(crate) fn decrypt_and_hash(&mut self, sealed: &[u8]) -> Result<Zeroizing<Vec<u8>>, Broken> {
         let mut plain = Zeroizing::new(sealed.to_vec());
-        if let Some(key) = &self.key {
+        if self.has_key {
             let text_bytes = sealed.len().checked_sub(TAG_BYTES).ok_or(Broken)?;
             let tag: Tag = sealed[text_bytes..].try_into().map_err(|_| Broken)?;
             plain.truncate(text_bytes);
-            let cipher = aead(Suite::ChaCha20Poly1305, key.as_slice());
+            let cipher = aead(Suite::ChaCha20Poly1305, self.key.as_slice());
             cipher.open(&nonce(self.nonce), &self.hash, &mut plain, &tag)?;
             self.nonce += 1;
         }
@@ -99,7 +107,7 @@ impl Symmetric {
     }
 
     fn set_key(&mut self, key: Secret32) {
-        self.key = Some(key);
+        (self.key, self.has_key) = (key, true);
         self.nonce = 0;
     }
 

@@ -16,7 +16,7 @@ use crate::handshake::ephemeral;
 use crate::limits::GENERATION_MAX;
 use crate::noise::dh;
 use crate::schedule::{Fresh, Secret32};
-use crate::{Broken, Kind, Opener, PublicKey, Sealer};
+use crate::{Broken, Kind, Opener, PublicKey, Sealer, stack};
 
 /// Bytes of an offer: e, ek.
 pub(crate) const OFFER_BYTES: usize = 32 + EK_BYTES;
@@ -38,6 +38,47 @@ struct Offer {
     e: PublicKey,
     ek: Box<[u8; EK_BYTES]>,
     hash: Sha256,
+}
+
+/// The X25519 key of these 96 bytes, and what is for ML-KEM.
+fn keys(entropy: &[u8; ENTROPY_BYTES]) -> (StaticSecret, PublicKey, &[u8]) {
+    let (scalar, seed) = entropy.split_first_chunk().expect("32 bytes and more");
+    let (secret, public) = ephemeral(scalar);
+    (secret, public, seed)
+}
+
+impl Offered {
+    /// The message, and what its answer needs.
+    fn new(entropy: &[u8; ENTROPY_BYTES]) -> (Vec<u8>, Box<Self>) {
+        let (ephemeral, PublicKey(e), seed) = keys(entropy);
+        let pair = KeyPair::from_seed(seed.try_into().expect("the seed of a key pair"));
+        let message = [e.as_slice(), &pair.encapsulation_key()].concat();
+        debug_assert_eq!(message.len(), OFFER_BYTES);
+        let hash = Sha256::new_with_prefix(&message);
+        (message, Box::new(Self { ephemeral, pair, hash }))
+    }
+
+    /// Takes the answer; `e` and `ct` are its parts.
+    fn take(&self, e: &PublicKey, ct: &[u8], answer: &[u8]) -> Result<Box<Fresh>, Broken> {
+        let dh = contributory(&self.ephemeral, e)?;
+        let shared = self.pair.decapsulate(ct.try_into().map_err(|_| Broken)?);
+        let hash = self.hash.clone().chain_update(answer).finalize().into();
+        Ok(Box::new(Fresh { dh, shared, hash }))
+    }
+}
+
+impl Offer {
+    /// The answer, and what both sides have then.
+    fn answer(self, entropy: &[u8; ENTROPY_BYTES]) -> Result<(Vec<u8>, Box<Fresh>), Broken> {
+        let (ephemeral, PublicKey(e), seed) = keys(entropy);
+        let m = seed.first_chunk().expect("32 bytes and more");
+        let (ct, shared) = kem::encapsulate(&self.ek, m).ok_or(Broken)?;
+        let dh = contributory(&ephemeral, &self.e)?;
+        let message = [e.as_slice(), &ct].concat();
+        debug_assert_eq!(message.len(), ANSWER_BYTES);
+        let hash = self.hash.chain_update(&message).finalize().into();
+        Ok((message, Box::new(Fresh { dh, shared, hash })))
+    }
 }
 
 /// Which end we are, and what is under way.
@@ -98,30 +139,17 @@ impl Renewal {
         if sealer.generation() == GENERATION_MAX {
             return Err(Broken);
         }
-        let (scalar, seed) = entropy.split_first_chunk().expect("32 bytes and more");
-        let (ephemeral, PublicKey(e)) = ephemeral(scalar);
         match &mut self.0 {
             End::Initiator(offered) => {
-                let pair = KeyPair::from_seed(seed.try_into().expect("the seed of a key pair"));
-                let mut message = Vec::with_capacity(OFFER_BYTES);
-                message.extend_from_slice(&e);
-                message.extend_from_slice(&pair.encapsulation_key());
+                let (message, new) = stack::wiped(|| Offered::new(entropy));
                 sealer.seal_control(Kind::Offer, &message, out);
                 sealer.be_strict();
-                let hash = Sha256::new_with_prefix(&message);
-                *offered = Some(Box::new(Offered { ephemeral, pair, hash }));
+                *offered = Some(new);
             }
             End::Target(offer) => {
                 let offer = offer.take().expect("looked at above");
-                let m = seed.first_chunk().expect("32 bytes and more");
-                let (ct, shared) = kem::encapsulate(&offer.ek, m).ok_or(Broken)?;
-                let dh = contributory(&ephemeral, &offer.e)?;
-                let mut message = Vec::with_capacity(ANSWER_BYTES);
-                message.extend_from_slice(&e);
-                message.extend_from_slice(&ct);
+                let (message, fresh) = stack::wiped(|| offer.answer(entropy))?;
                 sealer.seal_control(Kind::Answer, &message, out);
-                let hash = offer.hash.chain_update(&message).finalize().into();
-                let fresh = Fresh { dh, shared, hash };
                 sealer.step(&fresh, now);
                 opener.expect_step(&fresh, now);
             }
@@ -142,11 +170,8 @@ impl Renewal {
         let e = PublicKey(*e);
         match (&mut self.0, kind) {
             (End::Initiator(offered), Kind::Answer) => {
-                let Offered { ephemeral, pair, hash } = *offered.take().ok_or(Broken)?;
-                let dh = contributory(&ephemeral, &e)?;
-                let shared = pair.decapsulate(rest.try_into().map_err(|_| Broken)?);
-                let hash = hash.chain_update(message).finalize().into();
-                let fresh = Fresh { dh, shared, hash };
+                let offered = offered.take().ok_or(Broken)?;
+                let fresh = stack::wiped(|| offered.take(&e, rest, message))?;
                 sealer.step(&fresh, now);
                 opener.step(&fresh, now);
                 Ok(())

@@ -540,6 +540,16 @@ fn config_cases(context: &Context, cases: &mut Cases) {
         let mut running = Running::start(&mut command)?;
         running.wait_stdout("URL", LIMIT, |out| out.contains("iqn.2026-11.org.example:conf/0").then_some(()))
     });
+    cases.check("config-of-an-initiator-alone", || {
+        let scene = Scene::new(context)?;
+        let file = scene.path("c.toml");
+        fs::write(&file, "[client]\nseal = \"require\"\n")?;
+        let file = text(&file);
+        contains(&ours(context, &["check", &file])?.success()?, &["0 targets"])?;
+        let output = ours(context, &["serve", "--config", &file])?;
+        ensure!(output.code == Some(2), "{}: {}", output.line, output.ending());
+        contains(&output, &["there is no [[target]]"])
+    });
     type Break = fn(String) -> String;
     let broken: [(&str, Break, &str, u32); 4] = [
         ("unknown-key", |text| text.replace("lun = 0", "lun = 0\ncolour = \"red\""), "colour", 8),

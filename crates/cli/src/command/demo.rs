@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::state::Identity;
 use crate::sys::CpuTime;
 use crate::trust::identity;
-use crate::{output, units};
+use crate::{output, protection, units};
 
 /// Size of the built-in sample.
 const SAMPLE_BYTES: u64 = 256 << 20;
@@ -162,8 +162,7 @@ impl Demo<'_> {
     fn steps(&mut self) -> Result<Vec<Value>, Failure> {
         let size = units::bytes(self.bytes);
         self.tell(1, "target", &format!("{}    {size}, loopback only, sealed", self.lun.text));
-        let target =
-            json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes, "protection": "sealed" });
+        let target = json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes });
         Ok(vec![target, self.copy()?, self.compare()?, self.read()?])
     }
 
@@ -190,6 +189,7 @@ impl Demo<'_> {
         let result = mover::copy(&mut self.io, &mut *from, &mut *to, &plan, &mut observer);
         progress.finish();
         let report = result.map_err(|error| self.failure(&error, "copy"))?;
+        let protection = protection::of(&to.facts());
         copy::end(&mut self.io, [from, to]);
         let cpu = CpuTime::now().since(before);
         let text = format!(
@@ -209,6 +209,7 @@ impl Demo<'_> {
         self.tell(3, "verify", &text);
         let mut object = copy::outcome::object(&report, cpu, true);
         object["step"] = json!("copy");
+        object["protection"] = protection;
         Ok(object)
     }
 

@@ -73,7 +73,7 @@ struct OfFile {
 
 /// Ask a portal for its public key and keep it among the known targets
 ///
-/// From then on sessions with this host and port are sealed, and with nobody else than the holder of that key; so are
+/// From then on sessions with this host and port are sealed, and only the holder of that key is accepted; so are
 /// sessions with each address that the host has now, under whatever name. Compare the key or its fingerprint with what the
 /// target's owner tells you: who answers first is believed for ever.
 #[derive(Debug, clap::Args)]
@@ -155,7 +155,7 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
             return Err(client::changed(&url, &Trusted::Option(*expected), &answered));
         }
         (Ok(Some(found)), _) if found.key == answered => false,
-        // Whoever names the new key has compared it: it takes the place of all others.
+        // The user who types the new key has compared it: it replaces all others.
         (_, Some(_)) => true,
         (Ok(Some(found)), None) => return Err(client::changed(&url, &Trusted::Known(found), &answered)),
         (Err(disagreement), None) => return Err(disagreement),
@@ -196,7 +196,7 @@ fn addresses(url: &Url) -> Result<Vec<Place>, Failure> {
     Ok(found.map(Place::at).collect())
 }
 
-/// Asks whoever sits at the terminal.
+/// Asks the user at the terminal.
 fn confirm(portal: &str, key: &PublicKey) -> Result<(), Failure> {
     let refused = |cause: &str| {
         Failure::new(Exit::Authentication, "trust", portal, cause).hint(format!(

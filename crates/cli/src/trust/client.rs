@@ -294,7 +294,7 @@ impl Client {
         let at = if portal == address { String::new() } else { format!(" at {address}") };
         let chap = if login.protection == Protection::None { "" } else { ", CHAP or not" };
         format!(
-            "the session with {portal}{at} is not protected{chap}: whoever is on the way can read and change what passes; \
+            "the session with {portal}{at} is not protected{chap}: hosts on the network path can read and change its data; \
              hikyaku key trust iscsi://{portal}, tls=FILE, or seal=off if that is meant"
         )
     }
@@ -332,7 +332,7 @@ pub(crate) fn changed(url: &Url, trusted: &Trusted, answered: &PublicKey) -> Fai
         Trusted::Known(found) => format!("{found}, for {},", found.by),
     };
     let cause = format!(
-        "ITS KEY IS NOT THE ONE WE KNOW. Somebody may be listening in between, or the target has a new identity.\n  \
+        "ITS KEY IS NOT THE ONE WE KNOW. The connection may be intercepted, or the target has a new identity.\n  \
          {place} has {}\n  the portal answered {answered}\n  fingerprint {}",
         trusted.key(),
         fingerprint(answered),

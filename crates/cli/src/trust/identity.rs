@@ -20,14 +20,14 @@ use crate::sys;
 const FILE: &str = "identity";
 /// Nothing sensible is longer; a device given by mistake is not read to its end.
 const FILE_BYTES_MAX: usize = 1024;
-const HEADING: &str = "# hikyaku identity 1: the private half of a key pair, for nobody else to read\n";
+const HEADING: &str = "# hikyaku identity 1: the private half of a key pair; keep it secret\n";
 
 /// Where the key lies unless one is named.
 pub(crate) fn default_file() -> Result<PathBuf, Failure> {
     config_file(FILE)
 }
 
-/// A key pair that nobody has had before. From now on this process leaves no core dump.
+/// A new key pair. From now on this process leaves no core dump.
 pub(crate) fn random() -> io::Result<Identity> {
     sys::forbid_core_dumps();
     let mut entropy = Zeroizing::new([0; 32]);

@@ -24,7 +24,7 @@ use crate::names;
 use crate::sys::{self, Hold};
 
 const FILE: &str = "known-targets";
-/// Replacing takes milliseconds; whoever holds the lock longer than this is stuck.
+/// Replacing takes milliseconds; a process that holds the lock longer than this is stuck.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Addresses of one line; a host has no more that count.
 const ADDRESSES_MAX: usize = 16;

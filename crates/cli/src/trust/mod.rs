@@ -23,7 +23,7 @@ use crate::context::Context;
 use crate::error::Failure;
 use crate::sys;
 
-/// Files of the host, whoever uses it.
+/// Files of the host, read for every user.
 pub(crate) const HOST_DIRECTORY: &str = "/etc/hikyaku";
 
 /// A file of the configuration directory: `$XDG_CONFIG_HOME/hikyaku`, `/etc/hikyaku` for root, else `~/.config/hikyaku`.
@@ -43,7 +43,7 @@ pub(crate) fn config_file(name: &str) -> Result<PathBuf, Failure> {
     Ok(directory.join(name))
 }
 
-/// Makes a directory of configuration where there is none: the user's for nobody else, the host's for every user to read.
+/// Makes a directory of configuration where there is none: the user's with mode 0700, the host's readable by every user.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     let mode = if path == Path::new(HOST_DIRECTORY) { 0o755 } else { 0o700 };
     fs::DirBuilder::new().recursive(true).mode(mode).create(path)

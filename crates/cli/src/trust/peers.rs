@@ -49,7 +49,7 @@ pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure>
         Failure::usage("use the peers", object.clone(), format!("line {line}, column {column}: {cause}"))
     })?;
     if listed.is_empty() {
-        context.warn(&format!("{object} names no [[peer]]: nobody can log in sealed"));
+        context.warn(&format!("{object} names no [[peer]]: no initiator can log in sealed"));
     }
     let with_psk = |Listed { peer, psk_file }| -> Result<Peer, Failure> {
         let psk = psk_file.as_deref().map(identity::load_psk).transpose()?;

@@ -215,9 +215,10 @@ impl IscsiEndpoint {
             self.lose(io);
         } else {
             let kind = match &error {
-                OpenError::Authentication(_) | OpenError::Certificate(_) | OpenError::Refused(_) => {
-                    IoErrorKind::Refused
-                }
+                OpenError::Authentication(_)
+                | OpenError::Unprotected(_)
+                | OpenError::Certificate(_)
+                | OpenError::Refused(_) => IoErrorKind::Refused,
                 OpenError::Exchanged(_) => IoErrorKind::Gone,
                 _ => IoErrorKind::Unreachable,
             };

@@ -37,7 +37,7 @@ pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
         // Protection that was asked for is missing, as with a target that does not seal.
         LoginError::Negotiation(
             NegotiationError::DigestRefused { .. } | NegotiationError::NotUnderstood(_),
-        ) => OpenError::Authentication(format!("{url}: {error}")),
+        ) => OpenError::Unprotected(format!("{url}: {error}")),
         LoginError::TargetNotAuthenticated(_) => {
             OpenError::Authentication(format!("{url}: {error}; it may not be the target it claims to be"))
         }
@@ -72,7 +72,7 @@ mod tests {
         let refused = NegotiationError::DigestRefused { key: "DataDigest", answer: "None".into() };
         let error = login_error(&url, &LoginError::Negotiation(refused));
         assert!(
-            matches!(&error, OpenError::Authentication(text) if text.contains("DataDigest=CRC32C")),
+            matches!(&error, OpenError::Unprotected(text) if text.contains("DataDigest=CRC32C")),
             "{error:?}"
         );
         let error = login_error(&url, &LoginError::Authorization);

@@ -241,8 +241,8 @@ mod tests {
     fn a_listener_is_not_a_peer() {
         let users = LocalUsers::open();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let nobody = "127.0.0.1:1".parse().unwrap();
-        assert!(matches!(users.of(listener.local_addr().unwrap(), nobody), Err(Unknown::NoSocket)));
+        let unused = "127.0.0.1:1".parse().unwrap();
+        assert!(matches!(users.of(listener.local_addr().unwrap(), unused), Err(Unknown::NoSocket)));
     }
 
     #[test]

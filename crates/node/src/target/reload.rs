@@ -247,7 +247,9 @@ fn arrange(old: &ServerConfig, new: &mut ServerConfig) -> Result<(), ServeError>
         return restart("a target that is added, removed or renamed");
     }
     new.targets.sort_by_key(|target| place(&target.iqn));
-    new.tls.clone_from(&old.tls);
+    if old.tls.is_some() != new.tls.is_some() {
+        return restart("TLS that is switched on or off");
+    }
     Ok(())
 }
 
@@ -270,11 +272,16 @@ fn differences(old: &ServerConfig, new: &ServerConfig) -> Reloaded {
     }
     let settings = [
         ("allow-user", old.local_users != new.local_users),
+        ("TLS certificate", !same_certificate(old, new)),
         ("advertise", old.advertise != new.advertise),
         ("drain-timeout", old.drain_timeout != new.drain_timeout),
     ];
     reloaded.settings = settings.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect();
     reloaded
+}
+
+fn same_certificate(old: &ServerConfig, new: &ServerConfig) -> bool {
+    old.tls.as_ref().zip(new.tls.as_ref()).is_none_or(|(one, other)| one.is_same(other))
 }
 
 /// How many of `all` have no equal among `others`.

@@ -75,7 +75,7 @@ const FORMER_MAX: usize = 4096;
 /// All sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    /// After a panic within it nothing is known of who holds what, so whoever locks it then panics too: outside of the care of a
+    /// After a panic within it its entries may contradict each other, so each later lock panics too: outside of the care of a
     /// single connection, which ends the server.
     inner: Mutex<Inner>,
 }

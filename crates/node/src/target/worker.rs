@@ -149,6 +149,8 @@ pub(super) struct Worker {
     phase: Phase,
     /// Connections that a panic ended; each has cost a slot.
     panics: usize,
+    /// Whether a connection with a session has acted since the last wait.
+    served_session: bool,
     /// What did not end as it should have.
     unfinished: Vec<String>,
 }
@@ -199,6 +201,7 @@ impl Worker {
             crowd: 0,
             phase: Phase::Serving,
             panics: 0,
+            served_session: false,
             unfinished: Vec::new(),
         })
     }
@@ -210,6 +213,8 @@ impl Worker {
         }
         let mut events = Vec::new();
         while !self.is_over() {
+            // Logins are not worth the processor time of looking before sleeping: a flood of them would multiply it.
+            self.io.set_spin(std::mem::take(&mut self.served_session));
             let deadline = (!self.eager.is_empty()).then_some(Duration::ZERO);
             self.io.turn_until(deadline, &mut events).map_err(ServeError::Loop)?;
             if events.is_empty() {
@@ -293,6 +298,7 @@ impl Worker {
         let result = catch_unwind(AssertUnwindSafe(|| act(&mut connection, &mut self.context())));
         match result {
             Ok(result) => {
+                self.served_session |= connection.session.is_some();
                 self.slots[slot].connection = Some(connection);
                 Some(result)
             }

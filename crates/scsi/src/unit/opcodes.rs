@@ -24,7 +24,7 @@ pub(super) enum Reserved {
 /// What a command needs of the I_T nexus that sends it ([`Rights`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// To see the unit: the command tells of it, or changes only what the unit keeps for this nexus.
+    /// To see the unit: the command reports about it, or changes only what the unit keeps for this nexus.
     Sight,
     /// To read the medium. A flush is among these: it makes durable what others wrote, and changes no block.
     Read,

@@ -74,7 +74,7 @@ fn initiator_is_wiped() {
     let (start, _) =
         Initiator::start(&initiator, target.public(), b"", Some(&psk), Suite::Aes256Gcm, &entropy(3));
     let secrets = entropy::<128>(3);
-    assert_wiped(Box::new(start), &[&psk, &entropy::<32>(1), &secrets[..32]]);
+    assert_wiped(start.0, &[&psk, &entropy::<32>(1), &secrets[..32]]);
 }
 
 #[test]

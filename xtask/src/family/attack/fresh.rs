@@ -9,8 +9,9 @@ use seal::Suite;
 use super::super::sealed::estate::Estate;
 use super::super::sealed::insider::who;
 use crate::harness::pdu::Session;
+use crate::harness::process::{Surroundings, run};
 use crate::harness::seal::Who;
-use crate::harness::{Cases, Context, Url};
+use crate::harness::{Cases, Context, Disk, Target, Tier, Url};
 
 const NAME: &str = "iqn.2026-11.org.example:fresh";
 const BYTES: u64 = 1 << 20;
@@ -73,6 +74,27 @@ fn altered(url: &Url, who: &Who) -> Result<()> {
     other.logout()
 }
 
+/// Bytes of units after which the initiator offers an exchange (docs/SEAL.md section 6), and how many of them are compared.
+const UNIT_BYTES_DUE: u64 = 1 << 36;
+const COMPARED: u64 = UNIT_BYTES_DUE + (1 << 30);
+
+/// A real session that passes 2^36 bytes exchanges keys once, and the data on both sides of the exchange is right.
+fn after_64_gib(context: &Context, estate: &Estate) -> Result<()> {
+    let identity = estate.target.file.display().to_string();
+    let peers = estate.peers.display().to_string();
+    let pattern = format!("pattern:{COMPARED}");
+    let arguments = ["--seal", "require", "--identity", &identity, "--peers", &peers];
+    let disks = [Disk::endpoint(&pattern)];
+    let target = Target::serve_with(context, &disks, None, &arguments, &Surroundings::default())?;
+    let endpoint = estate.endpoint(&target, &target.url(0).portal, &estate.friend, "");
+    let mut command = context.command();
+    command.args(["compare", &pattern, &endpoint]).env("HIKYAKU_LOG", "debug");
+    let output = run(&mut command, Duration::from_secs(600))?.success()?;
+    let exchanges = output.stderr.matches("an exchange of fresh keys goes on").count();
+    ensure!(exchanges == 1, "{exchanges} exchanges in {COMPARED} bytes");
+    Ok(())
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let estate = Estate::new(context, BYTES)?;
     estate.let_in(&[("friend", &estate.friend)])?;
@@ -86,5 +108,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     }
     let friend = who(&estate.friend, &estate.target, Suite::Aes256Gcm)?;
     cases.check("fresh-altered-offer-ends-its-connection-alone", || altered(&url, &friend));
+    if context.tier == Tier::Full {
+        cases.check("fresh-exchange-after-64-gib", || after_64_gib(context, &estate));
+    }
     Ok(())
 }

@@ -121,7 +121,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let config = gather(context, args)?;
     check_exposure(context, &config)?;
     let mut live = build(context, &config, None)?;
-    live.server.tls = args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()?;
+    live.server.tls = tls(args)?;
     let confine = sandbox::confine(args, &config)?;
     serve(context, args, live, config.targets.iter().any(Target::has_chap), confine.as_ref())
 }
@@ -134,6 +134,11 @@ fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
         }
         _ => Err("two files are needed, the certificate and its key: CERT,KEY".to_owned()),
     }
+}
+
+/// The certificate of `--tls`, as its files are now.
+fn tls(args: &Args) -> Result<Option<TlsIdentity>, Failure> {
+    args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()
 }
 
 fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
@@ -155,6 +160,10 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
         }
         None => Config { targets: vec![from_flags(context, args)?], ..Config::default() },
     };
+    if config.targets.is_empty() {
+        let object = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+        return Err(Failure::usage("serve what is described in", object, "there is no [[target]]"));
+    }
     if !args.listen.is_empty() {
         config.listen.clone_from(&args.listen);
     }
@@ -434,7 +443,7 @@ fn serve(
     let drain_timeout = config.drain_timeout;
     let seals = config.seal_policy();
     let key = config.sealing.as_ref().map(|sealing| sealing.identity.public());
-    // Signals are caught before anyone is told that we are ready.
+    // Signals are caught before readiness is announced.
     let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
     sys::raise_descriptor_limit();
@@ -529,7 +538,7 @@ fn obey(
     }
 }
 
-/// Reloads whenever that is asked for, until nobody can ask any more. Says once whether it can.
+/// Reloads on each request, until all senders of requests are dropped. Logs once whether reloading is possible.
 fn reload(
     context: &Context,
     args: &Args,
@@ -574,7 +583,8 @@ fn reload_once(
 ) -> Result<Reloaded, Failure> {
     let config = gather(context, args)?;
     check_exposure(context, &config)?;
-    let next = build(context, &config, Some(live))?;
+    let mut next = build(context, &config, Some(live))?;
+    next.server.tls = tls(args)?;
     let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
     *live = next;
     Ok(reloaded)

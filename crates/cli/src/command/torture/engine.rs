@@ -359,7 +359,11 @@ impl<'a> Engine<'a> {
                 self.tally.judged += sectors;
                 self.tally.violations += violations.len() as u64;
                 let room = TOLD_MAX - self.tally.first.len();
-                self.tally.first.extend(violations.into_iter().take(room));
+                self.tally.first.extend(violations.into_iter().take(room).map(|violation| {
+                    let at = (violation.lba - range.start) as usize * SECTOR_BYTES;
+                    let bytes = span.as_slice()[at..at + SECTOR_BYTES].to_vec();
+                    (violation, bytes)
+                }));
                 return;
             }
             (Step::Write { durable, .. }, _) => {

@@ -35,8 +35,13 @@ pub(super) struct Tally {
     /// Sectors of the final look.
     pub(super) sectors: u64,
     pub(super) violations: u64,
-    pub(super) first: Vec<Violation>,
+    /// Each with the bytes of the sector as they were read.
+    pub(super) first: Vec<(Violation, Vec<u8>)>,
     pub(super) seconds: f64,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn word(fault: Fault) -> &'static str {
@@ -52,13 +57,14 @@ fn word(fault: Fault) -> &'static str {
 pub(super) fn tell(context: &Context, header: &Header, tally: &Tally, protection: &Value) -> Exit {
     let kept = tally.violations == 0;
     if context.json {
-        let first = tally.first.iter().map(|violation| {
+        let first = tally.first.iter().map(|(violation, bytes)| {
             json!({
                 "sector": violation.lba,
                 "offset": violation.lba * SECTOR_BYTES as u64,
                 "fault": word(violation.fault),
                 "found": violation.found.to_string(),
                 "expected": violation.expected,
+                "bytes": hex(bytes),
             })
         });
         output::json(&json!({
@@ -101,11 +107,12 @@ pub(super) fn tell(context: &Context, header: &Header, tally: &Tally, protection
             "lost: {} of {} sectors judged do not hold what they must (seed {})",
             tally.violations, tally.judged, header.seed
         ));
-        for violation in &tally.first {
+        for (violation, bytes) in &tally.first {
             let offset = violation.lba * SECTOR_BYTES as u64;
             output::line(&format!("sector {}, offset {offset}: {}", violation.lba, word(violation.fault)));
             output::line(&format!("  found    {}", violation.found));
             violation.expected.iter().for_each(|expected| output::line(&format!("  expected {expected}")));
+            output::line(&format!("  bytes    {}...", hex(&bytes[..16])));
         }
     }
     if kept { Exit::Done } else { Exit::Mismatch }

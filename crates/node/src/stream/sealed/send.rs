@@ -130,7 +130,9 @@ impl Send {
         opener: &mut Opener,
         now: Duration,
     ) -> Result<(), Broken> {
-        self.renewal.open(kind, message, &mut self.sealer, opener, now)
+        self.renewal.open(kind, message, &mut self.sealer, opener, now)?;
+        tracing::debug!(record = ?kind, generation = opener.generation(), "an exchange of fresh keys goes on");
+        Ok(())
     }
 
     /// When an exchange is due though nothing is sent or received.
