@@ -275,7 +275,7 @@ impl Session {
                     self.management.push(request);
                 }
                 Event::SendTargets { request, .. } => self.text.push(request),
-                Event::Logout { .. } => {}
+                Event::Logout { .. } | Event::LoginRefused { .. } => {}
                 Event::Close => self.closed = true,
             }
         }

@@ -251,6 +251,20 @@ impl Named {
         Ok(Arc::clone(self.client.get_or_init(|| Arc::new(client))))
     }
 
+    /// The options for a target that the portal has named: what is known of that name decides too.
+    pub(crate) fn options_for(
+        &self,
+        context: &Context,
+        url: &Url,
+        options: &Options,
+    ) -> Result<(Options, Option<Arc<Client>>), Failure> {
+        if options.sealing.is_some() {
+            return Ok((options.clone(), None));
+        }
+        let client = Arc::new(Client::new(context, &self.spec, url, self.spec.get("tls").is_some())?);
+        Ok((Options { trust: Some(Arc::clone(&client) as _), ..options.clone() }, Some(client)))
+    }
+
     /// An attempt at it that failed; a refusal is explained as far as its portal lets itself be asked.
     pub(crate) fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
         let failure = Failure::open(attempted, self.text.clone(), error);
@@ -289,7 +303,11 @@ impl Named {
             (Some(user), Some(secret)) => Ok(Some(Credentials { user, secret })),
             (None, None) => Ok(None),
             (Some(user), None) => {
-                Err(usage(format!("there is no secret for {user}: give {option}-secret-file=FILE")))
+                // It may be a name and a secret, typed as other URLs have them.
+                Err(usage(format!(
+                    "there is no secret for the name before @ or of {option}-user=: give {option}-secret-file=FILE{}",
+                    if user.contains(':') { " (a secret does not stand behind ':' in the URL)" } else { "" }
+                )))
             }
             (None, Some(_)) => {
                 Err(usage(format!("there is a secret without a name: give {option}-user=NAME")))

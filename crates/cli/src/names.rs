@@ -21,6 +21,10 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = bare.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, ISCSI_PORT));
     }
+    // The resolver takes a number for an IPv4 address.
+    if let Ok(port) = text.parse::<u16>() {
+        return Err(format!("'{text}' is a port alone; write 127.0.0.1:{port} or 0.0.0.0:{port}"));
+    }
     let resolved = if text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
         text.to_socket_addrs()
     } else {
@@ -95,7 +99,7 @@ mod tests {
         for (text, address) in all {
             assert_eq!(parse_listen(text).unwrap().to_string(), address, "{text}");
         }
-        for wrong in ["", "127.0.0.1:99999", "256.0.0.1:1", "no.such.host.invalid:1"] {
+        for wrong in ["", "3271", "127.0.0.1:99999", "256.0.0.1:1", "no.such.host.invalid:1"] {
             assert!(parse_listen(wrong).is_err(), "{wrong}");
         }
     }

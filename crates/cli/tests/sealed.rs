@@ -319,7 +319,7 @@ fn what_is_configured_wrongly_is_said_before_anything_is_served() {
     let exposed = |seal: &str| {
         place.run(&["serve", "mem:1M", "--listen", "0.0.0.0:0", "--peers", "peers.toml", "--seal", seal])
     };
-    assert!(exposed("offer").expect(6).stderr.contains("neither CHAP nor a key protects it"));
+    assert!(exposed("offer").expect(6).stderr.contains("--seal offer also lets initiators in"));
     // The initiator's side.
     let endpoint = "iscsi://127.0.0.1:1/iqn.2026-11.example:a/0";
     for (option, code) in

@@ -121,7 +121,7 @@ impl Storage {
                     self.management.push(request);
                 }
                 target::Event::SendTargets { .. } => unreachable!("nobody asks"),
-                target::Event::Logout { .. } => {}
+                target::Event::Logout { .. } | target::Event::LoginRefused { .. } => {}
                 target::Event::Close => self.closed = true,
             }
         }

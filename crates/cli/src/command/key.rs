@@ -148,8 +148,13 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     let (host, addresses) = (Place::of(&url.host, url.port), addresses(&url)?);
     let places = [std::slice::from_ref(&host), &addresses].concat();
     let before = known.find(Wanted { places: &places, target: None });
-    let answered = enquire(&url, ENQUIRY_TIMEOUT)
-        .map_err(|error| Failure::open("ask for the key of", portal.clone(), &error))?;
+    let answered = enquire(&url, ENQUIRY_TIMEOUT).map_err(|error| {
+        Failure::open("ask for the key of", portal.clone(), &error).hint(
+            "a target seals with `hikyaku serve ... --peers FILE`; one that has --tls is trusted by tls=FILE instead; `hikyaku ls` asks \
+             what is there",
+        )
+    })?;
+    let replaced = before.as_ref().ok().and_then(|found| found.as_ref()).map(|found| found.key);
     let is_new = match (before, &args.key) {
         (_, Some(expected)) if *expected != answered => {
             return Err(client::changed(&url, &Trusted::Option(*expected), &answered));
@@ -168,7 +173,11 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     };
     // What was known before may have got another address since.
     known.set(&host, &addresses, &answered)?;
-    let what = if is_new { "trusted from now on" } else { "already trusted" };
+    let what = match replaced {
+        Some(old) if is_new => &format!("trusted from now on, instead of {old}"),
+        _ if is_new => "trusted from now on",
+        _ => "already trusted",
+    };
     if args.json {
         let addresses: Vec<String> = addresses.iter().map(Place::to_string).collect();
         let object = json!({

@@ -54,7 +54,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             let protection = protection::of(&facts);
             vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns), protection }]
         }
-        None => look(&url, &options, &named)?,
+        None => look(context, &url, &options, &named)?,
     };
     if args.json {
         output::json(
@@ -73,16 +73,18 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 
 /// Discovery, then a login to each target for its LUNs. A target that does not let us in is listed all the
 /// same. Each session has a loop of its own: what comes late for one of them is nobody else's.
-fn look(portal: &Url, options: &Options, named: &Named) -> Result<Vec<Found>, Failure> {
+fn look(context: &Context, portal: &Url, options: &Options, named: &Named) -> Result<Vec<Found>, Failure> {
     let targets = discover(&mut endpoint::event_loop()?, portal, options)
         .map_err(|error| named.failed("ask", &error))?;
     let found = targets.into_iter().map(|target| {
         let url = Url { target: Some(target.name.clone()), lun: None, ..portal.clone() };
-        let luns = list_luns(&mut endpoint::event_loop()?, &url, options);
+        let (options, client) = named.options_for(context, &url, options)?;
+        let luns = list_luns(&mut endpoint::event_loop()?, &url, &options);
         let protection = luns.as_ref().map_or(Value::Null, |(_, facts)| protection::of(facts));
-        let luns = luns
-            .map(|(luns, _)| luns)
-            .map_err(|error| Failure::open("list the LUNs of", target.name.clone(), &error));
+        let luns = luns.map(|(luns, _)| luns).map_err(|error| {
+            let failure = Failure::open("list the LUNs of", target.name.clone(), &error);
+            client.map_or(failure.clone(), |client| client.explain(failure))
+        });
         Ok(Found { iqn: target.name, portals: target.addresses, luns, protection })
     });
     found.collect()

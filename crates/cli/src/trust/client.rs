@@ -237,8 +237,8 @@ impl Client {
         let own = key.map_or_else(|_| "(see `hikyaku key public`)".to_owned(), |key| key.to_string());
         let cause = format!("{}; the target has the key we know", failure.cause);
         Failure { cause, ..failure }.hint(format!(
-            "have this host's public key {own} added to the target's peers, and see whether they ask for another initiator=, \
-             a psk-file= or CHAP"
+            "see whether the target wants CHAP too (chap-user=), whether its peers list this host's public key {own}, and whether \
+             they ask for another initiator= or a psk-file=; its log has the reason"
         ))
     }
 
@@ -328,12 +328,12 @@ fn must_be_sealed(found: &Found, failure: Failure) -> Failure {
 /// Another key answers than the one we know.
 pub(crate) fn changed(url: &Url, trusted: &Trusted, answered: &PublicKey) -> Failure {
     let place = match trusted {
-        Trusted::Option(_) => "peer-key=".to_owned(),
+        Trusted::Option(_) => "the key that was given".to_owned(),
         Trusted::Known(found) => format!("{found}, for {},", found.by),
     };
     let cause = format!(
         "ITS KEY IS NOT THE ONE WE KNOW. The connection may be intercepted, or the target has a new identity.\n  \
-         {place} has {}\n  the portal answered {answered}\n  fingerprint {}",
+         {place}: {}\n  the portal answered {answered}\n  fingerprint {}",
         trusted.key(),
         fingerprint(answered),
     );

@@ -108,6 +108,34 @@ impl From<LoginStatus> for Refusal {
     }
 }
 
+/// Most characters of a CHAP name that are kept for the log.
+const CLAIMED_CHARS_MAX: usize = 255;
+
+/// Why an initiator did not prove itself: for the target's log. On the wire all of them are status 0201.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// AuthMethod without CHAP, or no security stage.
+    #[error("CHAP is required, and the initiator does not offer it")]
+    NotOffered,
+    /// CHAP_A has no hash that the policy permits.
+    #[error("no hash in common for CHAP")]
+    Algorithm,
+    /// CHAP_N or CHAP_R is missing or malformed.
+    #[error("no response to the CHAP challenge")]
+    NoResponse,
+    /// There is no account of this name.
+    #[error("CHAP user {0:?} has no account here")]
+    UnknownUser(String),
+    /// CHAP_R is not that of the account's secret.
+    #[error("wrong secret of CHAP user {0:?}")]
+    Secret(String),
+    /// The initiator's own challenge cannot be answered.
+    #[error(
+        "CHAP user {0:?} asks for mutual authentication: its account has none, or both secrets are equal"
+    )]
+    Mutual(String),
+}
+
 /// A PDU to send. `header.data_segment_length` is the length of `text`, padding not included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
@@ -192,6 +220,8 @@ struct Negotiating {
     security: Security,
     auth_method_seen: bool,
     authenticated_as: Option<String>,
+    /// CHAP_N with a response, before it is verified, and after.
+    claimed: Option<(String, bool)>,
     negotiation: Negotiation,
 }
 
@@ -211,6 +241,7 @@ pub struct Login {
     transit: Option<Stage>,
     /// Where the response being sent goes to with its last segment.
     grant: Option<Stage>,
+    denial: Option<Denial>,
     phase: Phase,
 }
 
@@ -234,6 +265,7 @@ impl Login {
             outgoing: Segments::default(),
             transit: None,
             grant: None,
+            denial: None,
             phase: Phase::ExpectNames,
         }
     }
@@ -355,6 +387,7 @@ impl Login {
         let required = matches!(policy.auth, AuthRequirement::Chap(_));
         if required && self.stage != Stage::Security {
             // The initiator skipped the stage in which it would have to prove itself.
+            self.denial = Some(Denial::NotOffered);
             return self.refused(LoginStatus::AuthenticationFailure.into());
         }
         let negotiation = Negotiation::new(Role::Target, identity.session_type, policy.params.clone());
@@ -364,6 +397,7 @@ impl Login {
             security: if required { Security::Undecided } else { Security::Done },
             auth_method_seen: false,
             authenticated_as: None,
+            claimed: None,
             negotiation,
         }));
         match self.negotiate(&text, true) {
@@ -471,8 +505,19 @@ impl Login {
         }
     }
 
+    /// Why the initiator did not prove itself, if that is why the login was refused.
+    #[must_use]
+    pub const fn denial(&self) -> Option<&Denial> {
+        self.denial.as_ref()
+    }
+
     fn refused(&mut self, refusal: Refusal) -> Step {
         assert!(refusal.status.class() != 0, "refused with success");
+        if let (Phase::Negotiating(negotiating), LoginStatus::AuthenticationFailure) =
+            (&self.phase, refusal.status)
+        {
+            self.denial = negotiating.denial();
+        }
         self.phase = Phase::Over;
         let mut segment = Vec::new();
         if let Some(address) = refusal.target_address {
@@ -662,7 +707,10 @@ impl Negotiating {
                 if keys.algorithm.is_some() {
                     return Err(LoginStatus::InitiatorError);
                 }
+                // A name is as long as the login's text at most; a part is enough for the log.
+                self.claimed = Some((name.chars().take(CLAIMED_CHARS_MAX).collect(), false));
                 policy.verify(*algorithm, challenge, name, response)?;
+                self.claimed.iter_mut().for_each(|(_, verified)| *verified = true);
                 policy.prove(*algorithm, challenge, keys, answers)?;
                 self.authenticated_as = Some(name.to_owned());
                 self.security = Security::Done;
@@ -672,6 +720,23 @@ impl Negotiating {
             Security::Done => Err(LoginStatus::InitiatorError),
             Security::Undecided => unreachable!("decided above"),
         }
+    }
+}
+
+impl Negotiating {
+    /// Why the initiator has not proven itself.
+    fn denial(&self) -> Option<Denial> {
+        let AuthRequirement::Chap(policy) = &self.policy.auth else { return None };
+        Some(match (&self.security, &self.claimed) {
+            (Security::Undecided, _) => Denial::NotOffered,
+            (Security::ExpectAlgorithm, _) => Denial::Algorithm,
+            (_, None) => Denial::NoResponse,
+            (_, Some((user, true))) => Denial::Mutual(user.clone()),
+            (_, Some((user, false))) if policy.accounts.iter().any(|account| account.user == *user) => {
+                Denial::Secret(user.clone())
+            }
+            (_, Some((user, false))) => Denial::UnknownUser(user.clone()),
+        })
     }
 }
 

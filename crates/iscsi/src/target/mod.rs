@@ -34,7 +34,7 @@ mod text;
 mod transmit;
 
 pub use crate::login::target::{
-    AuthRequirement, ChapPolicy, Complete as SessionReady, Identity, Policy, Refusal,
+    AuthRequirement, ChapPolicy, Complete as SessionReady, Denial, Identity, Policy, Refusal,
 };
 pub use management::ManagementId;
 pub use text::{Scope, TextId};
@@ -118,6 +118,13 @@ pub enum Event {
     /// Login is agreed. The edge ends what this session replaces (§6.3.5), then [`Connection::accept_session`] or
     /// [`Connection::refuse_session`].
     SessionReady(Box<SessionReady>),
+    /// The login was refused by the machine, or by [`Connection::identify`]; [`Event::Close`] follows the response.
+    LoginRefused {
+        /// What the initiator is told.
+        status: LoginStatus,
+        /// Why it did not prove itself, if it did not.
+        denial: Option<Denial>,
+    },
     /// A command: answered by [`Connection::want_data_out`] before placement is asked, or by
     /// [`Connection::complete`] at any time.
     Command(Command),
@@ -345,7 +352,7 @@ impl Connection {
     }
 
     fn on_login_step(&mut self, step: login::Step) {
-        let Phase::Login { waiting, .. } = &mut self.phase else { unreachable!("a step of a login") };
+        let Phase::Login { login, waiting } = &mut self.phase else { unreachable!("a step of a login") };
         match step {
             login::Step::Respond(response) => self.push_login(response),
             login::Step::Identify(identity) => {
@@ -358,6 +365,8 @@ impl Connection {
                 self.events.push_back(Event::SessionReady(complete));
             }
             login::Step::Refused(response) => {
+                let denial = login.denial().cloned();
+                self.events.push_back(Event::LoginRefused { status: response.header.status, denial });
                 self.phase = Phase::Over;
                 self.push_login(response);
             }

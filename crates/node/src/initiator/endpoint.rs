@@ -112,6 +112,8 @@ pub(super) struct IscsiEndpoint {
     expired: Option<IoError>,
     backoff: Backoff,
     last_failure: String,
+    /// The last login was refused by the seal.
+    seal_refused: bool,
     losses: u64,
     zeroes: Option<Span>,
 }
@@ -158,6 +160,7 @@ impl IscsiEndpoint {
             expired: None,
             backoff: Backoff::default(),
             last_failure: String::new(),
+            seal_refused: false,
             losses: 0,
             zeroes: None,
         };
@@ -247,6 +250,7 @@ impl IscsiEndpoint {
             tracing::debug!(%url, ?failure, "the handshake failed: trying once more");
             return self.connect(io, done);
         }
+        self.seal_refused = matches!(failure, Failure::Seal(_));
         self.last_failure = match failure {
             Failure::Redirect(redirect) => {
                 self.redirects += 1;
@@ -615,12 +619,15 @@ impl IscsiEndpoint {
             } else {
                 self.last_failure.as_str()
             };
-            let text = format!(
-                "{}: nothing completed for {} s ({reason}); check that the target is running and reachable",
-                self.url,
-                self.options.timeout.as_secs()
-            );
-            let error = IoError::new(IoErrorKind::Unreachable, text);
+            // A refusal is not authenticated, so it ends nothing before the time is over.
+            let (kind, advice) = if self.seal_refused {
+                (IoErrorKind::Refused, "see whether the target's peers still list this host's key")
+            } else {
+                (IoErrorKind::Unreachable, "check that the target is running and reachable")
+            };
+            let (url, seconds) = (&self.url, self.options.timeout.as_secs());
+            let text = format!("{url}: nothing completed for {seconds} s ({reason}); {advice}");
+            let error = IoError::new(kind, text);
             if let Some(session) = &mut self.session {
                 let mut outcomes = Vec::new();
                 session.cut(Failure::Lost("no answer in time".into()), &mut outcomes);

@@ -189,6 +189,8 @@ pub(super) struct Connection {
     pending: Option<Pending>,
     /// Why there was no session.
     pub(super) refusal: Option<String>,
+    /// What the login says that it is and wants.
+    refused_as: String,
     /// Whose key the initiator has proven; `None` in the clear.
     proven: Option<Peer>,
     /// The user at the other end.
@@ -237,6 +239,7 @@ impl Connection {
             requests: Vec::new(),
             pending: None,
             refusal: None,
+            refused_as: String::new(),
             proven: None,
             user: LocalUser::Irrelevant,
             basis: None,
@@ -288,6 +291,20 @@ impl Connection {
         self.phase == Phase::Shut && self.stream.is_idle() && self.busy == 0 && !self.ahead.is_reading()
     }
 
+    /// Whose key it has proven, by the list of peers.
+    fn listed_as(&self) -> Option<&str> {
+        self.proven.as_ref().map(|peer| peer.name.as_str())
+    }
+
+    /// What protects the session, for the log.
+    fn protection_kind(&self, config: &ServerConfig, user: Option<&str>) -> &'static str {
+        match self.protection {
+            Protection::None if config.tls.is_some() => "tls",
+            Protection::None if user.is_some() => "chap",
+            _ => self.protection.kind(),
+        }
+    }
+
     /// The last act of a connection that is over.
     pub(super) fn end(self, luns: &Slots<Arc<Lun>>) {
         if let Some(session) = &self.session {
@@ -296,7 +313,7 @@ impl Connection {
             }
             let counters = self.stream.counters();
             tracing::info!(
-                peer = %self.peer, initiator = session.initiator,
+                peer = %self.peer, initiator = session.initiator, listed_as = self.listed_as(),
                 received = counters.received, sent = counters.sent, copied = counters.copied,
                 "session ended"
             );
@@ -528,9 +545,7 @@ impl Connection {
                             .map(|policy| self.as_protected(context.shared, policy))
                     };
                     let name = &identity.initiator_name;
-                    if let Err(refusal) = &policy {
-                        self.refusal = Some(format!("{name}: {:?}", refusal.status));
-                    }
+                    self.refused_as = login::refused_as(&state.config, &identity);
                     let policy = policy.and_then(|policy| {
                         self.admit_user(context.shared, &state.config, &policy).map_err(|why| {
                             self.refusal = Some(format!("{name}: {why}"));
@@ -540,6 +555,10 @@ impl Connection {
                     });
                     self.basis = Some(state);
                     self.machine.identify(policy);
+                }
+                Event::LoginRefused { status, denial } => {
+                    let why = denial.map_or_else(|| login::meaning(status), |denial| denial.to_string());
+                    self.refusal.get_or_insert_with(|| format!("{}: {why}", self.refused_as));
                 }
                 Event::SessionReady(ready) => {
                     self.pending = Some(Pending {
@@ -642,11 +661,11 @@ impl Connection {
         }
         if let Some(session) = &self.session {
             tracing::info!(
-                peer = %self.peer, initiator = session.initiator,
-                "session ends: what it rests on is no longer configured"
+                peer = %self.peer, initiator = session.initiator, listed_as = self.listed_as(),
+                chap_user = session.user, "session ends: its key, its user or its rights were changed by the reload"
             );
         }
-        self.shut("what it rests on is no longer configured");
+        self.shut("its key, its user or its rights were changed by the reload");
         self.session.is_some()
     }
 
@@ -747,7 +766,9 @@ impl Connection {
                 }
                 tracing::info!(
                     peer = %self.peer, initiator = pending.initiator,
-                    target_name = pending.target.as_deref().unwrap_or("(discovery)"), tsih, "logged in"
+                    target_name = pending.target.as_deref().unwrap_or("(discovery)"), tsih,
+                    listed_as = peer.map(|peer| peer.name.as_str()), chap_user = pending.user,
+                    protection = self.protection_kind(&state.config, pending.user.as_deref()), luns = login::listed(&luns), "logged in"
                 );
                 self.session = Some(Session {
                     nexus,

@@ -16,6 +16,8 @@ use super::allowance::{ANSWERS, Allowance, ENQUIRIES, OPENINGS, address};
 use super::config::{Sealing, ServerConfig};
 use super::login::{self, Way};
 
+/// The end of a connection that asked for our public key, which is no refusal.
+pub(super) const ENQUIRY: &str = "an enquiry about our key";
 /// Time the outer login may take.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
@@ -168,7 +170,7 @@ impl Handshake {
                         self.exchange.answer(&answer);
                         match self.agreement {
                             Some(_) => Next::Wait,
-                            None => Next::End("an enquiry about our key".into()),
+                            None => Next::End(ENQUIRY.into()),
                         }
                     }
                     Err(refused) => self.refuse(refused.status(), &refused.reason()),

@@ -10,6 +10,7 @@ use iscsi::wire::LoginStatus;
 use scsi::Rights;
 
 use super::config::{Access, AclEntry, ChapAccount, Peer, ServerConfig, TargetConfig};
+use super::connection::Seen;
 use super::lun::PORTAL_GROUP_TAG;
 use crate::sealing::SealPolicy;
 
@@ -67,6 +68,38 @@ pub(super) fn policy(
     };
     let auth = if accounts.is_empty() { AuthRequirement::None } else { chap(&accounts) };
     Ok(with(auth))
+}
+
+/// What a login says that it is and wants, for the log.
+pub(super) fn refused_as(config: &ServerConfig, identity: &Identity) -> String {
+    let initiator = &identity.initiator_name;
+    match &identity.target_name {
+        None => format!("{initiator}, for discovery"),
+        Some(name) if config.targets.iter().any(|target| target.iqn == name.as_str()) => {
+            format!("{initiator}, for {name}")
+        }
+        Some(name) => format!("{initiator}, for {name}, which is no target here"),
+    }
+}
+
+/// A refusal without a reason of its own, for the log.
+pub(super) fn meaning(status: LoginStatus) -> String {
+    match status {
+        LoginStatus::AuthenticationFailure => "what is required was not proven".to_owned(),
+        LoginStatus::AuthorizationFailure => "no row of the access list fits it".to_owned(),
+        LoginStatus::NotFound => "there is no such target".to_owned(),
+        LoginStatus::ServiceUnavailable => "the server is busy or ends".to_owned(),
+        other => format!("status {other:?}"),
+    }
+}
+
+/// The units of a session, for the log: `0 1,ro`.
+pub(super) fn listed(luns: &[Seen]) -> String {
+    let one = |seen: &Seen| match seen.rights {
+        Rights::ReadOnly => format!("{},ro", seen.wire),
+        Rights::ReadWrite => seen.wire.to_string(),
+    };
+    luns.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
 /// The answer for a target that does not exist, and for one that denies the initiator whatever it proves. It is the same, so that

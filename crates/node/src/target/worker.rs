@@ -17,6 +17,7 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::config::ServeError;
 use super::connection::{Connection, Context};
+use super::handshake::ENQUIRY;
 use super::lun::Lun;
 use super::mail::{Change, ConnectionId, Mail};
 use super::management;
@@ -599,9 +600,12 @@ impl Worker {
 
     /// Logs a connection that came to no session, as far as there were not many of late.
     fn tell_refusal(&mut self, peer: SocketAddr, reason: &str) {
-        let summary_at = self.refusals().add(self.io.now());
+        let summary_at = self.refusals().add(self.io.now(), reason);
         if let Some(at) = summary_at {
-            tracing::warn!(%peer, reason, "no session");
+            match reason {
+                ENQUIRY => tracing::info!(%peer, "our public key was asked for"),
+                _ => tracing::warn!(%peer, reason, "no session"),
+            }
             self.io.timer(Token { owner: self.owner, key: KEY_REFUSALS }, at);
         }
     }

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use seal::{Identity, PublicKey, Suite};
 use tempfile::TempDir;
 
+use super::reload::PLAIN;
 use crate::harness::files::empty_file;
 use crate::harness::pdu::Session;
 use crate::harness::seal::Who;
@@ -166,6 +167,52 @@ fn exposed(context: &Context, acls: &str, message: &str) -> Result<()> {
     Ok(())
 }
 
+/// The log has the reason of each refused login, and who it is that logs in.
+fn logged(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    estate.write("u.secret", "secret-of-16-byt\n")?;
+    estate.disk("a.img", 1 << 20)?;
+    let acl =
+        "[[target.acl]]\nchap-user = \"u\"\nsecret-file = \"DIR/u.secret\"\nluns = [0]\nmode = \"ro\"\n";
+    estate.configure(PLAIN, &[(0, "a.img")], acl)?;
+    let server = estate.serve(context)?;
+    let other = |url: String| url.replace(IQN, "iqn.2026-11.org.example:mistyped");
+    let info = |url: &str| context.ours(&["info", url], LIMIT);
+    for (url, reason) in [
+        (server.as_user("u", "another-of-16-by", 0), "wrong secret of CHAP user \\\"u\\\""),
+        (server.as_user("v", "secret-of-16-byt", 0), "CHAP user \\\"v\\\" has no account here"),
+        (
+            other(server.as_user("u", "secret-of-16-byt", 0)),
+            "iqn.2026-11.org.example:mistyped, which is no target here",
+        ),
+        (format!("{}", server.url), "CHAP is required, and the initiator does not offer it"),
+    ] {
+        let from = server.running.stderr().len();
+        info(&url)?.expect(4)?;
+        server.logs(from, reason)?;
+    }
+    let from = server.running.stderr().len();
+    info(&server.as_user("u", "secret-of-16-byt", 0))?.success()?;
+    let line = server.logs(from, "logged in")?;
+    for part in ["chap_user=\"u\"", "protection=\"chap\"", "luns=\"0,ro\""] {
+        ensure!(line.contains(part), "no {part} in {line}");
+    }
+    Ok(())
+}
+
+/// A list of peers beside `--seal off` protects nothing, which is said.
+fn contradiction(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    estate.write("peers.toml", "")?;
+    let peers = estate.path("peers.toml").display().to_string();
+    let arguments = ["serve", "mem:1M", "--listen", "127.0.0.1:0", "--seal", "off", "--peers", &peers];
+    let mut running = Running::start(context.command().args(arguments))?;
+    running.wait_stdout("a URL", LIMIT, |text| text.contains('\n').then_some(()))?;
+    let said = running.stderr();
+    ensure!(said.contains("no session is sealed") && said.contains(&peers), "{said}");
+    Ok(())
+}
+
 /// The same configuration with a proof in every row passes.
 fn protected(context: &Context) -> Result<()> {
     let estate = Estate::new()?;
@@ -279,5 +326,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("claims-name-of-another-key", || name_of_another(context));
     cases.check("claims-name-without-a-key", || unbound(context));
     cases.check("claims-user-decides", || user_decides(context));
+    cases.check("claims-refused-logins-are-logged", || logged(context));
+    cases.check("claims-peers-that-nothing-asks-for", || contradiction(context));
     Ok(())
 }

@@ -289,6 +289,21 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         scene.ours(&["info", &rogue_url])?.success()?;
         Ok(())
     });
+    cases.check("names-the-target-name-told-by-discovery", || {
+        let scene = Scene::new(context)?;
+        let sealed = scene.sealed()?;
+        scene.trust("127.0.0.1", sealed.port)?;
+        scene.ours(&["info", &lun("127.0.0.1", sealed.port)])?.success()?;
+        drop(sealed);
+        let rogue = scene.rogue(free_port()?)?;
+        let output =
+            scene.ours(&["ls", &format!("iscsi://127.0.0.1:{}", rogue.port), "--json"])?.success()?;
+        let target = serde_json::from_str::<Value>(&output.stdout)?["targets"][0].clone();
+        ensure!(target["error"]["code"] == 4 && target["luns"] == serde_json::json!([]), "{target}");
+        let log = rogue.running.stderr();
+        ensure!(!log.contains(&format!("target_name=\"{IQN}\"")), "the rogue had a session:\n{log}");
+        Ok(())
+    });
     cases.check("names-a-known-address-behind-a-redirection", || {
         let scene = Scene::new(context)?;
         let rogue = scene.replaced("127.0.0.1")?;

@@ -15,7 +15,7 @@ use crate::harness::{Cases, Context};
 /// How soon a session whose rights are gone must have ended.
 const ENDED: Duration = Duration::from_secs(1);
 const HUP: i32 = libc::SIGHUP;
-const PLAIN: &str = "listen = [\"127.0.0.1:0\"]";
+pub(super) const PLAIN: &str = "listen = [\"127.0.0.1:0\"]";
 const SEALED: &str = "listen = [\"127.0.0.1:0\"]\nidentity = \"DIR/target.key\"\npeers = \"DIR/peers.toml\"";
 /// Sense of a fixed format answer: ASC and ASCQ, behind the two bytes of SenseLength.
 const ASC: std::ops::Range<usize> = 14..16;

@@ -119,7 +119,7 @@ fn parse_seal(text: &str) -> Result<SealPolicy, String> {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
     let config = gather(context, args)?;
-    check_exposure(context, &config)?;
+    check_exposure(context, &config, args.tls.is_some())?;
     let mut live = build(context, &config, None)?;
     live.server.tls = tls(args)?;
     let confine = sandbox::confine(args, &config)?;
@@ -180,6 +180,12 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     config.identity = args.identity.clone().or(config.identity);
     config.peers = args.peers.clone().or(config.peers);
     config.allow_users.extend(args.allow_user.iter().cloned());
+    if let (Some(SealPolicy::Off), Some(peers)) = (config.seal, &config.peers) {
+        context.warn(&format!(
+            "with seal off no session is sealed, and the keys of {} are not asked for; --seal offer seals with those who have one",
+            peers.display()
+        ));
+    }
     if config.identity.is_some() && config.peers.is_none() && config.seal.is_none() {
         let cause = "a key alone seals nothing: who may log in?";
         return Err(Failure::usage("serve", "", cause).hint("--peers FILE"));
@@ -228,7 +234,7 @@ fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
 }
 
 /// A listener beyond loopback that nothing protects is refused, unless the user says that they know.
-pub(crate) fn check_exposure(context: &Context, config: &Config) -> Result<(), Failure> {
+pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> Result<(), Failure> {
     let Some(exposed) = config.listen.iter().find(|address| !address.ip().to_canonical().is_loopback())
     else {
         return Ok(());
@@ -244,13 +250,30 @@ pub(crate) fn check_exposure(context: &Context, config: &Config) -> Result<(), F
         ));
         return Ok(());
     }
-    let cause = format!(
-        "everyone who can reach {exposed} could read and write {target}: neither CHAP nor a key protects it, and an acl by initiator alone asks for a name that anyone may type"
-    );
-    Err(Failure::refused("listen on", exposed.to_string(), cause).hint(
-        "--peers with the keys of those who may, --chap-user and --chap-secret-file, peer or chap-user in every [[target.acl]], \
-         or --seal off if that is meant",
-    ))
+    let why = match config.seal_policy() {
+        SealPolicy::Offer => {
+            "--seal offer also lets initiators in that do not seal, and nothing asks who they are"
+        }
+        _ if tls => "TLS proves the target to initiators, not initiators to the target",
+        _ => {
+            "neither CHAP nor a key protects it, and an acl by initiator alone asks for a name that anyone may type"
+        }
+    };
+    let cause = format!("everyone who can reach {exposed} could read and write {target}: {why}");
+    let hint = match config.seal_policy() {
+        SealPolicy::Offer => {
+            "--chap-user and --chap-secret-file for those, --seal require to let none of them in, or peer or chap-user in every \
+             [[target.acl]]"
+        }
+        _ if tls => {
+            "--chap-user and --chap-secret-file, chap-user in every [[target.acl]], or --seal off if that is meant"
+        }
+        _ => {
+            "--peers with the keys of those who may, --chap-user and --chap-secret-file, peer or chap-user in every \
+             [[target.acl]], or --seal off if that is meant"
+        }
+    };
+    Err(Failure::refused("listen on", exposed.to_string(), cause).hint(hint))
 }
 
 /// Who may log in to each target, secrets read.
@@ -561,14 +584,14 @@ fn reload(
         match reload_once(context, args, &mut live, &mut reloader) {
             Ok(reloaded) => tracing::info!("SIGHUP: {reloaded}"),
             Err(error) => {
-                let text = error.to_string().replace('\n', " ");
+                let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
                 let hint = match confine.is_some() && text.contains("Permission denied") {
                     true => {
                         " (the sandbox opens new files only beside those of the LUNs, in [server] storage, and beside the configuration, as these were at the start)"
                     }
                     false => "",
                 };
-                tracing::error!("SIGHUP: {text}; nothing is changed{hint}");
+                tracing::error!("SIGHUP: nothing is changed: {text}{hint}");
             }
         }
     }
@@ -582,7 +605,13 @@ fn reload_once(
     reloader: &mut Reloader,
 ) -> Result<Reloaded, Failure> {
     let config = gather(context, args)?;
-    check_exposure(context, &config)?;
+    check_exposure(context, &config, args.tls.is_some())?;
+    // Before anything is opened: the storage of a renamed target is locked by ourselves.
+    let is_known = |target: &Target| live.target(target.iqn.as_deref()).is_some();
+    if config.targets.len() != live.server.targets.len() || !config.targets.iter().all(is_known) {
+        let restart = ServeError::Restart("a target that is added, removed or renamed".to_owned());
+        return Err(failure(&restart));
+    }
     let mut next = build(context, &config, Some(live))?;
     next.server.tls = tls(args)?;
     let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
