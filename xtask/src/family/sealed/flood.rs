@@ -29,7 +29,7 @@ const LATE: f64 = 10.0;
 const HANDSHAKE_CPU_S_MAX: f64 = 0.005;
 const RESIDENT_GROWTH_MAX: u64 = 64 << 20;
 const DESCRIPTOR_GROWTH_MAX: usize = 16;
-/// Lines about connections that came to nothing: one in full, and one that counts the others.
+/// Lines about connections that came to nothing: four in full, and one that counts the others.
 const LINES_PER_SECOND_MAX: usize = 5;
 
 /// What came back.
