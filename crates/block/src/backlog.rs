@@ -42,6 +42,9 @@ pub enum Run<Q> {
     Question(Q),
 }
 
+/// Connections in a row that may end no request and still count as progress.
+const BARREN_MAX: u32 = 3;
+
 /// The requests of one endpoint. A key is one request's from [`Backlog::push`] until it is finished, failed or removed.
 #[derive(Debug)]
 pub struct Backlog<N, Q> {
@@ -55,6 +58,8 @@ pub struct Backlog<N, Q> {
     sequence: u64,
     /// When something was last done, or nothing was to do.
     progress: Duration,
+    /// Connections since a request last ended.
+    barren: u32,
     retries: u64,
 }
 
@@ -68,6 +73,7 @@ impl<N: Default, Q> Backlog<N, Q> {
             running: Vec::new(),
             sequence: 0,
             progress: now,
+            barren: 0,
             retries: 0,
         }
     }
@@ -143,9 +149,22 @@ impl<N: Default, Q> Backlog<N, Q> {
         self.running.iter().flatten()
     }
 
-    /// The other end has done something.
+    /// The other end has done something: a part of a request, or nothing was to do.
     pub fn progressed(&mut self, now: Duration) {
-        self.progress = now;
+        if self.barren <= BARREN_MAX {
+            self.progress = now;
+        }
+    }
+
+    /// There is a new connection. It counts as progress, unless [`BARREN_MAX`] of them in a row have ended no request: a host that cuts
+    /// every connection would keep the requests for ever. False then: the next pause is longer, too.
+    pub fn connected(&mut self, now: Duration) -> bool {
+        if self.works.is_empty() {
+            self.barren = 0;
+        }
+        self.barren += 1;
+        self.progressed(now);
+        self.barren <= BARREN_MAX
     }
 
     /// How long it has not.
@@ -161,7 +180,7 @@ impl<N: Default, Q> Backlog<N, Q> {
         now: Duration,
         done: &mut Vec<Completion>,
     ) {
-        self.progress = now;
+        (self.progress, self.barren) = (now, 0);
         let work = self.works.remove(key);
         done.push(Completion { id: work.id, result });
     }
@@ -191,7 +210,7 @@ impl<N: Default, Q> Backlog<N, Q> {
         self.queue.clear();
         self.later.clear();
         self.running.clear();
-        self.progress = now;
+        (self.progress, self.barren) = (now, 0);
         let works = std::mem::take(&mut self.works).into_iter();
         done.extend(works.map(|(_, work)| Completion { id: work.id, result: Err(error.clone()) }));
     }
@@ -245,6 +264,25 @@ mod tests {
 
     fn flushes(count: usize) -> Backlog<u32, &'static str> {
         backlog((0..count).map(|_| Kind::Flush).collect())
+    }
+
+    #[test]
+    fn connections_that_end_no_request_count_as_progress_only_a_few_times() {
+        let mut backlog = flushes(2);
+        let at = |seconds: u32| NOW + Duration::from_secs(1) * seconds;
+        for seconds in 1..=BARREN_MAX {
+            assert!(backlog.connected(at(seconds)));
+        }
+        let last = at(BARREN_MAX);
+        for seconds in 10..20 {
+            assert!(!backlog.connected(at(seconds)));
+            backlog.progressed(at(seconds));
+            assert_eq!(backlog.waited(at(seconds)), at(seconds) - last);
+        }
+        let mut done = Vec::new();
+        let key = backlog.pop().unwrap();
+        backlog.finish(key, Ok(()), at(20), &mut done);
+        assert!(backlog.connected(at(21)) && backlog.waited(at(21)).is_zero());
     }
 
     /// Sends the next one as `task`.

@@ -297,6 +297,9 @@ fn check(command: &Command, outcome: &Outcome, buffer: &[u8]) {
     if op == FAIL {
         assert_eq!(outcome.sense, SENSE);
     }
+    if op == WRITE {
+        assert!(outcome.data_out >= length.min(expected), "the target had all that it wanted");
+    }
     if op == READ {
         let moved = length.min(expected);
         assert_eq!(outcome.data_in, moved);

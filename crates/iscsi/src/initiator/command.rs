@@ -2,7 +2,7 @@
 //!
 //! RFC 7143 §4.2.2.1 (window), §11.3, §11.4.
 
-use super::task::State;
+use super::task::{State, Task};
 use super::{Command, Connection, Direction, Event, Outcome, Segment, TaskError, WindowFull};
 use crate::limits::SENSE_MAX;
 use crate::machine::{Fatal, Payload, TaskId, Transmit};
@@ -52,6 +52,7 @@ impl Connection {
         let immediate =
             if parameters.immediate_data { unsolicited_max.min(parameters.send_segment_max) } else { 0 };
         let unsolicited = if parameters.initial_r2t { immediate } else { unsolicited_max };
+        task.sent = immediate;
         let header = ScsiCommand {
             immediate: false,
             is_final: unsolicited == immediate,
@@ -118,8 +119,9 @@ impl Connection {
     /// The task has its status.
     pub(super) fn complete(&mut self, slot: u32, status: u8, residual: Residual, sense: &[u8]) {
         self.end(slot);
-        let data_in = self.tasks.get(slot).received;
-        let outcome = Outcome { task: TaskId(slot), status, sense: sense.to_vec(), residual, data_in };
+        let &Task { received: data_in, sent: data_out, .. } = self.tasks.get(slot);
+        let sense = sense.to_vec();
+        let outcome = Outcome { task: TaskId(slot), status, sense, residual, data_in, data_out };
         self.events.push_back(Event::Complete(outcome));
     }
 

@@ -102,6 +102,8 @@ impl Connection {
         if is_final {
             task.pop_sequence();
         }
+        // A target may ask for bytes more than once.
+        task.sent = task.sent.saturating_add(length);
         self.turn_bytes += length;
         if !task.has_sequences() {
             self.turn_bytes = 0;

@@ -120,6 +120,8 @@ pub struct Outcome {
     pub residual: Residual,
     /// Bytes of Data-In in place from the start of the buffer.
     pub data_in: u32,
+    /// Bytes of Data-Out that were handed out before the status came.
+    pub data_out: u32,
 }
 
 /// Why a command ended without a SCSI status. Whether it was carried out is not known.

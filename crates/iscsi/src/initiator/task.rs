@@ -47,6 +47,8 @@ pub(super) struct Task {
     pub(super) marks: u8,
     /// Bytes of Data-In in place.
     pub(super) received: u32,
+    /// Bytes of Data-Out handed out.
+    pub(super) sent: u32,
     /// DataSN of Data-In or R2TSN expected next.
     pub(super) data_sn: DataSn,
     /// At most [`SEQUENCES_MAX`].
@@ -69,6 +71,7 @@ impl Task {
             attribute: Attribute::Simple,
             marks: 0,
             received: 0,
+            sent: 0,
             data_sn: DataSn(0),
             sequences: VecDeque::new(),
             r2ts: 0,
@@ -157,7 +160,7 @@ impl Tasks {
         task.itt = tag(slot, task.generation);
         task.state = State::Queued;
         task.marks = 0;
-        task.received = 0;
+        (task.received, task.sent) = (0, 0);
         task.data_sn = DataSn(0);
         task.drop_sequences();
         Some(slot)

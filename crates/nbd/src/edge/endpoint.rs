@@ -178,8 +178,9 @@ impl NbdEndpoint {
         self.capability = capability;
         self.export = Some(export);
         self.phase = Phase::Serving;
-        self.backoff = Backoff::default();
-        self.backlog.progressed(io.now());
+        if self.backlog.connected(io.now()) {
+            self.backoff = Backoff::default();
+        }
         self.become_ready();
     }
 

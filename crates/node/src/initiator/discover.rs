@@ -263,14 +263,14 @@ impl<'a> Talk<'a> {
             if self.session.submit(command, Some(buffer.clone())).is_err() {
                 return Err(OpenError::Failed(format!("{}: the target takes no commands", self.url)));
             }
-            let (status, sense, data_in) = self.wait(|outcome| match outcome {
-                Outcome::Completed { status, sense, data_in, .. } => Some((status, sense, data_in)),
+            let (status, sense, moved) = self.wait(|outcome| match outcome {
+                Outcome::Completed { status, sense, moved, .. } => Some((status, sense, moved)),
                 Outcome::Interrupted { .. } => Some((Status::Busy as u8, None, 0)),
                 _ => None,
             })?;
             let attention = |sense: &Sense| sense.key == SenseKey::UnitAttention;
             if status == Status::Good as u8 {
-                return Ok(Some(buffer.as_slice()[..(data_in as usize).min(buffer.len())].to_vec()));
+                return Ok(Some(buffer.as_slice()[..(moved as usize).min(buffer.len())].to_vec()));
             } else if !sense.as_ref().is_some_and(attention) {
                 return Ok(None);
             }

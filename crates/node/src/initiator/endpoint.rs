@@ -349,18 +349,16 @@ impl IscsiEndpoint {
                     }
                     self.ask(io);
                 }
-                Outcome::Completed { task, status, sense, data_in } => {
-                    match self.backlog.ended(task.index()) {
-                        Some(Run::Question(buffer)) => {
-                            let data = &buffer.as_slice()[..(data_in as usize).min(buffer.len())];
-                            self.on_answer(io, &Answer { status, sense, data }, done);
-                        }
-                        Some(Run::Work { key, bytes }) => {
-                            self.on_completed(io, key, bytes, status, sense, data_in, done);
-                        }
-                        None => {}
+                Outcome::Completed { task, status, sense, moved } => match self.backlog.ended(task.index()) {
+                    Some(Run::Question(buffer)) => {
+                        let data = &buffer.as_slice()[..(moved as usize).min(buffer.len())];
+                        self.on_answer(io, &Answer { status, sense, data }, done);
                     }
-                }
+                    Some(Run::Work { key, bytes }) => {
+                        self.on_completed(io, key, bytes, status, sense, moved, done);
+                    }
+                    None => {}
+                },
                 Outcome::Interrupted { task } => match self.backlog.ended(task.index()) {
                     Some(Run::Question(_)) => self.ask(io),
                     Some(Run::Work { key, .. }) => self.repeat(io, key, "ended without a status", done),
@@ -445,8 +443,9 @@ impl IscsiEndpoint {
         self.opened = true;
         self.state = State::Ready;
         self.phase = Phase::Serving;
-        self.backoff = Backoff::default();
-        self.backlog.progressed(io.now());
+        if self.backlog.connected(io.now()) {
+            self.backoff = Backoff::default();
+        }
         Ok(())
     }
 
@@ -458,16 +457,28 @@ impl IscsiEndpoint {
         bytes: u64,
         status: u8,
         sense: Option<Sense>,
-        data_in: u32,
+        moved: u32,
         done: &mut Vec<Completion>,
     ) {
         let work = self.backlog.get_mut(key);
         let verdict = command::judge(status, sense.as_ref());
         if matches!(verdict, Verdict::Done) {
-            if let Kind::Read { into, .. } = &work.kind
-                && (data_in as usize) < into.len()
+            if let Kind::Write { .. } = &work.kind
+                && u64::from(moved) < bytes
             {
-                let text = format!("the target sent {data_in} of {} bytes", into.len());
+                let text =
+                    format!("the target answered GOOD after it had asked for {moved} of {bytes} bytes");
+                return self.backlog.finish(
+                    key,
+                    Err(IoError::new(IoErrorKind::Medium, text)),
+                    io.now(),
+                    done,
+                );
+            }
+            if let Kind::Read { into, .. } = &work.kind
+                && (moved as usize) < into.len()
+            {
+                let text = format!("the target sent {moved} of {} bytes", into.len());
                 return self.backlog.finish(
                     key,
                     Err(IoError::new(IoErrorKind::Medium, text)),

@@ -72,7 +72,7 @@ pub(super) enum Outcome {
         task: TaskId,
         status: u8,
         sense: Option<Sense>,
-        data_in: u32,
+        moved: u32,
     },
     /// A command ended without a status; it may be sent again.
     Interrupted {
@@ -392,8 +392,9 @@ impl Session {
                     let task = complete.task;
                     self.end_task(task, complete.status == GOOD)?;
                     let sense = Sense::parse(&complete.sense);
-                    let (status, data_in) = (complete.status, complete.data_in);
-                    outcomes.push(Outcome::Completed { task, status, sense, data_in });
+                    // One of them is 0: a command moves data one way.
+                    let (status, moved) = (complete.status, complete.data_in.max(complete.data_out));
+                    outcomes.push(Outcome::Completed { task, status, sense, moved });
                 }
                 Event::Failed { task, error } => {
                     tracing::debug!(%error, "a command ended without a status");

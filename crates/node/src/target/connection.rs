@@ -591,10 +591,16 @@ impl Connection {
             (params.header_digest, params.data_digest) = (DigestPolicy::Off, DigestPolicy::Off);
             let segment_max = &mut params.max_recv_data_segment_length;
             *segment_max = sealed_segment_max(unit).min(*segment_max);
-        } else if shared.state().config.tls.is_none() && !self.peer.ip().to_canonical().is_loopback() {
+        } else if shared.state().config.tls.is_none() && !self.is_local() {
             (params.header_digest, params.data_digest) = (DigestPolicy::Prefer, DigestPolicy::Prefer);
         }
         policy
+    }
+
+    /// Whether both ends are on this host for certain: one of them has a loopback address. The initiator's may be another one, as it
+    /// chooses what it binds its socket to.
+    fn is_local(&self) -> bool {
+        [self.peer, self.local].iter().any(|end| end.ip().to_canonical().is_loopback())
     }
 
     /// Where nothing else is to be proven, a user of this host must be one that is let in. `Err`: why not, and what to type.
@@ -605,7 +611,7 @@ impl Connection {
         policy: &machine::Policy,
     ) -> Result<(), String> {
         let is_proven = self.proven.is_some() || !matches!(policy.auth, AuthRequirement::None);
-        if is_proven || !self.peer.ip().to_canonical().is_loopback() {
+        if is_proven || !self.is_local() {
             self.user = LocalUser::Irrelevant;
             return Ok(());
         }
@@ -1048,7 +1054,10 @@ impl Connection {
                     return self.machine.abort(id);
                 }
                 let media = task.media.take().expect("started");
-                if let Err(error) = result {
+                // A miscompare is an answer that the initiator asked for.
+                if let Err(error) = result
+                    && !matches!(error, MediaError::Miscompare { .. })
+                {
                     let lun = &context.luns[task.lun].config;
                     tracing::warn!(lun = lun.lun, storage = lun.medium.name(), ?error, op = ?media.op, lba = media.lba);
                 }

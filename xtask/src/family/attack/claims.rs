@@ -187,6 +187,8 @@ fn logged(context: &Context) -> Result<()> {
         ),
         (format!("{}", server.url), "CHAP is required, and the initiator does not offer it"),
     ] {
+        // Four reasons of a second are logged in full.
+        std::thread::sleep(Duration::from_millis(1100));
         let from = server.running.stderr().len();
         info(&url)?.expect(4)?;
         server.logs(from, reason)?;

@@ -188,28 +188,28 @@ fn is_root() -> bool {
 }
 
 /// A network namespace whose loopback device also has an address that is not of the loopback network.
-struct Namespace {
-    name: String,
+pub(super) struct Namespace {
+    pub(super) name: String,
 }
 
 /// That address.
-const BEYOND: &str = "10.77.12.1";
+pub(super) const BEYOND: &str = "10.77.12.1";
 
 impl Namespace {
-    fn new() -> Result<Self> {
-        let namespace = Self { name: format!("names-{}", std::process::id()) };
+    pub(super) fn new(of: &str) -> Result<Self> {
+        let namespace = Self { name: format!("{of}-{}", std::process::id()) };
         namespace.ip(&["netns", "add", &namespace.name])?;
         namespace.ip(&["-n", &namespace.name, "link", "set", "lo", "up"])?;
         namespace.ip(&["-n", &namespace.name, "address", "add", &format!("{BEYOND}/32"), "dev", "lo"])?;
         Ok(namespace)
     }
 
-    fn ip(&self, arguments: &[&str]) -> Result<()> {
+    pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {
         run(program("ip")?.args(arguments), LIMIT)?.success()?;
         Ok(())
     }
 
-    fn surroundings(&self) -> Surroundings {
+    pub(super) fn surroundings(&self) -> Surroundings {
         Surroundings { network: Some(self.name.clone()), ..Surroundings::default() }
     }
 }
@@ -389,7 +389,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     });
     cases.check("names-beyond-loopback-unprotected-is-said", || {
         let scene = Scene::new(context)?;
-        let namespace = Namespace::new()?;
+        let namespace = Namespace::new("names")?;
         let surroundings = namespace.surroundings();
         let plain = scene.serve(0, &["--seal", "off"], &surroundings, BEYOND)?;
         let info = |option: &str| -> Result<Output> {

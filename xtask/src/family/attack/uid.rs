@@ -9,9 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use super::claims::{IQN, LIMIT, isid};
+use super::names::{BEYOND, Namespace};
 use crate::harness::files::{empty_file, is_root};
 use crate::harness::pdu::{Pdu, SCSI_COMMAND, Session, cdb10, connect, login_request};
-use crate::harness::{Cases, Context, Output, Running, Url, run, scratch};
+use crate::harness::process::Surroundings;
+use crate::harness::{Cases, Context, Output, Running, Url, find_program, run, scratch};
 
 /// A user without rights on every Linux system.
 const NOBODY: u32 = 65534;
@@ -27,6 +29,10 @@ struct Scene {
 
 impl Scene {
     fn new(context: &Context, listen: &str, more: &[&str]) -> Result<Self> {
+        Self::new_in(context, listen, more, &Surroundings::default())
+    }
+
+    fn new_in(context: &Context, listen: &str, more: &[&str], surroundings: &Surroundings) -> Result<Self> {
         let dir = scratch()?;
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
         let image = dir.path().join("root.img");
@@ -34,6 +40,7 @@ impl Scene {
         std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o600))?;
         let mut command = context.command_in(dir.path());
         command.arg("serve").arg(&image).args(["--iqn", IQN, "--listen", listen]).args(more);
+        surroundings.apply(&mut command);
         let mut server = Running::start(&mut command)?;
         let url = server.wait_stdout("a URL", LIMIT, |text| text.lines().next().map(str::to_owned))?;
         Ok(Self { dir, image, server, url: Url::parse(&url)? })
@@ -130,6 +137,39 @@ fn unknown_user(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// The initiator chooses its own address. One of the host's that is not of the loopback network is no way around.
+fn another_source(context: &Context) -> Result<()> {
+    let namespace = Namespace::new("uid")?;
+    let (name, surroundings) = (namespace.name.as_str(), namespace.surroundings());
+    let to_loopback = ["local", "127.0.0.1", "dev", "lo", "table", "local", "scope", "host", "src", BEYOND];
+    namespace.ip(&[&["-n", name, "route", "change"], &to_loopback[..]].concat())?;
+    let scene = Scene::new_in(context, "127.0.0.1:0", &[], &surroundings)?;
+    let url = scene.url.to_string();
+    for arguments in [&["copy", "pattern:64K", &url, "--force"][..], &["info", &url]] {
+        let home = scene.dir.path().join("nobody");
+        std::fs::create_dir_all(&home)?;
+        std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY))?;
+        let mut command = context.command_in(&home);
+        command.args(arguments).current_dir("/");
+        surroundings.apply(&mut command);
+        // SAFETY: system calls on plain values between fork and exec, after the network namespace was entered.
+        unsafe {
+            command.pre_exec(|| {
+                let ids = [libc::setresgid(NOBODY, NOBODY, NOBODY), libc::setresuid(NOBODY, NOBODY, NOBODY)];
+                if ids == [0, 0] { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+            });
+        }
+        run(&mut command, LIMIT)?.expect(4)?;
+    }
+    scene.logged("65534")?;
+    ensure!(
+        scene.server.stderr().contains(BEYOND),
+        "it came from another address:\n{}",
+        scene.server.stderr()
+    );
+    scene.untouched()
+}
+
 /// The whole session in one go, and the socket closed before the target looks who it was: with the socket goes its owner.
 fn closed_early(context: &Context) -> Result<()> {
     let mut scene = Scene::new(context, "127.0.0.1:0", &[])?;
@@ -188,6 +228,9 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("uid-other-user-mapped", "127.0.0.1:0", "[::ffff:127.0.0.1]"),
     ] {
         cases.check(case, || refused_at(context, listen, through));
+    }
+    if find_program("ip").is_some() {
+        cases.check("uid-another-source-address", || another_source(context));
     }
     cases.check("uid-allowed-by-name", || allowed(context, "nobody"));
     cases.check("uid-allowed-by-any", || allowed(context, "any"));
