@@ -11,6 +11,7 @@ mod endpoint;
 mod error;
 mod file;
 mod fingerprint;
+mod input;
 mod lock;
 mod memory;
 mod open;
@@ -36,6 +37,7 @@ pub use endpoint::{
 pub use error::{IoError, IoErrorKind, OpenError};
 pub use file::FileMedium;
 pub use fingerprint::Fingerprint;
+pub use input::open_input;
 pub use memory::{MemoryMedium, NullMedium};
 pub use open::{LOCAL_OPTIONS, OpenOptions, open};
 pub use pattern::{PatternMedium, fill as fill_pattern};

@@ -147,7 +147,7 @@ pub fn read_mapfile(path: &Path) -> io::Result<Vec<u8>> {
 /// The file at `path`, unless it is longer than anything that we wrote.
 pub(crate) fn read_whole(path: &Path, bytes_max: u64, too_long: &'static str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let read = File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    let read = block::open_input(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if read as u64 > bytes_max {
         return Err(io::Error::new(ErrorKind::FileTooLarge, too_long));
     }

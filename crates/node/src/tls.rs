@@ -4,6 +4,7 @@
 //! the initiator; who the initiator is, CHAP tells inside. No tickets are given, for no session is resumed.
 
 use std::fmt::Display;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ use crate::stream::tls::End;
 
 /// Certificates in one file.
 const CERTIFICATES_MAX: usize = 1024;
+/// What is read of one file: more than so many certificates take.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Why a certificate or a key cannot be used.
 #[derive(Debug, Error)]
@@ -50,7 +53,9 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsFileError> {
-    std::fs::read(path).map(Zeroizing::new).map_err(|error| failed(path, &error))
+    let mut bytes = Zeroizing::new(Vec::new());
+    let read = block::open_input(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+    read.map(|_| bytes).map_err(|error| failed(path, &error))
 }
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {

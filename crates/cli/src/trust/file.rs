@@ -1,10 +1,11 @@
 //! Reading the files that decide who is believed: keys, secrets, lists of peers and of targets, the configuration.
 //!
+//! `block::open_input` opens them: a FIFO in the place of a file is refused, where a blocking open would wait for a writer.
+//!
 //! Owner and mode are those of the descriptor that is read, so a file that is exchanged between the check and the read
 //! is checked too. The directories above are not looked at: who may exchange the file there can put only a file of his
 //! own in its place, which its owner betrays.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -38,7 +39,7 @@ pub(crate) fn read(
     if keeping == Keeping::Secret {
         sys::forbid_core_dumps();
     }
-    let file = match File::open(path) {
+    let file = match block::open_input(path) {
         Ok(file) => file,
         Err(error) => return Ok(Err(error)),
     };

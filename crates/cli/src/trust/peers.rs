@@ -60,7 +60,8 @@ pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure>
 
 /// The files of pre-shared keys that the peers file names, as far as it can be read.
 pub(crate) fn psk_files(path: &Path) -> Vec<PathBuf> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = file::read_text(path, "the peers", Keeping::Public, LIST_BYTES_MAX);
+    let text = text.ok().and_then(Result::ok).unwrap_or_default();
     parse(&text).unwrap_or_default().into_iter().filter_map(|listed| listed.psk_file).collect()
 }
 

@@ -42,7 +42,7 @@ fn is_free(path: &Path) -> io::Result<()> {
         Ok(_) => {}
     }
     let mut head = Vec::new();
-    File::open(path)?.take(HEAD.len() as u64).read_to_end(&mut head)?;
+    block::open_input(path)?.take(HEAD.len() as u64).read_to_end(&mut head)?;
     // One that was cut off early, too.
     if HEAD.as_bytes().starts_with(&head) { Ok(()) } else { Err(taken()) }
 }

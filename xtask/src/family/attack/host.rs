@@ -42,6 +42,16 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
             std::os::unix::fs::chown(&path, Some(STRANGER), None)?;
             refused(scene.use_it(context, file)?, &path, &["belongs to user 54321"])
         });
+        cases.check(&format!("host-{}-is-a-fifo", file.name()), || {
+            let path = scene.make(file)?;
+            make_fifo(&path)?;
+            let output = scene.use_it(context, file)?;
+            ensure!(!output.timed_out, "{}: {}", output.line, output.ending());
+            let name = path.display().to_string();
+            ensure!(output.code != Some(0) && output.stderr.contains("FIFO"), "{}", output.text());
+            ensure!(output.stderr.contains(&name), "{}", output.text());
+            Ok(())
+        });
         if file.is_secret() {
             cases.check(&format!("host-{}-readable-by-others", file.name()), || {
                 let path = scene.make(file)?;
@@ -208,6 +218,15 @@ impl Scene {
         };
         run(&mut command, LIMIT)
     }
+}
+
+/// Puts a FIFO without a writer in the place of a file.
+pub(super) fn make_fifo(path: &Path) -> Result<()> {
+    let _ = fs::remove_file(path);
+    let name = std::ffi::CString::new(path.to_str().context("a path of text")?)?;
+    // SAFETY: the name lives through the call.
+    ensure!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) } == 0, "{}", std::io::Error::last_os_error());
+    Ok(())
 }
 
 /// Refused as not to be trusted, with the file's name, the words, and the command that makes it good.

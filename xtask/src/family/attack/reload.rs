@@ -162,6 +162,42 @@ fn bad_file(context: &Context) -> Result<()> {
     Session::login(&server.url, BACKUP, isid(2)).context("a login afterwards")?.logout()
 }
 
+/// A FIFO in the place of a secret is a mistake like others: the reload ends, and the next one reads what is there then.
+fn fifo(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    estate.disk("a.img", 1 << 20)?;
+    let row = "[[target.acl]]\nchap-user = \"a\"\nsecret-file = \"DIR/a.secret\"\n";
+    estate.write("a.secret", "secret-of-16-byt\n")?;
+    estate.configure(PLAIN, &[(0, "a.img")], row)?;
+    let mut server = estate.serve(context)?;
+    super::host::make_fifo(&estate.path("a.secret"))?;
+    let line = server.reload().context("a reload that meets a FIFO")?;
+    ensure!(line.contains("nothing is changed") && line.contains("FIFO"), "{line}");
+    estate.write("a.secret", "another-secret-16\n")?;
+    let line = server.reload().context("the reload after it")?;
+    ensure!(!line.contains("nothing is changed"), "{line}");
+    Ok(())
+}
+
+/// SIGTERM ends the server while a reload waits for a target that does not answer.
+fn terminated(context: &Context) -> Result<()> {
+    let estate = Estate::new()?;
+    estate.disk("a.img", 1 << 20)?;
+    estate.configure(PLAIN, &[(0, "a.img")], "")?;
+    let mut server = estate.serve(context)?;
+    let silent = std::net::TcpListener::bind(("127.0.0.1", 0))?;
+    let url = format!("iscsi://{}/{}/0,timeout=60s", silent.local_addr()?, super::claims::IQN);
+    estate.configure(PLAIN, &[(0, "a.img"), (1, &url)], "")?;
+    server.running.signal(HUP)?;
+    // The login has begun.
+    let (mut login, _) = silent.accept()?;
+    login.set_read_timeout(Some(LIMIT))?;
+    login.read_exact(&mut [0; 48])?;
+    server.running.signal(libc::SIGTERM)?;
+    server.running.finish(Duration::from_secs(5))?.expect(0)?;
+    Ok(())
+}
+
 /// REPORT LUNS: the numbers of what there is.
 fn luns(session: &mut Session) -> Result<Vec<u8>> {
     let mut cdb = [0u8; 12];
@@ -331,6 +367,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("reload-user-removed", || user_revoked(context, None));
     cases.check("reload-secret-changed", || user_revoked(context, Some("another-secret-16")));
     cases.check("reload-bad-file", || bad_file(context));
+    cases.check("reload-fifo", || fifo(context));
+    cases.check("reload-ended-by-sigterm", || terminated(context));
     cases.check("reload-units", || units(context));
     cases.check("reload-by-flags", || by_flags(context));
     cases.check("reload-under-load", || under_load(context));

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use node::target::{
     Access, AclEntry, ChapAccount, Confine, LocalUsers, LunConfig, Reloaded, Reloader, ServeError, Server,
@@ -22,6 +22,11 @@ use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{logging, names, output, secret, sys, trust, units};
+
+/// How long a server that has ended waits for a reload that has not.
+const RELOAD_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How often it looks whether the reload has ended.
+const RELOAD_WAIT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Longest time a drain takes unless asked otherwise.
 const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
@@ -487,7 +492,7 @@ fn serve(
             let handle = handle.clone();
             move || reload(context, args, live, &handle, confine, &ready, &asked)
         });
-        let started = started.map_err(failed).and_then(|_| {
+        let started = started.map_err(failed).and_then(|reload| {
             readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error))?;
             if let Some(confine) = confine {
                 // This thread, and those that it starts from here on.
@@ -496,14 +501,17 @@ fn serve(
             let (signals, handle) = (&mut signals, &handle);
             let caught =
                 spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &ask, drain_timeout));
-            caught.map(drop).map_err(failed)
+            caught.map(|_| reload).map_err(failed)
         });
-        if let Err(error) = started {
-            handle.stop();
-            let _ = server.wait();
-            caught.close();
-            return Err(error);
-        }
+        let reload = match started {
+            Ok(reload) => reload,
+            Err(error) => {
+                handle.stop();
+                let _ = server.wait();
+                caught.close();
+                return Err(error);
+            }
+        };
         let addresses = server.addresses();
         for address in &addresses {
             tracing::info!("listening on {address}");
@@ -526,10 +534,31 @@ fn serve(
         output::announce(&all.join("\n"));
         let ended = server.wait().map_err(|error| failure(&error));
         caught.close();
+        let until = Instant::now() + RELOAD_WAIT_MAX;
+        while !reload.is_finished() {
+            if Instant::now() >= until {
+                abandon(ended);
+            }
+            std::thread::sleep(RELOAD_WAIT_PAUSE);
+        }
         ended
     });
     tracing::info!("ended");
     ended.map(|()| Exit::Done)
+}
+
+/// Ends the process while a reload waits for a peer, a name server or a file system: returning would join its thread.
+fn abandon(ended: Result<(), Failure>) -> ! {
+    tracing::warn!("SIGHUP: nothing is changed: the server has ended");
+    tracing::info!("ended");
+    let exit = match ended {
+        Ok(()) => Exit::Done,
+        Err(failure) => {
+            crate::report(&failure, false);
+            failure.exit
+        }
+    };
+    std::process::exit(exit.code().into())
 }
 
 /// SIGTERM and SIGINT: the first drains, the next one stops. SIGHUP reloads, on another thread.

@@ -6,7 +6,7 @@
 mod picture;
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -155,7 +155,7 @@ impl Report {
 /// Whether a file is an earlier report, or nothing yet.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let mut head = Vec::new();
-    File::open(path)?.take(MARK.len() as u64).read_to_end(&mut head)?;
+    block::open_input(path)?.take(MARK.len() as u64).read_to_end(&mut head)?;
     Ok(head.is_empty() || head == MARK.as_bytes())
 }
 
