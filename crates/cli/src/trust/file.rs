@@ -29,7 +29,8 @@ pub(crate) enum Keeping {
 
 /// Reads `path`, at most `bytes_max`, if only its owner may write it, who is this user or root, and if of a
 /// [`Keeping::Secret`] file others cannot read it. `what` is what the messages call it: "the peers". A file that is missing is
-/// an error of the kind [`io::ErrorKind::NotFound`].
+/// an error of the kind [`io::ErrorKind::NotFound`]; a symbolic link to nothing is an error of another kind, since a list that
+/// cannot be reached is not a list that was never made.
 pub(crate) fn read(
     path: &Path,
     what: &str,
@@ -41,6 +42,9 @@ pub(crate) fn read(
     }
     let file = match block::open_input(path) {
         Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && leads_nowhere(path) => {
+            return Ok(Err(io::Error::other("a symbolic link on the way to it leads nowhere")));
+        }
         Err(error) => return Ok(Err(error)),
     };
     let metadata = match file.metadata() {
@@ -83,6 +87,12 @@ pub(crate) fn read_text(
         Err(_) => Err(io::Error::other("it is not text")),
     };
     Ok(read(path, what, keeping, bytes_max)?.and_then(text))
+}
+
+/// Whether `path`, or a directory of it, is a symbolic link to nothing.
+fn leads_nowhere(path: &Path) -> bool {
+    let nearest = path.ancestors().find(|part| part.symlink_metadata().is_ok());
+    nearest.is_some_and(|part| part.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound))
 }
 
 /// Why a file is not trusted, and the command, but for the file's name, that makes it so.

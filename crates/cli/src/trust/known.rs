@@ -10,7 +10,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ const TARGETS_MAX: usize = 256;
 /// A host and port, or an address and port, in the one form in which they are compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Zones of IPv6 addresses do not count: what they stand for changes from host to host.
+    /// Zones of IPv6 addresses do not count: what they stand for changes from host to host. Never an unspecified address.
     Address(IpAddr, u16),
     /// In lower case, without the dot at its end.
     Name(String, u16),
@@ -46,22 +46,44 @@ impl Place {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let literal = bare.split('%').next().unwrap_or_default();
         match literal.parse::<IpAddr>() {
-            Ok(address) => Self::Address(address.to_canonical(), port),
+            Ok(address) => Self::Address(reached(address), port),
             Err(_) => Self::Name(bare.trim_end_matches('.').to_ascii_lowercase(), port),
         }
     }
 
     /// The place of an address that a name resolved to.
     pub(crate) fn at(address: SocketAddr) -> Self {
-        Self::Address(address.ip().to_canonical(), address.port())
+        Self::Address(reached(address.ip()), address.port())
     }
 
-    /// Reads `host:port`.
+    /// Reads `host:port`. The host is an address, IPv6 in brackets and with a zone if need be, or a name of ASCII letters,
+    /// digits, `-`, `_` and `.`: a line with anything else is a mistake, and would be of a host that no URL names.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port != 0)?;
-        let is_whole = host.starts_with('[') == host.ends_with(']');
-        (!host.is_empty() && is_whole).then(|| Self::of(host, port))
+        let is_host = match host.strip_prefix('[') {
+            Some(rest) => rest.strip_suffix(']').is_some_and(|address| {
+                let (address, zone) = address.split_once('%').unwrap_or((address, "0"));
+                address.parse::<Ipv6Addr>().is_ok() && is_name(zone)
+            }),
+            None => is_name(host),
+        };
+        is_host.then(|| Self::of(host, port))
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    text.chars().all(is_plain) && text.contains(|c: char| c.is_ascii_alphanumeric())
+}
+
+/// The address that a connection to `address` reaches: Linux takes an unspecified address for the loopback address of its
+/// family.
+fn reached(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        address => address,
     }
 }
 
@@ -281,8 +303,13 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Changes the lines of a file under its lock; remarks and lines that stay as they are keep their text.
+/// Changes the lines of a file under its lock; remarks and lines that stay as they are keep their text. Of a symbolic link the
+/// file that it leads to is changed, and the link stays.
 fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> Result<(), Failure> {
+    let is_of_host = path.parent() == Some(Path::new(HOST_DIRECTORY));
+    let target = fs::read_link(path).ok().map(|_| fs::canonicalize(path)).transpose();
+    let target = target.map_err(|error| failed(path, "follow the link of", error))?;
+    let path = target.as_deref().unwrap_or(path);
     let _lock = lock(path, wait).map_err(|error| failed(path, "lock", error))?;
     let text = read_text(path)?;
     let before = parse(&text).map_err(|cause| failed(path, "use", cause))?;
@@ -299,7 +326,7 @@ fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> 
             None => lines.push(entry.text()),
         }
     }
-    write(path, &(lines.join("\n") + "\n")).map_err(|error| failed(path, "write", error))
+    write(path, &(lines.join("\n") + "\n"), is_of_host).map_err(|error| failed(path, "write", error))
 }
 
 /// The lock is the file's neighbour: the file itself is replaced.
@@ -320,12 +347,12 @@ fn lock(path: &Path, wait: Duration) -> io::Result<File> {
 }
 
 /// A temporary file is for its owner only. The user's stays so; the host's is read by every user.
-fn write(path: &Path, text: &str) -> io::Result<()> {
+fn write(path: &Path, text: &str, is_of_host: bool) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let directory = path.parent().expect("a file in a directory");
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(text.as_bytes())?;
-    if directory == Path::new(HOST_DIRECTORY) {
+    if is_of_host {
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
     }
     file.as_file().sync_all()?;
@@ -371,7 +398,6 @@ pub(crate) fn reads_back(text: &str) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv6Addr;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -427,12 +453,61 @@ mod tests {
         }
         assert_eq!(place("Host.Example.:1"), place("host.example:1"));
         assert_eq!(place("[fe80::1%eth0]:1"), place("[fe80::1]:1"));
+        assert_eq!(place("xn--bcher-kva.example:1"), place("XN--bcher-kva.example.:1"));
         assert_eq!(place("[2001:DB8::0:1]:1"), place("[2001:db8::1]:1"));
         assert_ne!(place("h:1"), place("h:2"));
         assert_eq!(Place::of("::1", 1), place("[::1]:1"));
+        for text in ["0.0.0.0:1", "[::ffff:0.0.0.0]:1"] {
+            assert_eq!(place(text), place("127.0.0.1:1"), "{text}");
+        }
+        assert_eq!(Place::at(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 1))), place("[::1]:1"));
+        assert_eq!(Place::of("::", 1), place("[::1]:1"));
         for wrong in ["", "h", "h:", ":1", "h:0", "h:65536", "[::1:1", "h:x"] {
             assert_eq!(Place::parse(wrong), None, "{wrong}");
         }
+        for host in [
+            "iscsi://127.0.0.1",
+            "me@127.0.0.1",
+            "\u{feff}127.0.0.1",
+            "\u{200b}127.0.0.1",
+            "127.0.0.1\u{200b}",
+            "10.0.0.1:1;127.0.0.1",
+            "127.0.0.0/8",
+            "*",
+            "*.example",
+            "127%2e0.0.1",
+            "127.0.0.1%eth0",
+            "::1",
+            "[h]",
+            "[::1%]",
+            "[::1]%eth0",
+            "b\u{fc}cher.example",
+            "127.0.0\u{ff0e}1",
+            ".",
+        ] {
+            assert_eq!(Place::parse(&format!("{host}:7005")), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_link_is_followed_and_stays_and_must_lead_somewhere() {
+        let files = Files::new("", "");
+        let (own, elsewhere) = (files.path("own"), files.path("elsewhere/known"));
+        fs::remove_file(&own).unwrap();
+        fs::create_dir(files.path("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &own).unwrap();
+        let read = || KnownTargets::read_files(Some(own.clone()), files.path("host"));
+        let failure = read().unwrap_err();
+        assert!(failure.object.ends_with("own") && failure.cause.contains("link"), "{failure}");
+        fs::write(&elsewhere, "# remark\n").unwrap();
+        read().unwrap().set(&place("h:1"), &[], &key(1)).unwrap();
+        assert!(fs::symlink_metadata(&own).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), format!("# remark\nh:1 {}\n", key(1)));
+        // The directory may be the link.
+        fs::remove_dir_all(files.path("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("/nonexistent", files.path("elsewhere")).unwrap();
+        let below = KnownTargets::read_files(Some(elsewhere.clone()), files.path("host"));
+        assert!(below.unwrap_err().cause.contains("link"));
     }
 
     #[test]
@@ -549,10 +624,5 @@ mod tests {
             format!("H:1,[::1]:1 {} iqn.2026-11.example:x\n# remark\n[fe80::1%2]:1 {}\n", key(1), key(2));
         assert_eq!(reads_back(&text), Some(true));
         assert_eq!(reads_back("x"), None);
-    }
-
-    #[test]
-    fn an_unspecified_address_is_itself() {
-        assert_eq!(Place::at(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 1))), place("[::]:1"));
     }
 }

@@ -39,6 +39,22 @@ const SPELLINGS: &[&str] = &[
     "[::ffff:127.0.0.1]",
     "[::ffff:7f00:1]",
     "127.0.0.1",
+    // Linux connects the unspecified address to the loopback address.
+    "0.0.0.0",
+    "0",
+    "[::ffff:0.0.0.0]",
+];
+
+/// Lines of known targets that name no host; PORT and KEY stand for those of the known target.
+const MISTAKEN_LINES: &[&str] = &[
+    "iscsi://127.0.0.1:PORT KEY",
+    "me@127.0.0.1:PORT KEY",
+    "\u{feff}127.0.0.1:PORT KEY",
+    "\u{200b}127.0.0.1:PORT KEY",
+    "10.0.0.1:1;127.0.0.1:PORT KEY",
+    "127.0.0.0/8:PORT KEY",
+    "*:PORT KEY",
+    "127%2e0.0.1:PORT KEY",
 ];
 
 /// A home with the initiator's key at the usual place, the target's key, and the target's list of peers.
@@ -220,8 +236,8 @@ impl Drop for Namespace {
     }
 }
 
-/// A portal that sends every login on to a port of the loopback address. Its own port.
-fn redirector(to: u16) -> Result<u16> {
+/// A portal that sends every login on to `to`. Its own port.
+fn redirector(to: String) -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let port = listener.local_addr()?.port();
     // Ends with this process: a blocked accept costs nothing.
@@ -237,7 +253,7 @@ fn redirector(to: u16) -> Result<u16> {
                 continue;
             }
             // Status 0101, target moved temporarily.
-            let moved = keys(&[("TargetAddress", &format!("127.0.0.1:{to}"))]);
+            let moved = keys(&[("TargetAddress", &to)]);
             let mut response = Pdu::new(LOGIN_RESPONSE, 0).with_data(moved);
             response.bhs[8..14].copy_from_slice(&request[8..14]);
             response.bhs[16..20].copy_from_slice(&request[16..20]);
@@ -307,8 +323,39 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("names-a-known-address-behind-a-redirection", || {
         let scene = Scene::new(context)?;
         let rogue = scene.replaced("127.0.0.1")?;
-        let url = lun("127.0.0.1", redirector(rogue.port)?);
-        refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of"])?;
+        for host in ["127.0.0.1", "0.0.0.0"] {
+            let url = lun("127.0.0.1", redirector(format!("{host}:{}", rogue.port))?);
+            refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of"])?;
+        }
+        rogue.saw_no_login()
+    });
+    cases.check("names-the-unspecified-address-of-ipv6", || {
+        let scene = Scene::new(context)?;
+        let none = Surroundings::default();
+        let rogue = scene.serve(0, &["--seal", "off"], &none, "[::1]")?;
+        fs::create_dir_all(scene.known_targets().parent().context("a directory")?)?;
+        fs::write(scene.known_targets(), format!("[::1]:{} {}\n", rogue.port, scene.target_key))?;
+        for spelling in ["[::]", "[::1]", "[0:0::0]"] {
+            let url = lun(spelling, rogue.port);
+            refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of"])?;
+        }
+        rogue.saw_no_login()
+    });
+    cases.check("names-a-mistaken-line-ends-the-command", || {
+        let scene = Scene::new(context)?;
+        let rogue = scene.replaced("127.0.0.1")?;
+        let url = lun("127.0.0.1", rogue.port);
+        let info = || scene.ours(&["info", &url, "--json"]);
+        for line in MISTAKEN_LINES {
+            let line = line.replace("PORT", &rogue.port.to_string()).replace("KEY", &scene.target_key);
+            fs::write(scene.known_targets(), format!("# remark\n{line}\n"))?;
+            let output = info()?.expect(1)?;
+            ensure!(output.stderr.contains("line 2 is not of the form"), "{line}: {}", output.stderr);
+        }
+        fs::remove_file(scene.known_targets())?;
+        std::os::unix::fs::symlink("/nonexistent/known-targets", scene.known_targets())?;
+        let output = info()?.expect(1)?;
+        ensure!(output.stderr.contains("leads nowhere"), "{}", output.stderr);
         rogue.saw_no_login()
     });
     cases.check("names-disagreement-names-both-lines", || {
