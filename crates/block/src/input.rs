@@ -13,7 +13,8 @@ use std::path::Path;
 pub fn open_input(path: &Path) -> io::Result<File> {
     let is_descriptor = names_descriptor(path);
     let waits = if is_descriptor { 0 } else { libc::O_NONBLOCK };
-    let file = OpenOptions::new().read(true).custom_flags(waits | libc::O_NOCTTY | libc::O_CLOEXEC).open(path)?;
+    let file =
+        OpenOptions::new().read(true).custom_flags(waits | libc::O_NOCTTY | libc::O_CLOEXEC).open(path)?;
     if !is_descriptor && file.metadata()?.file_type().is_fifo() {
         return Err(io::Error::other("it is a FIFO, not a file"));
     }
@@ -60,7 +61,10 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(path_of(&pipe, "/proc/self/fd"), &link).unwrap();
         assert!(open_input(&link).is_err());
-        assert!(open_input(&fifo.with_file_name("none")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
+        assert!(
+            open_input(&fifo.with_file_name("none"))
+                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        );
     }
 
     #[test]
@@ -83,11 +87,26 @@ mod tests {
 
     #[test]
     fn descriptors_are_known_by_their_paths() {
-        for path in ["/dev/stdin", "/dev/fd/0", "/dev/fd/63", "/proc/self/fd/3", "/proc/17/fd/3", "/proc/thread-self/fd/3"] {
+        for path in [
+            "/dev/stdin",
+            "/dev/fd/0",
+            "/dev/fd/63",
+            "/proc/self/fd/3",
+            "/proc/17/fd/3",
+            "/proc/thread-self/fd/3",
+        ] {
             assert!(names_descriptor(Path::new(path)), "{path}");
         }
-        for path in ["/dev/fd", "/dev/fd/", "/dev/fd/../../tmp/x", "/dev/fd/3/x", "dev/fd/3", "/proc/self/fd/x", "/proc/x/fd/3", "/tmp/stdin"]
-        {
+        for path in [
+            "/dev/fd",
+            "/dev/fd/",
+            "/dev/fd/../../tmp/x",
+            "/dev/fd/3/x",
+            "dev/fd/3",
+            "/proc/self/fd/x",
+            "/proc/x/fd/3",
+            "/tmp/stdin",
+        ] {
             assert!(!names_descriptor(Path::new(path)), "{path}");
         }
     }

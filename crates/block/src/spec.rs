@@ -55,11 +55,11 @@ impl Spec {
         let location = parse_location(&parts.next().unwrap_or_default())?;
         let options = parts
             .map(|option| match option.split_once('=') {
-                Some(("", _)) => Err(SpecError(format!("an option of '{text}' has no name"))),
+                Some(("", _)) => Err(SpecError("an option has no name".into())),
                 Some((name, value)) => Ok((name.to_owned(), Some(value.to_owned()))),
-                None if option.is_empty() => Err(SpecError(format!(
-                    "'{text}' has an empty option; write a comma that belongs to a path twice"
-                ))),
+                None if option.is_empty() => {
+                    Err(SpecError("an option is empty; write a comma that belongs to a path twice".into()))
+                }
                 None => Ok((option, None)),
             })
             .collect::<Result<_, _>>()?;

@@ -48,6 +48,12 @@ const NBD_OPTIONS: &[&str] = &["ro", "timeout"];
 pub(crate) const LUN_OPTIONS: &[&str] =
     &["lun", "cache", "serial", "naa", "vendor", "product", "rotational", "removable", "shared", "exclusive"];
 
+/// Whether some endpoint has an option of this name.
+pub(crate) fn is_option(name: &str) -> bool {
+    let all = [INITIATOR_OPTIONS, NBD_OPTIONS, client::OPTIONS, layer::OPTIONS, LOCAL_OPTIONS, LUN_OPTIONS];
+    all.iter().any(|options| options.contains(&name))
+}
+
 /// An endpoint as the user wrote it, without its secrets.
 #[derive(Debug)]
 pub(crate) struct Named {
@@ -65,14 +71,15 @@ pub(crate) struct Named {
 impl Named {
     /// Takes an endpoint's words apart. `extra` are options that the command gives a meaning to.
     pub(crate) fn parse(context: &Context, words: &str, extra: &[&str]) -> Result<Self, Failure> {
-        let (text, mut secrets) = take_url_secrets(words);
+        let (clean, mut secrets) = take_url_secrets(words);
         if secrets == UrlSecrets::default()
-            && let Some(taken) = context.secrets.get(&text)
+            && let Some(taken) = context.secrets.get(&clean)
         {
             secrets.clone_from(taken);
         }
+        let text = secret::shown(&clean);
         let usage = |cause: String| Failure::usage("understand the endpoint", text.clone(), cause);
-        let spec = Spec::parse(&text).map_err(|error| usage(error.0))?;
+        let spec = Spec::parse(&clean).map_err(|error| usage(error.0))?;
         match &spec.location {
             Location::Url(url) if nbd::Uri::is_nbd(url) => {
                 nbd::Uri::parse(url).map_err(|error| {

@@ -5,9 +5,11 @@ use std::fmt;
 use std::path::Path;
 
 use iscsi::chap::{Secret, SecretError};
+use node::initiator::shown_user;
 use zeroize::Zeroizing;
 
 use crate::context::Context;
+use crate::endpoint::is_option;
 use crate::error::Failure;
 use crate::sys;
 use crate::trust::file::{self, Keeping};
@@ -84,25 +86,62 @@ pub(crate) struct UrlSecrets {
     pub(crate) target_password: Option<Password>,
 }
 
-/// Takes the passwords out of an endpoint's words; what comes back may be shown.
-///
-/// libiscsi's syntax: `iscsi://user%password@host/iqn/lun?target_user=..&target_password=..`. The percent sign
-/// of `[fe80::1%25eth0]` comes after the `@` and stays. The caller overwrites them in the command line, and only
-/// then forbids core dumps: the one needs what the other closes.
-pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
-    let mut secrets = UrlSecrets::default();
-    let Some(rest) = endpoint.strip_prefix("iscsi://") else {
-        return (endpoint.to_owned(), secrets);
-    };
-    let rest = take_target_password(rest, &mut secrets);
+/// How an URL of this scheme holds a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scheme {
+    /// `user%password@`. A `:` may be part of a CHAP name.
+    Iscsi,
+    /// None is known, so `user:password@` and `user%password@` are mistakes. An export's name may contain `@`.
+    Nbd,
+    /// No scheme of this release, such as a misspelt one.
+    Other,
+}
+
+/// Whose URL the words are, if they are one; and what stands behind `://`.
+fn split_scheme(words: &str) -> Option<(Scheme, &str)> {
+    let (name, rest) = words.split_once("://")?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "+-._:".contains(c);
+    if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(is_name) {
+        return None;
+    }
+    match name.to_ascii_lowercase().as_str() {
+        "iscsi" => Some((Scheme::Iscsi, rest)),
+        name if name.starts_with("nbd") => Some((Scheme::Nbd, rest)),
+        // A path, as `block::Spec` has it.
+        name if name == "file" || name.starts_with("file:") => None,
+        _ => Some((Scheme::Other, rest)),
+    }
+}
+
+/// Where the authority of an URL ends, in what stands behind `://`.
+fn authority_end(scheme: Scheme, rest: &str) -> usize {
+    if scheme == Scheme::Nbd {
+        return rest.find(['/', '?', ',']).unwrap_or(rest.len());
+    }
     // A password may contain a slash: the authority ends where a target's name begins, or if there is none, after the
     // last `@`, which an address in brackets has none before.
-    let end = ["/iqn.", "/eui.", "/naa."].iter().filter_map(|name| rest.find(name)).min();
+    let lower = rest.to_ascii_lowercase();
+    let end = ["/iqn.", "/eui.", "/naa."].iter().filter_map(|name| lower.find(name)).min();
     let user = rest.rfind('@').filter(|_| !rest.starts_with('[')).unwrap_or(0);
-    let end = end.or_else(|| rest[user..].find(['/', '?']).map(|end| user + end)).unwrap_or(rest.len());
-    let (authority, path) = rest.split_at(end);
+    end.or_else(|| rest[user..].find(['/', '?']).map(|end| user + end)).unwrap_or(rest.len())
+}
+
+/// Takes the passwords out of an endpoint's words.
+///
+/// libiscsi's syntax: `iscsi://user%password@host/iqn/lun?target_user=..&target_password=..`. The percent sign
+/// of `[fe80::1%25eth0]` comes after the `@` and stays. Of other schemes, a misspelt one too, `user:password@` counts as well. The
+/// caller overwrites the passwords in the command line, and only then forbids core dumps: the one needs what the other closes.
+pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
+    let mut secrets = UrlSecrets::default();
+    let Some((scheme, rest)) = split_scheme(endpoint) else {
+        return (endpoint.to_owned(), secrets);
+    };
+    let head = &endpoint[..endpoint.len() - rest.len()];
+    let rest = take_target_password(rest, &mut secrets);
+    let (authority, path) = rest.split_at(authority_end(scheme, &rest));
+    let marks: &[char] = if scheme == Scheme::Iscsi { &['%'] } else { &['%', ':'] };
     let authority = match authority.rsplit_once('@') {
-        Some((user, host)) => match user.split_once('%') {
+        Some((user, host)) => match user.split_once(marks) {
             Some((user, password)) => {
                 secrets.password = Some(Password(Zeroizing::new(password.to_owned())));
                 format!("{user}@{host}")
@@ -111,7 +150,68 @@ pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
         },
         None => authority.to_owned(),
     };
-    (format!("iscsi://{authority}{path}"), secrets)
+    (format!("{head}{authority}{path}"), secrets)
+}
+
+/// An endpoint's words as messages, reports and hooks show them: without passwords, and without what may be a password
+/// that was typed in a wrong place. `***` stands for it.
+pub(crate) fn shown(words: &str) -> String {
+    let known = without_unknown(&take_url_secrets(words).0);
+    let Some((Scheme::Iscsi, rest)) = split_scheme(&known) else { return known };
+    // Without a target's name an option may contain the `@`.
+    let options = rest.match_indices(',').map(|(at, _)| at).find(|at| {
+        let option = &rest[at + 1..];
+        is_option(option.split(['=', ',']).next().unwrap_or_default())
+    });
+    let end = authority_end(Scheme::Iscsi, rest).min(options.unwrap_or(rest.len()));
+    let Some((user, _)) = rest[..end].rsplit_once('@') else { return known };
+    let head = &known[..known.len() - rest.len()];
+    format!("{head}{}{}", shown_user(user), &rest[user.len()..])
+}
+
+/// The words without the values of options and URL arguments that are not known. They mean the same, as long as they can be used:
+/// an unknown option is an error, and an unknown argument changes nothing.
+pub(crate) fn without_unknown(words: &str) -> String {
+    let mut parts = parts_of(words).into_iter();
+    let place = parts.next().unwrap_or_default();
+    let place = match place.split_once('?').filter(|_| split_scheme(place).is_some()) {
+        Some((place, arguments)) => {
+            let shown: Vec<String> =
+                arguments.split('&').map(|pair| value_if(pair, |name| ARGUMENTS.contains(&name))).collect();
+            format!("{place}?{}", shown.join("&"))
+        }
+        None => place.to_owned(),
+    };
+    std::iter::once(place)
+        .chain(parts.map(|option| value_if(option, is_option)))
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+/// Arguments of URLs that are known.
+const ARGUMENTS: [&str; 4] = ["header_digest", "data_digest", "target_user", "socket"];
+
+/// `name=value`, whose value is shown if the name is known.
+fn value_if(pair: &str, is_known: impl Fn(&str) -> bool) -> String {
+    match pair.split_once('=') {
+        Some((name, _)) if !is_known(name) => format!("{name}=***"),
+        _ => pair.to_owned(),
+    }
+}
+
+/// The parts between commas, of which two are one that belongs to a part; it stays two.
+fn parts_of(words: &str) -> Vec<&str> {
+    let (mut parts, mut from, mut at) = (Vec::new(), 0, 0);
+    while let Some(comma) = words[at..].find(',').map(|comma| at + comma) {
+        if words[comma + 1..].starts_with(',') {
+            at = comma + 2;
+        } else {
+            parts.push(&words[from..comma]);
+            (from, at) = (comma + 1, comma + 1);
+        }
+    }
+    parts.push(&words[from..]);
+    parts
 }
 
 /// Wherever it stands: what is wrong may be written out of place.
@@ -184,10 +284,49 @@ mod tests {
                 None,
             ),
             ("/tmp/a%b@c", "/tmp/a%b@c", None, None),
+            ("file:a://b%c@d", "file:a://b%c@d", None, None),
+            // Schemes that no endpoint has, and passwords that no scheme has.
+            ("ISCSI://me%pw@h/IQN.x/0", "ISCSI://me@h/IQN.x/0", Some("pw"), None),
+            ("iscis://me%p/w@h/iqn.x/0", "iscis://me@h/iqn.x/0", Some("p/w"), None),
+            ("iscis://me:p%w@h/iqn.x/0", "iscis://me@h/iqn.x/0", Some("p%w"), None),
+            ("log:iscsi://me%pw@h/iqn.x/0", "log:iscsi://me@h/iqn.x/0", Some("pw"), None),
+            ("nbd://me:pw@h:1/x", "nbd://me@h:1/x", Some("pw"), None),
+            ("NBDS://me:pw@h", "NBDS://me@h", Some("pw"), None),
+            ("nbd://h:1/pool@snap", "nbd://h:1/pool@snap", None, None),
+            ("nbd://h:1,fault=eio@4M", "nbd://h:1,fault=eio@4M", None, None),
+            ("nbd+unix:///x?socket=/a:b@c", "nbd+unix:///x?socket=/a:b@c", None, None),
+            // In a CHAP name.
+            ("iscsi://iqn.x:me@h", "iscsi://iqn.x:me@h", None, None),
         ];
         for (endpoint, clean, password, target) in all {
             let expected = (clean.to_owned(), password.map(str::to_owned), target.map(str::to_owned));
             assert_eq!(taken(endpoint), expected, "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_a_password_is_not_shown() {
+        let all = [
+            ("iscsi://me:pw@h/iqn.x:a/0", "iscsi://me:***@h/iqn.x:a/0"),
+            ("iscsi://me:p,w@h/iqn.x:a/0", "iscsi://me:***@h/iqn.x:a/0"),
+            ("iscsi://me:a%pw@h:1", "iscsi://me:***@h:1"),
+            ("ISCSI://me:pw@h/x", "ISCSI://me:***@h/x"),
+            ("iscsi://iqn.2026-11.x:me@h/iqn.x:a/0", "iscsi://iqn.2026-11.x:me@h/iqn.x:a/0"),
+            ("iscsi://h:1,chap-user=me@corp", "iscsi://h:1,chap-user=me@corp"),
+            ("iscsi://h/iqn.x:a/0,chap-secret=pw,ro", "iscsi://h/iqn.x:a/0,chap-secret=***,ro"),
+            ("iscsi://h/iqn.x:a/0,chap-secret=p,,w", "iscsi://h/iqn.x:a/0,chap-secret=***"),
+            (
+                "iscsi://h/iqn.x:a/0?foo=pw&header_digest=none&Target_Password=pw",
+                "iscsi://h/iqn.x:a/0?foo=***&header_digest=none&Target_Password=***",
+            ),
+            ("nbd://h/x?password=pw,timeout=5s", "nbd://h/x?password=***,timeout=5s"),
+            ("nbd+unix:///x?socket=/run/s", "nbd+unix:///x?socket=/run/s"),
+            ("a,,b=c?d=e,size=1M,x", "a,,b=c?d=e,size=1M,x"),
+            ("disk.img,passwrd=pw", "disk.img,passwrd=***"),
+        ];
+        for (words, expected) in all {
+            assert_eq!(shown(words), expected, "{words}");
+            assert_eq!(shown(expected), expected);
         }
     }
 

@@ -31,4 +31,4 @@ pub use medium::IscsiMedium;
 pub use options::{Credentials, InitiatorSealing, Options};
 pub use remote_copy::{RemoteCopyError, RemoteObserver, RemotePlan, RemoteReport, remote_copy};
 pub use trust::{Login, Portal, Trust};
-pub use url::{PORT, Url, UrlError};
+pub use url::{PORT, Url, UrlError, shown_user};

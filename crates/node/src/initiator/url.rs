@@ -99,7 +99,7 @@ impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("iscsi://")?;
         if let Some(user) = &self.user {
-            write!(f, "{user}@")?;
+            write!(f, "{}@", shown_user(user))?;
         }
         f.write_str(&self.address())?;
         if let Some(target) = &self.target {
@@ -113,9 +113,26 @@ impl fmt::Display for Url {
 }
 
 fn scrub(text: &str) -> String {
-    let Some((login, rest)) = text.rsplit_once('@') else { return text.to_owned() };
-    let Some((user, _)) = login.split_once('%') else { return text.to_owned() };
-    format!("{user}@{rest}")
+    let (login, rest) = text.rsplit_once('@').map_or((None, text), |(login, rest)| (Some(login), rest));
+    // What stands behind may be a password out of place.
+    let rest = rest.split('?').next().unwrap_or_default();
+    let Some(login) = login else { return rest.to_owned() };
+    let (head, user) = login.split_at(login.find("://").map_or(0, |at| at + "://".len()));
+    let user = user.split('%').next().unwrap_or_default();
+    format!("{head}{}@{rest}", shown_user(user))
+}
+
+/// A CHAP name of a URL, fit to be shown: what follows its first `:` may be a password, as other URLs have it there, unless
+/// the name is an iSCSI name.
+#[must_use]
+pub fn shown_user(user: &str) -> String {
+    let lower = user.to_ascii_lowercase();
+    match user.split_once(':') {
+        Some((name, _)) if !["iqn.", "eui.", "naa."].iter().any(|kind| lower.starts_with(kind)) => {
+            format!("{name}:***")
+        }
+        _ => user.to_owned(),
+    }
 }
 
 fn split_port(address: &str) -> Option<(String, u16)> {
@@ -169,9 +186,15 @@ mod tests {
             "iscsi://h/iqn.2026-11.example:a/x",
             "iscsi://a b/",
             "iscsi://[::1/",
+            "iscsi://u:hunter2@h/notaname/0",
+            "ISCSI://u:hunter2@h/iqn.2026-11.example:a/0",
+            "iscsi://h/notaname/0?foo=hunter2",
         ] {
             let error = Url::parse(text).unwrap_err();
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
+        let url = Url::parse("iscsi://u:hunter2@h/iqn.2026-11.example:a/0").unwrap();
+        assert_eq!(url.to_string(), "iscsi://u:***@h/iqn.2026-11.example:a/0");
+        assert_eq!(url.user.as_deref(), Some("u:hunter2"));
     }
 }

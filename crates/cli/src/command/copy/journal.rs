@@ -18,6 +18,7 @@ use super::{Args, Pair, Sparse};
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
+use crate::secret::without_unknown;
 use crate::state::StateDir;
 use crate::sys::{self, Hold};
 use crate::units;
@@ -242,8 +243,8 @@ impl Kept {
 
     /// The command that takes the copy up again.
     pub(super) fn command(&self, args: &Args) -> String {
-        let mut words =
-            vec!["hikyaku".to_owned(), "copy".to_owned(), quoted(&args.source), quoted(&args.destination)];
+        let mut words = vec!["hikyaku".to_owned(), "copy".to_owned()];
+        words.extend([&args.source, &args.destination].map(|end| quoted(&without_unknown(end))));
         let mut option = |name: &str, value: String| words.push(format!("{name} {value}"));
         let range = &args.range;
         for (name, value) in [("--src-offset", range.src_offset), ("--dst-offset", range.dst_offset)] {

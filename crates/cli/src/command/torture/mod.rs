@@ -18,7 +18,7 @@ use crate::command::copy::{self, refusals};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::{protection, units};
+use crate::{protection, secret, units};
 use engine::{Engine, Until};
 use journal::Journal;
 
@@ -111,8 +111,11 @@ impl Client {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if !args.destroy && args.check.is_none() {
-        let refused =
-            Failure::refused("torture", args.endpoint.clone(), "everything on it would be overwritten");
+        let refused = Failure::refused(
+            "torture",
+            secret::shown(&args.endpoint),
+            "everything on it would be overwritten",
+        );
         return Err(refused.hint("--destroy, if that is meant"));
     }
     let mut io = endpoint::event_loop()?;
@@ -121,7 +124,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     // The same for all: they differ in the initiator's name only.
     let protection = protection::of(&clients[0].endpoint.facts());
     if capability.read_only && args.check.is_none() {
-        return Err(Failure::refused("overwrite", args.endpoint.clone(), "it is read-only"));
+        return Err(Failure::refused("overwrite", secret::shown(&args.endpoint), "it is read-only"));
     }
     let (header, history, until) = if let Some(path) = &args.check {
         let (header, history) = journal::read(path)?;
@@ -138,7 +141,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let bytes = header.ability.sectors * SECTOR_BYTES as u64;
     if bytes > capability.size_bytes {
         let cause = format!("it has {} bytes; the record is of {bytes}", capability.size_bytes);
-        return Err(Failure::usage("check", args.endpoint.clone(), cause));
+        return Err(Failure::usage("check", secret::shown(&args.endpoint), cause));
     }
     let journal = args.journal.as_deref().map(|path| Journal::create(path, &header)).transpose()?;
     context.remark(&format!(
@@ -208,7 +211,7 @@ fn open(context: &Context, args: &Args, io: &mut Io) -> Result<Vec<Client>, Fail
 }
 
 fn header(args: &Args, capability: &block::Capability) -> Result<Header, Failure> {
-    let usage = |cause: String| Failure::usage("torture", args.endpoint.clone(), cause);
+    let usage = |cause: String| Failure::usage("torture", secret::shown(&args.endpoint), cause);
     let sector = SECTOR_BYTES as u64;
     let block = u64::from(capability.granularity.max(capability.block_size)).div_ceil(sector);
     let bytes = args.size.unwrap_or(capability.size_bytes.min(BYTES_DEFAULT));

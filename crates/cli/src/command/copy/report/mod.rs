@@ -19,7 +19,7 @@ use super::journal::quoted;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::Series;
-use crate::secret::take_url_secrets;
+use crate::secret::{shown, take_url_secrets};
 use crate::units;
 
 /// How every report begins; nothing else is overwritten by one.
@@ -106,7 +106,7 @@ impl Report {
     }
 
     fn page(&self, args: &Args, record: &Record, result: &Result<Exit, Failure>) -> Result<String, Failure> {
-        let [source, destination] = [&args.source, &args.destination].map(|words| take_url_secrets(words).0);
+        let [source, destination] = [&args.source, &args.destination].map(|words| shown(words));
         let headline = headline(&source, &destination, result);
         let took = units::duration(self.started.elapsed());
         let mut page = format!(
@@ -137,7 +137,11 @@ impl Report {
         if let Some(outcome) = &record.outcome {
             page += &unreadable(outcome);
         }
-        let _ = write!(page, "<h2>To repeat it</h2>\n<pre>{}</pre>\n", escaped(&command_line()));
+        let _ = write!(
+            page,
+            "<h2>To repeat it</h2>\n<pre>{}</pre>\n",
+            escaped(&command_line([&args.source, &args.destination]))
+        );
         if let Err(failure) = result
             && !failure.hint.is_empty()
         {
@@ -291,9 +295,12 @@ fn place(words: &str, offset: u64) -> String {
 }
 
 /// This process's command line, without secrets.
-fn command_line() -> String {
+fn command_line(endpoints: [&String; 2]) -> String {
     let words = std::env::args_os().skip(1);
-    let words = words.map(|word| quoted(&take_url_secrets(&word.to_string_lossy()).0));
+    let words = words.map(|word| {
+        let clean = take_url_secrets(&word.to_string_lossy()).0;
+        quoted(&if endpoints.contains(&&clean) { shown(&clean) } else { clean })
+    });
     std::iter::once("hikyaku".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
