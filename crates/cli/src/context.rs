@@ -41,7 +41,7 @@ impl Once {
 /// Prints a warning as suits `--json` or people.
 pub(crate) fn warn(json: bool, text: &str) {
     if json {
-        output::note(&json!({ "warning": text }).to_string());
+        output::note_json(&json!({ "warning": text }));
     } else {
         output::note(&format!("warning: {text}"));
     }

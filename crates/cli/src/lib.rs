@@ -74,7 +74,7 @@ pub fn main() -> ExitCode {
 
 fn report(failure: &Failure, json: bool) {
     if json {
-        output::note(&failure.to_json().to_string());
+        output::note_json(&failure.to_json());
     } else {
         output::note(&format!("error: {failure}"));
     }
@@ -115,8 +115,13 @@ fn hide_variables() -> HashMap<&'static str, Password> {
 fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let is_answer = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if is_answer || !arguments.iter().any(|argument| argument == "--json") {
-        // Nobody is left to be told if even this cannot be printed.
-        let _ = error.print();
+        let text = error.to_string();
+        if is_answer || output::printable(&text) == text {
+            // An error of printing has no other place to go.
+            let _ = error.print();
+        } else {
+            output::note(text.trim_end());
+        }
         return ExitCode::from(if is_answer { 0 } else { Exit::Usage.code() });
     }
     let text = error.to_string();

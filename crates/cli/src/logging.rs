@@ -2,9 +2,13 @@
 //! syntax of `tracing` (`debug`, `node=trace,warn`).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io;
+use std::fmt::{self, Debug};
+use std::io::{self, Write};
 
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
 use crate::output;
 
@@ -28,7 +32,36 @@ pub(crate) fn start(level: &str, json: bool) {
         .with_ansi(output::is_lively())
         .with_target(false);
     // Only a second call could fail, and there is none.
-    let _ = if json { builder.json().try_init() } else { builder.compact().try_init() };
+    let _ = if json {
+        builder.json().with_writer(|| JsonLines).try_init()
+    } else {
+        builder.compact().fmt_fields(debug_fn(field).delimited(" ")).try_init()
+    };
+}
+
+/// Writes a field as the library does, but for characters that would act on a terminal: peers send names and messages.
+fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
+    let value = format!("{value:?}");
+    let value = output::printable(&value);
+    match field.name().trim_start_matches("r#") {
+        "message" => writer.write_str(&value),
+        name if writer.has_ansi_escapes() => write!(writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m{value}"),
+        name => write!(writer, "{name}={value}"),
+    }
+}
+
+/// Lines of JSON, on stderr.
+struct JsonLines;
+
+impl Write for JsonLines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        io::stderr().write_all(output::printable_json(&text).as_bytes()).map(|()| line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }
 
 /// From now on a panic is a line of the log, with its place: a server survives most of them, see `node::target`.
@@ -47,4 +80,49 @@ pub(crate) fn log_panics() {
             tracing::error!("{trace}");
         }
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Keeps what is logged.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_peers_send_is_escaped() {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .without_time()
+            .with_target(false)
+            .with_writer(move || writer.clone())
+            .compact()
+            .fmt_fields(debug_fn(field).delimited(" "))
+            .finish();
+        let name = "a\u{1b}[31m\u{202e}\r";
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(name, shown = %name, count = 2, "from {name}");
+        });
+        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        let escaped = r"a\u{1b}[31m\u{202e}\u{d}";
+        assert_eq!(
+            text,
+            format!(" INFO from {escaped} name=\"{}\" shown={escaped} count=2\n", r"a\u{1b}[31m\u{202e}\r")
+        );
+    }
 }

@@ -1,5 +1,10 @@
 //! What commands print: results on stdout, everything else on stderr; tables for people, JSON for programs.
+//!
+//! Names of files, keys of configurations and messages of peers may hold anything. What would command a terminal, or reorder
+//! what it shows, is escaped here ([`printable`]), and in the log by `logging.rs`.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 
 use serde_json::Value;
@@ -7,8 +12,41 @@ use serde_json::Value;
 /// Version of every JSON object we print; fields are only ever added to it.
 pub(crate) const SCHEMA: u32 = 1;
 
+/// Whether a terminal would act on a character, other than by a new line or column, or show the text around it in another
+/// order.
+fn acts(c: char) -> bool {
+    let reorders =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    reorders || c.is_control() && !matches!(c, '\n' | '\t')
+}
+
+fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
+    if !text.contains(acts) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if acts(c) { escape(&mut out, c) } else { out.push(c) }
+    }
+    out.into()
+}
+
+/// Text for people: control characters but newline and tab, and those of writing direction, as `\u{1b}`.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |out, c| write!(out, "\\u{{{:x}}}", c as u32).expect("a string"))
+}
+
+/// JSON text, in whose strings such characters may stand: as `\u001b`, which means the same. All are of 16 bits.
+pub(crate) fn printable_json(text: &str) -> Cow<'_, str> {
+    escaped(text, |out, c| write!(out, "\\u{:04x}", c as u32).expect("a string"))
+}
+
 /// Prints a line of result. A reader that has gone away (`| head`) ends the program quietly.
 pub(crate) fn line(text: &str) {
+    result(&printable(text));
+}
+
+fn result(text: &str) {
     let mut stdout = io::stdout().lock();
     let written = stdout
         .write_all(text.as_bytes())
@@ -21,6 +59,7 @@ pub(crate) fn line(text: &str) {
 
 /// Prints a line of result for whoever may still listen, and goes on if nobody does.
 pub(crate) fn announce(text: &str) {
+    let text = printable(text);
     let mut stdout = io::stdout().lock();
     // A server goes on serving without a reader.
     let _ = stdout
@@ -31,11 +70,20 @@ pub(crate) fn announce(text: &str) {
 
 /// Prints one JSON object on one line of stdout.
 pub(crate) fn json(value: &Value) {
-    line(&value.to_string());
+    result(&printable_json(&value.to_string()));
 }
 
-/// Prints a line on stderr, if anybody still listens.
+/// Prints a line on stderr. An error of that is not one of the command.
 pub(crate) fn note(text: &str) {
+    remark(&printable(text));
+}
+
+/// Prints one JSON object on one line of stderr.
+pub(crate) fn note_json(value: &Value) {
+    remark(&printable_json(&value.to_string()));
+}
+
+fn remark(text: &str) {
     let mut stderr = io::stderr().lock();
     // A closed stderr must not stop a copy.
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.write_all(b"\n"));
@@ -101,6 +149,17 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_character_commands_a_terminal_or_reorders_its_text() {
+        assert_eq!(printable("a\u{1b}[31mb\u{9b}c\r\u{7f}\n\td"), "a\\u{1b}[31mb\\u{9b}c\\u{d}\\u{7f}\n\td");
+        assert_eq!(printable("x\u{202e}gpj.exe\u{2066}\u{200f}"), "x\\u{202e}gpj.exe\\u{2066}\\u{200f}");
+        assert!(matches!(printable("\u{5d0}\u{e9}\u{1f980}"), Cow::Borrowed(_)));
+        let value = serde_json::json!({ "name": "a\u{1b}\u{9b}\u{202e}\u{7f}" });
+        let text = printable_json(&value.to_string()).into_owned();
+        assert!(!text.contains(acts), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
 
     #[test]
     fn tables_are_aligned_for_people_and_plain_in_a_pipe() {

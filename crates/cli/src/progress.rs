@@ -104,7 +104,7 @@ impl Progress {
                 };
                 output::note(&format!("{} {percent}{}", sample.phase, words(sample)));
             }
-            Style::Json => output::note(&object(sample).to_string()),
+            Style::Json => output::note_json(&object(sample)),
             Style::Quiet => {}
         }
     }

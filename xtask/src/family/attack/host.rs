@@ -63,6 +63,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("host-create-is-private", || create_is_private(context));
     cases.check("host-hooks-see-no-password", || hooks_see_no_password(context));
     cases.check("host-process-shows-no-password", || process_shows_no_password(context));
+    cases.check("host-messages-show-no-password", || messages_show_no_password(context));
+    cases.check("host-messages-command-no-terminal", || messages_command_no_terminal(context, &scene));
     for back_end in ["uring", "portable"] {
         cases.check(&format!("host-sandbox-{back_end}"), || sandboxed(context, back_end));
     }
@@ -301,6 +303,73 @@ fn process_shows_no_password(context: &Context) -> Result<()> {
         }
     }
     running.kill();
+    Ok(())
+}
+
+/// Endpoints with a password in a wrong place, or under a wrong scheme; PW stands for it.
+const MISTYPED: &[&str] = &[
+    "ISCSI://me%PW@127.0.0.1:1/iqn.2026-11.example:x/0",
+    "iscis://me%PW@127.0.0.1:1/iqn.2026-11.example:x/0",
+    "iscis://me:PW@127.0.0.1:1/iqn.2026-11.example:x/0",
+    "log:iscsi://me%PW@127.0.0.1:1/iqn.2026-11.example:x/0",
+    "nbd://me:PW@127.0.0.1:1/x",
+    "iscsi://me:PW@127.0.0.1:1/iqn.2026-11.example:x/0",
+    "iscsi://me:PW@127.0.0.1:1/not-a-name/0",
+    "iscsi://127.0.0.1:1/iqn.2026-11.example:x/0,chap-secret=PW",
+    "iscsi://127.0.0.1:1/iqn.2026-11.example:x/0?foo=PW",
+];
+
+/// What is wrong with an endpoint is said, reported and handed to hooks without the password in it.
+fn messages_show_no_password(context: &Context) -> Result<()> {
+    let home = scratch()?;
+    let (report, seen) = (home.path().join("report.html"), home.path().join("seen"));
+    for endpoint in MISTYPED {
+        let endpoint = endpoint.replace("PW", PASSWORD);
+        let hook = format!("echo \"$HIKYAKU_DESTINATION\" > {}", seen.display());
+        let report_name = report.display().to_string();
+        let copy = ["copy", "pattern:1M", &endpoint, "--pre", &hook, "--report", &report_name];
+        for arguments in [&copy[..], &["info", &endpoint], &["info", &endpoint, "--json"]] {
+            let output = run(context.command_in(home.path()).args(arguments), LIMIT)?;
+            ensure!(output.code != Some(0), "{endpoint}: {}", output.text());
+            ensure!(!output.text().contains(PASSWORD), "{endpoint}:\n{}", output.text());
+        }
+        for file in [&report, &seen] {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            ensure!(!text.contains(PASSWORD), "{endpoint}: {} has\n{text}", file.display());
+            ensure!(file == &seen || !text.is_empty(), "{endpoint}: no report");
+            let _ = fs::remove_file(file);
+        }
+    }
+    Ok(())
+}
+
+/// What a terminal acts on, or shows in another order, is escaped wherever it comes from.
+fn messages_command_no_terminal(context: &Context, scene: &Scene) -> Result<()> {
+    const HOSTILE: &str = "a\u{1b}[31mb\u{9b}c\u{202e}d\u{7f}";
+    let toml = r"a\u001b[31mb\u009bc\u202Ed\u007f";
+    let config = scene.write("hostile.toml", &format!("\"{toml}\" = 1\n"), 0o600)?;
+    let peers = format!("[[peer]]\nname = \"x\"\npublic-key = \"{toml}\"\n");
+    let peers = scene.write("hostile-peers.toml", &peers, 0o600)?;
+    let [config, peers] = [config, peers].map(|path| path.display().to_string());
+    let missing = scene.path(HOSTILE).display().to_string();
+    let option = format!("--{HOSTILE}");
+    let commands: [&[&str]; 7] = [
+        &["check", &config],
+        &["check", &config, "--json"],
+        &["serve", "mem:1M", "--listen", "127.0.0.1:0", "--peers", &peers],
+        &["info", &missing],
+        &["info", &missing, "--json"],
+        &["copy", "mem:1M", &option],
+        &["copy", "mem:1M", &option, "--json"],
+    ];
+    for arguments in commands {
+        let output = run(context.command_in(scene.home.path()).args(arguments), LIMIT)?;
+        ensure!(output.code != Some(0), "{}: {}", output.line, output.ending());
+        let text = output.text();
+        let acts = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        ensure!(!text.contains(acts), "{arguments:?}: {text:?}");
+        ensure!(text.contains("9b"), "{arguments:?}: the name is not shown: {text:?}");
+    }
     Ok(())
 }
 

@@ -157,7 +157,7 @@ impl Frozen<'_> {
 /// Says that one of them runs, as it may take long.
 fn tell(context: &Context, phase: &str) {
     if context.json {
-        output::note(&json!({ "phase": phase }).to_string());
+        output::note_json(&json!({ "phase": phase }));
     } else {
         context.remark(&format!("running the command of --{phase}"));
     }

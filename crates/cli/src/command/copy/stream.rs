@@ -105,16 +105,11 @@ fn failure(context: &Context, args: &Args, error: &CopyError, [source, destinati
 }
 
 fn tell(context: &Context, args: &Args, object: &Value, sentence: impl FnOnce() -> String, to_stream: bool) {
-    let text = if args.json {
-        object.to_string()
-    } else if context.quiet {
-        return;
-    } else {
-        sentence()
-    };
-    if to_stream {
-        output::note(&text);
-    } else {
-        output::line(&text);
+    match (args.json, to_stream) {
+        (true, true) => output::note_json(object),
+        (true, false) => output::json(object),
+        (false, _) if context.quiet => {}
+        (false, true) => output::note(&sentence()),
+        (false, false) => output::line(&sentence()),
     }
 }
