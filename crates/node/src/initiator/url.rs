@@ -194,7 +194,7 @@ mod tests {
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
         let url = Url::parse("iscsi://u:hunter2@h/iqn.2026-11.example:a/0").unwrap();
-        assert_eq!(url.to_string(), "iscsi://u:***@h/iqn.2026-11.example:a/0");
+        assert_eq!(url.to_string(), "iscsi://u:***@h:3260/iqn.2026-11.example:a/0");
         assert_eq!(url.user.as_deref(), Some("u:hunter2"));
     }
 }
