@@ -156,7 +156,7 @@ impl<N: Default, Q> Backlog<N, Q> {
         }
     }
 
-    /// There is a new connection. It counts as progress, unless [`BARREN_MAX`] of them in a row have ended no request: a host that cuts
+    /// There is a new connection. It counts as progress, unless more than three of them in a row have ended no request: a host that cuts
     /// every connection would keep the requests for ever. False then: the next pause is longer, too.
     pub fn connected(&mut self, now: Duration) -> bool {
         if self.works.is_empty() {

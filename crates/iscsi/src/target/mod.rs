@@ -120,7 +120,7 @@ pub enum Event {
     SessionReady(Box<SessionReady>),
     /// The login was refused by the machine, or by [`Connection::identify`]; [`Event::Close`] follows the response.
     LoginRefused {
-        /// What the initiator is told.
+        /// Status of the response.
         status: LoginStatus,
         /// Why it did not prove itself, if it did not.
         denial: Option<Denial>,

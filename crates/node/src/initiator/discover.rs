@@ -18,7 +18,7 @@ use scsi::{Sense, SenseKey, Status};
 
 use super::facts::Known;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
-use super::refusal::{BUSY_PATIENCE, BUSY_PAUSE, damaged, login_error};
+use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX, damaged, login_error};
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, told};
 use super::trust::{Login, Portal};
@@ -155,7 +155,7 @@ impl<'a> Talk<'a> {
         target: Option<&str>,
     ) -> Result<Self, OpenError> {
         let mut last = None;
-        let patience = io.now() + BUSY_PATIENCE.min(options.timeout);
+        let until = io.now() + BUSY_TIME_MAX.min(options.timeout);
         let mut tried_again = false;
         let addresses = resolve(url)?;
         for &address in &addresses {
@@ -174,7 +174,7 @@ impl<'a> Talk<'a> {
                         tracing::warn!(%url, "the target does not seal: going on in the clear");
                         declined = true;
                     }
-                    Err(failure) if failure.is_busy() && io.now() < patience => pause(io, BUSY_PAUSE)?,
+                    Err(failure) if failure.is_busy() && io.now() < until => pause(io, BUSY_PAUSE)?,
                     Err(failure) if failure.may_be_damage() && !tried_again => tried_again = true,
                     Err(failure) => match explain(url, failure) {
                         error @ OpenError::Unreachable(_) => {

@@ -28,7 +28,7 @@ use super::command::{self, Data, Step, Verdict};
 use super::facts::{self, Known};
 use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve, resolve_redirect};
-use super::refusal::{BUSY_PATIENCE, damaged, is_transient, login_error};
+use super::refusal::{BUSY_TIME_MAX, damaged, is_transient, login_error};
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
 use super::trust::{Login, Portal};
@@ -305,7 +305,7 @@ impl IscsiEndpoint {
             if self.address < self.addresses.len() {
                 return self.connect(io, done);
             }
-            if is_busy && io.now() < self.born + BUSY_PATIENCE.min(self.options.timeout) {
+            if is_busy && io.now() < self.born + BUSY_TIME_MAX.min(self.options.timeout) {
                 // Others want in as well: who asks rarely waits long.
                 self.backoff = Backoff::default();
                 return self.lose(io);

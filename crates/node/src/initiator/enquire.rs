@@ -15,7 +15,7 @@ use seal::{Broken, Enquirer, PublicKey, Suite};
 use zeroize::Zeroizing;
 
 use super::options::{random_isid, resolve};
-use super::refusal::{BUSY_PATIENCE, BUSY_PAUSE};
+use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX};
 use super::url::Url;
 
 /// Who asks: nobody in particular. The name of this host is no business of a portal that has proven nothing.
@@ -63,13 +63,13 @@ impl From<Fatal> for Failure {
 /// this is the portal's key, somebody has to compare. `timeout` is for the whole.
 pub fn enquire(url: &Url, timeout: Duration) -> Result<PublicKey, OpenError> {
     let deadline = Instant::now() + timeout;
-    let patience = Instant::now() + BUSY_PATIENCE.min(timeout);
+    let until = Instant::now() + BUSY_TIME_MAX.min(timeout);
     let (mut last, mut tried_again) = (None, false);
     for address in resolve(url)? {
         loop {
             match ask(address, deadline) {
                 Ok(key) => return Ok(key),
-                Err(Failure::Refused(LoginStatus::ServiceUnavailable)) if Instant::now() < patience => {
+                Err(Failure::Refused(LoginStatus::ServiceUnavailable)) if Instant::now() < until => {
                     std::thread::sleep(BUSY_PAUSE);
                 }
                 Err(failure) if failure.may_be_damage() && !tried_again => tried_again = true,

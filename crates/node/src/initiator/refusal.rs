@@ -10,7 +10,7 @@ use iscsi::wire::LoginStatus;
 use super::url::Url;
 
 /// How long a target that is too busy for a login (0301) is asked again before it is given up, and how often.
-pub(super) const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const BUSY_TIME_MAX: Duration = Duration::from_secs(5);
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A handshake that was damaged on the way at both attempts.
