@@ -44,7 +44,11 @@ pub(crate) struct Spin {
 impl Spin {
     pub(crate) fn new(is_on: bool) -> Self {
         let is_on = is_on && std::env::var_os(VARIABLE).is_none_or(|value| value != "0") && cores() > 1;
-        let (crowd, report) = (Crowd::default(), SpinReport::default());
+        let (mut crowd, report) = (Crowd::default(), SpinReport::default());
+        if is_on {
+            // Now, not when it is first needed: the loop's descriptors are the same from the beginning.
+            crowd.load = File::open("/proc/loadavg").ok();
+        }
         Self { is_on, is_wanted: true, rest: 0, penalty: 0, crowd, report }
     }
 

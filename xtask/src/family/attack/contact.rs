@@ -508,9 +508,6 @@ fn unknown_with_acl(context: &Context, chap: bool) -> Result<()> {
     alike(&url, &[listed, beside, UNKNOWN], status)
 }
 
-/// Descriptors that loop threads open when they first serve a session: `/proc/loadavg` each.
-const OWN_MAX: usize = 64;
-
 /// Idle connections cost little, give it back, and keep no login out.
 fn idle(context: &Context, estate: &Estate) -> Result<()> {
     raise_descriptors(2 * IDLE as u64)?;
@@ -533,7 +530,7 @@ fn idle(context: &Context, estate: &Estate) -> Result<()> {
         peak = peak.max(resident_bytes(target.pid())?);
         drop(connections);
         let until = Instant::now() + LIMIT;
-        while descriptors(target.pid())? > open + OWN_MAX {
+        while descriptors(target.pid())? > open {
             ensure!(Instant::now() < until, "{} descriptors stay open", descriptors(target.pid())?);
             std::thread::sleep(Duration::from_millis(20));
         }
