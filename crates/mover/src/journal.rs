@@ -163,6 +163,15 @@ pub(crate) fn beside(path: &Path) -> io::Result<(&Path, PathBuf)> {
     Ok((directory, directory.join(beside)))
 }
 
+/// Makes FILE.new. What a killed process left there goes first; `O_EXCL` follows no link that is planted meanwhile.
+pub(crate) fn create_beside(beside: &Path) -> io::Result<File> {
+    match fs::remove_file(beside) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).open(beside)
+}
+
 /// Puts `bytes` in the place of the file at `path`. `before` is told each step before it is done, and may end it all.
 pub(crate) fn replace(
     path: &Path,
@@ -171,7 +180,7 @@ pub(crate) fn replace(
 ) -> io::Result<()> {
     let (directory, beside) = beside(path)?;
     before(Step::Create)?;
-    let mut file = File::create(&beside)?;
+    let mut file = create_beside(&beside)?;
     before(Step::Write)?;
     file.write_all(bytes)?;
     before(Step::Sync)?;

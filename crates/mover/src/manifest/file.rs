@@ -1,11 +1,11 @@
 //! A manifest in a file of the user's choice: replaced as a whole, and nothing else is.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 use super::{HEAD, MANIFEST_BYTES_MAX, Manifest};
-use crate::journal::{Step, beside, read_whole, replace};
+use crate::journal::{Step, beside, create_beside, read_whole, replace};
 
 /// The manifest at `path`: its bytes, still to be parsed.
 pub fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
@@ -18,7 +18,7 @@ pub fn check_manifest_place(path: &Path) -> io::Result<()> {
     let (_, beside) = beside(path)?;
     is_free(path)?;
     is_free(&beside)?;
-    File::create(&beside)?;
+    create_beside(&beside)?;
     fs::remove_file(&beside)
 }
 
