@@ -180,7 +180,7 @@ impl Copier {
         tracing::warn!(%error, "no thread for a copy");
         let mut inner = self.lock();
         inner.threads -= 1;
-        // Somebody who copies will come to it; with nobody there it is the only one.
+        // Another copy thread takes the order later; without one it is the only order that waits, and is refused.
         inner.threads > 0 || inner.waiting.pop_back().is_none()
     }
 
