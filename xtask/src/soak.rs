@@ -5,25 +5,25 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rand::RngExt;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::harness::files::{empty_file, patchy_file, random_file, same_file};
-use crate::harness::load::{Load, busy};
-use crate::harness::pdu::{Session, connect};
-use crate::harness::process::Surroundings;
-use crate::harness::procfs::{descriptors, resident_bytes};
-use crate::harness::target::{MEMORY_LOG, Memory};
-use crate::harness::{Against, Context, Disk, Running, Served, Target, Tier, Url, scratch};
-use crate::{evidence, install, suite};
+use harness::files::{empty_file, patchy_file, random_file, same_file};
+use harness::load::{Load, busy};
+use harness::pdu::{Session, connect};
+use harness::process::Surroundings;
+use harness::procfs::{descriptors, resident_bytes};
+use harness::target::{MEMORY_LOG, Memory};
+use harness::{Against, Context, Disk, Running, Served, Target, Tier, Url, scratch};
+use harness::{evidence, install, random, steps};
 
 const BYTES: u64 = 64 << 20;
 const COPY_LIMIT: Duration = Duration::from_secs(120);
-/// Threads that open and close sessions, and for how long in one round.
+/// Threads that open and close sessions, and the length of one round.
 const CHURNERS: u8 = 4;
 const CHURN_TIME: Duration = Duration::from_secs(2);
-/// The LUN whose content stays, which sessions read and rewrite all the time.
+/// The LUN whose content never changes: sessions continuously read and rewrite it.
 const STEADY_LUN: usize = 2;
 const STEADY_SESSIONS: u8 = 8;
 const STEADY_LOADS: [Load; 4] = [
@@ -32,19 +32,18 @@ const STEADY_LOADS: [Load; 4] = [
     Load { name: "read-256k", writes: false, bytes: 256 << 10, depth: 4 },
     Load { name: "write-256k", writes: true, bytes: 256 << 10, depth: 4 },
 ];
-/// How long the target may take to notice that the sessions of a round have ended.
+/// Time limit for the target to release the sessions of a round.
 const REST_LIMIT: Duration = Duration::from_secs(10);
-/// Samples kept; when there are more, every second one is dropped.
+/// Maximum number of samples; every second one is dropped at that number.
 const SAMPLES_MAX: usize = 2000;
-/// Growth of the target's memory from the first quarter of the samples to the last that is no leak.
+/// Permitted growth of the target's memory from the first quarter of the samples to the last, bytes.
 const RESIDENT_GROWTH_MAX: u64 = 32 << 20;
 const DESCRIPTOR_GROWTH_MAX: usize = 4;
-/// A shorter run that found nothing is no evidence. The file says how long it was.
+/// A shorter run without findings is not recorded. The file states the length of the run.
 const KEPT_HOURS_MIN: f64 = 0.25;
-/// Rounds before the first sample counts.
+/// Rounds before the first counted sample.
 const WARM_UP_ROUNDS: usize = 8;
 
-/// Options of `cargo xtask soak`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How long; fractions are fine
@@ -64,18 +63,16 @@ struct Sample {
     memory: Memory,
 }
 
-/// The target with what the rounds need.
 struct Scene<'a> {
     context: &'a Context,
     dir: &'a Path,
     served: Served,
-    /// What [`STEADY_LUN`] holds.
     steady: Vec<u8>,
 }
 
 const INITIATOR: &str = "iqn.2026-11.org.example:soak";
 
-/// Opens and closes sessions as fast as it goes, in good and bad manner. Answers how many.
+/// Opens sessions and closes them in orderly and disorderly ways, as fast as possible. Returns their number.
 fn churn(url: &Url, thread: u8, until: Instant, mut rng: StdRng) -> Result<usize> {
     let mut count = 0_usize;
     while Instant::now() < until {
@@ -83,14 +80,14 @@ fn churn(url: &Url, thread: u8, until: Instant, mut rng: StdRng) -> Result<usize
         let mut session = Session::login(url, INITIATOR, isid)?;
         session.read(url.lun, rng.random_range(0..1000), 8)?;
         match rng.random_range(0..6) {
-            // Leaves without a word.
+            // The connection is closed without a logout.
             0 => {}
-            // In the middle of a command.
+            // The connection is closed during a command.
             1 => {
                 let command = session.command(url.lun, &[0x28, 0, 0, 0, 0, 0, 0, 1, 0, 0], 256 * 512, &[]);
                 session.send(&command)?;
             }
-            // Its own successor: the new session replaces the old one (RFC 7143 §6.3.5).
+            // A second login with the same name and ISID replaces the session (RFC 7143 §6.3.5).
             2 => Session::login(url, INITIATOR, isid)?.logout()?,
             // A connection that never logs in.
             3 => {
@@ -104,7 +101,6 @@ fn churn(url: &Url, thread: u8, until: Instant, mut rng: StdRng) -> Result<usize
     Ok(count)
 }
 
-/// A copy to the LUN, compared and copied back.
 fn copy_and_compare(scene: &Scene<'_>, url: &Url, rng: &mut StdRng) -> Result<()> {
     let (source, back) = (scene.dir.join("source.img"), scene.dir.join("back.img"));
     let (from, to, url) = (source.display().to_string(), back.display().to_string(), url.to_string());
@@ -121,7 +117,6 @@ fn copy_and_compare(scene: &Scene<'_>, url: &Url, rng: &mut StdRng) -> Result<()
     same_file(&source, &back)
 }
 
-/// A copy that dies in the middle.
 fn killed_copy(scene: &Scene<'_>, url: &Url, rng: &mut StdRng) -> Result<()> {
     let source = scene.dir.join("source.img");
     random_file(&source, BYTES, rng.random())?;
@@ -133,14 +128,14 @@ fn killed_copy(scene: &Scene<'_>, url: &Url, rng: &mut StdRng) -> Result<()> {
     copy.finish(COPY_LIMIT).map(|_| ())
 }
 
-/// Sessions that read and rewrite the steady LUN, sessions that come and go, and with `copies` a copy besides.
+/// Runs sessions that read and rewrite the steady LUN, sessions that are opened and closed, and with `copies` a copy.
 fn mixed(scene: &Scene<'_>, url: &Url, rng: &mut StdRng, copies: bool) -> Result<String> {
     let until = Instant::now() + CHURN_TIME;
     let steady = scene.served.url(STEADY_LUN);
     std::thread::scope(|scope| {
         let mut busy_ones = Vec::new();
         for (number, load) in (0..STEADY_SESSIONS).zip(STEADY_LOADS.iter().cycle()) {
-            let rng = StdRng::seed_from_u64(rng.random());
+            let rng = random::seeded(rng.random());
             busy_ones.push(scope.spawn(move || {
                 let mut session = Session::login(steady, INITIATOR, [0x80, 6, 6, 6, 0, number])?;
                 session.read(steady.lun, 0, 8)?;
@@ -151,7 +146,7 @@ fn mixed(scene: &Scene<'_>, url: &Url, rng: &mut StdRng, copies: bool) -> Result
         }
         let churners: Vec<_> = (0..CHURNERS)
             .map(|thread| {
-                let rng = StdRng::seed_from_u64(rng.random());
+                let rng = random::seeded(rng.random());
                 scope.spawn(move || churn(url, thread, until, rng).context("churn"))
             })
             .collect();
@@ -180,14 +175,13 @@ fn round(scene: &Scene<'_>, number: usize) -> Result<String> {
     }
 }
 
-/// `cargo xtask soak`.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     ensure!(args.hours > 0.0 && args.hours < 1000.0, "--hours wants a number between 0 and 1000");
     install::ensure(install::Purpose::Test)?;
-    let seed = args.seed.unwrap_or_else(suite::fresh_seed);
+    let seed = args.seed.unwrap_or_else(steps::fresh_seed);
     println!("seed {seed}");
-    let hikyaku = suite::binary(args.hikyaku.as_ref())?;
-    // The commit and the date of the beginning: the tree may change in the hours to come.
+    let hikyaku = steps::binary(args.hikyaku.as_ref())?;
+    // The commit and the date of the start: the tree may change during the run.
     let mut content = evidence::header("soak");
     let context = Context::new(hikyaku, seed, Tier::Full, Against::Ours)?;
     let dir = scratch()?;
@@ -284,7 +278,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Compares the last quarter with the first. At rest no area is lent but those that the threads keep.
+/// Compares the last quarter with the first. At rest the only borrowed areas are those that the threads keep.
 fn judge(samples: &[Sample]) -> Result<()> {
     if samples.len() < 8 {
         bail!("only {} samples after warming up: too short to judge growth", samples.len());
@@ -297,7 +291,7 @@ fn judge(samples: &[Sample]) -> Result<()> {
     ensure!(after <= before + RESIDENT_GROWTH_MAX, "memory grew from {before} to {after} bytes");
     let areas = |part: &[Sample]| part.iter().map(|sample| sample.memory.areas).min().unwrap_or(0);
     let (before, after) = (areas(first), areas(last));
-    ensure!(after <= before, "areas lent at rest grew from {before} to {after}");
+    ensure!(after <= before, "areas borrowed at rest grew from {before} to {after}");
     let (before, after) = (open(first), open(last));
     ensure!(after <= before + DESCRIPTOR_GROWTH_MAX, "descriptors grew from {before} to {after}");
     Ok(())

@@ -1,126 +1,117 @@
-//! The order of a run: packages, unit tests, the release binary, the families; and what it prints at the end.
+//! The order of a run: packages, unit tests, the release binary, the families; and the summary printed at the end.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use harness::family::FAMILIES;
+use harness::install::{self, Purpose};
+use harness::process::line_of;
+use harness::run::{Settings, Tally, VARIABLE, print_summary, results, totals};
+use harness::steps::{
+    Steps, UnitCounts, binary, binary_of, cargo, fresh_seed, must, repository, show, target_directory,
+};
+use harness::{Against, Share, Tier};
 use serde_json::Value;
 
-use crate::family::{FAMILIES, Family, NIGHTLY};
-use crate::harness::cases::{Failure, Journal, Tally, print_summary, totals};
-use crate::harness::{Against, Cases, Context, Tier};
-use crate::install::{self, Purpose};
-use crate::steps::{Steps, UnitCounts, cargo, must, repository, show, target_directory};
-use crate::{Selection, evidence};
+use crate::{Selection, touched};
 
-/// Builds the program under test and the simulator, and says where they are. Built apart, each would get the dependencies with
-/// features of its own, once more.
-pub(crate) fn programs() -> Result<PathBuf> {
-    must(&mut cargo(&["build", "--release", "--package", "hikyaku", "--package", "hikyaku-sim"]))?;
-    Ok(target_directory()?.join("release"))
-}
+/// Families that take too long for every change; they run only when named, or nightly.
+const NIGHTLY: &[&str] = &["mutants", "seal-model", "passthrough", "volumes", "nfs"];
 
-/// The program under test: the one named, or as built.
-pub(crate) fn binary(named: Option<&PathBuf>) -> Result<PathBuf> {
-    if let Some(path) = named {
-        return path.canonicalize().with_context(|| format!("find {}", path.display()));
+fn chosen(selection: &Selection, tier: Tier) -> Result<Vec<String>> {
+    if let Some(name) =
+        selection.family.iter().find(|name| !FAMILIES.iter().any(|family| family.name == *name))
+    {
+        let names: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
+        bail!("no family {name}; there are {}", names.join(", "));
     }
-    Ok(programs()?.join("hikyaku"))
-}
-
-/// A seed nobody chose.
-pub(crate) fn fresh_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    // Short enough to be typed.
-    (now ^ u64::from(std::process::id()) << 20) % 1_000_000_007
-}
-
-fn chosen(selection: &Selection, against: Against, tier: Tier) -> Result<Vec<&'static Family>> {
-    for name in &selection.family {
-        if !FAMILIES.iter().any(|family| family.name == name) {
-            let names: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
-            bail!("no family {name}; there are {}", names.join(", "));
-        }
+    if !selection.family.is_empty() {
+        return Ok(selection.family.clone());
     }
-    Ok(FAMILIES
-        .iter()
-        .filter(|family| {
-            let everyone =
-                selection.family.is_empty() && (tier == Tier::Full || !NIGHTLY.contains(&family.name));
-            everyone || selection.family.iter().any(|name| name == family.name)
-        })
-        .filter(|family| against == Against::Ours || family.any_target)
-        .collect())
+    let due = FAMILIES.iter().filter(|family| tier == Tier::Full || !NIGHTLY.contains(&family.name));
+    Ok(due.map(|family| family.name.to_owned()).collect())
 }
 
-/// Runs families one after the other.
-fn run_families(
-    context: &Context,
-    families: &[&Family],
-    filter: Option<&str>,
-    mut journal: Option<&mut Journal>,
-) -> Vec<Tally> {
-    let mut tallies = Vec::new();
-    for family in families {
-        println!("\n== {} (seed {}): {}", family.name, context.seed, family.about);
-        let mut cases = Cases::new(family.name, filter, journal.as_deref_mut());
-        let result =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (family.examine)(context, &mut cases)));
-        let result = result.unwrap_or_else(|_| Err(anyhow::anyhow!("the family panicked")));
-        let mut tally = cases.finish();
-        if let Err(error) = result {
-            println!("  FAIL {}: {error:#}", family.name);
-            tally.failures.push(Failure { case: "family".into(), message: format!("{error:#}") });
-        }
-        if tally.passed == 0 && tally.failures.is_empty() && filter.is_none() {
-            tally.failures.push(Failure { case: "family".into(), message: "no case was run".into() });
-        }
-        tallies.push(tally);
+/// Runs the families as cargo's tests. Cases that a filter names run even if the sample leaves them out.
+fn run_families(settings: &Settings, filter: Option<&str>) -> Result<Vec<Tally>> {
+    let report = target_directory()?.join("tests-report.json");
+    let _ = std::fs::remove_file(&report);
+    let settings = Settings { report: Some(report.clone()), ..settings.clone() };
+    let mut command = cargo(&["test", "--package", "hikyaku-tests", "--test", "families", "--"]);
+    if let Some(filter) = filter {
+        command.args(["--include-ignored", filter]);
     }
-    tallies
+    command.env(VARIABLE, serde_json::to_string(&settings)?);
+    let ok = show(&mut command, |_| ())?;
+    let tallies = results(&report)?;
+    ensure!(ok || totals(&tallies).1 > 0, "the test program failed without a failed case");
+    Ok(tallies)
 }
 
-/// What is asked of the dependencies; deny.toml says why advisories are not.
+/// Arguments of cargo-deny; deny.toml states why advisories are not checked.
 const DENY: &[&str] = &["--locked", "check", "licenses", "sources", "bans"];
 
-/// Packages that drive `io`: their tests are run once more over its portable back end.
+/// Packages that drive `io`: their tests run again over its portable back end.
 const OVER_IO: &[&str] = &["hikyaku-block", "hikyaku-mover", "hikyaku-node"];
 
-/// The test programs of [`OVER_IO`] as the workspace built them: chosen by `--package`, they and what they depend on would be built with
-/// other features once more.
-fn portable_tests() -> Result<Vec<Command>> {
-    let output = cargo(&["test", "--workspace", "--no-run", "--message-format", "json"])
-        .output()
-        .context("list the test programs")?;
-    ensure!(output.status.success(), "the tests do not build");
-    let mut commands = Vec::new();
-    for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-        let message: Value = serde_json::from_slice(line).context("a message of cargo")?;
-        let (Some(program), Some(manifest)) =
-            (message["executable"].as_str(), message["manifest_path"].as_str())
-        else {
-            continue;
-        };
-        let id = message["package_id"].as_str().unwrap_or_default();
-        let is_wanted = OVER_IO.iter().any(|name| id.contains(&format!("#{name}@")));
-        if message["profile"]["test"] == true && is_wanted {
-            let mut command = Command::new(program);
-            let home = Path::new(manifest).parent().context("a manifest without a directory")?;
-            command.current_dir(home).env("HIKYAKU_IO", "portable");
-            commands.push(command);
-        }
-    }
-    Ok(commands)
+/// A test program of the workspace.
+struct TestProgram {
+    package: String,
+    target: String,
+    path: PathBuf,
+    /// Directory of the package, in which its tests run.
+    home: PathBuf,
 }
 
-/// cargo's tests as one more family.
-fn unit_tests(family: &'static str, commands: Vec<Command>) -> Result<Tally> {
+impl TestProgram {
+    /// Parses a message of cargo; `None` if it announces no test program.
+    fn parse(line: &[u8]) -> Result<Option<Self>> {
+        let message: Value = serde_json::from_slice(line).context("a message of cargo")?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let (Some(path), Some(manifest)) = (text(&message["executable"]), text(&message["manifest_path"]))
+        else {
+            return Ok(None);
+        };
+        let home = Path::new(&manifest).parent().context("a manifest without a directory")?.to_owned();
+        let package = text(&message["package_id"]).unwrap_or_default();
+        let target = text(&message["target"]["name"]).unwrap_or_default();
+        let is_test = message["profile"]["test"] == true;
+        Ok(is_test.then(|| Self { package, target, path: path.into(), home }))
+    }
+
+    fn drives_io(&self) -> bool {
+        OVER_IO.iter().any(|name| self.package.contains(&format!("#{name}@")))
+    }
+
+    /// Runs all tests, also those that plain `cargo test` leaves out because they need a peer or more than ten seconds.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.arg("--include-ignored").current_dir(&self.home);
+        command
+    }
+}
+
+/// Builds all test programs but that of the families, in one run: `--package` would build the dependencies again with
+/// other features.
+fn test_programs() -> Result<Vec<TestProgram>> {
+    let mut build =
+        cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
+    let output = build.stderr(Stdio::inherit()).output().context("start cargo")?;
+    ensure!(output.status.success(), "the tests do not build");
+    let lines = output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let programs = lines.filter_map(|line| TestProgram::parse(line).transpose());
+    programs.filter(|program| program.as_ref().map_or(true, |program| program.target != "families")).collect()
+}
+
+/// Runs cargo's tests and returns their results as a family.
+fn unit_tests(family: &str, commands: Vec<Command>) -> Result<Tally> {
     let started = std::time::Instant::now();
     let mut counts = UnitCounts::default();
     let mut names = Vec::new();
     let mut ok = true;
     for mut command in commands {
+        println!("{}", line_of(&command));
         ok &= show(&mut command, |line| {
             counts.add(line);
             if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
@@ -128,44 +119,60 @@ fn unit_tests(family: &'static str, commands: Vec<Command>) -> Result<Tally> {
             }
         })?;
     }
-    let mut failures: Vec<Failure> =
-        names.into_iter().map(|case| Failure { case, message: "see its output above".into() }).collect();
+    let mut failures: Vec<_> =
+        names.into_iter().map(|case| (case, "see its output above".to_owned())).collect();
     if !ok && failures.is_empty() {
-        failures.push(Failure { case: "cargo test".into(), message: "does not build, or was killed".into() });
+        failures.push(("cargo test".into(), "does not build, or was killed".into()));
     }
     Ok(Tally {
-        family,
+        family: family.to_owned(),
+        share: Share::default(),
         passed: counts.passed,
         resumed: 0,
         failures,
         notes: Vec::new(),
-        facts: serde_json::Map::new(),
         seconds: started.elapsed().as_secs_f64(),
     })
 }
 
-/// Everything of `test` but the last line.
-fn test_steps(steps: &mut Steps, selection: &Selection, against: Against) -> Result<Vec<Tally>> {
-    let families = chosen(selection, against, Tier::Sample)?;
+/// All steps of `test` except the summary.
+fn test_steps(
+    steps: &mut Steps,
+    selection: &Selection,
+    against: Against,
+    touched: Vec<String>,
+) -> Result<Vec<Tally>> {
+    let families = chosen(selection, Tier::Sample)?;
+    let tier = if selection.case.is_some() { Tier::Full } else { Tier::Sample };
     let seed = selection.seed.unwrap_or_else(fresh_seed);
     println!("seed {seed} (replay with --seed {seed})");
     let mut tallies = Vec::new();
     let installed = steps.step("packages", || install::ensure(Purpose::Test)).is_some();
     if selection.family.is_empty() && against == Against::Ours {
-        let workspace = cargo(&["test", "--workspace", "--no-fail-fast"]);
-        tallies.extend(steps.step("unit tests", || unit_tests("unit", vec![workspace])));
-        let portable = || unit_tests("unit, portable", portable_tests()?);
-        tallies.extend(steps.step("unit tests, portable", portable));
+        let programs = steps.step("unit tests, build", test_programs).unwrap_or_default();
+        let mut unit: Vec<_> = programs.iter().map(TestProgram::command).collect();
+        unit.push(cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]));
+        tallies.extend(steps.step("unit tests", || unit_tests("unit", unit)));
+        let mut portable: Vec<_> =
+            programs.iter().filter(|program| program.drives_io()).map(TestProgram::command).collect();
+        portable.iter_mut().for_each(|command| _ = command.env("HIKYAKU_IO", "portable"));
+        tallies.extend(steps.step("unit tests, portable", || unit_tests("unit, portable", portable)));
     }
     let hikyaku = match against {
-        Against::Ours => steps.step("release build", || binary(selection.hikyaku.as_ref())),
+        Against::Ours => steps.step("build", || binary_of(selection.hikyaku.as_ref(), tier)),
         Against::Tgt => Some(PathBuf::from("hikyaku")),
     };
     if let (Some(hikyaku), true) = (hikyaku, installed) {
-        let context = Context::new(hikyaku, seed, Tier::Sample, against)?;
-        let found = steps.step("interoperability", || {
-            Ok(run_families(&context, &families, selection.case.as_deref(), None))
-        });
+        let settings = Settings {
+            tier: Some(tier),
+            families,
+            seed: Some(seed),
+            touched,
+            hikyaku: Some(hikyaku),
+            against,
+            ..Settings::default()
+        };
+        let found = steps.step("interoperability", || run_families(&settings, selection.case.as_deref()));
         tallies.extend(found.unwrap_or_default());
     } else {
         println!("FAIL: the interoperability families were not run");
@@ -179,7 +186,7 @@ fn test_steps(steps: &mut Steps, selection: &Selection, against: Against) -> Res
     Ok(tallies)
 }
 
-/// Prints the tables and, as the very last line, the totals.
+/// Prints the tables and, as the last line, the totals.
 fn conclude(steps: &Steps, tallies: &[Tally]) -> bool {
     print_summary(tallies);
     steps.print();
@@ -189,41 +196,44 @@ fn conclude(steps: &Steps, tallies: &[Tally]) -> bool {
     failed == 0
 }
 
-/// `cargo xtask test`.
 pub(crate) fn test(selection: &Selection, against: Against) -> Result<bool> {
     let mut steps = Steps::default();
-    let tallies = test_steps(&mut steps, selection, against)?;
+    let tallies = test_steps(&mut steps, selection, against, Vec::new())?;
     Ok(conclude(&steps, &tallies))
 }
 
-/// `cargo xtask ci`.
-pub(crate) fn ci(selection: &Selection) -> Result<bool> {
-    let mut steps = Steps::default();
+fn lints(steps: &mut Steps) {
     steps.step("fmt", || must(&mut cargo(&["fmt", "--all", "--check"])));
     steps.step("clippy", || {
         must(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
     });
+}
+
+pub(crate) fn quick() -> Result<bool> {
+    let mut steps = Steps::default();
+    lints(&mut steps);
+    let libraries = cargo(&["test", "--workspace", "--lib", "--no-fail-fast"]);
+    let tallies: Vec<_> =
+        steps.step("unit tests", || unit_tests("unit", vec![libraries])).into_iter().collect();
+    Ok(conclude(&steps, &tallies))
+}
+
+pub(crate) fn ci(selection: &Selection) -> Result<bool> {
+    let mut steps = Steps::default();
+    lints(&mut steps);
     steps.step("doc", || {
         let mut command = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
         must(command.env("RUSTDOCFLAGS", "-D warnings"))
     });
-    let tallies = test_steps(&mut steps, selection, Against::Ours)?;
+    let touched = steps.step("changed files", touched::since_base).unwrap_or_default();
+    let tallies = test_steps(&mut steps, selection, Against::Ours, touched)?;
     Ok(conclude(&steps, &tallies))
 }
 
-/// `cargo xtask nightly`.
 pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
     let mut steps = Steps::default();
-    let families = chosen(selection, Against::Ours, Tier::Full)?;
-    let path = repository().join("target/nightly/journal");
-    let commit = evidence::commit();
-    let (mut journal, seed) = if resume {
-        Journal::resume(&path, &commit)?
-    } else {
-        let seed = selection.seed.unwrap_or_else(fresh_seed);
-        (Journal::create(&path, seed, &commit)?, seed)
-    };
-    println!("seed {seed}; interrupted, it goes on with: cargo xtask nightly --resume");
+    let families = chosen(selection, Tier::Full)?;
+    println!("interrupted, it goes on with: cargo xtask nightly --resume");
     if selection.family.is_empty() {
         steps.step("dependencies", || {
             must(Command::new(install::cargo_deny()?).args(DENY).current_dir(repository()))
@@ -234,17 +244,18 @@ pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
     let hikyaku = steps.step("release build", || binary(selection.hikyaku.as_ref()));
     let mut tallies = Vec::new();
     if let (Some(hikyaku), true) = (hikyaku, steps.failures() == failed) {
-        let context = Context::new(hikyaku, seed, Tier::Full, Against::Ours)?;
-        for family in families {
-            let found = run_families(&context, &[family], selection.case.as_deref(), Some(&mut journal));
-            // A filtered run is no evidence of the whole.
-            if selection.case.is_none() {
-                for tally in &found {
-                    evidence::write_family(tally, seed)?;
-                }
-            }
-            tallies.extend(found);
-        }
+        let settings = Settings {
+            tier: Some(Tier::Full),
+            families,
+            seed: selection.seed,
+            hikyaku: Some(hikyaku),
+            is_evidence: true,
+            journal: Some(target_directory()?.join("nightly/journal")),
+            is_resumed: resume,
+            ..Settings::default()
+        };
+        let found = steps.step("interoperability", || run_families(&settings, selection.case.as_deref()));
+        tallies = found.unwrap_or_default();
     }
     Ok(conclude(&steps, &tallies))
 }

@@ -1,11 +1,10 @@
-//! Debug builds note which bytes of an area an operation in flight reads or writes, and panic when other code touches them
-//! meanwhile in a way that excludes it. Release builds know nothing of this: the type is empty there. It would not be free: a reference
-//! count does not tell whether two spans of one area overlap, which is allowed while they do not; so each area needs a list of
-//! ranges, and each operation an entry in it, with a search at every access.
+//! Debug builds record which bytes of an area an operation in flight reads or writes, and panic on a conflicting access
+//! by other code. In release builds the type is empty, because the check is not free: spans of one area may be in use
+//! at once as long as they do not overlap, which a reference count cannot express; each area needs a list of ranges,
+//! and each access a search in it.
 
 use std::ops::Range;
 
-/// What is done with bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// By a send or a write to a disk.
@@ -14,7 +13,6 @@ pub enum Access {
     Write,
 }
 
-/// Operations in flight on one area.
 #[cfg(debug_assertions)]
 #[derive(Default)]
 pub(crate) struct Flights(std::cell::RefCell<Vec<(Range<usize>, Access)>>);
@@ -26,7 +24,7 @@ impl Flights {
         self.0.borrow_mut().push((range, access));
     }
 
-    /// Ends one on just this range. Which one does not matter: several on the same bytes all read.
+    /// Ends one operation on exactly this range. Several on the same range all read, so any of them may be removed.
     pub(crate) fn end(&self, range: &Range<usize>) {
         let mut flights = self.0.borrow_mut();
         let index = flights.iter().position(|(flight, _)| flight == range);

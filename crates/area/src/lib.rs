@@ -1,11 +1,11 @@
-//! Memory that payload lives in, from the moment it arrives until it leaves.
+//! Memory for payload, from its arrival until it leaves.
 //!
-//! A [`Pool`] owns page-granular, pre-faulted regions and lends *areas* out of them. A
-//! [`Span`] is the handle that travels instead of the bytes: (area, start, length). It never copies payload
-//! on its own; every copy is an explicit [`Span::fill`] or [`Span::read`], so that they can be counted.
+//! A [`Pool`] owns page-granular, pre-faulted regions and allocates *areas* of them. A [`Span`] is the handle that is
+//! passed instead of the bytes: (area, start, length). It never copies payload implicitly; every copy is an explicit
+//! [`Span::fill`] or [`Span::read`], so that copies can be counted.
 //!
-//! Not here: anything that knows what the bytes mean, and anything that crosses threads. A pool belongs to
-//! one loop thread; memory shared by threads is a [`Region`].
+//! The crate does not interpret the bytes. A pool and its spans belong to one loop thread; memory shared by threads is
+//! a [`Region`].
 
 mod flight;
 mod poison;

@@ -1,26 +1,24 @@
-//! Lends areas out of regions, newest first, so that the memory in hot use stays in the cache.
+//! Allocates areas of regions, the last returned first, so that frequently used memory stays in the cache.
 
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 
-use crate::region::{self, HUGE_PAGE_BYTES};
+use crate::region::HUGE_PAGE_BYTES;
 use crate::{PAGE_BYTES, Region, Span, poison};
 
-/// Smallest area, one page.
 const CLASS_MIN_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
-/// Largest area: 16 MiB. A request for more is refused; split it.
+/// Largest area: 16 MiB. A longer request panics; the caller splits it.
 const CLASS_MAX_SHIFT: u32 = 24;
 const CLASSES: usize = (CLASS_MAX_SHIFT - CLASS_MIN_SHIFT + 1) as usize;
-/// Small areas are carved from regions of this size,
+/// Size of the regions from which areas below [`HUGE_FROM_BYTES`] are cut.
 const REGION_BYTES: usize = 1 << 20;
-/// and those from here on from huge pages: a device then sees one segment where it would see a hundred.
+/// Areas from this size on are cut from huge pages: a device then gets one segment instead of about a hundred.
 const HUGE_FROM_BYTES: usize = 128 << 10;
 
-/// Bounds of one pool.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolLimits {
-    /// Bytes of regions the pool may map in all.
+    /// Most bytes of regions that the pool maps.
     pub bytes_max: usize,
 }
 
@@ -30,7 +28,10 @@ impl Default for PoolLimits {
     }
 }
 
-/// Areas of one loop thread. Cloning shares the pool.
+/// The areas of one loop thread. Clones share the pool.
+///
+/// [`Pool::take`] returns an area as a [`Span`]; dropping the last span of an area returns it. Regions stay mapped for
+/// reuse until another size class needs the memory or [`Pool::release`] is called.
 #[derive(Clone, Debug)]
 pub struct Pool {
     inner: Rc<Inner>,
@@ -44,74 +45,72 @@ pub(crate) struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Those unmapped again leave a `None` that the next one takes.
+    /// An unmapped region leaves a `None` that the next one reuses.
     regions: Vec<Option<Carved>>,
-    mapped: usize,
-    lent: usize,
-    /// Free areas by size class, last returned first.
+    mapped_bytes: usize,
+    borrowed: usize,
+    /// Free areas by size class, the last returned at the end.
     free: [Vec<Place>; CLASSES],
-    /// Regions mapped or unmapped that [`Pool::changed_region`] has not told yet.
+    /// Regions mapped or unmapped that [`Pool::changed_region`] has not returned yet.
     changed: Vec<u32>,
 }
 
-/// A region cut into areas of one class.
+/// A region cut into areas of one size class.
 #[derive(Debug)]
 struct Carved {
     region: Region,
     class: u8,
-    /// Areas of it that are lent: with none it may be unmapped.
-    lent: u32,
+    /// At zero the region may be unmapped.
+    borrowed: u32,
 }
 
-/// One area: where it begins, what class it has, which region it lies in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) base: *mut u8,
     class: u8,
     pub(crate) region: u32,
-    /// It was given back before, and filled with a pattern.
+    /// The area was returned before and filled with the pattern.
     poisoned: bool,
 }
 
 impl Pool {
-    /// An empty pool; regions are mapped as they are needed.
     pub fn new(limits: PoolLimits) -> Self {
         Self { inner: Rc::new(Inner { limits, state: RefCell::default() }) }
     }
 
-    /// Largest area a pool lends, in bytes.
     pub const AREA_BYTES_MAX: usize = 1 << CLASS_MAX_SHIFT;
 
-    /// Size of the pages that areas of 128 KiB and more are cut from, as the system is set up; where memory is too
-    /// fragmented they are smaller.
+    /// Size of the pages for areas of 128 KiB and more, bytes, by the configuration of the system; smaller pages are
+    /// used if memory is too fragmented.
     pub fn large_page_bytes() -> usize {
-        region::large_page_bytes()
+        let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+        let is_on = modes.is_ok_and(|modes| !modes.contains("[never]"));
+        if is_on { HUGE_PAGE_BYTES } else { PAGE_BYTES }
     }
 
-    /// A span of exactly `length` bytes at the head of a page-aligned area, contents unspecified.
+    /// Returns a span of exactly `length` bytes at the start of a page-aligned area; its contents are unspecified.
     ///
-    /// `None` when the pool's bound (or the machine's memory) is reached: wait until a span is dropped.
+    /// `None` if the bound of the pool (or the machine's memory) is reached: retry after a span was dropped.
     ///
     /// # Panics
     /// If `length` exceeds [`Pool::AREA_BYTES_MAX`]: the caller bounds its requests.
     pub fn take(&self, length: usize) -> Option<Span> {
-        assert!(length <= Self::AREA_BYTES_MAX, "{length} bytes asked of a pool of smaller areas");
-        let place = self.inner.lend(class_of(length)).ok()?;
+        assert!(length <= Self::AREA_BYTES_MAX, "{length} bytes requested of a pool of smaller areas");
+        let place = self.inner.take_place(class_of(length)).ok()?;
         Some(Span::new(place, length, Rc::clone(&self.inner)))
     }
 
-    /// Unmaps all regions that lend nothing. For a time after many areas were lent and came back.
+    /// Unmaps all regions without borrowed areas; for a time after a peak.
     pub fn release(&self) {
         self.inner.state.borrow_mut().make_room(usize::MAX, 0);
     }
 
-    /// Areas lent at this moment.
-    pub fn lent(&self) -> usize {
-        self.inner.state.borrow().lent
+    pub fn borrowed(&self) -> usize {
+        self.inner.state.borrow().borrowed
     }
 
-    /// A region that was mapped or unmapped since this was asked last: its number ([`Span::region`]), and where it lies
-    /// now. For a loop that makes them known to the kernel.
+    /// A region mapped or unmapped since the last call: its index ([`Span::region`]), and its address and length if
+    /// mapped. A loop registers these regions with the kernel.
     pub fn changed_region(&self) -> Option<(u32, Option<(*mut u8, usize)>)> {
         let mut state = self.inner.state.borrow_mut();
         let index = state.changed.pop()?;
@@ -119,9 +118,8 @@ impl Pool {
         Some((index, region.map(|region| (region.as_ptr(), region.len()))))
     }
 
-    /// Bytes of memory mapped by this pool.
     pub fn mapped_bytes(&self) -> usize {
-        self.inner.state.borrow().mapped
+        self.inner.state.borrow().mapped_bytes
     }
 }
 
@@ -135,25 +133,24 @@ fn class_bytes(class: u8) -> usize {
 }
 
 impl Inner {
-    fn lend(&self, class: u8) -> io::Result<Place> {
+    fn take_place(&self, class: u8) -> io::Result<Place> {
         let mut state = self.state.borrow_mut();
         if state.free[usize::from(class)].is_empty() {
             state.grow(class, self.limits)?;
         }
         let place = state.free[usize::from(class)].pop().expect("grown above");
-        state.lent += 1;
-        state.carved(place).lent += 1;
+        state.borrowed += 1;
+        state.carved(place).borrowed += 1;
         if place.poisoned {
             poison::check(place.base, class_bytes(class));
         }
         Ok(place)
     }
 
-    /// Takes an area back. Called when its last span is dropped.
     pub(crate) fn give_back(&self, place: Place) {
         let mut state = self.state.borrow_mut();
-        state.lent -= 1;
-        state.carved(place).lent -= 1;
+        state.borrowed -= 1;
+        state.carved(place).borrowed -= 1;
         if poison::ON {
             poison::put(place.base, class_bytes(place.class));
         }
@@ -170,7 +167,7 @@ impl State {
         let bytes = class_bytes(class);
         let region_bytes = bytes.max(if bytes < HUGE_FROM_BYTES { REGION_BYTES } else { HUGE_PAGE_BYTES });
         self.make_room(region_bytes, limits.bytes_max);
-        if self.mapped + region_bytes > limits.bytes_max {
+        if self.mapped_bytes + region_bytes > limits.bytes_max {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let region = Region::new(region_bytes, true)?;
@@ -183,9 +180,9 @@ impl State {
             let base = unsafe { region.as_ptr().add(at * bytes) };
             self.free[usize::from(class)].push(Place { base, class, region: index as u32, poisoned: false });
         }
-        self.mapped += region_bytes;
+        self.mapped_bytes += region_bytes;
         self.note_change(index as u32);
-        self.regions[index] = Some(Carved { region, class, lent: 0 });
+        self.regions[index] = Some(Carved { region, class, borrowed: 0 });
         Ok(())
     }
 
@@ -195,16 +192,17 @@ impl State {
         }
     }
 
-    /// Unmaps regions that lend nothing until `bytes` more fit below `bytes_max`: what one size has used once must
-    /// not be missing to all others for ever.
+    /// Unmaps regions without borrowed areas until `bytes` more fit below `bytes_max`: otherwise a size class used once
+    /// would keep its memory from all others.
     fn make_room(&mut self, bytes: usize, bytes_max: usize) {
         for index in 0..self.regions.len() {
-            if self.mapped.saturating_add(bytes) <= bytes_max {
+            if self.mapped_bytes.saturating_add(bytes) <= bytes_max {
                 return;
             }
-            if let Some(Carved { region, class, .. }) = self.regions[index].take_if(|carved| carved.lent == 0)
+            if let Some(Carved { region, class, .. }) =
+                self.regions[index].take_if(|carved| carved.borrowed == 0)
             {
-                self.mapped -= region.len();
+                self.mapped_bytes -= region.len();
                 self.note_change(index as u32);
                 self.free[usize::from(class)].retain(|place| place.region as usize != index);
             }
@@ -235,10 +233,10 @@ mod tests {
         assert!(pool.take(1).is_none());
         let part = two.slice(4096, 100);
         drop(two);
-        assert_eq!(pool.lent(), 2, "a slice keeps its area");
+        assert_eq!(pool.borrowed(), 2, "a slice keeps its area");
         drop(part);
         drop(one);
-        assert_eq!(pool.lent(), 0);
+        assert_eq!(pool.borrowed(), 0);
         assert!(pool.take(1 << 20).is_some());
     }
 
@@ -247,17 +245,17 @@ mod tests {
         let pool = Pool::new(PoolLimits { bytes_max: 4 << 20 });
         for round in 0..3 {
             let large: Vec<_> = (0..2).map(|_| pool.take(2 << 20).unwrap()).collect();
-            assert!(pool.take(1).is_none(), "round {round}: all is lent");
+            assert!(pool.take(1).is_none(), "round {round}: all is borrowed");
             drop(large);
             let small: Vec<_> = (0..1024).map(|_| pool.take(4096).unwrap()).collect();
-            assert!(pool.take(2 << 20).is_none(), "round {round}: all is lent");
+            assert!(pool.take(2 << 20).is_none(), "round {round}: all is borrowed");
             small[1023].fill(0, &[1; 4096]);
             drop(small);
         }
         let kept = pool.take(4096).unwrap();
         kept.fill(0, &[7; 4096]);
         let _large = pool.take(2 << 20).unwrap();
-        assert!(kept.as_slice().iter().all(|byte| *byte == 7), "a region that lends stays");
+        assert!(kept.as_slice().iter().all(|byte| *byte == 7), "a region with a borrowed area stays");
         assert!(pool.mapped_bytes() <= 4 << 20);
     }
 
@@ -301,7 +299,7 @@ mod tests {
         let span = pool.take(PAGE_BYTES * 2).unwrap();
         let late = span.as_ptr();
         drop(span);
-        // SAFETY: the region is still mapped; what is wrong with it is what is tested.
+        // SAFETY: the region is still mapped; the late write is the defect under test.
         unsafe { late.add(5000).write(1) };
         let _ = pool.take(PAGE_BYTES * 2);
     }

@@ -1,4 +1,4 @@
-//! One mapping of shared memory. The only place in this crate that talks to the kernel.
+//! One memory mapping. Only this module and `Span::fetch` make system calls in this crate.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -6,47 +6,38 @@ use std::ptr::NonNull;
 
 use crate::PAGE_BYTES;
 
-/// Size and alignment of a huge page on the architectures we run on.
 pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Where the system says whether a process may have huge pages for the asking.
-const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-
-/// Size of the pages that large areas are cut from (see [`crate::Pool`]), as far as the system has them.
-pub(crate) fn large_page_bytes() -> usize {
-    let is_on = std::fs::read_to_string(HUGE_PAGES).is_ok_and(|modes| !modes.contains("[never]"));
-    if is_on { HUGE_PAGE_BYTES } else { PAGE_BYTES }
-}
-
-/// Gives what the process's allocator holds and nothing uses back to the system, where the allocator can (glibc): milliseconds, for
-/// a time after much was freed.
+/// Returns unused memory of the process's allocator to the system, if the allocator supports it (glibc). Takes
+/// milliseconds; for a time after much memory was freed.
 pub fn release_heap() {
-    // SAFETY: the allocator's own call, under its own locks; no memory in use is touched.
+    // SAFETY: a function of the allocator, which takes its own locks; no memory in use is affected.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Memory mapped into this process, page aligned, unmapped when dropped. It costs no descriptor.
+/// Memory mapped into this process, page aligned, unmapped when dropped. It uses no descriptor.
 ///
-/// Several threads (and later processes) may hold it at once, so access goes through raw pointers and the owner of a
-/// range is agreed by protocol, not by the borrow checker.
+/// Several threads may share it, so access goes through raw pointers, and a protocol of the users, not the borrow
+/// checker, determines who owns a range.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: a Region is an address range that stays mapped while the value lives; the pointer itself carries no
-// thread affinity. Who may touch which bytes is the users' protocol (see the type's documentation).
+// SAFETY: a Region is an address range that stays mapped while the value lives; the pointer has no thread affinity. The
+// protocol of the users orders accesses to the bytes (see the type's documentation).
 unsafe impl Send for Region {}
-// SAFETY: as above; `&Region` gives out only a pointer and a length.
+// SAFETY: as above; `&Region` yields only a pointer and a length.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `length` bytes (rounded up to pages) of zeroed memory, in huge pages where it is made of whole ones and the
-    /// system has them. With `populate`, every page is faulted in now, so that no page fault happens on the data path.
+    /// Maps `length` bytes (rounded up to pages) of zeroed memory; with `populate` and a multiple of 2 MiB in huge
+    /// pages, if the system has them. `populate` faults in every page now, so that no page fault occurs on the data
+    /// path.
     ///
     /// Errors are the kernel's: out of memory or of address space.
     pub fn new(length: usize, populate: bool) -> io::Result<Self> {
@@ -58,7 +49,8 @@ impl Region {
         }
         let mut region = Self::map(length + HUGE_PAGE_BYTES, protection, flags, -1)?;
         region.align(length);
-        // SAFETY: the whole mapping. Either may be refused: then pages are small, or come when they are used.
+        // SAFETY: the range is the whole mapping. Both calls may fail: then pages are small, or are faulted in on first
+        // use.
         unsafe {
             libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_HUGEPAGE);
             libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_POPULATE_WRITE);
@@ -66,12 +58,12 @@ impl Region {
         Ok(region)
     }
 
-    /// Cuts the mapping down to `length` bytes that begin with a huge page.
+    /// Cuts the mapping down to `length` bytes that start at a huge page boundary.
     fn align(&mut self, length: usize) {
         let base = self.base.as_ptr();
         let head = base.align_offset(HUGE_PAGE_BYTES);
         let tail = self.length - head - length;
-        // SAFETY: both ranges lie inside the mapping and outside of what is kept, and have not been used yet.
+        // SAFETY: both ranges lie inside the mapping and outside of the part that is kept, and have not been used yet.
         unsafe {
             if head > 0 {
                 libc::munmap(base.cast(), head);
@@ -84,14 +76,14 @@ impl Region {
         self.length = length;
     }
 
-    /// The first `length` bytes of a file, to be read by the kernel alone: see [`crate::Span::stored`].
+    /// Maps the first `length` bytes of a file. Only the kernel may read them: see [`crate::Span::stored`].
     pub fn of_file(file: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
         Self::map(length, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd())
     }
 
     fn map(length: usize, protection: i32, flags: i32, file: i32) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(PAGE_BYTES);
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, file, 0) };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -100,12 +92,10 @@ impl Region {
         Ok(Self { base, length })
     }
 
-    /// First byte of the mapping.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Bytes mapped, a multiple of [`PAGE_BYTES`].
     pub fn len(&self) -> usize {
         self.length
     }
@@ -115,10 +105,10 @@ impl Region {
         self.length == 0
     }
 
-    /// Whether all of `[offset, offset + length)` lies in memory; `false` if the kernel does not tell.
+    /// Whether all of `[offset, offset + length)` is resident in memory; `false` if the kernel does not report it.
     ///
     /// # Panics
-    /// If the range lies outside the region or does not begin with a page.
+    /// If the range lies outside the region or does not start at a page.
     pub fn is_resident(&self, offset: usize, length: usize) -> bool {
         assert!(offset <= self.length && length <= self.length - offset, "look outside the region");
         assert!(offset.is_multiple_of(PAGE_BYTES), "look at part of a page");
@@ -133,24 +123,25 @@ impl Region {
         })
     }
 
-    /// Takes the pages of a mapped file out of this process's page table; the next look brings them back. Keeps what
-    /// a process seems to use from growing to the size of the file.
+    /// Removes the pages of a mapped file from this process's page table; the next access maps them again. Bounds the
+    /// resident size that the system reports for the process.
     pub fn forget(&self) {
-        // SAFETY: the whole mapping; of a shared mapping this drops no data. An error would only leave it as it is.
+        // SAFETY: the range is the whole mapping; for a shared mapping the call drops no data. An error leaves the
+        // pages mapped.
         unsafe { libc::madvise(self.base.as_ptr().cast(), self.length, libc::MADV_DONTNEED) };
     }
 
-    /// Gives the pages of `[offset, offset + length)` back to the kernel; they read as zeroes afterwards.
+    /// Returns the pages of `[offset, offset + length)` to the kernel; they then read as zeroes.
     ///
     /// # Panics
-    /// If the range lies outside the region or is not made of whole pages.
+    /// If the range lies outside the region or does not consist of whole pages.
     pub fn punch(&self, offset: usize, length: usize) -> io::Result<()> {
         assert!(offset <= self.length && length <= self.length - offset, "punch outside the region");
         if length == 0 {
             return Ok(());
         }
         assert!((offset | length).is_multiple_of(PAGE_BYTES), "punch of part of a page");
-        // SAFETY: the range lies inside the mapping; who may touch these bytes is the users' protocol.
+        // SAFETY: the range lies inside the mapping; the protocol of the users orders accesses to these bytes.
         let result =
             unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), length, libc::MADV_DONTNEED) };
         if result != 0 {
@@ -162,7 +153,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: base and length are what mmap returned, and no Span or endpoint outlives its Region.
+        // SAFETY: base and length are the mapping, or the part of it that `align` kept; no Span or endpoint outlives
+        // its Region.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }

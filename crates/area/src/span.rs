@@ -1,4 +1,4 @@
-//! The handle that travels instead of the bytes.
+//! The handle that is passed instead of the bytes.
 
 use std::fmt;
 use std::io;
@@ -11,11 +11,11 @@ use crate::Region;
 use crate::flight::{Access, Flights};
 use crate::pool::{Inner, Place};
 
-/// Part of an area: (area, start, length). Keeps the area alive; cloning shares it.
+/// Part of an area: (area, start, length). It keeps the area alive; clones share it.
 ///
-/// Holders of spans of one area agree by protocol which of them writes: while an operation that writes into a span
-/// is in flight (a receive, a disk read), no other code reads those bytes. Lifetime is the type's business (the
-/// memory cannot go away), order is the driver's; debug builds watch it.
+/// The type guarantees the lifetime of the memory; the drivers guarantee the order of accesses: while an operation that
+/// writes into a span is in flight (a receive, a disk read), no other code accesses those bytes. Debug builds check
+/// that.
 #[derive(Clone)]
 pub struct Span {
     area: Rc<Area>,
@@ -23,13 +23,12 @@ pub struct Span {
     length: usize,
 }
 
-/// What keeps the bytes where they are.
 enum Area {
-    /// Lent by a pool, and given back.
+    /// Borrowed from a pool; dropping returns it.
     Pooled { place: Place, pool: Rc<Inner>, flights: Flights },
-    /// Storage that is memory: no buffer, the thing itself.
+    /// Storage that is memory: the stored bytes themselves, not a copy.
     Stored(Arc<Region>),
-    /// A file, read when its bytes are wanted: nothing is mapped, so no page fault is paid, and no signal comes if it shrinks.
+    /// A file that is read on demand: without a mapping there are no page faults, and no signal if the file shrinks.
     File(Rc<OwnedFd>),
 }
 
@@ -56,21 +55,22 @@ impl Span {
         Self { area: Rc::new(Area::Pooled { place, pool, flights: Flights::default() }), start: 0, length }
     }
 
-    /// A whole region, to send from without copying; its bytes change when the storage is written. Slice it.
+    /// A whole region, to send from without a copy; its bytes change when the storage is written. The caller slices it.
     ///
-    /// Of a mapped file ([`Region::of_file`]) only the kernel may touch the bytes: it answers EFAULT where the file
-    /// has shrunk, this process would be killed.
+    /// Only the kernel may access the bytes of a mapped file ([`Region::of_file`]): if the file has shrunk, a system
+    /// call returns EFAULT, while an access by this process would be fatal (SIGBUS).
     pub fn stored(region: Arc<Region>) -> Self {
         let length = region.len();
         Self { area: Rc::new(Area::Stored(region)), start: 0, length }
     }
 
-    /// The first `length` bytes of a file. They have no address: [`Span::fetch`] copies them out. Slice it.
+    /// The first `length` bytes of a file. They have no address: [`Span::fetch`] copies them out. The caller slices the
+    /// span.
     pub fn of_file(file: Rc<OwnedFd>, length: usize) -> Self {
         Self { area: Rc::new(Area::File(file)), start: 0, length }
     }
 
-    /// The number of the pool's region it lies in; `None` for stored bytes.
+    /// Index of the pool's region that contains the span; `None` for stored bytes.
     pub fn region(&self) -> Option<u32> {
         match &*self.area {
             Area::Pooled { place, .. } => Some(place.region),
@@ -78,19 +78,17 @@ impl Span {
         }
     }
 
-    /// Bytes in the span.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether the span has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Address of the first byte, for an operation that keeps a clone of this span until it is done.
+    /// Address of the first byte, for an operation that keeps a clone of this span until it completes.
     pub fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: start lies within the area (checked when the span was made).
+        // SAFETY: `start` lies within the area (checked when the span was created).
         unsafe { self.area.base().add(self.start) }
     }
 
@@ -104,17 +102,16 @@ impl Span {
         Self { area: Rc::clone(&self.area), start: self.start + start, length }
     }
 
-    /// The bytes, for looking at (parsing, digesting, comparing).
     pub fn as_slice(&self) -> &[u8] {
         self.range(0..self.length)
     }
 
-    /// Some of the bytes, where others may be in flight.
+    /// Part of the bytes, while operations on other parts may be in flight.
     pub fn range(&self, range: Range<usize>) -> &[u8] {
         assert!(range.start <= range.end && range.end <= self.length, "range outside the span");
         self.check(range.start, range.len(), Access::Read);
-        // SAFETY: the range is inside the area, which lives as long as `self`; areas are initialised memory
-        // (fresh pages are zeroed). That no write runs meanwhile is the protocol stated on the type.
+        // SAFETY: the range is inside the area, which lives as long as `self`; areas are initialised memory (new pages
+        // are zeroed). The protocol on the type excludes a concurrent write.
         unsafe { std::slice::from_raw_parts(self.as_ptr().add(range.start), range.len()) }
     }
 
@@ -131,24 +128,24 @@ impl Span {
         into.copy_from_slice(self.range(offset..offset + into.len()));
     }
 
-    /// Lets `change` work on `length` bytes from `offset` where they lie (opening what came sealed). Whatever else it looks at
-    /// must be other bytes: debug builds watch that too.
+    /// Passes `length` bytes from `offset` to `change` for modification in place (opening sealed data). `change` must
+    /// not access them through another span; debug builds check that.
     ///
     /// # Panics
-    /// If the range is not inside this span, or the bytes are stored ones: those belong to the storage.
+    /// If the range is not inside this span, or the bytes are stored ones, which belong to the storage.
     pub fn change<T>(&self, offset: usize, length: usize, change: impl FnOnce(&mut [u8]) -> T) -> T {
         let part = self.slice(offset, length);
         assert!(matches!(*part.area, Area::Pooled { .. }), "change of stored bytes");
         part.begin_flight(Access::Write);
-        // SAFETY: the range is inside the area, which lives as long as `part`. No other code reads or changes these bytes
-        // them meanwhile: that is the protocol stated on the type, and a span stays on its thread.
+        // SAFETY: the range is inside the area, which lives as long as `part`. The protocol on the type excludes other
+        // accesses to these bytes meanwhile, and a span stays on its thread.
         let result = change(unsafe { std::slice::from_raw_parts_mut(part.as_ptr(), length) });
         part.end_flight();
         result
     }
 
-    /// The bytes, if they stay as they are while the span is held: those of a pool's area. What belongs to storage changes when
-    /// that is written, and has to be [fetched](Span::fetch) by code that must read each byte only once.
+    /// The bytes, if they cannot change while the span is held: those of a pool's area. Stored bytes change when the
+    /// storage is written; code that must read each byte only once uses [`Span::fetch`].
     pub fn steady(&self) -> Option<&[u8]> {
         match &*self.area {
             Area::Pooled { .. } => Some(self.as_slice()),
@@ -156,8 +153,8 @@ impl Span {
         }
     }
 
-    /// Copies out of the span from `offset`, wherever the bytes lie, each once. Errors are those of reading a file; `UnexpectedEof` where
-    /// it has shrunk.
+    /// Copies out of the span from `offset`, for every kind of span; each byte is read once. Errors are those of
+    /// reading a file; `UnexpectedEof` if it has shrunk.
     pub fn fetch(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
         assert!(offset <= self.len() && into.len() <= self.len() - offset, "fetch outside the span");
         let file = match &*self.area {
@@ -166,9 +163,10 @@ impl Span {
                 return Ok(());
             }
             Area::Stored(_) => {
-                // SAFETY: the range was checked, and lies in a region that lives as long as `self`; `into` is a buffer of the
-                // caller's. Another thread may write the storage meanwhile, as any READ may race with a WRITE: no reference to
-                // these bytes is made, and what arrives in `into` is some mixture of old and new that stays as it is.
+                // SAFETY: the range was checked, and lies in a region that lives as long as `self`; `into` is a
+                // separate buffer of the caller. Another thread may write the storage meanwhile, as any READ may race
+                // with a WRITE: no reference to these bytes is created, and `into` receives a fixed mixture of old and
+                // new bytes.
                 unsafe {
                     let from = self.as_ptr().add(offset);
                     std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
@@ -181,7 +179,7 @@ impl Span {
         while done < into.len() {
             let rest = &mut into[done..];
             let at = (self.start + offset + done) as libc::off_t;
-            // SAFETY: a plain system call on a live descriptor, into bytes that are ours for its length.
+            // SAFETY: a plain system call on a live descriptor, into `rest`, which is borrowed mutably for its length.
             let count = unsafe { libc::pread(file.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), at) };
             match usize::try_from(count) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -195,7 +193,6 @@ impl Span {
         Ok(())
     }
 
-    /// Sets `length` bytes from `offset` to zero.
     pub fn zero(&self, offset: usize, length: usize) {
         assert!(offset <= self.len() && length <= self.len() - offset, "zero outside the span");
         self.check(offset, length, Access::Write);
@@ -203,8 +200,8 @@ impl Span {
         unsafe { std::ptr::write_bytes(self.as_ptr().add(offset), 0, length) };
     }
 
-    /// An operation on the whole span begins. Debug builds note it, and panic if another one, or code that reads
-    /// the bytes or changes them before [`Span::end_flight`], is in its way. Stored bytes are not watched.
+    /// Marks the start of an operation on the whole span. Debug builds record it, and panic on a conflicting operation
+    /// or access before [`Span::end_flight`]. Stored bytes are not checked.
     #[inline]
     pub fn begin_flight(&self, access: Access) {
         if let Area::Pooled { flights, .. } = &*self.area {
@@ -212,7 +209,6 @@ impl Span {
         }
     }
 
-    /// An operation on the whole span is over.
     #[inline]
     pub fn end_flight(&self) {
         if let Area::Pooled { flights, .. } = &*self.area {
@@ -242,14 +238,14 @@ impl fmt::Debug for Span {
 mod tests {
     use std::fs::File;
     use std::io::{ErrorKind, Write as _};
-    use std::os::fd::FromRawFd;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
 
     #[test]
     fn bytes_of_a_file_are_fetched_as_they_are_then_and_a_file_that_shrinks_is_an_error() {
-        // SAFETY: a plain system call with a valid name; the descriptor is ours alone.
-        let mut file = unsafe { File::from_raw_fd(libc::memfd_create(c"span".as_ptr(), 0)) };
+        let mut file = File::from(memfd_create("span", MemfdFlags::empty()).unwrap());
         let bytes: Vec<u8> = (0..10_000).map(|at| (at / 7) as u8).collect();
         file.write_all(&bytes).unwrap();
         let span = Span::of_file(Rc::new(file.try_clone().unwrap().into()), bytes.len());
@@ -267,8 +263,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "fetch outside the span")]
     fn a_fetch_behind_the_end_is_caught() {
-        // SAFETY: as above.
-        let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"span".as_ptr(), 0)) };
+        let file = memfd_create("span", MemfdFlags::empty()).unwrap();
         let _ = Span::of_file(Rc::new(file), 100).slice(0, 50).fetch(40, &mut [0; 11]);
     }
 }

@@ -1,4 +1,4 @@
-//! The interface that the mover and the target see, and nothing else.
+//! The traits through which the mover and the target use storage, and the types of their requests and answers.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,82 +8,69 @@ use io::{Event, Io, Owner};
 
 use crate::{Fingerprint, IoError, OpenError};
 
-/// The submitter's name for a request; comes back in its [`Completion`].
+/// Number that the submitter gives a request; its [`Completion`] carries the same number.
 pub type RequestId = u64;
 
-/// What an endpoint can do and what it likes. Asked, not assumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// Bytes in all.
     pub size_bytes: u64,
-    /// Logical block size, as a LUN shows it: 512 or 4096.
+    /// Logical block size that a LUN reports: 512 or 4096 bytes.
     pub block_size: u32,
-    /// Physical block size: what the medium writes without reading first.
+    /// Unit in bytes that the medium writes without reading first.
     pub physical_block_size: u32,
-    /// Offsets and lengths of requests must be multiples of this: 1 for a file, the block size for a device
-    /// or LUN.
+    /// Offsets and lengths of requests must be multiples of this number of bytes: 1 for a file, the block size for a
+    /// device or LUN.
     pub granularity: u32,
-    /// Address and offset alignment with which no copy is made (O_DIRECT).
+    /// Alignment of address and offset, in bytes, with which O_DIRECT transfers without a copy.
     pub alignment: u32,
     /// Longest request accepted, in bytes; a submitter splits longer ones.
     pub max_transfer_bytes: u32,
-    /// Chunk that this medium moves best, in bytes.
+    /// Request length in bytes with the highest throughput on this medium.
     pub optimal_transfer_bytes: u32,
-    /// Requests in flight worth having.
+    /// Number of requests in flight beyond which throughput does not grow.
     pub queue_depth: u32,
-    /// Writes are refused.
     pub read_only: bool,
-    /// `Discard` is understood and discarded blocks read as zeroes.
+    /// The endpoint accepts `Discard`, and discarded blocks read as zeroes.
     pub discard: bool,
     /// `WriteZeroes` is cheaper than writing zeroes.
     pub write_zeroes: bool,
     /// Writes are volatile until a `Flush`.
     pub volatile_cache: bool,
-    /// Spinning medium.
     pub rotational: bool,
 }
 
-/// What is asked of storage.
+/// Operation of a [`Request`]. Offsets and lengths are in bytes.
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// Fill `into` from `offset`.
+    /// Fills `into` from `offset`.
     Read {
-        /// Byte offset.
         offset: u64,
         /// Destination; its length is the length of the read.
         into: Span,
     },
-    /// Write `from` at `offset`.
+    /// Writes `from` at `offset`.
     Write {
-        /// Byte offset.
         offset: u64,
         /// Source; its length is the length of the write.
         from: Span,
-        /// On the medium, allocation included, before completion (FUA).
+        /// The data and its block allocation are on the medium before completion (FUA).
         durable: bool,
     },
-    /// Make every completed write durable.
+    /// Makes every completed write durable.
     Flush,
     /// The range is no longer needed; where `capability().discard`, it reads as zeroes afterwards.
-    Discard {
-        /// Byte offset.
-        offset: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// The range reads as zeroes afterwards.
+    Discard { offset: u64, length: u64 },
+    /// The range reads as zeroes after completion.
     WriteZeroes {
-        /// Byte offset.
         offset: u64,
-        /// Bytes.
         length: u64,
-        /// Blocks may be given back instead of written.
+        /// The endpoint may deallocate the blocks instead of writing zeroes.
         may_unmap: bool,
     },
 }
 
 impl Kind {
-    /// First byte and length touched; `None` for a flush.
+    /// Offset of the first byte, and length; `None` for a flush.
     pub fn range(&self) -> Option<(u64, u64)> {
         match self {
             Self::Read { offset, into } => Some((*offset, into.len() as u64)),
@@ -95,12 +82,10 @@ impl Kind {
         }
     }
 
-    /// Whether the medium changes.
     pub fn is_write(&self) -> bool {
         !matches!(self, Self::Read { .. } | Self::Flush)
     }
 
-    /// The verb, for logs and messages.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Read { .. } => "read",
@@ -115,200 +100,211 @@ impl Kind {
 /// One request. Completes exactly once.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The submitter's name for it.
     pub id: RequestId,
-    /// What to do.
     pub kind: Kind,
 }
 
-/// A request is over. All of it was done, or `result` says why not; a short read or write is an error.
+/// The end of a request: either all of it was done, or `result` is the error. A short read or write is an error.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// As submitted.
     pub id: RequestId,
-    /// Why it failed, if it did.
     pub result: Result<(), IoError>,
 }
 
-/// Whether an endpoint can be used yet.
 #[derive(Clone, Debug)]
 pub enum State {
-    /// Still connecting.
     Opening,
-    /// `capability()` is valid and requests are served.
+    /// `capability()` is valid and the endpoint accepts requests.
     Ready,
-    /// It will never be ready.
+    /// Final: the endpoint never becomes ready.
     Failed(OpenError),
 }
 
-/// A stretch of an endpoint that is all data or all hole.
+/// A range of an endpoint that consists of data only or of a hole only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// First byte after it.
+    /// First byte after the range.
     pub end: u64,
-    /// False: known to read as zeroes.
+    /// False if the range is known to read as zeroes.
     pub data: bool,
 }
 
-/// Tells whether two endpoints are the same storage.
+/// Equal for two endpoints of the same storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Regular file.
     File {
-        /// `st_dev`.
         device: u64,
-        /// `st_ino`.
         inode: u64,
+        /// Where the storage begins in the file, in bytes: a loop device is known by its file.
+        offset: u64,
     },
-    /// Block device.
     Device {
-        /// `st_rdev`.
         device: u64,
     },
-    /// A remote LUN, by its designator or its address.
+    /// A remote LUN, by its designator or its address; also the memory of this process.
     Remote(String),
-    /// Not the same as anything else.
+    /// Storage without an identity that could be compared.
     Unique,
 }
 
+impl Identity {
+    /// The fingerprint of storage of which only the identity and the size are known; `contents` is empty.
+    pub fn fingerprint(&self, size_bytes: u64) -> Fingerprint {
+        let storage = match self {
+            Self::File { device, inode, offset: 0 } => format!("file {device}:{inode}, {size_bytes} bytes"),
+            Self::File { device, inode, offset } => {
+                format!("file {device}:{inode} from byte {offset}, {size_bytes} bytes")
+            }
+            Self::Device { device } => format!("device {device}, {size_bytes} bytes"),
+            Self::Remote(name) => format!("{name}, {size_bytes} bytes"),
+            Self::Unique => format!("{size_bytes} bytes"),
+        };
+        Fingerprint { storage, contents: String::new() }
+    }
+}
+
 /// Storage as one loop thread uses it.
+///
+/// Life: [`Medium::attach`] creates the endpoint. Its thread passes each event of the owners in [`Endpoint::owners`] to
+/// [`Endpoint::on_event`]. While [`Endpoint::state`] is `Opening` no request may be submitted; once it is `Ready`, each
+/// [`Endpoint::submit`] leads to exactly one [`Completion`]. At the end, the thread calls [`Endpoint::close`] and
+/// passes events until [`Endpoint::is_closed`], or drops the endpoint at any time: operations in flight hold their own
+/// spans.
 pub trait Endpoint {
-    /// Whether it is ready. Drive its events until it is not `Opening`.
+    /// While this is `Opening`, pass events to [`Endpoint::on_event`].
     fn state(&self) -> State {
         State::Ready
     }
 
-    /// Sizes, limits and abilities. Valid once ready; may change (a LUN that was resized).
+    /// Valid once ready. May change later, for example when a LUN is resized.
     fn capability(&self) -> &Capability;
 
-    /// Takes a request. It completes later through [`Endpoint::on_event`], or at once: look at `done`.
+    /// Accepts a request. Its completion is appended to `done`, by this call or by a later [`Endpoint::on_event`].
     ///
-    /// Requests in flight together have no order among them; a submitter that needs one waits. The number in
-    /// flight is bounded by the submitter; an endpoint may queue what its transport cannot take.
+    /// Requests in flight at the same time are not ordered: a submitter that needs an order waits for the completion.
+    /// The submitter bounds the number in flight; an endpoint may queue requests that its transport cannot accept yet.
     fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>);
 
-    /// Takes an event of one of this endpoint's owners and appends what it completed.
+    /// Handles an event of one of this endpoint's owners, and appends the completions to `done`.
     fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>);
 
-    /// The owner numbers whose events belong here, own and wrapped.
+    /// Appends the owner numbers of this endpoint and of the endpoints that it wraps.
     fn owners(&self, owners: &mut Vec<Owner>);
 
-    /// The extent that contains `offset`, as far as the storage knows; data where it does not.
+    /// The extent that contains `offset`; data wherever the storage cannot distinguish data from a hole.
     fn extent(&mut self, offset: u64) -> Extent {
         let _ = offset;
         Extent { end: self.capability().size_bytes, data: true }
     }
 
-    /// The stored bytes themselves, to send from: a read without reading, for storage that is memory. They may change
-    /// like those that any read races with. A process [fetches](Span::fetch) them. `None`: read them.
-    fn lend(&mut self, offset: u64, length: usize, looks: Looks) -> Option<Span> {
-        let _ = (offset, length, looks);
+    /// Storage that is memory returns a span of its stored bytes, from which data is sent without a read. Those bytes
+    /// may change while they are sent, as with any read that races with a write. The process copies them out by
+    /// [`Span::fetch`]. `None`: the caller submits a read.
+    fn borrow(&mut self, offset: u64, length: usize, reader: Reader) -> Option<Span> {
+        let _ = (offset, length, reader);
         None
     }
 
-    /// To tell source and destination apart.
-    fn identity(&self) -> Identity;
-
-    /// To tell, later, whether this is still the same storage and still holds the same, as far as that can be seen.
-    fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of_identity(&self.identity(), self.capability().size_bytes)
-    }
-
-    /// The disks of this machine that requests end at, by number; empty if there are none (memory, a LUN) or none is known.
-    /// Two endpoints with one in common slow each other down.
-    fn disks(&self) -> &[u64] {
-        &[]
-    }
-
-    /// Whether this is still the storage that was opened. An error is [`crate::IoErrorKind::Gone`]: what was written since nobody
-    /// knows when may be on another disk, or nowhere.
-    fn check_identity(&mut self, certainty: Certainty) -> Result<(), IoError> {
-        let _ = certainty;
-        Ok(())
-    }
-
-    /// The storage has this size now, as [`Medium::current_size`] says; requests in flight are not affected.
+    /// Sets the size to one that [`Medium::current_size`] returned; requests in flight are not affected.
     fn resize(&mut self, size_bytes: u64) {
         let _ = size_bytes;
     }
 
-    /// Begins an orderly end (an iSCSI logout). Drive events until nothing is in flight, or drop it.
+    /// Starts an orderly end (an iSCSI logout). Pass events until [`Endpoint::is_closed`], or drop the endpoint.
     fn close(&mut self, io: &mut Io) {
         let _ = io;
     }
 
-    /// Whether [`Endpoint::close`] has nothing left to wait for.
     fn is_closed(&self) -> bool {
         true
     }
 
-    /// Facts for people and for JSON: (name, value), in the standards' words.
+    fn inspect(&self) -> &dyn Inspect;
+}
+
+/// Facts of storage beyond its [`Capability`], not used on the data path. A layer returns those of what it wraps.
+pub trait Inspect {
+    /// Compared to detect that source and destination are the same storage.
+    fn identity(&self) -> Identity;
+
+    /// Compared with a later one to detect other storage or contents, as far as the storage shows either.
+    fn fingerprint(&self) -> Fingerprint;
+
+    /// Device numbers of the disks of this machine that requests are served from; empty for memory, for a LUN, and
+    /// where no disk is known. Two endpoints with a disk in common slow each other down.
+    fn disks(&self) -> &[u64] {
+        &[]
+    }
+
+    /// Whether the storage is still the one that was opened. The error has the kind [`crate::IoErrorKind::Gone`]: any
+    /// earlier write may be on another disk, or lost, because the time of the change is not known.
+    fn check_identity(&self, certainty: Evidence) -> Result<(), IoError> {
+        let _ = certainty;
+        Ok(())
+    }
+
+    /// (name, value) pairs for the terminal and for JSON, in the terms of the standards.
     fn facts(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
 
-    /// Requests repeated after a lost connection so far.
     fn retries(&self) -> u64 {
         0
     }
 
-    /// Times that the connection to the storage was lost so far.
     fn losses(&self) -> u64 {
         0
     }
 }
 
-/// How sure an answer of [`Endpoint::check_identity`] has to be.
+/// Evidence on which [`Inspect::check_identity`] bases its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Certainty {
-    /// By what was heard of it: cheap enough to be asked several times a second.
-    Heard,
-    /// By looking: at the end of a copy, and before something is written down about it.
-    Seen,
+pub enum Evidence {
+    /// Notifications (uevents) received so far: cheap enough for several calls per second.
+    Cached,
+    /// A fresh look at the storage (sysfs): at the end of a copy, and before a record of its data is written.
+    Probed,
 }
 
-/// Who looks at bytes that storage lends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Looks {
-    /// The kernel alone, which sends them.
+pub enum Reader {
+    /// The kernel only, to send them.
     Kernel,
-    /// This process, to seal or encrypt them on their way.
+    /// This process, to encrypt them before they are sent.
     Process,
 }
 
-/// Storage as threads share it: the open file, the memory, the address of a LUN.
+/// Storage that threads share (open file, memory, address of a LUN). Each thread attaches an endpoint of its own.
 pub trait Medium: Send + Sync + fmt::Debug {
-    /// This thread's way in. A remote one comes back `Opening`.
+    /// Creates the endpoint of the calling thread. The endpoint of remote storage starts in `State::Opening`.
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError>;
 
-    /// What the user called it, without secrets.
+    /// The name given by the user, without secrets.
     fn name(&self) -> String;
 
-    /// Bytes in all as the storage is now, where it may have changed since it was opened and its endpoints follow
-    /// ([`Endpoint::resize`]): a file or device without a size of its own choice and without layers.
+    /// Present size of the storage in bytes; the caller passes it to [`Endpoint::resize`]. `Some` only for a file or
+    /// device without the option `size=` and without layers.
     fn current_size(&self) -> Option<u64> {
         None
     }
 
-    /// The file or device that this is, if nothing lies between: what is done to it behind the endpoint's back is the same.
+    /// The file or device, if no layer lies between: an operation on that file equals one on this medium.
     fn as_file(&self) -> Option<&crate::FileMedium> {
         None
     }
 
-    /// The number of the block device that has the same bytes at the same places, if nothing lies between.
+    /// The number of the block device with the same bytes at the same offsets, if no layer lies between.
     fn as_disk(&self) -> Option<u64> {
         None
     }
 
-    /// By what the open file or device is known as long as it exists, whatever its name leads to by now; see
-    /// [`crate::device::lasting_name`].
+    /// A name of the file or device for as long as the storage exists, whatever its path; [`host::lasting_name`].
     fn lasting_name(&self) -> Option<String> {
         None
     }
 }
 
-/// How long [`crate::wait_ready`] waits before it says that nothing answers, unless the endpoint gives up
-/// first.
+/// [`crate::wait_ready`] fails after this time if an endpoint is still opening; the endpoint may fail earlier.
 pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long an orderly end may take.
+/// Limit of an orderly end: [`crate::close_all`] returns after this time.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

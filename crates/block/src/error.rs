@@ -1,51 +1,41 @@
-//! What can go wrong with storage, in few words that a target turns into sense and a person understands.
+//! Errors of storage. The kind decides on the sense data and on retries; the text is for the user.
 
 use std::io;
 
 use thiserror::Error;
 
-/// Classes of failure that someone acts on differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoErrorKind {
     /// The medium could not read or write (EIO, short transfer).
     Medium,
-    /// No space left.
     NoSpace,
-    /// Write to something read-only.
     ReadOnly,
-    /// Beyond the end: the storage has shrunk.
+    /// The request is beyond the end: the storage has shrunk.
     OutOfRange,
-    /// The storage has no such ability.
     Unsupported,
-    /// An earlier flush failed; what was acknowledged may be lost, and nothing more is accepted.
+    /// An earlier flush failed: acknowledged writes may be lost, and further writes and flushes are refused.
     FlushFailed,
-    /// The storage may have lost power since the last flush, and with it writes that it had acknowledged. Told once,
-    /// by a flush: what is written again from here on and then flushed is safe.
+    /// The storage may have lost power since the last flush, and acknowledged writes with it. One flush reports this,
+    /// once: data that is written again after the report and then flushed is durable.
     CacheLost,
-    /// The storage is not what was opened any more: the device has gone, or another disk took over its name.
+    /// The storage is no longer the one that was opened: the device was removed, or another disk has its name now.
     Gone,
-    /// The peer is gone and did not come back in time.
+    /// The connection was lost and could not be restored in time.
     Unreachable,
-    /// The peer refused us.
+    /// The peer refused the request or the new connection.
     Refused,
-    /// Withdrawn before it was done.
     Aborted,
-    /// Anything else.
     Other,
 }
 
-/// Why a request failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{text}")]
 pub struct IoError {
-    /// What to do about it.
     pub kind: IoErrorKind,
-    /// The cause in words.
     pub text: String,
 }
 
 impl IoError {
-    /// An error of `kind` with its cause in words.
     pub fn new(kind: IoErrorKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
@@ -65,37 +55,32 @@ impl From<io::Error> for IoError {
     }
 }
 
-/// Why an endpoint could not be opened.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OpenError {
-    /// The words of the endpoint are wrong.
+    /// The endpoint's words do not parse, or an option is not valid here.
     #[error("{0}")]
     Usage(String),
-    /// It is not there.
     #[error("{0}")]
     Missing(String),
-    /// Another one answers in its place than before.
+    /// The LUN or export at this address is not the one of before.
     #[error("{0}")]
     Exchanged(String),
-    /// It is there and may not be used: held, locked, interpreted format, same as another.
+    /// The storage exists and must not be used: held, locked, an image format, the same as another endpoint.
     #[error("{0}")]
     Refused(String),
-    /// Login refused.
     #[error("{0}")]
     Authentication(String),
-    /// What was exchanged before the login was altered on its way, again at the second attempt.
+    /// The messages of the handshake were altered on the way, at the second attempt too.
     #[error("{0}")]
     Damaged(String),
-    /// Protection that was asked for was not agreed on: digests, or a key of the login that the peer must understand.
+    /// A required protection was not negotiated: digests, or a login key that the peer must understand.
     #[error("{0}")]
     Unprotected(String),
-    /// The peer's certificate does not lead to what we trust.
+    /// The certificate chain of the peer does not end at a trusted certificate.
     #[error("{0}")]
     Certificate(String),
-    /// Nothing answers.
     #[error("{0}")]
     Unreachable(String),
-    /// The operating system says no.
     #[error("{0}")]
     Failed(String),
 }

@@ -1,15 +1,16 @@
-//! Files that are read whole before any storage is: keys, lists, manifests, journals.
+//! Opens files that are read completely before any storage is opened: keys, lists, manifests, journals.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens `path` for reading; neither this nor a read from the file waits for another process.
+/// Opens `path` for reading. The open never waits for another process; a read waits only if `path` names an open
+/// descriptor.
 ///
-/// A FIFO is an error: opening one waits for a writer, and who may rename in the directory can put one there. A path that names an
-/// open descriptor of a process (`/dev/stdin`, and `/dev/fd/N` of a shell's `<(...)`) may be a pipe, and a read waits for its
-/// writer. A link to such a path does not count as one.
+/// A FIFO is an error: its open waits for a writer, and any process with write access to the directory can put one there. A
+/// path that names an open descriptor of a process (`/dev/stdin`, or `/dev/fd/N` of a shell's `<(...)`) may be a pipe,
+/// and a read waits for the pipe's writer. A link to such a path does not count as one.
 pub fn open_input(path: &Path) -> io::Result<File> {
     let is_descriptor = names_descriptor(path);
     let waits = if is_descriptor { 0 } else { libc::O_NONBLOCK };
@@ -21,7 +22,7 @@ pub fn open_input(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// `/dev/stdin`, `/dev/fd/N`, `/proc/self/fd/N`, `/proc/PID/fd/N`, as they are typed.
+/// Whether the path as typed is `/dev/stdin`, `/dev/fd/N`, `/proc/self/fd/N` or `/proc/PID/fd/N`.
 fn names_descriptor(path: &Path) -> bool {
     let Some(text) = path.to_str() else { return false };
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -38,10 +39,11 @@ fn names_descriptor(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::CString;
     use std::io::{PipeReader, Read, Write};
     use std::os::fd::AsRawFd;
     use std::time::Duration;
+
+    use rustix::fs::Mode;
 
     use super::*;
 
@@ -53,9 +55,7 @@ mod tests {
     fn a_fifo_and_a_link_to_a_pipe_are_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
-        let name = CString::new(fifo.to_str().unwrap()).unwrap();
-        // SAFETY: the name lives through the call.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
         assert_eq!(open_input(&fifo).unwrap_err().to_string(), "it is a FIFO, not a file");
         let (pipe, _writer) = io::pipe().unwrap();
         let link = dir.path().join("link");

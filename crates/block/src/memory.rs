@@ -6,7 +6,8 @@ use area::{Pool, Region, Span};
 use io::{Event, Io, Owner};
 
 use crate::{
-    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Looks, Medium, OpenError, Request,
+    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind, Medium,
+    OpenError, Reader, Request,
 };
 
 pub(crate) fn synthetic_capability(size_bytes: u64) -> Capability {
@@ -27,7 +28,7 @@ pub(crate) fn synthetic_capability(size_bytes: u64) -> Capability {
     }
 }
 
-/// Refuses what lies beyond the end or writes to something read-only.
+/// Refuses a request beyond the end, and a write to read-only storage.
 pub(crate) fn check(capability: &Capability, kind: &Kind) -> Result<(), IoError> {
     if let Some((offset, length)) = kind.range()
         && offset.checked_add(length).is_none_or(|end| end > capability.size_bytes)
@@ -45,7 +46,6 @@ pub(crate) fn check(capability: &Capability, kind: &Kind) -> Result<(), IoError>
     Ok(())
 }
 
-/// Memory of this process, shared by its threads.
 #[derive(Debug)]
 pub struct MemoryMedium {
     region: Arc<Region>,
@@ -53,7 +53,7 @@ pub struct MemoryMedium {
 }
 
 impl MemoryMedium {
-    /// `size` bytes of zeroes; pages are taken when first written.
+    /// `size` bytes of zeroes; the kernel allocates a page at its first write.
     pub fn new(size: u64, read_only: bool) -> Result<Self, OpenError> {
         let length =
             usize::try_from(size).map_err(|_| OpenError::Usage(format!("{size} bytes of memory")))?;
@@ -80,7 +80,7 @@ impl Medium for MemoryMedium {
 
 struct MemoryEndpoint {
     region: Arc<Region>,
-    /// All of it, to lend pieces of.
+    /// The whole region; `borrow` returns slices of it.
     stored: Span,
     capability: Capability,
 }
@@ -88,13 +88,13 @@ struct MemoryEndpoint {
 impl MemoryEndpoint {
     fn perform(&self, kind: &Kind) -> Result<(), IoError> {
         check(&self.capability, kind)?;
-        // SAFETY: `check` bounded offset + length by the region's size. Bytes of one memory LUN may be written
-        // by several threads at once, exactly as sectors of a disk by several initiators: which value a racing
-        // read sees is theirs to order; the copy itself touches only mapped memory.
+        // SAFETY: `check` bounded offset + length by the region's size. Several threads may write the same bytes of one
+        // memory LUN at once, as several initiators may write a disk's sectors: the initiators must order such a race;
+        // the copy itself touches only mapped memory.
         let at = |offset: u64| unsafe { self.region.as_ptr().add(offset as usize) };
         match kind {
             Kind::Read { offset, into } => {
-                // SAFETY: both ranges are valid for `into.len()` bytes and never the same memory.
+                // SAFETY: both ranges are valid for `into.len()` bytes and never overlap.
                 unsafe { std::ptr::copy_nonoverlapping(at(*offset), into.as_ptr(), into.len()) };
             }
             Kind::Write { offset, from, .. } => {
@@ -113,7 +113,7 @@ impl MemoryEndpoint {
         let first = offset.next_multiple_of(area::PAGE_BYTES).min(offset + length);
         let last = ((offset + length) / area::PAGE_BYTES * area::PAGE_BYTES).max(first);
         for (start, end) in [(offset, first), (last, offset + length)] {
-            // SAFETY: the range was bounded by `check`.
+            // SAFETY: `check` bounded the range by the region's size.
             unsafe { std::ptr::write_bytes(self.region.as_ptr().add(start), 0, end - start) };
         }
         self.region.punch(first, last - first).map_err(IoError::from)
@@ -133,24 +133,33 @@ impl Endpoint for MemoryEndpoint {
 
     fn owners(&self, _owners: &mut Vec<Owner>) {}
 
-    fn lend(&mut self, offset: u64, length: usize, _looks: Looks) -> Option<Span> {
+    fn borrow(&mut self, offset: u64, length: usize, _reader: Reader) -> Option<Span> {
         let end = offset.checked_add(length as u64)?;
         (end <= self.capability.size_bytes).then(|| self.stored.slice(offset as usize, length))
     }
 
-    fn identity(&self) -> Identity {
-        Identity::Remote(format!("mem:{:p}", self.region.as_ptr()))
+    fn inspect(&self) -> &dyn Inspect {
+        self
     }
 }
 
-/// Discards what is written and reads as zeroes: measures everything but storage.
+impl Inspect for MemoryEndpoint {
+    fn identity(&self) -> Identity {
+        Identity::Remote(format!("mem:{:p}", self.region.as_ptr()))
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
+    }
+}
+
+/// Discards writes and reads as zeroes, to measure everything except storage.
 #[derive(Debug)]
 pub struct NullMedium {
     capability: Capability,
 }
 
 impl NullMedium {
-    /// `size` bytes of nothing.
     pub fn new(size: u64, read_only: bool) -> Self {
         Self { capability: Capability { read_only, ..synthetic_capability(size) } }
     }
@@ -187,7 +196,17 @@ impl Endpoint for NullEndpoint {
 
     fn owners(&self, _owners: &mut Vec<Owner>) {}
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for NullEndpoint {
     fn identity(&self) -> Identity {
         Identity::Unique
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
     }
 }

@@ -1,29 +1,32 @@
-//! Storage that copies by itself, without a byte of data passing through this program: what a copy may be handed to.
+//! Copies within storage, without a transfer of data through this program.
 //!
-//! Here are files: *reflink* (ioctl_ficlonerange(2)): both files have the same blocks until one is written. *copy_file_range(2)*: the
-//! server copies. That call also works where neither helps, by a copy through the page cache; that is slower than reading and writing
-//! past it and leaves all of it dirty, so it is only made where a server is behind it. NVMe namespaces are in `passthrough`. Nothing
-//! here decides whether a copy may be made; docs/internals/mover.md says what the mover does with what is left over.
+//! Implemented here for files. *Reflink* (ioctl_ficlonerange(2)): both files have the same blocks until one is written.
+//! *copy_file_range(2)*: the server copies. That call also works without either, by a copy through the page cache; that
+//! copy is slower than direct reads and writes and leaves dirty pages, so the call is used only for files on a server.
+//! NVMe namespaces are in `passthrough`. This module does not decide whether a copy is permitted;
+//! docs/internals/offload.md describes how the mover copies the ranges that remain.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::AsRawFd;
 
+use rustix::fs::copy_file_range;
+use rustix::io::Errno;
+
 use crate::{FileMedium, IoError, IoErrorKind};
 
-/// How storage copied.
+/// The method by which storage copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// The two files share blocks.
     Reflink,
-    /// The files' server copied.
+    /// The server of the files copied.
     CopyFileRange,
-    /// The controller of the two NVMe namespaces copied, or of two parts of one.
+    /// The NVMe controller copied, between two namespaces or within one.
     NvmeCopy,
 }
 
 impl Means {
-    /// As `copy --json` has it.
+    /// The name in `copy --json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reflink => "reflink",
@@ -33,36 +36,31 @@ impl Means {
     }
 }
 
-/// A source and a destination that can be copied without us.
 pub trait Offload {
-    /// What [`Offload::copy`] does.
+    /// The method that [`Offload::copy`] uses; may change after a call.
     fn means(&self) -> Means;
 
-    /// Smallest part that can be copied, in bytes.
     fn block_bytes(&self) -> u64;
 
-    /// Copies up to `length` bytes, more than none: as many as take less than a second, so that the user may stop it in between. So
-    /// many from the start of the range are copied. If it fails, what is asked for must be copied otherwise. Not durable
-    /// before a flush.
+    /// Copies from the start of the range; returns the number of bytes copied, at least 1 and at most `length`. A call
+    /// takes less than a second, so that the user can stop the copy between calls. After an error the caller copies the
+    /// range by reads and writes. Copied data is not durable before [`Offload::flush`].
     fn copy(&mut self, src_offset: u64, dst_offset: u64, length: u64) -> std::result::Result<u64, IoError>;
 
-    /// Makes what was copied durable. A failure is final: what was lost is not known to a second flush.
+    /// Makes the copied data durable. An error is final: a second flush does not report the same loss again.
     fn flush(&self) -> std::result::Result<(), IoError>;
 }
 
-/// Asked of a file system at a time: it takes some ten milliseconds to share 1 GiB, however scattered it lies.
+/// Maximum length of one reflink call: the file system needs about 10 ms to share 1 GiB, even if it is fragmented.
 const REFLINK_BYTES: u64 = 1 << 30;
-/// Asked of a server at a time.
+/// Maximum length of one request to a server.
 const SERVER_BYTES: u64 = 64 << 20;
 
-/// Two files, and how one may become the other.
 #[derive(Debug)]
 pub struct FileOffload<'a> {
     source: &'a File,
     destination: &'a File,
-    /// Smallest part of a file that can be shared.
     block_bytes: u64,
-    /// A server keeps both.
     is_remote: bool,
     means: Means,
 }
@@ -93,7 +91,7 @@ impl Offload for FileOffload<'_> {
 }
 
 impl<'a> FileOffload<'a> {
-    /// A file system's way to copy between two files; `None` if one of them is a device.
+    /// `None` if one of the two is a device.
     pub fn between(source: &'a FileMedium, destination: &'a FileMedium) -> Option<Self> {
         let (source, destination) = (source.regular_file()?, destination.regular_file()?);
         let ((from, _), (to, block_bytes)) = (file_system(source).ok()?, file_system(destination).ok()?);
@@ -101,7 +99,7 @@ impl<'a> FileOffload<'a> {
         Some(Self { source, destination, block_bytes, is_remote, means: Means::Reflink })
     }
 
-    /// The kernel's refusal in our words.
+    /// Translates the kernel's error into a reason for the user.
     fn refusal(&self, error: Error) -> IoError {
         let text = match error.raw_os_error() {
             Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => {
@@ -118,7 +116,7 @@ impl<'a> FileOffload<'a> {
         IoError::new(IoErrorKind::Unsupported, text)
     }
 
-    /// The last block of a file is shared in part only if nothing lies behind it in either file.
+    /// Shares blocks. The last block of a file can be shared in part only if no data follows it in either file.
     fn share(&self, src_offset: u64, dst_offset: u64, length: u64) -> Result<u64> {
         let whole_blocks = length - length % self.block_bytes;
         match clone_range(self.source, self.destination, src_offset, dst_offset, length) {
@@ -136,37 +134,24 @@ impl<'a> FileOffload<'a> {
     fn copy_file_range(&self, src_offset: u64, dst_offset: u64, length: u64) -> Result<u64> {
         let mut copied = 0;
         while copied < length {
-            let [mut from, mut to] = [src_offset + copied, dst_offset + copied].map(|offset| offset as i64);
-            // SAFETY: a plain system call on live descriptors, with pointers to our own two offsets. It reads and writes no
-            // memory of this process.
-            let count = unsafe {
-                libc::copy_file_range(
-                    self.source.as_raw_fd(),
-                    &raw mut from,
-                    self.destination.as_raw_fd(),
-                    &raw mut to,
-                    (length - copied) as usize,
-                    0,
-                )
-            };
-            match count {
-                1.. => copied += count as u64,
-                0 if copied == 0 => return Err(ErrorKind::UnexpectedEof.into()),
-                0 => break,
-                _ => match Error::last_os_error() {
-                    error if error.raw_os_error() == Some(libc::EINTR) => {}
-                    error if copied == 0 => return Err(error),
-                    _ => break,
-                },
+            let [mut from, mut to] = [src_offset + copied, dst_offset + copied];
+            let rest = (length - copied) as usize;
+            match copy_file_range(self.source, Some(&mut from), self.destination, Some(&mut to), rest) {
+                Ok(0) if copied == 0 => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(0) => break,
+                Ok(count) => copied += count as u64,
+                Err(Errno::INTR) => {}
+                Err(error) if copied == 0 => return Err(error.into()),
+                Err(_) => break,
             }
         }
         Ok(copied)
     }
 }
 
-/// Makes `clone`, an empty file of the same file system, share all blocks of `file`, as they are at one moment.
+/// Makes `clone`, an empty file on the same file system, share all blocks that `file` has at one moment.
 pub fn clone_file(file: &File, clone: &File) -> Result<()> {
-    // 0 for the length: up to the end.
+    // Length 0 means up to the end.
     clone_range(file, clone, 0, 0, 0)
 }
 
@@ -183,24 +168,19 @@ fn clone_range(
         src_length: length,
         dest_offset: dst_offset,
     };
-    // SAFETY: a plain system call on live descriptors; it reads `range`, which lives through the call, and writes no memory of
-    // this process.
+    // SAFETY: a plain system call on live descriptors; it reads `range`, which lives through the call, and writes no
+    // memory of this process.
     let result =
         unsafe { libc::ioctl(destination.as_raw_fd(), libc::FICLONERANGE as libc::Ioctl, &raw const range) };
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// File systems whose files a server keeps and can be asked to copy: NFS, and both kinds of SMB (linux/magic.h).
+/// File systems whose files are on a server that can copy them: NFS, and both kinds of SMB (linux/magic.h).
 const REMOTE: [u32; 3] = [libc::NFS_SUPER_MAGIC as u32, 0xff53_4d42, 0xfe53_4d42];
 
-/// The kind of a file's file system, and its block size in bytes.
+/// Magic number and block size in bytes of a file's file system.
 fn file_system(file: &File) -> Result<(u32, u64)> {
-    // SAFETY: statfs is plain C data; the call fills it when it returns zero.
-    let mut statfs: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: a plain system call on a live descriptor.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut statfs) } != 0 {
-        return Err(Error::last_os_error());
-    }
+    let statfs = rustix::fs::fstatfs(file)?;
     Ok((statfs.f_type as u32, (statfs.f_bsize as u64).max(1)))
 }
 
@@ -208,7 +188,7 @@ fn file_system(file: &File) -> Result<(u32, u64)> {
 mod tests {
     use super::*;
 
-    /// The call works on every file system, so its loop can be tried on any.
+    /// copy_file_range works on every file system, so any directory can test the loop.
     #[test]
     fn a_server_is_asked_until_the_source_ends() {
         let dir = tempfile::tempdir().unwrap();
@@ -225,10 +205,10 @@ mod tests {
             means: Means::CopyFileRange,
         };
         assert_eq!(offload.copy(1, 7, 300_000).unwrap(), 300_000);
-        // Less than asked for: there is no more.
+        // A short count: the source ends.
         assert_eq!(offload.copy(300_000, 300_006, 10).unwrap(), 1);
         assert_eq!(&std::fs::read(to).unwrap()[7..], &bytes[1..]);
-        // Not open for writing: the error is the kernel's.
+        // The destination is not open for writing; the error is the kernel's.
         offload.destination = &source;
         assert_eq!(offload.copy(0, 0, 10).unwrap_err().kind, IoErrorKind::ReadOnly);
     }

@@ -1,23 +1,22 @@
-//! From words to local storage.
+//! Opens local storage that a [`Spec`] names.
 
 use std::sync::Arc;
 
 use crate::spec::{Location, Spec, SpecError};
 use crate::{FileMedium, Medium, MemoryMedium, NullMedium, OpenError, PatternMedium, layer};
 
-/// What the opener means to do.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     /// Open for writing too, unless the spec says `ro`.
     pub writable: bool,
-    /// Offsets and lengths of requests will be multiples of this, but for the tail of a file. Decides
-    /// whether O_DIRECT can be used: the cached and the direct path must never share a page.
+    /// Offsets and lengths of requests will be multiples of this number of bytes, except at the tail of a file.
+    /// O_DIRECT is used only if this suffices for it: the cached and the direct path must never share a page.
     pub request_alignment: u32,
-    /// Use a device that is mounted or held, or an image that another program has locked.
+    /// Open a device that is mounted or held, or an image that another program has locked.
     pub allow_in_use: bool,
 }
 
-/// Options that every local endpoint understands, layers included.
+/// Options of every local endpoint, layers included.
 pub const LOCAL_OPTIONS: &[&str] = &[
     "ro",
     "size",
@@ -40,8 +39,7 @@ impl From<SpecError> for OpenError {
     }
 }
 
-/// Opens local storage (`PATH`, `mem:`, `null:`, `pattern:`) and wraps it in the layers its options name.
-/// URLs are another crate's.
+/// Opens local storage (`PATH`, `mem:`, `null:`, `pattern:`) and wraps it in its layers. A URL is an error.
 pub fn open(spec: &Spec, options: &OpenOptions) -> Result<Arc<dyn Medium>, OpenError> {
     let read_only = spec.flag("ro")?;
     let medium: Arc<dyn Medium> = match &spec.location {

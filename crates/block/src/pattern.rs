@@ -1,12 +1,14 @@
-//! `pattern:`: reproducible, incompressible data that costs no storage.
+//! `pattern:`: reproducible, incompressible data without storage.
 
 use area::Span;
 use io::{Event, Io, Owner};
 
 use crate::memory::{check, synthetic_capability};
-use crate::{Capability, Completion, Endpoint, Fingerprint, Identity, Kind, Medium, OpenError, Request};
+use crate::{
+    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, Kind, Medium, OpenError, Request,
+};
 
-/// The eight bytes at word `index`: one step of SplitMix64, so that any offset is computed alone.
+/// The eight bytes at word `index`: one step of SplitMix64, so that each word is computed independently of the others.
 fn word(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -14,7 +16,7 @@ fn word(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Fills `bytes` with the pattern of `seed` as it stands at byte `offset`.
+/// Fills `bytes` with the pattern of `seed` from byte `offset` of the pattern.
 pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     let skip = (offset % 8) as usize;
     let head = if skip == 0 { 0 } else { (8 - skip).min(bytes.len()) };
@@ -31,7 +33,7 @@ pub fn fill(seed: u64, offset: u64, bytes: &mut [u8]) {
     last.copy_from_slice(&word(seed, index).to_le_bytes()[..length]);
 }
 
-/// Read-only data made from a seed.
+/// Read-only storage whose data is computed from a seed.
 #[derive(Debug)]
 pub struct PatternMedium {
     seed: u64,
@@ -39,7 +41,6 @@ pub struct PatternMedium {
 }
 
 impl PatternMedium {
-    /// `size` bytes of the pattern of `seed`.
     pub fn new(size: u64, seed: u64) -> Self {
         let capability =
             Capability { read_only: true, discard: false, write_zeroes: false, ..synthetic_capability(size) };
@@ -96,6 +97,12 @@ impl Endpoint for PatternEndpoint {
 
     fn owners(&self, _owners: &mut Vec<Owner>) {}
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for PatternEndpoint {
     fn identity(&self) -> Identity {
         Identity::Unique
     }

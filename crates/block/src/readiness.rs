@@ -1,12 +1,12 @@
-//! Waiting until endpoints can be used, and until they have ended in order.
+//! Waits until endpoints are ready, and until they are closed.
 
 use io::Io;
 
 use crate::endpoint::{CLOSE_TIMEOUT, READY_TIMEOUT};
 use crate::{Endpoint, OpenError, Router, State};
 
-/// Drives the loop until every endpoint is ready, or one has failed (its error), or nothing answered for a
-/// minute. Events of others wait for a turn of theirs.
+/// Drives the loop until every endpoint is ready. Fails with the error of the first failed endpoint, or after
+/// `READY_TIMEOUT`. Events of other owners stay queued in the loop for a later turn.
 pub fn wait_ready(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) -> Result<(), OpenError> {
     let mut router = Router::new();
     for (index, endpoint) in endpoints.iter().enumerate() {
@@ -40,7 +40,7 @@ pub fn wait_ready(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) -> Result<()
     }
 }
 
-/// Ends endpoints in order (an iSCSI logout), as far as the peers answer within a few seconds.
+/// Closes endpoints (for iSCSI: logout) and drives the loop until all are closed, at most for `CLOSE_TIMEOUT`.
 pub fn close_all(io: &mut Io, endpoints: &mut [&mut dyn Endpoint]) {
     let mut router = Router::new();
     for (index, endpoint) in endpoints.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! Sizes and rates as people type them: `K M G T` are binary, `kB MB GB TB` decimal.
+//! Parses sizes and rates: `K M G T` are binary units, `kB MB GB TB` decimal ones.
 
 const UNITS: &[(&str, u64)] = &[
     ("kb", 1_000),
@@ -17,7 +17,7 @@ const UNITS: &[(&str, u64)] = &[
     ("", 1),
 ];
 
-/// Parses `64M`, `1.5GB`, `4096`, `2TiB` into bytes. The error says what is accepted.
+/// Parses `64M`, `1.5GB`, `4096`, `2TiB` into bytes. The error text gives the accepted forms.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

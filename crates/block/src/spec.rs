@@ -1,4 +1,4 @@
-//! The words that name storage everywhere: `ENDPOINT[,option=value...]`.
+//! The syntax that names storage on every command line: `ENDPOINT[,option=value...]`.
 
 use std::path::PathBuf;
 
@@ -6,44 +6,33 @@ use thiserror::Error;
 
 use crate::{parse_size, size::parse_rate};
 
-/// Where the storage is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// Regular file or block device.
     File(PathBuf),
-    /// Standard input or output.
     Stdio,
-    /// Memory of this process.
     Memory {
-        /// Bytes.
         size: u64,
     },
-    /// Discards writes, reads zeroes.
+    /// Discards writes and reads as zeroes.
     Null {
-        /// Bytes.
         size: u64,
     },
-    /// Reproducible data.
     Pattern {
-        /// Bytes.
         size: u64,
-        /// Different seeds give different data.
         seed: u64,
     },
-    /// A URL with a scheme that another crate knows (`iscsi://…`).
+    /// A URL whose scheme another crate handles (`iscsi://…`).
     Url(String),
 }
 
-/// A parsed endpoint: a location and its options in the order given (the leftmost layer nearest the storage).
+/// A parsed endpoint: a location and its options, in the order given (the leftmost layer is nearest to the storage).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// Where.
     pub location: Location,
-    /// `name` or `name=value`, in order.
+    /// `name` or `name=value`, in the order given.
     pub options: Vec<(String, Option<String>)>,
 }
 
-/// What is wrong with the words.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct SpecError(pub String);
@@ -66,13 +55,13 @@ impl Spec {
         Ok(Self { location, options })
     }
 
-    /// The last value given for `name`, `Some("")` for a bare word.
+    /// The last value given for `name`; `Some("")` if `name` was given without a value.
     pub fn get(&self, name: &str) -> Option<&str> {
         let found = self.options.iter().rev().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_deref().unwrap_or(""))
     }
 
-    /// Whether the bare word `name` (or `name=yes`) was given; `=no` takes it back.
+    /// Whether `name` (or `name=yes`) was given; a later `name=no` cancels it.
     pub fn flag(&self, name: &str) -> Result<bool, SpecError> {
         match self.get(name) {
             None | Some("no" | "false" | "off") => Ok(false),
@@ -81,19 +70,19 @@ impl Spec {
         }
     }
 
-    /// The value of a size option.
+    /// The last value given for `name`, in bytes.
     pub fn size(&self, name: &str) -> Result<Option<u64>, SpecError> {
         let parse = |text| parse_size(text).map_err(|error| SpecError(format!("option {name}: {error}")));
         self.get(name).map(parse).transpose()
     }
 
-    /// The value of a rate option.
+    /// The last value given for `name`, in bytes per second.
     pub fn rate(&self, name: &str) -> Result<Option<u64>, SpecError> {
         let parse = |text| parse_rate(text).map_err(|error| SpecError(format!("option {name}: {error}")));
         self.get(name).map(parse).transpose()
     }
 
-    /// A block size option: 512 or 4096.
+    /// The last value given for `name`: 512 or 4096.
     pub fn block_size(&self, name: &str) -> Result<Option<u32>, SpecError> {
         match self.size(name)? {
             None => Ok(None),
@@ -102,7 +91,6 @@ impl Spec {
         }
     }
 
-    /// Refuses options outside `known`, naming those that exist.
     pub fn only(&self, known: &[&str]) -> Result<(), SpecError> {
         match self.options.iter().find(|(name, _)| !known.contains(&name.as_str())) {
             None => Ok(()),

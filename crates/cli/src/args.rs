@@ -1,4 +1,4 @@
-//! The command line: one definition from which the parser, the help, the manual and the completions come.
+//! The command line: one clap definition, the source of the parser, the help, the manual and the completions.
 
 use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -7,7 +7,7 @@ use crate::command::{
     bench, check, compare, completions, copy, demo, info, key, lab, ls, man, serve, torture,
 };
 
-/// Commands that belong under "Research" in the help.
+/// Commands listed under "Research" in the help.
 const RESEARCH: &[&str] = &["bench", "lab"];
 
 /// Moves block data between disks: iSCSI target and initiator in user space, io_uring data mover.
@@ -47,7 +47,6 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether programs read the output.
     pub(crate) fn json(&self) -> bool {
         match self {
             Self::Copy(args) => args.json,
@@ -80,7 +79,7 @@ Options of an endpoint:
                      physical-block=4096
   remote LUN         initiator=IQN, timeout=30s, chap-user=, chap-secret-file=,
                      mutual-chap-user=, mutual-chap-secret-file=,
-                     seal=off|offer|require [default: require for a target whose key is known],
+                     seal=off|offer|require [where the target's key is known: require unless off],
                      identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME,
                      tls=CERTIFICATES
   NBD export         timeout=30s
@@ -88,7 +87,8 @@ Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:
   0 done, 1 failed, 2 usage, 3 difference, 4 authentication or seal refused,
-  5 unreachable or timed out, 6 refused to protect data, 130/143 interrupted
+  5 unreachable or timed out, 6 refused to protect data, 7 a part of the source
+  cannot be read, 130/143 interrupted
 
 Environment:
   LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD                 CHAP
@@ -150,6 +150,14 @@ mod tests {
         for name in ["bench", "lab"] {
             assert!(help[research..options].contains(&format!("\n  {name} ")), "{name}\n{help}");
         }
+    }
+
+    #[test]
+    fn help_lists_every_exit_code() {
+        let (_, codes) = AFTER_HELP.split_once("Exit codes:\n").unwrap();
+        let codes = codes.split("\n\n").next().unwrap().replace("\n ", "");
+        let listed: Vec<_> = codes.split(',').filter_map(|code| code.split_whitespace().next()).collect();
+        assert_eq!(listed, ["0", "1", "2", "3", "4", "5", "6", "7", "130/143"]);
     }
 
     #[test]

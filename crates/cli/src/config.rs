@@ -1,4 +1,4 @@
-//! What `serve` is told, by flags or by a TOML file; the file's mistakes are reported with their line.
+//! The configuration of `serve`, from flags or a TOML file; errors in the file are reported with their line.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -20,83 +20,68 @@ use crate::{names, trust, units};
 
 /// Read when `serve` gets neither endpoints nor `--config`.
 pub(crate) const DEFAULT_FILE: &str = "/etc/hikyaku/hikyaku.toml";
-/// LUNs that the flat addressing method can name.
+/// Highest LUN of the flat addressing method.
 const LUN_MAX: u16 = 16383;
 
-/// What to serve.
 #[derive(Debug, Default)]
 pub(crate) struct Config {
     /// Addresses to listen on; empty for the default.
     pub(crate) listen: Vec<SocketAddr>,
-    /// What SendTargets answers instead of the address the client used.
+    /// Address in SendTargets responses, instead of the one that the client used.
     pub(crate) advertise: Option<String>,
-    /// Longest time a drain takes.
     pub(crate) drain_timeout: Option<Duration>,
-    /// Whether sessions are sealed, where it was said.
     pub(crate) seal: Option<SealPolicy>,
-    /// The file of our key, if not the usual one.
+    /// File of this host's key, if not the default.
     pub(crate) identity: Option<PathBuf>,
-    /// The file of the peers' keys.
     pub(crate) peers: Option<PathBuf>,
-    /// Users of this host who may log in over loopback without proof, by name or number; `any` for all.
+    /// Users of this host that may log in over loopback without proof, by name or number; `any` for all.
     pub(crate) allow_users: Vec<String>,
-    /// Directories in which LUNs lie that a reload may add.
+    /// Directories of LUNs that a reload may add.
     pub(crate) storage: Vec<PathBuf>,
-    /// The file that this was read from.
+    /// The file of this configuration; `None` if it comes from flags.
     pub(crate) file: Option<PathBuf>,
-    /// The targets.
     pub(crate) targets: Vec<Target>,
 }
 
-/// One target.
 #[derive(Debug, Default)]
 pub(crate) struct Target {
-    /// Its name; `None` for this host's default.
+    /// iSCSI name; `None` for this host's default.
     pub(crate) iqn: Option<String>,
-    /// Its logical units, by number.
     pub(crate) luns: Vec<Lun>,
-    /// Who may log in; empty for everyone.
+    /// Access rules; empty for unrestricted access.
     pub(crate) acls: Vec<Acl>,
 }
 
-/// One logical unit.
 #[derive(Debug)]
 pub(crate) struct Lun {
-    /// Its number.
+    /// LUN, 0 to 16383.
     pub(crate) lun: u16,
-    /// Its storage.
     pub(crate) endpoint: Named,
-    /// Its serial number, if it is not to be random.
+    /// Serial number; `None` for a random one.
     pub(crate) serial: Option<String>,
-    /// Its NAA designator, if it is not to be random.
+    /// NAA designator; `None` for a random one.
     pub(crate) naa: Option<u64>,
 }
 
-/// Who may log in.
 #[derive(Debug)]
 pub(crate) struct Acl {
-    /// Initiator name; `None` for anyone who knows the secret.
+    /// Initiator name; `None` for any initiator that proves the secret.
     pub(crate) initiator: Option<String>,
-    /// The name of the peer whose key it must prove.
+    /// Name of the peer whose key the initiator must prove.
     pub(crate) peer: Option<String>,
-    /// CHAP account.
     pub(crate) chap: Option<Account>,
-    /// What the target proves itself with.
+    /// CHAP account of the target, for mutual CHAP.
     pub(crate) mutual: Option<Account>,
-    /// LUNs seen; `None` for all.
+    /// Visible LUNs; `None` for all.
     pub(crate) luns: Option<Vec<u16>>,
-    /// No writes.
     pub(crate) read_only: bool,
-    /// Its line in the file, from one; 0 of what flags say.
+    /// Line of the rule in the file, from 1; 0 for rules from flags.
     pub(crate) line: usize,
 }
 
-/// A CHAP name and where its secret lies.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
-    /// The name.
     pub(crate) user: String,
-    /// The file.
     pub(crate) secret_file: PathBuf,
 }
 
@@ -110,7 +95,7 @@ struct RawConfig {
     target: Vec<RawTarget>,
 }
 
-/// What concerns an initiator of the same file: the rest of it is `serve`'s.
+/// The part of the file for initiators; the rest applies to `serve`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawClientOnly {
@@ -184,16 +169,15 @@ struct RawAcl {
     mode: Option<Spanned<String>>,
 }
 
-/// Something wrong at a place of the text.
+/// Byte range and text of an error.
 pub(crate) type Wrong = (Range<usize>, String);
 
-/// Something wrong with a value.
 pub(crate) fn wrong<T>(at: &Spanned<T>, text: impl Into<String>) -> Wrong {
     (at.span(), text.into())
 }
 
 impl RawClient {
-    /// Where it says that every session must be sealed, or go through TLS.
+    /// The place of `seal = "require"`: every session must be sealed or use TLS.
     fn requires_seal(&self) -> Result<Option<Range<usize>>, Wrong> {
         let Some(seal) = &self.seal else { return Ok(None) };
         match seal.get_ref().as_str() {
@@ -205,7 +189,7 @@ impl RawClient {
     }
 }
 
-/// The line of a file in which `[client] seal = "require"` stands. A file that is missing says nothing.
+/// The line of `[client] seal = "require"` in a file; `None` if the file is missing.
 pub(crate) fn client_seal(path: &Path) -> Result<Option<usize>, Failure> {
     let object = path.display().to_string();
     let text = match file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)? {
@@ -227,8 +211,7 @@ fn client_seal_of(text: &str) -> Result<Option<usize>, Wrong> {
 }
 
 impl Config {
-    /// Reads and checks a file. Nothing is opened but the file itself. It has no target if it is an initiator's: `[client]`
-    /// without `[[target]]`.
+    /// Reads and checks a file; opens no other file. An initiator's file, with `[client]` only, yields no target.
     pub(crate) fn load(context: &Context, path: &Path) -> Result<Self, Failure> {
         let object = path.display().to_string();
         let text = file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)?
@@ -240,14 +223,13 @@ impl Config {
         Ok(Self { file: Some(path.to_owned()), ..parsed })
     }
 
-    /// A row that cannot be carried out.
     pub(crate) fn wrong_row(&self, acl: &Acl, cause: &str) -> Failure {
         let object = self.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
         let line = if acl.line > 0 { format!("line {}: ", acl.line) } else { String::new() };
         Failure::usage("use the configuration", object, format!("{line}{cause}"))
     }
 
-    /// Whether sessions are sealed. With keys of peers they must be, unless something else was said.
+    /// Whether sessions are sealed. The default is `require` with peers' keys, otherwise `off`.
     pub(crate) fn seal_policy(&self) -> SealPolicy {
         let default = if self.peers.is_some() { SealPolicy::Require } else { SealPolicy::Off };
         self.seal.unwrap_or(default)
@@ -283,7 +265,8 @@ impl Config {
         for target in raw.target {
             let at = target.iqn.span();
             let own = target.portals()?;
-            // Every target is reachable at every listener: a target is not shown where it was not meant to be.
+            // Every target is reachable at every listener, so all must have the same portals: otherwise a target would
+            // be visible where it must not be.
             if portals.as_ref().is_some_and(|others| *others != own) {
                 let text = "its portals are not those of the target before it; this release serves every target at \
                             every portal, so give all of them the same, or use listen in [server]";
@@ -354,7 +337,7 @@ impl RawTarget {
 }
 
 impl Acl {
-    /// It only names a user: an account for rows without one, and for every initiator where no row names one.
+    /// Whether the rule is only a CHAP account: for rules without one, and for all initiators if no rule names one.
     pub(crate) fn is_account(&self) -> bool {
         self.initiator.is_none() && self.peer.is_none() && self.luns.is_none() && !self.read_only
     }
@@ -401,7 +384,7 @@ impl RawAcl {
 }
 
 impl Target {
-    /// Adds a LUN. Its number must be free.
+    /// Adds a LUN; its number must be free.
     pub(crate) fn add(&mut self, lun: u16, endpoint: Named, serial: Option<String>) -> Result<(), String> {
         if lun > LUN_MAX {
             return Err(format!("LUN {lun} is beyond {LUN_MAX}"));
@@ -420,7 +403,7 @@ impl Target {
     }
 }
 
-/// SPC-6 §7.7.19: a serial number is ASCII, and ours fits a page of one byte's length with room to spare.
+/// SPC-6 §7.7.19: a serial number is ASCII. At most 64 bytes, to fit a VPD page with a length of one byte.
 fn check_serial(serial: &str) -> Result<(), String> {
     let good = !serial.is_empty() && serial.len() <= 64 && serial.bytes().all(|byte| byte.is_ascii_graphic());
     if good {
@@ -449,7 +432,7 @@ fn check_lun_options(spec: &Spec) -> Result<(), String> {
     Ok(())
 }
 
-/// `cache=writeback` (the default) or `cache=writethrough`.
+/// Parses `cache=writeback` (the default) or `cache=writethrough`.
 pub(crate) fn write_cache(spec: &Spec) -> Result<bool, String> {
     match spec.get("cache") {
         None | Some("writeback") => Ok(true),
@@ -458,7 +441,7 @@ pub(crate) fn write_cache(spec: &Spec) -> Result<bool, String> {
     }
 }
 
-/// `rotational=yes|no`; as the storage says where it is missing.
+/// Parses `rotational=yes|no`; `None` leaves it to the storage.
 pub(crate) fn rotational(spec: &Spec) -> Result<Option<bool>, String> {
     match spec.get("rotational") {
         None => Ok(None),
@@ -468,7 +451,7 @@ pub(crate) fn rotational(spec: &Spec) -> Result<Option<bool>, String> {
     }
 }
 
-/// Line and column, from one, of a byte of the text.
+/// Line and column of a byte of the text, from 1.
 pub(crate) fn position(text: &str, byte: usize) -> (usize, usize) {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

@@ -66,7 +66,7 @@ fn everything_is_read() {
     assert!(target.acls[1].initiator.is_none());
 }
 
-/// (defect, the good text's part, what stands there instead, line, what the message contains)
+/// (defect, replaced part of the valid text, replacement, line, part of the message)
 const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
     ("unknown_key", "drain-timeout", "drain-time", 4, "unknown field `drain-time`"),
     ("unknown_table", "[server]", "[serve]", 2, "unknown field `serve`"),
@@ -166,7 +166,7 @@ fn the_clients_part_is_read_alone() {
     ] {
         let (_, told) = client_seal_of(text).expect_err(text);
         assert!(told.contains(cause), "{told}");
-        // What `serve` and `check` read is read by the same rules.
+        // `serve` and `check` apply the same rules to the file.
         assert!(Config::parse(&Context::default(), text).is_err(), "{text}");
     }
     let whole = format!("[client]\nseal = \"require\"\n{GOOD}");

@@ -1,14 +1,11 @@
-//! From the words of an endpoint to storage: local ones by `block`, those that take commands by `passthrough`, LUNs by
-//! `node`, exports by `nbd`.
+//! Opens endpoints from their text: files, devices and memory by `block`, generic SCSI and NVMe nodes by `passthrough`,
+//! LUNs by `node`, NBD exports by `nbd`.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use block::{
-    Endpoint, IoError, IoErrorKind, Kind, LOCAL_OPTIONS, Location, Medium, OpenError, OpenOptions, Request,
-    Router, Spec, layer,
-};
+use block::{Endpoint, LOCAL_OPTIONS, Location, Medium, OpenError, OpenOptions, Spec, layer};
 use io::Io;
 use nbd::NbdMedium;
 use node::TlsTrust;
@@ -23,13 +20,10 @@ use crate::trust::client::{self, Client};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{names, units};
 
-/// How long nothing may be completed by an NBD server, unless `timeout=` says otherwise.
+/// Time without a completion after which an NBD server counts as lost; the option `timeout=` overrides it.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Longest request of [`read`].
-const READ_BYTES_MAX: usize = 128 * 1024;
-
-/// Options of a remote LUN, beside the layers.
+/// Options of a remote LUN, in addition to the layers.
 const INITIATOR_OPTIONS: &[&str] = &[
     "ro",
     "timeout",
@@ -41,35 +35,33 @@ const INITIATOR_OPTIONS: &[&str] = &[
     "tls",
 ];
 
-/// Options of an NBD export, beside the layers.
+/// Options of an NBD export, in addition to the layers.
 const NBD_OPTIONS: &[&str] = &["ro", "timeout"];
 
-/// Options of an endpoint that is served as a LUN, beside its own.
+/// Options of an endpoint that is served as a LUN, in addition to its own.
 pub(crate) const LUN_OPTIONS: &[&str] =
     &["lun", "cache", "serial", "naa", "vendor", "product", "rotational", "removable", "shared", "exclusive"];
 
-/// Whether some endpoint has an option of this name.
 pub(crate) fn is_option(name: &str) -> bool {
     let all = [INITIATOR_OPTIONS, NBD_OPTIONS, client::OPTIONS, layer::OPTIONS, LOCAL_OPTIONS, LUN_OPTIONS];
     all.iter().any(|options| options.contains(&name))
 }
 
-/// An endpoint as the user wrote it, without its secrets.
+/// An endpoint as typed by the user, without its secrets.
 #[derive(Debug)]
 pub(crate) struct Named {
-    /// The words, fit to be shown.
+    /// The text without secrets, for messages.
     pub(crate) text: String,
-    /// The words, taken apart.
     pub(crate) spec: Spec,
     secrets: UrlSecrets,
-    /// How its session is sealed, whatever the words and the known targets say.
+    /// Sealing that overrides the options and the known targets.
     sealing: Option<InitiatorSealing>,
-    /// What decides it otherwise, once it has been opened.
+    /// Decides the sealing otherwise; set when the endpoint is first opened.
     client: OnceLock<Arc<Client>>,
 }
 
 impl Named {
-    /// Takes an endpoint's words apart. `extra` are options that the command gives a meaning to.
+    /// Parses an endpoint. `extra` are additional options that the command handles.
     pub(crate) fn parse(context: &Context, words: &str, extra: &[&str]) -> Result<Self, Failure> {
         let (clean, mut secrets) = take_url_secrets(words);
         if secrets == UrlSecrets::default()
@@ -90,7 +82,7 @@ impl Named {
             Location::Url(url) if !url.starts_with("iscsi://") => {
                 let scheme = url.split("://").next().unwrap_or_default();
                 return Err(usage(format!(
-                    "'{scheme}' is not a scheme that this release knows; it knows iscsi, nbd and nbd+unix"
+                    "'{scheme}' is not a scheme that this release supports; it supports iscsi, nbd and nbd+unix"
                 )));
             }
             _ => {}
@@ -109,7 +101,6 @@ impl Named {
         Ok(Self { text, spec, secrets, sealing: None, client: OnceLock::new() })
     }
 
-    /// The path, where it is a file or a device of this machine.
     pub(crate) fn path(&self) -> Option<&Path> {
         match &self.spec.location {
             Location::File(path) => Some(path),
@@ -117,25 +108,15 @@ impl Named {
         }
     }
 
-    /// The URL, where it is a LUN.
-    pub(crate) fn url(&self) -> Option<Url> {
-        match &self.spec.location {
-            Location::Url(url) => Url::parse(url).ok(),
-            _ => None,
-        }
-    }
-
-    /// Seals its sessions with keys that lie in no file.
     pub(crate) fn seal(&mut self, sealing: InitiatorSealing) {
         self.sealing = Some(sealing);
     }
 
-    /// Gives an option a value, as if the user had.
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.spec.options.push((name.to_owned(), Some(value.to_owned())));
     }
 
-    /// Opens it. A remote one is not asked before it is attached.
+    /// Opens the endpoint. Remote storage is contacted only when the medium is attached.
     pub(crate) fn open(&self, context: &Context, options: &OpenOptions) -> Result<Arc<dyn Medium>, Failure> {
         let attempted = if options.writable { "open for writing" } else { "open" };
         let failed = |error: OpenError| Failure::open(attempted, self.text.clone(), &error);
@@ -159,7 +140,7 @@ impl Named {
         }
     }
 
-    /// The export, where it is one of an NBD server, without layers. Nobody is asked yet.
+    /// The NBD export without layers; `None` if the endpoint is not an NBD URL. The server is not contacted.
     pub(crate) fn nbd(&self, read_only: bool) -> Result<Option<NbdMedium>, Failure> {
         let Location::Url(url) = &self.spec.location else { return Ok(None) };
         if !nbd::Uri::is_nbd(url) {
@@ -178,12 +159,11 @@ impl Named {
         Ok(Some(NbdMedium::new(uri, self.timeout()?.unwrap_or(TIMEOUT), read_only)))
     }
 
-    /// Whether it is an export of an NBD server.
     pub(crate) fn is_nbd(&self) -> bool {
         matches!(&self.spec.location, Location::Url(url) if nbd::Uri::is_nbd(url))
     }
 
-    /// `timeout=`. As libiscsi and open-iscsi have it, a bare number is seconds.
+    /// Parses `timeout=`. A bare number is seconds, as in libiscsi and open-iscsi.
     fn timeout(&self) -> Result<Option<Duration>, Failure> {
         let parse = |text: &str| {
             let seconds = text.parse().map(Duration::from_secs);
@@ -199,7 +179,7 @@ impl Named {
         Ok((url, options))
     }
 
-    /// How to log in: from the options, the URL and the environment, in that order.
+    /// Login options: from the endpoint's options, the URL and the environment, in this priority.
     pub(crate) fn initiator_options(&self, context: &Context, url: &Url) -> Result<Options, Failure> {
         let usage = |cause: String| Failure::usage("understand the endpoint", self.text.clone(), cause);
         let mut options = Options::new(self.initiator_name(context)?);
@@ -209,13 +189,13 @@ impl Named {
         let mut target_user = None;
         for (name, value) in &url.arguments {
             match (name.as_str(), DigestPolicy::from_name(value)) {
-                ("header_digest", Some(wanted)) => options.header_digest = wanted,
-                ("data_digest", Some(wanted)) => options.data_digest = wanted,
+                ("header_digest", Some(policy)) => options.header_digest = policy,
+                ("data_digest", Some(policy)) => options.data_digest = policy,
                 ("header_digest" | "data_digest", None) => {
                     return Err(usage(format!("{name}={value}: say crc32c, prefer or none")));
                 }
                 ("target_user", _) => target_user = Some(value.clone()),
-                // libiscsi passes over what it does not know, and so do URLs written for it.
+                // libiscsi ignores unknown arguments, so URLs written for it may contain some.
                 _ => context
                     .warn(&format!("{}: the argument {name} is not known and changes nothing", self.text)),
             }
@@ -249,7 +229,7 @@ impl Named {
         Ok(options)
     }
 
-    /// What decides how its sessions are sealed; one for all of them.
+    /// The [`Client`] that decides the sealing; one for all sessions of the endpoint.
     fn client(&self, context: &Context, url: &Url) -> Result<Arc<Client>, Failure> {
         if let Some(client) = self.client.get() {
             return Ok(Arc::clone(client));
@@ -258,7 +238,7 @@ impl Named {
         Ok(Arc::clone(self.client.get_or_init(|| Arc::new(client))))
     }
 
-    /// The options for a target that the portal has named: what is known of that name decides too.
+    /// Login options for a target that discovery returned. A line of the known targets may match that name too.
     pub(crate) fn options_for(
         &self,
         context: &Context,
@@ -272,11 +252,11 @@ impl Named {
         Ok((Options { trust: Some(Arc::clone(&client) as _), ..options.clone() }, Some(client)))
     }
 
-    /// An attempt at it that failed; a refusal is explained as far as its portal lets itself be asked.
+    /// The failure of an attempt. A refused login is explained with the result of a query to the portal.
     pub(crate) fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
         let failure = Failure::open(attempted, self.text.clone(), error);
         match self.client.get() {
-            // What was damaged on the way says nothing about keys.
+            // Damage in transit has nothing to do with keys.
             _ if matches!(error, OpenError::Damaged(_)) => failure,
             Some(client) => client.explain(failure),
             None => failure,
@@ -310,7 +290,7 @@ impl Named {
             (Some(user), Some(secret)) => Ok(Some(Credentials { user, secret })),
             (None, None) => Ok(None),
             (Some(user), None) => {
-                // It may be a name and a secret, typed as other URLs have them.
+                // The text before `@` may be a name and a secret, as in other kinds of URL.
                 Err(usage(format!(
                     "there is no secret for the name before @ or of {option}-user=: give {option}-secret-file=FILE{}",
                     if user.contains(':') { " (a secret does not stand behind ':' in the URL)" } else { "" }
@@ -322,7 +302,6 @@ impl Named {
         }
     }
 
-    /// The name it logs in under.
     pub(crate) fn initiator_name(&self, context: &Context) -> Result<String, Failure> {
         if let Some(name) = self.spec.get("initiator") {
             return names::parse_iscsi_name(name)
@@ -335,57 +314,14 @@ impl Named {
     }
 }
 
-/// This thread's way into several media, all of them ready.
+/// Attaches several media to the loop; all endpoints are ready.
 pub(crate) fn attach(
     io: &mut Io,
     media: &[(&Named, &Arc<dyn Medium>)],
 ) -> Result<Vec<Box<dyn Endpoint>>, Failure> {
-    let mut endpoints = Vec::with_capacity(media.len());
-    for (named, medium) in media {
-        let failed = |error: OpenError| named.failed("use", &error);
-        let mut endpoint = medium.attach(io).map_err(failed)?;
-        // One after the other, so that an error tells whose it is.
-        block::wait_ready(io, &mut [&mut *endpoint]).map_err(failed)?;
-        endpoints.push(endpoint);
-    }
-    Ok(endpoints)
-}
-
-/// Reads `length` bytes at `offset`, one request after the other. Both must suit the endpoint's granularity.
-pub(crate) fn read(
-    io: &mut Io,
-    endpoint: &mut dyn Endpoint,
-    offset: u64,
-    length: usize,
-) -> Result<Vec<u8>, IoError> {
-    let mut router = Router::new();
-    router.add_endpoint(endpoint, ());
-    let mut bytes = Vec::with_capacity(length);
-    let piece_max = READ_BYTES_MAX.min(endpoint.capability().max_transfer_bytes as usize);
-    let failed = |error: &std::io::Error| IoError::new(IoErrorKind::Other, error.to_string());
-    while bytes.len() < length {
-        let piece = piece_max.min(length - bytes.len());
-        let span = io.pool().take(piece).ok_or_else(|| failed(&std::io::ErrorKind::OutOfMemory.into()))?;
-        let kind = Kind::Read { offset: offset + bytes.len() as u64, into: span.slice(0, piece) };
-        let (mut events, mut done) = (Vec::new(), Vec::new());
-        endpoint.submit(io, Request { id: 0, kind }, &mut done);
-        while done.is_empty() {
-            io.turn_for(|owner| router.route(owner).is_some(), None, &mut events)
-                .map_err(|error| failed(&error))?;
-            for event in events.drain(..) {
-                endpoint.on_event(io, event, &mut done);
-            }
-        }
-        done.remove(0).result?;
-        let start = bytes.len();
-        bytes.resize(start + piece, 0);
-        span.read(0, &mut bytes[start..]);
-    }
-    Ok(bytes)
-}
-
-/// The completion loop of this thread.
-pub(crate) fn event_loop() -> Result<Io, Failure> {
-    Io::new(area::PoolLimits::default())
-        .map_err(|error| Failure::new(Exit::Failed, "start the completion loop", "", error))
+    // One after the other, so that an error belongs to one medium.
+    let attach = |(named, medium): &(&Named, &Arc<dyn Medium>)| {
+        job::attach(io, medium).map_err(|error| named.failed("use", &error))
+    };
+    media.iter().map(attach).collect()
 }

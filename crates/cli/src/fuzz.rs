@@ -1,6 +1,6 @@
-//! A way in for the fuzzer, to what reads a user's words and a disk's bytes.
+//! Entry points for the fuzzer: parsers of user input and of disk content.
 
-use block::signature::{self, Ends, HEAD_BYTES, TAIL_BYTES};
+use host::signature::{self, Ends, HEAD_BYTES, TAIL_BYTES};
 
 use crate::config::{Config, position};
 use crate::context::Context;
@@ -9,7 +9,7 @@ use crate::secret::take_url_secrets;
 use crate::trust::{known, peers};
 use crate::units;
 
-/// The configuration of `serve`: LUNs by target, or what is wrong in which line and column.
+/// Parses a configuration of `serve`: the LUNs of each target, or the line, column and text of the error.
 pub fn configuration(text: &str) -> Result<Vec<Vec<u16>>, (usize, usize, String)> {
     let config = Config::parse(&Context::default(), text).map_err(|(range, cause)| {
         let (line, column) = position(text, range.start);
@@ -19,7 +19,7 @@ pub fn configuration(text: &str) -> Result<Vec<Vec<u16>>, (usize, usize, String)
     Ok(config.targets.iter().map(luns).collect())
 }
 
-/// The names of a peers file, or what is wrong in which line and column.
+/// Parses a peers file: the names, or the line, column and text of the error.
 pub fn peers(text: &str) -> Result<Vec<String>, (usize, usize, String)> {
     peers::names(text).map_err(|(range, cause)| {
         let (line, column) = position(text, range.start);
@@ -27,32 +27,31 @@ pub fn peers(text: &str) -> Result<Vec<String>, (usize, usize, String)> {
     })
 }
 
-/// Whether lines of known targets, written again, read the same; `None` if they are none.
+/// Whether lines of known targets, formatted again, parse to the same; `None` if they do not parse.
 pub fn known_targets_read_back(text: &str) -> Option<bool> {
     known::reads_back(text)
 }
 
-/// An endpoint as `serve` takes it: its words without secrets, or what is wrong with them.
+/// Parses an endpoint of `serve`: its text without secrets, or the error.
 pub fn endpoint(words: &str) -> Result<String, String> {
     let named = Named::parse(&Context::default(), words, LUN_OPTIONS);
     named.map(|named| named.text).map_err(|failure| failure.to_string())
 }
 
-/// The words of an endpoint without the passwords of its URL, and those.
+/// An endpoint's text without the passwords of its URL, and the passwords.
 pub fn without_secrets(words: &str) -> (String, Vec<String>) {
     let (text, secrets) = take_url_secrets(words);
     let taken = [secrets.password, secrets.target_password];
     (text, taken.iter().flatten().map(|password| password.text().to_owned()).collect())
 }
 
-/// What a disk of this size holds whose ends begin and end with these bytes.
+/// Signatures on a disk of this size with these first and last bytes.
 pub fn signatures(head: &[u8], tail: &[u8], size_bytes: u64) -> Vec<&'static str> {
     let head = &head[..head.len().min(HEAD_BYTES)];
     let tail = &tail[tail.len() - tail.len().min(TAIL_BYTES)..];
     signature::probe(&Ends { head, tail, size_bytes })
 }
 
-/// Figures as people read them.
 pub fn shown(number: u64) -> [String; 3] {
     let duration = std::time::Duration::from_nanos(number);
     [units::bytes(number), units::rate(number as f64), units::duration(duration)]

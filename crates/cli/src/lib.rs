@@ -1,26 +1,28 @@
 //! hikyaku: moves block data between disks.
 //!
-//! This crate is the program's face: arguments, refusals, progress, exit codes. What moves data lives in
-//! `mover`, what speaks iSCSI in `node`. Begin with `args.rs`, then `command/`.
+//! This crate is the command line: arguments, refusals, progress, exit codes. The copy engine is in `mover`, iSCSI in
+//! `node`. Begin with `args.rs`, then `command/`.
 
 mod args;
 mod command;
 mod config;
 mod context;
 mod endpoint;
-mod error;
 #[doc(hidden)]
 pub mod fuzz;
 mod logging;
 mod names;
 mod output;
 mod progress;
-mod protection;
 mod secret;
 mod state;
 mod sys;
 mod trust;
-mod units;
+
+/// Commands fail as jobs do; the code of an ending is the exit status.
+mod error {
+    pub(crate) use job::{Ending as Exit, Failure};
+}
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -32,10 +34,10 @@ use clap::error::ErrorKind;
 use args::{Cli, Command};
 use context::Context;
 use error::{Exit, Failure};
+use job::{protection, units};
 use secret::{Password, UrlSecrets, take_url_secrets};
 use sys::Shown;
 
-/// Runs the command line of this process.
 pub fn main() -> ExitCode {
     // Before anything that may take time: until here every user can read a URL's password in /proc/PID/cmdline.
     let (arguments, secrets) = hide_secrets(std::env::args_os().collect());
@@ -53,21 +55,21 @@ pub fn main() -> ExitCode {
     };
     let json = cli.command.json();
     let context = Context { json, quiet: cli.quiet, secrets, environment, ..Context::default() };
-    // A server has its own way with signals.
+    // A server handles signals itself.
     let is_server = matches!(cli.command, Command::Serve(_));
     let level = if is_server { "info" } else { "warn" };
     logging::start(level, json);
     if !context.secrets.is_empty() {
         context.warn("a password in a URL is seen by others while the command starts; use chap-secret-file= or LIBISCSI_CHAP_PASSWORD");
     }
-    if !is_server && let Err(error) = context.stop.listen(!json && !context.quiet) {
+    if !is_server && let Err(error) = context::listen(&context.stop, !json && !context.quiet) {
         context.warn(&format!("signals cannot be caught ({error}): an interruption will not be orderly"));
     }
     match command::run(&context, cli.command) {
         Ok(exit) => ExitCode::from(exit.code()),
         Err(failure) => {
             report(&failure, json);
-            ExitCode::from(failure.exit.code())
+            ExitCode::from(failure.ending.code())
         }
     }
 }
@@ -80,7 +82,7 @@ fn report(failure: &Failure, json: bool) {
     }
 }
 
-/// Takes passwords out of the arguments and overwrites them where other users could read them.
+/// Removes passwords from the arguments and overwrites them in the memory that `/proc/PID/cmdline` shows.
 fn hide_secrets(arguments: Vec<OsString>) -> (Vec<OsString>, HashMap<String, UrlSecrets>) {
     let mut secrets = HashMap::new();
     let clean = arguments
@@ -105,19 +107,19 @@ fn hide_secrets(arguments: Vec<OsString>) -> (Vec<OsString>, HashMap<String, Url
     (clean, secrets)
 }
 
-/// Takes passwords out of the environment: what we start must not get them.
+/// Removes passwords from the environment, so that child processes do not get them.
 fn hide_variables() -> HashMap<&'static str, Password> {
     let take = |name| sys::take_variable(name).map(|text| (name, Password::new(text)));
     secret::VARIABLES.into_iter().filter_map(take).collect()
 }
 
-/// Help and version go to stdout; a wrong command line is explained on stderr, in JSON if that was asked for.
+/// Prints help and version on stdout; explains a wrong command line on stderr, as JSON with `--json`.
 fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let is_answer = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if is_answer || !arguments.iter().any(|argument| argument == "--json") {
         let text = error.to_string();
         if is_answer || output::printable(&text) == text {
-            // An error of printing has no other place to go.
+            // A failure of printing cannot be reported.
             let _ = error.print();
         } else {
             output::note(text.trim_end());

@@ -1,45 +1,48 @@
-//! Logs: on stderr, for people, or as JSON lines beside `--json`. `HIKYAKU_LOG` chooses what is logged, in the
-//! syntax of `tracing` (`debug`, `node=trace,warn`).
+//! The log on stderr: text, or JSON lines with `--json`. `HIKYAKU_LOG` sets the filter: a level, or levels by
+//! module (`debug`, `node=trace,warn`).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Debug};
 use std::io::{self, Write};
 
 use tracing::field::Field;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
 use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::output;
 
-/// The environment variable that chooses what is logged.
+/// Environment variable with the filter.
 pub(crate) const VARIABLE: &str = "HIKYAKU_LOG";
 
-/// Begins logging at `level` unless the environment says otherwise.
+/// Starts logging at `level`, unless the environment contains a filter.
 pub(crate) fn start(level: &str, json: bool) {
+    let at_level = || level.parse::<Targets>().expect("the callers pass names of levels");
     let filter = match std::env::var(VARIABLE) {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text).unwrap_or_else(|error| {
+        Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|error| {
             output::note(&format!(
                 "warning: {VARIABLE}={text} is not a filter ({error}); logging at {level}"
             ));
-            EnvFilter::new(level)
+            at_level()
         }),
-        _ => EnvFilter::new(level),
+        _ => at_level(),
     };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let layer = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(output::is_lively())
         .with_target(false);
-    // Only a second call could fail, and there is none.
-    let _ = if json {
-        builder.json().with_writer(|| JsonLines).try_init()
-    } else {
-        builder.compact().fmt_fields(debug_fn(field).delimited(" ")).try_init()
+    let layer = match json {
+        true => layer.json().with_writer(|| JsonLines).boxed(),
+        false => layer.compact().fmt_fields(debug_fn(field).delimited(" ")).boxed(),
     };
+    // Fails only on a second call, which does not occur.
+    let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
 }
 
-/// Writes a field as the library does, but for characters that would act on a terminal: peers send names and messages.
+/// Writes a field as the library does, with control characters escaped: peers choose names and messages.
 fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
     let value = format!("{value:?}");
     let value = output::printable(&value);
@@ -50,7 +53,6 @@ fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Resu
     }
 }
 
-/// Lines of JSON, on stderr.
 struct JsonLines;
 
 impl Write for JsonLines {
@@ -64,7 +66,7 @@ impl Write for JsonLines {
     }
 }
 
-/// From now on a panic is a line of the log, with its place: a server survives most of them, see `node::target`.
+/// Installs a panic hook that logs the panic and its place: a server survives most panics, see `node::target`.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
@@ -88,7 +90,6 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what is logged.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<u8>>>);
 

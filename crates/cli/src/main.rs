@@ -1,4 +1,4 @@
-//! The program. What it does is in the library beside it, so that the fuzzer can reach its parsers.
+//! The program. Its code is in the library, so that the fuzzer can call the parsers.
 
 use std::process::ExitCode;
 

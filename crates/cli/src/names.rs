@@ -1,11 +1,11 @@
-//! iSCSI names and addresses as people write them.
+//! iSCSI names and addresses in user input.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use iscsi::name::IscsiName;
 pub(crate) use iscsi::name::PORT as ISCSI_PORT;
 
-/// Checks an iSCSI name and gives it in lower case.
+/// Checks an iSCSI name and converts it to lower case.
 pub(crate) fn parse_iscsi_name(name: &str) -> Result<String, String> {
     IscsiName::parse(name)
         .map(|name| name.as_str().to_owned())
@@ -21,7 +21,7 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = bare.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, ISCSI_PORT));
     }
-    // The resolver takes a number for an IPv4 address.
+    // The resolver would accept a bare number as an IPv4 address.
     if let Ok(port) = text.parse::<u16>() {
         return Err(format!("'{text}' is a port alone; write 127.0.0.1:{port} or 0.0.0.0:{port}"));
     }
@@ -39,13 +39,12 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         .ok_or_else(|| wrong("it has no address".to_owned()))
 }
 
-/// The address to tell others for a listener: a wildcard becomes the address this host reaches the world
-/// with.
+/// The address of a listener as seen by other hosts: for a wildcard, the source address of the default route.
 pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
-    // A connected UDP socket has a source address by the routing table; nothing is sent.
+    // A connected UDP socket gets its source address from the routing table; nothing is sent.
     let (any, far) = match address {
         SocketAddr::V4(_) => ("0.0.0.0:0", "192.0.2.1:9"),
         SocketAddr::V6(_) => ("[::]:0", "[2001:db8::1]:9"),
@@ -67,7 +66,7 @@ pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// `host:port` as URLs and portals have it: IPv6 in brackets.
+/// `host:port` as in URLs and portals: IPv6 addresses in brackets.
 pub(crate) fn portal(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') {
         format!("[{host}]:{port}")

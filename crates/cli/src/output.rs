@@ -1,7 +1,7 @@
-//! What commands print: results on stdout, everything else on stderr; tables for people, JSON for programs.
+//! Output of commands: results on stdout, everything else on stderr, as text or JSON.
 //!
-//! Names of files, keys of configurations and messages of peers may hold anything. What would command a terminal, or reorder
-//! what it shows, is escaped here ([`printable`]), and in the log by `logging.rs`.
+//! File names, configuration keys and messages of peers may contain any character. [`printable`] escapes characters
+//! that control a terminal or reorder its text; `logging.rs` does so for the log.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -9,11 +9,9 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::Value;
 
-/// Version of every JSON object we print; fields are only ever added to it.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) use job::SCHEMA;
 
-/// Whether a terminal would act on a character, other than by a new line or column, or show the text around it in another
-/// order.
+/// Whether a character controls a terminal (except newline and tab) or changes the direction of text.
 fn acts(c: char) -> bool {
     let reorders =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -31,17 +29,18 @@ fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
     out.into()
 }
 
-/// Text for people: control characters but newline and tab, and those of writing direction, as `\u{1b}`.
+/// Text with control characters (except newline and tab) and direction marks as `\u{1b}`.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |out, c| write!(out, "\\u{{{:x}}}", c as u32).expect("a string"))
 }
 
-/// JSON text, in whose strings such characters may stand: as `\u001b`, which means the same. All are of 16 bits.
+/// JSON text with these characters, which may occur in strings, as `\u001b`, which is equivalent. All have at most 16
+/// bits.
 pub(crate) fn printable_json(text: &str) -> Cow<'_, str> {
     escaped(text, |out, c| write!(out, "\\u{:04x}", c as u32).expect("a string"))
 }
 
-/// Prints a line of result. A reader that has gone away (`| head`) ends the program quietly.
+/// Prints a line of the result on stdout; ends the program silently if the reader has closed the pipe (`| head`).
 pub(crate) fn line(text: &str) {
     result(&printable(text));
 }
@@ -57,11 +56,11 @@ fn result(text: &str) {
     }
 }
 
-/// Prints a line of result for whoever may still listen, and goes on if nobody does.
+/// Prints a line of the result on stdout; a closed stdout is ignored.
 pub(crate) fn announce(text: &str) {
     let text = printable(text);
     let mut stdout = io::stdout().lock();
-    // A server goes on serving without a reader.
+    // A server continues without a reader of its stdout.
     let _ = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.write_all(b"\n"))
@@ -73,7 +72,7 @@ pub(crate) fn json(value: &Value) {
     result(&printable_json(&value.to_string()));
 }
 
-/// Prints a line on stderr. An error of that is not one of the command.
+/// Prints a line on stderr; errors are ignored.
 pub(crate) fn note(text: &str) {
     remark(&printable(text));
 }
@@ -89,19 +88,18 @@ fn remark(text: &str) {
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.write_all(b"\n"));
 }
 
-/// Whether people look at stdout.
 pub(crate) fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Whether colours and moving bars are welcome on stderr.
+/// Whether stderr may show colours and progress bars.
 pub(crate) fn is_lively() -> bool {
     io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Columns of text. Aligned, with a heading, for people; tab-separated without one in a pipe.
+/// A table of text: aligned with a heading on a terminal, tab-separated without one in a pipe.
 #[derive(Debug)]
 pub(crate) struct Table {
     heading: Vec<&'static str>,
@@ -109,18 +107,16 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these columns.
     pub(crate) fn new(heading: &[&'static str]) -> Self {
         Self { heading: heading.to_vec(), rows: Vec::new() }
     }
 
-    /// Adds a row with a cell for each column.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.heading.len(), "a cell for each column");
         self.rows.push(cells);
     }
 
-    /// The table as text, without a newline at its end.
+    /// The table as text, without a final newline.
     pub(crate) fn render(&self, for_people: bool) -> String {
         if !for_people {
             let rows: Vec<String> = self.rows.iter().map(|row| row.join("\t")).collect();
@@ -138,7 +134,7 @@ impl Table {
         padded.collect::<Vec<_>>().join("\n")
     }
 
-    /// Prints it, as suits whoever reads stdout.
+    /// Prints the table in the form for a terminal or a pipe.
     pub(crate) fn print(&self) {
         if !self.rows.is_empty() {
             line(&self.render(is_terminal()));

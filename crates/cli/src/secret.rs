@@ -1,5 +1,4 @@
-//! Secrets: held, never shown. Read from a file or the environment, and taken out of URLs before anything
-//! else sees them.
+//! Secrets: read from files and the environment, and removed from URLs before other code sees them. Never printed.
 
 use std::fmt;
 use std::path::Path;
@@ -14,17 +13,17 @@ use crate::error::Failure;
 use crate::sys;
 use crate::trust::file::{self, Keeping};
 
-/// Nothing sensible is longer; a device given by mistake is not read to its end.
+/// Maximum bytes of a secret file; a device given by mistake is not read to its end.
 const FILE_BYTES_MAX: usize = 1024;
 
-/// Takes text as a secret, however short. From now on this process leaves no core dump.
+/// Makes a secret of any length. From here on this process writes no core dump.
 fn secret(text: &str) -> Result<Secret, SecretError> {
     sys::forbid_core_dumps();
     Secret::new_weak(text.as_bytes())
 }
 
-/// Reads a secret file: one line, the newline at its end is not part of it. Refused if others may read or write it; a
-/// warning if the secret is shorter than RFC 7143 §12.1.3 asks for.
+/// Reads a secret file: one line, without its newline. Refused if other users can read or write the file; warns if the
+/// secret is shorter than RFC 7143 §12.1.3 requires.
 pub(crate) fn from_file(context: &Context, path: &Path) -> Result<Secret, Failure> {
     let object = path.display().to_string();
     let failed = |cause: &dyn fmt::Display| Failure::failed("read the secret file", object.clone(), cause);
@@ -36,36 +35,34 @@ pub(crate) fn from_file(context: &Context, path: &Path) -> Result<Secret, Failur
         return Err(failed(&"it has more than one line"));
     }
     if let Err(weakness @ SecretError::Short) = Secret::new(text.as_bytes()) {
-        context.warn(&format!("{object}: {weakness}, as RFC 7143 asks for; some peers refuse less"));
+        context.warn(&format!("{object}: {weakness}, the minimum of RFC 7143; some peers refuse less"));
     }
     secret(text).map_err(|error| failed(&error))
 }
 
-/// The environment variables that hold passwords.
+/// Environment variables that contain passwords.
 pub(crate) const VARIABLES: [&str; 2] = ["LIBISCSI_CHAP_PASSWORD", "LIBISCSI_CHAP_TARGET_PASSWORD"];
 
-/// The password that came in an environment variable, one of [`VARIABLES`], if it was set and not empty.
+/// The password from an environment variable, one of [`VARIABLES`], if set and not empty.
 pub(crate) fn from_env(context: &Context, name: &str) -> Result<Option<Secret>, Failure> {
     let secret = context.environment.get(name).map(Password::secret).transpose();
     secret.map_err(|error| Failure::usage("use", format!("${name}"), error))
 }
 
-/// A password taken out of a URL or the environment; text until a login needs it.
+/// A password from a URL or the environment, kept as text until a login.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Password(Zeroizing<String>);
 
 impl Password {
-    /// Keeps the text of an environment variable.
     pub(crate) fn new(text: String) -> Self {
         Self(Zeroizing::new(text))
     }
 
-    /// The text, to find it where it must be overwritten.
+    /// The text, to find the places where it must be overwritten.
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
 
-    /// For a login.
     pub(crate) fn secret(&self) -> Result<Secret, SecretError> {
         secret(&self.0)
     }
@@ -77,27 +74,26 @@ impl fmt::Debug for Password {
     }
 }
 
-/// A URL's passwords, taken out of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UrlSecrets {
-    /// `user%password@`.
+    /// From `user%password@`.
     pub(crate) password: Option<Password>,
-    /// `?target_password=`.
+    /// From `?target_password=`.
     pub(crate) target_password: Option<Password>,
 }
 
-/// How an URL of this scheme holds a password.
+/// How a URL of this scheme contains a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scheme {
     /// `user%password@`. A `:` may be part of a CHAP name.
     Iscsi,
-    /// None is known, so `user:password@` and `user%password@` are mistakes. An export's name may contain `@`.
+    /// No password is defined, so `user:password@` and `user%password@` are mistakes. An export's name may contain `@`.
     Nbd,
-    /// No scheme of this release, such as a misspelt one.
+    /// An unsupported scheme, such as a misspelt one.
     Other,
 }
 
-/// Whose URL the words are, if they are one; and what stands behind `://`.
+/// The scheme of an endpoint's text and the rest after `://`; `None` if the text is no URL.
 fn split_scheme(words: &str) -> Option<(Scheme, &str)> {
     let (name, rest) = words.split_once("://")?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "+-._:".contains(c);
@@ -107,30 +103,31 @@ fn split_scheme(words: &str) -> Option<(Scheme, &str)> {
     match name.to_ascii_lowercase().as_str() {
         "iscsi" => Some((Scheme::Iscsi, rest)),
         name if name.starts_with("nbd") => Some((Scheme::Nbd, rest)),
-        // A path, as `block::Spec` has it.
+        // A path, as in `block::Spec`.
         name if name == "file" || name.starts_with("file:") => None,
         _ => Some((Scheme::Other, rest)),
     }
 }
 
-/// Where the authority of an URL ends, in what stands behind `://`.
+/// Where the authority of a URL ends; `rest` is the part after `://`.
 fn authority_end(scheme: Scheme, rest: &str) -> usize {
     if scheme == Scheme::Nbd {
         return rest.find(['/', '?', ',']).unwrap_or(rest.len());
     }
-    // A password may contain a slash: the authority ends where a target's name begins, or if there is none, after the
-    // last `@`, which an address in brackets has none before.
+    // A password may contain a slash: the authority ends before a target's name or, without one, at the first `/` or
+    // `?` after the last `@`. A rest that begins with an address in brackets has no user.
     let lower = rest.to_ascii_lowercase();
     let end = ["/iqn.", "/eui.", "/naa."].iter().filter_map(|name| lower.find(name)).min();
     let user = rest.rfind('@').filter(|_| !rest.starts_with('[')).unwrap_or(0);
     end.or_else(|| rest[user..].find(['/', '?']).map(|end| user + end)).unwrap_or(rest.len())
 }
 
-/// Takes the passwords out of an endpoint's words.
+/// Removes the passwords from an endpoint's text.
 ///
-/// libiscsi's syntax: `iscsi://user%password@host/iqn/lun?target_user=..&target_password=..`. The percent sign
-/// of `[fe80::1%25eth0]` comes after the `@` and stays. Of other schemes, a misspelt one too, `user:password@` counts as well. The
-/// caller overwrites the passwords in the command line, and only then forbids core dumps: the one needs what the other closes.
+/// libiscsi's syntax: `iscsi://user%password@host/iqn/lun?target_user=..&target_password=..`. The percent sign of
+/// `[fe80::1%25eth0]` comes after the `@` and stays. In other schemes, including misspelt ones, `user:password@` is
+/// removed too. The caller overwrites the passwords in the command line before it forbids core dumps: the overwriting
+/// goes through `/proc/self/mem`, which a process that is not dumpable cannot open.
 pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
     let mut secrets = UrlSecrets::default();
     let Some((scheme, rest)) = split_scheme(endpoint) else {
@@ -153,8 +150,7 @@ pub(crate) fn take_url_secrets(endpoint: &str) -> (String, UrlSecrets) {
     (format!("{head}{authority}{path}"), secrets)
 }
 
-/// An endpoint's words as messages, reports and hooks show them: without passwords, and without what may be a password
-/// that was typed in a wrong place. `***` stands for it.
+/// An endpoint's text for messages: without passwords, with `***` for parts that may be a misplaced password.
 pub(crate) fn shown(words: &str) -> String {
     let known = without_unknown(&take_url_secrets(words).0);
     let Some((Scheme::Iscsi, rest)) = split_scheme(&known) else { return known };
@@ -169,8 +165,7 @@ pub(crate) fn shown(words: &str) -> String {
     format!("{head}{}{}", shown_user(user), &rest[user.len()..])
 }
 
-/// The words without the values of options and URL arguments that are not known. They mean the same, as long as they can be used:
-/// an unknown option is an error, and an unknown argument changes nothing.
+/// The text without the values of unknown options (an error anyway) and of unknown URL arguments (no effect).
 pub(crate) fn without_unknown(words: &str) -> String {
     let mut parts = parts_of(words).into_iter();
     let place = parts.next().unwrap_or_default();
@@ -188,10 +183,9 @@ pub(crate) fn without_unknown(words: &str) -> String {
         .join(",")
 }
 
-/// Arguments of URLs that are known.
 const ARGUMENTS: [&str; 4] = ["header_digest", "data_digest", "target_user", "socket"];
 
-/// `name=value`, whose value is shown if the name is known.
+/// `name=value`, with `***` for the value if the name is unknown.
 fn value_if(pair: &str, is_known: impl Fn(&str) -> bool) -> String {
     match pair.split_once('=') {
         Some((name, _)) if !is_known(name) => format!("{name}=***"),
@@ -199,8 +193,8 @@ fn value_if(pair: &str, is_known: impl Fn(&str) -> bool) -> String {
     }
 }
 
-/// The parts between commas, of which two are one that belongs to a part; it stays two.
-fn parts_of(words: &str) -> Vec<&str> {
+/// The comma-separated parts. Two commas in a row belong to a part and are kept as two.
+pub(crate) fn parts_of(words: &str) -> Vec<&str> {
     let (mut parts, mut from, mut at) = (Vec::new(), 0, 0);
     while let Some(comma) = words[at..].find(',').map(|comma| at + comma) {
         if words[comma + 1..].starts_with(',') {
@@ -214,14 +208,14 @@ fn parts_of(words: &str) -> Vec<&str> {
     parts
 }
 
-/// Wherever it stands: what is wrong may be written out of place.
+/// Removes `target_password=` at any position, because a wrong URL may contain it out of place.
 fn take_target_password(rest: &str, secrets: &mut UrlSecrets) -> String {
     let mut path = rest.to_owned();
     while let Some(at) = path.find("target_password=") {
         let value = at + "target_password=".len();
         let end = path[value..].find(['&', ',']).map_or(path.len(), |end| value + end);
         secrets.target_password = Some(Password(Zeroizing::new(path[value..end].to_owned())));
-        // Whichever separator precedes it goes too, unless another argument follows a `?`.
+        // Removes the preceding separator too, except a `?` that another argument follows.
         let (from, to) = match (path.as_bytes().get(at.wrapping_sub(1)), path.as_bytes().get(end)) {
             (Some(b'?'), Some(b'&')) => (at, end + 1),
             (Some(b'?' | b'&'), _) => (at - 1, end),
@@ -272,7 +266,7 @@ mod tests {
                 Some("s3"),
             ),
             ("iscsi://h/iqn.x/0?target_password=s3", "iscsi://h/iqn.x/0", None, Some("s3")),
-            // Not addresses of a target, and still shown by whoever says so.
+            // Not addresses of a target, but messages contain them.
             ("iscsi://u%p/w@h", "iscsi://u@h", Some("p/w"), None),
             ("iscsi://u%p?w@h/x", "iscsi://u@h/x", Some("p?w"), None),
             ("iscsi://h?target_password=s3/iqn.x", "iscsi://h", None, Some("s3/iqn.x")),
@@ -285,7 +279,7 @@ mod tests {
             ),
             ("/tmp/a%b@c", "/tmp/a%b@c", None, None),
             ("file:a://b%c@d", "file:a://b%c@d", None, None),
-            // Schemes that no endpoint has, and passwords that no scheme has.
+            // Unsupported schemes, and passwords in schemes without a password syntax.
             ("ISCSI://me%pw@h/IQN.x/0", "ISCSI://me@h/IQN.x/0", Some("pw"), None),
             ("iscis://me%p/w@h/iqn.x/0", "iscis://me@h/iqn.x/0", Some("p/w"), None),
             ("iscis://me:p%w@h/iqn.x/0", "iscis://me@h/iqn.x/0", Some("p%w"), None),

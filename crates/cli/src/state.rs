@@ -1,9 +1,9 @@
-//! What outlives a run: this host's iSCSI name, and who each LUN is.
+//! Persistent state: this host's iSCSI name and the identity of each LUN.
 //!
-//! One versioned file in the state directory maps (target, LUN, storage) to a NAA and a serial number, both random at
-//! first use and never derived from a path or from content: other storage at the same place is another disk, the one that
-//! was there before gets its identity back, and two disks never share one. The file is replaced as a whole (write, fsync, rename, fsync of the
-//! directory) under a lock.
+//! One versioned file in the state directory maps (target, LUN, storage) to a NAA designator and a serial number, both
+//! random at first use and never derived from a path or from content. Other storage at the same place is therefore
+//! another disk, earlier storage gets its identity back, and no two disks share one. The file is replaced as a whole
+//! (write, fsync, rename, fsync of the directory) under a lock.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,43 +11,41 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use job::lock::{Hold, lock_byte};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Exit, Failure};
-use crate::sys::{self, Hold};
+use crate::sys;
 
-/// Version of the file; one that is greater was written by a later release. Version 1 did not know storage.
+/// Version of the file; a greater version is from a later release. Version 1 has no field `storage`.
 const VERSION: u32 = 2;
 const VERSION_MIN: u32 = 1;
-/// Identities of one place, those that were used last.
+/// Identities kept per target and LUN; the least recently used are dropped.
 const PLACE_IDENTITIES_MAX: usize = 16;
 const FILE: &str = "identities.json";
 const LOCK: &str = "identities.lock";
-/// The byte of the lock file that whoever rewrites the state holds. Live LUNs hold the bytes from
-/// [`LIVE_BASE`] on.
+/// Byte of the lock file that is locked to rewrite the state. Live LUNs lock bytes from [`LIVE_BASE`] on.
 const REWRITE_BYTE: u64 = 0;
 const LIVE_BASE: u64 = 1 << 32;
-/// Rewriting takes milliseconds; whoever holds the lock longer than this is stuck.
+/// Rewriting takes milliseconds; a process that holds the lock longer than this is stuck.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Who a LUN is, for as long as its place and its storage exist.
+/// The identity of a LUN; stays with its target, number and storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// NAA designator of type 3, locally assigned.
     pub(crate) naa: u64,
-    /// Unit serial number.
     pub(crate) serial: String,
 }
 
 impl Identity {
-    /// One that nobody has had before.
     pub(crate) fn random() -> io::Result<Self> {
         let naa = 0x3 << 60 | random()? >> 4;
         Ok(Self { naa, serial: format!("{:016x}", random()?) })
     }
 }
 
-/// The right to present an identity to initiators, until dropped.
+/// The exclusive or shared right to present an identity to initiators, until dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     _file: File,
@@ -67,7 +65,7 @@ struct Contents {
 struct Entry {
     target: String,
     lun: u16,
-    /// What it was given to; absent from version 1.
+    /// Storage of the identity; absent in version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     storage: Option<String>,
     naa: String,
@@ -96,22 +94,20 @@ pub(crate) fn parse_naa(text: &str) -> Result<u64, String> {
     naa.ok_or_else(|| format!("the NAA '{text}' is not sixteen hex digits that begin with 3"))
 }
 
-/// The identity of a LUN, and who it was when other storage was served there last.
+/// The identity of a LUN, and in `before` the one of other storage that was served there last.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Given {
     pub(crate) identity: Identity,
     pub(crate) before: Option<Identity>,
 }
 
-/// The directory where state lives.
 #[derive(Clone, Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
 }
 
 impl StateDir {
-    /// `$XDG_STATE_HOME/hikyaku`, `/var/lib/hikyaku` for root, else `~/.local/state/hikyaku`. Nothing is
-    /// created yet.
+    /// `$XDG_STATE_HOME/hikyaku`, `/var/lib/hikyaku` for root, else `~/.local/state/hikyaku`. Creates nothing.
     pub(crate) fn locate() -> Result<Self, Failure> {
         let from = |name: &str| std::env::var_os(name).filter(|value| Path::new(value).is_absolute());
         let path = if let Some(base) = from("XDG_STATE_HOME") {
@@ -131,12 +127,10 @@ impl StateDir {
         Ok(Self { path })
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// State in a given directory.
     #[cfg(test)]
     pub(crate) fn at(path: &Path) -> Self {
         Self { path: path.to_owned() }
@@ -147,13 +141,13 @@ impl StateDir {
             .hint("set XDG_STATE_HOME to a directory that can be written and survives restarts")
     }
 
-    /// This host's default iSCSI name, the same at every run.
+    /// This host's default iSCSI name, random at first use and then constant.
     pub(crate) fn host_name(&self) -> Result<String, Failure> {
         self.update(|contents| Ok((contents.host.clone(), false)))
     }
 
-    /// Who `lun` of `target` is with this storage; random at first use. An identity of that place that is live in another process
-    /// is given whatever the storage: that two would be there at once is then found by [`Self::claim`].
+    /// The identity of `lun` of `target` with this storage; random at first use. If another process presents an
+    /// identity of that LUN, that identity is returned for any storage; [`Self::claim`] then refuses it.
     pub(crate) fn identity(&self, target: &str, lun: u16, storage: &str) -> Result<Given, Failure> {
         self.update(|contents| {
             let is_here = |entry: &Entry| entry.target == target && entry.lun == lun;
@@ -189,32 +183,16 @@ impl StateDir {
         })
     }
 
-    /// Makes an identity live; `None` if another process presents it already. A LUN declared `shared` may be
-    /// presented several times.
+    /// Claims an identity; `None` if another process presents it, unless both declare the LUN `shared`.
     pub(crate) fn claim(&self, naa: u64, hold: Hold) -> Result<Option<Claim>, Failure> {
         self.try_claim(naa, hold).map_err(|error| self.failed("claim a LUN's identity in", error))
     }
 
     fn try_claim(&self, naa: u64, hold: Hold) -> io::Result<Option<Claim>> {
         let file = self.lock_file()?;
-        // Sixty random bits do not fit behind the base in a signed offset; 61 bits of offset do.
+        // The lower 60 bits: the upper 4 are the constant type 3. With the base the offset stays below 2^61.
         let byte = LIVE_BASE + (naa & ((1 << 60) - 1));
-        Ok(sys::lock_byte(&file, byte, hold)?.then_some(Claim { _file: file }))
-    }
-
-    /// Where journals of copies lie; made if it is not there.
-    pub(crate) fn copies(&self) -> Result<PathBuf, Failure> {
-        let path = self.path.join("copies");
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        made.map(|()| path).map_err(|error| self.failed("keep journals in", error))
-    }
-
-    /// Whose bytes copies hold for the destinations that they write to.
-    pub(crate) fn copies_lock(&self) -> Result<File, Failure> {
-        let path = self.copies()?.with_file_name("copies.lock");
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        options.open(path).map_err(|error| self.failed("lock a destination in", error))
+        Ok(lock_byte(&file, byte, hold)?.then_some(Claim { _file: file }))
     }
 
     fn lock_file(&self) -> io::Result<File> {
@@ -224,12 +202,12 @@ impl StateDir {
         options.open(self.path.join(LOCK))
     }
 
-    /// Reads the state under its lock and lets `change` use it; writes it back if that says so.
+    /// Reads the state under its lock and passes it to `change`; writes it back if `change` returns `true`.
     fn update<T>(&self, change: impl FnOnce(&mut Contents) -> io::Result<(T, bool)>) -> Result<T, Failure> {
         let update = || -> io::Result<T> {
             let lock = self.lock_file()?;
             let deadline = Instant::now() + LOCK_WAIT_MAX;
-            while !sys::lock_byte(&lock, REWRITE_BYTE, Hold::Exclusive)? {
+            while !lock_byte(&lock, REWRITE_BYTE, Hold::Exclusive)? {
                 if Instant::now() >= deadline {
                     return Err(io::Error::other("another process has held its lock for five seconds"));
                 }
@@ -260,7 +238,8 @@ impl StateDir {
         let damaged = |error: serde_json::Error| io::Error::other(format!("{FILE} is damaged: {error}"));
         let Versioned { version } = serde_json::from_str(&text).map_err(damaged)?;
         if !(VERSION_MIN..=VERSION).contains(&version) {
-            let text = format!("{FILE} has version {version}, this release knows {VERSION_MIN} to {VERSION}");
+            let text =
+                format!("{FILE} has version {version}, this release supports {VERSION_MIN} to {VERSION}");
             return Err(io::Error::other(text));
         }
         let contents: Contents = serde_json::from_str(&text).map_err(damaged)?;
@@ -277,13 +256,13 @@ impl StateDir {
     }
 }
 
-/// A name for this host when the state cannot be kept: good for one run.
+/// A random name of this host, valid for one run if the state cannot be stored.
 pub(crate) fn new_host_name() -> io::Result<String> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     Ok(format!("iqn.2026-11.example.hikyaku:{}-{:08x}", legible(&host), random()? >> 32))
 }
 
-/// The part of a host's name that an iSCSI name may contain.
+/// The characters of a host's name that an iSCSI name may contain.
 fn legible(host: &str) -> String {
     let host = host.trim().to_ascii_lowercase();
     let host: String =
@@ -297,7 +276,6 @@ fn random() -> io::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// The failure of a LUN whose identity is live already.
 pub(crate) fn already_live(target: &str, lun: u16, naa: u64) -> Failure {
     Failure::new(
         Exit::Refused,
@@ -341,7 +319,7 @@ mod tests {
         let back = of("file 1");
         assert_eq!(back.identity, first, "it is the disk that it was");
         assert!(back.before.is_some());
-        // While another process presents one of this place, it is that one: to be refused.
+        // While another process presents an identity of this LUN, `identity` returns it, for `claim` to refuse.
         let claim = state.claim(first.naa, Hold::Exclusive).unwrap().unwrap();
         assert_eq!(of("file 2"), Given { identity: first.clone(), before: None });
         drop(claim);
@@ -391,7 +369,7 @@ mod tests {
         let state = StateDir::at(home.path());
         let all = [
             ("{", "identities.json is damaged"),
-            (r#"{"version":3,"host":"x"}"#, "identities.json has version 3, this release knows 1 to 2"),
+            (r#"{"version":3,"host":"x"}"#, "identities.json has version 3, this release supports 1 to 2"),
             (r#"{"version":1,"host":"x","more":1}"#, "unknown field `more`"),
             (
                 r#"{"version":1,"host":"x","luns":[{"target":"iqn.a","lun":0,"naa":"5","serial":""}]}"#,

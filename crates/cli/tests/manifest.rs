@@ -1,4 +1,4 @@
-//! `copy --manifest` and `compare --manifest`: what is found without the source, and what is refused.
+//! `copy --manifest` and `compare --manifest`: differences found without the source, and refusals.
 
 mod common;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 
-/// A verified copy b.img of 12 MiB, 4 of them a hole, with its manifest b.man; and its hash.
+/// A verified copy b.img of 12 MiB, of which 4 MiB are a hole, with its manifest b.man; returns its hash.
 fn copied() -> (Place, String) {
     let place = Place::new();
     let source = place.sample("a.img", 8 << 20);
@@ -43,7 +43,7 @@ fn a_flipped_byte_is_found_without_the_source() {
     let ran = place.run(&check).expect(3);
     let words = "1048576 bytes of b.img are not what they were, in 1 area (offset+bytes: 3145728+1048576)\n";
     assert_eq!(ran.stdout, words);
-    // In what was zeroes, and beside it.
+    // In the hole, and beside it.
     flip(&place, 9 * MIB - 1);
     flip(&place, 9 * MIB);
     let object = place.run(&[&check[..], &["--json"]].concat()).expect(3).json();
@@ -121,7 +121,7 @@ fn what_a_manifest_cannot_be_of_or_lie_in_is_refused() {
     place.run(&["compare", "b.img"]).expect(2);
     place.run(&["compare", "b.img", "a.img", "--manifest", "b.man"]).expect(2);
     assert!(!place.path("c.man").exists() && fs::read(place.path("letter")).unwrap() == b"dear");
-    // One that was made earlier is replaced.
+    // An earlier manifest is replaced.
     place.file("b.man", b"# Manifest of hikyaku copy, version 9\n");
     place.run(&[&copy[..], &["--verify", "--manifest", "b.man"]].concat()).expect(0);
     place.run(&["compare", "a.img", "--manifest", "b.man"]).expect(0);

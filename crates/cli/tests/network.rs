@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
@@ -13,13 +13,34 @@ use common::{Place, Ran, Serving, text, wait};
 
 const MIB: usize = 1 << 20;
 
-/// The URL's part before the last slash.
+/// The URL up to its last slash.
 fn parent(url: &str) -> &str {
     url.rsplit_once('/').unwrap().0
 }
 
 fn portal(serving: &Serving) -> &str {
     parent(parent(&serving.urls[0]))
+}
+
+#[test]
+fn a_failed_ls_does_not_suggest_itself() {
+    let failed = Place::new().run(&["ls", "iscsi://127.0.0.1:1,timeout=1s"]).expect(5);
+    assert!(
+        failed.stderr.contains("try: check the address, the port and the firewall\n"),
+        "{}",
+        failed.stderr
+    );
+}
+
+#[test]
+fn a_full_target_is_not_one_that_lost_power() {
+    let place = Place::new();
+    place.sample("a.img", 64 << 20);
+    File::create(place.path("lun.img")).unwrap().set_len(64 << 20).unwrap();
+    let serving = place.serve(&["lun.img,fault=no-space:after=40"]);
+    let ran = place.run(&["copy", "a.img", &serving.urls[0]]).expect(1);
+    assert!(ran.stderr.contains("SPACE ALLOCATION FAILED"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("lost power"), "{}", ran.stderr);
 }
 
 #[test]
@@ -34,7 +55,7 @@ fn copy_to_a_lun_and_back() {
     place.run(&["compare", "a.img", url]).expect(0);
     place.run(&["copy", url, "back.img,create,size=6M", "--verify"]).expect(0);
     assert!(fs::read(&source).unwrap() == fs::read(place.path("back.img")).unwrap());
-    // The LUN holds something by now, but nothing known.
+    // The LUN now has content, but none of a known kind.
     let part = ["--size", "4K", "--dst-offset", "1M"];
     place.run(&[&["copy", "pattern:64K:9", url][..], &part].concat()).expect(0);
     let ran = place.run(&["compare", "a.img", url]).expect(3);
@@ -216,7 +237,7 @@ fn an_identity_goes_with_its_storage() {
     };
     let first = who("disk.img");
     assert_eq!(who("disk.img"), first);
-    fs::File::options().write(true).open(&file).unwrap().set_len(2 * MIB as u64).unwrap();
+    File::options().write(true).open(&file).unwrap().set_len(2 * MIB as u64).unwrap();
     assert_eq!(who("disk.img"), first, "it has grown");
     fs::rename(&file, place.path("moved.img")).unwrap();
     assert_eq!(who("moved.img"), first, "it has another name");
@@ -291,7 +312,7 @@ fn a_configuration_is_served() {
     assert_eq!(object["facts"]["serial"], "ONE");
 }
 
-/// What the demonstration left in its temporary directory.
+/// Number of files that the demonstration left in its temporary directory.
 fn left_in(dir: &Path) -> usize {
     fs::read_dir(dir).unwrap().count()
 }
@@ -320,7 +341,7 @@ fn demo_shows_everything_and_leaves_nothing() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // It tells of its target before it begins to copy.
+    // The target's URL is printed before the copy begins.
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     stdout.read_line(&mut String::new()).unwrap();
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());

@@ -1,6 +1,7 @@
-//! `copy --offload`: what the file system copies by itself is told, whole, and no more than was asked for.
+//! `copy --offload`: what the file system copies is reported, complete, and limited to the requested range.
 //!
-//! File systems that share blocks are mounted, which needs root and their tools; without them a message says what was left out.
+//! File systems with shared extents are mounted, which needs root and their tools; without them a message names the
+//! omitted cases.
 
 mod common;
 
@@ -14,7 +15,7 @@ use common::{Place, wait};
 
 const MIB: u64 = 1 << 20;
 
-/// A file system that shares blocks, in memory, mounted over the directory `mnt` of a place; unmounted when dropped.
+/// A file system with shared extents, in memory, mounted on `mnt` of a place; unmounted on drop.
 struct Mounted {
     point: PathBuf,
     _memory: tempfile::TempDir,
@@ -59,7 +60,7 @@ fn file_systems_that_share_blocks() {
     }
 }
 
-/// A file with data, holes and an odd tail; `mnt/a`.
+/// Creates `mnt/a`: data, holes and an unaligned tail.
 fn source(place: &Place) -> u64 {
     let bytes = 12 * MIB + 1234;
     let file = File::create(place.path("mnt/a")).unwrap();
@@ -72,7 +73,7 @@ fn source(place: &Place) -> u64 {
     bytes
 }
 
-/// A destination of `bytes` that is full of something else; `mnt/b`.
+/// Creates `mnt/b`: a destination of `bytes` with other content.
 fn full(place: &Place, bytes: u64) {
     fs::write(place.path("mnt/b"), vec![0xa5; bytes as usize]).unwrap();
 }
@@ -86,13 +87,13 @@ fn blocks_are_shared_holes_and_tail_included(place: &Place) {
     assert_eq!((&ran["verified"], &ran["source_changed"]), (&true.into(), &false.into()), "{ran}");
     let [a, b] = ["mnt/a", "mnt/b"].map(|name| fs::read(place.path(name)).unwrap());
     assert!(a == b);
-    // Where the source has holes the old data has gone.
+    // The old data is gone where the source has holes.
     assert!(fs::metadata(place.path("mnt/b")).unwrap().blocks() * 512 < 9 * MIB);
 }
 
 fn the_mover_does_what_cannot_be_shared(place: &Place) {
     let bytes = source(place);
-    // The tail cannot be shared where the destination goes on behind it.
+    // The tail cannot be shared if the destination continues behind it.
     full(place, bytes + 5000);
     let ran = place.run(&["copy", "mnt/a", "mnt/b", "--verify", "--json"]).expect(0).json();
     assert_eq!(ran["offloaded_bytes"], bytes - bytes % 4096, "{ran}");
@@ -100,7 +101,7 @@ fn the_mover_does_what_cannot_be_shared(place: &Place) {
     let [a, b] = ["mnt/a", "mnt/b"].map(|name| fs::read(place.path(name)).unwrap());
     assert!(a[..] == b[..a.len()] && b[a.len()..] == [0xa5; 5000]);
 
-    // A part, and nothing but the part.
+    // A part, and nothing outside it.
     full(place, bytes);
     let part = ["--src-offset", "5M", "--dst-offset", "6M", "--size", "2M"];
     let ran = place.run(&[&["copy", "mnt/a", "mnt/b", "--json"], &part[..]].concat()).expect(0).json();
@@ -110,7 +111,7 @@ fn the_mover_does_what_cannot_be_shared(place: &Place) {
     assert!(b[from..to] == a[from - MIB as usize..to - MIB as usize]);
     assert!(b[..from] == vec![0xa5; from] && b[to..] == vec![0xa5; b.len() - to]);
 
-    // Not at the same place in a block: nothing can be shared.
+    // At different offsets within a block nothing can be shared.
     let skewed = ["--src-offset", "5M", "--dst-offset", "100", "--size", "2M"];
     let words = [&["copy", "mnt/a", "mnt/b", "--force", "--json"], &skewed[..]].concat();
     let ran = place.run(&words).expect(0).json();
@@ -159,7 +160,7 @@ fn a_snapshot_keeps_the_moment(place: &Place) {
     let ran = common::Ran::from(copy.wait_with_output().unwrap()).expect(0).json();
     assert_eq!((&ran["snapshot"], &ran["source_consistent"]), (&"reflink".into(), &true.into()), "{ran}");
     assert!(fs::read(place.path("c.img")).unwrap() == was[5 * MIB as usize..8 * MIB as usize]);
-    // It never had a name.
+    // The clone never had a name.
     let mut names: Vec<_> =
         fs::read_dir(place.path("mnt")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
@@ -174,7 +175,7 @@ fn a_copy_with_a_journal(place: &Place) {
     let destination = format!("mnt/b,create,size={bytes}");
     let ran = place.run(&["copy", "mnt/a", &destination, "--json"]).expect(0).json();
     assert_eq!((&ran["offloaded_bytes"], &ran["resumed_bytes"]), (&bytes.into(), &0.into()), "{ran}");
-    // An earlier copy's journal leaves the rest to be shared.
+    // With an earlier copy's journal the rest is shared.
     fs::write(place.path("mnt/b"), b"").unwrap();
     let slow = ["--rate", "5M", "--chunk", "256K", "--snapshot", "auto"];
     let mut command = place.command();
@@ -213,7 +214,7 @@ fn require_says_why_not() {
     let ran = place.run(&["copy", "a.img", "mem:1M", "--offload", "require"]).expect(1);
     assert!(ran.stderr.contains("not plain files"), "{}", ran.stderr);
     place.run(&["copy", "a.img", "mem:1M", "--json"]).expect(0);
-    // Two file systems, one of which is memory.
+    // Two file systems, one of them tmpfs.
     let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     let other = elsewhere.path().join("b.img");
     File::create(&other).unwrap().set_len(1 << 20).unwrap();

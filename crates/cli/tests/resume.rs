@@ -1,4 +1,4 @@
-//! Copies that are cut off and taken up again, journals that are not to be trusted, places that cannot be read.
+//! Interrupted and resumed copies, refused journals, areas that cannot be read.
 
 mod common;
 
@@ -12,12 +12,12 @@ use common::{Place, until_written, wait};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// Enough for a journal.
+/// Above the size from which a copy keeps a journal.
 const SIZE: u64 = 1030 * MIB;
-/// What is not a hole: at the end, so that all of the holes are done when it goes slowly.
+/// Bytes of data at the end: the holes are done before the slow part begins.
 const DATA: u64 = 16 * MIB;
 
-/// A disk that is mostly hole.
+/// Creates a disk image that is mostly a hole.
 fn disk(place: &Place, name: &str) -> PathBuf {
     let path = place.path(name);
     let file = File::create(&path).unwrap();
@@ -28,7 +28,7 @@ fn disk(place: &Place, name: &str) -> PathBuf {
     path
 }
 
-/// A copy of it to `b.img` that has begun, and goes on for eight seconds.
+/// Starts a copy of it to `b.img` that takes eight seconds.
 fn slow_copy(place: &Place) -> Child {
     let mut command = place.command();
     let destination = format!("b.img,create,size={SIZE}");
@@ -47,7 +47,7 @@ fn journals(place: &Place) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// A journal of a copy to `b.img` that was cut off.
+/// The journal of an interrupted copy to `b.img`.
 fn cut_off(place: &Place) -> String {
     disk(place, "a.img");
     let mut copy = slow_copy(place);
@@ -69,7 +69,8 @@ fn the_printed_command_takes_a_copy_up() {
         let told = std::io::read_to_string(copy.stderr.take().unwrap()).unwrap();
         let command = told.lines().find_map(|line| line.split_once("try: hikyaku ")).expect(&told).1;
         let command = command.replace("--rate 2097152 ", "") + " --verify --json";
-        let ran = place.run(&command.split(' ').collect::<Vec<_>>()).expect(0).json();
+        let words = shlex::split(&command).expect("quoted for a shell");
+        let ran = place.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).expect(0).json();
         assert!(ran["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{ran}");
         assert!(ran["verified"] == true && ran["read"]["bytes"].as_u64().unwrap() < DATA, "{ran}");
         place.run(&["compare", "a.img", "b.img"]).expect(0);
@@ -92,6 +93,55 @@ fn a_killed_copy_is_taken_up_from_its_last_claim() {
 }
 
 #[test]
+fn an_earlier_copy_can_be_resumed_although_it_was_begun_anew() {
+    let place = Place::new();
+    disk(&place, "a.img");
+    File::create(place.path("b.img")).unwrap().set_len(SIZE).unwrap();
+    let start = |data: u64| {
+        let mut command = place.command();
+        command.args(["copy", "a.img", "b.img", "--rate", "2M", "--chunk", "256K"]);
+        command.env("HIKYAKU_CLAIM_MS", "100");
+        let mut copy = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        until_written(&place.path("b.img"), data, &mut copy);
+        copy
+    };
+    let mut copy = start(4 * MIB);
+    signal(&copy, "-KILL");
+    wait(&mut copy);
+    // What is durable stays durable when the copies that begin anew are killed or interrupted.
+    for name in ["-KILL", "-INT"] {
+        let mut copy = start(0);
+        let mut lines = BufReader::new(copy.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.contains("of an earlier copy are durable")).expect("it is said");
+        signal(&copy, name);
+        wait(&mut copy);
+        assert!(line.starts_with("warning: 101"), "{line}");
+        let command = line.split_once("instead: hikyaku ").expect(&line).1.to_owned();
+        assert!(command.ends_with("-earlier"), "{command}");
+        if name == "-INT" {
+            let words = shlex::split(&command.replace("--rate 2097152 ", "")).unwrap();
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let ran = place.run(&[&words[..], &["--json"]].concat()).expect(0).json();
+            assert!(ran["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{ran}");
+        }
+    }
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
+    assert!(journals(&place).is_empty(), "both are removed: {:?}", journals(&place));
+}
+
+#[test]
+fn the_names_of_journals_can_be_found() {
+    let place = Place::new();
+    let journal = cut_off(&place);
+    let name = PathBuf::from(&journal);
+    for words in [&["--resume"][..], &["--resume", "0123456789abcdef"]] {
+        let ran = place.run(&[&["copy", "a.img", "b.img"][..], words].concat());
+        assert!([1, 2].contains(&ran.code) && ran.stderr.contains("state/hikyaku/copies"), "{}", ran.stderr);
+        assert!(ran.stderr.contains(name.file_stem().unwrap().to_str().unwrap()), "{}", ran.stderr);
+    }
+}
+
+#[test]
 fn a_journal_is_checked_before_it_is_believed() {
     let place = Place::new();
     let journal = cut_off(&place);
@@ -100,6 +150,17 @@ fn a_journal_is_checked_before_it_is_believed() {
     assert!(ran.stderr.contains("removed when it has finished"), "{}", ran.stderr);
     let ran = resume(&[&journal, "--src-offset", "4K"]).expect(6);
     assert!(ran.stderr.contains("another range"), "{}", ran.stderr);
+    let ran = resume(&[&journal, "--src-offset", "4K", "--dry-run"]).expect(6);
+    assert!(ran.stdout.contains("another range"), "{}", ran.stdout);
+    resume(&[&journal, "--dry-run"]).expect(0);
+    let ran = resume(&["0123456789abcdef", "--dry-run"]).expect(1);
+    assert!(ran.stderr.contains("removed when it has finished"), "{}", ran.stderr);
+    let other = format!("other.img,create,size={SIZE}");
+    for more in [&[][..], &["--dry-run"]] {
+        let ran = place.run(&[&["copy", "a.img", &other, "--resume", &journal], more].concat()).expect(6);
+        let belongs = format!("this journal belongs to a copy from a.img to b.img,create,size={SIZE}");
+        assert!(ran.stderr.contains(&belongs) && !ran.stderr.contains("to make a new"), "{}", ran.stderr);
+    }
 
     let whole = fs::read(&journal).unwrap();
     for place in (0..whole.len()).step_by(97) {
@@ -118,7 +179,7 @@ fn a_journal_is_checked_before_it_is_believed() {
     File::options().write(true).open(place.path("a.img")).unwrap().write_all_at(b"changed", 0).unwrap();
     let ran = resume(&[&journal]).expect(6);
     assert!(ran.stderr.contains("the source has changed"), "{}", ran.stderr);
-    // Whoever insists gets what is asked for: the rest of the new source behind the start of the old one.
+    // --force resumes: the rest comes from the changed source, the start is from the old one.
     resume(&[&journal, "--force"]).expect(0);
     place.run(&["compare", "a.img", "b.img"]).expect(3);
 }
@@ -133,7 +194,7 @@ fn what_cannot_be_read_is_listed_and_tried_again() {
     let told = ["--verify", "--manifest", "b.man", "--json"];
     let ran = place.run(&[&["copy", &source, &destination][..], &told].concat()).expect(7);
     assert!(ran.stderr.contains(" --verify --manifest b.man --resume "), "{}", ran.stderr);
-    // Of the extent around it nothing is known.
+    // The hash of the extent around the area is unknown.
     assert_eq!(ran.json()["manifest"]["unknown_bytes"], MIB);
     let checked = place.run(&["compare", "b.img", "--manifest", "b.man", "--json"]).expect(7).json();
     assert_eq!((&checked["equal"], &checked["unknown_bytes"]), (&Value::Null, &MIB.into()));
@@ -218,7 +279,7 @@ fn two_copies_to_one_destination_are_refused() {
 fn a_copy_that_the_target_makes_is_journalled_and_its_destination_locked() {
     let place = Place::new();
     disk(&place, "a.img");
-    // Holes cost it nothing.
+    // Holes take no time on it.
     let slow = format!("b.img,create,size={SIZE},limit=6MB/s");
     let mut serving = place.serve(&["a.img,ro", &slow]);
     let [from, to] = [serving.urls[0].clone(), serving.urls[1].clone()];
@@ -234,7 +295,7 @@ fn a_copy_that_the_target_makes_is_journalled_and_its_destination_locked() {
     assert_eq!(wait(&mut first), 143);
     let told = lines.last().unwrap();
     assert!(told.contains("--remote-copy require --resume "), "{told}");
-    // The same target, in no need of time now.
+    // The same target without the rate limit.
     serving.signal("-TERM");
     serving.wait();
     let mut serving = place.serve_at(from.split('/').nth(2).unwrap(), &["a.img,ro", "b.img"]);

@@ -1,5 +1,4 @@
-//! Sealed sessions as people set them up: keys, trust, policies of both sides (docs/SEAL.md, section 7), and what is said to
-//! who is refused.
+//! Sealed sessions: keys, trust, policies of both sides (docs/SEAL.md, section 7), and the messages of refusals.
 
 mod common;
 
@@ -15,12 +14,12 @@ fn portal(serving: &Serving) -> &str {
     serving.urls[0].strip_prefix("iscsi://").unwrap().split('/').next().unwrap()
 }
 
-/// A new key in `file`; its public half.
+/// Creates a key in `file`; returns its public key.
 fn new_key(place: &Place, file: &str) -> String {
     place.run(&["key", "new", file]).expect(0).stdout.trim().to_owned()
 }
 
-/// Two hosts: the target's key lies in `target.key`, the initiator's at the usual place.
+/// Two hosts: the target's key is in `target.key`, the initiator's at the default path.
 struct Hosts {
     place: Place,
     target: String,
@@ -28,7 +27,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// With the initiator on the target's list.
+    /// With the initiator in the target's list of peers.
     fn new() -> Self {
         let place = Place::new();
         let target = new_key(&place, "target.key");
@@ -98,7 +97,7 @@ fn two_commands_and_the_session_is_sealed() {
     assert_eq!(listed["targets"][0]["luns"][0]["size_bytes"], 8 * MIB);
 }
 
-/// What the README says to type, as it stands there: host and address of this machine, and the key, are put in.
+/// The README's commands as they stand, with the host, address and key of this machine inserted.
 #[test]
 fn the_lines_of_the_readme_work_as_typed() {
     let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
@@ -137,7 +136,7 @@ fn a_plain_initiator_is_refused_where_sealing_is_required_and_told_what_to_type(
     let trust = format!("hikyaku key trust iscsi://{}", portal(&serving));
     assert!(error["hint"].as_str().unwrap().contains(&trust), "{error}");
     hosts.place.run(&["ls", &format!("iscsi://{}", portal(&serving))]).expect(4);
-    // What the hint says leads there.
+    // The command of the hint works.
     let ran = hosts.place.run(&["key", "trust", &format!("iscsi://{}", portal(&serving)), "--yes"]).expect(0);
     assert_eq!(ran.stdout.trim(), hosts.target);
     hosts.place.run(&["info", &serving.urls[0]]).expect(0);
@@ -161,10 +160,12 @@ fn offer_takes_both_and_off_only_what_is_plain() {
     let serving = hosts.serve(&["--seal", "off"]);
     let url = &serving.urls[0];
     assert_eq!(kind(url.clone()), "none");
-    assert_eq!(kind(format!("{url}{key},seal=offer")), "none");
+    assert_eq!(kind(format!("{url}{key},seal=off")), "none");
     let error = hosts.place.run(&["info", &format!("{url}{key}"), "--json"]).expect(4).error();
     assert!(error["cause"].as_str().unwrap().contains("does not seal"), "{error}");
-    hosts.place.run(&["info", &format!("{url}{key},seal=require")]).expect(4);
+    for policy in ["offer", "require"] {
+        hosts.place.run(&["info", &format!("{url}{key},seal={policy}")]).expect(4);
+    }
 }
 
 #[test]
@@ -177,19 +178,19 @@ fn wrong_revoked_and_own_keys_exit_4() {
     let other = hosts.place.run(&["key", "public", "other.key"]).expect(0).stdout.trim().to_owned();
     hosts.place.run(&["info", &with(&hosts.target, "")]).expect(0);
     let error = |endpoint: &str| hosts.place.run(&["info", endpoint, "--json"]).expect(4).error();
-    // Not on the list: it learns its own key, to have it added.
+    // Not in the list: the message contains its own key, to be added.
     let unlisted = error(&with(&hosts.target, ",identity=other.key"));
     assert!(unlisted["hint"].as_str().unwrap().contains(&other), "{unlisted}");
-    // Not the target's: somebody else answers.
+    // The portal proves a key other than the expected one.
     for wrong in [&other, &hosts.initiator] {
         let changed = error(&with(wrong, ""));
         assert!(changed["cause"].as_str().unwrap().contains("NOT THE ONE WE KNOW"), "{changed}");
         assert!(changed["cause"].as_str().unwrap().contains(&hosts.target), "{changed}");
     }
-    // The target's own key proves nobody else, but it is not on the list either.
+    // The target's own key is not in the list either.
     error(&with(&hosts.target, ",identity=target.key"));
     drop(serving);
-    // Revoked: gone from the list at the next start.
+    // Revoked: removed from the list before the next start.
     hosts.list(&other, "");
     let serving = hosts.serve(&[]);
     let endpoint = format!("{},peer-key={}", serving.urls[0], hosts.target);
@@ -227,7 +228,7 @@ fn a_key_sees_its_luns_under_its_name() {
     let listed = hosts.place.run(&["ls", &endpoint, "--json"]).expect(0).json();
     let luns = listed["targets"][0]["luns"].as_array().unwrap();
     assert_eq!((luns.len(), &luns[0]["lun"]), (1, &1.into()));
-    // The same key under another name.
+    // The same key under another initiator name.
     let other = format!("{},peer-key={}", serving.urls[1], hosts.target);
     hosts.place.run(&["info", &other]).expect(4);
 }
@@ -251,7 +252,7 @@ fn trust_asks_keeps_and_shouts_when_a_key_changes() {
     let url = format!("iscsi://{portal}");
     let place = &hosts.place;
     let known = || fs::read_to_string(place.path("config/hikyaku/known-targets")).unwrap_or_default();
-    // Nobody is there to say yes.
+    // Without a terminal there is no confirmation.
     let error = place.run(&["key", "trust", &url, "--json"]).expect(4).error();
     assert!(error["hint"].as_str().unwrap().contains(&format!("--key {}", hosts.target)), "{error}");
     place.run(&["key", "trust", &url, "--key", &hosts.initiator]).expect(4);
@@ -267,7 +268,7 @@ fn trust_asks_keeps_and_shouts_when_a_key_changes() {
     assert_eq!(object["is_new"], false);
     place.run(&["info", &serving.urls[0]]).expect(0);
     drop(serving);
-    // The same place, another key.
+    // The same portal with another key.
     let new = new_key(place, "new.key");
     let own = ["mem:8M", "--identity", "new.key", "--peers", "peers.toml"];
     let serving = place.serve_at(&portal, &own);
@@ -279,7 +280,7 @@ fn trust_asks_keeps_and_shouts_when_a_key_changes() {
             assert!(ran.stderr.contains(text), "{arguments:?} {text}: {}", ran.stderr);
         }
     }
-    // The session has left the target's name there.
+    // The session has added the target's name to the line.
     let iqn = serving.urls[0].split('/').nth(3).unwrap();
     assert_eq!(known(), format!("{} {iqn}\n", line.trim_end()));
     place.run(&["key", "trust", &url, "--key", &new]).expect(0);
@@ -315,11 +316,11 @@ fn what_is_configured_wrongly_is_said_before_anything_is_served() {
     place.file("c.toml", named.replace("nobody", "laptop").as_bytes());
     let object = place.run(&["check", "c.toml", "--json"]).expect(0).json();
     assert_eq!((&object["seal"], &object["peers"]), (&"require".into(), &1.into()));
-    // Beyond loopback: what is sealed is not exposed, what is only offered is.
+    // Beyond loopback: required sealing is accepted, offered sealing is refused.
     let exposed = |seal: &str| {
         place.run(&["serve", "mem:1M", "--listen", "0.0.0.0:0", "--peers", "peers.toml", "--seal", seal])
     };
-    assert!(exposed("offer").expect(6).stderr.contains("--seal offer also lets initiators in"));
+    assert!(exposed("offer").expect(6).stderr.contains("--seal offer also admits initiators"));
     // The initiator's side.
     let endpoint = "iscsi://127.0.0.1:1/iqn.2026-11.example:a/0";
     for (option, code) in

@@ -1,5 +1,5 @@
-//! `copy --snapshot` with the tools of LVM and ZFS played by scripts: what is asked of them, when, and that nothing stays. Real file
-//! systems that share blocks are in `offload.rs`.
+//! `copy --snapshot` with scripts in place of the tools of LVM and ZFS: their arguments, their order, and the removal
+//! of snapshots. Real file systems with shared extents are in `offload.rs`.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Place, wait};
 
-/// Keeps what it is asked in `log`; a snapshot is a directory with a copy of the file.
+/// Appends its arguments to `log`; a snapshot is a directory with a copy of the file.
 const ZFS: &str = r#"#!/bin/sh
 echo "zfs $*" >> log
 at="$FILES/.zfs/snapshot/${2#*@}"
@@ -22,7 +22,7 @@ case "$*" in
     destroy*) test ! -e held && rm -r "$at" ;;
 esac"#;
 
-/// The same for volumes; the snapshot is a file.
+/// The script for LVM; a snapshot is a file.
 const LVM: &str = r#"#!/bin/sh
 echo "${0##*/} $*" >> log
 case "${0##*/} $*" in
@@ -33,7 +33,7 @@ case "${0##*/} $*" in
     lvremove*) rm snapshot ;;
 esac"#;
 
-/// A place with these programs before all others, and files in memory, where no blocks are shared.
+/// A place with these scripts first in PATH, and files on tmpfs, which cannot share extents.
 struct Played {
     place: Place,
     files: tempfile::TempDir,
@@ -58,7 +58,7 @@ impl Played {
         self.files.path().join("a.img")
     }
 
-    /// `copy`, with `--snapshot auto`.
+    /// `copy` with `--snapshot auto`.
     fn command(&self, source: &str, words: &[&str]) -> Command {
         let mut command = self.place.command();
         let path = format!("{}:{}", self.place.path("bin").display(), std::env::var("PATH").unwrap());
@@ -71,7 +71,7 @@ impl Played {
         self.command(self.source().to_str().unwrap(), words)
     }
 
-    /// What the tools were asked, process numbers left out.
+    /// The logged arguments, without process numbers.
     fn log(&self) -> Vec<String> {
         let log = fs::read_to_string(self.place.path("log")).unwrap();
         let digits = |line: &str| line.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
@@ -91,7 +91,7 @@ fn ran(mut command: Command) -> common::Ran {
 fn zfs_is_thawed_before_the_copy_and_left_clean() {
     let played = Played::new(&["zfs"], ZFS);
     let was = fs::read(played.source()).unwrap();
-    // The source changes as soon as it may.
+    // `--post` changes the source as soon as the snapshot exists.
     let post = r#"echo post $HIKYAKU_EXIT >> log; head -c 1M /dev/zero > "$FILES/a.img""#;
     let words = ["--pre", "echo pre >> log", "--post", post, "--verify", "--json"];
     let object = ran(played.zfs(&words)).expect(0).json();
@@ -142,7 +142,7 @@ fn without_its_snapshot_nothing_is_copied() {
     assert!(told.stderr.contains("zfs snapshot tank/files@hikyaku-"), "{}", told.stderr);
     assert!(told.stderr.contains("post 1"), "{}", told.stderr);
     assert!(!played.place.path("b.img").exists());
-    // Where no tool knows the source.
+    // Sources that no tool knows.
     let told = ran(played.command("pattern:1M", &[])).expect(1);
     assert!(told.stderr.contains("no file or device"), "{}", told.stderr);
 }

@@ -1,6 +1,6 @@
-//! `copy --since` of two thin volumes with `dmsetup` and `thin_delta` played by scripts and loop devices in the place of volumes: what is
-//! asked, that whatever happens the pool's metadata snapshot is released, and that nothing is believed too easily. The real ones
-//! work in `tests/kernel-lab/volumes.sh`.
+//! `copy --since` of two thin volumes, with scripts in place of `dmsetup` and `thin_delta` and loop devices in place of
+//! volumes: the arguments, the release of the pool's metadata snapshot in all cases, and the checks of the answers. The
+//! real tools run in `tests/kernel-lab/volumes.sh`.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Place, Ran, wait};
 
-/// Tables are files; the pool's metadata snapshot is one, too.
+/// Tables and the pool's metadata snapshot are files.
 const DMSETUP: &str = r#"#!/bin/sh
 echo "dmsetup $1 $7" >> log
 case "$*" in
@@ -42,10 +42,10 @@ const ANSWER: &str = r#"<superblock uuid="" time="1" transaction="2" data_block_
   </diff>
 </superblock>"#;
 
-/// A source, what it was, a destination that holds that, and programs that know of it.
+/// A source, its earlier state, a destination with that state, and the scripts.
 struct Played {
     place: Place,
-    /// Of the source and of what it was.
+    /// Devices of the source and of its earlier state.
     devices: [String; 2],
 }
 
@@ -58,7 +58,7 @@ impl Drop for Played {
 }
 
 impl Played {
-    /// `None` where there are no loop devices.
+    /// `None` without loop devices.
     fn new() -> Option<Self> {
         let place = Place::new();
         fs::create_dir(place.path("bin")).unwrap();
@@ -80,7 +80,7 @@ impl Played {
             return None;
         };
         let played = Self { place, devices: devices.into() };
-        // Two blocks that the pool tells of, and one that it does not.
+        // Two changed blocks that the delta lists, and one that it does not.
         for block in [5, 6, 200] {
             fs::File::options()
                 .write(true)
@@ -118,7 +118,7 @@ impl Played {
         Ran::from(self.command().output().unwrap())
     }
 
-    /// One that has come as far as `thin_delta`, which does not answer.
+    /// A copy that waits for `thin_delta`, which does not answer.
     fn waiting(&self) -> Child {
         self.place.file("slow", b"");
         let copy = self.command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -142,7 +142,7 @@ impl Played {
         fs::read_to_string(self.place.path("log")).unwrap_or_default()
     }
 
-    /// Whether nothing was copied.
+    /// Whether the destination still has the earlier state.
     fn is_untouched(&self) -> bool {
         fs::read(self.place.path("dst")).unwrap() == fs::read(self.place.path("old")).unwrap()
     }
@@ -187,7 +187,7 @@ fn what_is_not_told_plainly_is_not_copied() {
         let told = played.run().expect(exit).stderr;
         assert!(told.contains(&words.replace('"', "\\\"")) && told.contains(hint), "{words}: {told}");
         assert!(played.is_untouched(), "{words}");
-        // Somebody else's is not released.
+        // A metadata snapshot of another process is not released.
         let stays = ["reserved", "stuck"].contains(&file);
         assert_eq!(played.has("reserved"), stays, "{words}");
         match was {
@@ -222,7 +222,7 @@ fn what_is_no_thin_volume_is_told_what_else_there_is() {
 fn a_killed_copy_does_not_keep_the_pool_reserved() {
     let Some(played) = Played::new() else { return };
     let mut copy = played.waiting();
-    // A service that is stopped has SIGTERM sent to all its processes.
+    // When a service is stopped, SIGTERM goes to all its processes.
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", copy.id())).unwrap();
     let shell: i32 = children.trim().parse().unwrap();
     // SAFETY: a signal to the group of a process whose parent still waits for it.

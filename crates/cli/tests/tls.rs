@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Place, text};
 use rcgen::generate_simple_self_signed;
 
-/// Files of a certificate that signed itself, and of its key.
+/// Files of a self-signed certificate and its key.
 fn certificate(place: &Place, name: &str) -> (String, String) {
     let made = generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let certificate = place.file(&format!("{name}.pem"), made.cert.pem().as_bytes());

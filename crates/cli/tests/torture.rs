@@ -1,4 +1,4 @@
-//! The torture test: storage that keeps its word, storage that does not, and storage whose power fails.
+//! The torture test on correct storage, on storage that loses writes, and on storage whose power fails.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn a_file_keeps_its_word_and_the_journal_knows_it() {
         .sum();
     assert!(sum >= 900, "{object}");
     place.run(&["torture", "a.img", "--check", "j"]).expect(0);
-    // Something else writes. (Where two requests overlapped last, a sector may be torn.)
+    // Another program changes the data. (Where two requests overlapped last, a sector may be torn.)
     let bytes: Vec<u8> = fs::read(&file).unwrap().iter().map(|byte| byte ^ 1).collect();
     fs::write(&file, bytes).unwrap();
     let ran = place.run(&["torture", "a.img", "--check", "j", "--json"]).expect(3);
@@ -65,7 +65,7 @@ fn nothing_is_destroyed_by_accident() {
 fn corruption_on_the_way_is_found() {
     let place = Place::new();
     place.file("lun.img", &vec![0; MIB]);
-    // To the end: what a few writes spoil, later ones may cover before anybody looks.
+    // To the end: later writes may cover the effect of the few corrupted ones before a read.
     let serving = place.serve(&["lun.img,fault=corrupt-write:after=100"]);
     let words = ["torture", &serving.urls[0], "--destroy", "--operations", "300", "--json"];
     let object = place.run(&words).expect(3).json();
@@ -90,7 +90,7 @@ fn power_cuts_lose_what_was_not_flushed_and_nothing_else() {
         torture.args(cuts.then_some("--cuts")).stdout(std::process::Stdio::piped());
         let torture = torture.stderr(std::process::Stdio::piped()).spawn().unwrap();
         let mut ends = 0;
-        // What follows is calm, so that the run comes to its end.
+        // Without faults from here on, so that the run ends.
         for round in 0..4 {
             assert_eq!(serving.wait(), 137, "seed {seed}");
             ends += 1;

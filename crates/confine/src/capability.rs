@@ -1,38 +1,35 @@
-//! Capabilities that are kept; see capabilities(7).
+//! Capabilities to keep; see capabilities(7).
 
 use std::io::{Error, Result};
 
 use crate::calls;
 
-/// A set of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// None of them.
     pub const NONE: Self = Self(0);
-    /// Opening files whatever their mode says.
+    /// Opens files regardless of their mode.
     pub const DAC_OVERRIDE: Self = Self(1 << 1);
-    /// SCSI commands of any kind.
+    /// Permits all SCSI commands.
     pub const SYS_RAWIO: Self = Self(1 << 17);
-    /// NVMe commands of any kind.
+    /// Permits all NVMe commands.
     pub const SYS_ADMIN: Self = Self(1 << 21);
 
-    /// Changing the bounding set.
+    /// Permits changes of the bounding set.
     const SETPCAP: Self = Self(1 << 8);
 
-    /// Both sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` is in it.
+    /// Whether `other` is a subset.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Takes all others from every set of the calling thread. The bounding set can be changed only by who may
-    /// ([`Self::SETPCAP`]); who may not has nothing in it that another program could get, because of no_new_privs.
+    /// Removes all other capabilities from every set of the calling thread. Only a thread with [`Self::SETPCAP`] can
+    /// change the bounding set; without it no_new_privs prevents that a program gains capabilities from that set.
     pub(crate) fn keep_only(self) -> Result<()> {
         let permitted = calls::permitted()?;
         if Self(permitted).has(Self::SETPCAP) {

@@ -1,9 +1,9 @@
-//! Which system calls are left: seccomp.
+//! Seccomp: the system calls that stay allowed.
 //!
-//! A list of what is allowed; everything else ends with EPERM, and the kernel's audit logs it. Not with the end of the process: a
-//! call that this list forgot must not take storage away from those who use it.
+//! The filter is a list of allowed calls; any other call fails with EPERM, and the kernel's audit logs it. The process
+//! is not killed: a call missing from this list must not interrupt the service of storage.
 //!
-//! The kernel keeps a bitmap of the calls that are allowed whatever their arguments are, so those cost no run of the filter.
+//! The kernel keeps a bitmap of the calls that are allowed with any arguments; for those it does not run the filter.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,6 @@ use seccompiler::{
 
 use crate::calls;
 
-/// Calls that may be made with any arguments.
 const ANY: &[c_long] = &[
     // Files and descriptors.
     libc::SYS_read,
@@ -69,7 +68,7 @@ const ANY: &[c_long] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_ppoll,
     libc::SYS_pselect6,
-    // Sockets; which families: see `restricted`.
+    // Sockets; for the families see `restricted`.
     libc::SYS_socketpair,
     libc::SYS_connect,
     libc::SYS_bind,
@@ -87,7 +86,7 @@ const ANY: &[c_long] = &[
     libc::SYS_sendmmsg,
     libc::SYS_recvmmsg,
     libc::SYS_shutdown,
-    // Rings that exist.
+    // Existing rings.
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     // Memory.
@@ -101,7 +100,7 @@ const ANY: &[c_long] = &[
     libc::SYS_munlock,
     libc::SYS_brk,
     libc::SYS_membarrier,
-    // Threads; `clone` itself: see `restricted`.
+    // Threads; for `clone` see `restricted`.
     libc::SYS_clone3,
     libc::SYS_exit,
     libc::SYS_exit_group,
@@ -123,7 +122,7 @@ const ANY: &[c_long] = &[
     libc::SYS_rt_sigreturn,
     libc::SYS_rt_sigtimedwait,
     libc::SYS_sigaltstack,
-    // Who and when.
+    // Identity and time.
     libc::SYS_getuid,
     libc::SYS_geteuid,
     libc::SYS_getgid,
@@ -171,27 +170,25 @@ const OLD: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[c_long] = &[];
 
-/// Families of sockets: those of portals and remote storage, of name services, and the kernel's answers about sockets, addresses and
-/// devices.
+/// Address families of sockets: for portals and remote storage, for name services, and for the kernel's information
+/// about sockets, addresses and devices.
 const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX, libc::AF_NETLINK];
 
-/// `PR_SET_VMA`: the C library and the kernel name stretches of memory by it.
+/// `PR_SET_VMA`: the C library names memory mappings with it.
 const PR_SET_VMA: i32 = 0x5356_4d41;
-/// What a thread may change of itself.
 const PRCTL: [i32; 5] =
     [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_DUMPABLE, libc::PR_GET_DUMPABLE, PR_SET_VMA];
 
-/// Namespaces that `clone` could make: NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+/// Flags of `clone` that create namespaces: NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 const NAMESPACES: u64 = 0x7e02_0080;
 
-/// Calls that may be made with some arguments.
 fn restricted() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let first_is = |value: i32| {
         let equals =
             SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(value as u32))?;
         SeccompRule::new(vec![equals])
     };
-    // A thread of this process, in its namespaces; never another process.
+    // A thread of this process in its namespaces, never another process.
     let mask = libc::CLONE_THREAD as u64 | NAMESPACES;
     let is_thread = SeccompCmpOp::MaskedEq(mask);
     let thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, is_thread, libc::CLONE_THREAD as u64)?;
@@ -202,8 +199,8 @@ fn restricted() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::BackendE
     ])
 }
 
-/// The filters: what is allowed, and before it what the kernel is said not to have. The flags of `clone3` lie in memory, which a
-/// filter does not see; without it the C library uses `clone`.
+/// The filters: the list of allowed calls, and one that makes `clone3` fail with ENOSYS. The flags of `clone3` are in
+/// memory, which a filter cannot read; on ENOSYS the C library uses `clone`.
 fn programs(makes_rings: bool) -> Result<[BpfProgram; 2], String> {
     let text = |error: seccompiler::BackendError| error.to_string();
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(text)?;
@@ -219,10 +216,9 @@ fn programs(makes_rings: bool) -> Result<[BpfProgram; 2], String> {
     Ok([BpfProgram::try_from(allowed).map_err(text)?, BpfProgram::try_from(absent).map_err(text)?])
 }
 
-/// Binds the calling thread.
 pub(crate) fn restrict(makes_rings: bool) -> Result<(), String> {
     let [allowed, absent] = programs(makes_rings)?;
-    // The second would not be allowed by the first.
+    // `absent` first: `allowed` does not allow the call that adds a filter.
     for program in [absent, allowed] {
         calls::add_filter(&program).map_err(|error| error.to_string())?;
     }

@@ -1,12 +1,13 @@
-//! What a server may still do once everything it serves is open.
+//! Restricts a server, once all that it serves is open, to the files, capabilities and system calls that it still
+//! needs.
 //!
-//! [`Policy::of`] says it as data, from a description of what is served: files, capabilities, system calls. [`Policy::apply`] binds the
-//! calling thread to it, and the threads that this one starts from then on; a thread that runs already is not bound, so
-//! each calls it. What the kernel lacks is reported and left out: a server that cannot be confined still serves.
+//! [`Policy::of`] derives the policy, as data, from a description of what is served. [`Policy::apply`] binds the
+//! calling thread and the threads that it starts later; threads that already run are not bound, so each calls it. Parts
+//! that the kernel lacks are reported and omitted: a server that cannot be confined still serves.
 //!
-//! The parts, in the order in which they are applied: no_new_privs, the capabilities (all sets, the bounding set too), Landlock, seccomp.
-//! A seccomp filter does not see the operations of an io_uring; what those may do, the ring itself was restricted to by
-//! `io::uring`, and a new ring cannot be made.
+//! The parts, in the order of application: no_new_privs, the capabilities (all sets, with the bounding set), Landlock,
+//! seccomp. A seccomp filter does not see the operations of an io_uring; `io::uring` has restricted those of existing
+//! rings, and new rings cannot be created unless [`Policy::makes_rings`].
 
 mod calls;
 mod capability;
@@ -18,19 +19,17 @@ use std::path::PathBuf;
 pub use capability::Capabilities;
 pub use paths::{Access, Grant};
 
-/// What is served, as far as it decides what the server needs.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
-    /// Files and devices of the LUNs, and directories of files: a reload may add others there.
+    /// Files and devices of the LUNs, and directories of files, to which a reload may add others.
     pub storage: Vec<PathBuf>,
     /// Directories in which storage may be opened later (`[server] storage`).
     pub storage_directories: Vec<PathBuf>,
-    /// Directories of the server's own state.
     pub state: Vec<PathBuf>,
-    /// Configuration, lists of peers, keys, secrets: read again by a reload. They are replaced by renaming another over them, so
-    /// it is their directories that are readable.
+    /// Configuration, lists of peers, keys, secrets: read again by a reload. They are replaced by renaming a new file
+    /// over them, so their directories are made readable.
     pub configuration: Vec<PathBuf>,
-    /// Names of hosts (a LUN is remote) or of users are looked up.
+    /// Names of hosts (for a remote LUN) or of users are resolved.
     pub resolves: bool,
     /// A LUN takes SCSI commands (`/dev/sgN`).
     pub scsi: bool,
@@ -38,44 +37,39 @@ pub struct Needs {
     pub nvme: bool,
 }
 
-/// What is left to a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// What may be opened, beneath which paths.
     pub grants: Vec<Grant>,
-    /// What is kept of the capabilities that the process has.
     pub capabilities: Capabilities,
-    /// Whether rings of io_uring may still be made: every way to an NVMe device is one.
+    /// Whether io_uring_setup stays allowed: each channel to an NVMe device is a ring.
     pub makes_rings: bool,
 }
 
-/// What became of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Parts that do not work here, and why.
+    /// Parts that are not in force, and why.
     pub missing: Vec<String>,
 }
 
 impl Policy {
-    /// The least that serves these needs.
     pub fn of(needs: &Needs) -> Self {
         let mut capabilities = Capabilities::NONE;
         if needs.scsi {
-            // Commands that are not on the kernel's list for everybody (drivers/scsi/scsi_ioctl.c).
+            // For commands outside of the kernel's list for unprivileged processes (drivers/scsi/scsi_ioctl.c).
             capabilities = capabilities.and(Capabilities::SYS_RAWIO);
         }
         if needs.nvme {
-            // Before Linux 6.2 every passthrough command, since then those that it does not know to be harmless.
+            // Before Linux 6.2 for every passthrough command, since then for those not known to be harmless.
             capabilities = capabilities.and(Capabilities::SYS_ADMIN);
         }
         if !needs.storage_directories.is_empty() {
-            // Images there may belong to others, who run virtual machines.
+            // Images there may belong to other users, who run virtual machines.
             capabilities = capabilities.and(Capabilities::DAC_OVERRIDE);
         }
         Self { grants: paths::grants(needs), capabilities, makes_rings: needs.nvme }
     }
 
-    /// Binds the calling thread, and those that it will start.
+    /// Binds the calling thread, and the threads that it starts later.
     pub fn apply(&self) -> Report {
         let mut report = Report::default();
         let mut note = |part: &str, result: Result<(), String>| {
@@ -83,8 +77,7 @@ impl Policy {
                 report.missing.push(format!("{part}: {cause}"));
             }
         };
-        let privileges = calls::no_new_privileges().map_err(|error| error.to_string());
-        note("no_new_privs", privileges);
+        note("no_new_privs", calls::no_new_privileges().map_err(|error| error.to_string()));
         note("capabilities", self.capabilities.keep_only().map_err(|error| error.to_string()));
         note("Landlock", paths::restrict(&self.grants));
         note("seccomp", filter::restrict(self.makes_rings));

@@ -1,4 +1,4 @@
-//! What may be opened: Landlock.
+//! Landlock: the files that may be opened.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use landlock::{
 
 use crate::Needs;
 
-/// Rights up to this version of Landlock are taken away; those that the kernel does not know yet it does not take.
+/// The ruleset handles the rights up to this Landlock ABI; those that the kernel does not support stay unrestricted.
 const ABI_KNOWN: ABI = ABI::V6;
 
-/// What the program and the C library read whatever is served: who users are, which time it is, what the kernel tells.
+/// Paths that the program and the C library read for any needs: users, time zone, libraries, information of the kernel.
 const READ: [&str; 12] = [
     "/proc",
     "/sys",
@@ -28,28 +28,24 @@ const READ: [&str; 12] = [
     "/usr/lib",
 ];
 
-/// What it reads besides to resolve names. Its files in `/etc` are replaced by renaming, and a right belongs to the file that was
-/// there, so it is the directory that is readable.
+/// Paths read in addition to resolve names. Files in `/etc` are replaced by renaming, and a rule belongs to the old
+/// file, so the directory is made readable.
 const RESOLVE: [&str; 5] =
     ["/etc", "/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/nscd"];
 
-/// What may be done beneath a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
-    /// Files may be read, directories listed.
     Read,
-    /// Files may be read and written, devices take their commands; nothing is made or removed.
+    /// Read and write files, send commands to devices; no creation or removal.
     Storage,
-    /// Files may be made, replaced and removed too.
+    /// In addition create, replace and remove files.
     State,
 }
 
-/// A path, a file or a directory with all beneath it, and what may be done there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The path; what is not there when the grants are applied is not granted.
+    /// The path; ignored if it does not exist when the grants are applied.
     pub path: PathBuf,
-    /// What may be done.
     pub access: Access,
 }
 
@@ -65,7 +61,6 @@ impl Access {
     }
 }
 
-/// Everything that may be opened.
 pub(crate) fn grants(needs: &Needs) -> Vec<Grant> {
     let grant = |access: Access| move |path: &PathBuf| Grant { path: path.clone(), access };
     let read = READ.iter().chain(RESOLVE.iter().filter(|_| needs.resolves));
@@ -79,7 +74,6 @@ pub(crate) fn grants(needs: &Needs) -> Vec<Grant> {
     grants
 }
 
-/// The directory that a file lies in.
 fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -87,14 +81,14 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Binds the calling thread to the grants. Nothing may be executed, no port listened on, and no abstract socket or process
-/// outside reached.
+/// Binds the calling thread to the grants. It can execute no file, bind no TCP port, and reach no abstract socket or
+/// process outside.
 pub(crate) fn restrict(grants: &[Grant]) -> Result<(), String> {
     let status = enforce(grants).map_err(|error| error.to_string())?;
     match status {
         RulesetStatus::FullyEnforced => Ok(()),
         RulesetStatus::PartiallyEnforced => {
-            Err("this kernel knows a part of it only (all of it since Linux 6.12)".to_owned())
+            Err("this kernel supports only a part of it (all of it since Linux 6.12)".to_owned())
         }
         RulesetStatus::NotEnforced => Err("this kernel has it not, or not in its list of lsm=".to_owned()),
     }

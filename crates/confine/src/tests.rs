@@ -1,4 +1,4 @@
-//! The policy as data; and a thread that is bound to one and tries what it may not.
+//! The policy as data, and a bound thread that attempts forbidden calls.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Write};
@@ -78,12 +78,12 @@ fn no_call_that_makes_programs_processes_or_power_is_on_the_list() {
 }
 
 fn call(number: libc::c_long) -> Option<i32> {
-    // SAFETY: without arguments none of these calls does anything: the filter refuses it, or the kernel does.
+    // SAFETY: with zero arguments none of these calls has an effect: the filter or the kernel rejects it.
     let result = unsafe { libc::syscall(number, 0, 0, 0, 0, 0, 0) };
     if result < 0 { Error::last_os_error().raw_os_error() } else { None }
 }
 
-/// One thread is bound, tries, and ends; the others of this test are not.
+/// One thread is bound, attempts the calls, and ends; the other threads of this test are not bound.
 #[test]
 fn a_bound_thread_serves_and_does_nothing_else() {
     let inside = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ fn a_bound_thread_serves_and_does_nothing_else() {
     let body = move || {
         let report = Policy::of(&needs).apply();
         let lacks = |part: &str| report.missing.iter().any(|missing| missing.starts_with(part));
-        // What it is for.
+        // Allowed actions.
         let mut file = File::options().read(true).write(true).open(&image).unwrap();
         file.write_all(b"data").unwrap();
         file.sync_data().unwrap();
@@ -112,7 +112,7 @@ fn a_bound_thread_serves_and_does_nothing_else() {
         assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7, "threads");
         assert_eq!(already_open.metadata().unwrap().len(), 6, "what was open stays open");
         assert!(!std::fs::read_to_string("/proc/self/status").unwrap().is_empty());
-        // What it is not for.
+        // Forbidden actions.
         if !lacks("Landlock") {
             let denied = |result: std::io::Result<()>| {
                 assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied);
@@ -155,6 +155,6 @@ fn a_bound_thread_serves_and_does_nothing_else() {
     };
     let report = std::thread::spawn(body).join().unwrap();
     println!("missing here: {:?}", report.missing);
-    // Others are not bound.
+    // Other threads are not bound.
     assert!(File::open("/proc/self/exe").is_ok());
 }

@@ -1,5 +1,4 @@
-//! Which back end a loop gets: io_uring where it works, the portable one elsewhere, or the one that the
-//! environment names.
+//! Selects the back end of a loop: io_uring where it works, otherwise the portable one, or the environment's choice.
 
 use std::io;
 use std::sync::Once;
@@ -8,7 +7,6 @@ use crate::portable::Portable;
 use crate::uring::Uring;
 use crate::{Backend, SUBMISSIONS_MAX};
 
-/// The environment variable that forces a back end: `portable` or `uring`.
 pub(crate) const VARIABLE: &str = "HIKYAKU_IO";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +15,9 @@ pub(crate) enum Kind {
     Portable,
 }
 
-/// What [`VARIABLE`] says. `None`: whatever works.
+/// The back end forced by [`VARIABLE`]. `None`: the first that works.
 pub(crate) fn forced() -> io::Result<Option<Kind>> {
-    match std::env::var_os(VARIABLE) {
-        None => Ok(None),
-        Some(text) => parse(&text.to_string_lossy()),
-    }
+    std::env::var_os(VARIABLE).map_or(Ok(None), |text| parse(&text.to_string_lossy()))
 }
 
 pub(crate) fn parse(text: &str) -> io::Result<Option<Kind>> {
@@ -38,10 +33,10 @@ pub(crate) fn parse(text: &str) -> io::Result<Option<Kind>> {
 }
 
 pub(crate) fn open(forced: Option<Kind>) -> io::Result<Box<dyn Backend>> {
-    let uring = match forced {
-        Some(Kind::Portable) => Err("forced".to_owned()),
+    let reason = match forced {
+        Some(Kind::Portable) => "forced".to_owned(),
         _ => match Uring::new(SUBMISSIONS_MAX) {
-            Ok(uring) => Ok(uring),
+            Ok(uring) => return Ok(Box::new(uring)),
             Err(cause) if forced == Some(Kind::Uring) => {
                 let text = format!(
                     "io_uring is not available here ({cause}) and {VARIABLE} forces it; allow it (sysctl \
@@ -49,15 +44,10 @@ pub(crate) fn open(forced: Option<Kind>) -> io::Result<Box<dyn Backend>> {
                 );
                 return Err(io::Error::new(cause.kind(), text));
             }
-            Err(cause) => Err(format!("io_uring is not available: {cause}")),
+            Err(cause) => format!("io_uring is not available: {cause}"),
         },
     };
-    match uring {
-        Ok(uring) => Ok(Box::new(uring)),
-        Err(why) => {
-            static TOLD: Once = Once::new();
-            TOLD.call_once(|| tracing::info!("I/O by epoll and threads ({why})"));
-            Ok(Box::new(Portable::new()?))
-        }
-    }
+    static LOGGED: Once = Once::new();
+    LOGGED.call_once(|| tracing::info!("I/O by epoll and threads ({reason})"));
+    Ok(Box::new(Portable::new()?))
 }

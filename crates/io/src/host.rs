@@ -1,6 +1,6 @@
-//! What drivers ask of the operating system beside the operations of a loop: randomness, sockets that are not
-//! yet in use, threads. A thread that has entered a [`World`] gets all of it, and the back end of its loops, from
-//! there; that is how the simulator runs drivers unchanged. Elsewhere this costs a look at one thread-local.
+//! Services of the operating system that drivers use outside of a loop: randomness, creation of sockets, threads. On a
+//! thread that has entered a [`World`] all of them, and the back end of its loops, come from that world; thus the
+//! simulator runs drivers unchanged. Otherwise the cost is one access to a thread-local.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,25 +14,19 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::Backend;
 
-/// An operating system that is not the real one.
-///
-/// Descriptors it hands out are real ones that serve as names: they may be duplicated, shut down and closed by
-/// system calls, which the world has to notice by itself.
+/// A simulated operating system. Its descriptors are real ones that serve as names: system calls may duplicate them,
+/// shut them down and close them, and the world must detect that itself.
 pub trait World: Send + Sync {
-    /// For a loop of the calling thread.
     fn backend(&self) -> io::Result<Box<dyn Backend>>;
-    /// Fills `bytes` with randomness.
     fn entropy(&self, bytes: &mut [u8]);
-    /// A stream socket to connect.
     fn socket(&self) -> io::Result<OwnedFd>;
-    /// A socket that listens on `address`, and the address it got.
+    /// Creates a socket that listens on `address`; returns it with its actual address.
     fn listen(&self, address: SocketAddr) -> io::Result<Listener>;
-    /// The two ends of a connected socket: its peer's address and its own.
+    /// Addresses of a connected socket: the peer's, then its own.
     fn addresses(&self, socket: RawFd) -> io::Result<(SocketAddr, SocketAddr)>;
-    /// Starts a thread that has entered this world, and returns when it waits in a loop for the first time, or has
-    /// ended. The result is for [`World::join`].
+    /// Starts a thread that has entered this world; returns when that thread first waits in a loop, or has ended. The
+    /// result is the id for [`World::join`].
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<u64>;
-    /// Waits until a thread has ended.
     fn join(&self, thread: u64);
 }
 
@@ -40,18 +34,16 @@ thread_local! {
     static WORLD: RefCell<Option<Arc<dyn World>>> = const { RefCell::new(None) };
 }
 
-/// From here on, the calling thread lives in `world`, or in the real one again.
+/// Makes the calling thread enter `world`, or the real operating system (`None`).
 #[doc(hidden)]
 pub fn enter(world: Option<Arc<dyn World>>) {
     WORLD.set(world);
 }
 
-/// Where the calling thread lives, if that is not the real world.
 pub(crate) fn world() -> Option<Arc<dyn World>> {
     WORLD.with_borrow(Clone::clone)
 }
 
-/// Fills `bytes` with randomness that nobody can guess.
 pub fn entropy(bytes: &mut [u8]) -> io::Result<()> {
     match world() {
         Some(world) => {
@@ -62,7 +54,7 @@ pub fn entropy(bytes: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// A stream socket of the kind that `address` needs, to connect. What is sent leaves at once (`TCP_NODELAY`).
+/// Creates a stream socket of the family of `address`, to connect, with `TCP_NODELAY`.
 pub fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
     if let Some(world) = world() {
         return world.socket();
@@ -72,16 +64,13 @@ pub fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// A socket that listens.
 #[derive(Debug)]
 pub struct Listener {
-    /// To accept from.
     pub socket: OwnedFd,
-    /// Where, with the port that was chosen.
     pub address: SocketAddr,
 }
 
-/// Listens on `address`; up to `backlog` connections wait to be accepted.
+/// Listens on `address`; the kernel queues up to `backlog` connections for accept.
 pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<Listener> {
     if let Some(world) = world() {
         return world.listen(address);
@@ -97,7 +86,6 @@ pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<Listener> {
     Ok(Listener { socket: socket.into(), address })
 }
 
-/// The two ends of a connected socket: its peer's address and its own.
 pub fn addresses(socket: &OwnedFd) -> io::Result<(SocketAddr, SocketAddr)> {
     if let Some(world) = world() {
         return world.addresses(socket.as_raw_fd());
@@ -110,7 +98,6 @@ fn internet(address: &socket2::SockAddr) -> io::Result<SocketAddr> {
     address.as_socket().ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// A thread that runs a loop of its own.
 #[derive(Debug)]
 pub struct Thread<T>(Place<T>);
 
@@ -120,7 +107,7 @@ enum Place<T> {
     World { id: u64, result: Arc<Mutex<Option<std::thread::Result<T>>>> },
 }
 
-/// Starts a thread.
+/// Starts a thread, in the world of the caller.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -140,7 +127,7 @@ pub fn spawn<T: Send + 'static>(
 }
 
 impl<T> Thread<T> {
-    /// Waits for its end, as [`JoinHandle::join`]: an error is its panic.
+    /// Waits for the end of the thread, as [`JoinHandle::join`]: `Err` holds its panic.
     pub fn join(self) -> std::thread::Result<T> {
         match self.0 {
             Place::Real(thread) => thread.join(),

@@ -1,12 +1,13 @@
-//! The completion loop. One [`Io`] per thread; operations are submitted with a [`Token`] and come back as one
-//! [`Event`] each, out of [`Io::turn`].
+//! The completion loop, one [`Io`] per thread: each operation is submitted with a [`Token`] and completes as one
+//! [`Event`] of [`Io::turn`].
 //!
-//! An operation keeps the memory and the descriptor it uses alive until its event, so dropping a connection or
-//! an endpoint at any moment is safe: its late events find no owner and are ignored.
+//! An operation owns the memory and the descriptor that it uses until its event, so dropping a connection or an
+//! endpoint at any moment is memory-safe: its late events find no owner and are ignored.
 //!
-//! Not here: protocols, block devices. Two back ends share the narrow interface [`Backend`]: `uring.rs`, and
-//! `portable.rs` (epoll and threads) for where io_uring is forbidden. `choice.rs` picks one. What else drivers ask of
-//! the operating system is in `host.rs`, where a simulated one can take its place.
+//! The crate contains no protocols and no block devices. Two back ends implement [`Backend`]: `uring.rs`, and
+//! `portable.rs` (epoll and threads) for systems that forbid io_uring; `choice.rs` selects one. `host.rs` wraps the
+//! other services of the operating system that drivers use, so that a simulated one can replace them. Read
+//! docs/internals/io.md first.
 
 mod choice;
 mod event;
@@ -27,7 +28,9 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use area::{Access, Pool, PoolLimits, Span};
+use rustix::event::EventfdFlags;
 use slab::Slab;
+use socket2::SockAddr;
 use spin::{SPIN_MAX, Spin};
 
 pub use event::{Event, Item, Owner, Token};
@@ -35,44 +38,41 @@ pub use host::{Listener, Thread, World, addresses, enter, entropy, listen, socke
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 pub use spin::SpinReport;
 
-/// Operations that may wait for the kernel at once, per loop; more than that are submitted in several turns.
+/// Submission queue entries per loop; further operations are submitted over several turns.
 pub const SUBMISSIONS_MAX: u32 = 512;
 
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 8;
+/// Zero-timeout waits between two readings of the clock.
+const POLLS_PER_CLOCK: u32 = 8;
 
-/// Turns that only deliver what needs no kernel, until one looks at the kernel all the same.
+/// The `PASSES_MAX`th turn in a row that has ready events also polls the kernel.
 const PASSES_MAX: u32 = 4;
-/// What is not longer is sent at once: it hardly ever has to wait, and its completion needs no turn of its own.
+/// Sends up to this length are tried at once: they rarely block, and then need no turn for their completion.
 const SEND_NOW_BYTES_MAX: usize = 64 << 10;
 
-/// How long the end of a loop waits for operations in flight, and for how long at a time.
-const DROP_PATIENCE: Duration = Duration::from_secs(1);
+/// How long `Drop` waits for operations in flight, and the length of one wait.
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 const DROP_STEP: Duration = Duration::from_millis(5);
 
-/// Open descriptor shared by the operations that use it; closed when the last of them is done.
+/// Open descriptor shared by the operations that use it; closed when the last of them completes.
 pub type Handle = Rc<OwnedFd>;
 
-/// How a file write is to be made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Left to a later flush.
+    /// Made durable by a later flush.
     Volatile,
-    /// On the medium, allocation included, before the event (`RWF_DSYNC`).
+    /// On the medium, with its allocation, before the event (`RWF_DSYNC`).
     Durable,
 }
 
-/// What `fallocate` does to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
-    /// Give the blocks back; reads as zeroes.
+    /// Deallocates the blocks, which then read as zeroes.
     PunchHole,
-    /// Zero the range, keeping it allocated.
+    /// Zeroes the range and keeps it allocated.
     ZeroRange,
 }
 
 impl Allocation {
-    /// The mode that `fallocate` knows it by.
     fn mode(self) -> i32 {
         libc::FALLOC_FL_KEEP_SIZE
             | match self {
@@ -82,18 +82,13 @@ impl Allocation {
     }
 }
 
-/// One operation as a back end sees it. Pointers stay valid until the operation's completion is delivered.
+/// One operation for a back end. Its pointers stay valid until its completion is delivered.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub enum Raw {
-    /// `region`: the registered one that `into` lies in.
-    Read {
-        fd: RawFd,
-        into: *mut u8,
-        length: u32,
-        offset: u64,
-        region: Option<u16>,
-    },
+    /// `region`: index of the registered region that contains `into`.
+    Read { fd: RawFd, into: *mut u8, length: u32, offset: u64, region: Option<u16> },
+    /// `region` as for `Read`.
     Write {
         fd: RawFd,
         from: *const u8,
@@ -102,108 +97,80 @@ pub enum Raw {
         region: Option<u16>,
         durability: Durability,
     },
-    Sync {
-        fd: RawFd,
-    },
-    Allocate {
-        fd: RawFd,
-        how: Allocation,
-        offset: u64,
-        length: u64,
-    },
-    /// Until there is something to take, or an error to hear of.
-    Poll {
-        fd: RawFd,
-    },
-    Accept {
-        fd: RawFd,
-    },
-    Connect {
-        fd: RawFd,
-        address: *const libc::sockaddr,
-        length: u32,
-    },
-    /// `is_empty`: the receive before took everything, so there is hardly anything to take yet.
-    Receive {
-        fd: RawFd,
-        message: *mut libc::msghdr,
-        is_empty: bool,
-    },
-    Send {
-        fd: RawFd,
-        message: *const libc::msghdr,
-    },
+    /// `fdatasync`.
+    Sync { fd: RawFd },
+    /// `fallocate`.
+    Allocate { fd: RawFd, how: Allocation, offset: u64, length: u64 },
+    /// Completes when the descriptor is readable or has an error.
+    Poll { fd: RawFd },
+    /// The result is a descriptor with close-on-exec.
+    Accept { fd: RawFd },
+    /// `address` has `length` bytes.
+    Connect { fd: RawFd, address: *const libc::sockaddr, length: u32 },
+    /// `is_empty`: the previous receive emptied the socket, so data is unlikely to be there yet.
+    Receive { fd: RawFd, message: *mut libc::msghdr, is_empty: bool },
+    /// A closed peer is an error, not a signal.
+    Send { fd: RawFd, message: *const libc::msghdr },
 }
 
 impl Raw {
-    /// What it does with memory.
     fn access(&self) -> Access {
         match self {
             Self::Read { .. } | Self::Receive { .. } => Access::Write,
-            Self::Write { .. } | Self::Send { .. } => Access::Read,
-            Self::Sync { .. }
-            | Self::Allocate { .. }
-            | Self::Poll { .. }
-            | Self::Accept { .. }
-            | Self::Connect { .. } => Access::Read,
+            _ => Access::Read,
         }
     }
 }
 
-/// What a back end must do. `result` is a byte count or descriptor, or a negated errno, as in io_uring.
+/// The interface of a back end. The `i32` of a completion is a byte count, descriptor, or negated errno.
 pub trait Backend {
-    /// For people.
     fn name(&self) -> &'static str;
-    /// Whether [`Io`] may look with a zero timeout, again and again, before it waits.
+    /// Whether [`Io`] may poll with zero timeouts before it sleeps.
     fn spins(&self) -> bool {
         false
     }
-    /// The time since an instant that all loops of a process share, so that times may be told to other threads.
+    /// Time since an instant common to all loops of the process, so that threads can exchange times.
     fn now(&self) -> Duration {
         EPOCH.elapsed()
     }
-    /// Makes region `index` of the loop's pool known to the kernel, or forgotten, so that it need not look up its pages
-    /// for each operation. False: not possible.
+    /// Registers region `index` of the loop's pool with the kernel, or unregisters it (`None`): operations in a
+    /// registered region need no page lookup. Returns whether it succeeded.
     fn register(&mut self, index: u16, region: Option<(*mut u8, usize)>) -> bool {
         let _ = (index, region);
         false
     }
-    /// Sends what a socket takes at this moment, as `sendmsg`. `None`: nothing, or not here.
+    /// Sends what the socket takes without blocking, as `sendmsg`. `None`: nothing was sent, or unsupported.
     fn send_now(&mut self, fd: RawFd, message: *const libc::msghdr) -> Option<usize> {
         let _ = (fd, message);
         None
     }
-    /// Queues one operation; it may start at once or in the next [`Backend::wait`].
+    /// Queues one operation, which starts at once or in the next [`Backend::wait`].
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()>;
-    /// Starts what is queued and collects completions. Blocks until there is at least one, or for `timeout`;
-    /// a zero timeout only looks.
+    /// Starts the queued operations and appends completions to `completed`. Blocks until there is at least one, or for
+    /// `timeout`; a zero timeout does not block.
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()>;
-    /// Makes what waits for others (sockets, wake-ups) end soon; what works on a disk ends by itself.
+    /// Cancels operations that wait for peers (sockets, wake-ups); disk operations end by themselves.
     fn cancel(&mut self);
 }
 
-/// Where loop time begins.
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// What an operation in flight keeps alive, and who is told.
 struct Operation {
     token: Token,
     item: Item,
     _handle: Handle,
 }
 
-/// Wakes a loop from another thread.
 #[derive(Clone, Debug)]
 pub struct Waker {
     eventfd: Arc<OwnedFd>,
 }
 
 impl Waker {
-    /// Makes the loop deliver the event of its [`Io::waker`] soon. Never blocks.
+    /// Makes the loop deliver the event of its [`Io::waker`]. Never blocks; undelivered wakes may merge.
     pub fn wake(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes from a live local; a full counter (EAGAIN) means that a wake is already due.
-        unsafe { libc::write(self.eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+        // A full counter (EAGAIN) means that a wake is already pending.
+        let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
     }
 }
 
@@ -213,18 +180,24 @@ struct WakeState {
     buffer: Span,
 }
 
-/// The completion loop of one thread.
+/// The completion loop of one thread. It is neither `Send` nor `Sync`.
+///
+/// The thread submits operations and timers, then calls [`Io::turn`] (or [`Io::turn_until`], [`Io::turn_for`])
+/// repeatedly and passes each event to the driver of its owner, which may submit more. Between turns the loop holds the
+/// operations in flight with their memory and descriptors, the timers, and the events of owners that a `turn_for`
+/// excluded. Each operation yields exactly one event, also on failure, and the event returns the spans and lists of the
+/// operation. Dropping the loop waits up to 1 s for operations in flight and leaks the memory of the rest.
 pub struct Io {
     backend: Box<dyn Backend>,
     operations: Slab<Operation>,
     completed: Vec<(usize, i32)>,
-    /// Events that need no kernel: delivered by the next turn.
+    /// Events without a kernel operation, for the next turn.
     ready: VecDeque<Event>,
-    /// Events of those whom [`Io::turn_for`] left out: delivered by the next turn that is theirs.
+    /// Events of owners that [`Io::turn_for`] excluded, for the next turn that includes them.
     kept: Vec<Event>,
-    /// For turns that find nothing else.
+    /// Tokens of [`Io::idle`], one for each turn without other events.
     idle: VecDeque<Token>,
-    /// Turns in a row that went without the kernel.
+    /// Turns in a row without a system call.
     passes: u32,
     timers: BinaryHeap<Reverse<(Duration, u64, Token)>>,
     timer_serial: u64,
@@ -233,16 +206,16 @@ pub struct Io {
     now: Duration,
     spin: Spin,
     pool: Pool,
-    /// Which regions of the pool the back end knows, by number.
+    /// Whether each region of the pool, by index, is registered with the back end.
     registered: Vec<bool>,
 }
 
 impl Io {
-    /// A loop on the calling thread with a pool of its own.
+    /// Creates a loop for the calling thread with its own pool.
     ///
-    /// It uses io_uring where that works, and epoll with threads where the kernel forbids it (containers with
-    /// a strict seccomp profile, `kernel.io_uring_disabled`). The environment variable `HIKYAKU_IO`, `uring`
-    /// or `portable`, forces one of them; then the error says why it cannot be had.
+    /// It uses io_uring where that works, and epoll with threads where the kernel forbids it (containers with a strict
+    /// seccomp profile, `kernel.io_uring_disabled`). The environment variable `HIKYAKU_IO`, `uring` or `portable`,
+    /// forces one; the error then has the reason why it is unavailable.
     pub fn new(limits: PoolLimits) -> io::Result<Self> {
         let backend = match host::world() {
             Some(world) => world.backend()?,
@@ -277,34 +250,30 @@ impl Io {
         }
     }
 
-    /// What carries out this loop's operations: `io_uring` or `portable`.
     pub fn backend_name(&self) -> &'static str {
         self.backend.name()
     }
 
-    /// The pool whose areas this loop's operations use.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Time since the process's first loop began, as of the present turn. The only clock that drivers and machines see.
+    /// Loop time as of the current turn, since the process's first loop: the only clock of drivers and machines.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// The time at this moment. For measuring; what is decided by time goes by [`Io::now`].
+    /// Loop time at the moment of the call, for measurements; decisions use [`Io::now`].
     pub fn clock(&self) -> Duration {
         self.backend.now()
     }
 
-    /// A number that no other owner of this loop has.
     pub fn owner(&self) -> Owner {
         let next = self.owners.get();
         self.owners.set(next.checked_add(1).expect("fewer than 2^32 owners in the life of a loop"));
         Owner(next)
     }
 
-    /// Operations in flight.
     pub fn in_flight(&self) -> usize {
         self.operations.len()
     }
@@ -321,20 +290,19 @@ impl Io {
         }
     }
 
-    /// Gives memory that is not in use back to the system, for a loop that has nothing to do for a while.
+    /// Returns unused pool memory to the system; for a loop that expects to be idle.
     pub fn trim(&mut self) {
         self.pool.release();
         self.register_changes();
     }
 
-    /// The registered region that a span lies in.
     fn registered(&mut self, span: &Span) -> Option<u16> {
         self.register_changes();
         let index = span.region()?;
         self.registered.get(index as usize).copied().unwrap_or_default().then_some(index as u16)
     }
 
-    /// Makes regions known to the back end that were mapped or unmapped meanwhile.
+    /// Registers regions that the pool has mapped, and unregisters those that it has unmapped, since the last call.
     fn register_changes(&mut self) {
         while let Some((index, place)) = self.pool.changed_region() {
             let Ok(number) = u16::try_from(index) else { continue };
@@ -347,14 +315,14 @@ impl Io {
         }
     }
 
-    /// Reads file bytes at `offset` into `into`. Event: bytes read, short only at end of file.
+    /// Reads file bytes at `offset` into `into`. Event: bytes read, fewer than `into` only at end of file.
     pub fn read(&mut self, token: Token, file: &Handle, offset: u64, into: Span) {
         let (into_ptr, length, region) = (into.as_ptr(), into.len() as u32, self.registered(&into));
         let raw = Raw::Read { fd: file.as_raw_fd(), into: into_ptr, length, offset, region };
         self.submit(token, file, Item::Span(into), raw);
     }
 
-    /// Writes `from` at `offset`. Event: bytes written, possibly fewer than asked.
+    /// Writes `from` at `offset`. Event: bytes written, possibly fewer than `from`.
     pub fn write(&mut self, token: Token, file: &Handle, offset: u64, from: Span, durability: Durability) {
         let (from_ptr, length) = (from.as_ptr().cast_const(), from.len() as u32);
         let region = self.registered(&from);
@@ -362,8 +330,9 @@ impl Io {
         self.submit(token, file, Item::Span(from), raw);
     }
 
-    /// Writes `from` at `offset` here and now, for files that are memory: handing such a write to the kernel's
-    /// workers costs two context switches, and it never waits for a device. Bytes written, possibly fewer than asked.
+    /// Writes `from` at `offset` synchronously; for files in memory (tmpfs): io_uring would pass such a write to a
+    /// kernel worker at the cost of two context switches, and it never waits for a device. Returns bytes written,
+    /// possibly fewer than `from`.
     pub fn write_now(
         &self,
         file: &Handle,
@@ -377,23 +346,22 @@ impl Io {
             Durability::Durable => libc::RWF_DSYNC,
         };
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: the vector names the bytes of a live span, which the call only reads.
+        // SAFETY: the vector describes the bytes of a live span, which the call only reads.
         let count = unsafe { libc::pwritev2(file.as_raw_fd(), &raw const vector, 1, offset, flags) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Makes everything written so far durable (`fdatasync`).
+    /// Makes all completed writes durable (`fdatasync`).
     pub fn sync(&mut self, token: Token, file: &Handle) {
         self.submit(token, file, Item::None, Raw::Sync { fd: file.as_raw_fd() });
     }
 
-    /// Frees or zeroes a range of a file or block device.
     pub fn allocate(&mut self, token: Token, file: &Handle, how: Allocation, offset: u64, length: u64) {
         self.submit(token, file, Item::None, Raw::Allocate { fd: file.as_raw_fd(), how, offset, length });
     }
 
-    /// Waits until `handle` has something to take, which whoever asks takes itself, without blocking: for descriptors that
-    /// answer in ways of their own (`/dev/sg0`, another ring). Event: what poll(2) says of it.
+    /// Waits until `handle` is readable; the owner then reads it itself without blocking: for descriptors with their
+    /// own protocol (`/dev/sg0`, another ring). Event: the `revents` of poll(2).
     pub fn poll(&mut self, token: Token, handle: &Handle) {
         self.submit(token, handle, Item::None, Raw::Poll { fd: handle.as_raw_fd() });
     }
@@ -403,24 +371,24 @@ impl Io {
         self.submit(token, listener, Item::Accepting, Raw::Accept { fd: listener.as_raw_fd() });
     }
 
-    /// Connects a stream socket.
+    /// Connects a stream socket. Event: zero, or the error.
     pub fn connect(&mut self, token: Token, socket: &Handle, address: SocketAddr) {
-        let address = Box::new(socket::Address::from(address));
-        let (pointer, length) = address.as_raw();
+        let address = Box::new(SockAddr::from(address));
+        let (pointer, length) = (address.as_ptr().cast(), address.len());
         let raw = Raw::Connect { fd: socket.as_raw_fd(), address: pointer, length };
         self.submit(token, socket, Item::Address(address), raw);
     }
 
-    /// Receives into the spans of `incoming`, in order. Event: bytes received, zero at end of stream, and the
-    /// `incoming` back in [`Item::Incoming`].
+    /// Receives into the spans of `incoming`, in order. Event: bytes received, zero at end of stream, with `incoming`
+    /// in [`Item::Incoming`].
     pub fn receive(&mut self, token: Token, socket: &Handle, mut incoming: Box<Incoming>) {
-        let is_empty = incoming.took_everything;
+        let is_empty = incoming.emptied_socket;
         let raw = Raw::Receive { fd: socket.as_raw_fd(), message: incoming.message(), is_empty };
         self.submit(token, socket, Item::Incoming(incoming), raw);
     }
 
-    /// Sends what is left of `outgoing`. Event: bytes taken by the socket, and `outgoing` back in
-    /// [`Item::Outgoing`]; call [`Outgoing::advance`] and send again while anything is left.
+    /// Sends the rest of `outgoing`. Event: bytes taken by the socket, with `outgoing` in [`Item::Outgoing`]; the owner
+    /// calls [`Outgoing::advance`] and sends again until nothing is left.
     pub fn send(&mut self, token: Token, socket: &Handle, mut outgoing: Box<Outgoing>) {
         let (fd, message) = (socket.as_raw_fd(), outgoing.message());
         if outgoing.len() <= SEND_NOW_BYTES_MAX
@@ -433,8 +401,7 @@ impl Io {
         self.submit(token, socket, Item::Outgoing(outgoing), raw);
     }
 
-    /// Delivers an event at `at` (loop time). Timers cannot be withdrawn: whoever set one checks on delivery
-    /// whether it still matters.
+    /// Delivers an event at `at` (loop time). Timers cannot be cancelled: the owner checks whether it still applies.
     pub fn timer(&mut self, token: Token, at: Duration) {
         self.timer_serial += 1;
         self.timers.push(Reverse((at, self.timer_serial, token)));
@@ -445,21 +412,15 @@ impl Io {
         self.ready.push_back(Event { token, result: 0, item: Item::None });
     }
 
-    /// Delivers an event in the first turn that has no other, for work that nothing should wait for; one such event in a
-    /// turn. Until then no turn sleeps.
+    /// Delivers an event in the first turn without other events, one per turn: for work of low priority. Until then no
+    /// turn sleeps.
     pub fn idle(&mut self, token: Token) {
         self.idle.push_back(token);
     }
 
-    /// A handle with which other threads make this loop deliver an event with `token`, again and again.
+    /// Returns a handle with which other threads make this loop deliver events with `token`.
     pub fn waker(&mut self, token: Token) -> io::Result<Waker> {
-        // SAFETY: plain system call; the result is checked before it is owned.
-        let raw = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if raw < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `raw` is a fresh descriptor that nobody else owns.
-        let eventfd = Arc::new(unsafe { OwnedFd::from_raw_fd(raw) });
+        let eventfd = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let handle = Rc::new(eventfd.try_clone()?);
         let buffer = self.pool.take(8).ok_or(io::ErrorKind::OutOfMemory)?;
         self.wakes.push(WakeState { token, handle, buffer });
@@ -474,21 +435,22 @@ impl Io {
         self.read(token, &handle, 0, buffer);
     }
 
-    /// Starts what was submitted, waits until something completes or a timer is due, and moves the events out.
+    /// Starts submitted operations, waits until one completes or a timer is due, and appends the events to `events`.
     pub fn turn(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.turn_until(None, events)
     }
 
-    /// As [`Io::turn`], but returns at `deadline` (loop time) even if nothing happened.
+    /// As [`Io::turn`], but returns at `deadline` (loop time) even without an event.
     pub fn turn_until(&mut self, deadline: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
         events.append(&mut self.kept);
         self.step(deadline, events)
     }
 
-    /// As [`Io::turn_until`], for someone who serves only some of the loop's owners for a while: the events of all others
-    /// wait for a turn of theirs. A timer or a receive whose event is lost is never set again.
+    /// As [`Io::turn_until`], but delivers only events of owners for which `is_served` is true; all others are kept for
+    /// a later turn that includes their owner, because a lost timer or receive would never be set again.
     ///
-    /// What waits is bounded by what the others have in flight; those with a [`Waker`] should not be left out for long.
+    /// The kept events are bounded by the operations that the other owners have in flight; owners with a [`Waker`]
+    /// should not be excluded for long.
     pub fn turn_for(
         &mut self,
         is_served: impl Fn(Owner) -> bool,
@@ -505,10 +467,7 @@ impl Io {
         events.extend(self.ready.drain(..));
         self.passes = if events.is_empty() { 0 } else { (self.passes + 1) % PASSES_MAX };
         let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
-        let until = match (timer, deadline) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        let until = [timer, deadline].into_iter().flatten().min();
         let timeout = if events.is_empty() && self.idle.is_empty() {
             until.map(|until| until.saturating_sub(self.backend.now()))
         } else {
@@ -550,15 +509,15 @@ impl Io {
 }
 
 impl Io {
-    /// Starts what is queued, and looks for a while, or sleeps, or both.
+    /// Starts queued operations; polls for up to [`SPIN_MAX`] if `spin` allows it, then sleeps.
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
         if !self.spin.is_due(self.now) {
             return self.backend.wait(timeout, completed);
         }
         let began = self.backend.now();
-        let patience = timeout.map_or(SPIN_MAX, |timeout| timeout.min(SPIN_MAX));
+        let spin_max = timeout.map_or(SPIN_MAX, |timeout| timeout.min(SPIN_MAX));
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS_PER_CLOCK {
                 self.backend.wait(Some(Duration::ZERO), completed)?;
                 if !completed.is_empty() {
                     self.spin.hit(self.backend.now() - began);
@@ -567,32 +526,30 @@ impl Io {
                 std::hint::spin_loop();
             }
             let spun = self.backend.now() - began;
-            if spun >= patience {
+            if spun >= spin_max {
                 self.spin.miss(spun);
                 return self.backend.wait(timeout.map(|timeout| timeout.saturating_sub(spun)), completed);
             }
         }
     }
 
-    /// Whether the waits from now on may look before they sleep, which they may at first. A loop whose work does not gain from short
-    /// latencies (logins, refusals) saves the processor time.
-    pub fn set_spin(&mut self, wanted: bool) {
-        self.spin.is_wanted = wanted;
+    /// Whether later waits may poll before they sleep; initially true. A loop that does not gain from short latencies
+    /// (logins, refusals) saves the processor time.
+    pub fn set_spin(&mut self, is_enabled: bool) {
+        self.spin.is_enabled = is_enabled;
     }
 
-    /// What looking before sleeping has cost and spared this loop so far.
     pub fn spin_report(&self) -> SpinReport {
         self.spin.report
     }
 
-    /// What became of the operation `key`, which is over.
     fn take(&mut self, key: usize, result: i32) -> Event {
         let Operation { token, item, .. } = self.operations.remove(key);
         if cfg!(debug_assertions) {
             item.each_span(Span::end_flight);
         }
         let item = match item {
-            // SAFETY: a successful accept hands over a fresh descriptor that nobody else owns.
+            // SAFETY: a successful accept returns a new descriptor without another owner.
             Item::Accepting if result >= 0 => Item::Socket(unsafe { OwnedFd::from_raw_fd(result) }),
             Item::Accepting => Item::None,
             Item::Incoming(mut incoming) => {
@@ -606,10 +563,10 @@ impl Io {
 }
 
 impl Drop for Io {
-    /// Takes back what is in flight, so that its memory and descriptors are free. What the kernel does not give
-    /// back in time (a disk that hangs) is leaked: memory must outlive the operation that uses it.
+    /// Waits for operations in flight, so that their memory and descriptors are freed. Operations that the kernel does
+    /// not complete within 1 s (a disk that hangs) are leaked: memory must outlive the operation that uses it.
     fn drop(&mut self) {
-        let deadline = self.backend.now() + DROP_PATIENCE;
+        let deadline = self.backend.now() + DROP_TIMEOUT;
         let mut completed = std::mem::take(&mut self.completed);
         while !self.operations.is_empty() && self.backend.now() < deadline {
             let waited = self.backend.wait(Some(Duration::ZERO), &mut completed);

@@ -1,49 +1,48 @@
-//! The portable back end, for places where io_uring is forbidden: sockets on epoll, files on a few threads.
+//! The portable back end, for systems that forbid io_uring: sockets on epoll, files on up to eight threads.
 //!
-//! An operation on a socket is tried at once and, where it would block, again when epoll reports the
-//! descriptor ready. Regular files and block devices are always "ready" and still block, so their operations
-//! run on threads of this loop, which wake it through an eventfd.
+//! A socket operation is attempted at once; if it would block, it is attempted again when epoll reports the descriptor
+//! ready. Regular files and block devices are always "ready" and still block, so their operations run on threads of
+//! this loop, which wake it through an eventfd.
 //!
-//! Registrations are `EPOLLONESHOT` and armed only while an operation waits, which holds the descriptor open.
-//! What stays behind in the epoll set after the last operation reports nothing, not even an error, until it
-//! is armed again. So nobody has to tell this module that a descriptor is closed: the kernel drops the
-//! registration with the file, and if a duplicate keeps the file alive, the leftover stays silent. A
-//! registration belongs to (number, file), hence a reused number is either still registered for the same
-//! file or unknown (`ENOENT`) and added.
+//! Registrations are `EPOLLONESHOT` and armed only while an operation waits, which holds the descriptor open. A
+//! registration that remains in the epoll set after the last operation reports no event, not even an error, until it is
+//! armed again. Therefore this module needs no notice of closed descriptors: the kernel removes the registration with
+//! the file, and if a duplicate keeps the file open, the registration stays silent. A registration belongs to (number,
+//! file), hence a reused number is either still registered for the same file or unknown (`ENOENT`) and added.
 //!
-//! Read epoll(7), questions 0, 1 and 6, before touching [`Portable::arm`].
+//! Read epoll(7), questions 0, 1 and 6, before changing [`Portable::arm`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::mem::zeroed;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr::null;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
+
 use crate::{Backend, Durability, Raw};
 
-/// File operations of one loop that run at once. Threads start when there is work for them.
+/// Most threads of one loop, each with one file operation. A thread starts when the others are busy.
 const THREADS_MAX: usize = 8;
-/// File operations of one loop that may wait for a thread; far more than a pool has areas for. One more
-/// ends with `EAGAIN`.
+/// File operations of one loop that may wait for a thread; far more than a pool has areas for. A further one fails with
+/// `EAGAIN`.
 const QUEUED_MAX: usize = 1 << 16;
-/// Descriptors that one look at the epoll set reports; the others are reported by the next.
+/// Descriptors that one `epoll_wait` reports; the next call reports the rest.
 const EVENTS_MAX: usize = 256;
-/// From here on a timeout may be late by the millisecond that `epoll_wait` counts in; shorter ones take a
-/// system call more and are exact.
+/// Timeouts from this length on may end late by the millisecond resolution of `epoll_wait`; shorter ones are exact at
+/// the cost of one more system call.
 const COARSE: Duration = Duration::from_millis(20);
-/// Marks the eventfd of the threads among the events; no descriptor has this number.
+/// `u64` of the threads' eventfd among the events; no descriptor has this number.
 const WAKE: u64 = u64::MAX;
 
-/// What an operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Direction {
     In,
     Out,
 }
 
-/// (descriptor, direction, age) of an operation that waits.
+/// (descriptor, direction, age) of a waiting operation.
 type Waiting = (RawFd, Direction, u64);
 
 impl Direction {
@@ -60,21 +59,19 @@ impl Direction {
 pub(crate) struct Portable {
     epoll: OwnedFd,
     events: Vec<libc::epoll_event>,
-    /// What waits for readiness. A descriptor that is in here is armed for just the directions that it is in
-    /// here with; one that is not is not armed.
+    /// Operations that wait for readiness. A descriptor is armed for exactly the directions of its entries here.
     waiting: BTreeMap<Waiting, (usize, Raw)>,
     age: u64,
-    /// Ended without a thread, not yet collected.
+    /// Completions of operations without a thread, not yet collected.
     ended: Vec<(usize, i32)>,
     threads: Threads,
 }
 
 impl Portable {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: plain system call; the result is checked before it is owned.
-        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let threads = Threads::new()?;
-        // Edge-triggered: each write to the eventfd is one event, and its counter need not be read.
+        // Edge-triggered: each write to the eventfd is one event, so its counter is never read.
         let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
         control(&epoll, libc::EPOLL_CTL_ADD, threads.shared.wake.as_raw_fd(), events, WAKE)?;
         let none = libc::epoll_event { events: 0, u64: 0 };
@@ -94,7 +91,7 @@ impl Portable {
         self.waiting.range(range).next().map(|(at, operation)| (*at, *operation))
     }
 
-    /// Makes epoll report `fd` once, when it is ready for what waits on it.
+    /// Makes epoll report `fd` once, when it is ready for an operation that waits on it.
     fn arm(&self, fd: RawFd) -> io::Result<()> {
         let mut events = libc::EPOLLONESHOT as u32;
         for direction in Direction::BOTH {
@@ -110,8 +107,8 @@ impl Portable {
         }
     }
 
-    /// Tries again what waits on `fd`, one operation for each direction that is ready: a second one might
-    /// block where the first took what there was.
+    /// Attempts the operations that wait on `fd` again, one for each ready direction: after the first has taken the
+    /// data, a second one might block.
     fn resume(&mut self, fd: RawFd, events: u32) {
         let always = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
         for direction in Direction::BOTH {
@@ -135,16 +132,16 @@ impl Portable {
         }
     }
 
-    /// Waits for readiness. Answers how many of `events` are filled.
+    /// Waits for readiness. Returns how many of `events` are filled.
     fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
         let milliseconds = match timeout {
             None => -1,
             Some(Duration::ZERO) => 0,
             Some(timeout) if timeout < COARSE => {
-                let mut epoll = libc::pollfd { fd: self.epoll.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-                let timeout = libc::timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
-                // SAFETY: one pollfd and a timespec, both live. An error shows in the call below, too.
-                unsafe { libc::ppoll(&raw mut epoll, 1, &raw const timeout, null()) };
+                let mut epoll = [PollFd::new(&self.epoll, PollFlags::IN)];
+                let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
+                // An error recurs in the `epoll_wait` below.
+                let _ = rustix::event::poll(&mut epoll, Some(&timeout));
                 0
             }
             Some(timeout) => i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
@@ -180,7 +177,7 @@ impl Backend for Portable {
 
     fn push(&mut self, key: usize, raw: Raw) -> io::Result<()> {
         let (fd, direction) = match place(raw)? {
-            Place::Thread => return self.threads.push(Job { key, raw }),
+            Place::Thread => return self.threads.push(FileOperation { key, raw }),
             Place::Poll(fd, direction) => (fd, direction),
         };
         let is_behind_another = self.first(fd, direction).is_some();
@@ -199,9 +196,9 @@ impl Backend for Portable {
         }
         self.arm(fd).or_else(|error| {
             self.waiting.remove(&at);
-            // EPERM: a device that cannot be polled.
+            // EPERM: a file that epoll does not support.
             if error.raw_os_error() == Some(libc::EPERM) && !never_blocks(raw) {
-                return self.threads.push(Job { key, raw });
+                return self.threads.push(FileOperation { key, raw });
             }
             Err(error)
         })
@@ -220,11 +217,12 @@ impl Backend for Portable {
         Ok(())
     }
 
-    /// What is still armed afterwards finds nobody waiting.
+    /// Registrations that are still armed report events for which no operation waits.
     fn cancel(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
-        let jobs = std::mem::take(&mut self.threads.shared.queue().jobs);
-        let keys = waiting.into_values().map(|(key, _)| key).chain(jobs.into_iter().map(|job| job.key));
+        let queued = std::mem::take(&mut self.threads.shared.queue().operations);
+        let keys =
+            waiting.into_values().map(|(key, _)| key).chain(queued.into_iter().map(|queued| queued.key));
         self.ended.extend(keys.map(|key| (key, -libc::ECANCELED)));
     }
 }
@@ -234,8 +232,7 @@ enum Place {
     Thread,
 }
 
-/// Where an operation is carried out. By the kind of file, not by what epoll takes: regular files of FUSE
-/// and procfs can be polled, but have offsets.
+/// Where an operation runs, by the kind of file: regular files of FUSE and procfs can be polled, but have offsets.
 fn place(raw: Raw) -> io::Result<Place> {
     Ok(match raw {
         Raw::Poll { fd } | Raw::Accept { fd } | Raw::Receive { fd, .. } => Place::Poll(fd, Direction::In),
@@ -259,12 +256,12 @@ fn is_stream(fd: RawFd) -> io::Result<bool> {
     Ok(!matches!(stat.st_mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR | libc::S_IFBLK))
 }
 
-/// Whether an attempt needs no readiness: reads and writes of pipes and eventfds have no flag against blocking.
+/// Whether an attempt never blocks without readiness; pipes and eventfds have no flag against blocking.
 fn never_blocks(raw: Raw) -> bool {
     !matches!(raw, Raw::Read { .. } | Raw::Write { .. })
 }
 
-/// Tries an operation without blocking. `None`: not yet.
+/// Attempts an operation without blocking. `None`: it would block.
 fn attempt(raw: Raw) -> Option<i32> {
     // SAFETY: the pointers in `raw` stay valid until the completion is delivered (contract of `Raw`).
     let result = unsafe {
@@ -276,9 +273,9 @@ fn attempt(raw: Raw) -> Option<i32> {
             Raw::Poll { fd } => poll(fd),
             Raw::Accept { fd } => accept(fd),
             Raw::Connect { fd, address, length } => connect(fd, address, length),
-            // Only when ready. The loop is the only reader of its streams, so nobody takes what is there.
+            // Only when ready. The loop is the only reader of its streams, so the data is still there.
             Raw::Read { fd, into, length, .. } => retry(|| libc::read(fd, into.cast(), length as usize)),
-            // As much as a pipe that is ready takes without blocking.
+            // At most PIPE_BUF, which a ready pipe takes without blocking.
             Raw::Write { fd, from, length, .. } => {
                 retry(|| libc::write(fd, from.cast(), (length as usize).min(libc::PIPE_BUF)))
             }
@@ -293,7 +290,7 @@ fn attempt(raw: Raw) -> Option<i32> {
     }
 }
 
-/// What a descriptor has to say, if it has.
+/// The pending events of a descriptor, or `EAGAIN`.
 fn poll(fd: RawFd) -> i32 {
     let mut about = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one live pollfd; a zero timeout does not wait.
@@ -304,9 +301,9 @@ fn poll(fd: RawFd) -> i32 {
     }
 }
 
-/// Accepts a connection if there is one. The listener stays nonblocking: `accept4` has no flag for it.
+/// Accepts a pending connection. The listener stays nonblocking: `accept4` has no flag for a single call.
 fn accept(fd: RawFd) -> i32 {
-    // SAFETY: plain system calls without memory of ours.
+    // SAFETY: plain system calls that access no memory of this process.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         if flags >= 0 && flags & libc::O_NONBLOCK == 0 {
@@ -316,12 +313,9 @@ fn accept(fd: RawFd) -> i32 {
     }
 }
 
-/// Begins a connect, or asks how it went: the kernel answers the second call with the outcome of the first.
-///
-/// # Safety
-/// `address` points to `length` bytes.
+/// Starts a connect, or returns its outcome: a second call on the same socket yields the result of the first.
 unsafe fn connect(fd: RawFd, address: *const libc::sockaddr, length: u32) -> i32 {
-    // SAFETY: the caller vouches for the address.
+    // SAFETY: the caller guarantees the address.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         if flags < 0 {
@@ -334,20 +328,19 @@ unsafe fn connect(fd: RawFd, address: *const libc::sockaddr, length: u32) -> i32
     }
 }
 
-/// A file operation on its way to a thread.
-struct Job {
+struct FileOperation {
     key: usize,
     raw: Raw,
 }
 
 // SAFETY: the pointers in `raw` are to memory that the operation in `Io` keeps, with the descriptor, until its
-// completion is delivered (contract of `Raw`), whichever thread looks at it: `Io` frees no operation before
-// that, and leaks those that are still under way when it is dropped.
-unsafe impl Send for Job {}
+// completion is delivered (contract of `Raw`), on whichever thread it runs: `Io` frees no operation before that, and
+// leaks those that are still in flight when it is dropped.
+unsafe impl Send for FileOperation {}
 
 struct Queue {
-    jobs: VecDeque<Job>,
-    /// Threads that wait for a job.
+    operations: VecDeque<FileOperation>,
+    /// Number of threads that wait for an operation.
     idle: usize,
     is_over: bool,
 }
@@ -359,7 +352,6 @@ struct Shared {
     wake: OwnedFd,
 }
 
-/// Threads for operations that block.
 struct Threads {
     shared: Arc<Shared>,
     started: usize,
@@ -367,28 +359,27 @@ struct Threads {
 
 impl Threads {
     fn new() -> io::Result<Self> {
-        // SAFETY: plain system call; the result is checked before it is owned.
-        let wake = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        let queue = Mutex::new(Queue { jobs: VecDeque::new(), idle: 0, is_over: false });
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let queue = Mutex::new(Queue { operations: VecDeque::new(), idle: 0, is_over: false });
         let shared = Shared { queue, work: Condvar::new(), results: Mutex::default(), wake };
         Ok(Self { shared: Arc::new(shared), started: 0 })
     }
 
-    fn push(&mut self, job: Job) -> io::Result<()> {
+    fn push(&mut self, operation: FileOperation) -> io::Result<()> {
         let mut queue = self.shared.queue();
-        if queue.jobs.len() == QUEUED_MAX {
+        if queue.operations.len() == QUEUED_MAX {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         }
-        // Each job in the queue is one idle thread's already.
-        if queue.jobs.len() >= queue.idle && self.started < THREADS_MAX {
+        // Each queued operation already has one idle thread.
+        if queue.operations.len() >= queue.idle && self.started < THREADS_MAX {
             let shared = Arc::clone(&self.shared);
             match std::thread::Builder::new().name("file-io".to_owned()).spawn(move || shared.run()) {
                 Ok(_) => self.started += 1,
                 Err(error) if self.started == 0 => return Err(error),
-                Err(_) => {} // Those that run will get to it.
+                Err(_) => {} // The running threads will take the operation.
             }
         }
-        queue.jobs.push_back(job);
+        queue.operations.push_back(operation);
         drop(queue);
         self.shared.work.notify_one();
         Ok(())
@@ -396,12 +387,12 @@ impl Threads {
 }
 
 impl Drop for Threads {
-    /// Lets the threads go: `Io` has waited for what they do, and keeps its memory if that was not enough (a
+    /// Ends the threads. `Io` has waited for their operations, and keeps the memory of those that did not complete (a
     /// disk that hangs).
     fn drop(&mut self) {
         let mut queue = self.shared.queue();
         queue.is_over = true;
-        queue.jobs.clear();
+        queue.operations.clear();
         drop(queue);
         self.shared.work.notify_all();
     }
@@ -419,7 +410,7 @@ impl Shared {
     fn run(&self) {
         let mut queue = self.queue();
         while !queue.is_over {
-            if let Some(Job { key, raw }) = queue.jobs.pop_front() {
+            if let Some(FileOperation { key, raw }) = queue.operations.pop_front() {
                 drop(queue);
                 self.deliver(key, perform(raw));
                 queue = self.queue();
@@ -431,21 +422,20 @@ impl Shared {
         }
     }
 
-    /// Hands a result to the loop, and wakes it unless an earlier result that it has not taken yet did.
+    /// Passes a result to the loop, and wakes it unless an earlier result is still uncollected.
     fn deliver(&self, key: usize, result: i32) {
         let mut results = self.results();
         let is_first = results.is_empty();
         results.push((key, result));
         drop(results);
         if is_first {
-            let one = 1u64;
-            // SAFETY: eight bytes from a live local. The counter, which nobody reads, will not overflow.
-            unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), 8) };
+            // The counter, which is never read, does not overflow.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// Carries out a file operation; blocks.
+/// Executes a file operation; blocks.
 fn perform(raw: Raw) -> i32 {
     // SAFETY: the pointers in `raw` stay valid until the completion is delivered (contract of `Raw`).
     unsafe {
@@ -460,7 +450,7 @@ fn perform(raw: Raw) -> i32 {
                 }
                 let vector = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: length as usize };
                 match retry(|| libc::pwritev2(fd, &raw const vector, 1, offset as i64, libc::RWF_DSYNC)) {
-                    // Sandboxes that know no flags.
+                    // Sandboxes without support for the flags of pwritev2.
                     refused if refused == -libc::EOPNOTSUPP || refused == -libc::ENOSYS => {
                         let written = retry(write);
                         let synced = if written > 0 { sync(fd) } else { 0 };
@@ -473,23 +463,17 @@ fn perform(raw: Raw) -> i32 {
             Raw::Allocate { fd, how, offset, length } => {
                 retry(|| libc::fallocate(fd, how.mode(), offset as i64, length as i64) as isize)
             }
-            Raw::Poll { .. }
-            | Raw::Accept { .. }
-            | Raw::Connect { .. }
-            | Raw::Receive { .. }
-            | Raw::Send { .. } => {
-                unreachable!("never given to a thread")
-            }
+            _ => unreachable!("never given to a thread"),
         }
     }
 }
 
 fn sync(fd: RawFd) -> i32 {
-    // SAFETY: plain system call without memory of ours.
+    // SAFETY: plain system call that accesses no memory of this process.
     retry(|| unsafe { libc::fdatasync(fd) as isize })
 }
 
-/// A system call in io_uring's terms: its result, or a negated errno. Goes on after signals.
+/// Executes a system call with a result as in io_uring: its return value, or a negated errno. Repeats it after signals.
 fn retry(mut call: impl FnMut() -> isize) -> i32 {
     loop {
         let result = call();
@@ -514,12 +498,4 @@ fn control(epoll: &OwnedFd, what: i32, fd: RawFd, events: u32, about: u64) -> io
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-fn owned(fd: RawFd) -> io::Result<OwnedFd> {
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,48 +1,45 @@
-//! Scatter and gather lists for stream sockets, in the shape the kernel wants them.
-
-use std::mem::zeroed;
-use std::net::SocketAddr;
+//! Scatter and gather lists for stream sockets, in the form of `msghdr`.
 
 use area::Span;
+use std::mem::zeroed;
 
-/// Spans one receive may fill: the rest of a payload, its padding and digest, and the stream buffer.
+/// Most spans of one receive: the rest of a payload, its padding and digest, and the stream buffer.
 pub const SPANS_PER_RECEIVE: usize = 3;
-/// Pieces one send may gather, below the kernel's `UIO_MAXIOV` (1024).
-const PIECES_PER_SEND: usize = 512;
+/// Most segments that one send gathers, below the kernel's `UIO_MAXIOV` (1024).
+const SEGMENTS_PER_SEND: usize = 512;
 
-/// Where the next bytes of a stream go.
+/// The memory for the next bytes of a stream. The owner pushes spans, passes the list to
+/// [`Io::receive`](crate::Io::receive), and gets it back with the event; it clears the list before reuse.
 #[derive(Debug)]
 pub struct Incoming {
     spans: Vec<Span>,
     vectors: [libc::iovec; SPANS_PER_RECEIVE],
     header: libc::msghdr,
-    /// The last receive left room: the socket had no more.
-    pub(crate) took_everything: bool,
+    /// The last receive did not fill the spans: the socket was empty.
+    pub(crate) emptied_socket: bool,
 }
 
 impl Default for Incoming {
     fn default() -> Self {
         // SAFETY: iovec and msghdr are plain C data for which all zeroes is a valid value.
         let (vectors, header) = unsafe { (zeroed(), zeroed()) };
-        Self { spans: Vec::with_capacity(SPANS_PER_RECEIVE), vectors, header, took_everything: false }
+        Self { spans: Vec::with_capacity(SPANS_PER_RECEIVE), vectors, header, emptied_socket: false }
     }
 }
 
 impl Incoming {
-    /// Appends a place to receive into. At most [`SPANS_PER_RECEIVE`].
     pub fn push(&mut self, span: Span) {
         assert!(self.spans.len() < SPANS_PER_RECEIVE, "too many spans for one receive");
         self.spans.push(span);
     }
 
-    /// Forgets all places.
     pub fn clear(&mut self) {
         self.spans.clear();
     }
 
     pub(crate) fn on_received(&mut self, result: i32) {
         let room: usize = self.spans.iter().map(Span::len).sum();
-        self.took_everything = usize::try_from(result).is_ok_and(|count| count < room);
+        self.emptied_socket = usize::try_from(result).is_ok_and(|count| count < room);
     }
 
     pub(crate) fn spans(&self) -> impl Iterator<Item = &Span> {
@@ -60,19 +57,20 @@ impl Incoming {
 }
 
 #[derive(Debug)]
-enum Piece {
-    /// Part of `bytes`.
+enum Segment {
     Bytes { start: usize, end: usize },
-    /// Payload by reference.
     Span(Span),
 }
 
-/// What a stream still has to send: small bytes (headers) that are copied in, and spans that are referred to.
+/// The unsent data of a stream: small bytes (headers), which are copied in, and spans, which are referenced.
+///
+/// The owner appends data, passes the queue to [`Io::send`](crate::Io::send), gets it back with the event, and calls
+/// [`Self::advance`] with the count of the event. A span is released once all of the queue is sent.
 #[derive(Debug)]
 pub struct Outgoing {
     bytes: Vec<u8>,
-    pieces: Vec<Piece>,
-    /// Pieces already sent in full, and bytes of the next one already sent.
+    segments: Vec<Segment>,
+    /// Segments sent completely, and bytes sent of the next segment.
     sent: (usize, usize),
     vectors: Vec<libc::iovec>,
     header: libc::msghdr,
@@ -82,12 +80,11 @@ impl Default for Outgoing {
     fn default() -> Self {
         // SAFETY: msghdr is plain C data for which all zeroes is a valid value.
         let header = unsafe { zeroed() };
-        Self { bytes: Vec::new(), pieces: Vec::new(), sent: (0, 0), vectors: Vec::new(), header }
+        Self { bytes: Vec::new(), segments: Vec::new(), sent: (0, 0), vectors: Vec::new(), header }
     }
 }
 
 impl Outgoing {
-    /// Appends bytes, copied: headers, digests, padding, text.
     pub fn bytes(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -95,41 +92,39 @@ impl Outgoing {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
         let end = self.bytes.len();
-        match self.pieces.last_mut() {
-            Some(Piece::Bytes { end: last, .. }) if *last == start => *last = end,
-            _ => self.pieces.push(Piece::Bytes { start, end }),
+        match self.segments.last_mut() {
+            Some(Segment::Bytes { end: last, .. }) if *last == start => *last = end,
+            _ => self.segments.push(Segment::Bytes { start, end }),
         }
     }
 
     /// Appends payload by reference; the span is kept until the bytes are sent.
     pub fn span(&mut self, span: Span) {
-        self.pieces.push(Piece::Span(span));
+        self.segments.push(Segment::Span(span));
     }
 
-    /// Bytes left to send.
     pub(crate) fn len(&self) -> usize {
-        let pieces = self.sent.0..self.pieces.len();
-        pieces.map(|piece| self.length(piece)).sum::<usize>() - self.sent.1
+        let segments = self.sent.0..self.segments.len();
+        segments.map(|segment| self.length(segment)).sum::<usize>() - self.sent.1
     }
 
-    /// The bytes that come next, as far as they lie together in a buffer; `None` when nothing is left, or they are the
-    /// storage's own ([`Span::steady`]).
+    /// The next bytes that are contiguous in memory; `None` if nothing is left, or if the storage may change them
+    /// ([`Span::steady`]).
     pub fn front(&self) -> Option<&[u8]> {
-        let bytes = match self.pieces.get(self.sent.0)? {
-            Piece::Bytes { start, end } => &self.bytes[*start..*end],
-            Piece::Span(span) => span.steady()?,
+        let bytes = match self.segments.get(self.sent.0)? {
+            Segment::Bytes { start, end } => &self.bytes[*start..*end],
+            Segment::Span(span) => span.steady()?,
         };
         Some(&bytes[self.sent.1..])
     }
 
-    /// Moves the bytes that come next, at most `count` and as far as they lie together, to the end of `into`. Errors are
-    /// those of [`Span::fetch`].
+    /// Moves the next contiguous bytes, at most `count`, to the end of `into`. Errors are those of [`Span::fetch`].
     pub fn fetch(&mut self, into: &mut Vec<u8>, count: usize) -> std::io::Result<()> {
-        let (piece, skip) = self.sent;
-        let count = count.min(self.length(piece) - skip);
-        match &self.pieces[piece] {
-            Piece::Bytes { start, .. } => into.extend_from_slice(&self.bytes[start + skip..][..count]),
-            Piece::Span(span) => {
+        let (segment, skip) = self.sent;
+        let count = count.min(self.length(segment) - skip);
+        match &self.segments[segment] {
+            Segment::Bytes { start, .. } => into.extend_from_slice(&self.bytes[start + skip..][..count]),
+            Segment::Span(span) => {
                 let begin = into.len();
                 into.resize(begin + count, 0);
                 span.fetch(skip, &mut into[begin..])?;
@@ -139,17 +134,16 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Whether nothing is left to send.
     pub fn is_empty(&self) -> bool {
-        self.sent.0 == self.pieces.len()
+        self.sent.0 == self.segments.len()
     }
 
-    /// Whether another PDU (a header piece and a payload piece) should wait for the next batch.
+    /// Whether the next PDU (a header segment and a payload segment) must wait for the next send.
     pub fn is_full(&self) -> bool {
-        self.pieces.len() + 2 > PIECES_PER_SEND
+        self.segments.len() + 2 > SEGMENTS_PER_SEND
     }
 
-    /// Notes that `count` more bytes were sent; when all are, the queue is empty and its memory is reused.
+    /// Records that `count` more bytes were sent; after the last byte the queue is empty and keeps its memory.
     pub fn advance(&mut self, mut count: usize) {
         while count > 0 {
             let left = self.length(self.sent.0) - self.sent.1;
@@ -162,35 +156,35 @@ impl Outgoing {
         }
         if self.is_empty() {
             self.bytes.clear();
-            self.pieces.clear();
+            self.segments.clear();
             self.sent = (0, 0);
         }
     }
 
-    fn length(&self, piece: usize) -> usize {
-        match &self.pieces[piece] {
-            Piece::Bytes { start, end } => end - start,
-            Piece::Span(span) => span.len(),
+    fn length(&self, segment: usize) -> usize {
+        match &self.segments[segment] {
+            Segment::Bytes { start, end } => end - start,
+            Segment::Span(span) => span.len(),
         }
     }
 
-    /// Those that are not sent in full.
+    /// Spans that are not sent completely.
     pub(crate) fn spans(&self) -> impl Iterator<Item = &Span> {
-        self.pieces[self.sent.0..].iter().filter_map(|piece| match piece {
-            Piece::Span(span) => Some(span),
-            Piece::Bytes { .. } => None,
+        self.segments[self.sent.0..].iter().filter_map(|segment| match segment {
+            Segment::Span(span) => Some(span),
+            Segment::Bytes { .. } => None,
         })
     }
 
     pub(crate) fn message(&mut self) -> *const libc::msghdr {
         self.vectors.clear();
         let mut skip = self.sent.1;
-        for piece in &self.pieces[self.sent.0..] {
-            let (base, length) = match piece {
-                Piece::Bytes { start, end } => (self.bytes[*start..*end].as_ptr(), end - start),
-                Piece::Span(span) => (span.as_ptr().cast_const(), span.len()),
+        for segment in &self.segments[self.sent.0..] {
+            let (base, length) = match segment {
+                Segment::Bytes { start, end } => (self.bytes[*start..*end].as_ptr(), end - start),
+                Segment::Span(span) => (span.as_ptr().cast_const(), span.len()),
             };
-            // SAFETY: `skip` is less than the length of the first piece (kept by `advance`), zero after it.
+            // SAFETY: `skip` is less than the length of the first segment (kept by `advance`), zero after it.
             let base = unsafe { base.add(skip) };
             self.vectors.push(libc::iovec { iov_base: base.cast_mut().cast(), iov_len: length - skip });
             skip = 0;
@@ -198,23 +192,5 @@ impl Outgoing {
         self.header.msg_iov = self.vectors.as_mut_ptr();
         self.header.msg_iovlen = self.vectors.len();
         &raw const self.header
-    }
-}
-
-/// A socket address in the kernel's form.
-#[derive(Debug)]
-pub struct Address {
-    storage: socket2::SockAddr,
-}
-
-impl From<SocketAddr> for Address {
-    fn from(address: SocketAddr) -> Self {
-        Self { storage: address.into() }
-    }
-}
-
-impl Address {
-    pub(crate) fn as_raw(&self) -> (*const libc::sockaddr, u32) {
-        (self.storage.as_ptr().cast(), self.storage.len())
     }
 }

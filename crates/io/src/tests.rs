@@ -1,4 +1,4 @@
-//! The loop against real files, sockets and the clock.
+//! The loop against real files, sockets and the real clock.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -81,7 +81,7 @@ fn a_file_write_is_read_back(kind: Kind) {
     assert!(back.as_slice()[4096..12288].iter().all(|byte| *byte == 7));
 }
 
-/// A pool that has room for one region at a time: each size takes the place, and the number, of the one before.
+/// The pool has room for one region at a time: each size reuses the place and the index of the previous one.
 fn memory_that_moved_is_known_to_the_kernel(kind: Kind) {
     let backend = choice::open(Some(kind)).unwrap();
     let mut io = Io::over(backend, PoolLimits { bytes_max: 2 << 20 });
@@ -101,8 +101,8 @@ fn memory_that_moved_is_known_to_the_kernel(kind: Kind) {
     }
 }
 
-/// Answers come from another thread within microseconds: after a while hardly a wait sleeps. Only where there are cores
-/// to spare, so nothing is asserted but that both ways work.
+/// The peer answers from another thread within microseconds, so after a while few waits sleep. That requires idle
+/// cores, so the test only asserts that both modes work.
 fn a_busy_peer_is_awaited_without_sleeping(kind: Kind) {
     for is_on in [true, false] {
         let mut io = io(kind);
@@ -216,19 +216,19 @@ fn a_stream_gathers_headers_and_spans_in_order(kind: Kind) {
 }
 
 #[test]
-fn advance_resumes_inside_a_piece() {
+fn advance_resumes_inside_a_segment() {
     let pool = Pool::new(PoolLimits::default());
     let mut outgoing = Outgoing::default();
     outgoing.bytes(b"abcdef");
     outgoing.span(pool.take(10).unwrap());
     outgoing.advance(4);
     outgoing.advance(5);
-    // SAFETY: the message was just built from live pieces.
+    // SAFETY: the message was just built from live segments.
     let vectors = unsafe { std::slice::from_raw_parts((*outgoing.message()).msg_iov, 1) };
     assert_eq!(vectors[0].iov_len, 7);
     outgoing.advance(7);
     assert!(outgoing.is_empty());
-    assert_eq!(pool.lent(), 0, "spans are let go when sent");
+    assert_eq!(pool.borrowed(), 0, "spans are let go when sent");
 }
 
 fn a_poll_tells_of_what_is_there_and_takes_nothing(kind: Kind) {
@@ -288,7 +288,7 @@ fn events_of_others_wait_for_a_turn_of_theirs(kind: Kind) {
     }
     assert!(turns < 10, "what is kept keeps nobody awake: {turns} turns");
     assert_eq!((events.len(), events[0].token.key), (1, 9));
-    // Some of them to one who serves only them, with what is new in its place behind.
+    // Events of one owner for a turn of that owner only: first the kept ones, then the new ones.
     io.soon(Token { owner: theirs, key: 4 });
     io.soon(Token { owner: ours, key: 10 });
     events.clear();
@@ -301,7 +301,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Tests of this file run beside each other, so descriptors are counted over many rounds.
+/// The tests of this file run in parallel, so descriptors are counted over many rounds.
 fn dropping_the_loop_takes_back_what_is_in_flight(kind: Kind) {
     let before = descriptors();
     let mut pools = Vec::new();
@@ -318,11 +318,11 @@ fn dropping_the_loop_takes_back_what_is_in_flight(kind: Kind) {
         io.accept(Token { owner, key: 2 }, &listener);
         io.accept(Token { owner, key: 3 }, &listener);
         let until = io.now() + Duration::from_millis(1);
-        // The event of the first accept goes unheard.
+        // The event of the first accept is not handled.
         io.turn_until(Some(until), &mut Vec::new()).unwrap();
         pools.push(io.pool().clone());
     }
-    assert!(pools.iter().all(|pool| pool.lent() == 0), "memory is back");
+    assert!(pools.iter().all(|pool| pool.borrowed() == 0), "memory is back");
     assert!(descriptors() < before + 50, "descriptors are closed");
 }
 
@@ -375,7 +375,7 @@ fn idle_work_waits_for_a_turn_without_events_and_keeps_the_loop_awake(kind: Kind
     let mut events = Vec::new();
     let mut seen = Vec::new();
     while seen.len() < 5 {
-        // Nothing else would end this turn once the others have come.
+        // After the other events only the idle ones end a turn.
         io.turn(&mut events).unwrap();
         let keys: Vec<u32> = events.drain(..).map(|event| event.token.key).collect();
         assert!(keys.len() == 1 || keys.iter().all(|key| *key < 8), "idle work beside events: {keys:?}");
@@ -386,7 +386,7 @@ fn idle_work_waits_for_a_turn_without_events_and_keeps_the_loop_awake(kind: Kind
     assert!(place(0) < place(8) && place(2) < place(8), "{seen:?}");
 }
 
-/// Two ends of a connection over loopback.
+/// Both ends of a connection over loopback.
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -407,7 +407,7 @@ fn send(io: &mut Io, token: Token, socket: &Handle, bytes: &[u8]) {
     io.send(token, socket, outgoing);
 }
 
-/// A small generator with a fixed seed (Knuth's MMIX constants).
+/// A small random generator with a fixed seed (Knuth's MMIX constants).
 struct Random(u64);
 
 impl Random {
@@ -477,7 +477,7 @@ fn freed_blocks_read_as_zeroes(kind: Kind) {
     }
 }
 
-/// Files of procfs and FUSE tell of changes through poll; they are files all the same.
+/// Files of procfs and FUSE signal changes through poll, but are files with offsets.
 fn a_file_that_can_be_polled_is_read_at_its_offset(kind: Kind) {
     let mut expected = Vec::new();
     File::open("/proc/self/mounts").unwrap().read_to_end(&mut expected).unwrap();
@@ -534,7 +534,8 @@ fn sends_complete_while_a_receive_waits_on_the_same_socket(kind: Kind) {
         theirs.read_exact(&mut question).unwrap();
         assert_eq!(&question, b"question");
     }
-    // Fill the way out, so that a send waits beside the receive, and let each go on without the other.
+    // Fills the outgoing direction, so that a send waits together with the receive, and lets each complete without the
+    // other.
     let payload = io.pool().take(1 << 20).unwrap();
     let mut queued = 0;
     loop {
@@ -569,7 +570,7 @@ fn sends_complete_while_a_receive_waits_on_the_same_socket(kind: Kind) {
     // SAFETY: plain system call on an open socket.
     unsafe { libc::shutdown(ours.as_raw_fd(), libc::SHUT_WR) };
     assert_eq!(reader.join().unwrap(), queued);
-    // The peer has closed after reading: end of stream, or a reset.
+    // The peer closes after reading: end of stream, or a reset.
     let event = next(&mut io);
     assert_eq!((event.token.key, event.result), (0, 0));
 }
@@ -648,8 +649,8 @@ fn shutting_a_socket_down_ends_what_waits_on_it(kind: Kind) {
     assert_eq!(next(&mut io).result, -libc::EPIPE);
 }
 
-/// Numbers of descriptors come back with other files behind them; duplicates keep old files, and what an
-/// epoll set knows of them, alive.
+/// Descriptor numbers are reused for other files; duplicates keep old files, and their registrations in the epoll set,
+/// alive.
 fn a_thousand_sockets_come_and_go(kind: Kind) {
     let mut io = io(kind);
     let owner = io.owner();
@@ -661,7 +662,7 @@ fn a_thousand_sockets_come_and_go(kind: Kind) {
     let mut numbers = HashMap::new();
     for round in 0..500u32 {
         let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        // Closed by a reset: no thousand sockets in TIME_WAIT.
+        // Closed by a reset, so that no sockets remain in TIME_WAIT.
         client.set_linger(Some(Duration::ZERO)).unwrap();
         let client: Handle = Rc::new(client.into());
         io.accept(Token { owner, key: 0 }, &listener);
@@ -688,7 +689,7 @@ fn a_thousand_sockets_come_and_go(kind: Kind) {
             duplicates.push_back(server.try_clone().unwrap());
         }
         if round % 2 == 0 {
-            // The peer's end reports a reset to whoever still listens: nobody may.
+            // The other end reports a reset if a registration is still armed; none may be.
             drop((client, server));
         } else {
             drop((server, client));
@@ -716,7 +717,7 @@ fn dropping_the_loop_while_files_are_written_is_safe(kind: Kind) {
         }
         io.turn(&mut Vec::new()).unwrap();
         drop(io);
-        assert_eq!((pool.lent(), Rc::strong_count(&file)), (0, 1), "everything is back");
+        assert_eq!((pool.borrowed(), Rc::strong_count(&file)), (0, 1), "everything is back");
     }
 }
 
@@ -743,7 +744,7 @@ fn a_sleep_outlasts_the_limits_of_those_before_it(kind: Kind) {
     let owner = io.owner();
     let waker = io.waker(Token { owner, key: 0 }).unwrap();
     let mut events = Vec::new();
-    // Each is woken long before its limit, which is earlier than those of all before it.
+    // Each wait is woken long before its limit, which is earlier than all limits before it.
     for milliseconds in (10..30).rev() {
         waker.wake();
         let until = io.now() + Duration::from_millis(milliseconds);
@@ -768,13 +769,13 @@ fn a_back_end_is_forced_by_name() {
     assert_eq!(io(Kind::Portable).backend_name(), "portable");
 }
 
-/// As in a container whose profile forbids it.
+/// As in a container whose profile forbids io_uring.
 #[test]
 fn a_thread_without_io_uring_gets_the_portable_back_end() {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     let answer = (libc::BPF_RET | libc::BPF_K) as u16;
-    // The number of the system call is the first word of what a filter sees.
+    // The number of the system call is the first word of a filter's input.
     let mut filter = [
         libc::sock_filter { code: load, jt: 0, jf: 0, k: 0 },
         libc::sock_filter { code: equal, jt: 0, jf: 1, k: libc::SYS_io_uring_setup as u32 },
@@ -782,7 +783,7 @@ fn a_thread_without_io_uring_gets_the_portable_back_end() {
         libc::sock_filter { code: answer, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program is live; it concerns the thread of this test only.
+    // SAFETY: the program is live; it affects the thread of this test only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
@@ -797,7 +798,8 @@ fn a_thread_without_io_uring_gets_the_portable_back_end() {
     assert!(refused.contains("HIKYAKU_IO forces it") && refused.contains("io_uring_disabled"), "{refused}");
 }
 
-/// In debug builds. A receive and a send on one socket, each in its half of an area, as a stream and a task's buffer are used.
+/// In debug builds. A receive and a send on one socket, each in its own part of an area, as with a stream buffer and
+/// the buffer of a task.
 fn bytes_in_flight_are_watched(kind: Kind) {
     if !cfg!(debug_assertions) {
         return;
@@ -806,7 +808,7 @@ fn bytes_in_flight_are_watched(kind: Kind) {
     let owner = io.owner();
     let (ours, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
     let socket: Handle = Rc::new(OwnedFd::from(ours));
-    // More than is sent at once.
+    // Longer than the limit for immediate sends.
     let length = SEND_NOW_BYTES_MAX + 4096;
     let area = io.pool().take(2048 + length).unwrap();
     let (received, sent) = (area.slice(0, 2048), area.slice(2048, length));

@@ -1,4 +1,4 @@
-//! The io_uring back end. All of this crate's dealings with the ring are here.
+//! The io_uring back end. All access to the ring is in this module.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,49 +11,48 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
 use crate::{Backend, Durability, Raw};
 
-/// Regions that can be registered; a pool rarely has more.
+/// Most regions that can be registered; a pool rarely has more.
 const REGIONS_MAX: u32 = 1024;
 
-/// `IORING_RECVSEND_POLL_FIRST`: wait for data before looking for it.
+/// `IORING_RECVSEND_POLL_FIRST`: waits for data before the first attempt.
 const POLL_FIRST: u16 = 1;
 
-/// Alarms set at once. Each is earlier than those before it, so there are about as many as drivers have kinds of timers.
+/// Most alarms set at once. Each is earlier than those before it, so there are about as many as drivers have kinds of
+/// timers.
 const ALARMS_MAX: usize = 8;
-/// What completions of alarms are called; no operation has this key.
+/// `user_data` of alarms; no operation has this key.
 const ALARM: u64 = u64::MAX;
 
-/// A transfer of a file from this length on is submitted alone or with one other. Of three and more it holds back all until
-/// it knows the last, and joins neighbours: then the device begins late, and what were two requests ends as one.
+/// File transfers from this length on are submitted alone or in pairs. The kernel holds back a batch of three and more
+/// until it has seen the last, and merges neighbours: the device starts later, and two requests complete as one.
 const LONG_TRANSFER_BYTES: u32 = 256 << 10;
 
-/// Completions the kernel can hold before it has to keep some aside.
+/// Length of the completion queue; the kernel stores further completions separately.
 const COMPLETIONS: u32 = 4096;
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// What found no room in the submission queue, because the kernel wants completions to be taken first.
+    /// Entries that did not fit the submission queue: the kernel requires that completions are taken first.
     backlog: VecDeque<squeue::Entry>,
-    /// There is a table of registered buffers.
     registers: bool,
-    /// When sleeps end that are not ended by a completion, the earliest last. A time limit of each sleep would be a
-    /// timer set and taken back each time, half a microsecond; most alarms outlast many sleeps.
+    /// Times at which timeouts (`IORING_OP_TIMEOUT`) end a sleep, the earliest last. A time limit of each
+    /// `io_uring_enter` would set and clear a kernel timer each time, 0.5 us; most alarms outlast many sleeps.
     alarms: Vec<Instant>,
-    /// How long the alarm that is being set takes: the kernel reads it when it takes the entry.
+    /// Duration of the alarm being set: the kernel reads it when it takes the entry.
     alarm_after: Box<types::Timespec>,
 }
 
 impl Uring {
-    /// A ring for one thread: completions are delivered only when that thread asks (`DEFER_TASKRUN`), which
-    /// spares interrupts of the other work.
+    /// Creates a ring for one thread; completions are delivered only on its request (`DEFER_TASKRUN`): no interrupts.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
         let ring = IoUring::<squeue::Entry, cqueue::Entry>::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
-            // Makes a look without waiting run deferred completions too, when there are any.
+            // Lets a zero-timeout wait detect and run deferred completions.
             .setup_taskrun_flag()
             .setup_submit_all()
             .setup_cqsize(COMPLETIONS)
-            // Until it is restricted.
+            // Disabled until `register_restrictions`.
             .setup_r_disabled()
             .build(entries)?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
@@ -64,13 +63,12 @@ impl Uring {
         }
         let registers = ring.submitter().register_buffers_sparse(REGIONS_MAX).is_ok();
         ring.submitter().register_restrictions(&mut restrictions())?;
-        // Makes this thread the ring's single issuer.
+        // Makes this thread the single issuer of the ring.
         ring.submitter().register_enable_rings()?;
         let alarm_after = Box::new(types::Timespec::new());
         Ok(Self { ring, backlog: VecDeque::new(), registers, alarms: Vec::new(), alarm_after })
     }
 
-    /// Tells the kernel what is queued, without waiting for anything.
     fn submit(&self) -> io::Result<()> {
         match self.ring.submit() {
             Err(error) if !is_benign(&error) => Err(error),
@@ -78,7 +76,7 @@ impl Uring {
         }
     }
 
-    /// Sees to it that a sleep ends at `until`, or before. False: there is no room for another alarm.
+    /// Ensures that a sleep ends at `until` or before. False: no further alarm can be set.
     fn set_alarm(&mut self, until: Instant, after: Duration) -> bool {
         if self.alarms.last().is_some_and(|alarm| *alarm <= until) {
             return true;
@@ -88,7 +86,7 @@ impl Uring {
         }
         *self.alarm_after = types::Timespec::from(after);
         let entry = opcode::Timeout::new(&raw const *self.alarm_after).build().user_data(ALARM);
-        // SAFETY: the time lives as long as the ring.
+        // SAFETY: `alarm_after` lives as long as the ring.
         let is_set = unsafe { self.ring.submission().push(&entry) }.is_ok();
         if is_set {
             self.alarms.push(until);
@@ -97,7 +95,7 @@ impl Uring {
     }
 }
 
-/// Operations of the ring: those of [`entry`], and alarms.
+/// The operations allowed in the ring: those of [`entry`], and alarms.
 const OPERATIONS: [u8; 13] = [
     opcode::Read::CODE,
     opcode::ReadFixed::CODE,
@@ -114,17 +112,18 @@ const OPERATIONS: [u8; 13] = [
     opcode::Timeout::CODE,
 ];
 
-/// `IORING_REGISTER_BUFFERS_UPDATE` and `IORING_REGISTER_SYNC_CANCEL`: what is registered once the ring is in use.
+/// `IORING_REGISTER_BUFFERS_UPDATE` and `IORING_REGISTER_SYNC_CANCEL`: the registrations used after set-up.
 const REGISTRATIONS: [u8; 2] = [16, 24];
 
-/// All that the ring may do. A seccomp filter does not see operations of a ring, so the ring itself refuses the others, opening
-/// files and the like, even with code execution in this process (`IORING_REGISTER_RESTRICTIONS`). No flag of an entry is used.
+/// The operations that the ring permits. A seccomp filter does not see ring operations; therefore the ring itself
+/// rejects all others, such as opening files, even after code execution in this process
+/// (`IORING_REGISTER_RESTRICTIONS`). No entry flag is permitted, since none is used.
 fn restrictions() -> Vec<Restriction> {
     let operations = OPERATIONS.into_iter().map(Restriction::sqe_op);
     operations.chain(REGISTRATIONS.into_iter().map(Restriction::register_op)).collect()
 }
 
-/// Moves what is complete out. Alarms among it are not set any more.
+/// Moves completions out of the queue and removes the alarms among them.
 fn collect(
     completion: &mut cqueue::CompletionQueue<'_>,
     alarms: &mut Vec<Instant>,
@@ -139,12 +138,12 @@ fn collect(
     }
 }
 
-/// The vector of a message that has but one: the kernel need not fetch the message then.
+/// The vector of a message with exactly one: the kernel then need not read the message.
 ///
 /// # Safety
 /// The message and its vectors are live.
 unsafe fn only_vector(message: *const libc::msghdr) -> Option<libc::iovec> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that the message and its vectors are live.
     unsafe { ((*message).msg_iovlen == 1).then(|| *(*message).msg_iov) }
 }
 
@@ -193,7 +192,7 @@ fn entry(raw: Raw) -> squeue::Entry {
                 None => opcode::RecvMsg::new(at(fd), message).ioprio(how).build(),
             }
         }
-        // WAITALL: the kernel itself goes on after a short send.
+        // WAITALL: the kernel continues after a short send.
         Raw::Send { fd, message } => opcode::SendMsg::new(at(fd), message)
             .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
             .build(),
@@ -212,8 +211,8 @@ impl Backend for Uring {
     fn register(&mut self, index: u16, region: Option<(*mut u8, usize)>) -> bool {
         let (base, length) = region.unwrap_or((std::ptr::null_mut(), 0));
         let buffer = libc::iovec { iov_base: base.cast(), iov_len: length };
-        // SAFETY: the region stays mapped until this loop is told otherwise; an operation that uses it keeps it mapped.
-        // Without the right to lock so much memory (RLIMIT_MEMLOCK) it is refused.
+        // SAFETY: the region stays mapped until this loop unregisters it; an operation that uses it keeps it mapped.
+        // Above the limit of locked memory (RLIMIT_MEMLOCK) the call fails.
         self.registers
             && u32::from(index) < REGIONS_MAX
             && unsafe { self.ring.submitter().register_buffers_update(u32::from(index), &[buffer], None) }
@@ -249,8 +248,8 @@ impl Backend for Uring {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
-        let looks = timeout == Some(Duration::ZERO);
-        let until = timeout.filter(|_| !looks).map(|timeout| (Instant::now() + timeout, timeout));
+        let is_poll = timeout == Some(Duration::ZERO);
+        let until = timeout.filter(|_| !is_poll).map(|timeout| (Instant::now() + timeout, timeout));
         let has_alarm = until.is_none_or(|(until, after)| self.set_alarm(until, after));
         let (submitter, mut submission, mut completion) = self.ring.split();
         while let Some(entry) = self.backlog.front() {
@@ -263,17 +262,17 @@ impl Backend for Uring {
         submission.sync();
         completion.sync();
         let is_idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
-        if looks && is_idle {
-            // Nothing for the kernel to do: a look costs no system call.
+        if is_poll && is_idle {
+            // Nothing to submit or run: the poll needs no system call.
             collect(&mut completion, &mut self.alarms, completed);
             return Ok(());
         }
-        // With a backlog left, what is submitted now makes room for it: look again at once.
+        // With a backlog left, this submission makes room for it: the next wait follows without a sleep.
         let may_sleep = completion.is_empty() && self.backlog.is_empty();
-        let want = usize::from(may_sleep && !looks);
+        let want = usize::from(may_sleep && !is_poll);
         let limit = types::Timespec::from(timeout.unwrap_or_default());
         let args = types::SubmitArgs::new();
-        let submitted = match looks || !has_alarm {
+        let submitted = match is_poll || !has_alarm {
             true => submitter.submit_with_args(want, &args.timespec(&limit)),
             false => submitter.submit_with_args(want, &args),
         };
@@ -286,8 +285,8 @@ impl Backend for Uring {
         let alarms = self.alarms.len();
         collect(&mut completion, &mut self.alarms, completed);
         drop((submission, completion));
-        if completed.is_empty() && self.alarms.len() < alarms && !looks {
-            // An alarm of an earlier sleep: this one goes on.
+        if completed.is_empty() && self.alarms.len() < alarms && !is_poll {
+            // An alarm of an earlier sleep fired: this sleep continues.
             let left = until.map(|(until, _)| until.saturating_duration_since(Instant::now()));
             return self.wait(left, completed);
         }
@@ -295,13 +294,13 @@ impl Backend for Uring {
     }
 
     fn cancel(&mut self) {
-        // An error says that something is not to be cancelled; it will end.
+        // An error means that some operation cannot be cancelled; it will end by itself.
         let _ =
             self.ring.submitter().register_sync_cancel(Some(types::Timespec::new()), CancelBuilder::any());
     }
 }
 
-/// A timeout, a signal, or completions that must be taken first: not an error of the loop.
+/// A timeout, a signal, or completions that must be taken first: no error of the loop.
 fn is_benign(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
 }
@@ -319,7 +318,7 @@ mod tests {
             opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
             opcode::UnlinkAt::new(at, c"/nonexistent/x".as_ptr()).build(),
             opcode::Nop::new().build(),
-            // An operation that is allowed, with a flag that is not.
+            // A permitted operation with a flag that is not permitted.
             opcode::PollAdd::new(types::Fd(0), libc::POLLIN as u32).build().flags(squeue::Flags::ASYNC),
         ];
         for entry in forbidden {

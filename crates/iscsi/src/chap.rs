@@ -1,7 +1,7 @@
 //! CHAP (RFC 7143 §12.1.3, RFC 1994): responses, secrets and the choice of a hash.
 //!
-//! CHAP proves knowledge of a secret and protects nothing that follows. Whoever records one exchange can guess
-//! secrets offline, which is why they have a lower bound here.
+//! CHAP proves knowledge of a secret and does not protect the data that follows. A recorded exchange allows offline
+//! guessing of the secret; therefore secrets have a minimum length.
 
 use md5::Md5;
 use sha1::Sha1;
@@ -9,26 +9,22 @@ use sha2::Sha256;
 use sha3::{Digest as _, Sha3_256};
 use zeroize::Zeroizing;
 
-/// Shortest secret without a complaint, bytes: 96 bits (§12.1.3).
+/// Shortest secret that [`Secret::new`] accepts, bytes: 96 bits (§12.1.3).
 pub const SECRET_LENGTH_MIN: usize = 12;
-/// Longest secret, bytes.
 pub const SECRET_LENGTH_MAX: usize = 255;
-/// Longest challenge or response taken from a peer, bytes (§12.1.3: large binary value of at most 1024).
+/// Longest challenge or response accepted from a peer, bytes (§12.1.3: large binary value of at most 1024).
 pub const CHALLENGE_LENGTH_MAX: usize = 1024;
-/// Longest user name, bytes.
 pub const USER_LENGTH_MAX: usize = 255;
 
 /// Hash of a CHAP exchange (§12.1.3 and IANA's PPP authentication algorithms).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Algorithm {
-    /// MD5; the only one that RFC 7143 demands, and the weakest.
+    /// MD5; the only one that RFC 7143 requires, and the weakest.
     Md5 = 5,
-    /// SHA-1.
     Sha1 = 6,
-    /// SHA-256. Beware of tgt, which means SHA-1 by this number.
+    /// SHA-256. tgt uses this number for SHA-1.
     Sha256 = 7,
-    /// SHA3-256.
     Sha3_256 = 8,
 }
 
@@ -36,13 +32,12 @@ impl Algorithm {
     /// Every algorithm, strongest first.
     pub const ALL: [Self; 4] = [Self::Sha3_256, Self::Sha256, Self::Sha1, Self::Md5];
 
-    /// The algorithm of a number in CHAP_A.
     #[must_use]
     pub fn from_code(code: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|&algorithm| u64::from(algorithm as u8) == code)
     }
 
-    /// Length of its response, bytes. Our challenges have the same length, as the Linux target's do.
+    /// Length of the response, bytes. [`Challenge`] has the same length, as the challenges of the Linux target.
     #[must_use]
     pub const fn length(self) -> usize {
         match self {
@@ -83,13 +78,12 @@ impl std::fmt::Display for Algorithm {
     }
 }
 
-/// Why a list of algorithms is refused. Configuration's fault.
+/// Why a list of algorithms is invalid. The fault is the configuration's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AlgorithmsError {
-    /// No algorithm is left.
     #[error("no CHAP algorithm")]
     Empty,
-    /// Only MD5 is left, and that was not asked for in so many words.
+    /// Only MD5 is in the list, and `allow_md5_only` is false.
     #[error("MD5 as the only CHAP algorithm must be allowed explicitly")]
     Md5Only,
 }
@@ -105,7 +99,7 @@ impl Default for Algorithms {
 }
 
 impl Algorithms {
-    /// A list, in order of preference; repetitions are dropped.
+    /// Takes a list in order of preference; repetitions are dropped.
     pub fn new(list: &[Algorithm], allow_md5_only: bool) -> Result<Self, AlgorithmsError> {
         let mut unique: Vec<Algorithm> = Vec::new();
         for &algorithm in list {
@@ -120,33 +114,30 @@ impl Algorithms {
         }
     }
 
-    /// The list without one algorithm: to try again with a peer that means something else by its number.
+    /// The list without `algorithm`: for a second login to a peer that uses its number for another hash.
     pub fn without(&self, algorithm: Algorithm, allow_md5_only: bool) -> Result<Self, AlgorithmsError> {
         let rest: Vec<_> = self.0.iter().copied().filter(|&other| other != algorithm).collect();
         Self::new(&rest, allow_md5_only)
     }
 
-    /// The algorithms, most preferred first.
     #[must_use]
     pub fn as_slice(&self) -> &[Algorithm] {
         &self.0
     }
 
-    /// Whether the algorithm is among them.
     #[must_use]
     pub fn contains(&self, algorithm: Algorithm) -> bool {
         self.0.contains(&algorithm)
     }
 
-    /// The value of CHAP_A that offers them.
     #[must_use]
     pub fn offer(&self) -> String {
         let codes: Vec<_> = self.0.iter().map(|&algorithm| (algorithm as u8).to_string()).collect();
         codes.join(",")
     }
 
-    /// The one to use of those a peer offers in CHAP_A: the one *we* prefer. RFC 7143 would take the peer's first,
-    /// but its order is often the order of history, MD5 first.
+    /// The algorithm to use among those that a peer offers in CHAP_A: the first in this list. RFC 7143 would take the
+    /// first of the peer's list, which often is in historical order, MD5 first.
     #[must_use]
     pub fn choose(&self, offered: &str) -> Option<Algorithm> {
         let offered: Vec<_> =
@@ -155,21 +146,19 @@ impl Algorithms {
     }
 }
 
-/// Why bytes are not a good secret. Configuration's fault.
+/// Why bytes are not an acceptable secret. The fault is the configuration's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Shorter than [`SECRET_LENGTH_MIN`]. [`Secret::new_weak`] takes it all the same; warn then.
+    /// Shorter than [`SECRET_LENGTH_MIN`]. [`Secret::new_weak`] accepts it; the caller should warn.
     #[error("CHAP secret shorter than {SECRET_LENGTH_MIN} bytes")]
     Short,
-    /// No bytes at all.
     #[error("CHAP secret is empty")]
     Empty,
-    /// Longer than [`SECRET_LENGTH_MAX`].
     #[error("CHAP secret longer than {SECRET_LENGTH_MAX} bytes")]
     Long,
 }
 
-/// A CHAP secret. Wiped when dropped; neither shown nor compared with `==`.
+/// A CHAP secret. Its memory is zeroed when dropped; `Debug` does not print it, and it has no `==`.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
@@ -182,7 +171,7 @@ impl Secret {
         Self::new_weak(bytes)
     }
 
-    /// A secret of 1 to 255 bytes, for peers whose secret is what it is.
+    /// A secret of 1 to 255 bytes, for a peer whose secret cannot be changed.
     pub fn new_weak(bytes: &[u8]) -> Result<Self, SecretError> {
         match bytes.len() {
             0 => Err(SecretError::Empty),
@@ -191,7 +180,7 @@ impl Secret {
         }
     }
 
-    /// Whether both are the same, in time that depends on their lengths only.
+    /// Whether both are equal, in time that depends only on their lengths.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {
         equal(&self.0, &other.0)
@@ -208,7 +197,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Compares in time that depends on the lengths only.
+/// Compares in time that depends only on the lengths.
 #[must_use]
 pub fn equal(a: &[u8], b: &[u8]) -> bool {
     if a.len() != b.len() {
@@ -218,20 +207,18 @@ pub fn equal(a: &[u8], b: &[u8]) -> bool {
     std::hint::black_box(difference) == 0
 }
 
-/// A challenge of ours: identifier and bytes, from the entropy of one login and never used twice.
+/// A challenge of this side: identifier and bytes, derived from the entropy of one login and never reused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Challenge {
-    /// CHAP_I.
     pub identifier: u8,
-    /// CHAP_C.
     pub bytes: Vec<u8>,
 }
 
-/// Bytes of entropy that one login wants from its caller: fresh from the system's generator for every login.
+/// Entropy of one login, from its caller: fresh from the system's generator for every login.
 pub type Entropy = [u8; 32];
 
 impl Challenge {
-    /// Derives the challenge. `role` keeps both roles apart should one entropy ever serve two logins.
+    /// Derives the challenge. `role` separates the roles, so that one entropy used by two logins yields two challenges.
     #[must_use]
     pub fn derive(algorithm: Algorithm, entropy: &Entropy, role: &str) -> Self {
         let expand = |what: &str| {
@@ -260,7 +247,7 @@ mod tests {
 
     #[test]
     fn responses_are_the_hash_of_identifier_secret_challenge() {
-        // Identifier 'a', secret "b", challenge "c": the standard vectors of "abc".
+        // Identifier 'a', secret "b", challenge "c": the published vectors for "abc".
         for (algorithm, expected) in [
             (Algorithm::Md5, "0x900150983cd24fb0d6963f7d28e17f72"),
             (Algorithm::Sha1, "0xa9993e364706816aba3e25717850c26c9cd0d89d"),

@@ -2,10 +2,8 @@
 //!
 //! The digest goes on the wire least significant byte first, as the vectors show.
 
-/// Bytes a digest takes on the wire.
 pub const DIGEST_LENGTH: usize = 4;
 
-/// CRC32C over several slices, in order.
 #[derive(Debug, Clone)]
 pub struct Digest(crc_fast::Digest);
 
@@ -16,31 +14,28 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// Nothing digested yet.
     #[must_use]
     pub fn new() -> Self {
         Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
     }
 
-    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Adds the zero bytes that pad what was added so far to four. A receiver adds the padding it got instead:
-    /// it is a peer's right to pad with something else.
+    /// Adds the zero bytes that pad the input so far to four. Only a sender calls it: a receiver adds the padding that
+    /// arrived, which RFC 7143 does not require to be zero.
     pub fn pad(&mut self) {
         let padding = (4 - self.0.get_amount() % 4) % 4;
         self.0.update(&[0; 3][..usize::try_from(padding).expect("below four")]);
     }
 
-    /// The digest as it goes on the wire.
+    /// The digest in wire order. More input may follow.
     #[must_use]
     pub fn finish(&self) -> [u8; DIGEST_LENGTH] {
         wire(self.0.finalize())
     }
 
-    /// Whether `received` is the digest of what was added.
     #[must_use]
     pub fn matches(&self, received: [u8; DIGEST_LENGTH]) -> bool {
         self.finish() == received
@@ -57,7 +52,7 @@ pub fn of(bytes: &[u8]) -> [u8; DIGEST_LENGTH] {
     crc_fast::crc32_iscsi(bytes).to_le_bytes()
 }
 
-/// Header digest: basic header segment and all AHS bytes (which are padded already).
+/// Header digest: the basic header segment and all AHS bytes, which are padded already.
 #[must_use]
 pub fn header(bhs: &[u8; 48], ahs: &[u8]) -> [u8; DIGEST_LENGTH] {
     if ahs.is_empty() {

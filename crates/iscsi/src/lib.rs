@@ -1,7 +1,7 @@
-//! iSCSI (RFC 7143) protocol machines without I/O.
+//! iSCSI (RFC 7143) protocol machines.
 //!
-//! No sockets, no clock, no threads; randomness and time are arguments. Read [`wire`] for the PDUs first, then
-//! [`login`] for how a connection reaches the full feature phase, then the machines of that phase.
+//! No I/O, sockets, clock or threads; randomness and time are arguments. Read [`wire`] for the PDUs first, then
+//! [`login`], then [`target`] and [`initiator`] for the machines of the full feature phase.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! iSCSI names and target addresses (RFC 7143 §4.2.7, §13.8; RFC 3722 for the characters).
 //!
-//! Names come from peers in both directions and end in logs, file names and terminals: a name with a control
-//! character or a separator never gets past this module (open-iscsi's CVE-2026-44943 is such a name).
+//! Names arrive from peers in both roles and appear in logs, file names and terminals: the parser rejects a name with a
+//! control character or a separator (open-iscsi's CVE-2026-44943 is such a name).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,19 +10,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub const NAME_LENGTH_MAX: usize = 223;
 /// Longest host name in a target address, bytes (RFC 1035).
 pub const HOST_LENGTH_MAX: usize = 253;
-/// The registered port.
 pub const PORT: u16 = 3260;
 
-/// Why a text is not an iSCSI name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// More than [`NAME_LENGTH_MAX`] bytes.
     #[error("iSCSI name longer than {NAME_LENGTH_MAX} bytes")]
     TooLong,
-    /// Not `iqn.`, `eui.` or `naa.`, or nothing after it.
+    /// The prefix is not `iqn.`, `eui.` or `naa.`, or `iqn.` has an empty rest.
     #[error("iSCSI name begins with neither iqn. nor eui. nor naa.")]
     UnknownType,
-    /// A character that names do not have.
     #[error("character not permitted in an iSCSI name")]
     Character,
     /// `eui.` without 16, or `naa.` without 16 or 32 hexadecimal digits.
@@ -35,14 +31,14 @@ pub enum NameError {
 pub struct IscsiName(String);
 
 impl IscsiName {
-    /// Checks and normalises a name. The date of an `iqn.` name is not checked, and the underscore is permitted:
-    /// such names are in use, and harmless.
+    /// Checks and normalises a name. The date of an `iqn.` name is not checked, and the underscore is permitted: such
+    /// names are in use and cause no harm.
     pub fn parse(name: &str) -> Result<Self, NameError> {
         if name.len() > NAME_LENGTH_MAX {
             return Err(NameError::TooLong);
         }
         let name = name.to_lowercase();
-        // Lower case can be longer: İ becomes i and a combining dot.
+        // The lower-case form can be longer: İ becomes i and a combining dot.
         if name.len() > NAME_LENGTH_MAX {
             return Err(NameError::TooLong);
         }
@@ -71,7 +67,6 @@ impl IscsiName {
         Ok(Self(name))
     }
 
-    /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -98,12 +93,11 @@ impl AsRef<str> for IscsiName {
     }
 }
 
-/// Where a portal is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// An address.
+    /// An IP address; IPv6 is displayed in brackets.
     Ip(IpAddr),
-    /// A name to resolve: letters, digits, minus, dot and underscore.
+    /// A name to resolve: letters, digits, minus, dot and underscore, at most [`HOST_LENGTH_MAX`] bytes.
     Name(String),
 }
 
@@ -117,33 +111,27 @@ impl fmt::Display for Host {
     }
 }
 
-/// Why a text is not a target address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The host is neither an address nor a host name.
     #[error("malformed host in a target address")]
     Host,
-    /// The port is not 1..=65535.
     #[error("malformed port in a target address")]
     Port,
-    /// The portal group tag is not 0..=65535.
     #[error("malformed portal group tag in a target address")]
     PortalGroupTag,
 }
 
-/// `host[:port][,portal group tag]` (§13.8).
+/// A target address, `host[:port][,portal group tag]` (§13.8).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TargetAddress {
-    /// Where.
     pub host: Host,
-    /// TCP port, not 0.
     pub port: u16,
-    /// Portal group tag: given by SendTargets, absent in a redirection.
+    /// Portal group tag: present in SendTargets responses, absent in a redirection.
     pub portal_group_tag: Option<u16>,
 }
 
 impl TargetAddress {
-    /// Reads an address that a target sent; it may be anything. An IPv6 address stands in brackets and has no scope.
+    /// Parses an address from an untrusted target. An IPv6 address must be in brackets and has no scope.
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         let (text, portal_group_tag) = match text.split_once(',') {
             Some((text, tag)) => (text, Some(number(tag).ok_or(AddressError::PortalGroupTag)?)),
@@ -182,7 +170,7 @@ fn parse_host(host: &str) -> Result<Host, AddressError> {
         return Ok(Host::Ip(address.into()));
     }
     let permitted = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-    // A last label that is a number makes resolvers read the whole as an address, in surprising ways.
+    // If the last label is a number, resolvers read the whole name as an IPv4 address.
     let last = host.rsplit('.').next().unwrap_or("");
     let numeric =
         last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X");

@@ -1,4 +1,4 @@
-//! Serial numbers: 32 bits that wrap, compared as RFC 1982 says (RFC 7143 §4.2.2).
+//! Serial numbers: 32 bits that wrap, compared by RFC 1982 (RFC 7143 §4.2.2).
 //!
 //! `<` and `>` are deliberately not implemented: with wrap-around they are no total order. Use
 //! [`precedes`](CmdSn::precedes), [`distance_from`](CmdSn::distance_from) and [`within`](CmdSn::within).
@@ -10,7 +10,6 @@ macro_rules! serial {
         pub struct $name(pub u32);
 
         impl $name {
-            /// The number after this one.
             #[must_use]
             pub const fn next(self) -> Self {
                 Self(self.0.wrapping_add(1))
@@ -22,13 +21,12 @@ macro_rules! serial {
                 Self(self.0.wrapping_add(count))
             }
 
-            /// The number `count` before this one.
             #[must_use]
             pub const fn minus(self, count: u32) -> Self {
                 Self(self.0.wrapping_sub(count))
             }
 
-            /// Returns this number and steps to the next one: the number to stamp on the PDU being sent.
+            /// Returns this number and advances `self` to the next one: the number to put into the PDU being sent.
             #[must_use]
             pub const fn take(&mut self) -> Self {
                 let taken = *self;
@@ -43,13 +41,11 @@ macro_rules! serial {
                 self.0.wrapping_sub(other.0).cast_signed()
             }
 
-            /// Whether this number comes before `other`.
             #[must_use]
             pub const fn precedes(self, other: Self) -> bool {
                 self.distance_from(other) < 0
             }
 
-            /// Whether this number comes after `other`.
             #[must_use]
             pub const fn follows(self, other: Self) -> bool {
                 self.distance_from(other) > 0

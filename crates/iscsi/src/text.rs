@@ -1,15 +1,17 @@
 //! Text: lists of `key=value`, each ended by a zero byte (RFC 7143 §6.1, §6.2).
 //!
-//! What arrives here comes from anyone who can open a connection. Everything is bounded by a named constant before
-//! it is kept; nothing is interpreted before it was checked to be text.
+//! Any host that can open a connection can send this input. Each quantity is checked against a named constant before it
+//! is stored, and bytes are checked to be text before they are interpreted.
+
+use base64::engine::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 
 /// Longest key name, bytes (§6.1).
 pub const KEY_LENGTH_MAX: usize = 63;
 /// Longest value of an ordinary key, bytes (§6.1).
 pub const VALUE_LENGTH_MAX: usize = 255;
-/// Longest value of a key that is a list or a large binary value, or of one we do not know, bytes.
+/// Longest value of a key that is a list or a large binary value, or of an unknown key, bytes.
 pub const LONG_VALUE_LENGTH_MAX: usize = 8192;
-/// Most pairs in one text.
 pub const PAIRS_MAX: usize = 256;
 /// Most bytes of one text, over all PDUs that continue it, before the peer has authenticated.
 pub const TEXT_BEFORE_AUTHENTICATION_MAX: usize = 16 << 10;
@@ -19,40 +21,32 @@ pub const TEXT_MAX: usize = 64 << 10;
 const _: () = assert!(KEY_LENGTH_MAX + LONG_VALUE_LENGTH_MAX + 2 <= TEXT_BEFORE_AUTHENTICATION_MAX);
 const _: () = assert!(TEXT_BEFORE_AUTHENTICATION_MAX <= TEXT_MAX);
 
-/// The answer to a key that the answering side does not know.
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
-/// The answer to a key that has no meaning in this session.
 pub const IRRELEVANT: &str = "Irrelevant";
 /// The answer to a value that is not permitted.
 pub const REJECT: &str = "Reject";
 
-/// Why bytes are not a text. The peer's fault.
+/// Why bytes are not a text. The fault is the peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// A pair has no `=`.
     #[error("pair without '='")]
     MissingEquals,
-    /// A key is empty, too long, or has a character that keys do not have.
+    /// A key is empty, too long, or contains a character that §6.1 does not allow in keys.
     #[error("malformed key name")]
     MalformedKey,
-    /// A value is longer than its key allows.
     #[error("value too long")]
     ValueTooLong,
-    /// A value is not UTF-8.
     #[error("value is not UTF-8")]
     NotUtf8,
-    /// More pairs than [`PAIRS_MAX`].
     #[error("too many pairs")]
     TooManyPairs,
-    /// The continued text exceeds its bound.
     #[error("text too long")]
     TooLong,
-    /// A PDU says that the text goes on, and brings none of it.
+    /// A PDU has the C bit and an empty data segment.
     #[error("continuation without text")]
     EmptyContinuation,
 }
 
-/// One `key=value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair<'a> {
     /// The key, 1..=63 bytes of ASCII.
@@ -61,8 +55,8 @@ pub struct Pair<'a> {
     pub value: &'a str,
 }
 
-/// Reads a whole text. Empty pairs (a zero byte too many) are skipped and the last zero byte may be missing:
-/// initiators exist that do either.
+/// Parses a complete text. Empty pairs (a surplus zero byte) are skipped and the last zero byte may be missing:
+/// initiators exist that send either.
 pub fn parse(text: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
     let (mut pairs, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
@@ -81,14 +75,14 @@ pub fn parse(text: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
 }
 
 fn parse_pair(bytes: &[u8]) -> Result<Pair<'_>, TextError> {
-    // A key that is too long is refused before its end is looked for.
+    // A key that is too long is rejected without a search for its end.
     let head = &bytes[..bytes.len().min(KEY_LENGTH_MAX + 1)];
     let Some(equals) = head.iter().position(|&byte| byte == b'=') else {
         let malformed = bytes.len() > KEY_LENGTH_MAX;
         return Err(if malformed { TextError::MalformedKey } else { TextError::MissingEquals });
     };
     let (key, value) = (&bytes[..equals], &bytes[equals + 1..]);
-    // §6.1: letters, digits, dot, minus, plus, commercial at, underscore; `#` begins RFC 3721's X# keys.
+    // §6.1: letters, digits, dot, minus, plus, commercial at, underscore; `#` occurs in the X# keys of RFC 3721.
     let legal = |byte: &u8| byte.is_ascii_alphanumeric() || b".-+@_#".contains(byte);
     if key.is_empty() || !key.iter().all(legal) {
         return Err(TextError::MalformedKey);
@@ -101,7 +95,6 @@ fn parse_pair(bytes: &[u8]) -> Result<Pair<'_>, TextError> {
     Ok(Pair { key, value })
 }
 
-/// Longest value this key may have, bytes.
 fn value_length_max(key: &str) -> usize {
     match key {
         "InitiatorName"
@@ -130,9 +123,7 @@ fn value_length_max(key: &str) -> usize {
     }
 }
 
-/// Appends one pair.
-///
-/// Panics when key or value has a zero byte, or the key is no key: that would be our own mistake.
+/// Appends one pair. Panics if key or value contains a zero byte, or the key is empty, too long or contains `=`.
 pub fn emit(key: &str, value: &str, text: &mut Vec<u8>) {
     assert!((1..=KEY_LENGTH_MAX).contains(&key.len()) && !key.contains(['=', '\0']), "key {key:?}");
     assert!(!value.contains('\0'), "zero byte in the value of {key}");
@@ -142,7 +133,8 @@ pub fn emit(key: &str, value: &str, text: &mut Vec<u8>) {
     text.push(0);
 }
 
-/// Puts together a text that arrives in several PDUs, all but the last with the C bit (§6.2).
+/// Reassembles a text that arrives in several PDUs, all but the last with the C bit (§6.2). After the last segment the
+/// collector is empty and takes the next text.
 #[derive(Debug, Default)]
 pub struct Collector {
     bytes: Vec<u8>,
@@ -150,20 +142,19 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Nothing received.
     #[must_use]
     pub const fn new() -> Self {
         Self { bytes: Vec::new(), partial: false }
     }
 
-    /// Whether a text has begun and not ended.
+    /// Whether a text has begun and its last segment has not arrived.
     #[must_use]
     pub const fn is_partial(&self) -> bool {
         self.partial
     }
 
-    /// Adds a segment. Returns the whole text when it ends the text, `None` when it goes on. `bytes_max` bounds the
-    /// whole; after an error the collector is empty.
+    /// Adds a segment. Returns the text with its last segment, `None` before. `bytes_max` bounds the whole text; after
+    /// an error the collector is empty.
     pub fn push(
         &mut self,
         segment: &[u8],
@@ -187,7 +178,7 @@ impl Collector {
     }
 }
 
-/// Cuts a text into the data segments of several PDUs. A pair may begin in one PDU and end in another (§6.2).
+/// Splits a text into the data segments of several PDUs. A pair may begin in one PDU and end in another (§6.2).
 #[derive(Debug, Default)]
 pub struct Segments {
     text: Vec<u8>,
@@ -195,16 +186,13 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Will cut `text`.
     #[must_use]
     pub const fn new(text: Vec<u8>) -> Self {
         Self { text, sent: 0 }
     }
 
-    /// The bytes of the next PDU, at most `segment_max`, and whether more follow (its C bit). An empty text gives one
-    /// empty segment, again and again.
-    ///
-    /// Panics when `segment_max` is zero.
+    /// The bytes of the next PDU, at most `segment_max`, and its C bit: whether more follow. An empty text yields one
+    /// empty segment, on each call. Panics if `segment_max` is zero.
     pub fn next_segment(&mut self, segment_max: usize) -> (&[u8], bool) {
         assert!(segment_max > 0, "segments of nothing");
         let start = self.sent;
@@ -212,34 +200,32 @@ impl Segments {
         (&self.text[start..self.sent], self.sent < self.text.len())
     }
 
-    /// Whether bytes are left to send.
     #[must_use]
     pub const fn has_more(&self) -> bool {
         self.sent < self.text.len()
     }
 
-    /// Bytes left to send.
     #[must_use]
     pub const fn remaining(&self) -> usize {
         self.text.len() - self.sent
     }
 }
 
-/// A number: decimal, or hexadecimal after `0x` (§6.1). At most 64 bits.
+/// Parses a number of at most 64 bits: decimal, or hexadecimal after `0x` (§6.1).
 #[must_use]
 pub fn parse_number(value: &str) -> Option<u64> {
     let (digits, radix) = match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
         None => (value, 10),
     };
-    // from_str_radix takes a sign, which the grammar does not have.
+    // from_str_radix accepts a sign, which the grammar of §6.1 does not have.
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
     u64::from_str_radix(digits, radix).ok()
 }
 
-/// A numerical range `a~b` with `a <= b`, or one number as both ends (§6.1).
+/// Parses a numerical range `a~b` with `a <= b`, or one number as both ends (§6.1).
 #[must_use]
 pub fn parse_range(value: &str) -> Option<(u64, u64)> {
     let (low, high) = value.split_once('~').unwrap_or((value, value));
@@ -247,7 +233,7 @@ pub fn parse_range(value: &str) -> Option<(u64, u64)> {
     (low <= high).then_some((low, high))
 }
 
-/// `Yes` or `No` (§6.1).
+/// Parses `Yes` or `No` (§6.1).
 #[must_use]
 pub fn parse_boolean(value: &str) -> Option<bool> {
     match value {
@@ -257,7 +243,6 @@ pub fn parse_boolean(value: &str) -> Option<bool> {
     }
 }
 
-/// The text of a boolean.
 #[must_use]
 pub const fn boolean(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
@@ -268,8 +253,7 @@ pub fn parse_list(value: &str) -> impl Iterator<Item = &str> {
     value.split(',')
 }
 
-/// A binary value: `0x` and hexadecimal digits, or `0b` and base64 (§6.1). `None` when malformed, empty, or longer
-/// than `bytes_max`.
+/// Parses `0x` and hexadecimal digits, or `0b` and base64 (§6.1). `None`: malformed, empty, or above `bytes_max`.
 #[must_use]
 pub fn parse_binary(value: &str, bytes_max: usize) -> Option<Vec<u8>> {
     let prefix = value.get(..2)?;
@@ -284,7 +268,7 @@ pub fn parse_binary(value: &str, bytes_max: usize) -> Option<Vec<u8>> {
 
 fn parse_hex(digits: &[u8]) -> Option<Vec<u8>> {
     let nibble = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
-    // An odd number of digits means a leading zero was left out.
+    // With an odd number of digits the leading zero is omitted.
     let (head, pairs) = digits.split_at(digits.len() % 2);
     let mut bytes = Vec::with_capacity(digits.len().div_ceil(2));
     if let [digit] = *head {
@@ -296,49 +280,14 @@ fn parse_hex(digits: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// RFC 4648 base64; padding may be missing, but not wrong.
+/// RFC 4648 base64. Padding may be absent but not wrong; surplus bits must be zero, otherwise two texts would encode
+/// the same bytes.
 fn parse_base64(digits: &[u8]) -> Option<Vec<u8>> {
-    let end = digits.iter().rposition(|&digit| digit != b'=').map_or(0, |last| last + 1);
-    let padding = digits.len() - end;
-    if padding > 2 || (padding > 0 && !digits.len().is_multiple_of(4)) || end % 4 == 1 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(end.div_ceil(4) * 3);
-    let (whole, rest) = digits[..end].as_chunks::<4>();
-    // A target decodes some 1700 digits for each first flight, before it knows that it is not a replay.
-    let mut wrong = 0;
-    for group in whole {
-        let [a, b, c, d] = group.map(|digit| SEXTETS[usize::from(digit)]);
-        wrong |= a | b | c | d;
-        bytes.extend_from_slice(&[a << 2 | b >> 4, b << 4 | c >> 2, c << 6 | d]);
-    }
-    let sextet = |at: usize| rest.get(at).map_or(0, |digit| SEXTETS[usize::from(*digit)]);
-    let [a, b, c] = [sextet(0), sextet(1), sextet(2)];
-    wrong |= a | b | c;
-    // Bits left over must be zero, or two texts would mean the same bytes.
-    let left_over = match rest.len() {
-        0 => 0,
-        2 => b << 4,
-        _ => c << 6,
-    };
-    bytes.extend_from_slice(&[a << 2 | b >> 4, b << 4 | c >> 2][..rest.len().saturating_sub(1)]);
-    (wrong & NO_SEXTET == 0 && left_over == 0).then_some(bytes)
+    let engine = if digits.ends_with(b"=") { STANDARD } else { STANDARD_NO_PAD };
+    engine.decode(digits).ok()
 }
 
-/// Six bits of a digit of base64, or [`NO_SEXTET`].
-const SEXTETS: [u8; 256] = {
-    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut sextets = [NO_SEXTET; 256];
-    let mut value = 0;
-    while value < digits.len() {
-        sextets[digits[value] as usize] = value as u8;
-        value += 1;
-    }
-    sextets
-};
-const NO_SEXTET: u8 = 0x80;
-
-/// The hexadecimal text of a binary value: what every implementation reads.
+/// The hexadecimal form of a binary value, which every implementation reads.
 #[must_use]
 pub fn binary(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
@@ -351,24 +300,16 @@ pub fn binary(bytes: &[u8]) -> String {
     text
 }
 
-/// The base64 text of a binary value, with padding: for long ones between implementations that read it.
+/// The base64 form of a binary value, with padding: shorter than hexadecimal, for long values; some implementations do
+/// not read it.
 #[must_use]
 pub fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(2 + bytes.len().div_ceil(3) * 4);
-    text.push_str("0b");
-    for group in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for digit in 0..4 {
-            let value = (bits >> (18 - 6 * digit) & 0x3f) as usize;
-            text.push(if digit <= group.len() { char::from(DIGITS[value]) } else { '=' });
-        }
-    }
+    let mut text = String::from("0b");
+    STANDARD.encode_string(bytes, &mut text);
     text
 }
 
-/// A text safe to show: control characters replaced. For aliases, which are anyone's free text.
+/// Replaces control characters by U+FFFD, so that free text of a peer (an alias) is safe in logs and on terminals.
 #[must_use]
 pub fn printable(value: &str) -> String {
     value.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

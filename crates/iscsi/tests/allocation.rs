@@ -1,5 +1,5 @@
-//! Memory of the machines: a session that does nothing needs little, and the path of READ and WRITE allocates nothing
-//! once it runs, in neither machine.
+//! Memory of the machines: an idle session needs at most 4 KiB of heap, and READ and WRITE allocate nothing in the
+//! steady state, in neither machine.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use iscsi_test::NOW;
 struct Counting;
 
 thread_local! {
-    /// Allocations of this thread, and the bytes it holds. A test is a thread.
+    /// Number of allocations of this thread, and the bytes that it holds. Each test has its own thread.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     static HELD: Cell<i64> = const { Cell::new(0) };
 }
@@ -24,17 +24,17 @@ fn note(allocations: u64, bytes: i64) {
     HELD.set(HELD.get() + bytes);
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; the counters have no part in it.
+// SAFETY: every call goes to the system's allocator unchanged; the counters do not affect it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(1, layout.size() as i64);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`, which is also that of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         note(0, -(layout.size() as i64));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::dealloc`, which is also that of `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -68,7 +68,7 @@ fn target_events(target: &mut target::Connection) {
     }
 }
 
-/// Heap bytes of a machine whose session is idle.
+/// Most heap bytes of a machine whose session is idle.
 const IDLE_BYTES_MAX: i64 = 4 << 10;
 
 fn pair() -> (target::Connection, initiator::Connection) {
@@ -77,7 +77,7 @@ fn pair() -> (target::Connection, initiator::Connection) {
     (target, initiator::Connection::new(initiator::Config::new(login), [0; 32], NOW).unwrap())
 }
 
-/// Hands over what both have to say; answers how many commands ended well.
+/// Passes all queued PDUs between both machines; returns how many commands ended with GOOD.
 fn exchange(target: &mut target::Connection, initiator: &mut initiator::Connection) -> u32 {
     let mut done = 0;
     while let Some(transmit) = initiator.poll_transmit() {

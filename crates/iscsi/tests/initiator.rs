@@ -1,4 +1,4 @@
-//! The initiator against crafted headers: what a target may and may not do.
+//! The initiator against crafted headers: PDUs that a target may and may not send.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Initiator {
         let machine = Self::start(session_type);
         let mut initiator = Self { machine, stat_sn: StatSn(u32::MAX), log: vec![] };
         let (InitiatorPdu::LoginRequest(request), _) = initiator.one() else { panic!() };
-        // Whatever was offered is agreed to by the default, unless `keys` says otherwise.
+        // Without a value in `keys`, the default of an offered key is in force.
         let text = keys.replace(' ', "\0").into_bytes();
         let header = login_response(&request, initiator.stat_sn.take(), max_cmd_sn, &text);
         initiator.give(&header.emit(), &text).unwrap();
@@ -177,7 +177,7 @@ fn window_is_the_target_s_and_ours() {
     let numbers: Vec<_> = sent.iter().map(|(sn, _)| sn.0).collect();
     assert_eq!(numbers, [u32::MAX, 0, 1, 2]);
     assert_eq!(initiator.machine.window(), 0);
-    // MaxCmdSN moves by one with the response, back never, and a hostile leap ends at our slots.
+    // MaxCmdSN advances by one with the response, never decreases, and a leap far ahead is limited by the slots.
     let response = initiator.response(sent[0].1, 0, 0);
     initiator.give(&response.emit(), &[]).unwrap();
     assert_eq!(initiator.machine.window(), 1);
@@ -194,7 +194,7 @@ fn window_is_the_target_s_and_ours() {
     };
     initiator.give(&nonsense.emit(), &[]).unwrap();
     assert_eq!(initiator.machine.window(), 8);
-    // The next leap lies ahead of the last one and behind our CmdSN.
+    // A leap ahead of the last MaxCmdSN that compares below the initiator's CmdSN.
     let behind = ScsiResponse {
         exp_cmd_sn: FIRST.plus((1 << 30) + (1 << 31) - 1),
         max_cmd_sn: FIRST.plus((1 << 30) + (1 << 31) - 1),
@@ -518,7 +518,7 @@ fn abort_task_names_the_task() {
     initiator.machine.task_management(TmFunction::AbortTask, 5, Some(task)).unwrap();
     let (InitiatorPdu::TmRequest(sent), _) = initiator.one() else { panic!() };
     assert_eq!((sent.referenced_task_tag, sent.ref_cmd_sn, sent.cmd_sn), (itt, FIRST, FIRST.next()));
-    // One that never left ends here.
+    // A command that was not handed out ends without a request.
     let command =
         Command { lun: 5, cdb: [0; 16], direction: Direction::None, length: 0, attribute: Attribute::Simple };
     let task = initiator.machine.submit(command).unwrap();
@@ -535,7 +535,7 @@ fn discovery_reads_hostile_answers() {
     initiator.machine.send_targets();
     let (InitiatorPdu::TextRequest(request), payload) = initiator.one() else { panic!() };
     assert_eq!(payload, Payload::Bytes(b"SendTargets=All\0".to_vec()));
-    let piece = |is_final, ttt, length: usize| TextResponse {
+    let segment = |is_final, ttt, length: usize| TextResponse {
         is_final,
         continues: !is_final,
         lun: 0,
@@ -549,10 +549,10 @@ fn discovery_reads_hostile_answers() {
     let one = b"TargetAddress=10.0.0.9:3260,1\0TargetName=iqn.2026-11.test:a\0TargetAddress=10.0.0.1:3260,1\0Target";
     let two = b"Name=iqn.2026-11.test:b\nnode.startup=automatic\0TargetAddress=10.0.0.2\0TargetName=iqn.2026-11.test:c\0\
                 TargetAddress=-oProxyCommand=x\0TargetAddress=[::1]:3260,2\0";
-    initiator.give(&piece(false, Ttt(9), one.len()).emit(), one).unwrap();
+    initiator.give(&segment(false, Ttt(9), one.len()).emit(), one).unwrap();
     let (InitiatorPdu::TextRequest(more), Payload::None) = initiator.one() else { panic!() };
     assert_eq!((more.ttt, more.itt, more.is_final), (Ttt(9), request.itt, true));
-    initiator.give(&piece(true, Ttt::RESERVED, two.len()).emit(), two).unwrap();
+    initiator.give(&segment(true, Ttt::RESERVED, two.len()).emit(), two).unwrap();
     let Some(Event::Targets(targets)) = initiator.log.pop() else { panic!() };
     let seen: Vec<_> = targets
         .iter()
@@ -565,10 +565,10 @@ fn discovery_reads_hostile_answers() {
             ("iqn.2026-11.test:c", vec!["[::1]:3260,2".to_owned()])
         ]
     );
-    // Without end.
+    // A SendTargets response that never ends.
     initiator.machine.send_targets();
     initiator.one();
-    assert!(initiator.give(&piece(true, Ttt::RESERVED, 0).emit(), &[]).is_err(), "of the last exchange");
+    assert!(initiator.give(&segment(true, Ttt::RESERVED, 0).emit(), &[]).is_err(), "of the last exchange");
 }
 
 #[test]
@@ -587,12 +587,12 @@ fn discovery_without_end_is_cut() {
         max_cmd_sn: FIRST,
         data_segment_length: 8192,
     };
-    let mut pieces = 0;
+    let mut segments = 0;
     while initiator.give(&header.emit(), bytes(8192)).is_ok() {
         initiator.one();
-        pieces += 1;
+        segments += 1;
     }
-    assert_eq!(pieces, limits::TEXT_RESPONSE_MAX / 8192);
+    assert_eq!(segments, limits::TEXT_RESPONSE_MAX / 8192);
 }
 
 #[test]

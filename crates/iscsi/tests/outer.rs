@@ -31,14 +31,14 @@ fn offer() -> Offer {
     }
 }
 
-/// Header and data segment.
+/// Header and data segment of a PDU.
 type Pdu = ([u8; 48], Vec<u8>);
 
 fn pair() -> (initiator::Exchange, target::Exchange) {
     (initiator::Exchange::new(offer(), DEADLINE), target::Exchange::new(DEADLINE))
 }
 
-/// Header and data segment of the one PDU that waits.
+/// Header and data segment of the one queued PDU.
 #[track_caller]
 fn sent(machine: &mut impl Machine) -> Pdu {
     let Transmit { header, payload, digests } = machine.poll_transmit().expect("a PDU");
@@ -50,7 +50,7 @@ fn sent(machine: &mut impl Machine) -> Pdu {
     }
 }
 
-/// Gives a PDU as an edge does.
+/// Passes a PDU to a machine as an edge does.
 fn give(machine: &mut impl Machine, (header, segment): &Pdu) -> Result<(), Fatal> {
     machine.on_header(header, &[], NOW)?;
     match machine.placement() {
@@ -103,7 +103,7 @@ fn prologue_is_tag_and_both_pdus_with_their_lengths() {
     assert_eq!(transcript.prologue(), expected);
 }
 
-/// The pairs of a request 1 that is right.
+/// The pairs of a valid request 1.
 const OFFER: [&str; 7] = [
     "InitiatorName=iqn.2026-11.test:i",
     "SessionType=Normal",
@@ -113,7 +113,7 @@ const OFFER: [&str; 7] = [
     "X-example.hikyaku.unit=65536",
     "X-example.hikyaku.pattern=IKpsk2",
 ];
-/// Those of a response 1.
+/// The pairs of a valid response 1.
 const CHOICE: [&str; 5] = [
     "AuthMethod=Z-example.hikyaku.seal1",
     "X-example.hikyaku.suite=AES-256-GCM",
@@ -126,7 +126,7 @@ fn segment(pairs: &[impl AsRef<str>]) -> Vec<u8> {
     pairs.iter().flat_map(|pair| [pair.as_ref().as_bytes(), b"\0"].concat()).collect()
 }
 
-/// These pairs, with the one of the same key replaced, or with one more.
+/// `pairs` with the pair of the same key replaced, or with `pair` appended.
 fn with(pairs: &[&str], pair: &str) -> Vec<u8> {
     let key = &pair[..=pair.find('=').unwrap()];
     let mut pairs: Vec<_> = pairs.iter().filter(|old| !old.starts_with(key)).copied().collect();
@@ -171,7 +171,7 @@ fn response(segment: &[u8]) -> LoginResponse {
     }
 }
 
-/// The target refused with this status, and hears no more.
+/// Asserts that the target refused with this status and accepts no further PDU.
 #[track_caller]
 fn refused(target: &mut target::Exchange, status: LoginStatus, what: &str) {
     let (header, segment) = sent(target);
@@ -302,7 +302,7 @@ fn request_1_with_flags_or_fields_that_do_not_belong() {
         assert!(give(&mut target, &(header.emit(), segment)).is_err(), "{what}");
         refused(&mut target, LoginStatus::InitiatorError, what);
     }
-    // An AHS would be bound by nothing.
+    // The transcript would not bind an AHS.
     let (mut header, segment) = segment_request();
     header[4] = 1;
     let mut target = target::Exchange::new(DEADLINE);
@@ -319,7 +319,7 @@ fn a_segment_above_8192_bytes_is_not_heard() {
     assert_eq!((initiator.data_segment_max(), target.data_segment_max()), (8192, 8192));
 }
 
-/// A target that waits for request 2, and that request.
+/// A target that expects request 2, and that request.
 fn until_request_2() -> (target::Exchange, Pdu) {
     let mut target = target::Exchange::new(DEADLINE);
     give(&mut target, &segment_request()).unwrap();
@@ -378,13 +378,13 @@ fn request_2_that_is_not_what_it_has_to_be() {
 
 #[test]
 fn pdus_out_of_turn() {
-    // While the target decides.
+    // While the edge decides.
     let mut target = target::Exchange::new(DEADLINE);
     give(&mut target, &segment_request()).unwrap();
     assert!(give(&mut target, &segment_request()).is_err());
     refused(&mut target, LoginStatus::InitiatorError, "deciding");
 
-    // Before it has been told the choice.
+    // Before the response with the choice was handed out.
     let (_, second) = until_request_2();
     let mut target = target::Exchange::new(DEADLINE);
     give(&mut target, &segment_request()).unwrap();
@@ -393,7 +393,7 @@ fn pdus_out_of_turn() {
     assert!(give(&mut target, &second).is_err());
     refused(&mut target, LoginStatus::InitiatorError, "choice not sent");
 
-    // While it makes its answer.
+    // While the edge computes its answer.
     let (mut target, second) = until_request_2();
     give(&mut target, &second).unwrap();
     assert!(give(&mut target, &second).is_err());
@@ -404,7 +404,7 @@ fn pdus_out_of_turn() {
     assert!(give(&mut target, &([0; 48], Vec::new())).is_err());
     refused(&mut target, LoginStatus::InitiatorError, "NOP-Out");
 
-    // A response before the request, and while the initiator makes its message.
+    // A response before the request, and while the edge of the initiator computes its message.
     let right = || (response(&segment(&CHOICE)).emit(), segment(&CHOICE));
     let mut initiator = pair().0;
     assert!(give(&mut initiator, &right()).is_err());
@@ -503,7 +503,7 @@ fn statuses_at_the_initiator() {
     let refusal =
         |status, segment: &[u8]| (LoginResponse { status, ..response(segment) }.emit(), segment.to_vec());
     for (status, to_the_offer, to_the_message) in [
-        // What an ordinary target says to a list it knows nothing of; and what a wrong key is told.
+        // The answer of an ordinary target to an unknown method, and the answer to a wrong key.
         (LoginStatus::AuthenticationFailure, Declined, Refused(LoginStatus::AuthenticationFailure)),
         (
             LoginStatus::ServiceUnavailable,
@@ -524,7 +524,7 @@ fn statuses_at_the_initiator() {
         give(&mut initiator, &refusal(status, &[])).unwrap();
         assert_eq!((initiator.poll_event(), initiator.is_over()), (Some(to_the_message), true));
     }
-    // A success that is none.
+    // A success class with a non-zero detail.
     let mut initiator = pair().0;
     sent(&mut initiator);
     assert!(give(&mut initiator, &refusal(LoginStatus::from_code(0x0001), &[])).is_err());
@@ -554,7 +554,7 @@ fn login_is_timed() {
     assert_eq!((initiator.on_timeout(before), target.on_timeout(before)), (Ok(()), Ok(())));
     assert_eq!(initiator.on_timeout(DEADLINE), Err(Fatal::LoginTimeout));
     assert_eq!(target.on_timeout(DEADLINE), Err(Fatal::LoginTimeout));
-    // While the edge works, too.
+    // The deadline also applies while the edge computes.
     let (mut target, second) = until_request_2();
     give(&mut target, &second).unwrap();
     assert_eq!(target.on_timeout(DEADLINE), Err(Fatal::LoginTimeout));
@@ -568,7 +568,7 @@ fn require_refuses_what_is_no_offer() {
     assert_eq!(target.poll_event(), Some(target::Event::Ordinary));
     target.refuse(LoginStatus::AuthenticationFailure);
     refused(&mut target, LoginStatus::AuthenticationFailure, "ordinary login");
-    // What is no login gets no answer.
+    // A first PDU that is no login request gets no response.
     let mut target = target::Exchange::new(DEADLINE);
     give(&mut target, &([0; 48], Vec::new())).unwrap();
     assert_eq!(target.poll_event(), Some(target::Event::Ordinary));
@@ -585,7 +585,7 @@ fn messages_are_refused_without_a_difference() {
     refused(&mut target, LoginStatus::AuthenticationFailure, "message");
 }
 
-/// An ordinary target that was given the first PDU of a connection: what it answers.
+/// The response of an ordinary target to the first PDU of a connection.
 fn ordinary(first: impl FnOnce(&mut Connection), chap: bool) -> (LoginResponse, String) {
     let mut machine = Connection::new(iscsi::target::Config::default(), [3; 32], NOW);
     first(&mut machine);
@@ -612,7 +612,7 @@ fn an_ordinary_target_picks_what_it_knows() {
         let mut initiator = initiator::Exchange::new(Offer { plain, ..offer() }, DEADLINE);
         let first = sent(&mut initiator);
         let direct = ordinary(|machine| give(machine, &first).unwrap(), chap);
-        // A target that can seal and does not want to says the same.
+        // A target that declines to seal gives the same response.
         let mut target = target::Exchange::new(DEADLINE);
         give(&mut target, &first).unwrap();
         let declined = ordinary(|machine| target.decline().replay(machine, NOW).unwrap(), chap);
@@ -634,9 +634,9 @@ fn an_ordinary_target_picks_what_it_knows() {
     }
 }
 
-// ---- a relay ----
+// ---- PDUs altered in transit ----
 
-/// What both edges know at the end.
+/// What both edges have received at the end.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Known {
     initiator: Option<(Transcript, Choice)>,
@@ -644,7 +644,7 @@ struct Known {
     answer: Option<Vec<u8>>,
 }
 
-/// One PDU through the relay, which edits its bytes. `None`: it does not arrive whole.
+/// One PDU through a relay that edits its bytes. `None`: it does not arrive as a complete PDU.
 fn relay(pdu: Pdu, edit: impl FnOnce(&mut Vec<u8>)) -> Option<(Pdu, Vec<u8>)> {
     let (header, mut segment) = pdu;
     segment.resize(segment.len().next_multiple_of(4), 0);
@@ -661,7 +661,7 @@ fn deliver(machine: &mut impl Machine, (pdu, ahs): &(Pdu, Vec<u8>)) -> Result<()
     if pdu.1.is_empty() { Ok(()) } else { machine.on_data(Received::Inline(&pdu.1), NOW) }
 }
 
-/// A whole exchange with one PDU of four edited on its way.
+/// A complete exchange in which one of the four PDUs is edited.
 fn exchange(which: usize, mut edit: impl FnMut(&mut Vec<u8>)) -> Known {
     let (mut initiator, mut target) = pair();
     let mut known = Known::default();
@@ -707,12 +707,12 @@ fn exchange(which: usize, mut edit: impl FnMut(&mut Vec<u8>)) -> Known {
     }
 }
 
-/// A handshake over both transcripts would fail, or nothing was altered.
+/// Asserts that a handshake over both transcripts would fail, or that both sides agree as without the edit.
 #[track_caller]
 fn unharmed_or_noticed(known: &Known, right: &Known, what: &str) {
     let (Some(initiator), Some(target)) = (&known.initiator, &known.target) else { return };
     let bound = initiator.0 == target.0;
-    // The handshake takes no message that is not its own.
+    // The handshake accepts no message but the one that was sent.
     let message = target.2 == QUESTION;
     if bound && message {
         assert_eq!((&known.initiator, &known.target), (&right.initiator, &right.target), "{what}");

@@ -1,7 +1,7 @@
 //! Both machines against each other in memory, under a random schedule from a printed seed.
 //!
 //! Every run draws its own parameters, sizes, directions, residuals and interleaving; the content of each transfer
-//! depends on task and position, so a byte in the wrong place is seen.
+//! depends on task and position, so a misplaced byte is detected.
 
 use iscsi::initiator::{self, Direction};
 use iscsi::params::{DigestPolicy, Params};
@@ -10,7 +10,7 @@ use iscsi::wire::{CmdSn, TmFunction};
 use iscsi_test::{FAIL, NONE, Pair, READ, Random, WRITE};
 
 const COMMANDS: u32 = 120;
-/// Steps in which all of them find a place, also by bursts of 512 bytes, one at a time.
+/// Enough steps for all commands, even with bursts of 512 bytes, one at a time.
 const STEPS_MAX: usize = 2_000_000;
 
 fn params(random: &mut Random) -> Params {
@@ -54,7 +54,7 @@ fn submit(pair: &mut Pair, random: &mut Random) {
         4 => random.below(70_000),
         _ => random.below(600_000),
     } as u32;
-    // SCSI's own length differs from the expected one now and then: residuals.
+    // In three of eight cases the SCSI length differs from the expected one: residuals.
     let length = match random.below(8) {
         0 => random.below(u64::from(expected) * 2 + 2) as u32,
         1 => expected + 512,
@@ -103,7 +103,7 @@ fn run(seed: u64, management: bool) {
     pair.run_to_end();
 }
 
-/// `PAIR_SEEDS` runs more of them.
+/// The seeds of a test: 40, or as many as `PAIR_SEEDS` says.
 fn seeds(first: u64) -> std::ops::Range<u64> {
     let count = std::env::var("PAIR_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(40);
     first..first + count

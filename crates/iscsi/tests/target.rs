@@ -14,16 +14,14 @@ use iscsi::wire::{
 use iscsi_test::{NOW, Random, name};
 use std::time::Duration;
 
-/// What the edge does with commands.
 #[derive(Clone, Copy)]
 enum Answer {
-    /// Takes all data the command offers.
+    /// Requests all data that the command offers.
     Want,
-    /// Takes so many bytes.
+    /// Requests this many bytes.
     WantBytes(u32),
-    /// Says GOOD at once.
+    /// Completes with GOOD at once.
     Complete,
-    /// Nothing.
     Wait,
 }
 
@@ -56,7 +54,7 @@ impl Target {
         } else {
             "SessionType=Normal TargetName=iqn.2026-11.test:target "
         };
-        // A target that is offered nothing offers itself, which would take another exchange.
+        // Without a burst length in the request the target would offer its own, which takes another exchange.
         let bursts = if text.contains("Burst") { "" } else { "MaxBurstLength=65536 FirstBurstLength=65536 " };
         let text = keys(&format!("InitiatorName=iqn.2026-11.test:initiator {kind}{bursts}{text} "));
         let header = LoginRequest {
@@ -146,7 +144,7 @@ impl Target {
         self.drain();
     }
 
-    /// The one PDU sent since last asked.
+    /// The one PDU sent since the last call.
     #[track_caller]
     fn one(&mut self) -> TargetPdu {
         assert_eq!(self.sent.len(), 1, "{:?}", self.sent);
@@ -229,7 +227,7 @@ impl Target {
         }
     }
 
-    /// ASC and ASCQ of the response just taken.
+    /// Sense key, ASC and ASCQ of the response just taken.
     fn sense(&mut self) -> (u8, u8, u8) {
         let Some(Payload::Bytes(bytes)) = self.payloads.pop() else { panic!("no sense") };
         assert_eq!(bytes[..2], [0, 18]);
@@ -282,7 +280,7 @@ fn cmd_sn_too_high_is_ignored_with_its_data() {
     assert_eq!(target.give(&late, bytes(100)), Ok(Placement::Discard));
     target.silent();
     assert!(target.log.is_empty());
-    // The right number still works.
+    // The expected number is still accepted.
     target.answer = Answer::Complete;
     target.cmd_sn = CmdSn(1);
     let command = target.cmd(2);
@@ -400,7 +398,7 @@ fn r2ts_in_bursts_and_bounds() {
     let third = target.r2t();
     assert_eq!((third.r2t_sn.0, third.buffer_offset, third.desired_data_transfer_length), (2, 2048, 452));
     assert_ne!(third.ttt, r2ts[0].ttt);
-    // In any order.
+    // The R2Ts are answered in another order.
     let data = target.data(1, third.ttt, 0, 2048, 452, true);
     target.give(&data, bytes(452)).unwrap();
     assert_eq!(target.data_out(), 0);
@@ -437,7 +435,7 @@ fn immediate_and_unsolicited_data_then_r2t() {
     let command = target.write(1, 5000, 512, false);
     let task = TaskId(0);
     assert_eq!(target.command(command, bytes(512)), Ok(Placement::Task { task, offset: 0, length: 512 }));
-    // What lies beyond FirstBurstLength is asked for at once.
+    // R2Ts solicit what lies beyond FirstBurstLength without waiting.
     let r2t = target.r2t();
     assert_eq!((r2t.buffer_offset, r2t.desired_data_transfer_length), (2048, 2952));
     let data = target.data(1, Ttt::RESERVED, 0, 512, 1000, false);
@@ -461,7 +459,8 @@ fn unsolicited_data_short_of_a_small_command_is_asked_for() {
     assert_eq!((r2t.buffer_offset, r2t.desired_data_transfer_length), (200, 800));
 }
 
-/// Each is a write of 5000 bytes that the initiator spoils; none may end GOOD, and the response waits for the last F.
+/// Each case is a write of 5000 bytes with one violation; none may end with GOOD, and the response waits for the last
+/// F.
 #[test]
 fn data_out_violations_end_in_check_condition() {
     type Script = fn(&mut Target, R2t);
@@ -535,7 +534,7 @@ fn unsolicited_violations_end_in_check_condition() {
             let data = target.data(1, Ttt::RESERVED, sn, offset, length, is_final);
             target.give(&data, bytes(length)).unwrap();
         }
-        // An R2T that went out already is answered, and only then comes the response.
+        // The initiator answers the R2Ts already sent; only then the response follows.
         let r2ts: Vec<_> = target.sent.extract_if(.., |pdu| matches!(pdu, TargetPdu::R2t(_))).collect();
         for r2t in r2ts {
             let TargetPdu::R2t(r2t) = r2t else { unreachable!() };
@@ -563,7 +562,7 @@ fn data_with_a_stranger_s_transfer_tag() {
     let data = target.data(1, Ttt(r2t.ttt.0 ^ 0x0010_0000), 0, 0, 512, true);
     assert_eq!(target.give(&data, bytes(512)), Ok(Placement::Discard));
     assert_eq!(target.reject().reason, RejectReason::InvalidPduField);
-    // Another task's tag: unknown, goes by.
+    // A tag of another task is unknown; its data is discarded.
     let data = target.data(2, r2t.ttt, 0, 0, 512, true);
     assert_eq!(target.give(&data, bytes(512)), Ok(Placement::Discard));
     target.silent();
@@ -627,7 +626,7 @@ fn write_wants_more_than_offered() {
     target.machine.complete(TaskId(0), Completion { transfer: 1024, ..Completion::default() });
     target.flush();
     assert_eq!(target.response().residual, Residual::Overflow(512));
-    // A write command without the W bit offers nothing.
+    // A command without the W bit offers no Data-Out.
     let command = target.read(2, 512);
     target.command(command, &[]).unwrap();
     assert_eq!(target.data_out(), 2);
@@ -662,7 +661,7 @@ fn data_in_sequences_and_collapsed_status() {
             (4, 4096, 404, true, Some(0)),
         ]
     );
-    // The end is that of what is sent, not of what was expected.
+    // `end` is the end of the data sent, not of the data expected.
     for payload in &target.payloads[target.payloads.len() - 5..] {
         assert!(matches!(payload, Payload::Task { end: 4500, .. }), "{payload:?}");
     }
@@ -852,10 +851,10 @@ fn abort_task_unknown() {
     let command = target.cmd(1);
     target.command(command, &[]).unwrap();
     target.sent.clear();
-    // Finished already: RefCmdSN is below the window.
+    // The task has finished: RefCmdSN is below the window.
     target.manage(TmFunction::AbortTask, 100, 1, CmdSn(1));
     assert_eq!(target.managed(), TmResult::TaskDoesNotExist);
-    // Never arrived, within the window, older than the request: considered received.
+    // RefCmdSN never arrived, is within the window and below the request's CmdSN: considered received.
     target.cmd_sn = CmdSn(3);
     target.manage(TmFunction::AbortTask, 101, 2, CmdSn(2));
     assert_eq!(target.managed(), TmResult::Complete);
@@ -877,7 +876,7 @@ fn a_function_that_is_refused_ends_no_task() {
         target.flush();
         assert_eq!(target.managed(), TmResult::AuthorizationFailed);
         assert!(!target.machine.is_aborted(TaskId(0)));
-        // Too late.
+        // A `carry_out` after `complete_management` has no effect.
         target.machine.carry_out(request);
         assert!(!target.machine.is_aborted(TaskId(0)));
     }
@@ -966,7 +965,7 @@ impl Target {
 #[test]
 fn send_targets_in_pieces() {
     let mut target = Target::new("SessionType=Discovery MaxRecvDataSegmentLength=512");
-    // The question in two pieces (§6.2).
+    // The request in two PDUs (§6.2).
     target.text(4, Ttt::RESERVED, false, true, b"SendTar").unwrap();
     let (ack, data) = target.text_response();
     assert!(!ack.is_final && !ack.ttt.is_reserved() && data.is_empty());
@@ -1001,7 +1000,7 @@ fn text_keys_and_limits() {
     let (response, data) = target.text_response();
     assert!(response.is_final);
     assert_eq!(data, b"SendTargets=Reject\0X-foo=NotUnderstood\0");
-    // What the login has settled stays as it is.
+    // Keys fixed by the login are rejected.
     for (key, value) in [("DataDigest", "None"), ("InitiatorName", "iqn.2000-01.a:b"), ("AuthMethod", "None")]
     {
         target.text(1, Ttt::RESERVED, true, false, format!("{key}={value}\0").as_bytes()).unwrap();

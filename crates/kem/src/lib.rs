@@ -1,8 +1,9 @@
-//! ML-KEM-768 (FIPS 203) of aws-lc, with its randomness as an argument: `aws-lc-rs` draws its own, so that a handshake could
+//! ML-KEM-768 (FIPS 203) by aws-lc, with its randomness as an argument: `aws-lc-rs` draws its own, so a handshake could
 //! neither be replayed from test vectors nor run in the simulator.
 //!
-//! All `unsafe` of the sealed protocol is here: calls of aws-lc's `EVP_PKEY` functions, whose pointers are owned by `Key` and
-//! `Context` and freed when they are dropped. aws-lc zeroes the memory that it frees. No I/O, no clock, no randomness.
+//! All `unsafe` of the sealed protocol is in this crate: calls of aws-lc's `EVP_PKEY` functions, whose pointers `Key`
+//! and `Context` own and free on drop. aws-lc zeroes the memory that it frees. The crate has no I/O, clock or
+//! randomness.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -19,18 +20,18 @@ pub const CT_BYTES: usize = 1088;
 /// Bytes of a shared secret, and of the randomness of one encapsulation.
 pub const SHARED_BYTES: usize = 32;
 
-/// A shared secret; wiped when dropped.
+/// A shared secret; zeroed when dropped.
 pub type Shared = Zeroizing<[u8; SHARED_BYTES]>;
 
 /// An owned `EVP_PKEY`.
 struct Key(NonNull<sys::EVP_PKEY>);
 
-/// An owned `EVP_PKEY_CTX`; it holds a reference to its key by itself.
+/// An owned `EVP_PKEY_CTX`, which holds its own reference to its key.
 struct Context(NonNull<sys::EVP_PKEY_CTX>);
 
 impl Drop for Key {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from aws-lc, is valid, and nothing uses it after this.
+        // SAFETY: the pointer came from aws-lc, is valid, and is not used after this call.
         unsafe { sys::EVP_PKEY_free(self.0.as_ptr()) };
     }
 }
@@ -50,25 +51,25 @@ impl Context {
     }
 }
 
-/// A key pair. Its private half lies in memory that aws-lc zeroes when the pair is dropped.
+/// A key pair. aws-lc zeroes the memory of the private key when the pair is dropped.
 pub struct KeyPair(Key);
 
-// SAFETY: an `EVP_PKEY` has a reference count that is changed atomically and, once made, contents that no call used here
-// changes (openssl/evp.h: it "may be used concurrently on multiple threads" by functions that do not modify it).
+// SAFETY: the reference count of an `EVP_PKEY` is atomic, and no call used here modifies its contents after creation
+// (openssl/evp.h: it "may be used concurrently on multiple threads" by functions that do not modify it).
 unsafe impl Send for KeyPair {}
-// SAFETY: as above; `&KeyPair` reaches only functions that do not modify the key.
+// SAFETY: as above; `&KeyPair` gives access only to functions that do not modify the key.
 unsafe impl Sync for KeyPair {}
 
 impl KeyPair {
     /// ML-KEM.KeyGen_internal(d, z).
     pub fn from_seed(seed: &[u8; SEED_BYTES]) -> Self {
-        // SAFETY: no pointer goes in but a null ENGINE, the default one.
+        // SAFETY: the only pointer argument is a null ENGINE, the default one.
         let context = unsafe { sys::EVP_PKEY_CTX_new_id(sys::EVP_PKEY_KEM, ptr::null_mut()) };
         let context = Context(NonNull::new(context).expect("memory for a key's context"));
         let mut key = ptr::null_mut();
         let mut seed_bytes = SEED_BYTES;
-        // SAFETY: `context` is valid. `seed` has the 64 bytes that `seed_bytes` says, which aws-lc compares with what it
-        // needs. A null `key` makes the last call allocate one, which is ours if that call succeeds.
+        // SAFETY: `context` is valid. `seed` has the 64 bytes of `seed_bytes`, which aws-lc compares with the required
+        // length. A null `key` makes the last call allocate one, which this function owns if that call succeeds.
         let made = unsafe {
             sys::EVP_PKEY_CTX_kem_set_params(context.0.as_ptr(), sys::NID_MLKEM768) == 1
                 && sys::EVP_PKEY_keygen_init(context.0.as_ptr()) == 1
@@ -83,7 +84,6 @@ impl KeyPair {
         Self(Key(NonNull::new(key).expect("a call that succeeded")))
     }
 
-    /// The public half.
     pub fn encapsulation_key(&self) -> [u8; EK_BYTES] {
         let mut bytes = [0; EK_BYTES];
         let mut length = EK_BYTES;
@@ -95,7 +95,7 @@ impl KeyPair {
         bytes
     }
 
-    /// ML-KEM.Decaps: a ciphertext that was altered gives another secret, not an error.
+    /// ML-KEM.Decaps: an altered ciphertext yields another secret, not an error.
     pub fn decapsulate(&self, ct: &[u8; CT_BYTES]) -> Shared {
         let context = Context::of(&self.0);
         let mut shared = Shared::default();
@@ -129,8 +129,8 @@ pub fn encapsulate(ek: &[u8; EK_BYTES], m: &[u8; SHARED_BYTES]) -> Option<([u8; 
     let context = Context::of(&Key(NonNull::new(key)?));
     let (mut ct, mut shared) = ([0; CT_BYTES], Shared::default());
     let (mut ct_bytes, mut shared_bytes, mut m_bytes) = (CT_BYTES, SHARED_BYTES, SHARED_BYTES);
-    // SAFETY: `context` is valid; each pointer goes with the length of what it points to, which aws-lc compares with what it
-    // needs.
+    // SAFETY: `context` is valid; each pointer is passed with the length of its buffer, which aws-lc compares with the
+    // required length.
     let done = unsafe {
         sys::EVP_PKEY_encapsulate_deterministic(
             context.0.as_ptr(),
@@ -143,7 +143,7 @@ pub fn encapsulate(ek: &[u8; EK_BYTES], m: &[u8; SHARED_BYTES]) -> Option<([u8; 
         )
     };
     if done != 1 {
-        // The reason is left in a queue of the thread, where a later call of someone else would find it.
+        // The reason is in an error queue of the thread, where a later unrelated call would find it.
         // SAFETY: a call without arguments.
         unsafe { sys::ERR_clear_error() };
         return None;

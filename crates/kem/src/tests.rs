@@ -47,18 +47,19 @@ fn key_that_is_not_reduced_is_refused() {
     let ek = KeyPair::from_seed(&bytes(1, 0)).encapsulation_key();
     for at in [0, 3, 381, 384, 1149] {
         let mut wrong = ek;
-        wrong[at..at + 3].fill(0xFF); // 4095 twice, and the modulus is 3329
+        wrong[at..at + 3].fill(0xFF); // 4095 twice; the modulus is 3329
         assert!(encapsulate(&wrong, &[7; 32]).is_none(), "{at}");
         assert!(encapsulate(&ek, &[7; 32]).is_some(), "an error does not outlive its call");
     }
 }
 
-/// Byte n of the seed that is looked for: it is computed again for each comparison, so that the search does not find itself.
+/// Byte `n` of the seed, computed anew for each comparison, so that the search does not find its own pattern.
 fn wanted(n: usize) -> u8 {
     (n as u8).wrapping_mul(73).wrapping_add(5).rotate_left(3)
 }
 
-/// Whether z, the second half of the seed, which a private key holds as it is, lies anywhere in our writable memory.
+/// Whether z, the second half of the seed, which a private key contains unchanged, occurs in the writable memory of
+/// this process.
 fn found() -> bool {
     let memory = File::open("/proc/self/mem").unwrap();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -71,7 +72,7 @@ fn found() -> bool {
             let is_z = |part: &[u8]| part.iter().enumerate().all(|(n, byte)| *byte == wanted(32 + n));
             let there = memory.read_exact_at(&mut window[..bytes], at).is_ok()
                 && window[..bytes].windows(32).any(is_z);
-            // What was read is a copy of its own.
+            // Clears the copy that was read.
             window.fill(0);
             there
         })

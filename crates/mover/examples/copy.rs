@@ -1,9 +1,9 @@
-//! Copies one file or device to another with crate `mover`: progress on stderr, Ctrl-C stops it in good order, what was
-//! written is read back and compared.
+//! Copies one file or device to another with the crate `mover`: prints progress on stderr, finishes requests in flight
+//! and flushes on Ctrl-C, and verifies the destination.
 //!
 //!     cargo run --release -p hikyaku-mover --example copy -- disk.img new.img,create,size=64M
 //!
-//! Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
+//! Exit codes: 0 success, 1 failure, 2 usage, 130 interrupted.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -14,20 +14,20 @@ use block::{OpenOptions, Spec};
 use io::Io;
 use mover::{Control, CopyError, Plan, Progress, Report};
 
-/// One copy from beginning to end. `stop` is looked at five times a second.
+/// One copy from beginning to end. `stop` is read five times a second.
 fn copy(source: &str, destination: &str, stop: &AtomicBool) -> Result<Report, Box<dyn Error>> {
-    // A file, a device, `mem:1G`, `pattern:1G`; layers such as `limit=100MB/s` too. LUNs are opened by crate `node`,
-    // exports by crate `nbd`; the rest is the same.
+    // A file, a device, `mem:1G`, `pattern:1G`, also with layers such as `limit=100MB/s`. The crate `node` opens LUNs
+    // and `nbd` opens exports; all else stays the same.
     let reading = OpenOptions { writable: false, request_alignment: 4096, allow_in_use: false };
     let writing = OpenOptions { writable: true, ..reading };
     let source = block::open(&Spec::parse(source)?, &reading)?;
     let destination = block::open(&Spec::parse(destination)?, &writing)?;
 
-    // The loop belongs to this thread, and to the copy while it runs.
+    // The loop belongs to this thread, and while the copy runs, to the copy.
     let mut io = Io::new(area::PoolLimits::default())?;
     let mut from = source.attach(&mut io)?;
     let mut to = destination.attach(&mut io)?;
-    // At once for local storage; a remote one is still connecting.
+    // Local storage is ready immediately; remote storage is still connecting.
     block::wait_ready(&mut io, &mut [&mut *from, &mut *to])?;
 
     let plan = Plan { verify: true, ..Plan::default() };

@@ -1,4 +1,4 @@
-//! What lets a new piece begin: depth, rate and memory.
+//! Admission of a new run: by depth, rate and memory.
 
 use std::io::{Error, ErrorKind};
 use std::time::Duration;
@@ -12,32 +12,28 @@ use crate::error::CopyError;
 use crate::limit::Blocked;
 use crate::rate::Throttle;
 
-/// What a job wants for its next piece.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    /// Areas of one chunk.
+pub(crate) struct Needs {
+    /// Areas per chunk.
     pub(crate) spans: usize,
-    /// Most pieces in flight.
     pub(crate) depth_max: usize,
-    /// Its pieces may be cut smaller when memory is short.
+    /// Runs may be made smaller when memory is short.
     pub(crate) shrinks: bool,
 }
 
-/// Whether it gets that.
 #[derive(Debug)]
 pub(crate) enum Admitted {
-    /// Begin a piece in these areas.
+    /// Start a run in these areas.
     Now(Vec<Span>),
-    /// Ask again after a turn.
+    /// Retry after a turn of the loop.
     After(Pause),
 }
 
-/// What a turn is taken for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pause {
-    /// What keeps a piece from beginning, if it is not that enough have begun.
+    /// The resource that prevents a new run; `None` if the depth does.
     pub(crate) blocked: Option<Blocked>,
-    /// The turn is not to wait.
+    /// The turn must not wait.
     pub(crate) look: bool,
 }
 
@@ -45,20 +41,20 @@ pub(crate) struct Pause {
 pub(crate) struct Admission {
     depth: Depth,
     throttle: Option<Throttle>,
-    /// Bytes of a chunk. Halved where memory is short, in whole units.
+    /// Bytes of a chunk. Halved, in whole units, when memory is short.
     chunk: u32,
     unit: u32,
-    /// Pieces admitted since the last turn.
+    /// Runs admitted since the last turn.
     begun: usize,
 }
 
 impl Admission {
-    /// Without a rate: see [`Admission::set_rate`].
+    /// No rate limit until [`Admission::set_rate`].
     pub(crate) fn new(depth: Depth, chunk: u32, unit: u32) -> Self {
         Self { depth, throttle: None, chunk, unit, begun: 0 }
     }
 
-    /// From `now` on, `rate` bytes per second are read at most. `token` is that of a timer's event.
+    /// From `now` on, at most `rate` bytes per second are read. `token` is for the event of the rate's timer.
     pub(crate) fn set_rate(&mut self, rate: u64, now: Duration, token: Token) {
         self.throttle = Some(Throttle::new(rate, now, token));
     }
@@ -67,7 +63,6 @@ impl Admission {
         self.chunk
     }
 
-    /// A phase begins, in chunks of so many bytes.
     pub(crate) fn begin(&mut self, chunk: u32) {
         self.chunk = chunk;
         self.depth.disturbed();
@@ -76,19 +71,20 @@ impl Admission {
         }
     }
 
-    /// Whether a piece may begin while `in_flight` others are under way. It begins at once then.
-    pub(crate) fn ask(
+    /// Whether a run may start while `in_flight` others are in flight. If admitted, the caller must start it at once.
+    pub(crate) fn admit(
         &mut self,
         io: &mut Io,
         now: Duration,
         in_flight: usize,
-        wanted: Wanted,
+        needs: Needs,
     ) -> Result<Admitted, CopyError> {
         let after = |blocked, look| Ok(Admitted::After(Pause { blocked, look }));
-        if in_flight >= self.depth.limit().min(wanted.depth_max) {
+        if in_flight >= self.depth.limit().min(needs.depth_max) {
             return after(None, false);
         }
-        // Endpoints that complete inside `submit` would keep the loop from the kernel and the clock for ever.
+        // Endpoints that complete inside `submit` would otherwise prevent turns of the loop, and with them the clock,
+        // for ever.
         if self.begun >= self.depth.limit() {
             return after(None, true);
         }
@@ -96,8 +92,8 @@ impl Admission {
             return after(Some(Blocked::Rate), false);
         }
         let take = |_| io.pool().take(self.chunk as usize);
-        let spans: Vec<_> = (0..wanted.spans).map_while(take).collect();
-        if spans.len() == wanted.spans {
+        let spans: Vec<_> = (0..needs.spans).map_while(take).collect();
+        if spans.len() == needs.spans {
             self.begun += 1;
             return Ok(Admitted::Now(spans));
         }
@@ -105,9 +101,9 @@ impl Admission {
         if in_flight > 0 {
             return after(Some(Blocked::Memory), false);
         }
-        // Waiting would be for ever: nobody else is about to return memory.
+        // No run is in flight whose end could return memory, so waiting would never end.
         let smaller = self.chunk / 2 / self.unit * self.unit;
-        if smaller == 0 || !wanted.shrinks {
+        if smaller == 0 || !needs.shrinks {
             let text = format!("no memory for a chunk of {} bytes", self.chunk);
             return Err(CopyError::Loop(Error::new(ErrorKind::OutOfMemory, text)));
         }
@@ -116,7 +112,7 @@ impl Admission {
         after(Some(Blocked::Memory), true)
     }
 
-    /// A turn is taken.
+    /// Called before each turn of the loop.
     pub(crate) fn on_turn(&mut self, pause: Pause) {
         self.begun = 0;
         if pause.blocked.is_some() {
@@ -124,21 +120,19 @@ impl Admission {
         }
     }
 
-    /// The timer's event has come.
     pub(crate) fn on_timer(&mut self) {
         if let Some(throttle) = &mut self.throttle {
             throttle.on_timer();
         }
     }
 
-    /// `bytes` are about to be read.
     pub(crate) fn charge(&mut self, now: Duration, bytes: u64) {
         if let Some(throttle) = &mut self.throttle {
             throttle.charge(now, bytes);
         }
     }
 
-    /// A piece of so many bytes is finished; `None`: of zeroes, which says nothing of how deep it should be.
+    /// A run of so many bytes is finished; `None` for zeroes, which are no measure for the depth.
     pub(crate) fn finished(&mut self, now: Duration, bytes: Option<u64>) {
         match bytes {
             Some(bytes) => self.depth.finished(now, bytes),
@@ -146,12 +140,11 @@ impl Admission {
         }
     }
 
-    /// Pieces that may be in flight at present.
     pub(crate) fn depth(&self) -> usize {
         self.depth.limit()
     }
 
-    /// Times that the rate kept a piece from beginning, in this phase.
+    /// How often the rate prevented a run from starting, in this phase.
     pub(crate) fn rate_waits(&self) -> u64 {
         self.throttle.as_ref().map_or(0, |throttle| throttle.waits)
     }
@@ -165,7 +158,7 @@ mod tests {
 
     const CHUNK: u32 = 1 << 20;
     const UNIT: u32 = 4096;
-    const WANTED: Wanted = Wanted { spans: 1, depth_max: usize::MAX, shrinks: true };
+    const NEEDS: Needs = Needs { spans: 1, depth_max: usize::MAX, shrinks: true };
 
     fn bench(depth: u32) -> (Io, Admission) {
         let mut io = Io::new(PoolLimits { bytes_max: 8 << 20 }).unwrap();
@@ -173,16 +166,15 @@ mod tests {
         (io, Admission::new(Depth::fixed(depth), CHUNK, UNIT))
     }
 
-    /// The areas that it gets, or what is to be waited for.
-    fn ask(admission: &mut Admission, io: &mut Io, in_flight: usize, wanted: Wanted) -> Result<usize, Pause> {
+    /// The number of areas granted, or the reason for a turn.
+    fn ask(admission: &mut Admission, io: &mut Io, in_flight: usize, needs: Needs) -> Result<usize, Pause> {
         let now = io.now();
-        match admission.ask(io, now, in_flight, wanted).unwrap() {
+        match admission.admit(io, now, in_flight, needs).unwrap() {
             Admitted::Now(spans) => Ok(spans.len()),
             Admitted::After(pause) => Err(pause),
         }
     }
 
-    /// All that the pool has, in chunks.
     fn exhaust(io: &Io) -> Vec<Span> {
         std::iter::from_fn(|| io.pool().take(CHUNK as usize)).collect()
     }
@@ -190,9 +182,9 @@ mod tests {
     #[test]
     fn no_more_than_the_depth_and_no_more_than_the_job_takes() {
         let (mut io, mut admission) = bench(4);
-        assert_eq!(ask(&mut admission, &mut io, 3, WANTED), Ok(1));
-        assert_eq!(ask(&mut admission, &mut io, 4, WANTED), Err(Pause::default()));
-        let one = Wanted { depth_max: 1, ..WANTED };
+        assert_eq!(ask(&mut admission, &mut io, 3, NEEDS), Ok(1));
+        assert_eq!(ask(&mut admission, &mut io, 4, NEEDS), Err(Pause::default()));
+        let one = Needs { depth_max: 1, ..NEEDS };
         assert_eq!(ask(&mut admission, &mut io, 1, one), Err(Pause::default()));
     }
 
@@ -201,9 +193,9 @@ mod tests {
         let (mut io, mut admission) = bench(2);
         let look = Pause { look: true, blocked: None };
         for _ in 0..2 {
-            assert_eq!(ask(&mut admission, &mut io, 0, WANTED), Ok(1));
-            assert_eq!(ask(&mut admission, &mut io, 0, WANTED), Ok(1));
-            assert_eq!(ask(&mut admission, &mut io, 0, WANTED), Err(look));
+            assert_eq!(ask(&mut admission, &mut io, 0, NEEDS), Ok(1));
+            assert_eq!(ask(&mut admission, &mut io, 0, NEEDS), Ok(1));
+            assert_eq!(ask(&mut admission, &mut io, 0, NEEDS), Err(look));
             admission.on_turn(look);
         }
     }
@@ -213,12 +205,12 @@ mod tests {
         let (mut io, mut admission) = bench(4);
         let held = exhaust(&io);
         let blocked = Some(Blocked::Memory);
-        assert_eq!(ask(&mut admission, &mut io, 1, WANTED), Err(Pause { blocked, look: false }));
-        assert_eq!(admission.chunk(), CHUNK, "somebody will give some back");
-        assert_eq!(ask(&mut admission, &mut io, 0, WANTED), Err(Pause { blocked, look: true }));
+        assert_eq!(ask(&mut admission, &mut io, 1, NEEDS), Err(Pause { blocked, look: false }));
+        assert_eq!(admission.chunk(), CHUNK, "a run in flight returns its memory");
+        assert_eq!(ask(&mut admission, &mut io, 0, NEEDS), Err(Pause { blocked, look: true }));
         assert_eq!(admission.chunk(), CHUNK / 2);
         drop(held);
-        let two = Wanted { spans: 2, ..WANTED };
+        let two = Needs { spans: 2, ..NEEDS };
         assert_eq!(ask(&mut admission, &mut io, 0, two), Ok(2), "of half a chunk each");
     }
 
@@ -227,9 +219,9 @@ mod tests {
         let (mut io, mut admission) = bench(4);
         let _held = exhaust(&io);
         let now = io.now();
-        let fixed = Wanted { shrinks: false, ..WANTED };
-        assert!(matches!(admission.ask(&mut io, now, 0, fixed), Err(CopyError::Loop(_))));
-        assert_eq!(admission.chunk(), CHUNK, "who cannot do with less is not given less");
+        let fixed = Needs { shrinks: false, ..NEEDS };
+        assert!(matches!(admission.admit(&mut io, now, 0, fixed), Err(CopyError::Loop(_))));
+        assert_eq!(admission.chunk(), CHUNK, "an operation whose runs must not shrink keeps its chunk");
     }
 
     #[test]
@@ -238,11 +230,11 @@ mod tests {
         let token = Token { owner: io.owner(), key: 0 };
         let now = io.now();
         admission.set_rate(1000, now, token);
-        assert_eq!(ask(&mut admission, &mut io, 0, WANTED), Ok(1));
+        assert_eq!(ask(&mut admission, &mut io, 0, NEEDS), Ok(1));
         admission.charge(now, 1 << 30);
         let pause = Pause { blocked: Some(Blocked::Rate), look: false };
-        assert_eq!(ask(&mut admission, &mut io, 0, WANTED), Err(pause));
-        assert_eq!((io.pool().lent(), admission.rate_waits()), (0, 1));
+        assert_eq!(ask(&mut admission, &mut io, 0, NEEDS), Err(pause));
+        assert_eq!((io.pool().borrowed(), admission.rate_waits()), (0, 1));
         admission.begin(CHUNK);
         assert_eq!(admission.rate_waits(), 0, "each phase counts its own");
     }

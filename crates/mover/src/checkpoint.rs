@@ -1,6 +1,6 @@
-//! Flushed before it is claimed: when the destination is flushed under way, and what that proves.
+//! Checkpoints: when the destination is flushed during a copy, and what may be claimed as durable afterwards.
 //!
-//! Read "What is trusted after an interruption" in `docs/internals/mover.md` first.
+//! Read `docs/internals/mover-journal.md` first.
 
 use std::time::Duration;
 
@@ -10,15 +10,14 @@ use tracing::warn;
 use crate::error::CopyError;
 use crate::map::Map;
 
-/// Loop time between the end of one claim and the next flush.
+/// Loop time between a claim and the next flush.
 pub const CHECKPOINT_EVERY: Duration = Duration::from_secs(5);
-/// The flush that a claim waits for; no slot has this number.
+/// The id of the flush for a claim; no slot has this number.
 pub(crate) const FLUSH_ID: RequestId = RequestId::MAX;
 
-/// Keeps what a copy claims to have made durable.
 pub trait Journal {
-    /// All that `map` says is finished will survive a power cut at the destination. Must not wait. An error ends the copy,
-    /// and may be that of an earlier claim.
+    /// Everything that is finished in `map` survives a power loss of the destination. Must not block. An error ends the
+    /// copy; it may be that of an earlier claim.
     fn claim(&mut self, map: &Map) -> Result<(), String>;
 
     /// Loop time between two claims.
@@ -27,33 +26,32 @@ pub trait Journal {
     }
 }
 
-/// The claims of one copy.
+/// The claims of one copy. The engine calls `is_due`, submits the flush, calls `flushing`, and at its end `flushed`.
 pub(crate) struct Checkpoints<'a> {
     journal: Option<&'a mut dyn Journal>,
-    /// Durable at the destination.
+    /// The durable part of the range.
     claimed: Map,
-    /// Finished when the flush in flight was submitted.
+    /// The part that was finished when the flush in flight was submitted.
     flushing: Option<Map>,
-    /// When the next flush is due.
+    /// When the next flush is due, in loop time.
     at: Duration,
-    /// The destination lost what it had not flushed.
+    /// The destination lost writes that were not flushed.
     pub(crate) cache_lost: bool,
-    /// Claims made.
     pub(crate) count: u64,
 }
 
 impl<'a> Checkpoints<'a> {
-    /// Without a journal nothing is claimed before the end.
+    /// Without a journal no claim is made before the end.
     pub(crate) fn none(bytes: u64) -> Self {
         Self::new(None, Map::new(bytes))
     }
 
-    /// `claimed` is what an earlier copy has made durable.
+    /// `claimed` is the part that an earlier copy has made durable.
     pub(crate) fn new(journal: Option<&'a mut dyn Journal>, claimed: Map) -> Self {
         Self { journal, claimed, flushing: None, at: Duration::ZERO, cache_lost: false, count: 0 }
     }
 
-    /// A phase begins.
+    /// Starts a phase: the next flush is due after the interval.
     pub(crate) fn begin(&mut self, now: Duration) {
         self.at = now + self.every();
     }
@@ -66,7 +64,7 @@ impl<'a> Checkpoints<'a> {
         self.journal.is_some()
     }
 
-    /// Whether to flush now: it is time, and there is something new.
+    /// Whether to flush now: the interval has passed and `map` differs from the last claim. If equal, it restarts.
     pub(crate) fn is_due(&mut self, now: Duration, map: &Map) -> bool {
         if self.journal.is_none() || self.flushing.is_some() || now < self.at {
             return false;
@@ -82,14 +80,14 @@ impl<'a> Checkpoints<'a> {
         self.flushing.is_some()
     }
 
-    /// A flush is submitted. What ends from now on is not covered by it.
+    /// A flush was submitted. It does not cover runs that finish later.
     pub(crate) fn flushing(&mut self, map: &Map) {
         assert!(self.flushing.is_none(), "one flush at a time");
         self.flushing = Some(map.clone());
     }
 
-    /// That flush has ended. One that told of a lost cache makes the copy begin again from [`Checkpoints::rewind`], if
-    /// `rewinds`.
+    /// The flush has ended. With `rewinds`, a lost cache is recorded so that the copy restarts from
+    /// [`Checkpoints::rewind`]; otherwise it is an error.
     pub(crate) fn flushed(
         &mut self,
         result: Result<(), IoError>,
@@ -108,7 +106,7 @@ impl<'a> Checkpoints<'a> {
         }
     }
 
-    /// All that `map` says is durable.
+    /// Claims that everything finished in `map` is durable.
     pub(crate) fn claimed(&mut self, map: Map, now: Duration) -> Result<(), CopyError> {
         self.claimed = map;
         self.begin(now);
@@ -117,7 +115,7 @@ impl<'a> Checkpoints<'a> {
         journal.claim(&self.claimed).map_err(CopyError::Journal)
     }
 
-    /// What is there although the cache was lost.
+    /// The durable part of the range, after the cache was lost.
     pub(crate) fn rewind(&mut self) -> Map {
         self.cache_lost = false;
         self.claimed.clone()

@@ -1,4 +1,4 @@
-//! Whether two endpoints hold the same bytes, and from where on they do not.
+//! Comparison of two endpoints up to the first difference.
 
 use std::time::Duration;
 
@@ -8,33 +8,28 @@ use io::Io;
 
 use crate::checkpoint::Checkpoints;
 use crate::copy::both_ready;
-use crate::cutter::{Cutter, Piece};
+use crate::cutter::{Cutter, Run};
 use crate::engine::Engine;
 use crate::error::CopyError;
-use crate::job::{Extents, Job, Step};
 use crate::limit::Limit;
 use crate::map::Map;
+use crate::operation::{Extents, Operation, Step};
 use crate::plan::{Plan, compare_check};
 use crate::progress::{Control, Phase, Progress};
 
-/// What a comparison found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
-    /// Bytes compared, from the start: all of them, or up to the first difference.
+    /// Bytes compared, from the start: the whole range, or up to the first difference.
     pub bytes: u64,
-    /// First byte that differs, counted from the start of the range (from `src_offset` and `dst_offset`).
-    /// Without a size, endpoints of different length differ at the latest where the shorter one ends.
+    /// First byte that differs, counted from the start of the range (`src_offset` and `dst_offset`). Without a size,
+    /// endpoints of different length differ at the end of the shorter one at the latest.
     pub first_difference: Option<u64>,
-    /// How long it took.
     pub duration: Duration,
-    /// What limited it.
     pub limited_by: Limit,
 }
 
-/// Compares the range of `plan`: `a` from `src_offset`, `b` from `dst_offset`. Reads no further than the first
-/// difference and what was in flight then. Writes nothing; `verify` means nothing here.
-///
-/// As in [`copy()`](crate::copy()), the loop belongs to this call, and memory is back in the pool afterwards.
+/// Compares the range of `plan`: `a` from `src_offset`, `b` from `dst_offset`, up to the first difference and what was
+/// in flight then. Writes nothing; ignores `verify`. The loop and the memory are used as by [`copy()`](crate::copy()).
 pub fn compare(
     io: &mut Io,
     a: &mut dyn Endpoint,
@@ -47,15 +42,15 @@ pub fn compare(
     let room_a = a.capability().size_bytes - plan.src_offset;
     let room_b = b.capability().size_bytes - plan.dst_offset;
     let mut engine = Engine::new(io, a, b, plan, &checked, observer, Checkpoints::none(checked.bytes))?;
-    let mut job =
+    let mut operation =
         Compare { cutter: Cutter::new(checked.bytes, checked.unit), sparse: plan.sparse, difference: None };
-    let figures = engine.run(&mut job, Map::new(checked.bytes))?;
-    if job.difference.is_none() && !figures.complete {
+    let figures = engine.run(&mut operation, Map::new(checked.bytes))?;
+    if operation.difference.is_none() && !figures.complete {
         assert!(engine.stopped(), "only an interruption leaves a comparison without an answer");
         return Err(CopyError::Interrupted { phase: Phase::Compare, bytes_safe: engine.map.safe() });
     }
     let size_differs = plan.size.is_none() && room_a != room_b;
-    let first_difference = job.difference.or(size_differs.then_some(checked.bytes));
+    let first_difference = operation.difference.or(size_differs.then_some(checked.bytes));
     Ok(Comparison {
         bytes: first_difference.unwrap_or(checked.bytes),
         first_difference,
@@ -70,7 +65,7 @@ struct Compare {
     difference: Option<u64>,
 }
 
-impl Job for Compare {
+impl Operation for Compare {
     const PHASE: Phase = Phase::Compare;
     const SHRINKS: bool = true;
 
@@ -82,26 +77,26 @@ impl Job for Compare {
         self.cutter.is_done()
     }
 
-    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Piece> {
+    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Run> {
         if !self.sparse {
             return self.cutter.next(chunk, |_| Cutter::ALL_DATA);
         }
-        // Only where both are holes is nothing to be looked at.
+        // Only a range that is a hole at both ends need not be read.
         self.cutter.next(chunk, |at| extents.of_both(at))
     }
 
-    fn on_begin(&mut self, piece: &Piece) -> Step {
-        if piece.zero { Step::Done } else { Step::Read([true, true]) }
+    fn on_begin(&mut self, run: &Run) -> Step {
+        if run.zero { Step::Done } else { Step::Read([true, true]) }
     }
 
-    fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
-        let length = piece.length as usize;
+    fn on_read(&mut self, run: &Run, spans: &[Span]) -> Step {
+        let length = run.length as usize;
         let (a, b) = (&spans[0].as_slice()[..length], &spans[1].as_slice()[..length]);
         if a == b {
             return Step::Done;
         }
         let place = a.iter().zip(b).position(|(a, b)| a != b).expect("they differ");
-        let here = piece.offset + place as u64;
+        let here = run.offset + place as u64;
         self.difference = Some(self.difference.map_or(here, |earlier| earlier.min(here)));
         Step::Halt
     }

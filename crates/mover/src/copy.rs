@@ -1,4 +1,4 @@
-//! Source to destination, one flush, and the verification if asked for.
+//! Copy from source to destination, with one flush at the end and optional verification.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use io::Io;
 use tracing::{debug, warn};
 
 use crate::checkpoint::{Checkpoints, Journal};
-use crate::cutter::{Cutter, Piece};
+use crate::cutter::{Cutter, Run};
 use crate::engine::{Engine, Figures};
 use crate::error::{CopyError, End};
-use crate::job::{Extents, Job, Step};
+use crate::extent::{WriteExtent, extents};
 use crate::limit::{Limit, Shares};
 use crate::map::{Map, Status};
 use crate::meter::Side;
-use crate::patch::{Patch, patches};
+use crate::operation::{Extents, Operation, Step};
 use crate::plan::{Checked, Plan, Refusal, plan_check};
 use crate::progress::{Control, Phase, Progress};
 use crate::rescue::Rescue;
@@ -25,87 +25,75 @@ use crate::sums::Sums;
 use crate::verify::{Digests, Verify};
 use crate::zero::is_zero;
 
-/// What a finished copy was like.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Bytes of the range.
     pub bytes: u64,
-    /// Bytes of it that an earlier copy had finished: neither read nor written.
+    /// Bytes that an earlier copy had finished: neither read nor written.
     pub resumed_bytes: u64,
-    /// Bytes of it outside of what [`Plan::only`] names: neither read nor written.
+    /// Bytes outside of [`Plan::only`]: neither read nor written.
     pub skipped_bytes: u64,
-    /// Bytes of it that the destination held already, as [`Plan::differing`] found: not written.
+    /// Bytes that the destination already held, found by [`Plan::differing`]: not written.
     pub equal_bytes: u64,
-    /// Bytes read from the destination to find that.
+    /// Bytes read from the destination for that comparison.
     pub compared_bytes: u64,
-    /// Seconds from the first read to the end of the flush. Verification comes on top.
+    /// Seconds from the first read to the end of the flush, without verification.
     pub seconds: f64,
-    /// Pieces: chunks of data and stretches of hole.
+    /// Number of runs: chunks of data, and holes.
     pub chunks: u64,
-    /// Reads from the source.
     pub read: Side,
-    /// Writes to the destination.
     pub write: Side,
-    /// Seconds of the flush.
     pub flush_seconds: f64,
-    /// Bytes made zero at the destination without moving zeroes.
+    /// Bytes zeroed at the destination without transferring zeroes.
     pub zero_bytes_skipped: u64,
-    /// The destination was read back and is what was read from the source.
+    /// The destination was read back and equals the data read from the source.
     pub verified: bool,
-    /// Seconds of reading back.
     pub verify_seconds: f64,
-    /// BLAKE3 of the range in 64 hexadecimal digits, where it was verified whole: what `b3sum` says of these bytes. `None`
-    /// where something could not be read, or only block by block, and where more than 4 GiB and more than half is zero.
+    /// BLAKE3 of the range as 64 hexadecimal digits, as `b3sum` prints it, if the range was verified whole. `None` if a
+    /// part could not be read, or was read block by block, and if more than 4 GiB and more than half of the range is
+    /// zero.
     pub blake3: Option<String>,
-    /// What was verified, extent by extent, if [`Plan::sums`] asked for it.
     pub sums: Option<Sums>,
-    /// Most chunks that were in flight.
     pub depth_max: u32,
     /// Bytes of one chunk.
     pub chunk: u32,
-    /// What limited the copy, flush and verification aside.
+    /// The limiting resource of the copy without flush and verification.
     pub limited_by: Limit,
-    /// Where its time went.
     pub shares: Shares,
-    /// Times that reading waited for the rate.
+    /// How often reading waited for the rate limit.
     pub rate_waits: u64,
-    /// Requests the endpoints repeated after a lost connection.
+    /// Requests that the endpoints repeated after a lost connection.
     pub retries: u64,
-    /// The destination lost what it had accepted ([`IoErrorKind::CacheLost`]), and what was not durable was copied once
-    /// more. The figures are those of the second time, but for `seconds`.
+    /// The destination lost acknowledged writes ([`IoErrorKind::CacheLost`]), and everything not durable was copied
+    /// again. All figures except `seconds` are those of the second pass.
     pub copied_again: bool,
-    /// The source was written while it was copied: what was copied may mix several moments of it.
+    /// The source was written during the copy: the copied data may mix several states of it.
     pub source_changed: bool,
-    /// Claims that the journal was told.
     pub claims: u64,
-    /// Bytes of the source that could not be read. The destination holds there what it held before.
+    /// Bytes of the source that could not be read. The destination keeps its previous content there.
     pub unreadable_bytes: u64,
-    /// Areas they lie in.
     pub unreadable_areas: u64,
-    /// The first [`AREAS_MAX`] of those.
+    /// The first [`AREAS_MAX`] unreadable areas.
     pub unreadable: Vec<Area>,
 }
 
-/// Most unreadable areas that a report lists.
+/// Bound of the unreadable areas that a report lists.
 pub const AREAS_MAX: usize = 100;
 
-/// A stretch of the source, absolute in it.
+/// A range of the source; the offset is absolute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// First byte.
     pub offset: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
-/// Copies the range of `plan` from `source` to `destination`, flushes once, and verifies if asked.
+/// Copies the range of `plan` from `source` to `destination`, flushes once, and verifies if requested.
 ///
-/// If the flush says that the destination's cache was lost, what was not durable is copied a second time by durable writes,
-/// which no further loss can undo. It is not tried a third time.
+/// If the flush ends with a lost cache, everything that is not durable is copied a second time with durable writes,
+/// which a further loss cannot undo. There is no third pass.
 ///
-/// The loop belongs to this call until it returns: events of other owners are dropped. `observer` is called at
-/// most every [`crate::OBSERVE_EVERY`] and at the end of each phase. All memory is back in the loop's pool
-/// afterwards, whatever the outcome, except after [`CopyError::Loop`].
+/// The loop belongs to this call until it returns: events of other owners are dropped. `observer` is called at most
+/// every [`crate::OBSERVE_EVERY`] and at the end of each phase. All memory is back in the loop's pool afterwards,
+/// whatever the result, except after [`CopyError::Loop`].
 pub fn copy(
     io: &mut Io,
     source: &mut dyn Endpoint,
@@ -116,8 +104,8 @@ pub fn copy(
     copy_claiming(io, source, destination, plan, observer, None)
 }
 
-/// As [`copy()`], and tells `journal` again and again what is durable: flushed under way, at the end, when it is interrupted,
-/// and after an error as far as the destination still answers.
+/// As [`copy()`], and reports to `journal` what is durable: after flushes during the copy, at the end, after an
+/// interruption, and after an error if the destination still responds.
 pub fn copy_with_journal(
     io: &mut Io,
     source: &mut dyn Endpoint,
@@ -138,22 +126,21 @@ fn copy_claiming<'a>(
     journal: Option<&'a mut dyn Journal>,
 ) -> Result<Report, CopyError> {
     both_ready(source, destination)?;
-    if source.identity() != Identity::Unique && source.identity() == destination.identity() {
+    if source.inspect().identity() != Identity::Unique
+        && source.inspect().identity() == destination.inspect().identity()
+    {
         return Err(Refusal::Same.into());
     }
     let checked = plan_check(source.capability(), destination.capability(), plan)?;
     let mut map = plan.map.clone().unwrap_or_else(|| Map::new(checked.bytes));
     map.fit(checked.unit, checked.block);
-    if mutant::is_on(mutant::Mutant::TrustBeyond) && map.safe() > 0 {
-        map.set(map.safe(), (map.safe() + 4096).min(checked.bytes), Status::Finished);
-    }
     let resumed_bytes = map.bytes(Status::Finished);
     if let Some(only) = &plan.only {
         leave_out(&mut map, only);
         map.fit(checked.unit, checked.block);
     }
     let skipped_bytes = map.bytes(Status::Finished) - resumed_bytes;
-    let was = source.fingerprint();
+    let was = source.inspect().fingerprint();
     let checkpoints = Checkpoints::new(journal, map.clone());
     let mut engine = Engine::new(io, source, destination, plan, &checked, observer, checkpoints)?;
     let mut digests = plan.verify.then(|| Digests::new(&map));
@@ -167,20 +154,20 @@ fn copy_claiming<'a>(
     let map = engine.map.clone();
     let (mut verify_seconds, mut blake3, mut sums) = (0.0, None, None);
     if let Some(digests) = digests {
-        let mut job = Verify::new(digests, map.clone(), plan.dst_offset, plan.sums);
-        let figures = engine.run(&mut job, Map::new(checked.bytes))?;
-        if let Some((offset, length)) = job.difference() {
+        let mut operation = Verify::new(digests, map.clone(), plan.dst_offset, plan.sums);
+        let figures = engine.run(&mut operation, Map::new(checked.bytes))?;
+        if let Some((offset, length)) = operation.difference() {
             return Err(CopyError::Verify { offset, length });
         }
         if !figures.complete {
             return Err(CopyError::Interrupted { phase: Phase::Verify, bytes_safe: checked.bytes });
         }
         verify_seconds = figures.duration.as_secs_f64();
-        (blake3, sums) = job.finish();
+        (blake3, sums) = operation.finish();
     }
-    let unreadable = map.stretches().filter(|stretch| stretch.status.is_bad());
+    let unreadable = map.entries().filter(|entry| entry.status.is_bad());
     let unreadable: Vec<_> = unreadable
-        .map(|stretch| Area { offset: plan.src_offset + stretch.start, bytes: stretch.bytes() })
+        .map(|entry| Area { offset: plan.src_offset + entry.start, bytes: entry.bytes() })
         .collect();
     Ok(Report {
         bytes: checked.bytes,
@@ -189,7 +176,7 @@ fn copy_claiming<'a>(
         equal_bytes,
         compared_bytes: figures.compared_bytes,
         seconds: (before + figures.duration + flush).as_secs_f64(),
-        chunks: figures.pieces,
+        chunks: figures.runs,
         read: figures.sides[End::Source.index()],
         write: figures.sides[End::Destination.index()],
         flush_seconds: flush.as_secs_f64(),
@@ -213,27 +200,26 @@ fn copy_claiming<'a>(
     })
 }
 
-/// All that can be copied is, and flushed.
+/// The result of the copy phases: everything that can be copied is copied and flushed.
 struct Copied {
-    /// Of the first pass over what was to be copied, the last time.
+    /// Figures of the last first pass.
     figures: Figures,
-    /// Time of all other passes.
+    /// Duration of all other passes.
     before: Duration,
     flush: Duration,
-    /// Found to be the same, the last time.
     equal_bytes: u64,
 }
 
-/// What is not tried and lies outside of `only` is finished.
+/// Marks all ranges outside of `only` that were not tried as finished.
 fn leave_out(map: &mut Map, only: &[Range<u64>]) {
     let bytes = map.size();
     let starts = [0].into_iter().chain(only.iter().map(|range| range.end));
     let ends = only.iter().map(|range| range.start).chain([bytes]);
     for (mut at, end) in starts.zip(ends) {
         while at < end {
-            let stretch = map.at(at);
-            let stop = stretch.end.min(end);
-            if stretch.status == Status::NonTried {
+            let entry = map.at(at);
+            let stop = entry.end.min(end);
+            if entry.status == Status::NonTried {
                 map.set(at, stop, Status::Finished);
             }
             at = stop;
@@ -241,8 +227,8 @@ fn leave_out(map: &mut Map, only: &[Range<u64>]) {
     }
 }
 
-/// First pass, rescue and flush; once more, durably, if the destination lost its cache. Whatever the outcome, the last claim
-/// is made that can be.
+/// First pass, rescue and flush; all of it once more with durable writes if the destination lost its cache. In any case
+/// the last possible claim is made.
 fn copied(
     engine: &mut Engine<'_>,
     plan: &Plan,
@@ -252,9 +238,12 @@ fn copied(
 ) -> Result<Copied, CopyError> {
     let mut before = Duration::ZERO;
     loop {
-        let mut job = Copy::new(plan, checked, engine.names_zeroes(), &map, digests);
-        let figures = engine.run(&mut job, map);
-        let equal_bytes = job.equal_bytes;
+        if plan.differing {
+            before += settled(engine)?;
+        }
+        let mut operation = Copy::new(plan, checked, engine.can_write_zeroes(), &map, digests);
+        let figures = engine.run(&mut operation, map);
+        let equal_bytes = operation.equal_bytes;
         let figures = figures.inspect_err(|error| last_claim(engine, error))?;
         let (mut complete, mut rescue, mut phase) = (figures.complete, Duration::ZERO, Phase::Copy);
         if complete && plan.skip_bad {
@@ -289,7 +278,17 @@ fn copied(
     }
 }
 
-/// After an error everything is drained: what is finished can still be made durable, if the destination answers.
+/// Flushes before the comparison. Bytes found equal are not written, so they must be durable before they are read: a
+/// destination that loses power between that read and the final flush would report no lost write of this copy. A lost
+/// cache reported by this flush concerns earlier writers.
+fn settled(engine: &mut Engine<'_>) -> Result<Duration, CopyError> {
+    match engine.settle() {
+        Err(CopyError::Flush(error)) if error.kind == IoErrorKind::CacheLost => Ok(Duration::ZERO),
+        settled => settled,
+    }
+}
+
+/// After an error everything is drained. Finished runs can still be made durable if the destination responds.
 fn last_claim(engine: &mut Engine<'_>, error: &CopyError) {
     let hopeless = match error {
         CopyError::Read { .. } => false,
@@ -314,33 +313,32 @@ pub(crate) fn both_ready(source: &dyn Endpoint, destination: &dyn Endpoint) -> R
 struct Copy<'a> {
     cutter: Cutter,
     sparse: bool,
-    /// The destination zeroes by name: zeroes inside of data are told apart.
-    names_zeroes: bool,
-    /// The destination is read too.
+    /// The destination can zero ranges without data, so zeroes within data are detected.
+    can_write_zeroes: bool,
     differing: bool,
-    /// What is written of a piece begins and ends on multiples of this many bytes from its start.
+    /// Extents of a run begin and end on multiples of this many bytes from the start of the run.
     unit: u32,
     equal_bytes: u64,
     digests: &'a mut Option<Digests>,
 }
 
 impl<'a> Copy<'a> {
-    /// Over what `map` says was not tried.
+    /// A copy of the ranges that `map` marks as not tried.
     fn new(
         plan: &Plan,
         checked: &Checked,
-        names_zeroes: bool,
+        can_write_zeroes: bool,
         map: &Map,
         digests: &'a mut Option<Digests>,
     ) -> Self {
-        let open = map.stretches().filter(|stretch| stretch.status == Status::NonTried);
-        let cutter = Cutter::over(open.map(|stretch| (stretch.start, stretch.end)), checked.unit);
+        let open = map.entries().filter(|entry| entry.status == Status::NonTried);
+        let cutter = Cutter::over(open.map(|entry| (entry.start, entry.end)), checked.unit);
         let Plan { sparse, differing, .. } = *plan;
-        Self { cutter, sparse, names_zeroes, differing, unit: checked.unit, equal_bytes: 0, digests }
+        Self { cutter, sparse, can_write_zeroes, differing, unit: checked.unit, equal_bytes: 0, digests }
     }
 }
 
-impl Job for Copy<'_> {
+impl Operation for Copy<'_> {
     const PHASE: Phase = Phase::Copy;
     const SHRINKS: bool = true;
     const SKIPS_BAD: bool = true;
@@ -353,22 +351,22 @@ impl Job for Copy<'_> {
         self.cutter.is_done()
     }
 
-    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Piece> {
-        let mut piece = match (self.sparse, self.differing) {
+    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Run> {
+        let mut run = match (self.sparse, self.differing) {
             (false, _) => self.cutter.next(chunk, |_| Cutter::ALL_DATA),
             (true, false) => self.cutter.next(chunk, |at| extents.of(End::Source, at)),
             (true, true) => self.cutter.next(chunk, |at| extents.of_both(at)),
         }?;
         if let Some(digests) = &mut *self.digests {
-            piece.index = digests.push(piece.offset);
+            run.index = digests.push(run.offset);
         }
-        Some(piece)
+        Some(run)
     }
 
-    fn on_begin(&mut self, piece: &Piece) -> Step {
-        match (piece.zero, self.differing) {
+    fn on_begin(&mut self, run: &Run) -> Step {
+        match (run.zero, self.differing) {
             (true, true) => {
-                self.equal_bytes += u64::from(piece.length);
+                self.equal_bytes += u64::from(run.length);
                 Step::Done
             }
             (true, false) => Step::Zero,
@@ -376,26 +374,26 @@ impl Job for Copy<'_> {
         }
     }
 
-    fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
-        let bytes = 0..piece.length as usize;
+    fn on_read(&mut self, run: &Run, spans: &[Span]) -> Step {
+        let bytes = 0..run.length as usize;
         let new = spans[0].range(bytes.clone());
         let old = spans.get(1).map(|span| span.range(bytes));
         if let Some(digests) = &mut *self.digests
             && !(self.sparse && is_zero(new))
         {
-            digests.set(piece.index, new);
+            digests.set(run.index, new);
         }
-        let sparse = self.sparse && self.names_zeroes;
-        let patches = patches(new, old, self.unit as usize, sparse);
-        let changed: u32 = patches.iter().map(Patch::length).sum();
-        self.equal_bytes += u64::from(piece.length - changed);
-        if patches.is_empty() { Step::Done } else { Step::Write(patches) }
+        let sparse = self.sparse && self.can_write_zeroes;
+        let extents = extents(new, old, self.unit as usize, sparse);
+        let changed: u32 = extents.iter().map(WriteExtent::length).sum();
+        self.equal_bytes += u64::from(run.length - changed);
+        if extents.is_empty() { Step::Done } else { Step::Write(extents) }
     }
 
-    fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {
+    fn on_unreadable(&mut self, run: &Run, map: &mut Map) {
         if let Some(digests) = &mut *self.digests {
-            digests.forget(piece.index);
+            digests.forget(run.index);
         }
-        map.set(piece.offset, piece.offset + u64::from(piece.length), Status::NonTrimmed);
+        map.set(run.offset, run.offset + u64::from(run.length), Status::NonTrimmed);
     }
 }

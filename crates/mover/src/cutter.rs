@@ -1,97 +1,93 @@
-//! Cuts a range, or the stretches of it that are to be copied, into pieces: chunks of data, and stretches of hole.
+//! Cuts a range, or parts of it, into runs: chunks of data, and holes.
 
 use std::collections::VecDeque;
 
 use block::Extent;
 
-/// A hole shorter than this is read like data: a request saved is not worth a request more.
+/// Shorter holes are read like data: the saved transfer is not worth an additional request.
 pub(crate) const HOLE_BYTES_MIN: u64 = 64 << 10;
-/// Longest hole in one piece, so that progress and the safe offset move.
+/// Longest hole in one run: bounds the steps of progress and of the safe offset.
 pub(crate) const HOLE_BYTES_MAX: u64 = 64 << 20;
 
-/// What one slot carries at a time. The offset counts from the start of the range.
+/// The work of one slot. The offset counts from the start of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct Run {
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// Known (or, in a verification, expected) to be all zero.
+    /// Known (or, in a verification, expected) to be zero in every byte.
     pub(crate) zero: bool,
-    /// The job's own number for it.
+    /// Index assigned by the operation.
     pub(crate) index: usize,
 }
 
-/// Walks a range, or parts of it.
 #[derive(Debug)]
 pub(crate) struct Cutter {
     next: u64,
-    /// Of the part that `next` lies in.
+    /// End of the part that contains `next`.
     total: u64,
-    /// The parts behind that one: begin and end.
+    /// The remaining parts: begin and end.
     rest: VecDeque<(u64, u64)>,
-    /// Where holes may begin and end, except at the end of the range.
+    /// Granularity of holes, except at the end of the range.
     unit: u64,
-    /// Of the stretch that `next` lies in.
-    stretch_end: u64,
-    stretch_zero: bool,
+    /// End of the extent that contains `next`.
+    extent_end: u64,
+    extent_is_zero: bool,
 }
 
 impl Cutter {
-    /// What is said of a range in which holes do not count.
+    /// The extent of a range in which holes are ignored.
     pub(crate) const ALL_DATA: Extent = Extent { end: u64::MAX, data: true };
 
-    /// All of `total` bytes.
     pub(crate) fn new(total: u64, unit: u32) -> Self {
         Self::over([(0, total)], unit)
     }
 
-    /// Parts in ascending order, each from a multiple of the unit to a multiple or to the end of the range.
+    /// Parts in ascending order; each begins on a multiple of the unit, and ends on one or at the end of the range.
     pub(crate) fn over(parts: impl IntoIterator<Item = (u64, u64)>, unit: u32) -> Self {
         assert!(unit > 0);
         let rest = parts.into_iter().filter(|(start, end)| start < end).collect();
         let mut cutter =
-            Self { next: 0, total: 0, rest, unit: unit.into(), stretch_end: 0, stretch_zero: false };
+            Self { next: 0, total: 0, rest, unit: unit.into(), extent_end: 0, extent_is_zero: false };
         cutter.enter();
         cutter
     }
 
-    /// Goes on with the next part if this one is over.
     fn enter(&mut self) {
         if self.next == self.total
             && let Some((start, end)) = self.rest.pop_front()
         {
-            (self.next, self.total, self.stretch_end) = (start, end, start);
+            (self.next, self.total, self.extent_end) = (start, end, start);
         }
     }
 
-    /// Whether nothing is left to be cut.
     pub(crate) fn is_done(&self) -> bool {
         self.next == self.total
     }
 
-    /// The next piece: of data at most `chunk` bytes. `extent` tells what lies at an offset of the range.
-    pub(crate) fn next(&mut self, chunk: u32, extent: impl FnMut(u64) -> Extent) -> Option<Piece> {
+    /// The next run; a run of data has at most `chunk` bytes. `extent` returns the extent at an offset of the range.
+    pub(crate) fn next(&mut self, chunk: u32, extent: impl FnMut(u64) -> Extent) -> Option<Run> {
         if self.next == self.total {
             return None;
         }
-        if self.next >= self.stretch_end {
-            (self.stretch_end, self.stretch_zero) = self.stretch(chunk.into(), extent);
+        if self.next >= self.extent_end {
+            (self.extent_end, self.extent_is_zero) = self.next_range(chunk.into(), extent);
         }
-        let most = if self.stretch_zero { HOLE_BYTES_MAX / self.unit * self.unit } else { chunk.into() };
-        let length = (self.stretch_end - self.next).min(most);
-        assert!(length > 0 && length <= self.total - self.next, "a piece outside the range");
-        let piece = Piece { offset: self.next, length: length as u32, zero: self.stretch_zero, index: 0 };
+        let most = if self.extent_is_zero { HOLE_BYTES_MAX / self.unit * self.unit } else { chunk.into() };
+        let length = (self.extent_end - self.next).min(most);
+        assert!(length > 0 && length <= self.total - self.next, "a run outside the range");
+        let run = Run { offset: self.next, length: length as u32, zero: self.extent_is_zero, index: 0 };
         self.next += length;
         self.enter();
-        Some(piece)
+        Some(run)
     }
 
-    /// End and kind of the stretch at `next`: a hole, narrowed to whole units, if it is long enough; otherwise
-    /// data up to such a hole, or for at least a chunk.
-    fn stretch(&self, chunk: u64, mut extent: impl FnMut(u64) -> Extent) -> (u64, bool) {
+    /// End and kind of the extent at `next`: a hole, narrowed to whole units, if it is long enough; otherwise data up
+    /// to such a hole, or for at least one chunk.
+    fn next_range(&self, chunk: u64, mut extent: impl FnMut(u64) -> Extent) -> (u64, bool) {
         let mut at = self.next;
         loop {
             let Extent { end, data } = extent(at);
-            // An endpoint that makes no headway knows nothing: the rest is data.
+            // An extent that does not advance is invalid: the rest counts as data.
             let (end, data) = if end > at { (end.min(self.total), data) } else { (self.total, true) };
             if !data {
                 let stop = if end == self.total { end } else { end / self.unit * self.unit };
@@ -113,18 +109,18 @@ mod tests {
 
     const K: u64 = 1024;
 
-    /// Extents from a list of (end, data).
+    /// The runs for a list of extents (end, data).
     fn cut(total: u64, unit: u32, chunk: u32, map: &[(u64, bool)]) -> Vec<(u64, u32, bool)> {
         let mut cutter = Cutter::new(total, unit);
-        let mut pieces = Vec::new();
+        let mut runs = Vec::new();
         let extent = |at: u64| {
             let (end, data) = map.iter().copied().find(|(end, _)| *end > at).unwrap_or((u64::MAX, true));
             Extent { end, data }
         };
-        while let Some(piece) = cutter.next(chunk, extent) {
-            pieces.push((piece.offset, piece.length, piece.zero));
+        while let Some(run) = cutter.next(chunk, extent) {
+            runs.push((run.offset, run.length, run.zero));
         }
-        pieces
+        runs
     }
 
     #[test]
@@ -136,11 +132,11 @@ mod tests {
     #[test]
     fn holes_are_narrowed_to_units_and_short_ones_are_data() {
         let map = [(10_000, true), (300 * K, false), (301 * K, true), (303 * K, false), (u64::MAX, true)];
-        let pieces = cut(400 * K, 4096, 1 << 20, &map);
+        let runs = cut(400 * K, 4096, 1 << 20, &map);
         let first = 12_288;
         let hole = 300 * K - first;
         assert_eq!(
-            pieces,
+            runs,
             [(0, first as u32, false), (first, hole as u32, true), (300 * K, 100 * K as u32, false)]
         );
     }
@@ -162,19 +158,19 @@ mod tests {
     #[test]
     fn only_the_parts_asked_for() {
         let mut cutter = Cutter::over([(0, 4096), (8192, 20_000), (30_000, 30_000)], 4096);
-        let mut pieces = Vec::new();
-        while let Some(piece) = cutter.next(8192, |_| Cutter::ALL_DATA) {
-            pieces.push((piece.offset, piece.length));
+        let mut runs = Vec::new();
+        while let Some(run) = cutter.next(8192, |_| Cutter::ALL_DATA) {
+            runs.push((run.offset, run.length));
         }
-        assert_eq!(pieces, [(0, 4096), (8192, 8192), (16_384, 3616)]);
+        assert_eq!(runs, [(0, 4096), (8192, 8192), (16_384, 3616)]);
         assert!(cutter.is_done() && Cutter::over([], 1).is_done());
     }
 
     #[test]
     fn an_endpoint_without_headway_is_all_data() {
         let mut cutter = Cutter::new(5000, 1);
-        let piece = cutter.next(1 << 20, |_| Extent { end: 0, data: false }).unwrap();
-        assert_eq!((piece.length, piece.zero), (5000, false));
+        let run = cutter.next(1 << 20, |_| Extent { end: 0, data: false }).unwrap();
+        assert_eq!((run.length, run.zero), (5000, false));
     }
 
     #[test]

@@ -1,49 +1,48 @@
-//! How many chunks may be in flight.
+//! The number of chunks in flight.
 //!
-//! A fixed number, or one that is searched for: doubled while that moves more bytes in the same time, and taken back when it
-//! only makes requests wait longer. By Little's law both say the same: chunks in flight = rate x latency / chunk, so where
-//! twice the depth does not bring a higher rate it has brought twice the latency.
+//! A fixed number, or the result of a search: the depth is doubled while that increases the rate, and reduced when it
+//! only increases the latency. By Little's law chunks in flight = rate x latency / chunk, so if twice the depth does
+//! not increase the rate, it has doubled the latency.
 //!
-//! Pure: it is shown when how many bytes were finished, and answers how many chunks may be in flight.
+//! Pure: the input is when how many bytes were finished, the output is the number of chunks that may be in flight.
 
 use std::time::Duration;
 
 use area::Pool;
 
-/// Most chunks in flight that are tried unasked,
 const DEPTH_AUTO_MAX: u32 = 64;
-/// as long as they take no more memory than this, in bytes.
+/// Bound of the memory of the chunks in flight in a search, in bytes.
 const DEPTH_AUTO_BYTES_MAX: u32 = 128 << 20;
 
-/// A measurement is the median of this many slices, so that one pause of somebody else's does not decide. A test takes more
-/// where it is not clear: then it costs little.
+/// A measurement is the median of this many slices, so that one pause has no effect; up to `SLICES_OF_TEST` if close.
 const SLICES: usize = 3;
 const SLICES_OF_TEST: usize = 7;
-/// Part of a measurement in the rate of the depth that is held: the world changes slowly.
-const NEWS: f64 = 0.25;
-/// A slice is at least so many times the depth in chunks, and lasts at least so long.
+/// Weight of a new measurement in the rate of the held depth, which changes slowly.
+const NEW_RATE_WEIGHT: f64 = 0.25;
+/// Minimum of a slice: this multiple of the depth in chunks, and this duration.
 const SLICE_ROUNDS: usize = 2;
 const SLICE_MIN: Duration = Duration::from_millis(4);
-/// Twice the depth must bring this much to be kept,
+/// Twice the depth is kept if the rate increases by at least this factor.
 const GAIN_OF_MORE: f64 = 1.08;
-/// and half the depth this much: where they are equal, more also bridges pauses.
+/// Half the depth is kept if the rate increases by at least this factor: at equal rates the higher depth is preferred,
+/// since it also bridges pauses.
 const GAIN_OF_LESS: f64 = 1.05;
-/// Two slices are enough where both are this much better, or none is better at all.
+/// Two slices suffice if both are better by this factor, or neither is better.
 const GAIN_CLEAR: f64 = 1.4;
-/// A lesser gain is believed the second time, after the depth before it was measured anew: what comes later is often faster for
-/// other reasons.
-const GAIN_BELIEVED: f64 = 1.7;
-/// Measurements from a test to the next. The first number doubles up to the second: a copy of any length spends next to
-/// nothing on tests, two depths cannot take turns, and what changes in the middle of a long copy is still noticed.
+/// A smaller gain is accepted only the second time, after the previous depth was measured again: later measurements are
+/// often faster for other reasons.
+const GAIN_CERTAIN: f64 = 1.7;
+/// Measurements between two tests; the first value doubles up to the second. So a copy of any length spends little time
+/// on tests, the depth does not alternate, and a change during a long copy is still detected.
 const HOLD_MIN: u32 = 32;
 const HOLD_MAX: u32 = 1024;
-/// Where the chunks in flight are moved in less time than this there is hardly a latency to be hidden, and the first test comes after
-/// [`HOLD_MIN`] too: memory that nobody has touched yet costs more than a short copy can gain.
+/// If the chunks in flight are transferred in less than this, there is hardly any latency to hide, and the first test
+/// also waits for [`HOLD_MIN`] measurements: the first use of additional memory costs more than a short copy can gain.
 const ROUND_SHORT: Duration = Duration::from_millis(2);
 
 const _: () = assert!(DEPTH_AUTO_BYTES_MAX as usize >= Pool::AREA_BYTES_MAX);
 
-/// The policy.
+/// The current depth and, unless it is fixed, the search. `finished` drives it.
 #[derive(Debug)]
 pub(crate) struct Depth {
     chunks: usize,
@@ -55,34 +54,33 @@ struct Search {
     chunk_bytes: u32,
     max: usize,
     trial: Trial,
-    /// The best depth known, and its bytes per second as measured last.
+    /// The best depth so far, and its last measured rate in bytes per second.
     held: usize,
     rate: f64,
-    /// More was a little better; the depth held is measured once more before that is believed.
-    doubt: bool,
-    /// Length of the next rest, in measurements.
+    /// The higher depth was slightly better; it is accepted only after the held depth was measured again.
+    must_confirm: bool,
+    /// Measurements until the next test.
     hold: u32,
     meter: Meter,
 }
 
-/// What is being measured.
+/// The depth being measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
-    /// The depth held, so many times more.
+    /// The held depth, for so many more measurements.
     Hold(u32),
-    /// Twice the depth held. Less is tried after it unless it has helped before.
+    /// Twice the held depth. Half of it is tried next, unless doubling has helped before.
     More { helped: bool },
-    /// Half the depth held.
+    /// Half the held depth.
     Less,
 }
 
-/// Measures one depth.
 #[derive(Debug, Default)]
 struct Meter {
-    /// Chunks to let pass: they were begun at another depth, or beside something else.
+    /// Chunks to ignore: they started at another depth, or during a disturbance.
     skip: usize,
     slice: Option<Slice>,
-    /// Bytes per second of the slices so far.
+    /// Rates of the completed slices, in bytes per second.
     rates: Vec<f64>,
 }
 
@@ -94,12 +92,11 @@ struct Slice {
 }
 
 impl Depth {
-    /// Always `chunks`.
     pub(crate) fn fixed(chunks: u32) -> Self {
         Self { chunks: chunks as usize, search: None }
     }
 
-    /// Begins with `chunks` of `chunk_bytes`, and goes up to what the devices' queues hold together.
+    /// Starts with `chunks` of `chunk_bytes`; the bound is the sum of the devices' queue depths, `queues`.
     pub(crate) fn adaptive(chunks: u32, chunk_bytes: u32, queues: u32) -> Self {
         let most = DEPTH_AUTO_MAX.min(DEPTH_AUTO_BYTES_MAX / chunk_bytes.max(1)).min(queues);
         let chunks = chunks as usize;
@@ -109,20 +106,18 @@ impl Depth {
             trial: Trial::Hold(1),
             held: chunks,
             rate: 0.0,
-            doubt: false,
+            must_confirm: false,
             hold: HOLD_MIN,
-            // The first round also pays for memory that nobody has touched yet.
+            // The first round includes the first use of its memory, so it is skipped.
             meter: Meter::after(2 * chunks),
         };
         Self { chunks, search: Some(search) }
     }
 
-    /// Chunks that may be in flight now.
     pub(crate) fn limit(&self) -> usize {
         self.chunks
     }
 
-    /// A chunk was moved from end to end.
     pub(crate) fn finished(&mut self, now: Duration, bytes: u64) {
         let Some(search) = &mut self.search else { return };
         if !search.meter.add(now, bytes, self.chunks) {
@@ -136,7 +131,7 @@ impl Depth {
         self.chunks = chunks;
     }
 
-    /// Something else than the devices decides how fast it goes: zeroes made by name, a rate, want of memory, another phase.
+    /// The rate is limited by something else than the devices: zeroing, the rate limit, memory, a new phase.
     pub(crate) fn disturbed(&mut self) {
         if let Some(search) = &mut self.search {
             search.meter.slice = None;
@@ -150,7 +145,7 @@ impl Meter {
         Self { skip, ..Self::default() }
     }
 
-    /// Whether a slice is complete.
+    /// Adds a finished chunk. Returns whether a slice is complete.
     fn add(&mut self, now: Duration, bytes: u64, depth: usize) -> bool {
         if self.skip > 0 {
             self.skip -= 1;
@@ -172,8 +167,8 @@ impl Meter {
         true
     }
 
-    /// Bytes per second at this depth, once that is known well enough beside `other` at another depth, which it is to exceed
-    /// by the factor `gain`.
+    /// The rate at this depth in bytes per second, once it is sufficiently certain in comparison with `other` at
+    /// another depth, which it has to exceed by the factor `gain`.
     fn rate(&mut self, other: Option<(f64, f64)>) -> Option<f64> {
         self.rates.sort_by(f64::total_cmp);
         let (least, most) = (self.rates.first().copied()?, self.rates.last().copied()?);
@@ -183,7 +178,7 @@ impl Meter {
             Some(_) if count < 2 => false,
             Some((other, gain)) => {
                 let below = self.rates.iter().filter(|rate| **rate < other * gain).count();
-                // More of the same would not move the median to the other side.
+                // Further slices cannot move the median to the other side.
                 most < other || least > other * GAIN_CLEAR || below.max(count - below) > SLICES_OF_TEST / 2
             }
         };
@@ -192,7 +187,7 @@ impl Meter {
 }
 
 impl Search {
-    /// The depth to go on with, if the last slice decided something.
+    /// The new depth, if the last slice has decided a measurement.
     fn measured(&mut self) -> Option<usize> {
         let gain = match self.trial {
             Trial::Hold(_) => None,
@@ -206,18 +201,18 @@ impl Search {
                 self.hold(HOLD_MIN)
             }
             Trial::Hold(left) => {
-                let news = if self.rate == 0.0 || self.doubt { 1.0 } else { NEWS };
-                self.rate += news * (rate - self.rate);
+                let weight = if self.rate == 0.0 || self.must_confirm { 1.0 } else { NEW_RATE_WEIGHT };
+                self.rate += weight * (rate - self.rate);
                 if left > 1 { self.hold(left - 1) } else { self.try_more(false) }
             }
             Trial::More { .. }
-                if (GAIN_OF_MORE..GAIN_BELIEVED).contains(&(rate / self.rate)) && !self.doubt =>
+                if (GAIN_OF_MORE..GAIN_CERTAIN).contains(&(rate / self.rate)) && !self.must_confirm =>
             {
-                self.doubt = true;
+                self.must_confirm = true;
                 self.hold(1)
             }
             Trial::More { .. } if rate >= self.rate * GAIN_OF_MORE => {
-                self.doubt = false;
+                self.must_confirm = false;
                 (self.held, self.rate) = (self.held * 2, rate);
                 self.try_more(true)
             }
@@ -230,7 +225,7 @@ impl Search {
         })
     }
 
-    /// How long the chunks of the depth held are in flight at this rate: Little's law.
+    /// The duration for which the chunks of the held depth are in flight at this rate, by Little's law.
     fn round(&self, rate: f64) -> Duration {
         Duration::from_secs_f64(self.held as f64 * f64::from(self.chunk_bytes) / rate.max(1.0))
     }
@@ -241,7 +236,7 @@ impl Search {
     }
 
     fn rest(&mut self) -> usize {
-        self.doubt = false;
+        self.must_confirm = false;
         let measurements = self.hold;
         self.hold = (self.hold * 2).min(HOLD_MAX);
         self.hold(measurements)
@@ -256,7 +251,7 @@ impl Search {
     }
 
     fn try_less(&mut self) -> usize {
-        self.doubt = false;
+        self.must_confirm = false;
         if self.held == 1 {
             return self.rest();
         }
@@ -275,17 +270,18 @@ mod tests {
 
     const CHUNK: u32 = 1 << 20;
 
-    /// Two ends as queues: a request waits for those before it, is served, and takes a latency on top that others share.
+    /// A model of two ends as queues: a request waits for earlier ones, is served, and has a latency that overlaps with
+    /// others.
     struct Pair {
-        /// Microseconds beside each other, for each end.
+        /// Overlapping microseconds per request, for each end.
         latency_us: [f64; 2],
-        /// Microseconds one after the other for a chunk, for each end.
+        /// Serial microseconds per chunk, for each end.
         service_us: [f64; 2],
-        /// Both ends are one disk, which serves one request at a time,
+        /// Both ends are one disk, which serves one request at a time.
         shared: bool,
-        /// and takes this much longer for every request beyond four that wait.
+        /// Part by which each waiting request beyond four lengthens the service of a shared disk.
         crowding: f64,
-        /// Largest part by which a service varies; and one of 500 takes twenty times as long.
+        /// Largest relative variation of a service; in addition one of 500 takes twenty times as long.
         noise: f64,
     }
 
@@ -300,7 +296,7 @@ mod tests {
             }
         }
 
-        /// As `fast`, 2 ms further away at both ends.
+        /// As `fast`, with 2 ms more latency at both ends.
         fn distant() -> Self {
             Self { latency_us: [2060.0; 2], ..Self::fast() }
         }
@@ -309,7 +305,7 @@ mod tests {
             Self { latency_us: [100.0; 2], service_us: [500.0; 2], shared: true, crowding: 0.08, noise: 0.3 }
         }
 
-        /// Seconds for a copy, and how the depth went.
+        /// The seconds of a copy, and the sequence of depths.
         fn copy(&self, depth: &mut Depth, chunks: usize, seed: u64) -> (f64, Vec<usize>) {
             let mut random = Random::new(seed);
             let mut events = BinaryHeap::new();
@@ -353,8 +349,8 @@ mod tests {
             seeds.map(|seed| self.copy(&mut Depth::fixed(depth), chunks, seed).0).sum()
         }
 
-        /// Asserts that the search costs at most 5 % of the best fixed depth, for copies of 4 GiB and one of 32 GiB; gives
-        /// where it ended.
+        /// Asserts that the search costs at most 5 % of the best fixed depth, for copies of 4 GiB and one of 32 GiB;
+        /// returns the final depth.
         fn assert_near_the_best(&self) -> usize {
             let mut held = 0;
             for (chunks, seeds) in [(4 << 10, 1..9), (32 << 10, 9..10)] {
@@ -382,7 +378,7 @@ mod tests {
             let gain = one / pair.fixed(1024, depth, 0..1);
             assert!(gain > factor, "{depth} buffers: {gain:.2} times one");
         }
-        // The knee: 4.56 ms of latency at a chunk in 250 us are 18 chunks.
+        // The knee: 4.56 ms of latency at one chunk per 250 us are 18 chunks.
         assert!(pair.fixed(1024, 16, 0..1) > 1.1 * pair.fixed(1024, 32, 0..1));
         assert!(pair.fixed(1024, 32, 0..1) < 1.03 * pair.fixed(1024, 64, 0..1));
     }
@@ -417,7 +413,7 @@ mod tests {
     fn it_does_not_oscillate() {
         for pair in [Pair::fast(), Pair::distant(), Pair::one_disk()] {
             let mut depth = Depth::adaptive(4, CHUNK, 64);
-            // A terabyte. Each test changes it three times at most: there, to the other side, and back.
+            // A terabyte. Each test changes the depth at most three times: up, down, and back.
             let (seconds, path) = pair.copy(&mut depth, 1 << 20, 5);
             let (tests, held) = (path.len() as f64 / 3.0, depth.search.unwrap().held);
             assert!(tests < 8.0 + seconds / 10.0, "{tests} tests in {seconds} s: {path:?}");
@@ -430,7 +426,7 @@ mod tests {
     fn what_disturbs_is_not_measured() {
         let mut depth = Depth::adaptive(4, CHUNK, 64);
         for round in 0..10_000u64 {
-            // Each round a pause, as a rate makes one, and a few chunks at once.
+            // In each round a pause, as by a rate limit, and then a few chunks at once.
             depth.disturbed();
             for chunk in 0..8 {
                 depth

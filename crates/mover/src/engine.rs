@@ -1,77 +1,71 @@
-//! The slot machine: what copy, verification and comparison have in common.
+//! The slot machine shared by copy, verification and comparison.
 //!
-//! A slot carries one piece from `Free` through `Reading` and `Writing` (or `Zeroing`) back to `Free`. One owner
-//! loop decides (`select`) and does (`apply`); neither waits, except in `turn`. What is read from where, and
-//! what becomes of it, is the [`Job`]'s business; whether a piece may begin now, [`Admission`]'s; time and the observer,
-//! [`Watch`]'s.
+//! A slot carries one run from `Free` through `Reading` and `Writing` (or `Zeroing`) back to `Free`. An owner loop
+//! decides (`select`) and acts (`apply`); only `turn` waits. The [`Operation`] determines what is read from which end and
+//! what follows; [`Admission`] decides whether a run may start; [`Watch`] measures time and calls the observer.
 
 use std::time::Duration;
 
 use area::Span;
-use block::{Certainty, Completion, Endpoint, Fingerprint, IoError, IoErrorKind, Kind, RequestId};
-use io::{Event, Io, Owner, Token};
+use block::{Completion, Endpoint, Evidence, Fingerprint, IoError, IoErrorKind, Kind, RequestId};
+use io::{Io, Owner, Token};
 use tracing::debug;
 
-use crate::admission::{Admission, Admitted, Pause, Wanted};
+use crate::admission::{Admission, Admitted, Needs, Pause};
 use crate::checkpoint::{Checkpoints, FLUSH_ID};
-use crate::cutter::Piece;
+use crate::cutter::Run;
 use crate::depth::Depth;
-use crate::ends::Ends;
+use crate::driver::Driver;
 use crate::error::{CopyError, End};
-use crate::job::{Job, Step};
+use crate::extent::{WriteExtent, without_zeroes};
+use crate::geometry::Geometry;
 use crate::limit::{Limit, Shares};
 use crate::map::{Map, Status};
 use crate::meter::{Meter, Side};
-use crate::patch::{Patch, without_zeroes};
+use crate::operation::{Extents, Operation, Step};
 use crate::plan::{Checked, Plan};
 use crate::progress::Phase;
 use crate::slot::{Slot, Stage};
 use crate::watch::{Observer, Wait, Watch};
 
-/// Most stretches that unreadable places may cut a range into; then it is a failing medium, not a copy.
-const STRETCHES_MAX: usize = 20_000;
+/// Bound of the entries of the map when unreadable places are skipped; beyond it the medium counts as failed.
+const ENTRIES_MAX: usize = 20_000;
 
-/// What `select` decides.
 enum Action {
-    /// Take a completion of one end.
     Complete(End, Completion),
-    /// Cut a piece and begin it in these spans.
+    /// Cut a run and start it in these spans.
     Begin(Vec<Span>),
-    /// Flush the destination to claim what is finished.
+    /// Flush the destination, to claim what is finished.
     Claim,
-    /// Nothing to do now: submit and wait, or only look.
+    /// No work is possible now: run the loop, waiting or not.
     Turn(Pause),
-    /// Everything begun has ended and nothing is left to begin.
     End,
 }
 
-/// Figures of one phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
     pub(crate) sides: [Side; 2],
-    pub(crate) pieces: u64,
-    /// Bytes that were made zero without moving zeroes.
+    pub(crate) runs: u64,
+    /// Bytes zeroed without transferring zeroes.
     pub(crate) zero_bytes: u64,
-    /// Bytes read from the destination.
     pub(crate) compared_bytes: u64,
     pub(crate) depth_max: usize,
     pub(crate) limit: Limit,
     pub(crate) shares: Shares,
     pub(crate) rate_waits: u64,
     pub(crate) duration: Duration,
-    /// The job came to its end: it was neither interrupted nor halted, and lost nothing on the way.
+    /// The operation has completed: it was not interrupted or halted, and no cache was lost.
     pub(crate) complete: bool,
 }
 
-/// Of request number `part` of a slot's stage.
 fn request_id(index: usize, part: u32) -> RequestId {
     (index as u64) << 32 | u64::from(part)
 }
 
 pub(crate) struct Engine<'a> {
-    ends: Ends<'a>,
-    events: Vec<Event>,
-    /// Of the rate's timer.
+    driver: Driver<'a, 2>,
+    geometry: Geometry,
+    /// Owner of the rate's timer.
     owner: Owner,
     watch: Watch<'a>,
     admission: Admission,
@@ -80,24 +74,24 @@ pub(crate) struct Engine<'a> {
     total: u64,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// The destination zeroes ranges by name, as far as is known.
-    names_zeroes: bool,
-    /// Data is written durably. Zeroes by name cannot be: they are as volatile as ever.
+    /// The destination can zero ranges without data; cleared when it refuses.
+    can_write_zeroes: bool,
+    /// Data is written durably. Zeroing without data has no durable form and stays volatile.
     durable: bool,
 
-    /// Reads that the source's medium cannot do are skipped.
+    /// Ranges that the source's medium cannot read are skipped.
     skip_bad: bool,
-    /// Unless the map has more stretches than this.
-    stretches_max: usize,
+    /// Bound of the map's entries up to which unreadable ranges are skipped.
+    entries_max: usize,
 
     halted: bool,
     failure: Option<CopyError>,
 
-    /// What is known of the range, in this run.
+    /// The state of the range in this run.
     pub(crate) map: Map,
     finished_bytes: u64,
     meters: [Meter; 2],
-    pieces: u64,
+    runs: u64,
     zero_bytes: u64,
     compared_bytes: u64,
     depth_max: usize,
@@ -114,8 +108,8 @@ impl<'a> Engine<'a> {
         checkpoints: Checkpoints<'a>,
     ) -> Result<Self, CopyError> {
         let owner = io.owner();
-        let ends = Ends::new(io, source, destination, plan, checked.unit);
-        let [from, to] = End::BOTH.map(|end| ends.capability(end));
+        let geometry = Geometry::new([&*source, &*destination], plan, checked.unit);
+        let [from, to] = [source.capability(), destination.capability()];
         let depth = match plan.depth {
             Some(_) => Depth::fixed(checked.depth),
             None => {
@@ -123,10 +117,10 @@ impl<'a> Engine<'a> {
                 Depth::adaptive(checked.depth, checked.chunk, queues)
             }
         };
-        let names_zeroes = to.write_zeroes || to.discard;
+        let can_write_zeroes = to.write_zeroes || to.discard;
         let mut engine = Self {
-            ends,
-            events: Vec::new(),
+            driver: Driver::new(io, [source, destination]),
+            geometry,
             owner,
             watch: Watch::new(observer),
             admission: Admission::new(depth, checked.chunk, checked.unit),
@@ -134,16 +128,16 @@ impl<'a> Engine<'a> {
             total: checked.bytes,
             slots: Vec::new(),
             free: Vec::new(),
-            names_zeroes,
+            can_write_zeroes,
             durable: false,
             skip_bad: plan.skip_bad,
-            stretches_max: STRETCHES_MAX + 2 * plan.only.as_ref().map_or(0, Vec::len),
+            entries_max: ENTRIES_MAX + 2 * plan.only.as_ref().map_or(0, Vec::len),
             halted: false,
             failure: None,
             map: Map::new(checked.bytes),
             finished_bytes: 0,
             meters: [Meter::new(), Meter::new()],
-            pieces: 0,
+            runs: 0,
             zero_bytes: 0,
             compared_bytes: 0,
             depth_max: 0,
@@ -155,27 +149,23 @@ impl<'a> Engine<'a> {
         Ok(engine)
     }
 
-    /// Whether the destination zeroes ranges by name, as far as is known.
-    pub(crate) fn names_zeroes(&self) -> bool {
-        self.names_zeroes
+    /// Whether the destination can zero ranges without data, as far as known.
+    pub(crate) fn can_write_zeroes(&self) -> bool {
+        self.can_write_zeroes
     }
 
-    /// Whether the observer said stop.
     pub(crate) fn stopped(&self) -> bool {
         self.watch.stopped()
     }
 
-    /// One end as it is now.
     pub(crate) fn fingerprint(&self, end: End) -> Fingerprint {
-        self.ends.fingerprint(end)
+        self.driver.ends[end.index()].inspect().fingerprint()
     }
 
-    /// Requests repeated since the engine began.
     pub(crate) fn retries(&self) -> u64 {
-        self.ends.retries()
+        self.driver.retries()
     }
 
-    /// From now on data is durable when it is written.
     pub(crate) fn write_through(&mut self) {
         self.durable = true;
     }
@@ -188,15 +178,15 @@ impl<'a> Engine<'a> {
         self.durable
     }
 
-    /// Carries `job` over the range of `map` to its end, an interruption, or the first error; nothing is in flight
-    /// afterwards, and what is known of the range stands in `self.map`.
-    pub(crate) fn run<J: Job>(&mut self, job: &mut J, map: Map) -> Result<Figures, CopyError> {
+    /// Runs `operation` over the range of `map` until its end, an interruption or the first error. Afterwards nothing is in
+    /// flight, and `self.map` has the state of the range.
+    pub(crate) fn run<J: Operation>(&mut self, operation: &mut J, map: Map) -> Result<Figures, CopyError> {
         self.map = map;
-        self.enter(J::PHASE, job.chunk(self.admission.chunk()));
+        self.enter(J::PHASE, operation.chunk(self.admission.chunk()));
         loop {
-            match self.select(job)? {
-                Action::Complete(end, completion) => self.on_completion(job, end, completion),
-                Action::Begin(spans) => self.begin(job, spans),
+            match self.select(operation)? {
+                Action::Complete(end, completion) => self.on_completion(operation, end, completion),
+                Action::Begin(spans) => self.begin(operation, spans),
                 Action::Claim => self.claim(),
                 Action::Turn(pause) => self.turn(pause)?,
                 Action::End => break,
@@ -206,8 +196,8 @@ impl<'a> Engine<'a> {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
-        self.check_identities(Certainty::Seen)?;
-        let complete = job.is_exhausted(&self.map) && !self.halted && !self.checkpoints.cache_lost;
+        self.check_identities(Evidence::Probed)?;
+        let complete = operation.is_exhausted(&self.map) && !self.halted && !self.checkpoints.cache_lost;
         if complete {
             let finished = self.map.bytes(Status::Finished);
             assert_eq!(self.finished_bytes, finished, "what is finished was counted once");
@@ -216,7 +206,7 @@ impl<'a> Engine<'a> {
         let busy = self.watch.busy();
         Ok(Figures {
             sides: [0, 1].map(|end| self.meters[end].side(busy[end])),
-            pieces: self.pieces,
+            runs: self.runs,
             zero_bytes: self.zero_bytes,
             compared_bytes: self.compared_bytes,
             depth_max: self.depth_max,
@@ -228,35 +218,39 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Flushes the destination, once, and claims what is finished. Nothing else may be in flight.
+    /// Flushes the destination once and claims what is finished. Nothing else may be in flight.
     pub(crate) fn flush(&mut self) -> Result<Duration, CopyError> {
+        let duration = self.settle()?;
+        self.checkpoints.claimed(self.map.clone(), self.watch.seen())?;
+        self.observe();
+        Ok(duration)
+    }
+
+    /// Flushes the destination once without a claim: data read from it afterwards is durable, except later writes.
+    /// Nothing else may be in flight.
+    pub(crate) fn settle(&mut self) -> Result<Duration, CopyError> {
         self.enter(Phase::Flush, self.admission.chunk());
-        if mutant::is_on(mutant::Mutant::SkipCopyFlush) {
-            return Ok(Duration::ZERO);
-        }
-        self.ends.submit(End::Destination, FLUSH_ID, Kind::Flush);
+        self.driver.submit(End::Destination.index(), FLUSH_ID, Kind::Flush);
         let result = loop {
-            if let Some((_, completion)) = self.ends.completed() {
+            if let Some((_, completion)) = self.driver.completed() {
                 break completion.result;
             }
             self.turn(Pause::default())?;
         };
         result.map_err(CopyError::Flush)?;
-        if let Some(error) = self.failure.take() {
-            return Err(error);
+        match self.failure.take() {
+            Some(error) => Err(error),
+            None => Ok(self.watch.duration()),
         }
-        self.checkpoints.claimed(self.map.clone(), self.watch.seen())?;
-        self.observe();
-        Ok(self.watch.duration())
     }
 
     fn enter(&mut self, phase: Phase, chunk: u32) {
-        assert!(self.ends.are_quiet() && self.failure.is_none(), "the last phase has ended");
+        assert!(self.driver.is_quiet() && self.failure.is_none(), "the last phase has ended");
         self.admission.begin(chunk);
         self.finished_bytes = if phase == Phase::Flush { 0 } else { self.map.bytes(Status::Finished) };
         self.checkpoints.begin(self.watch.seen());
         self.meters = [Meter::new(), Meter::new()];
-        (self.pieces, self.zero_bytes, self.compared_bytes, self.depth_max) = (0, 0, 0, 0);
+        (self.runs, self.zero_bytes, self.compared_bytes, self.depth_max) = (0, 0, 0, 0);
         self.halted = false;
         self.watch.begin();
         self.watch.enter(phase, self.finished_bytes, self.total);
@@ -266,16 +260,16 @@ impl<'a> Engine<'a> {
         self.slots.len() - self.free.len()
     }
 
-    fn select<J: Job>(&mut self, job: &J) -> Result<Action, CopyError> {
-        if let Some((end, completion)) = self.ends.completed() {
-            return Ok(Action::Complete(end, completion));
+    fn select<J: Operation>(&mut self, operation: &J) -> Result<Action, CopyError> {
+        if let Some((end, completion)) = self.driver.completed() {
+            return Ok(Action::Complete(End::BOTH[end], completion));
         }
         let in_flight = self.in_flight();
         let closed = self.stopped()
             || self.halted
             || self.failure.is_some()
             || self.checkpoints.cache_lost
-            || job.is_exhausted(&self.map);
+            || operation.is_exhausted(&self.map);
         if closed && in_flight == 0 && !self.checkpoints.is_flushing() {
             return Ok(Action::End);
         }
@@ -285,18 +279,19 @@ impl<'a> Engine<'a> {
         if closed {
             return Ok(Action::Turn(Pause::default()));
         }
-        let wanted = Wanted { spans: job.spans(), depth_max: job.depth_max(), shrinks: J::SHRINKS };
-        let admitted = self.admission.ask(self.ends.io, self.watch.seen(), in_flight, wanted)?;
+        let needs = Needs { spans: operation.spans(), depth_max: operation.depth_max(), shrinks: J::SHRINKS };
+        let admitted = self.admission.admit(self.driver.io, self.watch.seen(), in_flight, needs)?;
         Ok(match admitted {
             Admitted::Now(spans) => Action::Begin(spans),
             Admitted::After(pause) => Action::Turn(pause),
         })
     }
 
-    fn begin<J: Job>(&mut self, job: &mut J, spans: Vec<Span>) {
-        let piece = job.next(self.admission.chunk(), &self.map, &mut self.ends.extents());
-        let piece = piece.expect("the range is not exhausted");
-        let slot = Slot::new(piece, spans, self.watch.seen());
+    fn begin<J: Operation>(&mut self, operation: &mut J, spans: Vec<Span>) {
+        let mut extents = Extents { ends: &mut self.driver.ends, offsets: self.geometry.offsets };
+        let run = operation.next(self.admission.chunk(), &self.map, &mut extents);
+        let run = run.expect("the range is not exhausted");
+        let slot = Slot::new(run, spans, self.watch.seen());
         let index = match self.free.pop() {
             Some(index) => {
                 self.slots[index] = slot;
@@ -307,16 +302,16 @@ impl<'a> Engine<'a> {
                 self.slots.len() - 1
             }
         };
-        self.pieces += 1;
+        self.runs += 1;
         self.depth_max = self.depth_max.max(self.in_flight());
-        let step = job.on_begin(&piece);
+        let step = operation.on_begin(&run);
         self.step(index, step);
     }
 
     fn step(&mut self, index: usize, step: Step) {
         match step {
             Step::Read(from) => {
-                let length = self.slots[index].piece.length;
+                let length = self.slots[index].run.length;
                 self.admission.charge(self.watch.seen(), length.into());
                 self.slots[index].stage = Stage::Reading;
                 for end in End::BOTH {
@@ -325,7 +320,7 @@ impl<'a> Engine<'a> {
                     }
                 }
             }
-            Step::Write(patches) => self.write(index, patches),
+            Step::Write(extents) => self.write(index, extents),
             Step::Zero => {
                 self.slots[index].stage = Stage::Zeroing;
                 self.zero(index);
@@ -338,11 +333,10 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Submits all the reads of a piece at one end.
     fn read(&mut self, index: usize, end: End) {
-        let Piece { offset, length, .. } = self.slots[index].piece;
-        let parts = self.ends.parts(end);
-        let base = self.ends.offset(end, offset);
+        let Run { offset, length, .. } = self.slots[index].run;
+        let parts = self.geometry.parts(end);
+        let base = self.geometry.offset(end, offset);
         let slot = &mut self.slots[index];
         let span = slot.spans[if slot.spans.len() == 1 { 0 } else { end.index() }].clone();
         slot.since = self.watch.seen();
@@ -350,62 +344,59 @@ impl<'a> Engine<'a> {
         for part in 0..parts.count(length) {
             let (start, length) = self.slots[index].request(parts, part);
             let into = span.slice(start as usize, length as usize);
-            self.ends.submit(end, request_id(index, part), Kind::Read { offset: base + start, into });
+            self.driver.submit(
+                end.index(),
+                request_id(index, part),
+                Kind::Read { offset: base + start, into },
+            );
         }
     }
 
-    /// Submits all the requests that bring these patches of a piece to the destination.
-    fn write(&mut self, index: usize, patches: Vec<Patch>) {
-        let patches = if self.names_zeroes { patches } else { without_zeroes(patches) };
+    fn write(&mut self, index: usize, extents: Vec<WriteExtent>) {
+        let extents = if self.can_write_zeroes { extents } else { without_zeroes(extents) };
         let slot = &mut self.slots[index];
         slot.stage = Stage::Writing;
         slot.since = self.watch.seen();
-        slot.patches = self.ends.parts(End::Destination).cut(patches);
-        let requests = slot.patches.len() as u32;
+        slot.extents = self.geometry.parts(End::Destination).cut(extents);
+        let requests = slot.extents.len() as u32;
         slot.pending[End::Destination.index()] = requests;
         for part in 0..requests {
-            self.patch(index, part);
+            self.extent(index, part);
         }
     }
 
-    fn patch(&mut self, index: usize, part: u32) {
+    fn extent(&mut self, index: usize, part: u32) {
         let slot = &self.slots[index];
-        let base = self.ends.offset(End::Destination, slot.piece.offset);
-        let kind = slot.patch(base, part, self.durable);
-        self.ends.submit(End::Destination, request_id(index, part), kind);
+        let base = self.geometry.offset(End::Destination, slot.run.offset);
+        let kind = slot.extent(base, part, self.durable);
+        self.driver.submit(End::Destination.index(), request_id(index, part), kind);
     }
 
-    /// Submits the next request that makes a hole zero: by name if the destination can, else by moving zeroes.
+    /// Submits the next request that zeroes a hole: without data if the destination can, otherwise by writing zeroes.
     fn zero(&mut self, index: usize) {
-        let most = self.ends.parts(End::Destination).bytes_max();
+        let most = self.geometry.parts(End::Destination).bytes_max();
         let slot = &mut self.slots[index];
-        let base = self.ends.offset(End::Destination, slot.piece.offset);
-        let kind = slot.zero(base, most, self.names_zeroes, self.durable);
+        let base = self.geometry.offset(End::Destination, slot.run.offset);
+        let kind = slot.zero(base, most, self.can_write_zeroes, self.durable);
         slot.since = self.watch.seen();
         slot.pending[End::Destination.index()] = 1;
-        self.ends.submit(End::Destination, request_id(index, 0), kind);
+        self.driver.submit(End::Destination.index(), request_id(index, 0), kind);
     }
 
-    /// Submits a flush of what is finished by now, while copying goes on.
     fn claim(&mut self) {
-        if mutant::is_on(mutant::Mutant::ClaimUnflushed) {
-            let _ = self.checkpoints.claimed(self.map.clone(), self.watch.seen());
-        }
         self.checkpoints.flushing(&self.map);
-        self.ends.submit(End::Destination, FLUSH_ID, Kind::Flush);
+        self.driver.submit(End::Destination.index(), FLUSH_ID, Kind::Flush);
     }
 
-    /// That flush has ended.
     fn on_claimed(&mut self, result: Result<(), IoError>) {
-        // What another disk holds is not written down as copied.
-        let result =
-            result.and_then(|()| self.ends.check_identities(Certainty::Seen).map_err(|(_, error)| error));
+        // If the destination is another disk now, nothing is claimed.
+        let result = result.and_then(|()| self.check_ends(Evidence::Probed).map_err(|(_, error)| error));
         if let Err(error) = self.checkpoints.flushed(result, !self.durable, self.watch.seen()) {
             self.failure.get_or_insert(error);
         }
     }
 
-    fn on_completion<J: Job>(&mut self, job: &mut J, end: End, completion: Completion) {
+    fn on_completion<J: Operation>(&mut self, operation: &mut J, end: End, completion: Completion) {
         let Completion { id, result } = completion;
         if id == FLUSH_ID {
             return self.on_claimed(result);
@@ -416,15 +407,15 @@ impl<'a> Engine<'a> {
         slot.pending[end.index()] -= 1;
         match result {
             Ok(()) => self.account(index, end, part),
-            Err(error) if slot.names_zeroes(part) && error.kind == IoErrorKind::Unsupported => {
+            Err(error) if slot.can_write_zeroes(part) && error.kind == IoErrorKind::Unsupported => {
                 debug!(%error, "the destination does not zero by name after all; writing zeroes");
-                self.names_zeroes = false;
-                match slot.patches.get_mut(part as usize) {
+                self.can_write_zeroes = false;
+                match slot.extents.get_mut(part as usize) {
                     None => slot.on_zeroed(false),
-                    Some(patch) if self.failure.is_none() => {
-                        patch.zero = false;
+                    Some(extent) if self.failure.is_none() => {
+                        extent.zero = false;
                         slot.pending[end.index()] += 1;
-                        self.patch(index, part);
+                        self.extent(index, part);
                     }
                     Some(_) => {}
                 }
@@ -434,7 +425,7 @@ impl<'a> Engine<'a> {
                     && (slot.stage == Stage::Reading && end == End::Source)
                     && (J::SKIPS_BAD && error.kind == IoErrorKind::Medium) =>
             {
-                debug!(offset = slot.piece.offset, length = slot.piece.length, %error, "skipped for now");
+                debug!(offset = slot.run.offset, length = slot.run.length, %error, "skipped for now");
                 slot.unreadable = Some((part, error));
             }
             Err(error) => self.fail(index, end, part, error),
@@ -447,8 +438,8 @@ impl<'a> Engine<'a> {
             return self.release(index);
         }
         if let Some((part, error)) = slot.unreadable.take() {
-            job.on_unreadable(&slot.piece, &mut self.map);
-            if self.map.len() > self.stretches_max {
+            operation.on_unreadable(&slot.run, &mut self.map);
+            if self.map.len() > self.entries_max {
                 self.fail(index, end, part, error);
             }
             return self.release(index);
@@ -456,7 +447,7 @@ impl<'a> Engine<'a> {
         match slot.stage {
             Stage::Free => unreachable!("a free slot has nothing pending"),
             Stage::Reading => {
-                let step = job.on_read(&slot.piece, &slot.spans);
+                let step = operation.on_read(&slot.run, &slot.spans);
                 self.step(index, step);
             }
             Stage::Writing => self.finish(index),
@@ -467,12 +458,12 @@ impl<'a> Engine<'a> {
 
     fn account(&mut self, index: usize, end: End, part: u32) {
         let slot = &mut self.slots[index];
-        let (_, length) = slot.request(self.ends.parts(end), part);
+        let (_, length) = slot.request(self.geometry.parts(end), part);
         let latency = self.watch.seen().saturating_sub(slot.since);
         if slot.stage == Stage::Zeroing {
             slot.on_zeroed(true);
         }
-        if slot.names_zeroes(part) {
+        if slot.can_write_zeroes(part) {
             self.zero_bytes += length;
             return;
         }
@@ -489,8 +480,8 @@ impl<'a> Engine<'a> {
             return;
         }
         let slot = &self.slots[index];
-        let (start, length) = slot.request(self.ends.parts(end), part);
-        let offset = self.ends.offset(end, slot.piece.offset + start);
+        let (start, length) = slot.request(self.geometry.parts(end), part);
+        let offset = self.geometry.offset(end, slot.run.offset + start);
         self.failure = Some(match slot.stage {
             Stage::Reading => CopyError::Read { end, offset, length, error },
             _ => CopyError::Write { offset, length, error },
@@ -498,7 +489,7 @@ impl<'a> Engine<'a> {
     }
 
     fn finish(&mut self, index: usize) {
-        let Piece { offset, length, .. } = self.slots[index].piece;
+        let Run { offset, length, .. } = self.slots[index].run;
         self.map.set(offset, offset + u64::from(length), Status::Finished);
         self.finished_bytes += u64::from(length);
         let is_data = self.slots[index].is_data();
@@ -513,7 +504,8 @@ impl<'a> Engine<'a> {
         self.free.push(index);
     }
 
-    /// Submits, waits until something happens or the observer is due (or only looks), and routes the events.
+    /// Runs the loop: submits requests, waits until an event arrives or the observer is due (or does not wait), and
+    /// routes the events.
     fn turn(&mut self, pause: Pause) -> Result<(), CopyError> {
         self.admission.on_turn(pause);
         let mut waiting = [0; 2];
@@ -525,30 +517,28 @@ impl<'a> Engine<'a> {
         if self.watch.phase() == Phase::Flush || self.checkpoints.is_flushing() && waiting == [0, 0] {
             waiting[End::Destination.index()] = 1;
         }
-        let mut events = std::mem::take(&mut self.events);
         let wait = Wait { at: waiting, blocked: pause.blocked, look: pause.look };
-        let turned = self.watch.turn(self.ends.io, wait, &mut events);
-        for event in events.drain(..) {
-            if event.token.owner == self.owner {
-                self.admission.on_timer();
-            } else {
-                self.ends.on_event(event);
-            }
-        }
-        self.events = events;
+        let Self { driver, watch, admission, owner, .. } = self;
+        let turned =
+            driver.turn(|io, events| watch.turn(io, wait, events), Some(*owner), |_| admission.on_timer());
         turned.map_err(CopyError::Loop)?;
         if self.watch.is_due() {
             self.observe();
-            if let Err(error) = self.check_identities(Certainty::Heard) {
+            if let Err(error) = self.check_identities(Evidence::Cached) {
                 self.failure.get_or_insert(error);
             }
         }
         Ok(())
     }
 
-    /// Whether both ends are still the storage that was opened.
-    fn check_identities(&mut self, certainty: Certainty) -> Result<(), CopyError> {
-        self.ends.check_identities(certainty).map_err(|(end, error)| CopyError::Gone { end, error })
+    fn check_identities(&mut self, certainty: Evidence) -> Result<(), CopyError> {
+        self.check_ends(certainty).map_err(|(end, error)| CopyError::Gone { end, error })
+    }
+
+    fn check_ends(&mut self, certainty: Evidence) -> Result<(), (End, IoError)> {
+        End::BOTH.into_iter().try_for_each(|end| {
+            self.driver.ends[end.index()].inspect().check_identity(certainty).map_err(|error| (end, error))
+        })
     }
 
     fn observe(&mut self) {

@@ -1,4 +1,4 @@
-//! Why a copy or a comparison did not finish.
+//! Errors of a copy or a comparison.
 
 use std::fmt;
 use std::io;
@@ -9,12 +9,10 @@ use thiserror::Error;
 use crate::plan::Refusal;
 use crate::progress::Phase;
 
-/// One of the two endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Read from.
     Source,
-    /// Written to; read from in a verification or a comparison.
+    /// The end that is written; a verification or a comparison reads it.
     Destination,
 }
 
@@ -39,79 +37,50 @@ impl fmt::Display for End {
     }
 }
 
-/// The first thing that went wrong. Everything that was in flight has been drained, except after `Loop`.
+/// The first error. Everything in flight was drained, except after `Loop`.
 #[derive(Debug, Error)]
 pub enum CopyError {
     /// A read failed: of the source, or of the destination while verifying or comparing.
     #[error("reading {length} bytes of the {end} at {offset}: {error}")]
-    Read {
-        /// Which endpoint.
-        end: End,
-        /// Byte offset in that endpoint.
-        offset: u64,
-        /// Bytes of the request.
-        length: u64,
-        /// What it said.
-        error: IoError,
-    },
-    /// A write to the destination failed.
+    Read { end: End, offset: u64, length: u64, error: IoError },
     #[error("writing {length} bytes of the destination at {offset}: {error}")]
-    Write {
-        /// Byte offset in the destination.
-        offset: u64,
-        /// Bytes of the request.
-        length: u64,
-        /// What it said.
-        error: IoError,
-    },
-    /// The flush failed: what was written may be lost. It is never repeated into success.
+    Write { offset: u64, length: u64, error: IoError },
+    /// The flush failed: written data may be lost. A flush is never repeated after an error, since a later success
+    /// would prove nothing.
     #[error("flushing the destination: {0}")]
     Flush(IoError),
-    /// An end is not the storage that was opened any more. What was written may be on another disk.
+    /// An end is no longer the storage that was opened. Data may have been written to another disk.
     #[error("the {end} is not what was opened: {error}")]
-    Gone {
-        /// Which endpoint.
-        end: End,
-        /// What became of it.
-        error: IoError,
-    },
-    /// The destination does not hold what was read from the source.
+    Gone { end: End, error: IoError },
     #[error("verification: the destination differs from the source in the {length} bytes at {offset}")]
     Verify {
-        /// Byte offset in the destination of the first chunk that differs.
+        /// Offset in the destination of the first chunk that differs, in bytes.
         offset: u64,
-        /// Bytes of the chunk.
         length: u64,
     },
-    /// A stream goes on although the destination is full. What fits was written; the rest was not.
+    /// The stream has more bytes than the destination has room for. The bytes that fit were written.
     #[error("the stream is longer than the {room} bytes that the destination has room for")]
     Long {
         /// Bytes from the offset to the end of the destination.
         room: u64,
     },
-    /// A stream ended too soon. What came was written and flushed.
-    #[error("the stream ended after {bytes} of {wanted} bytes")]
-    Short {
-        /// Bytes that came.
-        bytes: u64,
-        /// Bytes that were asked for.
-        wanted: u64,
-    },
-    /// The journal could not be written. What it claims is true, but would not have become more.
+    /// The stream ended early. The bytes received were written and flushed.
+    #[error("the stream ended after {bytes} of {expected} bytes")]
+    Short { bytes: u64, expected: u64 },
+    /// The journal could not be written. Its existing claims are valid, but it no longer follows the copy.
     #[error("writing the journal: {0}")]
     Journal(String),
-    /// The observer said stop. What was in flight was finished and flushed.
+    /// The observer stopped the copy. Requests in flight were finished and flushed.
     #[error("interrupted; the first {bytes_safe} bytes are done")]
     Interrupted {
-        /// What was going on.
         phase: Phase,
         /// Bytes from the start of the range that are copied and flushed (compared, in a comparison).
         bytes_safe: u64,
     },
-    /// The completion loop itself failed, or there is no memory for even the smallest chunk.
+    /// The completion loop failed, or the pool has no memory for the smallest chunk.
     #[error("completion loop: {0}")]
     Loop(#[source] io::Error),
-    /// Nothing was begun.
+    /// The plan was refused before anything was started.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }

@@ -1,7 +1,7 @@
-//! A journal in a file, written by a thread of its own.
+//! A journal in a file, written by its own thread.
 //!
-//! Replaced as a whole: a new file beside it, fsync, rename, fsync of the directory. Whatever ends the process, the
-//! file is the last claim or one before.
+//! The file is replaced as a whole: a new file beside it, fsync, rename, fsync of the directory. Whenever the process
+//! ends, the file contains the last claim or an earlier one.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,9 +14,9 @@ use crate::checkpoint::{CHECKPOINT_EVERY, Journal};
 use crate::map::Map;
 use crate::mapfile::{Label, MAPFILE_BYTES_MAX, Mapfile};
 
-/// The steps of replacing a file. A process may end between any two.
+/// The system calls that replace a file. The process may end between any two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Call {
     Create,
     Write,
     Sync,
@@ -24,10 +24,10 @@ pub(crate) enum Step {
     SyncDirectory,
 }
 
-/// What the loop and the thread share.
+/// The state shared between the loop and the thread.
 #[derive(Debug, Default)]
-struct Desk {
-    /// The newest claim that is not written yet. An older one is not worth writing.
+struct State {
+    /// The newest claim not yet written; it replaces older ones.
     next: Option<Map>,
     ends: bool,
     failed: Option<String>,
@@ -35,17 +35,17 @@ struct Desk {
 
 #[derive(Debug, Default)]
 struct Shared {
-    desk: Mutex<Desk>,
-    bell: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
 impl Shared {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().expect("no panic while locked")
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while locked")
     }
 }
 
-/// A mapfile that follows a copy.
+/// A mapfile that records the claims of a copy.
 #[derive(Debug)]
 pub struct FileJournal {
     path: PathBuf,
@@ -55,18 +55,18 @@ pub struct FileJournal {
 }
 
 impl FileJournal {
-    /// Writes the map that the copy begins with, in place of what is there, and waits for it: a copy whose journal cannot be
-    /// written does not begin.
+    /// Writes the map at the start of the copy in place of the existing file, and waits for that: a copy whose journal
+    /// cannot be written must not start.
     pub fn begin(path: &Path, label: Label, map: &Map) -> io::Result<Self> {
         let mut mapfile = Mapfile { label, map: map.clone() };
         replace(path, mapfile.emit().as_bytes(), |_| Ok(()))?;
         let shared = Arc::new(Shared::default());
-        let (theirs, to) = (Arc::clone(&shared), path.to_owned());
+        let (of_thread, to) = (Arc::clone(&shared), path.to_owned());
         let write = move || {
-            while let Some(map) = next(&theirs) {
+            while let Some(map) = next(&of_thread) {
                 mapfile.map = map;
                 if let Err(error) = replace(&to, mapfile.emit().as_bytes(), |_| Ok(())) {
-                    theirs.desk().failed = Some(format!("{}: {error}", to.display()));
+                    of_thread.state().failed = Some(format!("{}: {error}", to.display()));
                     return;
                 }
             }
@@ -75,28 +75,28 @@ impl FileJournal {
         Ok(Self { path: path.to_owned(), shared, thread: Some(thread), every: CHECKPOINT_EVERY })
     }
 
-    /// Claims this often instead, in loop time.
+    /// Sets the interval between claims, in loop time.
     pub fn claiming_every(mut self, every: Duration) -> Self {
         self.every = every;
         self
     }
 
-    /// Waits until the last claim is written.
+    /// Waits until the last claim is written; returns the error of the thread, if any.
     pub fn end(mut self) -> Result<(), String> {
         self.join();
-        let failed = self.shared.desk().failed.take();
+        let failed = self.shared.state().failed.take();
         failed.map_or(Ok(()), Err)
     }
 
-    /// The copy is finished: there is nothing to resume.
+    /// Removes the file: the copy is complete, nothing is left to resume.
     pub fn remove(mut self) -> io::Result<()> {
         self.join();
         fs::remove_file(&self.path)
     }
 
     fn join(&mut self) {
-        self.shared.desk().ends = true;
-        self.shared.bell.notify_one();
+        self.shared.state().ends = true;
+        self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             thread.join().expect("the journal's thread does not panic");
         }
@@ -111,12 +111,12 @@ impl Drop for FileJournal {
 
 impl Journal for FileJournal {
     fn claim(&mut self, map: &Map) -> Result<(), String> {
-        let mut desk = self.shared.desk();
-        if let Some(error) = &desk.failed {
+        let mut state = self.shared.state();
+        if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        desk.next = Some(map.clone());
-        self.shared.bell.notify_one();
+        state.next = Some(map.clone());
+        self.shared.changed.notify_one();
         Ok(())
     }
 
@@ -125,26 +125,25 @@ impl Journal for FileJournal {
     }
 }
 
-/// The next claim to be written; `None` at the end.
+/// The next claim to write; `None` at the end.
 fn next(shared: &Shared) -> Option<Map> {
-    let mut desk = shared.desk();
+    let mut state = shared.state();
     loop {
-        if let Some(map) = desk.next.take() {
+        if let Some(map) = state.next.take() {
             return Some(map);
         }
-        if desk.ends {
+        if state.ends {
             return None;
         }
-        desk = shared.bell.wait(desk).expect("no panic while locked");
+        state = shared.changed.wait(state).expect("no panic while locked");
     }
 }
 
-/// The mapfile at `path`: its bytes, still to be parsed.
+/// The content of the mapfile at `path`, not parsed; at most [`MAPFILE_BYTES_MAX`] bytes.
 pub fn read_mapfile(path: &Path) -> io::Result<Vec<u8>> {
     read_whole(path, MAPFILE_BYTES_MAX, "it is too long for a mapfile")
 }
 
-/// The file at `path`, unless it is longer than anything that we wrote.
 pub(crate) fn read_whole(path: &Path, bytes_max: u64, too_long: &'static str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = block::open_input(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
@@ -154,7 +153,7 @@ pub(crate) fn read_whole(path: &Path, bytes_max: u64, too_long: &'static str) ->
     Ok(bytes)
 }
 
-/// The directory of a file, and the new file that will take its place: FILE.new.
+/// The directory of a file, and the path of the new file that will replace it: FILE.new.
 pub(crate) fn beside(path: &Path) -> io::Result<(&Path, PathBuf)> {
     let name = path.file_name().ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "it names no file"))?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -163,33 +162,35 @@ pub(crate) fn beside(path: &Path) -> io::Result<(&Path, PathBuf)> {
     Ok((directory, directory.join(beside)))
 }
 
-/// Makes FILE.new. What a killed process left there goes first; `O_EXCL` follows no link that is planted meanwhile.
+/// Creates FILE.new. `O_EXCL` does not follow a planted link; an existing file of that name, left by a killed process,
+/// is removed first.
 pub(crate) fn create_beside(beside: &Path) -> io::Result<File> {
-    match fs::remove_file(beside) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
+    let create = || File::options().write(true).create_new(true).open(beside);
+    match create() {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            fs::remove_file(beside)?;
+            create()
+        }
+        created => created,
     }
-    File::options().write(true).create_new(true).open(beside)
 }
 
-/// Puts `bytes` in the place of the file at `path`. `before` is told each step before it is done, and may end it all.
+/// Replaces the file at `path` by `bytes`. `before` is called before each call; its error ends the replacement.
 pub(crate) fn replace(
     path: &Path,
     bytes: &[u8],
-    mut before: impl FnMut(Step) -> io::Result<()>,
+    mut before: impl FnMut(Call) -> io::Result<()>,
 ) -> io::Result<()> {
     let (directory, beside) = beside(path)?;
-    before(Step::Create)?;
+    before(Call::Create)?;
     let mut file = create_beside(&beside)?;
-    before(Step::Write)?;
+    before(Call::Write)?;
     file.write_all(bytes)?;
-    before(Step::Sync)?;
-    if !mutant::is_on(mutant::Mutant::SkipJournalSync) {
-        file.sync_all()?;
-    }
-    before(Step::Rename)?;
+    before(Call::Sync)?;
+    file.sync_all()?;
+    before(Call::Rename)?;
     fs::rename(&beside, path)?;
-    before(Step::SyncDirectory)?;
+    before(Call::SyncDirectory)?;
     File::open(directory)?.sync_all()
 }
 
@@ -234,18 +235,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.map");
         let text = |bytes| Mapfile { label: label(), map: finished(bytes) }.emit().into_bytes();
-        let steps = [Step::Create, Step::Write, Step::Sync, Step::Rename, Step::SyncDirectory];
-        for (round, last) in steps.into_iter().enumerate() {
+        let calls = [Call::Create, Call::Write, Call::Sync, Call::Rename, Call::SyncDirectory];
+        for (round, last) in calls.into_iter().enumerate() {
             let (old, new) = (8192 * round as u64, 8192 * round as u64 + 4096);
             replace(&path, &text(old), |_| Ok(())).unwrap();
             let mut seen = Vec::new();
-            let killed = replace(&path, &text(new), |step| {
-                seen.push(step);
-                if step == last { Err(io::Error::other("killed")) } else { Ok(()) }
+            let killed = replace(&path, &text(new), |call| {
+                seen.push(call);
+                if call == last { Err(io::Error::other("killed")) } else { Ok(()) }
             });
             assert!(killed.is_err());
-            assert_eq!(seen, steps[..=round]);
-            let renamed = last == Step::SyncDirectory;
+            assert_eq!(seen, calls[..=round]);
+            let renamed = last == Call::SyncDirectory;
             assert_eq!(read(&path), finished(if renamed { new } else { old }), "{last:?}");
         }
     }

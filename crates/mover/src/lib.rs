@@ -1,12 +1,12 @@
 //! Copy engine over two endpoints: source, destination, offsets and size in one call.
 //!
-//! One loop thread keeps several chunks in flight. A chunk is read into an area and written out of the same
-//! area; reads and writes overlap; one flush ends the copy. The engine says what limited it, and nothing
-//! half-done looks finished: the first error stops new reads, everything in flight is drained, and the caller
-//! gets the error.
+//! One loop thread keeps several chunks in flight. A chunk is read into an area and written from the same area; reads
+//! and writes overlap; one flush ends the copy. The report names the resource that limited the copy. An incomplete copy
+//! never returns success: the first error stops new reads, everything in flight is drained, and the caller gets the
+//! error.
 //!
 //! # One call
-//! [`copy()`] names source, destination, offsets and size, and returns when what was written is durable:
+//! [`copy()`] takes source, destination, offsets and size, and returns when the written data is durable:
 //!
 //! ```
 //! use mover::{Control, Plan, copy};
@@ -29,13 +29,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `examples/copy.rs` is a whole program around it. [`copy_with_journal`] is the same for a copy that can be taken up again
-//! after a crash; [`compare()`] reads both ends and writes neither. Pipes are [`copy_from_stream`] and [`copy_to_stream`].
+//! `examples/copy.rs` is a complete program. [`copy_with_journal`] is for a copy that can be resumed after a crash;
+//! [`compare()`] reads both ends and writes neither. [`copy_from_stream`] and [`copy_to_stream`] are for pipes.
 //!
 //! # Progress and cancellation
-//! The observer is called at the end of each phase, and in between at most every [`OBSERVE_EVERY`], on the thread of the copy. It
-//! is told how far it is ([`Progress`]) and answers whether to go on. After [`Control::Stop`] nothing new is begun, what is in
-//! flight is written and flushed, and the copy ends with [`CopyError::Interrupted`], which says how many bytes are safe:
+//! The observer is called at the end of each phase, and in between at most every [`OBSERVE_EVERY`], on the thread of
+//! the copy. It receives the [`Progress`] and returns whether to continue. After [`Control::Stop`] no new run is
+//! started, runs in flight are written and flushed, and the copy ends with [`CopyError::Interrupted`], which contains
+//! the number of safe bytes:
 //!
 //! ```
 //! use mover::{Control, CopyError, Plan, copy};
@@ -56,11 +57,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! From another thread, or from a signal, set an `AtomicBool` that the observer looks at. Endpoints, loop and pool can be used
-//! again afterwards, also after an error, but for [`CopyError::Loop`].
+//! To stop from another thread or a signal handler, set an `AtomicBool` that the observer reads. Endpoints, loop and
+//! pool can be used again afterwards, also after an error, except after [`CopyError::Loop`].
 //!
-//! Not here: what storage is (`block`), iSCSI, names of endpoints, progress bars. The engine has the loop to
-//! itself while it runs: events of owners other than the two endpoints are dropped.
+//! Not here: storage (`block`), iSCSI, names of endpoints, progress bars. While the engine runs, the loop belongs to
+//! it: events of owners other than the two endpoints are dropped.
 //!
 //! Read `docs/internals/mover.md` first, then `engine.rs`.
 
@@ -72,10 +73,11 @@ mod compare;
 mod copy;
 mod cutter;
 mod depth;
-mod ends;
+mod driver;
 mod engine;
 mod error;
-mod job;
+mod extent;
+mod geometry;
 mod journal;
 mod latency;
 mod limit;
@@ -84,8 +86,8 @@ mod manifest;
 mod map;
 mod mapfile;
 mod meter;
+mod operation;
 mod parts;
-mod patch;
 mod plan;
 mod progress;
 mod rate;
@@ -112,7 +114,7 @@ pub use manifest::{
     MANIFEST_BYTES_MAX, MANIFEST_VERSION, Manifest, ManifestError, check_manifest_place, read_manifest,
     write_manifest,
 };
-pub use map::{Map, Status, Stretch};
+pub use map::{Map, MapEntry, Status};
 pub use mapfile::{Label, MAPFILE_BYTES_MAX, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
 pub use meter::Side;
 pub use plan::{

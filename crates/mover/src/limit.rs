@@ -1,31 +1,26 @@
-//! What limited a copy: where its time went.
+//! The resource that limited a copy, derived from the distribution of its time.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Of the time spent waiting for devices, one of them is the limit only if it took this share; between the
-/// two they are balanced.
+/// Of the time spent waiting for devices, one device is the limit only from this share on; below it they are balanced.
 const DEVICE_SHARE: f64 = 0.6;
 
-/// What would have to be faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Reads.
     Source,
-    /// Writes (reads, in a verification).
+    /// The destination: writes, or reads in a verification.
     Destination,
-    /// Source and destination about equally.
+    /// Source and destination, about equally.
     Balanced,
-    /// The rate asked for.
     Rate,
-    /// Memory of the loop's pool.
     Memory,
-    /// The loop thread itself: it was busy, not waiting.
+    /// The CPU time of the loop thread: it was busy rather than waiting.
     Cpu,
 }
 
 impl Limit {
-    /// One word, for JSON.
+    /// A single word, for JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Source => "source",
@@ -44,29 +39,27 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Shares of the time, each 0 to 1, together 1 (or all 0 if no time passed).
+/// Shares of the time, each from 0 to 1; their sum is 1 (or 0 if no time passed).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// Asleep with chunks at the source.
+    /// Waiting, with chunks at the source.
     pub source: f64,
-    /// Asleep with chunks at the destination.
+    /// Waiting, with chunks at the destination.
     pub destination: f64,
-    /// Asleep because of the rate.
     pub rate: f64,
-    /// Asleep for want of memory.
     pub memory: f64,
-    /// Awake.
+    /// Not waiting.
     pub cpu: f64,
 }
 
-/// Why a slot stayed free although there was more to do.
+/// Why a slot stayed free although runs were left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocked {
     Rate,
     Memory,
 }
 
-/// Time by what the loop waited for, in seconds.
+/// The time of a copy by what the loop waited for, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Occupancy {
     source: f64,
@@ -77,8 +70,8 @@ pub(crate) struct Occupancy {
 }
 
 impl Occupancy {
-    /// The loop was awake for `awake`, then slept for `asleep` with `waiting` chunks at the source and at the
-    /// destination. Sleep is divided between them by the number of chunks there.
+    /// Adds a turn: the loop ran for `awake`, then waited for `asleep` with `waiting` chunks at the source and at the
+    /// destination. The waiting time is divided in proportion to these numbers.
     pub(crate) fn add(
         &mut self,
         awake: Duration,
@@ -114,7 +107,7 @@ impl Occupancy {
         }
     }
 
-    /// The largest account, the two devices counting as one; between those, whoever has 60 %.
+    /// The largest share, where both devices count as one; between those, the device with 60 % or more.
     pub(crate) fn limit(&self) -> Limit {
         let devices = self.source + self.destination;
         let others = [(self.rate, Limit::Rate), (self.memory, Limit::Memory), (self.cpu, Limit::Cpu)];
@@ -156,7 +149,7 @@ mod tests {
         assert_eq!(limit(&[(1, 99, [4, 4], None)]), Limit::Balanced);
         assert_eq!(limit(&[(1, 50, [8, 0], None), (1, 48, [0, 8], None)]), Limit::Balanced);
         assert_eq!(limit(&[(60, 40, [8, 0], None)]), Limit::Cpu);
-        // The two devices count together against the rest.
+        // Both devices count together against the rest.
         assert_eq!(limit(&[(40, 30, [8, 0], None), (0, 30, [0, 8], None)]), Limit::Balanced);
         assert_eq!(limit(&[(1, 60, [0, 1], Some(Blocked::Rate)), (1, 38, [8, 0], None)]), Limit::Rate);
         assert_eq!(limit(&[(1, 60, [2, 0], Some(Blocked::Memory)), (1, 38, [8, 0], None)]), Limit::Memory);

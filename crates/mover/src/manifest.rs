@@ -1,7 +1,5 @@
-//! [`Sums`] as text, with whose they are and a checksum in comments: what a copy was verified to be, to be compared with later.
-//!
-//! Pure: bytes in, bytes out. What is read may come from anybody, so that everything is checked once more. The format:
-//! `docs/internals/mover.md`, "The manifest".
+//! [`Sums`] as text, with the label of the copy and a checksum in comments. Pure. The text may come from any source, so
+//! everything is validated. The format: `docs/internals/mover-verify.md`, "The manifest".
 
 mod file;
 
@@ -15,9 +13,9 @@ use crate::textfile::{self, Wrong, comment, number};
 
 pub use file::{check_manifest_place, read_manifest, write_manifest};
 
-/// Of the format. One that is greater was written by a later release.
+/// Version of the format. A higher one was written by a later release.
 pub const MANIFEST_VERSION: u32 = 1;
-/// Longest manifest that is read, in bytes: a line for each of [`EXTENTS_MAX`] extents.
+/// Bound of the size of a manifest, in bytes: one line for each of [`EXTENTS_MAX`] extents.
 pub const MANIFEST_BYTES_MAX: u64 = 128 << 20;
 const HEAD: &str = "# Manifest of hikyaku copy, version ";
 
@@ -25,28 +23,23 @@ const HEAD: &str = "# Manifest of hikyaku copy, version ";
 const LINE_BYTES_MAX: u64 = 18 + 2 + 18 + 2 + 1 + 2 + 64 + 1;
 const _: () = assert!(EXTENTS_MAX * LINE_BYTES_MAX < MANIFEST_BYTES_MAX - (1 << 20));
 
-/// What a copy was, and of what.
+/// The content of a verified range, and the label of the copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// Whose. Its `bytes` are those of the sums.
+    /// The copy. Its `bytes` equal the total of the sums.
     pub label: Label,
-    /// What the range held.
     pub sums: Sums,
 }
 
-/// Why bytes are not a manifest that can be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ManifestError {
-    /// It never was one.
     #[error("it is not a manifest that hikyaku copy made (it begins with other words)")]
     Foreign,
-    /// Another release's.
     #[error(
         "it has version {0}, this release reads version {MANIFEST_VERSION}: use the release that wrote it"
     )]
     Version(String),
-    /// Bytes are missing or were changed.
-    #[error("it is damaged: {0}; what it says cannot be trusted: take another copy of it")]
+    #[error("it is damaged: {0}; its content cannot be trusted: take another copy of it")]
     Damaged(String),
 }
 
@@ -61,7 +54,7 @@ impl From<Wrong> for ManifestError {
 }
 
 impl Manifest {
-    /// The text. Positions count from the start of the range.
+    /// Encodes the manifest. Positions count from the start of the range.
     pub fn emit(&self) -> String {
         assert_eq!(self.label.bytes, self.sums.total(), "the sums of this range");
         let mut text = format!("{HEAD}{MANIFEST_VERSION}\n");
@@ -84,7 +77,7 @@ impl Manifest {
         textfile::finish(text)
     }
 
-    /// Reads what [`Manifest::emit`] wrote, and nothing else. Memory: 64 bytes for each line.
+    /// Parses the output of [`Manifest::emit`], and accepts nothing else. Memory: 64 bytes per line.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let mut lines = textfile::open(bytes, HEAD, MANIFEST_VERSION)?;
         let label = Label::parse(&mut lines)?;
@@ -113,19 +106,18 @@ impl Manifest {
     }
 }
 
-/// The hash of the range as it stands in the file.
+/// The hash of the whole range in the form of the file.
 fn whole(sums: &Sums) -> String {
     sums.blake3().unwrap_or_else(|| "none".to_owned())
 }
 
-/// Position, size, sign, and the value if there is one.
 fn sum(line: &str) -> Option<Sum> {
     let mut words = line.split_ascii_whitespace();
     let mut next = || number(words.next()?.strip_prefix("0x")?, 16);
     let (offset, bytes) = (next()?, next()?);
     let sign = words.next()?;
     let value = match words.next() {
-        // Digits as they are written, so that one value has one text.
+        // Only digits as `emit` writes them, so that a value has exactly one text.
         Some(digits) if digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) => {
             Some(*blake3::Hash::from_hex(digits).ok()?.as_bytes())
         }

@@ -1,30 +1,27 @@
-//! What is known of each byte of a range: tried, finished, unreadable.
+//! The state of each byte of a range: tried, finished, unreadable.
 //!
-//! Pure. The states and their signs are those of GNU ddrescue's mapfile; `mapfile.rs` writes and reads them.
+//! Pure. The states and their signs are those of GNU ddrescue's mapfile; `mapfile.rs` reads and writes them.
 
 use std::collections::BTreeMap;
 
-/// What is known of a stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
-    /// Not yet read.
     NonTried,
-    /// A read of it failed; nobody looked where.
+    /// A read of the range failed; the defect was not located.
     NonTrimmed,
-    /// Its edges were read, what lies between failed and was not looked at.
+    /// The edges were read; the rest failed and was not located further.
     NonScraped,
-    /// Cannot be read.
     BadSector,
-    /// At the destination.
+    /// Written to the destination.
     Finished,
 }
 
 impl Status {
-    /// All of them, in the order in which a copy works on them.
+    /// All states, in the order in which a copy works on them.
     pub const ALL: [Self; 5] =
         [Self::NonTried, Self::NonTrimmed, Self::NonScraped, Self::BadSector, Self::Finished];
 
-    /// ddrescue's sign.
+    /// The sign in ddrescue's mapfile.
     pub fn sign(self) -> char {
         match self {
             Self::NonTried => '?',
@@ -35,51 +32,45 @@ impl Status {
         }
     }
 
-    /// Whether a read failed and the destination holds nothing of the source there.
+    /// Whether a read failed, so that the destination has no data of the source there.
     pub fn is_bad(self) -> bool {
         matches!(self, Self::NonTrimmed | Self::NonScraped | Self::BadSector)
     }
 }
 
-/// A stretch of one status, counted from the start of the range.
+/// A range of one state, counted from the start of the map's range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// First byte.
+pub struct MapEntry {
     pub start: u64,
-    /// First byte behind it.
+    /// End (exclusive).
     pub end: u64,
-    /// What is known of it.
     pub status: Status,
 }
 
-impl Stretch {
-    /// Bytes.
+impl MapEntry {
     pub fn bytes(&self) -> u64 {
         self.end - self.start
     }
 }
 
-/// The status of every byte of a range of fixed size. Stretches tile it, and neighbours differ.
+/// The state of every byte of a range of fixed size. Entries tile it, and neighbours differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Map {
     size: u64,
-    /// Where each stretch begins; it ends where the next one does. Empty only if the range is.
+    /// The start of each entry; it ends where the next one starts. Empty only if the range is.
     starts: BTreeMap<u64, Status>,
 }
 
 impl Map {
-    /// A range of `size` bytes of which nothing was tried.
     pub fn new(size: u64) -> Self {
         let starts = (size > 0).then_some((0, Status::NonTried)).into_iter().collect();
         Self { size, starts }
     }
 
-    /// Bytes of the range.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Everything in `start..end` has this status from now on.
     pub fn set(&mut self, start: u64, end: u64, status: Status) {
         assert!(start <= end && end <= self.size, "{start}..{end} of {}", self.size);
         if start == end {
@@ -87,7 +78,7 @@ impl Map {
         }
         let behind = (end < self.size).then(|| self.at(end).status);
         let before = start.checked_sub(1).map(|at| self.at(at).status);
-        // What begins inside is over; at most a few stretches, as pieces are small or whole.
+        // Entries that start inside are replaced; they are few, as runs are short or entirely of one state.
         let inside: Vec<_> = self.starts.range(start..=end).map(|(at, _)| *at).collect();
         for at in inside {
             self.starts.remove(&at);
@@ -100,40 +91,36 @@ impl Map {
         }
     }
 
-    /// The stretch that contains byte `at`, which must be in the range.
-    pub fn at(&self, at: u64) -> Stretch {
+    /// The entry that contains byte `at`, which must be in the range.
+    pub fn at(&self, at: u64) -> MapEntry {
         assert!(at < self.size, "byte {at} of {}", self.size);
-        let (start, status) = self.starts.range(..=at).next_back().expect("stretches tile the range");
+        let (start, status) = self.starts.range(..=at).next_back().expect("entries tile the range");
         let end = self.starts.range(at + 1..).next().map_or(self.size, |(end, _)| *end);
-        Stretch { start: *start, end, status: *status }
+        MapEntry { start: *start, end, status: *status }
     }
 
-    /// All stretches in their order.
-    pub fn stretches(&self) -> impl Iterator<Item = Stretch> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = MapEntry> + '_ {
         let ends = self.starts.keys().skip(1).copied().chain([self.size]);
-        self.starts.iter().zip(ends).map(|((start, status), end)| Stretch {
+        self.starts.iter().zip(ends).map(|((start, status), end)| MapEntry {
             start: *start,
             end,
             status: *status,
         })
     }
 
-    /// How many stretches there are.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.size == 0
     }
 
-    /// Bytes of one status.
     pub fn bytes(&self, status: Status) -> u64 {
-        self.stretches().filter(|stretch| stretch.status == status).map(|stretch| stretch.bytes()).sum()
+        self.entries().filter(|entry| entry.status == status).map(|entry| entry.bytes()).sum()
     }
 
-    /// Bytes from the start that are finished without a gap.
+    /// Number of finished bytes from the start without a gap.
     pub fn safe(&self) -> u64 {
         match self.starts.first_key_value() {
             Some((_, Status::Finished)) => self.at(0).end,
@@ -141,9 +128,9 @@ impl Map {
         }
     }
 
-    /// Makes the map fit for work in whole blocks: a block of `block` bytes that is not all of one status counts as not
-    /// tried, and so does a `unit` that is not tried in part. `block` divides `unit`; the last of each may be cut short
-    /// by the end of the range. A map that was made with the same numbers stays as it is.
+    /// Prepares the map for work in whole blocks: a block of `block` bytes with more than one state counts as not
+    /// tried, and so does a `unit` that is partly not tried. `block` divides `unit`; the last of each may be cut short
+    /// by the end of the range. A map made with the same numbers does not change.
     pub fn fit(&mut self, unit: u32, block: u32) {
         let (unit, block) = (u64::from(unit), u64::from(block));
         assert!(block > 0 && unit.is_multiple_of(block), "blocks of {block} in units of {unit}");
@@ -151,13 +138,13 @@ impl Map {
         for at in cuts {
             self.forget(at / block * block, at, block);
         }
-        let open: Vec<_> = self.stretches().filter(|stretch| stretch.status == Status::NonTried).collect();
-        for Stretch { start, end, .. } in open {
+        let open: Vec<_> = self.entries().filter(|entry| entry.status == Status::NonTried).collect();
+        for MapEntry { start, end, .. } in open {
             self.forget(start / unit * unit, end, unit);
         }
     }
 
-    /// Not tried from `start` on to the end of the multiple of `step` that contains the byte before `end`.
+    /// Marks as not tried from `start` to the end of the multiple of `step` that contains the byte before `end`.
     fn forget(&mut self, start: u64, end: u64, step: u64) {
         let end = end.checked_next_multiple_of(step).map_or(self.size, |end| end.min(self.size));
         self.set(start, end, Status::NonTried);
@@ -170,11 +157,11 @@ mod tests {
     use crate::scripted::Random;
 
     fn signs(map: &Map) -> String {
-        map.stretches().map(|stretch| format!("{}{}", stretch.bytes(), stretch.status.sign())).collect()
+        map.entries().map(|entry| format!("{}{}", entry.bytes(), entry.status.sign())).collect()
     }
 
     #[test]
-    fn stretches_split_and_merge() {
+    fn entries_split_and_merge() {
         let mut map = Map::new(100);
         assert_eq!(signs(&map), "100?");
         map.set(10, 20, Status::Finished);
@@ -203,7 +190,7 @@ mod tests {
         assert_eq!(map.bytes(Status::NonTried), u64::MAX);
     }
 
-    /// Against one status for each byte.
+    /// Compares with a model of one state per byte.
     #[test]
     fn any_changes_leave_what_a_list_of_bytes_would() {
         for seed in 1..=300 {
@@ -219,14 +206,12 @@ mod tests {
                 bytes[start as usize..end as usize].fill(status);
                 let mut at = 0;
                 let mut last = None;
-                for stretch in map.stretches() {
-                    assert_eq!(stretch.start, at, "seed {seed}");
-                    assert!(stretch.end > at && last != Some(stretch.status), "seed {seed}");
-                    assert!(
-                        bytes[at as usize..stretch.end as usize].iter().all(|byte| *byte == stretch.status)
-                    );
-                    assert_eq!(map.at(random.below(stretch.bytes()) + at), stretch);
-                    (at, last) = (stretch.end, Some(stretch.status));
+                for entry in map.entries() {
+                    assert_eq!(entry.start, at, "seed {seed}");
+                    assert!(entry.end > at && last != Some(entry.status), "seed {seed}");
+                    assert!(bytes[at as usize..entry.end as usize].iter().all(|byte| *byte == entry.status));
+                    assert_eq!(map.at(random.below(entry.bytes()) + at), entry);
+                    (at, last) = (entry.end, Some(entry.status));
                 }
                 assert_eq!(at, size, "seed {seed}");
                 let safe = bytes.iter().take_while(|byte| **byte == Status::Finished).count();
@@ -250,7 +235,7 @@ mod tests {
             }
             let before = map.clone();
             map.fit(4096, 512);
-            for Stretch { start, end, status } in map.stretches() {
+            for MapEntry { start, end, status } in map.entries() {
                 let step = if status == Status::NonTried { 4096 } else { 512 };
                 assert!(start % step == 0 || map.at(start - 1).status == Status::NonTried, "seed {seed}");
                 assert!(start.is_multiple_of(512) && (end.is_multiple_of(512) || end == size));

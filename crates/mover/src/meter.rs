@@ -1,23 +1,18 @@
-//! What a phase counts.
+//! Counters of a phase.
 
 use std::time::Duration;
 
 use crate::latency::{Histogram, Latency};
 
-/// What one endpoint did.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Side {
-    /// Reads or writes.
     pub ops: u64,
-    /// Bytes moved by them.
     pub bytes: u64,
-    /// From submission to completion.
     pub latency: Latency,
-    /// Time with at least one request in flight.
+    /// Seconds with at least one request in flight.
     pub busy_seconds: f64,
 }
 
-/// Requests of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Meter {
     ops: u64,
@@ -36,7 +31,7 @@ impl Meter {
         self.latency.add(latency);
     }
 
-    /// With at least one of them in flight for `busy`.
+    /// The result; `busy`: time with at least one request in flight.
     pub(crate) fn side(&self, busy: Duration) -> Side {
         Side {
             ops: self.ops,

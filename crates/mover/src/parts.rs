@@ -1,17 +1,17 @@
-//! The requests that a piece is moved in at one end.
+//! The requests of a run at one end.
 
-use crate::patch::Patch;
+use crate::extent::WriteExtent;
 
-/// How pieces are cut for one end.
+/// Divides runs into requests for one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
-    /// Longest request: what the endpoint takes, in whole units, or in whole blocks if it is that short.
+    /// Longest request: the endpoint's maximum in whole units, or in whole blocks if it is below a unit.
     bytes_max: u32,
     block: u32,
 }
 
 impl Parts {
-    /// For an end that takes `most` bytes in a request, and those in blocks of `block`. `unit` is the plan's.
+    /// For an end with requests of at most `most` bytes in blocks of `block`. `unit` is that of the plan.
     pub(crate) fn new(most: u32, block: u32, unit: u32) -> Self {
         let step = if most >= unit { unit } else { block };
         Self { bytes_max: (most / step).max(1) * step, block }
@@ -21,27 +21,24 @@ impl Parts {
         self.bytes_max
     }
 
-    /// Requests of a piece of `length` bytes.
     pub(crate) fn count(self, length: u32) -> u32 {
         length.div_ceil(self.bytes_max)
     }
 
-    /// Offset and length within a piece of `length` bytes of its read number `part`. The last one goes on to the end of its
-    /// block.
+    /// Offset and length of read number `part` of a run of `length` bytes; the last extends to the end of its block.
     pub(crate) fn part(self, length: u32, part: u32) -> (u32, u32) {
         let start = part * self.bytes_max;
         (start, (length - start).min(self.bytes_max).next_multiple_of(self.block))
     }
 
-    /// Patches that are one request each.
-    pub(crate) fn cut(self, patches: Vec<Patch>) -> Vec<Patch> {
-        let is_one = |patch: &Patch| patch.length() <= self.bytes_max;
-        if patches.iter().all(is_one) {
-            return patches;
+    pub(crate) fn cut(self, extents: Vec<WriteExtent>) -> Vec<WriteExtent> {
+        let is_one = |extent: &WriteExtent| extent.length() <= self.bytes_max;
+        if extents.iter().all(is_one) {
+            return extents;
         }
-        let requests = patches.into_iter().flat_map(|Patch { range, zero }| {
+        let requests = extents.into_iter().flat_map(|WriteExtent { range, zero }| {
             let starts = range.clone().step_by(self.bytes_max as usize);
-            starts.map(move |start| Patch { range: start..range.end.min(start + self.bytes_max), zero })
+            starts.map(move |start| WriteExtent { range: start..range.end.min(start + self.bytes_max), zero })
         });
         requests.collect()
     }
@@ -89,13 +86,13 @@ mod tests {
     #[test]
     fn patches_that_are_too_long_are_several_requests_and_end_where_they_did() {
         let parts = Parts::new(8192, 512, UNIT);
-        let patch = |start, end, zero| Patch { range: start..end, zero };
-        let cut = parts.cut(vec![patch(4096, 12_288, false), patch(12_288, 28_772, true)]);
+        let extent = |start, end, zero| WriteExtent { range: start..end, zero };
+        let cut = parts.cut(vec![extent(4096, 12_288, false), extent(12_288, 28_772, true)]);
         let expected = [
-            patch(4096, 12_288, false),
-            patch(12_288, 20_480, true),
-            patch(20_480, 28_672, true),
-            patch(28_672, 28_772, true),
+            extent(4096, 12_288, false),
+            extent(12_288, 20_480, true),
+            extent(20_480, 28_672, true),
+            extent(28_672, 28_772, true),
         ];
         assert_eq!(cut, expected);
     }

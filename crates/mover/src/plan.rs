@@ -1,4 +1,4 @@
-//! What is to be copied, and what is refused before anything is touched.
+//! The plan of a copy, and the checks that refuse it before anything is read or written.
 
 use std::ops::Range;
 
@@ -9,21 +9,19 @@ use thiserror::Error;
 use crate::error::End;
 use crate::map::Map;
 
-/// Smallest chunk chosen from the devices' wishes, in bytes.
 pub const CHUNK_BYTES_DEFAULT_MIN: u32 = 512 << 10;
-/// Largest chunk chosen from the devices' wishes, in bytes.
 pub const CHUNK_BYTES_DEFAULT_MAX: u32 = 1 << 20;
-/// Largest chunk that may be asked for, in bytes: one area.
+/// Largest chunk that can be requested, in bytes: one area.
 pub const CHUNK_BYTES_MAX: u32 = 16 << 20;
-/// Chunks and holes begin and end on multiples of this many bytes (or more, if a granularity says so) from the
-/// start of the range, except at its end: requests then never share a page, which `block` relies on where it
-/// mixes O_DIRECT and the page cache.
+/// Chunks and holes begin and end on multiples of this many bytes (or of a larger granularity) from the start of the
+/// range, except at its end: so no two requests share a page, which `block` relies on where it mixes O_DIRECT and the
+/// page cache.
 pub const UNIT_BYTES_MIN: u32 = 4096;
-/// What cannot be read is looked at in blocks of this many bytes (or more, if a granularity says so).
+/// Unreadable ranges are examined in blocks of this many bytes (or of a larger granularity).
 pub const BLOCK_BYTES_MIN: u32 = 512;
-/// Chunks in flight unless asked otherwise, or to begin the search with.
+/// Chunks in flight by default; the search starts with this.
 pub const DEPTH_DEFAULT: u32 = 4;
-/// Most chunks in flight that may be asked for.
+/// Bound of the chunks in flight that can be requested.
 pub const DEPTH_MAX: u32 = 256;
 
 const _: () = assert!(CHUNK_BYTES_MAX as usize <= Pool::AREA_BYTES_MAX);
@@ -31,39 +29,36 @@ const _: () = assert!(CHUNK_BYTES_DEFAULT_MIN <= CHUNK_BYTES_DEFAULT_MAX);
 const _: () = assert!(CHUNK_BYTES_DEFAULT_MAX <= CHUNK_BYTES_MAX);
 const _: () = assert!(DEPTH_DEFAULT <= DEPTH_MAX);
 
-/// What to copy (or compare) and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// First byte in the source.
     pub src_offset: u64,
-    /// First byte in the destination.
     pub dst_offset: u64,
-    /// Bytes; `None` is all of the source after `src_offset`.
+    /// Bytes to copy; `None`: all of the source after `src_offset`.
     pub size: Option<u64>,
-    /// Bytes of one chunk; `None` chooses.
+    /// Bytes of one chunk; `None`: chosen automatically.
     pub chunk: Option<u32>,
-    /// Chunks in flight; `None` chooses.
+    /// Chunks in flight; `None`: chosen automatically.
     pub depth: Option<u32>,
-    /// Read the destination back after the flush and compare it with what was read from the source.
+    /// Read the destination back after the flush and compare it with the data read from the source.
     pub verify: bool,
-    /// With `verify`, have [`Report::sums`](crate::Report::sums) made of it.
+    /// With `verify`, fill in [`Report::sums`](crate::Report::sums).
     pub sums: bool,
-    /// Bytes read per second at most.
+    /// Bound of the read rate, in bytes per second.
     pub rate: Option<u64>,
-    /// Make holes, zero chunks and stretches of 64 KiB of zeroes and more zero, instead of moving their zeroes.
+    /// Zero holes, zero chunks and ranges of at least 64 KiB of zeroes without transferring zeroes.
     pub sparse: bool,
-    /// Copy between different logical block sizes.
     pub allow_block_size: bool,
-    /// What an earlier copy of this range has claimed: what is finished is neither read nor written.
+    /// The claims of an earlier copy of this range: finished parts are neither read nor written.
     pub map: Option<Map>,
-    /// Where source and destination may differ, counted from the start of the range, in order: what lies between is
-    /// neither read nor written, on the caller's word that it is the same. `None` is everywhere. Means nothing to a
-    /// comparison.
+    /// The ranges in which source and destination may differ, counted from the start of the range, in order; the caller
+    /// guarantees that the rest is equal, and it is neither read nor written. `None`: everywhere. A comparison ignores
+    /// it.
     pub only: Option<Vec<Range<u64>>>,
-    /// Read the destination as well, and write only what differs. Where both have a hole nothing is read.
+    /// Read the destination as well, and write only what differs. A hole at both ends is not read. The destination is
+    /// flushed first, so that data found equal is durable.
     pub differing: bool,
-    /// Go on where the source's medium cannot be read: try again in small steps at the end, and report what stays
-    /// unreadable. Nothing is written there.
+    /// Continue where the source's medium cannot be read: retry in small steps at the end, and report what stays
+    /// unreadable. No data is written there.
     pub skip_bad: bool,
 }
 
@@ -88,146 +83,80 @@ impl Default for Plan {
     }
 }
 
-/// A plan that can be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// Bytes in all.
     pub bytes: u64,
     /// Bytes of one chunk, a multiple of `unit`.
     pub chunk: u32,
-    /// Chunks in flight.
     pub depth: u32,
-    /// Every request but the last ends on a multiple of this: [`UNIT_BYTES_MIN`] and both granularities divide
-    /// it.
+    /// Every request but the last ends on a multiple of this, which [`UNIT_BYTES_MIN`] and both granularities divide.
     pub unit: u32,
-    /// What cannot be read is looked at in steps of this many bytes: [`BLOCK_BYTES_MIN`] and both granularities divide
-    /// it, and it divides the unit.
+    /// Unreadable ranges are examined in steps of this many bytes, which [`BLOCK_BYTES_MIN`] and both granularities
+    /// divide; it divides the unit.
     pub block: u32,
 }
 
-/// Why a plan is not carried out. Nothing was read or written.
+/// Why a plan is refused. Nothing was read or written.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Refusal {
-    /// The range leaves the source.
     #[error("the source has {size} bytes; {bytes} bytes at offset {offset} are not all there")]
-    SourceTooSmall {
-        /// First byte asked for.
-        offset: u64,
-        /// Bytes asked for.
-        bytes: u64,
-        /// Bytes of the source.
-        size: u64,
-    },
-    /// The range leaves the destination.
+    SourceTooSmall { offset: u64, bytes: u64, size: u64 },
     #[error(
         "the destination has {size} bytes; {bytes} bytes at offset {offset} need {}",
         u128::from(*.offset) + u128::from(*.bytes)
     )]
-    DestinationTooSmall {
-        /// First byte to be written.
-        offset: u64,
-        /// Bytes to be written.
-        bytes: u64,
-        /// Bytes of the destination.
-        size: u64,
-    },
-    /// The destination refuses writes.
+    DestinationTooSmall { offset: u64, bytes: u64, size: u64 },
     #[error("the destination is read-only")]
     ReadOnly,
-    /// Logical block sizes differ and that was not allowed.
     #[error("logical block sizes differ: source {source_bytes} bytes, destination {destination_bytes} bytes")]
-    BlockSize {
-        /// Of the source.
-        source_bytes: u32,
-        /// Of the destination.
-        destination_bytes: u32,
-    },
-    /// An offset is not on a block of its endpoint.
+    BlockSize { source_bytes: u32, destination_bytes: u32 },
     #[error("offset {offset} of the {end} is not a multiple of its granularity, {granularity} bytes")]
-    OffsetMisaligned {
-        /// Which endpoint.
-        end: End,
-        /// The offset.
-        offset: u64,
-        /// What it should be a multiple of.
-        granularity: u32,
-    },
-    /// The last bytes do not fill a block of the destination.
+    OffsetMisaligned { end: End, offset: u64, granularity: u32 },
     #[error(
         "{bytes} bytes are not a multiple of the {end}'s granularity, {granularity} bytes: the last {} would be \
          part of a block (give a size that is)",
         .bytes % u64::from(*.granularity)
     )]
-    TailMisaligned {
-        /// Which endpoint.
-        end: End,
-        /// Bytes to be copied.
-        bytes: u64,
-        /// What they should be a multiple of.
-        granularity: u32,
-    },
-    /// Both are the same storage.
+    TailMisaligned { end: End, bytes: u64, granularity: u32 },
     #[error("source and destination are the same storage")]
     Same,
-    /// An endpoint is still opening, or failed.
+    /// An endpoint is still opening, or has failed.
     #[error("the {0} is not ready")]
     NotReady(End),
-    /// The granularities have no usable common multiple.
+    /// The granularities have no common multiple within the largest chunk.
     #[error(
         "granularities of {source_bytes} bytes (source) and {destination_bytes} bytes (destination) have no \
          common multiple up to {CHUNK_BYTES_MAX} bytes"
     )]
-    Granularity {
-        /// Of the source.
-        source_bytes: u32,
-        /// Of the destination.
-        destination_bytes: u32,
-    },
-    /// The chunk asked for is impossible.
+    Granularity { source_bytes: u32, destination_bytes: u32 },
     #[error(
         "a chunk of {chunk} bytes; it must be a multiple of {unit}, at least that and at most {CHUNK_BYTES_MAX}"
     )]
     Chunk {
-        /// As asked.
         chunk: u32,
-        /// Smallest chunk.
+        /// Smallest chunk, in bytes.
         unit: u32,
     },
-    /// The depth asked for is impossible.
     #[error("a depth of {depth} chunks; it must be 1 to {DEPTH_MAX}")]
-    Depth {
-        /// As asked.
-        depth: u32,
-    },
-    /// The map is another range's.
+    Depth { depth: u32 },
     #[error(
         "the map is of {map_bytes} bytes, and {bytes} are to be copied: give the offsets and the size of that copy"
     )]
-    Map {
-        /// Of the map.
-        map_bytes: u64,
-        /// Of the range.
-        bytes: u64,
-    },
-    /// Stretches that overlap, are out of order or leave the range.
-    #[error("what is to be copied is not a list of stretches in the {bytes} bytes of the range")]
-    Only {
-        /// Of the range.
-        bytes: u64,
-    },
-    /// A rate of nothing.
+    Map { map_bytes: u64, bytes: u64 },
+    #[error("what is to be copied is not a list of ranges in the {bytes} bytes of the range")]
+    Only { bytes: u64 },
     #[error("a rate of 0 bytes per second never ends")]
     Rate,
 }
 
 impl Refusal {
-    /// Whether the words of the plan are wrong (chunk, depth, rate), rather than data in danger.
+    /// Whether parameters are invalid (chunk, depth, rate), as opposed to a danger to data.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Chunk { .. } | Self::Depth { .. } | Self::Rate)
     }
 }
 
-/// The refusals of a copy that need only capabilities, and the numbers chosen.
+/// Makes the checks of a copy that need only capabilities, and chooses the parameters.
 pub fn plan_check(source: &Capability, destination: &Capability, plan: &Plan) -> Result<Checked, Refusal> {
     let bytes = bytes_from(source, plan.src_offset, plan.size)?;
     let (offset, size) = (plan.dst_offset, destination.size_bytes);
@@ -259,8 +188,7 @@ pub fn plan_check(source: &Capability, destination: &Capability, plan: &Plan) ->
     shape(source, destination, plan, bytes)
 }
 
-/// As [`plan_check`] for a comparison: nothing is written, so less is refused. Without a size, the range ends
-/// where the shorter one does.
+/// As [`plan_check`] for a comparison, which writes nothing. Without a size the shorter endpoint ends the range.
 pub(crate) fn compare_check(a: &Capability, b: &Capability, plan: &Plan) -> Result<Checked, Refusal> {
     let mut bytes = bytes_from(a, plan.src_offset, plan.size)?;
     let (offset, size) = (plan.dst_offset, b.size_bytes);
@@ -276,7 +204,7 @@ pub(crate) fn compare_check(a: &Capability, b: &Capability, plan: &Plan) -> Resu
     shape(a, b, plan, bytes)
 }
 
-/// The granularity, never zero whatever an endpoint says.
+/// The granularity in bytes; never 0, even if an endpoint reports that.
 pub(crate) fn granularity(capability: &Capability) -> u32 {
     capability.granularity.max(1)
 }
@@ -302,7 +230,7 @@ fn offsets_aligned(source: &Capability, destination: &Capability, plan: &Plan) -
     Ok(())
 }
 
-/// A read may end in the middle of a block (the rest of it is read and ignored) if the block is all there.
+/// A read may end within a block (the rest of which is read and ignored) if the endpoint has the whole block.
 fn tail_readable(end: End, capability: &Capability, offset: u64, bytes: u64) -> Result<(), Refusal> {
     let granularity = granularity(capability);
     let whole = bytes.checked_next_multiple_of(granularity.into());
@@ -312,14 +240,13 @@ fn tail_readable(end: End, capability: &Capability, offset: u64, bytes: u64) -> 
     }
 }
 
-/// Chunk, depth and unit.
 fn shape(source: &Capability, destination: &Capability, plan: &Plan, bytes: u64) -> Result<Checked, Refusal> {
     let (a, b) = (granularity(source), granularity(destination));
     let unit = common_multiple(a, b)
         .and_then(|unit| common_multiple(unit, UNIT_BYTES_MIN))
         .filter(|unit| *unit <= CHUNK_BYTES_MAX)
         .ok_or(Refusal::Granularity { source_bytes: a, destination_bytes: b })?;
-    // Both divide the unit, so that this is there and not greater.
+    // Both granularities divide the unit, so this multiple exists and is at most the unit.
     let block =
         common_multiple(a, b).and_then(|block| common_multiple(block, BLOCK_BYTES_MIN)).unwrap_or(unit);
     let chunk = match plan.chunk {
@@ -333,7 +260,7 @@ fn shape(source: &Capability, destination: &Capability, plan: &Plan, bytes: u64)
             (wish / unit).max(1) * unit
         }
     };
-    // A chunk longer than the whole would only waste memory.
+    // A chunk longer than the range would waste memory.
     let whole = bytes.max(1).checked_next_multiple_of(unit.into()).unwrap_or(u64::MAX);
     let chunk = u32::try_from(whole).map_or(chunk, |whole| chunk.min(whole));
     let depth = match plan.depth {
@@ -433,7 +360,7 @@ mod tests {
         let refused = check(&a, &b, Plan { size: Some(1000), ..Plan::default() });
         assert_eq!(refused, Refusal::TailMisaligned { end: End::Destination, bytes: 1000, granularity: 512 });
         assert!(refused.to_string().contains("the last 488 would"), "{refused}");
-        // The other way round the rest of the block is read and ignored.
+        // In the other direction, the rest of the block is read and ignored.
         assert!(plan_check(&b, &a, &Plan { size: Some(1000), ..Plan::default() }).is_ok());
         for chunk in [0, 100, CHUNK_BYTES_MAX + 512] {
             let refused = check(&a, &b, Plan { chunk: Some(chunk), ..Plan::default() });

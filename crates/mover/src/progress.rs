@@ -1,64 +1,51 @@
-//! What an observer is told while the engine runs, and what it may answer.
+//! Progress reports to the observer, and its answer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::limit::Limit;
 
-/// Loop time between two calls of the observer, at least.
+/// Minimum loop time between two calls of the observer.
 pub const OBSERVE_EVERY: Duration = Duration::from_millis(200);
-/// Observations the present rate is taken over (3 s).
+/// Number of observations over which the current rate is measured (3 s).
 const SAMPLES: usize = 15;
 
-/// What is going on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Chunks are read and written.
     Copy,
-    /// What could not be read is tried again, in small steps.
+    /// Unreadable ranges are retried in small steps.
     Rescue,
-    /// The destination makes them durable.
     Flush,
-    /// The destination is read back.
     Verify,
-    /// Both are read and compared.
     Compare,
 }
 
 impl Phase {
-    /// Whether the destination is written.
     pub(crate) fn copies(self) -> bool {
         matches!(self, Self::Copy | Self::Rescue)
     }
 }
 
-/// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// What is going on.
     pub phase: Phase,
-    /// Bytes done in this phase.
     pub bytes: u64,
-    /// Bytes to do in this phase.
     pub total: u64,
     /// Bytes per second over the last seconds.
     pub rate_now: u64,
-    /// Time left at that rate; `None` while it is zero.
+    /// Time left at this rate; `None` if the rate is 0.
     pub eta: Option<Duration>,
     /// Requests the endpoints repeated after a lost connection.
     pub retries: u64,
-    /// What limited the time since the last observation.
+    /// The limiting resource since the last observation.
     pub limited_by: Limit,
-    /// Pieces that may be in flight at present.
     pub depth: u32,
 }
 
-/// The observer's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Go on.
     Continue,
-    /// Interrupted: finish what is in flight, flush, and say how far it is safe.
+    /// Stop: requests in flight are finished and flushed, and the copy ends with the number of safe bytes.
     Stop,
 }
 
@@ -69,13 +56,12 @@ pub(crate) struct Speed {
 }
 
 impl Speed {
-    /// Begins at `now` with `bytes` done before.
     pub(crate) fn start(&mut self, now: Duration, bytes: u64) {
         self.samples.clear();
         self.samples.push_back((now, bytes));
     }
 
-    /// Takes the bytes done by `now`; bytes per second since the oldest sample kept.
+    /// Records the bytes complete at `now`; returns the bytes per second since the oldest sample kept.
     pub(crate) fn sample(&mut self, now: Duration, bytes: u64) -> u64 {
         let (since, before) = self.samples.front().copied().unwrap_or((now, bytes));
         self.samples.push_back((now, bytes));
@@ -88,7 +74,7 @@ impl Speed {
     }
 }
 
-/// Time for `left` bytes at `rate` per second.
+/// Time for `left` bytes at `rate` bytes per second; `None` if the rate is 0.
 pub(crate) fn eta(left: u64, rate: u64) -> Option<Duration> {
     let seconds = left.checked_div(rate)?;
     let nanos = u128::from(left % rate) * 1_000_000_000 / u128::from(rate);

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use io::{Io, Token};
 
-/// Time that may be caught up after a late timer. Longer pauses are not made good.
+/// Bound of the time caught up after a late timer; longer pauses are not compensated.
 const CREDIT: Duration = Duration::from_millis(50);
 
-/// Admits a chunk when those before it are paid for, so that at time `t` at most `rate * t` bytes and one
-/// chunk have been admitted (and `CREDIT` more after a pause).
+/// Admits a chunk when the earlier ones are paid for: at time `t` at most `rate * t` bytes and one chunk have been
+/// admitted (and the bytes of `CREDIT` after a pause).
 #[derive(Debug)]
 pub(crate) struct Bucket {
     rate: u64,
-    /// Loop time at which everything admitted so far is paid for.
+    /// Loop time at which all admitted chunks are paid for.
     paid: Duration,
 }
 
@@ -23,12 +23,11 @@ impl Bucket {
         Self { rate, paid: now }
     }
 
-    /// Whether a chunk may be read now; if not, when.
+    /// Whether a chunk may be read now; `Err`: the time at which it may.
     pub(crate) fn ready(&self, now: Duration) -> Result<(), Duration> {
         if now >= self.paid { Ok(()) } else { Err(self.paid) }
     }
 
-    /// Charges `bytes` that are about to be read.
     pub(crate) fn charge(&mut self, now: Duration, bytes: u64) {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.rate);
         let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
@@ -36,24 +35,21 @@ impl Bucket {
     }
 }
 
-/// A bucket over a loop: a timer says when it is to be asked again.
+/// A bucket with a timer of a loop, whose event announces the next admission.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     bucket: Bucket,
-    /// Of the timer's event.
     token: Token,
     is_set: bool,
-    /// Times that somebody had to wait.
     pub(crate) waits: u64,
 }
 
 impl Throttle {
-    /// `rate` bytes per second from `now` on.
     pub(crate) fn new(rate: u64, now: Duration, token: Token) -> Self {
         Self { bucket: Bucket::new(rate, now), token, is_set: false, waits: 0 }
     }
 
-    /// Whether a chunk may be read now. If not, there will be an event.
+    /// Whether a chunk may be read now. If not, the timer's event will follow.
     pub(crate) fn admits(&mut self, io: &mut Io, now: Duration) -> bool {
         let Err(at) = self.bucket.ready(now) else { return true };
         if !self.is_set {
@@ -64,12 +60,10 @@ impl Throttle {
         false
     }
 
-    /// That event has come.
     pub(crate) fn on_timer(&mut self) {
         self.is_set = false;
     }
 
-    /// Charges `bytes` that are about to be read.
     pub(crate) fn charge(&mut self, now: Duration, bytes: u64) {
         self.bucket.charge(now, bytes);
     }
@@ -113,7 +107,7 @@ mod tests {
             bucket.charge(now, 50);
             let at = bucket.ready(now).unwrap_err();
             assert!(at > now);
-            // The timer is a little late; the average does not suffer.
+            // The timer is slightly late; the average rate does not decrease.
             now = at + Duration::from_millis(3);
         }
         let took = now - Duration::from_secs(7);

@@ -1,4 +1,4 @@
-//! Whether one endpoint still holds what it was verified to hold, and which extents of it do not.
+//! Comparison of an endpoint with the sums of an earlier verification, by extent.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,47 +9,44 @@ use io::Io;
 
 use crate::checkpoint::Checkpoints;
 use crate::copy::Area;
-use crate::cutter::{HOLE_BYTES_MAX, Piece};
+use crate::cutter::{HOLE_BYTES_MAX, Run};
 use crate::engine::Engine;
 use crate::error::{CopyError, End};
-use crate::job::{Extents, Job, Step};
 use crate::limit::Limit;
 use crate::map::{Map, Status};
+use crate::operation::{Extents, Operation, Step};
 use crate::plan::{Plan, Refusal, compare_check};
 use crate::progress::{Control, Phase, Progress};
 use crate::sums::{Content, Sums};
 use crate::tree::{ExtentTree, Hashed};
 use crate::zero::is_zero;
 
-/// What a comparison with sums found. Areas are joined extents, counted from the start of the range, in order.
+/// The result of a comparison with sums. Areas are joined extents, counted from the start of the range, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recheck {
-    /// Bytes of the range.
     pub bytes: u64,
-    /// Extents that are not what they were.
+    /// Extents whose content differs from the sums.
     pub different: Vec<Area>,
-    /// Extents that are not known to be different, and cannot be read as a whole.
+    /// Extents that could not be read completely and are not known to differ.
     pub unreadable: Vec<Area>,
-    /// Bytes of extents of which the sums know nothing; they were not read.
+    /// Bytes of extents without a sum; they were not read.
     pub unknown_bytes: u64,
-    /// How long it took.
     pub duration: Duration,
-    /// What limited it.
     pub limited_by: Limit,
 }
 
 impl Recheck {
-    /// Bytes of which it is known whether they are what they were.
+    /// Bytes of extents whose comparison has a result.
     pub fn compared_bytes(&self) -> u64 {
         self.bytes - self.unknown_bytes - self.unreadable.iter().map(|area| area.bytes).sum::<u64>()
     }
 }
 
-/// Reads what `sums` know of the range at `plan.src_offset` of `endpoint`, to its end, and compares. Of the plan only offset, chunk,
-/// depth, rate and `sparse` count: with the last, holes are zero without being read. A medium that cannot be read in places does not
-/// end it.
+/// Reads the extents that have a sum, in the range from `plan.src_offset` of `endpoint` to its end, and compares. Only
+/// offset, chunk, depth, rate and `sparse` of the plan are used: with `sparse`, holes count as zero without being read.
+/// Unreadable places of the medium do not end the comparison.
 ///
-/// As in [`copy()`](crate::copy()), the loop belongs to this call, and memory is back in the pool afterwards.
+/// As with [`copy()`](crate::copy()), the loop belongs to this call, and all memory is back in the pool afterwards.
 pub fn recheck(
     io: &mut Io,
     endpoint: &mut dyn Endpoint,
@@ -61,7 +58,7 @@ pub fn recheck(
         return Err(Refusal::NotReady(End::Source).into());
     }
     let plan = Plan { size: Some(sums.total()), dst_offset: 0, skip_bad: true, ..plan.clone() };
-    // The engine has two ends; nobody asks anything of the second.
+    // The engine requires two ends; the second one gets no requests.
     let nothing = NullMedium::new(sums.total(), true);
     let mut nothing = nothing.attach(io).map_err(|error| CopyError::Loop(std::io::Error::other(error)))?;
     let checked = compare_check(endpoint.capability(), nothing.capability(), &plan)?;
@@ -76,16 +73,16 @@ pub fn recheck(
     }
     let checkpoints = Checkpoints::none(checked.bytes);
     let mut engine = Engine::new(io, endpoint, &mut *nothing, &plan, &checked, observer, checkpoints)?;
-    let mut job = Against::new(sums, plan.sparse);
-    let figures = engine.run(&mut job, map)?;
+    let mut operation = Against::new(sums, plan.sparse);
+    let figures = engine.run(&mut operation, map)?;
     if !figures.complete {
         return Err(CopyError::Interrupted { phase: Phase::Compare, bytes_safe: engine.map.safe() });
     }
-    job.unreadable.retain(|index| !job.different.contains(index));
+    operation.unreadable.retain(|index| !operation.different.contains(index));
     Ok(Recheck {
         bytes: sums.total(),
-        different: job.areas(&job.different),
-        unreadable: job.areas(&job.unreadable),
+        different: operation.areas(&operation.different),
+        unreadable: operation.areas(&operation.unreadable),
         unknown_bytes: sums.unknown_bytes(),
         duration: figures.duration,
         limited_by: figures.limit,
@@ -94,14 +91,12 @@ pub fn recheck(
 
 struct Against<'a> {
     sums: &'a Sums,
-    /// Holes are not read.
     sparse: bool,
-    /// The sum in which the next byte lies, and that byte.
+    /// Index of the sum that contains the next byte, and the offset of that byte.
     sum: usize,
     at: u64,
-    /// Of extents with data.
     tree: ExtentTree,
-    /// Numbers of extents.
+    /// Indices of extents.
     different: BTreeSet<u64>,
     unreadable: BTreeSet<u64>,
 }
@@ -115,7 +110,7 @@ impl<'a> Against<'a> {
         against
     }
 
-    /// To the next byte of which something is known.
+    /// Moves to the next byte, from `to` on, that has a sum.
     fn advance(&mut self, to: u64) {
         self.at = to;
         while let Some(sum) = self.sums.sums().get(self.sum) {
@@ -142,7 +137,7 @@ impl<'a> Against<'a> {
     }
 }
 
-impl Job for Against<'_> {
+impl Operation for Against<'_> {
     const PHASE: Phase = Phase::Compare;
     const SHRINKS: bool = true;
     const SKIPS_BAD: bool = true;
@@ -151,7 +146,7 @@ impl Job for Against<'_> {
         self.sum == self.sums.sums().len()
     }
 
-    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Piece> {
+    fn next(&mut self, chunk: u32, _map: &Map, extents: &mut Extents<'_, '_>) -> Option<Run> {
         let (at, extent, index) = (self.at, self.sums.extent(), self.sum);
         let sum = self.sums.sums().get(index)?;
         let sum_end = sum.offset + sum.bytes;
@@ -159,41 +154,41 @@ impl Job for Against<'_> {
         let (mut end, mut zero) = (extent_end.min(at + u64::from(chunk)), false);
         if self.sparse && matches!(sum.content, Content::Zero(_)) {
             let known = extents.of(End::Source, at);
-            // A hole ends where an extent does, so that what is read does, too.
+            // A hole is cut at the end of an extent, so that the data after it begins with an extent.
             let stop = if known.end >= sum_end { sum_end } else { known.end / extent * extent };
             if !known.data && stop > at {
                 (end, zero) = (stop.min(at + HOLE_BYTES_MAX), true);
             }
         }
         self.advance(end);
-        Some(Piece { offset: at, length: (end - at) as u32, zero, index })
+        Some(Run { offset: at, length: (end - at) as u32, zero, index })
     }
 
-    fn on_begin(&mut self, piece: &Piece) -> Step {
-        if piece.zero { Step::Done } else { Step::Read([true, false]) }
+    fn on_begin(&mut self, run: &Run) -> Step {
+        if run.zero { Step::Done } else { Step::Read([true, false]) }
     }
 
-    fn on_read(&mut self, piece: &Piece, spans: &[Span]) -> Step {
-        let bytes = &spans[0].as_slice()[..piece.length as usize];
+    fn on_read(&mut self, run: &Run, spans: &[Span]) -> Step {
+        let bytes = &spans[0].as_slice()[..run.length as usize];
         let different = &mut self.different;
         let mut found = |index, same: bool| {
             if !same {
                 different.insert(index);
             }
         };
-        match self.sums.sums()[piece.index].content {
+        match self.sums.sums()[run.index].content {
             Content::Unknown => unreachable!("it is not read"),
-            Content::Zero(_) => found(piece.offset / self.sums.extent(), is_zero(bytes)),
+            Content::Zero(_) => found(run.offset / self.sums.extent(), is_zero(bytes)),
             Content::Data(value) => {
-                let hashed = Hashed::new(piece.offset, bytes, self.sums.total());
+                let hashed = Hashed::new(run.offset, bytes, self.sums.total());
                 self.tree.add(&hashed, |index, now| found(index, now == value));
             }
         }
         Step::Done
     }
 
-    fn on_unreadable(&mut self, piece: &Piece, map: &mut Map) {
-        self.unreadable.insert(piece.offset / self.sums.extent());
-        map.set(piece.offset, piece.offset + u64::from(piece.length), Status::BadSector);
+    fn on_unreadable(&mut self, run: &Run, map: &mut Map) {
+        self.unreadable.insert(run.offset / self.sums.extent());
+        map.set(run.offset, run.offset + u64::from(run.length), Status::BadSector);
     }
 }

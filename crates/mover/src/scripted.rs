@@ -1,15 +1,15 @@
-//! An endpoint for tests that does what its script says and writes down what it was asked.
+//! A test endpoint that follows a script and logs its requests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{
-    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind, Request,
-    RequestId,
+    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind,
+    Request, RequestId,
 };
 use io::{Event, Io, Owner, Token};
 
-/// A small generator, so that a printed seed repeats a test.
+/// A small random generator, so that a printed seed repeats a test.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -39,11 +39,10 @@ impl Random {
 /// When requests complete.
 #[derive(Clone, Debug)]
 pub(crate) enum When {
-    /// Inside `submit`.
     Inside,
-    /// In a later turn, all that wait, last come first.
+    /// In a later turn, all waiting requests, in reverse order.
     Reversed,
-    /// In later turns, one at a time in the order of the generator; now and then inside `submit`.
+    /// In later turns, one at a time in random order; occasionally inside `submit`.
     Shuffled(Random),
 }
 
@@ -53,26 +52,26 @@ pub(crate) enum Did {
     Completed { end: char, verb: &'static str, offset: u64, failed: bool },
 }
 
-/// What both ends saw, in order, and how much was in flight together.
+/// The requests at both ends, in order, and the numbers in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) did: Vec<Did>,
-    /// Loop time of each read submitted.
+    /// Loop time of each submitted read.
     pub(crate) read_times: Vec<std::time::Duration>,
     reads: usize,
     writes: usize,
-    /// Writes that had to be durable.
+    /// Writes with the durable flag.
     pub(crate) durable_writes: usize,
     pub(crate) requests_max: usize,
-    /// Times that a request was submitted while reads and writes were both in flight.
+    /// How often a request was submitted while reads and writes were both in flight.
     pub(crate) overlaps: usize,
 }
 
 impl Log {
     pub(crate) fn count(&self, end: char, verb: &str) -> usize {
-        let wanted =
+        let matches =
             |did: &&Did| matches!(did, Did::Submitted { end: e, verb: v, .. } if *e == end && *v == verb);
-        self.did.iter().filter(wanted).count()
+        self.did.iter().filter(matches).count()
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -106,22 +105,22 @@ impl Log {
     }
 }
 
-/// Fails the `nth` request (from 0) of a verb.
+/// Fails request number `nth` (from 0) of a verb.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     pub(crate) verb: &'static str,
     pub(crate) nth: usize,
     pub(crate) kind: IoErrorKind,
-    /// All that follow fail too.
+    /// All later requests of the verb fail too.
     pub(crate) on: bool,
 }
 
-/// A place that cannot be read.
+/// An unreadable range.
 #[derive(Clone, Debug)]
 pub(crate) struct Bad {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// After so many reads that touched it, it can.
+    /// Number of failing reads, after which the range is readable.
     pub(crate) times: usize,
 }
 
@@ -132,17 +131,19 @@ pub(crate) struct Scripted {
     pub(crate) when: When,
     pub(crate) log: Rc<RefCell<Log>>,
     pub(crate) faults: Vec<Fault>,
-    /// Flips a bit of this byte after the flush: what the medium holds is not what was written.
+    /// Flips a bit of each of these bytes after the flush: the medium then differs from what was written.
     pub(crate) rots: Vec<u64>,
-    /// Ends of extents, and whether each is data.
+    /// End and kind (data) of each extent.
     pub(crate) extents: Vec<(u64, bool)>,
     pub(crate) identity: Identity,
     pub(crate) bad: Vec<Bad>,
-    /// What survives a power cut for sure.
+    /// The content guaranteed to survive a power loss.
     pub(crate) durable: Rc<RefCell<Vec<u8>>>,
-    /// What it will be when the flushes in flight have ended.
+    /// Loses power, without an error, before the read with this number (from 0).
+    pub(crate) cut_at: Option<usize>,
+    /// The durable content after each flush in flight has ended.
     flushing: Vec<(RequestId, Vec<u8>)>,
-    /// Of the fingerprint.
+    /// The `contents` part of the fingerprint.
     pub(crate) contents: Rc<RefCell<String>>,
     owner: Owner,
     waiting: Vec<Request>,
@@ -170,6 +171,7 @@ impl Scripted {
             name,
             durable: Rc::new(RefCell::new(data.clone())),
             bad: Vec::new(),
+            cut_at: None,
             flushing: Vec::new(),
             contents: Rc::default(),
             data,
@@ -206,6 +208,9 @@ impl Scripted {
         let fault = self.faults.iter().find(|fault| {
             fault.verb == request.kind.verb() && (fault.nth == nth || fault.on && nth > fault.nth)
         });
+        if request.kind.verb() == "read" && self.cut_at == Some(nth) {
+            self.data.clone_from(&self.durable.borrow());
+        }
         let mut result = fault.map_or(Ok(()), |fault| Err(IoError::new(fault.kind, "scripted")));
         if let Kind::Read { offset, into } = &request.kind {
             let end = offset + into.len() as u64;
@@ -301,6 +306,12 @@ impl Endpoint for Scripted {
         Extent { end, data }
     }
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for Scripted {
     fn identity(&self) -> Identity {
         self.identity.clone()
     }

@@ -1,95 +1,94 @@
-//! One piece on its way, and the requests that it is moved in.
+//! A run in progress, and its requests.
 
 use std::time::Duration;
 
 use area::Span;
 use block::{IoError, Kind};
 
-use crate::cutter::Piece;
+use crate::cutter::Run;
+use crate::extent::WriteExtent;
 use crate::parts::Parts;
-use crate::patch::Patch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Free,
     Reading,
-    /// What was read goes to the destination, patch by patch, all at once.
+    /// All extents of the data read are being written to the destination concurrently.
     Writing,
-    /// A hole is made zero, one request after the other.
+    /// A hole is being zeroed, one request at a time.
     Zeroing,
 }
 
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) stage: Stage,
-    pub(crate) piece: Piece,
+    pub(crate) run: Run,
     pub(crate) spans: Vec<Span>,
     /// Requests in flight at the source and at the destination.
     pub(crate) pending: [u32; 2],
-    /// When the requests of this stage were submitted.
+    /// When the requests of this stage were submitted, in loop time.
     pub(crate) since: Duration,
-    /// The requests of `Writing`, by their number.
-    pub(crate) patches: Vec<Patch>,
-    /// Of `Zeroing`: bytes done, bytes of the request in flight, and whether that one moves zeroes or only names them.
+    /// The extents of `Writing`, indexed by request number.
+    pub(crate) extents: Vec<WriteExtent>,
+    /// For `Zeroing`: bytes complete, bytes of the request in flight, and whether that request zeroes without data.
     zeroed: u64,
     zeroing: u64,
-    zeroes_named: bool,
-    /// The first span was made zero, to be written.
+    is_write_zeroes: bool,
+    /// The first span was filled with zeroes, to be written.
     blank: bool,
-    /// The medium could not read a part of it: where that was, and why.
+    /// A part that the medium could not read: its offset in the run, and the error.
     pub(crate) unreadable: Option<(u32, IoError)>,
 }
 
 impl Slot {
-    /// A piece that begins at `now`.
-    pub(crate) fn new(piece: Piece, spans: Vec<Span>, now: Duration) -> Self {
+    pub(crate) fn new(run: Run, spans: Vec<Span>, now: Duration) -> Self {
         Self {
             stage: Stage::Reading,
-            piece,
+            run,
             spans,
             pending: [0; 2],
             since: now,
-            patches: Vec::new(),
+            extents: Vec::new(),
             zeroed: 0,
             zeroing: 0,
-            zeroes_named: false,
+            is_write_zeroes: false,
             blank: false,
             unreadable: None,
         }
     }
 
-    /// Offset and length within the piece of request number `part` at the end that `parts` is of.
+    /// Offset and length within the run of request number `part`; `parts` is of the same end.
     pub(crate) fn request(&self, parts: Parts, part: u32) -> (u64, u64) {
         match self.stage {
             Stage::Zeroing => (self.zeroed, self.zeroing),
             Stage::Writing => {
-                let patch = &self.patches[part as usize];
-                (patch.range.start.into(), patch.length().into())
+                let extent = &self.extents[part as usize];
+                (extent.range.start.into(), extent.length().into())
             }
             Stage::Free | Stage::Reading => {
-                let (start, length) = parts.part(self.piece.length, part);
+                let (start, length) = parts.part(self.run.length, part);
                 (start.into(), length.into())
             }
         }
     }
 
-    /// What brings patch number `part` to the destination, where the piece begins at `base`.
-    pub(crate) fn patch(&self, base: u64, part: u32, durable: bool) -> Kind {
-        let patch = &self.patches[part as usize];
-        let (offset, length) = (base + u64::from(patch.range.start), patch.length());
-        if patch.zero {
+    /// The request for extent number `part`; the run starts at `base` of the destination.
+    pub(crate) fn extent(&self, base: u64, part: u32, durable: bool) -> Kind {
+        let extent = &self.extents[part as usize];
+        let (offset, length) = (base + u64::from(extent.range.start), extent.length());
+        if extent.zero {
             return Kind::WriteZeroes { offset, length: length.into(), may_unmap: true };
         }
-        let from = self.spans[0].slice(patch.range.start as usize, length as usize);
+        let from = self.spans[0].slice(extent.range.start as usize, length as usize);
         Kind::Write { offset, from, durable }
     }
 
-    /// The next request that makes a hole zero, of at most `most` bytes: by name, or else by moving zeroes. `base` is the
-    /// piece's place at the destination.
+    /// The next request that zeroes a part of a hole, of at most `most` bytes: without data if `named`, otherwise by
+    /// writing zeroes. `base` is the offset of the run at the destination.
     pub(crate) fn zero(&mut self, base: u64, most: u32, named: bool, durable: bool) -> Kind {
         let offset = base + self.zeroed;
-        let left = (u64::from(self.piece.length) - self.zeroed).min(most.into());
-        self.zeroes_named = named;
+        let left = (u64::from(self.run.length) - self.zeroed).min(most.into());
+        self.is_write_zeroes = named;
         if named {
             self.zeroing = left;
             return Kind::WriteZeroes { offset, length: left, may_unmap: true };
@@ -103,30 +102,28 @@ impl Slot {
         Kind::Write { offset, from: span.slice(0, self.zeroing as usize), durable }
     }
 
-    /// Whether request number `part` names zeroes.
-    pub(crate) fn names_zeroes(&self, part: u32) -> bool {
+    /// Whether request number `part` zeroes without data.
+    pub(crate) fn can_write_zeroes(&self, part: u32) -> bool {
         match self.stage {
-            Stage::Zeroing => self.zeroes_named,
-            Stage::Writing => self.patches[part as usize].zero,
+            Stage::Zeroing => self.is_write_zeroes,
+            Stage::Writing => self.extents[part as usize].zero,
             Stage::Free | Stage::Reading => false,
         }
     }
 
-    /// Whether data of it was moved, not only zeroes.
     pub(crate) fn is_data(&self) -> bool {
         self.stage != Stage::Zeroing
-            && (self.patches.is_empty() || self.patches.iter().any(|patch| !patch.zero))
+            && (self.extents.is_empty() || self.extents.iter().any(|extent| !extent.zero))
     }
 
-    /// The request that made a part of it zero has ended.
+    /// The request that zeroes a part has ended; `well`: successfully.
     pub(crate) fn on_zeroed(&mut self, well: bool) {
         self.zeroed += if well { self.zeroing } else { 0 };
         self.zeroing = 0;
     }
 
-    /// Whether all of it is zero.
     pub(crate) fn is_zeroed(&self) -> bool {
-        self.zeroed == self.piece.length.into()
+        self.zeroed == self.run.length.into()
     }
 }
 
@@ -140,8 +137,8 @@ mod tests {
         let pool = Pool::new(PoolLimits::default());
         let span = pool.take(span_bytes).unwrap();
         span.fill(0, &vec![7; span_bytes]);
-        let piece = Piece { offset, length, zero: false, index: 0 };
-        Slot::new(piece, vec![span], Duration::ZERO)
+        let run = Run { offset, length, zero: false, index: 0 };
+        Slot::new(run, vec![span], Duration::ZERO)
     }
 
     #[test]
@@ -152,14 +149,14 @@ mod tests {
             panic!()
         };
         assert_eq!((offset, length), (512, 32 << 10));
-        assert!(slot.names_zeroes(0) && slot.request(Parts::new(1 << 20, 512, 4096), 0) == (0, 32 << 10));
+        assert!(slot.can_write_zeroes(0) && slot.request(Parts::new(1 << 20, 512, 4096), 0) == (0, 32 << 10));
         slot.on_zeroed(true);
-        // The destination does not do it by name after all: the same place once more, with what the span holds.
+        // The destination refuses to zero without data: the same range again, by writing the span.
         let _ = slot.zero(512, 1 << 20, true, false);
         slot.on_zeroed(false);
         let Kind::Write { offset, from, durable } = slot.zero(512, 1 << 20, false, true) else { panic!() };
         assert_eq!((offset, from.len(), durable), (512 + (32 << 10), 65536, true));
-        assert!(from.as_slice().iter().all(|byte| *byte == 0) && !slot.names_zeroes(0));
+        assert!(from.as_slice().iter().all(|byte| *byte == 0) && !slot.can_write_zeroes(0));
         slot.on_zeroed(true);
         assert!(!slot.is_zeroed());
         let Kind::Write { from, .. } = slot.zero(512, 1 << 20, false, true) else { panic!() };

@@ -1,8 +1,8 @@
-//! What a range held, extent by extent: a BLAKE3 value for each, and what of it is zero or not known.
+//! The content of a range by extent: a BLAKE3 value of each, and which are zero or unknown.
 //!
-//! Pure. An extent is a subtree of the range's BLAKE3 (`tree.rs`), so that the values join to the hash of the whole. A table is made by
-//! a verification ([`Collector`]), kept as text (`manifest.rs`), and compared with a disk (`recheck.rs`). Read "The
-//! manifest" in `docs/internals/mover.md`.
+//! Pure. An extent is a subtree of the range's BLAKE3 (`tree.rs`), so the values combine to the hash of the whole. A
+//! verification creates a table ([`Collector`]), `manifest.rs` stores it as text, and `recheck.rs` compares it with a
+//! disk. Read "The manifest" in `docs/internals/mover-verify.md`.
 
 use std::ops::Range;
 
@@ -11,24 +11,20 @@ use blake3::hazmat::{ChainingValue, Mode, merge_subtrees_non_root};
 
 use crate::tree::{ExtentTree, Hashed, SUBTREE_BYTES_MAX, Subtree, Tree};
 
-/// Most extents of a range: beyond so many MiB an extent is longer.
+/// Bound of the extents of a range: for ranges of more MiB, extents are longer.
 pub const EXTENTS_MAX: u64 = 1 << 20;
-/// Shortest extent, in bytes.
 pub const EXTENT_BYTES_MIN: u64 = SUBTREE_BYTES_MAX;
 
-/// What an extent holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Nobody knows: it was not read, or not in whole blocks.
+    /// Unknown: the extent was not read, or not in whole blocks.
     Unknown,
-    /// Zero in every byte; with its value, if that was computed.
+    /// Zero in every byte; with the chaining value, if that was computed.
     Zero(Option<[u8; 32]>),
-    /// Bytes that have this value.
     Data([u8; 32]),
 }
 
 impl Content {
-    /// Its value in the tree of the range.
     pub fn value(&self) -> Option<[u8; 32]> {
         match self {
             Self::Unknown | Self::Zero(None) => None,
@@ -37,18 +33,16 @@ impl Content {
     }
 }
 
-/// One extent; or, where nothing is known or all is zero, an aligned power of two of them.
+/// One extent, or an aligned power of two of extents that are all unknown or all zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
     /// First byte, counted from the start of the range.
     pub offset: u64,
-    /// Bytes.
     pub bytes: u64,
-    /// What they are.
     pub content: Content,
 }
 
-/// What a range held. Sums tile it; whoever makes one has seen to that.
+/// The content of a range. The sums tile it, which [`Sums::new`] checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sums {
     total: u64,
@@ -58,13 +52,13 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Bytes of an extent of a range of `total` bytes: a power of two.
+    /// Bytes of an extent for a range of `total` bytes: a power of two.
     pub fn extent_of(total: u64) -> u64 {
         total.div_ceil(EXTENTS_MAX).next_power_of_two().max(EXTENT_BYTES_MIN)
     }
 
-    /// A table, if these tile the range and each is a subtree of it. `total` bytes in extents of `extent` bytes, a power
-    /// of two, at least [`EXTENT_BYTES_MIN`]; not more than [`EXTENTS_MAX`] of them.
+    /// A table, if the sums tile the range and each is a subtree of it. `total` bytes in extents of `extent` bytes, a
+    /// power of two, at least [`EXTENT_BYTES_MIN`]; at most [`EXTENTS_MAX`] extents.
     pub fn new(total: u64, extent: u64, sums: Vec<Sum>) -> Option<Self> {
         let is_extent = extent.is_power_of_two() && extent >= EXTENT_BYTES_MIN;
         if !is_extent || total.div_ceil(extent) > EXTENTS_MAX {
@@ -82,7 +76,6 @@ impl Sums {
         (at == total).then_some(table)
     }
 
-    /// Bytes of the range.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -92,30 +85,28 @@ impl Sums {
         self.extent
     }
 
-    /// Extents in all.
     pub fn extents(&self) -> u64 {
         self.total.div_ceil(self.extent)
     }
 
-    /// What they hold, in order, without gaps.
+    /// The sums in ascending order, without gaps.
     pub fn sums(&self) -> &[Sum] {
         &self.sums
     }
 
-    /// Bytes of extents that nothing is known of.
     pub fn unknown_bytes(&self) -> u64 {
         let unknown = self.sums.iter().filter(|sum| sum.content == Content::Unknown);
         unknown.map(|sum| sum.bytes).sum()
     }
 
-    /// BLAKE3 of the range, in hexadecimal digits: what the values join to. `None` if an extent has none.
+    /// BLAKE3 of the range in hexadecimal digits, combined from the values. `None` if an extent has no value.
     pub fn blake3(&self) -> Option<String> {
         self.whole.map(|whole| whole.to_hex().to_string())
     }
 
     fn joined(&self) -> Option<Hash> {
         match self.sums.as_slice() {
-            // The root is no subtree like the others, and the value of a range that is one extent.
+            // A range of one extent has the root as value: the root is finalized differently from subtrees.
             [one] if self.total <= self.extent => one.content.value().map(Hash::from_bytes),
             sums => {
                 let mut tree = Tree::new(self.total);
@@ -129,7 +120,7 @@ impl Sums {
     }
 }
 
-/// Whether it is one extent, or an aligned power of two of them that have no data, and not the whole.
+/// Whether a sum is one extent, or an aligned power of two of extents without data that is not the whole range.
 fn is_subtree(sum: &Sum, total: u64, extent: u64) -> bool {
     let Some(left) = total.checked_sub(sum.offset) else { return false };
     let one = sum.offset.is_multiple_of(extent) && sum.bytes > 0 && sum.bytes == extent.min(left);
@@ -141,7 +132,7 @@ fn is_subtree(sum: &Sum, total: u64, extent: u64) -> bool {
     one || several && !matches!(sum.content, Content::Data(_))
 }
 
-/// Appends one extent, and joins what can be one line.
+/// Appends one extent, and joins sums that can be one line.
 fn push(sums: &mut Vec<Sum>, mut sum: Sum, total: u64) {
     while let Some(last) = sums.last() {
         let fits = last.bytes == sum.bytes
@@ -162,18 +153,19 @@ fn push(sums: &mut Vec<Sum>, mut sum: Sum, total: u64) {
     sums.push(sum);
 }
 
-/// Takes what a verification finds to be right, piece by piece, in any order.
+/// Collects verified runs, in any order.
 #[derive(Debug)]
 pub(crate) struct Collector {
     total: u64,
     extent: u64,
     tree: ExtentTree,
-    /// One for each extent.
+    /// Indexed by extent.
     contents: Vec<Content>,
 }
 
 impl Collector {
-    /// Of a range in which `zeroes` (ascending stretches that may touch) are expected to be zero, and will be looked at.
+    /// For a range in which `zeroes` (ascending ranges that may be adjacent) are expected to be zero; their runs are
+    /// verified too.
     pub(crate) fn new(total: u64, zeroes: impl Iterator<Item = Range<u64>>) -> Self {
         let extent = Sums::extent_of(total);
         let mut contents = vec![Content::Unknown; total.div_ceil(extent) as usize];
@@ -195,7 +187,7 @@ impl Collector {
         Self { total, extent, tree: ExtentTree::new(total, extent), contents }
     }
 
-    /// Takes a piece that is as it should be. No byte may come twice.
+    /// Adds a verified run. No byte may be added twice.
     pub(crate) fn add(&mut self, hashed: &Hashed) {
         let contents = &mut self.contents;
         self.tree.add(hashed, |index, value: ChainingValue| {
@@ -207,7 +199,7 @@ impl Collector {
         });
     }
 
-    /// Takes a piece that is as it should be and was not hashed, and hashes it but for what lies in extents that are all zero.
+    /// Adds a verified run that was not hashed; hashes it, except for parts in extents that are all zero.
     pub(crate) fn add_bytes(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
         let mut at = offset;
@@ -222,7 +214,7 @@ impl Collector {
         }
     }
 
-    /// The table, when all that was copied has come.
+    /// The table, after all copied runs were added.
     pub(crate) fn finish(self) -> Sums {
         let mut sums = Vec::new();
         for (index, content) in self.contents.into_iter().enumerate() {

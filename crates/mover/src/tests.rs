@@ -1,4 +1,4 @@
-//! The engine over scripted endpoints (order, bounds, errors) and over `block`'s own.
+//! The engine over scripted endpoints (order, bounds, errors) and over the endpoints of `block`.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use block::layer::{FaultMedium, FaultRule};
 use block::{Endpoint, Identity, IoErrorKind, Medium, MemoryMedium, PatternMedium};
 use io::Io;
 
-mod patches;
+mod extents;
 mod recheck;
 mod since;
 mod trust;
@@ -22,7 +22,7 @@ use crate::{Control, CopyError, End, Limit, Phase, Plan, Progress, Refusal, Repo
 const K: u64 = 1024;
 const KC: u32 = 1024;
 
-/// A source and a destination that share a log.
+/// A source and a destination with a common log.
 struct Pair {
     io: Io,
     log: Rc<RefCell<Log>>,
@@ -43,7 +43,7 @@ impl Pair {
         Self { io, log, source, destination }
     }
 
-    /// What the destination holds when its power has failed: of what was not flushed, any sector may be old.
+    /// A possible content of the destination after a power loss: any sector not flushed may be old.
     fn after_power_cut(&self, random: &mut Random) -> Vec<u8> {
         let mut survived = self.destination.durable.borrow().clone();
         for (old, new) in survived.chunks_mut(512).zip(self.destination.data.chunks(512)) {
@@ -63,18 +63,18 @@ impl Pair {
         plan: &Plan,
         observer: &mut dyn FnMut(&Progress) -> Control,
     ) -> Result<Report, CopyError> {
-        let lent = self.io.pool().lent();
+        let borrowed = self.io.pool().borrowed();
         let result = copy(&mut self.io, &mut self.source, &mut self.destination, plan, observer);
-        assert_eq!(self.io.pool().lent(), lent, "all memory is back");
+        assert_eq!(self.io.pool().borrowed(), borrowed, "all memory is back");
         assert_eq!(self.log.borrow().in_flight(), 0, "everything was drained");
         result
     }
 
     fn compare(&mut self, plan: &Plan) -> Result<Option<u64>, CopyError> {
-        let lent = self.io.pool().lent();
+        let borrowed = self.io.pool().borrowed();
         let go_on = &mut |_: &Progress| Control::Continue;
         let result = compare(&mut self.io, &mut self.source, &mut self.destination, plan, go_on);
-        assert_eq!(self.io.pool().lent(), lent, "all memory is back");
+        assert_eq!(self.io.pool().borrowed(), borrowed, "all memory is back");
         assert_eq!(self.log.borrow().in_flight(), 0, "everything was drained");
         result.map(|comparison| comparison.first_difference)
     }
@@ -100,7 +100,7 @@ fn any_copy_is_exact_and_touches_nothing_else() {
         let bytes = blocks(&mut random, 600_000);
         let skipped = blocks(&mut random, 20_000);
         let mut source = random_bytes(seed, skipped + bytes + blocks(&mut random, 9000));
-        // Some of it is zero, some of that a known hole.
+        // Some of the data is zero, and some of the zeroes are known holes.
         let mut extents = Vec::new();
         let mut at = 0;
         while at < source.len() {
@@ -157,7 +157,7 @@ fn any_copy_is_exact_and_touches_nothing_else() {
         let blake3 = plan.verify.then(|| blake3::hash(copied).to_hex().to_string());
         assert_eq!(report.blake3, blake3, "seed {seed}: {plan:?}");
         assert_eq!(report.write.bytes + report.zero_bytes_skipped, bytes, "seed {seed}");
-        // A verification reads both ends where it has no digests.
+        // A verification reads both ends where no digests exist.
         let ends = 1 + usize::from(plan.verify);
         let requests = ends * plan.depth.unwrap() as usize * plan.chunk.unwrap().div_ceil(4096) as usize;
         let log = pair.log.borrow();
@@ -213,11 +213,11 @@ fn delayed_ends_are_kept_busy_together() {
     let report = copy(&mut io, &mut *source, &mut *destination, &plan, &mut |_| Control::Continue).unwrap();
     assert!(report.verified && report.depth_max == 4);
     assert_eq!((report.read.ops, report.write.ops), (32, 32));
-    // Both sides busy add up to more than the whole: they overlapped.
+    // The busy times of both sides add up to more than the duration: they overlapped.
     let copying = report.seconds - report.flush_seconds;
     assert!(report.read.latency.p50_us >= 1900 && report.write.latency.max_us >= 1900, "{report:?}");
     assert!(report.read.busy_seconds <= copying + 1e-3 && report.write.busy_seconds <= copying + 1e-3);
-    assert_eq!(io.pool().lent(), 0);
+    assert_eq!(io.pool().borrowed(), 0);
 }
 
 #[test]
@@ -266,8 +266,8 @@ fn any_error_drains_what_is_in_flight_and_begins_nothing() {
             CopyError::Write { offset, length: 16384, .. } => assert!(end == 'd' && offset == first),
             other => panic!("seed {seed}: {other}"),
         }
-        // What is still submitted: the other half of the chunk whose first half failed inside `submit`, or a
-        // chunk whose read completed in the same turn and was looked at first.
+        // The requests still submitted: the other half of the chunk whose first half failed inside `submit`, or a chunk
+        // whose read completed in the same turn and was processed first.
         let later: Vec<_> = log.did[at..].iter().filter(|did| matches!(did, Did::Submitted { .. })).collect();
         let begun = |did: &&Did| match did {
             Did::Submitted { verb: "read", offset, .. } => *offset == first + 8192,
@@ -368,7 +368,7 @@ fn verification_finds_the_first_chunk_that_rotted() {
                 let first = rots.first().unwrap();
                 let chunk = first / (8 * K) * 8 * K;
                 let expected = (4096 + chunk, (8 * K).min(bytes - chunk));
-                // The hole was cut from its own start, a multiple of 8 KiB, so that the chunks are the same.
+                // The hole was cut from its own start, a multiple of 8 KiB, so the chunks are the same.
                 assert_eq!((offset, length), expected, "seed {seed}: {rots:?}");
             }
             other => panic!("seed {seed}: {other}"),
@@ -391,13 +391,13 @@ fn verification_finds_a_flipped_bit_of_the_fault_layer() {
     }
     let found = compare(&mut io, &mut *source, &mut *destination, &plan, go_on).unwrap();
     assert_eq!(found.first_difference, Some((256 + 32) * K), "the layer flips the middle");
-    // Once more over the same, now without the fault.
+    // The same copy again, without the fault.
     copy(&mut io, &mut *source, &mut *destination, &plan, go_on).unwrap();
     assert_eq!(
         compare(&mut io, &mut *source, &mut *destination, &plan, go_on).unwrap().first_difference,
         None
     );
-    assert_eq!(io.pool().lent(), 0);
+    assert_eq!(io.pool().borrowed(), 0);
 }
 
 #[test]
@@ -467,7 +467,7 @@ fn the_rate_is_kept_by_the_loops_clock() {
     (pair.source.when, pair.destination.when) = (When::Inside, When::Inside);
     let rate = 800 * K;
     let report = pair.copy(&Plan { rate: Some(rate), ..small(8 * KC, 8) }).unwrap();
-    // Ten chunks of 10 ms each: the first at once, each other not before those before it are paid for.
+    // Ten chunks of 10 ms each: the first starts immediately, each other one when the earlier ones are paid for.
     let log = pair.log.borrow();
     assert_eq!(log.read_times.len(), 10);
     for (index, time) in log.read_times.iter().enumerate() {
@@ -538,7 +538,7 @@ fn stop_at_the_end_of_the_copy_skips_only_the_verification() {
 
 #[test]
 fn a_small_pool_slows_but_does_not_stop() {
-    // Room for two areas of 1 MiB; then for none of 4 MiB.
+    // Memory for two areas of 1 MiB; then for no area of 4 MiB.
     for (chunk, limit) in [(1024 * KC, 2 << 20), (4096 * KC, 3 << 20)] {
         let bytes = 9 << 20;
         let limits = PoolLimits { bytes_max: limit };
@@ -555,7 +555,7 @@ fn verification_after_the_chunk_shrank_on_the_way() {
     let limits = PoolLimits { bytes_max: 2 << 20 };
     let mut pair = Pair::with_limits(random_bytes(16, bytes), vec![0; bytes as usize], limits);
     let pool = pair.io.pool().clone();
-    // One region of small areas, kept by one of them; the other one will be of chunks.
+    // One region of small areas, held by one of them; the other region is for chunks.
     let _small = pool.take(4096);
     let mut hogs = Vec::new();
     let plan = Plan { verify: true, rate: Some(1 << 20), ..small(64 * KC, 2) };
@@ -624,7 +624,7 @@ fn comparing_different_sizes() {
     ));
     pair.destination.data[77] ^= 1;
     assert_eq!(pair.compare(&small(16 * KC, 4)).unwrap(), Some(77));
-    // A file of odd length against blocks: the rest of the last block does not count.
+    // A file of odd length against blocks: the rest of the last block is ignored.
     let mut pair = Pair::new(data.clone(), [&data[..], &[1; 509]].concat());
     pair.destination.capability.granularity = 512;
     assert_eq!(pair.compare(&small(16 * KC, 4)).unwrap(), Some(100 * K + 3));
@@ -641,7 +641,7 @@ fn comparing_holes_reads_only_where_there_is_data() {
     pair.destination.data[700 << 10] = 1;
     pair.destination.extents = vec![(600 * K, false)];
     assert_eq!(pair.compare(&small(64 * KC, 4)).unwrap(), Some(700 * K));
-    // A hole on one side only is looked at.
+    // A hole at only one end is read.
     pair.source.extents = vec![(1 << 20, false)];
     assert_eq!(pair.compare(&small(64 * KC, 4)).unwrap(), Some(700 * K));
 }
@@ -660,11 +660,11 @@ fn a_read_error_of_a_comparison_names_the_end() {
 #[test]
 fn the_same_storage_is_refused_before_anything_happens() {
     let mut pair = Pair::new(random_bytes(1, 10 * K), vec![0; 10 * 1024]);
-    let identity = Identity::File { device: 1, inode: 2 };
+    let identity = Identity::File { device: 1, inode: 2, offset: 0 };
     pair.source.identity = identity.clone();
     pair.destination.identity = identity;
     assert!(matches!(pair.copy(&Plan::default()), Err(CopyError::Refused(Refusal::Same))));
-    pair.destination.identity = Identity::File { device: 1, inode: 3 };
+    pair.destination.identity = Identity::File { device: 1, inode: 3, offset: 0 };
     pair.destination.capability.read_only = true;
     assert!(matches!(pair.copy(&Plan::default()), Err(CopyError::Refused(Refusal::ReadOnly))));
     assert!(pair.log.borrow().did.is_empty());

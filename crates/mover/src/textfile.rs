@@ -1,7 +1,6 @@
-//! What the files of a copy have in common: a first line with a version, comments that say whose it is, a checksum in the
-//! last line.
+//! The common parts of a copy's files: a first line with a version, the label in comments, a checksum in the last line.
 //!
-//! Pure. The checksum finds damage, not malice: what stands between is checked by whoever reads it.
+//! Pure. The checksum detects damage, not malice: the parsers validate the lines between.
 
 use std::fmt::Write;
 
@@ -9,14 +8,13 @@ use crate::mapfile::Label;
 
 const CHECKSUM: &str = "# blake3: ";
 
-/// Why bytes are not such a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// It never was one.
+    /// Another format.
     Foreign,
-    /// Another release's: the version that stands there.
+    /// Another version, as written in the file.
     Version(String),
-    /// Bytes are missing or were changed: what shows it.
+    /// Bytes are missing or changed; the evidence.
     Damaged(String),
 }
 
@@ -26,14 +24,13 @@ impl Wrong {
     }
 }
 
-/// Ends a text with its checksum.
 pub(crate) fn finish(mut text: String) -> String {
     let checksum = blake3::hash(text.as_bytes());
     writeln!(text, "{CHECKSUM}{checksum}").expect("a string");
     text
 }
 
-/// The lines behind the first one, which is to be `head` and this version; without the checksum, which is right.
+/// The lines after the first one, which must be `head` with this version; without the checksum line, which must match.
 pub(crate) fn open<'a>(bytes: &'a [u8], head: &str, version: u32) -> Result<Lines<'a>, Wrong> {
     let rest = bytes.strip_prefix(head.as_bytes()).ok_or(Wrong::Foreign)?;
     let line = rest.split(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -52,7 +49,6 @@ pub(crate) fn open<'a>(bytes: &'a [u8], head: &str, version: u32) -> Result<Line
     Ok(lines)
 }
 
-/// Lines of a file, one after the other, with their numbers.
 pub(crate) struct Lines<'a> {
     pub(crate) lines: std::iter::Enumerate<std::str::Lines<'a>>,
 }
@@ -62,7 +58,7 @@ impl<'a> Lines<'a> {
         self.lines.next().ok_or_else(|| Wrong::damaged(format!("{what} is missing")))
     }
 
-    /// The value of the comment `name`, which must be next.
+    /// The value of the comment `name`, which must be the next line.
     pub(crate) fn comment<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, Wrong> {
         let (number, line) = self.next(name)?;
         let value = line.strip_prefix("# ").and_then(|line| line.strip_prefix(name));
@@ -71,13 +67,13 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// `# name: value`, for [`Lines::comment`].
+/// Appends `# name: value`, for [`Lines::comment`].
 pub(crate) fn comment(text: &mut String, name: &str, value: &str) {
     writeln!(text, "# {name}: {value}").expect("a string");
 }
 
 impl Label {
-    /// As comments, one line each.
+    /// Appends the label as comments, one line each.
     pub(crate) fn emit(&self, text: &mut String) {
         for (name, words) in self.words() {
             comment(text, name, &escape(words));
@@ -92,7 +88,7 @@ impl Label {
         }
     }
 
-    /// Reads what [`Label::emit`] wrote. The range ends where a number can be, at most.
+    /// Parses the output of [`Label::emit`]. The end of the range must fit in the number type.
     pub(crate) fn parse(lines: &mut Lines<'_>) -> Result<Self, Wrong> {
         let mut label = Self::default();
         for (name, words) in label.words_mut() {
@@ -127,13 +123,13 @@ impl Label {
     }
 }
 
-/// Digits and nothing else; the standard library takes a plus sign too.
+/// Parses digits only; the standard library would accept a plus sign.
 pub(crate) fn number(text: &str, radix: u32) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     digits.then(|| u64::from_str_radix(text, radix).ok()).flatten()
 }
 
-/// Control characters and `%` as `%XX`, so that a value is one line.
+/// Escapes control characters and `%` as `%XX`, so that a value is one line.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,8 +1,9 @@
-//! BLAKE3 of a whole range from pieces of it that come in any order: subtrees, joined as soon as both halves are there.
+//! BLAKE3 of a range from its runs in any order: subtrees are joined when both halves are known.
 //!
-//! Section 2.1 of the BLAKE3 paper: the tree stands on chunks of 1024 bytes, and a chaining value depends on where its
-//! subtree begins. So a piece has the chaining values of the largest aligned subtrees that it consists of: one, if it
-//! is a power of two at a multiple of itself. Zeroes are hashed like anything else: no two places give the same values.
+//! Section 2.1 of the BLAKE3 paper: the tree consists of chunks of 1024 bytes, and a chaining value depends on the
+//! position of its subtree. So a run has the chaining values of the largest aligned subtrees that it consists of:
+//! one, if its length is a power of two and its offset a multiple of that. Zeroes are hashed like data, because their
+//! values depend on the position too.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +13,11 @@ use blake3::hazmat::{
 };
 use blake3::{CHUNK_LEN, Hash, Hasher};
 
-/// Longest subtree that a piece is hashed as, in bytes: the shortest extent of [`crate::Sums`], so that none is part of two.
+/// Longest subtree that a run is hashed as, in bytes: the shortest extent of [`crate::Sums`], so that a subtree is
+/// part of only one extent.
 pub(crate) const SUBTREE_BYTES_MAX: u64 = if cfg!(test) { 16 << 10 } else { 1 << 20 };
 
-/// A subtree that is not the whole.
+/// A subtree other than the root.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subtree {
     pub(crate) offset: u64,
@@ -23,17 +25,16 @@ pub(crate) struct Subtree {
     pub(crate) value: ChainingValue,
 }
 
-/// What a piece comes to.
 #[derive(Debug)]
 pub(crate) enum Hashed {
-    /// Its subtrees, in order.
+    /// The subtrees of the run, in order.
     Subtrees(Vec<Subtree>),
-    /// It is all there is, or it begins or ends inside a chunk: no part of a tree.
+    /// The run is the whole range, or begins or ends within a chunk: it has no subtree.
     Alone(Hash),
 }
 
 impl Hashed {
-    /// The piece at `offset` of a range of `total` bytes.
+    /// Hashes the run at `offset` of a range of `total` bytes.
     pub(crate) fn new(offset: u64, bytes: &[u8], total: u64) -> Self {
         let chunk = CHUNK_LEN as u64;
         let end = offset + bytes.len() as u64;
@@ -46,7 +47,7 @@ impl Hashed {
         while !rest.is_empty() {
             let most = max_subtree_len(at).unwrap_or_else(|| left_subtree_len(total)).min(SUBTREE_BYTES_MAX);
             let left = rest.len() as u64;
-            // The last subtree of the range ends where the range does, any other is a power of two.
+            // The last subtree of the range ends with the range; the length of any other is a power of two.
             let whole = if at + left == total { left } else { 1 << left.ilog2() };
             let (here, behind) = rest.split_at(whole.min(most) as usize);
             let value = Hasher::new().set_input_offset(at).update(here).finalize_non_root();
@@ -56,7 +57,7 @@ impl Hashed {
         Self::Subtrees(subtrees)
     }
 
-    /// 32 bytes that no other piece at this place has.
+    /// A 32-byte value that identifies the content of the run at this offset.
     pub(crate) fn digest(&self) -> [u8; 32] {
         match self {
             Self::Alone(hash) => *hash.as_bytes(),
@@ -74,14 +75,13 @@ impl Hashed {
     }
 }
 
-/// The subtrees of a range that are known. Where all that was added has no gaps these are a few: one for each level of
-/// the tree.
+/// The known subtrees of a range. If the added runs have no gaps, these are few: about one per level of the tree.
 #[derive(Debug)]
 pub(crate) struct Tree {
     total: u64,
     /// Length and chaining value of the subtree at each offset.
     subtrees: BTreeMap<u64, (u64, ChainingValue)>,
-    /// Of a range that is one chunk.
+    /// The hash of a range of one chunk.
     alone: Option<Hash>,
 }
 
@@ -90,20 +90,21 @@ impl Tree {
         Self { total, subtrees: BTreeMap::new(), alone: (total == 0).then(|| blake3::hash(&[])) }
     }
 
-    /// Takes a piece. No byte may come twice.
+    /// Adds a run. No byte may be added twice.
     pub(crate) fn add(&mut self, hashed: &Hashed) {
         match hashed {
             Hashed::Subtrees(subtrees) => subtrees.iter().for_each(|subtree| self.insert(*subtree)),
             Hashed::Alone(hash) if self.total <= CHUNK_LEN as u64 => self.alone = Some(*hash),
-            // A gap stays where it would have been.
+            // The run remains a gap.
             Hashed::Alone(_) => {}
         }
     }
 
-    /// Takes a subtree. No byte may come twice.
+    /// Adds a subtree. No byte may be added twice.
     pub(crate) fn insert(&mut self, subtree: Subtree) {
         let Subtree { mut offset, mut bytes, mut value } = subtree;
-        // The root is made of two halves, in the end; and the last subtrees, which may be short, wait for it too.
+        // The two halves of the root stay separate, since the root is finalized differently; so do the last subtrees,
+        // which may be short.
         while bytes.is_power_of_two() && bytes >= CHUNK_LEN as u64 && 2 * bytes < self.total {
             let other = offset ^ bytes;
             let Some((length, sibling)) = self.subtrees.get(&other).copied() else { break };
@@ -118,7 +119,7 @@ impl Tree {
         self.subtrees.insert(offset, (bytes, value));
     }
 
-    /// The BLAKE3 of the range; `None` if a part of it was not added.
+    /// The BLAKE3 of the range; `None` if a part was not added.
     pub(crate) fn root(&self) -> Option<Hash> {
         if self.total <= CHUNK_LEN as u64 {
             return self.alone;
@@ -128,7 +129,6 @@ impl Tree {
         Some(merge_subtrees_root(&left, &right, Mode::Hash))
     }
 
-    /// Of a subtree.
     fn value(&self, offset: u64, bytes: u64) -> Option<ChainingValue> {
         let (length, value) = self.subtrees.get(&offset).copied()?;
         if length == bytes {
@@ -143,8 +143,8 @@ impl Tree {
     }
 }
 
-/// Extents of equal length that a range consists of, the last one perhaps shorter: tells the value of each as soon as all of it
-/// has come. Holds a few subtrees for each extent that is not complete.
+/// The extents of equal length of a range, of which the last may be shorter: reports the value of each extent when all
+/// its bytes were added. Holds a few subtrees for each incomplete extent.
 #[derive(Debug)]
 pub(crate) struct ExtentTree {
     tree: Tree,
@@ -158,8 +158,7 @@ impl ExtentTree {
         Self { tree: Tree::new(total), extent }
     }
 
-    /// Takes a piece, and tells `complete` number and value of each extent that is. A range that is one extent has its root for a
-    /// value. No byte may come twice.
+    /// Adds a run; calls `complete` for each extent completed. One extent has the root as value. No byte twice.
     pub(crate) fn add(&mut self, hashed: &Hashed, mut complete: impl FnMut(u64, ChainingValue)) {
         let total = self.tree.total;
         if total <= self.extent {
@@ -176,7 +175,7 @@ impl ExtentTree {
             let start = index * self.extent;
             let bytes = self.extent.min(total - start);
             if let Some(value) = self.tree.value(start, bytes) {
-                // So that it does not merge with its neighbour.
+                // Removes the extent's subtrees, so that they do not merge with those of its neighbour.
                 while let Some((&offset, _)) = self.tree.subtrees.range(start..start + bytes).next() {
                     self.tree.subtrees.remove(&offset);
                 }
@@ -205,17 +204,17 @@ mod tests {
                 random.fill(&mut bytes);
             }
             let step = 1024 << random.below(4);
-            let (mut pieces, mut at) = (Vec::new(), 0);
+            let (mut runs, mut at) = (Vec::new(), 0);
             while at < total {
                 let end = (at + step * (1 + random.below(40))).min(total);
-                pieces.push((at, end));
+                runs.push((at, end));
                 at = end;
             }
             let mut tree = Tree::new(total);
-            while !pieces.is_empty() {
+            while !runs.is_empty() {
                 assert!(tree.root().is_none(), "seed {seed}: a part is missing");
-                let place = random.below(pieces.len() as u64) as usize;
-                let (start, end) = pieces.swap_remove(place);
+                let place = random.below(runs.len() as u64) as usize;
+                let (start, end) = runs.swap_remove(place);
                 tree.add(&Hashed::new(start, &bytes[start as usize..end as usize], total));
             }
             assert_eq!(tree.root(), Some(blake3::hash(&bytes)), "seed {seed}: {total} bytes");
@@ -227,8 +226,8 @@ mod tests {
         let bytes = vec![7; 4096];
         let total = 4096 * 1000 + 5;
         let mut tree = Tree::new(total);
-        for piece in 0..1000 {
-            tree.add(&Hashed::new(piece * 4096, &bytes, total));
+        for run in 0..1000 {
+            tree.add(&Hashed::new(run * 4096, &bytes, total));
             assert!(tree.subtrees.len() <= 12, "{}", tree.subtrees.len());
         }
         tree.add(&Hashed::new(4096 * 1000, &[7; 5], total));

@@ -1,4 +1,4 @@
-//! Turns of the loop as a copy counts them: how long they took, what they waited for, and whom that is told.
+//! The turns of the loop during a copy: their duration, what they waited for, and the calls of the observer.
 //!
 //! Copies between two endpoints (`engine.rs`) and with a stream (`stream/pump.rs`) have one each.
 
@@ -11,45 +11,44 @@ use crate::progress::{Control, OBSERVE_EVERY, Phase, Progress, Speed, eta};
 
 pub(crate) type Observer<'a> = &'a mut dyn FnMut(&Progress) -> Control;
 
-/// What a turn of the loop is for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wait {
     /// Chunks at the source and at the destination.
     pub(crate) at: [usize; 2],
-    /// Why there are not more.
+    /// The reason why no further chunk is started.
     pub(crate) blocked: Option<Blocked>,
-    /// It does not wait: what has happened is taken, that is all.
+    /// The turn does not wait; it only takes pending events.
     pub(crate) look: bool,
 }
 
 impl Wait {
-    /// Sees to the kernel and the clock.
+    /// A turn that submits requests and updates the clock without waiting.
     pub(crate) const LOOK: Self = Self { at: [0; 2], blocked: None, look: true };
 }
 
 pub(crate) struct Watch<'a> {
     pub(crate) observer: Observer<'a>,
-    /// The observer said stop. It stays so.
+    /// The observer has stopped the copy; never cleared.
     stopped: bool,
     phase: Phase,
-    /// Bytes to do in this phase; 0 where nobody knows.
+    /// Bytes in total in this phase; 0 if unknown.
     total: u64,
     /// Since [`Watch::begin`], and since the last observation.
     occupancy: Occupancy,
     window: Occupancy,
-    /// Since [`Watch::begin`], with something at the source and at the destination.
+    /// Time since [`Watch::begin`] with requests in flight at the source and at the destination.
     busy: [Duration; 2],
     began: Duration,
     speed: Speed,
     observe_at: Duration,
     /// Loop time of the last turn.
     seen: Duration,
-    /// The wall clock when the last turn returned. Tells being awake from sleeping for the report; decides nothing.
+    /// Wall clock when the last turn returned. Used only to separate running from waiting in the report.
     woke: Duration,
 }
 
 impl<'a> Watch<'a> {
-    /// Before the first turn, which should only look: the loop's clock may be as old as the loop.
+    /// The first turn should not wait: the loop's clock may not have advanced since the loop was created.
     pub(crate) fn new(observer: Observer<'a>) -> Self {
         Self {
             observer,
@@ -67,14 +66,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Counts from here on.
     pub(crate) fn begin(&mut self) {
         self.occupancy = Occupancy::default();
         self.busy = [Duration::ZERO; 2];
         self.began = self.seen;
     }
 
-    /// A phase begins with `bytes` of `total` done.
+    /// Starts a phase with `bytes` of `total` complete.
     pub(crate) fn enter(&mut self, phase: Phase, bytes: u64, total: u64) {
         (self.phase, self.total) = (phase, total);
         self.window = Occupancy::default();
@@ -94,7 +92,7 @@ impl<'a> Watch<'a> {
         self.phase
     }
 
-    /// Since [`Watch::begin`].
+    /// Loop time since [`Watch::begin`].
     pub(crate) fn duration(&self) -> Duration {
         self.seen.saturating_sub(self.began)
     }
@@ -111,7 +109,7 @@ impl<'a> Watch<'a> {
         self.occupancy.shares()
     }
 
-    /// Submits, and waits until something happens or the observer is due. The events are to be looked at even if this fails.
+    /// Submits requests, waits until an event arrives or the observer is due. On an error process the events too.
     pub(crate) fn turn(&mut self, io: &mut Io, wait: Wait, events: &mut Vec<Event>) -> std::io::Result<()> {
         let awake = io.clock().saturating_sub(self.woke);
         let until = if wait.look { Duration::ZERO } else { self.observe_at };
@@ -131,12 +129,11 @@ impl<'a> Watch<'a> {
         turned
     }
 
-    /// Whether the observer is to be told.
     pub(crate) fn is_due(&self) -> bool {
         self.seen >= self.observe_at
     }
 
-    /// Tells the observer: `bytes` are done, `retries` requests were repeated, `depth` pieces may be in flight.
+    /// Calls the observer: `bytes` are complete, `retries` requests were repeated, `depth` runs may be in flight.
     pub(crate) fn observe(&mut self, bytes: u64, retries: u64, depth: u32) {
         let rate_now = self.speed.sample(self.seen, bytes);
         let (bytes, total) = if self.phase == Phase::Flush { (0, 0) } else { (bytes, self.total) };
@@ -205,7 +202,7 @@ mod tests {
         let mut events = Vec::new();
         watch.turn(&mut io, Wait::LOOK, &mut events).unwrap();
         watch.begin();
-        // Nothing will ever happen.
+        // No event ever arrives.
         watch.turn(&mut io, Wait { at: [1, 1], ..Wait::LOOK }, &mut events).unwrap();
         let shares = watch.shares();
         assert!(shares.cpu == 1.0 || watch.duration().is_zero(), "{shares:?}");

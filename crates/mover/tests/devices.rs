@@ -1,19 +1,20 @@
-//! Copies between real files and block devices: that zeroes lose no byte, and how many requests the devices see.
+//! Copies between real files and block devices: skipped zeroes lose no byte, and the devices get the expected number of
+//! requests.
 //!
-//! Loop devices and mounts need root; without them a message says what was left out.
+//! Loop devices and mounts need root; without it the tests print what they skip.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use block::device::{Kernel, Traffic};
 use block::{FileMedium, Medium, Spec};
+use host::{Kernel, Traffic};
 use io::Io;
 use mover::{Control, Plan, Report};
 use tempfile::TempDir;
 
-/// Runs a command; its first line if it went well.
+/// Runs a command; returns its output, trimmed, if it succeeded.
 fn run(command: &mut Command) -> Option<String> {
     let output = command.stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -23,7 +24,7 @@ fn run(command: &mut Command) -> Option<String> {
 struct Loop(PathBuf);
 
 impl Loop {
-    /// `None`, and a message, where loop devices are not allowed.
+    /// `None`, with a message, if loop devices are not permitted.
     fn over(file: &Path) -> Option<Self> {
         let device = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file));
         if device.is_none() {
@@ -36,7 +37,7 @@ impl Loop {
         Kernel::default().traffic(fs::metadata(&self.0).unwrap().rdev()).unwrap()
     }
 
-    /// In the page cache; `None` without the tool that tells.
+    /// Bytes of the device in the page cache; `None` without `fincore`.
     fn cached_bytes(&self) -> Option<String> {
         run(Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(&self.0))
     }
@@ -97,12 +98,12 @@ fn copy(source: &Path, destination: &Path, plan: &Plan) -> Report {
     mover::copy(&mut io, &mut *source, &mut *destination, plan, &mut |_| Control::Continue).unwrap()
 }
 
-/// Blocks of 4 KiB that are data, zero, or zero but for one byte at an end; written so that some zeroes are holes.
+/// Blocks of 4 KiB that are data, zero, or zero except for one byte at an end.
 fn pattern(random: &mut Random, bytes: usize) -> Vec<u8> {
     let mut pattern = vec![0; bytes];
     let mut at = 0;
     while at < bytes {
-        // Runs of up to 256 KiB, so that whole chunks are zero now and then.
+        // Runs of up to 256 KiB, so that some chunks are entirely zero.
         let end = (at + (1 + random.below(64) as usize) * 4096).min(bytes);
         match random.below(5) {
             0 => pattern[at..end].iter_mut().for_each(|byte| *byte = 1 + random.below(255) as u8),
@@ -128,7 +129,8 @@ fn write_with_holes(path: &Path, bytes: &[u8]) {
 const SIZE: u64 = 3 << 20;
 const OLD: u8 = 0xEE;
 
-/// Copies random ranges of random patterns to `destination`, whose requests are multiples of `grain`, and compares all of it.
+/// Copies random ranges of random patterns to `destination`, whose requests are multiples of `grain`, and compares its
+/// whole content.
 fn assert_no_byte_is_lost(destination: &Path, grain: u64, seeds: std::ops::Range<u64>) {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let source = place.path().join("source");
@@ -182,8 +184,8 @@ fn zeroes_lose_no_byte_of_devices() {
     }
 }
 
-/// A chunk is one request of each device: not split, not read ahead, not joined with its neighbour although the device would take both
-/// as one. Counted by the devices themselves, so it holds at any speed.
+/// A chunk is one request at each device: not split, not read ahead, not merged with its neighbour, although the device
+/// would accept both as one. The devices count the requests, so the test does not depend on speed.
 #[test]
 fn a_chunk_is_one_request_of_each_device() {
     const BYTES: u64 = 64 << 20;
@@ -209,11 +211,11 @@ fn a_chunk_is_one_request_of_each_device() {
         let (reads, mut writes) = (after[0].reads - before[0].reads, after[1].writes - before[1].writes);
         let joined =
             [after[0].read_merges - before[0].read_merges, after[1].write_merges - before[1].write_merges];
-        // The one flush at the end, where the kernel counts an empty one among the writes.
+        // The single flush at the end: the kernel may count an empty flush as a write.
         let flushes = after[1].flushes - before[1].flushes;
         writes -= if writes + joined[1] > count { flushes.min(1) } else { 0 };
         assert_eq!((reads + joined[0], writes + joined[1]), (count, count), "{chunk} bytes: {report:?}");
-        // A loop device takes 1280 KiB at once.
+        // A loop device accepts requests of up to 1280 KiB.
         assert_eq!(joined, [0, 0], "{chunk} bytes, {depth:?}");
         assert_eq!(after[0].sectors_read - before[0].sectors_read, BYTES / 512);
         assert_eq!(after[1].sectors_written - before[1].sectors_written, BYTES / 512);

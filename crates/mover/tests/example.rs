@@ -1,11 +1,11 @@
-//! `examples/copy.rs`, run as the program it is.
+//! `examples/copy.rs`, run as a program.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Where cargo puts examples: beside the folder that this test lies in.
+/// The path of examples: beside the directory of the test binary.
 fn example() -> Command {
     let test = std::env::current_exe().unwrap();
     let path: PathBuf = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples/copy");
@@ -34,7 +34,7 @@ fn the_example_copies_and_compares() {
     assert!(text(&output).contains("5000000 bytes in"), "{}", text(&output));
     assert!(text(&output).contains("Verify: 100 %"), "{}", text(&output));
     assert!(fs::read(&destination).unwrap() == bytes);
-    // It is there now, and is not made a second time.
+    // The destination exists now, and `create` fails for an existing file.
     let output = example().arg(&source).arg(&made).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert_eq!(example().arg(&source).output().unwrap().status.code(), Some(2));

@@ -1,40 +1,39 @@
-//! Which bytes of a read have arrived. A structured reply may bring them in any order, each once.
+//! The bytes of a read that have arrived. The chunks of a structured reply may come in any order, and must not overlap.
 
-use crate::limits::STRETCHES_MAX;
+use crate::limits::RANGES_MAX;
 
-/// Stretches of a read, disjoint and not touching, in order.
+/// Received ranges of a read: disjoint, not adjacent, in ascending order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Coverage {
-    stretches: Vec<(u32, u32)>,
+    ranges: Vec<(u32, u32)>,
 }
 
 impl Coverage {
-    /// Adds `start..end`. False: part of it was there already, or there are too many stretches.
+    /// Adds `start..end`. False: the range overlaps a received one, or there are more than `RANGES_MAX` ranges.
     pub(crate) fn add(&mut self, start: u32, end: u32) -> bool {
         debug_assert!(start < end);
-        let at = self.stretches.partition_point(|(_, other)| *other < start);
-        let touches_left = self.stretches.get(at).is_some_and(|(_, other)| *other == start);
+        let at = self.ranges.partition_point(|(_, other)| *other < start);
+        let touches_left = self.ranges.get(at).is_some_and(|(_, other)| *other == start);
         let right = at + usize::from(touches_left);
-        if self.stretches.get(right).is_some_and(|(other, _)| *other < end) {
+        if self.ranges.get(right).is_some_and(|(other, _)| *other < end) {
             return false;
         }
-        let touches_right = self.stretches.get(right).is_some_and(|(other, _)| *other == end);
+        let touches_right = self.ranges.get(right).is_some_and(|(other, _)| *other == end);
         match (touches_left, touches_right) {
             (true, true) => {
-                self.stretches[at].1 = self.stretches[right].1;
-                self.stretches.remove(right);
+                self.ranges[at].1 = self.ranges[right].1;
+                self.ranges.remove(right);
             }
-            (true, false) => self.stretches[at].1 = end,
-            (false, true) => self.stretches[right].0 = start,
-            (false, false) if self.stretches.len() == STRETCHES_MAX => return false,
-            (false, false) => self.stretches.insert(at, (start, end)),
+            (true, false) => self.ranges[at].1 = end,
+            (false, true) => self.ranges[right].0 = start,
+            (false, false) if self.ranges.len() == RANGES_MAX => return false,
+            (false, false) => self.ranges.insert(at, (start, end)),
         }
         true
     }
 
-    /// Whether all of `0..length` is there.
     pub(crate) fn is_whole(&self, length: u32) -> bool {
-        length == 0 || self.stretches == [(0, length)]
+        length == 0 || self.ranges == [(0, length)]
     }
 }
 
@@ -66,9 +65,9 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_bounded() {
+    fn ranges_are_bounded() {
         let mut coverage = Coverage::default();
-        for number in 0..STRETCHES_MAX as u32 {
+        for number in 0..RANGES_MAX as u32 {
             assert!(coverage.add(number * 4, number * 4 + 1));
         }
         assert!(!coverage.add(u32::MAX - 1, u32::MAX));

@@ -1,19 +1,19 @@
-//! What is known of the extents ahead: one stretch of the export, from block status replies that follow each other.
+//! The extents known ahead of use: one contiguous range of the export, from successive block status replies.
 
 use std::collections::VecDeque;
 
 use crate::limits::EXTENTS_MAX;
 
-/// Extents from `start` on, without gaps. A bit of each: data (or dirty), or not.
+/// Contiguous extents from `start` on, each with a bit: data (or dirty), or not.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extents {
     start: u64,
-    /// End and bit of each.
+    /// End and bit of each extent.
     known: VecDeque<(u64, bool)>,
 }
 
 impl Extents {
-    /// End and bit of the extent that contains `offset`. What lies before it is forgotten: who asks goes forward.
+    /// End and bit of the extent that contains `offset`. Drops those before it: callers proceed in ascending order.
     pub(crate) fn at(&mut self, offset: u64) -> Option<(u64, bool)> {
         if offset < self.start {
             return None;
@@ -28,18 +28,17 @@ impl Extents {
         None
     }
 
-    /// Where to ask on, for someone who is at `offset`: behind what is known, or at `offset` if it lies elsewhere.
+    /// The offset of the next request for a caller at `offset`: the end of the known extents, outside of them `offset`.
     pub(crate) fn next(&self, offset: u64) -> u64 {
         let end = self.known.back().map_or(self.start, |(end, _)| *end);
         if (self.start..=end).contains(&offset) { end } else { offset }
     }
 
-    /// Whether more can be remembered.
     pub(crate) fn has_room(&self) -> bool {
         self.known.len() < EXTENTS_MAX
     }
 
-    /// Adds extents, length and bit each, from `offset` on; they replace what is known if they do not follow it.
+    /// Adds extents (length and bit of each) from `offset` on; they replace the known ones unless they are adjacent.
     pub(crate) fn append(&mut self, offset: u64, extents: impl Iterator<Item = (u64, bool)>) {
         if self.known.back().is_none_or(|(end, _)| *end != offset) {
             self.forget();
@@ -57,12 +56,10 @@ impl Extents {
         }
     }
 
-    /// Whether nothing is known.
     pub(crate) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// Nothing is known any more.
     pub(crate) fn forget(&mut self) {
         self.known.clear();
     }

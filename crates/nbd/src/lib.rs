@@ -1,8 +1,8 @@
-//! NBD, the client's side: the protocol (`doc/proto.md` of the NetworkBlockDevice project, called "proto" below) and an
-//! export as a [`block::Medium`].
+//! NBD client: the protocol (`doc/proto.md` of the NetworkBlockDevice project, called "proto" below) and an export as a
+//! [`block::Medium`].
 //!
-//! `wire`, `uri`, `negotiation`, `transmission`, `coverage` and `extents` are pure: bytes in, bytes and decisions out, no
-//! sockets, no clock. Whatever a server says is hostile until one of them has checked it. `edge` is what moves bytes.
+//! `wire`, `uri`, `negotiation`, `transmission`, `coverage` and `extents` are pure: bytes in, bytes and decisions out,
+//! no sockets, no clock. All data of a server counts as hostile until one of them has checked it. `edge` does the I/O.
 //! Read proto, "Transmission phase", before touching `transmission.rs`.
 
 #![forbid(unsafe_code)]

@@ -1,20 +1,22 @@
-//! Everything that a server can make longer, and where it ends.
+//! Bounds of all quantities that a server controls.
 
-/// Requests on the wire at once.
+/// Bound of the requests on the wire.
 pub const TASKS_MAX: usize = 64;
-/// Longest string of the protocol: names, descriptions, error messages (proto, "Terminology").
+/// Longest string of the protocol, in bytes: names, descriptions, error messages (proto, "Terminology").
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Longest payload of one option reply that is read, in bytes.
+/// Longest payload of an option reply, in bytes.
 pub const OPTION_REPLY_BYTES_MAX: usize = 8192;
-/// Replies to one option, until the server is taken for hostile.
+/// Bound of the replies to one option; more are a violation.
 pub const OPTION_REPLIES_MAX: u32 = 64;
-/// Stretches of one read that have arrived and do not touch each other.
-pub const STRETCHES_MAX: usize = 1024;
-/// Extents of one block status reply that are kept; what follows is asked for again.
+/// Bound of the disjoint ranges of one read that have arrived.
+pub const RANGES_MAX: usize = 1024;
+/// Bound of the extents kept of one block status reply; the rest is requested again.
 pub const STATUS_EXTENTS_MAX: usize = 64 << 10;
-/// Extents that are remembered of what lies ahead.
+/// Bound of the block status replies that list the ranges of a dirty bitmap.
+pub const STATUS_REPLIES_MAX: u32 = 64 << 10;
+/// Bound of the extents known ahead of use.
 pub const EXTENTS_MAX: usize = 128 << 10;
-/// The largest minimum block size (proto, "Block size constraints").
+/// Largest minimum block size, in bytes (proto, "Block size constraints").
 pub const BLOCK_BYTES_MAX: u32 = 64 << 10;
 
 const _: () = assert!(STRING_BYTES_MAX + 64 < OPTION_REPLY_BYTES_MAX);

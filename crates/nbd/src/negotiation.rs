@@ -1,5 +1,5 @@
-//! From the greeting to the transmission phase (proto, "Fixed newstyle negotiation"): one option at a time, each
-//! answered before the next is sent.
+//! Negotiation, from the greeting to the transmission phase (proto, "Fixed newstyle negotiation"): one option at a
+//! time; the next is sent after the reply to the last.
 
 use thiserror::Error;
 
@@ -8,57 +8,49 @@ use crate::wire::{
     self, emit_option, flag, handshake, info, option, option_reply, shown, u16_at, u32_at, u64_at,
 };
 
-/// What is asked of a server.
+/// The export and the metadata contexts to request from a server.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Name of the export.
     pub export: String,
-    /// Metadata contexts we would like, such as `base:allocation`.
+    /// Metadata contexts to request if supported, such as `base:allocation`.
     pub contexts: Vec<String>,
 }
 
-/// Block size constraints, checked.
+/// Block size constraints, validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Offsets and lengths are multiples of it; a power of two.
+    /// Offsets and lengths must be multiples of it, in bytes; a power of two.
     pub minimum: u32,
-    /// What the server likes; a power of two, at least `minimum`.
+    /// Preferred block size in bytes; a power of two, at least `minimum`.
     pub preferred: u32,
-    /// Longest data of a request; a multiple of `minimum`, or `u32::MAX` for no limit.
+    /// Longest data of a request in bytes; a multiple of `minimum`, or `u32::MAX` for no limit.
     pub maximum: u32,
 }
 
-/// A metadata context that the server has selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaContext {
-    /// Its number in replies.
     pub id: u32,
-    /// Its name, one of those asked for.
+    /// Name of the context, one of those requested.
     pub name: String,
 }
 
-/// An export, as it was negotiated.
+/// A negotiated export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Bytes, at most `i64::MAX`.
+    /// Size in bytes, at most `i64::MAX`.
     pub size: u64,
-    /// Transmission flags, [`wire::flag`].
+    /// Transmission flags, see [`wire::flag`].
     pub flags: u16,
-    /// Block sizes, if the server told them.
     pub blocks: Option<BlockSizes>,
-    /// Replies to reads are structured.
     pub structured: bool,
-    /// Contexts of block status.
     pub contexts: Vec<MetaContext>,
 }
 
 impl Export {
-    /// Whether a transmission flag is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
-    /// The number of the context called `name`.
     pub fn context(&self, name: &str) -> Option<u32> {
         self.contexts.iter().find(|context| context.name == name).map(|context| context.id)
     }
@@ -69,47 +61,38 @@ impl Export {
     }
 }
 
-/// Why there is no transmission phase.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum NegotiationError {
-    /// Wrong magic at the very beginning.
-    #[error("what answers there does not speak NBD")]
+    /// Wrong magic at the start of the stream.
+    #[error("the peer does not speak NBD")]
     NotNbd,
     /// Oldstyle, or newstyle that is not fixed, or without NBD_OPT_GO.
     #[error("the server is too old: {0}")]
     TooOld(&'static str),
-    /// NBD_REP_ERR_UNKNOWN.
     #[error("the server has no such export")]
     UnknownExport,
-    /// NBD_REP_ERR_TLS_REQD.
     #[error(
         "the server demands TLS, which is not offered for NBD; reach it through a tunnel, or on its own host by a socket"
     )]
     TlsRequired,
-    /// NBD_REP_ERR_SHUTDOWN.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// Another error.
     #[error("the server refuses the export: error {code}{}{message}", if message.is_empty() { "" } else { ": " })]
     Refused {
         /// NBD_REP_ERR_* without its highest bit.
         code: u32,
-        /// The server's words.
         message: String,
     },
-    /// It breaks the protocol.
     #[error("the server breaks the NBD protocol: {0}")]
     Violation(&'static str),
 }
 
-/// What [`Negotiation::advance`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// More bytes are needed.
     Starved,
-    /// So many bytes were taken; call again.
+    /// Number of bytes consumed; call again.
     Took(usize),
-    /// So many bytes were taken; what follows is the transmission phase.
+    /// Number of bytes consumed; the transmission phase follows.
     Ready(usize, Export),
 }
 
@@ -121,14 +104,13 @@ enum State {
     Go,
 }
 
-/// The machine.
+/// The machine: the edge passes received bytes to [`Self::advance`], sends what [`Self::take_transmit`] returns, and
+/// ends with [`Progress::Ready`].
 #[derive(Debug)]
 pub struct Negotiation {
     config: Config,
     state: State,
-    /// To be sent.
     transmit: Vec<u8>,
-    /// Replies to the present option so far.
     replies: u32,
     structured: bool,
     contexts: Vec<MetaContext>,
@@ -143,7 +125,6 @@ fn violation<T>(what: &'static str) -> Result<T> {
 }
 
 impl Negotiation {
-    /// Before the first byte.
     pub fn new(config: Config) -> Self {
         Self {
             config,
@@ -157,12 +138,11 @@ impl Negotiation {
         }
     }
 
-    /// What is to be sent now.
     pub fn take_transmit(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.transmit)
     }
 
-    /// Takes the greeting or one reply from the beginning of `bytes`, which must have room for
+    /// Processes the greeting or one reply at the start of `bytes`. The buffer must have room for
     /// [`OPTION_REPLY_BYTES_MAX`] and a header.
     pub fn advance(&mut self, bytes: &[u8]) -> Result<Progress> {
         match self.state {
@@ -172,7 +152,7 @@ impl Negotiation {
     }
 
     fn on_greeting(&mut self, bytes: &[u8]) -> Result<Progress> {
-        // As soon as it is wrong: what does not speak NBD may wait for us to speak first.
+        // Checked on the first bytes: a peer that does not speak NBD may wait for the client to send first.
         let magic = wire::GREETING_MAGIC.to_be_bytes();
         let length = bytes.len().min(magic.len());
         if bytes[..length] != magic[..length] {
@@ -195,14 +175,14 @@ impl Negotiation {
         if flags & handshake::FIXED_NEWSTYLE == 0 {
             return Err(NegotiationError::TooOld("its newstyle negotiation is not the fixed one"));
         }
-        // Client flags: none that the server has not set.
+        // Client flags: only those that the server has set.
         let ours = flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
         self.transmit.extend(u32::from(ours).to_be_bytes());
-        self.ask(State::StructuredReply);
+        self.request(State::StructuredReply);
         Ok(Progress::Took(wire::GREETING_BYTES))
     }
 
-    fn ask(&mut self, state: State) {
+    fn request(&mut self, state: State) {
         let name = self.config.export.as_bytes();
         let mut data = Vec::new();
         let string = |data: &mut Vec<u8>, bytes: &[u8]| {
@@ -237,12 +217,12 @@ impl Negotiation {
         if u64_at(bytes, 0) != wire::OPTION_REPLY_MAGIC {
             return violation("an option reply begins with another magic");
         }
-        let asked = match self.state {
+        let requested = match self.state {
             State::Greeting | State::StructuredReply => option::STRUCTURED_REPLY,
             State::SetMetaContext => option::SET_META_CONTEXT,
             State::Go => option::GO,
         };
-        if u32_at(bytes, 8) != asked {
+        if u32_at(bytes, 8) != requested {
             return violation("a reply to an option that was not sent");
         }
         let (kind, length) = (u32_at(bytes, 12), u32_at(bytes, 16) as usize);
@@ -263,7 +243,7 @@ impl Negotiation {
             (State::StructuredReply, option_reply::ACK) => {
                 self.structured = true;
                 let next = if self.config.contexts.is_empty() { State::Go } else { State::SetMetaContext };
-                self.ask(next);
+                self.request(next);
                 Ok(Progress::Took(total))
             }
             (State::SetMetaContext, option_reply::META_CONTEXT) => {
@@ -271,7 +251,7 @@ impl Negotiation {
                 Ok(Progress::Took(total))
             }
             (State::SetMetaContext, option_reply::ACK) => {
-                self.ask(State::Go);
+                self.request(State::Go);
                 Ok(Progress::Took(total))
             }
             (State::Go, option_reply::INFO) => {
@@ -287,14 +267,14 @@ impl Negotiation {
         match (self.state, kind) {
             (_, option_reply::ERR_TLS_REQD) => Err(NegotiationError::TlsRequired),
             (_, option_reply::ERR_SHUTDOWN) => Err(NegotiationError::ShuttingDown),
-            // We can do without.
+            // The option is not required.
             (State::StructuredReply, _) => {
-                self.ask(State::Go);
+                self.request(State::Go);
                 Ok(())
             }
             (State::SetMetaContext, _) => {
                 self.contexts.clear();
-                self.ask(State::Go);
+                self.request(State::Go);
                 Ok(())
             }
             (_, option_reply::ERR_UNKNOWN) => Err(NegotiationError::UnknownExport),
@@ -311,8 +291,8 @@ impl Negotiation {
             return violation("a metadata context without a number");
         }
         let id = u32_at(payload, 0);
-        let asked = self.config.contexts.iter().find(|name| name.as_bytes() == &payload[4..]);
-        let Some(name) = asked else { return violation("a metadata context that was not asked for") };
+        let requested = self.config.contexts.iter().find(|name| name.as_bytes() == &payload[4..]);
+        let Some(name) = requested else { return violation("a metadata context that was not requested") };
         if self.contexts.iter().any(|context| context.id == id || context.name == *name) {
             return violation("a metadata context is selected twice");
         }
@@ -346,7 +326,7 @@ impl Negotiation {
                 self.blocks = Some(BlockSizes { minimum, preferred, maximum });
             }
             (info::EXPORT | info::BLOCK_SIZE, _) => return violation("information of a wrong length"),
-            // Names and descriptions, and what may come later: not asked for, allowed all the same.
+            // Names and descriptions, and future information types: not requested, but permitted.
             _ => {}
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The two machines against bytes, clause by clause of `doc/proto.md`. Most servers here are hostile.
+//! The two machines against byte sequences, clause by clause of `doc/proto.md`. Most servers here are hostile.
 
 use crate::negotiation::{BlockSizes, Config, Export, MetaContext, Negotiation, NegotiationError, Progress};
 use crate::transmission::{Command, Data, Ended, ServerError, Status, Step, TaskId, Transmission, Violation};
@@ -40,7 +40,7 @@ fn config() -> Config {
     Config { export: "disk".into(), contexts: vec!["base:allocation".into()] }
 }
 
-/// Feeds all bytes, one more at a time, and returns what came of them and what was sent.
+/// Feeds the bytes one at a time; returns the result and the bytes sent.
 fn negotiate(config: Config, server: &[u8]) -> (Result<Option<Export>, NegotiationError>, Vec<u8>) {
     let (mut machine, mut sent) = (Negotiation::new(config), Vec::new());
     let (mut start, mut end) = (0, 0);
@@ -78,7 +78,7 @@ fn accepted() -> Vec<Vec<u8>> {
     ]
 }
 
-/// The replies of [`accepted`] up to `count`, and then `last`.
+/// The first `count` replies of [`accepted`], followed by `last`.
 fn after(count: usize, last: &[u8]) -> Vec<u8> {
     bytes([&accepted()[..count].concat(), last])
 }
@@ -96,13 +96,13 @@ fn fixed_newstyle_negotiation() {
     assert_eq!(export, Ok(Some(expected)));
     let contexts = bytes([b"\0\0\0\x04disk", b"\0\0\0\x01", b"\0\0\0\x0fbase:allocation"]);
     let go = bytes([b"\0\0\0\x04disk", b"\0\x01", b"\0\x03"]);
-    let asked = bytes([
+    let expected = bytes([
         &3u32.to_be_bytes(),
         &emit_option(option::STRUCTURED_REPLY, &[]),
         &emit_option(option::SET_META_CONTEXT, &contexts),
         &emit_option(option::GO, &go),
     ]);
-    assert_eq!(sent, asked);
+    assert_eq!(sent, expected);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn option_replies_that_cannot_be() {
         ("maximum below minimum", blocks([4096, 4096, 512])),
         ("maximum not of blocks", blocks([4096, 4096, 5000])),
         ("context without a number", meta(&[1])),
-        ("context not asked for", meta(&context(1, "x:y"))),
+        ("context not requested", meta(&context(1, "x:y"))),
         ("context twice", twice),
     ] {
         assert!(matches!(refused(&server), NegotiationError::Violation(_)), "{what}");
@@ -208,11 +208,11 @@ fn truncated_negotiation_waits() {
 
 const CONTEXT: u32 = 7;
 
-/// A machine with requests, and what it makes of a server's bytes.
+/// A machine with its requests and the effects of the server's bytes.
 struct Session {
     machine: Transmission,
     cookies: Vec<u64>,
-    /// What lies in the tasks' buffers.
+    /// Content of the tasks' buffers.
     buffers: Vec<Vec<u8>>,
     ended: Vec<Ended>,
 }
@@ -240,8 +240,8 @@ impl Session {
         self.submit(Command::Read { offset, length })
     }
 
-    /// Feeds all bytes in pieces of at most `piece`.
-    fn feed(&mut self, server: &[u8], piece: usize) -> Result<(), Violation> {
+    /// Feeds all bytes in chunks of at most `chunk_bytes` bytes.
+    fn feed(&mut self, server: &[u8], chunk_bytes: usize) -> Result<(), Violation> {
         let (mut start, mut end) = (0, 0);
         loop {
             match self.machine.advance(&server[start..end])? {
@@ -257,7 +257,7 @@ impl Session {
                     self.machine.on_data(count)?;
                 }
                 Step::Starved | Step::Data(_) if end == server.len() => return Ok(()),
-                Step::Starved | Step::Data(_) => end = (end + piece).min(server.len()),
+                Step::Starved | Step::Data(_) => end = (end + chunk_bytes).min(server.len()),
             }
             while let Some(ended) = self.machine.poll_ended() {
                 self.ended.push(ended);
@@ -338,14 +338,14 @@ fn request_message() {
 
 #[test]
 fn simple_reply_message_in_pieces_and_out_of_order() {
-    for piece in [1, 7, 1000] {
+    for chunk_bytes in [1, 7, 1000] {
         let mut session = Session::new(false);
         let (first, second) = (session.read(0, 4), session.read(8, 2));
         let flush = session.submit(Command::Flush);
         let cookies = session.cookies.clone();
         let server =
             bytes([&simple(0, cookies[1]), b"ab", &simple(5, cookies[2]), &simple(0, cookies[0]), b"cdef"]);
-        session.feed(&server, piece).unwrap();
+        session.feed(&server, chunk_bytes).unwrap();
         let ended: Vec<_> = session.ended.iter().map(|ended| (ended.task, ended.result.is_ok())).collect();
         assert_eq!(ended, [(second, true), (flush, false), (first, true)]);
         assert_eq!((&session.buffers[0][..5], &session.buffers[1][..3]), (&b"cdef\xee"[..], &b"ab\xee"[..]));
@@ -354,7 +354,7 @@ fn simple_reply_message_in_pieces_and_out_of_order() {
 
 #[test]
 fn structured_reply_chunks_in_any_order_of_two_reads_interleaved() {
-    for piece in [1, 9, 1000] {
+    for chunk_bytes in [1, 9, 1000] {
         let mut session = Session::new(true);
         let (one, two) = (session.read(100, 10), session.read(0, 4));
         let [a, b] = [session.cookies[0], session.cookies[1]];
@@ -366,7 +366,7 @@ fn structured_reply_chunks_in_any_order_of_two_reads_interleaved() {
             &data(0, a, 100, b"uv"),
             &chunk(chunk::DONE, chunk::NONE, a, &[]),
         ]);
-        session.feed(&server, piece).unwrap();
+        session.feed(&server, chunk_bytes).unwrap();
         let ended: Vec<_> = session.ended.iter().map(|ended| (ended.task, ended.result.clone())).collect();
         assert_eq!(ended, [(two, Ok(vec![])), (one, Ok(vec![]))]);
         assert_eq!(session.buffers[0][..11], *b"uv\0\0\0\0\0xyz\xee");
@@ -404,11 +404,11 @@ fn error_offset_chunk_and_unknown_errors_are_errors() {
 
 #[test]
 fn block_status_the_last_extent_may_reach_beyond() {
-    for piece in [1, 1000] {
+    for chunk_bytes in [1, 1000] {
         let mut session = Session::new(true);
         session.submit(Command::BlockStatus { offset: 0, length: 100 });
         let server = status(session.cookies[0], CONTEXT, &[(40, 0), (10, 3), (1000, 2)]);
-        session.feed(&server, piece).unwrap();
+        session.feed(&server, chunk_bytes).unwrap();
         let extents = vec![(40, 0), (10, 3), (1000, 2)];
         assert_eq!(session.ended[0].result, Ok(vec![Status { context: CONTEXT, extents }]));
     }
@@ -455,9 +455,9 @@ fn replies_that_break_the_protocol() {
     type Bad = fn(u64) -> Vec<u8>;
     let cases: [(&str, bool, Command, Bad); 30] = [
         ("magic", true, READ, |_| vec![0; 20]),
-        ("cookie of nobody", true, READ, |c| data(1, c ^ 1 << 40, 100, b"abcdefgh")),
-        ("slot of nobody", true, READ, |c| data(1, c | 0xfff, 100, b"abcdefgh")),
-        ("cookie of nobody, simple", false, READ, |c| simple(0, !c)),
+        ("unknown cookie", true, READ, |c| data(1, c ^ 1 << 40, 100, b"abcdefgh")),
+        ("unknown slot", true, READ, |c| data(1, c | 0xfff, 100, b"abcdefgh")),
+        ("unknown cookie, simple", false, READ, |c| simple(0, !c)),
         ("structured, not negotiated", false, READ, |c| data(1, c, 100, b"abcdefgh")),
         ("simple to a read", true, READ, |c| simple(0, c)),
         ("simple error to a read", true, READ, |c| simple(5, c)),
@@ -470,7 +470,7 @@ fn replies_that_break_the_protocol() {
         ("status for a read", true, READ, |c| status(c, CONTEXT, &[(8, 0)])),
         ("unknown type", true, READ, |c| chunk(1, 99, c, &[0; 16])),
         ("data without data", true, READ, |c| data(1, c, 100, b"")),
-        ("data longer than asked", true, READ, |c| data(1, c, 100, b"abcdefghi")),
+        ("data longer than requested", true, READ, |c| data(1, c, 100, b"abcdefghi")),
         ("data of 4 GiB", true, READ, |c| {
             let mut head = data(1, c, 100, b"abcdefgh");
             head[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
@@ -519,7 +519,7 @@ fn more_block_status_that_breaks_the_protocol() {
     assert_eq!(session.violation(&server), Violation("a block status ends well without all of its contexts"));
 }
 
-/// Any bytes at all: nothing panics, nothing is written outside a buffer, nothing ends that was not asked for.
+/// Random bytes: no panic, no write outside a buffer, no completion of a task that was not submitted.
 #[test]
 fn noise() {
     let mut seed = 0x1234_5678_9abc_def1u64;

@@ -1,8 +1,8 @@
-//! The transmission phase: requests out, replies in, each checked against the request it belongs to.
+//! The transmission phase: requests out, replies in, each checked against its request.
 //!
-//! The machine never sees data. [`Transmission::advance`] says where the next bytes belong ([`Step::Data`]); the edge puts
-//! them there and says how many. A task keeps its slot until [`Transmission::release`], so that its owner decides when
-//! its buffer is free.
+//! The machine does not touch data. [`Transmission::advance`] returns where the next bytes belong ([`Step::Data`]); the
+//! edge puts them there and reports the count. A task keeps its slot until [`Transmission::release`], so that its owner
+//! decides when its buffer is free.
 
 use std::collections::VecDeque;
 
@@ -13,59 +13,43 @@ use crate::limits::{STATUS_EXTENTS_MAX, STRING_BYTES_MAX, TASKS_MAX};
 use crate::negotiation::Export;
 use crate::wire::{self, Request, chunk, command, shown, u16_at, u32_at, u64_at};
 
-/// A request's slot.
+/// The slot of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskId(u16);
 
 impl TaskId {
-    /// A small dense number, to index tables with.
+    /// Index of the slot, below [`TASKS_MAX`].
     pub fn index(self) -> usize {
         self.0.into()
     }
 }
 
-/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// NBD_CMD_READ.
     Read {
-        /// First byte.
         offset: u64,
-        /// Bytes.
         length: u32,
     },
     /// NBD_CMD_WRITE; the task's buffer is its data.
     Write {
-        /// First byte.
         offset: u64,
-        /// Bytes.
         length: u32,
-        /// NBD_CMD_FLAG_FUA.
         fua: bool,
     },
-    /// NBD_CMD_FLUSH.
     Flush,
-    /// NBD_CMD_TRIM.
     Trim {
-        /// First byte.
         offset: u64,
-        /// Bytes.
         length: u32,
     },
-    /// NBD_CMD_WRITE_ZEROES.
     WriteZeroes {
-        /// First byte.
         offset: u64,
-        /// Bytes.
         length: u32,
-        /// NBD_CMD_FLAG_NO_HOLE: stays allocated.
+        /// NBD_CMD_FLAG_NO_HOLE: the range stays allocated.
         no_hole: bool,
     },
-    /// NBD_CMD_BLOCK_STATUS, in all contexts selected.
+    /// NBD_CMD_BLOCK_STATUS, for all selected contexts.
     BlockStatus {
-        /// First byte.
         offset: u64,
-        /// Bytes.
         length: u32,
     },
 }
@@ -88,13 +72,12 @@ impl Command {
     }
 }
 
-/// An error as the server tells it (proto, "Error values").
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("the server answers {}{}{message}", name(*code), if message.is_empty() { "" } else { ": " })]
 pub struct ServerError {
-    /// An errno of Linux.
+    /// Errno as in Linux.
     pub code: u32,
-    /// The server's words, fit to be shown; mostly empty.
+    /// Error text of the server, made printable; often empty.
     pub message: String,
 }
 
@@ -112,64 +95,55 @@ fn name(code: u32) -> String {
     }
 }
 
-/// Extents of one context, length and flags each, from the request's offset on.
+/// The extents of one context, length and flags each, from the offset of the request on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Number of the context.
     pub context: u32,
-    /// In order; all lengths but the last lie within the request.
+    /// In order; only the last may reach beyond the request.
     pub extents: Vec<(u32, u32)>,
 }
 
-/// A task has been answered in full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Whose slot waits for [`Transmission::release`].
+    /// The task; its slot is occupied until [`Transmission::release`].
     pub task: TaskId,
-    /// What a block status brought (empty for all other commands), or why it failed.
+    /// The extents of a block status (empty for other commands), or the error.
     pub result: Result<Vec<Status>, ServerError>,
 }
 
-/// The server breaks the protocol. Nothing that it says from here on means anything.
+/// The server violates the protocol. Its further bytes must be ignored.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the server breaks the NBD protocol: {0}")]
 pub struct Violation(pub &'static str);
 
-/// The next bytes are data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data {
-    /// Whose.
     pub task: TaskId,
-    /// Where in the task's buffer.
+    /// Offset in the task's buffer.
     pub offset: u32,
-    /// Bytes, never none.
+    /// Length in bytes, at least 1.
     pub length: u32,
 }
 
-/// What [`Transmission::advance`] did or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// More bytes are needed.
     Starved,
-    /// So many bytes were taken.
+    /// Number of bytes consumed.
     Took(usize),
-    /// None were taken: they belong into a buffer. Say how many went there: [`Transmission::on_data`].
+    /// No bytes were consumed: the next ones belong into a buffer. Report those placed by [`Transmission::on_data`].
     Data(Data),
-    /// `took` bytes were taken; a stretch of the task's buffer is to be made zero.
+    /// `took` bytes were consumed; a range of the task's buffer must be zeroed.
     Hole {
-        /// Bytes taken.
         took: usize,
-        /// The stretch.
         hole: Data,
     },
 }
 
-/// A request to be sent: its header, and how much of the task's buffer follows.
+/// A request to be sent: its header, and how many bytes of the task's buffer follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// The header.
     pub header: [u8; wire::REQUEST_BYTES],
-    /// The task, and bytes of its buffer; `None` for the last word of all.
+    /// The task, and the bytes of its buffer to send; `None` for NBD_CMD_DISC.
     pub task: Option<(TaskId, u32)>,
 }
 
@@ -177,20 +151,18 @@ pub struct Transmit {
 struct Task {
     command: Command,
     cookie: u64,
-    /// A chunk has come, so a simple reply may not.
+    /// A chunk has arrived, so a simple reply is a violation.
     begun: bool,
-    /// It has been answered in full.
     ended: bool,
     coverage: Coverage,
     error: Option<ServerError>,
     status: Vec<Status>,
 }
 
-/// What the next bytes are.
+/// The next element of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expect {
     Reply,
-    /// The payload of a chunk.
     Payload {
         task: TaskId,
         kind: u16,
@@ -201,7 +173,8 @@ enum Expect {
         data: Data,
         done: bool,
     },
-    /// Descriptors of the last of the task's `status`, `left` bytes of them; `covered` bytes of the export are described.
+    /// Descriptors of the last element of the task's `status`: `left` bytes of them remain; they have described
+    /// `covered` bytes so far.
     Descriptors {
         task: TaskId,
         left: u32,
@@ -210,14 +183,15 @@ enum Expect {
     },
 }
 
-/// The machine.
+/// The machine. The owner submits requests and sends what `poll_transmit` returns; it passes received bytes to
+/// `advance` until that is starved, collects `poll_ended`, and releases each ended task.
 #[derive(Debug)]
 pub struct Transmission {
     structured: bool,
     contexts: Vec<u32>,
     tasks: Vec<Option<Task>>,
     free: Vec<u16>,
-    /// Numbers requests, so that an answer to an earlier one in the same slot is known for what it is.
+    /// Numbers the requests, so that a reply to an earlier request of the same slot is detected.
     serial: u64,
     transmit: VecDeque<Transmit>,
     expect: Expect,
@@ -231,7 +205,7 @@ fn violation<T>(what: &'static str) -> Result2<T> {
 }
 
 impl Transmission {
-    /// With an export, as negotiated.
+    /// Starts with the negotiated properties of `export`.
     pub fn new(export: &Export) -> Self {
         Self {
             structured: export.structured,
@@ -245,12 +219,11 @@ impl Transmission {
         }
     }
 
-    /// Requests that may be submitted now.
     pub fn window(&self) -> usize {
         TASKS_MAX - (self.tasks.len() - self.free.len())
     }
 
-    /// Takes a request.
+    /// Queues a request; returns its slot.
     ///
     /// # Panics
     /// If the window is closed.
@@ -277,30 +250,26 @@ impl Transmission {
         TaskId(slot)
     }
 
-    /// Asks for the end of the connection (a soft disconnect), behind what was submitted.
     pub fn disconnect(&mut self) {
         let request = Request { flags: 0, command: command::DISC, cookie: 0, offset: 0, length: 0 };
         self.transmit.push_back(Transmit { header: request.emit(), task: None });
     }
 
-    /// The next request to be sent.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmit.pop_front()
     }
 
-    /// The next task that has been answered.
     pub fn poll_ended(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
 
-    /// A task that has ended gives its slot back.
     pub fn release(&mut self, task: TaskId) {
         let old = self.tasks[task.index()].take().expect("released once");
         assert!(old.ended, "released while it is under way");
         self.free.push(task.0);
     }
 
-    /// So many bytes went where [`Step::Data`] said.
+    /// `count` bytes were placed as [`Step::Data`] requested.
     pub fn on_data(&mut self, count: usize) -> Result2<()> {
         let Expect::Data { data, done } = self.expect else { unreachable!("no data is expected") };
         assert!(count <= data.length as usize, "more data than was called for");
@@ -312,7 +281,7 @@ impl Transmission {
         self.end_of_chunk(data.task, done)
     }
 
-    /// The data that is expected next, if it is data.
+    /// The pending data, if data is expected next.
     pub fn data(&self) -> Option<Data> {
         match self.expect {
             Expect::Data { data, .. } => Some(data),
@@ -320,8 +289,8 @@ impl Transmission {
         }
     }
 
-    /// Goes one step on with the bytes that are here, which must have room for the longest header or message,
-    /// [`STRING_BYTES_MAX`] and a few more.
+    /// Processes at most one element of the received bytes. The buffer must have room for the longest header or
+    /// message, [`STRING_BYTES_MAX`] and a few bytes more.
     pub fn advance(&mut self, bytes: &[u8]) -> Result2<Step> {
         match self.expect {
             Expect::Reply => self.on_reply(bytes),
@@ -333,7 +302,6 @@ impl Transmission {
         }
     }
 
-    /// The task that a reply names.
     fn task_of(&self, cookie: u64) -> Result2<TaskId> {
         let slot = cookie as u16;
         match self.tasks.get(usize::from(slot)) {
@@ -384,7 +352,7 @@ impl Transmission {
         Ok(Step::Took(wire::SIMPLE_REPLY_BYTES))
     }
 
-    /// proto, "Structured reply chunk message": is the payload one that can be?
+    /// proto, "Structured reply chunk message": checks whether the chunk is valid for its request.
     fn on_chunk(&mut self, bytes: &[u8]) -> Result2<Step> {
         let (flags, kind) = (u16_at(bytes, 4), u16_at(bytes, 6));
         let (id, length) = (self.task_of(u64_at(bytes, 8))?, u32_at(bytes, 16));
@@ -393,8 +361,8 @@ impl Transmission {
         task.begun = true;
         let fits = match (kind, task.command) {
             (chunk::NONE, _) => done && length == 0,
-            (chunk::OFFSET_DATA, Command::Read { length: asked, .. }) => {
-                length > 8 && u64::from(length) <= u64::from(asked) + 8
+            (chunk::OFFSET_DATA, Command::Read { length: requested, .. }) => {
+                length > 8 && u64::from(length) <= u64::from(requested) + 8
             }
             (chunk::OFFSET_HOLE, Command::Read { .. }) => length == 12,
             (chunk::BLOCK_STATUS, Command::BlockStatus { .. }) => length >= 12 && length % 8 == 4,
@@ -426,11 +394,11 @@ impl Transmission {
         }
         match kind {
             chunk::OFFSET_DATA => {
-                let data = self.stretch(id, u64_at(bytes, 0), length - 8)?;
+                let data = self.chunk_data(id, u64_at(bytes, 0), length - 8)?;
                 self.expect = Expect::Data { data, done };
             }
             chunk::OFFSET_HOLE => {
-                let hole = self.stretch(id, u64_at(bytes, 0), u32_at(bytes, 8))?;
+                let hole = self.chunk_data(id, u64_at(bytes, 0), u32_at(bytes, 8))?;
                 self.end_of_chunk(id, done)?;
                 return Ok(Step::Hole { took: head, hole });
             }
@@ -460,14 +428,14 @@ impl Transmission {
         Ok(Step::Took(head))
     }
 
-    /// The part of a read's buffer that a chunk is about, which no chunk was about before.
-    fn stretch(&mut self, id: TaskId, at: u64, bytes: u32) -> Result2<Data> {
+    /// The part of a read's buffer that a chunk covers; a violation if another chunk has covered any of it.
+    fn chunk_data(&mut self, id: TaskId, at: u64, bytes: u32) -> Result2<Data> {
         let task = self.task(id);
         let Command::Read { offset, length } = task.command else { unreachable!("checked with the chunk") };
         let start = at.checked_sub(offset).filter(|start| *start < u64::from(length));
         let Some(start) = start.filter(|start| bytes > 0 && u64::from(bytes) <= u64::from(length) - start)
         else {
-            return violation("a chunk outside of what was asked for");
+            return violation("a chunk outside the requested range");
         };
         if !task.coverage.add(start as u32, start as u32 + bytes) {
             return violation("chunks that overlap, or too many that do not follow each other");
@@ -475,7 +443,6 @@ impl Transmission {
         Ok(Data { task: id, offset: start as u32, length: bytes })
     }
 
-    /// Takes as many descriptors as are here.
     fn on_descriptors(
         &mut self,
         bytes: &[u8],
@@ -489,15 +456,15 @@ impl Transmission {
             return Ok(Step::Starved);
         }
         let task = self.task(id);
-        let Command::BlockStatus { length: asked, .. } = task.command else {
+        let Command::BlockStatus { length: requested, .. } = task.command else {
             unreachable!("checked with the chunk")
         };
         let extents = &mut task.status.last_mut().expect("begun with the chunk").extents;
         for descriptor in bytes[..here].chunks_exact(8) {
             let (length, flags) = (u32_at(descriptor, 0), u32_at(descriptor, 4));
-            // Only the last one may reach beyond what was asked for.
-            if length == 0 || covered >= u64::from(asked) {
-                return violation("extents beyond what was asked for, or of no length");
+            // Only the last extent may reach beyond the requested range.
+            if length == 0 || covered >= u64::from(requested) {
+                return violation("extents beyond the requested range, or of no length");
             }
             covered += u64::from(length);
             if extents.len() < STATUS_EXTENTS_MAX {
@@ -517,7 +484,7 @@ impl Transmission {
         if done { self.end(id) } else { Ok(()) }
     }
 
-    /// The reply is complete: is it all that was asked for?
+    /// The reply is complete: checks that it covers the request.
     fn end(&mut self, id: TaskId) -> Result2<()> {
         self.expect = Expect::Reply;
         let contexts = self.contexts.len();

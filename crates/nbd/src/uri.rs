@@ -7,45 +7,37 @@ use thiserror::Error;
 
 use crate::limits::STRING_BYTES_MAX;
 
-/// IANA's port of NBD.
+/// The TCP port that IANA assigned to NBD.
 pub const PORT: u16 = 10809;
 
-/// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Host name or address without brackets, and TCP port.
     Tcp(String, u16),
-    /// Path of a socket.
     Unix(PathBuf),
 }
 
-/// The address of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
-    /// Where the server is.
     pub place: Place,
-    /// Name of the export; empty is the server's default one.
     pub export: String,
 }
 
-/// Why a URI cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("'{uri}': {reason}; the forms are nbd://host[:port]/name and nbd+unix:///name?socket=PATH")]
 pub struct UriError {
-    /// As written.
     pub uri: String,
-    /// What is wrong.
     pub reason: &'static str,
 }
 
 impl Uri {
-    /// Whether a URL is one of ours: any scheme of the NBD URI document, those we refuse too.
+    /// Whether a URL has a scheme of the NBD URI document, including the schemes that [`Self::parse`] refuses.
     pub fn is_nbd(url: &str) -> bool {
         let scheme = url.split("://").next().unwrap_or_default();
         ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"].contains(&scheme)
     }
 
-    /// Parses a URI.
+    /// Parses a URI; see [`UriError`] for the supported forms.
     pub fn parse(text: &str) -> Result<Self, UriError> {
         Self::parts(text).map_err(|reason| UriError { uri: text.to_owned(), reason })
     }
@@ -113,7 +105,7 @@ impl fmt::Display for Uri {
     }
 }
 
-/// Percent escapes as the bytes they stand for (RFC 3986 section 2.1).
+/// Decodes percent escapes (RFC 3986 section 2.1).
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -1,46 +1,48 @@
-//! The endpoint against servers in threads that do what they should, or not.
+//! The endpoint against servers in threads, correct and defective ones.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use area::{PoolLimits, Span};
-use block::{Completion, Endpoint, Extent, IoErrorKind, Kind, Medium, Request, State, close_all, wait_ready};
+use block::{
+    Completion, Endpoint, Extent, IoErrorKind, Kind, Medium, OpenError, Request, State, close_all, wait_ready,
+};
 use io::Io;
 use nbd::wire::{self, chunk, command, flag, info, option, option_reply, u16_at, u32_at, u64_at};
 use nbd::{NbdMedium, Uri};
 
 const SIZE: usize = 4 << 20;
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any test takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a server does with a request.
+/// The reaction of a server to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Act {
     Serve,
-    /// It hangs up instead of answering.
     Cut,
-    /// It hangs up in the middle of the answer to a read.
+    /// Closes the connection in the middle of the reply to a read.
     CutMid,
-    /// It answers something else.
     Garbage,
-    /// It answers a write before it has taken its data.
+    /// Replies to a write before it has received the data.
     Early,
-    /// It does not answer.
     Silent,
-    /// It answers reads backwards, in pieces and holes.
-    Pieces,
+    /// Replies to reads in descending order, in chunks and holes.
+    Chunks,
     Error(u32),
+    /// Describes only the first 512 bytes of a block status request.
+    Scraps,
 }
 
-/// What to do with the n-th request of the n-th connection.
+/// The reaction to the n-th request of the n-th connection.
 type Script = dyn FnMut(usize, usize) -> Act + Send;
 
 struct Server {
     uri: Uri,
     disk: Arc<Mutex<Vec<u8>>>,
-    /// What it tells as its size.
     size: Arc<Mutex<usize>>,
 }
 
@@ -49,11 +51,11 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = Uri::parse(&format!("nbd://{}/disk", listener.local_addr().unwrap())).unwrap();
         let (disk, size) = (Arc::new(Mutex::new(vec![0; SIZE])), Arc::new(Mutex::new(SIZE)));
-        let (memory, told) = (Arc::clone(&disk), Arc::clone(&size));
+        let (memory, announced) = (Arc::clone(&disk), Arc::clone(&size));
         std::thread::spawn(move || {
             let mut script = script;
             for (number, stream) in listener.incoming().enumerate() {
-                let size = *told.lock().unwrap();
+                let size = *announced.lock().unwrap();
                 let _ = serve(stream.unwrap(), &memory, size, number, &mut script);
             }
         });
@@ -97,7 +99,9 @@ fn greet(stream: &mut TcpStream, size: usize) -> std::io::Result<()> {
         let number = u32_at(&head, 8);
         match number {
             option::SET_META_CONTEXT => {
-                let context = [&1u32.to_be_bytes()[..], b"base:allocation"].concat();
+                // The payload: length and text of the export's name, one, length and text of the context.
+                let name = &data[4 + u32_at(&data, 0) as usize + 8..];
+                let context = [&1u32.to_be_bytes()[..], name].concat();
                 option_answer(stream, number, option_reply::META_CONTEXT, &context)?;
             }
             option::GO => {
@@ -157,6 +161,7 @@ fn serve(
             (_, command::BLOCK_STATUS) => {
                 // The second MiB is a hole.
                 let mut payload = 1u32.to_be_bytes().to_vec();
+                let length = if act == Act::Scraps { 512 } else { length };
                 for (start, end, flags) in [(0, 1 << 20, 0u32), (1 << 20, 2 << 20, 3), (2 << 20, size, 0)] {
                     let (start, end) = (offset.max(start), (offset + length).min(end));
                     if start < end {
@@ -184,7 +189,7 @@ fn read_answers(act: Act, cookie: u64, offset: usize, bytes: &[u8]) -> Vec<Vec<u
         let payload = [&((offset + at) as u64).to_be_bytes()[..], part].concat();
         chunk_of(flags, chunk::OFFSET_DATA, cookie, &payload)
     };
-    if act != Act::Pieces {
+    if act != Act::Chunks {
         return vec![data(chunk::DONE, 0, bytes)];
     }
     let mut answers: Vec<_> = bytes
@@ -204,7 +209,6 @@ fn read_answers(act: Act, cookie: u64, offset: usize, bytes: &[u8]) -> Vec<Vec<u
     answers
 }
 
-/// An endpoint with its loop.
 struct Client {
     io: Io,
     endpoint: Box<dyn Endpoint>,
@@ -218,7 +222,7 @@ impl Client {
         Self { io, endpoint }
     }
 
-    /// Submits all at once; what became of each, in their order.
+    /// Submits all requests at once; returns their results in the order of submission.
     fn run(&mut self, kinds: Vec<Kind>) -> Vec<Result<(), IoErrorKind>> {
         let (mut done, mut events): (Vec<Completion>, _) = (Vec::new(), Vec::new());
         let count = kinds.len();
@@ -227,7 +231,7 @@ impl Client {
         }
         let start = Instant::now();
         while done.len() < count {
-            assert!(start.elapsed() < PATIENCE, "{} of {count} requests have ended", done.len());
+            assert!(start.elapsed() < TIMEOUT, "{} of {count} requests have ended", done.len());
             let until = self.io.now() + Duration::from_millis(100);
             self.io.turn_until(Some(until), &mut events).unwrap();
             for event in events.drain(..) {
@@ -244,7 +248,7 @@ impl Client {
         span
     }
 
-    /// Writes all of the disk in requests of many sizes, with zeroes here and there; what should be there then.
+    /// Writes the whole disk in requests of many sizes, some with zeroes; returns the expected content.
     fn write_all(&mut self, durable: bool) -> Vec<u8> {
         let (mut expected, mut kinds, mut offset, mut part) = (Vec::new(), Vec::new(), 0, 0);
         while offset < SIZE {
@@ -273,9 +277,9 @@ impl Client {
 
 #[test]
 fn what_is_written_is_read_however_it_is_answered() {
-    for act in [Act::Serve, Act::Pieces] {
+    for act in [Act::Serve, Act::Chunks] {
         let server = Server::start(move |_, _| act);
-        let mut client = Client::new(&server.medium(PATIENCE));
+        let mut client = Client::new(&server.medium(TIMEOUT));
         let expected = client.write_all(false);
         assert!(*server.disk.lock().unwrap() == expected);
         assert!(client.read_all() == expected);
@@ -292,10 +296,10 @@ fn lost_connections_are_made_again_and_the_next_flush_says_so_once() {
         9 => Act::Cut,
         _ => Act::Serve,
     });
-    let mut client = Client::new(&server.medium(PATIENCE));
+    let mut client = Client::new(&server.medium(TIMEOUT));
     let expected = client.write_all(false);
     assert!(*server.disk.lock().unwrap() == expected);
-    assert!(client.endpoint.losses() > 0 && client.endpoint.retries() > 0);
+    assert!(client.endpoint.inspect().losses() > 0 && client.endpoint.inspect().retries() > 0);
     assert_eq!(client.run(vec![Kind::Flush]), [Err(IoErrorKind::CacheLost)]);
     assert_eq!(client.run(vec![Kind::Flush]), [Ok(())]);
 }
@@ -303,9 +307,9 @@ fn lost_connections_are_made_again_and_the_next_flush_says_so_once() {
 #[test]
 fn what_was_written_durably_is_not_lost() {
     let server = Server::start(|_, request| if request == 9 { Act::Cut } else { Act::Serve });
-    let mut client = Client::new(&server.medium(PATIENCE));
+    let mut client = Client::new(&server.medium(TIMEOUT));
     let expected = client.write_all(true);
-    assert!(*server.disk.lock().unwrap() == expected && client.endpoint.losses() > 0);
+    assert!(*server.disk.lock().unwrap() == expected && client.endpoint.inspect().losses() > 0);
     assert_eq!(client.run(vec![Kind::Flush]), [Ok(())]);
 }
 
@@ -314,24 +318,24 @@ fn answers_that_end_in_the_middle_or_are_none_are_asked_again() {
     for act in [Act::CutMid, Act::Garbage] {
         let server = Server::start(move |connection, request| match (connection, request) {
             (0..3, 5) => act,
-            _ => Act::Pieces,
+            _ => Act::Chunks,
         });
         server.disk.lock().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 1000) as u8);
-        let mut client = Client::new(&server.medium(PATIENCE));
+        let mut client = Client::new(&server.medium(TIMEOUT));
         assert!(client.read_all() == *server.disk.lock().unwrap());
-        assert_eq!(client.endpoint.losses(), 3);
+        assert_eq!(client.endpoint.inspect().losses(), 3);
     }
 }
 
 #[test]
 fn an_answer_that_overtakes_our_data_does_not_give_the_buffer_back() {
     let server = Server::start(|_, _| Act::Early);
-    let mut client = Client::new(&server.medium(PATIENCE));
-    // More than the socket takes at once.
+    let mut client = Client::new(&server.medium(TIMEOUT));
+    // More than the socket accepts at once.
     let from = client.span(4 << 20, |at| (at / 4096) as u8);
     let kind = Kind::Write { offset: 0, from: from.clone(), durable: false };
     assert_eq!(client.run(vec![kind]), [Ok(())]);
-    // Debug builds notice who changes bytes that are on their way out; and the server would.
+    // Debug builds detect a change of bytes being sent, and the server would receive it.
     from.zero(0, from.len());
     assert_eq!(client.run(vec![Kind::Flush]).len(), 1);
     assert!(server.disk.lock().unwrap().iter().enumerate().all(|(at, byte)| *byte == (at / 4096) as u8));
@@ -352,7 +356,7 @@ fn a_short_timeout_does_not_put_off_the_next_attempt() {
     let mut client = Client::new(&server.medium(Duration::from_millis(500)));
     let start = Instant::now();
     while client.run(vec![Kind::Flush]) != [Ok(())] {
-        assert!(start.elapsed() < PATIENCE, "it does not come back");
+        assert!(start.elapsed() < TIMEOUT, "it does not come back");
     }
 }
 
@@ -366,7 +370,7 @@ fn errors_have_their_kinds() {
         (22, IoErrorKind::Other),
     ] {
         let server = Server::start(move |_, _| Act::Error(code));
-        let mut client = Client::new(&server.medium(PATIENCE));
+        let mut client = Client::new(&server.medium(TIMEOUT));
         assert_eq!(client.run(vec![Kind::Flush]), [Err(kind)]);
     }
 }
@@ -375,15 +379,15 @@ fn errors_have_their_kinds() {
 fn a_server_that_shuts_down_is_asked_again() {
     let server =
         Server::start(|connection, _| if connection == 0 { Act::Error(wire::ESHUTDOWN) } else { Act::Serve });
-    let mut client = Client::new(&server.medium(PATIENCE));
+    let mut client = Client::new(&server.medium(TIMEOUT));
     assert_eq!(client.run(vec![Kind::Flush]), [Ok(())]);
-    assert_eq!(client.endpoint.losses(), 1);
+    assert_eq!(client.endpoint.inspect().losses(), 1);
 }
 
 #[test]
 fn another_export_at_the_same_address_is_not_written() {
     let server = Server::start(|connection, _| if connection == 0 { Act::Cut } else { Act::Serve });
-    let mut client = Client::new(&server.medium(PATIENCE));
+    let mut client = Client::new(&server.medium(TIMEOUT));
     *server.size.lock().unwrap() = SIZE / 2;
     let from = client.span(512, |_| 1);
     let kind = Kind::Write { offset: 0, from, durable: true };
@@ -394,7 +398,7 @@ fn another_export_at_the_same_address_is_not_written() {
 #[test]
 fn a_source_knows_its_holes_when_it_is_ready() {
     let server = Server::start(|_, _| Act::Serve);
-    let mut client = Client::new(&NbdMedium::new(server.uri.clone(), PATIENCE, true));
+    let mut client = Client::new(&NbdMedium::new(server.uri.clone(), TIMEOUT, true));
     assert_eq!(client.endpoint.extent(5000), Extent { end: 1 << 20, data: true });
     assert_eq!(client.endpoint.extent(1 << 20), Extent { end: 2 << 20, data: false });
     assert_eq!(client.endpoint.extent(3 << 20), Extent { end: SIZE as u64, data: true });
@@ -408,16 +412,66 @@ fn a_source_knows_its_holes_when_it_is_ready() {
 #[test]
 fn what_is_written_is_no_hole_any_more() {
     let server = Server::start(|_, _| Act::Serve);
-    let mut client = Client::new(&server.medium(PATIENCE));
+    let mut client = Client::new(&server.medium(TIMEOUT));
     assert!(client.endpoint.extent(1 << 20).data, "not known yet");
     let start = Instant::now();
     while client.endpoint.extent(1 << 20).data {
-        assert!(start.elapsed() < PATIENCE, "nothing is asked by the way");
+        assert!(start.elapsed() < TIMEOUT, "a read requests no block status");
         assert_eq!(client.run(vec![Kind::Flush]), [Ok(())]);
     }
     let from = client.span(512, |_| 1);
     assert_eq!(client.run(vec![Kind::Write { offset: 1 << 20, from, durable: false }]), [Ok(())]);
     assert!(client.endpoint.extent(1 << 20).data);
+}
+
+#[test]
+fn a_first_block_status_that_stays_out_ends_after_the_timeout() {
+    let server = Server::start(|_, _| Act::Silent);
+    let mut io = Io::new(PoolLimits::default()).unwrap();
+    let medium = NbdMedium::new(server.uri.clone(), Duration::from_secs(1), true);
+    let mut endpoint = medium.attach(&mut io).unwrap();
+    let start = Instant::now();
+    let error = wait_ready(&mut io, &mut [&mut *endpoint]).unwrap_err();
+    assert!(error.to_string().contains("no answer in 1 s"), "{error}");
+    assert!(start.elapsed() < TIMEOUT / 4, "{:?}", start.elapsed());
+}
+
+/// The dirty ranges by a server of 1 TiB (its second MiB is dirty), and the block status requests that it took.
+fn dirty(act: fn(usize) -> Act, range: Range<u64>) -> (Result<Vec<Range<u64>>, OpenError>, usize) {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let server = Server::start(move |_, request| {
+        counted.fetch_max(request + 1, Ordering::Relaxed);
+        act(request)
+    });
+    *server.size.lock().unwrap() = 1 << 40;
+    let mut io = Io::new(PoolLimits::default()).unwrap();
+    let medium = NbdMedium::new(server.uri.clone(), Duration::from_secs(1), true);
+    (nbd::dirty(&mut io, &medium, "b", range), requests.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_bitmap_is_read_only_where_it_is_asked_for() {
+    let (ranges, requests) = dirty(|_| Act::Serve, 4096..(1 << 20) + 4096);
+    assert_eq!(ranges.unwrap(), vec![1 << 20..(1 << 20) + 4096; 1]);
+    assert!(requests <= 2, "the status and the end, not {requests} requests");
+}
+
+#[test]
+fn a_bitmap_described_in_scraps_ends_at_a_bound() {
+    let (ranges, requests) = dirty(|_| Act::Scraps, 0..1 << 40);
+    let error = ranges.unwrap_err();
+    assert!(matches!(&error, OpenError::Failed(text) if text.contains("after 65536 replies")), "{error}");
+    assert!(requests <= 65_536 + 3, "{requests} requests");
+}
+
+#[test]
+fn a_bitmap_whose_description_stops_ends_after_the_timeout() {
+    let start = Instant::now();
+    let (ranges, _) = dirty(|request| if request < 3 { Act::Serve } else { Act::Silent }, 0..1 << 40);
+    let error = ranges.unwrap_err();
+    assert!(matches!(&error, OpenError::Unreachable(text) if text.contains("no answer in 1 s")), "{error}");
+    assert!(start.elapsed() < TIMEOUT / 4, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -428,8 +482,8 @@ fn nobody_there() {
     let gone = Uri::parse("nbd+unix:///?socket=/nonexistent/socket").unwrap();
     for uri in [uri, gone] {
         let mut io = Io::new(PoolLimits::default()).unwrap();
-        let mut endpoint = NbdMedium::new(uri, PATIENCE, true).attach(&mut io).unwrap();
+        let mut endpoint = NbdMedium::new(uri, TIMEOUT, true).attach(&mut io).unwrap();
         wait_ready(&mut io, &mut [&mut *endpoint]).unwrap_err();
-        assert!(matches!(endpoint.state(), State::Failed(block::OpenError::Unreachable(_))));
+        assert!(matches!(endpoint.state(), State::Failed(OpenError::Unreachable(_))));
     }
 }

@@ -1,8 +1,8 @@
-//! The iSCSI node: a target daemon and an initiator endpoint, one connection driver in two roles.
+//! The iSCSI node: a target daemon and an initiator endpoint, which share one connection driver.
 //!
-//! `stream/` moves PDUs for both, `reassembly.rs` finds them in the bytes. [`target`] answers commands from media;
-//! [`initiator`] is itself a medium. What a PDU means is `iscsi`'s business and what a CDB means is `scsi`'s; here are
-//! sockets, threads, buffers and time. Follow a READ at the target from `target/connection.rs`.
+//! `stream/` moves PDUs for both roles, `reassembly.rs` finds them in the byte stream. [`target`] answers commands from
+//! media; [`initiator`] is itself a medium. The crate `iscsi` interprets PDUs and `scsi` interprets CDBs; this crate
+//! adds sockets, threads, buffers and time. To follow a READ at the target, start at `target/connection.rs`.
 
 #[doc(hidden)]
 pub mod reassembly;

@@ -1,9 +1,9 @@
-//! The receiving half of a stream, without its socket: bytes that arrive in pieces of any size become headers and data
-//! segments, each segment where the [`Machine`] says it belongs.
+//! The receiving half of a stream, without I/O: bytes that arrive in pieces of any size become headers and data
+//! segments; the [`Machine`] determines where each segment is placed.
 //!
-//! Small PDUs arrive many at a time in the stream buffer and are copied from there; the rest of a large data segment is
-//! received straight into the task's buffer. Read-ahead behind a large segment is kept short, so that the next one lands
-//! in place too.
+//! Many small PDUs arrive at a time in the stream buffer and are copied from there; the rest of a large data segment is
+//! received directly into the task's buffer. Read-ahead behind a large segment is short, so that the next segment is
+//! also received in place.
 
 use std::time::Duration;
 
@@ -13,9 +13,8 @@ use iscsi::machine::{Digests, Fatal, Machine, Placement, Received, TaskId};
 
 use crate::stream::buffer::{self, Buffer};
 
-/// Read-ahead behind a large segment: a header or two.
+/// Read-ahead behind a large segment, in bytes: one header or a few.
 const SHORT_READ_AHEAD: usize = 512;
-/// A segment from here on is large.
 const LARGE_SEGMENT: usize = 16 << 10;
 const BHS: usize = 48;
 /// Longest header with AHS (TotalAHSLength is one byte of words) and digest.
@@ -23,16 +22,14 @@ const HEADER_BYTES_MAX: usize = BHS + 255 * 4 + DIGEST_LENGTH;
 
 const _: () = assert!(HEADER_BYTES_MAX < buffer::IDLE_BYTES);
 
-/// What [`Reassembly::advance`] needs next.
+/// The condition for the next call of [`Reassembly::advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advance {
-    /// The machine has taken something: drain its events, then call again.
+    /// The machine has new events: drain them, then call again.
     Events,
-    /// More bytes from the socket.
     Starved,
 }
 
-/// Where the bytes of a data segment go.
 #[derive(Debug)]
 enum Place {
     Task(Span),
@@ -40,36 +37,32 @@ enum Place {
     Nowhere,
 }
 
-/// A data segment that is arriving.
 #[derive(Debug)]
 struct Segment {
     place: Place,
-    /// Bytes to keep.
+    /// Bytes of the segment that the machine takes.
     keep: usize,
-    /// Bytes of the segment itself.
+    /// Bytes of the segment, without padding.
     length: usize,
-    /// Bytes of it that have arrived.
     arrived: usize,
-    /// Padding and digest behind it.
+    /// Bytes of padding and digest after the segment.
     trailer: usize,
     digest: Option<Digest>,
 }
 
-/// What is on its way in, of one connection.
 #[derive(Debug)]
 pub struct Reassembly {
     buffer: Buffer,
-    /// Header taken, placement not yet asked: (segment length, digests).
+    /// A header was processed and its placement not yet requested: (segment length, digests).
     headed: Option<(usize, Digests)>,
     segment: Option<Segment>,
-    /// Bytes that the receive in flight may put into the segment's place.
+    /// Bytes of the receive in flight that go directly into the segment's place.
     direct: usize,
     last_segment: usize,
     copied: u64,
 }
 
 impl Reassembly {
-    /// Nothing received yet. `None` when the pool has no memory for a stream buffer.
     pub fn new(pool: &Pool) -> Option<Self> {
         Some(Self {
             buffer: Buffer::new(pool)?,
@@ -81,12 +74,12 @@ impl Reassembly {
         })
     }
 
-    /// Payload bytes so far that had to be copied into their place.
+    /// Payload bytes copied from the stream buffer since the start.
     pub fn copied(&self) -> u64 {
         self.copied
     }
 
-    /// Takes the `count` bytes that were received into the [places](Self::places).
+    /// Accounts for `count` bytes received into the [places](Self::places).
     pub fn on_received(&mut self, count: usize) {
         let placed = count.min(self.direct);
         if placed > 0 {
@@ -100,7 +93,7 @@ impl Reassembly {
         self.buffer.on_received(count - placed);
     }
 
-    /// Goes on with the bytes that are here, one step of one PDU. `buffer_of` gives the buffer of a task.
+    /// Processes at most one step of one PDU from the received bytes. `buffer_of` returns the buffer of a task.
     pub fn advance(
         &mut self,
         machine: &mut impl Machine,
@@ -207,7 +200,7 @@ impl Reassembly {
         Ok(Advance::Events)
     }
 
-    /// Where the next bytes belong, in this order: the rest of a data segment, then the stream buffer. Never empty.
+    /// Where the next receive writes, in this order: the rest of a data segment, then the stream buffer. Never empty.
     pub fn places(&mut self, pool: &Pool, now: Duration) -> (Option<Span>, Span) {
         self.direct = 0;
         let mut place = None;
@@ -228,7 +221,7 @@ impl Reassembly {
         (place, room.slice(0, length))
     }
 
-    /// The stream buffer with what is in it, for whatever takes this one's place.
+    /// The stream buffer with its content, for the successor of this reassembly.
     pub(crate) fn hand_over(&self) -> Buffer {
         debug_assert!(self.headed.is_none() && self.segment.is_none(), "in the middle of a PDU");
         self.buffer.clone()

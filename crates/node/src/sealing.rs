@@ -1,4 +1,4 @@
-//! What both roles mean by sealing: the policy, the secret of a pair of peers, what protects a session.
+//! Sealing in both roles: the policy, the pre-shared key of two peers, and the protection of a session.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -7,25 +7,22 @@ use iscsi::chap::Algorithm;
 use seal::{PublicKey, Suite};
 use zeroize::Zeroizing;
 
-/// How much sealing is wanted (docs/SEAL.md, section 7).
+/// Whether sessions are sealed (docs/SEAL.md, section 7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SealPolicy {
-    /// Never.
     #[default]
     Off,
-    /// If the peer can; in the clear otherwise.
+    /// Sealed if the peer supports it, otherwise not.
     Offer,
-    /// Or not at all.
+    /// Sealed, or no session.
     Require,
 }
 
 impl SealPolicy {
-    /// By its name, as people write it.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Off, Self::Offer, Self::Require].into_iter().find(|policy| policy.name() == name)
     }
 
-    /// As people write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -35,17 +32,16 @@ impl SealPolicy {
     }
 }
 
-/// The pre-shared key of a pair of peers, P of docs/SEAL.md section 3. Wiped when the last holder drops it; never shown.
+/// The pre-shared key of two peers, P of docs/SEAL.md section 3. Zeroized when the last reference is dropped; never
+/// printed.
 #[derive(Clone)]
 pub struct Psk(Arc<Zeroizing<[u8; 32]>>);
 
 impl Psk {
-    /// Takes the key.
     pub fn new(key: Zeroizing<[u8; 32]>) -> Self {
         Self(Arc::new(key))
     }
 
-    /// The key.
     pub fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -57,16 +53,14 @@ impl fmt::Debug for Psk {
     }
 }
 
-/// Bytes of one connection that are sealed ahead: more would leave the cache before it is sent, which costs more than a fast
-/// suite ...
+/// Bound of the bytes that one connection seals ahead. More than this would leave the cache before it is sent, which
+/// costs more than sealing with a fast suite.
 const AHEAD_BYTES_FAST: usize = 512 << 10;
-/// ... but less than a slow one.
+/// The bound for slow suites, which cost more than the cache misses.
 const AHEAD_BYTES_SLOW: usize = 4 << 20;
-/// The environment variable that turns it off: `0`.
 const AHEAD_VARIABLE: &str = "HIKYAKU_SEAL_AHEAD";
 
-/// Bytes that one connection may seal ahead of their turn; 0: none. On one core, what is done ahead keeps the other side from
-/// its work.
+/// Bytes that one connection may seal ahead; 0 on one core, where it would take the other side's CPU time.
 pub(crate) fn ahead_bytes_max(suite: Suite) -> usize {
     static MAY: OnceLock<bool> = OnceLock::new();
     let may = *MAY.get_or_init(|| {
@@ -80,35 +74,20 @@ pub(crate) fn ahead_bytes_max(suite: Suite) -> usize {
     }
 }
 
-/// What protects a session on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protection {
-    /// Nothing.
+    /// Neither authentication nor protection of the data.
     #[default]
     None,
-    /// CHAP: the initiator has proven its name at login, and nothing is protected after that.
-    Chap {
-        /// The hash.
-        hash: Algorithm,
-    },
-    /// SEAL/1.
-    Sealed {
-        /// How.
-        suite: Suite,
-        /// Bytes of a unit.
-        unit: u32,
-        /// The other side's key, which it has proven to hold.
-        peer_key: PublicKey,
-    },
-    /// TLS.
-    Tls {
-        /// How.
-        suite: &'static str,
-    },
+    /// CHAP: the initiator authenticated at login; data is not protected.
+    Chap { hash: Algorithm },
+    /// SEAL/1 with units of `unit` bytes; the peer has proven that it holds `peer_key`.
+    Sealed { suite: Suite, unit: u32, peer_key: PublicKey },
+    /// TLS 1.3 with this cipher suite.
+    Tls { suite: &'static str },
 }
 
 impl Protection {
-    /// In one word: `none`, `chap`, `tls`, `seal`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::None => "none",
@@ -118,12 +97,12 @@ impl Protection {
         }
     }
 
-    /// Whether what passes can neither be read nor changed on its way.
+    /// Whether data in transit is confidential and authenticated.
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Sealed { .. } | Self::Tls { .. })
     }
 
-    /// What people want to know of it: `protection`, `suite`, and for a seal `unit` and `peer key`.
+    /// Facts for reports: `protection`, `suite`, and for a sealed session `unit` and `peer key`.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![("protection", self.kind().to_owned())];
         match self {

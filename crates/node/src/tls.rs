@@ -1,7 +1,8 @@
-//! What TLS is told: a target's certificate and key, and whom an initiator trusts. The records are `stream/tls.rs`.
+//! TLS configuration: a target's certificate and key, an initiator's trusted ones. Records: `stream/tls.rs`.
 //!
-//! TLS 1.3 only, by rustls with aws-lc: AES-256-GCM before ChaCha20-Poly1305 before AES-128-GCM. It proves the target to
-//! the initiator; who the initiator is, CHAP tells inside. No tickets are given, for no session is resumed.
+//! TLS 1.3 only, by rustls with aws-lc: AES-256-GCM before ChaCha20-Poly1305 before AES-128-GCM. TLS authenticates the
+//! target to the initiator; the initiator authenticates by CHAP inside. No tickets are issued, because sessions are not
+//! resumed.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -23,18 +24,14 @@ use zeroize::Zeroizing;
 
 use crate::stream::tls::End;
 
-/// Certificates in one file.
 const CERTIFICATES_MAX: usize = 1024;
-/// What is read of one file: more than so many certificates take.
+/// Bound of the bytes read from one file: more than `CERTIFICATES_MAX` certificates take.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Why a certificate or a key cannot be used.
 #[derive(Debug, Error)]
 #[error("{}: {cause}", path.display())]
 pub struct TlsFileError {
-    /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
     pub cause: String,
 }
 
@@ -69,21 +66,20 @@ fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     Ok(found)
 }
 
-/// The certificate that a target shows, with its key.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity {
     config: Arc<ServerConfig>,
-    /// The first of the chain: the target's own.
+    /// The first of the chain: the target's own certificate.
     certificate: CertificateDer<'static>,
 }
 
 impl TlsIdentity {
-    /// From PEM files: the certificate, before those that lead to its authority; and its private key.
+    /// Loads PEM files: the certificate followed by the intermediate ones up to its authority, and its private key.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsFileError> {
         Self::with_key(certificate, key, &read(key)?)
     }
 
-    /// As [`Self::load`], with the content of the key's file, which the caller has read and wipes.
+    /// As [`Self::load`], with the content of the key file, which the caller has read and must wipe.
     pub fn with_key(certificate: &Path, key: &Path, pem: &[u8]) -> Result<Self, TlsFileError> {
         let chain = certificates(certificate, &read(certificate)?)?;
         let own = chain[0].clone();
@@ -98,7 +94,6 @@ impl TlsIdentity {
         Ok(Self { config: Arc::new(config), certificate: own })
     }
 
-    /// Whether both show the same certificate.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.certificate == other.certificate
     }
@@ -108,22 +103,22 @@ impl TlsIdentity {
     }
 }
 
-/// Whose certificates an initiator trusts.
 #[derive(Clone, Debug)]
 pub struct TlsTrust {
     config: Arc<ClientConfig>,
 }
 
 impl TlsTrust {
-    /// From a PEM file: certificates of authorities, or of the target itself.
+    /// Loads a PEM file: certificates of authorities, or of the target itself.
     ///
-    /// A target that shows just a certificate of the file is believed whatever names stand in it: it was given for this
-    /// target. Any other must lead to one of the file and name the host of the URL. None may have expired.
+    /// A target that presents a certificate of the file itself is trusted whatever names the certificate contains: the
+    /// user has assigned it to this target. Any other certificate must chain to one of the file and name the host of
+    /// the URL. None may have expired.
     pub fn load(path: &Path) -> Result<Self, TlsFileError> {
         Self::with_certificates(path, &read(path)?)
     }
 
-    /// As [`Self::load`], with the file's content, which the caller has read.
+    /// As [`Self::load`], with the content of the file, which the caller has read.
     pub fn with_certificates(path: &Path, pem: &[u8]) -> Result<Self, TlsFileError> {
         let trusted = certificates(path, pem)?;
         let mut roots = RootCertStore::empty();
@@ -142,9 +137,9 @@ impl TlsTrust {
         Ok(Self { config: Arc::new(config) })
     }
 
-    /// The end that expects to find `host`, a name or an address.
+    /// The client side of TLS, which expects a certificate for `host`, a name or an address.
     pub(crate) fn end(&self, host: &str) -> Result<End, String> {
-        // An IPv6 address without its zone.
+        // Strips the zone of an IPv6 address.
         let host = host.split('%').next().unwrap_or(host);
         let name = ServerName::try_from(host.to_owned()).map_err(|error| format!("{host}: {error}"))?;
         let client = UnbufferedClientConnection::new(Arc::clone(&self.config), name);
@@ -152,7 +147,7 @@ impl TlsTrust {
     }
 }
 
-/// Chains to what is trusted, and what is trusted itself.
+/// Verifies chains to the trusted certificates, and accepts the trusted certificates themselves.
 #[derive(Debug)]
 struct Verifier {
     chains: Arc<WebPkiServerVerifier>,
@@ -171,7 +166,7 @@ impl ServerCertVerifier for Verifier {
         let verdict =
             self.chains.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verdict {
-            // Its time is looked at before its name, and before what else it may be used for.
+            // rustls checks the validity period before the name and before the permitted uses.
             Err(Error::InvalidCertificate(cause))
                 if self.trusted.contains(end_entity) && !is_about_time(&cause) =>
             {

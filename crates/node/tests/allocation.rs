@@ -1,5 +1,5 @@
-//! The path of READ and WRITE over real sockets asks the allocator a small number of times once it runs, in the clear and
-//! sealed, at both ends.
+//! In steady state, READ and WRITE over real sockets make a small, bounded number of allocations, plain and sealed, at
+//! both ends.
 
 mod support;
 
@@ -20,25 +20,25 @@ use support::{Guard, IQN, PATIENCE, config, lun, medium};
 
 struct Counting;
 
-/// Of all threads.
+/// Allocations of all threads.
 static ALL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Of this thread.
+    /// Allocations of this thread.
     static OWN: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; the counters have no part in it.
+// SAFETY: every call is passed to the system's allocator unchanged; the counters do not affect it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALL.fetch_add(1, Ordering::Relaxed);
         OWN.set(OWN.get() + 1);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -46,29 +46,29 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Commands until nothing grows any more, and those that are counted.
+/// Commands until no collection grows any more, and commands that are counted.
 const WARM: u64 = 300;
 const COUNTED: u64 = 1000;
 const DISK_BYTES: u64 = 16 << 20;
-/// Allocations of a command at one end: a few, in lists that are as long as a command needs them.
+/// Bound of the allocations per command at one end: a few lists with the length that a command needs.
 const EACH_MAX: f64 = 3.5;
-/// More of them for each further segment that is sealed: the area it is sealed into, and who holds that.
+/// Bound of the further allocations per additional sealed segment: its area and the reference count of that.
 const SEGMENT_MAX: f64 = 2.0;
 const SEALED_SEGMENT_BYTES: u64 = 128 << 10;
-/// Of a READ for which the target works ahead.
+/// Bound for a READ that the target reads ahead.
 const AHEAD_MAX: f64 = 12.0;
 
-/// What is done, again and again.
+/// The access pattern.
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// Every other place from the end to the beginning: nobody works ahead for that.
+    /// Every other block from the end to the start: not a sequence, so it is not read ahead.
     Read,
     Write,
-    /// One behind the other.
+    /// Sequential.
     ReadOn,
 }
 
-/// Performs commands one after the other, each behind the last.
+/// Performs commands one at a time.
 fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, commands: u64, kind: impl Fn(u64) -> Kind) {
     let (mut done, mut events): (Vec<Completion>, _) = (Vec::with_capacity(8), Vec::with_capacity(64));
     let start = Instant::now();
@@ -85,7 +85,7 @@ fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, commands: u64, kind: impl F
     }
 }
 
-/// Allocations of a command at the initiator and at the target, on average.
+/// Average allocations per command at the initiator and at the target.
 fn cost(io: &mut Io, endpoint: &mut dyn Endpoint, work: Work, length: u64) -> [f64; 2] {
     let span = io.pool().take(length as usize).unwrap();
     let kind = |id| {

@@ -1,10 +1,11 @@
-//! Many sessions that come, work, die at any moment and come back under the same name, beside each other.
+//! Many concurrent sessions that work, end at any moment and return under the same name.
 //!
-//! What is proven: acknowledged writes stay; a write that was not acknowledged either happened or not, and once the next
-//! login of its initiator port was answered nothing of the old session happens any more (RFC 7143 §6.3.5); nobody's data
-//! suffers from another's death; at the end the server drains clean with all its memory back (asserted by its threads).
+//! What is shown: acknowledged writes persist; a write that was not acknowledged either happened or not, and once the
+//! next login of its initiator port was answered no task of the old session has any further effect (RFC 7143 §6.3.5);
+//! the end of one session does not damage the data of another; at the end the server drains and all memory has returned
+//! (asserted by its threads).
 //!
-//! `CHURN_SEED=n` repeats a run as far as threads allow, `CHURN_SECONDS=n` makes it longer.
+//! `CHURN_SEED=n` repeats a run as far as thread scheduling allows, `CHURN_SECONDS=n` makes it longer.
 
 mod support;
 
@@ -14,7 +15,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::{Capability, Completion, Endpoint, Identity, Kind, Medium, OpenError, Request};
+use block::{
+    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, Kind, Medium, OpenError, Request,
+};
 use io::{Io, Owner, Token};
 use iscsi::initiator::{Direction, Event};
 use iscsi::machine::Machine;
@@ -25,13 +28,13 @@ use support::{Broken, Client, Guard, eventually, lun, medium};
 
 const CHUNK: usize = 4096;
 const BLOCKS_PER_CHUNK: u32 = (CHUNK / 512) as u32;
-/// Chunks of each LUN that one thread has for itself.
+/// Chunks of each LUN that belong to one thread.
 const CHUNKS: u32 = 256;
 const THREADS: u8 = 8;
-/// LUNs with data: memory at once, and memory whose writes linger, so that they are with the storage when a session dies,
-/// and would come after what the next session does if it did not wait for them.
+/// LUNs with data: memory with immediate writes, and memory with delayed writes. Delayed writes are in flight when a
+/// session ends, and would take effect after those of the next session if its login did not wait for them.
 const DATA_LUNS: u16 = 2;
-/// A LUN whose reads nobody waits for, and which is reset again and again.
+/// A LUN whose reads are abandoned, and which is reset again and again.
 const RESET_LUN: u16 = 2;
 
 /// SplitMix64.
@@ -51,7 +54,7 @@ impl Random {
     }
 }
 
-/// Storage whose writes take up to 30 ms, each another time; reads and all else take none.
+/// Storage whose writes take up to 30 ms, each a different time; all other requests take none.
 #[derive(Debug)]
 struct Lingering(Arc<dyn Medium>);
 
@@ -102,22 +105,32 @@ impl Endpoint for Lingers {
         self.inner.owners(owners);
     }
 
-    fn identity(&self) -> Identity {
-        Identity::Unique
+    fn inspect(&self) -> &dyn Inspect {
+        self
     }
 }
 
-/// What a chunk may hold: one value if its last write was acknowledged or it has been read since.
+impl Inspect for Lingers {
+    fn identity(&self) -> Identity {
+        Identity::Unique
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
+    }
+}
+
+/// The values that a chunk may hold: one if its last write was acknowledged or it has been read since.
 type Possible = Vec<u64>;
 
-/// One initiator port and what it knows of its chunks.
+/// One initiator port and the expected content of its chunks.
 struct Port {
     index: u8,
     address: SocketAddr,
     random: Random,
     chunks: HashMap<(u16, u32), Possible>,
     version: u64,
-    /// Connections of replaced sessions that nobody closed.
+    /// Connections of replaced sessions that were left open.
     left_open: Vec<Client>,
     deaths: u32,
 }
@@ -132,7 +145,7 @@ impl Port {
         Client::login(self.address, &format!("churn-{}", self.index), self.index).unwrap()
     }
 
-    /// The block address of a chunk of this port.
+    /// The LBA of a chunk of this port.
     fn lba(&self, chunk: u32) -> u32 {
         (u32::from(self.index) * CHUNKS + chunk) * BLOCKS_PER_CHUNK
     }
@@ -143,7 +156,7 @@ impl Port {
         let mut first = 0;
         for _ in 0..1 + self.random.below(8) {
             first += self.random.below(8);
-            // Now and then longer than a first burst, so that it must be asked for.
+            // Occasionally longer than FirstBurstLength, so that an R2T is needed.
             let count = if self.random.below(6) == 0 { 40 } else { 1 + self.random.below(8) };
             if first + count > CHUNKS {
                 break;
@@ -159,7 +172,7 @@ impl Port {
                 let value = u64::from(self.index) << 56 | self.version;
                 let data = value.to_le_bytes().repeat(length / 8);
                 for chunk in first..first + count {
-                    // Until it is acknowledged, both are possible.
+                    // Both values are possible until the write is acknowledged.
                     self.chunks.entry((lun, chunk)).or_insert_with(|| vec![0]).push(value);
                 }
                 let fua = self.random.below(4) == 0;
@@ -183,7 +196,7 @@ impl Port {
         }
     }
 
-    /// Takes the answers of all of `begun`.
+    /// Receives the responses to all of `begun`.
     fn complete(
         &mut self,
         client: &mut Client,
@@ -211,7 +224,7 @@ impl Port {
         }
     }
 
-    /// Lives until a death of its choice.
+    /// One session, ended in a random way.
     fn live(&mut self) -> Result<(), Broken> {
         let mut client = self.login();
         Self::greet(&mut client);
@@ -220,10 +233,10 @@ impl Port {
             self.complete(&mut client, begun).expect("nobody disturbs a session that is well");
         }
         self.deaths += 1;
-        // Whatever is begun from here on has an unknown outcome.
+        // Every command submitted from here on has an unknown outcome.
         self.submit(&mut client);
         match self.random.below(8) {
-            // Before anything is sent, right after, in the middle of a PDU.
+            // Before a byte is sent, right after, or in the middle of a PDU.
             0 => {}
             1 => client.flush()?,
             2 => {
@@ -231,7 +244,7 @@ impl Port {
                 let length = 1 + self.random.below(47) as usize;
                 client.stream.write_all(&transmit.header[..length])?;
             }
-            // The connection stays open and is neither read nor written: the next login replaces its session.
+            // The connection stays open without reads and writes: the next login replaces its session.
             3 | 4 => {
                 client.flush()?;
                 self.left_open.push(client);
@@ -264,7 +277,7 @@ impl Port {
         Ok(())
     }
 
-    /// Reads all there is, twice: what an old session left undone must not happen between.
+    /// Reads all chunks twice: no write of an old session may happen in between.
     fn verify(&mut self) {
         let mut client = self.login();
         Self::greet(&mut client);
@@ -320,7 +333,7 @@ fn sessions_that_die_at_any_moment_leave_right_data_and_no_trace() {
                     deaths: 0,
                 };
                 while Instant::now() < until {
-                    // A connection may break while it is being misused; its data is looked at by the next.
+                    // The connection may break at any point of `live`; the next one checks the data.
                     let _ = port.live();
                 }
                 port.verify();
@@ -339,7 +352,7 @@ fn sessions_that_die_at_any_moment_leave_right_data_and_no_trace() {
     assert!(start.elapsed() < Duration::from_secs(4), "a drain without sessions waits for nobody");
 }
 
-/// Four ports share one name and ISID: each login replaces another's session, on whatever thread that is.
+/// Four ports share one name and ISID: each login replaces the session of another, on any thread.
 #[test]
 fn ports_of_one_name_replace_each_other_without_end_and_without_harm() {
     let server = Guard::start(vec![lun(0, medium("mem:1M,delay=1ms"))], Access::default());
@@ -353,7 +366,7 @@ fn ports_of_one_name_replace_each_other_without_end_and_without_harm() {
                     let Ok(mut client) = Client::login(address, "contended", 1) else { continue };
                     logins += 1;
                     client.submit(0, cdb::read_10(0, 8, false), Direction::In, vec![0; CHUNK]);
-                    // It may be replaced before it is answered.
+                    // The session may be replaced before the command is answered.
                     while let Ok(event) = client.next_event() {
                         if let Event::Complete(_) = event {
                             break;

@@ -1,4 +1,4 @@
-//! Beginnings and ends of connections, threads and whole servers, with peers and storage that do not play along.
+//! Start and end of connections, threads and whole servers, with misbehaving peers and storage.
 
 mod support;
 
@@ -36,7 +36,7 @@ fn protocol_error(client: &mut Client) {
     client.stream.write_all(&header).unwrap();
 }
 
-/// Reads of 8 MiB that nobody takes.
+/// Submits reads of 8 MiB whose data is not received.
 fn ask_for_much(client: &mut Client, count: usize) {
     client.command(0, cdb::test_unit_ready(), Direction::None, &[]).unwrap();
     for _ in 0..count {
@@ -53,7 +53,7 @@ fn a_protocol_error_while_data_goes_out_ends_one_connection_only() {
         ask_for_much(&mut client, 4);
         std::thread::sleep(Duration::from_millis(10));
         protocol_error(&mut client);
-        // It ends after what was under way, without the rest of the data.
+        // The connection ends after the data already in flight, without the rest.
         let mut taken = 0;
         let mut buffer = vec![0; 1 << 20];
         while let Ok(count @ 1..) = client.stream.read(&mut buffer) {
@@ -70,7 +70,7 @@ fn a_peer_that_does_not_read_its_last_words_is_cut() {
     let server = Guard::start_with(one_thread("mem:8M"));
     let mut client = Client::login(server.address(), "deaf", 1).unwrap();
     ask_for_much(&mut client, 16);
-    // Until the sockets between us are full.
+    // Until the socket buffers of both sides are full.
     std::thread::sleep(Duration::from_millis(500));
     protocol_error(&mut client);
     let start = Instant::now();
@@ -84,7 +84,7 @@ fn a_peer_that_does_not_read_its_last_words_is_cut() {
 fn one_session_does_not_take_all_memory() {
     let server = Guard::start_with(one_thread("mem:8M"));
     let mut greedy = Client::login(server.address(), "greedy", 1).unwrap();
-    // The window is 128 commands: together all the memory a thread has.
+    // The command window is 128 commands: together all the memory of a thread.
     ask_for_much(&mut greedy, 128);
     std::thread::sleep(Duration::from_millis(300));
     let mut modest = Client::login(server.address(), "modest", 1).unwrap();
@@ -112,7 +112,7 @@ fn one_byte_at_a_time_is_understood() {
     assert_eq!(back, data);
 }
 
-/// A session with a write under way on [`SLOW`] storage, and a moment before that.
+/// A session with a write in flight on [`SLOW`] storage, and an instant before it was sent.
 fn with_a_slow_write(address: SocketAddr, name: &str) -> (Client, Instant) {
     let mut client = Client::login(address, name, 1).unwrap();
     client.command(0, cdb::test_unit_ready(), Direction::None, &[]).unwrap();
@@ -124,12 +124,12 @@ fn with_a_slow_write(address: SocketAddr, name: &str) -> (Client, Instant) {
 }
 
 const SLOW: &str = "mem:8M,delay=400ms";
-/// For which it has everything.
+/// The delay of every request on [`SLOW`] storage.
 const DELAY: Duration = Duration::from_millis(400);
 
 #[test]
 fn a_new_login_waits_for_the_last_task_of_the_session_it_replaces() {
-    // Two threads: the new connection is placed on the one that does not hold the old session.
+    // Two threads: the new connection is placed on the thread that does not hold the old session.
     let server = Guard::start(vec![lun(0, medium(SLOW))], Access::default());
     let (old, before) = with_a_slow_write(server.address(), "same");
     let new = Client::login(server.address(), "same", 1).unwrap();
@@ -159,13 +159,14 @@ fn every_reset_waits_for_the_tasks_it_ends() {
         assert_eq!(result, TmResult::Complete);
         assert!(elapsed > DELAY, "answered after {elapsed:?}, while the write was with the storage");
     }
-    // The write was ended without a word; the next command hears why.
+    // The write was ended without a response; the next command gets the unit attention.
     victim.submit(0, cdb::test_unit_ready(), Direction::None, Vec::new());
     let (outcome, _) = victim.complete().unwrap();
     assert_eq!((outcome.status, outcome.sense[2] & 0xF, outcome.sense[12]), (2, 6, 0x29));
 }
 
-/// Begun then, it would be neither ended by the reset nor behind the unit attention, from which its initiator takes it for ended.
+/// A write that started at that time would be neither ended by the reset nor follow the unit attention, after which its
+/// initiator considers it ended.
 #[test]
 fn what_comes_while_a_reset_ends_tasks_is_busy() {
     let server = Guard::start(vec![lun(0, medium(SLOW))], Access::default());
@@ -242,7 +243,7 @@ fn a_last_flush_that_fails_is_told() {
     assert!(text.contains("LUN 3"), "{text}");
 }
 
-/// Storage that can be opened a number of times.
+/// Storage that can be attached a limited number of times.
 #[derive(Debug)]
 struct Scarce {
     inner: Arc<dyn Medium>,
@@ -263,7 +264,7 @@ impl Medium for Scarce {
 
 #[test]
 fn a_thread_that_cannot_open_its_storage_fails_the_start() {
-    // Once to look at it, once for the first thread.
+    // One attach for the server's inspection, one for the first thread.
     let scarce = Scarce { inner: medium("mem:1M"), left: AtomicUsize::new(2) };
     let error = Server::start(config(vec![lun(0, Arc::new(scarce))], Access::default())).unwrap_err();
     assert!(matches!(error, ServeError::Lun { .. }), "{error:?}");

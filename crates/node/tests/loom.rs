@@ -1,8 +1,9 @@
-//! `target/mail.rs` under loom: every interleaving of a few threads, with the weakest memory order that the code allows. The file
-//! is compiled here once more, with loom's types in place of the standard library's; the waker counts as an eventfd does.
+//! `target/mail.rs` under loom: all interleavings of a few threads, with the weakest memory order that the code
+//! permits. This test compiles the file again, with loom's types in place of the standard library's; the waker counts
+//! like an eventfd.
 //!
-//! The areas of crate `area` have nothing to look for: a pool, its counters and the reference counts of its spans stay on one
-//! thread (`Rc`, `RefCell`), which the compiler enforces.
+//! The crate `area` has nothing to check: a pool, its counters and the reference counts of its spans stay on one thread
+//! (`Rc`, `RefCell`), which the compiler enforces.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -10,13 +11,13 @@
 mod mail;
 
 mod lun {
-    /// Stands for a unit, which no message here carries.
+    /// Stub of a unit; no message here carries one.
     #[derive(Debug)]
     pub(super) struct Lun;
 }
 
-mod server {
-    /// Stands for a configuration, which no message here carries.
+mod state {
+    /// Stub of a configuration; no message here carries one.
     #[derive(Debug)]
     pub(super) struct State;
 }
@@ -25,7 +26,7 @@ mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, Ordering};
     pub(super) use loom::sync::{Arc, Mutex, MutexGuard, Notify};
 
-    /// `io::Waker`: wakes that come before the loop sleeps make its next sleep end at once.
+    /// Model of `io::Waker`: a wake before the loop sleeps makes its next sleep end immediately.
     #[derive(Clone, Debug)]
     pub(super) struct Waker(pub(super) Arc<Notify>);
 
@@ -42,7 +43,7 @@ use loom::thread;
 use mail::{AbortGroup, Aborts, ConnectionId, Mail, Mailbox, Scope};
 use sync::{Arc, AtomicBool, Notify, Ordering, Waker};
 
-/// Runs through all interleavings with at most this many switches of a thread that could have gone on.
+/// Explores all interleavings with at most `preemptions_max` preemptions.
 fn explore(preemptions_max: usize, scene: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions_max);
@@ -67,7 +68,7 @@ fn group(mailbox: &Arc<Mailbox>) -> Arc<AbortGroup> {
     Arc::new(AbortGroup { aborts: aborts(), found, mailbox: Arc::clone(mailbox) })
 }
 
-/// The answers in a mailbox: whether tasks were found, each.
+/// The answers in a mailbox: for each, whether tasks were found.
 fn answers(mailbox: &Mailbox) -> Vec<bool> {
     let found = |mail| match mail {
         Mail::Aborted { aborts, found } if aborts.request == 7 => found,
@@ -76,7 +77,7 @@ fn answers(mailbox: &Mailbox) -> Vec<bool> {
     mailbox.take().into_iter().map(found).collect()
 }
 
-/// A lost wake shows as a deadlock, which loom reports: the loop sleeps, and a message lies in its mailbox.
+/// A lost wake shows as a deadlock, which loom reports: the loop sleeps while a message is in its mailbox.
 #[test]
 fn no_message_waits_for_a_loop_that_sleeps() {
     explore(3, || {
@@ -98,7 +99,7 @@ fn no_message_waits_for_a_loop_that_sleeps() {
     });
 }
 
-/// What one holder found is in the answer that the last one sends, whoever that is.
+/// The last holder of an abort, whichever thread that is, sends the answer, which includes what every holder found.
 #[test]
 fn the_last_holder_of_an_abort_answers_once_with_what_all_found() {
     explore(3, || {
@@ -121,7 +122,8 @@ fn the_last_holder_of_an_abort_answers_once_with_what_all_found() {
     });
 }
 
-/// A loop that ends beside an abort: its message is dropped, taken or refused, and the abort is answered in any case.
+/// A loop ends in parallel to an abort: its message is dropped, taken or refused, and the abort is answered in each
+/// case.
 #[test]
 fn an_abort_sent_to_a_loop_that_ends_is_answered_once() {
     explore(3, || {
@@ -139,7 +141,7 @@ fn an_abort_sent_to_a_loop_that_ends_is_answered_once() {
     });
 }
 
-/// The origin itself ends while its own abort is on the way: no deadlock, and nothing is left behind.
+/// The origin ends while its own abort is in transit: no deadlock, and no message is left.
 #[test]
 fn an_abort_whose_origin_ends_holds_no_lock() {
     explore(3, || {

@@ -1,4 +1,4 @@
-//! Our initiator against our target, over real sockets: data, logins, lost connections, failing storage.
+//! The initiator against the target, over real sockets: data, logins, lost connections, failing storage.
 
 mod support;
 
@@ -73,7 +73,7 @@ fn data_goes_there_and_back_with_and_without_digests() {
         let (header, data) = (wanted(header_digest), wanted(data_digest));
         let options = Options { header_digest: header, data_digest: data, ..options() };
         let mut remote = open(&mut io, server.address(), 0, options).unwrap();
-        let facts = remote.facts();
+        let facts = remote.inspect().facts();
         let fact = |name| facts.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
         assert_eq!(fact("DataDigest") == "CRC32C", data_digest);
         assert_eq!(fact("HeaderDigest") == "CRC32C", header_digest);
@@ -261,7 +261,7 @@ fn storage_that_never_answers_times_out() {
     let error = perform(&mut io, &mut *remote, read).unwrap_err();
     assert_eq!(error.kind, IoErrorKind::Unreachable, "{error}");
     drop(remote);
-    assert_eq!(io.pool().lent(), 1, "nobody else holds the buffer of a failed request");
+    assert_eq!(io.pool().borrowed(), 1, "only the caller holds the buffer of a failed request");
     drop(into);
     let server = server.0.take().unwrap();
     server.handle().stop();
@@ -276,13 +276,13 @@ fn a_dropped_endpoint_ends_its_session_and_returns_its_memory() {
         let remote = open(&mut io, server.address(), 0, options()).unwrap();
         assert_eq!(server.handle().sessions().len(), 1);
         drop(remote);
-        // The loop lives on, and with it the receive that was under way.
+        // The loop continues, with the receive that was in flight.
         let mut events = Vec::new();
         eventually("the session ends, and so does the receive", || {
             let until = io.now() + Duration::from_millis(1);
             io.turn_until(Some(until), &mut events).unwrap();
             events.clear();
-            server.handle().sessions().is_empty() && io.pool().lent() == 0
+            server.handle().sessions().is_empty() && io.pool().borrowed() == 0
         });
     }
 }

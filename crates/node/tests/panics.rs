@@ -1,22 +1,24 @@
-//! A panic of the target's own code ends the connection that it came to, and leaves the others.
+//! A panic in the target's code ends the connection in which it happened, and no other.
 
 mod support;
 
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use block::{Capability, Completion, Endpoint, Identity, Kind, Medium, OpenError, Request, State};
+use block::{
+    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, Kind, Medium, OpenError, Request, State,
+};
 use io::{Event as IoEvent, Io, Owner};
 use iscsi::initiator::Direction;
 use node::target::{Access, ServeError};
 use scsi::cdb;
 use support::{Broken, Client, Guard, eventually, lun, medium};
 
-/// Where a READ makes it panic.
+/// LBA at which a READ panics.
 const DEFECT_LBA: u64 = 7;
 const BLOCK: usize = 512;
 
-/// Storage with a defect.
+/// Storage that panics at [`DEFECT_LBA`].
 #[derive(Debug)]
 struct Defective(Arc<dyn Medium>);
 
@@ -56,8 +58,18 @@ impl Endpoint for DefectiveEndpoint {
         self.0.owners(owners);
     }
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for DefectiveEndpoint {
     fn identity(&self) -> Identity {
-        self.0.identity()
+        self.0.inspect().identity()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
     }
 }
 
@@ -90,7 +102,7 @@ fn a_panic_ends_its_connection_and_fails_its_unit_until_it_is_opened_again() {
     }
     assert!(read(&mut victim, 0, DEFECT_LBA).is_err(), "its connection is cut");
     eventually("its session is gone", || guard.handle().sessions().len() == 1);
-    // The unit is in doubt, for all; the other unit and session go on.
+    // The unit fails for all sessions; the other unit and session continue.
     assert!(is_internal_failure(&read(&mut other, 0, 0).unwrap()));
     assert_eq!(read(&mut other, 1, 0).unwrap().0, 0);
     let mut again = Client::login(address, "victim", 1).unwrap();
@@ -103,7 +115,7 @@ fn a_panic_ends_its_connection_and_fails_its_unit_until_it_is_opened_again() {
     let ended = server.wait();
     let Err(ServeError::Unfinished(text)) = ended else { panic!("{ended:?}") };
     assert!(text.contains("a panic ended the connection") && text.contains("deliberate"), "{text}");
-    // Opened again it works.
+    // After a restart of the server the unit works.
     let server = Guard::start(luns(), Access::default());
     let mut client = Client::login(server.address(), "victim", 1).unwrap();
     assert_eq!(read(&mut client, 0, 0).unwrap().0, 0);

@@ -1,5 +1,5 @@
-//! A target that loses its power with acknowledged writes in its cache: what our initiator, and a target of ours that
-//! stands before it, say of them.
+//! A target loses power with acknowledged writes in its cache: the errors that the initiator reports, and those of a
+//! target that serves as its gateway.
 
 mod support;
 
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use area::PoolLimits;
 use block::{
-    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, Medium, OpenError, Request,
-    wait_ready,
+    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind, Medium,
+    OpenError, Request, wait_ready,
 };
 use io::{Event, Io, Owner};
 use iscsi::initiator::Direction;
@@ -30,7 +30,7 @@ const SIZE: usize = 1 << 20;
 struct Disk {
     cached: Vec<u8>,
     durable: Vec<u8>,
-    /// The power is off: what is still asked does nothing.
+    /// The power is off: requests have no effect.
     off: bool,
 }
 
@@ -92,12 +92,22 @@ impl Endpoint for ForgetfulEndpoint {
 
     fn owners(&self, _: &mut Vec<Owner>) {}
 
-    fn identity(&self) -> Identity {
-        Identity::Unique
+    fn inspect(&self) -> &dyn Inspect {
+        self
     }
 }
 
-/// A target machine: its disk, and the server while there is power.
+impl Inspect for ForgetfulEndpoint {
+    fn identity(&self) -> Identity {
+        Identity::Unique
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
+    }
+}
+
+/// A target host: its disk, and the server while power is on.
 struct Machine {
     disk: Forgetful,
     address: SocketAddr,
@@ -116,7 +126,7 @@ impl Machine {
         Guard::start_with(ServerConfig { listen: vec![address], ..config })
     }
 
-    /// The power fails and comes back.
+    /// The power fails and returns.
     fn cycle(&mut self) {
         self.disk.0.lock().unwrap().off = true;
         drop(self.server.take());
@@ -126,7 +136,7 @@ impl Machine {
         self.server = Some(Self::boot(&self.disk, self.address));
     }
 
-    /// Cuts every session; the machine keeps running.
+    /// Cuts every session; the server keeps running.
     fn cut(&self) {
         let mut client = Client::login(self.address, "cutter", 1).unwrap();
         client.manage(TmFunction::TargetColdReset, 0).unwrap();
@@ -147,7 +157,7 @@ impl Machine {
     }
 }
 
-/// One loop with an endpoint on it.
+/// A loop with one endpoint.
 struct Host {
     io: Io,
     endpoint: Box<dyn Endpoint>,
@@ -268,8 +278,9 @@ fn a_lost_connection_alone_loses_nothing() {
     }
 }
 
-/// The target's first session after the restart ends before its initiator has heard of it. What the next one hears must
-/// not be an I_T nexus loss, which would say that the cache is kept; our initiator would not believe it either.
+/// The target's first session after the restart ends before the login response reaches the initiator. The unit
+/// attention of the next session must not be I_T NEXUS LOSS, which would mean that the cache is intact; the initiator
+/// would reject it as well.
 #[test]
 fn a_login_whose_answer_is_lost_hides_no_lost_power() {
     let mut machine = Machine::new();

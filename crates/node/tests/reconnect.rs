@@ -1,4 +1,4 @@
-//! An initiator's way back to its target, while its loop also serves others.
+//! Reconnection of an initiator whose loop also serves other endpoints.
 
 mod support;
 
@@ -17,7 +17,7 @@ fn remote(address: impl std::fmt::Display, timeout: Duration) -> IscsiMedium {
     IscsiMedium::new(url, options, false).unwrap()
 }
 
-/// Waits for a LUN that never answers, for a second: more than ten ticks of other endpoints.
+/// Waits one second for a LUN that never answers: more than ten ticks of other endpoints.
 fn wait_in_vain(io: &mut Io) {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let medium = remote(silent.local_addr().unwrap(), Duration::from_secs(1));
@@ -55,7 +55,7 @@ fn a_lun_that_idled_while_another_was_opened_comes_back_after_its_target_did() {
     drop(target);
     let _target = Guard::start_with(ServerConfig { listen: vec![address], ..settings() });
     read(&mut io, &mut *endpoint).result.unwrap();
-    assert_eq!(endpoint.losses(), 1);
+    assert_eq!(endpoint.inspect().losses(), 1);
 }
 
 #[test]
@@ -93,8 +93,8 @@ fn a_request_under_way_when_the_endpoint_is_closed_is_told_of() {
     assert_eq!(done[0].result.as_ref().unwrap_err().kind, IoErrorKind::Aborted);
 }
 
-/// A target that answers and does not have what was there is asked again, until the requests have waited long enough; what they
-/// end with says what to do. When it has it again, all goes on.
+/// A target that answers but lacks its target name or LUN is retried until the requests time out; their error names the
+/// remedy. Once the target has it again, requests continue.
 fn comes_back_after(other: impl Fn(ServerConfig) -> ServerConfig) {
     let settings = || config(vec![lun(0, medium("mem:8M"))], Access::default());
     let target = Guard::start_with(settings());

@@ -1,4 +1,4 @@
-//! Sealed sessions over real sockets (docs/SEAL.md): data, keys that do not fit, bits that flip on the way.
+//! Sealed sessions over real sockets (docs/SEAL.md): data, wrong keys, bits that flip in transit.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn psk(byte: u8) -> Psk {
     Psk::new([byte; 32].into())
 }
 
-/// A server that seals, and knows one initiator.
+/// A sealing server with one configured initiator.
 fn server(policy: SealPolicy, suites: &[Suite], luns: Vec<LunConfig>) -> ServerConfig {
     let peer = Peer {
         name: "tester".into(),
@@ -75,10 +75,10 @@ fn open(
 }
 
 fn fact(endpoint: &dyn Endpoint, name: &str) -> Option<String> {
-    endpoint.facts().into_iter().find(|(known, _)| *known == name).map(|(_, fact)| fact)
+    endpoint.inspect().facts().into_iter().find(|(known, _)| *known == name).map(|(_, fact)| fact)
 }
 
-/// Performs all of these at once.
+/// Submits all requests at once and waits for them.
 fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, kinds: Vec<Kind>) -> Vec<Result<(), block::IoError>> {
     let (mut done, mut events, count) = (Vec::new(), Vec::new(), kinds.len());
     for (id, kind) in kinds.into_iter().enumerate() {
@@ -107,7 +107,7 @@ fn content(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| byte()).collect()
 }
 
-/// Transfers from a block to more than the target takes at once, each at its place: (offset, length).
+/// Transfers from one block to more than the target accepts in one command, without overlap: (offset, length).
 fn transfers() -> Vec<(u64, usize)> {
     let mut at = 0;
     [512, 1024, 4096, 65_024, 65_536, 66_048, 131_072, 262_144, 262_656, 1 << 20, (1 << 20) + 512, 4 << 20]
@@ -168,14 +168,14 @@ fn data_goes_there_and_back_with_every_suite_and_unit() {
     std::fs::remove_file(storage).unwrap();
 }
 
-/// A file in memory, from which the target seals in place.
+/// A file on tmpfs, from which the target seals in place.
 fn tempfile() -> std::path::PathBuf {
     let path = std::path::PathBuf::from(format!("/dev/shm/hikyaku-test-sealed-{}", std::process::id()));
     std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
     path
 }
 
-/// CONTRACT "Order": what was read and sealed ahead is never given away once a write of another session was acknowledged.
+/// CONTRACT "Order": data that was read and sealed ahead is not sent once a write of another session was acknowledged.
 #[test]
 fn a_write_on_session_2_is_seen_by_the_next_read_on_session_1_though_it_was_sealed_ahead() {
     const BYTES: usize = 8192;
@@ -196,7 +196,7 @@ fn a_write_on_session_2_is_seen_by_the_next_read_on_session_1_though_it_was_seal
         for at in first..first + 4 {
             assert_eq!(read(&mut io_1, &mut *session_1, at), 0);
         }
-        // Time enough to read and seal the next blocks.
+        // Long enough to read and seal the next blocks ahead.
         std::thread::sleep(Duration::from_millis(3));
         let from = io_2.pool().take(BYTES).unwrap();
         from.fill(0, &[round as u8 + 1; BYTES]);
@@ -272,21 +272,21 @@ fn keys_that_do_not_fit_are_refused_before_a_login() {
         ("no pre-shared key", InitiatorSealing { psk: None, ..good() }),
     ] {
         let refused = open(&mut new_io(), server.address(), Some(sealing)).map(|_| ()).unwrap_err();
-        // The target answers a peer whose pre-shared key is another: that answer looks like a damaged one.
+        // The target answers a peer with a different pre-shared key: that answer is indistinguishable from a damaged
+        // one.
         let refused_by_psk = case.contains("pre-shared") && matches!(refused, OpenError::Damaged(_));
         assert!(refused_by_psk || matches!(refused, OpenError::Authentication(_)), "{case}: {refused:?}");
     }
     open(&mut new_io(), server.address(), Some(good())).unwrap();
 }
 
-/// One direction of a relay.
 #[derive(Default)]
 struct Way {
-    /// Bytes that have passed on the present connection.
+    /// Bytes forwarded on the current connection.
     passed: AtomicU64,
-    /// Which of them gets another bit, counted like that; 0 for none, since the first never does.
+    /// Position of the byte in which a bit is flipped; 0 for none, since the first byte is never flipped.
     flip: AtomicU64,
-    /// What comes from this one on waits, counted like that; 0 for none.
+    /// Position of the first byte that is held back; 0 for none.
     hold: AtomicU64,
 }
 
@@ -295,7 +295,7 @@ impl Way {
         self.passed.load(Ordering::SeqCst)
     }
 
-    /// Nothing passes from now on, but for so many bytes.
+    /// Holds everything back after the next `bytes` bytes.
     fn hold_behind(&self, bytes: u64) {
         self.hold.store(self.passed() + bytes, Ordering::SeqCst);
     }
@@ -304,7 +304,7 @@ impl Way {
         self.hold.store(0, Ordering::SeqCst);
     }
 
-    /// Passes on what has come at `at`, as far and as soon as it may.
+    /// Forwards the bytes received at position `at`, as far and as soon as permitted.
     fn pass(&self, at: u64, bytes: &[u8], mut to: &TcpStream) -> std::io::Result<()> {
         let (mut sent, start) = (0, Instant::now());
         while sent < bytes.len() && start.elapsed() < PATIENCE {
@@ -312,7 +312,7 @@ impl Way {
             let may = if hold == 0 { bytes.len() } else { bytes.len().min(hold.saturating_sub(at) as usize) };
             let now = sent..may.max(sent);
             sent = now.end;
-            // Counted first: whoever has the answer to these bytes in hand finds them counted.
+            // Counted before the write: when the answer to these bytes arrives, they are counted.
             self.passed.store(at + sent as u64, Ordering::SeqCst);
             to.write_all(&bytes[now])?;
             std::thread::sleep(Duration::from_millis(u64::from(sent < bytes.len())));
@@ -321,7 +321,7 @@ impl Way {
     }
 }
 
-/// Relays connections, and flips bits.
+/// Relays connections and flips bits.
 struct Flipper {
     address: SocketAddr,
     to_target: Arc<Way>,
@@ -336,7 +336,7 @@ impl Flipper {
         let (to_target, from_target) = (Arc::new(Way::default()), Arc::new(Way::default()));
         let (to, from) = (Arc::clone(&to_target), Arc::clone(&from_target));
         let thread = std::thread::spawn(move || {
-            // Nobody connects twice at a time; a connection that says nothing is the sign to end.
+            // At most one client connects at a time; a connection without data ends the relay.
             while let Ok((client, _)) = listener.accept() {
                 let mut first = [0];
                 if !matches!(client.peek(&mut first), Ok(1)) {
@@ -382,7 +382,7 @@ fn pass(mut from: &TcpStream, to: &TcpStream, way: &Way) {
 
 #[test]
 fn a_flipped_bit_ends_the_connection_and_no_byte_of_it_reaches_a_disk_or_its_reader() {
-    // Most of the time is the wait before each new connection.
+    // Most of the time is the pause before each reconnection.
     std::thread::scope(|scope| {
         for suite in Suite::ALL {
             scope.spawn(move || flip_bits(suite));
@@ -398,13 +398,13 @@ fn flip_bits(suite: Suite) {
     let mut io = new_io();
     let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
     let into = io.pool().take(LENGTH).unwrap();
-    // The prefix, the head, its descriptors and tag; the first unit and the last; and what else comes.
+    // Positions in the prefix, the head, its descriptors and tag, the first unit and the last, and later records.
     let ahead =
         [0, 1, 2, 3, 4, 30, 51, 52, 60, 70, 90, 140, 147, 148, 160, 165, 300, 70_000, 150_000, 199_000];
     for (round, ahead) in (1..).zip(ahead) {
         for reads in [false, true] {
             let data = content(round, LENGTH);
-            let lost = remote.losses();
+            let lost = remote.inspect().losses();
             let from = io.pool().take(LENGTH).unwrap();
             from.fill(0, &data);
             let write = Kind::Write { offset: 512, from, durable: false };
@@ -421,13 +421,20 @@ fn flip_bits(suite: Suite) {
                 assert!(results[0].is_ok(), "{suite:?} {ahead}: {results:?}");
             }
             assert!(into.as_slice() == data, "{suite:?}, flipped at {ahead}, reads: {reads}");
-            assert!(remote.losses() > lost, "{suite:?}, flipped at {ahead}, reads: {reads}: nobody noticed");
+            assert!(
+                remote.inspect().losses() > lost,
+                "{suite:?}, flipped at {ahead}, reads: {reads}: the flip was not detected"
+            );
         }
     }
-    assert_eq!(remote.retries(), remote.losses(), "each time the one command was sent again");
+    assert_eq!(
+        remote.inspect().retries(),
+        remote.inspect().losses(),
+        "each time the one command was sent again"
+    );
 }
 
-/// Turns of the loop until `condition` holds of the endpoint, and what has ended meanwhile.
+/// Turns the loop until `condition` holds for the endpoint; returns what completed meanwhile.
 fn turn_until(
     io: &mut Io,
     endpoint: &mut dyn Endpoint,
@@ -448,7 +455,7 @@ fn turn_until(
 #[test]
 fn a_write_is_sealed_ahead_of_the_targets_leave_up_to_a_bound_and_for_one_session() {
     const LENGTH: usize = 2 << 20;
-    // 512 KiB in units of 64 KiB; nothing on one core.
+    // 512 KiB in units of 64 KiB; none on one core.
     let areas = if std::thread::available_parallelism().unwrap().get() > 1 { 8 } else { 0 };
     let luns = vec![lun(0, medium("mem:8M"))];
     let server = Guard::start_with(server(SealPolicy::Require, &[Suite::Aes256Gcm], luns));
@@ -461,24 +468,24 @@ fn a_write_is_sealed_ahead_of_the_targets_leave_up_to_a_bound_and_for_one_sessio
         from.fill(0, &data);
         let short = Kind::Write { offset: 0, from: from.slice(0, 512), durable: false };
         assert!(perform(&mut io, &mut *remote, vec![short])[0].is_ok());
-        let (before, losses) = (io.pool().lent(), remote.losses());
+        let (before, losses) = (io.pool().borrowed(), remote.inspect().losses());
         relay.from_target.hold_behind(0);
         if is_lost {
             relay.from_target.flip.store(relay.from_target.passed() + 2, Ordering::SeqCst);
         }
         let kind = Kind::Write { offset: 512, from: from.clone(), durable: false };
         remote.submit(&mut io, Request { id: 0, kind }, &mut Vec::new());
-        turn_until(&mut io, &mut *remote, "sealed ahead", |io, _, _| io.pool().lent() == before + areas);
+        turn_until(&mut io, &mut *remote, "sealed ahead", |io, _, _| io.pool().borrowed() == before + areas);
         let turns = std::cell::Cell::new(0);
         turn_until(&mut io, &mut *remote, "twenty more turns", |io, _, _| {
-            assert_eq!(io.pool().lent(), before + areas, "no more than may wait");
+            assert_eq!(io.pool().borrowed(), before + areas, "no more than may wait");
             turns.set(turns.get() + 1);
             turns.get() > 20
         });
         relay.from_target.release();
         turn_until(&mut io, &mut *remote, "written", |_, _, done| done == 1);
-        assert_eq!(remote.losses() > losses, is_lost);
-        assert!(io.pool().lent() <= before, "what was sealed for a session goes with it");
+        assert_eq!(remote.inspect().losses() > losses, is_lost);
+        assert!(io.pool().borrowed() <= before, "what was sealed for a session goes with it");
         let into = io.pool().take(LENGTH).unwrap();
         let read = perform(&mut io, &mut *remote, vec![Kind::Read { offset: 512, into: into.clone() }]);
         assert!(read[0].is_ok() && into.as_slice() == data, "round {round}: {read:?}");
@@ -500,7 +507,7 @@ fn the_next_read_leaves_before_the_data_of_the_last_is_looked_at() {
         let asked = relay.to_target.passed();
         remote.submit(&mut io, read(0), &mut done);
         turn_until(&mut io, &mut *remote, "asked", |_, _, _| relay.to_target.passed() > asked);
-        // All data of the first is with the socket before the second is known.
+        // All data of the first command is with the socket before the second command arrives.
         let (asked, came) = (relay.to_target.passed(), relay.from_target.passed());
         relay.from_target.release();
         eventually("came", || relay.from_target.passed() > came + LENGTH as u64);
@@ -526,11 +533,11 @@ fn a_unit_is_opened_while_the_next_is_on_its_way() {
     let mut io = new_io();
     let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
     let into = io.pool().take(LENGTH).unwrap();
-    // The first unit is not what was sent. Of the second, some has come; the rest has not.
+    // The first unit is damaged. Part of the second has arrived; the rest has not.
     relay.from_target.flip.store(relay.from_target.passed() + 5000, Ordering::SeqCst);
     relay.from_target.hold_behind(80_000);
     remote.submit(&mut io, Request { id: 0, kind: Kind::Read { offset: 0, into } }, &mut Vec::new());
-    turn_until(&mut io, &mut *remote, "opened at once", |_, remote, _| remote.losses() > 0);
+    turn_until(&mut io, &mut *remote, "opened at once", |_, remote, _| remote.inspect().losses() > 0);
     relay.from_target.release();
     turn_until(&mut io, &mut *remote, "read again", |_, _, done| done == 1);
 }
@@ -544,7 +551,8 @@ fn a_bit_flipped_in_the_outer_login_makes_the_handshake_fail_and_it_is_made_agai
             let way = if to_target { &relay.to_target } else { &relay.from_target };
             way.flip.store(at, Ordering::SeqCst);
             let sealing = InitiatorSealing { policy: SealPolicy::Require, ..sealing(SealPolicy::Require) };
-            // A flip that looks like a refusal for good ends it; whatever is opened comes from a second, undisturbed handshake.
+            // A flip that looks like a permanent refusal fails the login; an endpoint that opens got there by a second,
+            // undisturbed handshake.
             if let Ok(remote) = open(&mut new_io(), relay.address, Some(sealing)) {
                 let place = format!("flipped at {at}, to the target: {to_target}");
                 assert_eq!(fact(&*remote, "protection").as_deref(), Some("seal"), "{place}");

@@ -1,6 +1,6 @@
-//! What holds a secret is not compared by `==`, whose time tells where two values differ.
+//! Types that hold a secret do not implement `==`, whose duration reveals where two values differ.
 
-/// Does not compile if the type implements `PartialEq`: then there are two implementations to choose from.
+/// Does not compile if the type implements `PartialEq`: the choice between two implementations is then ambiguous.
 macro_rules! is_not_comparable {
     ($($secret:ty),+ $(,)?) => {$({
         trait Ambiguous<Choice> {

@@ -1,4 +1,4 @@
-//! A listener that accepts and says nothing.
+//! A listener that accepts connections and sends nothing.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -18,6 +18,6 @@ fn a_login_that_is_not_answered_ends_after_the_timeout() {
     let begun = Instant::now();
     let error = wait_ready(&mut io, &mut [&mut *endpoint]).unwrap_err();
     assert!(matches!(error, OpenError::Unreachable(_)), "{error:?}");
-    // Not a measure of speed: the machine's own patience with a login is 15 s.
+    // Not a measure of speed: the machine's own login timeout is 15 s.
     assert!(begun.elapsed() < Duration::from_secs(10));
 }

@@ -1,4 +1,4 @@
-//! EXTENDED COPY against the target: what is copied, who may name what, and what ends a copy.
+//! EXTENDED COPY against the target: what is copied, which units a list may name, and what ends a copy.
 
 mod support;
 
@@ -22,15 +22,15 @@ const FAILURE: Ended = Err((0xa, 0x0d, 0x01));
 const NOT_REACHABLE: Ended = Err((0xa, 0x0d, 0x02));
 const NO_DESCRIPTOR: Ended = Err((0xa, 0x08, 0x04));
 
-/// Key, code and qualifier, or a status in place of the key that has no sense data.
+/// Sense key, ASC and ASCQ; in place of the key the status, if there is no sense data.
 type Ended = Result<(), (u8, u8, u8)>;
 
-/// The descriptor of what [`lun`] makes of this number.
+/// The CSCD descriptor of the LUN that [`lun`] creates for this number.
 fn cscd(number: u16) -> Cscd {
     Cscd::naa(&(0x3000_0000_0000_0000 + u64::from(number)).to_be_bytes(), 512).unwrap()
 }
 
-/// `blocks` blocks from the first end to the second, in as many segments as it takes.
+/// Copies `blocks` blocks between the two ends, in as many segments as needed.
 fn copy(ends: [Cscd; 2], from: u64, to: u64, blocks: u64) -> CopyList {
     let segments = (0..blocks).step_by(0xffff).map(|done| Segment {
         source: 0,
@@ -73,7 +73,7 @@ fn good(client: &mut Client, lun: u16, cdb: Cdb) {
     assert_eq!(client.command(lun, cdb, Direction::None, &[]).unwrap().0, Status::Good as u8);
 }
 
-/// Fills a medium with what `seed` says.
+/// Fills a medium with content derived from `seed`.
 fn fill(medium: &Arc<dyn Medium>, seed: u64) {
     let mut io = Io::new(PoolLimits::default()).unwrap();
     let mut to = medium.attach(&mut io).unwrap();
@@ -82,7 +82,7 @@ fn fill(medium: &Arc<dyn Medium>, seed: u64) {
     mover::copy(&mut io, &mut *from, &mut *to, &Plan::default(), &mut |_| Control::Continue).unwrap();
 }
 
-/// All that a medium holds.
+/// The whole content of a medium.
 fn bytes(medium: &Arc<dyn Medium>) -> Vec<u8> {
     let mut io = Io::new(PoolLimits::default()).unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
@@ -111,7 +111,7 @@ fn segments_arrive_where_they_are_sent_and_nowhere_else() {
     let server = Guard::start(vec![lun(0, from), lun(1, Arc::clone(&to))], Access::default());
     let mut client = Client::login(server.address(), "host", 1).unwrap();
     let mut list = copy([cscd(0), cscd(1)], 5, 4099, 130_000);
-    // One that does not follow, one of nothing, and one by the destination's count.
+    // A segment that does not follow the last one, one of zero blocks, and one counted in blocks of the destination.
     let segment = |blocks, source_lba, destination_lba| Segment {
         blocks,
         source_lba,
@@ -180,7 +180,7 @@ fn a_list_names_only_what_its_nexus_reaches_and_may_write() {
     let mut reader = Client::login(server.address(), "reader", 1).unwrap();
     let mut other = Client::login(server.address(), "other", 1).unwrap();
     for client in [&mut host, &mut other] {
-        // The unit attentions of those LUNs.
+        // Clears the unit attentions of those LUNs.
         good(client, 1, cdb::test_unit_ready());
     }
     let to = |destination: u16| copy([cscd(0), cscd(destination)], 0, 0, 8);
@@ -204,7 +204,7 @@ fn a_list_names_only_what_its_nexus_reaches_and_may_write() {
     ];
     for (name, list, expected) in vectors {
         assert_eq!(run(&mut host, &list), expected, "{name}");
-        // As the second segment: the first is not copied either.
+        // As second segment: the first must not be copied either.
         let mut second = to(1);
         second.cscds.extend(list.cscds);
         let shifted = |id: u16| id + 2;
@@ -222,26 +222,26 @@ fn a_list_names_only_what_its_nexus_reaches_and_may_write() {
     assert!(bytes(&media[2])[..4096] == before[0][..4096]);
 }
 
-/// Two units whose copy takes a quarter of a minute.
+/// Two units whose copy takes 15 s.
 fn slow() -> (Vec<LunConfig>, Arc<dyn Medium>) {
     let (from, to) = (medium("pattern:60M:5,limit=4M/s"), medium("mem:60M"));
     (vec![lun(0, from), lun(1, Arc::clone(&to))], to)
 }
 
-/// A client whose copy of all of it runs.
+/// A client whose copy of the whole unit is in progress.
 fn begun(server: &Guard) -> (Client, iscsi::machine::TaskId) {
     let mut client = Client::login(server.address(), "host", 1).unwrap();
     for lun in [0, 1] {
         good(&mut client, lun, cdb::test_unit_ready());
     }
     let task = submit(&mut client, &copy([cscd(0), cscd(1)], 0, 0, 60 * MIB / 512));
-    // The answer to a later command: the copy has begun, and does not hold up others.
+    // A later command is answered: the copy has started, and does not delay others.
     client.submit(1, cdb::test_unit_ready(), Direction::None, Vec::new());
     assert_eq!(end(&mut client).0, Ok(()));
     (client, task)
 }
 
-/// Nobody writes to it any more, and the copy of it was not finished.
+/// No write to the medium happens any more, and its copy was not completed.
 fn is_still(medium: &Arc<dyn Medium>) {
     let before = bytes(medium);
     assert!(before.ends_with(&[0; MIB as usize]), "the copy went on to its end");

@@ -1,4 +1,4 @@
-//! TLS around iSCSI, over real sockets: data of all sizes, certificates that must not be believed, cut connections.
+//! TLS around iSCSI, over real sockets: data of all sizes, certificates that must be rejected, cut connections.
 
 mod support;
 
@@ -17,7 +17,7 @@ use node::{TlsIdentity, TlsTrust};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use support::{Client, Guard, IQN, config, lun, medium};
 
-/// Certificates as files, gone with this.
+/// Certificates as files, deleted on drop.
 struct Papers {
     dir: tempfile::TempDir,
 }
@@ -33,7 +33,7 @@ impl Papers {
         path
     }
 
-    /// A certificate that signed itself, and what a target shows of it.
+    /// A self-signed certificate, and the identity of a target with it.
     fn self_signed(&self, params: &CertificateParams) -> (PathBuf, TlsIdentity) {
         let key = KeyPair::generate().unwrap();
         let certificate = self.file("self.pem", &params.self_signed(&key).unwrap().pem());
@@ -41,7 +41,7 @@ impl Papers {
         (certificate, identity.unwrap())
     }
 
-    /// An authority's certificate, and what a target shows that it has signed for `name`.
+    /// The certificate of an authority, and the identity of a target with a certificate that it signed for `name`.
     fn signed(&self, name: &str) -> (PathBuf, TlsIdentity) {
         let mut authority = CertificateParams::default();
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -130,7 +130,7 @@ fn data_goes_there_and_back_in_all_sizes() {
             perform(&mut io, &mut *remote, Kind::Read { offset, into: into.clone() });
             assert!(into.as_slice() == bytes, "{length} bytes");
         }
-        assert_eq!(remote.losses(), 0);
+        assert_eq!(remote.inspect().losses(), 0);
         close_all(&mut io, &mut [&mut *remote]);
         assert!(remote.is_closed());
     }
@@ -176,7 +176,7 @@ fn a_certificate_that_signed_itself_is_trusted_where_it_was_given() {
     let (papers, others) = (Papers::new(), Papers::new());
     let mut authority = params("any.example");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    // As `openssl req -x509` makes them, and as they should be.
+    // As `openssl req -x509` generates them, and with correct extensions.
     for params in [authority, params("any.example")] {
         let (certificate, identity) = papers.self_signed(&params);
         let (other, _) = others.self_signed(&params);
@@ -205,15 +205,15 @@ fn who_does_not_speak_tls_is_turned_away() {
     let server = serve(identity);
     assert!(Client::login(server.address(), "plain", 1).is_err());
     assert!(matches!(try_open(server.address(), plain()), Err(OpenError::Unreachable(_))));
-    // It serves the others all the same.
+    // The target continues to serve others.
     try_open(server.address(), trusting(&certificate)).unwrap();
-    // And the other way round.
+    // A TLS initiator against a target without TLS.
     let server = Guard::start(vec![lun(0, medium("mem:1M"))], Access::default());
     let error = try_open(server.address(), trusting(&certificate)).unwrap_err();
     assert!(matches!(error, OpenError::Unreachable(_)) && error.to_string().contains("TLS"), "{error}");
 }
 
-/// Garbage of every first byte, and of a record that is none.
+/// Garbage with every first byte, and a malformed record.
 #[test]
 fn garbage_ends_the_connection_and_nothing_else() {
     let papers = Papers::new();
@@ -225,14 +225,14 @@ fn garbage_ends_the_connection_and_nothing_else() {
         let mut garbage = vec![first; 600];
         garbage[1..5].copy_from_slice(&[3, 3, 0, 200]);
         stream.write_all(&garbage).unwrap();
-        // Whatever is answered, it ends.
+        // The connection ends, whatever the answer is.
         let _ = stream.shutdown(Shutdown::Write);
         let _ = stream.read_to_end(&mut Vec::new());
     }
     try_open(server.address(), trusting(&certificate)).unwrap();
 }
 
-/// Relays one connection, and cuts it after so many bytes of the target's. Returns what passed.
+/// Relays one connection, and cuts it after `bytes` bytes from the target. Returns the bytes relayed.
 fn relay_until(target: SocketAddr, bytes: usize) -> (SocketAddr, std::thread::JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -260,7 +260,7 @@ fn relay_until(target: SocketAddr, bytes: usize) -> (SocketAddr, std::thread::Jo
                     break;
                 }
             }
-            // In order, as an attacker would.
+            // An orderly TCP close, as an attacker could forge it.
             let _ = client.shutdown(Shutdown::Write);
             let _ = server.shutdown(Shutdown::Read);
             seen.extend(up.join().unwrap());

@@ -1,50 +1,45 @@
-//! What a device says it is, in the mover's and the target's terms.
+//! The properties that a device reports, as capabilities for the mover and the target.
 
 use area::Pool;
 use block::Capability;
-use block::device::Limits;
+use host::Limits;
 
-/// Longest command asked of a device, whatever it takes.
+/// Longest command, bytes, even if a device accepts longer ones.
 const TRANSFER_BYTES_MAX: u32 = 8 << 20;
-/// A command that moves no data covers at most this many bytes, so that it ends in time.
+/// Most bytes zeroed by one command, so that it completes within its timeout.
 const ZERO_BYTES_MAX: u64 = 64 << 20;
-/// Blocks that one command can name, whatever its family.
+/// Blocks that the count field of either family can hold.
 const BLOCKS_MAX: u64 = 1 << 16;
 
-/// A disk, after it was asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Disk {
     pub(crate) blocks: u64,
     /// 512 or 4096: see [`Disk::check`].
     pub(crate) block_size: u32,
     pub(crate) physical_block_size: u32,
-    /// Blocks of one transfer, as the device has it; `None`: it does not say.
+    /// Most blocks of one transfer; `None`: not reported.
     pub(crate) transfer_blocks_max: Option<u64>,
-    /// How a range becomes zero without zeroes being moved.
+    /// How a range is zeroed without transferring zeroes.
     pub(crate) zeroing: Option<Zeroing>,
-    /// FUA is obeyed.
     pub(crate) fua: bool,
-    /// Writes may end in a volatile cache.
+    /// Writes may complete in a volatile cache.
     pub(crate) write_cache: bool,
     pub(crate) write_protected: bool,
     pub(crate) rotational: bool,
-    /// What it is called wherever it is plugged in; empty if it does not say.
+    /// Identifier that does not depend on the connection; empty if not reported.
     pub(crate) designator: String,
-    /// More, for people.
     pub(crate) facts: Vec<(&'static str, String)>,
 }
 
-/// WRITE SAME, Write Zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Zeroing {
-    /// Blocks of one command; 0: the device does not say.
+    /// Most blocks of one command; 0: not reported.
     pub(crate) blocks_max: u64,
-    /// Also where blocks may not be given back.
+    /// Also zeroes blocks without deallocating them.
     pub(crate) keeps: bool,
 }
 
 impl Disk {
-    /// Whether it can be used at all.
     pub(crate) fn check(&self) -> Result<(), String> {
         if ![512, 4096].contains(&self.block_size) {
             let text = format!(
@@ -55,23 +50,24 @@ impl Disk {
         }
         match self.blocks.checked_mul(self.block_size.into()) {
             Some(bytes) if bytes <= i64::MAX as u64 => Ok(()),
-            _ => Err(format!("it says that it has {} blocks, which cannot be", self.blocks)),
+            _ => Err(format!("it reports an impossible size: {} blocks", self.blocks)),
         }
     }
 
-    /// Blocks that hold the first `bytes`, as far as there are any.
+    /// Number of blocks that hold the first `bytes`, at most all blocks.
     pub(crate) fn head_blocks(&self, bytes: u32) -> u32 {
         bytes.div_ceil(self.block_size).min(self.blocks.try_into().unwrap_or(u32::MAX))
     }
 
-    /// `limits` are the kernel's for the device, which commands are bound by, too; `depth`: commands a channel takes.
+    /// The capability of the endpoint. `limits` are the kernel's for the device, which also apply to passthrough
+    /// commands; `depth` is the most commands of a channel.
     pub(crate) fn capability(&self, limits: &Limits, depth: u32, read_only: bool) -> Capability {
         let block = u64::from(self.block_size);
-        let told = self.transfer_blocks_max.map_or(u64::MAX, |blocks| blocks.saturating_mul(block));
+        let reported = self.transfer_blocks_max.map_or(u64::MAX, |blocks| blocks.saturating_mul(block));
         let kernel = limits.transfer_bytes_max.unwrap_or(u64::MAX);
-        let longest = told.min(kernel).min(BLOCKS_MAX * block).min(TRANSFER_BYTES_MAX.into());
+        let longest = reported.min(kernel).min(BLOCKS_MAX * block).min(TRANSFER_BYTES_MAX.into());
         let max_transfer_bytes = (longest / block * block).max(block) as u32;
-        // The kernel's optimum counts on huge pages; where they are missing a command turns out too long, and is halved.
+        // The optimum of the kernel assumes huge pages; without them a command proves too long and is halved.
         let optimal = limits.optimal_transfer_bytes(Pool::large_page_bytes());
         Capability {
             size_bytes: self.blocks * block,
@@ -92,10 +88,10 @@ impl Disk {
 }
 
 impl Zeroing {
-    /// Blocks of `left` that one command makes zero.
+    /// Number of blocks, at most `left`, that one command zeroes.
     pub(crate) fn blocks(&self, left: u64, block_size: u32) -> u64 {
-        let told = if self.blocks_max == 0 { u64::MAX } else { self.blocks_max };
-        left.min(told).min(ZERO_BYTES_MAX / u64::from(block_size))
+        let reported = if self.blocks_max == 0 { u64::MAX } else { self.blocks_max };
+        left.min(reported).min(ZERO_BYTES_MAX / u64::from(block_size))
     }
 }
 
@@ -129,8 +125,8 @@ mod tests {
 
     #[test]
     fn a_transfer_is_bounded_by_device_kernel_and_command() {
-        let longest = |told, kernel, block_size| {
-            let disk = Disk { block_size, transfer_blocks_max: told, ..example() };
+        let longest = |reported, kernel, block_size| {
+            let disk = Disk { block_size, transfer_blocks_max: reported, ..example() };
             let limits = Limits { transfer_bytes_max: kernel, ..Limits::default() };
             let capability = disk.capability(&limits, 16, false);
             assert!(capability.optimal_transfer_bytes <= capability.max_transfer_bytes);

@@ -1,4 +1,4 @@
-//! One loop thread's requests to a disk that is used by its own commands.
+//! Requests of one loop thread to a disk used by its own commands.
 
 use std::collections::VecDeque;
 use std::io::Result as IoResult;
@@ -7,51 +7,49 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use area::Span;
-use block::device::{Devices, Entry, Kernel, Lost};
+use block::remote::{Mark, WriteCache};
 use block::{
-    Capability, Certainty, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind,
-    Mark, OpenError, Request, RequestId, WriteCache,
+    Capability, Completion, Endpoint, Evidence, Extent, Fingerprint, Identity, Inspect, IoError, IoErrorKind,
+    Kind, OpenError, Request, RequestId,
 };
+use host::{Devices, Entry, Kernel, Lost};
 use io::{Event, Handle, Io, Owner, Token};
 use slab::Slab;
 
 use crate::disk::Disk;
+use crate::disk_command::{self, DiskCommand, Verb};
 use crate::guard::Guard;
-use crate::step::{self, Step, Verb};
 
-/// Times that a command is sent again at once.
+/// Times that a command is sent without a pause in between.
 const ATTEMPTS_MAX: u32 = 5;
-/// How long a busy disk is waited for, and how long between two attempts.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of retries to a busy disk, and the pause between two.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(20);
-/// The pause after a report that told nothing, lest a device that has gone keeps this thread busy.
+/// Pause after a readiness report without a completion, so that a removed device does not keep the thread busy.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
-/// Zeroes written at a time where they must be.
+/// Bytes of zeroes written at once, if they must be transferred.
 const ZERO_BYTES: usize = 256 << 10;
-/// A command that the kernel finds too long is halved down to this.
+/// A command that the kernel rejects as too long is halved down to this.
 const TRANSFER_BYTES_MIN: u32 = 4096;
-/// Keys of events; a request has its slot's.
+/// Keys of events that belong to no slot; the key of a retry timer is its slot.
 const REPORT: u32 = u32::MAX;
-const LOOK: u32 = u32::MAX - 1;
+const RECHECK: u32 = u32::MAX - 1;
 
-/// What to do about a command's answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
+    /// Executed.
     Done,
-    /// It was not carried out; send it again at once. `lost`: the disk may have lost power, and its volatile cache.
-    Again {
-        error: IoError,
-        lost: bool,
-    },
-    /// It was not carried out; send it again in a moment.
+    /// Not executed; send again without a pause. `lost`: the disk may have lost power, and with it its volatile cache.
+    Again { error: IoError, lost: bool },
+    /// Not executed; send again after a pause.
     Later(IoError),
-    /// The kernel did not take it, perhaps for its length.
+    /// Rejected by the kernel, possibly for its length.
     TooLong(IoError),
+    /// Not repeated.
     Fail(IoError),
 }
 
 impl Verdict {
-    /// Of a command that is not sent again.
     pub(crate) fn result(self) -> Result<(), IoError> {
         match self {
             Self::Done => Ok(()),
@@ -61,7 +59,6 @@ impl Verdict {
         }
     }
 
-    /// Of the question `name` that was asked before the disk is opened: why it is not.
     pub(crate) fn answered(self, name: &str) -> Result<(), OpenError> {
         let Err(error) = self.result() else { return Ok(()) };
         let text = format!("{name}: {error}");
@@ -73,43 +70,39 @@ impl Verdict {
     }
 }
 
-/// A command is over.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
     pub(crate) verdict: Verdict,
-    /// Bytes of data that were moved, at most those of the step.
+    /// Bytes of data transferred, at most those of the command.
     pub(crate) moved: u32,
 }
 
-/// Carries commands to a device and their answers back.
+/// Carries commands to a device and their results back. The endpoint calls [`Channel::start`] while
+/// [`Channel::has_room`], then [`Channel::flush`], and when [`Channel::handle`] is readable [`Channel::take`] until it
+/// returns `None`.
 pub(crate) trait Channel {
-    /// What poll(2) reports when an answer is there.
+    /// Descriptor that is readable when a result is available.
     fn handle(&self) -> &Handle;
-    /// Whether one more command may be started.
     fn has_room(&self) -> bool;
-    /// Starts a command, or queues it until [`Channel::flush`]. Its memory is kept until it is over. EINVAL, ENOMEM: it may
-    /// be too long.
-    fn start(&mut self, slot: u32, step: &Step) -> IoResult<()>;
-    /// Starts what is queued.
+    /// Starts a command, or queues it until [`Channel::flush`]. The channel keeps its memory until the result. EINVAL,
+    /// ENOMEM: it may be too long.
+    fn start(&mut self, slot: u32, command: &DiskCommand) -> IoResult<()>;
     fn flush(&mut self) -> IoResult<()>;
-    /// A command that is over, by its slot. An error: nothing more will be heard of any.
+    /// A completed command, by its slot; `None`: none is available. After an error no command will complete.
     fn take(&mut self) -> IoResult<Option<(u32, Ended)>>;
-    /// Commands that are not over.
     fn in_flight(&self) -> u32;
-    /// For people.
     fn facts(&self) -> Vec<(&'static str, String)>;
 }
 
-/// What the threads that use one disk must agree on.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) identity: Identity,
-    /// The block device as it was when the disk was opened.
+    /// The block device as found when the disk was opened.
     opened: Option<Entry>,
     guard: Option<Guard>,
     disks: Vec<u64>,
     cache: WriteCache,
-    /// A flush failed: what was acknowledged may be gone, so nothing more is promised until reopened.
+    /// A flush failed, so acknowledged writes may be lost: later writes and flushes fail until the disk is reopened.
     flush_failed: AtomicBool,
 }
 
@@ -124,12 +117,11 @@ impl Shared {
         Self { identity, opened, guard, disks, cache, flush_failed }
     }
 
-    /// Whether the disk is still the one that was opened.
-    pub(crate) fn check(&self, certainty: Certainty) -> Result<(), Lost> {
+    pub(crate) fn check(&self, certainty: Evidence) -> Result<(), Lost> {
         let Some(opened) = &self.opened else { return Ok(()) };
         match certainty {
-            Certainty::Heard => Devices::shared().heard(opened),
-            Certainty::Seen => Devices::shared().look(opened),
+            Evidence::Cached => Devices::shared().check_cached(opened),
+            Evidence::Probed => Devices::shared().check_probed(opened),
         }
     }
 }
@@ -137,16 +129,16 @@ impl Shared {
 struct Task {
     id: RequestId,
     kind: Kind,
-    /// Bytes that are done, and whether the flush at its end is.
+    /// Bytes completed; `flushed`: the flush at the end of a durable write is complete.
     done: u64,
     flushed: bool,
-    /// When it came, as far as the cache is concerned.
+    /// Position of the request relative to losses of the disk's cache.
     mark: Mark,
-    /// What was sent last.
+    /// Verb and length (bytes) of the last command sent.
     verb: Verb,
     length: u32,
     attempts: u32,
-    /// Since when the disk has been busy.
+    /// Time of the first retry since the disk became busy.
     waits_since: Option<Duration>,
 }
 
@@ -157,14 +149,14 @@ pub(crate) struct PassthroughEndpoint<C> {
     capability: Capability,
     shared: Arc<Shared>,
     tasks: Slab<Task>,
-    /// Slots whose next command waits for room.
+    /// Slots whose next command waits for room in the channel.
     queue: VecDeque<u32>,
-    /// A report of the channel is on its way, or a look at it is due.
+    /// A poll of the channel, or a timer to look at it, is outstanding.
     is_armed: bool,
-    /// Bytes of one command; shrinks when the kernel finds one too long.
+    /// Most bytes of one command; decreases when the kernel rejects one as too long.
     bytes_max: u32,
     zeroes: Option<Span>,
-    /// Nothing is heard of the device any more.
+    /// The channel failed; no command completes any more.
     broken: Option<IoError>,
 }
 
@@ -192,7 +184,6 @@ impl<C: Channel> PassthroughEndpoint<C> {
         }
     }
 
-    /// Starts commands as long as the channel takes some.
     fn pump(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
         while (self.broken.is_some() || self.channel.has_room())
             && let Some(slot) = self.queue.pop_front()
@@ -208,7 +199,6 @@ impl<C: Channel> PassthroughEndpoint<C> {
         }
     }
 
-    /// Starts the next command of a request, or ends it.
     fn start(&mut self, io: &mut Io, slot: u32, done: &mut Vec<Completion>) {
         if let Some(error) = &self.broken {
             let error = error.clone();
@@ -219,14 +209,15 @@ impl<C: Channel> PassthroughEndpoint<C> {
             return self.finish(slot, Err(error), done);
         };
         let task = &mut self.tasks[slot as usize];
-        let next = step::next(&task.kind, task.done, task.flushed, &self.disk, self.bytes_max, &zeroes);
-        let Some(step) = next else { return self.finish(slot, Ok(()), done) };
-        task.verb = step.verb;
-        task.length = step.blocks * self.disk.block_size;
-        match self.channel.start(slot, &step) {
+        let next =
+            disk_command::next(&task.kind, task.done, task.flushed, &self.disk, self.bytes_max, &zeroes);
+        let Some(command) = next else { return self.finish(slot, Ok(()), done) };
+        task.verb = command.verb;
+        task.length = command.blocks * self.disk.block_size;
+        match self.channel.start(slot, &command) {
             Ok(()) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EDOM | libc::EBUSY)) => {
-                // Others keep the device busy.
+                // The device is busy with commands of other users.
                 let error =
                     IoError::new(IoErrorKind::Unreachable, format!("the device takes no command: {error}"));
                 self.wait(io, slot, &error, done);
@@ -242,15 +233,14 @@ impl<C: Channel> PassthroughEndpoint<C> {
         }
     }
 
-    /// Makes commands shorter, after one that the kernel did not take: it holds so many stretches of memory and no more, and
-    /// where huge pages are missing each page is one.
+    /// Halves the command length after a rejection: memory segments may be limited, and a small page is one each.
     fn shorten(&mut self, slot: u32, error: IoError, done: &mut Vec<Completion>) {
         let Task { verb, length, .. } = self.tasks[slot as usize];
         let least = TRANSFER_BYTES_MIN.max(self.disk.block_size);
         if !matches!(verb, Verb::Read | Verb::Write { .. }) || length <= least {
             return self.finish(slot, Err(error), done);
         }
-        // Another may have been shortened meanwhile.
+        // Another rejection may have shortened it already.
         self.bytes_max = self.bytes_max.min((length / 2).next_multiple_of(least));
         tracing::debug!(length, bytes_max = self.bytes_max, %error, "a command was too long");
         self.queue.push_front(slot);
@@ -265,7 +255,7 @@ impl<C: Channel> PassthroughEndpoint<C> {
         self.zeroes.clone()
     }
 
-    /// Takes what has ended. False: nothing had.
+    /// Takes all available results. False: there was none.
     fn collect(&mut self, io: &mut Io, done: &mut Vec<Completion>) -> bool {
         let mut any = false;
         loop {
@@ -284,10 +274,10 @@ impl<C: Channel> PassthroughEndpoint<C> {
     }
 
     fn on_ended(&mut self, io: &mut Io, slot: u32, ended: Ended, done: &mut Vec<Completion>) {
-        // Of one that was given up nobody wants to know.
+        // The request was completed by `give_up`.
         let Some(task) = self.tasks.get_mut(slot as usize) else { return };
         let verdict = match ended.verdict {
-            // A disk without a cache need not know the command.
+            // A disk without a cache need not support the flush command.
             Verdict::Fail(error)
                 if task.verb == Verb::Flush
                     && error.kind == IoErrorKind::Unsupported
@@ -302,7 +292,7 @@ impl<C: Channel> PassthroughEndpoint<C> {
                 match task.verb {
                     Verb::Flush => task.flushed = true,
                     Verb::Zero { .. } => task.done += u64::from(task.length),
-                    // Fewer than asked, and a part of a block does not count.
+                    // Possibly fewer than requested; a partial block does not count.
                     Verb::Read | Verb::Write { .. } => {
                         let moved = ended.moved / self.disk.block_size * self.disk.block_size;
                         if moved == 0 {
@@ -329,7 +319,7 @@ impl<C: Channel> PassthroughEndpoint<C> {
         }
     }
 
-    /// Sends a command again, unless it has been too often.
+    /// Sends a command again, or fails its request after [`ATTEMPTS_MAX`] attempts.
     fn repeat(&mut self, slot: u32, error: &IoError, done: &mut Vec<Completion>) {
         let task = &mut self.tasks[slot as usize];
         task.attempts += 1;
@@ -340,18 +330,17 @@ impl<C: Channel> PassthroughEndpoint<C> {
         self.finish(slot, Err(IoError::new(error.kind, text)), done);
     }
 
-    /// Sends a command again in a moment, unless it has been too long.
+    /// Sends a command again after [`PAUSE`], or fails its request after [`BUSY_TIMEOUT`].
     fn wait(&mut self, io: &mut Io, slot: u32, error: &IoError, done: &mut Vec<Completion>) {
         let now = io.now();
         let since = *self.tasks[slot as usize].waits_since.get_or_insert(now);
-        if now.saturating_sub(since) < PATIENCE {
+        if now.saturating_sub(since) < BUSY_TIMEOUT {
             return io.timer(Token { owner: self.owner, key: slot }, now + PAUSE);
         }
-        let text = format!("for {} s: {}", PATIENCE.as_secs(), error.text);
+        let text = format!("for {} s: {}", BUSY_TIMEOUT.as_secs(), error.text);
         self.finish(slot, Err(IoError::new(error.kind, text)), done);
     }
 
-    /// Nothing will be heard of what is in flight.
     fn give_up(&mut self, error: &std::io::Error, done: &mut Vec<Completion>) {
         let error = IoError::new(IoErrorKind::Gone, format!("the device answers no more: {error}"));
         self.broken = Some(error.clone());
@@ -365,13 +354,13 @@ impl<C: Channel> PassthroughEndpoint<C> {
         let result = match result {
             Ok(()) if matches!(kind, Kind::Flush) => self.on_flushed(mark),
             Ok(()) => {
-                if step::is_volatile(&kind, &self.disk) {
+                if disk_command::is_volatile(&kind, &self.disk) {
                     self.shared.cache.wrote();
                 }
                 Ok(())
             }
-            // A disk that has gone fails commands with words of all kinds.
-            Err(error) => Err(self.check_identity(Certainty::Seen).err().unwrap_or(error)),
+            // Commands to a removed disk fail with various errors.
+            Err(error) => Err(self.check_identity(Evidence::Probed).err().unwrap_or(error)),
         };
         let result = result.map_err(|error| match error.kind {
             IoErrorKind::Gone | IoErrorKind::CacheLost => error,
@@ -389,7 +378,7 @@ impl<C: Channel> PassthroughEndpoint<C> {
         if self.shared.flush_failed.load(Ordering::Acquire) {
             return Err(earlier_failure());
         }
-        self.check_identity(Certainty::Heard)?;
+        self.check_identity(Evidence::Cached)?;
         if let Some(guard) = &self.shared.guard
             && !self.capability.read_only
         {
@@ -412,7 +401,7 @@ impl<C: Channel> Endpoint for PassthroughEndpoint<C> {
     fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
         let Request { id, kind } = request;
         let changes = kind.is_write() || matches!(kind, Kind::Flush);
-        let checked = match step::check(&kind, &self.capability) {
+        let checked = match disk_command::check(&kind, &self.capability) {
             Ok(()) if changes && self.shared.flush_failed.load(Ordering::Acquire) => Err(earlier_failure()),
             checked => checked,
         };
@@ -437,11 +426,11 @@ impl<C: Channel> Endpoint for PassthroughEndpoint<C> {
 
     fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
         match event.token.key {
-            REPORT | LOOK => {
+            REPORT | RECHECK => {
                 self.is_armed = false;
                 if !self.collect(io, done) && event.token.key == REPORT && self.channel.in_flight() > 0 {
                     self.is_armed = true;
-                    io.timer(Token { owner: self.owner, key: LOOK }, io.now() + IDLE_PAUSE);
+                    io.timer(Token { owner: self.owner, key: RECHECK }, io.now() + IDLE_PAUSE);
                 }
             }
             slot if self.tasks.contains(slot as usize) => self.queue.push_back(slot),
@@ -458,6 +447,16 @@ impl<C: Channel> Endpoint for PassthroughEndpoint<C> {
         Extent { end: self.capability.size_bytes, data: true }
     }
 
+    fn is_closed(&self) -> bool {
+        self.channel.in_flight() == 0
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl<C: Channel> Inspect for PassthroughEndpoint<C> {
     fn identity(&self) -> Identity {
         self.shared.identity.clone()
     }
@@ -466,7 +465,7 @@ impl<C: Channel> Endpoint for PassthroughEndpoint<C> {
         let size_bytes = self.capability.size_bytes;
         match &self.shared.identity {
             Identity::Device { device } => Kernel::default().fingerprint(*device, size_bytes),
-            identity => Fingerprint::of_identity(identity, size_bytes),
+            identity => identity.fingerprint(size_bytes),
         }
     }
 
@@ -474,15 +473,11 @@ impl<C: Channel> Endpoint for PassthroughEndpoint<C> {
         &self.shared.disks
     }
 
-    fn check_identity(&mut self, certainty: Certainty) -> Result<(), IoError> {
+    fn check_identity(&self, certainty: Evidence) -> Result<(), IoError> {
         self.shared.check(certainty).map_err(|lost| {
             let name = self.shared.opened.as_ref().map(|entry| entry.name.clone()).unwrap_or_default();
             IoError::new(IoErrorKind::Gone, format!("/dev/{name}: {lost}"))
         })
-    }
-
-    fn is_closed(&self) -> bool {
-        self.channel.in_flight() == 0
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

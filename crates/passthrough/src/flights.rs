@@ -1,36 +1,31 @@
-//! Commands of a channel that the device has: what they use must stay where it is until they are over.
+//! Commands of a channel in flight: their memory must stay in place until they complete.
 
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use area::{Access, Span};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::disk_command::Verb;
 use crate::endpoint::Channel;
-use crate::step::Verb;
 
-/// How long the end of a channel waits for its commands, and how long at a time.
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE_MS: i32 = 100;
+/// Time limit of the wait at the end of a channel, and the length of one poll.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// A command in flight.
 pub(crate) struct Flight<T> {
-    /// The request's, at the endpoint.
     pub(crate) slot: u32,
-    /// Where the device reads or writes.
+    /// Memory that the device reads or writes.
     pub(crate) span: Option<Span>,
-    /// What else its channel keeps of it.
     pub(crate) with: T,
 }
 
-/// Commands in flight, by the number that their answer comes with. What has not ended when this is dropped is leaked: the
-/// device may write there at any time.
+/// Commands in flight, by number; leaked on drop, because the device may still write to their memory.
 pub(crate) struct Flights<T> {
     places: Vec<Option<Flight<T>>>,
     count: u32,
 }
 
 impl<T> Flights<T> {
-    /// Room for `max`.
     pub(crate) fn new(max: u32) -> Self {
         Self { places: (0..max).map(|_| None).collect(), count: 0 }
     }
@@ -43,12 +38,12 @@ impl<T> Flights<T> {
         (self.count as usize) < self.places.len()
     }
 
-    /// A number for the next command. There must be room.
+    /// A free number for the next command. Panics unless [`Self::has_room`].
     pub(crate) fn number(&self) -> usize {
-        self.places.iter().position(Option::is_none).expect("asked for room before")
+        self.places.iter().position(Option::is_none).expect("checked for room before")
     }
 
-    /// The device has taken a command with the number that was given last.
+    /// Records that the device has accepted a command under `number`, the last result of [`Self::number`].
     pub(crate) fn begin(&mut self, number: usize, verb: Verb, flight: Flight<T>) {
         if let Some(span) = &flight.span {
             span.begin_flight(if verb == Verb::Read { Access::Write } else { Access::Read });
@@ -58,7 +53,7 @@ impl<T> Flights<T> {
         self.count += 1;
     }
 
-    /// The command with this number is over. `None`: there is none, so that the device cannot be believed.
+    /// Removes the completed command `number`. `None`: no such command is in flight, so the device is faulty.
     pub(crate) fn end(&mut self, number: usize) -> Option<Flight<T>> {
         let flight = self.places.get_mut(number)?.take()?;
         self.count -= 1;
@@ -75,17 +70,15 @@ impl<T> Drop for Flights<T> {
     }
 }
 
-/// Waits until what is in flight has ended, for a while. For the end of a channel.
+/// Waits up to [`DRAIN_TIMEOUT`] for the commands in flight; for the end of a channel.
 pub(crate) fn drain(channel: &mut impl Channel) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + DRAIN_TIMEOUT;
     while channel.in_flight() > 0 && Instant::now() < until {
         match channel.take() {
             Ok(Some(_)) => {}
             Ok(None) => {
-                let fd = channel.handle().as_raw_fd();
-                let mut about = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                // SAFETY: one live pollfd.
-                unsafe { libc::poll(&raw mut about, 1, PAUSE_MS) };
+                let mut poll = [PollFd::new(channel.handle(), PollFlags::IN)];
+                let _ = rustix::event::poll(&mut poll, Some(&POLL_TIMEOUT));
             }
             Err(_) => return,
         }
@@ -126,8 +119,8 @@ mod tests {
             flights.begin(slot as usize, Verb::Read, flight(&pool, slot));
         }
         drop(flights.end(0));
-        assert_eq!(pool.lent(), 1);
+        assert_eq!(pool.borrowed(), 1);
         drop(flights);
-        assert_eq!(pool.lent(), 1);
+        assert_eq!(pool.borrowed(), 1);
     }
 }

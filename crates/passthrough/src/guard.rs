@@ -1,23 +1,24 @@
-//! The block device of a disk that is used by its own commands. Held open, and exclusively where we write: the kernel would
-//! let anybody mount a disk whose blocks change beneath it. And its page cache, which our commands go past.
+//! The block device of a disk that is used by its own commands. It is held open, exclusively if the disk is written:
+//! otherwise the kernel would permit to mount a disk whose blocks change. Its page cache is flushed and dropped,
+//! because passthrough commands bypass it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 
 use block::OpenError;
-use block::device::Kernel;
+use host::Kernel;
+use rustix::fs::Advice;
 
-/// A block device that nobody else takes meanwhile.
+/// An open block device; opened exclusively, it can be neither mounted nor held by another program.
 #[derive(Debug)]
 pub(crate) struct Guard {
     disk: File,
 }
 
 impl Guard {
-    /// Of the block device with this number. `exclusive`: nobody else may hold it. `None`: there is no node to open, and that
-    /// is no harm since nothing is written.
+    /// Opens the block device `number`; with `exclusive`, fails if it is mounted or held exclusively. `None`: it cannot
+    /// be opened, which is harmless without `exclusive`, since nothing is written.
     pub(crate) fn take(number: u64, exclusive: bool) -> std::result::Result<Option<Self>, OpenError> {
         let path = Kernel::default().node_path(number);
         let flags = libc::O_CLOEXEC | if exclusive { libc::O_EXCL } else { 0 };
@@ -36,7 +37,7 @@ impl Guard {
                 "{path}, which is the same disk, is mounted or held by another program; unmount it or end that program first"
             ))),
             Err(error) if exclusive => Err(OpenError::Refused(format!(
-                "{path}, which is the same disk, cannot be held, so that anybody could mount it meanwhile: {error}"
+                "{path}, which is the same disk, cannot be opened exclusively, so it could be mounted during the copy: {error}"
             ))),
             Err(error) => {
                 tracing::warn!(%error, "{path} cannot be opened: what it has not written yet is not read");
@@ -45,20 +46,18 @@ impl Guard {
         }
     }
 
-    /// Nothing that was written to the block device before reaches the disk after this, and nothing that was read from it is
-    /// remembered.
+    /// Flushes earlier writes to the block device, so that none reaches the disk later, and drops its page cache.
     fn settle(&self) -> Result<()> {
         self.disk.sync_all()?;
         self.forget();
         Ok(())
     }
 
-    /// Whoever reads the block device from now on reads the disk.
+    /// Drops the page cache: later reads of the block device read the disk.
     pub(crate) fn forget(&self) {
-        // SAFETY: a plain system call on a live descriptor. What is in use stays; that is advice.
-        let result = unsafe { libc::posix_fadvise(self.disk.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        if result != 0 {
-            tracing::debug!(error = %Error::from_raw_os_error(result), "the page cache is not emptied");
+        // The call is advice; pages in use stay cached.
+        if let Err(error) = rustix::fs::fadvise(&self.disk, 0, None, Advice::DontNeed) {
+            tracing::debug!(error = %Error::from(error), "the page cache is not emptied");
         }
     }
 }

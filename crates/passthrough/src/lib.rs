@@ -1,24 +1,25 @@
-//! Disks by their own commands: the READs and WRITEs of a copy are built here and handed to the device as they are, one
-//! command and one completion each. No file system, no block layer, no page cache between.
+//! Disks used by their own commands: this crate builds the READs and WRITEs of a copy and passes them to the device,
+//! one command and one completion each, without file system, block layer or page cache.
 //!
-//! `/dev/sg0` takes SCSI commands (`sg/`), `/dev/ng0n1` NVMe commands (`nvme/`). Whoever names such a node asks for just this,
-//! so there is no option for it.
+//! `/dev/sg0` takes SCSI commands (`sg/`), `/dev/ng0n1` NVMe commands (`nvme/`). The name of such a node selects this
+//! crate; there is no option for it.
 //!
-//! Pure: `disk.rs` (what a device is), `step.rs` (block requests as commands), and of each family how a command is built
-//! and how its answer is judged. What a device answers is hostile until one of them has looked at it. `endpoint.rs` queues
-//! requests over a `Channel`, which carries commands; only channels talk to the kernel, and `flights.rs` is what they have in common. `guard.rs` holds the disk's other
-//! face, the block device, so that nobody mounts it meanwhile.
+//! Pure modules: `disk.rs` (properties of a device), `disk_command.rs` (block requests as commands), and for each
+//! family the commands and the interpretation of their results. Data from a device is untrusted until one of these modules has
+//! checked it. `endpoint.rs` queues requests over a `Channel`, which passes commands to the kernel; `flights.rs` is
+//! shared by the channels. `guard.rs` holds the block device of the same disk, so that it cannot be mounted.
 //!
-//! Not here: what lies beneath a device and who uses it (`block::device`).
+//! The crate does not determine what lies beneath a device and which programs use it: see `block::device`. Read
+//! docs/internals/passthrough.md first.
 
 mod disk;
+mod disk_command;
 mod endpoint;
 mod flights;
 mod guard;
 mod medium;
 mod nvme;
 mod sg;
-mod step;
 
 pub use medium::PassthroughMedium;
 pub use nvme::NvmeCopy;

@@ -1,17 +1,14 @@
-//! Reading READ CAPACITY and REPORT LUNS data.
+//! Parsers of READ CAPACITY and REPORT LUNS data.
 
 use crate::limits::LUNS_MAX;
 
-/// What READ CAPACITY says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Logical blocks: RETURNED LOGICAL BLOCK ADDRESS plus one.
     pub blocks: u64,
-    /// Logical block size in bytes, as told; not checked for sense.
+    /// Logical block size in bytes, as received; not validated.
     pub block_size: u32,
-    /// LOGICAL BLOCKS PER PHYSICAL BLOCK EXPONENT.
     pub physical_exponent: u8,
-    /// LOWEST ALIGNED LOGICAL BLOCK ADDRESS.
     pub lowest_aligned: u16,
     /// LBPME: logical block provisioning is in use.
     pub thin: bool,
@@ -22,8 +19,8 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// READ CAPACITY (10) data, SBC-3 table 60. `None` when cut, and when the unit is too large for it
-    /// (FFFFFFFFh): ask READ CAPACITY (16).
+    /// Parses READ CAPACITY (10) data, SBC-3 table 60. `None` if truncated, and if the unit is too large for it
+    /// (FFFFFFFFh): READ CAPACITY (16) is needed.
     pub fn parse_10(data: &[u8]) -> Option<Self> {
         let last = u32::from_be_bytes(data.get(..4)?.try_into().ok()?);
         let block_size = u32::from_be_bytes(data.get(4..8)?.try_into().ok()?);
@@ -38,7 +35,7 @@ impl Capacity {
         })
     }
 
-    /// READ CAPACITY (16) data, SBC-3 table 63. Devices of SBC-2 end after 12 bytes; what is missing is zero.
+    /// Parses READ CAPACITY (16) data, SBC-3 table 63. SBC-2 devices end it after 12 bytes; missing bytes are zero.
     pub fn parse_16(data: &[u8]) -> Option<Self> {
         let last = u64::from_be_bytes(data.get(..8)?.try_into().ok()?);
         let block_size = u32::from_be_bytes(data.get(8..12)?.try_into().ok()?);
@@ -54,33 +51,32 @@ impl Capacity {
         })
     }
 
-    /// Physical block size in bytes; `None` if the exponent makes it overflow.
+    /// Physical block size in bytes; `None` on overflow.
     pub fn physical_block_size(&self) -> Option<u32> {
         self.block_size.checked_mul(1 << self.physical_exponent)
     }
 }
 
-/// What REPORT LUNS says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LunList {
-    /// The wire values that arrived, at most [`LUNS_MAX`]; see [`crate::lun::from_wire`].
+    /// The wire values received, at most [`LUNS_MAX`]; see [`crate::lun::from_wire`].
     pub luns: Vec<u64>,
-    /// There are more: ask again with this allocation length.
+    /// The list is longer: repeat the command with this allocation length.
     pub missing_bytes: Option<u32>,
 }
 
 impl LunList {
-    /// REPORT LUNS data, SPC-4 table 272. `None` when not even the header is there.
+    /// Parses REPORT LUNS data, SPC-4 table 272. `None` if the header is truncated.
     pub fn parse(data: &[u8]) -> Option<Self> {
-        let told = u32::from_be_bytes(data.get(..4)?.try_into().ok()?);
+        let length = u32::from_be_bytes(data.get(..4)?.try_into().ok()?);
         let body = data.get(8..)?;
-        let end = body.len().min(told as usize).min(8 * LUNS_MAX);
+        let end = body.len().min(length as usize).min(8 * LUNS_MAX);
         let luns: Vec<u64> = body[..end]
             .chunks_exact(8)
             .map(|lun| lun.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
             .collect();
-        let missing_bytes = (told as usize / 8 > luns.len() && luns.len() < LUNS_MAX)
-            .then(|| told.saturating_add(8).min(8 + 8 * LUNS_MAX as u32));
+        let missing_bytes = (length as usize / 8 > luns.len() && luns.len() < LUNS_MAX)
+            .then(|| length.saturating_add(8).min(8 + 8 * LUNS_MAX as u32));
         Some(Self { luns, missing_bytes })
     }
 }

@@ -1,46 +1,44 @@
-//! Third-party copy for both roles (SPC-4 5.17): the parameter list of EXTENDED COPY (LID1), what RECEIVE COPY
-//! OPERATING PARAMETERS and RECEIVE COPY STATUS (LID1) answer, and how a copy ends early.
+//! Third-party copy for both roles (SPC-4 5.17): the parameter list of EXTENDED COPY (LID1), the data of RECEIVE COPY
+//! OPERATING PARAMETERS and RECEIVE COPY STATUS (LID1), and the failures of a copy.
 //!
-//! Of the CSCD descriptors only the identification descriptor E4h is known, of the segment descriptors only block to
-//! block, 02h. What they name is the caller's to find: a logical unit knows no other.
+//! The only CSCD descriptor supported is identification, E4h; the only segment descriptor is block to block, 02h. The
+//! caller finds the units of a list, because a logical unit has no access to others.
 
 use crate::limits::{COPY_CSCDS_MAX, COPY_LIST_BYTES_MAX, COPY_SEGMENTS_MAX};
 use crate::{Sense, SenseKey};
 
 /// Bytes before the descriptors (SPC-4 table 106).
 pub(crate) const HEADER_BYTES: usize = 16;
-/// An identification CSCD descriptor (SPC-4 table 112).
+/// Bytes of an identification CSCD descriptor (SPC-4 table 112).
 pub(crate) const CSCD_BYTES: usize = 32;
-/// A block to block segment descriptor (SPC-4 table 119).
+/// Bytes of a block to block segment descriptor (SPC-4 table 119).
 pub(crate) const SEGMENT_BYTES: usize = 28;
-/// Descriptor type codes that are understood, as the answers list them: ascending.
+/// Supported descriptor type codes, ascending as in the reports.
 pub(crate) const DESCRIPTORS: [u8; 2] = [BLOCK_TO_BLOCK, IDENTIFICATION];
 
 const BLOCK_TO_BLOCK: u8 = 0x02;
 const IDENTIFICATION: u8 = 0xe4;
-/// Room for a designator in a CSCD descriptor.
+/// Bytes for a designator in a CSCD descriptor.
 const DESIGNATOR_BYTES_MAX: usize = 20;
 const NAA: u8 = 0x03;
 
-/// One end of a copy as the list names it: an identification CSCD descriptor.
+/// One end of a copy: an identification CSCD descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cscd {
-    /// CODE SET.
     pub code_set: u8,
     /// ASSOCIATION (bits 5, 4) and DESIGNATOR TYPE, as in VPD page 83h.
     pub kind: u8,
     /// DESIGNATOR, at most 20 bytes.
     pub designator: Vec<u8>,
-    /// PERIPHERAL DEVICE TYPE.
     pub device_type: u8,
-    /// NUL: no device at all.
+    /// NUL: the null device.
     pub null: bool,
     /// DISK BLOCK LENGTH in bytes.
     pub block_bytes: u32,
 }
 
 impl Cscd {
-    /// The logical unit with this NAA designator; `None` if it has not 8 or 16 bytes.
+    /// A logical unit by its NAA designator; `None` unless that has 8 or 16 bytes.
     pub fn naa(designator: &[u8], block_bytes: u32) -> Option<Self> {
         let fits = matches!(designator.len(), 8 | 16) && block_bytes < 1 << 24;
         let designator = fits.then(|| designator.to_vec())?;
@@ -57,20 +55,16 @@ impl Cscd {
     }
 }
 
-/// A block to block segment: a run of blocks and where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// SOURCE CSCD DESCRIPTOR ID: which of the list's descriptors.
+    /// SOURCE CSCD DESCRIPTOR ID: index into the list's CSCD descriptors.
     pub source: u16,
-    /// DESTINATION CSCD DESCRIPTOR ID.
+    /// DESTINATION CSCD DESCRIPTOR ID: index into the list's CSCD descriptors.
     pub destination: u16,
-    /// DC: `blocks` are the destination's.
+    /// DC: `blocks` counts blocks of the destination.
     pub destination_count: bool,
-    /// BLOCK DEVICE NUMBER OF BLOCKS.
     pub blocks: u16,
-    /// First block of the source.
     pub source_lba: u64,
-    /// First block of the destination.
     pub destination_lba: u64,
 }
 
@@ -87,19 +81,17 @@ impl Segment {
     }
 }
 
-/// A parameter list of EXTENDED COPY (LID1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyList {
-    /// LIST IDENTIFIER; `None` if the copy is not to be asked about (LIST ID USAGE 11b).
+    /// LIST IDENTIFIER; `None` if the status of the copy will not be queried (LIST ID USAGE 11b).
     pub list_id: Option<u8>,
-    /// The CSCD descriptors.
     pub cscds: Vec<Cscd>,
-    /// The segment descriptors, in order.
+    /// The segment descriptors, in order of execution.
     pub segments: Vec<Segment>,
 }
 
 impl CopyList {
-    /// The bytes of the list; what is known of the copy is not to be kept for long (LIST ID USAGE 10b).
+    /// Emits the list with LIST ID USAGE 10b (or 11b): the target need not keep the result of the copy.
     pub fn emit(&self) -> Vec<u8> {
         let usage = if self.list_id.is_some() { 0b10 } else { 0b11 };
         let mut list = vec![self.list_id.unwrap_or(0), usage << 3];
@@ -113,7 +105,7 @@ impl CopyList {
         list
     }
 
-    /// Reads a list from a host (SPC-4 6.4.3). The sense data is what the command ends with.
+    /// Parses the list of a host (SPC-4 6.4.3). On error the command ends with the sense data returned.
     pub(crate) fn parse(list: &[u8]) -> Result<Self, Sense> {
         let header = list.get(..HEADER_BYTES).ok_or(Sense::LIST_LENGTH)?;
         let list_id = match (header[1] >> 3 & 0x03, header[0]) {
@@ -156,7 +148,7 @@ fn parse_cscds(bytes: &[u8]) -> Result<Vec<Cscd>, Sense> {
         else {
             return Err(Sense::LIST_LENGTH);
         };
-        // LU ID TYPE 00b: a designator is all that is understood here.
+        // Only LU ID TYPE 00b is supported: the unit is identified by its designator alone.
         if raw[1] >> 6 != 0 {
             return Err(Sense::field_in_list(at as u16 + 1, Some(7)));
         }
@@ -175,7 +167,7 @@ fn parse_cscds(bytes: &[u8]) -> Result<Vec<Cscd>, Sense> {
     Ok(cscds)
 }
 
-/// `at` is where the segment descriptors begin in the list.
+/// `at` is the offset of the segment descriptors in the list.
 fn parse_segments(bytes: &[u8], at: usize) -> Result<Vec<Segment>, Sense> {
     let mut segments = Vec::new();
     for (index, raw) in bytes.chunks(SEGMENT_BYTES).enumerate() {
@@ -204,37 +196,35 @@ fn parse_segments(bytes: &[u8], at: usize) -> Result<Vec<Segment>, Sense> {
     Ok(segments)
 }
 
-/// ILLEGAL REQUEST 26h with this qualifier, pointing at a byte of the list.
+/// ILLEGAL REQUEST 26h with this qualifier and a field pointer to `byte` of the list.
 fn in_list(ascq: u8, byte: usize) -> Sense {
     Sense { ascq, ..Sense::field_in_list(byte as u16, None) }
 }
 
-/// Why a copy ended before its last segment. Nothing says how far it came: what the segments name as destination is
-/// undefined from the first one on.
+/// Why a copy ended early. The contents of all destinations are undefined from the first segment on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyFailure {
-    /// The segment that failed, counted from zero.
+    /// Index of the failed segment, from zero.
     pub segment: u16,
-    /// Why.
     pub fault: CopyFault,
 }
 
-/// What went wrong in a segment (SPC-4 6.4.4): sense key COPY ABORTED but for the last two.
+/// Failure of a segment (SPC-4 6.4.4); the sense key is COPY ABORTED except for the last two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyFault {
-    /// It refers to no descriptor of the list, or to the null device: 08h/04h UNREACHABLE COPY TARGET.
+    /// An index refers to no descriptor of the list, or to the null device: 08h/04h UNREACHABLE COPY TARGET.
     NoDescriptor,
-    /// The descriptor names nothing that this I_T nexus reaches: 0Dh/02h COPY TARGET DEVICE NOT REACHABLE.
+    /// The descriptor identifies no unit that this I_T nexus can access: 0Dh/02h COPY TARGET DEVICE NOT REACHABLE.
     NotReachable,
-    /// What is there is no disk: 0Dh/03h INCORRECT COPY TARGET DEVICE TYPE.
+    /// The unit is no direct access block device: 0Dh/03h INCORRECT COPY TARGET DEVICE TYPE.
     DeviceType,
-    /// Its bytes are no whole blocks of the other end: 26h/0Ah UNEXPECTED INEXACT SEGMENT.
+    /// The bytes are no whole blocks of the other end: 26h/0Ah UNEXPECTED INEXACT SEGMENT.
     Inexact,
-    /// A command to that end would be, or was, refused: 0Dh/01h THIRD PARTY DEVICE FAILURE.
+    /// A command to the unit was, or would be, refused: 0Dh/01h THIRD PARTY DEVICE FAILURE.
     Device,
-    /// DISK BLOCK LENGTH is not what the logical unit has: ILLEGAL REQUEST 26h/00h.
+    /// DISK BLOCK LENGTH differs from that of the logical unit: ILLEGAL REQUEST 26h/00h.
     BlockLength,
-    /// Given up: ABORTED COMMAND 00h/00h.
+    /// The copy was aborted: ABORTED COMMAND 00h/00h.
     Aborted,
 }
 
@@ -254,23 +244,20 @@ impl CopyFailure {
     }
 }
 
-/// What RECEIVE COPY OPERATING PARAMETERS says (SPC-4 6.24.4), as far as a block to block copy needs it.
+/// RECEIVE COPY OPERATING PARAMETERS data (SPC-4 6.24.4): the fields that a block to block copy needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyParameters {
-    /// MAXIMUM CSCD DESCRIPTOR COUNT.
     pub cscds_max: u16,
-    /// MAXIMUM SEGMENT DESCRIPTOR COUNT.
     pub segments_max: u16,
     /// MAXIMUM DESCRIPTOR LIST LENGTH in bytes.
     pub list_bytes_max: u32,
-    /// MAXIMUM SEGMENT LENGTH in bytes; 0: no limit.
+    /// MAXIMUM SEGMENT LENGTH in bytes; 0 means no limit.
     pub segment_bytes_max: u32,
-    /// Type codes of the descriptors it understands.
+    /// IMPLEMENTED DESCRIPTOR LIST: supported type codes.
     pub descriptors: Vec<u8>,
 }
 
 impl CopyParameters {
-    /// Reads the data; `None` when it is cut.
     pub fn parse(data: &[u8]) -> Option<Self> {
         let count = usize::from(*data.get(43)?);
         Some(Self {
@@ -282,12 +269,12 @@ impl CopyParameters {
         })
     }
 
-    /// Whether it copies from block device to block device by designator.
+    /// Whether copies between block devices by designator are supported.
     pub fn copies_blocks(&self) -> bool {
         DESCRIPTORS.iter().all(|code| self.descriptors.contains(code))
     }
 
-    /// Block to block segments that one list with `cscds` descriptors of ends may have.
+    /// Most block to block segments of one list with `cscds` CSCD descriptors.
     pub fn segments_of_list(&self, cscds: usize) -> usize {
         let left = (self.list_bytes_max as usize).saturating_sub(cscds * CSCD_BYTES);
         (left / SEGMENT_BYTES).min(self.segments_max.into())
@@ -350,14 +337,14 @@ mod tests {
         assert_eq!(bytes[60..], [1, 2, 3, 4, 5, 6, 7, 8, 255, 255, 255, 255, 255, 255, 255, 255]);
     }
 
-    /// SPC-4 6.4.3 and 6.4.5: what is wrong with a list, by its sense code and the byte that it points at.
+    /// SPC-4 6.4.3 and 6.4.5: each defect of a list, with its sense code and field pointer.
     #[test]
     fn list_hostile() {
         type Spoil = fn(&mut Vec<u8>);
         /// ASC, ASCQ and field pointer.
-        type Told = (u8, u8, Option<u16>);
-        const LENGTH: Told = (0x1a, 0x00, None);
-        let vectors: [(&str, Spoil, Told); 17] = [
+        type Codes = (u8, u8, Option<u16>);
+        const LENGTH: Codes = (0x1a, 0x00, None);
+        let vectors: [(&str, Spoil, Codes); 17] = [
             ("empty", |list| list.clear(), LENGTH),
             ("header_truncated", |list| list.truncate(15), LENGTH),
             ("cscd_truncated", |list| list.truncate(16 + 31), LENGTH),
@@ -396,7 +383,7 @@ mod tests {
         };
         assert_eq!(codes(list(COPY_CSCDS_MAX + 1, 1)), Err((0x26, 0x06)));
         assert_eq!(codes(list(1, COPY_SEGMENTS_MAX + 1)), Err((0x26, 0x08)));
-        // Longer than MAXIMUM DESCRIPTOR LIST LENGTH, and nothing else is looked at.
+        // Above MAXIMUM DESCRIPTOR LIST LENGTH, no other check is made.
         assert_eq!(codes(list(COPY_CSCDS_MAX + 1, COPY_SEGMENTS_MAX + 1)), Err((0x1a, 0x00)));
         assert_eq!(codes(list(COPY_CSCDS_MAX, COPY_SEGMENTS_MAX)), Ok(()));
     }

@@ -1,28 +1,25 @@
-//! Reading INQUIRY data: the standard data and the vital product data pages an initiator wants to know.
+//! Parsers of INQUIRY data: the standard data and the vital product data (VPD) pages that an initiator needs.
 //!
-//! All of it comes from a device nobody vouches for. A page that is not the one asked for or that is cut
-//! before its meaning is `None`; text comes out printable.
+//! The data comes from an untrusted device. A page other than the requested one, or one truncated before its meaningful
+//! fields, is `None`; text is made printable.
 
 use crate::text;
 
 /// Standard INQUIRY data (SPC-4 table 175).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standard {
-    /// PERIPHERAL QUALIFIER: 0 connected, 1 could be, 3 can not be.
+    /// PERIPHERAL QUALIFIER: 0 connected, 1 not connected, 3 not supported.
     pub qualifier: u8,
     /// PERIPHERAL DEVICE TYPE: 00h direct access block device, 1Fh unknown.
     pub device_type: u8,
-    /// RMB: the medium can be removed.
     pub removable: bool,
     /// VERSION: 5 SPC-3, 6 SPC-4, 7 SPC-5.
     pub version: u8,
-    /// PROTECT: can be formatted with protection information.
     pub protect: bool,
     /// TPGS: 0 no asymmetric access, 1 implicit, 2 explicit, 3 both.
     pub target_port_groups: u8,
     /// 3PC: third-party copy commands.
     pub third_party_copy: bool,
-    /// CMDQUE.
     pub queueing: bool,
     vendor: String,
     product: String,
@@ -30,7 +27,7 @@ pub struct Standard {
 }
 
 impl Standard {
-    /// Reads the data; at least the 36 bytes up to the revision must be there.
+    /// Parses the data; `None` below the 36 bytes up to the revision.
     pub fn parse(data: &[u8]) -> Option<Self> {
         let data = data.get(..36)?;
         Some(Self {
@@ -48,7 +45,7 @@ impl Standard {
         })
     }
 
-    /// A direct access block device is there.
+    /// Whether the unit is a connected direct access block device.
     pub fn is_disk(&self) -> bool {
         self.qualifier == 0 && self.device_type == 0
     }
@@ -69,14 +66,12 @@ impl Standard {
     }
 }
 
-/// The body of a VPD page: what follows its header, cut to the shorter of PAGE LENGTH and what arrived. `None`
-/// if this is another page.
+/// The body of a VPD page after its header, up to PAGE LENGTH or the end of the data. `None` for another page.
 pub fn vpd(page: u8, data: &[u8]) -> Option<&[u8]> {
     let &[_, code, high, low, ref body @ ..] = data else { return None };
     (code == page).then(|| &body[..body.len().min(u16::from_be_bytes([high, low]).into())])
 }
 
-/// Supported VPD pages, 00h.
 pub fn supported_pages(data: &[u8]) -> Option<&[u8]> {
     vpd(0x00, data)
 }
@@ -86,56 +81,46 @@ pub fn serial(data: &[u8]) -> Option<String> {
     vpd(0x80, data).map(text::parse)
 }
 
-/// What a designator names (ASSOCIATION).
+/// ASSOCIATION: the entity that a designator identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Association {
-    /// The logical unit.
     Unit,
-    /// The target port the command came in by.
+    /// The target port that received the command.
     Port,
-    /// The SCSI target device.
     Device,
 }
 
 /// A designator of the device identification page, 83h (SPC-4 7.8.6).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Designator {
-    /// What it names.
     pub association: Association,
-    /// The name.
     pub id: DesignatorId,
 }
 
-/// The names of SPC-4 table 462.
+/// The designator types of SPC-4 table 462.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DesignatorId {
-    /// T10 vendor ID and what the vendor put behind it, printable.
+    /// T10 vendor ID and a vendor-specific identifier, printable.
     T10 {
-        /// VENDOR IDENTIFICATION.
         vendor: String,
-        /// VENDOR SPECIFIC IDENTIFIER.
         id: String,
     },
     /// EUI-64, 8, 12 or 16 bytes.
     Eui64(Vec<u8>),
     /// NAA: 8 bytes, or 16 for NAA 6h.
     Naa(Vec<u8>),
-    /// Relative target port identifier.
     RelativePort(u16),
-    /// Target port group.
     PortGroup(u16),
     /// SCSI name string, printable.
     Name(String),
-    /// Another type, or one whose length or code set is wrong.
+    /// Another type, or one of wrong length or code set.
     Other {
-        /// DESIGNATOR TYPE.
         kind: u8,
-        /// DESIGNATOR.
         bytes: Vec<u8>,
     },
 }
 
-/// The device identification page, 83h. A designator that is cut ends the list.
+/// Parses the device identification page, 83h. A truncated designator ends the list.
 pub fn designators(data: &[u8]) -> Option<Vec<Designator>> {
     let mut rest = vpd(0x83, data)?;
     let mut list = Vec::new();
@@ -167,12 +152,12 @@ pub fn designators(data: &[u8]) -> Option<Vec<Designator>> {
     Some(list)
 }
 
-/// The Block Limits page, B0h (SBC-3 6.5.3). Zero means "no limit told" unless said otherwise.
+/// The Block Limits page, B0h (SBC-3 6.5.3). Zero means "no limit reported" unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockLimits {
-    /// WSNZ: WRITE SAME of zero blocks is refused.
+    /// WSNZ: WRITE SAME of zero blocks is rejected.
     pub write_same_non_zero: bool,
-    /// MAXIMUM COMPARE AND WRITE LENGTH in blocks; 0: COMPARE AND WRITE is not there.
+    /// MAXIMUM COMPARE AND WRITE LENGTH in blocks; 0: COMPARE AND WRITE is not supported.
     pub compare_and_write_max_blocks: u8,
     /// OPTIMAL TRANSFER LENGTH GRANULARITY in blocks.
     pub granularity_blocks: u16,
@@ -180,9 +165,9 @@ pub struct BlockLimits {
     pub transfer_max_blocks: u32,
     /// OPTIMAL TRANSFER LENGTH in blocks.
     pub transfer_optimal_blocks: u32,
-    /// MAXIMUM UNMAP LBA COUNT; 0: UNMAP is not there, FFFFFFFFh: no limit.
+    /// MAXIMUM UNMAP LBA COUNT; 0: UNMAP is not supported, FFFFFFFFh: no limit.
     pub unmap_max_blocks: u32,
-    /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT; 0: UNMAP is not there, FFFFFFFFh: no limit.
+    /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT; 0: UNMAP is not supported, FFFFFFFFh: no limit.
     pub unmap_max_descriptors: u32,
     /// OPTIMAL UNMAP GRANULARITY in blocks.
     pub unmap_granularity_blocks: u32,
@@ -193,13 +178,13 @@ pub struct BlockLimits {
 }
 
 impl BlockLimits {
-    /// Reads the page. SBC-2 ends it after 0Ch bytes; what is missing is zero.
+    /// Parses the page. SBC-2 ends it after 0Ch bytes; missing bytes are zero.
     pub fn parse(data: &[u8]) -> Option<Self> {
         let arrived = vpd(0xb0, data).filter(|body| body.len() >= 0x0c)?;
         let mut page = [0; 0x3c];
         let length = arrived.len().min(page.len());
         page[..length].copy_from_slice(&arrived[..length]);
-        // Offsets count from the start of the page, with its header.
+        // Offsets count from the start of the page, header included.
         let word = |at: usize| u32::from_be_bytes([page[at - 4], page[at - 3], page[at - 2], page[at - 1]]);
         Some(Self {
             write_same_non_zero: page[0] & 0x01 != 0,
@@ -219,12 +204,11 @@ impl BlockLimits {
 /// The Block Device Characteristics page, B1h (SBC-3 6.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Characteristics {
-    /// MEDIUM ROTATION RATE: 0 not told, 1 does not rotate, else per minute.
+    /// MEDIUM ROTATION RATE: 0 not reported, 1 non-rotating, otherwise rotations per minute.
     pub rotation_rate: u16,
 }
 
 impl Characteristics {
-    /// Reads the page.
     pub fn parse(data: &[u8]) -> Option<Self> {
         let &[high, low, ..] = vpd(0xb1, data)? else { return None };
         Some(Self { rotation_rate: u16::from_be_bytes([high, low]) })
@@ -234,22 +218,21 @@ impl Characteristics {
 /// The Logical Block Provisioning page, B2h (SBC-3 6.5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Provisioning {
-    /// LBPU: UNMAP works.
+    /// LBPU: UNMAP is supported.
     pub unmap: bool,
-    /// LBPWS: WRITE SAME (16) with UNMAP works.
+    /// LBPWS: WRITE SAME (16) with UNMAP is supported.
     pub write_same_16: bool,
-    /// LBPWS10: WRITE SAME (10) with UNMAP works.
+    /// LBPWS10: WRITE SAME (10) with UNMAP is supported.
     pub write_same_10: bool,
     /// LBPRZ 001b: unmapped blocks read as zeros.
     pub reads_zero: bool,
-    /// ANC_SUP: blocks can be anchored.
+    /// ANC_SUP: anchored blocks are supported.
     pub anchor: bool,
-    /// PROVISIONING TYPE: 0 not told, 1 resource, 2 thin.
+    /// PROVISIONING TYPE: 0 not reported, 1 resource, 2 thin.
     pub kind: u8,
 }
 
 impl Provisioning {
-    /// Reads the page.
     pub fn parse(data: &[u8]) -> Option<Self> {
         let &[_, flags, kind, ..] = vpd(0xb2, data)? else { return None };
         Some(Self {

@@ -1,18 +1,16 @@
-//! SCSI without I/O: the device server of one logical unit, and the words both roles speak.
+//! SCSI without I/O: the device server of one logical unit, and the formats that both roles share.
 //!
-//! [`LogicalUnit`] is a machine. A command descriptor block goes in; out comes either a finished [`Outcome`]
-//! (status, sense, data-in), a wish for a parameter list ([`Step::Collect`]) or one piece of work for the
-//! storage ([`Step::Media`]) whose result is handed back through [`LogicalUnit::finish`]
-//! ([`LogicalUnit::lba_status`] where the result is more than success). It never touches
-//! payload, never waits, and knows neither sockets nor clocks.
+//! [`LogicalUnit`] is a machine. In: a command descriptor block (CDB). Out: a finished [`Outcome`], a request for a
+//! parameter list ([`Step::Collect`]), one storage operation ([`Step::Media`]) whose result the caller passes to
+//! [`LogicalUnit::finish`] or [`LogicalUnit::lba_status`], or a copy ([`Step::Copy`]). It never waits or reads payload.
 //!
-//! [`cdb`] builds and explains command descriptor blocks, [`inquiry`], [`capacity`] and [`mode`] read what
-//! a device answers, and [`Sense`] goes both ways. Everything that parses takes bytes from a peer nobody
-//! vouches for: lengths are checked, nothing panics, strings come out printable.
+//! [`cdb`] builds and describes CDBs; [`inquiry`], [`capacity`] and [`mode`] parse the data that a device returns;
+//! [`Sense`] is both emitted and parsed. All parsed bytes come from untrusted peers: lengths are checked, no input
+//! causes a panic, strings are made printable.
 //!
-//! Read first: SAM-5 clause 5 (command model, unit attentions), SPC-4 clause 6, SBC-3 clause 5. The claimed
-//! versions are SPC-4 and SBC-3; where SPC-5 or SBC-4 said it better the clause is named. See
-//! `docs/internals/scsi.md` for the order of checks and the decisions.
+//! Read first: SAM-5 clause 5 (command model, unit attentions), SPC-4 clause 6, SBC-3 clause 5. The claimed versions
+//! are SPC-4 and SBC-3; where SPC-5 or SBC-4 is clearer its clause is cited. `docs/internals/scsi.md` has the order of
+//! checks and the decisions.
 #![forbid(unsafe_code)]
 
 pub mod capacity;

@@ -1,12 +1,12 @@
-//! Logical unit numbers on the wire (SAM-5 4.7), and what a LUN without logical unit answers.
+//! Logical unit numbers on the wire (SAM-5 4.7), and the response for a LUN without logical unit.
 
 use crate::cdb::opcode;
 use crate::{Outcome, Sense};
 
-/// Largest number flat space addressing can carry.
+/// Largest number in flat space addressing.
 pub const NUMBER_MAX: u16 = 0x3fff;
 
-/// The 8-byte wire value of a number, as a big-endian integer: peripheral device addressing below 256 (as every
+/// The 8-byte wire value of a number, as a big-endian integer: peripheral device addressing below 256 (which every
 /// initiator expects), flat space addressing up to [`NUMBER_MAX`]; `None` beyond.
 pub const fn to_wire(number: u16) -> Option<u64> {
     match number {
@@ -16,23 +16,23 @@ pub const fn to_wire(number: u16) -> Option<u64> {
     }
 }
 
-/// The number of a wire value; `None` for deeper levels, other buses, well-known units and extended addressing.
-/// Flat space addressing of a number below 256 names the same unit (SAM-5 4.7.2).
+/// The number of a wire value; `None` for deeper levels, other buses, well-known units and extended addressing. Flat
+/// space addressing of a number below 256 addresses the same unit (SAM-5 4.7.2).
 pub const fn from_wire(wire: u64) -> Option<u16> {
     if wire & 0x0000_ffff_ffff_ffff != 0 {
         return None;
     }
     let first = (wire >> 48) as u16;
     match first >> 14 {
-        // 00b with a BUS IDENTIFIER other than zero would address a lower level.
+        // 00b with a non-zero BUS IDENTIFIER addresses a lower level.
         0b00 if first <= 0xff => Some(first),
         0b01 => Some(first & NUMBER_MAX),
         _ => None,
     }
 }
 
-/// Answers a command that names a LUN without logical unit (SPC-4 4.3.5.4.. "incorrect logical unit selection",
-/// SAM-5 5.11): INQUIRY says so, REPORT LUNS and REQUEST SENSE work, everything else is 05h 25h/00h.
+/// Executes a command for a LUN without logical unit (SPC-4 4.3.5.4.. "incorrect logical unit selection", SAM-5 5.11):
+/// INQUIRY reports it, REPORT LUNS and REQUEST SENSE work, every other command ends with 05h 25h/00h.
 pub fn no_unit(cdb: &[u8], inventory: &[u64]) -> Outcome {
     match cdb.first() {
         Some(&opcode::INQUIRY) => crate::unit::inquiry_without_unit(cdb),

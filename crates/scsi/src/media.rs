@@ -1,110 +1,101 @@
-//! The work a command asks of the storage, and how that work can fail.
+//! Operations that commands request from the storage, and their failures.
 
-/// A run of logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Range {
-    /// First logical block.
     pub lba: u64,
-    /// How many.
     pub blocks: u64,
 }
 
-/// One piece of work for the storage. Checked against capacity, limits and write protection: its blocks exist.
-///
-/// `blocks` may be zero (READ and WRITE of nothing are legal); the work is then done at once.
+/// One operation for the storage, already checked against capacity, limits and write protection: its blocks exist.
+/// `blocks` may be zero (READ and WRITE of zero blocks are legal); the operation then succeeds without I/O.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Media {
-    /// What to do.
     pub op: MediaOp,
     /// First logical block; 0 for UNMAP.
     pub lba: u64,
-    /// How many logical blocks; for UNMAP the sum over its ranges.
+    /// Number of logical blocks; for UNMAP the sum over its ranges.
     pub blocks: u64,
-    /// DISABLE PAGE OUT: a hint that the blocks will not be wanted again soon.
+    /// DISABLE PAGE OUT: a hint that the blocks will not be accessed again soon.
     pub dpo: bool,
     pub(crate) then: Then,
 }
 
-/// What [`crate::LogicalUnit::finish`] does after success.
+/// Action of [`crate::LogicalUnit::finish`] after success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     Nothing,
     Eject,
-    /// Cuts the data it makes to this allocation length, in bytes.
+    /// Truncates the data-in to this allocation length, in bytes.
     Cut {
         allocation: u32,
     },
 }
 
-/// The kinds of work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MediaOp {
-    /// Medium to data-in.
+    /// Reads the medium into data-in.
     Read {
-        /// FUA: what is returned must be on the medium; a volatile cache writes its copy of the blocks first.
+        /// FUA: the returned blocks must be on the medium; a volatile cache writes its copy of them first.
         fua: bool,
     },
-    /// Data-out to medium.
+    /// Writes data-out to the medium.
     Write {
-        /// FUA, or WCE is zero: on the medium (allocation included) before [`finish`](crate::LogicalUnit::finish).
+        /// FUA is set, or WCE is zero: the data (and its allocation) must be on the medium before
+        /// [`finish`](crate::LogicalUnit::finish).
         durable: bool,
     },
-    /// The blocks must be readable and, if asked, equal to data-out.
-    Verify {
-        /// BYTCHK.
-        compare: Compare,
-    },
-    /// Data-out to medium, always durable, then as `Verify`.
+    /// Checks that the blocks are readable and, depending on `compare`, equal to data-out.
+    Verify { compare: Compare },
+    /// Writes data-out to the medium, always durably, then acts as `Verify`.
     WriteVerify {
         /// BYTCHK. [`Compare::One`] does not occur.
         compare: Compare,
     },
-    /// Everything written before goes to the medium. The range may be widened to the whole unit.
+    /// Makes all earlier writes durable. The storage may widen the range to the whole unit.
     Flush,
-    /// Deallocate. Afterwards the blocks read as zeros (LBPRZ), so zero what can not be deallocated.
+    /// Deallocates. The blocks then read as zeros (LBPRZ), so the storage writes zeros where it cannot deallocate.
     Unmap {
-        /// Never overlapping the end of the unit; may overlap each other; none is empty.
+        /// Within the unit, none empty; they may overlap each other.
         ranges: Vec<Range>,
-        /// WCE is zero: not only in a volatile cache before the command ends.
+        /// WCE is zero: the effect must be durable before the command ends.
         durable: bool,
     },
-    /// One block of data-out, or zeros, to every block of the range.
+    /// Writes one block of data-out, or zeros, to every block of the range.
     WriteSame {
-        /// The initiator likes the blocks deallocated. Allowed only if the block written is all zeros
-        /// (LBPRZ is one, SBC-3 5.44.3 table 110); otherwise write the block.
+        /// The initiator prefers deallocation. It is allowed only if the block is all zeros (LBPRZ is one, SBC-3 5.44.3
+        /// table 110); otherwise the block is written.
         unmap: bool,
-        /// NDOB: there is no data-out, the block is zeros.
+        /// NDOB: no data-out, the block is zeros.
         zero: bool,
-        /// WCE is zero.
+        /// WCE is zero: the effect must be durable before the command ends.
         durable: bool,
     },
-    /// Which blocks of the range are mapped. Ends with [`lba_status`](crate::LogicalUnit::lba_status); `finish`
-    /// with success says that the storage does not know. Nothing travels from or to the medium, the answer is
-    /// the outcome's data. Only thin units ask.
+    /// Reports which blocks of the range are mapped. Ends with [`lba_status`](crate::LogicalUnit::lba_status); `finish`
+    /// with success reports an unknown state. Nothing is read or written; the data-in comes from the outcome. Only thin
+    /// units issue it.
     LbaStatus {
-        /// More extents than this are not wanted, neighbours of the same state counted as one. At least 1.
+        /// Most extents to report, adjacent ones of the same state counted as one. At least 1.
         descriptors_max: u32,
     },
 }
 
-/// A run of blocks in the same state, see [`MediaOp::LbaStatus`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LbaExtent {
-    /// How many logical blocks; an empty extent is passed over.
+    /// Number of logical blocks; an empty extent is ignored.
     pub blocks: u64,
-    /// The storage has, or may have, something for these blocks. If not they read as zeros (LBPRZ).
+    /// The storage has, or may have, data for these blocks. Otherwise they read as zeros (LBPRZ).
     pub mapped: bool,
 }
 
 /// BYTCHK of VERIFY and WRITE AND VERIFY (SBC-3 5.33 table 96).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compare {
-    /// 00b: only readable. Nothing travels for the comparison.
+    /// 00b: only readability; no data-out.
     None,
-    /// 01b: every block with its block of data-out.
+    /// 01b: every block against its own block of data-out.
     Each,
-    /// 11b: every block with the one block of data-out.
+    /// 11b: every block against the same single block of data-out.
     One,
 }
 
@@ -113,7 +104,6 @@ impl Media {
         Self { op, lba, blocks, dpo: false, then: Then::Nothing }
     }
 
-    /// Bytes that travel to the initiator when all goes well.
     pub const fn data_in_bytes(&self, block_size: u32) -> u64 {
         match self.op {
             MediaOp::Read { .. } => self.blocks * block_size as u64,
@@ -121,8 +111,8 @@ impl Media {
         }
     }
 
-    /// Bytes the command takes from the initiator. For VERIFY with BYTCHK 00b that is zero, even where an
-    /// initiator offers data: whatever it sends is a residual.
+    /// Bytes of data-out that the command uses. Zero for VERIFY with BYTCHK 00b, even if the initiator offers data:
+    /// that is a residual.
     pub const fn data_out_bytes(&self, block_size: u32) -> u64 {
         let block = block_size as u64;
         match self.op {
@@ -134,13 +124,13 @@ impl Media {
         }
     }
 
-    /// Whether a data-out buffer of `offered` bytes can serve. If not, nothing is transferred and the command ends with
-    /// [`LogicalUnit::misfit`](crate::LogicalUnit::misfit).
+    /// Whether the command can use a data-out buffer of `offered` bytes. If not, nothing is transferred and the command
+    /// ends with [`LogicalUnit::misfit`](crate::LogicalUnit::misfit).
     ///
-    /// A buffer that is longer than needed serves where its first bytes are the data; what is beyond is a residual. One
-    /// that is shorter serves a write in whole blocks: those are written, the rest is a residual. Half a block is not
-    /// written, a comparison needs all of its data, and a pattern cannot be half there: WRITE SAME needs exactly one
-    /// block, or nothing at all together with UNMAP, which then means zeros (as libiscsi and old Linux send it).
+    /// A longer buffer is usable if the data is at its start; the excess is a residual. A shorter one is usable by a
+    /// write in whole blocks: those are written, the rest is a residual. A partial block is not written. A comparison
+    /// needs all of its data. WRITE SAME needs exactly one block, or with UNMAP zero bytes, which mean zeros (libiscsi
+    /// and old Linux send that).
     pub const fn accepts_data_out(&self, offered: u64, block_size: u32) -> bool {
         let (block, needed) = (block_size as u64, self.data_out_bytes(block_size));
         match self.op {
@@ -154,7 +144,6 @@ impl Media {
         }
     }
 
-    /// Whether the blocks may differ afterwards.
     pub const fn writes(&self) -> bool {
         match self.op {
             MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::Flush | MediaOp::LbaStatus { .. } => {
@@ -167,7 +156,7 @@ impl Media {
         }
     }
 
-    /// Whether success promises that the effect survives a power cut.
+    /// Whether success guarantees that the effect survives a power failure.
     pub const fn durable(&self) -> bool {
         match self.op {
             MediaOp::Write { durable }
@@ -179,39 +168,39 @@ impl Media {
     }
 }
 
-/// Why the storage could not do it. [`crate::LogicalUnit::finish`] turns it into sense data.
+/// Why the storage failed. [`crate::LogicalUnit::finish`] converts it to sense data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaError {
-    /// The blocks can not be read (03h 11h/00h) or written (03h 0Ch/00h).
+    /// The blocks cannot be read (03h 11h/00h) or written (03h 0Ch/00h).
     Medium,
-    /// No room to allocate: DATA PROTECT 27h/07h SPACE ALLOCATION FAILED WRITE PROTECT. A cluster stops here
-    /// and can go on when room has been made.
+    /// No space to allocate: DATA PROTECT 27h/07h SPACE ALLOCATION FAILED WRITE PROTECT. On it a cluster suspends and
+    /// can resume once space was freed.
     NoSpace,
     /// The storage became read-only: DATA PROTECT 27h/00h.
     ReadOnly,
-    /// The storage shrank behind our back: ILLEGAL REQUEST 21h/00h.
+    /// The storage shrank: ILLEGAL REQUEST 21h/00h.
     OutOfRange,
     /// Data-out differs from the medium: MISCOMPARE 1Dh/00h.
     Miscompare {
-        /// Offset in data-out of the first byte that differs; for BYTCHK 11b in the verified range.
+        /// Offset in data-out of the first differing byte; for BYTCHK 11b in the verified range.
         offset: u64,
     },
-    /// Given up half-way; the initiator should try again: ABORTED COMMAND 00h/00h.
+    /// Abandoned before completion, to be retried by the initiator: ABORTED COMMAND 00h/00h.
     Aborted,
-    /// The storage can not be reached now: NOT READY 04h/xxh.
+    /// The storage is temporarily unreachable: NOT READY 04h/xxh.
     NotReady {
         /// 00h cause not reportable, 01h becoming ready, 02h initializing command required, 03h manual
         /// intervention required.
         ascq: u8,
     },
-    /// Neither medium nor initiator is to blame: HARDWARE ERROR 44h/00h INTERNAL TARGET FAILURE.
+    /// Fault of neither medium nor initiator: HARDWARE ERROR 44h/00h INTERNAL TARGET FAILURE.
     Hardware,
-    /// Data that had been accepted did not reach the medium: MEDIUM ERROR 0Ch/00h, for this command and for
-    /// every later one that needs the medium, until [`crate::LogicalUnit::reopened`]. Nothing is retried
-    /// into success.
+    /// Accepted data did not reach the medium: MEDIUM ERROR 0Ch/00h, for this command and every later one that needs
+    /// the medium, until [`crate::LogicalUnit::reopened`]. A retried flush is not trusted: it could succeed without the
+    /// lost data.
     FlushFailed,
-    /// The storage may have lost what it held in a volatile cache, as when its power failed: MEDIUM ERROR 0Ch/00h for
-    /// this command, and once for the next flush of every other nexus. The storage goes on; what is written again
-    /// and flushed is safe.
+    /// The storage may have lost its volatile cache, for example by a power failure: MEDIUM ERROR 0Ch/00h for this
+    /// command, and once for the next flush of every other nexus. The storage stays in use; data written again and
+    /// flushed is safe.
     CacheLost,
 }

@@ -1,32 +1,31 @@
-//! Reading MODE SENSE data.
+//! Parser of MODE SENSE data.
 
-/// MODE SENSE data: the header, and the pages behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModeData<'a> {
-    /// WP of the DEVICE-SPECIFIC PARAMETER: writes are refused.
+    /// WP of the DEVICE-SPECIFIC PARAMETER: writes are rejected.
     pub write_protected: bool,
-    /// DPOFUA: DPO and FUA are obeyed.
+    /// DPOFUA: the DPO and FUA bits are supported.
     pub dpo_fua: bool,
     pages: &'a [u8],
 }
 
-/// The Caching page (SBC-3 6.4.5), as far as copying cares.
+/// The fields of the Caching page (SBC-3 6.4.5) that matter for copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caching {
-    /// WCE: a write may end in a volatile cache.
+    /// WCE: a write may complete in a volatile cache.
     pub write_cache: bool,
-    /// RCD: reads do not come from a cache.
+    /// RCD: reads bypass the cache.
     pub read_cache_disabled: bool,
 }
 
 impl<'a> ModeData<'a> {
-    /// MODE SENSE (6) data, SPC-4 table 468.
+    /// Parses MODE SENSE (6) data, SPC-4 table 468.
     pub fn parse_6(data: &'a [u8]) -> Option<Self> {
         let &[length, _, specific, descriptors, ..] = data else { return None };
         Self::new(data, usize::from(length) + 1, specific, 4 + usize::from(descriptors))
     }
 
-    /// MODE SENSE (10) data, SPC-4 table 469.
+    /// Parses MODE SENSE (10) data, SPC-4 table 469.
     pub fn parse_10(data: &'a [u8]) -> Option<Self> {
         let &[high, low, _, specific, _, _, descriptors_high, descriptors_low, ..] = data else {
             return None;
@@ -49,8 +48,8 @@ impl<'a> ModeData<'a> {
         })
     }
 
-    /// The body of a page (without its header of two or four bytes), shorter than it claims if the data was
-    /// cut; `None` if it is not there.
+    /// The body of a page, without its header of two or four bytes; shorter than its PAGE LENGTH if the data is
+    /// truncated. `None` if the page is absent.
     pub fn page(&self, code: u8, subpage: u8) -> Option<&'a [u8]> {
         let mut rest = self.pages;
         while let &[first, second, ..] = rest {
@@ -69,7 +68,6 @@ impl<'a> ModeData<'a> {
         None
     }
 
-    /// The Caching page, if it is there.
     pub fn caching(&self) -> Option<Caching> {
         let flags = *self.page(0x08, 0)?.first()?;
         Some(Caching { write_cache: flags & 0x04 != 0, read_cache_disabled: flags & 0x01 != 0 })

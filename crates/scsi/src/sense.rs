@@ -1,4 +1,4 @@
-//! Sense data, both formats, both directions (SPC-4 4.5).
+//! Sense data: both formats, emitted and parsed (SPC-4 4.5).
 
 use crate::limits::SENSE_MAX_BYTES;
 
@@ -6,42 +6,25 @@ use crate::limits::SENSE_MAX_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SenseKey {
-    /// 0h.
     NoSense = 0x0,
-    /// 1h.
     RecoveredError = 0x1,
-    /// 2h.
     NotReady = 0x2,
-    /// 3h.
     MediumError = 0x3,
-    /// 4h.
     HardwareError = 0x4,
-    /// 5h.
     IllegalRequest = 0x5,
-    /// 6h.
     UnitAttention = 0x6,
-    /// 7h.
     DataProtect = 0x7,
-    /// 8h.
     BlankCheck = 0x8,
-    /// 9h.
     VendorSpecific = 0x9,
-    /// Ah.
     CopyAborted = 0xa,
-    /// Bh.
     AbortedCommand = 0xb,
-    /// Ch, not assigned.
     Reserved = 0xc,
-    /// Dh.
     VolumeOverflow = 0xd,
-    /// Eh.
     Miscompare = 0xe,
-    /// Fh.
     Completed = 0xf,
 }
 
 impl SenseKey {
-    /// The key in the low four bits of `byte`.
     pub const fn from_low_bits(byte: u8) -> Self {
         match byte & 0x0f {
             0x0 => Self::NoSense,
@@ -63,7 +46,6 @@ impl SenseKey {
         }
     }
 
-    /// The name as SPC-4 prints it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoSense => "NO SENSE",
@@ -86,47 +68,41 @@ impl SenseKey {
     }
 }
 
-/// SENSE KEY SPECIFIC (SPC-4 4.5.2.4), as far as we give it a meaning.
+/// SENSE KEY SPECIFIC (SPC-4 4.5.2.4): the forms that this crate interprets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Specific {
-    /// ILLEGAL REQUEST: which field was wrong.
+    /// ILLEGAL REQUEST: pointer to the invalid field.
     Field {
-        /// In the CDB; otherwise in the parameter list.
+        /// The field is in the CDB; otherwise in the parameter list.
         in_cdb: bool,
-        /// First byte of the field.
         byte: u16,
-        /// Most significant bit of the field, if it is not whole bytes.
+        /// Most significant bit of the field, unless it consists of whole bytes.
         bit: Option<u8>,
     },
-    /// NOT READY or NO SENSE: how far along, of 65536.
+    /// NOT READY or NO SENSE: progress in units of 1/65536.
     Progress(u16),
-    /// Anything else a peer sent, SKSV removed.
+    /// Any other form from a peer, without SKSV.
     Other([u8; 3]),
 }
 
-/// Sense data: what is told with CHECK CONDITION.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sense {
-    /// SENSE KEY.
     pub key: SenseKey,
-    /// ADDITIONAL SENSE CODE.
     pub asc: u8,
-    /// ADDITIONAL SENSE CODE QUALIFIER.
     pub ascq: u8,
     /// INFORMATION; its meaning depends on the command (an LBA, an offset).
     pub information: Option<u64>,
-    /// COMMAND-SPECIFIC INFORMATION, zero if there is none; of EXTENDED COPY the segment, in its low half.
+    /// COMMAND-SPECIFIC INFORMATION, zero if absent; for EXTENDED COPY the segment, in its low half.
     pub command_specific: u64,
-    /// SENSE KEY SPECIFIC.
     pub specific: Option<Specific>,
-    /// About an earlier command, not the one it came with.
+    /// Deferred error: reports an earlier command.
     pub deferred: bool,
-    /// The format: descriptor (72h, 73h) or fixed (70h, 71h). D_SENSE of the Control page decides.
+    /// Descriptor format (72h, 73h) instead of fixed format (70h, 71h). D_SENSE of the Control page selects it.
     pub descriptor: bool,
 }
 
 impl Sense {
-    /// Current, fixed format, nothing but the three codes.
+    /// Current error in fixed format with only the three codes.
     pub const fn new(key: SenseKey, asc: u8, ascq: u8) -> Self {
         Self {
             key,
@@ -140,60 +116,47 @@ impl Sense {
         }
     }
 
-    /// No sense to report.
     pub const NONE: Self = Self::new(SenseKey::NoSense, 0, 0);
-    /// LOGICAL UNIT NOT SUPPORTED.
     pub const NO_UNIT: Self = Self::new(SenseKey::IllegalRequest, 0x25, 0x00);
-    /// INVALID COMMAND OPERATION CODE; also what an unknown service action gets.
+    /// INVALID COMMAND OPERATION CODE; also for an unknown service action.
     pub const INVALID_OPCODE: Self = Self::new(SenseKey::IllegalRequest, 0x20, 0x00);
-    /// ACCESS DENIED - NO ACCESS RIGHTS.
     pub const ACCESS_DENIED: Self = Self::new(SenseKey::IllegalRequest, 0x20, 0x02);
-    /// INVALID FIELD IN COMMAND INFORMATION UNIT: the transport's expected length is not that of the CDB.
+    /// INVALID FIELD IN COMMAND INFORMATION UNIT: the transport's expected length does not match the CDB.
     pub const COMMAND_IU: Self = Self::new(SenseKey::IllegalRequest, 0x0e, 0x03);
-    /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
     pub const OUT_OF_RANGE: Self = Self::new(SenseKey::IllegalRequest, 0x21, 0x00);
-    /// PARAMETER LIST LENGTH ERROR.
     pub const LIST_LENGTH: Self = Self::new(SenseKey::IllegalRequest, 0x1a, 0x00);
-    /// SAVING PARAMETERS NOT SUPPORTED.
     pub const NO_SAVING: Self = Self::new(SenseKey::IllegalRequest, 0x39, 0x00);
-    /// MEDIUM REMOVAL PREVENTED.
     pub const REMOVAL_PREVENTED: Self = Self::new(SenseKey::IllegalRequest, 0x53, 0x02);
-    /// MEDIUM NOT PRESENT.
     pub const NO_MEDIUM: Self = Self::new(SenseKey::NotReady, 0x3a, 0x00);
-    /// WRITE PROTECTED.
     pub const WRITE_PROTECTED: Self = Self::new(SenseKey::DataProtect, 0x27, 0x00);
     /// SPACE ALLOCATION FAILED WRITE PROTECT.
     pub const NO_SPACE: Self = Self::new(SenseKey::DataProtect, 0x27, 0x07);
-    /// UNRECOVERED READ ERROR.
     pub const READ_ERROR: Self = Self::new(SenseKey::MediumError, 0x11, 0x00);
-    /// WRITE ERROR.
     pub const WRITE_ERROR: Self = Self::new(SenseKey::MediumError, 0x0c, 0x00);
-    /// INTERNAL TARGET FAILURE.
     pub const INTERNAL: Self = Self::new(SenseKey::HardwareError, 0x44, 0x00);
 
-    /// INVALID FIELD IN CDB, pointing at it.
+    /// INVALID FIELD IN CDB, with a field pointer.
     pub const fn field_in_cdb(byte: u16, bit: Option<u8>) -> Self {
         let mut sense = Self::new(SenseKey::IllegalRequest, 0x24, 0x00);
         sense.specific = Some(Specific::Field { in_cdb: true, byte, bit });
         sense
     }
 
-    /// INVALID FIELD IN PARAMETER LIST, pointing at it.
+    /// INVALID FIELD IN PARAMETER LIST, with a field pointer.
     pub const fn field_in_list(byte: u16, bit: Option<u8>) -> Self {
         let mut sense = Self::new(SenseKey::IllegalRequest, 0x26, 0x00);
         sense.specific = Some(Specific::Field { in_cdb: false, byte, bit });
         sense
     }
 
-    /// The bytes for a SCSI Response, in the format [`Sense::descriptor`] says. At most
-    /// [`SENSE_MAX_BYTES`] long.
+    /// Emits the bytes for a SCSI Response, at most [`SENSE_MAX_BYTES`], in the format of [`Sense::descriptor`].
     pub fn to_bytes(&self) -> Vec<u8> {
         let bytes = if self.descriptor { self.descriptor_bytes() } else { self.fixed_bytes() };
         assert!(bytes.len() <= SENSE_MAX_BYTES);
         bytes
     }
 
-    /// Fixed format, SPC-4 4.5.3. INFORMATION has 32 bits there; a value that does not fit leaves VALID zero.
+    /// Fixed format, SPC-4 4.5.3. INFORMATION has 32 bits; a larger value leaves VALID zero.
     fn fixed_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; 18];
         bytes[0] = 0x70 | u8::from(self.deferred);
@@ -234,12 +197,12 @@ impl Sense {
         bytes
     }
 
-    /// Reads sense data of either format; `None` if the bytes are neither. Cut-off data gives what is there,
-    /// as an initiator with a small buffer must cope with it.
+    /// Parses sense data of either format; `None` for other bytes. Truncated data yields the fields received, because
+    /// an initiator may provide a small buffer.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         match bytes.first()? & 0x7f {
             code @ (0x70 | 0x71) => {
-                // ADDITIONAL SENSE LENGTH bounds what is sense data, however long the buffer is.
+                // ADDITIONAL SENSE LENGTH bounds the sense data, also in a longer buffer.
                 let end = bytes.get(7).map_or(bytes.len(), |more| bytes.len().min(8 + usize::from(*more)));
                 let bytes = &bytes[..end];
                 let mut sense = Self::new(SenseKey::from_low_bits(*bytes.get(2)?), 0, 0);
@@ -286,8 +249,8 @@ impl Sense {
         }
     }
 
-    /// What the additional sense code means, for the codes of this crate and the ones initiators meet daily;
-    /// otherwise the empty string.
+    /// The text of the additional sense code, for the codes of this crate and others common at initiators; otherwise
+    /// the empty string.
     pub const fn meaning(&self) -> &'static str {
         match (self.asc, self.ascq) {
             (0x00, 0x00) => "NO ADDITIONAL SENSE INFORMATION",
@@ -364,7 +327,7 @@ impl std::fmt::Display for Sense {
 }
 
 impl Specific {
-    /// SKSV and the 23 bits after it.
+    /// SKSV and the 23 bits that follow it.
     fn emit(self) -> [u8; 3] {
         match self {
             Self::Field { in_cdb, byte, bit } => {

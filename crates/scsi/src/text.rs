@@ -1,7 +1,7 @@
 //! Text fields of SCSI data: left-aligned ASCII, padded with spaces (SPC-4 4.3.1).
 
-/// Writes `text` into `field`, padded with spaces, cut where it is too long. Anything but printable ASCII
-/// becomes `?`, so that a configured string can not break a parser at the other end.
+/// Writes `text` into `field`, padded with spaces and truncated to its length. Anything but printable ASCII becomes
+/// `?`, so that a configured string cannot break the peer's parser.
 pub(crate) fn emit(field: &mut [u8], text: &str) {
     field.fill(b' ');
     for (to, from) in field.iter_mut().zip(text.bytes()) {
@@ -9,7 +9,7 @@ pub(crate) fn emit(field: &mut [u8], text: &str) {
     }
 }
 
-/// Reads a text field from a peer: control characters and bytes beyond ASCII become `?`, padding goes.
+/// Parses a text field of a peer: control characters and non-ASCII bytes become `?`, padding is removed.
 pub(crate) fn parse(field: &[u8]) -> String {
     let end = field.iter().rposition(|byte| !matches!(byte, 0 | b' ')).map_or(0, |last| last + 1);
     let start = field[..end].iter().position(|byte| *byte != b' ').unwrap_or(end);

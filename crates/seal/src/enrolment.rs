@@ -1,4 +1,4 @@
-//! XX: who answers at a portal, and nothing more (docs/SEAL.md section 3, Enrolment). No session follows.
+//! Enrolment by Noise XX: which static key answers at a portal (docs/SEAL.md section 3). No session follows.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ const MESSAGE1_BYTES: usize = 32;
 /// Bytes of message 2: e, s, empty payload.
 const MESSAGE2_BYTES: usize = 32 + (32 + TAG_BYTES) + TAG_BYTES;
 
-/// Enrolment (XX), the asking side.
+/// The initiating side of enrolment (XX).
 pub struct Enquirer {
     noise: Symmetric,
     /// On the heap, so that a move leaves no copy.
@@ -22,7 +22,7 @@ pub struct Enquirer {
 }
 
 impl Enquirer {
-    /// Makes message 1. `entropy` must be fresh.
+    /// Returns the state and message 1. `entropy` must be fresh.
     pub fn start(prologue: &[u8], entropy: &[u8; 128]) -> (Self, Vec<u8>) {
         stack::wiped(|| Self::begin(prologue, entropy))
     }
@@ -37,7 +37,7 @@ impl Enquirer {
         (Self { noise, ephemeral: Box::new(e) }, message)
     }
 
-    /// Who answered.
+    /// Takes message 2; returns the static key of the peer that answered.
     pub fn finish(mut self, answer: &[u8]) -> Result<PublicKey, Broken> {
         stack::wiped(|| self.open(answer))
     }
@@ -58,7 +58,7 @@ impl Enquirer {
     }
 }
 
-/// Enrolment (XX), the answering side: message 2 for message 1. `entropy` must be fresh.
+/// The answering side of enrolment (XX): returns message 2 for message 1. `entropy` must be fresh.
 pub fn answer_enquiry(
     identity: &Identity,
     prologue: &[u8],

@@ -1,4 +1,6 @@
-//! IKpsk2 with ML-KEM-768 (docs/SEAL.md section 3), both sides, message by message.
+//! Handshake IKpsk2 with ML-KEM-768 (docs/SEAL.md section 3), both sides, message by message.
+//!
+//! Comments such as `es` beside a line name the token of the Noise pattern that the line implements.
 
 use std::fmt;
 
@@ -14,18 +16,18 @@ use crate::{Broken, Channel, Identity, PublicKey, Suite, TAG_BYTES, stack};
 pub(crate) const PROTOCOL: &str = "Noise_IKpsk2_25519_ChaChaPoly_SHA256";
 /// Bytes of message 1: e, s, payload.
 const MESSAGE1_BYTES: usize = 32 + (32 + TAG_BYTES) + (EK_BYTES + TAG_BYTES);
-/// Bytes of the mac that stands before message 1.
+/// Bytes of the mac that precedes message 1.
 pub(crate) const MAC_BYTES: usize = 16;
 /// Bytes of the answer: ct, e, empty payload.
 const ANSWER_BYTES: usize = CT_BYTES + 32 + TAG_BYTES;
 
-/// What both sides make of the shared secret and P.
+/// The psk of the Noise pattern, from the ML-KEM shared secret and the pre-shared key P of the pair.
 pub(crate) fn psk(shared: &[u8], pair: Option<&[u8; 32]>) -> Secret32 {
     let pair: &[u8] = pair.map_or(&[], |pair| pair);
     expand32(&extract(&[0; 32], &[shared, pair]), b"hikyaku seal1 psk")
 }
 
-/// Shows that message 1 was made for this connection by a sender that knows the target's public key.
+/// The mac of message 1: proves that a sender with the target's public key made the message for this connection.
 pub(crate) fn mac(target: &PublicKey, prologue: &[u8], message: &[u8]) -> [u8; MAC_BYTES] {
     let key = Sha256::new().chain_update(b"hikyaku seal1 mac").chain_update(target.0).finalize();
     // HKDF-Extract is HMAC with the salt as its key.
@@ -33,14 +35,14 @@ pub(crate) fn mac(target: &PublicKey, prologue: &[u8], message: &[u8]) -> [u8; M
     *mac.first_chunk().expect("32 bytes")
 }
 
-/// An ephemeral key pair.
 pub(crate) fn ephemeral(scalar: &[u8; 32]) -> (StaticSecret, PublicKey) {
     let secret = StaticSecret::from(*scalar);
     let public = PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes());
     (secret, public)
 }
 
-/// The initiator's half of an IKpsk2 handshake. Its secrets are on the heap, so that a move leaves no copy of them.
+/// The initiator's side of an IKpsk2 handshake: [`Initiator::start`], then [`Initiator::finish`] once. Its secrets are
+/// on the heap, so that a move leaves no copy of them.
 pub struct Initiator(pub(crate) Box<Started>);
 
 pub(crate) struct Started {
@@ -53,8 +55,8 @@ pub(crate) struct Started {
 }
 
 impl Initiator {
-    /// Makes mac and message 1. `prologue` is docs/SEAL.md section 3's; `psk` is P; `suite` the one that was negotiated.
-    /// `entropy` must be fresh, and is for the caller to wipe.
+    /// Returns the state, and mac and message 1. `prologue` is that of docs/SEAL.md section 3; `psk` is P; `suite` is
+    /// the negotiated one. `entropy` must be fresh; the caller wipes it.
     pub fn start(
         identity: &Identity,
         target: PublicKey,
@@ -82,7 +84,7 @@ impl Initiator {
         noise.mix_hash(&target.0); // pre-message: <- s
         let mut flight = Vec::with_capacity(MAC_BYTES + MESSAGE1_BYTES);
         flight.resize(MAC_BYTES, 0);
-        flight.extend_from_slice(&e_public.0); // e; with a psk it is mixed into the key too (Noise section 9.2)
+        flight.extend_from_slice(&e_public.0); // e; with a psk it is also mixed into the key (Noise section 9.2)
         noise.mix_hash(&e_public.0);
         noise.mix_key(&Zeroizing::new(e_public.0));
         noise.mix_key(&dh(&e, &target)); // es
@@ -98,7 +100,6 @@ impl Initiator {
         (Self(Box::new(Started { noise, identity, ephemeral: e, pair, psk, suite })), flight)
     }
 
-    /// Takes the answer.
     pub fn finish(self, answer: &[u8]) -> Result<Channel, Broken> {
         let mut started = self.0;
         stack::wiped(|| started.take(answer))?;
@@ -126,10 +127,11 @@ impl Started {
     }
 }
 
-/// The target's half, first state: mac and message 1 have come, and the mac is right. It has cost one hash.
+/// The target's side, first state: mac and message 1 have arrived and the mac is correct. The cost so far is one hash.
 ///
-/// The states follow each other as the steps of docs/SEAL.md section 3 do: [`FirstFlight::check`], [`FirstFlight::open`],
-/// [`Claim::prove`], [`Responder::finish`]. Each costs more than the one before, so that a caller can refuse in between.
+/// The states follow the steps of docs/SEAL.md section 3: [`FirstFlight::check`], [`FirstFlight::open`],
+/// [`Claim::prove`], [`Responder::finish`]. Each step costs more than the one before, so that the caller can refuse in
+/// between.
 pub struct FirstFlight<'a> {
     identity: &'a Identity,
     prologue: &'a [u8],
@@ -137,7 +139,7 @@ pub struct FirstFlight<'a> {
 }
 
 impl<'a> FirstFlight<'a> {
-    /// Takes what request 2 carried if its mac is right.
+    /// Checks the mac of `flight`, the message of request 2.
     pub fn check(identity: &'a Identity, prologue: &'a [u8], flight: &'a [u8]) -> Result<Self, Broken> {
         let (theirs, message) = flight.split_at_checked(MAC_BYTES).ok_or(Broken)?;
         let message: &[u8; MESSAGE1_BYTES] = message.try_into().map_err(|_| Broken)?;
@@ -163,7 +165,7 @@ impl<'a> FirstFlight<'a> {
     }
 }
 
-/// The target's half, second state: message 1 names a static key, which anyone can do who knows it.
+/// The target's side, second state: message 1 contains a static key. That is no proof, since public keys are public.
 pub struct Claim<'a> {
     identity: &'a Identity,
     noise: Symmetric,
@@ -173,13 +175,12 @@ pub struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// The key that message 1 names.
+    /// The static key in message 1.
     pub fn initiator(&self) -> PublicKey {
         self.initiator
     }
 
-    /// Opens the rest of message 1: one more DH. It was made by who has the private half of the initiator's key, or of the
-    /// target's.
+    /// Opens the rest of message 1: one more DH. The sender has the private key of the initiator or the target.
     pub fn prove(mut self) -> Result<Responder, Broken> {
         self.noise.mix_key(&dh(self.identity.secret(), &self.initiator)); // ss
         let ek = self.noise.decrypt_and_hash(self.payload)?;
@@ -189,7 +190,7 @@ impl Claim<'_> {
     }
 }
 
-/// The target's half, last state: message 1 was made for this connection with the initiator's key.
+/// The target's side, last state: message 1 was made for this connection with the initiator's key.
 pub struct Responder {
     noise: Symmetric,
     initiator: PublicKey,
@@ -198,18 +199,18 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// All states before, for a caller that looks nothing up.
+    /// Runs all earlier states, for a caller without checks in between.
     pub fn read(identity: &Identity, prologue: &[u8], flight: &[u8]) -> Result<Self, Broken> {
         FirstFlight::check(identity, prologue, flight)?.open()?.prove()
     }
 
-    /// Whose message it was, unless the target's own private key is known to others: that is excluded when the first record
-    /// opens.
+    /// The initiator's static key. A holder of the target's private key can forge message 1; the first record that
+    /// opens excludes that.
     pub fn initiator(&self) -> PublicKey {
         self.initiator
     }
 
-    /// The answer, and the keys. `psk` is P of the pair, `suite` the one that was negotiated. `entropy` must be fresh.
+    /// Returns the answer and the keys. `psk_of_pair` is P, `suite` the negotiated one. `entropy` must be fresh.
     pub fn finish(
         mut self,
         psk_of_pair: Option<&[u8; 32]>,

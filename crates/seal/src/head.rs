@@ -1,19 +1,18 @@
-//! The bytes of prefix, head and descriptors (docs/SEAL.md section 5).
+//! The bytes of prefixes, heads and descriptors (docs/SEAL.md section 5).
 
 use crate::renewal::{ANSWER_BYTES, OFFER_BYTES};
 use crate::{BHS_BYTES, Broken, DESCRIPTOR_BYTES, DESCRIPTORS_MAX, HEAD_BYTES_MAX, PREFIX_BYTES, TAG_BYTES};
 
-/// The version of the protocol, in every prefix.
+/// Protocol version in every prefix.
 pub(crate) const VERSION: u8 = 1;
 
-/// What a head says of a unit that begins in its record.
+/// Describes a unit that begins in the record of the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Generation and number; never used twice.
+    /// Generation (upper 16 bits) and number; never reused.
     pub seal_id: u64,
-    /// Bytes of the unit.
+    /// Length of the unit, bytes.
     pub length: u32,
-    /// Its tag.
     pub tag: [u8; TAG_BYTES],
 }
 
@@ -30,7 +29,7 @@ impl Descriptor {
     }
 }
 
-/// The descriptors of an opened head, in order; parsed as they are asked for, so nothing is allocated.
+/// The descriptors of an opened head, in order. The iterator parses without allocation.
 #[derive(Clone, Debug)]
 pub struct Descriptors<'a>(std::slice::ChunksExact<'a, u8>);
 
@@ -73,18 +72,16 @@ pub(crate) fn header_bytes(bhs: &[u8]) -> usize {
     BHS_BYTES + usize::from(bhs[4]) * 4
 }
 
-/// What a record carries: the upper five bits of a prefix's last two bytes.
+/// Content of a record: the upper five bits of the last two bytes of its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A PDU.
     Pdu,
-    /// The initiator's half of an exchange ([`crate::Renewal`]).
+    /// The initiator's message of an exchange ([`crate::Renewal`]).
     Offer,
-    /// The target's half.
     Answer,
 }
 
-/// Bits of a prefix that count the bytes of the head.
+/// Bits of a prefix that hold the length of the head, bytes.
 const LENGTH_BITS: u32 = 11;
 const LENGTH_MASK: u16 = (1 << LENGTH_BITS) - 1;
 
@@ -96,7 +93,6 @@ impl Kind {
         [Self::Pdu, Self::Offer, Self::Answer].into_iter().find(|kind| *kind as u16 == bits)
     }
 
-    /// Whether a head of this kind may have so many bytes.
     fn admits(self, head_bytes: usize) -> bool {
         match self {
             Self::Pdu => (BHS_BYTES..=HEAD_BYTES_MAX).contains(&head_bytes),
@@ -113,7 +109,7 @@ pub(crate) fn emit_prefix(generation: u16, kind: Kind, head_bytes: usize) -> [u8
     [VERSION, generation as u8, high, low]
 }
 
-/// The generation mod 256, the kind and the length of the head.
+/// Parses generation mod 256, kind and length of the head.
 pub(crate) fn parse_prefix(prefix: [u8; PREFIX_BYTES]) -> Result<(u8, Kind, usize), Broken> {
     let [version, generation, high, low] = prefix;
     let last = u16::from_be_bytes([high, low]);

@@ -1,4 +1,4 @@
-//! Static X25519 keys and how they are written: 44 characters of base64, as WireGuard does.
+//! Static X25519 keys and their text form: 44 characters of base64, as in WireGuard.
 
 use std::fmt;
 
@@ -6,10 +6,9 @@ use base64ct::{Base64, Encoding};
 use x25519_dalek::StaticSecret;
 use zeroize::Zeroizing;
 
-/// Characters of a key's text.
 const TEXT_CHARS: usize = 44;
 
-/// 32 bytes from 44 characters, exactly.
+/// Decodes 32 bytes from exactly 44 characters.
 fn parse(text: &str) -> Option<Zeroizing<[u8; 32]>> {
     if text.len() != TEXT_CHARS {
         return None;
@@ -19,13 +18,12 @@ fn parse(text: &str) -> Option<Zeroizing<[u8; 32]>> {
     (decoded == bytes.len()).then_some(bytes)
 }
 
-/// A static X25519 public key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PublicKey(pub [u8; 32]);
 
 impl PublicKey {
-    /// From 44 characters of base64, as WireGuard writes keys. `None` for anything else, and for the few points that
-    /// make every exchange come out as zero.
+    /// Parses 44 characters of base64, as WireGuard writes keys. `None` for other text, and for the few points whose
+    /// every exchange yields zero (low order).
     pub fn parse(text: &str) -> Option<Self> {
         let key = Self(*parse(text)?);
         let shared = StaticSecret::from([1; 32]).diffie_hellman(&key.0.into());
@@ -45,33 +43,32 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// A static X25519 key pair. The private half is wiped when dropped, and never shown.
+/// A static X25519 key pair. The private key is zeroed when dropped, and `Debug` does not print it.
 #[derive(Clone)]
 pub struct Identity {
     secret: StaticSecret,
-    /// Kept: each handshake names it, and to compute it costs as much as a DH.
+    /// Stored, because to compute it costs as much as a DH and each handshake needs it.
     public: PublicKey,
 }
 
 impl Identity {
-    /// A new one from fresh entropy.
+    /// The key pair of fresh entropy.
     pub fn generate(entropy: [u8; 32]) -> Self {
         let secret = StaticSecret::from(entropy);
         let public = PublicKey(x25519_dalek::PublicKey::from(&secret).to_bytes());
         Self { secret, public }
     }
 
-    /// From the 44 characters of base64 of its private half; `None` if it is not that.
+    /// Parses the 44 characters of base64 of a private key; `None` for other text.
     pub fn parse(text: &str) -> Option<Self> {
         Some(Self::generate(*parse(text)?))
     }
 
-    /// The 44 characters of base64 to keep in a file; wiped when dropped.
+    /// The private key as 44 characters of base64, for a file; zeroed when dropped.
     pub fn to_text(&self) -> Zeroizing<String> {
         Zeroizing::new(Base64::encode_string(self.secret.as_bytes()))
     }
 
-    /// The public half.
     pub fn public(&self) -> PublicKey {
         self.public
     }

@@ -1,35 +1,33 @@
-//! How much one generation may carry (docs/SEAL.md section 6).
+//! Limits of one generation (docs/SEAL.md section 6).
 
 use std::time::Duration;
 
-/// The last generation; after it the connection is made again.
+/// The last generation; it has no exchange, so the peers must reconnect.
 pub(crate) const GENERATION_MAX: u16 = u16::MAX;
 
-/// The limits of one generation. There is one set of them; tests use smaller ones.
+/// The limits of one generation. The protocol has one set; tests use smaller ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// The initiator offers an exchange after so many records of a direction.
+    /// Records of a direction after which the initiator offers an exchange.
     pub(crate) records_due: u64,
-    /// The initiator offers an exchange after so many bytes of a direction's units.
+    /// Bytes of a direction's units after which the initiator offers an exchange.
     pub(crate) unit_bytes_due: u64,
-    /// The initiator offers an exchange after this time.
+    /// Age of a generation after which the initiator offers an exchange.
     pub(crate) age_due: Duration,
-    /// The sender ends the connection at so many records.
+    /// Records at which the sender ends the connection.
     pub(crate) records_late: u64,
-    /// The sender ends the connection at so many bytes of units.
+    /// Bytes of units at which the sender ends the connection.
     pub(crate) unit_bytes_late: u64,
-    /// No generation has more records.
     pub(crate) records_max: u64,
-    /// No generation has more bytes of units.
     pub(crate) unit_bytes_max: u64,
-    /// The sender begins a unit of the generation before so long after its step at most.
+    /// Time after a sender's step within which a unit of the previous generation may still begin.
     pub(crate) ahead_max: Duration,
-    /// The receiver keeps keys of the generation before so long after the answer.
+    /// Time after the answer for which the receiver keeps keys of the previous generation.
     pub(crate) keep_max: Duration,
 }
 
 impl Limits {
-    /// What section 6 says.
+    /// The values of section 6.
     pub(crate) const SPECIFIED: Self = Self {
         records_due: 1 << 32,
         unit_bytes_due: 1 << 36,
@@ -48,6 +46,6 @@ const _: () = {
     assert!(limits.records_due < limits.records_late && limits.records_late < limits.records_max);
     assert!(limits.unit_bytes_due < limits.unit_bytes_late && limits.unit_bytes_late < limits.unit_bytes_max);
     assert!(limits.ahead_max.as_secs() < limits.keep_max.as_secs());
-    // A unit has a byte at least, so the 48 bits of its number cannot run out first.
+    // A unit has at least one byte, so the 48 bits of its number outlast the bytes.
     assert!(limits.unit_bytes_max < 1 << 48);
 };

@@ -1,7 +1,7 @@
 //! The symmetric half of Noise (revision 34, section 5) with X25519, ChaChaPoly and SHA-256.
 //!
-//! Written here rather than taken from a library because of two wants that the patterns of `handshake.rs` have: all
-//! randomness is an argument, and everything secret is wiped when dropped. The tests run both patterns against `snow`.
+//! It is implemented here instead of by a library for two requirements of the patterns in `handshake.rs`: all
+//! randomness is an argument, and every secret is zeroed when dropped. The tests run both patterns against `snow`.
 
 use sha2::{Digest, Sha256};
 use x25519_dalek::StaticSecret;
@@ -11,7 +11,7 @@ use crate::schedule::{Secret32, expand, extract};
 use crate::suite::{Suite, Tag, aead};
 use crate::{Broken, PublicKey, TAG_BYTES};
 
-/// DH(): Noise leaves it open whether an exchange that comes out as zero is refused, and advises against it (section 12.1).
+/// DH(). An all-zero result is accepted: Noise leaves the check to the implementation (section 12.1).
 pub(crate) fn dh(secret: &StaticSecret, public: &PublicKey) -> Secret32 {
     Zeroizing::new(secret.diffie_hellman(&public.0.into()).to_bytes())
 }
@@ -20,7 +20,7 @@ pub(crate) fn dh(secret: &StaticSecret, public: &PublicKey) -> Secret32 {
 pub(crate) struct Symmetric {
     hash: [u8; 32],
     chaining_key: Secret32,
-    /// Zeroes while there is none: padding of a value would be what lies on the stack.
+    /// Zeroes without a key: an `Option` would leave old stack contents in its padding.
     key: Secret32,
     has_key: bool,
     nonce: u64,
@@ -64,7 +64,7 @@ impl Symmetric {
         self.set_key(key);
     }
 
-    /// Appends the ciphertext of `plain` (or `plain` itself while there is no key) to `out`.
+    /// Appends the ciphertext of `plain` (before the first key, `plain` itself) to `out`.
     pub(crate) fn encrypt_and_hash(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(plain);
@@ -80,7 +80,7 @@ impl Symmetric {
         self.mix_hash(&out[start..]);
     }
 
-    /// The plaintext of `sealed`, which is as much longer as a tag if there is a key.
+    /// The plaintext of `sealed`, which with a key is longer by a tag.
     pub(crate) fn decrypt_and_hash(&mut self, sealed: &[u8]) -> Result<Zeroizing<Vec<u8>>, Broken> {
         let mut plain = Zeroizing::new(sealed.to_vec());
         if self.has_key {
@@ -95,12 +95,11 @@ impl Symmetric {
         Ok(plain)
     }
 
-    /// The handshake hash.
     pub(crate) fn hash(&self) -> &[u8; 32] {
         &self.hash
     }
 
-    /// Split(): the initiator's key and the responder's.
+    /// Split(): the keys of the initiator and of the responder.
     pub(crate) fn split(&self) -> (Secret32, Secret32) {
         let [first, second] = self.derive(&[]);
         (first, second)
@@ -111,7 +110,7 @@ impl Symmetric {
         self.nonce = 0;
     }
 
-    /// Noise's HKDF is RFC 5869's with an empty info, N outputs joined.
+    /// HKDF of Noise: that of RFC 5869 with an empty info and N outputs joined.
     fn derive<const N: usize>(&self, material: &[u8]) -> [Secret32; N] {
         let mut joined = Zeroizing::new([0; 96]);
         expand(&extract(&self.chaining_key, &[material]), &[], &mut joined[..32 * N]);
@@ -124,7 +123,7 @@ impl Symmetric {
     }
 }
 
-/// ChaChaPoly's nonce: 32 zero bits, then the number, little-endian (section 12.3).
+/// Nonce of ChaChaPoly: 32 zero bits, then the number, little-endian (section 12.3).
 fn nonce(number: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[4..].copy_from_slice(&number.to_le_bytes());

@@ -1,4 +1,4 @@
-//! The receiving direction (docs/SEAL.md sections 5 and 6). After any error the connection must be closed.
+//! The receiving direction (docs/SEAL.md sections 5 and 6). After any error the caller closes the connection.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,44 +9,48 @@ use crate::schedule::{Fresh, Ratchet, Use};
 use crate::suite::{Keyed, Tag};
 use crate::{Broken, Descriptor, PREFIX_BYTES, TAG_BYTES};
 
-/// A data key and how much it has opened.
+/// A data key and the bytes of units that it has opened.
 struct DataKey {
     generation: u16,
     keyed: Keyed,
     bytes: u64,
 }
 
-/// The generation that follows, before a record of it has come.
+/// The keys of the next generation, before its first record arrives.
 struct Next {
     ratchet: Ratchet,
     head: Keyed,
 }
 
-/// What a sealed head was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// For [`Kind::Pdu`] header and descriptors ([`parse_head`]), else a message for [`crate::Renewal::open`].
+    /// With [`Kind::Pdu`] the head holds header and descriptors ([`parse_head`]), otherwise a message for
+    /// [`crate::Renewal::open`].
     pub kind: Kind,
-    /// Length of the head, without the tag.
     pub bytes: usize,
 }
 
-/// The receiving direction.
+/// The receiving direction of a connection.
+///
+/// For each record in order of arrival, the caller reads the prefix, calls [`Self::sealed_head_bytes`], reads that many
+/// bytes, and calls [`Self::open_head`]; then it calls [`Self::open_unit`] for each unit that begins in the record,
+/// once the unit has arrived completely. It calls [`Self::retire`] at [`Self::retire_at`]. Between calls the opener
+/// holds the keys of one generation, and during an exchange also the data key of the previous one or the keys of the
+/// next.
 pub struct Opener {
     limits: &'static Limits,
     ratchet: Ratchet,
     generation: u16,
     head: Keyed,
-    /// Records of all generations: the next head's counter.
+    /// Records of all generations: the counter of the next head.
     counter: u64,
-    /// Records of this generation.
     records: u64,
     data: DataKey,
     /// For units that were sealed ahead of a step.
     data_before: Option<DataKey>,
-    /// After the answer that allows it.
+    /// Set by an answer until the first record of the next generation.
     next: Option<Next>,
-    /// When what is left of the generation that the last exchange ended is wiped.
+    /// When the remaining keys of the generation that the last exchange ended are wiped.
     retire_at: Option<Duration>,
 }
 
@@ -85,8 +89,9 @@ impl Opener {
         Ok(head_bytes + TAG_BYTES)
     }
 
-    /// Opens a sealed head where it lies, or wipes it (zero). The counter moves on only if it opens. The descriptors of a PDU fill
-    /// its head and have a generation that may be opened.
+    /// Opens a sealed head in place; on an error of the tag its bytes are zeroed. The counter advances only if the head
+    /// opens. For a PDU it also checks that the descriptors fill the head and belong to a generation whose data key is
+    /// present.
     pub fn open_head(&mut self, prefix: [u8; PREFIX_BYTES], sealed: &mut [u8]) -> Result<Head, Broken> {
         let (generation, kind, head_bytes) = parse_prefix(prefix)?;
         if sealed.len() != head_bytes + TAG_BYTES {
@@ -113,13 +118,13 @@ impl Opener {
                     return Err(Broken);
                 }
             }
-            // No unit of the generation before is unfinished, and none comes.
+            // All units of the previous generation are complete, and none follows.
             Kind::Offer | Kind::Answer => self.data_before = None,
         }
         Ok(Head { kind, bytes: head_bytes })
     }
 
-    /// Opens a whole unit where it lies. On an error the bytes are wiped (zero).
+    /// Opens a complete unit in place. On an error its bytes are zeroed.
     pub fn open_unit(&mut self, descriptor: &Descriptor, unit: &mut [u8]) -> Result<(), Broken> {
         let opened = self.try_open_unit(descriptor, unit);
         if opened.is_err() {
@@ -143,7 +148,7 @@ impl Opener {
         key.keyed.open(descriptor.seal_id, &[], unit, &descriptor.tag)
     }
 
-    /// The data key of the present generation or of the one before, if the unit was sealed with that.
+    /// The data key of the unit's generation, if it is the current or the previous one.
     fn data_key(&self, descriptor: &Descriptor) -> Option<&DataKey> {
         [Some(&self.data), self.data_before.as_ref()]
             .into_iter()
@@ -151,7 +156,7 @@ impl Opener {
             .find(|key| key.generation == descriptor.generation())
     }
 
-    /// Whether a prefix begins the next generation; an error if it is neither that nor the present one.
+    /// Whether a prefix begins the next generation; an error if it belongs to neither the next nor the current one.
     fn is_next(&self, generation: u8) -> Result<bool, Broken> {
         if generation == self.generation as u8 {
             Ok(false)
@@ -162,18 +167,18 @@ impl Opener {
         }
     }
 
-    /// The present generation: that of the last record.
+    /// The current generation: that of the last record.
     pub fn generation(&self) -> u16 {
         self.generation
     }
 
-    /// Whether an exchange is due, as far as this direction knows: bytes or records.
+    /// Whether an exchange is due by the bytes or records of this direction.
     pub(crate) fn is_due(&self) -> bool {
         self.records >= self.limits.records_due || self.data.bytes >= self.limits.unit_bytes_due
     }
 
-    /// From now on the next record may be of the next generation (section 6: the target's side, at the answer). Not in
-    /// generation 65535.
+    /// Allows the next record to be of the next generation (section 6: the target's side, at the answer). Panics in
+    /// generation 65535 and during an exchange.
     pub(crate) fn expect_step(&mut self, fresh: &Fresh, now: Duration) {
         assert!(self.generation < GENERATION_MAX && self.next.is_none(), "one exchange at a time");
         let ratchet = self.ratchet.next(fresh);
@@ -182,19 +187,19 @@ impl Opener {
         self.retire_at = Some(now + self.limits.keep_max);
     }
 
-    /// The next record must be of the next generation (section 6: the initiator's side, at the answer).
+    /// Requires the next record to be of the next generation (section 6: the initiator's side, at the answer).
     pub(crate) fn step(&mut self, fresh: &Fresh, now: Duration) {
         self.expect_step(fresh, now);
         self.follow();
     }
 
-    /// When [`Self::retire`] has something to do.
+    /// When [`Self::retire`] must be called; `None` if no old key is present.
     pub fn retire_at(&self) -> Option<Duration> {
         self.retire_at
     }
 
-    /// Wipes what is left of the generation that the last exchange ended, if it is time; `now` is the time since the channel was
-    /// made.
+    /// Wipes the remaining keys of the generation that the last exchange ended, if [`Self::retire_at`] has passed.
+    /// `now` is the time since the channel was created.
     pub fn retire(&mut self, now: Duration) {
         if self.retire_at.is_some_and(|at| at <= now) {
             self.retire_at = None;
@@ -203,7 +208,7 @@ impl Opener {
         }
     }
 
-    /// Goes to the next generation if there is one, and forgets all keys but the data key of this one.
+    /// Steps to the next generation, if there is one; of the old keys only the ended generation's data key is kept.
     fn follow(&mut self) {
         let Some(Next { ratchet, head }) = self.next.take() else { return };
         self.generation += 1;

@@ -1,9 +1,9 @@
-//! Fresh keys in a live session (docs/SEAL.md section 6): an exchange of X25519 and ML-KEM-768 keys in two control records takes
-//! both directions to their next generation.
+//! Fresh keys in a live session (docs/SEAL.md section 6): an exchange of X25519 and ML-KEM-768 keys in two control
+//! records steps both directions to their next generation.
 //!
-//! Driven by the edge: [`Renewal::open`] takes each control record that the opener has opened, in its place among the records;
-//! before each record, [`Renewal::is_due`] says whether [`Renewal::seal`] is to make a control record instead. What the peer does
-//! against the rules is [`Broken`]; what the edge does against them panics.
+//! The edge drives it: [`Renewal::open`] takes each control record that the opener has opened, in order among the
+//! records; before each record to send, [`Renewal::is_due`] decides whether [`Renewal::seal`] makes a control record
+//! instead. A violation by the peer is [`Broken`]; a violation by the edge panics.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,25 +22,23 @@ use crate::{Broken, Kind, Opener, PublicKey, Sealer, stack};
 pub(crate) const OFFER_BYTES: usize = 32 + EK_BYTES;
 /// Bytes of an answer: e, ct.
 pub(crate) const ANSWER_BYTES: usize = 32 + CT_BYTES;
-/// Bytes of entropy that a control record is made from: an X25519 key, and the seed of an ML-KEM key pair or an encapsulation's.
+/// Bytes of entropy for a control record: an X25519 key, and the seed of an ML-KEM key pair or encapsulation.
 pub const ENTROPY_BYTES: usize = 32 + kem::SEED_BYTES;
 
-/// An offer that has been sent.
 struct Offered {
     ephemeral: StaticSecret,
     pair: KeyPair,
-    /// Has taken the offer.
+    /// Hash state that has absorbed the offer.
     hash: Sha256,
 }
 
-/// An offer that has come.
 struct Offer {
     e: PublicKey,
     ek: Box<[u8; EK_BYTES]>,
     hash: Sha256,
 }
 
-/// The X25519 key of these 96 bytes, and what is for ML-KEM.
+/// The X25519 key pair of these 96 bytes, and the rest for ML-KEM.
 fn keys(entropy: &[u8; ENTROPY_BYTES]) -> (StaticSecret, PublicKey, &[u8]) {
     let (scalar, seed) = entropy.split_first_chunk().expect("32 bytes and more");
     let (secret, public) = ephemeral(scalar);
@@ -48,7 +46,7 @@ fn keys(entropy: &[u8; ENTROPY_BYTES]) -> (StaticSecret, PublicKey, &[u8]) {
 }
 
 impl Offered {
-    /// The message, and what its answer needs.
+    /// Returns the offer's message and the state for its answer.
     fn new(entropy: &[u8; ENTROPY_BYTES]) -> (Vec<u8>, Box<Self>) {
         let (ephemeral, PublicKey(e), seed) = keys(entropy);
         let pair = KeyPair::from_seed(seed.try_into().expect("the seed of a key pair"));
@@ -68,7 +66,7 @@ impl Offered {
 }
 
 impl Offer {
-    /// The answer, and what both sides have then.
+    /// Returns the answer's message and the secrets that both sides then share.
     fn answer(self, entropy: &[u8; ENTROPY_BYTES]) -> Result<(Vec<u8>, Box<Fresh>), Broken> {
         let (ephemeral, PublicKey(e), seed) = keys(entropy);
         let m = seed.first_chunk().expect("32 bytes and more");
@@ -81,13 +79,13 @@ impl Offer {
     }
 }
 
-/// Which end we are, and what is under way.
+/// The role of this end, with its pending exchange.
 enum End {
     Initiator(Option<Box<Offered>>),
     Target(Option<Offer>),
 }
 
-/// The exchanges of one connection.
+/// The exchanges of one connection, at most one at a time. Between calls it holds the offer without an answer.
 pub struct Renewal(End);
 
 impl Renewal {
@@ -99,8 +97,8 @@ impl Renewal {
         Self(End::Target(None))
     }
 
-    /// Whether a control record is to be sent as soon as no unit of the generation before is unfinished. `now`, here and below, is
-    /// the time since the channel was made.
+    /// Whether to send a control record as soon as every unit of the previous generation is complete. `now`, here and
+    /// below, is the time since the channel was created.
     pub fn is_due(&self, sealer: &Sealer, opener: &Opener, now: Duration) -> bool {
         match &self.0 {
             End::Initiator(offered) => offered.is_none() && (sealer.is_due(now) || opener.is_due()),
@@ -108,7 +106,7 @@ impl Renewal {
         }
     }
 
-    /// When an exchange is due though nothing is sent or received.
+    /// When an exchange becomes due without traffic.
     pub fn due_at(&self, sealer: &Sealer) -> Option<Duration> {
         match &self.0 {
             End::Initiator(None) => Some(sealer.due_at()),
@@ -116,7 +114,7 @@ impl Renewal {
         }
     }
 
-    /// Whether a control record may be sent: for an initiator if no answer is outstanding, for a target if an offer is.
+    /// Whether a control record may be sent: an initiator has no open offer, or a target has an unanswered one.
     pub fn is_ready(&self) -> bool {
         match &self.0 {
             End::Initiator(offered) => offered.is_none(),
@@ -124,9 +122,9 @@ impl Renewal {
         }
     }
 
-    /// Appends our control record to `out`: an initiator's offer, a target's answer, after which what we send is of the next
-    /// generation. No unit of the generation before may be unfinished. `entropy` must be fresh. Fails at an offer that is not a
-    /// right one, and in generation 65535: the connection must end.
+    /// Appends this side's control record to `out`: an initiator's offer, or a target's answer, after which the sending
+    /// direction is in the next generation. The caller must have completed every unit of the previous generation.
+    /// `entropy` must be fresh. Fails at an invalid offer, and in generation 65535: the connection must end.
     pub fn seal(
         &mut self,
         sealer: &mut Sealer,
@@ -157,7 +155,7 @@ impl Renewal {
         Ok(())
     }
 
-    /// Takes a control record, opened just now. After an answer, what we send is of the next generation.
+    /// Takes a control record just opened. After an answer the sending direction is in the next generation.
     pub fn open(
         &mut self,
         kind: Kind,
@@ -176,7 +174,8 @@ impl Renewal {
                 opener.step(&fresh, now);
                 Ok(())
             }
-            // A target's direction steps with its answer; an offer before the initiator's has stepped is a second one.
+            // A target's sending direction steps with its answer; a further offer before the initiator's direction has
+            // stepped is invalid.
             (End::Target(offer @ None), Kind::Offer)
                 if opener.generation() == sealer.generation() && sealer.generation() < GENERATION_MAX =>
             {
@@ -190,7 +189,7 @@ impl Renewal {
     }
 }
 
-/// X25519 of a fresh key; what comes out as zero is refused (RFC 7748 section 6.1).
+/// X25519 of a fresh key; an all-zero result is rejected (RFC 7748 section 6.1).
 fn contributory(ephemeral: &StaticSecret, e: &PublicKey) -> Result<Secret32, Broken> {
     let dh = dh(ephemeral, e);
     let any = dh.iter().fold(0, |any, byte| any | byte);

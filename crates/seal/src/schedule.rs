@@ -1,4 +1,4 @@
-//! From the handshake to the keys of every generation (docs/SEAL.md section 4).
+//! Key schedule: from the handshake to the keys of every generation (docs/SEAL.md section 4).
 
 use hkdf::Hkdf;
 use sha2::Sha256;
@@ -6,10 +6,9 @@ use zeroize::Zeroizing;
 
 use crate::suite::{Keyed, Suite};
 
-/// 32 bytes that must not be shown, and are wiped when dropped.
+/// A secret of 32 bytes, zeroed when dropped; never printed.
 pub(crate) type Secret32 = Zeroizing<[u8; 32]>;
 
-/// HKDF-Extract over SHA-256.
 pub(crate) fn extract(salt: &[u8; 32], parts: &[&[u8]]) -> Secret32 {
     let mut extract = hkdf::HkdfExtract::<Sha256>::new(Some(salt));
     for part in parts {
@@ -27,24 +26,21 @@ pub(crate) fn expand(secret: &Secret32, parts: &[&[u8]], out: &mut [u8]) {
     hkdf.expand_multi_info(parts, out).expect("no more than 96 bytes");
 }
 
-/// HKDF-Expand to 32 bytes.
 pub(crate) fn expand32(secret: &Secret32, label: &[u8]) -> Secret32 {
     let mut out = Zeroizing::new([0; 32]);
     expand(secret, &[label], out.as_mut_slice());
     out
 }
 
-/// What a key is for.
 #[derive(Clone, Copy)]
 pub(crate) enum Use {
     Head,
     Data,
 }
 
-/// What an exchange adds to the secrets of both directions.
+/// The input of an exchange to the secrets of both directions.
 pub(crate) struct Fresh {
     pub(crate) dh: Secret32,
-    /// ML-KEM's.
     pub(crate) shared: Secret32,
     /// SHA-256 of offer and answer.
     pub(crate) hash: [u8; 32],
@@ -81,13 +77,13 @@ impl Ratchet {
         &self.secret
     }
 
-    /// The key and iv of this generation for one use.
+    /// Key and iv of this generation for one use.
     pub(crate) fn keyed(&self, for_use: Use) -> Keyed {
         let (key, iv) = self.key_and_iv(for_use);
         Keyed::new(self.suite, &key, &iv)
     }
 
-    /// Key and iv, each with the length of the suite.
+    /// Key and iv as bytes, in the lengths of the suite.
     pub(crate) fn key_and_iv(&self, for_use: Use) -> (Zeroizing<Vec<u8>>, Zeroizing<Vec<u8>>) {
         let mut key = Zeroizing::new(vec![0; self.suite.key_bytes()]);
         let mut iv = Zeroizing::new(vec![0; self.suite.nonce_bytes()]);

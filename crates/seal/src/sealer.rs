@@ -11,24 +11,29 @@ use crate::{
     DESCRIPTOR_BYTES, DESCRIPTORS_MAX, Descriptor, HEAD_BYTES_MAX, PREFIX_BYTES, TAG_BYTES, UNIT_BYTES_MAX,
 };
 
-/// The sending direction.
+/// The sending direction of a connection.
+///
+/// The caller seals units with [`Self::seal_in_place`] or [`Self::seal_into`], possibly ahead of time, and begins each
+/// in exactly one record by passing its descriptor to [`Self::seal_head`], provided that [`Self::carries`] is true
+/// then. Records must be sent in the order of the calls. Between calls the sealer holds the keys and counters of the
+/// current generation; [`crate::Renewal`] steps it to the next. Once [`Self::is_overdue`] is true the caller must end
+/// the connection.
 pub struct Sealer {
     limits: &'static Limits,
     ratchet: Ratchet,
     generation: u16,
     head: Keyed,
     data: Keyed,
-    /// Records of all generations: the next head's counter.
+    /// Records of all generations: the counter of the next head.
     counter: u64,
-    /// Records of this generation.
     records: u64,
-    /// Units of this generation: the next unit's number.
+    /// Units of the current generation: the number of the next unit.
     units: u64,
-    /// Bytes of units of this generation.
+    /// Bytes of units of the current generation.
     unit_bytes: u64,
-    /// When this generation began, since the channel was made.
+    /// Start of the current generation, as time since the channel was created.
     since: Duration,
-    /// An exchange is under way: no unit of the generation before is begun.
+    /// An exchange is in progress: no unit of the previous generation may begin.
     is_strict: bool,
 }
 
@@ -65,20 +70,20 @@ impl Sealer {
         self.counter
     }
 
-    /// Seals a unit of 1 to [`UNIT_BYTES_MAX`] bytes where it lies.
+    /// Seals a unit of 1 to [`UNIT_BYTES_MAX`] bytes in place.
     pub fn seal_in_place(&mut self, unit: &mut [u8]) -> Descriptor {
         let (seal_id, length) = self.next_unit(unit.len());
         Descriptor { seal_id, length, tag: self.data.seal(seal_id, &[], unit) }
     }
 
-    /// Copies and seals a unit in one pass; both slices have the unit's length.
+    /// Copies and seals a unit in one pass; both slices have the length of the unit.
     pub fn seal_into(&mut self, plain: &[u8], sealed: &mut [u8]) -> Descriptor {
         let (seal_id, length) = self.next_unit(plain.len());
         Descriptor { seal_id, length, tag: self.data.seal_into(seal_id, &[], plain, sealed) }
     }
 
-    /// Appends prefix and sealed head to `out`. `header` is BHS and AHS; every descriptor must be one that
-    /// [`Self::carries`] is true for.
+    /// Appends prefix and sealed head to `out`. `header` is BHS and AHS; [`Self::carries`] must be true for every
+    /// descriptor.
     pub fn seal_head(&mut self, header: &[u8], descriptors: &[Descriptor], out: &mut Vec<u8>) {
         assert_eq!(header.len(), header_bytes(header), "BHS and AHS");
         assert!(descriptors.len() <= DESCRIPTORS_MAX, "{} units begin in one record", descriptors.len());
@@ -100,7 +105,7 @@ impl Sealer {
         self.seal_record(kind, message.len(), out, |out| out.extend_from_slice(message));
     }
 
-    /// Appends prefix and sealed head; `emit` appends the head's `head_bytes`.
+    /// Appends prefix and sealed head; `emit` appends the `head_bytes` of the head.
     fn seal_record(
         &mut self,
         kind: Kind,
@@ -120,8 +125,9 @@ impl Sealer {
         self.records += 1;
     }
 
-    /// Whether a unit that was sealed ahead may still begin: its generation is the current one, or the one before if no exchange
-    /// is under way and the last step was not long ago. `now` is the time since the channel was made.
+    /// Whether a unit that was sealed ahead may still begin: its generation is the current one, or the previous one if
+    /// no exchange is in progress and the last step was less than 30 s ago. `now` is the time since the channel was
+    /// created.
     pub fn carries(&self, descriptor: &Descriptor, now: Duration) -> bool {
         descriptor.generation() == self.generation
             || self.may_carry(descriptor) && now.saturating_sub(self.since) < self.limits.ahead_max
@@ -132,34 +138,34 @@ impl Sealer {
         self.generation.checked_sub(descriptor.generation()).is_some_and(|age| age <= age_max)
     }
 
-    /// Whether an exchange is due, as far as this direction knows: bytes, records, or an hour.
+    /// Whether an exchange is due by the bytes, records or age (an hour) of this direction.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.records >= self.limits.records_due
             || self.unit_bytes >= self.limits.unit_bytes_due
             || now >= self.due_at()
     }
 
-    /// When an exchange is due though nothing is sent.
+    /// When an exchange becomes due without traffic.
     pub(crate) fn due_at(&self) -> Duration {
         self.since + self.limits.age_due
     }
 
-    /// Whether this generation has reached what it must not: nothing more may be sealed in it, the connection ends.
+    /// Whether this generation has reached its hard limit: nothing more may be sealed in it, and the connection ends.
     pub fn is_overdue(&self) -> bool {
         self.records >= self.limits.records_late || self.unit_bytes >= self.limits.unit_bytes_late
     }
 
-    /// The present generation: that of the next head and the next unit.
+    /// The current generation: that of the next head and unit.
     pub fn generation(&self) -> u16 {
         self.generation
     }
 
-    /// From now to the next step, no unit of the generation before is begun.
+    /// Forbids units of the previous generation until the next step.
     pub(crate) fn be_strict(&mut self) {
         self.is_strict = true;
     }
 
-    /// The next record is the first of the next generation. Not after generation 65535.
+    /// Steps to the next generation, to which the next record belongs. Panics in generation 65535.
     pub(crate) fn step(&mut self, fresh: &Fresh, now: Duration) {
         self.generation = self.generation.checked_add(1).expect("no exchange in the last generation");
         self.ratchet = self.ratchet.next(fresh);
@@ -169,7 +175,6 @@ impl Sealer {
         (self.since, self.is_strict) = (now, false);
     }
 
-    /// Takes a seal-id for a unit.
     fn next_unit(&mut self, bytes: usize) -> (u64, u32) {
         assert!((1..=UNIT_BYTES_MAX as usize).contains(&bytes), "a unit of {bytes} bytes");
         assert!(self.unit_bytes < self.limits.unit_bytes_max, "the generation was due long ago");

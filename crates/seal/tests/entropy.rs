@@ -1,4 +1,5 @@
-//! The entropy of handshakes and of exchanges of fresh keys is wiped where it was used. A process of its own: all of its memory is read.
+//! The entropy of handshakes and of exchanges of fresh keys is wiped after use. The test has its own process, because
+//! it reads all memory of the process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use hikyaku_seal::{Channel, Enquirer, Head, Identity, Initiator, Responder, Suite, answer_enquiry};
 use zeroize::Zeroizing;
 
-/// Takes a control record.
+/// Opens and takes a control record.
 fn take(channel: &mut Channel, wire: &[u8]) {
     let Channel { sealer, opener, renewal } = channel;
     let (prefix, sealed) = wire.split_first_chunk().unwrap();
@@ -16,21 +17,21 @@ fn take(channel: &mut Channel, wire: &[u8]) {
     renewal.open(kind, &head[..bytes], sealer, opener, Duration::ZERO).unwrap();
 }
 
-/// A byte of made-up entropy that no other test uses.
+/// A byte of artificial entropy that no other test uses.
 fn byte(seed: u64, at: usize) -> u8 {
     let word = (seed << 32 | at as u64).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (word ^ word >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9).to_be_bytes()[0]
 }
 
-/// Entropy on the heap: no copy of it lies in the caller's frame.
+/// Entropy on the heap: the caller's frame holds no copy of it.
 fn boxed(seed: u64) -> Box<Zeroizing<[u8; 128]>> {
     let mut boxed = Box::new(Zeroizing::new([0; 128]));
     boxed.iter_mut().enumerate().for_each(|(at, place)| *place = byte(seed, at));
     boxed
 }
 
-/// Places of this process's writable memory that hold 16 bytes from the middle of one of the four secrets of this entropy. (The
-/// ends of a scalar change when it is used.)
+/// Regions of this process's writable memory that hold 16 bytes from the middle of one of the four secrets of this
+/// entropy. (X25519 changes the first and last bytes of a scalar.)
 fn places(seed: u64) -> Vec<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mut found = Vec::new();
@@ -40,7 +41,7 @@ fn places(seed: u64) -> Vec<String> {
     for line in maps.lines().filter(|line| line.contains(" rw")) {
         let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
         let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
-        // Pieces overlap by a window.
+        // Chunks overlap by a window.
         for start in (start..end).step_by(copy.len() - 16) {
             let bytes = copy.len().min(end - start);
             let copy = &mut copy[..bytes];

@@ -1,4 +1,4 @@
-//! What a run meant to do and was told, in a form that survives the run. Version 1; numbers are little endian.
+//! A journal of submitted actions and results that survives a crash of the run. Version 1; numbers little endian.
 //!
 //! ```text
 //! header, 64 bytes   "hkytortu" | version u32 | flags u32 | run u64 | seed u64 | sectors u64 | block u32 | clients u32
@@ -6,23 +6,20 @@
 //! record, 24 bytes   kind u8 | 0 u8 x3 | client u32 | number u64 | 0 u32 | crc u32
 //! ```
 //!
-//! The CRC-32C covers what lies before it. Steps are not written down: [`Plan`] knows them by client and number. A
-//! `Reserve` reaches the disk before any step below its number is submitted; the records behind it may be lost with the
-//! machine, and such steps are then taken for submitted without an answer. Reading ends at the first record that
-//! is not whole.
+//! The CRC-32C covers the bytes before it. Records do not contain the actions: [`Plan`] derives them from client and
+//! number. The run makes a `Reserve` durable before it submits any action below its number. Records after it may be lost
+//! in a crash; then such actions count as submitted without an answer. Parsing ends at the first invalid record.
 
 use std::fmt;
 
 use crate::Client;
 use crate::history::{Cut, History, OperationId, Outcome, Rules, Value};
-use crate::plan::{Ability, Plan, Step};
+use crate::plan::{Ability, Action, Plan};
 use crate::stamp::Stamp;
 
-/// Bytes of the header.
 pub const HEADER_BYTES: usize = 64;
-/// Bytes of one record.
 pub const RECORD_BYTES: usize = 24;
-/// Who stamped every sector first.
+/// Client that stamps every sector before the workload starts.
 pub const FILLER: Client = Client::MAX;
 
 const MAGIC: &[u8; 8] = b"hkytortu";
@@ -31,44 +28,36 @@ const FLAG_DISCARD: u32 = 1;
 const FLAG_WRITE_ZEROES: u32 = 2;
 const FLAG_VOLATILE: u32 = 4;
 
-/// What a run is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// In every stamp: what is of another run is foreign.
+    /// Number in every stamp; stamps of other runs are foreign.
     pub run: u64,
-    /// Of the plan.
     pub seed: u64,
-    /// Sessions.
     pub clients: u32,
-    /// What the plan may ask.
     pub ability: Ability,
-    /// Writes are volatile unless asked to be durable.
+    /// A write without FUA is volatile until a flush.
     pub volatile: bool,
 }
 
-/// One thing that happened.
+/// One event of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// Steps of the client below this number may have been submitted.
     Reserve(Client, u64),
-    /// This step is submitted.
     Begin(Client, u64),
-    /// It was acknowledged.
     Done(Client, u64),
-    /// It ended without an answer.
+    /// The action ended without an answer.
     Unknown(Client, u64),
     /// The power may have failed.
     Cut,
 }
 
-/// Why a journal cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JournalError {
-    /// The header is not whole.
+    /// The header is incomplete or damaged.
     NoJournal,
-    /// Written by another version.
     Version(u32),
-    /// A record that cannot follow those before it.
+    /// A record that contradicts those before it.
     Senseless(Record),
 }
 
@@ -76,36 +65,32 @@ impl fmt::Display for JournalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoJournal => write!(f, "it is not a journal of a torture run, or its header is damaged"),
-            Self::Version(version) => write!(f, "it has version {version}; this program knows {VERSION}"),
+            Self::Version(version) => write!(f, "it has version {version}; this program supports {VERSION}"),
             Self::Senseless(record) => write!(f, "it contradicts itself at {record:?}"),
         }
     }
 }
 
 impl Header {
-    /// The workload.
     pub fn plan(&self) -> Plan {
         Plan::new(self.seed, self.ability)
     }
 
-    /// A history in which nothing has happened yet; for `losses_told` see [`Rules`]. Overlapping requests may tear
-    /// sectors: SBC does not forbid it.
-    pub fn history(&self, losses_told: bool) -> History {
-        History::new(self.ability.sectors, Value::Unknown, Rules { atomic_sectors: false, losses_told })
+    /// An empty history for the run. Overlapping requests may tear sectors: SBC does not forbid it.
+    pub fn history(&self, losses_reported: bool) -> History {
+        History::new(self.ability.sectors, Value::Unknown, Rules { atomic_sectors: false, losses_reported })
     }
 
-    /// The sectors of the `number`th piece that the filler writes.
-    pub fn piece(&self, number: u64) -> std::ops::Range<u64> {
+    /// The sectors of the filler's write `number`.
+    pub fn chunk(&self, number: u64) -> std::ops::Range<u64> {
         let start = number * self.ability.longest;
         start..(start + self.ability.longest).min(self.ability.sectors)
     }
 
-    /// How many pieces there are.
-    pub fn pieces(&self) -> u64 {
+    pub fn chunks(&self) -> u64 {
         self.ability.sectors.div_ceil(self.ability.longest)
     }
 
-    /// As bytes.
     pub fn emit(&self) -> [u8; HEADER_BYTES] {
         let Ability { sectors, block, longest, discard, write_zeroes } = self.ability;
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
@@ -125,7 +110,6 @@ impl Header {
         bytes.try_into().expect("the fields are 64 bytes")
     }
 
-    /// From bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, JournalError> {
         let header = bytes.get(..HEADER_BYTES).ok_or(JournalError::NoJournal)?;
         let half = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
@@ -153,7 +137,6 @@ impl Header {
 }
 
 impl Record {
-    /// As bytes.
     pub fn emit(self) -> [u8; RECORD_BYTES] {
         let (kind, client, number) = match self {
             Self::Reserve(client, number) => (1, client, number),
@@ -171,7 +154,6 @@ impl Record {
         bytes
     }
 
-    /// From bytes; `None` if they are no whole record.
     pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Self> {
         let client = Client::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
         let number = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
@@ -190,32 +172,31 @@ impl Record {
     }
 }
 
-/// Tells `history` that a step is submitted. Reads are the caller's, who alone knows what they returned.
-pub fn begin(history: &mut History, header: &Header, id: OperationId, client: Client, step: &Step) {
-    match step {
-        Step::Write { range, stamp, durable } => {
+/// Records in `history` that an action is submitted. The caller completes reads, because only the caller has the data.
+pub fn begin(history: &mut History, header: &Header, id: OperationId, client: Client, action: &Action) {
+    match action {
+        Action::Write { range, stamp, durable } => {
             let durable = *durable || !header.volatile;
             history.write(id, client, range.clone(), Value::Stamp(*stamp), durable);
         }
-        Step::Discard(range) | Step::WriteZeroes(range) => {
+        Action::Discard(range) | Action::WriteZeroes(range) => {
             history.write(id, client, range.clone(), Value::Zero, false);
         }
-        Step::Flush => history.flush(id, client),
-        Step::Read(range) => history.read(id, client, range.clone()),
+        Action::Flush => history.flush(id, client),
+        Action::Read(range) => history.read(id, client, range.clone()),
     }
 }
 
-/// A step by client and number, the filler's included.
-pub fn step(header: &Header, client: Client, number: u64) -> Step {
+/// The action of a client, or of the filler, by number.
+pub fn action(header: &Header, client: Client, number: u64) -> Action {
     if client == FILLER {
         let stamp = Stamp { sequence: number, writer: FILLER };
-        return Step::Write { range: header.piece(number), stamp, durable: false };
+        return Action::Write { range: header.chunk(number), stamp, durable: false };
     }
-    header.plan().step(client, number)
+    header.plan().action(client, number)
 }
 
-/// What a journal tells about the storage: a history in which nothing is in flight any more. Of losses that the medium
-/// told of it knows nothing.
+/// The history of a journal, with no operation in flight. A journal does not contain losses that the medium reported.
 pub fn replay(bytes: &[u8]) -> Result<(Header, History), JournalError> {
     let header = Header::parse(bytes)?;
     let mut history = header.history(false);
@@ -225,7 +206,7 @@ pub fn replay(bytes: &[u8]) -> Result<(Header, History), JournalError> {
     for record in bytes[HEADER_BYTES..].as_chunks::<RECORD_BYTES>().0 {
         let Some(record) = Record::parse(record) else { break };
         let known = |client: Client, number: u64| match client {
-            FILLER => number < header.pieces(),
+            FILLER => number < header.chunks(),
             client => client < header.clients,
         };
         match record {
@@ -239,7 +220,7 @@ pub fn replay(bytes: &[u8]) -> Result<(Header, History), JournalError> {
                     reserved[client as usize].1 = reserved[client as usize].1.max(number + 1);
                 }
                 open.insert(id(client, number), ());
-                begin(&mut history, &header, id(client, number), client, &step(&header, client, number));
+                begin(&mut history, &header, id(client, number), client, &action(&header, client, number));
             }
             Record::Done(client, number) if open.remove(&id(client, number)).is_some() => {
                 history.complete(id(client, number), Outcome::Done);
@@ -251,12 +232,12 @@ pub fn replay(bytes: &[u8]) -> Result<(Header, History), JournalError> {
             record => return Err(JournalError::Senseless(record)),
         }
     }
-    // What may have been submitted although nothing tells of it.
+    // Steps that may have been submitted without a `Begin` in the journal.
     for (client, (reserved, begun)) in (0..).zip(reserved) {
         for number in begun..reserved {
-            let step = step(&header, client, number);
-            if !matches!(step, Step::Read(_)) {
-                begin(&mut history, &header, id(client, number), client, &step);
+            let action = action(&header, client, number);
+            if !matches!(action, Action::Read(_)) {
+                begin(&mut history, &header, id(client, number), client, &action);
                 open.insert(id(client, number), ());
             }
         }
@@ -286,7 +267,7 @@ mod tests {
         bytes
     }
 
-    /// What the filler's first piece may hold.
+    /// Reads the first sector; whether `content` is allowed.
     fn look(history: &mut History, content: Content) -> bool {
         history.read(99, 0, 0..1);
         history.complete_read(99, &[content]).is_empty()
@@ -338,9 +319,9 @@ mod tests {
     fn reserved_steps_may_have_been_made() {
         let number = (0..100)
             .find(
-                |number| matches!(step(&HEADER, 1, *number), Step::Write { range, .. } if range.contains(&0)),
+                |number| matches!(action(&HEADER, 1, *number), Action::Write { range, .. } if range.contains(&0)),
             )
-            .expect("some step writes sector 0");
+            .expect("some action writes sector 0");
         let done = [Record::Begin(FILLER, 0), Record::Done(FILLER, 0)];
         let found = Content::Stamp(Stamp { sequence: number, writer: 1 });
         let (_, mut history) = replay(&journal(&done)).unwrap();

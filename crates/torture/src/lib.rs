@@ -1,8 +1,8 @@
-//! Whether storage kept its word: what to write ([`plan`]), how to know it again ([`stamp`]), which answers
-//! are allowed ([`history`]).
+//! Checks storage for lost, stale and torn data: the workload ([`plan`]), the content of written sectors ([`stamp`]),
+//! and the answers that are allowed ([`history`]).
 //!
-//! Everything here is pure: no I/O, no clock, no randomness but a seed. The unit is a sector of 512 bytes,
-//! whatever the block size of the storage. Read `docs/internals/torture.md` first, then `history/mod.rs`.
+//! The crate is pure: no I/O, no clock, no randomness but a seed. The unit is a sector of 512 bytes, for any block size
+//! of the storage. Read `docs/internals/torture.md` first, then `history/mod.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -12,8 +12,8 @@ pub mod plan;
 pub mod random;
 pub mod stamp;
 
-/// Bytes of a sector: what a power cut may not tear.
+/// Bytes of a sector, the unit that a power failure must not tear.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Who issues requests: a session of its own, for the history and in stamps.
+/// Number of a session that issues requests; part of its stamps.
 pub type Client = u32;

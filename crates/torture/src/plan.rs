@@ -1,5 +1,4 @@
-//! What the clients do: a pure function of a seed, a client and the number of its step, so that a run can be repeated,
-//! and a journal need not hold it.
+//! The workload: each action is a pure function of seed, client and action number, so no journal need contain it.
 
 use std::ops::Range;
 
@@ -7,56 +6,46 @@ use crate::Client;
 use crate::random::Random;
 use crate::stamp::Stamp;
 
-/// Places that everybody likes, and sectors of each.
+/// Number of regions with frequent access, and sectors of each.
 const HOT_SPOTS: u64 = 8;
 const HOT_SECTORS: u64 = 64;
 
-/// What the storage can do, in sectors.
+/// Properties of the storage, in sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ability {
-    /// Sectors in all.
     pub sectors: u64,
     /// Addresses and lengths are multiples of this: 1 or 8.
     pub block: u64,
-    /// Longest request.
+    /// Longest request, in sectors.
     pub longest: u64,
     /// Discarded sectors read as zeroes.
     pub discard: bool,
-    /// Zeroes can be written without data.
+    /// Zeroes can be written without transferring them.
     pub write_zeroes: bool,
 }
 
-/// A seeded workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     seed: u64,
     ability: Ability,
 }
 
-/// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Stamp these sectors.
+pub enum Action {
     Write {
-        /// Which.
         range: Range<u64>,
-        /// With what.
         stamp: Stamp,
-        /// Durable before it is complete (FUA).
+        /// Durable before completion (FUA).
         durable: bool,
     },
-    /// Read these sectors.
     Read(Range<u64>),
-    /// Make what is complete durable.
     Flush,
-    /// Discard these sectors.
     Discard(Range<u64>),
-    /// Zero these sectors.
     WriteZeroes(Range<u64>),
 }
 
-impl Step {
-    /// The sectors; none of a flush.
+impl Action {
+    /// The sectors of the action; empty for a flush.
     pub fn range(&self) -> Range<u64> {
         match self {
             Self::Write { range, .. }
@@ -72,26 +61,26 @@ impl Plan {
     /// The workload of `seed`.
     ///
     /// # Panics
-    /// If the ability makes no sense: no sectors, or parts of blocks.
+    /// If the ability is invalid: no sectors, or requests shorter than a block.
     pub fn new(seed: u64, ability: Ability) -> Self {
         assert!(ability.block > 0 && ability.longest >= ability.block, "requests of no block");
         assert!(ability.sectors >= ability.block, "a medium without a block");
         Self { seed, ability }
     }
 
-    /// Step `number` of `client`. Its stamp, if it has one, carries both and is never used again.
-    pub fn step(&self, client: Client, number: u64) -> Step {
+    /// Action `number` of `client`. The stamp of a write holds both numbers and is unique in the run.
+    pub fn action(&self, client: Client, number: u64) -> Action {
         let mut random = Random::of(&[self.seed, client.into(), number]);
         let verb = random.below(100);
         let range = self.range(&mut random);
         match verb {
-            0..4 => Step::Flush,
-            4..34 => Step::Read(range),
-            34..38 if self.ability.discard => Step::Discard(range),
-            38..42 if self.ability.write_zeroes => Step::WriteZeroes(range),
+            0..4 => Action::Flush,
+            4..34 => Action::Read(range),
+            34..38 if self.ability.discard => Action::Discard(range),
+            38..42 if self.ability.write_zeroes => Action::WriteZeroes(range),
             verb => {
                 let stamp = Stamp { sequence: number, writer: client };
-                Step::Write { range, stamp, durable: verb >= 90 }
+                Action::Write { range, stamp, durable: verb >= 90 }
             }
         }
     }
@@ -114,7 +103,7 @@ impl Plan {
         } else {
             random.below(sectors)
         };
-        // Half of them where file systems put theirs.
+        // Half of the requests are aligned to 4 KiB, as those of file systems.
         let align = if random.one_in(2) { 8u64.max(block) } else { block };
         let start = (start / align * align).min(room / block * block);
         start..start + length
@@ -138,16 +127,16 @@ mod tests {
         ] {
             let plan = Plan::new(7, ability);
             for number in 0..20_000 {
-                let step = plan.step(1, number);
-                assert_eq!(step, plan.step(1, number));
-                let range = step.range();
-                assert!(range.end <= ability.sectors, "{step:?}");
-                assert!(range.end - range.start <= ability.longest, "{step:?}");
-                assert!((range.start | range.end).is_multiple_of(ability.block), "{step:?}");
-                assert!(step == Step::Flush || !range.is_empty(), "{step:?}");
-                let unasked = matches!(step, Step::Discard(_) if !ability.discard)
-                    || matches!(step, Step::WriteZeroes(_) if !ability.write_zeroes);
-                assert!(!unasked, "{step:?}");
+                let action = plan.action(1, number);
+                assert_eq!(action, plan.action(1, number));
+                let range = action.range();
+                assert!(range.end <= ability.sectors, "{action:?}");
+                assert!(range.end - range.start <= ability.longest, "{action:?}");
+                assert!((range.start | range.end).is_multiple_of(ability.block), "{action:?}");
+                assert!(action == Action::Flush || !range.is_empty(), "{action:?}");
+                let unasked = matches!(action, Action::Discard(_) if !ability.discard)
+                    || matches!(action, Action::WriteZeroes(_) if !ability.write_zeroes);
+                assert!(!unasked, "{action:?}");
             }
         }
     }
@@ -155,10 +144,11 @@ mod tests {
     #[test]
     fn clients_meet() {
         let plan = Plan::new(7, Ability { sectors: 1 << 20, ..ABILITY });
-        let steps: Vec<_> =
-            (0..2).map(|client| (0..32).map(|n| plan.step(client, n).range()).collect::<Vec<_>>()).collect();
+        let actions: Vec<_> = (0..2)
+            .map(|client| (0..32).map(|n| plan.action(client, n).range()).collect::<Vec<_>>())
+            .collect();
         let meets = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
-        let met = steps[0].iter().filter(|a| steps[1].iter().any(|b| meets(a, b))).count();
+        let met = actions[0].iter().filter(|a| actions[1].iter().any(|b| meets(a, b))).count();
         assert!(met >= 2, "{met} of 32 requests overlap");
     }
 }

@@ -1,38 +1,35 @@
-//! A small generator, so that a printed seed repeats a run (SplitMix64).
+//! A small random generator, so that a printed seed repeats a run (SplitMix64).
 
-/// The sequence of one seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A sequence that belongs to all of `words`, in this order.
+    /// The sequence of `words` in this order.
     pub fn of(words: &[u64]) -> Self {
         Self(words.iter().fold(0, |state, word| mix(state ^ word)))
     }
 
-    /// The next 64 bits.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// A number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.word()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// True once in `bound` times.
+    /// True with probability 1/`bound`.
     pub fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
 }
 
-/// Spreads every bit of `word` over all of the result.
+/// Makes every bit of `word` affect all bits of the result.
 fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,5 +1,6 @@
-//! What a sector of 512 bytes holds: eight cells of 64 bytes, each of which tells who wrote it, where and when,
-//! under its own CRC-32C. A sector whose cells disagree was torn inside; one of another address was misdirected.
+//! The content of a sector of 512 bytes: eight cells of 64 bytes, each with writer, address and sequence number under
+//! its own CRC-32C. Cells of one sector that disagree reveal a torn sector; a foreign address reveals a misdirected
+//! write.
 //!
 //! ```text
 //! cell    0       8     16          24       28     32        60     64
@@ -15,32 +16,29 @@ const CELL_BYTES: usize = 64;
 const CELLS: usize = SECTOR_BYTES / CELL_BYTES;
 const CRC_AT: usize = CELL_BYTES - 4;
 
-/// One write, as its sectors tell it.
+/// Identifies one write in its sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Stamp {
-    /// Number of the write among its writer's.
+    /// Number of the write at its client.
     pub sequence: u64,
-    /// Whose write.
     pub writer: u32,
 }
 
-/// What was found in a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// All zeroes: never written, or discarded.
+    /// All zeroes: never written, discarded, or zeroed.
     Zero,
-    /// Whole, of this run and this address.
+    /// A complete sector of this run and this address.
     Stamp(Stamp),
-    /// Whole and of this run, but written for another address.
+    /// A complete sector of this run, written for another address.
     Misdirected {
-        /// The address it was written for.
+        /// Address for which it was written.
         lba: u64,
-        /// Which write.
         stamp: Stamp,
     },
-    /// Parts of it are of this run: of several writes, or damaged.
+    /// Parts belong to this run: parts of several writes, or damaged.
     Torn,
-    /// Not of this run.
+    /// Content that no write of this run produced.
     Foreign,
 }
 
@@ -57,20 +55,18 @@ impl fmt::Display for Content {
             Self::Stamp(stamp) => stamp.fmt(f),
             Self::Misdirected { lba, stamp } => write!(f, "{stamp} for sector {lba}"),
             Self::Torn => write!(f, "a sector torn inside"),
-            Self::Foreign => write!(f, "data of nobody in this run"),
+            Self::Foreign => write!(f, "data that was not written in this run"),
         }
     }
 }
 
-/// Stamps and reads the sectors of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamper {
     run: u64,
 }
 
 impl Stamper {
-    /// Stamps of the run with this number. Runs over the same storage need different ones, or a leftover looks
-    /// like data.
+    /// A stamper for the run `run`. Runs over the same storage need different numbers, else old sectors look current.
     pub fn new(run: u64) -> Self {
         Self { run }
     }
@@ -103,7 +99,7 @@ impl Stamper {
         cell
     }
 
-    /// What the sector read from `lba` holds.
+    /// The content of the sector read from `lba`.
     pub fn read(&self, lba: u64, sector: &[u8]) -> Content {
         assert_eq!(sector.len(), SECTOR_BYTES, "one sector");
         let cells = sector.as_chunks::<CELL_BYTES>().0;
@@ -124,7 +120,7 @@ impl Stamper {
         if cells.iter().enumerate().any(ours) { Content::Torn } else { Content::Foreign }
     }
 
-    /// Address and stamp of a whole cell of this run.
+    /// Address and stamp of a valid cell of this run.
     fn parse(&self, cell: &[u8; CELL_BYTES], index: usize) -> Option<(u64, Stamp)> {
         let word = |at: usize| u64::from_le_bytes(cell[at..at + 8].try_into().expect("eight bytes"));
         let half = |at: usize| u32::from_le_bytes(cell[at..at + 4].try_into().expect("four bytes"));

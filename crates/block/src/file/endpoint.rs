@@ -1,7 +1,7 @@
-//! One loop thread's requests to a file.
+//! The endpoint of a file or block device: requests of one loop thread.
 
-use std::io::{Error, Result as IoResult};
-use std::os::fd::AsRawFd;
+use std::io::Result as IoResult;
+use std::os::unix::fs::MetadataExt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,28 +11,30 @@ use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
 
 use super::mapped::Mapped;
 use super::{DataExtent, Shared, probe};
-use crate::device::{Devices, Kernel, Lost};
 use crate::memory::check;
 use crate::{
-    Capability, Certainty, Completion, Endpoint, Extent, Fingerprint, Identity, IoError, IoErrorKind, Kind,
-    Looks, Request, RequestId,
+    Capability, Completion, Endpoint, Evidence, Extent, Fingerprint, Identity, Inspect, IoError, IoErrorKind,
+    Kind, Reader, Request, RequestId,
 };
+use host::{Devices, Kernel, Lost};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 
-/// Writes to a file in memory up to this are made at once; a longer one is worth another core's time.
+/// Writes up to this length to a file in memory are made inside `submit`; longer ones go to the loop, which may use
+/// another core.
 const WRITE_NOW_BYTES_MAX: usize = 64 << 10;
-/// Zeroes written at a time where the file system cannot zero a range itself.
+/// Zeroes written per request where the file system cannot zero a range itself.
 const ZERO_BYTES: usize = 256 << 10;
 
-/// The ways of one endpoint to its file.
 pub(super) struct Handles {
     pub(super) buffered: Handle,
     pub(super) direct: Option<Handle>,
-    /// For flushes alone, and an open file description of its own. The kernel tells each description of a write that was
-    /// lost behind our back once: what one thread is told must not be missing from another's flush.
+    /// Used for flushes only, with an open file description of its own. The kernel reports a failed write-back once to
+    /// each open file description; with a shared one, a flush of another thread could take the report.
     pub(super) sync: Handle,
     /// The file's bytes are memory (tmpfs): a write never waits for a device.
     pub(super) in_memory: bool,
-    /// To lend from.
+    /// Source of [`Endpoint::borrow`]; `None` if the file is not mapped.
     pub(super) mapped: Option<Mapped>,
 }
 
@@ -43,13 +45,14 @@ pub(super) struct FileEndpoint {
     identity: Identity,
     capability: Capability,
     shared: Arc<Shared>,
-    /// The data extent found last.
+    /// The last data extent that `extent` found.
     data_extent: Option<DataExtent>,
     pending: Vec<Option<Pending>>,
     vacant: Vec<u32>,
-    /// Flushes that the one with the kernel answers; its event comes for the first.
+    /// Slots of the flush requests that the running `fsync` completes. Its event carries the first slot's number.
     flushes: Vec<u32>,
-    /// Those that came after it began: one more answers them all. Two at once would share one lost write's error.
+    /// Slots of flush requests that came after that `fsync` started: the next one completes them all. Two at once would
+    /// share the report of one failed write-back.
     flushes_waiting: Vec<u32>,
     zeroes: Option<Span>,
 }
@@ -57,16 +60,15 @@ pub(super) struct FileEndpoint {
 #[derive(Clone)]
 struct Pending {
     id: RequestId,
-    job: Job,
-    /// O_DIRECT was refused for this one: the page cache takes it.
+    operation: Operation,
+    /// O_DIRECT refused this request; it goes through the page cache.
     through_cache: bool,
-    /// A durable write of which some went through the page cache: it ends with a flush.
+    /// A durable write of which a part went through the page cache: a flush follows before completion.
     owes_flush: bool,
 }
 
-/// What is left to do of a request.
 #[derive(Clone)]
-enum Job {
+enum Operation {
     Read {
         offset: u64,
         into: Span,
@@ -77,21 +79,21 @@ enum Job {
         durability: Durability,
     },
     Flush,
-    /// By the file system.
+    /// `fallocate` by the file system.
     Allocate {
         how: Allocation,
         offset: u64,
         length: u64,
         fall_back: bool,
     },
-    /// By writing zeroes, a piece at a time.
+    /// Writes of `ZERO_BYTES` zeroes each.
     Zero {
         offset: u64,
         length: u64,
     },
 }
 
-impl Job {
+impl Operation {
     fn is_punch(&self) -> bool {
         matches!(self, Self::Allocate { how: Allocation::PunchHole, .. })
     }
@@ -122,7 +124,7 @@ impl FileEndpoint {
         }
     }
 
-    fn job(&self, kind: Kind) -> Result<Job, IoError> {
+    fn operation(&self, kind: Kind) -> Result<Operation, IoError> {
         check(&self.capability, &kind)?;
         if self.shared.flush_failed.load(Ordering::Acquire)
             && (kind.is_write() || matches!(kind, Kind::Flush))
@@ -130,27 +132,27 @@ impl FileEndpoint {
             return Err(earlier_failure());
         }
         Ok(match kind {
-            Kind::Read { offset, into } => Job::Read { offset, into },
+            Kind::Read { offset, into } => Operation::Read { offset, into },
             Kind::Write { offset, from, durable } => {
                 let durability = if durable { Durability::Durable } else { Durability::Volatile };
-                Job::Write { offset, from, durability }
+                Operation::Write { offset, from, durability }
             }
-            Kind::Flush => Job::Flush,
+            Kind::Flush => Operation::Flush,
             Kind::Discard { offset, length } => {
                 self.shared.punched.fetch_add(1, Ordering::Relaxed);
-                Job::Allocate { how: Allocation::PunchHole, offset, length, fall_back: false }
+                Operation::Allocate { how: Allocation::PunchHole, offset, length, fall_back: false }
             }
             Kind::WriteZeroes { offset, length, may_unmap: true } => {
                 self.shared.punched.fetch_add(1, Ordering::Relaxed);
-                Job::Allocate { how: Allocation::PunchHole, offset, length, fall_back: true }
+                Operation::Allocate { how: Allocation::PunchHole, offset, length, fall_back: true }
             }
             Kind::WriteZeroes { offset, length, may_unmap: false } => {
-                Job::Allocate { how: Allocation::ZeroRange, offset, length, fall_back: true }
+                Operation::Allocate { how: Allocation::ZeroRange, offset, length, fall_back: true }
             }
         })
     }
 
-    /// The descriptor for a transfer, if it may pass by the page cache: direct where it is aligned.
+    /// The O_DIRECT descriptor, if the transfer is aligned; `None` if it goes through the page cache.
     fn direct_for(&self, offset: u64, span: &Span, through_cache: bool) -> Option<&Handle> {
         let alignment = u64::from(self.capability.alignment);
         let aligned = offset.is_multiple_of(alignment)
@@ -163,23 +165,23 @@ impl FileEndpoint {
         Rc::clone(self.direct_for(offset, span, through_cache).unwrap_or(&self.handles.buffered))
     }
 
-    /// Starts what is left of the request in slot `key`. `Some` when there is nothing left to start.
+    /// Starts the rest of the request in slot `key`. `Some`: the request is complete.
     fn start(&mut self, io: &mut Io, key: u32) -> Option<Result<(), IoError>> {
         let token = Token { owner: self.owner, key };
         let pending = self.pending[key as usize].clone().expect("slot in use");
-        match pending.job {
-            Job::Read { offset, into } => {
+        match pending.operation {
+            Operation::Read { offset, into } => {
                 let handle = self.handle_for(offset, &into, pending.through_cache);
                 io.read(token, &handle, offset, into);
             }
-            Job::Write { offset, from, durability } => {
+            Operation::Write { offset, from, durability } => {
                 let handle = self.handle_for(offset, &from, pending.through_cache);
                 if self.handles.in_memory && from.len() <= WRITE_NOW_BYTES_MAX {
                     let result = io.write_now(&handle, offset, &from, durability);
                     return self.advance(io, key, result);
                 }
-                // A durable write through the page cache is a write, and then the flush that others share: of two that
-                // the kernel syncs beside each other on one descriptor, one could take the other's error.
+                // A durable write through the page cache is a plain write followed by the shared flush: of two syncs at
+                // once on one descriptor, one could take the other's error report.
                 let durability = match durability {
                     Durability::Durable
                         if self.direct_for(offset, &from, pending.through_cache).is_none() =>
@@ -191,27 +193,27 @@ impl FileEndpoint {
                 };
                 io.write(token, &handle, offset, from, durability);
             }
-            Job::Flush => {
+            Operation::Flush => {
                 self.flushes_waiting.push(key);
                 self.flush(io);
             }
-            Job::Allocate { length: 0, .. } | Job::Zero { length: 0, .. } => return Some(Ok(())),
-            Job::Allocate { how, offset, length, .. } => {
+            Operation::Allocate { length: 0, .. } | Operation::Zero { length: 0, .. } => return Some(Ok(())),
+            Operation::Allocate { how, offset, length, .. } => {
                 io.allocate(token, &self.handles.buffered, how, offset, length);
             }
-            Job::Zero { offset, length } => {
+            Operation::Zero { offset, length } => {
                 let Some(zeroes) = self.zeroes(io) else {
                     return Some(Err(IoError::new(IoErrorKind::Other, "no memory for zeroes")));
                 };
-                let piece = zeroes.slice(0, length.min(ZERO_BYTES as u64) as usize);
-                let handle = self.handle_for(offset, &piece, pending.through_cache);
-                io.write(token, &handle, offset, piece, Durability::Volatile);
+                let chunk = zeroes.slice(0, length.min(ZERO_BYTES as u64) as usize);
+                let handle = self.handle_for(offset, &chunk, pending.through_cache);
+                io.write(token, &handle, offset, chunk, Durability::Volatile);
             }
         }
         None
     }
 
-    /// Starts the flush that all who wait for one share, unless one is under way.
+    /// Starts one flush for all waiting flush requests, unless one is running.
     fn flush(&mut self, io: &mut Io) {
         if self.flushes.is_empty()
             && let Some(key) = self.flushes_waiting.first().copied()
@@ -229,14 +231,14 @@ impl FileEndpoint {
                 Err(IoError::new(IoErrorKind::FlushFailed, text))
             }
             Ok(_) if self.shared.flush_failed.load(Ordering::Acquire) => Err(earlier_failure()),
-            // What was flushed is on another disk than what was written.
-            Ok(_) => self.check_identity(Certainty::Heard),
+            // The flushed data may be on another disk than the written data.
+            Ok(_) => self.check_identity(Evidence::Cached),
         };
         let mut flushes = std::mem::take(&mut self.flushes);
         for key in flushes.drain(..) {
             self.finish(key, result.clone(), done);
         }
-        // Their memory is used again: `waiting` takes the place of `flushes`.
+        // Reuses the vector's memory.
         self.flushes = flushes;
         self.flush(io);
     }
@@ -250,11 +252,11 @@ impl FileEndpoint {
         self.zeroes.clone()
     }
 
-    /// Looks at a result. `None`: more is left, and it was started again.
+    /// Evaluates a result. `None`: a part of the request is left and was started.
     fn advance(&mut self, io: &mut Io, key: u32, result: IoResult<usize>) -> Option<Result<(), IoError>> {
         let pending = self.pending[key as usize].as_mut().expect("slot in use");
-        match (&mut pending.job, result) {
-            (Job::Read { into, .. } | Job::Write { from: into, .. }, Err(error))
+        match (&mut pending.operation, result) {
+            (Operation::Read { into, .. } | Operation::Write { from: into, .. }, Err(error))
                 if error.raw_os_error() == Some(libc::EINVAL)
                     && !pending.through_cache
                     && self.handles.direct.is_some() =>
@@ -265,36 +267,37 @@ impl FileEndpoint {
                 );
                 pending.through_cache = true;
             }
-            (Job::Read { offset, .. }, Ok(0)) => {
+            (Operation::Read { offset, .. }, Ok(0)) => {
                 let text = format!("end of file at {offset}: the storage has shrunk");
                 return Some(Err(IoError::new(IoErrorKind::OutOfRange, text)));
             }
-            (Job::Write { offset, .. }, Ok(0)) => {
+            (Operation::Write { offset, .. }, Ok(0)) => {
                 let text = format!("nothing could be written at {offset}");
                 return Some(Err(IoError::new(IoErrorKind::Medium, text)));
             }
-            (Job::Read { offset, into }, Ok(count)) | (Job::Write { offset, from: into, .. }, Ok(count)) => {
+            (Operation::Read { offset, into }, Ok(count))
+            | (Operation::Write { offset, from: into, .. }, Ok(count)) => {
                 if count < into.len() {
                     *offset += count as u64;
                     *into = into.slice(count, into.len() - count);
                 } else if pending.owes_flush {
-                    pending.job = Job::Flush;
+                    pending.operation = Operation::Flush;
                 } else {
                     return Some(Ok(()));
                 }
             }
-            (Job::Zero { offset, length }, Ok(count)) if count > 0 => {
+            (Operation::Zero { offset, length }, Ok(count)) if count > 0 => {
                 *offset += count as u64;
                 *length -= count as u64;
             }
-            (Job::Allocate { offset, length, fall_back: true, .. }, Err(error))
+            (Operation::Allocate { offset, length, fall_back: true, .. }, Err(error))
                 if error.raw_os_error() == Some(libc::EOPNOTSUPP) =>
             {
-                pending.job = Job::Zero { offset: *offset, length: *length };
+                pending.operation = Operation::Zero { offset: *offset, length: *length };
             }
-            (Job::Allocate { .. }, Ok(_)) => return Some(Ok(())),
-            (Job::Flush, _) => unreachable!("flushes are answered together"),
-            (Job::Zero { .. }, Ok(_)) => {
+            (Operation::Allocate { .. }, Ok(_)) => return Some(Ok(())),
+            (Operation::Flush, _) => unreachable!("flushes are answered together"),
+            (Operation::Zero { .. }, Ok(_)) => {
                 return Some(Err(IoError::new(IoErrorKind::Medium, "nothing could be written")));
             }
             (_, Err(error)) if error.raw_os_error() == Some(libc::EINTR) => {}
@@ -304,32 +307,28 @@ impl FileEndpoint {
     }
 
     fn seek_extent(&self, offset: u64, size: u64) -> Extent {
-        let seek_from = |offset: u64, whence| {
-            // SAFETY: a plain system call on a live descriptor; the file position is not used by anyone.
-            unsafe { libc::lseek(self.handles.buffered.as_raw_fd(), offset as i64, whence) }
-        };
-        let seek = |whence| seek_from(offset, whence);
-        let data = seek(libc::SEEK_DATA);
-        if data < 0 {
-            let nothing_left = Error::last_os_error().raw_os_error() == Some(libc::ENXIO);
-            // What a file that has shrunk held at its end is no hole: reading it must fail.
-            let whole = seek_from(0, libc::SEEK_END) as u64 >= size;
-            return Extent { end: size, data: !(nothing_left && whole) };
+        // The calls move the file position, which no code uses.
+        let seek = |to| seek(&self.handles.buffered, to);
+        match seek(SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => return Extent { end: data.min(size), data: false },
+            Ok(_) => {}
+            Err(error) => {
+                // The lost end of a file that has shrunk must not pass for a hole: a read of it must fail.
+                let whole = seek(SeekFrom::End(0)).map_or(true, |end| end >= size);
+                return Extent { end: size, data: error != Errno::NXIO || !whole };
+            }
         }
-        if data as u64 > offset {
-            return Extent { end: (data as u64).min(size), data: false };
-        }
-        match seek(libc::SEEK_HOLE) {
-            hole if hole > 0 && hole as u64 > offset => Extent { end: (hole as u64).min(size), data: true },
+        match seek(SeekFrom::Hole(offset)) {
+            Ok(hole) if hole > offset => Extent { end: hole.min(size), data: true },
             _ => Extent { end: size, data: true },
         }
     }
 
     fn finish(&mut self, key: u32, result: Result<(), IoError>, done: &mut Vec<Completion>) {
-        // A device that has gone fails requests with words of all kinds.
+        // A removed device fails requests with various error numbers.
         let result = result.map_err(|error| match error.kind {
             IoErrorKind::FlushFailed => error,
-            _ => self.check_identity(Certainty::Seen).err().unwrap_or(error),
+            _ => self.check_identity(Evidence::Probed).err().unwrap_or(error),
         });
         let pending = self.pending[key as usize].take().expect("slot in use");
         self.vacant.push(key);
@@ -348,11 +347,11 @@ impl Endpoint for FileEndpoint {
     }
 
     fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
-        let job = match self.job(request.kind) {
-            Ok(job) => job,
+        let operation = match self.operation(request.kind) {
+            Ok(operation) => operation,
             Err(error) => return done.push(Completion { id: request.id, result: Err(error) }),
         };
-        let pending = Pending { id: request.id, job, through_cache: false, owes_flush: false };
+        let pending = Pending { id: request.id, operation, through_cache: false, owes_flush: false };
         let key = self.vacant.pop().unwrap_or_else(|| {
             self.pending.push(None);
             self.pending.len() as u32 - 1
@@ -393,18 +392,18 @@ impl Endpoint for FileEndpoint {
             return Extent { end: found.range.end, data: true };
         }
         let extent = self.seek_extent(offset, size);
-        // A punch on its way might be in the file already and not yet in what was just read.
-        if extent.data && self.pending.iter().flatten().all(|pending| !pending.job.is_punch()) {
+        // A punch in flight may already be in the file, but not in the extent just read.
+        if extent.data && self.pending.iter().flatten().all(|pending| !pending.operation.is_punch()) {
             self.data_extent = Some(DataExtent { range: offset..extent.end, punched });
             found_last.clone_from(&self.data_extent);
         }
         extent
     }
 
-    fn lend(&mut self, offset: u64, length: usize, looks: Looks) -> Option<Span> {
+    fn borrow(&mut self, offset: u64, length: usize, reader: Reader) -> Option<Span> {
         let punched = self.shared.punched.load(Ordering::Relaxed);
         let Handles { buffered, mapped, .. } = &mut self.handles;
-        mapped.as_mut()?.lend(&**buffered, offset, length, punched, looks)
+        mapped.as_mut()?.borrow(&*buffered, offset, length, punched, reader)
     }
 
     fn resize(&mut self, size_bytes: u64) {
@@ -413,6 +412,12 @@ impl Endpoint for FileEndpoint {
         self.data_extent = None;
     }
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for FileEndpoint {
     fn identity(&self) -> Identity {
         self.identity.clone()
     }
@@ -421,13 +426,12 @@ impl Endpoint for FileEndpoint {
         let size_bytes = self.capability.size_bytes;
         let metadata = || std::fs::File::from(self.handles.buffered.try_clone()?).metadata();
         match (&self.identity, metadata()) {
-            (Identity::Device { device }, _) => Kernel::default().fingerprint(*device, size_bytes),
+            (_, Ok(metadata)) if self.is_device => Kernel::default().fingerprint(metadata.rdev(), size_bytes),
             (_, Ok(metadata)) => Fingerprint::of_file(&metadata, size_bytes),
-            // Not to be compared with what it was: whoever asks is told that it has changed.
-            (identity, Err(error)) => Fingerprint {
-                contents: format!("unknown: {error}"),
-                ..Fingerprint::of_identity(identity, size_bytes)
-            },
+            // This value equals no recorded fingerprint: the storage counts as changed.
+            (identity, Err(error)) => {
+                Fingerprint { contents: format!("unknown: {error}"), ..identity.fingerprint(size_bytes) }
+            }
         }
     }
 
@@ -435,13 +439,13 @@ impl Endpoint for FileEndpoint {
         &self.shared.disks
     }
 
-    fn check_identity(&mut self, certainty: Certainty) -> Result<(), IoError> {
+    fn check_identity(&self, certainty: Evidence) -> Result<(), IoError> {
         let Some(opened) = &self.shared.opened else { return Ok(()) };
         let mut devices = Devices::shared();
         let lost = match certainty {
             _ if !probe::is_still(opened, &*self.handles.buffered) => Err(Lost::TakenOver),
-            Certainty::Heard => devices.heard(opened),
-            Certainty::Seen => devices.look(opened),
+            Evidence::Cached => devices.check_cached(opened),
+            Evidence::Probed => devices.check_probed(opened),
         };
         lost.map_err(|lost| IoError::new(IoErrorKind::Gone, format!("/dev/{}: {lost}", opened.name)))
     }

@@ -1,50 +1,50 @@
-//! A file that is memory (tmpfs), mapped: what is read from it can be sent from where it lies.
+//! A mapped file in memory (tmpfs): its stored bytes are sent without a read.
 //!
-//! Only the kernel looks at the mapping: if the file shrinks behind our back it answers EFAULT, where this process would be
-//! killed. What this process must look at itself (to seal it) it fetches from the file, a unit at a time: a copy into the
-//! cache costs half of what a page fault for each page does. And only ranges that are data are lent: looking at a hole through a mapping would allocate it.
+//! Only the kernel reads through the mapping: if another process shrinks the file, the kernel fails with EFAULT, while
+//! an access by this process would raise SIGBUS. Bytes that this process must read itself (to seal them) it fetches
+//! from the file, one unit at a time: a copy into the cache costs half of a page fault per page. Only ranges that are
+//! data are borrowed: an access to a hole through a mapping would allocate it.
 
 use std::fs::File;
 use std::io::Result;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use area::{Region, Span};
 use io::Handle;
+use rustix::fs::SeekFrom;
 
-use crate::endpoint::Looks;
+use crate::endpoint::Reader;
 
-/// Granularity at which is remembered what is data; the kernel maps as much around each page that is looked at.
+/// Granularity of the record of data ranges; the kernel maps as much around each page that it accesses.
 const UNIT_BYTES: u64 = 64 << 10;
-/// Bytes lent until the page table is emptied: bounds what this process seems to use.
+/// After this many borrowed bytes the page table is emptied: bounds the resident size that the system reports.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
 
-/// The mapping, shared by the threads that use the file.
 #[derive(Debug)]
 pub(super) struct Mapping {
     region: Arc<Region>,
-    /// Since the page table was emptied.
-    lent: AtomicU64,
+    /// Bytes borrowed since the page table was emptied.
+    borrowed_bytes: AtomicU64,
 }
 
 impl Mapping {
     pub(super) fn new(file: &File, size_bytes: u64) -> Result<Self> {
         let length = usize::try_from(size_bytes).map_err(std::io::Error::other)?;
         let region = Arc::new(Region::of_file(file.as_fd(), length)?);
-        Ok(Self { region, lent: AtomicU64::new(0) })
+        Ok(Self { region, borrowed_bytes: AtomicU64::new(0) })
     }
 }
 
-/// One thread's view.
+/// The mapping as one thread uses it.
 #[derive(Debug)]
 pub(super) struct Mapped {
     mapping: Arc<Mapping>,
     stored: Span,
-    /// The file itself, to be fetched from.
     fetched: Span,
     size_bytes: u64,
-    /// Units known to be data, a bit each, as of this count of punched ranges.
+    /// One bit per unit, set if the unit is known to be data. Valid as long as `punched` ranges were punched.
     data: Vec<u64>,
     punched: u64,
 }
@@ -56,14 +56,14 @@ impl Mapped {
         Self { mapping, stored, fetched, size_bytes, data: Vec::new(), punched: 0 }
     }
 
-    /// The bytes of a range that is data. `punched`: ranges punched so far, by anyone.
-    pub(super) fn lend(
+    /// The bytes of a range that is data. `punched`: number of ranges punched so far by any thread.
+    pub(super) fn borrow(
         &mut self,
-        file: &impl AsRawFd,
+        file: impl AsFd,
         offset: u64,
         length: usize,
         punched: u64,
-        looks: Looks,
+        reader: Reader,
     ) -> Option<Span> {
         let end = offset.checked_add(length as u64)?;
         if length == 0 || end > self.size_bytes || end > size_now(file)? {
@@ -83,11 +83,11 @@ impl Mapped {
             units.clone().for_each(|unit| self.note_data(unit));
         }
         let (offset, bytes) = (offset as usize, (units.end - units.start) * UNIT_BYTES);
-        match looks {
-            Looks::Process => Some(self.fetched.slice(offset, length)),
-            Looks::Kernel => {
-                if self.mapping.lent.fetch_add(bytes, Ordering::Relaxed) > MAPPED_BYTES_MAX {
-                    self.mapping.lent.store(0, Ordering::Relaxed);
+        match reader {
+            Reader::Process => Some(self.fetched.slice(offset, length)),
+            Reader::Kernel => {
+                if self.mapping.borrowed_bytes.fetch_add(bytes, Ordering::Relaxed) > MAPPED_BYTES_MAX {
+                    self.mapping.borrowed_bytes.store(0, Ordering::Relaxed);
                     self.mapping.region.forget();
                 }
                 Some(self.stored.slice(offset, length))
@@ -108,8 +108,7 @@ impl Mapped {
     }
 }
 
-/// The file's size at this moment; the file position is nobody's.
-fn size_now(file: &impl AsRawFd) -> Option<u64> {
-    // SAFETY: a plain system call on a live descriptor.
-    u64::try_from(unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) }).ok()
+/// The present size of the file; the call moves the file position, which no code uses.
+fn size_now(file: impl AsFd) -> Option<u64> {
+    rustix::fs::seek(file, SeekFrom::End(0)).ok()
 }

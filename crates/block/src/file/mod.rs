@@ -1,6 +1,6 @@
 //! Regular files and block devices.
 //!
-//! Two descriptors: one with O_DIRECT for aligned requests, one through the page cache for the rest (the odd
+//! Two descriptors: one with O_DIRECT for aligned requests, one through the page cache for the others (the unaligned
 //! tail of a file, or everything where O_DIRECT is not possible). They never share a page: see
 //! [`OpenOptions::request_alignment`].
 
@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 use area::Pool;
 use io::{Handle, Io};
 
-use crate::device::{Devices, Entry, Kernel, Node, lasting_name};
-use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec, lock};
+use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec};
 use endpoint::{FileEndpoint, Handles};
+use host::lock;
+use host::{Devices, Entry, Kernel, Node, Place, lasting_name};
 use mapped::{Mapped, Mapping};
 
-/// How long a lock may still be a dead process's, and how often that is looked at.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// Time for which a lock may still belong to a dead process, and the interval of the attempts.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// An open file or block device.
 #[derive(Debug)]
 pub struct FileMedium {
     path: PathBuf,
@@ -40,45 +40,40 @@ pub struct FileMedium {
     is_device: bool,
     identity: Identity,
     capability: Capability,
-    /// The option `size=` was given.
     size_is_fixed: bool,
     shared: Arc<Shared>,
 }
 
-/// What the threads that use one file must agree on.
 #[derive(Debug, Default)]
 struct Shared {
-    /// A flush failed: what was acknowledged may be gone, so nothing more is promised until reopened.
+    /// A flush failed: acknowledged writes may be lost, so writes and flushes fail until the file is opened again.
     flush_failed: AtomicBool,
-    /// Ranges punched so far: what was known of the file's extents before may be outdated.
+    /// Number of ranges punched so far; an extent recorded before the last of them may be outdated.
     punched: AtomicU64,
-    /// The data extent that anyone found last: a target that copies attaches anew for each command.
+    /// The data extent that any thread found last: a target that copies attaches a new endpoint for each command.
     data_extent: Mutex<Option<DataExtent>>,
-    /// The device as it was when it was opened; `None` of a file, or where sysfs does not show it.
+    /// The device when it was opened; `None` for a file, or if sysfs does not show the device.
     opened: Option<Entry>,
-    /// Disks that requests end at.
     disks: Vec<u64>,
-    /// Bytes in all, once it has another size than it was opened with; else 0.
+    /// Present size in bytes, if it differs from the size at opening; otherwise 0.
     resized: AtomicU64,
-    /// Of a file that is memory and that we may write; what we may only read is not ours to allocate by looking.
+    /// Mapping of a writable file in memory. Not of a read-only one: an access to a hole would allocate it.
     mapping: OnceLock<Option<Arc<Mapping>>>,
 }
 
-/// A stretch that is data. It stays data until a range is punched; on some file systems (tmpfs) finding its end is a walk over
-/// every page. Where somebody else punches, the zeroes are moved: no harm.
+/// A data extent. It stays data until a range is punched; on some file systems (tmpfs) the search for its end walks
+/// every page. If another process punches a hole, its zeroes are read and copied: correct, only slower.
 #[derive(Clone, Debug)]
 struct DataExtent {
     range: Range<u64>,
-    /// Ranges punched when it was found.
+    /// `Shared::punched` when the extent was found.
     punched: u64,
 }
 
 fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {
     let text = format!("{verb} {}: {error}", path.display());
     match error.raw_os_error() {
-        Some(libc::ENOENT) => {
-            OpenError::Missing(format!("{text}; to make a new file say {},create,size=SIZE", path.display()))
-        }
+        Some(libc::ENOENT) => OpenError::Missing(text),
         Some(libc::EBUSY) => OpenError::Refused(format!(
             "{text}: it is mounted or held by another program; unmount it or end that program first"
         )),
@@ -86,22 +81,52 @@ fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {
     }
 }
 
+/// Refuses a name that leads to neither a file nor a block device: the open of a FIFO would wait for its other end. The
+/// name may lead elsewhere at the time of the open, so all further checks use the open descriptor.
+fn check_named(path: &Path, writable: bool) -> Result<(), OpenError> {
+    let metadata = std::fs::metadata(path).map_err(|error| match failed(path, "opening", &error) {
+        OpenError::Missing(text) if writable => {
+            OpenError::Missing(format!("{text}; to make a new file say {},create,size=SIZE", path.display()))
+        }
+        other => other,
+    });
+    check_kind(path, &metadata?).map(|_| ())
+}
+
+fn size_within(path: &Path, size: Option<u64>, size_bytes: u64) -> Result<u64, OpenError> {
+    match size {
+        Some(size) if size > size_bytes => {
+            let path = path.display();
+            let text = format!("{path} has {size_bytes} bytes, not {size}; say grow to make it larger");
+            Err(OpenError::Usage(text))
+        }
+        size => Ok(size.unwrap_or(size_bytes)),
+    }
+}
+
+fn identity_of(node: Node, device: u64) -> Identity {
+    match Kernel::default().place(node) {
+        Place { node: Node::File(device, inode), bytes } => {
+            Identity::File { device, inode, offset: bytes.start }
+        }
+        _ => Identity::Device { device },
+    }
+}
+
 impl FileMedium {
-    /// Opens `path`. See CONTRACT for the options: `ro`, `create` with `size`, `grow`, `format=raw`,
-    /// `block-size`, `physical-block`.
+    /// Opens `path`. Options, described in CONTRACT: `ro`, `create` with `size`, `grow`, `format=raw`, `block-size`,
+    /// `physical-block`.
     pub fn open(path: &Path, spec: &Spec, options: &OpenOptions) -> Result<Self, OpenError> {
         let writable = options.writable && !spec.flag("ro")?;
         let size = spec.size("size")?;
         if spec.flag("create")? {
-            create(path, size)?;
+            create(path, size, options.writable)?;
         }
-        // What is neither is not opened: a FIFO would wait for its other end. What the name leads to when it is opened
-        // is what counts, and everything below is asked of the open descriptor.
-        check_kind(path, &std::fs::metadata(path).map_err(|error| failed(path, "opening", &error))?)?;
+        check_named(path, writable)?;
         let open = |flags: i32| {
             FileOptions::new().read(true).write(writable).custom_flags(flags | libc::O_CLOEXEC).open(path)
         };
-        // Of a regular file the kernel ignores it.
+        // The kernel ignores O_EXCL for a regular file.
         let exclusive = if writable && !options.allow_in_use { libc::O_EXCL } else { 0 };
         let buffered = open(exclusive).map_err(|error| failed(path, "opening", &error))?;
         let metadata = buffered.metadata().map_err(|error| failed(path, "inspecting", &error))?;
@@ -123,31 +148,17 @@ impl FileMedium {
         let facts =
             probe::facts(&buffered, opened.as_ref()).map_err(|error| failed(path, "inspecting", &error))?;
         let limits = facts.limits;
-        let size_bytes = match size {
-            Some(size) if size > facts.size_bytes => {
-                let text = format!(
-                    "{} has {} bytes, not {size}; say grow to make it larger",
-                    path.display(),
-                    facts.size_bytes
-                );
-                return Err(OpenError::Usage(text));
-            }
-            Some(size) => size,
-            None => facts.size_bytes,
-        };
+        let size_bytes = size_within(path, size, facts.size_bytes)?;
         let block_size = spec.block_size("block-size")?.unwrap_or(limits.logical_block_size);
         let physical = spec.block_size("physical-block")?.unwrap_or(limits.physical_block_size);
         let direct = match facts.direct_alignment {
             Some(alignment) if alignment <= options.request_alignment => open(libc::O_DIRECT).ok(),
             _ => None,
         };
-        if let Some(direct) = &direct
-            && !direct.metadata().is_ok_and(|other| is_same(&metadata, &other))
-        {
-            return Err(OpenError::Failed(format!(
-                "{}: its name was given to another file while it was opened; look which one it is now",
-                path.display()
-            )));
+        let is_other = |other: &File| !other.metadata().is_ok_and(|other| is_same(&metadata, &other));
+        if direct.as_ref().is_some_and(is_other) {
+            let text = "its name was given to another file while it was opened; look which one it is now";
+            return Err(OpenError::Failed(format!("{}: {text}", path.display())));
         }
         let capability = Capability {
             size_bytes,
@@ -164,25 +175,18 @@ impl FileMedium {
             volatile_cache: true,
             rotational: limits.rotational,
         };
-        let identity = if is_device {
-            Identity::Device { device: metadata.rdev() }
-        } else {
-            Identity::File { device: metadata.dev(), inode: metadata.ino() }
-        };
+        let node = Node::of_metadata(&metadata);
+        let identity = identity_of(node, metadata.rdev());
         if let Some(entry) = &opened
             && std::iter::once(&buffered).chain(&direct).any(|file| !probe::is_still(entry, file))
         {
-            let text = format!(
-                "{}: another disk took over its name while it was opened; look which one it is now",
-                path.display()
-            );
-            return Err(OpenError::Failed(text));
+            let text = "another disk took over its name while it was opened; look which one it is now";
+            return Err(OpenError::Failed(format!("{}: {text}", path.display())));
         }
-        let disks = Kernel::default().disks(Node::of_metadata(&metadata), path).into_iter().collect();
+        let disks = Kernel::default().disks(node, path).into_iter().collect();
         let shared = Arc::new(Shared { opened, disks, ..Shared::default() });
-        let path = path.to_owned();
         Ok(Self {
-            path,
+            path: path.to_owned(),
             buffered,
             direct,
             is_device,
@@ -195,7 +199,7 @@ impl FileMedium {
 }
 
 impl Shared {
-    /// Bytes in all; `opened` when it was opened.
+    /// Present size in bytes; `opened`: the size when the file was opened.
     fn size_bytes(&self, opened: u64) -> u64 {
         match self.resized.load(Ordering::Acquire) {
             0 => opened,
@@ -205,19 +209,18 @@ impl Shared {
 }
 
 impl FileMedium {
-    /// The same file (even if its name has gone) under an open file description of its own.
+    /// Opens the same file (even if its name is gone) with an open file description of its own.
     fn reopen(&self) -> Result<File, Error> {
         let path = format!("/proc/self/fd/{}", self.buffered.as_raw_fd());
         FileOptions::new().read(true).write(!self.capability.read_only).open(path)
     }
 
-    /// The open file, unless it is a device.
     pub(crate) fn regular_file(&self) -> Option<&File> {
         (!self.is_device).then_some(&self.buffered)
     }
 }
 
-/// Whether it is a block device; an error if it is not a regular file either.
+/// True for a block device; an error for anything else than a block device or a regular file.
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     let is_device = metadata.file_type().is_block_device();
     if !is_device && !metadata.is_file() {
@@ -226,7 +229,7 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     Ok(is_device)
 }
 
-/// Whether two descriptors are of one file, or of one device under whatever names.
+/// Whether two descriptors belong to one file, or to one device under any name.
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
     match one.file_type().is_block_device() {
         true => other.file_type().is_block_device() && one.rdev() == other.rdev(),
@@ -234,8 +237,12 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     }
 }
 
-/// Makes a new file of `size` zeroes, which only its owner reads and writes; never replaces one, never makes a plain file among devices.
-fn create(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
+/// Creates a file of `size` zeroes with mode 0600. Never replaces one; under /dev only in /dev/shm.
+fn create(path: &Path, size: Option<u64>, writable: bool) -> Result<(), OpenError> {
+    if !writable {
+        let text = format!("{}: create makes an empty file, and this one is only read", path.display());
+        return Err(OpenError::Usage(text));
+    }
     let size = size.ok_or_else(|| {
         OpenError::Usage(format!("{}: create needs a size: {0},create,size=SIZE", path.display()))
     })?;
@@ -254,9 +261,9 @@ fn create(path: &Path, size: Option<u64>) -> Result<(), OpenError> {
     file.set_len(size).map_err(|error| failed(path, "sizing", &error))
 }
 
-/// A process that was killed lets go of its locks a moment later than of its life: the kernel ends its ring first.
+/// Retries for `LOCK_TIMEOUT`: a killed process keeps its locks until the kernel has ended its io_uring.
 fn take_lock(path: &Path, file: &File, writable: bool) -> Result<(), OpenError> {
-    let until = Instant::now() + LOCK_PATIENCE;
+    let until = Instant::now() + LOCK_TIMEOUT;
     let mut locked = lock::lock(file.as_fd(), writable);
     while matches!(locked, Ok(false)) && Instant::now() < until {
         std::thread::sleep(LOCK_PAUSE);
@@ -281,8 +288,8 @@ impl Medium for FileMedium {
         let in_memory = !self.is_device && probe::is_in_memory(&self.buffered);
         let size_bytes = self.capability.size_bytes;
         let mapping = self.shared.mapping.get_or_init(|| {
-            let wanted = in_memory && !self.capability.read_only && size_bytes > 0;
-            wanted.then(|| Mapping::new(&self.buffered, size_bytes).ok().map(Arc::new)).flatten()
+            let is_mappable = in_memory && !self.capability.read_only && size_bytes > 0;
+            is_mappable.then(|| Mapping::new(&self.buffered, size_bytes).ok().map(Arc::new)).flatten()
         });
         let buffered = again(&self.buffered)?;
         let mapped = mapping
@@ -318,10 +325,7 @@ impl Medium for FileMedium {
     }
 
     fn as_disk(&self) -> Option<u64> {
-        match self.identity {
-            Identity::Device { device } => Some(device),
-            _ => None,
-        }
+        self.is_device.then(|| Some(self.buffered.metadata().ok()?.rdev()))?
     }
 
     fn lasting_name(&self) -> Option<String> {

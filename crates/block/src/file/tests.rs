@@ -1,9 +1,11 @@
-//! Real files: O_DIRECT, the cached tail, holes, refusals.
+//! Tests with real files: O_DIRECT, the cached tail, holes, refusals.
 
 use std::fs;
 
+use rustix::fs::FallocateFlags;
+
 use super::*;
-use crate::{Completion, Extent, IoErrorKind, Kind, Looks, Request};
+use crate::{Completion, Extent, IoErrorKind, Kind, Reader, Request};
 
 const OPTIONS: OpenOptions = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
 
@@ -32,7 +34,7 @@ fn span(io: &Io, bytes: &[u8]) -> area::Span {
     span
 }
 
-/// On the disk that holds the build, where O_DIRECT works; and on tmpfs.
+/// One directory on a disk, where O_DIRECT works, and one on tmpfs.
 fn directories() -> Vec<tempfile::TempDir> {
     ["/var/tmp", "/dev/shm"].into_iter().filter_map(|at| tempfile::tempdir_in(at).ok()).collect()
 }
@@ -137,10 +139,9 @@ fn holes_are_found() {
         Extent { end: 266_240, data: true },
         "remembered extents are dropped"
     );
-    // Behind our back: what is known to be data stays that, also for whoever comes later.
-    let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: a plain system call on a live descriptor.
-    assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), punch, 262_144, 4096) }, 0);
+    // A hole punched by another program: the recorded data extent stays valid, also for an endpoint attached later.
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 262_144, 4096).unwrap();
     let mut later = medium.attach(&mut io).unwrap();
     for endpoint in [&mut endpoint, &mut later] {
         assert_eq!(endpoint.extent(262_144), Extent { end: 266_240, data: true });
@@ -155,10 +156,11 @@ fn fetch(span: &area::Span) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a file lends, to either. This process may look at what the kernel sends as long as the file is whole.
-fn lent(endpoint: &mut dyn Endpoint, offset: u64, length: usize) -> Option<Vec<u8>> {
-    let mut lend = |looks| endpoint.lend(offset, length, looks).map(|span| fetch(&span).unwrap());
-    let (kernel, process) = (lend(Looks::Kernel), lend(Looks::Process));
+/// The bytes that borrowed from the file, equal for both values of `Reader`. The test may read the mapping, because the file
+/// does not shrink.
+fn borrowed(endpoint: &mut dyn Endpoint, offset: u64, length: usize) -> Option<Vec<u8>> {
+    let mut stored = |reader| endpoint.borrow(offset, length, reader).map(|span| fetch(&span).unwrap());
+    let (kernel, process) = (stored(Reader::Kernel), stored(Reader::Process));
     assert_eq!(kernel, process);
     kernel
 }
@@ -176,21 +178,21 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
     let mut endpoint = medium.attach(&mut io).unwrap();
     let allocated = || MetadataExt::blocks(&fs::metadata(&path).unwrap());
     let before = allocated();
-    assert_eq!(lent(&mut *endpoint, 0, 4096), None, "a hole");
-    assert_eq!(lent(&mut *endpoint, (1 << 20) - 4096, 8192), None, "half a hole");
-    assert_eq!(lent(&mut *endpoint, (1 << 20) + 512, 70_000), Some(data[512..70_512].to_vec()));
-    assert_eq!(lent(&mut *endpoint, 1 << 20, 1 << 20), Some(data));
+    assert_eq!(borrowed(&mut *endpoint, 0, 4096), None, "a hole");
+    assert_eq!(borrowed(&mut *endpoint, (1 << 20) - 4096, 8192), None, "half a hole");
+    assert_eq!(borrowed(&mut *endpoint, (1 << 20) + 512, 70_000), Some(data[512..70_512].to_vec()));
+    assert_eq!(borrowed(&mut *endpoint, 1 << 20, 1 << 20), Some(data));
     assert_eq!(allocated(), before, "looking allocates nothing");
 
     let from = span(&io, &[9; 4096]);
     perform(&mut io, &mut *endpoint, Kind::Write { offset: 1 << 20, from, durable: false }).result.unwrap();
-    assert_eq!(lent(&mut *endpoint, 1 << 20, 4096), Some(vec![9; 4096]), "what was written");
+    assert_eq!(borrowed(&mut *endpoint, 1 << 20, 4096), Some(vec![9; 4096]), "what was written");
     perform(&mut io, &mut *endpoint, Kind::Discard { offset: 1 << 20, length: 4096 }).result.unwrap();
-    assert_eq!(lent(&mut *endpoint, 1 << 20, 4096), None, "a hole again");
+    assert_eq!(borrowed(&mut *endpoint, 1 << 20, 4096), None, "a hole again");
     file.set_len(3 << 19).unwrap();
-    assert_eq!(lent(&mut *endpoint, (3 << 19) - 512, 1024), None, "the file has shrunk");
-    assert_eq!(lent(&mut *endpoint, u64::MAX, 1024), None);
-    let stored = endpoint.lend((1 << 20) + 65_536, 8192, Looks::Process).unwrap();
+    assert_eq!(borrowed(&mut *endpoint, (3 << 19) - 512, 1024), None, "the file has shrunk");
+    assert_eq!(borrowed(&mut *endpoint, u64::MAX, 1024), None);
+    let stored = endpoint.borrow((1 << 20) + 65_536, 8192, Reader::Process).unwrap();
     file.set_len(1 << 20).unwrap();
     let shrunk = fetch(&stored).unwrap_err();
     assert_eq!(shrunk.kind(), ErrorKind::UnexpectedEof, "shrunk under the eyes");
@@ -204,7 +206,7 @@ fn a_file_on_a_disk_or_read_only_lends_nothing() {
         let path = directory.path().join("image");
         fs::write(&path, [7; 8192]).unwrap();
         let mut endpoint = open(&path, words).unwrap().attach(&mut io).unwrap();
-        assert_eq!(lent(&mut *endpoint, 0, 4096), None);
+        assert_eq!(borrowed(&mut *endpoint, 0, 4096), None);
     }
 }
 
@@ -294,7 +296,7 @@ fn flushes_beside_each_other_share_one_that_began_after_them() {
         }
         drop(endpoint);
     }
-    assert_eq!(io.pool().lent(), 0);
+    assert_eq!(io.pool().borrowed(), 0);
 }
 
 #[test]
@@ -305,7 +307,7 @@ fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
     fs::write(&path, vec![0; 65536]).unwrap();
     let medium = open(&path, "").unwrap();
     let mut well = medium.attach(&mut io).unwrap();
-    // The kernel does not flush a pipe.
+    // fsync on a pipe fails.
     let (pipe, _writer) = std::io::pipe().unwrap();
     let again = |file: &File| -> Handle { Rc::new(file.try_clone().unwrap().into()) };
     let handles = Handles {
@@ -318,7 +320,7 @@ fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
     let (identity, capability) = (medium.identity.clone(), medium.capability.clone());
     let mut ill = FileEndpoint::new(&io, handles, false, identity, capability, Arc::clone(&medium.shared));
     let mut done = Vec::new();
-    // Durable writes through the page cache are among those who wait.
+    // Durable writes through the page cache share the flush.
     for id in 0..4 {
         let durable = Kind::Write { offset: id * 4096, from: span(&io, &[1; 4096]), durable: true };
         let kind = if id % 2 == 0 { Kind::Flush } else { durable };
@@ -332,7 +334,7 @@ fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
     assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed, "threads agree");
 }
 
-/// A file system of 1 MiB while the value lives.
+/// A mounted file system of 1 MiB; unmounted when dropped.
 struct SmallFileSystem(std::ffi::CString);
 
 impl SmallFileSystem {
@@ -401,7 +403,7 @@ impl Drop for Loop {
     }
 }
 
-/// Two files of 1 MiB, full of their number.
+/// Two files of 1 MiB; every byte is the file's number.
 fn two_files(directory: &Path) -> [PathBuf; 2] {
     [1u8, 2].map(|number| {
         let path = directory.join(number.to_string());
@@ -427,8 +429,8 @@ fn another_disk_under_an_open_device_is_an_error() {
         into.as_slice()[0]
     };
     assert_eq!(read(&mut io, &mut *endpoint), 1);
-    for certainty in [crate::Certainty::Heard, crate::Certainty::Seen] {
-        assert_eq!(endpoint.check_identity(certainty), Ok(()));
+    for certainty in [crate::Evidence::Cached, crate::Evidence::Probed] {
+        assert_eq!(endpoint.inspect().check_identity(certainty), Ok(()));
     }
     perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap();
 
@@ -437,8 +439,8 @@ fn another_disk_under_an_open_device_is_an_error() {
     let changed = unsafe { libc::ioctl(medium.buffered.as_raw_fd(), LOOP_CHANGE_FD, two.as_raw_fd()) };
     assert_eq!(changed, 0, "{}", Error::last_os_error());
     assert_eq!(read(&mut io, &mut *endpoint), 2, "the kernel says nothing");
-    for certainty in [crate::Certainty::Heard, crate::Certainty::Seen] {
-        let error = endpoint.check_identity(certainty).unwrap_err();
+    for certainty in [crate::Evidence::Cached, crate::Evidence::Probed] {
+        let error = endpoint.inspect().check_identity(certainty).unwrap_err();
         assert_eq!(error.kind, IoErrorKind::Gone, "{error}");
     }
     let error = perform(&mut io, &mut *endpoint, Kind::Flush).result.unwrap_err();
@@ -448,7 +450,7 @@ fn another_disk_under_an_open_device_is_an_error() {
 
 #[test]
 fn another_disk_with_the_same_number_is_noticed() {
-    use crate::device::{Devices, Kernel, Lost, Monitor};
+    use host::{Devices, Kernel, Lost, Monitor};
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let [one, two] = two_files(directory.path());
     let Some(device) = Loop::over(&one, &["--find", "--show"]) else { return };
@@ -456,12 +458,12 @@ fn another_disk_with_the_same_number_is_noticed() {
     let opened = devices.open(fs::metadata(&device.0).unwrap().rdev()).unwrap();
     assert_eq!(device.0, Path::new("/dev").join(&opened.name));
     assert_eq!(opened.backing_file.as_deref(), Some(one.as_path()));
-    assert_eq!((devices.heard(&opened), devices.look(&opened)), (Ok(()), Ok(())));
+    assert_eq!((devices.check_cached(&opened), devices.check_probed(&opened)), (Ok(()), Ok(())));
     device.detach();
     let Some(_again) = Loop::over(&two, &[device.0.to_str().unwrap()]) else { return };
-    assert_eq!(devices.heard(&opened), Err(Lost::TakenOver), "the kernel said so");
+    assert_eq!(devices.check_cached(&opened), Err(Lost::TakenOver), "the kernel said so");
     let mut deaf = Devices::new(Kernel::default(), None);
-    assert_eq!(deaf.look(&opened), Err(Lost::TakenOver));
+    assert_eq!(deaf.check_probed(&opened), Err(Lost::TakenOver));
 }
 
 #[test]
@@ -484,4 +486,31 @@ fn facts_are_those_of_the_open_descriptor() {
     fs::write(&path, [2; 8192]).unwrap();
     assert_eq!(medium.lasting_name(), known);
     assert_ne!(open(&path, "").unwrap().lasting_name(), known);
+}
+
+#[test]
+fn a_loop_device_has_the_identity_of_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("disk.img");
+    fs::write(&file, vec![0; 1 << 20]).unwrap();
+    let attach = |offset: &str| {
+        let words = ["--find", "--show", "--offset", offset];
+        let output = std::process::Command::new("losetup").args(words).arg(&file).output().ok()?;
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    let devices = ["0", "0", "4096"].map(attach);
+    let identity = |path: &Path| {
+        let medium = FileMedium::open(path, &Spec::parse("x").unwrap(), &OPTIONS).unwrap();
+        assert_eq!(medium.as_disk().is_some(), path.starts_with("/dev"));
+        medium.identity.clone()
+    };
+    let found = devices.each_ref().map(|device| device.as_ref().map(|device| identity(Path::new(device))));
+    for device in devices.iter().flatten() {
+        let _ = std::process::Command::new("losetup").args(["--detach", device]).status();
+    }
+    let [Some(one), Some(other), Some(behind)] = found else {
+        return eprintln!("skipped: no loop devices here");
+    };
+    assert_eq!((&one, &one), (&other, &identity(&file)));
+    assert!(matches!(behind, Identity::File { offset: 4096, .. }), "{behind:?}");
 }

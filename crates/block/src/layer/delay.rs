@@ -1,5 +1,4 @@
-//! `delay=2ms`: every request waits before it reaches the storage. Requests wait beside each other, as on a
-//! slow device with a deep queue.
+//! `delay=2ms`: delays every request before it reaches the storage; the delays overlap, as on a slow, deep queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,10 +6,9 @@ use std::time::Duration;
 
 use io::{Event, Io, Owner, Token};
 
-use super::forward_endpoint;
+use super::{forward_endpoint, forward_medium};
 use crate::{Completion, Endpoint, Medium, OpenError, Request};
 
-/// Storage that is `delay` further away.
 #[derive(Debug)]
 pub struct DelayMedium {
     inner: Arc<dyn Medium>,
@@ -18,25 +16,18 @@ pub struct DelayMedium {
 }
 
 impl DelayMedium {
-    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Medium>, delay: Duration) -> Self {
         Self { inner, delay }
     }
 }
 
 impl Medium for DelayMedium {
+    forward_medium!();
+
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let owner = io.owner();
         let inner = self.inner.attach(io)?;
         Ok(Box::new(Delay { inner, owner, delay: self.delay, waiting: VecDeque::new() }))
-    }
-
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn lasting_name(&self) -> Option<String> {
-        self.inner.lasting_name()
     }
 }
 
@@ -44,7 +35,7 @@ struct Delay {
     inner: Box<dyn Endpoint>,
     owner: Owner,
     delay: Duration,
-    /// In the order of their timers: all wait equally long.
+    /// In the order of their timers, as every delay is equal.
     waiting: VecDeque<Request>,
 }
 

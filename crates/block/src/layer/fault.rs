@@ -1,8 +1,8 @@
-//! `fault=SPEC`: requests that fail, for tests of everything above.
+//! `fault=SPEC`: requests that fail, for tests of the layers above.
 //!
 //! `SPEC` is `WHAT[@OFFSET+LENGTH][:after=N][:count=N][:every=N]`, where WHAT is `read-error`, `write-error`,
-//! `flush-error`, `discard-error`, `no-space`, `corrupt-write` (one bit is flipped on its way) or `hang` (never
-//! completes). Only requests that touch the range count; the first `after` of them pass; of the rest every
+//! `flush-error`, `discard-error`, `no-space`, `corrupt-write` (one bit of the data is inverted) or `hang` (the request
+//! never completes). Only requests that touch the range count; the first `after` of them succeed; of the others every
 //! `every`th fails, at most `count` times.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use io::{Event, Io, Owner};
 
-use super::forward_endpoint;
+use super::{forward_endpoint, forward_medium};
 use crate::{Completion, Endpoint, IoError, IoErrorKind, Kind, Medium, OpenError, Request, parse_size};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,6 @@ const WHATS: &[(&str, What)] = &[
     ("hang", What::Hang),
 ];
 
-/// When and how requests fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRule {
     what: What,
@@ -45,7 +44,6 @@ pub struct FaultRule {
 }
 
 impl FaultRule {
-    /// Parses the grammar of this module's head.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut words = text.split(':');
         let head = words.next().unwrap_or_default();
@@ -106,7 +104,6 @@ impl FaultRule {
     }
 }
 
-/// Storage that fails on purpose.
 #[derive(Debug)]
 pub struct FaultMedium {
     inner: Arc<dyn Medium>,
@@ -115,24 +112,17 @@ pub struct FaultMedium {
 }
 
 impl FaultMedium {
-    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Medium>, rule: FaultRule) -> Self {
         Self { inner, rule, seen: Arc::default() }
     }
 }
 
 impl Medium for FaultMedium {
+    forward_medium!();
+
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let inner = self.inner.attach(io)?;
         Ok(Box::new(Fault { inner, rule: self.rule.clone(), seen: Arc::clone(&self.seen) }))
-    }
-
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn lasting_name(&self) -> Option<String> {
-        self.inner.lasting_name()
     }
 }
 
@@ -143,7 +133,7 @@ struct Fault {
 }
 
 impl Fault {
-    fn strikes(&self, kind: &Kind) -> bool {
+    fn applies(&self, kind: &Kind) -> bool {
         if !self.rule.matches(kind) {
             return false;
         }
@@ -158,7 +148,7 @@ impl Endpoint for Fault {
     forward_endpoint!();
 
     fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
-        if !self.strikes(&request.kind) {
+        if !self.applies(&request.kind) {
             return self.inner.submit(io, request, done);
         }
         match (self.rule.what, &request.kind) {

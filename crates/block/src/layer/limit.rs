@@ -1,4 +1,4 @@
-//! `limit=100MB/s`, `iops=1000`: a rate shared by all threads that use the storage.
+//! `limit=100MB/s`, `iops=1000`: a rate limit shared by all threads that use the storage.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use io::{Event, Io, Owner, Token};
 
-use super::forward_endpoint;
+use super::{forward_endpoint, forward_medium};
 use crate::{Capability, Completion, Endpoint, Kind, Medium, OpenError, Request};
 
-/// How far ahead of its rate a bucket may run: short bursts are not smoothed to single requests.
+/// How far `paid_until` may lag behind the present: after a pause, requests that cost this much pass without delay.
 const BURST: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +33,8 @@ impl Rate {
     }
 }
 
-/// Bytes that a device reads or writes for a request. One that gives blocks back only notes it, whether zeroes or nothing is to
-/// be read there afterwards; one that cannot writes the zeroes itself, though none travel to it.
+/// Bytes that a device reads or writes for a request. A device that deallocates blocks only records it, for a discard
+/// or for zeroes; a device that cannot deallocate writes the zeroes itself, though none are transferred to it.
 fn bytes(kind: &Kind, capability: &Capability) -> u64 {
     match kind {
         Kind::Discard { .. } | Kind::Flush => 0,
@@ -44,41 +44,32 @@ fn bytes(kind: &Kind, capability: &Capability) -> u64 {
     }
 }
 
-/// Storage that is no faster than a rate.
 #[derive(Debug)]
 pub struct LimitMedium {
     inner: Arc<dyn Medium>,
     rate: Rate,
-    /// Loop time at which everything admitted so far will have been paid for. All loops share one epoch.
+    /// Loop time at which the device would have finished all admitted requests. All loops share one epoch.
     paid_until: Arc<Mutex<Duration>>,
 }
 
 impl LimitMedium {
-    /// At most `rate` bytes per second.
     pub fn bytes(inner: Arc<dyn Medium>, rate: u64) -> Self {
         Self { inner, rate: Rate::BytesPerSecond(rate), paid_until: Arc::default() }
     }
 
-    /// At most `rate` operations per second.
     pub fn operations(inner: Arc<dyn Medium>, rate: u64) -> Self {
         Self { inner, rate: Rate::OperationsPerSecond(rate), paid_until: Arc::default() }
     }
 }
 
 impl Medium for LimitMedium {
+    forward_medium!();
+
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let owner = io.owner();
         let inner = self.inner.attach(io)?;
         let paid_until = Arc::clone(&self.paid_until);
         Ok(Box::new(Limit { inner, owner, rate: self.rate, paid_until, waiting: VecDeque::new() }))
-    }
-
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn lasting_name(&self) -> Option<String> {
-        self.inner.lasting_name()
     }
 }
 

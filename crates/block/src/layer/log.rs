@@ -7,38 +7,30 @@ use std::time::Duration;
 use io::{Event, Io, Owner};
 use tracing::info;
 
-use super::forward_endpoint;
+use super::{forward_endpoint, forward_medium};
 use crate::{Completion, Endpoint, Medium, OpenError, Request, RequestId};
 
-/// Storage whose requests are written to the log.
 #[derive(Debug)]
 pub struct LogMedium {
     inner: Arc<dyn Medium>,
 }
 
 impl LogMedium {
-    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Medium>) -> Self {
         Self { inner }
     }
 }
 
 impl Medium for LogMedium {
+    forward_medium!();
+
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let inner = self.inner.attach(io)?;
         Ok(Box::new(Log { inner, name: self.inner.name(), begun: HashMap::new() }))
     }
-
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn lasting_name(&self) -> Option<String> {
-        self.inner.lasting_name()
-    }
 }
 
-/// Verb, range and loop time of a request under way.
+/// Verb, range and start (loop time) of a request in flight.
 type Begun = (&'static str, Option<(u64, u64)>, Duration);
 
 struct Log {

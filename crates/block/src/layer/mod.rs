@@ -1,4 +1,4 @@
-//! Layers: each is an endpoint around an endpoint, in the order the options were written.
+//! Layers: each is an endpoint that wraps an endpoint, in the order of the options.
 
 mod crash;
 mod delay;
@@ -17,10 +17,9 @@ pub use fault::{FaultMedium, FaultRule};
 pub use limit::LimitMedium;
 pub use log::LogMedium;
 
-/// Names of the options that are layers.
 pub const OPTIONS: &[&str] = &["delay", "limit", "iops", "fault", "crash", "log"];
 
-/// Wraps `medium` in the layers named in `spec`, the leftmost nearest the storage.
+/// Wraps `medium` in the layers named in `spec`; the leftmost is nearest to the storage.
 pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, OpenError> {
     let mut medium = medium;
     for (name, value) in &spec.options {
@@ -59,7 +58,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| bad())
 }
 
-/// What every layer does the same way: forwards the questions to the endpoint it wraps.
+/// The methods that layers do not change: each calls the wrapped endpoint.
 macro_rules! forward_endpoint {
     () => {
         fn state(&self) -> $crate::State {
@@ -71,37 +70,29 @@ macro_rules! forward_endpoint {
         fn extent(&mut self, offset: u64) -> $crate::Extent {
             self.inner.extent(offset)
         }
-        fn identity(&self) -> $crate::Identity {
-            self.inner.identity()
-        }
-        fn fingerprint(&self) -> $crate::Fingerprint {
-            self.inner.fingerprint()
-        }
-
-        fn disks(&self) -> &[u64] {
-            self.inner.disks()
-        }
-        fn check_identity(&mut self, certainty: $crate::Certainty) -> Result<(), $crate::IoError> {
-            self.inner.check_identity(certainty)
-        }
         fn close(&mut self, io: &mut io::Io) {
             self.inner.close(io);
         }
         fn is_closed(&self) -> bool {
             self.inner.is_closed()
         }
-        fn facts(&self) -> Vec<(&'static str, String)> {
-            self.inner.facts()
-        }
-        fn retries(&self) -> u64 {
-            self.inner.retries()
-        }
-        fn losses(&self) -> u64 {
-            self.inner.losses()
+        fn inspect(&self) -> &dyn $crate::Inspect {
+            self.inner.inspect()
         }
     };
 }
-pub(crate) use forward_endpoint;
+
+macro_rules! forward_medium {
+    () => {
+        fn name(&self) -> String {
+            self.inner.name()
+        }
+        fn lasting_name(&self) -> Option<String> {
+            self.inner.lasting_name()
+        }
+    };
+}
+pub(crate) use {forward_endpoint, forward_medium};
 
 #[cfg(test)]
 mod tests;

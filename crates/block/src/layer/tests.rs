@@ -1,4 +1,4 @@
-//! Layers over memory.
+//! Tests of layers over memory.
 
 use area::PoolLimits;
 use io::Io;

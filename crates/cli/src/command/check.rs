@@ -1,4 +1,4 @@
-//! `check`: whether `serve --config` would start, without starting it.
+//! `check`: validates a configuration for `serve --config` without starting a server.
 
 use std::path::PathBuf;
 

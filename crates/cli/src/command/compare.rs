@@ -1,21 +1,22 @@
-//! `compare`: whether two endpoints hold the same bytes, or one what it held when it was verified.
+//! `compare`: compares two endpoints, or one endpoint with the manifest of a verified copy.
 
 mod manifest;
 
 use std::path::PathBuf;
 
 use block::OpenOptions;
+use job::request_alignment;
 use mover::CopyError;
 use serde_json::json;
 
-use crate::command::copy::{self, Range, Shape, request_alignment};
+use crate::command::copy::{Range, Shape};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::progress::Progress;
 use crate::{output, protection, units};
 
-/// Compare two endpoints; exit 3 at the first difference and tell its offset
+/// Compare two endpoints; exit 3 at the first difference and print its offset
 ///
 /// With --manifest one endpoint is compared with what `copy --manifest` wrote down, to its end, and all extents that are not
 /// what they were are named. Exit 7 if none was found, but some could not be read, or were not known when it was made.
@@ -39,7 +40,7 @@ pub(crate) struct Args {
     #[arg(value_name = "B", required_unless_present = "manifest")]
     second: Option<String>,
 
-    /// Compare A with what this file says it was; it begins at --src-offset
+    /// Compare A with the content that this manifest records; A begins at --src-offset
     #[arg(long, value_name = "FILE", conflicts_with_all = ["second", "dst_offset"])]
     manifest: Option<PathBuf>,
 
@@ -62,7 +63,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         return manifest::run(context, args, &first, path, &plan);
     };
     let second = Named::parse(context, second, &[])?;
-    let mut io = endpoint::event_loop()?;
+    let mut io = job::event_loop()?;
     let open = |named: &Named, offset: u64| {
         let request_alignment = request_alignment(offset, plan.chunk);
         named.open(context, &OpenOptions { writable: false, request_alignment, allow_in_use: false })
@@ -73,13 +74,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let result = {
         let _orderly = context.stop.orderly();
         let mut progress = Progress::new(context);
-        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &context.stop);
+        let mut observer = |now: &mover::Progress| progress.observe(now, &context.stop);
         let result = mover::compare(&mut io, &mut *a, &mut *b, &plan, &mut observer);
         progress.finish();
         result
     };
     let protection = protection::of_both(&*a, &*b);
-    copy::end(&mut io, [a, b]);
+    job::close(&mut io, [a, b]);
     let comparison = result.map_err(|error| match &error {
         CopyError::Interrupted { bytes_safe, .. } => {
             let mut failure =
@@ -90,10 +91,10 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         CopyError::Refused(refusal) => {
             Failure::usage("compare", format!("{} with {}", first.text, second.text), refusal)
         }
-        error => copy::outcome::told(error, "compare", &first, &second),
+        error => job::engine_failure(error, "compare", &first.text, &second.text),
     })?;
     let seconds = comparison.duration.as_secs_f64();
-    let rate = copy::outcome::mb_per_s(comparison.bytes, seconds);
+    let rate = job::mb_per_s(comparison.bytes, seconds);
     if args.json {
         output::json(&json!({
             "schema": output::SCHEMA,

@@ -1,4 +1,4 @@
-//! `completions`: for shells, from the same tree as the parser.
+//! `completions`: shell completions, generated from the parser's command tree.
 
 use clap_complete::Shell;
 

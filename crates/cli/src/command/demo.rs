@@ -1,4 +1,4 @@
-//! `demo`: everything on loopback in under a minute, sealed, with nothing installed and nothing left behind.
+//! `demo`: serve, copy and compare on loopback, sealed, in under a minute. Installs nothing and leaves nothing behind.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,30 +6,29 @@ use std::time::Duration;
 
 use block::{Endpoint, Medium, OpenOptions};
 use io::Io;
+use job::cpu::CpuTime;
+use job::{cpu_s_per_gb, mb_per_s};
 use mover::{CopyError, Plan};
 use node::SealPolicy;
 use node::initiator::InitiatorSealing;
 use node::target::{Access, LocalUsers, LunConfig, Peer, Sealing, Server, ServerConfig, TargetConfig};
 use serde_json::{Value, json};
 
-use crate::command::copy::outcome::{cpu_s_per_gb, mb_per_s};
-use crate::command::{copy, serve};
+use crate::command::serve;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::progress::Progress;
 use crate::state::Identity;
-use crate::sys::CpuTime;
 use crate::trust::identity;
 use crate::{output, protection, units};
 
-/// Size of the built-in sample.
 const SAMPLE_BYTES: u64 = 256 << 20;
-/// No more of a given file is used: the demonstration takes a minute.
+/// Maximum bytes read from a given file, so that the demonstration takes at most about a minute.
 const SAMPLE_BYTES_MAX: u64 = 1 << 30;
 const BLOCK_BYTES: u64 = 512;
 const TARGET: &str = "iqn.2026-11.example.hikyaku:demo";
-/// A drain with no session takes no time; this bounds a mishap.
+/// Bound of the final drain. Without sessions a drain takes no time.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 const STEPS: u32 = 5;
 
@@ -53,7 +52,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let _orderly = context.stop.orderly();
     let words = args.file.clone().unwrap_or_else(|| format!("pattern:{SAMPLE_BYTES}:1"));
     let sample = Named::parse(context, &words, &[])?;
-    let mut io = endpoint::event_loop()?;
+    let mut io = job::event_loop()?;
     let sample_medium = sample.open(context, &options(false))?;
     let all = endpoint::attach(&mut io, &[(&sample, &sample_medium)])?.remove(0).capability().size_bytes;
     let bytes = all.min(SAMPLE_BYTES_MAX) / BLOCK_BYTES * BLOCK_BYTES;
@@ -85,7 +84,7 @@ fn options(writable: bool) -> OpenOptions {
     OpenOptions { writable, request_alignment: BLOCK_BYTES as u32, allow_in_use: false }
 }
 
-/// How both sides seal: under keys that nobody keeps.
+/// Sealing of both sides, with random keys that are not stored.
 fn keys() -> Result<(Sealing, InitiatorSealing), Failure> {
     let random = || identity::random().map(Arc::new);
     let failed = |error| Failure::failed("make up keys", "", error);
@@ -97,26 +96,10 @@ fn keys() -> Result<(Sealing, InitiatorSealing), Failure> {
     Ok((Sealing { policy: SealPolicy::Require, identity: target, peers: vec![peer], suites }, own))
 }
 
-/// A target on a free port of the loopback, over a file that has no name any more.
+/// Starts a target on a free port of the loopback interface, over an unlinked file.
 fn start(context: &Context, bytes: u64, sealing: Sealing) -> Result<Server, Failure> {
     let identity = Identity::random().map_err(|error| Failure::failed("make up an identity", "", error))?;
-    let lun = LunConfig {
-        lun: 0,
-        medium: nameless_file(context, bytes)?,
-        serial: identity.serial,
-        naa: identity.naa,
-        read_only: false,
-        write_cache: true,
-        vendor: None,
-        product: None,
-        rotational: None,
-        removable: false,
-        block_size: None,
-        physical_block_size: None,
-        shared: false,
-        exclusive: false,
-        held: None,
-    };
+    let lun = LunConfig::new(0, nameless_file(context, bytes)?, identity.serial, identity.naa);
     let target = TargetConfig { iqn: TARGET.to_owned(), luns: vec![lun], access: Access::default() };
     Server::start(ServerConfig {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
@@ -131,7 +114,7 @@ fn start(context: &Context, bytes: u64, sealing: Sealing) -> Result<Server, Fail
     .map_err(|error| serve::failure(&error))
 }
 
-/// A temporary file of zeroes, unlinked as soon as it is open: whatever happens, nothing stays.
+/// A temporary file of zeroes, unlinked immediately after its open, so that it disappears however the process ends.
 fn nameless_file(context: &Context, bytes: u64) -> Result<Arc<dyn Medium>, Failure> {
     let failed = |error: std::io::Error| {
         Failure::failed("make a temporary file in", std::env::temp_dir().display().to_string(), error)
@@ -153,7 +136,7 @@ struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    fn tell(&self, number: u32, name: &str, text: &str) {
+    fn print(&self, number: u32, name: &str, text: &str) {
         if !self.context.json {
             output::line(&format!("  {number}/{STEPS} {name:<8} {text}"));
         }
@@ -161,7 +144,7 @@ impl Demo<'_> {
 
     fn steps(&mut self) -> Result<Vec<Value>, Failure> {
         let size = units::bytes(self.bytes);
-        self.tell(1, "target", &format!("{}    {size}, loopback only, sealed", self.lun.text));
+        self.print(1, "target", &format!("{}    {size}, loopback only, sealed", self.lun.text));
         let target = json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes });
         Ok(vec![target, self.copy()?, self.compare()?, self.read()?])
     }
@@ -170,7 +153,7 @@ impl Demo<'_> {
         if self.sample.path().is_some() { &self.sample.text } else { "made-up sample" }
     }
 
-    /// The sample and a new session to the LUN.
+    /// Endpoints of the sample and of the LUN, the latter in a new session.
     fn sample_and_lun(&mut self, writable: bool) -> Result<[Box<dyn Endpoint>; 2], Failure> {
         let lun = self.lun.open(self.context, &options(writable))?;
         let pair = [(&self.sample, &self.sample_medium), (&self.lun, &lun)];
@@ -179,18 +162,17 @@ impl Demo<'_> {
         Ok([endpoints.remove(0), lun])
     }
 
-    /// Steps 2 and 3: copy with verification.
     fn copy(&mut self) -> Result<Value, Failure> {
         let [mut from, mut to] = self.sample_and_lun(true)?;
         let plan = Plan { verify: true, size: Some(self.bytes), allow_block_size: true, ..Plan::default() };
         let before = CpuTime::now();
         let mut progress = Progress::new(self.context);
-        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &self.context.stop);
+        let mut observer = |now: &mover::Progress| progress.observe(now, &self.context.stop);
         let result = mover::copy(&mut self.io, &mut *from, &mut *to, &plan, &mut observer);
         progress.finish();
         let report = result.map_err(|error| self.failure(&error, "copy"))?;
-        let protection = protection::of(&to.facts());
-        copy::end(&mut self.io, [from, to]);
+        let protection = protection::of(&to.inspect().facts());
+        job::close(&mut self.io, [from, to]);
         let cpu = CpuTime::now().since(before);
         let text = format!(
             "{} -> LUN   {} in {}, flush included; limited by {}",
@@ -199,30 +181,30 @@ impl Demo<'_> {
             units::duration(Duration::from_secs_f64(report.seconds)),
             report.limited_by,
         );
-        self.tell(2, "copy", &text);
+        self.print(2, "copy", &text);
         let (user, system) = cpu_s_per_gb(cpu, 2 * report.bytes);
         let text = format!(
             "BLAKE3 of the sample = BLAKE3 of the LUN read back   {}; {:.2} CPU-s/GB both ways, target included",
             units::rate(mb_per_s(report.bytes, report.verify_seconds) * 1e6),
             user + system,
         );
-        self.tell(3, "verify", &text);
-        let mut object = copy::outcome::object(&report, cpu, true);
+        self.print(3, "verify", &text);
+        let mut object = job::object(&report, cpu, true);
         object["step"] = json!("copy");
         object["protection"] = protection;
         Ok(object)
     }
 
-    /// Step 4: byte by byte, through a session of its own.
+    /// Step 4: compares byte by byte, in a new session.
     fn compare(&mut self) -> Result<Value, Failure> {
         let [mut sample, mut lun] = self.sample_and_lun(false)?;
         let plan = Plan { size: Some(self.bytes), ..Plan::default() };
         let mut progress = Progress::new(self.context);
-        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &self.context.stop);
+        let mut observer = |now: &mover::Progress| progress.observe(now, &self.context.stop);
         let result = mover::compare(&mut self.io, &mut *sample, &mut *lun, &plan, &mut observer);
         progress.finish();
         let comparison = result.map_err(|error| self.failure(&error, "compare"))?;
-        copy::end(&mut self.io, [sample, lun]);
+        job::close(&mut self.io, [sample, lun]);
         if let Some(offset) = comparison.first_difference {
             let cause = format!("it differs from {} at offset {offset}", self.sample.text);
             return Err(Failure::new(Exit::Mismatch, "verify", self.lun.text.clone(), cause));
@@ -230,11 +212,11 @@ impl Demo<'_> {
         let rate = mb_per_s(comparison.bytes, comparison.duration.as_secs_f64());
         let text =
             format!("sample = LUN, byte by byte, through a second session   {}", units::rate(rate * 1e6));
-        self.tell(4, "compare", &text);
+        self.print(4, "compare", &text);
         Ok(json!({ "step": "compare", "equal": true, "mb_per_s": units::rounded(rate) }))
     }
 
-    /// Step 5: the LUN into nothing, one request at a time: what a round trip costs.
+    /// Step 5: copies from the LUN to a null endpoint, one request at a time, to measure the round-trip time.
     fn read(&mut self) -> Result<Value, Failure> {
         const CHUNK: u32 = 4096;
         const BYTES_MAX: u64 = 8 << 20;
@@ -252,20 +234,20 @@ impl Demo<'_> {
             ..Plan::default()
         };
         let mut progress = Progress::new(self.context);
-        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &self.context.stop);
+        let mut observer = |now: &mover::Progress| progress.observe(now, &self.context.stop);
         let result = mover::copy(&mut self.io, &mut *from, &mut *to, &plan, &mut observer);
         let report = result.map_err(|error| self.failure(&error, "read"))?;
-        copy::end(&mut self.io, [from, to]);
+        job::close(&mut self.io, [from, to]);
         let latency = report.read.latency;
         let text = format!("4 KiB, one at a time   p50 {} us, p99 {} us", latency.p50_us, latency.p99_us);
-        self.tell(5, "latency", &text);
+        self.print(5, "latency", &text);
         Ok(json!({ "step": "latency", "p50_us": latency.p50_us, "p99_us": latency.p99_us }))
     }
 
     fn failure(&self, error: &CopyError, verb: &str) -> Failure {
         match error {
             CopyError::Interrupted { .. } => self.context.stop.failure("finish", "the demonstration"),
-            error => copy::outcome::told(error, verb, &self.sample, &self.lun),
+            error => job::engine_failure(error, verb, &self.sample.text, &self.lun.text),
         }
     }
 }

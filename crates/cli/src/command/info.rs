@@ -1,18 +1,17 @@
-//! `info`: what an endpoint is.
+//! `info`: prints the properties of an endpoint.
 
 use std::path::Path;
 
-use block::device::{Entry, Kernel, Node, number_text};
 use block::{Capability, OpenOptions};
+use host::{Entry, Kernel, Node, number_text};
 use serde_json::{Map, Value, json};
 
-use crate::command::copy;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::{output, protection, units};
 
-/// Show what an endpoint is: size, blocks, abilities, what it holds; of a device or file also who uses it and which disks it
+/// Show what an endpoint is: size, blocks, abilities, what it holds; of a device or file also its users and which disks it
 /// lies on; of a LUN also what was negotiated and its identity
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -32,14 +31,14 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let named = Named::parse(context, &args.endpoint, &[])?;
-    let mut io = endpoint::event_loop()?;
+    let mut io = job::event_loop()?;
     let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: true };
     let medium = named.open(context, &options)?;
     let mut endpoint = endpoint::attach(&mut io, &[(&named, &medium)])?.remove(0);
-    let (capability, facts) = (endpoint.capability().clone(), endpoint.facts());
-    let holds = copy::refusals::probe(&mut io, &mut *endpoint);
-    let local = named.path().map(|path| Local::of(path, endpoint.disks()));
-    copy::end(&mut io, [endpoint]);
+    let (capability, facts) = (endpoint.capability().clone(), endpoint.inspect().facts());
+    let holds = job::refusals::probe(&mut io, &mut *endpoint);
+    let local = named.path().map(|path| Local::of(path, endpoint.inspect().disks()));
+    job::close(&mut io, [endpoint]);
     if args.json {
         let mut object = object(&named.text, &capability, &facts);
         object["holds"] = json!(holds.ok());
@@ -88,11 +87,11 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
     })
 }
 
-/// What this machine knows of a file or device of its own.
+/// Facts about a file or device of this machine.
 struct Local {
-    /// `None` of a file.
+    /// `None` for a file.
     device: Option<Entry>,
-    /// Node names, or numbers where there is none.
+    /// Device node names, or device numbers without a node.
     disks: Vec<String>,
     users: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! `key`: the identities of sealed sessions. A key is made once, its public half is given to the other side, and the other
-//! side's is trusted.
+//! `key`: keys of sealed sessions. Creates a host's key pair, prints its public key, and stores the public keys of
+//! trusted targets.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::net::ToSocketAddrs;
@@ -17,17 +17,17 @@ use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::output;
 use crate::trust::client::{self, Trusted};
-use crate::trust::known::{KnownTargets, Place, Wanted};
+use crate::trust::known::{KnownTargets, Place, Query};
 use crate::trust::{fingerprint, identity};
 
-/// How long a portal may take to say its key.
+/// Timeout of the query for a portal's key.
 const ENQUIRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Make a key for sealed sessions, show it, trust a target's
 ///
 /// Both sides of a sealed session know each other by their public keys: 44 characters, as WireGuard writes them. This
 /// host's key lies in $XDG_CONFIG_HOME/hikyaku/identity, the targets it trusts in known-targets beside it (for root without
-/// that variable /etc/hikyaku, otherwise ~/.config/hikyaku). Everybody also trusts those of /etc/hikyaku/known-targets.
+/// that variable /etc/hikyaku, otherwise ~/.config/hikyaku). Those in /etc/hikyaku/known-targets are trusted for all users.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Enrolment, in three lines:
@@ -40,7 +40,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether programs read the output.
     pub(crate) fn json(&self) -> bool {
         match &self.action {
             Action::New(args) | Action::Public(args) => args.json,
@@ -71,18 +70,18 @@ struct OfFile {
     json: bool,
 }
 
-/// Ask a portal for its public key and keep it among the known targets
+/// Fetch the public key of a portal and keep it among the known targets
 ///
 /// From then on sessions with this host and port are sealed, and only the holder of that key is accepted; so are
 /// sessions with each address that the host has now, under whatever name. Compare the key or its fingerprint with what the
-/// target's owner tells you: who answers first is believed for ever.
+/// target's owner gives you: the key that is accepted first stays trusted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  hikyaku key trust iscsi://host              shows the key and asks
+  hikyaku key trust iscsi://host              shows the key and asks for confirmation
   hikyaku key trust iscsi://host --key K      only if it is this one; also replaces a key that has changed")]
 struct TrustArgs {
-    /// The portal, iscsi://host or iscsi://host:port; a target or LUN in the URL is not looked at
+    /// The portal, iscsi://host or iscsi://host:port; a target or LUN in the URL is ignored
     #[arg(value_name = "URL")]
     url: String,
 
@@ -147,10 +146,10 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     let file = known.own()?;
     let (host, addresses) = (Place::of(&url.host, url.port), addresses(&url)?);
     let places = [std::slice::from_ref(&host), &addresses].concat();
-    let before = known.find(Wanted { places: &places, target: None });
+    let before = known.find(Query { places: &places, target: None });
     let answered = enquire(&url, ENQUIRY_TIMEOUT).map_err(|error| {
-        Failure::open("ask for the key of", portal.clone(), &error).hint(
-            "a target seals with `hikyaku serve ... --peers FILE`; one that has --tls is trusted by tls=FILE instead; `hikyaku ls` asks \
+        Failure::open("fetch the key of", portal.clone(), &error).hint(
+            "a target seals with `hikyaku serve ... --peers FILE`; one that has --tls is trusted by tls=FILE instead; `hikyaku ls` lists \
              what is there",
         )
     })?;
@@ -160,7 +159,7 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
             return Err(client::changed(&url, &Trusted::Option(*expected), &answered));
         }
         (Ok(Some(found)), _) if found.key == answered => false,
-        // The user who types the new key has compared it: it replaces all others.
+        // `--key` contains a key that the user has compared: it replaces all others.
         (_, Some(_)) => true,
         (Ok(Some(found)), None) => return Err(client::changed(&url, &Trusted::Known(found), &answered)),
         (Err(disagreement), None) => return Err(disagreement),
@@ -171,7 +170,7 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
             true
         }
     };
-    // What was known before may have got another address since.
+    // The host may have a new address although its key was known.
     known.set(&host, &addresses, &answered)?;
     let what = match replaced {
         Some(old) if is_new => &format!("trusted from now on, instead of {old}"),
@@ -198,14 +197,12 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The addresses that the host has now.
 fn addresses(url: &Url) -> Result<Vec<Place>, Failure> {
     let found = url.address().to_socket_addrs();
     let found = found.map_err(|error| Failure::new(Exit::Unreachable, "look up", url.host.clone(), error))?;
     Ok(found.map(Place::at).collect())
 }
 
-/// Asks the user at the terminal.
 fn confirm(portal: &str, key: &PublicKey) -> Result<(), Failure> {
     let refused = |cause: &str| {
         Failure::new(Exit::Authentication, "trust", portal, cause).hint(format!(
@@ -215,15 +212,51 @@ fn confirm(portal: &str, key: &PublicKey) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
         return Err(refused("its key is not known, and there is no terminal to ask at"));
     }
-    let mut stderr = io::stderr();
     let question = format!(
         "The key of {portal} is\n  {key}\n  {}\nIs it what the target's owner told you? (yes/no) ",
         fingerprint(key)
     );
-    let mut answer = String::new();
-    let asked = stderr.write_all(question.as_bytes()).and_then(|()| stderr.flush());
-    asked
-        .and_then(|()| io::stdin().lock().read_line(&mut answer))
-        .map_err(|error| refused(&error.to_string()))?;
-    if answer.trim().eq_ignore_ascii_case("yes") { Ok(()) } else { Err(refused("you did not say yes")) }
+    match ask(&question, &mut io::stderr(), &mut io::stdin().lock()) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(refused("you did not say yes")),
+        Err(error) => Err(refused(&error.to_string())),
+    }
+}
+
+/// Asks until the answer is yes or no; the end of the input is a no.
+fn ask(question: &str, to: &mut impl Write, from: &mut impl BufRead) -> io::Result<bool> {
+    let mut question = question;
+    loop {
+        to.write_all(question.as_bytes())?;
+        to.flush()?;
+        let mut answer = String::new();
+        let read = from.read_line(&mut answer)?;
+        match answer.trim().to_ascii_lowercase().as_str() {
+            "yes" => return Ok(true),
+            _ if read == 0 => return Ok(false),
+            "no" => return Ok(false),
+            _ => question = "yes or no? ",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_yes_and_no_answer_a_question() {
+        for (typed, expected, times) in [
+            ("yes\n", true, 1),
+            ("no\n", false, 1),
+            ("y\n\nYES\n", true, 3),
+            ("n\nno\nyes\n", false, 2),
+            ("y\n", false, 2),
+            ("", false, 1),
+        ] {
+            let mut asked = Vec::new();
+            assert_eq!(ask("Well? ", &mut asked, &mut typed.as_bytes()).unwrap(), expected, "{typed:?}");
+            assert_eq!(asked.iter().filter(|byte| **byte == b'?').count(), times, "{typed:?}");
+        }
+    }
 }

@@ -1,18 +1,18 @@
-//! `ls`: what a portal or a target offers.
+//! `ls`: lists the targets and LUNs of a portal or target.
 
 use block::{Location, OpenError};
 use node::initiator::{LunInfo, Options, Url, discover, list_luns};
 use serde_json::{Value, json};
 
 use crate::context::Context;
-use crate::endpoint::{self, Named};
+use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
 use crate::{protection, units};
 
 /// List targets, portals and LUNs
 ///
-/// `iscsi://host[:port]` asks the portal for its targets and logs in to each to list its LUNs;
+/// `iscsi://host[:port]` fetches the targets of the portal and logs in to each to list its LUNs;
 /// `iscsi://host[:port]/iqn` lists the LUNs of one target.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -29,12 +29,11 @@ pub(crate) struct Args {
     pub(crate) json: bool,
 }
 
-/// One target, as far as it lets us look.
 struct Found {
     iqn: String,
     portals: Vec<String>,
     luns: Result<Vec<LunInfo>, Failure>,
-    /// Of the session that listed them.
+    /// Protection of the session that listed the LUNs.
     protection: Value,
 }
 
@@ -50,7 +49,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let failed = |error: OpenError| named.failed("list", &error);
     let targets = match url.target.clone() {
         Some(iqn) => {
-            let (luns, facts) = list_luns(&mut endpoint::event_loop()?, &url, &options).map_err(failed)?;
+            let (luns, facts) = list_luns(&mut job::event_loop()?, &url, &options).map_err(failed)?;
             let protection = protection::of(&facts);
             vec![Found { iqn, portals: vec![url.address()], luns: Ok(luns), protection }]
         }
@@ -71,15 +70,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Discovery, then a login to each target for its LUNs. A target that does not let us in is listed all the
-/// same. Each session has a loop of its own: what comes late for one of them is nobody else's.
+/// Runs discovery, then logs in to each target for its LUNs. A target that refuses the login is listed with the
+/// failure. Each session has its own loop, so that late events of one cannot reach the next.
 fn look(context: &Context, portal: &Url, options: &Options, named: &Named) -> Result<Vec<Found>, Failure> {
-    let targets = discover(&mut endpoint::event_loop()?, portal, options)
-        .map_err(|error| named.failed("ask", &error))?;
+    let targets = discover(&mut job::event_loop()?, portal, options)
+        .map_err(|error| named.failed("list the targets of", &error))?;
     let found = targets.into_iter().map(|target| {
         let url = Url { target: Some(target.name.clone()), lun: None, ..portal.clone() };
         let (options, client) = named.options_for(context, &url, options)?;
-        let luns = list_luns(&mut endpoint::event_loop()?, &url, &options);
+        let luns = list_luns(&mut job::event_loop()?, &url, &options);
         let protection = luns.as_ref().map_or(Value::Null, |(_, facts)| protection::of(facts));
         let luns = luns.map(|(luns, _)| luns).map_err(|error| {
             let failure = Failure::open("list the LUNs of", target.name.clone(), &error);

@@ -1,4 +1,4 @@
-//! `man`: the manual's pages, from the same tree as the parser.
+//! `man`: manual pages, generated from the parser's command tree.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     let failed =
         |error: io::Error| Failure::failed("write the manual to", args.dir.display().to_string(), error);
     std::fs::create_dir_all(&args.dir).map_err(failed)?;
-    // Pages about `help` would only repeat the others.
+    // Pages for `help` would only repeat the others.
     let mut command = args::command().disable_help_subcommand(true);
     command.build();
     write_pages(&command, &args.dir).map_err(failed)?;
@@ -37,7 +37,7 @@ fn write_pages(command: &Command, dir: &Path) -> io::Result<()> {
     std::fs::write(dir.join(format!("{name}.1")), page(command)?)
 }
 
-/// One page. What follows the options is laid out by hand and keeps its lines.
+/// Renders one page. The text after the options is formatted by hand and keeps its line breaks.
 fn page(command: &Command) -> io::Result<String> {
     let mut text = Vec::new();
     Man::new(command.clone()).render(&mut text)?;

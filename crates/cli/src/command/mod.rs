@@ -1,4 +1,4 @@
-//! One module per command: its arguments and what it does.
+//! One module per command: its arguments and its function.
 
 pub(crate) mod bench;
 pub(crate) mod check;
@@ -18,7 +18,6 @@ use crate::args::Command;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Carries the command out. What is returned is its exit code.
 pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Serve(args) => serve::run(context, &args),

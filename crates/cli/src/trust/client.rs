@@ -1,6 +1,6 @@
-//! The initiator's part: whether a session with a portal is sealed, with which keys, and what a refusal may mean.
+//! The initiator's side: whether a session with a portal is sealed, with which keys, and the explanation of a refusal.
 //!
-//! [`Client`] decides for each connection of one endpoint, by what is known of every name that leads there
+//! [`Client`] decides for each connection of one endpoint: by the known targets that match any of its names
 //! (`known.rs`), by the endpoint's options and by `[client] seal` of the configuration.
 
 use std::net::SocketAddr;
@@ -14,30 +14,27 @@ use node::{Protection, Psk, SealPolicy};
 use seal::{Identity, PublicKey, Suite};
 
 use super::identity;
-use super::known::{Found, KnownTargets, Place, Wanted};
+use super::known::{Found, KnownTargets, Place, Query};
 use super::{HOST_DIRECTORY, config_file, fingerprint};
 use crate::config::{DEFAULT_FILE, client_seal};
 use crate::context::{self, Context, Once};
 use crate::error::{Exit, Failure};
 use crate::names;
 
-/// Options of a remote LUN that say how it is sealed.
+/// Options of a remote LUN that control sealing.
 pub(crate) const OPTIONS: &[&str] = &["seal", "identity", "peer-key", "psk-file", "suite"];
 
-/// How long a portal may take to say its key when a refusal is to be explained.
+/// Timeout of the query for a portal's key that explains a refusal.
 const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Whose key a portal must prove, and how we know.
+/// The key that a portal must prove, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trusted {
-    /// By the option peer-key=.
     Option(PublicKey),
-    /// By a line of the known targets.
     Known(Found),
 }
 
 impl Trusted {
-    /// The key.
     pub(crate) fn key(&self) -> &PublicKey {
         match self {
             Self::Option(key) => key,
@@ -46,26 +43,25 @@ impl Trusted {
     }
 }
 
-/// `host:port` as it is typed.
 pub(crate) fn portal(url: &Url) -> String {
     names::portal(&url.host.to_ascii_lowercase(), url.port)
 }
 
-/// Decides how the sessions of one endpoint are sealed.
+/// Decides how the sessions of one endpoint are sealed. Shared by all its connections; [`Trust::sealing`] is called
+/// before each login, [`Trust::on_login`] after it, [`Client::explain`] after a failed attempt.
 #[derive(Debug)]
 pub(crate) struct Client {
     url: Url,
-    /// `seal=`.
-    wanted: Option<SealPolicy>,
-    /// The first option that asks for sealing, as it is typed.
-    asks: Option<String>,
+    /// The option `seal=`.
+    policy_requested: Option<SealPolicy>,
+    /// The first option that requests sealing, as typed.
+    option: Option<String>,
     peer_key: Option<PublicKey>,
     identity_file: Option<PathBuf>,
-    /// Read when the first session is to be sealed.
+    /// Read before the first sealed session.
     identity: OnceLock<Arc<Identity>>,
     psk: Option<Psk>,
     suites: Vec<Suite>,
-    /// `tls=` was given.
     tls: bool,
     known: KnownTargets,
     json: bool,
@@ -73,7 +69,7 @@ pub(crate) struct Client {
     last: Mutex<Last>,
 }
 
-/// The last decision.
+/// The last decision, for [`Client::explain`].
 #[derive(Debug, Default)]
 struct Last {
     trusted: Option<Trusted>,
@@ -81,23 +77,23 @@ struct Last {
 }
 
 impl Client {
-    /// By the options of an endpoint, and what is known. Nothing is resolved yet.
+    /// Reads the options of an endpoint and the known targets. Resolves no name.
     pub(crate) fn new(context: &Context, spec: &Spec, url: &Url, tls: bool) -> Result<Self, Failure> {
         let usage = |option: String, cause: &str| Failure::usage("understand", option, cause);
-        let wanted = spec.get("seal").map(|name| {
+        let policy_requested = spec.get("seal").map(|name| {
             SealPolicy::from_name(name)
                 .ok_or_else(|| usage(format!("seal={name}"), "say seal=off, seal=offer or seal=require"))
         });
-        let wanted = wanted.transpose()?;
+        let policy_requested = policy_requested.transpose()?;
         let peer_key = spec.get("peer-key").map(|text| {
             PublicKey::parse(text).ok_or_else(|| {
                 usage(format!("peer-key={text}"), "it is not a public key, 44 characters of base64")
             })
         });
         let peer_key = peer_key.transpose()?;
-        // Without the directory what this user knows cannot be known.
-        if let (None, None, Err(failure)) = (wanted, peer_key, config_file("known-targets")) {
-            let cause = format!("{}, so whether its key is known cannot be told", failure.cause);
+        // Without a configuration directory the user's known targets cannot be read.
+        if let (None, None, Err(failure)) = (policy_requested, peer_key, config_file("known-targets")) {
+            let cause = format!("{}, so whether its key is known cannot be determined", failure.cause);
             return Err(Failure::usage("use", portal(url), cause)
                 .hint("set HOME or XDG_CONFIG_HOME, or say seal=off or seal=require"));
         }
@@ -105,7 +101,7 @@ impl Client {
             None => Suite::ALL.to_vec(),
             Some(name) => {
                 let names: Vec<&str> = Suite::ALL.iter().map(|suite| suite.name()).collect();
-                // Of these only: the library may know more, for experiments.
+                // Only these: the library has further suites for experiments.
                 let suite = Suite::ALL.into_iter().find(|suite| suite.name() == name);
                 vec![suite.ok_or_else(|| {
                     usage(format!("suite={name}"), &format!("the suites are {}", names.join(", ")))
@@ -113,12 +109,12 @@ impl Client {
             }
         };
         let names_one = || OPTIONS[1..].iter().find(|name| spec.get(name).is_some());
-        let asks = wanted.map(|policy| format!("seal={}", policy.name()));
-        let psk = spec.get("psk-file").filter(|_| wanted != Some(SealPolicy::Off));
+        let option = policy_requested.map(|policy| format!("seal={}", policy.name()));
+        let psk = spec.get("psk-file").filter(|_| policy_requested != Some(SealPolicy::Off));
         Ok(Self {
             url: url.clone(),
-            wanted,
-            asks: asks.or_else(|| names_one().map(|name| format!("{name}="))),
+            policy_requested,
+            option: option.or_else(|| names_one().map(|name| format!("{name}="))),
             peer_key,
             identity_file: spec.get("identity").map(PathBuf::from),
             identity: OnceLock::new(),
@@ -136,7 +132,7 @@ impl Client {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose key the target must prove at an address.
+    /// The key that the target must prove at an address; `None` if unknown.
     fn trusted(&self, portal: &Portal<'_>) -> Result<Option<Trusted>, Failure> {
         if let Some(key) = self.peer_key {
             return Ok(Some(Trusted::Option(key)));
@@ -144,26 +140,22 @@ impl Client {
         let mut places = vec![Place::of(&self.url.host, self.url.port)];
         places.extend(portal.redirected.and_then(Place::parse));
         places.extend(portal.addresses.iter().chain([&portal.address]).copied().map(Place::at));
-        let wanted = Wanted { places: &places, target: self.url.target.as_deref() };
-        Ok(self.known.find(wanted)?.map(Trusted::Known))
+        let query = Query { places: &places, target: self.url.target.as_deref() };
+        Ok(self.known.find(query)?.map(Trusted::Known))
     }
 
-    /// How a session at an address is sealed. With a key that the target must prove, sealing is required unless `seal=` says
-    /// otherwise.
+    /// How a session at an address is sealed. With a known key sealing is required, unless `seal=off` was given.
     fn decide(&self, portal: &Portal<'_>) -> Result<Option<InitiatorSealing>, Failure> {
-        let sealing = match self.wanted {
+        let sealing = match self.policy_requested {
             Some(SealPolicy::Off) => None,
             _ => self.sealing(portal)?,
         };
-        let is_open = sealing.as_ref().is_none_or(|sealing| sealing.policy != SealPolicy::Require);
-        if !is_open || self.tls {
+        if sealing.is_some() || self.tls {
             return Ok(sealing);
         }
-        let Some(place) = required()? else { return Ok(sealing) };
-        match sealing {
-            // What is only offered may end in the clear.
-            Some(sealing) => Ok(Some(InitiatorSealing { policy: SealPolicy::Require, ..sealing })),
-            None => {
+        match required()? {
+            None => Ok(None),
+            Some(place) => {
                 Err(self.refused(format!("{place} requires every session to be sealed or to go through TLS")))
             }
         }
@@ -179,10 +171,10 @@ impl Client {
         let trusted = self.trusted(portal)?;
         self.last().trusted.clone_from(&trusted);
         let Some(trusted) = trusted else {
-            return match &self.asks {
+            return match &self.option {
                 None => Ok(None),
-                Some(asks) => {
-                    Err(self.refused(format!("{asks} was given, but the target's key is not known")))
+                Some(option) => {
+                    Err(self.refused(format!("{option} was given, but the target's key is not known")))
                 }
             };
         };
@@ -195,20 +187,20 @@ impl Client {
                         Trusted::Known(found) => format!("{found} requires sealing, for {}", found.by),
                     };
                     let cause = format!("{why}, and this host's key cannot be read: {}", failure.cause);
-                    Failure { cause, exit: Exit::Authentication, ..failure }
+                    Failure { cause, ending: Exit::Authentication, ..failure }
                 })?;
                 self.identity.get_or_init(|| identity)
             }
         };
-        let policy = self.wanted.unwrap_or(SealPolicy::Require);
-        let mut sealing = InitiatorSealing::new(policy, Arc::clone(identity), *trusted.key());
+        // `offer` too: otherwise an attacker who answers in place of the target would get the session in the clear.
+        let mut sealing = InitiatorSealing::new(SealPolicy::Require, Arc::clone(identity), *trusted.key());
         (sealing.suites, sealing.psk) = (self.suites.clone(), self.psk.clone());
         Ok(Some(sealing))
     }
 
-    /// Says of a login that was refused what can be found out: whether the target seals, under which key, and what to type.
+    /// Adds to a refused login what a query to the portal shows: whether it seals, its key, and the command to type.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
-        if failure.exit != Exit::Authentication {
+        if failure.ending != Exit::Authentication {
             return failure;
         }
         let (trusted, refusal) = {
@@ -218,7 +210,7 @@ impl Client {
         if let Some(refusal) = refusal {
             return refusal;
         }
-        let is_off = self.wanted == Some(SealPolicy::Off);
+        let is_off = self.policy_requested == Some(SealPolicy::Off);
         let trusted = trusted.filter(|_| !is_off);
         match (trusted, enquire(&self.url, EXPLANATION_TIMEOUT)) {
             (Some(trusted), Ok(answered)) if *trusted.key() != answered => {
@@ -231,18 +223,18 @@ impl Client {
         }
     }
 
-    /// The target has proven the key we know, and yet refuses.
+    /// The failure of a target that proved the known key and refuses the login.
     fn not_listed(&self, failure: Failure) -> Failure {
         let key = identity::load(self.identity_file.as_deref()).map(|identity| identity.public());
         let own = key.map_or_else(|_| "(see `hikyaku key public`)".to_owned(), |key| key.to_string());
         let cause = format!("{}; the target has the key we know", failure.cause);
         Failure { cause, ..failure }.hint(format!(
             "see whether the target wants CHAP too (chap-user=), whether its peers list this host's public key {own}, and whether \
-             they ask for another initiator= or a psk-file=; its log has the reason"
+             they require another initiator= or a psk-file=; its log has the reason"
         ))
     }
 
-    /// The login was in the clear, and the target could seal.
+    /// The failure of a login in the clear to a target that can seal.
     fn unsealed(&self, is_off: bool, failure: Failure) -> Failure {
         let mut commands = Vec::new();
         if identity::default_file().is_ok_and(|file| !file.exists()) {
@@ -279,7 +271,10 @@ impl Trust for Client {
                 tracing::debug!(cause = failure.cause, "the target's name is not noted");
             }
         }
-        if !login.protection.is_whole() && !is_local(login.address) && self.wanted != Some(SealPolicy::Off) {
+        if !login.protection.is_whole()
+            && !is_local(login.address)
+            && self.policy_requested != Some(SealPolicy::Off)
+        {
             let text = self.unprotected(login);
             if self.once.is_first(&text) {
                 context::warn(self.json, &text);
@@ -300,7 +295,7 @@ impl Client {
     }
 }
 
-/// Where the configuration requires every session to be protected: of the host, or of this user.
+/// The place of `[client] seal = "require"` in the configuration of the host or of this user.
 pub(crate) fn required() -> Result<Option<String>, Failure> {
     let host = PathBuf::from(DEFAULT_FILE);
     let own = config_file("hikyaku.toml").ok().filter(|own| *own != host);
@@ -312,24 +307,22 @@ pub(crate) fn required() -> Result<Option<String>, Failure> {
     Ok(None)
 }
 
-/// Whether nothing leaves this machine on the way to an address.
 fn is_local(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// The target whose key is known does not seal.
 fn must_be_sealed(found: &Found, failure: Failure) -> Failure {
     let cause = format!("{}: {found} has its key, for {}", failure.cause, found.by);
     Failure { cause, ..failure }.hint(format!(
-        "see who answers there; if it is meant to be without sealing from now on, remove {found}, or say seal=off"
+        "check which server answers there; if it is meant to be without sealing from now on, remove {found}, or say seal=off"
     ))
 }
 
-/// Another key answers than the one we know.
+/// The failure of a portal that proves another key than the known one.
 pub(crate) fn changed(url: &Url, trusted: &Trusted, answered: &PublicKey) -> Failure {
     let place = match trusted {
         Trusted::Option(_) => "the key that was given".to_owned(),
-        Trusted::Known(found) => format!("{found}, for {},", found.by),
+        Trusted::Known(found) => format!("{found}, for {}", found.by),
     };
     let cause = format!(
         "ITS KEY IS NOT THE ONE WE KNOW. The connection may be intercepted, or the target has a new identity.\n  \
@@ -343,7 +336,7 @@ pub(crate) fn changed(url: &Url, trusted: &Trusted, answered: &PublicKey) -> Fai
     ))
 }
 
-/// How what `key trust` has written can be made known to every user of this host; `None` where it is.
+/// The command that makes a key trusted by `key trust` known to every user of this host; `None` if it is already.
 pub(crate) fn for_every_user(file: &Path, portal: &str, key: &PublicKey) -> Option<String> {
     let is_own = !file.starts_with(HOST_DIRECTORY);
     is_own.then(|| {
@@ -363,7 +356,6 @@ mod tests {
 
     const KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
 
-    /// What the options come to at a portal whose key is not known.
     fn sealed(options: &str) -> Result<Option<InitiatorSealing>, Failure> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("k");
@@ -393,18 +385,28 @@ mod tests {
     }
 
     #[test]
+    fn another_key_is_shown_beside_the_known_one() {
+        let url = Url::parse("iscsi://h").unwrap();
+        let key = PublicKey::parse(KEY).unwrap();
+        let found = Found { path: "known".into(), line: 3, key, by: "h:3260".to_owned() };
+        let failure = changed(&url, &Trusted::Known(found), &PublicKey([2; 32]));
+        assert!(failure.cause.contains(&format!(", for h:3260: {KEY}\n")), "{}", failure.cause);
+    }
+
+    #[test]
     fn each_row_of_the_policy_at_the_initiator_seal1_7() {
         let known = |more: &str| sealed(&format!(",peer-key={KEY},identity=FILE{more}"));
         let policy = |more: &str| known(more).unwrap().map(|sealing| sealing.policy);
         assert_eq!(policy(""), Some(SealPolicy::Require), "a known key is enough");
         assert_eq!(policy(",seal=require"), Some(SealPolicy::Require));
-        assert_eq!(policy(",seal=offer"), Some(SealPolicy::Offer));
+        assert_eq!(policy(",seal=offer"), Some(SealPolicy::Require), "not in the clear with a known key");
         assert_eq!(policy(",seal=off"), None);
         assert!(sealed("").unwrap().is_none(), "nothing is known, nothing was asked for");
-        // Who asks for sealing never gets a session in the clear instead.
-        for asks in [",seal=require", ",seal=offer", ",identity=FILE", ",suite=AES-256-GCM", ",psk-file=FILE"]
+        // With an option that requests sealing, a session is never in the clear.
+        for option in
+            [",seal=require", ",seal=offer", ",identity=FILE", ",suite=AES-256-GCM", ",psk-file=FILE"]
         {
-            assert_eq!(sealed(asks).unwrap_err().exit, Exit::Authentication, "{asks}");
+            assert_eq!(sealed(option).unwrap_err().ending, Exit::Authentication, "{option}");
         }
     }
 
@@ -416,8 +418,8 @@ mod tests {
         let one = with(",suite=AEGIS-128X2,psk-file=FILE").unwrap().unwrap();
         assert_eq!((one.suites, one.psk.map(|psk| *psk.bytes())), (vec![Suite::Aegis128X2], Some([1; 32])));
         for wrong in [",suite=DES", ",seal=yes"] {
-            assert_eq!(with(wrong).unwrap_err().exit, Exit::Usage, "{wrong}");
+            assert_eq!(with(wrong).unwrap_err().ending, Exit::Usage, "{wrong}");
         }
-        assert_eq!(sealed(",peer-key=short,identity=FILE").unwrap_err().exit, Exit::Usage);
+        assert_eq!(sealed(",peer-key=short,identity=FILE").unwrap_err().ending, Exit::Usage);
     }
 }

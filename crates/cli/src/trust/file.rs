@@ -1,10 +1,10 @@
-//! Reading the files that decide who is believed: keys, secrets, lists of peers and of targets, the configuration.
+//! Reads the files that decide trust: keys, secrets, lists of peers and of targets, the configuration.
 //!
-//! `block::open_input` opens them: a FIFO in the place of a file is refused, where a blocking open would wait for a writer.
+//! `block::open_input` opens them: it refuses a FIFO, where a blocking open would wait for a writer.
 //!
-//! Owner and mode are those of the descriptor that is read, so a file that is exchanged between the check and the read
-//! is checked too. The directories above are not looked at: who may exchange the file there can put only a file of his
-//! own in its place, which its owner betrays.
+//! Owner and mode are those of the open descriptor, so a file that is exchanged between check and read is checked too.
+//! Parent directories are not checked: a user who can exchange a file there can only put a file of his own in its
+//! place, whose owner is then refused.
 
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -15,22 +15,22 @@ use zeroize::Zeroizing;
 use crate::error::{Exit, Failure};
 use crate::sys;
 
-/// Longest list or configuration: some hundred thousand lines.
+/// Maximum bytes of a list or configuration: some hundred thousand lines.
 pub(crate) const LIST_BYTES_MAX: usize = 16 << 20;
 
-/// What others may do with a file.
+/// What other users may do with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeping {
-    /// Read it: a list of public keys.
+    /// They may read it: a list of public keys.
     Public,
-    /// Nothing: who knows it has the rights that it gives.
+    /// Nothing: knowledge of the content grants its rights.
     Secret,
 }
 
-/// Reads `path`, at most `bytes_max`, if only its owner may write it, who is this user or root, and if of a
-/// [`Keeping::Secret`] file others cannot read it. `what` is what the messages call it: "the peers". A file that is missing is
-/// an error of the kind [`io::ErrorKind::NotFound`]; a symbolic link to nothing is an error of another kind, since a list that
-/// cannot be reached is not a list that was never made.
+/// Reads `path`, at most `bytes_max`. Only its owner may have write permission, and the owner must be this user or
+/// root; a [`Keeping::Secret`] file must not be readable by other users. `what` names the file in messages: "the
+/// peers". For a missing file the error's kind is [`io::ErrorKind::NotFound`]; for a dangling symbolic link it is
+/// another kind, because an unreachable list differs from an absent one.
 pub(crate) fn read(
     path: &Path,
     what: &str,
@@ -63,7 +63,7 @@ pub(crate) fn read(
         let hint = format!("{remedy} {object}{}", again(keeping));
         return Err(Failure::new(Exit::Authentication, format!("trust {what}"), object, cause).hint(hint));
     }
-    // Its final size at once: bytes that a growing vector leaves behind are not wiped.
+    // Allocated with the final size: a growing vector would leave bytes behind that are not wiped.
     let capacity = bytes_max.min(usize::try_from(metadata.len()).unwrap_or(bytes_max).max(1024)) + 1;
     let mut bytes = Zeroizing::new(Vec::with_capacity(capacity));
     Ok(match file.take(bytes_max as u64 + 1).read_to_end(&mut bytes) {
@@ -75,7 +75,7 @@ pub(crate) fn read(
     })
 }
 
-/// As [`read`], as text.
+/// [`read`], as text.
 pub(crate) fn read_text(
     path: &Path,
     what: &str,
@@ -89,13 +89,13 @@ pub(crate) fn read_text(
     Ok(read(path, what, keeping, bytes_max)?.and_then(text))
 }
 
-/// Whether `path`, or a directory of it, is a symbolic link to nothing.
+/// Whether `path`, or a parent directory, is a dangling symbolic link.
 fn leads_nowhere(path: &Path) -> bool {
     let nearest = path.ancestors().find(|part| part.symlink_metadata().is_ok());
     nearest.is_some_and(|part| part.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound))
 }
 
-/// Why a file is not trusted, and the command, but for the file's name, that makes it so.
+/// Why a file is not trusted, and the command (without the file's name) that corrects it.
 #[derive(Debug, PartialEq, Eq)]
 struct Flaw {
     cause: String,
@@ -104,12 +104,12 @@ struct Flaw {
 
 fn again(keeping: Keeping) -> &'static str {
     match keeping {
-        Keeping::Public => "; see first what it says",
+        Keeping::Public => "; check its content first",
         Keeping::Secret => "; if others may have read it, make a new one",
     }
 }
 
-/// The rule, for a file of `owner` with `mode`, read by `user`.
+/// The rule for a file of `owner` with `mode`, read by `user`.
 fn flaw_of(owner: u32, mode: u32, keeping: Keeping, user: u32) -> Option<Flaw> {
     if owner != user && owner != 0 {
         let cause = format!(
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn others_write_no_file_and_read_no_secret() {
         const ME: u32 = 1000;
-        // owner, mode, as a public file, as a secret
+        // owner, mode, flaw as a public file, flaw as a secret
         let all = [
             (ME, 0o600, None, None),
             (0, 0o400, None, None),

@@ -1,5 +1,5 @@
-//! The key pair of this host, and the keys that two peers share: one line of 44 characters each, as `wg genkey` and
-//! `wg genpsk` write them; lines that begin with `#` are remarks.
+//! This host's key pair and pre-shared keys: files with one line of 44 characters, in the format of `wg genkey` and `wg
+//! genpsk`; lines that begin with `#` are comments.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,18 +16,16 @@ use super::{config_file, make_directory};
 use crate::error::Failure;
 use crate::sys;
 
-/// The file in the configuration directory.
 const FILE: &str = "identity";
-/// Nothing sensible is longer; a device given by mistake is not read to its end.
+/// Maximum bytes of a key file; a device given by mistake is not read to its end.
 const FILE_BYTES_MAX: usize = 1024;
 const HEADING: &str = "# hikyaku identity 1: the private half of a key pair; keep it secret\n";
 
-/// Where the key lies unless one is named.
 pub(crate) fn default_file() -> Result<PathBuf, Failure> {
     config_file(FILE)
 }
 
-/// A new key pair. From now on this process leaves no core dump.
+/// Creates a random key pair. From here on this process writes no core dump.
 pub(crate) fn random() -> io::Result<Identity> {
     sys::forbid_core_dumps();
     let mut entropy = Zeroizing::new([0; 32]);
@@ -35,7 +33,7 @@ pub(crate) fn random() -> io::Result<Identity> {
     Ok(Identity::generate(*entropy))
 }
 
-/// Makes a key pair and keeps it in `file`, which must not exist. A directory is made for the usual place only.
+/// Creates a key pair and stores it in `file`, which must not exist. A directory is created for the default path only.
 pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failure> {
     let path = match file {
         Some(path) => path.to_owned(),
@@ -71,7 +69,7 @@ pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failur
     Ok((path, identity.public()))
 }
 
-/// Reads a key pair, from the usual place unless one is named. From now on this process leaves no core dump.
+/// Reads a key pair, by default from [`default_file`]. From here on this process writes no core dump.
 pub(crate) fn load(file: Option<&Path>) -> Result<Arc<Identity>, Failure> {
     let path = match file {
         Some(path) => path.to_owned(),
@@ -87,7 +85,6 @@ pub(crate) fn load(file: Option<&Path>) -> Result<Arc<Identity>, Failure> {
     Ok(Arc::new(identity))
 }
 
-/// Reads the key that a pair of peers shares.
 pub(crate) fn load_psk(path: &Path) -> Result<Psk, Failure> {
     let what = "the pre-shared key";
     let line = read_line(path, what)?;
@@ -102,7 +99,7 @@ fn not_a_key(path: &Path, what: &str) -> Failure {
     Failure::failed(format!("read {what}"), path.display().to_string(), cause)
 }
 
-/// The one line of a file that only we may read.
+/// Reads the single line of a file that only this user can read.
 fn read_line(path: &Path, what: &str) -> Result<Zeroizing<String>, Failure> {
     let object = path.display().to_string();
     let failed =
@@ -145,7 +142,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(load(Some(&path)).ok().unwrap().public(), public);
         let before = fs::read(&path).unwrap();
-        assert_eq!(create(Some(&path)).unwrap_err().exit, Exit::Refused);
+        assert_eq!(create(Some(&path)).unwrap_err().ending, Exit::Refused);
         assert_eq!(fs::read(&path).unwrap(), before);
     }
 
@@ -154,7 +151,7 @@ mod tests {
         for mode in [0o640, 0o604, 0o620, 0o666] {
             let (_dir, path) = file("k", "x\n", mode);
             let failure = failure_of(&path);
-            assert_eq!(failure.exit, Exit::Authentication);
+            assert_eq!(failure.ending, Exit::Authentication);
             assert!(failure.hint.starts_with(&format!("chmod 600 {}", path.display())), "{failure}");
         }
     }

@@ -1,12 +1,12 @@
-//! The targets whose keys we know, a line each:
+//! The known targets: public keys of targets, one target per line:
 //!
 //! ```text
 //! host:port[,address:port...] key [iqn...]
 //! ```
 //!
-//! in the user's file, which is replaced as a whole, and in the host's, `/etc/hikyaku/known-targets`. A target is known by
-//! each of its names: the host and the addresses that `key trust` found it at, with their port, and the target names of
-//! the sealed sessions there since.
+//! in the user's file, which is replaced as a whole, and in the host's file, `/etc/hikyaku/known-targets`. A line
+//! matches by each of its names: the host and the addresses that `key trust` found, with their port, and the target
+//! names of later sealed sessions.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,33 +15,31 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use job::lock::{self, Hold};
 use seal::PublicKey;
 
 use super::file::{self, Keeping, LIST_BYTES_MAX};
 use super::{HOST_DIRECTORY, config_file, for_all_to_read, make_directory};
 use crate::error::{Exit, Failure};
 use crate::names;
-use crate::sys::{self, Hold};
 
 const FILE: &str = "known-targets";
 /// Replacing takes milliseconds; a process that holds the lock longer than this is stuck.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Addresses of one line; a host has no more that count.
 const ADDRESSES_MAX: usize = 16;
-/// Target names of one line; further ones are not noted.
+/// Maximum number of target names per line; further names are not recorded.
 const TARGETS_MAX: usize = 256;
 
-/// A host and port, or an address and port, in the one form in which they are compared.
+/// A host or address with a port, in the canonical form for comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Zones of IPv6 addresses do not count: what they stand for changes from host to host. Never an unspecified address.
+    /// Without the zone of an IPv6 address, as zones differ between hosts. Never an unspecified address.
     Address(IpAddr, u16),
-    /// In lower case, without the dot at its end.
+    /// In lower case, without a final dot.
     Name(String, u16),
 }
 
 impl Place {
-    /// The place a host and port of a URL stand for.
     pub(crate) fn of(host: &str, port: u16) -> Self {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let literal = bare.split('%').next().unwrap_or_default();
@@ -51,13 +49,12 @@ impl Place {
         }
     }
 
-    /// The place of an address that a name resolved to.
     pub(crate) fn at(address: SocketAddr) -> Self {
         Self::Address(reached(address.ip()), address.port())
     }
 
-    /// Reads `host:port`. The host is an address, IPv6 in brackets and with a zone if need be, or a name of ASCII letters,
-    /// digits, `-`, `_` and `.`: a line with anything else is a mistake, and would be of a host that no URL names.
+    /// Parses `host:port`. The host is an address (IPv6 in brackets, optionally with a zone) or a name of ASCII
+    /// letters, digits, `-`, `_` and `.`. Other characters are an error: no URL can contain such a host.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port != 0)?;
@@ -77,8 +74,7 @@ fn is_name(text: &str) -> bool {
     text.chars().all(is_plain) && text.contains(|c: char| c.is_ascii_alphanumeric())
 }
 
-/// The address that a connection to `address` reaches: Linux takes an unspecified address for the loopback address of its
-/// family.
+/// The address that a connection reaches: for Linux an unspecified address is the loopback of its family.
 fn reached(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -96,11 +92,10 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     line: usize,
-    /// The first is what `key trust` was given, the others are its addresses.
+    /// The first is the argument of `key trust`, the others are its addresses.
     places: Vec<Place>,
     key: PublicKey,
     targets: Vec<String>,
@@ -118,21 +113,18 @@ impl Entry {
     }
 }
 
-/// Everything that a session's target may be known by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct Query<'a> {
     pub(crate) places: &'a [Place],
-    /// The target name of the URL.
     pub(crate) target: Option<&'a str>,
 }
 
-/// A line that knows a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) path: PathBuf,
     pub(crate) line: usize,
     pub(crate) key: PublicKey,
-    /// What it is known by: `host:port`, `address:port` or a target name.
+    /// The matching name: `host:port`, `address:port` or a target name.
     pub(crate) by: String,
 }
 
@@ -142,16 +134,16 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// The files, as they were when they were read.
+/// Both files, as read by [`KnownTargets::read`].
 #[derive(Debug)]
 pub(crate) struct KnownTargets {
-    /// The one that `key trust` writes; `None` where this user has no configuration directory.
+    /// The file that `key trust` writes; `None` without a configuration directory.
     own: Option<PathBuf>,
     files: Vec<(PathBuf, Vec<Entry>)>,
 }
 
 impl KnownTargets {
-    /// Reads the user's file and the host's. Without a configuration directory only the host's.
+    /// Reads the user's file and the host's; without a configuration directory only the host's.
     pub(crate) fn read() -> Result<Self, Failure> {
         Self::read_files(config_file(FILE).ok(), Path::new(HOST_DIRECTORY).join(FILE))
     }
@@ -168,19 +160,18 @@ impl KnownTargets {
         Ok(Self { own, files: paths.into_iter().map(read).collect::<Result<_, _>>()? })
     }
 
-    /// The file that `key trust` writes.
     pub(crate) fn own(&self) -> Result<&Path, Failure> {
         match &self.own {
             Some(path) => Ok(path),
-            // It says why there is none.
+            // The error of `config_file` contains the reason.
             None => Err(config_file(FILE).err().unwrap_or_else(|| failed(Path::new(FILE), "find", "moved"))),
         }
     }
 
-    /// The line by which a target is known. All lines that match must have one key.
-    pub(crate) fn find(&self, wanted: Wanted<'_>) -> Result<Option<Found>, Failure> {
+    /// The line that matches a target. All matching lines must have the same key.
+    pub(crate) fn find(&self, query: Query<'_>) -> Result<Option<Found>, Failure> {
         let mut found: Option<Found> = None;
-        for (path, entry, by) in self.matching(wanted) {
+        for (path, entry, by) in self.matching(query) {
             let this = Found { path: path.to_owned(), line: entry.line, key: entry.key, by };
             match &found {
                 None => found = Some(this),
@@ -191,26 +182,25 @@ impl KnownTargets {
         Ok(found)
     }
 
-    /// Lines that match, and by what.
-    fn matching(&self, wanted: Wanted<'_>) -> impl Iterator<Item = (&Path, &Entry, String)> {
+    fn matching(&self, query: Query<'_>) -> impl Iterator<Item = (&Path, &Entry, String)> {
         let all =
             self.files.iter().flat_map(|(path, entries)| entries.iter().map(move |entry| (path, entry)));
         all.filter_map(move |(path, entry)| {
-            let place = wanted.places.iter().find(|place| entry.places.contains(place));
-            let target = wanted.target.filter(|target| entry.targets.iter().any(|known| known == target));
+            let place = query.places.iter().find(|place| entry.places.contains(place));
+            let target = query.target.filter(|target| entry.targets.iter().any(|known| known == target));
             let by = place.map(Place::to_string).or_else(|| target.map(str::to_owned))?;
             Some((path.as_path(), entry, by))
         })
     }
 
-    /// Whether a line of this key has the target's name already.
+    /// Whether a line with this key already contains the target's name.
     fn has_noted(&self, key: &PublicKey, target: &str) -> bool {
         let mut entries = self.files.iter().flat_map(|(_, entries)| entries);
         entries.any(|entry| entry.key == *key && entry.targets.iter().any(|known| known == target))
     }
 
-    /// Keeps the key of a host and of its addresses, in place of those they had. Lines of the host's file are not changed by a
-    /// user who has one of their own.
+    /// Stores the key of a host and its addresses, and replaces the key in lines of [`Self::own`] that contain any of
+    /// them. Fails if a line of the host's file has another key, unless that file is the one to write.
     pub(crate) fn set(&self, host: &Place, addresses: &[Place], key: &PublicKey) -> Result<(), Failure> {
         let own = self.own()?;
         let mut places = vec![host.clone()];
@@ -219,7 +209,7 @@ impl KnownTargets {
                 places.push(address.clone());
             }
         }
-        let elsewhere = self.matching(Wanted { places: &places, target: None });
+        let elsewhere = self.matching(Query { places: &places, target: None });
         let other = elsewhere.into_iter().find(|(path, entry, _)| *path != own && entry.key != *key);
         if let Some((path, entry, by)) = other {
             let cause = format!("line {} of {} has another key for {by}", entry.line, path.display());
@@ -243,9 +233,9 @@ impl KnownTargets {
         })
     }
 
-    /// Adds a target's name to the line by which it was known when it proved the key. Tried once and never waited for: it
-    /// is called with sessions open, and the next login tries again. Where that file is not ours, the name goes to a line of
-    /// our own.
+    /// Adds a target's name to the line that matched when the target proved its key. Does not wait for the lock,
+    /// because sessions are open; after a failure the next login tries again. If that file is not writable, the name
+    /// goes to a line of the user's file.
     pub(crate) fn note(&self, found: &Found, host: &Place, target: &str) -> Result<(), Failure> {
         if self.has_noted(&found.key, target) {
             return Ok(());
@@ -303,8 +293,7 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Changes the lines of a file under its lock; remarks and lines that stay as they are keep their text. Of a symbolic link the
-/// file that it leads to is changed, and the link stays.
+/// Changes the entries of a file under its lock; comments and other lines keep their text. Follows a link.
 fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> Result<(), Failure> {
     let is_of_host = path.parent() == Some(Path::new(HOST_DIRECTORY));
     let target = fs::read_link(path).ok().map(|_| fs::canonicalize(path)).transpose();
@@ -329,7 +318,7 @@ fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> 
     write(path, &(lines.join("\n") + "\n"), is_of_host).map_err(|error| failed(path, "write", error))
 }
 
-/// The lock is the file's neighbour: the file itself is replaced.
+/// Locks a separate file beside `path`, because `path` itself is replaced.
 fn lock(path: &Path, wait: Duration) -> io::Result<File> {
     let directory = path.parent().expect("a file in a directory");
     make_directory(directory)?;
@@ -337,7 +326,7 @@ fn lock(path: &Path, wait: Duration) -> io::Result<File> {
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let lock = options.open(path.with_extension("lock"))?;
     let deadline = Instant::now() + wait;
-    while !sys::lock_byte(&lock, 0, Hold::Exclusive)? {
+    while !lock::lock_byte(&lock, 0, Hold::Exclusive)? {
         if Instant::now() >= deadline {
             return Err(io::Error::other("another process holds the lock"));
         }
@@ -346,7 +335,7 @@ fn lock(path: &Path, wait: Duration) -> io::Result<File> {
     Ok(lock)
 }
 
-/// A temporary file is for its owner only. The user's stays so; the host's is read by every user.
+/// Replaces a file. Temporary files have mode 0600, as the user's file; the host's gets 0644, readable by all.
 fn write(path: &Path, text: &str, is_of_host: bool) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let directory = path.parent().expect("a file in a directory");
@@ -360,8 +349,7 @@ fn write(path: &Path, text: &str, is_of_host: bool) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Every line must be good, not only the one that is looked for: a key that is passed over would be sealing that is not
-/// required.
+/// Parses all lines; any error fails the file: a key that is skipped would mean sealing that is not required.
 fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut entries = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -385,7 +373,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
-/// For the fuzzer: whether a text is one of known targets, and, if it is, whether what is written of it reads the same.
+/// For the fuzzer: whether the formatted entries of a text parse to the same; `None` if it does not parse.
 pub(crate) fn reads_back(text: &str) -> Option<bool> {
     let entries = parse(text).ok()?;
     let lines: Vec<String> = entries.iter().map(Entry::text).collect();
@@ -410,7 +398,7 @@ mod tests {
         Place::parse(text).unwrap()
     }
 
-    /// A user's and a host's file.
+    /// A user's and a host's file in a temporary directory.
     struct Files {
         dir: tempfile::TempDir,
     }
@@ -441,7 +429,7 @@ mod tests {
             target: Option<&str>,
         ) -> Result<Option<(usize, PublicKey)>, Failure> {
             let places: Vec<Place> = places.iter().map(|text| place(text)).collect();
-            let found = self.read().find(Wanted { places: &places, target })?;
+            let found = self.read().find(Query { places: &places, target })?;
             Ok(found.map(|found| (found.line, found.key)))
         }
     }
@@ -503,7 +491,7 @@ mod tests {
         read().unwrap().set(&place("h:1"), &[], &key(1)).unwrap();
         assert!(fs::symlink_metadata(&own).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&elsewhere).unwrap(), format!("# remark\nh:1 {}\n", key(1)));
-        // The directory may be the link.
+        // The directory may be the link, too.
         fs::remove_dir_all(files.path("elsewhere")).unwrap();
         std::os::unix::fs::symlink("/nonexistent", files.path("elsewhere")).unwrap();
         let below = KnownTargets::read_files(Some(elsewhere.clone()), files.path("host"));
@@ -525,7 +513,7 @@ mod tests {
         assert_eq!(files.key_of(&["other:3260", "10.0.0.1:3260"], None).unwrap(), Some((1, key(1))));
         assert_eq!(files.key_of(&["10.0.0.1:3261"], None).unwrap(), None);
         fs::write(files.path("own"), format!("# remark\n\n{}", files.text("own"))).unwrap();
-        // Its address has been given to another name: both lines speak of one target.
+        // The address now belongs to another name too: both lines match one target.
         set("new:3260", &["10.0.0.1:3260"], 4);
         assert_eq!(files.key_of(&["h:3260"], None).unwrap(), Some((3, key(4))));
         assert_eq!(files.key_of(&["new:3260"], None).unwrap(), Some((5, key(4))));
@@ -556,11 +544,11 @@ mod tests {
             (&["a:1"], Some("iqn.2026-11.example:y"), ["line 1 of", "line 2 of"]),
         ] {
             let failure = files.key_of(places, target).unwrap_err();
-            assert_eq!(failure.exit, Exit::Authentication);
+            assert_eq!(failure.ending, Exit::Authentication);
             assert!(lines.iter().all(|line| failure.cause.contains(line)), "{failure}");
             assert!(failure.cause.contains(&one.to_string()) && failure.cause.contains(&two.to_string()));
         }
-        // By its name alone, wherever it is.
+        // Matched by the target's name alone, at any address.
         let by_name = files.key_of(&["elsewhere:9"], Some("iqn.2026-11.example:y")).unwrap();
         assert_eq!(by_name, Some((2, two)));
         assert_eq!(files.key_of(&["elsewhere:9"], Some("iqn.2026-11.example:z")).unwrap(), None);
@@ -571,7 +559,7 @@ mod tests {
         let files = Files::new(&format!("a:1 {}\nb:1 {}\n", key(1), key(2)), &format!("c:1 {}\n", key(3)));
         let note = |host: &str, target: &str| {
             let known = files.read();
-            let found = known.find(Wanted { places: &[place(host)], target: None }).unwrap().unwrap();
+            let found = known.find(Query { places: &[place(host)], target: None }).unwrap().unwrap();
             known.note(&found, &place(host), target).unwrap();
         };
         for _ in 0..2 {
@@ -581,11 +569,11 @@ mod tests {
         let expected =
             format!("a:1 {}\nb:1 {} iqn.2026-11.example:x iqn.2026-11.example:y\n", key(1), key(2));
         assert_eq!(files.text("own"), expected);
-        // The host's file takes it if it can be written, and ours otherwise.
+        // The host's file is changed if it is writable, otherwise the user's.
         note("c:1", "iqn.2026-11.example:z");
         assert_eq!(files.text("host"), format!("c:1 {} iqn.2026-11.example:z\n", key(3)));
         let known = files.read();
-        let mut found = known.find(Wanted { places: &[place("a:1")], target: None }).unwrap().unwrap();
+        let mut found = known.find(Query { places: &[place("a:1")], target: None }).unwrap().unwrap();
         found.path = PathBuf::from("/proc/no-such/known-targets");
         known.note(&found, &place("a:1"), "iqn.2026-11.example:w").unwrap();
         assert!(files.text("own").starts_with(&format!("a:1 {} iqn.2026-11.example:w\n", key(1))));
@@ -595,7 +583,7 @@ mod tests {
     fn the_hosts_lines_are_changed_there() {
         let files = Files::new("", &format!("h:1,10.0.0.1:1 {}\n", key(1)));
         let failure = files.read().set(&place("other:1"), &[place("10.0.0.1:1")], &key(2)).unwrap_err();
-        assert!(failure.cause.contains("line 1 of") && failure.exit == Exit::Authentication, "{failure}");
+        assert!(failure.cause.contains("line 1 of") && failure.ending == Exit::Authentication, "{failure}");
         assert_eq!(files.text("own"), "");
         files.read().set(&place("other:1"), &[place("10.0.0.1:1")], &key(1)).unwrap();
         assert_eq!(files.key_of(&["other:1"], None).unwrap(), Some((1, key(1))));

@@ -1,6 +1,5 @@
-//! Who is believed: the key of this host, the keys of the targets it knows, and the keys of the peers that a target lets
-//! in. What is wrong with one of these files stops the command: a key that is not read would be sealing that is not
-//! required.
+//! Trust: this host's key, the keys of known targets, and the keys of the peers that a target admits. An error in one
+//! of these files stops the command: a key that is skipped would mean sealing that is not required.
 
 pub(crate) mod client;
 pub(crate) mod file;
@@ -23,10 +22,11 @@ use crate::context::Context;
 use crate::error::Failure;
 use crate::sys;
 
-/// Files of the host, read for every user.
+/// Directory of the host's files, read for every user.
 pub(crate) const HOST_DIRECTORY: &str = "/etc/hikyaku";
 
-/// A file of the configuration directory: `$XDG_CONFIG_HOME/hikyaku`, `/etc/hikyaku` for root, else `~/.config/hikyaku`.
+/// Path of a file in the configuration directory: `$XDG_CONFIG_HOME/hikyaku`, `/etc/hikyaku` for root, else
+/// `~/.config/hikyaku`.
 pub(crate) fn config_file(name: &str) -> Result<PathBuf, Failure> {
     let from = |name: &str| std::env::var_os(name).filter(|value| Path::new(value).is_absolute());
     let directory = if let Some(base) = from("XDG_CONFIG_HOME") {
@@ -43,13 +43,13 @@ pub(crate) fn config_file(name: &str) -> Result<PathBuf, Failure> {
     Ok(directory.join(name))
 }
 
-/// Makes a directory of configuration where there is none: the user's with mode 0700, the host's readable by every user.
+/// Creates a configuration directory if absent: the user's with mode 0700, the host's readable by every user.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     let mode = if path == Path::new(HOST_DIRECTORY) { 0o755 } else { 0o700 };
     fs::DirBuilder::new().recursive(true).mode(mode).create(path)
 }
 
-/// What to type where a file of the host's configuration cannot be read by every user.
+/// The command that makes a file of the host's configuration readable by every user.
 pub(crate) fn for_all_to_read(path: &Path) -> String {
     format!(
         "sudo chmod 755 {HOST_DIRECTORY}; sudo chmod 644 {}: every user must be able to read it",
@@ -57,13 +57,13 @@ pub(crate) fn for_all_to_read(path: &Path) -> String {
     )
 }
 
-/// What people compare by eye or over the telephone, in the form ssh gives it.
+/// The fingerprint of a key, in the format of ssh, for comparison by eye or telephone.
 pub(crate) fn fingerprint(key: &PublicKey) -> String {
     let digest = PublicKey(Sha256::digest(key.0).into()).to_string();
     format!("SHA256:{}", digest.trim_end_matches('='))
 }
 
-/// How a server seals, by its configuration; `None` for never.
+/// The sealing of a server, from its configuration; `None` for never.
 pub(crate) fn sealing(context: &Context, config: &Config) -> Result<Option<Sealing>, Failure> {
     let policy = config.seal_policy();
     let acls = || config.targets.iter().flat_map(|target| &target.acls);
@@ -73,7 +73,7 @@ pub(crate) fn sealing(context: &Context, config: &Config) -> Result<Option<Seali
             Some(name) => Err(Failure::usage(
                 "serve",
                 "",
-                format!("an acl asks for the key of peer '{name}', but sealing is off"),
+                format!("an acl requires the key of peer '{name}', but sealing is off"),
             )
             .hint("--peers FILE, and not --seal off")),
             None => Ok(None),
@@ -91,10 +91,11 @@ pub(crate) fn sealing(context: &Context, config: &Config) -> Result<Option<Seali
             && peers.iter().all(|peer| peer.name != *name)
         {
             let cause =
-                format!("an acl asks for the key of peer '{name}', which {} does not name", file.display());
+                format!("an acl requires the key of peer '{name}', which {} does not name", file.display());
             return Err(config.wrong_row(acl, &cause));
         }
-        // With keys, a name counts together with the key that it is bound to: everyone may type it.
+        // With peers' keys an initiator name counts only together with the key bound to it, because any initiator can
+        // send any name.
         if let (Some(name), None, None) = (&acl.initiator, &acl.peer, &acl.chap)
             && peers.iter().all(|peer| peer.initiator.as_ref() != Some(name))
         {

@@ -1,4 +1,4 @@
-//! The peers that a target lets in, by their public keys: a TOML file whose mistakes are reported with their line.
+//! The peers that a target admits, by their public keys: a TOML file; errors are reported with their line.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -32,14 +32,13 @@ struct RawPeer {
     psk_file: Option<PathBuf>,
 }
 
-/// A peer whose pre-shared key, if it has one, is not read yet.
+/// A peer and the file of its pre-shared key, which is not read yet.
 #[derive(Debug)]
 struct Listed {
     peer: Peer,
     psk_file: Option<PathBuf>,
 }
 
-/// Reads the file and the pre-shared keys it names.
 pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure> {
     let object = path.display().to_string();
     let text = file::read_text(path, "the peers", Keeping::Public, LIST_BYTES_MAX)?
@@ -58,14 +57,14 @@ pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure>
     listed.into_iter().map(with_psk).collect()
 }
 
-/// The files of pre-shared keys that the peers file names, as far as it can be read.
+/// The files of pre-shared keys in a peers file; empty if it cannot be read.
 pub(crate) fn psk_files(path: &Path) -> Vec<PathBuf> {
     let text = file::read_text(path, "the peers", Keeping::Public, LIST_BYTES_MAX);
     let text = text.ok().and_then(Result::ok).unwrap_or_default();
     parse(&text).unwrap_or_default().into_iter().filter_map(|listed| listed.psk_file).collect()
 }
 
-/// The names in a peers file, or what is wrong at which place.
+/// The names in a peers file, or the place of an error.
 pub(crate) fn names(text: &str) -> Result<Vec<String>, Wrong> {
     parse(text).map(|listed| listed.into_iter().map(|listed| listed.peer.name).collect())
 }
@@ -133,7 +132,7 @@ public-key = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="
         assert!(parse("").unwrap().is_empty());
     }
 
-    /// (defect, the good text's part, what stands there instead, line, what the message contains)
+    /// (defect, replaced part of the valid text, replacement, line, part of the message)
     const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
         ("unknown_key", "luns =", "lun =", 6, "unknown field `lun`"),
         ("unknown_table", "[[peer]]", "[[peers]]", 2, "unknown field `peers`"),

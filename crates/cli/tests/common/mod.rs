@@ -1,4 +1,4 @@
-//! What the tests of the binary share.
+//! Helpers for the tests of the binary.
 
 #![allow(dead_code)]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// A directory of one test, with its own state.
+/// A directory of one test, with its own state directory.
 pub(crate) struct Place {
     dir: tempfile::TempDir,
 }
@@ -23,7 +23,7 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// A file of reproducible bytes.
+    /// Creates a file with reproducible content.
     pub(crate) fn sample(&self, name: &str, bytes: usize) -> PathBuf {
         let mut content = vec![0; bytes];
         block::fill_pattern(7, 0, &mut content);
@@ -33,7 +33,7 @@ impl Place {
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, content).unwrap();
-        // Whatever it holds: a secret that others may read is refused.
+        // Mode 0600 for any content: a secret that others can read is refused.
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         path
     }
@@ -53,12 +53,12 @@ impl Place {
         Ran::from(self.command().args(arguments).output().unwrap())
     }
 
-    /// A server that is ready, and the URLs it printed.
+    /// Starts a server and waits for the URLs that it prints.
     pub(crate) fn serve(&self, arguments: &[&str]) -> Serving {
         self.serve_at("127.0.0.1:0", arguments)
     }
 
-    /// The same, by all the words of its command line; one LUN.
+    /// [`Self::serve`] with all words of the command line; one LUN.
     pub(crate) fn serve_words(&self, words: &[String]) -> Serving {
         let mut command = self.command();
         let mut child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -67,7 +67,7 @@ impl Place {
         Serving { child, urls }
     }
 
-    /// The same on a port of one's choice.
+    /// [`Self::serve`] on a given port.
     pub(crate) fn serve_at(&self, listen: &str, arguments: &[&str]) -> Serving {
         let mut child = self
             .command()
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-/// What a run left.
+/// Exit code and output of a run.
 pub(crate) struct Ran {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -104,7 +104,7 @@ impl From<Output> for Ran {
 }
 
 impl Ran {
-    /// Exit code as expected, or everything that was said.
+    /// Asserts the exit code; a failure shows the whole output.
     #[track_caller]
     pub(crate) fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
@@ -128,7 +128,7 @@ impl Ran {
     }
 }
 
-/// A running server; killed when dropped.
+/// A running server; killed on drop.
 pub(crate) struct Serving {
     pub(crate) child: Child,
     pub(crate) urls: Vec<String>,
@@ -140,7 +140,7 @@ impl Serving {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// Waits for the end; the exit code.
+    /// Waits for the end of the server; returns its exit code.
     pub(crate) fn wait(&mut self) -> i32 {
         wait(&mut self.child)
     }
@@ -153,7 +153,7 @@ impl Drop for Serving {
     }
 }
 
-/// Waits until a copy that goes on has written so many bytes of a file.
+/// Waits until a running copy has written so many bytes of a file.
 pub(crate) fn until_written(path: &Path, bytes: u64, copy: &mut Child) {
     use std::os::unix::fs::MetadataExt;
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -164,7 +164,7 @@ pub(crate) fn until_written(path: &Path, bytes: u64, copy: &mut Child) {
     }
 }
 
-/// Waits for a child, but not for ever; its exit code.
+/// Waits for a child, at most 20 s; returns its exit code.
 pub(crate) fn wait(child: &mut Child) -> i32 {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

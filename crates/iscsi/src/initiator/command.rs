@@ -9,20 +9,20 @@ use crate::machine::{Fatal, Payload, TaskId, Transmit};
 use crate::wire::{CmdSn, DataSn, Residual, ScsiCommand, ScsiResponse, ServiceResponse, Ttt};
 
 impl Connection {
-    /// Commands that may be submitted now: what the target's window and our slots leave.
+    /// Number of commands that may be submitted now: the smaller of the target's window and the free slots.
     pub fn window(&self) -> u32 {
         if !self.is_full_feature() || self.discovery || self.logout.is_some() {
             return 0;
         }
-        // MaxCmdSN = CmdSN - 1 is a closed window; a smaller one cannot be, since MaxCmdSN never goes back.
+        // MaxCmdSN = CmdSN - 1 is a closed window; a smaller one is impossible, since `max_cmd_sn` never decreases.
         let open = self.max_cmd_sn.next().distance_from(self.cmd_sn);
         let open = u32::try_from(open).unwrap_or(0);
         let queued = u32::try_from(self.ready.len()).expect("slots are few");
         open.saturating_sub(queued).min(self.tasks.free())
     }
 
-    /// Sends a command. The edge keeps the buffer of [`Command::length`] bytes until [`Event::Complete`] or
-    /// [`Event::Failed`] names the task, and memory that its socket still reads from beyond that.
+    /// Queues a command. The edge keeps the buffer of [`Command::length`] bytes until [`Event::Complete`] or
+    /// [`Event::Failed`] names the task, and beyond that the memory from which its socket still reads.
     pub fn submit(&mut self, command: Command) -> Result<TaskId, WindowFull> {
         if self.window() == 0 {
             return Err(WindowFull);
@@ -38,7 +38,6 @@ impl Connection {
         Ok(TaskId(slot))
     }
 
-    /// The command at the front, with its immediate data.
     pub(super) fn emit_command(&mut self) -> Option<Transmit> {
         let slot = self.ready.pop_front()?;
         let parameters = self.parameters;
@@ -96,7 +95,7 @@ impl Connection {
     pub(super) fn on_sense(&mut self, slot: u32, bytes: &[u8]) -> Result<(), Fatal> {
         let response =
             ScsiResponse::parse(&self.header).map_err(|_| Fatal::Protocol("malformed SCSI response"))?;
-        // SenseLength, then sense, then response data that nobody reads (§11.4.7).
+        // SenseLength, sense, then response data, which is not used (§11.4.7).
         let sense = match bytes {
             [high, low, rest @ ..] => {
                 let length = usize::from(u16::from_be_bytes([*high, *low]));
@@ -116,7 +115,6 @@ impl Connection {
         }
     }
 
-    /// The task has its status.
     pub(super) fn complete(&mut self, slot: u32, status: u8, residual: Residual, sense: &[u8]) {
         self.end(slot);
         let &Task { received: data_in, sent: data_out, .. } = self.tasks.get(slot);
@@ -125,7 +123,6 @@ impl Connection {
         self.events.push_back(Event::Complete(outcome));
     }
 
-    /// The task ends without a status.
     pub(super) fn fail(&mut self, slot: u32, error: TaskError) {
         self.end(slot);
         self.events.push_back(Event::Failed { task: TaskId(slot), error });
@@ -148,8 +145,9 @@ impl Connection {
         }
     }
 
-    /// ExpCmdSN and MaxCmdSN of any PDU (§4.2.2.1): MaxCmdSN below ExpCmdSN - 1 is nonsense, and neither goes back.
-    /// So is one so far ahead that it lies behind our CmdSN again: commands that wait would leave outside the window.
+    /// Takes ExpCmdSN and MaxCmdSN of any PDU (§4.2.2.1). A MaxCmdSN below ExpCmdSN - 1 is invalid and ignored; the
+    /// window never shrinks. A MaxCmdSN so far ahead that it compares below this side's CmdSN is ignored too: queued
+    /// commands would be sent outside the window.
     pub(super) fn on_window(&mut self, exp_cmd_sn: CmdSn, max_cmd_sn: CmdSn) {
         if max_cmd_sn.precedes(exp_cmd_sn.minus(1)) {
             return;
@@ -159,7 +157,7 @@ impl Connection {
         }
     }
 
-    /// The DataSN or R2TSN of a PDU of the task: both count in one row (§11.7.5).
+    /// Checks the DataSN or R2TSN of a PDU of the task: both share one number space (§11.7.5).
     pub(super) fn on_data_sn(&mut self, slot: u32, data_sn: DataSn) -> Result<(), Fatal> {
         let task = self.tasks.get_mut(slot);
         if task.data_sn != data_sn {

@@ -1,7 +1,7 @@
 //! Data phases at the initiator: Data-In into the task's buffer, R2Ts, Data-Out.
 //!
-//! RFC 7143 §11.7, §11.8. What a target sends is checked against the buffer before a byte of it is placed. At
-//! ErrorRecoveryLevel 0 every violation ends the connection.
+//! RFC 7143 §11.7, §11.8. Every PDU is checked against the buffer before a byte of it is placed. At ErrorRecoveryLevel
+//! 0 every violation ends the connection.
 
 use super::task::Sequence;
 use super::{Connection, Direction, Segment};
@@ -26,7 +26,7 @@ impl Connection {
             return Err(Fatal::Protocol("Data-In out of order"));
         }
         if length > task.length - task.received {
-            return Err(Fatal::Protocol("more Data-In than was asked for"));
+            return Err(Fatal::Protocol("more Data-In than was requested"));
         }
         if length > 0 {
             self.segment = Segment::DataIn { slot, offset: data.buffer_offset, length };
@@ -36,7 +36,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The segment of a Data-In is in place; with the S bit the task ends.
+    /// Handles a received data segment of a Data-In; with the S bit the task ends.
     pub(super) fn on_data_in_placed(&mut self, slot: u32, length: u32) -> Result<(), Fatal> {
         self.tasks.get_mut(slot).received += length;
         let data = DataIn::parse(&self.header).map_err(|_| Fatal::Protocol("malformed Data-In"))?;
@@ -69,7 +69,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Lets a task send `offset..end` when its turn comes.
     pub(super) fn queue_sequence(&mut self, slot: u32, ttt: Ttt, offset: u32, end: u32) {
         let task = self.tasks.get_mut(slot);
         if !task.has_sequences() {
@@ -102,7 +101,7 @@ impl Connection {
         if is_final {
             task.pop_sequence();
         }
-        // A target may ask for bytes more than once.
+        // A target may request bytes more than once.
         task.sent = task.sent.saturating_add(length);
         self.turn_bytes += length;
         if !task.has_sequences() {

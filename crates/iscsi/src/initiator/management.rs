@@ -1,4 +1,4 @@
-//! Task management, logout, pings, and what a target says of its own accord.
+//! Task management, logout, pings, and the PDUs that a target sends unrequested: Asynchronous Message and Reject.
 
 use super::task::{State, slot_of, tag};
 use super::transmit::Control;
@@ -11,31 +11,30 @@ use crate::wire::{
 };
 use std::time::Duration;
 
-/// Tags of requests that are no tasks: slots that tasks never have.
+/// Tags of requests other than commands use slots that tasks never have.
 pub(super) const SERVICE_SLOT: u32 = TASKS_MAX - 16;
 pub(super) const TEXT_SLOT: u32 = SERVICE_SLOT + MANAGEMENT_MAX;
 pub(super) const PING_SLOT: u32 = TEXT_SLOT + 1;
 pub(super) const LOGOUT_SLOT: u32 = PING_SLOT + 1;
-/// Task slots end here.
 pub(super) const TASK_SLOTS_MAX: u32 = SERVICE_SLOT;
 
-// The last slot stays free, so that no tag of ours is the reserved one.
+// The last slot stays unused, so that no tag has the reserved value.
 const _: () = assert!(LOGOUT_SLOT + 1 < TASKS_MAX);
 
-/// Names a task management request in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ManagementId(u8);
 
-/// Too many task management requests in progress, or no session.
+/// [`MANAGEMENT_MAX`] task management requests are in progress, or there is no session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no further task management request is possible now")]
 pub struct ManagementBusy;
 
 impl Connection {
-    /// Asks for a task management function; [`Event::ManagementDone`] answers. `referenced` is the task of ABORT TASK.
+    /// Requests a task management function; [`Event::ManagementDone`] carries the answer. `referenced` is the task of
+    /// ABORT TASK.
     ///
-    /// When the target says that an abort or reset was done, the tasks it concerned that were with the target when this
-    /// was called end with [`TaskError::Aborted`], before `ManagementDone`.
+    /// When the target reports an abort or reset complete, the affected tasks that were active at the time of this call
+    /// end with [`TaskError::Aborted`], before `ManagementDone`.
     pub fn task_management(
         &mut self,
         function: TmFunction,
@@ -55,7 +54,7 @@ impl Connection {
             (TmFunction::AbortTask, Some(TaskId(slot))) => {
                 let task = self.tasks.get_mut(slot);
                 match task.state {
-                    // The target has never heard of it.
+                    // The command was not handed out: it ends without a request to the target.
                     State::Queued => {
                         self.fail(slot, TaskError::Aborted);
                         self.events.push_back(Event::ManagementDone { request, result: TmResult::Complete });
@@ -80,7 +79,7 @@ impl Connection {
         }
         self.management[id] = Some(itt);
         let control = Control::Management { function, lun, itt, referenced_task_tag, ref_cmd_sn };
-        // Bounded by the slots for them, so no answer to the target takes their place.
+        // Bounded by the request slots, so `CONTROL_MAX` does not apply.
         self.urgent.push_back(control);
         Ok(request)
     }
@@ -123,13 +122,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks to end the session; [`Event::LoggedOut`] answers, or [`Fatal::LogoutTimeout`] does. Tasks still with the
-    /// target end with it, so end them first. Does nothing without a session, or the second time.
+    /// Requests the end of the session; [`Event::LoggedOut`] or [`Fatal::LogoutTimeout`] follows. Active tasks end with
+    /// the session, so the edge waits for them first. Does nothing outside of the full feature phase or on a second
+    /// call.
     pub fn logout(&mut self, reason: LogoutReason, now: Duration) {
         if self.is_full_feature() && self.logout.is_none() {
             let itt = tag(LOGOUT_SLOT, 0);
             self.logout = Some(now + self.config.logout_timeout);
-            // Commands not handed out yet stay behind: nothing follows a logout request (§11.14).
+            // Commands not handed out fail: no PDU may follow a logout request (§11.14).
             while let Some(&slot) = self.ready.front() {
                 self.fail(slot, TaskError::Aborted);
             }
@@ -152,8 +152,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a NOP-Out unless one is on its way. The machine does so itself after a silence; for an edge that has a
-    /// reason of its own.
+    /// Sends a NOP-Out unless one is outstanding. The machine does so itself after `ping_interval`; the edge may call
+    /// it earlier.
     pub fn ping(&mut self, now: Duration) {
         if self.is_full_feature() && self.ping.is_none() {
             self.ping_generation = self.ping_generation.wrapping_add(1);
@@ -172,7 +172,7 @@ impl Connection {
             }
             return Ok(());
         }
-        // §11.19.3: a target's ping shows the next StatSN and does not take it. One without a tag wants no answer.
+        // §11.19.3: a target's ping carries the next StatSN without advancing it. One without a TTT needs no answer.
         if nop.ttt.is_reserved() {
             return Ok(());
         }
@@ -207,7 +207,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A Reject, whose data is the header of what was refused (§11.17).
+    /// Handles a Reject, whose data is the header of the rejected PDU (§11.17).
     pub(super) fn on_reject(&mut self, bytes: &[u8]) -> Result<(), Fatal> {
         let reject = Reject::parse(&self.header).map_err(|_| Fatal::Protocol("malformed Reject"))?;
         self.on_stat_sn(reject.stat_sn);
@@ -225,7 +225,7 @@ impl Connection {
                 Ok(())
             }
             Ok(Opcode::TmRequest) => self.on_management_result(refused.itt(), TmResult::Rejected),
-            // The target lives; that is all a ping asks.
+            // A rejected ping also proves that the target is alive.
             Ok(Opcode::NopOut) => {
                 if slot_of(refused.itt()) == PING_SLOT {
                     self.ping = None;

@@ -1,16 +1,16 @@
 //! The initiator's side of a connection, which with MaxConnections=1 is its session.
 //!
-//! Login is embedded ([`crate::login::initiator`]); what follows it is in the files of the same names as the target's:
-//! `command.rs`, `data.rs`, `management.rs`, `text.rs`, `transmit.rs`. Nothing here knows SCSI beyond status and sense
-//! bytes. A target is as little trusted as an initiator: whatever does not fit what was asked ends the connection,
-//! which at ErrorRecoveryLevel 0 is the one way to be sure of the data.
+//! Login is embedded ([`crate::login::initiator`]); the full feature phase is in the files that mirror the target's:
+//! `command.rs`, `data.rs`, `management.rs`, `text.rs`, `transmit.rs`. The module contains no SCSI beyond status and
+//! sense bytes. The target is an untrusted peer: input that does not fit a request of this side ends the connection,
+//! which at ErrorRecoveryLevel 0 is the only way to guarantee the data.
 //!
 //! Rules for the edge:
-//! - Drain [`Connection::poll_event`] after each call that takes input, after a [`Fatal`] too.
-//! - A task's buffer may be freed at [`Event::Complete`] or [`Event::Failed`]; memory the socket still reads from is the
-//!   edge's to keep. The slot is used again by a [`Connection::submit`] after that event was taken.
-//! - A GOOD status does not mean that all data came: compare [`Outcome::data_in`] and [`Outcome::residual`] with what
-//!   the command asked for.
+//! - Drain [`Connection::poll_event`] after each call that takes input, also after a [`Fatal`].
+//! - A task's buffer may be freed at [`Event::Complete`] or [`Event::Failed`]. The edge itself keeps memory from which
+//!   its socket still reads. A [`Connection::submit`] after that event was taken reuses the slot.
+//! - A GOOD status does not imply that all data arrived: compare [`Outcome::data_in`] and [`Outcome::residual`] with
+//!   the length of the command.
 //! - After a [`Fatal`] every task without such an event has an unknown outcome.
 
 use std::collections::VecDeque;
@@ -42,27 +42,21 @@ use task::Tasks;
 use text::Text;
 use transmit::Control;
 
-/// What a connection is told at its beginning.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Who logs in where, how, and with what wishes.
     pub login: login::Config,
-    /// Tasks at once, 1..=1008; the target's window may leave less.
+    /// Most tasks at once, 1..=1008; the target's command window may allow fewer.
     pub tasks_max: u32,
-    /// Longest data segment to send, bytes, where the target takes longer ones.
+    /// Longest data segment to send, bytes, even if the target accepts longer ones.
     pub segment_max: u32,
-    /// Silence after which the target is pinged.
+    /// Time without a received PDU after which the initiator pings the target; `None`: no pings.
     pub ping_interval: Option<Duration>,
-    /// Time the target has to answer a ping.
     pub ping_timeout: Duration,
-    /// Time the whole login may take.
     pub login_timeout: Duration,
-    /// Time the target has to answer a logout.
     pub logout_timeout: Duration,
 }
 
 impl Config {
-    /// Defaults for everything but the login.
     pub fn new(login: login::Config) -> Self {
         Self {
             login,
@@ -76,115 +70,90 @@ impl Config {
     }
 }
 
-/// Which way the data of a command goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// No data.
     None,
-    /// To us.
     In,
-    /// To the target.
     Out,
 }
 
-/// A SCSI command to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// Logical unit, as on the wire.
     pub lun: u64,
-    /// The CDB, zero-padded.
     pub cdb: [u8; 16],
-    /// Which way the data goes.
     pub direction: Direction,
-    /// Bytes of the task's buffer: the Expected Data Transfer Length.
+    /// Length of the task's buffer, bytes: the Expected Data Transfer Length.
     pub length: u32,
-    /// Task attribute.
     pub attribute: Attribute,
 }
 
-/// No command can be submitted now.
+/// The command window or the task slots allow no further command now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the command window is full")]
 pub struct WindowFull;
 
-/// How a command ended that the target carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// Its slot.
     pub task: TaskId,
-    /// SCSI status.
     pub status: u8,
-    /// Sense data, usually none; at most [`limits::SENSE_MAX`] bytes.
+    /// Sense data, usually empty; at most [`limits::SENSE_MAX`] bytes.
     pub sense: Vec<u8>,
-    /// What the target says of the difference to the expected length.
+    /// The difference to the expected length, as reported by the target.
     pub residual: Residual,
-    /// Bytes of Data-In in place from the start of the buffer.
+    /// Bytes of Data-In received, from the start of the buffer.
     pub data_in: u32,
-    /// Bytes of Data-Out that were handed out before the status came.
+    /// Bytes of Data-Out that were handed out before the status arrived.
     pub data_out: u32,
 }
 
-/// Why a command ended without a SCSI status. Whether it was carried out is not known.
+/// Why a command ended without a SCSI status. Whether the target executed it is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TaskError {
     /// Task management or logout ended it.
     #[error("aborted")]
     Aborted,
-    /// The target refused a PDU of it.
     #[error("rejected by the target: {0:?}")]
     Rejected(RejectReason),
-    /// The target failed; its response code.
+    /// The target reported a failure; holds the iSCSI response code.
     #[error("target failure 0x{0:02x}")]
     TargetFailure(u8),
 }
 
-/// An asynchronous message (RFC 7143 §11.9).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AsyncNotice {
-    /// What happened.
     pub event: AsyncEvent,
-    /// Vendor code.
     pub vcode: u8,
-    /// Logical unit, where the event has one.
+    /// Logical unit; meaningful only for events that concern one.
     pub lun: u64,
-    /// Parameter1 to Parameter3.
     pub parameters: [u16; 3],
-    /// Sense and event data as it came.
     pub data: Vec<u8>,
 }
 
-/// What the edge has to act upon.
 #[derive(Debug)]
 pub enum Event {
-    /// The session exists. [`Connection::window`] says how many commands it takes.
+    /// The session is established. [`Connection::window`] returns how many commands it accepts.
     LoggedIn(Box<LoggedIn>),
-    /// The target is elsewhere; close this connection.
+    /// The target redirects; the edge closes this connection.
     Redirect(Redirect),
-    /// The login failed; [`Fatal::Login`] comes with it.
+    /// The login failed; the call also returns [`Fatal::Login`].
     LoginFailed(LoginError),
-    /// A command ended with a status.
+    /// A command ended with a SCSI status.
     Complete(Outcome),
-    /// A command ended without one.
+    /// A command ended without a SCSI status.
     Failed {
-        /// Its slot.
         task: TaskId,
-        /// Why.
         error: TaskError,
     },
-    /// The answer to [`Connection::send_targets`]. What was no name or address is left out.
+    /// The answer to [`Connection::send_targets`]. Malformed names and addresses are omitted.
     Targets(Vec<TargetRecord>),
     /// The answer to [`Connection::task_management`].
     ManagementDone {
-        /// Names the request.
         request: ManagementId,
-        /// Outcome.
         result: TmResult,
     },
-    /// The target has something to say.
     Async(Box<AsyncNotice>),
-    /// The answer to [`Connection::logout`]. With [`LogoutResult::Closed`] the connection is to be closed.
+    /// The answer to [`Connection::logout`]. After [`LogoutResult::Closed`] the edge closes the connection.
     LoggedOut {
-        /// Outcome.
         result: LogoutResult,
     },
 }
@@ -196,7 +165,6 @@ enum Phase {
     Over,
 }
 
-/// The data segment being received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Segment {
     None,
@@ -210,7 +178,8 @@ enum Segment {
     Reject,
 }
 
-/// A connection.
+/// A connection and its session: a [`Machine`] that also takes commands and yields events; see the rules of this
+/// module. Between calls it holds the login, tasks, PDUs to send, and at most one partly received PDU.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
@@ -218,7 +187,6 @@ pub struct Connection {
     parameters: Parameters,
     discovery: bool,
     events: VecDeque<Event>,
-    /// The PDU being received.
     header: [u8; 48],
     segment: Segment,
     tasks: Tasks,
@@ -227,9 +195,9 @@ pub struct Connection {
     exp_stat_sn: StatSn,
     urgent: VecDeque<Control>,
     urgent_run: u32,
-    /// Commands submitted and not handed out.
+    /// Commands submitted and not yet handed out.
     ready: VecDeque<u32>,
-    /// Tasks with Data-Out to send; the front has the turn.
+    /// Tasks with Data-Out to send; the first one has its turn.
     data_queue: VecDeque<u32>,
     turn_bytes: u32,
     management: [Option<Itt>; limits::MANAGEMENT_MAX as usize],
@@ -245,10 +213,9 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection just made; its first login request waits in `poll_transmit`. `entropy` is fresh from the system's
-    /// generator: login's challenges come from it.
-    ///
-    /// Panics when `config.tasks_max` is out of range.
+    /// Starts on a new connection; the first login request is ready in `poll_transmit`. `entropy` is fresh from the
+    /// system's generator: the challenges of the login are derived from it. Panics if `config.tasks_max` is out of
+    /// range.
     pub fn new(config: Config, entropy: Entropy, now: Duration) -> Result<Self, ConfigError> {
         assert!(
             (1..=management::TASK_SLOTS_MAX).contains(&config.tasks_max),
@@ -287,7 +254,7 @@ impl Connection {
         })
     }
 
-    /// The next thing for the edge to act upon. A task's slot is free once its last event was taken.
+    /// The next event for the edge. Taking the last event of a task releases its slot.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         match &event {
@@ -298,12 +265,12 @@ impl Connection {
         Some(event)
     }
 
-    /// Whether the session exists and has not ended.
+    /// Whether the session is established and has not ended.
     pub fn is_full_feature(&self) -> bool {
         matches!(self.phase, Phase::FullFeature)
     }
 
-    /// Slots a [`TaskId`] may name: indices below this.
+    /// Number of task slots: every [`TaskId`] is below this.
     pub fn slots(&self) -> u32 {
         self.config.tasks_max
     }
@@ -347,8 +314,8 @@ impl Connection {
         Ok(())
     }
 
-    /// ExpStatSN: the StatSN after the newest status (§4.2.2.2). A gap would mean a lost PDU, which TCP and the fatal
-    /// header digest error exclude; targets exist that count loosely, so one is not made an error.
+    /// Advances ExpStatSN to the StatSN after the newest status (§4.2.2.2). A gap would mean a lost PDU, which TCP and
+    /// the fatal header digest error exclude; it is no error here, because some targets skip numbers.
     fn on_stat_sn(&mut self, stat_sn: StatSn) {
         if stat_sn.next().follows(self.exp_stat_sn) {
             self.exp_stat_sn = stat_sn.next();
@@ -490,7 +457,7 @@ impl Machine for Connection {
             return Err(Fatal::LogoutTimeout);
         }
         match self.ping {
-            // Anything at all from the target shows that it lives; its answer may stand behind much data.
+            // Any PDU from the target proves that it is alive; its NOP-In may be queued behind much data.
             Some((itt, _)) if self.last_received + self.config.ping_timeout > now => {
                 self.ping = Some((itt, self.last_received + self.config.ping_timeout));
                 Ok(())

@@ -6,33 +6,30 @@ use super::Direction;
 use crate::limits::{R2T_OUTSTANDING_MAX, TASK_BITS};
 use crate::wire::{Attribute, CmdSn, DataSn, Itt, Ttt};
 
-/// Room for every R2T and the unsolicited sequence.
+/// Most sequences of a task: every R2T and the unsolicited data.
 const SEQUENCES_MAX: usize = R2T_OUTSTANDING_MAX as usize + 1;
 
-/// Where a task is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// No task.
     Free,
     /// Submitted, not handed out.
     Queued,
-    /// With the target.
+    /// Handed out, without a status.
     Active,
-    /// Ended; the event that says so has not been taken.
+    /// Ended; the edge has not taken the event that reports it.
     Ended,
 }
 
 /// A sequence of Data-Out to send: the answer to an R2T, or the unsolicited data.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sequence {
-    /// The R2T's; reserved for unsolicited data.
+    /// Tag of the R2T; reserved for unsolicited data.
     pub(super) ttt: Ttt,
     pub(super) offset: u32,
     pub(super) end: u32,
     pub(super) data_sn: DataSn,
 }
 
-/// A slot.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) state: State,
@@ -43,17 +40,16 @@ pub(super) struct Task {
     pub(super) direction: Direction,
     pub(super) length: u32,
     pub(super) attribute: Attribute,
-    /// Task management requests (bits) that end this task when they succeed.
+    /// Task management requests (bits) that end this task if they succeed.
     pub(super) marks: u8,
-    /// Bytes of Data-In in place.
+    /// Bytes of Data-In received.
     pub(super) received: u32,
-    /// Bytes of Data-Out handed out.
+    /// Bytes of Data-Out handed out, repetitions included.
     pub(super) sent: u32,
-    /// DataSN of Data-In or R2TSN expected next.
+    /// Next expected DataSN of Data-In or R2TSN.
     pub(super) data_sn: DataSn,
     /// At most [`SEQUENCES_MAX`].
     sequences: VecDeque<Sequence>,
-    /// R2Ts among them.
     pub(super) r2ts: u8,
     generation: u32,
 }
@@ -79,24 +75,21 @@ impl Task {
         }
     }
 
-    /// Appends a sequence. The caller has counted the R2Ts.
+    /// Appends a sequence. Panics above [`SEQUENCES_MAX`]; the caller checks MaxOutstandingR2T.
     pub(super) fn push_sequence(&mut self, sequence: Sequence) {
         assert!(self.sequences.len() < SEQUENCES_MAX, "more sequences than R2Ts may be outstanding");
         self.r2ts += u8::from(!sequence.ttt.is_reserved());
         self.sequences.push_back(sequence);
     }
 
-    /// Whether there is Data-Out to send.
     pub(super) fn has_sequences(&self) -> bool {
         !self.sequences.is_empty()
     }
 
-    /// The sequence being sent.
     pub(super) fn sequence(&mut self) -> &mut Sequence {
         self.sequences.front_mut().expect("a sequence to send")
     }
 
-    /// Drops the sequence that has been sent.
     pub(super) fn pop_sequence(&mut self) {
         let sent = self.sequences.pop_front().expect("a sequence that was sent");
         self.r2ts -= u8::from(!sent.ttt.is_reserved());
@@ -108,8 +101,8 @@ impl Task {
     }
 }
 
-/// The tag of a slot in a generation. Slots end below those of [`super::management::SERVICE_SLOT`] and the like, so
-/// the reserved tag never comes out.
+/// The tag of a slot in a generation. The slots of tasks and of [`super::management::SERVICE_SLOT`] and its successors
+/// are below the last one, so no tag is the reserved value.
 pub(super) const fn tag(slot: u32, generation: u32) -> Itt {
     Itt(generation << TASK_BITS | slot)
 }
@@ -118,12 +111,11 @@ pub(super) const fn slot_of(itt: Itt) -> u32 {
     itt.0 & ((1 << TASK_BITS) - 1)
 }
 
-/// All slots of a connection. There are as many as were ever in use at once: most sessions need few.
+/// All slots of a connection. The slab grows to the number that was ever in use at once: most sessions need few.
 #[derive(Debug)]
 pub(super) struct Tasks {
     slots: Vec<Task>,
     slots_max: u32,
-    /// Of `slots`.
     free: Vec<u32>,
 }
 
@@ -132,7 +124,7 @@ impl Tasks {
         Self { slots: Vec::new(), slots_max, free: Vec::new() }
     }
 
-    /// Commands there is room for.
+    /// Number of further tasks that can be allocated.
     pub(super) fn free(&self) -> u32 {
         self.slots_max - u32::try_from(self.slots.len() - self.free.len()).expect("slots are few")
     }
@@ -145,7 +137,7 @@ impl Tasks {
         &mut self.slots[slot as usize]
     }
 
-    /// The task with the target that a tag names. Any tag at all may be asked for.
+    /// The active task of a tag. Any value is valid input.
     pub(super) fn find(&self, itt: Itt) -> Option<u32> {
         let slot = slot_of(itt);
         let task = self.slots.get(slot as usize)?;
@@ -166,7 +158,6 @@ impl Tasks {
         Some(slot)
     }
 
-    /// One slot more.
     fn grow(&mut self) -> Option<u32> {
         let slot = u32::try_from(self.slots.len()).expect("slots are few");
         if slot >= self.slots_max {

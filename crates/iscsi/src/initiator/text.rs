@@ -1,7 +1,6 @@
 //! SendTargets at the initiator (RFC 7143 Appendix C).
 //!
-//! The answer comes from anyone: names and addresses that are none are left out, and counted nowhere but in their
-//! absence.
+//! The response comes from an untrusted peer: malformed names and addresses are omitted without an error.
 
 use super::management::TEXT_SLOT;
 use super::task::tag;
@@ -13,7 +12,6 @@ use crate::name::{IscsiName, TargetAddress};
 use crate::text::{self, Collector};
 use crate::wire::{Itt, TextResponse, Ttt};
 
-/// The exchange in progress.
 #[derive(Debug, Default)]
 pub(super) struct Text {
     generation: u32,
@@ -22,8 +20,8 @@ pub(super) struct Text {
 }
 
 impl Connection {
-    /// Asks for targets: all of them in a discovery session, this one with its addresses in a normal session.
-    /// [`Event::Targets`] answers. Does nothing without a session, or while a question is open.
+    /// Requests targets: all in a discovery session, else the session's own. [`Event::Targets`] carries the answer.
+    /// Does nothing outside of the full feature phase, after a logout, or while a request is outstanding.
     pub fn send_targets(&mut self) {
         if !self.is_full_feature() || self.text.open.is_some() || self.logout.is_some() {
             return;
@@ -67,7 +65,7 @@ impl Connection {
                 self.events.push_back(Event::Targets(targets(&whole)));
                 Ok(())
             }
-            // §6.2: ask for the rest with an empty request.
+            // §6.2: an empty request requests the rest of the text.
             None => {
                 self.push_control(Control::Text { itt: response.itt, ttt: response.ttt, data: Vec::new() })
             }
@@ -75,10 +73,10 @@ impl Connection {
     }
 }
 
-/// Reads `TargetName`, `TargetAddress`, `TargetAddress`, ..., `TargetName`, ...
+/// Parses `TargetName`, `TargetAddress`, `TargetAddress`, ..., `TargetName`, ...
 fn targets(text: &[u8]) -> Vec<TargetRecord> {
     let mut targets: Vec<TargetRecord> = Vec::new();
-    // Addresses after a name that is none belong to nobody.
+    // False after a malformed name: the addresses that follow it are skipped.
     let mut known = false;
     for pair in text.split(|&byte| byte == 0) {
         let pair = std::str::from_utf8(pair).unwrap_or("");

@@ -1,6 +1,6 @@
-//! What goes out, and in which order: requests that are no commands, then commands, then Data-Out, with one task
-//! having its turn for [`TURN_BYTES`](limits::TURN_BYTES). Data waits for
-//! [`URGENT_RUN_MAX`](limits::URGENT_RUN_MAX) other PDUs at most. CmdSN is given at hand-out.
+//! The order of transmission: requests other than commands, then commands, then Data-Out, in turns of
+//! [`TURN_BYTES`](limits::TURN_BYTES) per task. Data waits for at most [`URGENT_RUN_MAX`](limits::URGENT_RUN_MAX) other
+//! PDUs. CmdSN is assigned at hand-out.
 
 use super::{Connection, login};
 use crate::limits;
@@ -9,7 +9,7 @@ use crate::wire::{
     CmdSn, DataSn, Itt, LogoutReason, LogoutRequest, NopOut, TextRequest, TmFunction, TmRequest, Ttt,
 };
 
-/// A request that is no command. All are immediate: none takes a number that a command could want.
+/// A request other than a command. All are immediate, so none advances CmdSN.
 #[derive(Debug)]
 pub(super) enum Control {
     Login(login::Request),
@@ -35,7 +35,7 @@ impl Connection {
 
     pub(super) fn next_transmit(&mut self) -> Option<Transmit> {
         if self.logout.is_some() {
-            // Nothing follows the logout request (§11.14).
+            // No PDU may follow the logout request (§11.14).
             return self.urgent.pop_front().map(|control| self.emit_control(control));
         }
         if self.data_queue.is_empty() || self.urgent_run < limits::URGENT_RUN_MAX {

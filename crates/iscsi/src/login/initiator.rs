@@ -3,12 +3,12 @@
 //! ```text
 //! start ──► request ──► receive ──► Send(request) ──► receive ...
 //!                             ├──► Complete
-//!                             ├──► Redirect: the target is elsewhere; log in there
+//!                             ├──► Redirect: log in at the given address
 //!                             └──► LoginError: close the connection
 //! ```
 //!
-//! A target is as hostile as an initiator: what it sends is bounded and checked, and with mutual CHAP nothing of it is
-//! believed before it has proven itself.
+//! The target is an untrusted peer: its input is bounded and checked, and with mutual CHAP the login completes only
+//! after the target has authenticated.
 
 use super::{ChapAccount, REQUESTS_MAX, SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN, SecurityKeys, Taken};
 use crate::chap::{Algorithm, Algorithms, CHALLENGE_LENGTH_MAX, Challenge, Entropy, equal};
@@ -19,38 +19,31 @@ use crate::params::{
 use crate::text::{self, Collector, Segments, TEXT_MAX, TextError, parse_binary, parse_number};
 use crate::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn, VERSION};
 
-/// What one login wants.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// InitiatorName.
     pub initiator_name: IscsiName,
-    /// InitiatorAlias, for people.
     pub initiator_alias: Option<String>,
-    /// Initiator part of the session identifier.
     pub isid: Isid,
     /// 0 for a new session.
     pub tsih: u16,
-    /// Connection identifier.
     pub cid: u16,
-    /// Tag of all requests of this login; not reserved.
+    /// Initiator task tag of all requests of this login; not reserved.
     pub itt: Itt,
-    /// InitialCmdSN: the session's first command has this number.
+    /// InitialCmdSN: the CmdSN of the session's first command.
     pub cmd_sn: CmdSn,
-    /// SessionType.
     pub session_type: SessionType,
-    /// TargetName; required in a normal session.
     pub target_name: Option<IscsiName>,
-    /// How we prove ourselves. With it and without `mutual`, a target that requires nothing is accepted too.
+    /// CHAP user and secret of the initiator. With `auth` and without `mutual`, a target that requires no
+    /// authentication is accepted too.
     pub auth: Option<ChapAccount>,
-    /// How the target must prove itself; requires `auth`, with another secret (RFC 7143 §12.1.3).
+    /// CHAP user and secret that the target must prove; requires `auth`, with another secret (RFC 7143 §12.1.3).
     pub mutual: Option<ChapAccount>,
     /// Hashes offered, most preferred first.
     pub algorithms: Algorithms,
-    /// What we want.
     pub params: Params,
-    /// Without `auth`, begin with operational negotiation (one round trip) instead of AuthMethod=None (two).
+    /// Without `auth`, start in the operational stage (one round trip) instead of with AuthMethod=None (two).
     pub skip_security: bool,
-    /// Largest data segment of our login requests, 64..=8192 bytes.
+    /// Largest data segment of the login requests, 64..=8192 bytes.
     pub segment_max: usize,
 }
 
@@ -109,25 +102,20 @@ impl Config {
     }
 }
 
-/// Why a login cannot begin. Configuration's fault.
+/// Why a login cannot start. The fault is the configuration's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A normal session needs a target.
     #[error("a normal session needs a target name")]
     TargetName,
-    /// A CHAP user name is empty or longer than 255 bytes.
     #[error("CHAP user name must have 1 to 255 bytes")]
     User,
-    /// Mutual CHAP without one-way CHAP.
     #[error("mutual CHAP needs CHAP credentials of our own")]
     MutualAlone,
     /// Both directions have the same secret (RFC 7143 §12.1.3 forbids it).
     #[error("the CHAP secrets of both directions must differ")]
     SameSecret,
-    /// `segment_max` outside 64..=8192.
     #[error("login segments must have 64 to 8192 bytes")]
     SegmentMax,
-    /// A parameter is out of range.
     #[error(transparent)]
     Params(#[from] ParamsError),
 }
@@ -135,104 +123,90 @@ pub enum ConfigError {
 /// A PDU to send. `header.data_segment_length` is the length of `text`, padding not included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Header.
     pub header: LoginRequest,
-    /// Data segment.
     pub text: Vec<u8>,
 }
 
-/// The full feature phase begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Complete {
-    /// The agreed parameters.
     pub negotiated: Negotiated,
-    /// The session's handle. Not 0 in a normal session.
+    /// TSIH that the target assigned. Not 0 in a normal session.
     pub tsih: u16,
-    /// TargetPortalGroupTag, where the target said it.
+    /// TargetPortalGroupTag, if the target sent it.
     pub portal_group_tag: Option<u16>,
-    /// TargetAlias, made printable.
+    /// TargetAlias, with control characters replaced.
     pub target_alias: Option<String>,
-    /// The hash, when the target asked for CHAP.
+    /// Hash of the CHAP exchange, if the target required CHAP.
     pub authenticated_by: Option<Algorithm>,
-    /// CmdSN of the first command.
     pub cmd_sn: CmdSn,
-    /// ExpCmdSN of the last response.
     pub exp_cmd_sn: CmdSn,
-    /// MaxCmdSN of the last response.
     pub max_cmd_sn: CmdSn,
-    /// The StatSN expected next.
     pub exp_stat_sn: StatSn,
 }
 
-/// The target is elsewhere (status class 1).
+/// The target redirects to another address (status class 1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirect {
-    /// Where. Bounding the number of redirections is the caller's.
+    /// The new address. The caller bounds the number of redirections.
     pub address: TargetAddress,
-    /// Whether to remember it.
+    /// Whether the target moved permanently (status 0102).
     pub permanent: bool,
 }
 
-/// What is to be done next.
 #[derive(Debug)]
 pub enum Step {
-    /// Send this, wait for the response.
     Send(Request),
-    /// The session exists.
     Complete(Box<Complete>),
-    /// Close this connection and log in there.
+    /// Close this connection and log in at the new address.
     Redirect(Redirect),
 }
 
-/// Why a login failed. Close the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LoginError {
-    /// The target did not accept our proof, or requires one that we do not have.
+    /// The target did not accept the proof, or requires one that the initiator has no credentials for.
     #[error("authentication failed{}", .algorithm.map_or(String::new(), |a| format!(" (CHAP with {a})")))]
     Authentication {
-        /// The hash the target chose, if it came that far. With [`Algorithm::Sha256`] a second attempt without it
-        /// may succeed: tgt means SHA-1 by its number.
+        /// The hash that the target chose, if it chose one. After [`Algorithm::Sha256`] a second login without it may
+        /// succeed: tgt uses that number for SHA-1.
         algorithm: Option<Algorithm>,
     },
-    /// We may not use this target (0202).
+    /// The initiator may not use this target (0202).
     #[error("not authorised to use the target")]
     Authorization,
-    /// The target is not here, or was removed (0203, 0204).
+    /// The target does not exist at this address, or was removed (0203, 0204).
     #[error("target not found")]
     TargetNotFound,
-    /// Mutual CHAP: the target did not prove itself.
+    /// Mutual CHAP: the target did not authenticate.
     #[error("the target did not authenticate itself: {0}")]
     TargetNotAuthenticated(&'static str),
-    /// The target refuses with another status.
     #[error("login refused by the target: {0:?}")]
     Refused(LoginStatus),
-    /// A redirection without an address one can use.
+    /// A redirection without an address, or with a malformed one.
     #[error("redirected to a malformed address")]
     BadRedirect(#[source] Option<AddressError>),
-    /// The target's text is none.
     #[error("malformed login text: {0}")]
     Text(#[from] TextError),
-    /// No agreement on the operational parameters.
     #[error("negotiation: {0}")]
     Negotiation(#[from] NegotiationError),
-    /// The target breaks the protocol.
     #[error("protocol error in login: {0}")]
     Protocol(&'static str),
 }
 
 #[derive(Debug)]
 enum Security {
-    /// AuthMethod sent.
+    /// AuthMethod is sent; the target's choice is expected.
     ExpectMethod,
-    /// CHAP_A sent.
+    /// CHAP_A is sent; the target's challenge is expected.
     ExpectChallenge,
-    /// Our response sent.
+    /// CHAP_R is sent; the target's acceptance, or with mutual CHAP its response, is expected.
     ExpectVerdict { response: Vec<u8>, challenge: Option<Challenge> },
-    /// Nothing left to prove.
+    /// Neither side owes a proof.
     Done,
 }
 
-/// One login of an initiator.
+/// One login of an initiator: [`start`](Self::start) returns the first request; the caller passes each response to
+/// [`receive`](Self::receive) and acts on the returned [`Step`]. Between calls the machine holds the incomplete text of
+/// either side and the state of the negotiation. After any result but [`Step::Send`] the login is over.
 #[derive(Debug)]
 pub struct Login {
     config: Config,
@@ -243,10 +217,10 @@ pub struct Login {
     negotiation: Negotiation,
     collector: Collector,
     outgoing: Segments,
-    /// NSG to ask for with the last segment.
-    wish: Option<Stage>,
-    /// NSG of the request under way, if it had T.
-    asked: Option<Stage>,
+    /// NSG to request with the last segment.
+    desired: Option<Stage>,
+    /// NSG of the outstanding request, if it had T.
+    requested: Option<Stage>,
     exp_stat_sn: StatSn,
     responses: u32,
     bytes: usize,
@@ -256,7 +230,7 @@ pub struct Login {
 }
 
 impl Login {
-    /// Begins. `entropy` must be fresh from the system's generator: the challenge of mutual CHAP comes from it.
+    /// Prepares a login. `entropy` is fresh from the system's generator: mutual CHAP derives its challenge from it.
     pub fn new(config: Config, entropy: Entropy) -> Result<Self, ConfigError> {
         config.validate()?;
         let secure = config.auth.is_some() || !config.skip_security;
@@ -269,8 +243,8 @@ impl Login {
             algorithm: None,
             collector: Collector::new(),
             outgoing: Segments::default(),
-            wish: None,
-            asked: None,
+            desired: None,
+            requested: None,
             exp_stat_sn: StatSn(0),
             responses: 0,
             bytes: 0,
@@ -280,13 +254,11 @@ impl Login {
         })
     }
 
-    /// The first request.
-    ///
-    /// Panics when called twice.
+    /// The first request. Panics on a second call.
     #[must_use]
     pub fn start(&mut self) -> Request {
         assert!(
-            self.asked.is_none() && self.responses == 0 && !self.outgoing.has_more(),
+            self.requested.is_none() && self.responses == 0 && !self.outgoing.has_more(),
             "login started twice"
         );
         let mut text = Vec::new();
@@ -305,31 +277,31 @@ impl Login {
                 (Some(_), Some(_)) => "CHAP",
             };
             text::emit("AuthMethod", methods, &mut text);
-            self.wish = self.config.auth.is_none().then_some(Stage::Operational);
+            self.desired = self.config.auth.is_none().then_some(Stage::Operational);
         } else {
             self.negotiation.offer(&mut text);
-            self.wish = Some(Stage::FullFeature);
+            self.desired = Some(Stage::FullFeature);
         }
         self.outgoing = Segments::new(text);
         self.send()
     }
 
-    /// The next segment of what we have to say, with the T bit on the last.
+    /// The next segment of the outgoing text, with the T bit on the last.
     fn send(&mut self) -> Request {
         let segment_max = self.config.segment_max.min(self.negotiation.send_limit());
         let (segment, continues) = self.outgoing.next_segment(segment_max);
         let text = segment.to_vec();
-        self.asked = if continues { None } else { self.wish };
+        self.requested = if continues { None } else { self.desired };
         self.request(continues, text)
     }
 
     fn request(&self, continues: bool, text: Vec<u8>) -> Request {
         let config = &self.config;
         let header = LoginRequest {
-            transit: self.asked.is_some(),
+            transit: self.requested.is_some(),
             continues,
             csg: self.stage,
-            nsg: self.asked.unwrap_or(self.stage),
+            nsg: self.requested.unwrap_or(self.stage),
             version_max: VERSION,
             version_min: VERSION,
             isid: config.isid,
@@ -372,9 +344,9 @@ impl Login {
             return Err(LoginError::Protocol("response of another stage"));
         }
         if response.transit {
-            match self.asked {
-                Some(asked) if response.nsg > self.stage && response.nsg <= asked => {}
-                _ => return Err(LoginError::Protocol("stage transition that was not asked for")),
+            match self.requested {
+                Some(requested) if response.nsg > self.stage && response.nsg <= requested => {}
+                _ => return Err(LoginError::Protocol("stage transition that was not requested")),
             }
         }
         self.exp_stat_sn = response.stat_sn.next();
@@ -387,15 +359,16 @@ impl Login {
             keys_text = whole;
         }
         if self.outgoing.has_more() {
-            // The target only acknowledged a segment of ours. What it says meanwhile must wait for the last.
+            // The target acknowledged one segment of an unfinished text; it may not answer or transit before the last
+            // segment.
             if response.transit || !answers.is_empty() {
                 return Err(LoginError::Protocol("answer to an unfinished request"));
             }
             return Ok(Step::Send(self.send()));
         }
         if self.collector.is_partial() {
-            // §6.2: ask for the rest with an empty request.
-            self.asked = None;
+            // §6.2: an empty request requests the rest of the text.
+            self.requested = None;
             return Ok(Step::Send(self.request(false, Vec::new())));
         }
         if self.stage == Stage::Security {
@@ -409,14 +382,14 @@ impl Login {
             self.negotiation.offer(&mut answers);
         }
         if self.stage == Stage::Operational {
-            self.wish = Some(Stage::FullFeature);
+            self.desired = Some(Stage::FullFeature);
         }
         self.outgoing = Segments::new(answers);
         Ok(Step::Send(self.send()))
     }
 
     fn complete(&self, response: &LoginResponse) -> Result<Step, LoginError> {
-        // Discovery targets that keep no session and answer 0 exist.
+        // Some targets keep no session for discovery and answer TSIH 0.
         if response.tsih == 0 && self.config.session_type == SessionType::Normal {
             return Err(LoginError::Protocol("session without a handle"));
         }
@@ -439,7 +412,7 @@ impl Login {
             LoginStatus::AuthenticationFailure => {
                 Err(LoginError::Authentication { algorithm: self.algorithm })
             }
-            // tgt says "initiator error" to a response whose length it does not expect.
+            // tgt answers a CHAP response of unexpected length with "initiator error".
             LoginStatus::InitiatorError if matches!(self.security, Security::ExpectVerdict { .. }) => {
                 Err(LoginError::Authentication { algorithm: self.algorithm })
             }
@@ -449,7 +422,6 @@ impl Login {
         }
     }
 
-    /// Everything but the security keys.
     fn on_pairs(&mut self, whole: &[u8], answers: &mut Vec<u8>) -> Result<(), LoginError> {
         let mut pairs = text::parse(whole)?;
         pairs.sort_by_key(|pair| params::order(pair.key));
@@ -471,7 +443,7 @@ impl Login {
                 "InitiatorName" | "SessionType" | "TargetName" if pair.value == text::NOT_UNDERSTOOD => {
                     return Err(NegotiationError::NotUnderstood(pair.key.to_owned()).into());
                 }
-                // Nothing to negotiate; targets exist that answer or repeat them.
+                // Keys without negotiation; some targets answer or repeat them.
                 "InitiatorName" | "InitiatorAlias" | "SessionType" | "TargetName" | "TargetAddress" => {}
                 _ => self.negotiation.on_pair(pair.key, pair.value, answers)?,
             }
@@ -479,7 +451,7 @@ impl Login {
         Ok(())
     }
 
-    /// The security stage: what the target's text means, and what we say next.
+    /// The security stage: handles the target's security keys and appends the initiator's.
     fn on_security(&mut self, whole: &[u8], transit: bool, answers: &mut Vec<u8>) -> Result<(), LoginError> {
         let mut keys = SecurityKeys::default();
         for pair in text::parse(whole)? {
@@ -491,12 +463,12 @@ impl Login {
                     text::emit("CHAP_A", &self.config.algorithms.offer(), answers);
                     self.security = Security::ExpectChallenge;
                 }
-                // Silence with a transition is None.
+                // A transition without AuthMethod means None.
                 (Some("None"), _) | (None, _)
                     if self.config.mutual.is_none() && (transit || keys.auth_method.is_some()) =>
                 {
                     self.security = Security::Done;
-                    self.wish = Some(Stage::Operational);
+                    self.desired = Some(Stage::Operational);
                 }
                 (None, _) if !transit => {}
                 (Some("None") | None, _) => {
@@ -518,7 +490,7 @@ impl Login {
                     verify(algorithm, mutual, challenge, response, &keys)?;
                 }
                 self.security = Security::Done;
-                self.wish = Some(Stage::Operational);
+                self.desired = Some(Stage::Operational);
             }
             Security::Done => {
                 if !keys.is_empty() {
@@ -560,12 +532,12 @@ impl Login {
         }
         self.algorithm = Some(algorithm);
         self.security = Security::ExpectVerdict { response, challenge };
-        self.wish = Some(Stage::Operational);
+        self.desired = Some(Stage::Operational);
         Ok(())
     }
 }
 
-/// Where a refusal of class 1 sends us.
+/// Parses the redirection of a response with status class 1.
 pub(super) fn redirect(status: LoginStatus, segment: &[u8]) -> Result<Redirect, LoginError> {
     let pairs = text::parse(segment)?;
     let address = pairs.iter().find(|pair| pair.key == "TargetAddress");
@@ -575,7 +547,6 @@ pub(super) fn redirect(status: LoginStatus, segment: &[u8]) -> Result<Redirect, 
     Ok(Redirect { address, permanent: status == LoginStatus::TargetMovedPermanently })
 }
 
-/// Mutual CHAP: whether the target knows the secret.
 fn verify(
     algorithm: Algorithm,
     mutual: &ChapAccount,

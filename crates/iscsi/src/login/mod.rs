@@ -1,10 +1,11 @@
-//! The login phase, both roles (RFC 7143 §6.3, §12.1).
+//! The login phase, both roles (RFC 7143 §6.3, §12.1). Section numbers in these files are those of RFC 7143.
 //!
-//! A login is a strict alternation: request, response, request. Each machine takes one parsed PDU with its text and
-//! returns what is to be done next, as a `Step`; neither keeps time, which is the caller's to bound. Text of a login
-//! comes from a stranger: PDUs, bytes and pairs are counted, more strictly before authentication than after.
+//! A login is a strict alternation of requests and responses. Each machine takes one parsed PDU with its text and
+//! returns the next action as a `Step`. The machines keep no time: the caller bounds the duration of a login. The text
+//! comes from an unauthenticated peer: PDUs, bytes and pairs are counted, with lower bounds before authentication than
+//! after.
 //!
-//! Read §6.3.1 (stages), §6.2.1 (continuation) and §12.1.3 (CHAP) before touching the state changes here.
+//! Read §6.3.1 (stages), §6.2.1 (continuation) and §12.1.3 (CHAP) before changing the state transitions.
 
 use crate::chap::{Secret, USER_LENGTH_MAX};
 use crate::text::Pair;
@@ -15,8 +16,8 @@ pub mod target;
 
 /// Largest data segment of a login PDU, bytes: the default MaxRecvDataSegmentLength (§13.12).
 pub const SEGMENT_LENGTH_MAX: usize = 8192;
-/// Smallest limit on the data segments we send, bytes. Below what a peer can ask for (512), to force continuation
-/// in tests.
+/// Smallest limit on the data segments that this side sends, bytes. It is below the smallest value that a peer can
+/// declare (512), so that tests can force continuation.
 pub const SEGMENT_LENGTH_MIN: usize = 64;
 /// Most requests of one login before the initiator has authenticated. 16 KiB of text in segments of 512 bytes take 32.
 pub const REQUESTS_BEFORE_AUTHENTICATION_MAX: u32 = 48;
@@ -29,12 +30,12 @@ const _: () = assert!(
         < REQUESTS_BEFORE_AUTHENTICATION_MAX as usize
 );
 
-/// A CHAP user with the secret. The secret is wiped when dropped.
+/// A CHAP user with its secret, whose memory is zeroed when dropped.
 #[derive(Debug, Clone)]
 pub struct ChapAccount {
     /// CHAP_N, 1..=255 bytes.
     pub user: String,
-    /// Secret.
+    /// Secret of 1 to 255 bytes.
     pub secret: Secret,
 }
 
@@ -44,7 +45,6 @@ impl ChapAccount {
     }
 }
 
-/// The security keys of one text.
 #[derive(Debug, Default)]
 struct SecurityKeys<'a> {
     auth_method: Option<&'a str>,
@@ -55,7 +55,6 @@ struct SecurityKeys<'a> {
     response: Option<&'a str>,
 }
 
-/// What [`SecurityKeys::take`] made of a pair.
 enum Taken {
     Yes,
     NotSecurity,

@@ -7,30 +7,28 @@
 //!        └──► Refused: send it, close the connection
 //! ```
 //!
-//! Who may log in is not decided here: the first request names initiator and target, [`Step::Identify`] hands the
-//! names out, and [`Login::identify`] brings back what is required of them. The last response waits for
-//! [`Login::accept`], because an old session with the same ISID must be gone before the initiator hears of the new
-//! one (§6.3.5).
+//! The machine does not decide who may log in: the first request names initiator and target, [`Step::Identify`] returns
+//! these names, and [`Login::identify`] takes the policy for them. The last response waits for [`Login::accept`]: the
+//! tasks of an older session with the same ISID must have ended before the login of the new one is answered (§6.3.5).
+
+mod negotiating;
+
+use negotiating::{Negotiating, Security};
 
 use super::{
     ChapAccount, REQUESTS_BEFORE_AUTHENTICATION_MAX, REQUESTS_MAX, SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN,
-    SecurityKeys, Taken,
 };
-use crate::chap::{Algorithm, Algorithms, CHALLENGE_LENGTH_MAX, Challenge, Entropy, Secret, equal};
+use crate::chap::{Algorithms, Entropy};
 use crate::name::{IscsiName, TargetAddress};
-use crate::params::{self, Negotiated, Negotiation, NegotiationError, Params, Role, SessionType};
-use crate::text::{
-    self, Collector, NOT_UNDERSTOOD, REJECT, Segments, TEXT_BEFORE_AUTHENTICATION_MAX, TEXT_MAX, TextError,
-    parse_binary, parse_list, parse_number,
-};
+use crate::params::{Negotiated, Negotiation, NegotiationError, Params, Role, SessionType};
+use crate::text::{self, Collector, Segments, TEXT_BEFORE_AUTHENTICATION_MAX, TEXT_MAX, TextError};
 use crate::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn, VERSION};
 
-/// What every login at a portal has in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Commands the initiator may send at once: MaxCmdSN = ExpCmdSN + this - 1.
+    /// Size of the command window: MaxCmdSN = ExpCmdSN + `command_window` - 1.
     pub command_window: u32,
-    /// Largest data segment of our login responses, 64..=8192 bytes.
+    /// Largest data segment of the login responses, 64..=8192 bytes.
     pub segment_max: usize,
 }
 
@@ -40,65 +38,51 @@ impl Default for Config {
     }
 }
 
-/// Who wants what, by the initiator's own words: nothing is proven yet.
+/// The names and numbers of the first request: claimed by the initiator, not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// InitiatorName.
     pub initiator_name: IscsiName,
-    /// InitiatorAlias, made printable.
+    /// InitiatorAlias, with control characters replaced.
     pub initiator_alias: Option<String>,
     /// TargetName; always present in a normal session.
     pub target_name: Option<IscsiName>,
-    /// SessionType.
     pub session_type: SessionType,
-    /// Initiator part of the session identifier.
     pub isid: Isid,
-    /// 0 asks for a new session; otherwise a connection is to be added to that session.
+    /// 0 requests a new session; otherwise the connection is to join the session of this TSIH.
     pub tsih: u16,
-    /// Connection identifier.
     pub cid: u16,
 }
 
-/// What is required of an initiator.
 #[derive(Debug, Clone)]
 pub enum AuthRequirement {
-    /// Nothing.
     None,
-    /// CHAP.
     Chap(ChapPolicy),
 }
 
-/// How CHAP is to be done.
 #[derive(Debug, Clone)]
 pub struct ChapPolicy {
-    /// Who may log in; several entries of one user are alternatives (a secret being changed).
+    /// Users who may log in; several entries of one user are alternatives, for the time in which a secret changes.
     pub accounts: Vec<ChapAccount>,
-    /// How this target proves itself to an initiator that asks for it. Its secret must differ from every account's
-    /// (§12.1.3): otherwise an initiator's question could be answered with the initiator's own answer.
+    /// User and secret with which the target answers the initiator's challenge. The secret must differ from every
+    /// account's (§12.1.3): with equal secrets, an initiator could return the target's own response as its proof.
     pub mutual: Option<ChapAccount>,
     /// Accepted hashes, most preferred first.
     pub algorithms: Algorithms,
 }
 
-/// The answer to [`Step::Identify`].
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// What is required.
     pub auth: AuthRequirement,
-    /// TargetPortalGroupTag of the portal.
     pub portal_group_tag: u16,
-    /// TargetAlias, for people.
     pub target_alias: Option<String>,
-    /// What we want; must be valid ([`Params::validate`]).
+    /// Parameters to negotiate; must be valid ([`Params::validate`]).
     pub params: Params,
 }
 
-/// A login refused, or sent elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Class 1, 2 or 3.
     pub status: LoginStatus,
-    /// Where to go, with class 1.
+    /// New address of the target, with class 1.
     pub target_address: Option<TargetAddress>,
 }
 
@@ -108,30 +92,24 @@ impl From<LoginStatus> for Refusal {
     }
 }
 
-/// Most characters of a CHAP name that are kept for the log.
-const CLAIMED_CHARS_MAX: usize = 255;
-
-/// Why an initiator did not prove itself: for the target's log. On the wire all of them are status 0201.
+/// Why authentication failed: for the target's log. On the wire each of them is status 0201.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
-    /// AuthMethod without CHAP, or no security stage.
+    /// AuthMethod lacks CHAP, or the initiator skipped the security stage.
     #[error("CHAP is required, and the initiator does not offer it")]
     NotOffered,
-    /// CHAP_A has no hash that the policy permits.
     #[error("no hash in common for CHAP")]
     Algorithm,
     /// CHAP_N or CHAP_R is missing or malformed.
     #[error("no response to the CHAP challenge")]
     NoResponse,
-    /// There is no account of this name.
     #[error("CHAP user {0:?} has no account here")]
     UnknownUser(String),
-    /// CHAP_R is not that of the account's secret.
     #[error("wrong secret of CHAP user {0:?}")]
     Secret(String),
-    /// The initiator's own challenge cannot be answered.
+    /// The initiator's challenge cannot be answered.
     #[error(
-        "CHAP user {0:?} asks for mutual authentication: its account has none, or both secrets are equal"
+        "CHAP user {0:?} requests mutual authentication: its account has none, or both secrets are equal"
     )]
     Mutual(String),
 }
@@ -139,57 +117,37 @@ pub enum Denial {
 /// A PDU to send. `header.data_segment_length` is the length of `text`, padding not included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
-    /// Header.
     pub header: LoginResponse,
-    /// Data segment.
     pub text: Vec<u8>,
 }
 
-/// Everything agreed; only the session's handle is missing.
+/// The result of a successful login, complete except for the TSIH.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Complete {
-    /// Who wants what.
     pub identity: Identity,
-    /// The agreed parameters.
     pub negotiated: Negotiated,
-    /// The CHAP user, if CHAP was required.
     pub authenticated_as: Option<String>,
-    /// The portal group.
     pub portal_group_tag: u16,
-    /// The session's first CmdSN, which is the next one expected.
+    /// CmdSN of the session's first command, the next one expected.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the initiator was or will be told it may use.
+    /// Last CmdSN of the window that the login responses announce.
     pub max_cmd_sn: CmdSn,
     /// StatSN of the first response after login.
     pub stat_sn: StatSn,
 }
 
-/// What is to be done next.
 #[derive(Debug)]
 pub enum Step {
-    /// Send this, wait for the next request.
+    /// Send the response, then wait for the next request.
     Respond(Response),
-    /// Find out about these names, then call [`Login::identify`].
+    /// Look up the policy for these names, then call [`Login::identify`].
     Identify(Identity),
-    /// Make the session, then call [`Login::accept`] or [`Login::refuse`].
+    /// Create the session, then call [`Login::accept`] or [`Login::refuse`].
     Complete(Box<Complete>),
-    /// Send this and close the connection.
+    /// Send the response and close the connection.
     Refused(Response),
 }
 
-#[derive(Debug)]
-enum Security {
-    /// AuthMethod not chosen.
-    Undecided,
-    /// CHAP chosen, CHAP_A expected.
-    ExpectAlgorithm,
-    /// Challenge sent.
-    ExpectResponse { algorithm: Algorithm, challenge: Challenge },
-    /// Nothing (more) required.
-    Done,
-}
-
-/// Fixed by the first request, repeated by the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct First {
     isid: Isid,
@@ -200,32 +158,23 @@ struct First {
 }
 
 #[derive(Debug)]
-enum Phase {
-    /// The first text is arriving.
+enum State {
     ExpectNames,
-    /// The caller is asked about the names in this text.
-    Identifying { text: Vec<u8>, identity: Identity },
-    /// Policy known.
+    Identifying {
+        text: Vec<u8>,
+        identity: Identity,
+    },
+    /// The policy is known; keys are negotiated.
     Negotiating(Box<Negotiating>),
-    /// Agreed; the caller makes a session.
     Completing,
     /// The last response was returned.
     Over,
 }
 
-#[derive(Debug)]
-struct Negotiating {
-    identity: Identity,
-    policy: Policy,
-    security: Security,
-    auth_method_seen: bool,
-    authenticated_as: Option<String>,
-    /// CHAP_N with a response, before it is verified, and after.
-    claimed: Option<(String, bool)>,
-    negotiation: Negotiation,
-}
-
-/// One login at a target.
+/// One login at a target: the caller passes each Login Request to [`receive`](Self::receive) and acts on the returned
+/// [`Step`]; after [`Step::Identify`] and [`Step::Complete`] it calls the method named there before the next `receive`.
+/// Between calls the machine holds the incomplete text of either side and the state of the negotiation.
+/// [`is_over`](Self::is_over) is true after its last response.
 #[derive(Debug)]
 pub struct Login {
     config: Config,
@@ -237,18 +186,17 @@ pub struct Login {
     bytes: usize,
     collector: Collector,
     outgoing: Segments,
-    /// T and NSG of the request being answered.
+    /// T and NSG of the request that the current response answers.
     transit: Option<Stage>,
-    /// Where the response being sent goes to with its last segment.
+    /// Stage to which the last segment of the current response transits.
     grant: Option<Stage>,
     denial: Option<Denial>,
-    phase: Phase,
+    state: State,
 }
 
 impl Login {
-    /// Begins. `entropy` must be fresh from the system's generator: the CHAP challenge comes from it.
-    ///
-    /// Panics when `config` is out of its ranges.
+    /// Starts a login. `entropy` must be fresh from the system's generator: the CHAP challenge is derived from it.
+    /// Panics if `config` is out of its ranges.
     #[must_use]
     pub fn new(config: Config, entropy: Entropy) -> Self {
         assert!((SEGMENT_LENGTH_MIN..=SEGMENT_LENGTH_MAX).contains(&config.segment_max));
@@ -266,17 +214,17 @@ impl Login {
             transit: None,
             grant: None,
             denial: None,
-            phase: Phase::ExpectNames,
+            state: State::ExpectNames,
         }
     }
 
     /// Takes a request with its data segment (without padding).
     ///
-    /// A request that comes before the last one was answered (while the caller looks names up or ends an old
-    /// session), or after the end, is refused: [`identify`](Self::identify) and [`accept`](Self::accept) must not
-    /// be called any more then, see [`is_over`](Self::is_over).
+    /// A request that arrives before the previous one was answered (while the caller looks up a policy or ends an older
+    /// session), or after the last response, is refused. Then [`is_over`](Self::is_over) is true, and
+    /// [`identify`](Self::identify) and [`accept`](Self::accept) must not be called.
     pub fn receive(&mut self, request: &LoginRequest, segment: &[u8]) -> Step {
-        if !matches!(self.phase, Phase::ExpectNames | Phase::Negotiating(_)) {
+        if !matches!(self.state, State::ExpectNames | State::Negotiating(_)) {
             return self.refused(LoginStatus::InitiatorError.into());
         }
         match self.try_receive(request, segment) {
@@ -299,7 +247,7 @@ impl Login {
         }
         self.transit = request.transit.then_some(request.nsg);
         if self.outgoing.has_more() {
-            // §6.2: while our C bit is set, the initiator only asks for more.
+            // §6.2: while the target's C bit is set, the initiator sends only empty requests.
             if request.continues || !segment.is_empty() {
                 return Err(LoginStatus::InitiatorError);
             }
@@ -322,8 +270,8 @@ impl Login {
         let stage_expected = match self.first {
             None => {
                 self.first = Some(this);
-                // The number the initiator names is as good a start as any (§11.13.4 leaves it to us), and the
-                // one that initiators with a fixed idea of it have.
+                // §11.13.4 leaves the first StatSN to the target. The ExpStatSN of the first request also suits
+                // initiators that expect a fixed number.
                 self.stat_sn = request.exp_stat_sn;
                 if request.version_min > VERSION {
                     return Err(LoginStatus::UnsupportedVersion);
@@ -332,7 +280,7 @@ impl Login {
                 request.csg
             }
             Some(first) => {
-                // CmdSN of later requests is not compared: some initiators count login requests.
+                // CmdSN of later requests is not compared: some initiators increment it for each login request.
                 if (First { cmd_sn: first.cmd_sn, ..this }) != first {
                     return Err(LoginStatus::InitiatorError);
                 }
@@ -349,36 +297,34 @@ impl Login {
     /// Whether the last response was returned, a refusal or the final one.
     #[must_use]
     pub const fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over)
+        matches!(self.state, State::Over)
     }
 
-    /// Whether what is required has been proven.
     #[must_use]
     pub fn is_authenticated(&self) -> bool {
-        match &self.phase {
-            Phase::Negotiating(negotiating) => matches!(negotiating.security, Security::Done),
-            Phase::Completing => true,
-            Phase::ExpectNames | Phase::Identifying { .. } | Phase::Over => false,
+        match &self.state {
+            State::Negotiating(negotiating) => matches!(negotiating.security, Security::Done),
+            State::Completing => true,
+            State::ExpectNames | State::Identifying { .. } | State::Over => false,
         }
     }
 
     fn on_text(&mut self, text: Vec<u8>) -> Result<Step, LoginStatus> {
-        if let Phase::ExpectNames = self.phase {
+        if let State::ExpectNames = self.state {
             let first = self.first.expect("set by check_header");
             let identity = identify(&text, &first)?;
-            self.phase = Phase::Identifying { text, identity: identity.clone() };
+            self.state = State::Identifying { text, identity: identity.clone() };
             return Ok(Step::Identify(identity));
         }
         self.negotiate(&text, false)
     }
 
-    /// Answers [`Step::Identify`].
-    ///
-    /// Panics without an [`Step::Identify`] before, or when `policy.params` is invalid.
+    /// Takes the caller's answer to [`Step::Identify`]. Panics unless a [`Step::Identify`] is unanswered, and if
+    /// `policy.params` is invalid.
     pub fn identify(&mut self, answer: Result<Policy, Refusal>) -> Step {
-        let Phase::Identifying { text, identity } = std::mem::replace(&mut self.phase, Phase::ExpectNames)
+        let State::Identifying { text, identity } = std::mem::replace(&mut self.state, State::ExpectNames)
         else {
-            panic!("nobody asked to identify");
+            panic!("no Identify is unanswered");
         };
         let policy = match answer {
             Ok(policy) => policy,
@@ -386,12 +332,12 @@ impl Login {
         };
         let required = matches!(policy.auth, AuthRequirement::Chap(_));
         if required && self.stage != Stage::Security {
-            // The initiator skipped the stage in which it would have to prove itself.
+            // The initiator skipped the stage in which it would authenticate.
             self.denial = Some(Denial::NotOffered);
             return self.refused(LoginStatus::AuthenticationFailure.into());
         }
         let negotiation = Negotiation::new(Role::Target, identity.session_type, policy.params.clone());
-        self.phase = Phase::Negotiating(Box::new(Negotiating {
+        self.state = State::Negotiating(Box::new(Negotiating {
             identity,
             policy,
             security: if required { Security::Undecided } else { Security::Done },
@@ -406,9 +352,9 @@ impl Login {
         }
     }
 
-    /// Takes one whole text and begins the response to it.
+    /// Takes one complete text and starts the response to it.
     fn negotiate(&mut self, text: &[u8], is_first: bool) -> Result<Step, LoginStatus> {
-        let Phase::Negotiating(negotiating) = &mut self.phase else {
+        let State::Negotiating(negotiating) = &mut self.state else {
             unreachable!("negotiate is called with a policy");
         };
         let mut answers = Vec::new();
@@ -427,7 +373,7 @@ impl Login {
         if self.stage == Stage::Operational || grant == Some(Stage::FullFeature) {
             negotiating.negotiation.offer(&mut answers);
         }
-        // A response with T must not ask anything (§6.3.3).
+        // A response with T must not contain an offer (§6.3.3).
         let rejected = negotiating.negotiation.take_rejected();
         if grant == Some(Stage::FullFeature) && (rejected || negotiating.negotiation.is_awaiting()) {
             grant = None;
@@ -437,8 +383,8 @@ impl Login {
         self.send()
     }
 
-    /// Sends the next segment of the response, and with the last one changes the stage if the initiator asks for that
-    /// in the request being answered.
+    /// Returns the next segment of the response; the last segment changes the stage if the request being answered asks
+    /// for the change with T.
     fn send(&mut self) -> Result<Step, LoginStatus> {
         let segment_max = self.segment_max();
         if self.outgoing.remaining() > segment_max {
@@ -455,7 +401,7 @@ impl Login {
             self.stage = grant.unwrap_or(self.stage);
             return Ok(Step::Respond(response));
         }
-        let Phase::Negotiating(negotiating) = &self.phase else {
+        let State::Negotiating(negotiating) = &self.state else {
             unreachable!("there is something to send only with a policy");
         };
         let negotiated = negotiating.negotiation.clone().finish().map_err(|error| of_negotiation(&error))?;
@@ -469,24 +415,23 @@ impl Login {
             max_cmd_sn: first.cmd_sn.plus(self.config.command_window - 1),
             stat_sn: self.stat_sn.next(),
         };
-        self.phase = Phase::Completing;
+        self.state = State::Completing;
         Ok(Step::Complete(Box::new(complete)))
     }
 
-    /// Our limit, and the initiator's if it declared a smaller one already.
+    /// The configured limit, or the initiator's declared one if smaller; bytes.
     fn segment_max(&self) -> usize {
-        let Phase::Negotiating(negotiating) = &self.phase else { return self.config.segment_max };
+        let State::Negotiating(negotiating) = &self.state else { return self.config.segment_max };
         self.config.segment_max.min(negotiating.negotiation.send_limit())
     }
 
-    /// The last response of a successful login. `tsih` names the session and is not 0.
-    ///
-    /// Panics without a [`Step::Complete`] before, or when `tsih` is 0.
+    /// The last response of a successful login. `tsih` identifies the session and is not 0. Panics unless a
+    /// [`Step::Complete`] is unanswered, and if `tsih` is 0.
     #[must_use]
     pub fn accept(&mut self, tsih: u16) -> Response {
-        assert!(matches!(self.phase, Phase::Completing), "nothing to accept");
+        assert!(matches!(self.state, State::Completing), "nothing to accept");
         assert!(tsih != 0, "TSIH 0 is reserved");
-        self.phase = Phase::Over;
+        self.state = State::Over;
         let (segment, continues) = self.outgoing.next_segment(SEGMENT_LENGTH_MAX);
         let segment = segment.to_vec();
         assert!(!continues);
@@ -495,8 +440,8 @@ impl Login {
         response
     }
 
-    /// The last response of a login that failed for reasons outside: after [`Step::Complete`] or at any other time.
-    /// The connection is to be closed after it.
+    /// The last response of a login that fails for a reason outside the protocol; callable in any phase. The caller
+    /// then closes the connection.
     #[must_use]
     pub fn refuse(&mut self, status: LoginStatus) -> Response {
         match self.refused(status.into()) {
@@ -505,7 +450,6 @@ impl Login {
         }
     }
 
-    /// Why the initiator did not prove itself, if that is why the login was refused.
     #[must_use]
     pub const fn denial(&self) -> Option<&Denial> {
         self.denial.as_ref()
@@ -513,12 +457,12 @@ impl Login {
 
     fn refused(&mut self, refusal: Refusal) -> Step {
         assert!(refusal.status.class() != 0, "refused with success");
-        if let (Phase::Negotiating(negotiating), LoginStatus::AuthenticationFailure) =
-            (&self.phase, refusal.status)
+        if let (State::Negotiating(negotiating), LoginStatus::AuthenticationFailure) =
+            (&self.state, refusal.status)
         {
             self.denial = negotiating.denial();
         }
-        self.phase = Phase::Over;
+        self.state = State::Over;
         let mut segment = Vec::new();
         if let Some(address) = refusal.target_address {
             text::emit("TargetAddress", &address.to_string(), &mut segment);
@@ -564,7 +508,6 @@ fn of_negotiation(_: &NegotiationError) -> LoginStatus {
     LoginStatus::InitiatorError
 }
 
-/// Reads the names out of the first text.
 fn identify(text: &[u8], first: &First) -> Result<Identity, LoginStatus> {
     let pairs = text::parse(text).map_err(of_text)?;
     let find = |key: &str| {
@@ -582,7 +525,7 @@ fn identify(text: &[u8], first: &First) -> Result<Identity, LoginStatus> {
         Some(_) => return Err(LoginStatus::SessionTypeNotSupported),
     };
     let target_name = match find("TargetName")? {
-        // A name that is none names no target of ours.
+        // A malformed name cannot be the name of a target here.
         Some(name) => Some(IscsiName::parse(name).map_err(|_| LoginStatus::NotFound)?),
         None if session_type == SessionType::Normal => return Err(LoginStatus::MissingParameter),
         None => None,
@@ -596,205 +539,4 @@ fn identify(text: &[u8], first: &First) -> Result<Identity, LoginStatus> {
         tsih: first.tsih,
         cid: first.cid,
     })
-}
-
-impl Negotiating {
-    fn on_pairs(
-        &mut self,
-        stage: Stage,
-        transit: Option<Stage>,
-        text: &[u8],
-        is_first: bool,
-        entropy: &Entropy,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), LoginStatus> {
-        let mut pairs = text::parse(text).map_err(of_text)?;
-        pairs.sort_by_key(|pair| params::order(pair.key));
-        let mut keys = SecurityKeys::default();
-        for pair in &pairs {
-            match keys.take(pair) {
-                Taken::Yes => continue,
-                Taken::Duplicate => return Err(LoginStatus::InitiatorError),
-                Taken::NotSecurity => {}
-            }
-            match pair.key {
-                "InitiatorName" | "TargetName" | "SessionType" | "InitiatorAlias" => {
-                    if !is_first {
-                        return Err(LoginStatus::InitiatorError);
-                    }
-                }
-                // Keys of ours that every initiator knows (§13).
-                "TargetAddress" | "TargetAlias" | "TargetPortalGroupTag" if pair.value == NOT_UNDERSTOOD => {
-                    return Err(LoginStatus::InitiatorError);
-                }
-                // For the full feature phase, or for the other direction.
-                "SendTargets" | "TargetAddress" | "TargetAlias" | "TargetPortalGroupTag" => {
-                    text::emit(pair.key, REJECT, answers);
-                }
-                _ => self
-                    .negotiation
-                    .on_pair(pair.key, pair.value, answers)
-                    .map_err(|error| of_negotiation(&error))?,
-            }
-        }
-        if stage == Stage::Security {
-            self.on_security(&keys, transit.is_some(), entropy, answers)
-        } else if keys.is_empty() {
-            Ok(())
-        } else {
-            Err(LoginStatus::InitiatorError)
-        }
-    }
-
-    fn on_security(
-        &mut self,
-        keys: &SecurityKeys<'_>,
-        transit: bool,
-        entropy: &Entropy,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), LoginStatus> {
-        if keys.auth_method.is_some() && std::mem::replace(&mut self.auth_method_seen, true) {
-            return Err(LoginStatus::InitiatorError);
-        }
-        let AuthRequirement::Chap(policy) = &self.policy.auth else {
-            if let Some(methods) = keys.auth_method {
-                if !parse_list(methods).any(|method| method == "None") {
-                    return Err(LoginStatus::AuthenticationFailure);
-                }
-                text::emit("AuthMethod", "None", answers);
-            }
-            return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
-        };
-        if matches!(self.security, Security::Undecided) {
-            match keys.auth_method {
-                Some(methods) if parse_list(methods).any(|method| method == "CHAP") => {
-                    text::emit("AuthMethod", "CHAP", answers);
-                    self.security = Security::ExpectAlgorithm;
-                    // CHAP_A in the same text is answered at once.
-                    if keys.algorithm.is_none() {
-                        return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
-                    }
-                }
-                None if !transit && !keys.has_chap() => return Ok(()),
-                _ => return Err(LoginStatus::AuthenticationFailure),
-            }
-        }
-        match &self.security {
-            Security::ExpectAlgorithm => {
-                if keys.name.is_some() || keys.response.is_some() || keys.challenge.is_some() {
-                    return Err(LoginStatus::InitiatorError);
-                }
-                let Some(offered) = keys.algorithm else {
-                    return if transit { Err(LoginStatus::AuthenticationFailure) } else { Ok(()) };
-                };
-                let algorithm =
-                    policy.algorithms.choose(offered).ok_or(LoginStatus::AuthenticationFailure)?;
-                let challenge = Challenge::derive(algorithm, entropy, "target");
-                text::emit("CHAP_A", &(algorithm as u8).to_string(), answers);
-                text::emit("CHAP_I", &challenge.identifier.to_string(), answers);
-                text::emit("CHAP_C", &text::binary(&challenge.bytes), answers);
-                self.security = Security::ExpectResponse { algorithm, challenge };
-                Ok(())
-            }
-            Security::ExpectResponse { algorithm, challenge } => {
-                let (Some(name), Some(response)) = (keys.name, keys.response) else {
-                    return if transit || keys.has_chap() {
-                        Err(LoginStatus::AuthenticationFailure)
-                    } else {
-                        Ok(())
-                    };
-                };
-                if keys.algorithm.is_some() {
-                    return Err(LoginStatus::InitiatorError);
-                }
-                // A name is as long as the login's text at most; a part is enough for the log.
-                self.claimed = Some((name.chars().take(CLAIMED_CHARS_MAX).collect(), false));
-                policy.verify(*algorithm, challenge, name, response)?;
-                self.claimed.iter_mut().for_each(|(_, verified)| *verified = true);
-                policy.prove(*algorithm, challenge, keys, answers)?;
-                self.authenticated_as = Some(name.to_owned());
-                self.security = Security::Done;
-                Ok(())
-            }
-            Security::Done if keys.is_empty() => Ok(()),
-            Security::Done => Err(LoginStatus::InitiatorError),
-            Security::Undecided => unreachable!("decided above"),
-        }
-    }
-}
-
-impl Negotiating {
-    /// Why the initiator has not proven itself.
-    fn denial(&self) -> Option<Denial> {
-        let AuthRequirement::Chap(policy) = &self.policy.auth else { return None };
-        Some(match (&self.security, &self.claimed) {
-            (Security::Undecided, _) => Denial::NotOffered,
-            (Security::ExpectAlgorithm, _) => Denial::Algorithm,
-            (_, None) => Denial::NoResponse,
-            (_, Some((user, true))) => Denial::Mutual(user.clone()),
-            (_, Some((user, false))) if policy.accounts.iter().any(|account| account.user == *user) => {
-                Denial::Secret(user.clone())
-            }
-            (_, Some((user, false))) => Denial::UnknownUser(user.clone()),
-        })
-    }
-}
-
-impl ChapPolicy {
-    /// Verifies the initiator's response. An unknown user costs as much time as a wrong secret, and gets the same
-    /// answer.
-    fn verify(
-        &self,
-        algorithm: Algorithm,
-        challenge: &Challenge,
-        name: &str,
-        response: &str,
-    ) -> Result<(), LoginStatus> {
-        let response =
-            parse_binary(response, CHALLENGE_LENGTH_MAX).ok_or(LoginStatus::AuthenticationFailure)?;
-        let decoy = Secret::new_weak(&[0; 16]).expect("16 bytes");
-        let mut right = false;
-        let mut known = false;
-        for account in self.accounts.iter().filter(|account| account.user == name) {
-            known = true;
-            let expected = algorithm.respond(challenge.identifier, &account.secret, &challenge.bytes);
-            right |= equal(&expected, &response);
-        }
-        if !known {
-            let expected = algorithm.respond(challenge.identifier, &decoy, &challenge.bytes);
-            std::hint::black_box(equal(&expected, &response));
-        }
-        if right { Ok(()) } else { Err(LoginStatus::AuthenticationFailure) }
-    }
-
-    /// Answers the initiator's own challenge, if it sent one.
-    fn prove(
-        &self,
-        algorithm: Algorithm,
-        ours: &Challenge,
-        keys: &SecurityKeys<'_>,
-        answers: &mut Vec<u8>,
-    ) -> Result<(), LoginStatus> {
-        let (identifier, challenge) = match (keys.identifier, keys.challenge) {
-            (None, None) => return Ok(()),
-            (Some(identifier), Some(challenge)) => (identifier, challenge),
-            _ => return Err(LoginStatus::InitiatorError),
-        };
-        let identifier = parse_number(identifier)
-            .and_then(|identifier| u8::try_from(identifier).ok())
-            .ok_or(LoginStatus::InitiatorError)?;
-        let challenge = parse_binary(challenge, CHALLENGE_LENGTH_MAX).ok_or(LoginStatus::InitiatorError)?;
-        let mutual = self.mutual.as_ref().ok_or(LoginStatus::AuthenticationFailure)?;
-        // §12.1.3: our own challenge sent back would make us answer it for the initiator, and equal secrets in both
-        // directions would make that answer right.
-        let reflected = challenge == ours.bytes;
-        let shared = self.accounts.iter().any(|account| account.secret.same_as(&mutual.secret));
-        if reflected || shared {
-            return Err(LoginStatus::AuthenticationFailure);
-        }
-        let response = algorithm.respond(identifier, &mutual.secret, &challenge);
-        text::emit("CHAP_N", &mutual.user, answers);
-        text::emit("CHAP_R", &text::binary(&response), answers);
-        Ok(())
-    }
 }

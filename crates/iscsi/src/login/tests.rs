@@ -1,4 +1,4 @@
-//! Both machines against each other, and the target against requests written by hand.
+//! Both login machines against each other, and the target against hand-written requests.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn chap(algorithms: Algorithms) -> Policy {
     Policy { auth: AuthRequirement::Chap(chap), ..policy() }
 }
 
-/// What a pair came to.
+/// The results of both machines after one login.
 #[derive(Debug)]
 struct Outcome {
     initiator: Result<initiator::Step, initiator::LoginError>,
@@ -47,7 +47,7 @@ struct Outcome {
     texts: Vec<String>,
 }
 
-/// Runs both machines against each other, every PDU through its bytes.
+/// Runs both machines against each other; every PDU passes through its bytes.
 fn pair(
     config: initiator::Config,
     target_config: target::Config,
@@ -108,7 +108,6 @@ fn show(side: &str, text: &[u8]) -> String {
     format!("{side} {}", String::from_utf8_lossy(text).replace('\0', " "))
 }
 
-/// Asserts that both sides agreed on the same.
 fn agreed(outcome: &Outcome) -> (&initiator::Complete, &target::Complete) {
     let Ok(initiator::Step::Complete(i)) = &outcome.initiator else {
         panic!("{:?} {:#?}", outcome.initiator, outcome.texts);
@@ -173,7 +172,7 @@ fn combination(
         skip_security,
         segment_max,
         algorithms: algorithms.clone(),
-        // Long enough that 512 bytes do not hold a first request with operational keys.
+        // Long enough that a first request with operational keys exceeds 512 bytes.
         initiator_alias: Some("alias ".repeat(42)),
         ..normal()
     };
@@ -202,14 +201,14 @@ fn combination(
     }
     let (i, t) = agreed(&outcome);
     if segment_max == 64 {
-        // Every text that is not tiny is cut: the CHAP ones too.
+        // Every text longer than 64 bytes is split, those of CHAP included.
         let cut = outcome.texts.iter().filter(|text| text.len() == "I ".len() + 64).count();
         assert!(cut >= 14 + if auth == Auth::None { 0 } else { 2 }, "{cut} cut in {:#?}", outcome.texts);
     }
     let crc = match (initiator_digest, target_digest) {
         (DigestPolicy::Off, _) | (_, DigestPolicy::Off) => false,
         (DigestPolicy::Require, _) | (_, DigestPolicy::Require) => true,
-        // The offering side's order decides, unless the other side prefers CRC32C.
+        // The order of the offering side decides, unless the other side prefers CRC32C.
         (offer, answer) => offer == DigestPolicy::Prefer || answer == DigestPolicy::Prefer,
     };
     assert_eq!((i.negotiated.header_digest, i.negotiated.data_digest), (crc, crc));
@@ -344,7 +343,7 @@ fn authentication_fails() {
             assert!(outcome.target.is_none(), "{case}");
         }
     }
-    // Credentials at hand, none required: fine.
+    // The initiator has credentials and the target requires none: the login succeeds.
     let outcome =
         pair(initiator::Config { auth: alice(), ..normal() }, target::Config::default(), &Ok(policy()));
     assert_eq!(agreed(&outcome).0.authenticated_by, None);
@@ -385,7 +384,7 @@ fn redirection_arrives() {
 
 #[test]
 fn target_offers_what_the_initiator_leaves_out() {
-    // A target that takes no immediate data and needs digests, an initiator that mentions neither.
+    // A target that takes no immediate data and requires digests; an initiator that sends neither key.
     let mut policy = policy();
     policy.params.immediate_data = false;
     policy.params.header_digest = DigestPolicy::Require;
@@ -409,7 +408,7 @@ fn target_offers_what_the_initiator_leaves_out() {
 
 const NAMES: &str = "InitiatorName=iqn.2026-01.a:i\0TargetName=iqn.2026-01.a:t\0SessionType=Normal\0";
 
-/// A target that gets its requests from the test.
+/// A target with requests written by the test.
 struct Hand {
     target: target::Login,
     answer: Result<Policy, Refusal>,
@@ -562,7 +561,7 @@ fn numbers_wrap_and_tsih_comes_last() {
 
 #[test]
 fn initiators_habits() {
-    // Everything in the security stage at once, straight to full feature.
+    // Every key in the security stage, in one request with transit to full feature.
     let mut hand = Hand::new(Ok(policy()));
     let all = format!(
         "{NAMES}AuthMethod=CHAP,None\0HeaderDigest=None\0MaxRecvDataSegmentLength=65536\0InitialR2T=No\0"
@@ -583,7 +582,7 @@ fn initiators_habits() {
     assert!(hand.send(0x87, "IFMarker=No\0X-com.a.b=c\0").transit);
     assert_eq!(hand.text(), "IFMarker=No X-com.a.b=NotUnderstood ");
 
-    // Names in continued requests, cut in the middle of a key.
+    // Names in continued requests, split in the middle of a key.
     let mut hand = Hand::new(Ok(policy()));
     let (a, b) = NAMES.split_at(33);
     assert_eq!(hand.send(0x44, a).status, LoginStatus::Success);
@@ -651,7 +650,7 @@ fn chap_by_hand() {
         assert_eq!(hand.send(0x81, text).status, LoginStatus::AuthenticationFailure, "{case}");
     }
 
-    // No way around the stage.
+    // Attempts to skip the security stage.
     for (case, flags, text) in [
         ("transit_at_once", 0x81, NAMES),
         ("full_feature_at_once", 0x83, NAMES),
@@ -661,11 +660,11 @@ fn chap_by_hand() {
         let mut hand = Hand::new(answer.clone());
         assert_eq!(hand.send(flags, text).status, LoginStatus::AuthenticationFailure, "{case}");
     }
-    // T with the method only: answered without T.
+    // T with AuthMethod only: answered without T.
     let mut hand = Hand::new(answer.clone());
     assert!(!hand.send(0x83, &first).transit);
 
-    // Method and algorithms in one request.
+    // AuthMethod and CHAP_A in one request.
     let mut hand = Hand::new(answer.clone());
     hand.send(0x00, &format!("{first}CHAP_A=5,7\0"));
     assert!(hand.text().contains("AuthMethod=CHAP CHAP_A=7 CHAP_I="));
@@ -673,7 +672,7 @@ fn chap_by_hand() {
 
 #[test]
 fn stranger_is_bounded() {
-    // Requests without progress.
+    // Bound of requests without progress.
     let mut hand = Hand::new(Ok(chap(Algorithms::default())));
     let mut count = 0;
     hand.send(0x00, NAMES);
@@ -681,7 +680,7 @@ fn stranger_is_bounded() {
         count += 1;
         assert!(count <= super::REQUESTS_BEFORE_AUTHENTICATION_MAX);
     }
-    // Bytes.
+    // Bound of bytes.
     let mut hand = Hand::new(Ok(policy()));
     let mut bytes = 0;
     while hand.send(0x44, &"k".repeat(4096)).status == LoginStatus::Success {
@@ -739,7 +738,7 @@ fn configuration_refused() {
     assert!(matches!(initiator::Login::new(params, [0; 32]).err(), Some(ConfigError::Params(_))));
 }
 
-/// An initiator whose target is the test.
+/// An initiator with responses written by the test.
 fn initiator_sees(
     config: initiator::Config,
     flags: u8,
@@ -775,7 +774,7 @@ fn targets_habits_and_faults() {
         Ok(initiator::Step::Complete(complete)) => complete.negotiated,
         other => panic!("{text}: {other:?}"),
     };
-    // A target that says nothing: defaults.
+    // A target that sends no key: defaults.
     let silent = complete("");
     assert!(silent.initial_r2t && silent.immediate_data && !silent.header_digest);
     assert_eq!((silent.max_burst_length, silent.first_burst_length), (262_144, 65_536));
@@ -784,7 +783,7 @@ fn targets_habits_and_faults() {
     let odd = complete("FirstBurstLength=Irrelevant\0InitialR2T=Reject\0MaxOutstandingR2T=Reject\0");
     assert!(odd.initial_r2t);
     assert_eq!((odd.first_burst_length, odd.max_outstanding_r2t), (65_536, 1));
-    // Its own value instead of the result, where that does no harm.
+    // The target's own value instead of the result, for keys where it is harmless.
     assert_eq!(complete("DefaultTime2Retain=20\0").default_time2retain, 0);
     assert_eq!(complete("MaxBurstLength=65536\0FirstBurstLength=131072\0").first_burst_length, 65536);
 
@@ -859,7 +858,7 @@ fn target_that_reflects_is_not_believed() {
     );
 }
 
-/// Pairs a hostile peer is likely to try, and rubbish.
+/// Texts of the pairs that a hostile peer is likely to send, and arbitrary bytes.
 fn hostile_text() -> impl Strategy<Value = Vec<u8>> {
     let key = prop::sample::select(vec![
         "InitiatorName",
@@ -921,7 +920,7 @@ proptest! {
             match step {
                 target::Step::Respond(response) => prop_assert!(response.text.len() <= 512),
                 target::Step::Complete(complete) => {
-                    prop_assert!(!secure, "nobody knows the secret");
+                    prop_assert!(!secure, "no peer has the secret");
                     prop_assert!(complete.negotiated.first_burst_length <= complete.negotiated.max_burst_length);
                     let _ = login.accept(1);
                     break;
@@ -956,7 +955,7 @@ proptest! {
             match login.receive(&response, &segment) {
                 Ok(initiator::Step::Send(request)) => prop_assert!(request.text.len() <= 512),
                 Ok(initiator::Step::Complete(_)) => {
-                    prop_assert!(!secure, "nobody knows the secret");
+                    prop_assert!(!secure, "no peer has the secret");
                     break;
                 }
                 Ok(initiator::Step::Redirect(_)) | Err(_) => break,

@@ -1,14 +1,16 @@
-//! Result functions key by key, expectation as data; then both roles against each other.
+//! The result function of each key, with the expectation as data; then both roles against each other.
 
 use proptest::prelude::*;
 
+use super::negotiation::KEYS;
 use super::*;
+use crate::text::{self, NOT_UNDERSTOOD};
 
 fn shown(text: &[u8]) -> String {
     String::from_utf8(text.to_vec()).unwrap().trim_end_matches('\0').replace('\0', " ")
 }
 
-/// A target with default wishes, except where a test says otherwise.
+/// A target's negotiation with `params`, for a normal session.
 fn target(params: Params) -> Negotiation {
     Negotiation::new(Role::Target, SessionType::Normal, params)
 }
@@ -23,7 +25,7 @@ fn answer(params: Params, key: &str, value: &str) -> String {
 fn result_functions() {
     // (key, offered, answered) by a target with default parameters.
     for (key, offered, answered) in [
-        // Lists: the first that both do (§6.2.1).
+        // Lists: the first value that both support (§6.2.1).
         ("HeaderDigest", "None,CRC32C", "None"),
         ("HeaderDigest", "CRC32C,None", "CRC32C"),
         ("DataDigest", "CRC32C", "CRC32C"),
@@ -32,7 +34,7 @@ fn result_functions() {
         ("DataDigest", "", "Reject"),
         ("TaskReporting", "FastAbort,RFC3720", "RFC3720"),
         ("TaskReporting", "FastAbort", "Reject"),
-        // OR, AND (§6.2.2).
+        // Functions OR and AND (§6.2.2).
         ("InitialR2T", "Yes", "Yes"),
         ("InitialR2T", "No", "No"),
         ("InitialR2T", "no", "Reject"),
@@ -41,7 +43,7 @@ fn result_functions() {
         ("DataPDUInOrder", "No", "Yes"),
         ("DataSequenceInOrder", "No", "Yes"),
         ("DataSequenceInOrder", "Yes", "Yes"),
-        // Minimum, maximum.
+        // Functions minimum and maximum.
         ("MaxBurstLength", "512", "512"),
         ("MaxBurstLength", "16777215", "16777215"),
         ("MaxBurstLength", "0x40000", "262144"),
@@ -71,7 +73,7 @@ fn result_functions() {
         ("OFMarker", "No", "No"),
         ("IFMarkInt", "2048~8192", "Reject"),
         ("OFMarkInt", "2048", "Reject"),
-        // Unknown.
+        // Unknown keys.
         ("X-com.example.key", "1", "NotUnderstood"),
         ("Nonsense", "Yes", "NotUnderstood"),
         ("maxburstlength", "512", "NotUnderstood"),
@@ -127,7 +129,7 @@ fn discovery_finds_most_keys_irrelevant() {
 
 #[test]
 fn first_burst_never_exceeds_max_burst() {
-    // Whichever comes first, as `order` has it or not.
+    // In either order, with or without sorting by `order`.
     for keys in [["MaxBurstLength", "FirstBurstLength"], ["FirstBurstLength", "MaxBurstLength"]] {
         let mut negotiation = target(Params::default());
         for key in keys {
@@ -184,7 +186,7 @@ fn digest_policies() {
             None => assert_eq!(result, Err(NegotiationError::NoAgreement("HeaderDigest"))),
         }
     }
-    // Required and never mentioned.
+    // Required and not mentioned by either side.
     let silent = target(Params { data_digest: Require, ..Params::default() });
     assert_eq!(silent.finish(), Err(NegotiationError::NoAgreement("DataDigest")));
 }
@@ -235,8 +237,8 @@ fn initiator_offers() {
     }
 }
 
-/// What an initiator makes of the answer to the digest it asked for; `None` for no answer.
-fn asked(policy: DigestPolicy, answer: Option<&str>) -> Result<bool, NegotiationError> {
+/// The data digest that an initiator with `policy` negotiates when the target answers `answer`; `None` for no answer.
+fn negotiated_digest(policy: DigestPolicy, answer: Option<&str>) -> Result<bool, NegotiationError> {
     let params = Params { data_digest: policy, ..Params::default() };
     let mut negotiation = Negotiation::new(Role::Initiator, SessionType::Normal, params);
     negotiation.offer(&mut Vec::new());
@@ -249,21 +251,21 @@ fn asked(policy: DigestPolicy, answer: Option<&str>) -> Result<bool, Negotiation
 #[test]
 fn a_digest_that_was_asked_for_is_required() {
     use DigestPolicy::{Allow, Off, Prefer, Require};
-    assert_eq!(asked(Require, Some("CRC32C")), Ok(true));
+    assert_eq!(negotiated_digest(Require, Some("CRC32C")), Ok(true));
     for answer in ["None", "Reject", "Irrelevant", "CRC32B"] {
         let refused = NegotiationError::DigestRefused { key: "DataDigest", answer: answer.into() };
-        assert_eq!(asked(Require, Some(answer)), Err(refused), "{answer}");
+        assert_eq!(negotiated_digest(Require, Some(answer)), Err(refused), "{answer}");
     }
     let refused = NegotiationError::DigestRefused { key: "DataDigest", answer: NO_ANSWER.into() };
-    assert_eq!(asked(Require, None), Err(refused));
+    assert_eq!(negotiated_digest(Require, None), Err(refused));
     for policy in [Allow, Prefer] {
         for (answer, digest) in
             [(Some("CRC32C"), true), (Some("None"), false), (Some("Reject"), false), (None, false)]
         {
-            assert_eq!(asked(policy, answer), Ok(digest), "{policy:?} {answer:?}");
+            assert_eq!(negotiated_digest(policy, answer), Ok(digest), "{policy:?} {answer:?}");
         }
     }
-    assert!(asked(Off, Some("CRC32C")).is_err());
+    assert!(negotiated_digest(Off, Some("CRC32C")).is_err());
     let params = Params { data_digest: Require, ..Params::default() };
     let mut renamed = Negotiation::new(Role::Initiator, SessionType::Normal, params);
     renamed.offer(&mut Vec::new());
@@ -272,7 +274,7 @@ fn a_digest_that_was_asked_for_is_required() {
     assert_eq!(renamed.on_pair("DataDigesu", "NotUnderstood", &mut Vec::new()), Err(refused));
     for policy in [Off, Allow, Prefer, Require] {
         let refused = NegotiationError::NotUnderstood("DataDigest".into());
-        assert_eq!(asked(policy, Some("NotUnderstood")), Err(refused), "{policy:?}");
+        assert_eq!(negotiated_digest(policy, Some("NotUnderstood")), Err(refused), "{policy:?}");
     }
 }
 
@@ -336,7 +338,7 @@ fn any_params() -> impl Strategy<Value = Params> {
 }
 
 proptest! {
-    /// Whatever both want, they agree on the same, and on nothing that either did not want.
+    /// Both roles reach the same result, and it respects the parameters of each.
     #[test]
     fn both_agree(i in any_params(), t in any_params()) {
         let mut initiator = Negotiation::new(Role::Initiator, SessionType::Normal, i.clone());

@@ -1,6 +1,6 @@
 //! SCSI commands at the target: admission, the edge's answers, and the end of a task.
 //!
-//! Read RFC 7143 §4.2.2.1 before touching the window, §11.4.2 before touching when a response goes out.
+//! Read RFC 7143 §4.2.2.1 before changing the window, §11.4.2 before changing when a response is sent.
 
 use super::task::{Failure, State};
 use super::{Command, Completion, Connection, Event, Segment, Urgent};
@@ -11,15 +11,16 @@ use crate::wire::{Ahs, AhsIter, CmdSn, RejectReason, Residual, ScsiCommand, Scsi
 const STATUS_CHECK_CONDITION: u8 = 0x02;
 
 impl Connection {
-    /// Whether a request with this CmdSN is to be carried out, and steps ExpCmdSN. False: silently ignore it.
+    /// Whether to execute a request with this CmdSN; if so, advances ExpCmdSN. On `false` the request is silently
+    /// ignored.
     ///
-    /// Outside the window, and duplicates (which lie below ExpCmdSN here, since nothing is held back), are ignored
-    /// as §4.2.2.1 demands. A number inside the window but above ExpCmdSN is a gap. With several connections one
-    /// would wait for the missing number; with MaxConnections=1 the numbers leave the initiator in order
+    /// Numbers outside the window and duplicates (which are below ExpCmdSN, since no command is held back) are ignored
+    /// as §4.2.2.1 requires. A number inside the window but above ExpCmdSN leaves a gap. With several connections the
+    /// target would wait for the missing number. With MaxConnections=1 the numbers leave the initiator in order
     /// (§4.2.2.1: "MUST send the commands in increasing order of CmdSN" per connection) over TCP, retries exist only
-    /// above ErrorRecoveryLevel 0, and a header digest error drops the connection. Nobody can fill the gap, and
-    /// holding the command would hang every later one without a word. So it is a protocol error: Reject, and the
-    /// connection ends, after which the initiator logs in anew and repeats what was not answered.
+    /// above ErrorRecoveryLevel 0, and a header digest error drops the connection: the missing number cannot arrive,
+    /// and to hold the command would hang every later one. Therefore a gap is a protocol error: Reject, and the
+    /// connection ends, after which the initiator logs in again and repeats the unanswered commands.
     pub(super) fn admit(&mut self, immediate: bool, cmd_sn: CmdSn) -> Result<bool, Fatal> {
         if immediate {
             return Ok(true);
@@ -35,7 +36,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// ExpCmdSN and MaxCmdSN as of now. MaxCmdSN never shrinks: a slot is promised once.
+    /// The current ExpCmdSN and MaxCmdSN. MaxCmdSN never decreases: a slot is offered once.
     pub(super) fn window(&mut self) -> (CmdSn, CmdSn) {
         let free = self.config.tasks_max - self.tasks.windowed;
         let max = self.exp_cmd_sn.plus(free).minus(1);
@@ -73,7 +74,7 @@ impl Connection {
         if command.immediate && self.tasks.immediate >= IMMEDIATE_TASKS_MAX {
             return self.reject(RejectReason::TooManyImmediateCommands);
         }
-        // The window is the number of free slots, so an admitted command finds one.
+        // The window is the number of free slots, so an admitted command finds a slot.
         if !command.immediate && self.tasks.windowed >= self.config.tasks_max {
             return Err(Fatal::Overload("commands"));
         }
@@ -85,7 +86,7 @@ impl Connection {
         task.cmd_sn = command.cmd_sn;
         task.lun = command.lun;
         (task.read, task.write) = (command.read, command.write);
-        // Without a direction there is no data to expect (§11.3.4).
+        // Without a direction the command transfers no data (§11.3.4).
         task.expected = if command.read || command.write { command.expected_data_transfer_length } else { 0 };
         task.bidi_read = bidi_read;
         task.extended_cdb.extend_from_slice(tail);
@@ -124,22 +125,22 @@ impl Connection {
         Ok(())
     }
 
-    /// The CDB's bytes beyond the 16 of [`Command::cdb`], as far as the initiator sent any.
+    /// The CDB's bytes beyond the 16 of [`Command::cdb`]; empty for a shorter CDB.
     pub fn extended_cdb(&self, task: TaskId) -> &[u8] {
         &self.tasks.get(task.0).extended_cdb
     }
 
-    /// Whether the task was aborted by task management, logout or [`Connection::abort`]: its I/O need not be
-    /// finished, and its outcome will not be sent. It still is owed a `complete` or `abort`.
+    /// Whether task management, logout or [`Connection::abort`] aborted the task: its I/O need not finish, and its
+    /// outcome will not be sent. The edge must still call `complete` or `abort`.
     pub fn is_aborted(&self, task: TaskId) -> bool {
         self.tasks.get(task.0).aborted
     }
 
-    /// The outcome of a command, once per command. Data-In is taken from the task's buffer, which stays until
-    /// [`Event::TaskDone`]. Also right for a command whose data is still arriving: the rest is discarded, and the
-    /// response waits until the initiator has ended the sequences it owes.
+    /// Sets the outcome of a command; called once per command. Data-In is taken from the task's buffer, which must stay
+    /// until [`Event::TaskDone`]. The call is also valid while the command's data still arrives: the rest is discarded,
+    /// and the response waits until the initiator has ended the sequences that it owes.
     ///
-    /// Ignored for a task that the machine has ended meanwhile.
+    /// Ignored for a task that has ended.
     pub fn complete(&mut self, task: TaskId, completion: Completion<'_>) {
         let slot = task.0;
         let Some(task) = self.tasks.of_edge(task) else { return };
@@ -161,8 +162,8 @@ impl Connection {
         self.progress(slot);
     }
 
-    /// Ends a task without a word to the initiator, as task management demands. To be called when no I/O into or
-    /// out of the buffer is in progress: [`Event::TaskDone`] follows.
+    /// Ends a task without a response, as task management requires. The edge calls it when no I/O into or out of the
+    /// buffer is in progress; [`Event::TaskDone`] follows.
     pub fn abort(&mut self, task: TaskId) {
         if self.tasks.of_edge(task).is_some() {
             self.tasks.get_mut(task.0).aborted = true;
@@ -183,8 +184,8 @@ impl Connection {
         self.tasks.live_slots().filter(|(_, task)| task.announced).map(|(slot, _)| TaskId(slot))
     }
 
-    /// The machine itself ends a task whose data phase went wrong. What the edge has in its hands stays there: its
-    /// own outcome counts then, since the data it asked for is complete or was never wanted.
+    /// Ends a task because its data phase failed. A task in state `Offered` or `Owned` continues: the edge's own
+    /// outcome applies, since the data that it requested is complete or was never requested.
     pub(super) fn fail(&mut self, slot: u32, failure: Failure) {
         let task = self.tasks.get_mut(slot);
         match task.state {
@@ -203,7 +204,7 @@ impl Connection {
         }
     }
 
-    /// Puts a task in order after anything happened to it.
+    /// Moves a task to its next state if the condition for it is met; called after every change to the task.
     pub(super) fn progress(&mut self, slot: u32) {
         let receiving = self.segment.task() == Some(slot);
         let task = self.tasks.get_mut(slot);
@@ -211,7 +212,7 @@ impl Connection {
             return;
         }
         match task.state {
-            State::Collecting if task.arrived == task.wanted => {
+            State::Collecting if task.arrived == task.requested => {
                 task.state = State::Owned;
                 self.events.push_back(Event::DataOut { task: TaskId(slot) });
             }
@@ -233,8 +234,8 @@ impl Connection {
         }
     }
 
-    /// Marks a task aborted on behalf of management requests (bits). If it is in the machine's hands it ends now;
-    /// if in the edge's, when the edge gives it back.
+    /// Marks a task aborted on behalf of management requests (bits). A task that the edge works on ends when the edge
+    /// completes or aborts it; any other task ends now.
     pub(super) fn mark(&mut self, slot: u32, waits: u8) {
         let task = self.tasks.get_mut(slot);
         task.aborted = true;
@@ -245,7 +246,6 @@ impl Connection {
         }
     }
 
-    /// Takes a task out of every queue.
     fn drop_transfers(&mut self, slot: u32) {
         let task = self.tasks.get_mut(slot);
         for (index, r2t) in task.r2ts.iter().enumerate() {
@@ -272,11 +272,11 @@ impl Connection {
         }
     }
 
-    /// Ends a task: no transmit will name it after this. Late data of its goes by, its ITT being unknown.
+    /// Ends a task: no later transmit names it. Data that arrives for it later has an unknown ITT and is discarded.
     pub(super) fn end(&mut self, slot: u32) {
         self.drop_transfers(slot);
         if self.segment.task() == Some(slot) {
-            // Its buffer is being received into: the slot ends with that PDU (see `on_data`).
+            // The edge receives into its buffer: the slot ends with that PDU (see `on_command_data`).
             self.tasks.get_mut(slot).aborted = true;
             self.tasks.get_mut(slot).state = State::Held;
             return;
@@ -284,7 +284,7 @@ impl Connection {
         self.finish(slot);
     }
 
-    /// The slot is free from here on; events are in order, so the edge reads this before any new use of it.
+    /// Releases the slot. The events are in order, so `TaskDone` precedes any reuse of the slot.
     pub(super) fn finish(&mut self, slot: u32) {
         let task = self.tasks.get(slot);
         let (announced, waits) = (task.announced, task.waits);
@@ -300,7 +300,7 @@ impl Connection {
         }
     }
 
-    /// Residuals of the task: of its direction, and of the read part of a bidirectional command (§11.4.5).
+    /// Residuals of the task: for its direction, and for the read part of a bidirectional command (§11.4.5).
     pub(super) fn residuals(&self, slot: u32) -> (Residual, Residual) {
         let task = self.tasks.get(slot);
         if task.read && task.write {
@@ -312,7 +312,6 @@ impl Connection {
         }
     }
 
-    /// The SCSI Response of a task, which ends it.
     pub(super) fn emit_response(&mut self, slot: u32) -> Transmit {
         let (residual, bidi_residual) = self.residuals(slot);
         let task = self.tasks.get(slot);
@@ -331,7 +330,7 @@ impl Connection {
             _ => 0,
         };
         let (status, itt, exp_data_sn) = (task.status, task.itt, task.data_sn);
-        // Free the slot first: the MaxCmdSN of this response already offers it.
+        // The slot is released first, so that the MaxCmdSN of this response offers it.
         self.finish(slot);
         let (exp_cmd_sn, max_cmd_sn) = self.window();
         let header = ScsiResponse {

@@ -1,7 +1,7 @@
-//! Data phases at the target: Data-Out against what was announced or asked for, R2Ts, Data-In.
+//! Data phases at the target: Data-Out, checked against what was announced or solicited; R2Ts; Data-In.
 //!
-//! RFC 7143 §4.2.4 (sequences), §11.7 (data), §11.8 (R2T). DataPDUInOrder and DataSequenceInOrder are Yes here, so
-//! offsets within a sequence only grow; several R2Ts of a task may be answered in any order.
+//! RFC 7143 §4.2.4 (sequences), §11.7 (data), §11.8 (R2T). DataPDUInOrder and DataSequenceInOrder are Yes, so offsets
+//! within a sequence only grow; the R2Ts of a task may be answered in any order.
 
 use super::task::{Failure, Solicited, State};
 use super::{Connection, Segment, Urgent};
@@ -10,13 +10,13 @@ use crate::machine::{Fatal, Payload, Placement, TaskId, Transmit};
 use crate::wire::{DataIn, DataOut, DataSn, R2t, RejectReason, StatSn, Ttt};
 
 impl Connection {
-    /// The edge has a buffer of `bytes` for the task and wants it filled with Data-Out;
-    /// [`Event::DataOut`](super::Event::DataOut) says
-    /// when. `bytes` is cut to what the initiator offers ([`Command::expected`](super::Command::expected) with
-    /// `write`, else nothing), so compare before deciding what a short transfer means.
+    /// Requests that Data-Out fill the first `bytes` bytes of the task's buffer, which the edge has allocated;
+    /// [`Event::DataOut`](super::Event::DataOut) reports completion. `bytes` is reduced to what the initiator offers
+    /// ([`Command::expected`](super::Command::expected) with `write`, otherwise 0), so the edge compares both before it
+    /// handles a short transfer.
     ///
-    /// To be called before the edge asks for the placement of the command's own PDU, or its immediate data is
-    /// lost and the command fails.
+    /// The edge calls it before `placement` for the command's own PDU; otherwise the immediate data is lost and the
+    /// command fails.
     pub fn want_data_out(&mut self, task: TaskId, bytes: u32) {
         let slot = task.0;
         let first_burst = self.parameters.first_burst;
@@ -24,13 +24,13 @@ impl Connection {
         if task.state != State::Offered || task.aborted {
             return;
         }
-        task.wanted = bytes.min(task.data_out_max());
+        task.requested = bytes.min(task.data_out_max());
         task.state = State::Collecting;
-        // With F=0 the initiator owes unsolicited data up to FirstBurstLength (§11.3.4): only what lies beyond is
-        // asked for, and it is asked for at once.
+        // With F=0 the initiator owes unsolicited data up to FirstBurstLength (§11.3.4): R2Ts solicit only what lies
+        // beyond, without waiting for the unsolicited data.
         task.solicited =
             if task.unsolicited_due { first_burst.min(task.expected) } else { task.unsolicited_end };
-        if task.discarded && task.wanted > 0 {
+        if task.discarded && task.requested > 0 {
             self.fail(slot, Failure::IncorrectAmount);
             return;
         }
@@ -38,12 +38,12 @@ impl Connection {
         self.progress(slot);
     }
 
-    /// Lets a task have its turn for R2Ts if it has something to ask for.
+    /// Queues a task for R2Ts if it has bytes to solicit and is below MaxOutstandingR2T.
     fn queue_r2t(&mut self, slot: u32) {
         let task = self.tasks.get_mut(slot);
         let outstanding = task.r2t_live.count_ones();
         if task.collects()
-            && task.solicited < task.wanted
+            && task.solicited < task.requested
             && outstanding < self.parameters.outstanding_r2t_max
             && !task.r2t_queued
         {
@@ -57,7 +57,7 @@ impl Connection {
             return self.reject(RejectReason::InvalidPduField);
         };
         if data.ttt.is_reserved() {
-            // An unknown ITT is data of a command that was ignored, or of a task that was aborted: it goes by.
+            // Data with an unknown ITT belongs to a command that was ignored, or to an aborted task: it is discarded.
             return match self.tasks.find(data.itt) {
                 Some(slot) => self.on_unsolicited(slot, &data),
                 None => Ok(()),
@@ -104,7 +104,7 @@ impl Connection {
             task.unsolicited_due = false;
         }
         if short && task.expected <= first_burst {
-            // Less than announced, but nothing beyond it was asked for yet: ask for the rest.
+            // Shorter than announced, and no R2T solicits beyond it yet: R2Ts solicit the rest.
             task.solicited = task.unsolicited_end;
         }
         let short = short && task.expected > first_burst;
@@ -156,10 +156,10 @@ impl Connection {
         }
     }
 
-    /// Where command data at `offset` belongs, given what the edge has said by now.
+    /// Placement of command data at `offset`, by what the edge has requested so far.
     pub(super) fn place(&self, slot: u32, offset: u32, length: u32) -> Placement {
         let task = self.tasks.get(slot);
-        let keep = length.min(task.wanted.saturating_sub(offset));
+        let keep = length.min(task.requested.saturating_sub(offset));
         if task.collects() && keep > 0 {
             Placement::Task { task: TaskId(slot), offset, length: keep }
         } else {
@@ -167,31 +167,30 @@ impl Connection {
         }
     }
 
-    /// The segment of a command or Data-Out has been received (or skipped, or spoilt).
     pub(super) fn on_command_data(
         &mut self,
         slot: u32,
         offset: u32,
         length: u32,
         placed: bool,
-        spoilt: bool,
+        damaged: bool,
     ) -> Result<(), Fatal> {
         let task = self.tasks.get_mut(slot);
         if task.aborted {
-            // Held back by `end` while its buffer was being received into; or still in the edge's hands.
+            // `end` held the slot while its buffer was being received into, or the edge still works on the task.
             if task.state == State::Held {
                 self.finish(slot);
             }
             return Ok(());
         }
-        if spoilt {
-            // §7.8: reject the PDU, and end the task with a CRC error after all the data it owes.
+        if damaged {
+            // §7.8: reject the PDU, and end the task with a CRC error after all data that the initiator owes.
             self.reject(RejectReason::DataDigestError)?;
             self.fail(slot, Failure::Crc);
         } else if task.collects() {
-            let kept = length.min(task.wanted.saturating_sub(offset));
+            let kept = length.min(task.requested.saturating_sub(offset));
             if kept > 0 && !placed {
-                // It was wanted only after its place was asked for, and went by.
+                // The edge requested it only after the placement, so it was discarded.
                 self.fail(slot, Failure::IncorrectAmount);
             } else {
                 task.arrived += kept;
@@ -203,21 +202,21 @@ impl Connection {
         Ok(())
     }
 
-    /// The next R2T, if a task wants one and the bound on solicited bytes allows it.
+    /// The next R2T, if a task has bytes to solicit and `solicited_bytes_max` allows it.
     pub(super) fn emit_r2t(&mut self) -> Option<Transmit> {
         loop {
             let &slot = self.r2t_queue.front()?;
             let task = self.tasks.get(slot);
             let outstanding = task.r2t_live.count_ones();
             if !task.collects()
-                || task.solicited >= task.wanted
+                || task.solicited >= task.requested
                 || outstanding >= self.parameters.outstanding_r2t_max
             {
                 self.r2t_queue.pop_front();
                 self.tasks.get_mut(slot).r2t_queued = false;
                 continue;
             }
-            let length = self.parameters.max_burst.min(task.wanted - task.solicited);
+            let length = self.parameters.max_burst.min(task.requested - task.solicited);
             let bound = u64::from(self.config.solicited_bytes_max);
             if self.solicited_bytes > 0 && self.solicited_bytes + u64::from(length) > bound {
                 return None;
@@ -256,7 +255,7 @@ impl Connection {
             buffer_offset: offset,
             desired_data_transfer_length: length,
         };
-        // Round-robin: the next R2T of this task comes after one of every other that waits.
+        // Round-robin: every other queued task sends one R2T before the next one of this task.
         self.queue_r2t(slot);
         self.transmit(header.emit(), Payload::None)
     }
@@ -279,7 +278,7 @@ impl Connection {
         if is_final {
             task.burst = 0;
         }
-        // The status of a bidirectional command goes in a response of its own, with both residuals.
+        // The status of a bidirectional command needs a SCSI Response, which carries both residuals.
         let collapse = last && task.status == 0 && task.sense.is_empty() && !task.write;
         let (itt, data_sn, end) = (task.itt, task.data_sn.take(), task.data_in);
 

@@ -1,11 +1,11 @@
 //! Task management, logout and pings at the target.
 //!
-//! RFC 7143 §4.2.3 and §11.5. Semantics are those of TaskReporting=RFC3720: aborted tasks answer nothing, and the
-//! response of the function comes after the last word of every task it concerned. Whether the initiator may have a function
-//! carried out is the edge's to say, which knows its rights: until [`Connection::carry_out`] nothing has happened, and a
-//! function that is refused (response 6) ends no task. We do not wait for the Data-Out that
-//! an aborted task's R2Ts still ask for (§4.2.3.3 a): initiators exist that stop sending, and would wait for us in turn.
-//! Such data goes by instead, its task being unknown.
+//! RFC 7143 §4.2.3 and §11.5. Semantics are those of TaskReporting=RFC3720: aborted tasks send no response, and the
+//! function's response follows the last PDU of every task it affected. The edge decides whether the initiator may
+//! execute a function, because access rights are configured there: nothing happens before [`Connection::carry_out`],
+//! and a refused function (response 6) ends no task. The machine does not wait for the Data-Out that R2Ts of an aborted
+//! task still solicit (§4.2.3.3 a): some initiators stop sending it and wait for the response. Such data is discarded,
+//! since its task is unknown.
 
 use super::task::State;
 use super::transmit::Control;
@@ -16,23 +16,21 @@ use crate::wire::{
     Itt, LogoutReason, LogoutRequest, LogoutResult, NopOut, RejectReason, TmFunction, TmRequest, TmResult,
 };
 
-/// Names a task management request in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ManagementId(u8);
 
-/// A request in progress.
 #[derive(Debug)]
 pub(super) struct Management {
     itt: Itt,
-    /// The tasks of this session that it concerns.
+    /// Tasks of this session that the function affects.
     concerns: Concerns,
-    /// Tasks it marked that have not ended.
+    /// Number of tasks that it marked and that have not ended.
     tasks: u32,
     /// The edge's answer, held until `tasks` is 0.
     result: Option<TmResult>,
 }
 
-/// Which tasks of its own session a function ends.
+/// The tasks of its own session that a function ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Concerns {
     None,
@@ -83,7 +81,7 @@ impl Connection {
             TmFunction::TaskReassign => {
                 return self.answer(request.itt, TmResult::ReassignmentNotSupported);
             }
-            // RFC 7144's come with iSCSIProtocolLevel 2 only, which we do not offer.
+            // The functions of RFC 7144 require iSCSIProtocolLevel 2, which this target does not offer.
             _ => return self.answer(request.itt, TmResult::NotSupported),
         };
         self.begin(id, &request, concerns, None);
@@ -108,8 +106,8 @@ impl Connection {
         }
         // b) "If the Referenced Task Tag does not identify an existing task but if the CmdSN indicated by the RefCmdSN
         // field is within the valid CmdSN window and less than the CmdSN of the request itself, then targets must
-        // consider the CmdSN received and return Function complete." The command of the next number is
-        // then skipped; one further up leaves a gap that ends the connection later, see `admit`.
+        // consider the CmdSN received and return Function complete." If RefCmdSN is ExpCmdSN, that number is then
+        // skipped; a higher one leaves a gap that ends the connection later, see `admit`.
         let reference = request.ref_cmd_sn;
         if reference.within(self.exp_cmd_sn, self.max_cmd_sn) && reference.precedes(request.cmd_sn) {
             if reference == self.exp_cmd_sn {
@@ -120,7 +118,6 @@ impl Connection {
         self.answer(request.itt, TmResult::TaskDoesNotExist)
     }
 
-    /// Asks the edge.
     fn begin(&mut self, id: usize, request: &TmRequest, concerns: Concerns, referenced: Option<TaskId>) {
         self.management[id] = Some(Management { itt: request.itt, concerns, tasks: 0, result: None });
         self.events.push_back(Event::TaskManagement {
@@ -131,8 +128,8 @@ impl Connection {
         });
     }
 
-    /// The initiator may have this function carried out: marks the tasks of this session that it concerns. To be called at
-    /// [`Event::TaskManagement`], once, before [`Connection::complete_management`]; without it nothing is aborted.
+    /// Executes the function in this session: marks the tasks that it affects. The edge calls it at
+    /// [`Event::TaskManagement`], once, before [`Connection::complete_management`]; without it no task is aborted.
     pub fn carry_out(&mut self, request: ManagementId) {
         let id = usize::from(request.0);
         let Some(management) = &mut self.management[id] else { return };
@@ -141,13 +138,13 @@ impl Connection {
             self.tasks.live_slots().filter(|(_, task)| concerns.covers(task)).map(|(slot, _)| slot).collect();
         management.tasks += u32::try_from(slots.len()).expect("slots are few");
         for slot in slots {
-            // A second request may concern a task that the first one marked: both wait for it.
+            // A second request may affect a task that the first one marked: both wait for it.
             self.mark(slot, 1 << id);
         }
     }
 
-    /// Answers [`Event::TaskManagement`]. The response goes out when, besides, every task that the request marked has
-    /// been given back by [`Connection::complete`] or [`Connection::abort`]. A second answer is ignored.
+    /// Answers [`Event::TaskManagement`]. The response is sent when, in addition, the edge has completed or aborted
+    /// every task that the request marked. A second answer is ignored.
     pub fn complete_management(&mut self, request: ManagementId, result: TmResult) {
         if let Some(management) = &mut self.management[usize::from(request.0)] {
             management.result.get_or_insert(result);
@@ -155,7 +152,6 @@ impl Connection {
         }
     }
 
-    /// A task marked by these requests (bits) has ended.
     pub(super) fn management_task_ended(&mut self, waits: u8) {
         for id in 0..MANAGEMENT_MAX as usize {
             if waits & 1 << id != 0 {
@@ -195,8 +191,8 @@ impl Connection {
         if result != LogoutResult::Closed {
             return self.push_control(Control::Logout { itt: request.itt, result });
         }
-        // §11.14: the tasks end with the session. The response waits for those that the edge works on: an initiator
-        // that logs in anew and repeats a write must not race its first copy.
+        // §11.14: the tasks end with the session. The response waits for those that the edge works on: otherwise an
+        // initiator that logs in again and repeats a write could race the first execution of that write.
         self.logout = Some(request.itt);
         let slots: Vec<u32> = self.tasks.live_slots().map(|(slot, _)| slot).collect();
         for slot in slots {

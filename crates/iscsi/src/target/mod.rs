@@ -1,17 +1,17 @@
 //! The target's side of a connection, which with MaxConnections=1 is its session.
 //!
-//! Login is embedded ([`crate::login::target`]); what follows it is in `command.rs` (admission, outcome, end of a
-//! task), `data.rs` (Data-Out, R2T, Data-In), `management.rs`, `text.rs` and `transmit.rs` (order of what is sent).
-//! Nothing here knows SCSI beyond status and sense bytes. Read docs/internals/iscsi.md first.
+//! Login is embedded ([`crate::login::target`]); the full feature phase is in `command.rs` (admission, outcome, end of
+//! a task), `data.rs` (Data-Out, R2T, Data-In), `management.rs`, `text.rs` and `transmit.rs` (order of transmission).
+//! The module contains no SCSI beyond status and sense bytes. Read docs/internals/iscsi.md first.
 //!
 //! Rules for the edge:
-//! - After each call that takes input or an answer, drain [`Connection::poll_event`] before calling anything else;
-//!   after `poll_transmit` said `None`, once more.
-//! - A task's buffer may be freed at [`Event::TaskDone`]. That comes after the last transmit naming it was handed out;
-//!   memory the socket still reads from is the edge's to keep. The slot is used again only by an
-//!   [`Event::Command`] that comes later in the same queue.
+//! - After each call that takes input or an answer, drain [`Connection::poll_event`] before any other call; drain it
+//!   again after `poll_transmit` has returned `None`.
+//! - A task's buffer may be freed at [`Event::TaskDone`], which follows the last transmit that names it. The edge
+//!   itself keeps memory from which its socket still reads. Only an [`Event::Command`] later in the same queue reuses
+//!   the slot.
 //! - Every announced command gets exactly one [`Connection::complete`] or [`Connection::abort`], unless its `TaskDone`
-//!   came first. A task in the edge's hands never ends by itself.
+//!   came first. The machine never ends a task that the edge works on.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -44,21 +44,18 @@ use task::Tasks;
 use text::Text;
 use transmit::{Control, Urgent};
 
-/// What a connection is told at its beginning.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Command window: tasks from it at once. At least 1; [`limits::IMMEDIATE_TASKS_MAX`] slots come on top, and
-    /// both together must not exceed [`limits::TASKS_MAX`].
+    /// Command window: most tasks admitted through it at once. At least 1; [`limits::IMMEDIATE_TASKS_MAX`] slots are
+    /// added, and the sum must not exceed [`limits::TASKS_MAX`].
     pub tasks_max: u32,
-    /// Bytes solicited and not arrived, over all tasks.
+    /// Most bytes that R2Ts have solicited and that have not arrived, over all tasks.
     pub solicited_bytes_max: u32,
-    /// Longest data segment to send, bytes, where the initiator takes longer ones.
+    /// Longest data segment to send, bytes, even if the initiator accepts longer ones.
     pub segment_max: u32,
-    /// Silence after which the initiator is pinged.
+    /// Time without a received PDU after which the target pings the initiator; `None`: no pings.
     pub ping_interval: Option<Duration>,
-    /// Time the initiator has to answer a ping.
     pub ping_timeout: Duration,
-    /// Time the whole login may take.
     pub login_timeout: Duration,
 }
 
@@ -75,95 +72,69 @@ impl Default for Config {
     }
 }
 
-/// A SCSI command to carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// Its slot.
     pub task: TaskId,
-    /// Logical unit, as on the wire.
     pub lun: u64,
-    /// The CDB, zero-padded; [`Connection::extended_cdb`] has what is longer.
+    /// The first 16 bytes of the CDB, zero-padded; [`Connection::extended_cdb`] returns the rest of a longer one.
     pub cdb: [u8; 16],
-    /// Task attribute.
     pub attribute: Attribute,
-    /// It came outside the command window.
+    /// I bit: the command was admitted outside the command window.
     pub immediate: bool,
-    /// The initiator expects Data-In.
     pub read: bool,
-    /// The initiator offers Data-Out.
     pub write: bool,
-    /// Expected Data Transfer Length in that direction, bytes; 0 without a direction. With both directions it is
-    /// the Data-Out's.
+    /// Expected Data Transfer Length in the direction of the command, bytes; 0 without a direction. With both
+    /// directions it is the length of the Data-Out.
     pub expected: u32,
 }
 
-/// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Completion<'a> {
-    /// SCSI status.
     pub status: u8,
-    /// Sense data, at most [`limits::SENSE_MAX`] bytes.
     pub sense: &'a [u8],
-    /// Bytes from the start of the task's buffer to send; more than the initiator has room for are not sent.
+    /// Bytes to send from the start of the task's buffer; the part beyond the initiator's expectation is not sent.
     pub data_in: u32,
-    /// Bytes SCSI moved or would have moved in the direction of the command, for the residual (RFC 7143 §11.4.5).
+    /// Bytes that the command transferred or could have in its direction, for the residual (RFC 7143 §11.4.5).
     pub transfer: u64,
 }
 
-/// What the edge has to act upon.
+/// A request or result that the edge must handle.
 #[derive(Debug)]
 pub enum Event {
-    /// Who logs in? Answered by [`Connection::identify`].
+    /// An initiator logs in. The edge answers with [`Connection::identify`].
     Identify(Identity),
-    /// Login is agreed. The edge ends what this session replaces (§6.3.5), then [`Connection::accept_session`] or
-    /// [`Connection::refuse_session`].
+    /// The login negotiation is complete. The edge ends the session that this one replaces (§6.3.5), then calls
+    /// [`Connection::accept_session`] or [`Connection::refuse_session`].
     SessionReady(Box<SessionReady>),
-    /// The login was refused by the machine, or by [`Connection::identify`]; [`Event::Close`] follows the response.
+    /// The machine or [`Connection::identify`] refused the login; [`Event::Close`] follows the response.
     LoginRefused {
-        /// Status of the response.
         status: LoginStatus,
-        /// Why it did not prove itself, if it did not.
+        /// Why authentication failed, if that was the reason.
         denial: Option<Denial>,
     },
-    /// A command: answered by [`Connection::want_data_out`] before placement is asked, or by
-    /// [`Connection::complete`] at any time.
+    /// A command. The edge calls [`Connection::want_data_out`] before it calls `placement`, or [`Connection::complete`]
+    /// at any time.
     Command(Command),
-    /// All Data-Out that was wanted is in the task's buffer.
-    DataOut {
-        /// Its slot.
-        task: TaskId,
-    },
-    /// The task is over and the machine will not name it again.
-    TaskDone {
-        /// Its slot.
-        task: TaskId,
-    },
-    /// A task management function; answered by [`Connection::complete_management`]. If the initiator may have it carried
-    /// out, [`Connection::carry_out`] comes first: it marks the tasks of this session aborted that the function concerns
-    /// ([`Connection::is_aborted`]).
+    /// All Data-Out that the edge requested is in the task's buffer.
+    DataOut { task: TaskId },
+    /// The task has ended; the machine will not name it again.
+    TaskDone { task: TaskId },
+    /// A task management function; the edge answers with [`Connection::complete_management`]. If the initiator is
+    /// allowed to execute it, the edge first calls [`Connection::carry_out`], which marks the affected tasks of this
+    /// session aborted ([`Connection::is_aborted`]).
     TaskManagement {
-        /// Names the request.
         request: ManagementId,
-        /// What to do.
         function: TmFunction,
-        /// Logical unit, for the functions that have one.
+        /// Logical unit; meaningful for functions that address one.
         lun: u64,
-        /// ABORT TASK: the task, which the edge holds.
+        /// ABORT TASK: the task to abort, on which the edge works.
         referenced: Option<TaskId>,
     },
-    /// Discovery; answered by [`Connection::send_targets`].
-    SendTargets {
-        /// Names the request.
-        request: TextId,
-        /// Which targets.
-        scope: Scope,
-    },
-    /// The initiator logs out. All tasks are marked aborted; the response goes when the edge has given them back.
-    Logout {
-        /// Why.
-        reason: LogoutReason,
-    },
-    /// Everything is said: send what `poll_transmit` gave, then close.
+    /// SendTargets; the edge answers with [`Connection::send_targets`].
+    SendTargets { request: TextId, scope: Scope },
+    /// The initiator logs out. All tasks are marked aborted; the response waits until the edge has ended each.
+    Logout { reason: LogoutReason },
+    /// The last PDU is queued: send what `poll_transmit` returned, then close the connection.
     Close,
 }
 
@@ -174,11 +145,10 @@ enum Phase {
         waiting: Waiting,
     },
     FullFeature,
-    /// Logout or refusal: nothing is answered any more.
+    /// After a logout or a refused login: no PDU is answered.
     Over,
 }
 
-/// What a login waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     Request,
@@ -186,7 +156,6 @@ enum Waiting {
     Session,
 }
 
-/// The data segment being received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Segment {
     None,
@@ -207,7 +176,8 @@ impl Segment {
     }
 }
 
-/// A connection.
+/// A connection and its session: a [`Machine`] whose events the edge answers; see the rules of this module. Between
+/// calls it holds the login, tasks, PDUs to send, and at most one partly received PDU.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
@@ -216,28 +186,27 @@ pub struct Connection {
     discovery: bool,
     cid: u16,
     events: VecDeque<Event>,
-    /// The PDU being received.
     header: [u8; 48],
     segment: Segment,
     tasks: Tasks,
     exp_cmd_sn: CmdSn,
     max_cmd_sn: CmdSn,
     stat_sn: StatSn,
-    /// PDUs without task data, in order.
+    /// PDUs without task data, in order of transmission.
     urgent: VecDeque<Urgent>,
-    /// How many of those are [`Urgent::Control`].
+    /// Number of [`Urgent::Control`] entries in `urgent`.
     controls: usize,
     urgent_run: u32,
-    /// Tasks with Data-In to send; the front has the turn.
+    /// Tasks with Data-In to send; the first one has its turn.
     data_queue: VecDeque<u32>,
     turn_bytes: u32,
-    /// Tasks that have something to ask for.
+    /// Tasks with bytes still to solicit.
     r2t_queue: VecDeque<u32>,
     r2t_generation: u32,
     solicited_bytes: u64,
     management: [Option<Management>; limits::MANAGEMENT_MAX as usize],
     text: Text,
-    /// A logout that waits for the last task.
+    /// Tag of a logout request that waits for the end of the last task.
     logout: Option<crate::wire::Itt>,
     logout_answered: bool,
     last_received: Duration,
@@ -247,9 +216,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection just accepted. `entropy` is fresh from the system's generator: login's challenges come from it.
-    ///
-    /// Panics when `config.tasks_max` is out of range.
+    /// Starts on an accepted connection. `entropy` is fresh from the system's generator: the challenges of the login
+    /// are derived from it. Panics if `config.tasks_max` is out of range.
     pub fn new(config: Config, entropy: Entropy, now: Duration) -> Self {
         let slots = config.tasks_max.saturating_add(limits::IMMEDIATE_TASKS_MAX);
         assert!(config.tasks_max > 0 && slots <= limits::TASKS_MAX, "tasks_max {}", config.tasks_max);
@@ -287,36 +255,32 @@ impl Connection {
         }
     }
 
-    /// The next thing for the edge to act upon.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Whether the session exists and has not ended.
+    /// Whether the session is established and has not ended.
     pub fn is_full_feature(&self) -> bool {
         matches!(self.phase, Phase::FullFeature)
     }
 
-    /// Slots a [`TaskId`] may name: indices below this.
+    /// Number of task slots: every [`TaskId`] is below this.
     pub fn slots(&self) -> u32 {
         self.config.tasks_max + limits::IMMEDIATE_TASKS_MAX
     }
 
-    /// Answers [`Event::Identify`].
-    ///
-    /// Panics without that event before.
+    /// Answers [`Event::Identify`]. Panics unless that event is unanswered.
     pub fn identify(&mut self, answer: Result<Policy, Refusal>) {
         let Phase::Login { login, waiting: waiting @ Waiting::Identity } = &mut self.phase else {
-            panic!("nobody asked to identify");
+            panic!("no Identify is unanswered");
         };
         *waiting = Waiting::Request;
         let step = login.identify(answer);
         self.on_login_step(step);
     }
 
-    /// Answers [`Event::SessionReady`]: the session exists from here on. `tsih` is not 0.
-    ///
-    /// Panics without that event before.
+    /// Answers [`Event::SessionReady`] and establishes the session. `tsih` is not 0. Panics unless that event is
+    /// unanswered.
     pub fn accept_session(&mut self, tsih: u16) {
         let Phase::Login { login, waiting: Waiting::Session } = &mut self.phase else {
             panic!("no session to accept");
@@ -326,7 +290,7 @@ impl Connection {
         self.push_login(response);
     }
 
-    /// Answers [`Event::SessionReady`], or ends a login at any other time. [`Event::Close`] follows the response.
+    /// Answers [`Event::SessionReady`], or ends a login in any other phase; [`Event::Close`] follows the response.
     pub fn refuse_session(&mut self, status: LoginStatus) {
         if let Phase::Login { login, .. } = &mut self.phase {
             let response = login.refuse(status);
@@ -373,7 +337,6 @@ impl Connection {
         }
     }
 
-    /// Takes over what login agreed.
     fn take_over(&mut self, complete: &SessionReady) {
         self.parameters = Parameters::from(&complete.negotiated);
         self.limit_segments(self.parameters.send_segment_max);
@@ -398,7 +361,7 @@ impl Connection {
             Ok(Opcode::TmRequest) => self.on_management(),
             Ok(Opcode::TextRequest) => self.on_text_header(),
             Ok(Opcode::LogoutRequest) => self.on_logout(),
-            // §11.16: nothing can be retransmitted at ErrorRecoveryLevel 0.
+            // §11.16: ErrorRecoveryLevel 0 retransmits nothing.
             Ok(Opcode::Snack) => self.reject(RejectReason::SnackReject),
             Ok(Opcode::LoginRequest) => {
                 self.reject(RejectReason::ProtocolError)?;
@@ -409,7 +372,7 @@ impl Connection {
                 Err(Fatal::Protocol("a PDU that only targets send"))
             }
             Err(_) => {
-                // A request of a kind we do not know has taken its CmdSN all the same.
+                // A request with an unknown opcode uses up its CmdSN too.
                 if self.admit(immediate, cmd_sn)? {
                     self.reject(RejectReason::CommandNotSupported)
                 } else {
@@ -447,7 +410,7 @@ impl Machine for Connection {
             }
             Phase::Login { .. } => self.on_login(&[]),
             Phase::FullFeature if self.logout.is_none() => self.on_full_feature(ahs),
-            // After a logout request the initiator sends nothing; what comes all the same is not heard.
+            // After a logout request the initiator may send nothing; PDUs received then are discarded.
             Phase::FullFeature | Phase::Over => {
                 if length > 0 {
                     self.segment = Segment::Discard;
@@ -473,17 +436,17 @@ impl Machine for Connection {
 
     fn on_data(&mut self, data: Received<'_>, now: Duration) -> Result<(), Fatal> {
         self.last_received = now;
-        let spoilt = data == Received::DigestError;
+        let damaged = data == Received::DigestError;
         let placed = data == Received::Placed;
         let bytes = if let Received::Inline(bytes) = data { bytes } else { &[] };
         match std::mem::replace(&mut self.segment, Segment::None) {
             Segment::None => Ok(()),
-            Segment::Command { slot, length } => self.on_command_data(slot, 0, length, placed, spoilt),
+            Segment::Command { slot, length } => self.on_command_data(slot, 0, length, placed, damaged),
             Segment::DataOut { slot, offset, length } => {
-                self.on_command_data(slot, offset, length, placed, spoilt)
+                self.on_command_data(slot, offset, length, placed, damaged)
             }
-            // §7.8: reject and forget. Nothing was asked of us that ERL 0 could repeat.
-            Segment::Discard | Segment::Ping | Segment::Text if spoilt && self.is_full_feature() => {
+            // §7.8: reject the PDU and discard it. Such a PDU belongs to no task whose data would be missing.
+            Segment::Discard | Segment::Ping | Segment::Text if damaged && self.is_full_feature() => {
                 self.reject(RejectReason::DataDigestError)
             }
             Segment::Discard => Ok(()),
@@ -514,7 +477,7 @@ impl Machine for Connection {
         }
         match (&self.phase, self.ping) {
             (Phase::Login { .. }, _) => Err(Fatal::LoginTimeout),
-            // Anything at all from the initiator shows that it lives; its answer may stand behind much data.
+            // Any PDU from the initiator proves that it is alive; its NOP-Out may be queued behind much data.
             (_, Some((ttt, _))) if self.last_received + self.config.ping_timeout > now => {
                 self.ping = Some((ttt, self.last_received + self.config.ping_timeout));
                 Ok(())

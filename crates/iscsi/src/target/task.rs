@@ -1,45 +1,41 @@
-//! The target's tasks: a slab of slots, and what each slot knows about its command.
+//! The target's tasks: a slab of slots, each with the state of one command.
 //!
-//! A slot is in the hands of exactly one side. `Offered` and `Owned` tasks belong to the edge, which owes a
-//! `complete`; in every other state the machine drives and the edge only keeps the buffer.
+//! Exactly one side acts next on a slot. `Offered` and `Owned` tasks wait for the edge's `complete` or `abort`; in
+//! every other state the machine acts and the edge only keeps the buffer.
 
 use crate::limits::{R2T_BITS, R2T_OUTSTANDING_MAX, TASK_BITS};
 use crate::machine::TaskId;
 use crate::wire::{CmdSn, DataSn, Itt, Ttt};
 
-/// Who acts next on a task.
+/// State of a slot: who acts next, and on what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// No task.
     Free,
     /// The edge has the command and has not answered.
     Offered,
-    /// The machine collects Data-Out for the edge.
+    /// The machine collects the Data-Out that the edge requested.
     Collecting,
-    /// The edge has all the data it wanted, and works.
+    /// The edge has all requested data and executes the command.
     Owned,
-    /// The outcome is known, but data of the initiator's is still on its way: RFC 7143 §11.4.2 holds the response
-    /// until the last expected sequence has ended.
+    /// The outcome is known, but the initiator still owes data: RFC 7143 §11.4.2 delays the response until the last
+    /// expected sequence has ended.
     Held,
-    /// Data-In is going out.
     Sending,
-    /// The response waits for its turn.
     Responding,
 }
 
-/// Why the machine itself ends a command (RFC 7143 §11.4.7.2). All are ABORTED COMMAND.
+/// Why the machine fails a command itself (RFC 7143 §11.4.7.2). Each is ABORTED COMMAND.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Unsolicited data that was not allowed.
+    /// Unsolicited data that was not negotiated or announced.
     UnexpectedData,
-    /// More or less data than the sequence called for, or elsewhere in the buffer.
+    /// Data of another length or offset than the sequence requires.
     IncorrectAmount,
-    /// A data digest error, or a DataSN that shows a lost PDU.
+    /// A data digest error, or a DataSN that reveals a lost PDU.
     Crc,
 }
 
 impl Failure {
-    /// Fixed-format sense data.
     pub(super) fn sense(self) -> [u8; 18] {
         let (asc, ascq) = match self {
             Self::UnexpectedData => (0x0c, 0x0c),
@@ -56,7 +52,6 @@ impl Failure {
     }
 }
 
-/// One R2T and the answer to it so far.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Solicited {
     pub(super) ttt: Ttt,
@@ -66,14 +61,13 @@ pub(super) struct Solicited {
     pub(super) data_sn: DataSn,
 }
 
-/// A slot.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) state: State,
-    /// Whether the edge knows of it: a command refused by the machine never reaches the edge.
+    /// Whether the edge received the command; one that the machine fails at once is never announced.
     pub(super) announced: bool,
     pub(super) aborted: bool,
-    /// Task management requests (bits) whose response waits for this task.
+    /// Task management requests (bits) whose responses wait for the end of this task.
     pub(super) waits: u8,
     pub(super) immediate: bool,
     pub(super) read: bool,
@@ -81,31 +75,31 @@ pub(super) struct Task {
     pub(super) itt: Itt,
     pub(super) cmd_sn: CmdSn,
     pub(super) lun: u64,
-    /// Expected Data Transfer Length, 0 without direction.
+    /// Expected Data Transfer Length, bytes; 0 without a direction.
     pub(super) expected: u32,
-    /// Expected read length of a bidirectional command.
+    /// Expected read length of a bidirectional command, bytes.
     pub(super) bidi_read: u32,
     pub(super) extended_cdb: Vec<u8>,
 
-    /// A Data-Out with the F bit is still to come for the unsolicited sequence.
+    /// The initiator still owes a Data-Out with the F bit for the unsolicited sequence.
     pub(super) unsolicited_due: bool,
     pub(super) unsolicited_sn: DataSn,
-    /// End of the unsolicited data so far, the immediate data included.
+    /// End of the unsolicited data received, with the immediate data; bytes.
     pub(super) unsolicited_end: u32,
-    /// Data arrived before the edge had said whether it wants it, and is gone.
+    /// Data arrived before the edge had called `want_data_out`, and was discarded.
     pub(super) discarded: bool,
-    /// Bytes the edge wants.
-    pub(super) wanted: u32,
-    /// Bytes of those that are in place.
+    /// Bytes of Data-Out that the edge requested.
+    pub(super) requested: u32,
+    /// Bytes of `requested` in the buffer.
     pub(super) arrived: u32,
-    /// Bytes below this came or come unsolicited, or have been asked for.
+    /// Bytes below this offset arrived or will arrive unsolicited, or were solicited by an R2T.
     pub(super) solicited: u32,
-    /// As many as were ever outstanding at once, at most [`R2T_OUTSTANDING_MAX`].
+    /// Grows to the number that was ever outstanding at once, at most [`R2T_OUTSTANDING_MAX`].
     pub(super) r2ts: Vec<Solicited>,
-    /// Which of `r2ts` are outstanding.
+    /// Bit mask of the outstanding entries of `r2ts`.
     pub(super) r2t_live: u16,
     pub(super) r2t_queued: bool,
-    /// R2TSN and DataSN of Data-In: one number space (§11.7.5).
+    /// R2TSN and DataSN of Data-In, which share one number space (§11.7.5).
     pub(super) data_sn: DataSn,
     pub(super) failure: Option<Failure>,
 
@@ -114,7 +108,7 @@ pub(super) struct Task {
     pub(super) transfer: u64,
     pub(super) data_in: u32,
     pub(super) sent: u32,
-    /// Bytes sent of the present Data-In sequence.
+    /// Bytes sent of the current Data-In sequence.
     pub(super) burst: u32,
 }
 
@@ -140,7 +134,7 @@ impl Task {
             unsolicited_sn: DataSn(0),
             unsolicited_end: 0,
             discarded: false,
-            wanted: 0,
+            requested: 0,
             arrived: 0,
             solicited: 0,
             r2ts: Vec::new(),
@@ -157,7 +151,7 @@ impl Task {
         }
     }
 
-    /// Puts everything but the heap memory back to the beginning.
+    /// Resets all fields; keeps the heap memory.
     fn reset(&mut self) {
         let (mut sense, mut extended_cdb, mut r2ts) = (
             std::mem::take(&mut self.sense),
@@ -170,7 +164,7 @@ impl Task {
         *self = Self { sense, extended_cdb, r2ts, ..Self::new() };
     }
 
-    /// Keeps an R2T until its data has come, in the first place that none has: see `emit_r2t_of`.
+    /// Stores an outstanding R2T at `index`, the lowest one not outstanding: see `emit_r2t_of`.
     pub(super) fn add_r2t(&mut self, index: u32, r2t: Solicited) {
         match self.r2ts.get_mut(index as usize) {
             Some(ended) => *ended = r2t,
@@ -179,7 +173,6 @@ impl Task {
         self.r2t_live |= 1 << index;
     }
 
-    /// Bytes of Data-In the initiator has room for.
     pub(super) fn data_in_max(&self) -> u32 {
         match (self.read, self.write) {
             (true, false) => self.expected,
@@ -188,28 +181,27 @@ impl Task {
         }
     }
 
-    /// Bytes of Data-Out the initiator offers.
+    /// Bytes of Data-Out that the initiator offers.
     pub(super) fn data_out_max(&self) -> u32 {
         if self.write { self.expected } else { 0 }
     }
 
-    /// Whether data for the edge is still collected, and worth keeping.
     pub(super) fn collects(&self) -> bool {
         self.state == State::Collecting && self.failure.is_none() && !self.aborted
     }
 }
 
-/// All slots of a connection. There are as many as were ever in use at once: most sessions need few.
+/// All slots of a connection. The slab grows to the number that was ever in use at once: most sessions need few.
 #[derive(Debug)]
 pub(super) struct Tasks {
     slots: Vec<Task>,
     slots_max: u32,
-    /// ITT of each slot, side by side: the search by ITT reads 4 bytes per slot, not a whole task.
+    /// ITT of each slot, contiguous: the search by ITT reads 4 bytes per slot instead of a whole task.
     itts: Vec<u32>,
     free: Vec<u32>,
-    /// Live tasks that came through the command window.
+    /// Live tasks admitted through the command window.
     pub(super) windowed: u32,
-    /// Live tasks that came as immediate commands.
+    /// Live tasks from immediate commands.
     pub(super) immediate: u32,
 }
 
@@ -230,7 +222,7 @@ impl Tasks {
         &mut self.slots[slot as usize]
     }
 
-    /// The live task of `id`. The edge may name a slot that has just ended; it may not invent one.
+    /// The live task of `id`, or `None` if it has just ended. Panics if `id` is no slot.
     pub(super) fn of_edge(&mut self, id: TaskId) -> Option<&mut Task> {
         let task = &mut self.slots[id.index()];
         (task.state != State::Free).then_some(task)
@@ -244,7 +236,7 @@ impl Tasks {
         Some(u32::try_from(slot).expect("slots are few"))
     }
 
-    /// The task and the R2T that a transfer tag of ours names. Any tag at all may be asked for.
+    /// The task and R2T of a transfer tag that this target assigned. Any value of `ttt` is valid input.
     pub(super) fn find_r2t(&self, ttt: Ttt, itt: Itt) -> Option<(u32, usize)> {
         let slot = ttt.0 & ((1 << TASK_BITS) - 1);
         let index = (ttt.0 >> TASK_BITS & ((1 << R2T_BITS) - 1)) as usize;
@@ -269,7 +261,6 @@ impl Tasks {
         Some(slot)
     }
 
-    /// One slot more.
     fn grow(&mut self) -> Option<u32> {
         let slot = u32::try_from(self.slots.len()).expect("slots are few");
         if slot >= self.slots_max {

@@ -1,6 +1,6 @@
-//! Text requests at the target: SendTargets, and the few keys that may change in the full feature phase.
+//! Text requests at the target: SendTargets, and the keys that are permitted in the full feature phase.
 //!
-//! RFC 7143 §11.10, Appendix C. One exchange at a time; a new one replaces what is left of the old.
+//! RFC 7143 §11.10, Appendix C. One exchange at a time; a new one discards an unfinished one.
 
 use super::transmit::Control;
 use super::{Connection, Event, Segment};
@@ -11,27 +11,25 @@ use crate::params::{SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN};
 use crate::text::{self, Collector, NOT_UNDERSTOOD, REJECT, Segments};
 use crate::wire::{Itt, RejectReason, TextRequest, Ttt};
 
-/// Which targets a SendTargets asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
-    /// All that the initiator may see; only in discovery sessions.
+    /// All that the initiator may access; only in discovery sessions.
     All,
-    /// The target of this session, with all its addresses.
     This,
-    /// One target by name.
     Named(IscsiName),
 }
 
-/// What a text request of the full feature phase may say with a key: the whole table, everything else changes nothing.
-/// None of them needs more than the session: what SendTargets names is chosen by the edge, of what the initiator may log in
-/// to.
+/// Effect of a key in a text request of the full feature phase. A key that is not in the table has none.
+///
+/// No key needs a check of access rights here: the edge selects the targets for SendTargets among those to which the
+/// initiator may log in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// Appendix C: all targets in a discovery session, this one in a normal session, or one by name.
+    /// Appendix C: all targets in a discovery session, the session's own target in a normal session, or one by name.
     Targets,
-    /// §13.12: declared, not negotiated, and in any phase.
+    /// §13.12: declared, not negotiated, in any phase.
     Declare,
-    /// Settled by the login, for as long as the session lives (§6.2: "not renegotiated").
+    /// Fixed by the login for the lifetime of the session (§6.2: "not renegotiated").
     Settled,
 }
 
@@ -67,20 +65,18 @@ const KEYS: [(&str, Use); 29] = [
     ("iSCSIProtocolLevel", Use::Settled),
 ];
 
-/// Names a text request that waits for the edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TextId(u32);
 
-/// The exchange in progress.
 #[derive(Debug, Default)]
 pub(super) struct Text {
-    /// Counts exchanges; also the Target Transfer Tag.
+    /// Counts exchanges; its value is also the Target Transfer Tag.
     exchange: u32,
-    /// A further request of the initiator's is expected.
+    /// Tag of the exchange in which the next request of the initiator is expected.
     open: Option<Itt>,
     collector: Collector,
     outgoing: Segments,
-    /// Answers to other keys, while the edge is asked for targets.
+    /// Answers to the other keys, while the edge looks up targets.
     answers: Option<Vec<u8>>,
     is_final: bool,
 }
@@ -116,7 +112,7 @@ impl Connection {
         self.text.open = None;
         self.text.is_final = request.is_final;
         if self.text.outgoing.has_more() {
-            // §6.2: while our C bit is set, the initiator only asks for more.
+            // §6.2: while the target's C bit is set, the initiator sends only empty requests.
             if !segment.is_empty() || request.continues {
                 self.text.outgoing = Segments::default();
                 return self.reject(RejectReason::ProtocolError);
@@ -139,13 +135,13 @@ impl Connection {
         for pair in pairs {
             match KEYS.iter().find(|(key, _)| *key == pair.key).map(|(_, allowed)| allowed) {
                 Some(Use::Targets) => {
-                    let asked = match pair.value {
+                    let requested = match pair.value {
                         "All" if self.discovery => Some(Scope::All),
                         "" if !self.discovery => Some(Scope::This),
                         name => IscsiName::parse(name).ok().map(Scope::Named),
                     };
-                    match asked {
-                        Some(asked) if scope.is_none() => scope = Some(asked),
+                    match requested {
+                        Some(requested) if scope.is_none() => scope = Some(requested),
                         _ => text::emit(pair.key, REJECT, &mut answers),
                     }
                 }
@@ -177,8 +173,8 @@ impl Connection {
         }
     }
 
-    /// Answers [`Event::SendTargets`] with the targets that this initiator may see (none is an answer). Ignored if the
-    /// initiator has begun something else meanwhile.
+    /// Answers [`Event::SendTargets`] with the targets that this initiator may access; the list may be empty. Ignored
+    /// if the initiator has started another exchange.
     pub fn send_targets(&mut self, request: TextId, targets: &[TargetRecord]) {
         if request.0 != self.text.exchange {
             return;
@@ -198,12 +194,12 @@ impl Connection {
         }
     }
 
-    /// The initiator takes segments of `length` bytes.
+    /// Sets the initiator's MaxRecvDataSegmentLength, bytes.
     pub(super) fn limit_segments(&mut self, length: u32) {
         self.parameters.send_segment_max = length.min(self.config.segment_max);
     }
 
-    /// The next text response: a segment of ours, or an empty one that asks the initiator to go on.
+    /// Queues the next text response: a segment of the answer, or an empty one that requests more text.
     fn send_text(&mut self, itt: Itt) -> Result<(), Fatal> {
         let segment_max = self.parameters.send_segment_max.min(TEXT_SEGMENT_MAX) as usize;
         let (segment, continues) = self.text.outgoing.next_segment(segment_max);

@@ -1,24 +1,24 @@
-//! What goes out, and in which order.
+//! The order of transmission.
 //!
-//! Three queues. `urgent` has everything without task data, in the order in which it arose: responses, task management,
-//! text. R2Ts come next, since a write waits for a round trip. Data-In comes last, one task having its turn for
-//! [`TURN_BYTES`](limits::TURN_BYTES). So a response waits for one turn of another task's data at most, and data waits
-//! for [`URGENT_RUN_MAX`](limits::URGENT_RUN_MAX) small PDUs at most. Sequence numbers are given at hand-out.
+//! There are three queues. `urgent` holds everything without task data, in order of creation: responses, task
+//! management, text. R2Ts come next, because a write waits a round trip for them. Data-In comes last, in turns of
+//! [`TURN_BYTES`](limits::TURN_BYTES) per task. A response therefore waits for at most one turn of another task's data,
+//! and data waits for at most [`URGENT_RUN_MAX`](limits::URGENT_RUN_MAX) small PDUs. Sequence numbers are assigned at
+//! hand-out.
 
 use super::{Connection, Event, Phase, login};
 use crate::limits;
 use crate::machine::{Digests, Fatal, Payload, Transmit};
 use crate::wire::{
-    AsyncEvent, AsyncMessage, DataSn, Itt, LogoutResponse, LogoutResult, NopIn, Reject, RejectReason,
-    TextResponse, TmResponse, TmResult, Ttt,
+    AsyncEvent, AsyncMessage, CmdSn, DataSn, Itt, LogoutResponse, LogoutResult, NopIn, Reject, RejectReason,
+    StatSn, TextResponse, TmResponse, TmResult, Ttt,
 };
 
-/// A PDU without task data that waits.
+/// A queued PDU without task data.
 #[derive(Debug)]
 pub(super) enum Urgent {
-    /// The SCSI Response of this slot.
     Response(u32),
-    /// Anything else; rare, so its size is kept out of the ring.
+    /// Any other PDU; rare, so it is boxed to keep the entries of the queue small.
     Control(Box<Control>),
 }
 
@@ -43,8 +43,8 @@ impl Connection {
         Ok(())
     }
 
-    /// For answers that must not get lost and are bounded by themselves: one login or logout, and
-    /// [`MANAGEMENT_MAX`](limits::MANAGEMENT_MAX) task management responses.
+    /// Queues an answer that must not be dropped, outside the bound of `push_control`. Such answers have their own
+    /// bound: one login or logout, and [`MANAGEMENT_MAX`](limits::MANAGEMENT_MAX) task management responses.
     pub(super) fn push_reserved(&mut self, control: Control) {
         self.controls += 1;
         self.urgent.push_back(Urgent::Control(Box::new(control)));
@@ -59,7 +59,8 @@ impl Connection {
         self.push_control(Control::Reject { reason, header: self.header })
     }
 
-    /// Tells the initiator that something happened (§11.9). `parameters` are Parameter1 to Parameter3.
+    /// Sends an Asynchronous Message (§11.9). `parameters` are Parameter1 to Parameter3. Dropped outside of the full
+    /// feature phase, and if `data` exceeds the initiator's segment limit.
     pub fn async_message(
         &mut self,
         event: AsyncEvent,
@@ -74,7 +75,7 @@ impl Connection {
         self.push_control(Control::Async { event, vcode, lun, parameters, data })
     }
 
-    /// Asks the initiator to log out within `seconds`.
+    /// Sends an Asynchronous Message that requests logout within `seconds`.
     pub fn request_logout(&mut self, seconds: u16) -> Result<(), Fatal> {
         self.async_message(AsyncEvent::LogoutRequested, 0, 0, [0, 0, seconds], Vec::new())
     }
@@ -85,7 +86,7 @@ impl Connection {
 
     pub(super) fn next_transmit(&mut self) -> Option<Transmit> {
         let data_waits = !self.data_queue.is_empty();
-        // A task in the middle of its turn goes on only if nothing small waits.
+        // Small PDUs precede the next Data-In of a task in its turn.
         if !data_waits || self.urgent_run < limits::URGENT_RUN_MAX {
             let small = match self.urgent.pop_front() {
                 Some(Urgent::Response(slot)) => Some(self.emit_response(slot)),
@@ -105,10 +106,7 @@ impl Connection {
     }
 
     fn emit_control(&mut self, control: Control) -> Transmit {
-        let (exp_cmd_sn, max_cmd_sn) = match self.phase {
-            Phase::FullFeature | Phase::Over => self.window(),
-            Phase::Login { .. } => (self.exp_cmd_sn, self.max_cmd_sn),
-        };
+        let (exp_cmd_sn, max_cmd_sn) = self.window_now();
         match control {
             Control::Login(response) => {
                 if matches!(self.phase, Phase::Over) {
@@ -118,27 +116,12 @@ impl Connection {
                 Transmit { header: response.header.emit(), payload, digests: Digests::default() }
             }
             Control::Pong { itt, lun, data } => {
-                let header = NopIn {
-                    lun,
-                    itt,
-                    ttt: Ttt::RESERVED,
-                    stat_sn: self.stat_sn.take(),
-                    exp_cmd_sn,
-                    max_cmd_sn,
-                    data_segment_length: length(&data),
-                };
+                let stat_sn = self.stat_sn.take();
+                let header = self.nop_in((itt, Ttt::RESERVED), lun, stat_sn, &data);
                 self.transmit(header.emit(), bytes(data))
             }
             Control::Ping { ttt } => {
-                let header = NopIn {
-                    lun: 0,
-                    itt: Itt::RESERVED,
-                    ttt,
-                    stat_sn: self.stat_sn,
-                    exp_cmd_sn,
-                    max_cmd_sn,
-                    data_segment_length: 0,
-                };
+                let header = self.nop_in((Itt::RESERVED, ttt), 0, self.stat_sn, &[]);
                 self.transmit(header.emit(), Payload::None)
             }
             Control::Reject { reason, header } => {
@@ -177,22 +160,7 @@ impl Connection {
                 };
                 self.transmit(header.emit(), Payload::None)
             }
-            Control::Logout { itt, result } => {
-                let header = LogoutResponse {
-                    result,
-                    itt,
-                    stat_sn: self.stat_sn.take(),
-                    exp_cmd_sn,
-                    max_cmd_sn,
-                    time2wait: self.parameters.time2wait,
-                    time2retain: self.parameters.time2retain,
-                };
-                if result == LogoutResult::Closed {
-                    self.phase = Phase::Over;
-                    self.events.push_back(Event::Close);
-                }
-                self.transmit(header.emit(), Payload::None)
-            }
+            Control::Logout { itt, result } => self.emit_logout(itt, result),
             Control::Async { event, vcode, lun, parameters: [parameter1, parameter2, parameter3], data } => {
                 let header = AsyncMessage {
                     event,
@@ -208,6 +176,37 @@ impl Connection {
                 };
                 self.transmit(header.emit(), bytes(data))
             }
+        }
+    }
+
+    fn nop_in(&mut self, (itt, ttt): (Itt, Ttt), lun: u64, stat_sn: StatSn, data: &[u8]) -> NopIn {
+        let (exp_cmd_sn, max_cmd_sn) = self.window_now();
+        NopIn { lun, itt, ttt, stat_sn, exp_cmd_sn, max_cmd_sn, data_segment_length: length(data) }
+    }
+
+    fn emit_logout(&mut self, itt: Itt, result: LogoutResult) -> Transmit {
+        let (exp_cmd_sn, max_cmd_sn) = self.window_now();
+        let header = LogoutResponse {
+            result,
+            itt,
+            stat_sn: self.stat_sn.take(),
+            exp_cmd_sn,
+            max_cmd_sn,
+            time2wait: self.parameters.time2wait,
+            time2retain: self.parameters.time2retain,
+        };
+        if result == LogoutResult::Closed {
+            self.phase = Phase::Over;
+            self.events.push_back(Event::Close);
+        }
+        self.transmit(header.emit(), Payload::None)
+    }
+
+    /// ExpCmdSN and MaxCmdSN of the next PDU.
+    fn window_now(&mut self) -> (CmdSn, CmdSn) {
+        match self.phase {
+            Phase::FullFeature | Phase::Over => self.window(),
+            Phase::Login { .. } => (self.exp_cmd_sn, self.max_cmd_sn),
         }
     }
 }

@@ -8,25 +8,23 @@ use super::{AHS_LENGTH_MAX, WireError};
 const TYPE_EXTENDED_CDB: u8 = 1;
 const TYPE_BIDI_READ_LENGTH: u8 = 2;
 
-/// One additional header segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahs<'a> {
-    /// The CDB's bytes from the 17th on; may include up to three bytes that the sender did not mark as padding.
+    /// The CDB's bytes from the 17th on; may include up to three padding bytes that the sender counted in AHSLength.
     ExtendedCdb(&'a [u8]),
     /// Expected read data length of a bidirectional command, bytes.
     BidiReadLength(u32),
-    /// A type the standard does not define.
     Other(u8),
 }
 
-/// Walks the AHS area of one PDU. Ends after the first error.
+/// Iterator over the AHS area of one PDU. It ends after the first error.
 #[derive(Debug, Clone)]
 pub struct AhsIter<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> AhsIter<'a> {
-    /// `area` is all the bytes that TotalAHSLength announced.
+    /// `area` holds all bytes that TotalAHSLength announced.
     #[must_use]
     pub const fn new(area: &'a [u8]) -> Self {
         Self { rest: area }
@@ -45,7 +43,7 @@ impl<'a> Iterator for AhsIter<'a> {
             return Some(Err(WireError::MalformedAhs));
         };
         let length = usize::from(u16::from_be_bytes([high, low]));
-        // 3 bytes of length and type, then `length`, padded to four.
+        // 2 bytes AHSLength, 1 byte AHSType, `length` bytes, padded to four.
         let total = (3 + length).next_multiple_of(4);
         if length == 0 || rest.len() < total {
             return Some(Err(WireError::MalformedAhs));
@@ -65,9 +63,8 @@ impl<'a> Iterator for AhsIter<'a> {
     }
 }
 
-/// Appends the AHS that carries `tail`, the CDB's bytes from the 17th on, padded.
-///
-/// Panics when `tail` is empty or exceeds what a CDB can have (260 bytes in all).
+/// Appends the AHS that carries `tail`, the CDB's bytes from the 17th on, padded. Panics if `tail` is empty or longer
+/// than 244 bytes (the longest CDB has 260).
 pub fn emit_extended_cdb(tail: &[u8], area: &mut Vec<u8>) {
     assert!((1..=260 - 16).contains(&tail.len()), "extended CDB of {} bytes", tail.len());
     let length = u16::try_from(tail.len() + 1).expect("bounded above");

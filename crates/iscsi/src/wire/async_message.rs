@@ -6,7 +6,7 @@ use super::{
 };
 
 open_enum! {
-    /// What happened (§11.9.1).
+    /// The event that the target reports (§11.9.1).
     AsyncEvent(u8) {
         /// A SCSI asynchronous event: sense data in the data segment.
         Scsi = 0,
@@ -20,38 +20,29 @@ open_enum! {
         NegotiationRequested = 4,
         /// All active tasks of this nexus on the LUN are being terminated.
         TasksTerminated = 5,
-        /// Vendor specific.
         Vendor = 255,
     }
 }
 
-/// Asynchronous Message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncMessage {
-    /// What happened.
     pub event: AsyncEvent,
     /// Vendor code, with [`AsyncEvent::Vendor`].
     pub vcode: u8,
-    /// Logical unit, where the event has one.
     pub lun: u64,
-    /// Status sequence number.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
-    /// Meaning by event: the CID concerned.
+    /// Event-dependent: the CID concerned.
     pub parameter1: u16,
-    /// Meaning by event: Time2Wait, seconds.
+    /// Event-dependent: Time2Wait, seconds.
     pub parameter2: u16,
-    /// Meaning by event: Time2Retain or the time limit, seconds.
+    /// Event-dependent: Time2Retain or the time limit, seconds.
     pub parameter3: u16,
-    /// Sense and event data, bytes.
     pub data_segment_length: u32,
 }
 
 impl AsyncMessage {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::AsyncMessage)?;
         let bhs = Bhs(raw);
@@ -70,7 +61,6 @@ impl AsyncMessage {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::AsyncMessage, false, FINAL, self.data_segment_length);

@@ -6,29 +6,23 @@ use super::{
     get_sns, get_u32, put_sns, put_u32, put_u64,
 };
 
-/// SCSI Data-Out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataOut {
-    /// Last PDU of this sequence (an R2T's burst, or the unsolicited one).
+    /// F bit: last PDU of its sequence (the burst of one R2T, or the unsolicited data).
     pub is_final: bool,
-    /// Logical unit; meaningful with a TTT.
+    /// Logical unit; meaningful if `ttt` is not reserved.
     pub lun: u64,
-    /// The task.
     pub itt: Itt,
-    /// The R2T being answered; reserved for unsolicited data.
+    /// Target transfer tag of the R2T that this PDU answers; reserved for unsolicited data.
     pub ttt: Ttt,
-    /// Next StatSN the initiator expects.
     pub exp_stat_sn: StatSn,
-    /// Number within the sequence, from 0.
+    /// Number within its sequence, from 0.
     pub data_sn: DataSn,
-    /// Where the data belongs in the task's buffer, bytes.
     pub buffer_offset: u32,
-    /// Payload, bytes.
     pub data_segment_length: u32,
 }
 
 impl DataOut {
-    /// Reads the header.
     #[inline]
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::DataOut)?;
@@ -45,7 +39,6 @@ impl DataOut {
         })
     }
 
-    /// Writes the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
@@ -64,39 +57,31 @@ impl DataOut {
 const ACKNOWLEDGE: u8 = 0x40;
 const STATUS: u8 = 0x01;
 
-/// SCSI Data-In.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataIn {
-    /// Last PDU of this sequence.
     pub is_final: bool,
-    /// The target asks for a DataACK SNACK (error recovery levels above 0).
+    /// A bit: the target requests a DataACK SNACK (error recovery levels above 0).
     pub acknowledge: bool,
-    /// The S bit: the SCSI status comes with this PDU, and no SCSI Response follows. `stat_sn` counts only then.
+    /// S bit: the PDU carries the SCSI status, no SCSI Response follows, and `stat_sn` is valid.
     pub status: Option<u8>,
     /// Logical unit; meaningful with `acknowledge`.
     pub lun: u64,
-    /// The task.
     pub itt: Itt,
     /// Reserved unless `acknowledge`.
     pub ttt: Ttt,
     /// Status sequence number; zero without a status.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
     /// Number within the task, from 0.
     pub data_sn: DataSn,
-    /// Where the data belongs in the task's buffer, bytes.
     pub buffer_offset: u32,
-    /// Read and written only with a status.
+    /// Parsed and emitted only with a status.
     pub residual: Residual,
-    /// Payload, bytes.
     pub data_segment_length: u32,
 }
 
 impl DataIn {
-    /// Reads the header.
     #[inline]
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::DataIn)?;
@@ -125,7 +110,6 @@ impl DataIn {
         })
     }
 
-    /// Writes the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
@@ -148,31 +132,25 @@ impl DataIn {
     }
 }
 
-/// Ready To Transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct R2t {
     /// Logical unit, repeated by the Data-Out PDUs.
     pub lun: u64,
-    /// The task.
     pub itt: Itt,
-    /// Tag that the Data-Out PDUs repeat; never reserved.
+    /// Target transfer tag that the Data-Out PDUs repeat; never reserved.
     pub ttt: Ttt,
-    /// The next StatSN to be used; not advanced by an R2T.
+    /// StatSN that the next response will use; an R2T does not advance it.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
     /// R2TSN: number within the task, from 0.
     pub r2t_sn: DataSn,
-    /// Start of the wanted data in the task's buffer, bytes.
     pub buffer_offset: u32,
-    /// Wanted bytes, 1..=MaxBurstLength.
+    /// Requested bytes, 1..=MaxBurstLength.
     pub desired_data_transfer_length: u32,
 }
 
 impl R2t {
-    /// Reads the header.
     #[inline]
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::R2t)?;
@@ -191,7 +169,6 @@ impl R2t {
         })
     }
 
-    /// Writes the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {

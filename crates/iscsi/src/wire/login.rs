@@ -9,11 +9,8 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Stage {
-    /// SecurityNegotiation.
     Security = 0,
-    /// LoginOperationalNegotiation.
     Operational = 1,
-    /// FullFeaturePhase.
     FullFeature = 3,
 }
 
@@ -28,8 +25,8 @@ impl Stage {
     }
 }
 
-/// T, C, CSG and NSG of the flags byte. NSG counts only with T (§11.12.3) and is read as CSG otherwise, since
-/// initiators exist that leave anything there.
+/// T, C, CSG and NSG of the flags byte. NSG is valid only with T (§11.12.3); without T it is read as CSG, because some
+/// initiators leave arbitrary bits there.
 fn get_stages(raw: &Raw) -> Result<(bool, bool, Stage, Stage), WireError> {
     let flags = raw[field::FLAGS];
     let (transit, continues) = (flags & FINAL != 0, flags & CONTINUE != 0);
@@ -46,39 +43,31 @@ const fn stage_flags(transit: bool, continues: bool, csg: Stage, nsg: Stage) -> 
     flags | (csg as u8) << 2
 }
 
-/// Login Request; always immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoginRequest {
-    /// T: the initiator is ready to leave the stage `csg` for `nsg`.
+    /// T bit: the initiator is ready to leave the stage `csg` for `nsg`.
     pub transit: bool,
-    /// C: the text goes on in the next request.
     pub continues: bool,
-    /// Current stage.
     pub csg: Stage,
-    /// Next stage; written only with `transit`, read as `csg` without.
+    /// Next stage; emitted only with `transit`, read as `csg` without.
     pub nsg: Stage,
-    /// Highest version supported.
     pub version_max: u8,
-    /// Lowest version supported.
     pub version_min: u8,
-    /// Initiator part of the session identifier.
     pub isid: Isid,
-    /// Target part: 0 asks for a new session.
+    /// Target part of the session identifier; 0 requests a new session.
     pub tsih: u16,
-    /// Tag; the same in every request of one login.
+    /// Initiator task tag; equal in every request of one login.
     pub itt: Itt,
-    /// Connection identifier.
     pub cid: u16,
     /// InitialCmdSN in the first request of a session.
     pub cmd_sn: CmdSn,
     /// Next StatSN expected; in a first request meaningful only when a connection is being restored.
     pub exp_stat_sn: StatSn,
-    /// Text, bytes.
     pub data_segment_length: u32,
 }
 
 impl LoginRequest {
-    /// Reads the header.
+    /// Parses the header; fails for another opcode, for T with C and for a reserved stage.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::LoginRequest)?;
         let bhs = Bhs(raw);
@@ -100,7 +89,6 @@ impl LoginRequest {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let flags = stage_flags(self.transit, self.continues, self.csg, self.nsg);
@@ -126,41 +114,26 @@ fn get_isid(raw: &Raw) -> Isid {
 open_enum! {
     /// Status class (high byte) and detail (low byte) of a Login Response (§11.13.5).
     LoginStatus(u16) {
-        /// Success.
         Success = 0x0000,
-        /// The target moved temporarily; TargetAddress says where.
         TargetMovedTemporarily = 0x0101,
-        /// The target moved permanently; TargetAddress says where.
         TargetMovedPermanently = 0x0102,
-        /// Miscellaneous initiator error.
         InitiatorError = 0x0200,
         /// The initiator could not be authenticated, or authentication is not supported.
         AuthenticationFailure = 0x0201,
-        /// The initiator is not allowed to use the target.
         AuthorizationFailure = 0x0202,
-        /// The target does not exist here.
         NotFound = 0x0203,
-        /// The target was removed, and no new address is known.
         TargetRemoved = 0x0204,
-        /// The version range is not supported.
         UnsupportedVersion = 0x0205,
-        /// Too many connections on this session.
         TooManyConnections = 0x0206,
         /// A key such as InitiatorName or TargetName is missing.
         MissingParameter = 0x0207,
         /// The target does not support sessions that span this connection.
         CannotIncludeInSession = 0x0208,
-        /// The session type is not supported.
         SessionTypeNotSupported = 0x0209,
-        /// The session to add a connection to does not exist.
         SessionDoesNotExist = 0x020a,
-        /// A request type not valid during login.
         InvalidRequestDuringLogin = 0x020b,
-        /// Target hardware or software error.
         TargetError = 0x0300,
-        /// The service is not available now.
         ServiceUnavailable = 0x0301,
-        /// Out of resources.
         OutOfResources = 0x0302,
     }
 }
@@ -172,48 +145,36 @@ impl LoginStatus {
         (self.code() >> 8) as u8
     }
 
-    /// Status detail within the class.
     #[must_use]
     pub const fn detail(self) -> u8 {
         (self.code() & 0xff) as u8
     }
 }
 
-/// Login Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoginResponse {
-    /// T: the target agrees to leave `csg` for `nsg`.
     pub transit: bool,
-    /// C: the text goes on in the next response.
     pub continues: bool,
-    /// Current stage.
     pub csg: Stage,
-    /// Next stage; written only with `transit`, read as `csg` without.
+    /// Next stage; emitted only with `transit`, read as `csg` without.
     pub nsg: Stage,
-    /// Highest version supported.
     pub version_max: u8,
-    /// Version in use.
     pub version_active: u8,
-    /// Repeats the request's.
     pub isid: Isid,
-    /// The session's handle in the last response of a successful login; before that, the request's.
+    /// The TSIH that the target assigned, in the last response of a successful login; before that, the request's.
     pub tsih: u16,
-    /// Tag of the request.
     pub itt: Itt,
     /// Status sequence number; valid when `status` is of class 0.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
-    /// Class and detail.
     pub status: LoginStatus,
-    /// Text, bytes.
     pub data_segment_length: u32,
 }
 
 impl LoginResponse {
-    /// Reads the header. Stages count only in class 0 (§11.13): a refusal's are read leniently.
+    /// Parses the header; fails for another opcode. T with C and reserved stages are errors only in status class 0:
+    /// other classes have no valid stages (§11.13).
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::LoginResponse)?;
         let bhs = Bhs(raw);
@@ -241,7 +202,6 @@ impl LoginResponse {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let flags = stage_flags(self.transit, self.continues, self.csg, self.nsg);

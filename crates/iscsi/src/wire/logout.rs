@@ -8,34 +8,25 @@ use super::{
 open_enum! {
     /// Why the initiator logs out (§11.14.1).
     LogoutReason(u8) {
-        /// Close the session with all its connections.
         CloseSession = 0,
-        /// Close the connection `cid`.
         CloseConnection = 1,
         /// Remove the connection `cid` for recovery: its tasks wait for reassignment.
         RemoveConnectionForRecovery = 2,
     }
 }
 
-/// Logout Request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogoutRequest {
-    /// Takes no CmdSN.
     pub immediate: bool,
-    /// What to close.
     pub reason: LogoutReason,
-    /// Tag.
     pub itt: Itt,
-    /// The connection, unless the session is closed.
+    /// Connection to close; ignored if the session is closed.
     pub cid: u16,
-    /// Command sequence number.
     pub cmd_sn: CmdSn,
-    /// Next StatSN the initiator expects.
     pub exp_stat_sn: StatSn,
 }
 
 impl LogoutRequest {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::LogoutRequest)?;
         let bhs = Bhs(raw);
@@ -49,7 +40,6 @@ impl LogoutRequest {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::LogoutRequest, self.immediate, FINAL | self.reason.code() & 0x7f, 0);
@@ -62,40 +52,28 @@ impl LogoutRequest {
 }
 
 open_enum! {
-    /// Outcome of a logout (§11.15.1).
     LogoutResult(u8) {
-        /// Connection or session closed.
         Closed = 0,
-        /// CID not found.
         CidNotFound = 1,
-        /// Connection recovery is not supported.
         RecoveryNotSupported = 2,
-        /// Cleanup failed.
         CleanupFailed = 3,
     }
 }
 
-/// Logout Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogoutResponse {
-    /// Outcome.
     pub result: LogoutResult,
-    /// Tag of the request.
     pub itt: Itt,
-    /// Status sequence number.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
-    /// Seconds to wait before reconnecting.
+    /// Seconds to wait before reconnecting (Time2Wait).
     pub time2wait: u16,
-    /// Seconds, after the wait, for which tasks are kept.
+    /// Seconds, after Time2Wait, for which the target keeps tasks (Time2Retain).
     pub time2retain: u16,
 }
 
 impl LogoutResponse {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::LogoutResponse)?;
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = get_sns(raw);
@@ -110,7 +88,6 @@ impl LogoutResponse {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::LogoutResponse, false, FINAL, 0);

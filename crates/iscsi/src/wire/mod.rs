@@ -1,10 +1,10 @@
-//! The PDUs of RFC 7143 §11, as views and as meanings.
+//! The PDUs of RFC 7143 §11, as views and as parsed structs. Section numbers in this module are those of RFC 7143.
 //!
-//! [`Bhs`] is a view of the 48-byte basic header segment with every common field; each PDU has a `Repr`-like
-//! struct ([`ScsiCommand`], [`DataIn`], ...) with `parse(&[u8; 48])` and `emit() -> [u8; 48]`. Nothing here
-//! allocates, keeps state, or looks at data segments. Reserved bits are ignored when reading and zero when
-//! writing, as §11 asks; values that the standards do not define survive as `Other(..)`, so that the caller can
-//! answer them in the protocol's words.
+//! [`Bhs`] is a view of the 48-byte basic header segment with every common field; each PDU has a struct
+//! ([`ScsiCommand`], [`DataIn`], ...) with `parse(&[u8; 48])`, which fails for another opcode, and
+//! `emit() -> [u8; 48]`. The module never allocates, keeps state, or reads data segments. Reserved bits are ignored by
+//! `parse` and zero in `emit`, as §11 requires; a code that the standards do not define becomes `Other(..)`, so that
+//! the caller can answer it with a Reject or a response.
 
 use std::ops::Range;
 
@@ -42,21 +42,20 @@ pub const RESERVED_TAG: u32 = 0xffff_ffff;
 pub const DATA_SEGMENT_LENGTH_MAX: u32 = 0x00ff_ffff;
 /// Most AHS bytes one PDU can have: 255 four-byte words.
 pub const AHS_LENGTH_MAX: usize = 255 * 4;
-/// The one protocol version there is (§11.12.4).
+/// The only protocol version defined (§11.12.4).
 pub const VERSION: u8 = 0x00;
 
 /// A named byte range of the header.
 pub type Field = Range<usize>;
 
-/// Where the fields of the 48-byte header are (§11.2 and the PDU layouts after it).
+/// Positions of the fields in the 48-byte header (§11.2 and the PDU layouts after it).
 pub mod field {
     use super::Field;
 
     /// Immediate bit (0x40) and opcode (0x3f).
     pub const OPCODE: usize = 0;
-    /// Final bit (0x80) and the flags of the opcode.
+    /// Final bit (0x80) and the opcode-specific flags.
     pub const FLAGS: usize = 1;
-    /// Response code, reason or Version-max.
     pub const RESPONSE: usize = 2;
     /// SCSI status or Version-min / Version-active.
     pub const STATUS: usize = 3;
@@ -64,79 +63,51 @@ pub mod field {
     pub const TOTAL_AHS_LENGTH: usize = 4;
     /// DataSegmentLength in bytes, without padding.
     pub const DATA_SEGMENT_LENGTH: Field = 5..8;
-    /// Logical unit number.
     pub const LUN: Field = 8..16;
-    /// Initiator part of the session identifier (login only).
     pub const ISID: Field = 8..14;
-    /// Target part of the session identifier (login only).
     pub const TSIH: Field = 14..16;
-    /// Initiator task tag.
     pub const ITT: Field = 16..20;
-    /// Target transfer tag.
     pub const TTT: Field = 20..24;
-    /// Expected data transfer length (SCSI Command).
     pub const EXPECTED_DATA_TRANSFER_LENGTH: Field = 20..24;
-    /// Connection identifier (login and logout).
     pub const CID: Field = 20..22;
-    /// Referenced task tag (task management).
     pub const REFERENCED_TASK_TAG: Field = 20..24;
-    /// SNACK tag (SCSI Response).
     pub const SNACK_TAG: Field = 20..24;
-    /// CmdSN, from the initiator.
     pub const CMD_SN: Field = 24..28;
-    /// StatSN, from the target.
     pub const STAT_SN: Field = 24..28;
-    /// ExpStatSN, from the initiator.
     pub const EXP_STAT_SN: Field = 28..32;
-    /// ExpCmdSN, from the target.
     pub const EXP_CMD_SN: Field = 28..32;
-    /// MaxCmdSN, from the target.
     pub const MAX_CMD_SN: Field = 32..36;
-    /// Command descriptor block.
     pub const CDB: Field = 32..48;
-    /// RefCmdSN (task management).
     pub const REF_CMD_SN: Field = 32..36;
     /// DataSN, R2TSN or ExpDataSN.
     pub const DATA_SN: Field = 36..40;
-    /// Status class and detail (Login Response).
     pub const LOGIN_STATUS: Field = 36..38;
-    /// Event code (Asynchronous Message).
     pub const ASYNC_EVENT: usize = 36;
-    /// Vendor event code (Asynchronous Message).
     pub const ASYNC_VCODE: usize = 37;
-    /// Parameter 1 (Asynchronous Message).
     pub const PARAMETER1: Field = 38..40;
     /// Parameter 2 (Asynchronous Message), Time2Wait (Logout Response).
     pub const PARAMETER2: Field = 40..42;
     /// Parameter 3 (Asynchronous Message), Time2Retain (Logout Response).
     pub const PARAMETER3: Field = 42..44;
-    /// Buffer offset (data and R2T).
     pub const BUFFER_OFFSET: Field = 40..44;
-    /// Bidirectional read residual count (SCSI Response).
     pub const BIDI_RESIDUAL_COUNT: Field = 40..44;
-    /// First number of a SNACK run.
     pub const BEG_RUN: Field = 40..44;
-    /// Residual count.
     pub const RESIDUAL_COUNT: Field = 44..48;
-    /// Desired data transfer length (R2T).
     pub const DESIRED_DATA_TRANSFER_LENGTH: Field = 44..48;
-    /// Length of a SNACK run.
     pub const RUN_LENGTH: Field = 44..48;
 }
 
 /// The final bit of the flags byte; the T bit in login.
 pub(crate) const FINAL: u8 = 0x80;
-/// The continue bit of login and text PDUs.
 pub(crate) const CONTINUE: u8 = 0x40;
 const IMMEDIATE: u8 = 0x40;
 
-/// Why 48 bytes are not the PDU they were taken for. The peer's fault: the answer is Reject or a closed connection.
+/// Why 48 bytes are not a valid PDU of the expected kind; the answer is Reject or a closed connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// The opcode is none that RFC 7143 defines.
     #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
-    /// The opcode is another one than this parser reads, or one that the peer's role must not send.
+    /// The opcode belongs to another PDU than this parser reads, or to one that the peer's role must not send.
     #[error("unexpected opcode {0:?}")]
     UnexpectedOpcode(Opcode),
     /// Overflow and underflow are both set (§11.4.1).
@@ -145,58 +116,39 @@ pub enum WireError {
     /// The T and C bits are both set (§11.12.1, §11.12.2), or F and C of a text PDU (§11.10.1).
     #[error("final (or transit) and continue both set")]
     FinalAndContinue,
-    /// A stage that RFC 7143 reserves (CSG or NSG = 2).
+    /// The stage is reserved by RFC 7143 (CSG or NSG = 2).
     #[error("reserved login stage")]
     ReservedStage,
-    /// The AHS area ends inside an AHS, or an AHS has an impossible length.
     #[error("malformed additional header segment")]
     MalformedAhs,
 }
 
-/// Opcodes of both directions (§11.2.1.2). The high bit of the six tells them apart: set means from the target.
+/// Opcodes of both directions (§11.2.1.2). Bit 0x20 gives the direction: set means from the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
-    /// NOP-Out.
     NopOut = 0x00,
-    /// SCSI Command.
     ScsiCommand = 0x01,
-    /// SCSI Task Management Function Request.
     TmRequest = 0x02,
-    /// Login Request.
     LoginRequest = 0x03,
-    /// Text Request.
     TextRequest = 0x04,
-    /// SCSI Data-Out.
     DataOut = 0x05,
-    /// Logout Request.
     LogoutRequest = 0x06,
-    /// SNACK Request.
     Snack = 0x10,
-    /// NOP-In.
     NopIn = 0x20,
-    /// SCSI Response.
     ScsiResponse = 0x21,
-    /// SCSI Task Management Function Response.
     TmResponse = 0x22,
-    /// Login Response.
     LoginResponse = 0x23,
-    /// Text Response.
     TextResponse = 0x24,
-    /// SCSI Data-In.
     DataIn = 0x25,
-    /// Logout Response.
     LogoutResponse = 0x26,
-    /// Ready To Transfer.
     R2t = 0x31,
-    /// Asynchronous Message.
     AsyncMessage = 0x32,
-    /// Reject.
     Reject = 0x3f,
 }
 
 impl Opcode {
-    /// Reads the opcode from the first byte of a header (the immediate bit is masked off).
+    /// Parses the first byte of a header; the immediate bit is masked off.
     pub const fn parse(byte: u8) -> Result<Self, WireError> {
         Ok(match byte & 0x3f {
             0x00 => Self::NopOut,
@@ -221,7 +173,6 @@ impl Opcode {
         })
     }
 
-    /// Whether PDUs of this opcode travel from the target to the initiator.
     #[must_use]
     pub const fn is_from_target(self) -> bool {
         self as u8 & 0x20 != 0
@@ -233,12 +184,11 @@ impl Opcode {
 pub struct Bhs<'a>(pub &'a [u8; BHS_LENGTH]);
 
 impl Bhs<'_> {
-    /// The opcode, if it is one that RFC 7143 defines.
+    /// The opcode; an error if RFC 7143 does not define it.
     pub const fn opcode(&self) -> Result<Opcode, WireError> {
         Opcode::parse(self.0[field::OPCODE])
     }
 
-    /// The immediate bit: this request takes no CmdSN.
     #[must_use]
     pub const fn immediate(&self) -> bool {
         self.0[field::OPCODE] & IMMEDIATE != 0
@@ -268,20 +218,19 @@ impl Bhs<'_> {
         padded(self.data_segment_length())
     }
 
-    /// The logical unit number, where the opcode has one.
+    /// The logical unit number; meaningful only for opcodes that have one.
     #[must_use]
     pub fn lun(&self) -> u64 {
         get_u64(self.0, field::LUN)
     }
 
-    /// The initiator task tag.
     #[must_use]
     pub fn itt(&self) -> Itt {
         Itt(get_u32(self.0, field::ITT))
     }
 }
 
-/// `length` rounded up to the four bytes that iSCSI pads segments to (§11.1).
+/// `length` rounded up to a multiple of four, to which iSCSI pads segments (§11.1).
 #[must_use]
 pub const fn padded(length: u32) -> u32 {
     (length + 3) & !3
@@ -294,10 +243,8 @@ macro_rules! tag {
         pub struct $name(pub u32);
 
         impl $name {
-            /// The value that means "no tag".
             pub const RESERVED: Self = Self(RESERVED_TAG);
 
-            /// Whether this is the reserved "no tag" value.
             #[must_use]
             pub const fn is_reserved(self) -> bool {
                 self.0 == RESERVED_TAG
@@ -313,16 +260,14 @@ macro_rules! tag {
 }
 
 tag! {
-    /// Initiator task tag.
     Itt
 }
 tag! {
-    /// Target transfer tag.
     Ttt
 }
 
-/// Initiator part of the session identifier (§11.12.5). Two sessions of one initiator name to one target portal
-/// group must differ in it; logging in again with the same one reinstates (kills) the older session.
+/// Initiator part of the session identifier (§11.12.5). Two sessions of one initiator name to one target portal group
+/// must differ in it; a login that repeats the ISID of a session reinstates (ends) that session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Isid(pub [u8; 6]);
 
@@ -347,7 +292,6 @@ impl Isid {
         Self([0x40, number[0], number[1], number[2], d0, d1])
     }
 
-    /// Whether this is of the random type (10b).
     #[must_use]
     pub const fn is_random(self) -> bool {
         self.0[0] >> 6 == 0b10
@@ -361,7 +305,7 @@ impl std::fmt::Display for Isid {
     }
 }
 
-/// A code that the standards define partly: known names, and `Other` for what they do not name.
+/// Defines an enum for a code that the standards define in part: the defined values, and `Other` for the rest.
 macro_rules! open_enum {
     ($(#[$doc:meta])* $name:ident($int:ty) { $($(#[$vdoc:meta])* $variant:ident = $value:literal),+ $(,)? }) => {
         $(#[$doc])*
@@ -373,7 +317,6 @@ macro_rules! open_enum {
         }
 
         impl $name {
-            /// The meaning of a code.
             #[must_use]
             pub const fn from_code(code: $int) -> Self {
                 match code {
@@ -382,7 +325,6 @@ macro_rules! open_enum {
                 }
             }
 
-            /// The code on the wire.
             #[must_use]
             pub const fn code(self) -> $int {
                 match self {
@@ -395,7 +337,7 @@ macro_rules! open_enum {
 }
 pub(crate) use open_enum;
 
-/// `mask` where `on` holds, for putting flag bytes together.
+/// `mask` if `on`, else 0; combines flags into a byte.
 pub(crate) const fn bit(on: bool, mask: u8) -> u8 {
     if on { mask } else { 0 }
 }
@@ -438,9 +380,8 @@ pub(crate) fn put_u64(raw: &mut Raw, field: Field, value: u64) {
     raw[field].copy_from_slice(&value.to_be_bytes());
 }
 
-/// A zeroed header with opcode, flags and data segment length.
-///
-/// Panics when the length does not fit 24 bits: no machine of ours may negotiate that much.
+/// A zeroed header with opcode, flags and data segment length. Panics if the length does not fit in 24 bits;
+/// negotiation keeps every segment below that.
 #[inline]
 pub(crate) fn begin(opcode: Opcode, immediate: bool, flags: u8, data_segment_length: u32) -> Raw {
     assert!(data_segment_length <= DATA_SEGMENT_LENGTH_MAX, "data segment length exceeds 24 bits");
@@ -482,7 +423,7 @@ macro_rules! pdu_enum {
         }
 
         impl $name {
-            /// Reads whichever PDU of this direction the header is.
+            /// Parses a header of any PDU of this direction; fails for an opcode of the other direction.
             pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
                 match Opcode::parse(raw[field::OPCODE])? {
                     $(Opcode::$variant => $repr::parse(raw).map(Self::$variant),)+
@@ -490,7 +431,6 @@ macro_rules! pdu_enum {
                 }
             }
 
-            /// Writes the header.
             #[must_use]
             pub fn emit(&self) -> [u8; BHS_LENGTH] {
                 match self {
@@ -508,7 +448,6 @@ macro_rules! pdu_enum {
 }
 
 pdu_enum! {
-    /// Any PDU that an initiator sends.
     InitiatorPdu {
         NopOut(NopOut),
         ScsiCommand(ScsiCommand),
@@ -522,7 +461,6 @@ pdu_enum! {
 }
 
 pdu_enum! {
-    /// Any PDU that a target sends.
     TargetPdu {
         NopIn(NopIn),
         ScsiResponse(ScsiResponse),

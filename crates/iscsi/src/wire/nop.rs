@@ -8,24 +8,19 @@ use super::{
 /// NOP-Out: a ping (valid ITT), or the answer to a target's NOP-In (valid TTT, reserved ITT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NopOut {
-    /// Takes no CmdSN.
     pub immediate: bool,
     /// Zero, or the LUN of the NOP-In being answered.
     pub lun: u64,
-    /// Reserved: no answer is wanted.
+    /// Initiator task tag; reserved if no NOP-In is requested.
     pub itt: Itt,
     /// Reserved unless this answers a NOP-In.
     pub ttt: Ttt,
-    /// Command sequence number.
     pub cmd_sn: CmdSn,
-    /// Next StatSN the initiator expects.
     pub exp_stat_sn: StatSn,
-    /// Ping data, bytes.
     pub data_segment_length: u32,
 }
 
 impl NopOut {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::NopOut)?;
         let bhs = Bhs(raw);
@@ -40,7 +35,6 @@ impl NopOut {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::NopOut, self.immediate, FINAL, self.data_segment_length);
@@ -56,24 +50,20 @@ impl NopOut {
 /// NOP-In: the answer to a ping (valid ITT), or the target's own ping (reserved ITT, valid TTT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NopIn {
-    /// Valid only with a TTT.
+    /// Logical unit; valid only if `ttt` is not reserved.
     pub lun: u64,
-    /// The tag of the NOP-Out being answered, or reserved.
+    /// Tag of the NOP-Out that this PDU answers, or reserved.
     pub itt: Itt,
-    /// Reserved unless an answer is wanted.
+    /// Reserved unless the target requests an answer.
     pub ttt: Ttt,
-    /// Status sequence number; the next one to be used, and not advanced, when the target pings (§11.19.3).
+    /// StatSN; in a ping of the target the number that the next response will use, not advanced (§11.19.3).
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
-    /// Returned ping data, bytes.
     pub data_segment_length: u32,
 }
 
 impl NopIn {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::NopIn)?;
         let bhs = Bhs(raw);
@@ -89,7 +79,6 @@ impl NopIn {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::NopIn, false, FINAL, self.data_segment_length);

@@ -1,4 +1,4 @@
-//! Reject (RFC 7143 §11.17). The data segment is the header of the PDU that was refused.
+//! Reject (RFC 7143 §11.17). Its data segment is the header of the rejected PDU.
 
 use super::{
     BHS_LENGTH, Bhs, CmdSn, DataSn, FINAL, Opcode, RESERVED_TAG, StatSn, WireError, begin, expect, field,
@@ -6,52 +6,37 @@ use super::{
 };
 
 open_enum! {
-    /// Why a PDU was refused (§11.17.1).
+    /// Why a PDU was rejected (§11.17.1).
     RejectReason(u8) {
-        /// Data digest error.
         DataDigestError = 0x02,
-        /// SNACK reject.
         SnackReject = 0x03,
-        /// Protocol error.
         ProtocolError = 0x04,
-        /// Command not supported.
         CommandNotSupported = 0x05,
-        /// Too many immediate commands.
         TooManyImmediateCommands = 0x06,
-        /// Task in progress.
         TaskInProgress = 0x07,
-        /// Invalid data ACK.
         InvalidDataAck = 0x08,
-        /// Invalid PDU field.
         InvalidPduField = 0x09,
-        /// Long operation reject: no target transfer tag to be had.
+        /// Long operation reject: the target can assign no target transfer tag.
         LongOperationReject = 0x0a,
         /// Negotiation reset (obsolete in RFC 7143, still sent by RFC 3720 peers).
         NegotiationReset = 0x0b,
-        /// Waiting for logout.
         WaitingForLogout = 0x0c,
     }
 }
 
-/// Reject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reject {
-    /// Why.
     pub reason: RejectReason,
-    /// Status sequence number.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
-    /// DataSN or R2TSN of the next PDU of the task, for a refused SNACK.
+    /// DataSN or R2TSN of the next PDU of the task, if a SNACK was rejected.
     pub data_sn: DataSn,
-    /// Bytes of the refused PDU that follow, normally 48.
+    /// Bytes of the rejected PDU that follow, normally 48.
     pub data_segment_length: u32,
 }
 
 impl Reject {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::Reject)?;
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = get_sns(raw);
@@ -65,7 +50,6 @@ impl Reject {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::Reject, false, FINAL, self.data_segment_length);

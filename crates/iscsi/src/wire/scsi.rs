@@ -10,45 +10,32 @@ open_enum! {
     Attribute(u8) {
         /// Untagged; treated as simple.
         Untagged = 0,
-        /// Simple.
         Simple = 1,
-        /// Ordered.
         Ordered = 2,
-        /// Head of queue.
         HeadOfQueue = 3,
-        /// Auto contingent allegiance.
         Aca = 4,
     }
 }
 
-/// SCSI Command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScsiCommand {
-    /// Takes no CmdSN.
+    /// I bit: does not advance CmdSN.
     pub immediate: bool,
-    /// No unsolicited Data-Out PDUs follow.
+    /// F bit: no unsolicited Data-Out PDUs follow.
     pub is_final: bool,
-    /// Data-In is expected.
     pub read: bool,
-    /// Data-Out will be sent.
     pub write: bool,
-    /// Task attribute.
     pub attribute: Attribute,
-    /// Logical unit.
     pub lun: u64,
-    /// Initiator task tag.
     pub itt: Itt,
-    /// Bytes the initiator's buffer has for this task (the write length of a bidirectional one).
+    /// Bytes of the initiator's buffer for this task; the write length of a bidirectional command.
     pub expected_data_transfer_length: u32,
-    /// Command sequence number.
     pub cmd_sn: CmdSn,
-    /// Next StatSN the initiator expects.
     pub exp_stat_sn: StatSn,
-    /// First 16 bytes of the CDB, zero-padded; a longer one continues in an AHS.
+    /// First 16 bytes of the CDB, zero-padded; a longer CDB continues in an AHS.
     pub cdb: [u8; 16],
-    /// AHS bytes that follow, a multiple of four, at most 1020.
+    /// Bytes of AHS that follow, a multiple of four, at most 1020.
     pub total_ahs_length: u16,
-    /// Immediate data, bytes.
     pub data_segment_length: u32,
 }
 
@@ -56,7 +43,6 @@ const READ: u8 = 0x40;
 const WRITE: u8 = 0x20;
 
 impl ScsiCommand {
-    /// Reads the header.
     #[inline]
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::ScsiCommand)?;
@@ -81,9 +67,7 @@ impl ScsiCommand {
         })
     }
 
-    /// Writes the header.
-    ///
-    /// Panics when `total_ahs_length` is no multiple of four or above 1020.
+    /// Emits the header. Panics if `total_ahs_length` is no multiple of four or above 1020.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
@@ -104,10 +88,9 @@ impl ScsiCommand {
     }
 }
 
-/// How the bytes that could have been transferred differ from the expected data transfer length (§11.4.5).
+/// Difference between the bytes that could have been transferred and the expected data transfer length (§11.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Residual {
-    /// They do not.
     #[default]
     None,
     /// This many bytes more were available than the initiator expected, and were not sent.
@@ -117,7 +100,7 @@ pub enum Residual {
 }
 
 impl Residual {
-    /// The residual of a task that could transfer `actual` bytes when `expected` were announced.
+    /// The residual of a task that could transfer `actual` bytes and announced `expected`.
     #[must_use]
     pub const fn between(expected: u32, actual: u64) -> Self {
         if actual > expected as u64 {
@@ -130,7 +113,6 @@ impl Residual {
         }
     }
 
-    /// The count on the wire.
     #[must_use]
     pub const fn count(self) -> u32 {
         match self {
@@ -173,42 +155,36 @@ const BIDI_UNDERFLOW: u8 = 0x08;
 open_enum! {
     /// iSCSI service response (§11.4.3).
     ServiceResponse(u8) {
-        /// Command completed at target: the status field counts.
+        /// Command completed at target: the status field is valid.
         Completed = 0x00,
         /// Target failure: no SCSI status.
         TargetFailure = 0x01,
     }
 }
 
-/// SCSI Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScsiResponse {
-    /// Whether the command completed at all.
     pub response: ServiceResponse,
-    /// SCSI status; meaningful with [`ServiceResponse::Completed`].
+    /// SCSI status; valid with [`ServiceResponse::Completed`].
     pub status: u8,
-    /// Initiator task tag.
     pub itt: Itt,
     /// Zero, or the tag that an R-Data SNACK must repeat.
     pub snack_tag: u32,
-    /// Status sequence number.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
-    /// How many Data-In and R2T PDUs the target sent for the task.
+    /// Number of Data-In and R2T PDUs that the target sent for the task.
     pub exp_data_sn: DataSn,
     /// Residual of the read part of a bidirectional command.
     pub bidi_residual: Residual,
-    /// Residual.
+    /// Residual of the command, or of the write part of a bidirectional one.
     pub residual: Residual,
-    /// Sense and response data, bytes, including the two of SenseLength.
+    /// Length of the sense and response data, bytes, with the two bytes of SenseLength.
     pub data_segment_length: u32,
 }
 
 impl ScsiResponse {
-    /// Reads the header.
+    /// Parses the header; fails for another opcode and for contradictory residual flags.
     #[inline]
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::ScsiResponse)?;
@@ -229,7 +205,6 @@ impl ScsiResponse {
         })
     }
 
-    /// Writes the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {

@@ -6,40 +6,31 @@ use super::{
 };
 
 open_enum! {
-    /// What is asked for (§11.16.1).
+    /// What a SNACK requests (§11.16.1).
     SnackType(u8) {
-        /// Data-In or R2T PDUs of a task again.
+        /// Retransmission of Data-In or R2T PDUs of a task.
         DataOrR2t = 0,
-        /// Status PDUs again.
         Status = 1,
-        /// Acknowledges Data-In PDUs.
         DataAck = 2,
-        /// Data-In PDUs again, resegmented.
+        /// Retransmission of Data-In PDUs, resegmented.
         RData = 3,
     }
 }
 
-/// SNACK Request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snack {
-    /// What is asked for.
     pub kind: SnackType,
-    /// Logical unit (DataACK).
     pub lun: u64,
-    /// The task, or reserved.
     pub itt: Itt,
-    /// TTT (DataACK) or SNACK tag (R-Data), else reserved.
+    /// TTT (DataACK) or SNACK tag (R-Data), otherwise reserved.
     pub tag: u32,
-    /// Next StatSN the initiator expects.
     pub exp_stat_sn: StatSn,
-    /// First number of the run.
     pub beg_run: u32,
     /// Length of the run; 0 means all from `beg_run`.
     pub run_length: u32,
 }
 
 impl Snack {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::Snack)?;
         let bhs = Bhs(raw);
@@ -54,7 +45,6 @@ impl Snack {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::Snack, false, FINAL | self.kind.code() & 0x0f, 0);

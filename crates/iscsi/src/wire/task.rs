@@ -8,58 +8,41 @@ use super::{
 open_enum! {
     /// Task management function (§11.5.1; 9 and above from RFC 7144).
     TmFunction(u8) {
-        /// ABORT TASK: the task of the referenced task tag.
         AbortTask = 1,
-        /// ABORT TASK SET: this nexus's tasks on the logical unit.
+        /// ABORT TASK SET: aborts the tasks of this I_T nexus on the logical unit.
         AbortTaskSet = 2,
-        /// CLEAR ACA.
         ClearAca = 3,
-        /// CLEAR TASK SET: every nexus's tasks on the logical unit.
+        /// CLEAR TASK SET: aborts the tasks of every I_T nexus on the logical unit.
         ClearTaskSet = 4,
-        /// LOGICAL UNIT RESET.
         LogicalUnitReset = 5,
-        /// TARGET WARM RESET.
         TargetWarmReset = 6,
         /// TARGET COLD RESET: also ends all sessions.
         TargetColdReset = 7,
-        /// TASK REASSIGN: moves a task to this connection.
         TaskReassign = 8,
-        /// QUERY TASK.
         QueryTask = 9,
-        /// QUERY TASK SET.
         QueryTaskSet = 10,
-        /// I_T NEXUS RESET.
         ItNexusReset = 11,
-        /// QUERY ASYNCHRONOUS EVENT.
         QueryAsynchronousEvent = 12,
     }
 }
 
-/// Task Management Function Request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TmRequest {
-    /// Takes no CmdSN.
     pub immediate: bool,
-    /// What to do.
     pub function: TmFunction,
-    /// Logical unit, where the function has one.
     pub lun: u64,
-    /// Tag of this request.
     pub itt: Itt,
-    /// Tag of the task concerned (ABORT TASK, TASK REASSIGN, QUERY TASK), else reserved.
+    /// Initiator task tag of the task concerned (ABORT TASK, TASK REASSIGN, QUERY TASK), otherwise reserved.
     pub referenced_task_tag: Itt,
-    /// Command sequence number.
     pub cmd_sn: CmdSn,
-    /// Next StatSN the initiator expects.
     pub exp_stat_sn: StatSn,
     /// CmdSN of the task to abort (ABORT TASK).
     pub ref_cmd_sn: CmdSn,
-    /// Next DataSN wanted (TASK REASSIGN).
+    /// Next DataSN that the initiator expects (TASK REASSIGN).
     pub exp_data_sn: DataSn,
 }
 
 impl TmRequest {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::TmRequest)?;
         let bhs = Bhs(raw);
@@ -76,7 +59,6 @@ impl TmRequest {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::TmRequest, self.immediate, FINAL | self.function.code() & 0x7f, 0);
@@ -94,46 +76,31 @@ impl TmRequest {
 open_enum! {
     /// Outcome of a task management function (§11.6.1; 7 from RFC 7144).
     TmResult(u8) {
-        /// Function complete.
         Complete = 0,
-        /// Task does not exist.
         TaskDoesNotExist = 1,
-        /// LUN does not exist.
         LunDoesNotExist = 2,
-        /// Task still allegiant.
         TaskStillAllegiant = 3,
-        /// Task allegiance reassignment not supported.
         ReassignmentNotSupported = 4,
-        /// Task management function not supported.
         NotSupported = 5,
-        /// Function authorization failed.
         AuthorizationFailed = 6,
-        /// Function succeeded (the queried thing exists).
+        /// Function succeeded: a query found its task or event.
         Succeeded = 7,
-        /// Function rejected.
         Rejected = 255,
     }
 }
 
-/// Task Management Function Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TmResponse {
-    /// Outcome.
     pub result: TmResult,
-    /// Additional response information (RFC 7144 §4.1), the four bytes of the TTT's place; zero otherwise.
+    /// Additional response information (RFC 7144 §4.1), four bytes at the offset of the TTT; zero for other functions.
     pub information: u32,
-    /// Tag of the request.
     pub itt: Itt,
-    /// Status sequence number.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
 }
 
 impl TmResponse {
-    /// Reads the header.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::TmResponse)?;
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = get_sns(raw);
@@ -147,7 +114,6 @@ impl TmResponse {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let mut raw = begin(Opcode::TmResponse, false, FINAL, 0);

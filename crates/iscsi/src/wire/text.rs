@@ -14,31 +14,24 @@ const fn flags(is_final: bool, continues: bool) -> u8 {
     bit(is_final, FINAL) | bit(continues, CONTINUE)
 }
 
-/// Text Request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextRequest {
-    /// Takes no CmdSN.
     pub immediate: bool,
-    /// The initiator has nothing more to say.
+    /// F bit: the initiator has no more text to send.
     pub is_final: bool,
-    /// C: the text goes on in the next request.
     pub continues: bool,
-    /// Zero, or what the target gave with the TTT.
+    /// Zero, or the LUN that the target sent with the TTT.
     pub lun: u64,
-    /// Tag of the exchange.
     pub itt: Itt,
-    /// Reserved in the first request of an exchange, then the target's.
+    /// Reserved in the first request of an exchange, then the target's tag.
     pub ttt: Ttt,
-    /// Command sequence number.
     pub cmd_sn: CmdSn,
-    /// Next StatSN the initiator expects.
     pub exp_stat_sn: StatSn,
-    /// Text, bytes.
     pub data_segment_length: u32,
 }
 
 impl TextRequest {
-    /// Reads the header.
+    /// Parses the header; fails for another opcode and for F with C.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::TextRequest)?;
         let bhs = Bhs(raw);
@@ -56,7 +49,6 @@ impl TextRequest {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let flags = flags(self.is_final, self.continues);
@@ -70,31 +62,24 @@ impl TextRequest {
     }
 }
 
-/// Text Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextResponse {
-    /// The exchange is over.
+    /// F bit: the exchange is complete.
     pub is_final: bool,
-    /// C: the text goes on in the next response.
     pub continues: bool,
-    /// Zero, or a value the initiator repeats with the TTT.
+    /// Zero, or a value that the initiator repeats with the TTT.
     pub lun: u64,
-    /// Tag of the request.
     pub itt: Itt,
     /// Reserved when `is_final`, valid otherwise (§11.11.4).
     pub ttt: Ttt,
-    /// Status sequence number.
     pub stat_sn: StatSn,
-    /// Next CmdSN the target expects.
     pub exp_cmd_sn: CmdSn,
-    /// Last CmdSN the target accepts.
     pub max_cmd_sn: CmdSn,
-    /// Text, bytes.
     pub data_segment_length: u32,
 }
 
 impl TextResponse {
-    /// Reads the header.
+    /// Parses the header; fails for another opcode and for F with C.
     pub fn parse(raw: &[u8; BHS_LENGTH]) -> Result<Self, WireError> {
         expect(raw, Opcode::TextResponse)?;
         let bhs = Bhs(raw);
@@ -113,7 +98,6 @@ impl TextResponse {
         })
     }
 
-    /// Writes the header.
     #[must_use]
     pub fn emit(&self) -> [u8; BHS_LENGTH] {
         let flags = flags(self.is_final, self.continues);

@@ -1,29 +1,27 @@
-//! What requests of a load carry, and what reads should bring.
+//! The data that requests of a load write, and that reads are expected to return.
 //!
-//! Writes carry the same incompressible bytes everywhere, so that nothing has to be made per request, but for a
-//! stamp at the head of every page: where it belongs and how often that block was written. A page that is lost,
-//! stale, torn or in the wrong place therefore shows. Reads expect `pattern:SIZE:SEED`.
+//! All writes carry the same incompressible bytes, so that no data is generated per request, except for a stamp at the
+//! start of every page: its offset and the number of writes of its block. So a lost, stale, torn or misplaced page is
+//! detected. Reads expect `pattern:SIZE:SEED`.
 
 use area::Span;
 use block::fill_pattern;
 
-/// Bytes that share a stamp; a shorter block is one page.
+/// Bytes per stamp; a shorter block is one page.
 const PAGE_BYTES: usize = 4096;
-/// Offset (8 bytes), generation (4), and the complement of the generation (4).
+/// Layout of a stamp: offset (8 bytes), generation (4), complement of the generation (4).
 const STAMP_BYTES: usize = 16;
-/// Seed of the bytes between the stamps.
 const FILLER_SEED: u64 = 0x6869_6b79_616b_7521;
-/// Set while a write of the block is in flight.
+/// Flag: a write of the block is in flight.
 const BUSY: u32 = 1 << 31;
 
-/// The blocks of the range: what was done to each, and what it should hold.
 #[derive(Debug)]
 pub(super) struct Content {
     block_bytes: usize,
     page_bytes: usize,
-    /// Times each block was written or read, and whether a write is in flight.
+    /// Accesses of each block, and the flag [`BUSY`].
     touched: Vec<u32>,
-    /// What is to be found: the filler with stamps, or the pattern of this seed.
+    /// The expected content: filler with stamps, or the pattern of a seed.
     expect: Expect,
     scratch: Vec<u8>,
 }
@@ -35,14 +33,14 @@ enum Expect {
 }
 
 impl Content {
-    /// Contents of `blocks` blocks that this load writes.
+    /// Content of `blocks` blocks that this load writes.
     pub(super) fn written(block_bytes: usize, blocks: usize) -> Self {
         let mut filler = vec![0; block_bytes];
         fill_pattern(FILLER_SEED, 0, &mut filler);
         Self::new(block_bytes, blocks, Expect::Written { filler })
     }
 
-    /// Contents of `blocks` blocks that hold the pattern of `seed`.
+    /// Content of `blocks` blocks with the pattern of `seed`.
     pub(super) fn pattern(block_bytes: usize, blocks: usize, seed: u64) -> Self {
         Self::new(block_bytes, blocks, Expect::Pattern { seed })
     }
@@ -64,19 +62,17 @@ impl Content {
         self.touched[block] & !BUSY != 0
     }
 
-    /// Bytes that a slot writes again and again.
     pub(super) fn fill(&self, span: &Span) {
         if let Expect::Written { filler } = &self.expect {
             span.fill(0, filler);
         }
     }
 
-    /// A read of the block begins.
     pub(super) fn begin_read(&mut self, block: usize) {
         self.touched[block] = (self.touched[block] + 1) & !BUSY;
     }
 
-    /// A write of the block begins; with `stamp`, its pages are marked.
+    /// Starts a write of the block; with `stamp`, its pages are stamped.
     pub(super) fn begin_write(&mut self, block: usize, span: &Span, stamp: bool) {
         assert!(!self.is_busy(block), "two writes of block {block} at once have no known outcome");
         let generation = (self.touched[block] + 1) & !BUSY;
@@ -89,13 +85,12 @@ impl Content {
         }
     }
 
-    /// The write of the block is over.
     pub(super) fn end_write(&mut self, block: usize) {
         self.touched[block] &= !BUSY;
     }
 
-    /// Looks at one word of every page that a read brought: cheap enough to be done while the clock runs. Which
-    /// word it is depends on the page. The offset in the range of the first page that is not as it should be.
+    /// Checks one word of every page read: cheap enough during the measurement. The position of the word depends on the
+    /// page. Returns the offset in the range of the first wrong page.
     pub(super) fn glance(&self, block: usize, span: &Span) -> Option<u64> {
         let Expect::Pattern { seed } = self.expect else { return None };
         let bytes = span.as_slice();
@@ -112,7 +107,7 @@ impl Content {
         None
     }
 
-    /// Compares every byte of a block. The offset in the range of the first that is not as it should be.
+    /// Compares every byte of a block. Returns the offset in the range of the first wrong byte.
     pub(super) fn compare(&mut self, block: usize, span: &Span) -> Option<u64> {
         let start = (block * self.block_bytes) as u64;
         match &self.expect {

@@ -1,8 +1,7 @@
-//! A load of equal requests on one endpoint: how many a second, how long each takes, and whether what was read
-//! is what should be there.
+//! A load of equal requests on one endpoint: measures their rate and latency, and verifies the data.
 //!
-//! Drives the endpoint as the copy engine does - completions first, then new requests up to the depth, then a
-//! turn of the loop - and allocates nothing per request: every slot keeps its area.
+//! Drives the endpoint like the copy engine: first completions, then new requests up to the depth, then a turn of the
+//! loop. Makes no allocation per request: every slot keeps its area.
 
 mod content;
 #[cfg(test)]
@@ -11,123 +10,96 @@ mod tests;
 use std::time::Duration;
 
 use area::{Pool, Span};
-use block::{Completion, Endpoint, IoError, Kind, Request, Router, State};
-use io::{Event, Io, SpinReport};
+use block::{Completion, Endpoint, IoError, Kind, State};
+use io::{Io, SpinReport};
 use thiserror::Error;
 
+use crate::driver::Driver;
 use crate::latency::{Histogram, Latency};
 use crate::plan::{DEPTH_MAX, granularity};
 use crate::progress::OBSERVE_EVERY;
 use content::Content;
 
-/// Most blocks of a range: what is known of each takes four bytes.
+/// Bound of the blocks in a range: the state of each takes four bytes.
 pub const LOAD_BLOCKS_MAX: u64 = 1 << 24;
 
-/// What is asked of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadPlan {
-    /// Bytes of one request.
     pub block_bytes: u32,
-    /// Requests in flight.
     pub depth: u32,
-    /// Bytes from the start that requests touch, in whole blocks.
+    /// Bytes from the start that requests access, in whole blocks.
     pub range_bytes: u64,
-    /// Write instead of reading.
     pub write: bool,
-    /// Blocks in random order, by this seed, instead of one after the other.
+    /// Random order of blocks, by this seed; `None`: sequential.
     pub random: Option<u64>,
-    /// Data is to be compared. Reads expect the pattern of this seed; writes are stamped, and the seed is
-    /// of no account.
+    /// Verify the data. Reads expect the pattern of this seed; writes are stamped, and the seed is ignored.
     pub verify: Option<u64>,
 }
 
-/// How long a load goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// No new request after this time.
+    /// Start no new request after this time.
     Time(Duration),
-    /// This many requests.
     Operations(u64),
 }
 
-/// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoadFigures {
-    /// Requests completed.
     pub operations: u64,
-    /// From the first submission to the last completion, and to the end of the flush if it wrote.
+    /// From the first submission to the last completion; for writes, to the end of the flush.
     pub duration: Duration,
-    /// Of the flush alone.
     pub flush: Duration,
-    /// From submission to completion.
     pub latency: Latency,
-    /// What this end's loop spent on looking before it slept.
+    /// Time that the loop has spent spinning before it slept.
     pub spin: SpinReport,
 }
 
-/// Why a load did not reach its end. Nothing is in flight afterwards, except after `Loop`.
+/// Why a load failed. Nothing is in flight afterwards, except after `Loop`.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// The endpoint cannot be asked that.
     #[error("{0}")]
     Refused(String),
-    /// A request failed.
     #[error("{verb} of {length} bytes at {offset}: {error}")]
     Request {
         /// `read` or `write`.
         verb: &'static str,
-        /// Byte offset.
         offset: u64,
-        /// Bytes.
         length: u32,
-        /// What the endpoint said.
         error: IoError,
     },
-    /// The flush failed.
     #[error("flush: {0}")]
     Flush(IoError),
-    /// The endpoint does not hold what it should.
     #[error("the byte at {offset} is not what should be there")]
-    Difference {
-        /// Byte offset.
-        offset: u64,
-    },
-    /// It was asked to stop.
+    Difference { offset: u64 },
+    /// `stop` returned true.
     #[error("interrupted")]
     Interrupted,
-    /// The completion loop failed, or there is no memory.
+    /// The completion loop failed, or the pool has no memory.
     #[error("completion loop: {0}")]
     Loop(#[source] std::io::Error),
 }
 
-/// One request's place.
 struct Slot {
     span: Span,
     block: usize,
     since: Duration,
 }
 
-/// What the requests of a pass do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
-    /// The load itself.
     Timed,
-    /// Reading everything that was touched, and comparing it.
+    /// Reads every accessed block and compares it.
     Verify,
 }
 
-/// A load under way. It has the loop to itself: events of other owners are dropped.
+/// A load in progress. The loop belongs to it: events of other owners are dropped.
 pub struct Load<'a> {
-    io: &'a mut Io,
-    endpoint: &'a mut dyn Endpoint,
+    driver: Driver<'a, 1>,
     plan: LoadPlan,
-    router: Router<()>,
     content: Content,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    events: Vec<Event>,
-    done: Vec<Completion>,
-    /// The block that comes next, where order matters.
+    /// The next block of a sequential load.
     cursor: usize,
     random: u64,
     latency: Histogram,
@@ -138,7 +110,6 @@ pub struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    /// Prepares a load on an endpoint that is ready.
     pub fn new(io: &'a mut Io, endpoint: &'a mut dyn Endpoint, plan: LoadPlan) -> Result<Self, LoadError> {
         assert!(matches!(endpoint.state(), State::Ready), "the caller waits until it is");
         let blocks = blocks(endpoint, &plan)?;
@@ -158,20 +129,14 @@ impl<'a> Load<'a> {
             }
             slots.push(Slot { span, block: 0, since: Duration::ZERO });
         }
-        let mut router = Router::new();
-        router.add_endpoint(endpoint, ());
         Ok(Self {
-            io,
-            endpoint,
+            driver: Driver::new(io, [endpoint]),
             plan,
-            router,
             content,
             free: (0..slots.len()).rev().collect(),
             slots,
-            events: Vec::new(),
-            done: Vec::new(),
             cursor: 0,
-            // Zero is the one state that xorshift never leaves.
+            // Zero is the only state that xorshift never leaves.
             random: plan.random.unwrap_or(0) | 1 << 63,
             latency: Histogram::new(),
             operations: 0,
@@ -180,12 +145,13 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Carries the load on until its end, and flushes what it wrote. `stop` is asked now and then.
+    /// Runs the load until its end, and flushes its writes. `stop` is called periodically; if it returns true, the load
+    /// ends.
     pub fn run(&mut self, until: Until, stop: &mut dyn FnMut() -> bool) -> Result<LoadFigures, LoadError> {
-        // The loop's clock may be as old as the loop.
+        // Updates the loop's clock, which may not have advanced since the loop was created.
         self.turn(Duration::ZERO)?;
         (self.latency, self.operations) = (Histogram::new(), 0);
-        let (start, spun) = (self.seen, self.io.spin_report());
+        let (start, spun) = (self.seen, self.driver.io.spin_report());
         let mut begun = 0;
         self.drive(Pass::Timed, stop, &mut |load| {
             let go_on = match until {
@@ -199,7 +165,7 @@ impl<'a> Load<'a> {
         if self.plan.write {
             self.flush()?;
         }
-        let spin = self.io.spin_report();
+        let spin = self.driver.io.spin_report();
         Ok(LoadFigures {
             operations: self.operations,
             duration: self.seen - start,
@@ -213,7 +179,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Reads back every block that was touched and compares every byte; the bytes compared.
+    /// Reads every accessed block and compares every byte; returns the number of bytes compared.
     pub fn verify(&mut self, stop: &mut dyn FnMut() -> bool) -> Result<u64, LoadError> {
         assert!(self.plan.verify.is_some(), "the contents are known");
         self.turn(Duration::ZERO)?;
@@ -230,7 +196,6 @@ impl<'a> Load<'a> {
         Ok(compared * u64::from(self.plan.block_bytes))
     }
 
-    /// Submits the blocks that `next` names until it names none, and waits for the last completion.
     fn drive(
         &mut self,
         pass: Pass,
@@ -240,7 +205,8 @@ impl<'a> Load<'a> {
         let mut observe_at = self.seen + OBSERVE_EVERY;
         let mut closed = false;
         loop {
-            // Endpoints that complete inside `submit` would keep the loop from the kernel and the clock for ever.
+            // Endpoints that complete inside `submit` would otherwise prevent turns of the loop, and with them the
+            // clock, for ever.
             let mut begun = 0;
             while !closed && begun < self.slots.len() {
                 let Some(index) = self.free.pop() else { break };
@@ -281,7 +247,8 @@ impl<'a> Load<'a> {
                 ((u128::from(self.random) * blocks as u128) >> 64) as usize
             }
         };
-        // Ends: there are as many blocks as requests in flight, and this one is not yet.
+        // The search ends: there are at least as many blocks as requests in flight, and this request is not in flight
+        // yet.
         while self.plan.write && self.content.is_busy(block) {
             block = (block + 1) % blocks;
         }
@@ -302,12 +269,11 @@ impl<'a> Load<'a> {
             }
             Kind::Read { offset, into: slot.span.clone() }
         };
-        self.endpoint.submit(self.io, Request { id: index as u64, kind }, &mut self.done);
+        self.driver.submit(0, index as u64, kind);
     }
 
-    /// Takes what has completed.
     fn complete(&mut self, pass: Pass) {
-        while let Some(Completion { id, result }) = self.done.pop() {
+        while let Some((_, Completion { id, result })) = self.driver.completed() {
             let index = id as usize;
             let Slot { ref span, block, since } = self.slots[index];
             let offset = block as u64 * u64::from(self.plan.block_bytes);
@@ -341,33 +307,23 @@ impl<'a> Load<'a> {
     }
 
     fn flush(&mut self) -> Result<(), LoadError> {
-        self.endpoint.submit(self.io, Request { id: 0, kind: Kind::Flush }, &mut self.done);
-        while self.done.is_empty() {
+        self.driver.submit(0, 0, Kind::Flush);
+        loop {
+            if let Some((_, completion)) = self.driver.completed() {
+                return completion.result.map_err(LoadError::Flush);
+            }
             self.turn(self.seen + OBSERVE_EVERY)?;
         }
-        let Completion { result, .. } = self.done.remove(0);
-        result.map_err(LoadError::Flush)
     }
 
     fn turn(&mut self, until: Duration) -> Result<(), LoadError> {
-        let mut events = std::mem::take(&mut self.events);
-        let turned = self.io.turn_until(Some(until), &mut events);
-        self.seen = self.io.now();
-        for event in events.drain(..) {
-            if self.router.route(event.token.owner).is_none() {
-                // An endpoint that connected anew may have new owners.
-                self.router.add_endpoint(&*self.endpoint, ());
-            }
-            if self.router.route(event.token.owner).is_some() {
-                self.endpoint.on_event(self.io, event, &mut self.done);
-            }
-        }
-        self.events = events;
+        let turned = self.driver.turn(|io, events| io.turn_until(Some(until), events), None, |_| ());
+        self.seen = self.driver.io.now();
         turned.map_err(LoadError::Loop)
     }
 }
 
-/// Blocks of the range, if the endpoint can be asked for them.
+/// The number of blocks in the range; refuses what the endpoint does not support.
 fn blocks(endpoint: &dyn Endpoint, plan: &LoadPlan) -> Result<usize, LoadError> {
     let capability = endpoint.capability();
     let refuse = |text: String| Err(LoadError::Refused(text));
@@ -384,7 +340,7 @@ fn blocks(endpoint: &dyn Endpoint, plan: &LoadPlan) -> Result<usize, LoadError> 
         return refuse("it is read-only".to_owned());
     }
     let blocks = plan.range_bytes.min(capability.size_bytes) / u64::from(block);
-    // Writes of one block at a time, so that the outcome is known; reads may meet.
+    // At most one write of a block at a time, so that the result is defined; reads may overlap.
     if blocks < if plan.write { depth.into() } else { 1 } {
         return refuse(format!(
             "its range of {blocks} blocks of {block} bytes is too small for {depth} in flight"

@@ -1,11 +1,11 @@
-//! Loads over memory, and over memory that errs.
+//! Loads over memory, and over memory with injected faults.
 
 use std::time::Duration;
 
 use area::PoolLimits;
 use block::{
-    Capability, Completion, Endpoint, Identity, IoErrorKind, Kind, Medium, MemoryMedium, PatternMedium,
-    Request,
+    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, IoErrorKind, Kind, Medium,
+    MemoryMedium, PatternMedium, Request,
 };
 use io::{Event, Io, Owner};
 
@@ -19,7 +19,7 @@ fn never() -> impl FnMut() -> bool {
     || false
 }
 
-/// Memory that does something else with the request of this number.
+/// Memory that mishandles the request with this number.
 struct Wrong {
     inner: Box<dyn Endpoint>,
     count: u64,
@@ -80,8 +80,18 @@ impl Endpoint for Wrong {
         self.inner.owners(owners);
     }
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for Wrong {
     fn identity(&self) -> Identity {
         Identity::Unique
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
     }
 }
 
@@ -108,7 +118,7 @@ fn what_was_written_is_found_again() {
 
 #[test]
 fn a_write_lost_misplaced_or_torn_is_found() {
-    // 128 blocks; the last time round, the fifth block is written by request 133.
+    // 128 blocks; in the last round, request 133 writes the fifth block.
     for (how, offset) in [(How::Drop, 4 * 8192 + 8), (How::Tear, 4 * 8192 + 4096 + 8)] {
         match wrong(how, 133, PLAN, 200) {
             Err(LoadError::Difference { offset: found }) => assert_eq!(found, offset),
@@ -123,7 +133,8 @@ fn a_write_lost_misplaced_or_torn_is_found() {
 
 #[test]
 fn a_write_in_flight_is_not_overtaken() {
-    // It stays away while the load goes round and round; the assertion in `begin_write` would fire.
+    // The write stays in flight while the load wraps around; a second write would trigger the assertion in
+    // `begin_write`.
     let plan = LoadPlan { range_bytes: 8 * 8192, ..PLAN };
     wrong(How::Later, 3, plan, 300).unwrap();
     wrong(How::Later, 3, LoadPlan { random: Some(9), ..plan }, 300).unwrap();

@@ -1,19 +1,19 @@
-//! A manifest in a file of the user's choice: replaced as a whole, and nothing else is.
+//! A manifest in a file chosen by the user: replaced as a whole; other files are never overwritten.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 use super::{HEAD, MANIFEST_BYTES_MAX, Manifest};
-use crate::journal::{Step, beside, create_beside, read_whole, replace};
+use crate::journal::{Call, beside, create_beside, read_whole, replace};
 
-/// The manifest at `path`: its bytes, still to be parsed.
+/// The content of the manifest at `path`, not parsed; at most [`MANIFEST_BYTES_MAX`] bytes.
 pub fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
     read_whole(path, MANIFEST_BYTES_MAX, "it is too long for a manifest")
 }
 
-/// Whether [`write_manifest`] could write here: the directory takes files, and nothing but an earlier manifest would be lost
-/// (`AlreadyExists`), neither at `path` nor beside it, where `.new` is appended to the name.
+/// Whether [`write_manifest`] could write here: the directory is writable, and no file other than a manifest would be
+/// overwritten (`AlreadyExists`), neither `path` nor `path` with `.new` appended.
 pub fn check_manifest_place(path: &Path) -> io::Result<()> {
     let (_, beside) = beside(path)?;
     is_free(path)?;
@@ -22,17 +22,18 @@ pub fn check_manifest_place(path: &Path) -> io::Result<()> {
     fs::remove_file(&beside)
 }
 
-/// Writes it in place of an earlier one: whatever happens meanwhile, the file is the one or the other, and in the end it is durable.
+/// Replaces an earlier manifest: at any time the file is the old or the new one, and after success the new one is
+/// durable.
 pub fn write_manifest(path: &Path, manifest: &Manifest) -> io::Result<()> {
     write(path, manifest, |_| Ok(()))
 }
 
-fn write(path: &Path, manifest: &Manifest, before: impl FnMut(Step) -> io::Result<()>) -> io::Result<()> {
+fn write(path: &Path, manifest: &Manifest, before: impl FnMut(Call) -> io::Result<()>) -> io::Result<()> {
     check_manifest_place(path)?;
     replace(path, manifest.emit().as_bytes(), before)
 }
 
-/// An error unless nothing is there, or the beginning of a manifest.
+/// An error unless `path` does not exist or begins like a manifest.
 fn is_free(path: &Path) -> io::Result<()> {
     let taken = || io::Error::new(ErrorKind::AlreadyExists, format!("{} is something else", path.display()));
     match fs::symlink_metadata(path) {
@@ -43,7 +44,7 @@ fn is_free(path: &Path) -> io::Result<()> {
     }
     let mut head = Vec::new();
     block::open_input(path)?.take(HEAD.len() as u64).read_to_end(&mut head)?;
-    // One that was cut off early, too.
+    // Accepts a truncated head too.
     if HEAD.as_bytes().starts_with(&head) { Ok(()) } else { Err(taken()) }
 }
 
@@ -67,20 +68,20 @@ mod tests {
     fn whatever_step_is_the_last_the_file_is_whole() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.manifest");
-        let steps = [Step::Create, Step::Write, Step::Sync, Step::Rename, Step::SyncDirectory];
-        for (round, last) in steps.into_iter().enumerate() {
+        let calls = [Call::Create, Call::Write, Call::Sync, Call::Rename, Call::SyncDirectory];
+        for (round, last) in calls.into_iter().enumerate() {
             let (old, new) = (manifest(2 * round as u8), manifest(2 * round as u8 + 1));
             write_manifest(&path, &old).unwrap();
             let killed =
                 write(
                     &path,
                     &new,
-                    |step| {
-                        if step == last { Err(io::Error::other("killed")) } else { Ok(()) }
+                    |call| {
+                        if call == last { Err(io::Error::other("killed")) } else { Ok(()) }
                     },
                 );
             assert!(killed.is_err());
-            assert_eq!(read(&path), if last == Step::SyncDirectory { new } else { old }, "{last:?}");
+            assert_eq!(read(&path), if last == Call::SyncDirectory { new } else { old }, "{last:?}");
         }
         write_manifest(&path, &manifest(9)).unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);

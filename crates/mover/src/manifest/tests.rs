@@ -1,4 +1,4 @@
-//! Round trips, and most texts that are not a manifest.
+//! Round trips, and many texts that are not valid manifests.
 
 use super::{MANIFEST_VERSION, Manifest, ManifestError};
 use crate::mapfile::Label;
@@ -66,7 +66,6 @@ fn a_flipped_or_missing_byte_is_never_believed() {
     assert!(Manifest::parse(&[&text[..], b"\n"].concat()).is_err());
 }
 
-/// Three extents with values.
 fn three() -> Manifest {
     let value = |byte| blake3::hash(&[byte]).into();
     let sums = vec![
@@ -78,7 +77,7 @@ fn three() -> Manifest {
     Manifest { label: Label { bytes: total, ..Label::default() }, sums: Sums::new(total, E, sums).unwrap() }
 }
 
-/// The text with `from` replaced, under a right checksum: what somebody made by hand.
+/// Parses the text with `from` replaced and a matching checksum, like a file edited by hand.
 fn forged(text: &str, from: &str, to: &str) -> Result<Manifest, ManifestError> {
     let body = &text[..text.rfind("# blake3: ").unwrap()];
     assert!(body.contains(from), "{from}");
@@ -96,7 +95,7 @@ fn a_forged_manifest_is_checked_all_the_same() {
     let second = format!("0x{E:08X}  0x{E:08X}  0  {two}\n");
     let bytes = format!("# bytes: {}", 2 * E + 4096);
     for (from, to) in [
-        // Who changes a value, or says that nothing is known, has to change the hash of the whole.
+        // A changed value, or one marked as unknown, also requires a change of the hash of the whole.
         (&*one, &*two),
         (&format!("0  {two}"), &format!("+  {one}")),
         (&format!("0  {two}"), "0"),
@@ -104,7 +103,7 @@ fn a_forged_manifest_is_checked_all_the_same() {
         (&whole, &one),
         (&whole, "none"),
         (&format!("# range-blake3: {whole}\n"), ""),
-        // What is no line.
+        // Malformed lines.
         (&format!("+  {one}"), "+"),
         (&format!("0  {two}"), &format!("?  {two}")),
         (&format!("0  {two}"), &format!("0  {two}  {two}")),
@@ -119,7 +118,7 @@ fn a_forged_manifest_is_checked_all_the_same() {
         (&second, ""),
         (&second, &second.repeat(2)),
         (&second, &"0x0 0x0 ?\n".repeat(5000)),
-        // Another shape.
+        // Another division into extents.
         (&extent, "# extent: 0"),
         (&extent, "# extent: 1024"),
         (&extent, &format!("# extent: {}", 3 * E)),
@@ -148,7 +147,7 @@ fn errors_say_what_to_do() {
     assert!(Manifest::parse(&text.as_bytes()[..300]).unwrap_err().to_string().contains("another copy"));
 }
 
-/// As it stands in docs/internals/mover.md: an earlier release's file is read for ever.
+/// The text in docs/internals/mover-verify.md: files of earlier releases must stay readable.
 #[test]
 fn the_text_of_version_1() {
     let text = three().emit();

@@ -1,8 +1,8 @@
-//! Copies from and to streams (pipes, standard input and output): bytes that come in order, once, and end when they end.
+//! Copies from and to streams (pipes, standard input and output), read or written once, in order, of unknown length.
 //!
-//! A stream is read or written by a thread of its own ([`pipe`]), because it may block; a few buffers travel between that
-//! thread and the loop, and when they are all on one side the other waits. At the endpoint several requests are in flight,
-//! as in any copy. What was read from a stream cannot be read again: such a copy is neither resumed nor repeated.
+//! A thread of its own ([`pipe`]) reads or writes a stream, because that may block. A few buffers circulate between
+//! this thread and the loop; when all are on one side, the other side waits. At the endpoint several requests are in
+//! flight, as in other copies. A stream cannot be read again, so such a copy is neither resumed nor repeated.
 
 mod pipe;
 mod pump;
@@ -15,11 +15,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use area::Span;
-use block::{Capability, Certainty, Endpoint, IoError, IoErrorKind, Kind, State};
+use block::{Capability, Endpoint, Evidence, IoError, IoErrorKind, Kind, State};
 use io::Io;
 
 use crate::copy::Report;
 use crate::cutter::HOLE_BYTES_MIN;
+use crate::driver::Driver;
 use crate::error::{CopyError, End};
 use crate::limit::Blocked;
 use crate::meter::Side;
@@ -30,12 +31,12 @@ use crate::zero::is_zero;
 use pipe::{Inlet, Outlet};
 use pump::Pump;
 
-/// Copies what `reader` has into the destination from `plan.dst_offset` on, flushes once, and verifies if asked by the digests
-/// of what came. `plan.src_offset` bytes are read and dropped before.
+/// Copies the bytes of `reader` to the destination from `plan.dst_offset` on, flushes once, and verifies if requested
+/// by the digests of the bytes received. The first `plan.src_offset` bytes are dropped.
 ///
-/// With a size, so many bytes are taken, and fewer are [`CopyError::Short`]; without, all until the end, and more than the
-/// destination has room for is [`CopyError::Long`]. Exactly the bytes that came are written: where they end within a block, the
-/// rest of it stays what it was.
+/// With a size, exactly that many bytes are taken, and fewer are [`CopyError::Short`]; without, all bytes until the
+/// end, and more than the destination has room for are [`CopyError::Long`]. Exactly the bytes received are written: if
+/// they end within a block, the rest of the block stays unchanged.
 pub fn copy_from_stream(
     io: &mut Io,
     reader: Box<dyn Read + Send>,
@@ -50,7 +51,7 @@ pub fn copy_from_stream(
         .filter(|room| plan.size.unwrap_or(0) <= *room)
         .ok_or(Refusal::DestinationTooSmall { offset, bytes: plan.size.unwrap_or(0), size })?;
     let block = granularity(&capability);
-    // Whatever comes fits; how much that is shows.
+    // A source of the size of the room passes the check; the actual length is known only at the end.
     let other = Capability { size_bytes: room - room % u64::from(block), ..stand_in(&capability) };
     let checked =
         plan_check(&other, &capability, &Plan { src_offset: 0, size: None, map: None, ..plan.clone() })?;
@@ -58,7 +59,7 @@ pub fn copy_from_stream(
     let inlet = Inlet::start(io, reader, chunk, plan.src_offset, plan.size).map_err(CopyError::Loop)?;
     let total = plan.size.unwrap_or(0);
     let mut inward = Inward {
-        names_zeroes: plan.sparse && (capability.write_zeroes || capability.discard),
+        can_write_zeroes: plan.sparse && (capability.write_zeroes || capability.discard),
         offset,
         room,
         block: block as usize,
@@ -82,28 +83,27 @@ pub fn copy_from_stream(
     if inward.pump.watch.stopped() {
         return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: inward.at });
     }
-    if let Some(wanted) = plan.size.filter(|wanted| inward.at < *wanted) {
-        return Err(CopyError::Short { bytes: inward.at, wanted });
+    if let Some(expected) = plan.size.filter(|expected| inward.at < *expected) {
+        return Err(CopyError::Short { bytes: inward.at, expected });
     }
     let Inward { at: bytes, hasher, zero_bytes, pump, .. } = inward;
     let read = Side { ops: 0, bytes, ..Side::default() };
     let mut report = pump.report(bytes, flush, chunk);
     (report.read, report.zero_bytes_skipped) = (read, zero_bytes);
-    let Pump { io, end: destination, watch: Watch { observer, .. }, .. } = pump;
+    let Pump { driver: Driver { io, ends: [destination], .. }, watch: Watch { observer, .. }, .. } = pump;
     if let Some(hasher) = hasher {
-        let wanted = hasher.finalize();
+        let expected = hasher.finalize();
         let (seconds, found) = read_back(io, destination, plan, bytes, observer)?;
-        if found != wanted {
+        if found != expected {
             return Err(CopyError::Verify { offset: plan.dst_offset, length: bytes });
         }
         (report.verified, report.verify_seconds) = (true, seconds);
-        report.blake3 = Some(wanted.to_hex().to_string());
+        report.blake3 = Some(expected.to_hex().to_string());
     }
     Ok(report)
 }
 
-/// Copies the range of `plan` from the source into `writer`, in order. Done means that `writer` has taken all of it; whether it
-/// is kept is for whoever is behind it.
+/// Copies the range of `plan` to `writer`, in order. Success means that `writer` has them all, not their receiver.
 pub fn copy_to_stream(
     io: &mut Io,
     source: &mut dyn Endpoint,
@@ -114,7 +114,7 @@ pub fn copy_to_stream(
     in_order(io, source, writer, plan, Phase::Copy, observer)
 }
 
-/// One end, read in order: to be copied or to be verified.
+/// Reads one end in order, to copy it to a stream or to verify it.
 fn in_order(
     io: &mut Io,
     source: &mut dyn Endpoint,
@@ -143,7 +143,7 @@ fn in_order(
     if stopped && written < checked.bytes {
         return Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe: written });
     }
-    let certain = outward.pump.end.check_identity(Certainty::Seen);
+    let certain = outward.pump.driver.ends[0].inspect().check_identity(Evidence::Probed);
     certain.map_err(|error| CopyError::Gone { end: End::Source, error })?;
     let mut report = outward.pump.report(written, Duration::ZERO, chunk);
     report.write = Side { ops: 0, bytes: written, ..Side::default() };
@@ -158,19 +158,19 @@ fn ready(endpoint: &dyn Endpoint, end: End) -> Result<Capability, Refusal> {
     }
 }
 
-/// A stream as the other end of a plan: it takes anything.
+/// The capability that stands for a stream in the checks: no constraints.
 fn stand_in(other: &Capability) -> Capability {
     Capability { granularity: 1, read_only: false, ..other.clone() }
 }
 
-/// Bytes of a chunk that is one request.
+/// Bytes of a chunk, such that a chunk is one request.
 fn one_request(checked: &Checked, capability: &Capability) -> usize {
     let most = capability.max_transfer_bytes.min(checked.chunk);
     let step = if most >= checked.unit { checked.unit } else { granularity(capability) };
     ((most / step).max(1) * step) as usize
 }
 
-/// Reads the destination back. The seconds it took, and the digest of what is there.
+/// Reads the destination back. Returns the seconds taken and the digest.
 fn read_back(
     io: &mut Io,
     destination: &mut dyn Endpoint,
@@ -179,7 +179,7 @@ fn read_back(
     observer: Observer<'_>,
 ) -> Result<(f64, blake3::Hash), CopyError> {
     let hasher = Arc::new(Mutex::new(blake3::Hasher::new()));
-    // Holes are read too: it is the storage that is asked.
+    // Holes are read too, since the verification is of the storage.
     let (offset, size) = (plan.dst_offset, Some(bytes));
     let plan = Plan { src_offset: offset, size, sparse: false, ..plan.clone() };
     let writer = Box::new(Hashing(Arc::clone(&hasher)));
@@ -193,16 +193,15 @@ fn read_back(
             }
             error => error,
         })?;
-    let hash = hasher.lock().expect("nobody panics with it").finalize();
+    let hash = hasher.lock().expect("no panic while locked").finalize();
     Ok((report.seconds, hash))
 }
 
-/// Takes what is written into a digest.
 struct Hashing(Arc<Mutex<blake3::Hasher>>);
 
 impl Write for Hashing {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("nobody panics with it").update(bytes);
+        self.0.lock().expect("no panic while locked").update(bytes);
         Ok(bytes.len())
     }
 
@@ -211,19 +210,17 @@ impl Write for Hashing {
     }
 }
 
-/// From a stream.
 struct Inward<'a> {
     pump: Pump<'a>,
     inlet: Inlet,
     offset: u64,
     room: u64,
     block: usize,
-    names_zeroes: bool,
-    /// Of all that came, for the verification.
+    can_write_zeroes: bool,
+    /// Digest of all bytes received, for the verification.
     hasher: Option<blake3::Hasher>,
-    /// Bytes that came.
     at: u64,
-    /// The last of them, which do not fill a block.
+    /// The last bytes received, which do not fill a block.
     tail: Vec<u8>,
     zero_bytes: u64,
 }
@@ -248,7 +245,7 @@ impl Inward<'_> {
                 self.pump.turn([0, in_flight], Some(Blocked::Rate))?;
                 continue;
             }
-            let Some(span) = self.pump.io.pool().take(chunk) else {
+            let Some(span) = self.pump.driver.io.pool().take(chunk) else {
                 self.pump.wait_for_memory(in_flight > 0, [0, in_flight])?;
                 continue;
             };
@@ -271,7 +268,7 @@ impl Inward<'_> {
         self.pump.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Writes what came; the part of it that does not fill a block waits for the end.
+    /// Writes the received bytes; a part that does not fill a block is kept until the end.
     fn begin(&mut self, span: &Span, length: usize) {
         span.fill(0, &self.inlet.bytes()[..length]);
         self.inlet.give_back();
@@ -282,7 +279,8 @@ impl Inward<'_> {
             hasher.update(span.range(0..length));
         }
         if whole > 0 {
-            let (offset, zero) = (self.offset + self.at, self.names_zeroes && is_zero(span.range(0..whole)));
+            let (offset, zero) =
+                (self.offset + self.at, self.can_write_zeroes && is_zero(span.range(0..whole)));
             self.write(offset, span.slice(0, whole), zero);
         }
         self.at += length as u64;
@@ -306,18 +304,18 @@ impl Inward<'_> {
                 self.zero_bytes += if flight.named { length } else { 0 };
             }
             Err(error) if flight.named && error.kind == IoErrorKind::Unsupported => {
-                self.names_zeroes = false;
+                self.can_write_zeroes = false;
                 self.write(offset, flight.span, false);
             }
             Err(error) => self.pump.fail(CopyError::Write { offset, length, error }),
         }
     }
 
-    /// Writes the tail into its block and makes all of it durable.
     fn flush(&mut self) -> Result<Duration, CopyError> {
         if !self.tail.is_empty() {
             let (length, offset) = (self.block as u64, self.offset + self.at - self.tail.len() as u64);
-            let span = self.pump.io.pool().take(self.block).ok_or_else(no_memory)?.slice(0, self.block);
+            let span =
+                self.pump.driver.io.pool().take(self.block).ok_or_else(no_memory)?.slice(0, self.block);
             let read = self.pump.single(Kind::Read { offset, into: span.clone() })?;
             read.map_err(|error| CopyError::Read { end: End::Destination, offset, length, error })?;
             span.fill(0, &self.tail);
@@ -332,7 +330,6 @@ impl Inward<'_> {
     }
 }
 
-/// To a stream.
 struct Outward<'a> {
     pump: Pump<'a>,
     outlet: Outlet,
@@ -340,18 +337,18 @@ struct Outward<'a> {
     sparse: bool,
     block: usize,
     total: u64,
-    /// First byte of the range that is not asked for yet.
+    /// First byte of the range that was not requested.
     next: u64,
-    /// What was asked for and not handed on, in order.
+    /// Requested chunks not yet passed to the stream, in order.
     queue: VecDeque<Ahead>,
     zero_bytes: u64,
 }
 
-/// A chunk on its way out.
+/// A chunk on the way to the stream.
 struct Ahead {
     offset: u64,
     length: usize,
-    /// None: zeroes, which need not be read.
+    /// `None`: zeroes, which are not read.
     span: Option<Span>,
     is_here: bool,
 }
@@ -369,7 +366,7 @@ impl Outward<'_> {
             self.hand_on();
             self.pump.bytes = self.outlet.written;
             let in_flight = self.pump.in_flight();
-            // Who waits behind a stream that nobody reads is not waited for.
+            // After a failure or a stop, the stream is not waited for: its reader may never continue.
             if in_flight == 0 && (self.pump.failure.is_some() || self.pump.watch.stopped()) {
                 break;
             }
@@ -391,12 +388,12 @@ impl Outward<'_> {
         self.pump.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Asks for the next chunk. False: no memory.
+    /// Requests the next chunk. False: no memory.
     fn begin(&mut self, chunk: usize) -> bool {
         let (at, left) = (self.next, self.total - self.next);
         let length = left.min(chunk as u64) as usize;
         let offset = self.offset + at;
-        let extent = self.pump.end.extent(offset);
+        let extent = self.pump.driver.ends[0].extent(offset);
         let is_hole = self.sparse
             && !extent.data
             && extent.end - offset >= (length as u64).max(HOLE_BYTES_MIN.min(left));
@@ -404,8 +401,8 @@ impl Outward<'_> {
         if is_hole {
             self.zero_bytes += length as u64;
         } else {
-            let Some(area) = self.pump.io.pool().take(chunk) else { return false };
-            // A read goes on to the end of its block.
+            let Some(area) = self.pump.driver.io.pool().take(chunk) else { return false };
+            // A read extends to the end of its block.
             let into = area.slice(0, length.next_multiple_of(self.block));
             self.pump.charge(length as u64);
             self.pump.submit(
@@ -424,13 +421,13 @@ impl Outward<'_> {
         match result {
             Ok(()) => {
                 let ahead = self.queue.iter_mut().find(|ahead| ahead.offset == offset);
-                ahead.expect("what is read was asked for").is_here = true;
+                ahead.expect("a completed read is in the queue").is_here = true;
             }
             Err(error) => self.pump.fail(CopyError::Read { end: End::Source, offset, length, error }),
         }
     }
 
-    /// Gives the stream what is next in order, as far as it takes it.
+    /// Passes the next chunks in order to the stream, as far as buffers are free.
     fn hand_on(&mut self) {
         while self.pump.failure.is_none()
             && self.queue.front().is_some_and(|ahead| ahead.is_here)

@@ -1,6 +1,6 @@
 //! The threads that read and write streams, and the buffers between them and the loop.
 //!
-//! Nobody waits for such a thread: one that is stuck in a pipe ends with the process.
+//! These threads are never joined: a thread that blocks in a pipe ends with the process.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -8,23 +8,23 @@ use std::time::Duration;
 
 use io::{Io, Owner, Token, Waker};
 
-/// Buffers of one chunk for each stream.
+/// Buffers per stream, of one chunk each.
 const BUFFERS: usize = 4;
-/// Between two attempts at a stream that somebody has made non-blocking.
+/// Pause between two attempts at a stream that is in non-blocking mode.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What a thread reads.
+/// The loop's end of a thread that reads a stream.
 pub(super) struct Inlet {
     full: Receiver<std::io::Result<(Vec<u8>, usize)>>,
     empty: Sender<Vec<u8>>,
-    /// The buffer that the last [`Inlet::next`] was about.
+    /// The buffer of the last [`Inlet::next`].
     here: Vec<u8>,
-    /// Whose events say that there may be something.
+    /// Owner of the events that announce full buffers.
     pub(super) owner: Owner,
 }
 
 impl Inlet {
-    /// Begins to read: drops `skip` bytes, then takes `most`, or all, in buffers of `chunk` bytes.
+    /// Starts to read: drops `skip` bytes, then takes `most` bytes, or all, in buffers of `chunk` bytes.
     pub(super) fn start(
         io: &mut Io,
         reader: Box<dyn Read + Send>,
@@ -33,17 +33,17 @@ impl Inlet {
         most: Option<u64>,
     ) -> std::io::Result<Self> {
         let owner = io.owner();
-        let bell = io.waker(Token { owner, key: 0 })?;
+        let waker = io.waker(Token { owner, key: 0 })?;
         let ((empty, empties), (fulls, full)) = (channel(), channel());
         for _ in 0..BUFFERS {
             empty.send(vec![0; chunk]).expect("the other end is here");
         }
-        let read = move || read_all(reader, &empties, &fulls, &bell, skip, most);
+        let read = move || read_all(reader, &empties, &fulls, &waker, skip, most);
         std::thread::Builder::new().name("stream-in".to_owned()).spawn(read)?;
         Ok(Self { full, empty, here: Vec::new(), owner })
     }
 
-    /// Bytes in the next buffer, if there is one; fewer than a chunk are the last.
+    /// Bytes in the next buffer, if one is full; fewer bytes than a chunk are the last.
     pub(super) fn next(&mut self) -> Option<std::io::Result<usize>> {
         match self.full.try_recv() {
             Ok(Ok((buffer, length))) => {
@@ -56,14 +56,12 @@ impl Inlet {
         }
     }
 
-    /// Of the buffer that came last.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.here
     }
 
-    /// That buffer may be filled again.
     pub(super) fn give_back(&mut self) {
-        // A thread that has reached the end takes no more.
+        // A thread that has reached the end does not receive it.
         let _ = self.empty.send(std::mem::take(&mut self.here));
     }
 }
@@ -72,7 +70,7 @@ fn read_all(
     mut reader: Box<dyn Read + Send>,
     empties: &Receiver<Vec<u8>>,
     fulls: &Sender<std::io::Result<(Vec<u8>, usize)>>,
-    bell: &Waker,
+    waker: &Waker,
     skip: u64,
     most: Option<u64>,
 ) {
@@ -87,28 +85,28 @@ fn read_all(
                     let has = skip - to_skip + read as u64;
                     let text = format!("it ends after {has} bytes, before its byte {skip}");
                     let _ = fulls.send(Err(std::io::Error::new(ErrorKind::UnexpectedEof, text)));
-                    return bell.wake();
+                    return waker.wake();
                 }
                 Err(error) => {
                     let _ = fulls.send(Err(error));
-                    return bell.wake();
+                    return waker.wake();
                 }
             }
         }
-        let wanted = left.min(buffer.len() as u64) as usize;
-        let result = fill(&mut reader, &mut buffer[..wanted]);
+        let length = left.min(buffer.len() as u64) as usize;
+        let result = fill(&mut reader, &mut buffer[..length]);
         let ends = !matches!(result, Ok(read) if read == buffer.len());
         left -= *result.as_ref().unwrap_or(&0) as u64;
-        // The loop may have gone.
+        // The loop may have ended.
         let _ = fulls.send(result.map(|read| (buffer, read)));
-        bell.wake();
+        waker.wake();
         if ends {
             return;
         }
     }
 }
 
-/// Reads until `into` is full or the stream ends; the bytes read.
+/// Reads until `into` is full or the stream ends; returns the bytes read.
 fn fill(reader: &mut dyn Read, into: &mut [u8]) -> std::io::Result<usize> {
     let mut at = 0;
     while at < into.len() {
@@ -121,7 +119,7 @@ fn fill(reader: &mut dyn Read, into: &mut [u8]) -> std::io::Result<usize> {
     Ok(at)
 }
 
-/// Whether to go on after an error.
+/// Whether a read or write may be retried after an error; otherwise returns the error.
 fn again(error: std::io::Error) -> std::io::Result<()> {
     match error.kind() {
         ErrorKind::Interrupted => Ok(()),
@@ -133,12 +131,12 @@ fn again(error: std::io::Error) -> std::io::Result<()> {
     }
 }
 
-/// What a thread writes.
+/// The loop's end of a thread that writes a stream.
 pub(super) struct Outlet {
     full: Sender<Vec<u8>>,
     empty: Receiver<std::io::Result<Vec<u8>>>,
     spare: Vec<Vec<u8>>,
-    /// Bytes that the stream has taken.
+    /// Bytes that the stream has accepted.
     pub(super) written: u64,
     pub(super) owner: Owner,
 }
@@ -150,14 +148,14 @@ impl Outlet {
         chunk: usize,
     ) -> std::io::Result<Self> {
         let owner = io.owner();
-        let bell = io.waker(Token { owner, key: 0 })?;
+        let waker = io.waker(Token { owner, key: 0 })?;
         let ((full, fulls), (empties, empty)) = (channel::<Vec<u8>>(), channel());
         let write = move || {
             for buffer in fulls {
                 let result = write_all(&mut *writer, &buffer);
                 let failed = result.is_err();
                 let _ = empties.send(result.map(|()| buffer));
-                bell.wake();
+                waker.wake();
                 if failed {
                     return;
                 }
@@ -168,7 +166,6 @@ impl Outlet {
         Ok(Self { full, empty, spare, written: 0, owner })
     }
 
-    /// Takes back what was written.
     pub(super) fn look(&mut self) -> std::io::Result<()> {
         while let Ok(buffer) = self.empty.try_recv() {
             let buffer = buffer?;
@@ -178,17 +175,16 @@ impl Outlet {
         Ok(())
     }
 
-    /// A buffer to be filled and given.
+    /// A free buffer, to be filled and passed to the thread.
     pub(super) fn buffer(&mut self) -> Option<Vec<u8>> {
         self.spare.pop()
     }
 
     pub(super) fn give(&mut self, buffer: Vec<u8>) {
-        // A thread that has failed said so.
+        // A thread that has failed has reported its error.
         let _ = self.full.send(buffer);
     }
 
-    /// Whether something is still to be written.
     pub(super) fn is_busy(&self) -> bool {
         self.spare.len() < BUFFERS
     }

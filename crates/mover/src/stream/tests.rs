@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use area::PoolLimits;
 use block::layer::{FaultMedium, FaultRule};
-use block::{Completion, Endpoint, Identity, Medium, MemoryMedium, Request};
+use block::{Completion, Endpoint, Fingerprint, Identity, Inspect, Medium, MemoryMedium, Request};
 use io::{Event, Io, Owner};
 
 use super::*;
@@ -16,7 +16,7 @@ fn bytes(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Gives a few bytes at a time.
+/// Returns a few bytes at a time.
 struct Drip(Cursor<Vec<u8>>, usize);
 
 impl Read for Drip {
@@ -36,7 +36,7 @@ fn drip(bytes: Vec<u8>) -> Box<dyn Read + Send> {
     Box::new(Drip(Cursor::new(bytes), 3))
 }
 
-/// Takes a few bytes at a time, breaks after `0`, and hands what it took to somebody.
+/// Accepts a few bytes at a time, fails after `0`, and forwards the accepted bytes.
 struct Sip(usize, Sender<Vec<u8>>);
 
 impl Write for Sip {
@@ -60,7 +60,7 @@ fn sip(most: usize) -> (Box<dyn Write + Send>, Receiver<Vec<u8>>) {
     (Box::new(Sip(most, taken)), all)
 }
 
-/// Storage that takes whole blocks only.
+/// Storage that accepts whole blocks only.
 struct Blocks(Box<dyn Endpoint>, Capability);
 
 impl Blocks {
@@ -94,8 +94,18 @@ impl Endpoint for Blocks {
         self.0.owners(owners);
     }
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for Blocks {
     fn identity(&self) -> Identity {
-        self.0.identity()
+        self.0.inspect().identity()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
     }
 }
 
@@ -105,7 +115,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Memory in blocks of 512 bytes, full of 0xee.
+    /// Memory in blocks of 512 bytes, filled with 0xee.
     fn new(size: usize, fault: Option<&str>) -> Self {
         let mut io = Io::new(PoolLimits::default()).unwrap();
         let medium: Arc<dyn Medium> = Arc::new(MemoryMedium::new(size as u64, false).unwrap());
@@ -175,7 +185,7 @@ fn too_much_and_too_little_are_errors() {
     let long = bench.put(&bytes(SIZE + 1), &Plan::default()).unwrap_err();
     assert!(matches!(long, CopyError::Long { room } if room == SIZE as u64), "{long}");
     let short = bench.put(&bytes(1000), &Plan { size: Some(1001), ..Plan::default() }).unwrap_err();
-    assert!(matches!(short, CopyError::Short { bytes: 1000, wanted: 1001 }), "{short}");
+    assert!(matches!(short, CopyError::Short { bytes: 1000, expected: 1001 }), "{short}");
     assert!(bench.all()[..1000] == bytes(1000), "what came is there");
     let skipped = bench.put(&bytes(1000), &Plan { src_offset: 1001, ..Plan::default() }).unwrap_err();
     assert!(skipped.to_string().contains("ends after 1000 bytes"), "{skipped}");
@@ -245,10 +255,10 @@ fn a_stop_ends_a_stream_that_gives_nothing() {
 #[test]
 fn memory_comes_back_and_the_rate_is_kept() {
     let mut bench = Bench::new(SIZE, None);
-    let lent = bench.io.pool().lent();
+    let borrowed = bench.io.pool().borrowed();
     let plan = Plan { rate: Some(64 << 20), chunk: Some(64 << 10), depth: Some(2), ..Plan::default() };
     let report = bench.put(&bytes(SIZE), &plan).unwrap();
     assert!(report.depth_max <= 2 && report.seconds >= 0.010, "{report:?}");
-    // The bell of each stream keeps eight bytes.
-    assert!(bench.io.pool().lent() <= lent + 1);
+    // The waker of each stream keeps eight bytes.
+    assert!(bench.io.pool().borrowed() <= borrowed + 1);
 }

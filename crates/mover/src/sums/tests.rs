@@ -1,4 +1,4 @@
-//! Tables made of pieces in any order, and lists that are none.
+//! Tables of runs in any order, and invalid lists.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::zero::is_zero;
 
 const E: u64 = EXTENT_BYTES_MIN;
 
-/// Bytes of which some stretches are zero, and the pieces that they are read in.
+/// Bytes with ranges of zeroes, and the runs that they are read in.
 fn image(seed: u64) -> (Vec<u8>, Vec<Range<u64>>) {
     let mut random = Random::new(seed);
     let total = match seed % 4 {
@@ -17,33 +17,33 @@ fn image(seed: u64) -> (Vec<u8>, Vec<Range<u64>>) {
         1 => E * random.below(12),
         _ => random.below(20 * E),
     };
-    let (mut bytes, mut pieces, mut at) = (vec![0; total as usize], Vec::new(), 0);
+    let (mut bytes, mut runs, mut at) = (vec![0; total as usize], Vec::new(), 0);
     let step = 1024 << random.below(7);
     while at < total {
         let end = (at + step * (1 + random.below(5))).min(total);
         if !random.one_in(2) {
             random.fill(&mut bytes[at as usize..end as usize]);
         }
-        pieces.push(at..end);
+        runs.push(at..end);
         at = end;
     }
-    (bytes, pieces)
+    (bytes, runs)
 }
 
-/// The table of the pieces, taken in any order; zero ones are hashed or not.
-fn table(seed: u64, bytes: &[u8], pieces: &[Range<u64>], hashes_zeroes: bool) -> Sums {
+/// The table of the runs, added in random order; zero runs are hashed or not.
+fn table(seed: u64, bytes: &[u8], runs: &[Range<u64>], hashes_zeroes: bool) -> Sums {
     let mut random = Random::new(!seed);
     let total = bytes.len() as u64;
-    let of = |piece: &Range<u64>| &bytes[piece.start as usize..piece.end as usize];
-    let zeroes = pieces.iter().filter(|piece| is_zero(of(piece))).cloned();
+    let of = |run: &Range<u64>| &bytes[run.start as usize..run.end as usize];
+    let zeroes = runs.iter().filter(|run| is_zero(of(run))).cloned();
     let mut collector = Collector::new(total, zeroes);
-    let mut left = pieces.to_vec();
+    let mut left = runs.to_vec();
     while !left.is_empty() {
-        let piece = left.swap_remove(random.below(left.len() as u64) as usize);
-        if is_zero(of(&piece)) && !hashes_zeroes {
-            collector.add_bytes(piece.start, of(&piece));
+        let run = left.swap_remove(random.below(left.len() as u64) as usize);
+        if is_zero(of(&run)) && !hashes_zeroes {
+            collector.add_bytes(run.start, of(&run));
         } else {
-            collector.add(&Hashed::new(piece.start, of(&piece), total));
+            collector.add(&Hashed::new(run.start, of(&run), total));
         }
     }
     collector.finish()
@@ -52,10 +52,10 @@ fn table(seed: u64, bytes: &[u8], pieces: &[Range<u64>], hashes_zeroes: bool) ->
 #[test]
 fn the_values_join_to_the_hash_of_the_bytes() {
     for seed in 1..=300 {
-        let (bytes, pieces) = image(seed);
-        let sums = table(seed, &bytes, &pieces, true);
-        let wanted = blake3::hash(&bytes).to_hex().to_string();
-        assert_eq!(sums.blake3(), Some(wanted), "seed {seed}: {sums:?}");
+        let (bytes, runs) = image(seed);
+        let sums = table(seed, &bytes, &runs, true);
+        let expected = blake3::hash(&bytes).to_hex().to_string();
+        assert_eq!(sums.blake3(), Some(expected), "seed {seed}: {sums:?}");
         for Sum { offset, bytes: length, content } in sums.sums() {
             let held = &bytes[*offset as usize..(offset + length) as usize];
             let expected = is_zero(held);
@@ -67,8 +67,8 @@ fn the_values_join_to_the_hash_of_the_bytes() {
 #[test]
 fn zeroes_that_are_not_hashed_are_told_from_data_all_the_same() {
     for seed in 1..=300 {
-        let (bytes, pieces) = image(seed);
-        let (with, without) = (table(seed, &bytes, &pieces, true), table(seed, &bytes, &pieces, false));
+        let (bytes, runs) = image(seed);
+        let (with, without) = (table(seed, &bytes, &runs, true), table(seed, &bytes, &runs, false));
         assert_eq!(with.sums().len(), without.sums().len(), "seed {seed}");
         for (with, without) in with.sums().iter().zip(without.sums()) {
             let content = match with.content {
@@ -90,7 +90,7 @@ fn what_does_not_come_is_not_known() {
         let end = (at + E / 2) as usize;
         collector.add(&Hashed::new(at, &bytes[at as usize..end], total));
     }
-    // Inside a chunk of the tree.
+    // A run within a chunk of the tree.
     collector.add(&Hashed::new(4 * E, &bytes[..50], total));
     let sums = collector.finish();
     let known: Vec<_> = sums.sums().iter().map(|sum| (sum.offset, sum.content != Content::Unknown)).collect();

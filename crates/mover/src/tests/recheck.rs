@@ -1,4 +1,4 @@
-//! Sums of a verified copy, and one disk compared with them.
+//! Sums of a verified copy, and the comparison of a disk with them.
 
 use super::*;
 use crate::scripted::Bad;
@@ -8,10 +8,10 @@ const E: u64 = EXTENT_BYTES_MIN;
 
 impl Pair {
     fn recheck(&mut self, sums: &Sums, plan: &Plan) -> Result<Recheck, CopyError> {
-        let lent = self.io.pool().lent();
+        let borrowed = self.io.pool().borrowed();
         let go_on = &mut |_: &Progress| Control::Continue;
         let result = recheck(&mut self.io, &mut self.destination, sums, plan, go_on);
-        assert_eq!(self.io.pool().lent(), lent, "all memory is back");
+        assert_eq!(self.io.pool().borrowed(), borrowed, "all memory is back");
         assert_eq!(self.log.borrow().in_flight(), 0, "everything was drained");
         result
     }
@@ -21,11 +21,11 @@ impl Pair {
 fn extents(total: u64, places: impl Iterator<Item = u64>) -> Vec<Area> {
     let mut map = Map::new(total);
     places.for_each(|place| map.set(place / E * E, (place / E * E + E).min(total), Status::Finished));
-    let marked = map.stretches().filter(|stretch| stretch.status == Status::Finished);
+    let marked = map.entries().filter(|entry| entry.status == Status::Finished);
     marked.map(|area| Area { offset: area.start, bytes: area.bytes() }).collect()
 }
 
-/// A source of data, zeroes and holes, and its copy's sums.
+/// A source of data, zeroes and holes, and the sums of its copy.
 fn copied(random: &mut Random, seed: u64) -> (Pair, Sums, u64) {
     let total = if random.one_in(6) { random.below(2 * E) } else { random.below(40 * E) };
     let mut source = random_bytes(seed, total);
@@ -47,7 +47,7 @@ fn copied(random: &mut Random, seed: u64) -> (Pair, Sums, u64) {
     pair.destination.when = When::Shuffled(Random::new(seed + 1));
     pair.destination.capability.max_transfer_bytes = [4096, 40_000, 1 << 20][random.below(3) as usize];
     let map = random.one_in(3).then(|| {
-        // Some of it was copied before.
+        // A part of the range was copied before.
         let mut map = Map::new(total);
         let (start, end) = (random.below(total + 1), random.below(total + 1));
         let (start, end) = (start.min(end) / 4096 * 4096, start.max(end) / 4096 * 4096);
@@ -76,7 +76,7 @@ fn a_flipped_bit_is_found_in_its_extent_and_nothing_else_is() {
         let total = sums.total();
         let chunk = [4 * KC, 12 * KC, 48 * KC][random.below(3) as usize];
         let plan = Plan { src_offset: before, sparse: random.one_in(2), ..small(chunk, 4) };
-        // Holes of the disk, which are believed.
+        // Holes of the disk, which count as zero without being read.
         pair.destination.extents =
             pair.source.extents.iter().map(|(end, data)| (end + before, *data)).collect();
         let was = pair.recheck(&sums, &plan).unwrap();
@@ -88,7 +88,7 @@ fn a_flipped_bit_is_found_in_its_extent_and_nothing_else_is() {
         if random.one_in(2) {
             pair.destination.extents.clear();
         }
-        // No disk has data where it says that there is a hole.
+        // A disk has no data in a hole.
         let is_data = |at: &u64| pair.destination.extent(before + at).data;
         let places: Vec<_> = places.into_iter().filter(is_data).collect();
         for place in &places {
@@ -97,8 +97,8 @@ fn a_flipped_bit_is_found_in_its_extent_and_nothing_else_is() {
         let places = places
             .into_iter()
             .filter(|at| pair.destination.data[(before + at) as usize] != pair.source.data[*at as usize]);
-        let wanted = extents(total, places);
-        assert_eq!(pair.recheck(&sums, &plan).unwrap().different, wanted, "seed {seed}: {sums:?}");
+        let expected = extents(total, places);
+        assert_eq!(pair.recheck(&sums, &plan).unwrap().different, expected, "seed {seed}: {sums:?}");
     }
 }
 
@@ -115,7 +115,7 @@ fn what_cannot_be_read_now_does_not_hide_what_is_different() {
     assert_eq!(found.different, extents(10 * E, [9 * E].into_iter()));
     assert_eq!(found.unreadable, extents(10 * E, [2 * E, 6 * E, 7 * E].into_iter()));
     assert_eq!(found.compared_bytes(), 7 * E + 4096);
-    // A connection that is lost is another thing.
+    // A lost connection, in contrast, is an error.
     let fault = Fault { verb: "read", nth: 0, kind: IoErrorKind::Unreachable, on: true };
     pair.destination.faults.push(fault);
     assert!(matches!(pair.recheck(&sums, &plan), Err(CopyError::Read { end: End::Source, .. })));
@@ -142,7 +142,8 @@ fn what_could_not_be_read_then_is_not_known_and_not_read_now() {
 
 #[test]
 fn where_nearly_all_is_zero_extents_are_compared_without_a_hash_of_the_whole() {
-    // One chunk of data; in the other case there are also more pieces than digests, and the last ones are read from both ends.
+    // One chunk of data; in the second case also more runs than digests, so that the last ones are read from both
+    // ends.
     for (chunk, data) in [(128 * KC, 8), (64 * KC, 4 + 16)] {
         let total = 4 << 20;
         let mut source = vec![0; total as usize];

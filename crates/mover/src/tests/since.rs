@@ -1,10 +1,10 @@
-//! Copies of what has changed: by comparison, by a list, resumed, and the hash of the whole.
+//! Incremental copies: by comparison, by a list, resumed; and the hash of the whole.
 
 use super::*;
 use crate::scripted::Bad;
 use crate::{Map, Status};
 
-/// An image and an older state of it, with holes of both, and where they differ: begin and end.
+/// An image and an older state of it, with the holes of both and the ranges in which they differ: begin and end.
 struct Images {
     new: Vec<u8>,
     old: Vec<u8>,
@@ -12,7 +12,7 @@ struct Images {
     changed: Vec<(u64, u64)>,
 }
 
-/// Ends of extents, and whether each is data: zero bytes may be holes.
+/// End and kind (data) of each extent: zero bytes may be holes.
 fn extents(random: &mut Random, bytes: &[u8]) -> Vec<(u64, bool)> {
     let (mut extents, mut at) = (Vec::new(), 0);
     while at < bytes.len() {
@@ -69,10 +69,10 @@ impl Images {
         pair
     }
 
-    /// Bytes of the pieces of `step` bytes that hold a change.
+    /// Bytes of the runs of `step` bytes that contain a change.
     fn touched(&self, step: u64) -> u64 {
-        let pieces = self.changed.iter().flat_map(|(start, end)| start / step..end.div_ceil(step));
-        pieces.collect::<BTreeSet<_>>().len() as u64 * step
+        let runs = self.changed.iter().flat_map(|(start, end)| start / step..end.div_ceil(step));
+        runs.collect::<BTreeSet<_>>().len() as u64 * step
     }
 
     fn blake3(&self) -> Option<String> {
@@ -98,7 +98,7 @@ fn by_comparison_the_destination_becomes_the_source_and_little_is_written() {
         assert!(pair.destination.data == images.new, "seed {seed}: {plan:?}");
         let written = report.write.bytes + report.zero_bytes_skipped;
         assert_eq!(written + report.equal_bytes, bytes, "seed {seed}: {report:?}");
-        // Pieces of data begin anywhere behind a hole, so that a change may touch one more at each end.
+        // Runs of data may begin anywhere after a hole, so a change may touch one more run at each end.
         let chunk = u64::from(plan.chunk.unwrap());
         let most = images.touched(chunk) + 2 * chunk * images.changed.len() as u64;
         assert!(written <= most, "seed {seed}: {written} written, {most} at most");
@@ -137,8 +137,8 @@ fn by_a_list_only_what_it_names_is_read_and_written() {
         let mut pair = images.pair(&mut random);
         let mut map = Map::new(bytes);
         images.changed.iter().for_each(|(start, end)| map.set(*start, *end, Status::BadSector));
-        let marked = map.stretches().filter(|stretch| stretch.status == Status::BadSector);
-        let only: Vec<_> = marked.map(|stretch| stretch.start..stretch.end).collect();
+        let marked = map.entries().filter(|entry| entry.status == Status::BadSector);
+        let only: Vec<_> = marked.map(|entry| entry.start..entry.end).collect();
         let plan = Plan { only: Some(only), differing: random.one_in(3), ..plan(&mut random) };
         let report = pair.copy(&plan).unwrap_or_else(|error| panic!("seed {seed}: {error}: {plan:?}"));
         assert!(pair.destination.data == images.new, "seed {seed}: {plan:?}");
@@ -196,7 +196,7 @@ fn a_resumed_copy_of_either_kind_has_the_hash_of_the_whole() {
             let end = (start + random.below(200 * K)).min(bytes);
             pair.destination.data[start as usize..end as usize]
                 .copy_from_slice(&images.new[start as usize..end as usize]);
-            // What was copied is no hole.
+            // A copied range is no hole.
             pair.destination.extents.clear();
             map.set(start, end, Status::Finished);
         }
@@ -213,14 +213,35 @@ fn a_lost_cache_is_made_good_in_a_comparison_too() {
         let mut random = Random::new(seed);
         let images = Images::new(&mut random, 500 * K, 5);
         let mut pair = images.pair(&mut random);
-        let fault = Fault { verb: "flush", nth: 0, kind: IoErrorKind::CacheLost, on: false };
-        pair.destination.faults.push(fault);
+        // The first flush precedes the comparison: a lost cache that it reports concerns earlier writers.
+        let nth = random.below(2) as usize;
+        pair.destination.faults.push(Fault { verb: "flush", nth, kind: IoErrorKind::CacheLost, on: false });
         let plan = Plan { differing: true, verify: true, ..small(8 * KC, 3) };
         let report = pair.copy(&plan).unwrap();
-        assert!(report.copied_again && report.verified, "seed {seed}");
+        assert!(report.copied_again == (nth == 1) && report.verified, "seed {seed}");
         assert!(pair.destination.data == images.new, "seed {seed}");
         assert_eq!(report.blake3, images.blake3(), "seed {seed}");
     }
+}
+
+#[test]
+fn what_is_found_equal_was_durable_before_it_was_read() {
+    for seed in 1..=40 {
+        let mut random = Random::new(seed);
+        let images = Images::new(&mut random, 500 * K, 0);
+        let mut pair = images.pair(&mut random);
+        // An earlier copy had written everything when its process ended; the target loses power during the comparison.
+        pair.destination.durable.borrow_mut().fill(7);
+        pair.destination.cut_at = Some(random.below(20) as usize);
+        let plan = Plan { differing: true, sparse: random.one_in(2), ..small(8 * KC, 3) };
+        let report = pair.copy(&plan).unwrap();
+        assert!(report.equal_bytes > 0 && *pair.destination.durable.borrow() == images.new, "seed {seed}");
+    }
+    let mut pair = Pair::new(vec![1; 100 << 10], vec![1; 100 << 10]);
+    let fault = Fault { verb: "flush", nth: 0, kind: IoErrorKind::FlushFailed, on: false };
+    pair.destination.faults.push(fault);
+    let error = pair.copy(&Plan { differing: true, ..small(8 * KC, 3) }).unwrap_err();
+    assert!(matches!(error, CopyError::Flush(_)) && pair.log.borrow().count('d', "read") == 0, "{error}");
 }
 
 #[test]
@@ -244,7 +265,7 @@ fn what_was_read_block_by_block_leaves_no_hash_of_the_whole() {
     }
 }
 
-/// In tests 1 MiB is what 4 GiB is elsewhere.
+/// In tests 1 MiB takes the place of 4 GiB.
 #[test]
 fn an_image_that_is_nearly_all_zero_is_verified_without_the_hash_of_the_whole() {
     for (zero, whole) in [(1 << 20, true), ((1 << 20) + 4096, false)] {

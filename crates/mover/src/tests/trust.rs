@@ -1,24 +1,24 @@
-//! What is claimed, what survives, and what a resumed copy makes of it.
+//! Claims, the content that survives a power loss, and resumed copies.
 
 use super::*;
 use crate::scripted::Bad;
 use crate::{Area, Journal, Map, Status, copy_with_journal};
 
-/// Looks at each claim: all that is said to be finished must survive a power cut at this moment.
+/// Checks each claim: everything claimed as finished must survive a power loss at this moment.
 pub(super) struct Claims {
     source: Vec<u8>,
     durable: Rc<RefCell<Vec<u8>>>,
     pub(super) maps: Vec<Map>,
-    /// Refuses the claim of this number.
+    /// Fails the claim with this number.
     fails: usize,
     every: Duration,
 }
 
 impl Journal for Claims {
     fn claim(&mut self, map: &Map) -> Result<(), String> {
-        for stretch in map.stretches().filter(|stretch| stretch.status == Status::Finished) {
-            let range = stretch.start as usize..stretch.end as usize;
-            assert!(self.durable.borrow()[range.clone()] == self.source[range], "{stretch:?} is not durable");
+        for entry in map.entries().filter(|entry| entry.status == Status::Finished) {
+            let range = entry.start as usize..entry.end as usize;
+            assert!(self.durable.borrow()[range.clone()] == self.source[range], "{entry:?} is not durable");
         }
         self.maps.push(map.clone());
         if self.maps.len() > self.fails { Err("no space left".to_owned()) } else { Ok(()) }
@@ -43,11 +43,11 @@ impl Pair {
     }
 
     pub(super) fn copy_claiming(&mut self, plan: &Plan, claims: &mut Claims) -> Result<Report, CopyError> {
-        let lent = self.io.pool().lent();
+        let borrowed = self.io.pool().borrowed();
         let go_on = &mut |_: &Progress| Control::Continue;
         let result =
             copy_with_journal(&mut self.io, &mut self.source, &mut self.destination, plan, go_on, claims);
-        assert_eq!(self.io.pool().lent(), lent, "all memory is back");
+        assert_eq!(self.io.pool().borrowed(), borrowed, "all memory is back");
         assert_eq!(self.log.borrow().in_flight(), 0, "everything was drained");
         result
     }
@@ -204,14 +204,14 @@ fn a_source_that_changes_under_the_copy_is_told() {
     }
 }
 
-/// Blocks of 512 bytes that hold a bad byte, joined.
+/// Blocks of 512 bytes that contain a bad byte, joined.
 fn bad_areas(bad: &[Bad], bytes: u64) -> Vec<Area> {
     let mut map = Map::new(bytes);
     for bad in bad.iter().filter(|bad| bad.times == usize::MAX) {
         let end = bad.end.next_multiple_of(512).min(bytes);
         map.set(bad.start / 512 * 512, end, Status::BadSector);
     }
-    let areas = map.stretches().filter(|stretch| stretch.status == Status::BadSector);
+    let areas = map.entries().filter(|entry| entry.status == Status::BadSector);
     areas.map(|area| Area { offset: area.start, bytes: area.bytes() }).collect()
 }
 
@@ -227,7 +227,7 @@ fn what_cannot_be_read_is_told_and_all_the_rest_is_copied() {
         for _ in 0..=random.below(6) {
             let start = random.below(bytes);
             let end = (start + 1 + random.below(3000)).min(bytes);
-            // Some can be read at last: the first pass, trimming or scraping, and the retry.
+            // Some become readable: in the first pass, in trimming or scraping, or in the retry.
             let times = if random.one_in(3) { 1 + random.below(2) as usize } else { usize::MAX };
             pair.source.bad.push(Bad { start, end, times });
         }
@@ -236,20 +236,20 @@ fn what_cannot_be_read_is_told_and_all_the_rest_is_copied() {
         let old = pair.destination.data.clone();
         let plan = Plan { size: Some(bytes), verify: true, skip_bad: true, ..small(16 * KC, 4) };
         let report = pair.copy_claiming(&plan, &mut claims).unwrap();
-        let mut wanted = pair.source.data.clone();
-        wanted[bytes as usize..].copy_from_slice(&old[bytes as usize..]);
+        let mut expected = pair.source.data.clone();
+        expected[bytes as usize..].copy_from_slice(&old[bytes as usize..]);
         for area in &report.unreadable {
             let range = area.offset as usize..(area.offset + area.bytes) as usize;
-            wanted[range.clone()].copy_from_slice(&old[range]);
+            expected[range.clone()].copy_from_slice(&old[range]);
         }
-        assert!(pair.destination.data == wanted, "seed {seed}: nothing is written where nothing was read");
+        assert!(pair.destination.data == expected, "seed {seed}: nothing is written where nothing was read");
         let lasting = areas.iter().map(|area| area.bytes).sum::<u64>();
         assert_eq!((&report.unreadable, report.unreadable_bytes), (&areas, lasting), "seed {seed}");
         let map = claims.maps.last().unwrap();
         assert_eq!(map.bytes(Status::BadSector), lasting);
         assert_eq!(map.bytes(Status::Finished) + lasting, bytes);
 
-        // Once more with the map: only the bad areas are tried, by now they can be read.
+        // The same copy again with the map: only the bad areas are tried, and they are readable now.
         pair.source.bad.clear();
         let reads = pair.log.borrow().count('s', "read");
         let plan = Plan { map: Some(map.clone()), verify: false, ..plan };

@@ -1,4 +1,4 @@
-//! One connection: connect, negotiate, requests with their buffers, end.
+//! One connection to a server: connect, negotiate, requests with their buffers, end.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, SocketAddr};
@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use area::Span;
+use block::remote::Link;
 use io::{Event, Handle, Incoming, Io, Item, Outgoing, Owner, Token};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
@@ -15,12 +16,12 @@ use crate::negotiation::{Config, Export, Negotiation, NegotiationError, Progress
 use crate::transmission::{Command, Data, Ended, Step, TaskId, Transmission};
 use crate::wire;
 
-/// Time a connection may take to be ready for requests.
+/// Bound of the time until a connection is ready for requests.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Data gathered into one send.
+/// Bound of the data bytes gathered into one send.
 const SEND_BYTES_MAX: usize = 1 << 20;
 
-/// Which operation of a connection an event belongs to; the low bits of a token's key.
+/// The operation of a connection that an event belongs to; the low two bits of a token's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Receive,
@@ -29,28 +30,25 @@ enum Operation {
     Deadline,
 }
 
-/// Incarnations wrap here: two bits of a key name the operation.
+/// Generations wrap here: two bits of a key name the operation.
 pub(super) const GENERATION_MASK: u32 = u32::MAX >> 2;
 
-/// Where to connect.
 #[derive(Clone, Debug)]
 pub(super) enum Address {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// Why a connection ended, or never began.
+/// Why a connection ended or could not be established.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// No connection.
+    /// The connection could not be established.
     Connect(std::io::Error),
-    /// The server does not give us the export.
+    /// The server refused the export, or negotiation failed.
     Negotiation(NegotiationError),
-    /// The connection was lost.
     Lost(String),
 }
 
-/// What a connection tells its owner.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Ready(Export),
@@ -58,43 +56,43 @@ pub(super) enum Outcome {
     Failed(Failure),
 }
 
-enum Link {
+enum State {
     Connecting,
     Negotiating(Negotiation),
     Up(Transmission),
-    /// Shut. The kernel may still read from and write to the requests' buffers: their owner is told of the end when that
-    /// is over.
+    /// Shut down. The kernel may still access the buffers of requests, so the end is reported only when no operation is
+    /// in flight.
     Ending(Failure),
     Down,
 }
 
-/// A task's buffer, and how far the stream must be sent for it to be with the server.
+/// The buffer of a task; the server has all of it once `sent_at` bytes of the stream are sent.
 #[derive(Clone, Debug)]
 struct Buffer {
     span: Option<Span>,
     sent_at: u64,
 }
 
-/// A connection.
+/// A connection. The owner of its events dispatches them to `on_event`, and collects the outcomes.
 pub(super) struct Connection {
     owner: Owner,
     generation: u32,
     socket: Handle,
-    link: Link,
+    state: State,
     config: Option<Config>,
     receiver: Receiver,
     incoming: Option<Box<Incoming>>,
     outgoing: Option<Box<Outgoing>>,
     buffers: Vec<Buffer>,
-    /// Bytes handed to the socket so far, and bytes it has taken.
+    /// Bytes passed to sends, and bytes that the socket has accepted.
     queued: u64,
     sent: u64,
-    /// Answered while their data may still be on its way out: a buffer is not given back before.
+    /// Answered tasks whose data may still be in a send: their buffers are released only afterwards.
     held: VecDeque<Ended>,
 }
 
 impl Connection {
-    /// Begins to connect to `address`. Events of `owner` whose key carries `generation` belong here.
+    /// Starts to connect to `address`. Events of `owner` whose key carries `generation` belong to this connection.
     pub(super) fn connect(
         io: &mut Io,
         owner: Owner,
@@ -122,7 +120,7 @@ impl Connection {
             owner,
             generation,
             socket,
-            link: Link::Connecting,
+            state: State::Connecting,
             config: Some(config),
             receiver,
             incoming: Some(Box::default()),
@@ -138,17 +136,12 @@ impl Connection {
         Token { owner: self.owner, key: self.generation << 2 | operation as u32 }
     }
 
-    /// Requests that may be submitted now.
-    pub(super) fn window(&self) -> usize {
-        if let Link::Up(machine) = &self.link { machine.window() } else { 0 }
-    }
-
-    /// Sends a request; its data is `span`, which stays here until the request's outcome.
+    /// Sends a request. The connection holds its data `span` until the request's outcome.
     ///
     /// # Panics
     /// If the window is closed.
     pub(super) fn submit(&mut self, command: Command, span: Option<Span>) -> TaskId {
-        let Link::Up(machine) = &mut self.link else { unreachable!("the window is closed") };
+        let State::Up(machine) = &mut self.state else { unreachable!("the window is closed") };
         let task = machine.submit(command);
         if self.buffers.len() <= task.index() {
             self.buffers.resize(task.index() + 1, Buffer { span: None, sent_at: 0 });
@@ -157,72 +150,41 @@ impl Connection {
         task
     }
 
-    /// Ends the connection in order; its end follows.
-    pub(super) fn disconnect(&mut self) {
-        if let Link::Up(machine) = &mut self.link {
-            machine.disconnect();
-        }
-    }
-
-    /// Cuts the connection. [`Outcome::Failed`] follows when no buffer is in use any more, perhaps at once.
+    /// Cuts the connection. [`Outcome::Failed`] follows when no buffer is in use, possibly before this call returns.
     pub(super) fn cut(&mut self, failure: Failure, outcomes: &mut Vec<Outcome>) {
-        if matches!(self.link, Link::Ending(_) | Link::Down) {
+        if matches!(self.state, State::Ending(_) | State::Down) {
             return;
         }
         let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
         self.held.clear();
-        self.link = Link::Ending(failure);
+        self.state = State::Ending(failure);
         self.end(outcomes);
     }
 
     fn end(&mut self, outcomes: &mut Vec<Outcome>) {
         let is_idle = self.incoming.is_some() && self.outgoing.is_some();
-        match std::mem::replace(&mut self.link, Link::Down) {
-            Link::Ending(failure) if is_idle => {
+        match std::mem::replace(&mut self.state, State::Down) {
+            State::Ending(failure) if is_idle => {
                 self.buffers.clear();
                 outcomes.push(Outcome::Failed(failure));
             }
-            link => self.link = link,
+            state => self.state = state,
         }
-    }
-
-    /// Takes an event of this connection's operations.
-    pub(super) fn on_event(&mut self, event: Event, outcomes: &mut Vec<Outcome>) {
-        if event.token.key >> 2 != self.generation {
-            return;
-        }
-        let result = event.bytes();
-        let result = match event.item {
-            Item::Incoming(incoming) => {
-                self.incoming = Some(incoming);
-                result.map_err(lost).and_then(|count| self.on_received(count))
-            }
-            Item::Outgoing(outgoing) => {
-                self.outgoing = Some(outgoing);
-                result.map(|count| self.on_sent(count, outcomes)).map_err(lost)
-            }
-            _ if event.token.key & 3 == Operation::Deadline as u32 => self.on_deadline(),
-            _ => result.map_err(Failure::Connect).map(|_| self.on_connected()),
-        };
-        if let Err(failure) = result {
-            self.cut(failure, outcomes);
-        }
-        self.end(outcomes);
     }
 
     fn on_connected(&mut self) {
         let socket = SockRef::from(&*self.socket);
         let _ = socket.set_keepalive(true);
-        if matches!(self.link, Link::Connecting) {
+        if matches!(self.state, State::Connecting) {
             let config = self.config.take().expect("connected once");
-            self.link = Link::Negotiating(Negotiation::new(config));
+            self.state = State::Negotiating(Negotiation::new(config));
         }
     }
 
     fn on_deadline(&self) -> Result<(), Failure> {
-        match self.link {
-            Link::Connecting => Err(Failure::Connect(std::io::ErrorKind::TimedOut.into())),
-            Link::Negotiating(_) => Err(Failure::Lost(format!(
+        match self.state {
+            State::Connecting => Err(Failure::Connect(std::io::ErrorKind::TimedOut.into())),
+            State::Negotiating(_) => Err(Failure::Lost(format!(
                 "it accepted the connection, but did not answer for {} s (a server for one client may have one already)",
                 SETUP_TIMEOUT.as_secs()
             ))),
@@ -232,9 +194,9 @@ impl Connection {
 
     fn on_received(&mut self, count: usize) -> Result<(), Failure> {
         let placed = self.receiver.on_received(count);
-        match &mut self.link {
+        match &mut self.state {
             _ if count == 0 => Err(Failure::Lost("the server closed the connection".into())),
-            Link::Up(machine) if placed > 0 => machine.on_data(placed).map_err(lost),
+            State::Up(machine) if placed > 0 => machine.on_data(placed).map_err(lost),
             _ => Ok(()),
         }
     }
@@ -248,9 +210,9 @@ impl Connection {
         }
     }
 
-    /// Tells of a task's end, once nothing of its buffer is with the kernel.
+    /// Reports the end of a task, once no send uses its buffer.
     fn finish(&mut self, ended: Ended, outcomes: &mut Vec<Outcome>) {
-        let Link::Up(machine) = &mut self.link else { return };
+        let State::Up(machine) = &mut self.state else { return };
         let buffer = &mut self.buffers[ended.task.index()];
         if buffer.sent_at > self.sent {
             return self.held.push_back(ended);
@@ -260,40 +222,31 @@ impl Connection {
         outcomes.push(Outcome::Ended(ended));
     }
 
-    /// Takes what is here, sends what is waiting, and asks for more.
-    pub(super) fn pump(&mut self, io: &mut Io, outcomes: &mut Vec<Outcome>) {
-        if let Err(failure) = self.advance(outcomes) {
-            return self.cut(failure, outcomes);
-        }
-        self.send(io);
-        self.receive(io);
-    }
-
     fn advance(&mut self, outcomes: &mut Vec<Outcome>) -> Result<(), Failure> {
-        // The bytes behind `direct` places belong to nobody else until the receive is back.
+        // A receive in flight writes to a task's buffer: no task ends before the receive has completed.
         if self.incoming.is_none() {
             return Ok(());
         }
         loop {
-            // Data that was received in place may have been all that a task waited for.
-            while let Link::Up(machine) = &mut self.link
+            // Data received in place may have completed a task.
+            while let State::Up(machine) = &mut self.state
                 && let Some(ended) = machine.poll_ended()
             {
                 self.finish(ended, outcomes);
             }
-            match &mut self.link {
-                Link::Negotiating(machine) => {
+            match &mut self.state {
+                State::Negotiating(machine) => {
                     match machine.advance(self.receiver.bytes()).map_err(Failure::Negotiation)? {
                         Progress::Starved => return Ok(()),
                         Progress::Took(count) => self.receiver.take(count),
                         Progress::Ready(count, export) => {
                             self.receiver.take(count);
-                            self.link = Link::Up(Transmission::new(&export));
+                            self.state = State::Up(Transmission::new(&export));
                             outcomes.push(Outcome::Ready(export));
                         }
                     }
                 }
-                Link::Up(machine) => match machine.advance(self.receiver.bytes()).map_err(lost)? {
+                State::Up(machine) => match machine.advance(self.receiver.bytes()).map_err(lost)? {
                     Step::Starved => return Ok(()),
                     Step::Took(count) => self.receiver.take(count),
                     Step::Hole { took, hole } => {
@@ -312,7 +265,7 @@ impl Connection {
                         }
                     }
                 },
-                Link::Connecting | Link::Ending(_) | Link::Down => return Ok(()),
+                State::Connecting | State::Ending(_) | State::Down => return Ok(()),
             }
         }
     }
@@ -320,9 +273,9 @@ impl Connection {
     fn send(&mut self, io: &mut Io) {
         let Some(mut outgoing) = self.outgoing.take() else { return };
         let mut payload = 0;
-        match &mut self.link {
-            Link::Negotiating(machine) => outgoing.bytes(&machine.take_transmit()),
-            Link::Up(machine) => {
+        match &mut self.state {
+            State::Negotiating(machine) => outgoing.bytes(&machine.take_transmit()),
+            State::Up(machine) => {
                 while outgoing.is_empty() || (payload < SEND_BYTES_MAX && !outgoing.is_full()) {
                     let Some(transmit) = machine.poll_transmit() else { break };
                     outgoing.bytes(&transmit.header);
@@ -347,12 +300,12 @@ impl Connection {
     }
 
     fn receive(&mut self, io: &mut Io) {
-        if !matches!(self.link, Link::Negotiating(_) | Link::Up(_)) {
+        if !matches!(self.state, State::Negotiating(_) | State::Up(_)) {
             return;
         }
         let Some(mut incoming) = self.incoming.take() else { return };
-        let data: Option<Data> = match &self.link {
-            Link::Up(machine) => machine.data(),
+        let data: Option<Data> = match &self.state {
+            State::Up(machine) => machine.data(),
             _ => None,
         };
         let data = data.map(|data| (data, span(&self.buffers, data.task)));
@@ -364,8 +317,57 @@ impl Connection {
     }
 }
 
+impl Link for Connection {
+    type Outcome = Outcome;
+
+    fn on_event(&mut self, _: &mut Io, event: Event, outcomes: &mut Vec<Outcome>) {
+        if event.token.key >> 2 != self.generation {
+            return;
+        }
+        let result = event.bytes();
+        let result = match event.item {
+            Item::Incoming(incoming) => {
+                self.incoming = Some(incoming);
+                result.map_err(lost).and_then(|count| self.on_received(count))
+            }
+            Item::Outgoing(outgoing) => {
+                self.outgoing = Some(outgoing);
+                result.map(|count| self.on_sent(count, outcomes)).map_err(lost)
+            }
+            _ if event.token.key & 3 == Operation::Deadline as u32 => self.on_deadline(),
+            _ => result.map_err(Failure::Connect).map(|_| self.on_connected()),
+        };
+        if let Err(failure) = result {
+            self.cut(failure, outcomes);
+        }
+        self.end(outcomes);
+    }
+
+    fn pump(&mut self, io: &mut Io, outcomes: &mut Vec<Outcome>) {
+        if let Err(failure) = self.advance(outcomes) {
+            return self.cut(failure, outcomes);
+        }
+        self.send(io);
+        self.receive(io);
+    }
+
+    fn window(&self) -> u32 {
+        if let State::Up(machine) = &self.state { machine.window() as u32 } else { 0 }
+    }
+
+    fn cut_off(&mut self, reason: &str, outcomes: &mut Vec<Outcome>) {
+        self.cut(lost(reason), outcomes);
+    }
+
+    fn log_out(&mut self, _: Duration) {
+        if let State::Up(machine) = &mut self.state {
+            machine.disconnect();
+        }
+    }
+}
+
 impl Drop for Connection {
-    /// Whatever is under way keeps the socket open, so dropping it is not enough.
+    /// An operation in flight keeps the socket open, so dropping the descriptor does not close the connection.
     fn drop(&mut self) {
         let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
     }
@@ -379,13 +381,13 @@ fn lost(error: impl std::fmt::Display) -> Failure {
     Failure::Lost(error.to_string())
 }
 
-/// A socket connected to a path. That needs no waiting: a server that has no room for one more says so at once.
+/// A socket connected to a path. The call does not block: a server with a full backlog refuses immediately.
 fn unix(path: &Path) -> std::io::Result<Socket> {
     let address = SockAddr::unix(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.connect(&address)?;
-    // The loop waits for what would block, and only where that is the socket's way.
+    // Blocking mode from here on: the loop itself waits where an operation would block.
     socket.set_nonblocking(false)?;
     Ok(socket)
 }

@@ -1,21 +1,20 @@
-//! An export that threads share. Each attaches by a connection of its own.
+//! An export as a medium that threads share. Each thread attaches through a connection of its own.
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Endpoint, Medium, OpenError, WriteCache};
+use block::remote::WriteCache;
+use block::{Endpoint, Medium, OpenError};
 use io::Io;
 
 use super::connection::Address;
-use super::endpoint::NbdEndpoint;
+use super::endpoint;
 use super::status::Subject;
 use crate::uri::{Place, Uri};
 
-/// An export of an NBD server.
-///
-/// A server that does not say NBD_FLAG_CAN_MULTI_CONN promises nothing about several connections, and many take only one:
-/// attach it on one thread.
+/// An export of an NBD server. Without NBD_FLAG_CAN_MULTI_CONN a server gives no guarantee about several connections,
+/// and many servers accept only one: attach such an export on one thread only.
 #[derive(Clone, Debug)]
 pub struct NbdMedium {
     pub(super) uri: Uri,
@@ -25,12 +24,12 @@ pub struct NbdMedium {
 }
 
 impl NbdMedium {
-    /// The export that `uri` names. A request fails if nothing is completed for `timeout`, lost connections included.
+    /// The export that `uri` names. A request fails if no request completes for `timeout`, lost connections included.
     pub fn new(uri: Uri, timeout: Duration, read_only: bool) -> Self {
         Self { uri, timeout, read_only, cache: Arc::default() }
     }
 
-    /// The addresses of the server, at least one.
+    /// The addresses of the server; never empty.
     pub(super) fn addresses(&self) -> Result<Vec<Address>, OpenError> {
         let (host, port) = match &self.uri.place {
             Place::Unix(path) => return Ok(vec![Address::Unix(path.clone())]),
@@ -46,7 +45,7 @@ impl NbdMedium {
 
 impl Medium for NbdMedium {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
-        Ok(Box::new(NbdEndpoint::open(io, self, Subject::Allocation)?))
+        Ok(Box::new(endpoint::open(io, self, Subject::Allocation, 0..u64::MAX)?))
     }
 
     fn name(&self) -> String {

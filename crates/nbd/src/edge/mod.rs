@@ -1,8 +1,8 @@
-//! What moves the bytes: an export as a medium.
+//! I/O of the client: an export as a medium.
 //!
-//! `connection.rs` is one connection's life (connect, negotiate, requests); `receive.rs` puts what arrives where it
-//! belongs; `request.rs` makes commands of block requests; `endpoint.rs` queues requests and survives lost connections;
-//! `status.rs` knows what lies ahead; `dirty.rs` lists what a dirty bitmap marks.
+//! `connection.rs` is the life of one connection (connect, negotiate, requests); `receive.rs` places received bytes;
+//! `request.rs` translates block requests to commands; `endpoint.rs` queues requests and survives lost connections;
+//! `status.rs` requests block status ahead of use; `dirty.rs` lists the ranges that a dirty bitmap marks.
 
 mod connection;
 mod dirty;

@@ -1,52 +1,48 @@
-//! The receiving half of a connection, without its socket: a stream buffer for headers and small data, and the rest of
-//! large data straight into the request's span.
+//! The receiving half of a connection, without I/O: a stream buffer for headers and short data; the rest of long data
+//! is received directly into the request's span.
 
 use area::{Pool, Span};
 
 use crate::limits::{OPTION_REPLY_BYTES_MAX, STRING_BYTES_MAX};
 use crate::transmission::Data;
 
-/// Bytes of the stream buffer.
+/// Size of the stream buffer, in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Read-ahead behind large data: a header or two, so that the next data lands in place too.
+/// Read-ahead behind long data, in bytes: one header or two, so that the next data is also received in place.
 const SHORT_READ_AHEAD: usize = 512;
-/// Data from here on is large.
+/// Bytes from which data is long.
 const LARGE: usize = 16 << 10;
-/// What a machine may need in one piece.
+/// Bytes that a machine may need contiguously.
 const UNIT_BYTES_MAX: usize = OPTION_REPLY_BYTES_MAX + 64;
 
 const _: () = assert!(UNIT_BYTES_MAX < BUFFER_BYTES && STRING_BYTES_MAX + 64 < UNIT_BYTES_MAX);
 
-/// Bytes that have arrived and were not taken, and where the next ones go.
+/// The bytes received and not consumed, and the destination of the next ones.
 #[derive(Debug)]
 pub(super) struct Receiver {
     span: Span,
     start: usize,
     end: usize,
-    /// Bytes that the receive in flight may put in place.
+    /// Bytes of the receive in flight that go directly into the request's span.
     direct: usize,
-    /// The last data was large.
     is_large: bool,
 }
 
 impl Receiver {
-    /// Nothing received yet. `None` when the pool has no memory.
     pub(super) fn new(pool: &Pool) -> Option<Self> {
         Some(Self { span: pool.take(BUFFER_BYTES)?, start: 0, end: 0, direct: 0, is_large: false })
     }
 
-    /// Bytes that are here.
     pub(super) fn bytes(&self) -> &[u8] {
         self.span.range(self.start..self.end)
     }
 
-    /// So many of them were taken.
     pub(super) fn take(&mut self, count: usize) {
         assert!(count <= self.end - self.start, "took more than there is");
         self.start += count;
     }
 
-    /// Where the next bytes belong, in this order: the rest of `data` into its task's `buffer`, then the stream buffer.
+    /// Where the next receive writes, in this order: the rest of `data` into its `buffer`, then the stream buffer.
     pub(super) fn places(&mut self, data: Option<(Data, &Span)>) -> (Option<Span>, Span) {
         self.direct = 0;
         let mut place = None;
@@ -64,12 +60,12 @@ impl Receiver {
             (self.start, self.end) = (0, rest.len());
         }
         let room = self.span.len() - self.end;
-        // Enough for what is here to become whole, whatever it is.
+        // Enough to complete the unit that is partly in the buffer, whatever it is.
         let length = if self.is_large && self.start == self.end { SHORT_READ_AHEAD } else { room };
         (place, self.span.slice(self.end, length.min(room)))
     }
 
-    /// `count` bytes were received into the places. Returns how many of them are in the task's buffer.
+    /// Accounts for `count` bytes received into the places. Returns how many of them are in the task's buffer.
     pub(super) fn on_received(&mut self, count: usize) -> usize {
         let placed = count.min(self.direct);
         self.end += count - placed;
@@ -77,7 +73,6 @@ impl Receiver {
         placed
     }
 
-    /// Data of a size was announced.
     pub(super) fn on_data(&mut self, length: u32) {
         self.is_large = length as usize >= LARGE;
     }

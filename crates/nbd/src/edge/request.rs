@@ -1,4 +1,4 @@
-//! Block requests as commands, and an export in the mover's and the target's terms.
+//! Block requests as commands, and the capability of an export.
 
 use area::Span;
 use block::{Capability, IoError, IoErrorKind, Kind};
@@ -7,33 +7,32 @@ use crate::negotiation::{BlockSizes, Export};
 use crate::transmission::{Command, ServerError};
 use crate::wire::flag;
 
-/// Longest data of a request of ours.
+/// Longest data of a request by this client, in bytes.
 const TRANSFER_BYTES_MAX: u32 = 8 << 20;
-/// Longest data for a server that does not tell (proto, "Block size constraints").
+/// Longest data, in bytes, for a server that sends no block sizes (proto, "Block size constraints").
 const TRANSFER_BYTES_DEFAULT: u32 = 32 << 20;
-/// A command without data covers at most this many bytes, so that it ends in time.
+/// Longest range, in bytes, of a command without data: bounds the command's duration.
 const RANGE_BYTES_MAX: u64 = 64 << 20;
-/// Chunk that a server moves best, if it has no larger wish.
+/// Optimal transfer length, in bytes, unless the server prefers a larger one.
 const OPTIMAL_BYTES: u32 = 1 << 20;
-/// Requests an export is worth having in flight.
+/// Queue depth of the endpoint's capability, in requests.
 const QUEUE_DEPTH: u32 = 32;
 
 const _: () = assert!(TRANSFER_BYTES_MAX <= TRANSFER_BYTES_DEFAULT);
 const _: () = assert!(QUEUE_DEPTH as usize <= crate::limits::TASKS_MAX);
 
-/// What the export can do.
 pub(super) fn capability(export: &Export, read_only: bool) -> Capability {
-    // Whoever says nothing should take single bytes, but whoever wants to be understood asks for sectors.
-    let untold = BlockSizes {
+    // Without block sizes a server should accept single bytes, but sectors are more portable.
+    let unannounced = BlockSizes {
         minimum: if export.size.is_multiple_of(512) { 512 } else { 1 },
         preferred: 4096,
         maximum: TRANSFER_BYTES_DEFAULT,
     };
-    let BlockSizes { minimum, preferred, maximum } = export.blocks.unwrap_or(untold);
+    let BlockSizes { minimum, preferred, maximum } = export.blocks.unwrap_or(unannounced);
     let block_size = if minimum > 512 { 4096 } else { 512 };
     let max_transfer_bytes = maximum.min(TRANSFER_BYTES_MAX) / minimum * minimum;
     Capability {
-        // What is beyond the last whole block cannot be reached.
+        // Bytes beyond the last whole block are not accessible.
         size_bytes: export.size / u64::from(minimum) * u64::from(minimum),
         block_size,
         physical_block_size: preferred.clamp(block_size, 65536),
@@ -43,7 +42,7 @@ pub(super) fn capability(export: &Export, read_only: bool) -> Capability {
         optimal_transfer_bytes: preferred.max(OPTIMAL_BYTES).min(max_transfer_bytes),
         queue_depth: QUEUE_DEPTH,
         read_only: read_only || export.has(flag::READ_ONLY),
-        // NBD_CMD_TRIM promises nothing about what is read afterwards.
+        // NBD_CMD_TRIM guarantees nothing about the content read afterwards.
         discard: false,
         write_zeroes: export.has(flag::WRITE_ZEROES),
         volatile_cache: export.has_cache(),
@@ -51,39 +50,36 @@ pub(super) fn capability(export: &Export, read_only: bool) -> Capability {
     }
 }
 
-/// Before there is an export.
 pub(super) fn unknown_capability() -> Capability {
     let flags = flag::READ_ONLY;
     capability(&Export { size: 0, flags, blocks: None, structured: false, contexts: Vec::new() }, true)
 }
 
-/// One command of a request.
 #[derive(Debug)]
-pub(super) struct Step {
+pub(super) struct Submission {
     pub(super) command: Command,
     pub(super) span: Option<Span>,
-    /// Bytes of the request that are done with it.
+    /// Bytes of the request that this command completes.
     pub(super) bytes: u64,
 }
 
-/// The next command of `kind`, of which `done` bytes are done, and the flush that it may end with; `None`: there is
-/// nothing left to do. `zeroes` is a buffer of zeroes.
+/// The next command of `kind`, after `done` of its bytes are complete, including a final flush where needed; `None`: no
+/// command is left. `zeroes` is a buffer of zeroes.
 pub(super) fn step(
     kind: &Kind,
     done: u64,
-    flushed: bool,
     export: &Export,
     capability: &Capability,
     zeroes: &Span,
-) -> Option<Step> {
+) -> Option<Submission> {
     let transfer_max = u64::from(capability.max_transfer_bytes);
     let range_max = RANGE_BYTES_MAX / u64::from(capability.granularity) * u64::from(capability.granularity);
-    if is_over(kind, done, flushed, export) {
+    if is_over(kind, done, false, export) {
         return None;
     }
     let left = kind.range().map_or(0, |(_, length)| length) - done;
     if left == 0 {
-        return Some(Step { command: Command::Flush, span: None, bytes: 0 });
+        return Some(Submission { command: Command::Flush, span: None, bytes: 0 });
     }
     let part = |span: &Span, bytes: u64| Some(span.slice(done as usize, bytes as usize));
     let (command, span, bytes) = match kind {
@@ -115,27 +111,27 @@ pub(super) fn step(
         }
         Kind::Flush => unreachable!("it has no bytes"),
     };
-    Some(Step { command, span, bytes })
+    Some(Submission { command, span, bytes })
 }
 
-/// Whether nothing is left to do of `kind`.
+/// Whether the request `kind` is complete.
 pub(super) fn is_over(kind: &Kind, done: u64, flushed: bool, export: &Export) -> bool {
     let total = kind.range().map_or(0, |(_, length)| length);
     let flushes = match kind {
         Kind::Flush => true,
-        // It is to be durable, and the server does not know how to do that at once.
+        // The write is durable, and the server does not support FUA.
         Kind::Write { durable: true, .. } => !export.has(flag::FUA),
         _ => false,
     };
     done == total && (flushed || !flushes || !export.has(flag::FLUSH))
 }
 
-/// Whether what was acknowledged can be lost with the server's power.
+/// Whether a power loss of the server can lose the data of a completed request.
 pub(super) fn is_volatile(kind: &Kind, export: &Export) -> bool {
     kind.is_write() && export.has_cache() && !matches!(kind, Kind::Write { durable: true, .. })
 }
 
-/// Refuses what the server would refuse.
+/// Checks a request locally against the conditions that the server would reject.
 pub(super) fn check(capability: &Capability, export: &Export, kind: &Kind) -> Result<(), IoError> {
     let Some((offset, length)) = kind.range() else { return Ok(()) };
     let size = capability.size_bytes;
@@ -154,7 +150,6 @@ pub(super) fn check(capability: &Capability, export: &Export, kind: &Kind) -> Re
     Err(IoError::new(error, text))
 }
 
-/// A server's error as storage's.
 pub(super) fn io_error(error: &ServerError) -> IoError {
     let kind = match error.code {
         1 => IoErrorKind::ReadOnly,

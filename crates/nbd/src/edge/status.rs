@@ -1,5 +1,6 @@
-//! What is known of the extents ahead, and what is to be asked next: one block status at a time, ahead of whoever asks.
+//! The extents known ahead of use, and the next block status request: one at a time, ahead of the last query.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use block::Extent;
@@ -8,27 +9,26 @@ use crate::extents::Extents;
 use crate::transmission::Status;
 use crate::wire;
 
-/// How far ahead of the last question is asked, in bytes. Whoever meets nothing but holes asks nothing else of the server,
-/// so nobody would ask on for him.
+/// How far ahead of the last query block status is requested, in bytes. A caller that meets only holes submits no
+/// requests, so nothing else would trigger further block status requests.
 const HORIZON_BYTES: u64 = 256 << 30;
-/// Longest range of one question; a multiple of every block size.
+/// Longest range of one block status request, in bytes; a multiple of every block size.
 const QUESTION_BYTES_MAX: u64 = 2 << 30;
-/// What is not known is data for so many bytes; then one looks again.
+/// Bytes for which an unknown extent counts as data, before the next query.
 const UNKNOWN_BYTES: u64 = 1 << 20;
-/// What is known of an export that others may write is forgotten after this time.
+/// Age at which extents are dropped if others may write to the export.
 const AGE_MAX: Duration = Duration::from_secs(10);
 
-/// What is asked about.
+/// The metadata context of the queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// `base:allocation`: what reads as zeroes.
+    /// `base:allocation`: ranges that read as zeroes.
     Allocation,
-    /// `qemu:dirty-bitmap:NAME`: what is dirty.
+    /// `qemu:dirty-bitmap:NAME`: dirty ranges.
     Dirty(String),
 }
 
 impl Subject {
-    /// The context's name.
     pub(super) fn context(&self) -> String {
         match self {
             Self::Allocation => "base:allocation".into(),
@@ -45,53 +45,55 @@ impl Subject {
     }
 }
 
-/// A range to be asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct Query {
     pub(super) offset: u64,
     pub(super) length: u32,
     unit: u32,
     changes: u64,
 }
 
-/// The knowledge of one endpoint.
 #[derive(Debug)]
 pub(super) struct Knowledge {
     pub(super) subject: Subject,
+    /// The bytes whose block status is requested.
+    pub(super) range: Range<u64>,
+    pub(super) replies: u32,
     extents: Extents,
-    /// Where somebody asked last.
-    wanted: Option<u64>,
-    /// Writes submitted so far, and of these under way: an answer that such a write may have overtaken is not believed.
+    /// Offset of the last query.
+    queried: Option<u64>,
+    /// Number of writes submitted, and of writes in flight: a block status that may have raced with a write is dropped.
     changes: u64,
     writing: u32,
-    is_asking: bool,
-    /// When the oldest of what is known was learnt.
-    learnt: Duration,
-    /// The server refuses to tell.
+    is_requesting: bool,
+    /// When the oldest known extent was received.
+    oldest: Duration,
     given_up: bool,
 }
 
 impl Knowledge {
-    pub(super) fn new(subject: Subject) -> Self {
+    pub(super) fn new(subject: Subject, range: Range<u64>) -> Self {
         Self {
             subject,
+            range,
+            replies: 0,
             extents: Extents::default(),
-            wanted: None,
+            queried: None,
             changes: 0,
             writing: 0,
-            is_asking: false,
-            learnt: Duration::ZERO,
+            is_requesting: false,
+            oldest: Duration::ZERO,
             given_up: false,
         }
     }
 
-    /// The extent that contains `offset`: its end, and whether it is data (or dirty). `None`: not known; it will be asked.
+    /// The extent that contains `offset`: its end, and whether it is data (or dirty). `None`: unknown, then requested.
     pub(super) fn at(&mut self, offset: u64) -> Option<(u64, bool)> {
-        self.wanted = Some(offset);
+        self.queried = Some(offset);
         self.extents.at(offset)
     }
 
-    /// The same for a [`block::Endpoint`] of `size` bytes.
+    /// As [`Self::at`], as the answer of a [`block::Endpoint`] of `size` bytes.
     pub(super) fn extent(&mut self, offset: u64, size: u64) -> Extent {
         match self.at(offset) {
             Some((end, data)) => Extent { end, data },
@@ -102,83 +104,79 @@ impl Knowledge {
         }
     }
 
-    /// Somebody will ask about `offset`.
-    pub(super) fn want(&mut self, offset: u64) {
-        self.wanted = Some(offset);
+    pub(super) fn query(&mut self, offset: u64) {
+        self.queried = Some(offset);
     }
 
-    /// Whether what was wanted last is known, or will never be.
+    /// Whether the last query can be answered, or never will be.
     pub(super) fn is_settled(&mut self, size: u64) -> bool {
-        self.given_up || self.wanted.is_none_or(|offset| offset >= size || self.extents.at(offset).is_some())
+        self.given_up || self.queried.is_none_or(|offset| offset >= size || self.extents.at(offset).is_some())
     }
 
-    /// Whether the server has refused to tell.
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up
     }
 
-    /// Forgets what is too old. False: there is nothing that could become so.
+    /// Drops extents that are too old. False: none are known.
     pub(super) fn on_time(&mut self, now: Duration) -> bool {
-        if now.saturating_sub(self.learnt) >= AGE_MAX {
+        if now.saturating_sub(self.oldest) >= AGE_MAX {
             self.extents.forget();
         }
         !self.extents.is_empty()
     }
 
-    /// What to ask now of an export of `size` bytes in blocks of `unit`.
-    pub(super) fn question(&mut self, size: u64, unit: u32, now: Duration) -> Option<Question> {
-        let wanted = self.wanted.filter(|_| !self.is_asking && self.writing == 0 && !self.given_up)?;
-        let offset = self.extents.next(wanted) / u64::from(unit) * u64::from(unit);
-        if offset >= size || offset - wanted.min(offset) >= HORIZON_BYTES || !self.extents.has_room() {
+    /// The next block status request for an export of `size` bytes in blocks of `unit`.
+    pub(super) fn next_query(&mut self, size: u64, unit: u32, now: Duration) -> Option<Query> {
+        let queried = self.queried.filter(|_| !self.is_requesting && self.writing == 0 && !self.given_up)?;
+        let offset = self.extents.next(queried) / u64::from(unit) * u64::from(unit);
+        let end = size.min(self.range.end.div_ceil(unit.into()).saturating_mul(unit.into()));
+        if offset >= end || offset - queried.min(offset) >= HORIZON_BYTES || !self.extents.has_room() {
             return None;
         }
         if self.extents.is_empty() {
-            self.learnt = now;
+            self.oldest = now;
         }
-        self.is_asking = true;
-        let length = (size - offset).min(QUESTION_BYTES_MAX) as u32;
-        Some(Question { offset, length, unit, changes: self.changes })
+        self.is_requesting = true;
+        let length = (end - offset).min(QUESTION_BYTES_MAX) as u32;
+        Some(Query { offset, length, unit, changes: self.changes })
     }
 
-    /// The answer to `question`.
-    pub(super) fn on_answer(&mut self, question: Question, context: u32, answer: &[Status], size: u64) {
-        self.is_asking = false;
-        if question.changes != self.changes {
+    pub(super) fn on_answer(&mut self, query: Query, context: u32, answer: &[Status], size: u64) {
+        self.is_requesting = false;
+        self.replies = self.replies.saturating_add(1);
+        if query.changes != self.changes {
             return;
         }
         let Some(status) = answer.iter().find(|status| status.context == context) else { return };
-        let mut end = question.offset;
+        let mut end = query.offset;
         let extents = status.extents.iter().map(|(length, flags)| {
-            // The last one may reach beyond the end of the export.
+            // The last extent may reach beyond the end of the export.
             let length = u64::from(*length).min(size - end);
             end += length;
             (length, self.subject.bit(*flags))
         });
-        self.extents.append(question.offset, extents.filter(|(length, _)| *length > 0));
-        // An extent that ends within a block: nobody could ask what comes after it.
-        self.given_up |= end < size && !end.is_multiple_of(question.unit.into());
+        self.extents.append(query.offset, extents.filter(|(length, _)| *length > 0));
+        // An extent ends within a block: the range after it cannot be requested.
+        self.given_up |= end < size && !end.is_multiple_of(query.unit.into());
     }
 
-    /// The server does not answer questions.
     pub(super) fn on_refused(&mut self) {
-        (self.is_asking, self.given_up) = (false, true);
+        (self.is_requesting, self.given_up) = (false, true);
         self.extents.forget();
     }
 
-    /// The question was lost with the connection; others may have written since.
+    /// The block status request and the writes in flight were lost with the connection; others may have written since.
     pub(super) fn on_lost(&mut self) {
-        self.is_asking = false;
+        (self.is_requesting, self.writing) = (false, 0);
         self.extents.forget();
     }
 
-    /// A write is on its way.
     pub(super) fn on_write(&mut self) {
         self.changes += 1;
         self.writing += 1;
         self.extents.forget();
     }
 
-    /// It has ended.
     pub(super) fn on_written(&mut self) {
         self.writing -= 1;
     }
@@ -197,30 +195,30 @@ mod tests {
 
     #[test]
     fn unknown_is_data_and_is_asked_about() {
-        let mut knowledge = Knowledge::new(Subject::Allocation);
-        assert_eq!(knowledge.question(SIZE, 1, NOW), None, "nobody asked");
+        let mut knowledge = Knowledge::new(Subject::Allocation, 0..u64::MAX);
+        assert_eq!(knowledge.next_query(SIZE, 1, NOW), None, "no query yet");
         assert_eq!(knowledge.extent(5, SIZE), Extent { end: UNKNOWN_BYTES, data: true });
-        let question = knowledge.question(SIZE, 1, NOW).unwrap();
-        assert_eq!((question.offset, u64::from(question.length)), (5, SIZE - 5));
-        assert_eq!(knowledge.question(SIZE, 1, NOW), None, "one at a time");
-        knowledge.on_answer(question, 1, &answer(&[(95, 3), (1 << 30, 0)]), SIZE);
+        let query = knowledge.next_query(SIZE, 1, NOW).unwrap();
+        assert_eq!((query.offset, u64::from(query.length)), (5, SIZE - 5));
+        assert_eq!(knowledge.next_query(SIZE, 1, NOW), None, "one at a time");
+        knowledge.on_answer(query, 1, &answer(&[(95, 3), (1 << 30, 0)]), SIZE);
         assert_eq!(knowledge.extent(6, SIZE), Extent { end: 100, data: false });
         assert_eq!(knowledge.extent(100, SIZE), Extent { end: SIZE, data: true }, "cut at the end");
-        assert_eq!(knowledge.question(SIZE, 1, NOW), None, "all is known");
+        assert_eq!(knowledge.next_query(SIZE, 1, NOW), None, "all is known");
     }
 
     #[test]
     fn an_answer_that_a_write_may_have_overtaken_is_not_believed() {
-        let mut knowledge = Knowledge::new(Subject::Allocation);
-        knowledge.want(0);
-        let question = knowledge.question(SIZE, 1, NOW).unwrap();
+        let mut knowledge = Knowledge::new(Subject::Allocation, 0..u64::MAX);
+        knowledge.query(0);
+        let query = knowledge.next_query(SIZE, 1, NOW).unwrap();
         knowledge.on_write();
-        knowledge.on_answer(question, 1, &answer(&[(SIZE as u32, 3)]), SIZE);
+        knowledge.on_answer(query, 1, &answer(&[(SIZE as u32, 3)]), SIZE);
         assert!(knowledge.extent(0, SIZE).data);
-        assert_eq!(knowledge.question(SIZE, 1, NOW), None, "while it is under way");
+        assert_eq!(knowledge.next_query(SIZE, 1, NOW), None, "while it is under way");
         knowledge.on_written();
-        let question = knowledge.question(SIZE, 1, NOW).unwrap();
-        knowledge.on_answer(question, 1, &answer(&[(SIZE as u32, 3)]), SIZE);
+        let query = knowledge.next_query(SIZE, 1, NOW).unwrap();
+        knowledge.on_answer(query, 1, &answer(&[(SIZE as u32, 3)]), SIZE);
         assert!(!knowledge.extent(0, SIZE).data);
         knowledge.on_write();
         assert!(knowledge.extent(0, SIZE).data, "and a write undoes what was known");
@@ -233,24 +231,35 @@ mod tests {
     }
 
     #[test]
-    fn questions_keep_to_blocks() {
-        let mut knowledge = Knowledge::new(Subject::Allocation);
-        knowledge.want(5000);
-        let question = knowledge.question(SIZE, 4096, NOW).unwrap();
-        assert_eq!(question.offset, 4096);
-        knowledge.on_answer(question, 1, &answer(&[(4096 + 5, 3)]), SIZE);
+    fn queries_keep_to_blocks() {
+        let mut knowledge = Knowledge::new(Subject::Allocation, 0..u64::MAX);
+        knowledge.query(5000);
+        let query = knowledge.next_query(SIZE, 4096, NOW).unwrap();
+        assert_eq!(query.offset, 4096);
+        knowledge.on_answer(query, 1, &answer(&[(4096 + 5, 3)]), SIZE);
         assert!(knowledge.is_given_up(), "an answer that does not is not asked on");
     }
 
     #[test]
+    fn nothing_behind_the_range_is_asked_about() {
+        let mut knowledge = Knowledge::new(Subject::Dirty("b".into()), 5000..9000);
+        knowledge.query(5000);
+        let query = knowledge.next_query(SIZE, 4096, NOW).unwrap();
+        assert_eq!((query.offset, query.length), (4096, 8192));
+        knowledge.on_answer(query, 1, &answer(&[(8192, 1)]), SIZE);
+        assert_eq!((knowledge.at(8999), knowledge.replies), (Some((12_288, true)), 1));
+        assert_eq!(knowledge.next_query(SIZE, 4096, NOW), None);
+    }
+
+    #[test]
     fn what_is_old_is_asked_again() {
-        let mut knowledge = Knowledge::new(Subject::Allocation);
-        knowledge.want(0);
-        let question = knowledge.question(SIZE, 1, NOW).unwrap();
-        knowledge.on_answer(question, 1, &answer(&[(SIZE as u32, 3)]), SIZE);
+        let mut knowledge = Knowledge::new(Subject::Allocation, 0..u64::MAX);
+        knowledge.query(0);
+        let query = knowledge.next_query(SIZE, 1, NOW).unwrap();
+        knowledge.on_answer(query, 1, &answer(&[(SIZE as u32, 3)]), SIZE);
         assert!(knowledge.on_time(NOW + AGE_MAX / 2));
-        assert_eq!(knowledge.question(SIZE, 1, NOW + AGE_MAX / 2), None);
+        assert_eq!(knowledge.next_query(SIZE, 1, NOW + AGE_MAX / 2), None);
         assert!(!knowledge.on_time(NOW + AGE_MAX));
-        assert!(knowledge.question(SIZE, 1, NOW + AGE_MAX).is_some());
+        assert!(knowledge.next_query(SIZE, 1, NOW + AGE_MAX).is_some());
     }
 }

@@ -1,7 +1,5 @@
-//! Sealing ahead of the target's leave: what a WRITE sends beyond its unsolicited data is sealed while the target has not asked for
-//! it yet, or the socket has no room.
-//!
-//! Nothing is guessed: the data is the request's, and nobody may change it before the request has ended.
+//! Sealing ahead of R2T: the units of a WRITE beyond its unsolicited data are sealed while the session waits for R2T or
+//! for room in the socket. The request's buffer may not change before it has completed.
 
 use std::collections::VecDeque;
 
@@ -12,10 +10,9 @@ use seal::Suite;
 use crate::sealing::ahead_bytes_max;
 use crate::stream::Stream;
 
-/// The writes of a session that may have something to seal, in the order of submission.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// Bytes that may be sealed and wait; 0: none, as in a session that is not sealed.
+    /// Bound of the bytes that are sealed and not yet sent; 0 if the session is not sealed: no sealing ahead.
     bytes_max: usize,
     writes: VecDeque<TaskId>,
 }
@@ -31,7 +28,7 @@ impl Ahead {
         }
     }
 
-    /// The task has ended, or nothing more of it is sealed ahead.
+    /// Removes a task that has ended, or of which no further unit is sealed ahead.
     pub(super) fn on_end(&mut self, task: TaskId) {
         self.writes.retain(|write| *write != task);
     }
@@ -42,10 +39,11 @@ impl Ahead {
         stream: &Stream,
         buffers: &'a [Option<Span>],
     ) -> Option<(TaskId, &'a Span)> {
+        let send = stream.sealed_send()?;
         while let Some(task) = self.writes.front().copied() {
             let data = buffers[task.index()].as_ref();
-            if let Some(data) = data.filter(|data| stream.sealed_bytes(task) < data.len()) {
-                return (stream.waiting_bytes() < self.bytes_max).then_some((task, data));
+            if let Some(data) = data.filter(|data| send.sealed_bytes(task) < data.len()) {
+                return (send.waiting_bytes() < self.bytes_max).then_some((task, data));
             }
             self.writes.pop_front();
         }

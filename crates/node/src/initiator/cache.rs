@@ -1,25 +1,22 @@
-//! What the target's volatile cache may hold of ours, and whether it was lost (SBC-3 4.15).
+//! The acknowledged writes that the target's volatile cache may still hold, and whether it lost them (SBC-3 4.15).
 //!
-//! A target that loses power forgets writes it has acknowledged. The session ends, a new one begins, and a flush on it
-//! succeeds: somebody has to remember what was acknowledged on the old one. What tells is the unit attention that a
-//! new session begins with. 29h/07h I_T NEXUS LOSS says that the target kept running: no power was lost. Nothing else
-//! says so. 29h/00h is what tgt says to every new session; the Linux target says nothing, after a restart as before.
-//! A reset by an initiator (29h/02h, 29h/03h) ends tasks and keeps the cache: only power undoes what is in it.
+//! A target that loses power loses acknowledged writes. The session ends, a new one begins, and a flush on it
+//! succeeds; so the initiator must remember across sessions what was acknowledged. The unit attention at the start of a
+//! new session decides: only 29h/07h I_T NEXUS LOSS means that the target kept running and lost no power. tgt sends
+//! 29h/00h on every new session; the Linux target sends none, with or without a restart. A reset by an initiator
+//! (29h/02h, 29h/03h) ends tasks and keeps the cache, which only a loss of power clears.
 
-pub(super) use block::WriteCache;
 use scsi::{Sense, SenseKey};
 
-/// What sense data says of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Unsaid,
-    /// The target has kept running.
+    /// The target has kept running: the cache is intact.
     Kept,
-    /// It may not have, or its medium may be another.
+    /// The target may have lost power, or its medium may have been exchanged.
     Lost,
 }
 
-/// Reads a unit attention.
 pub(super) fn fate(sense: &Sense) -> Fate {
     match (sense.key, sense.asc, sense.ascq) {
         (SenseKey::UnitAttention, 0x29, 0x07) => Fate::Kept,

@@ -1,43 +1,44 @@
-//! Block requests as commands.
+//! Block requests as SCSI commands, and status and sense data as verdicts.
+
+use std::time::Duration;
 
 use area::Span;
+use block::remote::Verdict;
 use block::{Capability, IoError, IoErrorKind, Kind};
 use iscsi::initiator::Direction;
-use mutant::Mutant;
 use scsi::cdb::{self, Cdb};
 use scsi::{Range, Sense, SenseKey, Status};
 
 use super::setup::{Disk, describe};
 
-/// A LUN that does not say takes transfers up to this, in bytes.
+/// Longest transfer, in bytes, for a LUN without MAXIMUM TRANSFER LENGTH.
 const TRANSFER_BYTES_DEFAULT: u64 = 4 << 20;
-/// Longest transfer we ask for.
+/// Upper bound of a transfer, in bytes, whatever the LUN allows.
 const TRANSFER_BYTES_MAX: u64 = 8 << 20;
-/// A command that writes no data moves at most this many bytes at once, so that it ends in time.
+/// Longest range, in bytes, of one UNMAP or WRITE SAME: bounds the command's duration.
 const ZERO_BYTES_MAX: u64 = 64 << 20;
 
-/// One command of a request.
+/// Pause before a command is repeated that ended with BUSY or TASK SET FULL.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
 #[derive(Debug)]
-pub(super) struct Step {
+pub(super) struct ScsiCommand {
     pub(super) cdb: Cdb,
     pub(super) direction: Direction,
     pub(super) data: Data,
-    /// Bytes of the request that are done with it.
+    /// Bytes of the request that this command completes.
     pub(super) bytes: u64,
 }
 
-/// A command's data.
 #[derive(Debug)]
 pub(super) enum Data {
     None,
     Span(Span),
-    /// A parameter list.
     Bytes(Vec<u8>),
 }
 
-/// What the disk can do, in the mover's and target's terms.
 pub(super) fn capability(disk: &Disk, read_only: bool, queue_depth: u32) -> Result<Capability, String> {
-    let capacity = disk.capacity.as_ref().ok_or("the LUN does not tell its size")?;
+    let capacity = disk.capacity.as_ref().ok_or("the LUN does not report its size")?;
     let block_size = capacity.block_size;
     if ![512, 4096].contains(&block_size) {
         return Err(format!("blocks of {block_size} bytes are not supported, only 512 and 4096"));
@@ -48,8 +49,8 @@ pub(super) fn capability(disk: &Disk, read_only: bool, queue_depth: u32) -> Resu
         .ok_or_else(|| format!("{} blocks cannot be", capacity.blocks))?;
     let in_bytes = |blocks: u32| u64::from(blocks) * u64::from(block_size);
     let limits = disk.limits.as_ref();
-    let told = limits.map_or(0, |limits| in_bytes(limits.transfer_max_blocks));
-    let transfer_max = if told == 0 { TRANSFER_BYTES_DEFAULT } else { told.min(TRANSFER_BYTES_MAX) };
+    let reported = limits.map_or(0, |limits| in_bytes(limits.transfer_max_blocks));
+    let transfer_max = if reported == 0 { TRANSFER_BYTES_DEFAULT } else { reported.min(TRANSFER_BYTES_MAX) };
     let optimal = limits.map_or(0, |limits| in_bytes(limits.transfer_optimal_blocks));
     let optimal = if optimal == 0 { 1 << 20 } else { optimal.clamp(64 << 10, 1 << 20) };
     let provisioning = disk.provisioning.as_ref();
@@ -72,19 +73,31 @@ pub(super) fn capability(disk: &Disk, read_only: bool, queue_depth: u32) -> Resu
     })
 }
 
-/// Whether WRITE SAME with zeroes is cheaper than zeroes: the disk deallocates by it and reads zeroes then.
+/// Whether WRITE SAME of zeroes is cheaper than a WRITE: the disk then unmaps the blocks, and unmapped blocks read as
+/// zeroes.
 fn write_same(disk: &Disk) -> bool {
     disk.provisioning.as_ref().is_some_and(|page| page.write_same_16 && page.reads_zero)
 }
 
-/// The next command of `kind`, of which `done` bytes are done. `zeroes` is a buffer of zeroes.
-pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability, zeroes: &Span) -> Step {
+/// The next command of `kind`, after `done` of its bytes are complete. `zeroes` is a buffer of zeroes.
+pub(super) fn next(
+    kind: &Kind,
+    done: u64,
+    disk: &Disk,
+    capability: &Capability,
+    zeroes: &Span,
+) -> ScsiCommand {
     let block = u64::from(capability.block_size);
-    let none = |cdb, bytes| Step { cdb, direction: Direction::None, data: Data::None, bytes };
+    let none = |cdb, bytes| ScsiCommand { cdb, direction: Direction::None, data: Data::None, bytes };
     match kind {
         Kind::Read { offset, into } => {
             let cdb = access(*offset / block, into.len() as u64 / block, false, false);
-            Step { cdb, direction: Direction::In, data: Data::Span(into.clone()), bytes: into.len() as u64 }
+            ScsiCommand {
+                cdb,
+                direction: Direction::In,
+                data: Data::Span(into.clone()),
+                bytes: into.len() as u64,
+            }
         }
         Kind::Write { from, .. } if done > 0 && done == from.len() as u64 => {
             none(cdb::synchronize_cache_10(), 0)
@@ -97,7 +110,7 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
             let bytes = (length - done).min(max.clamp(block, ZERO_BYTES_MAX));
             let range = Range { lba: (offset + done) / block, blocks: bytes / block };
             let (cdb, list) = cdb::unmap(&[range]).expect("one range is a list");
-            Step { cdb, direction: Direction::Out, data: Data::Bytes(list), bytes }
+            ScsiCommand { cdb, direction: Direction::Out, data: Data::Bytes(list), bytes }
         }
         Kind::WriteZeroes { offset, length, may_unmap } => {
             let left = length - done;
@@ -105,38 +118,48 @@ pub(super) fn step(kind: &Kind, done: u64, disk: &Disk, capability: &Capability,
                 let bytes = left.min(zeroes.len() as u64).min(u64::from(capability.max_transfer_bytes));
                 return write(offset + done, zeroes.slice(0, bytes as usize), false, block);
             }
-            let told = disk.limits.as_ref().map_or(0, |limits| limits.write_same_max_blocks);
-            let max = if told == 0 { ZERO_BYTES_MAX } else { told.saturating_mul(block).min(ZERO_BYTES_MAX) };
+            let reported = disk.limits.as_ref().map_or(0, |limits| limits.write_same_max_blocks);
+            let max = if reported == 0 {
+                ZERO_BYTES_MAX
+            } else {
+                reported.saturating_mul(block).min(ZERO_BYTES_MAX)
+            };
             let bytes = left.min(max);
             let cdb = cdb::write_same_16((offset + done) / block, (bytes / block) as u32, true, false);
             let data = Data::Span(zeroes.slice(0, block as usize));
-            Step { cdb, direction: Direction::Out, data, bytes }
+            ScsiCommand { cdb, direction: Direction::Out, data, bytes }
         }
     }
 }
 
-/// Whether a write must be followed by a flush: it is to be durable, and the disk has a cache that FUA does not pass.
+/// Whether a write needs a flush after it: the write is durable, and the disk has a volatile cache but no FUA.
 pub(super) fn needs_flush(kind: &Kind, disk: &Disk) -> bool {
     matches!(kind, Kind::Write { durable: true, .. }) && disk.write_cache && !disk.fua
 }
 
-/// Whether a command of this leaves something in the disk's cache that is durable only after a flush.
+/// Whether the request `kind` is complete after a successful command of `bytes` bytes, with `done` bytes complete
+/// before it. A command with `bytes` 0 is SYNCHRONIZE CACHE: a flush request, or the flush after a durable write.
+pub(super) fn is_last(kind: &Kind, done: u64, bytes: u64, disk: &Disk) -> bool {
+    let total = kind.range().map_or(0, |(_, length)| length);
+    done + bytes >= total && (bytes == 0 || !needs_flush(kind, disk))
+}
+
 pub(super) fn is_volatile(kind: &Kind, disk: &Disk) -> bool {
     let leaves = match kind {
         Kind::Read { .. } | Kind::Flush => false,
         Kind::Write { durable, .. } => !durable,
-        Kind::Discard { .. } | Kind::WriteZeroes { .. } => !mutant::is_on(Mutant::ForgetZeroes),
+        Kind::Discard { .. } | Kind::WriteZeroes { .. } => true,
     };
     leaves && disk.write_cache
 }
 
-fn write(offset: u64, from: Span, fua: bool, block: u64) -> Step {
+fn write(offset: u64, from: Span, fua: bool, block: u64) -> ScsiCommand {
     let bytes = from.len() as u64;
     let cdb = access(offset / block, bytes / block, true, fua);
-    Step { cdb, direction: Direction::Out, data: Data::Span(from), bytes }
+    ScsiCommand { cdb, direction: Direction::Out, data: Data::Span(from), bytes }
 }
 
-/// READ or WRITE, in the short form where it reaches: old targets know no other.
+/// READ or WRITE: the 10-byte form if LBA and length fit, since old targets support no other.
 fn access(lba: u64, blocks: u64, write: bool, fua: bool) -> Cdb {
     match (u32::try_from(lba), u16::try_from(blocks), write) {
         (Ok(lba), Ok(blocks), false) => cdb::read_10(lba, blocks, fua),
@@ -146,25 +169,11 @@ fn access(lba: u64, blocks: u64, write: bool, fua: bool) -> Cdb {
     }
 }
 
-/// The direction of a question with an answer of `length` bytes.
 pub(super) fn direction_in(length: u32) -> Direction {
     if length > 0 { Direction::In } else { Direction::None }
 }
 
-/// What to do about sense data.
-#[derive(Debug)]
-pub(super) enum Verdict {
-    /// It was carried out.
-    Done,
-    /// Send the command again at once.
-    Again,
-    /// Send it again in a moment.
-    Later,
-    /// Tell the submitter.
-    Fail(IoError),
-}
-
-/// Judges what a command ended with (SAM-5 5.3.1).
+/// Maps the status of a command to a verdict (SAM-5 5.3.1).
 pub(super) fn judge(status: u8, sense: Option<&Sense>) -> Verdict {
     let fail = |kind, text: String| Verdict::Fail(IoError::new(kind, text));
     match Status::from_code(status) {
@@ -173,7 +182,7 @@ pub(super) fn judge(status: u8, sense: Option<&Sense>) -> Verdict {
             Some(sense) => judge_sense(sense),
             None => fail(IoErrorKind::Other, "CHECK CONDITION without sense data".to_owned()),
         },
-        Some(Status::Busy | Status::TaskSetFull) => Verdict::Later,
+        Some(Status::Busy | Status::TaskSetFull) => Verdict::Later(BUSY_PAUSE),
         Some(Status::ReservationConflict) => {
             let text = "RESERVATION CONFLICT: another initiator has reserved the LUN";
             fail(IoErrorKind::Refused, text.to_owned())
@@ -182,12 +191,11 @@ pub(super) fn judge(status: u8, sense: Option<&Sense>) -> Verdict {
     }
 }
 
-/// Judges a CHECK CONDITION.
 pub(super) fn judge_sense(sense: &Sense) -> Verdict {
     let fail = |kind| Verdict::Fail(IoError::new(kind, describe(sense)));
     match (sense.key, sense.asc, sense.ascq) {
-        (SenseKey::UnitAttention, ..) | (SenseKey::AbortedCommand, ..) => Verdict::Again,
-        (SenseKey::NotReady, 0x04, 0x01..=0x0A) => Verdict::Later,
+        (SenseKey::UnitAttention, ..) | (SenseKey::AbortedCommand, ..) => Verdict::Again(describe(sense)),
+        (SenseKey::NotReady, 0x04, 0x01..=0x0A) => Verdict::Later(BUSY_PAUSE),
         (SenseKey::NotReady, ..) => fail(IoErrorKind::Unreachable),
         (SenseKey::DataProtect, 0x27, 0x07) => fail(IoErrorKind::NoSpace),
         (SenseKey::DataProtect, ..) => fail(IoErrorKind::ReadOnly),
@@ -198,7 +206,6 @@ pub(super) fn judge_sense(sense: &Sense) -> Verdict {
     }
 }
 
-/// Refuses what the LUN would refuse.
 pub(super) fn check(capability: &Capability, kind: &Kind) -> Result<(), IoError> {
     let Some((offset, length)) = kind.range() else { return Ok(()) };
     let size = capability.size_bytes;
@@ -214,7 +221,6 @@ pub(super) fn check(capability: &Capability, kind: &Kind) -> Result<(), IoError>
     Err(IoError::new(wrong.0, wrong.1))
 }
 
-/// Before the disk has been asked.
 pub(super) fn unknown_capability() -> Capability {
     Capability {
         size_bytes: 0,
@@ -247,7 +253,7 @@ mod tests {
         };
         assert!(matches!(judge(0x00, None), Verdict::Done));
         for busy in [0x08, 0x28] {
-            assert!(matches!(judge(busy, None), Verdict::Later), "{busy:02X}h");
+            assert!(matches!(judge(busy, None), Verdict::Later(_)), "{busy:02X}h");
         }
         assert_eq!(kind(0x18, None), Some(IoErrorKind::Refused));
         assert_eq!(kind(0x02, None), Some(IoErrorKind::Other), "it has to say why");
@@ -256,7 +262,10 @@ mod tests {
         }
         let medium = Sense::new(SenseKey::MediumError, 0x11, 0);
         assert_eq!(kind(0x02, Some(&medium)), Some(IoErrorKind::Medium));
-        assert!(matches!(judge(0x02, Some(&Sense::new(SenseKey::UnitAttention, 0x29, 0))), Verdict::Again));
+        assert!(matches!(
+            judge(0x02, Some(&Sense::new(SenseKey::UnitAttention, 0x29, 0))),
+            Verdict::Again(_)
+        ));
     }
 
     #[test]
@@ -272,11 +281,11 @@ mod tests {
             (false, false, true, false),
         ] {
             let disk = Disk { write_cache, fua, ..Disk::default() };
-            let first = step(&kind(durable), 0, &disk, &capability, &zeroes);
+            let first = next(&kind(durable), 0, &disk, &capability, &zeroes);
             assert_eq!(first.bytes, 4096);
             assert_eq!(first.cdb.as_bytes()[1] & 8 != 0, durable && fua, "FUA");
             assert_eq!(needs_flush(&kind(durable), &disk), flushed);
-            let then = step(&kind(durable), first.bytes, &disk, &capability, &zeroes);
+            let then = next(&kind(durable), first.bytes, &disk, &capability, &zeroes);
             assert_eq!((then.cdb, then.bytes), (cdb::synchronize_cache_10(), 0));
         }
     }

@@ -1,10 +1,12 @@
-//! Asks a portal for its targets, and a target for its LUNs. Blocking: for people at a terminal.
+//! Discovery: the targets of a portal (SendTargets) and the LUNs of a target (REPORT LUNS). Blocking; for the command
+//! line.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use area::Span;
 use block::OpenError;
+use block::remote::Link;
 use io::{Io, Owner};
 use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::Config;
@@ -20,43 +22,33 @@ use super::facts::Known;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
 use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX, damaged, login_error};
 use super::session::{Failure, Outcome, Session};
-use super::setup::{ANSWER_BYTES, Answer, told};
+use super::setup::{ANSWER_BYTES, Answer, status_text};
 use super::trust::{Login, Portal};
 use super::url::Url;
 use crate::stream::tls;
 
-/// Units listed of one target.
 const LUNS_SHOWN_MAX: usize = 4096;
 
-/// A target as its portal names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Its name.
     pub name: String,
-    /// Its portals, `host:port,tag`; none when it is where it was asked for.
+    /// TargetAddress values, `host:port,tag`; empty if the target is at the portal that was queried.
     pub addresses: Vec<String>,
 }
 
-/// A LUN as it describes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LunInfo {
-    /// Its number.
     pub lun: u16,
-    /// Bytes; `None` when it does not tell (no medium, no disk).
+    /// Capacity in bytes; `None` if READ CAPACITY fails (no medium, no disk).
     pub size_bytes: Option<u64>,
-    /// Logical block size.
     pub block_size: Option<u32>,
-    /// Vendor and product, trimmed.
     pub vendor: String,
-    /// Product.
     pub product: String,
-    /// Unit serial number.
+    /// Unit serial number (VPD page 80h).
     pub serial: Option<String>,
-    /// Write protected.
     pub read_only: bool,
 }
 
-/// The targets that the portal of `url` names.
 pub fn discover(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<Target>, OpenError> {
     let mut talk = Talk::begin(io, url, options, None)?;
     talk.session.send_targets();
@@ -72,11 +64,10 @@ pub fn discover(io: &mut Io, url: &Url, options: &Options) -> Result<Vec<Target>
     Ok(targets.into_iter().map(target).collect())
 }
 
-/// What is known of a session: names and values.
 pub type SessionFacts = Vec<(&'static str, String)>;
 
-/// The LUNs of the target that `url` names, and what is known of the session with it, as of an endpoint's
-/// [`facts`](block::Endpoint::facts).
+/// The LUNs of the target that `url` names, and the facts of the session with it, in the form of an endpoint's
+/// [`facts`](block::Inspect::facts).
 pub fn list_luns(
     io: &mut Io,
     url: &Url,
@@ -118,36 +109,33 @@ fn describe(talk: &mut Talk<'_>, wire: u64, lun: u16) -> Result<LunInfo, OpenErr
     })
 }
 
-/// How a command that writes has ended.
 #[derive(Debug)]
 pub(super) enum Ended {
     Good,
-    /// Given up because we asked for it.
+    /// Aborted because `go_on` returned false.
     Stopped,
-    /// In the target's words.
+    /// Refused; the status and sense data as text.
     Refused(String),
 }
 
-/// How often somebody is asked whether to go on, while a long command runs.
-const ASK_EVERY: Duration = Duration::from_millis(200);
-/// Times a command is repeated that a busy target did not take, and the pause before.
+const GO_ON_EVERY: Duration = Duration::from_millis(200);
+/// Bound of the repetitions of a command that ended with BUSY or TASK SET FULL, and the pause before each.
 const REPEATS_MAX: u32 = 20;
 const REPEAT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A session used one question at a time.
+/// A session that runs one command at a time and blocks for its outcome.
 pub(super) struct Talk<'a> {
     io: &'a mut Io,
     url: &'a Url,
     owner: Owner,
     session: Session,
-    /// Once it is logged in.
     known: Option<Known>,
     timeout: Duration,
     deadline: Duration,
 }
 
 impl<'a> Talk<'a> {
-    /// Connects and logs in, trying each address of the host.
+    /// Connects and logs in; tries the addresses of the host in order.
     pub(super) fn begin(
         io: &'a mut Io,
         url: &'a Url,
@@ -189,7 +177,6 @@ impl<'a> Talk<'a> {
         Err(last.expect("resolve gives at least one address"))
     }
 
-    /// A session at one address.
     fn log_in(
         io: &'a mut Io,
         url: &'a Url,
@@ -212,22 +199,21 @@ impl<'a> Talk<'a> {
         Ok((talk.session, owner, deadline, Known { negotiated, protection, address }))
     }
 
-    fn wait<T>(&mut self, wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, OpenError> {
+    fn wait<T>(&mut self, accept: impl FnMut(Outcome) -> Option<T>) -> Result<T, OpenError> {
         let url = self.url;
-        self.wait_for(wanted).map_err(|failure| explain(url, failure))
+        self.wait_for(accept).map_err(|failure| explain(url, failure))
     }
 
-    /// Drives the loop until an outcome is what is waited for.
-    fn wait_for<T>(&mut self, wanted: impl FnMut(Outcome) -> Option<T>) -> Result<T, Failure> {
-        let found = self.wait_until(self.deadline, wanted)?;
+    fn wait_for<T>(&mut self, accept: impl FnMut(Outcome) -> Option<T>) -> Result<T, Failure> {
+        let found = self.wait_until(self.deadline, accept)?;
         found.ok_or_else(|| Failure::Lost("no answer in time".into()))
     }
 
-    /// The same up to a time; `None` when nothing came until then.
+    /// As [`Self::wait_for`], until a given time; `None` if no outcome was accepted by then.
     fn wait_until<T>(
         &mut self,
         until: Duration,
-        mut wanted: impl FnMut(Outcome) -> Option<T>,
+        mut accept: impl FnMut(Outcome) -> Option<T>,
     ) -> Result<Option<T>, Failure> {
         let (mut events, mut outcomes) = (Vec::new(), Vec::new());
         loop {
@@ -236,7 +222,7 @@ impl<'a> Talk<'a> {
                 if let Outcome::Failed(failure) = outcome {
                     return Err(failure);
                 }
-                if let Some(found) = wanted(outcome) {
+                if let Some(found) = accept(outcome) {
                     return Ok(Some(found));
                 }
             }
@@ -252,7 +238,8 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Data of a command, `None` when the LUN refuses it. A unit attention is taken and the command repeated.
+    /// Returns the data-in of a command, `None` if the LUN refuses the command. After a unit attention the command is
+    /// repeated.
     pub(super) fn command(&mut self, lun: u64, cdb: Cdb) -> Result<Option<Vec<u8>>, OpenError> {
         for _ in 0..8 {
             let buffer = self.buffer()?;
@@ -278,8 +265,8 @@ impl<'a> Talk<'a> {
         Ok(None)
     }
 
-    /// A command with data-out, or with none. It may take the time that the options give to a request; `go_on` is asked
-    /// meanwhile, and the command aborted if it says no.
+    /// Runs a command with data-out or without data, for at most `Options::timeout`. Meanwhile `go_on` is called
+    /// periodically; if it returns false, the command is aborted.
     pub(super) fn write(
         &mut self,
         lun: u64,
@@ -300,7 +287,7 @@ impl<'a> Talk<'a> {
             let task = task.map_err(|_| OpenError::Failed(format!("{url}: the target takes no commands")))?;
             let mut stopped = false;
             let (status, sense) = loop {
-                let until = self.deadline.min(self.io.now() + ASK_EVERY);
+                let until = self.deadline.min(self.io.now() + GO_ON_EVERY);
                 let ended = self.wait_until(until, |outcome| match outcome {
                     Outcome::Completed { status, sense, .. } => Some((Some(status), sense)),
                     Outcome::Interrupted { .. } => Some((None, None)),
@@ -325,7 +312,7 @@ impl<'a> Talk<'a> {
                 Some(status) if status == Status::Good as u8 => return Ok(Ended::Good),
                 _ if stopped => return Ok(Ended::Stopped),
                 Some(status) => {
-                    refused = Ended::Refused(told(&Answer { status, sense, data: &[] }));
+                    refused = Ended::Refused(status_text(&Answer { status, sense, data: &[] }));
                     if busy.contains(&status) {
                         let until = self.io.now() + REPEAT_PAUSE;
                         let pause = self.wait_until(until, |_| None::<()>);
@@ -340,12 +327,10 @@ impl<'a> Talk<'a> {
         Ok(refused)
     }
 
-    /// The loop's time.
     pub(super) fn now(&self) -> Duration {
         self.io.now()
     }
 
-    /// Bytes that the session has received and sent so far.
     pub(super) fn session_bytes(&self) -> (u64, u64) {
         self.session.transferred()
     }
@@ -357,12 +342,12 @@ impl<'a> Talk<'a> {
 
     pub(super) fn end(mut self) {
         self.deadline = self.io.now() + self.timeout;
-        self.session.logout(self.io.now());
+        self.session.log_out(self.io.now());
         let _ = self.wait(|outcome| matches!(outcome, Outcome::LoggedOut).then_some(()));
     }
 }
 
-/// Waits; events of the loop's other owners wait too.
+/// Blocks for `length`; events of the loop's other owners are not dispatched meanwhile.
 fn pause(io: &mut Io, length: Duration) -> Result<(), OpenError> {
     let until = io.now() + length;
     while io.now() < until {

@@ -1,4 +1,4 @@
-//! Asks a portal for its public key (docs/SEAL.md, section 3). Blocking: for people at a terminal.
+//! Obtains the public key of a portal (docs/SEAL.md, section 3). Blocking; for the command line.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,10 +18,9 @@ use super::options::{random_isid, resolve};
 use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX};
 use super::url::Url;
 
-/// Who asks: nobody in particular. The name of this host is no business of a portal that has proven nothing.
+/// A generic InitiatorName: the name of this host is not disclosed to a portal that has proven nothing.
 const NAME: &str = "iqn.2026-11.example.hikyaku:enquiry";
 
-/// Why there is no answer.
 #[derive(Debug)]
 enum Failure {
     Io(io::Error),
@@ -33,7 +32,7 @@ enum Failure {
 }
 
 impl Failure {
-    /// Whether damage on the way may be the reason. An end of the connection is [`Failure::Io`].
+    /// Whether damage in transit may be the reason. An end of the connection is [`Failure::Io`].
     fn may_be_damage(&self) -> bool {
         match self {
             Self::Io(error) => matches!(
@@ -59,15 +58,15 @@ impl From<Fatal> for Failure {
     }
 }
 
-/// The key that the portal of `url` proves to hold. We tell nothing of ourselves, and nothing is proven but that: whether
-/// this is the portal's key, somebody has to compare. `timeout` is for the whole.
+/// The key that the portal of `url` proves to hold. The enquiry discloses nothing about this host. It proves possession
+/// of the key only: whether the key belongs to the portal, the user has to compare. `timeout` bounds the whole enquiry.
 pub fn enquire(url: &Url, timeout: Duration) -> Result<PublicKey, OpenError> {
     let deadline = Instant::now() + timeout;
     let until = Instant::now() + BUSY_TIME_MAX.min(timeout);
     let (mut last, mut tried_again) = (None, false);
     for address in resolve(url)? {
         loop {
-            match ask(address, deadline) {
+            match request_key(address, deadline) {
                 Ok(key) => return Ok(key),
                 Err(Failure::Refused(LoginStatus::ServiceUnavailable)) if Instant::now() < until => {
                     std::thread::sleep(BUSY_PAUSE);
@@ -90,8 +89,10 @@ fn explain(url: &Url, failure: &Failure) -> OpenError {
     match failure {
         Failure::Io(error) => OpenError::Unreachable(format!("asking {address} for its key: {error}")),
         Failure::Declined => OpenError::Failed(format!("{address} does not seal its sessions")),
-        Failure::Refused(status) => OpenError::Failed(format!("{address} does not tell its key: {status:?}")),
-        Failure::Moved(to) => OpenError::Failed(format!("{address} does not tell its key: ask {to}")),
+        Failure::Refused(status) => OpenError::Failed(format!("{address} does not send its key: {status:?}")),
+        Failure::Moved(to) => {
+            OpenError::Failed(format!("{address} does not send its key and redirects to {to}"))
+        }
         Failure::Protocol(fatal) => {
             OpenError::Failed(format!("{address} answers what no sealed portal would: {fatal}"))
         }
@@ -99,7 +100,7 @@ fn explain(url: &Url, failure: &Failure) -> OpenError {
     }
 }
 
-fn ask(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
+fn request_key(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
     let mut line = Line { stream: TcpStream::connect_timeout(&address, left(deadline)?)?, deadline };
     let offer = Offer {
         initiator_name: IscsiName::parse(NAME).expect("a name"),
@@ -112,7 +113,7 @@ fn ask(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
         unit: seal::UNIT_BYTES,
         pattern: Pattern::Xx,
     };
-    // Its clock stands: every read and write here ends at the deadline.
+    // The machine's clock is not advanced: every read and write here ends at the deadline.
     let mut exchange = Exchange::new(offer, Duration::MAX);
     let mut enquirer = None;
     loop {
@@ -145,20 +146,18 @@ fn ask(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
     }
 }
 
-/// What is left until the deadline.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// A connection whose every wait ends at the deadline.
+/// A connection on which every read and write ends at the deadline.
 struct Line {
     stream: TcpStream,
     deadline: Instant,
 }
 
 impl Line {
-    /// One PDU, into the machine.
     fn receive(&mut self, exchange: &mut Exchange) -> Result<(), Failure> {
         let mut header = [0; 48];
         self.fill(&mut header)?;
@@ -167,7 +166,7 @@ impl Line {
         self.fill(&mut ahs)?;
         exchange.on_header(&header, &ahs, Duration::ZERO)?;
         if data_bytes > 0 {
-            // The machine has bounded it.
+            // The machine has checked the bound of this length.
             let mut segment = vec![0; (data_bytes as usize).next_multiple_of(4)];
             self.fill(&mut segment)?;
             exchange.on_data(Received::Inline(&segment[..data_bytes as usize]), Duration::ZERO)?;

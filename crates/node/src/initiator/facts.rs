@@ -1,4 +1,4 @@
-//! What is known of a LUN and its session, in the standards' words.
+//! Facts of a LUN and its session, named as in the standards.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,6 @@ use iscsi::params::Negotiated;
 use super::setup::Disk;
 use crate::sealing::Protection;
 
-/// What is known of a session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) negotiated: Negotiated,
@@ -15,7 +14,6 @@ pub(super) struct Known {
     pub(super) address: SocketAddr,
 }
 
-/// Facts for `info`.
 pub(super) fn facts(disk: &Disk, session: Option<&Known>) -> Vec<(&'static str, String)> {
     let mut facts = vec![("kind", "iSCSI LUN".to_owned())];
     if let Some(standard) = &disk.standard {
@@ -41,14 +39,13 @@ pub(super) fn facts(disk: &Disk, session: Option<&Known>) -> Vec<(&'static str, 
     facts.push(("access", if disk.write_protected { "ro" } else { "rw" }.into()));
     facts.push(("FUA", disk.fua.to_string()));
     facts.push(("WCE", disk.write_cache.to_string()));
-    // By WP of MODE SENSE, which a target may set for one initiator and not for another.
+    // From WP of MODE SENSE, which a target may set for one initiator and clear for another.
     facts.push(("mode", if disk.write_protected { "ro" } else { "rw" }.to_owned()));
     facts.extend(session.iter().flat_map(|session| session.facts()));
     facts
 }
 
 impl Known {
-    /// Facts of the session itself.
     pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
         let keys = &self.negotiated;
         let digest = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();

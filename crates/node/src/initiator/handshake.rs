@@ -1,4 +1,4 @@
-//! The beginning of a session that is to be sealed: the outer login and its handshake (docs/SEAL.md, sections 2 and 3).
+//! The start of a sealed session: the outer login and its handshake (docs/SEAL.md, sections 2 and 3).
 
 use std::time::Duration;
 
@@ -15,17 +15,15 @@ use super::session::Failure;
 use crate::sealing::{Protection, Psk, SealPolicy};
 use crate::stream::sealed_segment_max;
 
-/// Time the outer login may take.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
-/// Why an answer is not believed. A target that has another key refuses the message before, so that it is either of these.
+/// Reason given for a response that does not verify. A target with another key refuses the first message, so the
+/// response was damaged in transit or the pre-shared key differs.
 const NOT_VERIFIED: &str =
     "the target's answer does not verify, unless it is the pre-shared key (psk-file=) that differs";
-/// Why a seal is not what it has to be.
 const NOT_THE_TARGET: &str =
     "the seal was refused: one of the two keys, or the pre-shared key, is not what the other side expects";
 
-/// An outer login.
 pub(super) struct Handshake {
     pub(super) exchange: Exchange,
     sealing: InitiatorSealing,
@@ -33,7 +31,6 @@ pub(super) struct Handshake {
     initiator: Option<seal::Initiator>,
 }
 
-/// What both sides have agreed on.
 pub(super) struct Agreement {
     pub(super) channel: Channel,
     pub(super) unit: u32,
@@ -41,7 +38,6 @@ pub(super) struct Agreement {
 }
 
 impl Handshake {
-    /// Asks for a session like the one of `login`.
     pub(super) fn begin(sealing: &InitiatorSealing, login: &login::Config, now: Duration) -> Self {
         let offer = Offer {
             initiator_name: login.initiator_name.clone(),
@@ -58,7 +54,6 @@ impl Handshake {
         Self { exchange, sealing: sealing.clone(), choice: None, initiator: None }
     }
 
-    /// Acts on what has come; at the end, what was agreed on.
     pub(super) fn advance(&mut self) -> Result<Option<Agreement>, Failure> {
         match self.exchange.poll_event() {
             None => Ok(None),
@@ -105,7 +100,7 @@ fn suite_of(choice: &Choice) -> Result<Suite, Failure> {
     Suite::from_name(&choice.suite).ok_or_else(|| Failure::Lost("a suite that was not offered".into()))
 }
 
-/// What is negotiated within a seal: no digests, and segments that its heads can describe.
+/// The login parameters inside a sealed session: no digests, and segments short enough for one record head to describe.
 pub(super) fn within_seal(login: &login::Config, unit: u32) -> login::Config {
     let mut login = login.clone();
     let params = &mut login.params;

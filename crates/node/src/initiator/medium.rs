@@ -1,15 +1,15 @@
-//! A LUN that threads share. Each attaches by a session of its own.
+//! A LUN as a medium that threads share. Each thread attaches through a session of its own.
 
 use std::sync::Arc;
 
-use block::{Endpoint, Medium, OpenError, WriteCache};
+use block::remote::WriteCache;
+use block::{Endpoint, Medium, OpenError};
 use io::Io;
 
-use super::endpoint::IscsiEndpoint;
+use super::endpoint;
 use super::options::{Options, random_isid};
 use super::url::Url;
 
-/// A remote LUN.
 #[derive(Clone, Debug)]
 pub struct IscsiMedium {
     pub(super) url: Url,
@@ -19,7 +19,7 @@ pub struct IscsiMedium {
 }
 
 impl IscsiMedium {
-    /// The LUN that `url` names; it must name one.
+    /// The LUN that `url` names; fails if `url` has no target name or no LUN.
     pub fn new(url: Url, options: Options, read_only: bool) -> Result<Self, OpenError> {
         if url.target.is_none() || url.lun.is_none() {
             let text = format!("{url} names no LUN; list them with: hikyaku ls {url}");
@@ -32,7 +32,7 @@ impl IscsiMedium {
 
 impl Medium for IscsiMedium {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
-        Ok(Box::new(IscsiEndpoint::open(io, self)?))
+        Ok(Box::new(endpoint::open(io, self)?))
     }
 
     fn name(&self) -> String {

@@ -1,9 +1,8 @@
 //! The initiator: a remote LUN as a medium, and discovery.
 //!
-//! `session.rs` is one connection's life (connect, log in, commands); `setup.rs` asks a disk what it is;
-//! `endpoint.rs` turns block requests into commands and survives lost connections; `trust.rs` is
-//! how the owner of an endpoint decides, for each connection, whose key must answer; `discover.rs` asks a portal
-//! for its targets and a target for its LUNs; `remote_copy.rs` lets a target copy.
+//! `session.rs` is one connection (connect, log in, commands); `setup.rs` queries a disk; `endpoint.rs` turns block
+//! requests into commands and survives lost connections; `trust.rs` decides which key each portal must prove;
+//! `discover.rs` lists targets and LUNs; `remote_copy.rs` has a target copy between its LUNs.
 
 mod ahead;
 mod cache;
@@ -13,12 +12,13 @@ mod endpoint;
 mod enquire;
 mod facts;
 mod handshake;
-#[doc(hidden)]
-pub mod interview;
+
 mod medium;
 mod options;
+pub mod probe;
 mod refusal;
 mod remote_copy;
+mod route;
 mod session;
 mod setup;
 mod trust;

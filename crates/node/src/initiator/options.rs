@@ -1,4 +1,4 @@
-//! How to log in, and how patient to be.
+//! Login parameters, authentication, protection and timeout of an initiator.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -19,65 +19,54 @@ use crate::TlsTrust;
 use crate::sealing::{Psk, SealPolicy};
 use crate::stream::tls;
 
-/// A CHAP name and secret.
 #[derive(Clone, Debug)]
 pub struct Credentials {
-    /// CHAP_N.
     pub user: String,
-    /// The secret.
     pub secret: Secret,
 }
 
-/// How a session is to be sealed (docs/SEAL.md, section 7).
+/// How a session is sealed (docs/SEAL.md, section 7).
 #[derive(Clone, Debug)]
 pub struct InitiatorSealing {
-    /// Whether it must be.
     pub policy: SealPolicy,
-    /// Our key pair.
     pub identity: Arc<seal::Identity>,
-    /// The target's key. Nothing else can answer.
+    /// Public key that the target must prove to hold.
     pub peer_key: PublicKey,
-    /// The pre-shared key of this pair.
     pub psk: Option<Psk>,
-    /// What we can do, the best first.
+    /// Offered suites, in order of preference.
     pub suites: Vec<Suite>,
-    /// Bytes of a unit that we wish for, a power of two within [`seal::UNIT_BYTES_MIN`]..=[`seal::UNIT_BYTES_MAX`].
+    /// Proposed unit in bytes, a power of two within [`seal::UNIT_BYTES_MIN`]..=[`seal::UNIT_BYTES_MAX`].
     pub unit: u32,
 }
 
 impl InitiatorSealing {
-    /// With every suite and the usual unit.
+    /// All suites and the default unit [`seal::UNIT_BYTES`].
     pub fn new(policy: SealPolicy, identity: Arc<seal::Identity>, peer_key: PublicKey) -> Self {
         let suites = Suite::ALL.to_vec();
         Self { policy, identity, peer_key, psk: None, suites, unit: seal::UNIT_BYTES }
     }
 }
 
-/// What an initiator is told beside the URL.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Our InitiatorName.
     pub initiator_name: String,
-    /// How we prove ourselves.
     pub chap: Option<Credentials>,
-    /// How the target must prove itself.
+    /// Credentials by which the target must authenticate to the initiator.
     pub mutual: Option<Credentials>,
-    /// How long a request may take, lost connections and new logins included, before it fails.
+    /// Time after which a request fails, lost connections and new logins included.
     pub timeout: Duration,
-    /// Standard TLS 1.3 around every connection; whose certificates it trusts.
+    /// Standard TLS 1.3 around every connection; the certificates that it trusts.
     pub tls: Option<TlsTrust>,
-    /// CRC32C over headers, where the session is not sealed.
+    /// HeaderDigest and DataDigest (CRC32C) of sessions that are not sealed.
     pub header_digest: DigestPolicy,
-    /// CRC32C over data, where the session is not sealed.
     pub data_digest: DigestPolicy,
-    /// How the session is sealed where `trust` does not decide; `None` for not at all.
+    /// Sealing where `trust` is `None`; `None`: not sealed.
     pub sealing: Option<InitiatorSealing>,
-    /// Decides how each connection is sealed.
     pub trust: Option<Arc<dyn Trust>>,
 }
 
 impl Options {
-    /// Without authentication, with digests if the target insists, with a timeout of 30 s.
+    /// No authentication, digests only if the target requires them, a timeout of 30 s.
     pub fn new(initiator_name: impl Into<String>) -> Self {
         Self {
             initiator_name: initiator_name.into(),
@@ -92,7 +81,6 @@ impl Options {
         }
     }
 
-    /// What is to protect a connection that is about to be made.
     pub(super) fn protect(
         &self,
         url: &Url,
@@ -107,14 +95,12 @@ impl Options {
         Ok((sealing, tls))
     }
 
-    /// A session has begun.
     pub(super) fn on_login(&self, login: &Login) {
         if let Some(trust) = &self.trust {
             trust.on_login(login);
         }
     }
 
-    /// Our end of TLS with the host of `url`, if it is wanted.
     fn tls(&self, url: &Url, is_sealed: bool) -> Result<Option<tls::End>, OpenError> {
         if self.tls.is_some() && is_sealed {
             return Err(OpenError::Usage(format!(
@@ -125,7 +111,6 @@ impl Options {
         end.map_err(|cause| OpenError::Usage(format!("TLS with {url}: {cause}")))
     }
 
-    /// The login of a session with `target`, or of a discovery session.
     pub(super) fn login(&self, target: Option<&str>, isid: Isid) -> Result<Config, OpenError> {
         let name = |what: &str, name: &str| {
             IscsiName::parse(name).map_err(|error| OpenError::Usage(format!("{what} '{name}': {error}")))
@@ -153,20 +138,20 @@ impl Options {
     }
 }
 
-/// A random-type ISID of our own, so that the kernel's session of the same initiator name is never replaced.
+/// A random ISID (type random), so that the session of another initiator with the same name, such as the kernel's, is
+/// not reinstated.
 pub(super) fn random_isid() -> Isid {
     let mut random = [0; 5];
     io::entropy(&mut random).expect("the system has randomness");
     Isid::random([random[0], random[1], random[2]], u16::from_be_bytes([random[3], random[4]]))
 }
 
-/// Where a redirection leads, `address` or `address,tag`; nowhere, if nothing has this name.
+/// The addresses of a redirection, `address` or `address,tag`; empty if the name does not resolve.
 pub(super) fn resolve_redirect(address: &str) -> Vec<SocketAddr> {
     let portal = address.rsplit_once(',').map_or(address, |(portal, _)| portal);
     portal.to_socket_addrs().map(Iterator::collect).unwrap_or_default()
 }
 
-/// The addresses of a portal.
 pub(super) fn resolve(url: &Url) -> Result<Vec<SocketAddr>, OpenError> {
     let address = url.address();
     let found: Vec<_> = address

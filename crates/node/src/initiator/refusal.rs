@@ -1,4 +1,4 @@
-//! What it means that a target refused a login.
+//! The meaning of a refused login.
 
 use std::time::Duration;
 
@@ -9,16 +9,15 @@ use iscsi::wire::LoginStatus;
 
 use super::url::Url;
 
-/// How long a target that is too busy for a login (0301) is asked again before it is given up, and how often.
+/// How long a login is retried against a target that is too busy (0301), and the pause between attempts.
 pub(super) const BUSY_TIME_MAX: Duration = Duration::from_secs(5);
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A handshake that was damaged on the way at both attempts.
+/// The error for a handshake that was damaged in transit at both attempts.
 pub(super) fn damaged(url: &Url, text: &str) -> OpenError {
     OpenError::Damaged(format!("{url}: the handshake was damaged on the way: {text}"))
 }
 
-/// Whether it may take the next one.
 pub(super) fn is_transient(error: &LoginError) -> bool {
     matches!(
         error,
@@ -28,13 +27,12 @@ pub(super) fn is_transient(error: &LoginError) -> bool {
     )
 }
 
-/// A login's end in words that help.
 pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
     match error {
         LoginError::Authentication { .. } | LoginError::Authorization => {
             OpenError::Authentication(format!("{url}: {error}"))
         }
-        // Protection that was asked for is missing, as with a target that does not seal.
+        // Requested protection is missing, as from a target that does not seal.
         LoginError::Negotiation(
             NegotiationError::DigestRefused { .. } | NegotiationError::NotUnderstood(_),
         ) => OpenError::Unprotected(format!("{url}: {error}")),

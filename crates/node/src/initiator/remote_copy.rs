@@ -1,9 +1,9 @@
-//! Third-party copy: a target is asked to copy between two of its LUNs (SPC-4 5.17), and no payload comes here.
+//! Third-party copy: the target copies between two of its LUNs (SPC-4 5.17); no payload passes through this host.
 //!
-//! Blocking, on a session of its own. One command at a time, each of about a second: the work is the target's, and what
-//! a host must do is to ask, to watch and to stop. A command that was not answered may still be at work when we are
-//! gone, so it ends the copy ([`RemoteCopyError::Lost`]); after an answer nothing is, and the caller may go another
-//! way ([`RemoteCopyError::Refused`]).
+//! Blocking, on a session of its own. Commands run one at a time, each for about a second, so that progress and
+//! interruption work as in other copies. A command without a response may still run after the session is lost, so it
+//! ends the copy ([`RemoteCopyError::Lost`]). After an error response no command is running, and the caller may copy by
+//! other means ([`RemoteCopyError::Refused`]).
 
 use std::time::Duration;
 
@@ -19,75 +19,63 @@ use super::options::Options;
 use super::setup::ANSWER_BYTES;
 use super::url::Url;
 
-/// What the first command copies, and how long a later one should take.
+/// Bytes of the first command, and the intended duration of each later one.
 const COMMAND_BYTES_FIRST: u64 = 16 << 20;
 const COMMAND_TIME: Duration = Duration::from_secs(1);
-/// A command is at most this much longer than the one before.
 const GROWTH_MAX: u64 = 4;
-/// Segments begin and end on multiples of this, if they are longer, so that they suit the storage's pages.
+/// Segments longer than this begin and end on multiples of it, which suit the page size of the storage.
 const SEGMENT_UNIT: u64 = 1 << 20;
 
-/// What is to be copied.
 #[derive(Clone, Debug)]
 pub struct RemotePlan {
-    /// LUN that is read.
     pub source: u16,
-    /// LUN that is written.
     pub destination: u16,
-    /// First byte of the source.
     pub src_offset: u64,
-    /// First byte of the destination.
     pub dst_offset: u64,
-    /// Bytes.
     pub bytes: u64,
-    /// What of the range is still to be copied, in order: begin and end, counted from the range's start. Blocks that are not all of
-    /// one kind are copied.
+    /// Extents of the range still to be copied, in order: begin and end in bytes from the start of the range. A block
+    /// that is only partly in an extent is copied whole.
     pub open: Vec<(u64, u64)>,
 }
 
-/// Who is told how far a copy is.
 pub trait RemoteObserver {
-    /// So many of the open bytes are done; a few times a second. Whether to go on.
+    /// `done` of the open bytes are copied; called a few times a second. Returns whether to go on.
     fn on_progress(&mut self, done: u64) -> bool;
 
-    /// Time between two claims; `None`: none are wanted.
+    /// Interval between two claims; `None`: no claims.
     fn claims_every(&self) -> Option<Duration>;
 
-    /// These stretches of the range (begin and end) were copied, and the destination was flushed after that.
-    fn on_durable(&mut self, stretches: &[(u64, u64)]) -> Result<(), String>;
+    /// These extents of the range (begin and end) were copied, and the destination was flushed afterwards.
+    fn on_durable(&mut self, extents: &[(u64, u64)]) -> Result<(), String>;
 }
 
-/// What a finished copy was like.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteReport {
-    /// EXTENDED COPY commands.
     pub commands: u64,
-    /// From the first of them to the end of the flush.
+    /// From the first command to the end of the flush.
     pub duration: Duration,
-    /// The flush.
     pub flush: Duration,
     /// Bytes that the session received and sent, headers and login included.
     pub session_bytes: (u64, u64),
 }
 
-/// Why a copy did not finish.
 #[derive(Debug)]
 pub enum RemoteCopyError {
-    /// Nothing was begun: why it cannot be done this way.
+    /// The copy cannot be made this way, for the reason given; nothing was copied.
     Impossible(String),
-    /// The target answered that it does not. Nothing is at work any more.
+    /// The target answered with an error. No command is running.
     Refused(String),
-    /// The target did not answer.
+    /// The target did not respond; a command may still be running.
     Lost(IoError),
-    /// The flush failed: what was copied may be lost.
+    /// The flush failed: copied data may be lost.
     Flush(String),
-    /// The observer did not take a claim. What it took before is true.
+    /// The observer rejected a claim. Earlier claims remain valid.
     Claim(String),
-    /// The observer said stop; the range from its start to this byte is copied and flushed.
+    /// The observer stopped the copy; the range from its start to this byte is copied and flushed.
     Interrupted(u64),
 }
 
-/// Copies within the target of `url`, flushes the destination at the end, and before each claim.
+/// Copies within the target of `url`; flushes the destination before each claim and at the end.
 pub fn remote_copy(
     io: &mut Io,
     url: &Url,
@@ -98,45 +86,44 @@ pub fn remote_copy(
     let impossible = |error: OpenError| RemoteCopyError::Impossible(error.to_string());
     let target = url.target.as_deref().ok_or_else(|| RemoteCopyError::Impossible("no target".into()))?;
     let mut talk = Talk::begin(io, url, options, Some(target)).map_err(impossible)?;
-    let job = Job::ask(&mut talk, plan)?;
-    let result = job.run(&mut talk, observer);
+    let copy = CopyPlan::prepare(&mut talk, plan)?;
+    let result = copy.run(&mut talk, observer);
     if !matches!(result, Err(RemoteCopyError::Lost(_))) {
         talk.end();
     }
     result
 }
 
-/// A copy that the target should be able to make.
-struct Job<'a> {
+struct CopyPlan<'a> {
     plan: &'a RemotePlan,
-    /// LUN of the destination, to which commands go.
+    /// LUN of the destination; it receives the commands.
     lun: u64,
     cscds: Vec<Cscd>,
-    /// Of the source.
     block: u64,
     destination_block: u64,
-    /// Bytes of the longest segment, and segments of the longest list.
+    /// Longest segment in bytes, and most segments of one list.
     segment_bytes: u64,
     segments: u64,
 }
 
-impl<'a> Job<'a> {
-    /// Asks both units and the target's copy manager what they are.
-    fn ask(talk: &mut Talk<'_>, plan: &'a RemotePlan) -> Result<Self, RemoteCopyError> {
+impl<'a> CopyPlan<'a> {
+    /// Queries both units and the copy manager of the target, and checks that the copy is possible.
+    fn prepare(talk: &mut Talk<'_>, plan: &'a RemotePlan) -> Result<Self, RemoteCopyError> {
         let impossible = |text: &str| RemoteCopyError::Impossible(text.into());
         let wire = |lun| scsi::lun::to_wire(lun).ok_or_else(|| impossible("no such LUN"));
         let (from, to) = (wire(plan.source)?, wire(plan.destination)?);
         let (source, destination) = (end(talk, from)?, end(talk, to)?);
-        let parameters = question(talk, to, cdb::copy_parameters(ANSWER_BYTES))?;
+        let parameters = command(talk, to, cdb::copy_parameters(ANSWER_BYTES))?;
         let parameters = parameters.and_then(|data| CopyParameters::parse(&data));
         let parameters = parameters.filter(CopyParameters::copies_blocks);
-        let parameters = parameters.ok_or_else(|| impossible("the target does not say how it copies"))?;
+        let parameters =
+            parameters.ok_or_else(|| impossible("the target does not report its copy parameters"))?;
         let [block, destination_block] = [&source, &destination].map(|end| u64::from(end.block_bytes));
-        let told = match parameters.segment_bytes_max {
+        let reported = match parameters.segment_bytes_max {
             0 => u64::MAX,
             bytes => bytes.into(),
         };
-        let segment_bytes = u64::min(told, u64::from(u16::MAX) * block);
+        let segment_bytes = u64::min(reported, u64::from(u16::MAX) * block);
         let unit = if segment_bytes >= SEGMENT_UNIT { SEGMENT_UNIT } else { block.max(destination_block) };
         let segment_bytes = segment_bytes / unit * unit;
         let segments = parameters.segments_of_list(2) as u64;
@@ -158,12 +145,12 @@ impl<'a> Job<'a> {
         observer: &mut dyn RemoteObserver,
     ) -> Result<RemoteReport, RemoteCopyError> {
         let (start, total) = (talk.now(), self.plan.bytes);
-        let (mut done, mut commands, mut wish) = (0, 0, COMMAND_BYTES_FIRST);
+        let (mut done, mut commands, mut command_bytes) = (0, 0, COMMAND_BYTES_FIRST);
         let (mut claimed_at, mut unclaimed) = (start, Vec::new());
         for (begin, end) in self.open() {
             let mut at = begin;
             while at < end {
-                let bytes = wish.min(end - at).min(self.segments * self.segment_bytes);
+                let bytes = command_bytes.min(end - at).min(self.segments * self.segment_bytes);
                 let (cdb, list) = cdb::extended_copy(&self.list(at, bytes, commands as u8));
                 let began = talk.now();
                 match talk.write(self.lun, cdb, &list, &mut || observer.on_progress(done)) {
@@ -182,8 +169,9 @@ impl<'a> Job<'a> {
                 (at, done, commands) = (at + bytes, done + bytes, commands + 1);
                 let took = (talk.now() - began).as_nanos().max(1);
                 let fits = u128::from(bytes) * COMMAND_TIME.as_nanos() / took;
-                let next = u64::try_from(fits).unwrap_or(u64::MAX).min(wish.saturating_mul(GROWTH_MAX));
-                wish = (next / SEGMENT_UNIT * SEGMENT_UNIT).max(SEGMENT_UNIT);
+                let next =
+                    u64::try_from(fits).unwrap_or(u64::MAX).min(command_bytes.saturating_mul(GROWTH_MAX));
+                command_bytes = (next / SEGMENT_UNIT * SEGMENT_UNIT).max(SEGMENT_UNIT);
                 if !observer.on_progress(done) && at < total {
                     self.claim(talk, observer, &mut unclaimed)?;
                     return Err(RemoteCopyError::Interrupted(at));
@@ -200,7 +188,6 @@ impl<'a> Job<'a> {
         Ok(RemoteReport { commands, duration, flush, session_bytes: talk.session_bytes() })
     }
 
-    /// Makes durable what is copied, and says so.
     fn claim(
         &self,
         talk: &mut Talk<'_>,
@@ -215,7 +202,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// What is to be copied, in whole blocks of both LUNs.
+    /// The extents to copy, widened to whole blocks of both LUNs.
     fn open(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let block = self.block.max(self.destination_block);
         let whole = move |(begin, end): (u64, u64)| {
@@ -224,7 +211,6 @@ impl<'a> Job<'a> {
         self.plan.open.iter().copied().map(whole)
     }
 
-    /// The parameter list for a stretch of the range.
     fn list(&self, start: u64, bytes: u64, list_id: u8) -> CopyList {
         let segment = |at: u64| Segment {
             source: 0,
@@ -248,29 +234,28 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The descriptor of a LUN, from its own words.
 fn end(talk: &mut Talk<'_>, lun: u64) -> Result<Cscd, RemoteCopyError> {
     let impossible = |text: &str| RemoteCopyError::Impossible(text.into());
-    let standard = question(talk, lun, cdb::inquiry(None, 255))?.and_then(|data| Standard::parse(&data));
+    let standard = command(talk, lun, cdb::inquiry(None, 255))?.and_then(|data| Standard::parse(&data));
     if !standard.is_some_and(|standard| standard.is_disk() && standard.third_party_copy) {
         return Err(impossible("the target does no third-party copies (3PC is zero)"));
     }
-    let page = question(talk, lun, cdb::inquiry(Some(0x83), ANSWER_BYTES as u16))?;
+    let page = command(talk, lun, cdb::inquiry(Some(0x83), ANSWER_BYTES as u16))?;
     let designators = page.and_then(|data| inquiry::designators(&data)).unwrap_or_default();
     let naa = designators.into_iter().find_map(|designator| match designator.id {
         DesignatorId::Naa(bytes) if designator.association == Association::Unit => Some(bytes),
         _ => None,
     });
     let naa = naa.ok_or_else(|| impossible("a LUN has no NAA designator"))?;
-    let capacity = match question(talk, lun, cdb::read_capacity_16(32))? {
+    let capacity = match command(talk, lun, cdb::read_capacity_16(32))? {
         Some(data) => Capacity::parse_16(&data),
-        None => question(talk, lun, cdb::read_capacity_10())?.and_then(|data| Capacity::parse_10(&data)),
+        None => command(talk, lun, cdb::read_capacity_10())?.and_then(|data| Capacity::parse_10(&data)),
     };
     let block = capacity.map(|capacity| capacity.block_size).filter(|block| [512, 4096].contains(block));
-    let block = block.ok_or_else(|| impossible("a LUN does not tell its block size"))?;
+    let block = block.ok_or_else(|| impossible("a LUN does not report its block size"))?;
     Cscd::naa(&naa, block).ok_or_else(|| impossible("a LUN's NAA designator has an odd length"))
 }
 
-fn question(talk: &mut Talk<'_>, lun: u64, cdb: cdb::Cdb) -> Result<Option<Vec<u8>>, RemoteCopyError> {
+fn command(talk: &mut Talk<'_>, lun: u64, cdb: cdb::Cdb) -> Result<Option<Vec<u8>>, RemoteCopyError> {
     talk.command(lun, cdb).map_err(|error| RemoteCopyError::Impossible(error.to_string()))
 }

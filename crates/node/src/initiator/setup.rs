@@ -1,4 +1,4 @@
-//! Asks a disk what it is, one command at a time, and remembers the answers.
+//! The set-up of a disk: one command at a time queries its properties.
 
 use block::OpenError;
 use scsi::capacity::Capacity;
@@ -9,17 +9,16 @@ use scsi::{Sense, SenseKey, Status};
 
 use super::cache::{self, Fate};
 
-/// Bytes an answer may have.
+/// Allocation length of a set-up command, in bytes.
 pub(super) const ANSWER_BYTES: u32 = 4096;
-/// Unit attentions, or NOT READY BECOMING READY, tolerated before a disk counts as broken.
-const PATIENCE: u32 = 30;
+/// Bound of the unit attentions and NOT READY, BECOMING READY responses; beyond it the set-up fails.
+const RETRIES_MAX: u32 = 30;
 
-/// What a disk told about itself.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disk {
     pub(super) standard: Option<Standard>,
     pub(super) serial: Option<String>,
-    /// The designator that tells this unit from all others, printed.
+    /// The best designator of the unit (NAA, then EUI-64, then others), printed.
     pub(super) designator: Option<String>,
     pub(super) limits: Option<BlockLimits>,
     pub(super) provisioning: Option<Provisioning>,
@@ -31,7 +30,7 @@ pub(super) struct Disk {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Question {
+enum Query {
     Ready,
     Standard,
     Pages,
@@ -45,33 +44,32 @@ enum Question {
     Mode6,
 }
 
-const ORDER: [Question; 11] = [
-    Question::Ready,
-    Question::Standard,
-    Question::Pages,
-    Question::Serial,
-    Question::Designators,
-    Question::Limits,
-    Question::Characteristics,
-    Question::Provisioning,
-    Question::Capacity16,
-    Question::Capacity10,
-    Question::Mode6,
+const ORDER: [Query; 11] = [
+    Query::Ready,
+    Query::Standard,
+    Query::Pages,
+    Query::Serial,
+    Query::Designators,
+    Query::Limits,
+    Query::Characteristics,
+    Query::Provisioning,
+    Query::Capacity16,
+    Query::Capacity10,
+    Query::Mode6,
 ];
 
-/// The questions still to ask.
+/// The set-up as a machine: `query` gives the next command, `answer` takes its result.
 #[derive(Debug, Default)]
 pub(super) struct Setup {
     at: usize,
-    asked_again: u32,
-    /// What unit attentions have said of the cache.
+    retries: u32,
+    /// What unit attentions implied for the target's cache.
     kept: bool,
     lost: bool,
     pages: Vec<u8>,
     pub(super) disk: Disk,
 }
 
-/// How a command of ours ended.
 #[derive(Debug)]
 pub(super) struct Answer<'a> {
     pub(super) status: u8,
@@ -79,41 +77,38 @@ pub(super) struct Answer<'a> {
     pub(super) data: &'a [u8],
 }
 
-/// What comes next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Ask the next question now.
-    Ask,
-    /// Ask again in a moment.
+    Query,
+    /// Repeat the command after a pause.
     Pause,
 }
 
 impl Setup {
-    /// The next question, `None` when all are answered.
-    pub(super) fn question(&self) -> Option<Cdb> {
+    /// The next set-up command; `None` when the set-up is complete.
+    pub(super) fn query(&self) -> Option<Cdb> {
         let allocation = ANSWER_BYTES as u16;
         Some(match ORDER.get(self.at)? {
-            Question::Ready => cdb::test_unit_ready(),
-            Question::Standard => cdb::inquiry(None, 255),
-            Question::Pages => cdb::inquiry(Some(0x00), 255),
-            Question::Serial => cdb::inquiry(Some(0x80), 255),
-            Question::Designators => cdb::inquiry(Some(0x83), allocation),
-            Question::Limits => cdb::inquiry(Some(0xB0), 64),
-            Question::Characteristics => cdb::inquiry(Some(0xB1), 64),
-            Question::Provisioning => cdb::inquiry(Some(0xB2), 255),
-            Question::Capacity16 => cdb::read_capacity_16(32),
-            Question::Capacity10 => cdb::read_capacity_10(),
-            Question::Mode6 => cdb::mode_sense_6(0x3F, 255),
+            Query::Ready => cdb::test_unit_ready(),
+            Query::Standard => cdb::inquiry(None, 255),
+            Query::Pages => cdb::inquiry(Some(0x00), 255),
+            Query::Serial => cdb::inquiry(Some(0x80), 255),
+            Query::Designators => cdb::inquiry(Some(0x83), allocation),
+            Query::Limits => cdb::inquiry(Some(0xB0), 64),
+            Query::Characteristics => cdb::inquiry(Some(0xB1), 64),
+            Query::Provisioning => cdb::inquiry(Some(0xB2), 255),
+            Query::Capacity16 => cdb::read_capacity_16(32),
+            Query::Capacity10 => cdb::read_capacity_10(),
+            Query::Mode6 => cdb::mode_sense_6(0x3F, 255),
         })
     }
 
-    /// Whether what was acknowledged on an earlier session is still there; `None` until the disk has told all that
-    /// it has to tell of the time between.
+    /// Whether data acknowledged on an earlier session is still in the cache; `None` until the disk has reported all
+    /// pending unit attentions.
     pub(super) fn cache_survived(&self) -> Option<bool> {
         (self.lost || self.at > 0).then_some(self.kept && !self.lost)
     }
 
-    /// Takes an answer.
     pub(super) fn answer(&mut self, answer: &Answer<'_>) -> Result<Progress, OpenError> {
         let good = answer.status == Status::Good as u8;
         let busy = [Status::Busy as u8, Status::TaskSetFull as u8].contains(&answer.status);
@@ -122,33 +117,33 @@ impl Setup {
         self.kept |= fate == Fate::Kept;
         self.lost |= fate == Fate::Lost;
         if busy || key == Some(SenseKey::UnitAttention) || is_becoming_ready(answer.sense.as_ref()) {
-            self.asked_again += 1;
-            if self.asked_again > PATIENCE {
+            self.retries += 1;
+            if self.retries > RETRIES_MAX {
                 return Err(OpenError::Unreachable(format!(
                     "the LUN does not become ready: {}",
-                    told(answer)
+                    status_text(answer)
                 )));
             }
-            return Ok(if key == Some(SenseKey::UnitAttention) { Progress::Ask } else { Progress::Pause });
+            return Ok(if key == Some(SenseKey::UnitAttention) { Progress::Query } else { Progress::Pause });
         }
-        let question = ORDER[self.at];
+        let query = ORDER[self.at];
         if good {
-            self.take(question, answer.data);
+            self.take(query, answer.data);
         }
-        match question {
-            // A removable disk without medium, or one that is stopped.
-            Question::Ready if !good && key == Some(SenseKey::NotReady) => {
-                return Err(OpenError::Missing(format!("the LUN is not ready: {}", told(answer))));
+        match query {
+            // A removable disk without medium, or a stopped disk.
+            Query::Ready if !good && key == Some(SenseKey::NotReady) => {
+                return Err(OpenError::Missing(format!("the LUN is not ready: {}", status_text(answer))));
             }
-            Question::Ready if answer.status == Status::ReservationConflict as u8 => {
+            Query::Ready if answer.status == Status::ReservationConflict as u8 => {
                 return Err(OpenError::Refused("another initiator has reserved the LUN".into()));
             }
-            Question::Ready if !good && answer.sense.as_ref().is_some_and(is_no_unit) => {
+            Query::Ready if !good && answer.sense.as_ref().is_some_and(is_no_unit) => {
                 return Err(OpenError::Missing(
                     "the target has no such LUN; list them with hikyaku ls".into(),
                 ));
             }
-            Question::Standard => match &self.disk.standard {
+            Query::Standard => match &self.disk.standard {
                 Some(standard) if standard.qualifier != 0 => {
                     let text = "the target has no such LUN; list them with hikyaku ls";
                     return Err(OpenError::Missing(text.into()));
@@ -158,56 +153,56 @@ impl Setup {
                     let text = format!("the LUN is no disk (SCSI device type {:02X}h)", standard.device_type);
                     return Err(OpenError::Usage(text));
                 }
-                None => return Err(OpenError::Failed(format!("INQUIRY: {}", told(answer)))),
+                None => return Err(OpenError::Failed(format!("INQUIRY: {}", status_text(answer)))),
             },
-            Question::Capacity10 if self.disk.capacity.is_none() => {
-                return Err(OpenError::Failed(format!("READ CAPACITY: {}", told(answer))));
+            Query::Capacity10 if self.disk.capacity.is_none() => {
+                return Err(OpenError::Failed(format!("READ CAPACITY: {}", status_text(answer))));
             }
             _ => {}
         }
         self.at += 1;
-        while ORDER.get(self.at).is_some_and(|question| self.is_needless(*question)) {
+        while ORDER.get(self.at).is_some_and(|query| self.is_needless(*query)) {
             self.at += 1;
         }
-        Ok(Progress::Ask)
+        Ok(Progress::Query)
     }
 
-    fn is_needless(&self, question: Question) -> bool {
-        let page = match question {
-            Question::Serial => 0x80,
-            Question::Designators => 0x83,
-            Question::Limits => 0xB0,
-            Question::Characteristics => 0xB1,
-            Question::Provisioning => 0xB2,
-            Question::Capacity10 => return self.disk.capacity.is_some(),
+    fn is_needless(&self, query: Query) -> bool {
+        let page = match query {
+            Query::Serial => 0x80,
+            Query::Designators => 0x83,
+            Query::Limits => 0xB0,
+            Query::Characteristics => 0xB1,
+            Query::Provisioning => 0xB2,
+            Query::Capacity10 => return self.disk.capacity.is_some(),
             _ => return false,
         };
         !self.pages.contains(&page)
     }
 
-    fn take(&mut self, question: Question, data: &[u8]) {
+    fn take(&mut self, query: Query, data: &[u8]) {
         let disk = &mut self.disk;
-        match question {
-            Question::Ready => {}
-            Question::Standard => disk.standard = Standard::parse(data),
-            Question::Pages => {
+        match query {
+            Query::Ready => {}
+            Query::Standard => disk.standard = Standard::parse(data),
+            Query::Pages => {
                 self.pages = inquiry::supported_pages(data).map(<[u8]>::to_vec).unwrap_or_default();
             }
-            Question::Serial => disk.serial = inquiry::serial(data),
-            Question::Designators => disk.designator = unit_designator(data),
-            Question::Limits => disk.limits = BlockLimits::parse(data),
-            Question::Characteristics => {
+            Query::Serial => disk.serial = inquiry::serial(data),
+            Query::Designators => disk.designator = unit_designator(data),
+            Query::Limits => disk.limits = BlockLimits::parse(data),
+            Query::Characteristics => {
                 let rate = inquiry::Characteristics::parse(data).map(|page| page.rotation_rate);
                 disk.rotational = rate.is_some_and(|rate| rate > 1);
             }
-            Question::Provisioning => disk.provisioning = Provisioning::parse(data),
-            Question::Capacity16 => disk.capacity = Capacity::parse_16(data),
-            Question::Capacity10 => disk.capacity = Capacity::parse_10(data),
-            Question::Mode6 => {
+            Query::Provisioning => disk.provisioning = Provisioning::parse(data),
+            Query::Capacity16 => disk.capacity = Capacity::parse_16(data),
+            Query::Capacity10 => disk.capacity = Capacity::parse_10(data),
+            Query::Mode6 => {
                 if let Some(mode) = ModeData::parse_6(data) {
                     disk.write_protected = mode.write_protected;
                     disk.fua = mode.dpo_fua;
-                    // Without the page nobody promises anything: flush.
+                    // Without the caching mode page a volatile cache must be assumed, so writes are flushed.
                     disk.write_cache = mode.caching().is_none_or(|caching| caching.write_cache);
                 }
             }
@@ -223,8 +218,8 @@ fn is_no_unit(sense: &Sense) -> bool {
     sense.key == SenseKey::IllegalRequest && sense.asc == 0x25
 }
 
-/// Status and sense in the standards' words.
-pub(super) fn told(answer: &Answer<'_>) -> String {
+/// Status and sense data, named as in the standards.
+pub(super) fn status_text(answer: &Answer<'_>) -> String {
     match (&answer.sense, Status::from_code(answer.status)) {
         (Some(sense), _) => describe(sense),
         (None, Some(status)) => status.name().into(),
@@ -238,7 +233,6 @@ pub(super) fn describe(sense: &Sense) -> String {
     format!("sense {key:02X}/{asc:02X}/{ascq:02X} ({}, {})", sense.key.name(), sense.meaning())
 }
 
-/// The best designator of the logical unit: NAA before EUI-64 before anything else.
 fn unit_designator(data: &[u8]) -> Option<String> {
     let designators = inquiry::designators(data)?;
     let rank = |id: &DesignatorId| match id {

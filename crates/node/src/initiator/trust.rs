@@ -1,5 +1,5 @@
-//! Whose key a portal must prove. The decision is made for each connection anew, by the address that it goes to and before
-//! a byte is sent: a name may resolve to other addresses than before, and a redirection leads anywhere.
+//! The decision which key a portal must prove. It is made for each connection, by its address and before a byte is
+//! sent: a name may resolve to different addresses over time, and a redirection may lead to any address.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,31 +9,26 @@ use block::OpenError;
 use super::options::InitiatorSealing;
 use crate::sealing::Protection;
 
-/// Where a connection is about to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Portal<'a> {
-    /// The address.
     pub address: SocketAddr,
-    /// Every address that the URL's host has, and that the last redirection named.
+    /// All addresses of the URL's host and of the last redirection.
     pub addresses: &'a [SocketAddr],
-    /// `host:port` as a target named it that redirected the login.
+    /// `host:port` of the redirection being followed, as the target sent it.
     pub redirected: Option<&'a str>,
 }
 
-/// A login that has succeeded.
 #[derive(Clone, Copy, Debug)]
 pub struct Login {
-    /// Where.
     pub address: SocketAddr,
-    /// What protects the session.
     pub protection: Protection,
 }
 
 /// Decides whether and under which key the sessions of one URL are sealed.
 pub trait Trust: fmt::Debug + Send + Sync {
-    /// How a session there is sealed; `None` for not at all. An error ends the attempt, and nothing is sent.
+    /// How a session with `portal` is sealed; `None`: not sealed. An error ends the attempt, and no byte is sent.
     fn sealing(&self, portal: &Portal<'_>) -> Result<Option<InitiatorSealing>, OpenError>;
 
-    /// A session has begun. Called from the event loop, so it must not wait.
+    /// Reports a login. Called from the event loop; must not block.
     fn on_login(&self, login: &Login);
 }

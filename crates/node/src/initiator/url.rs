@@ -7,41 +7,32 @@ use thiserror::Error;
 use iscsi::chap::Secret;
 use iscsi::name::IscsiName;
 
-/// IANA's port of iSCSI.
 pub const PORT: u16 = 3260;
 
 /// The address of a LUN, of a target (no LUN), or of a portal (neither).
 #[derive(Clone, Debug)]
 pub struct Url {
-    /// CHAP user.
     pub user: Option<String>,
-    /// Its secret, when it stood in the URL.
     pub password: Option<Secret>,
     /// Host name or address, without brackets.
     pub host: String,
-    /// TCP port.
     pub port: u16,
-    /// Target name.
     pub target: Option<String>,
-    /// LUN.
     pub lun: Option<u16>,
-    /// `name=value` after the question mark.
     pub arguments: Vec<(String, String)>,
 }
 
-/// Why a URL cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("'{url}': {reason}; the form is iscsi://[user@]host[:port]/iqn.2026-11.example:name/0")]
 pub struct UrlError {
     /// The URL without its password.
     pub url: String,
-    /// What is wrong.
     pub reason: String,
 }
 
 impl Url {
-    /// Parses a URL. Percent escapes stand for bytes in the user and the host; `%` before the `@` that is not an
-    /// escape parts user and password.
+    /// Parses a URL. Percent escapes are decoded in the user and the host; a `%` before the `@` that begins no escape
+    /// separates user and password.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         let wrong = |reason: &str| UrlError { url: scrub(text), reason: reason.into() };
         let rest = text.strip_prefix("iscsi://").ok_or_else(|| wrong("it does not begin with iscsi://"))?;
@@ -84,7 +75,7 @@ impl Url {
         Ok(Self { user, password, host, port, target, lun, arguments })
     }
 
-    /// `host:port`, with brackets where they are needed.
+    /// `host:port`, with brackets around an IPv6 address.
     pub fn address(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -95,7 +86,7 @@ impl Url {
 }
 
 impl fmt::Display for Url {
-    /// Never shows the password.
+    /// Omits the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("iscsi://")?;
         if let Some(user) = &self.user {
@@ -114,7 +105,7 @@ impl fmt::Display for Url {
 
 fn scrub(text: &str) -> String {
     let (login, rest) = text.rsplit_once('@').map_or((None, text), |(login, rest)| (Some(login), rest));
-    // What stands behind may be a password out of place.
+    // The text after the `?` may contain a misplaced password.
     let rest = rest.split('?').next().unwrap_or_default();
     let Some(login) = login else { return rest.to_owned() };
     let (head, user) = login.split_at(login.find("://").map_or(0, |at| at + "://".len()));
@@ -122,8 +113,8 @@ fn scrub(text: &str) -> String {
     format!("{head}{}@{rest}", shown_user(user))
 }
 
-/// A CHAP name of a URL, fit to be shown: what follows its first `:` may be a password, as other URLs have it there, unless
-/// the name is an iSCSI name.
+/// A CHAP name of a URL in a form that may be displayed: text after the first `:` may be a password, as in other URLs,
+/// unless the name is an iSCSI name.
 #[must_use]
 pub fn shown_user(user: &str) -> String {
     let lower = user.to_ascii_lowercase();

@@ -1,31 +1,30 @@
-//! The stream buffer of a connection: bytes that have arrived and were not taken yet.
+//! The stream buffer of a connection: bytes received and not yet consumed.
 
 use std::time::Duration;
 
 use area::{Pool, Span};
 
-/// Stream buffer of a busy connection: batches of small PDUs.
+/// Size of the stream buffer of a busy connection: one receive can return many small PDUs.
 pub(crate) const BUSY_BYTES: usize = 64 << 10;
-/// Stream buffer of a connection that waits: a receive holds it for as long as nothing comes.
+/// Size of the stream buffer of an idle connection: the pending receive holds this memory.
 pub(crate) const IDLE_BYTES: usize = area::PAGE_BYTES;
 /// How long a connection counts as busy after a receive that filled the small buffer.
 pub(crate) const BUSY: Duration = Duration::from_secs(1);
 
 const _: () = assert!(IDLE_BYTES < BUSY_BYTES);
 
-/// What has arrived lies in one piece; what comes next goes behind it.
+/// The received bytes are contiguous; the next receive writes after them.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     span: Span,
     start: usize,
     end: usize,
-    /// The last receive brought more than the small buffer holds.
+    /// The last receive filled at least the size of the small buffer.
     filled: bool,
     busy_until: Duration,
 }
 
 impl Buffer {
-    /// Nothing received yet. `None` when the pool has no memory.
     pub fn new(pool: &Pool) -> Option<Self> {
         Some(Self {
             span: pool.take(IDLE_BYTES)?,
@@ -36,39 +35,36 @@ impl Buffer {
         })
     }
 
-    /// Bytes that are here.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// The bytes that are here.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         self.span.range(self.start..self.end)
     }
 
-    /// The first `count` of them have been taken.
     #[inline]
     pub(crate) fn take(&mut self, count: usize) {
         debug_assert!(count <= self.len(), "more taken than is here");
         self.start += count;
     }
 
-    /// `count` more were received into the [room](Self::room).
+    /// Accounts for `count` bytes received into the [room](Self::room).
     pub(crate) fn on_received(&mut self, count: usize) {
         self.end += count;
         self.filled = self.end >= IDLE_BYTES;
     }
 
-    /// Where the next bytes go: all that is free, and at least `unit` bytes with those that are here.
+    /// The free space for the next receive; together with the bytes present at least `unit` bytes long.
     pub(crate) fn room(&mut self, pool: &Pool, now: Duration, unit: usize) -> Span {
         debug_assert!(unit < IDLE_BYTES, "what is taken at once fits in");
         self.fit(pool, now);
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.span.len() - self.start < unit {
-            // The head of a PDU at the end of the buffer: move it to the front. At most a few kilobytes.
+            // The start of a PDU is at the end of the buffer: moves it to the front. At most a few kilobytes.
             let rest = self.span.slice(self.start, self.len());
             self.span.fill(0, rest.as_slice());
             (self.start, self.end) = (0, rest.len());
@@ -76,8 +72,8 @@ impl Buffer {
         self.span.slice(self.end, self.span.len() - self.end)
     }
 
-    /// Changes to the large buffer when the small one was filled, and back when that is a while ago: the answer to a
-    /// ping brings an idle session here.
+    /// Changes to the large buffer after a receive filled the small one, and back once the busy time is over. An idle
+    /// session gets here at the latest with the reply to its next NOP.
     fn fit(&mut self, pool: &Pool, now: Duration) {
         if std::mem::take(&mut self.filled) {
             self.busy_until = now + BUSY;
@@ -86,9 +82,9 @@ impl Buffer {
         if fitting == self.span.len() {
             return;
         }
-        // Without memory for a larger one, the small one does.
+        // If the pool has no memory for the larger buffer, the small one stays in use.
         let Some(span) = pool.take(fitting) else { return };
-        // What is here is less than a header.
+        // The bytes present are fewer than a header.
         let rest = self.bytes();
         span.fill(0, rest);
         (self.start, self.end) = (0, rest.len());
@@ -102,7 +98,7 @@ mod tests {
 
     const HEAD: usize = 48;
 
-    /// Receives `count` bytes at `now`, takes them out, and asks for more.
+    /// Receives `count` bytes at `now`, consumes them, and requests room.
     fn pass(buffer: &mut Buffer, pool: &Pool, now: Duration, count: usize) {
         let mut left = count;
         while left > 0 {
@@ -127,7 +123,7 @@ mod tests {
         assert_eq!(buffer.span.len(), BUSY_BYTES, "shortly after a batch");
         pass(&mut buffer, &pool, now + BUSY, HEAD);
         assert_eq!(buffer.span.len(), IDLE_BYTES, "long after it");
-        assert_eq!(pool.lent(), 1, "the other is back");
+        assert_eq!(pool.borrowed(), 1, "the other is back");
     }
 
     #[test]

@@ -1,49 +1,65 @@
-//! PDUs on a stream socket, for both roles. Between the socket and the PDUs stands a [`Protection`]: bytes that come become
-//! headers and data segments, and PDUs become headers and spans to send.
+//! PDUs on a byte stream, for both roles. A [`Transport`] carries the bytes; a [`Framing`] turns received bytes into
+//! headers and data segments, and PDUs into bytes to send: plain, in records of SEAL/1, or within TLS.
 
-use std::os::fd::AsRawFd;
+use std::io::{Error, ErrorKind};
 use std::time::Duration;
 
 use area::Span;
-use block::Looks;
-use io::{Event, Handle, Incoming, Io, Item, Outgoing, Owner, Token};
+use block::Reader;
+use io::{Event, Io, Outgoing, Owner, Token};
 use iscsi::machine::{Fatal, Machine, TaskId};
 use seal::Channel;
 
-use crate::reassembly::Advance;
-use protection::Protection;
+use crate::reassembly::{Advance, Reassembly};
+use sealed::Sealed;
+use tls::Tls;
 
 pub(crate) mod buffer;
+#[cfg(test)]
+pub(crate) mod memory;
 mod plain;
-mod protection;
 mod sealed;
 pub(crate) mod tls;
+mod transport;
 
 #[doc(hidden)]
 pub use buffer::Buffer;
 #[doc(hidden)]
 pub use sealed::Receive as SealedReceive;
-pub(crate) use sealed::{Prepared, segment_max as sealed_segment_max};
+pub(crate) use sealed::{Prepared, Send as SealedSend, segment_max as sealed_segment_max};
+pub(crate) use transport::{Socket, Transport};
 
-/// Payload gathered into one send: keeps the buffers in use within the cache.
+/// Bound of the payload bytes of one send: keeps the buffers in use within the cache.
 pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
 
-/// How long to wait for memory when nothing of the connection is under way that could bring it.
+/// Interval of retries for memory when no operation of the connection is in flight whose end could free some.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
-/// One connection's socket with what is on its way in and out.
+enum Framing {
+    Plain(Box<Reassembly>),
+    Sealed(Box<Sealed>),
+    Tls(Box<Tls>),
+}
+
+/// The byte stream of one connection, with its receive and its send state.
+///
+/// The owner dispatches events to [`Self::on_received`] and [`Self::on_sent`]; then it calls [`Self::advance`] until
+/// that is starved, and drains the machine's events after each call; then [`Self::send`] and [`Self::receive`], which
+/// start a send and a receive unless one is in flight. After [`Self::shutdown`] it only dispatches the events of
+/// operations in flight, until [`Self::is_idle`].
 pub(crate) struct Stream {
-    socket: Handle,
+    transport: Box<dyn Transport>,
     owner: Owner,
     generation: u32,
-    protection: Protection,
-    incoming: Option<Box<Incoming>>,
+    framing: Framing,
+    reader: Reader,
+    receiving: bool,
+    /// The queue of bytes to send; `None` while a send in flight owns it.
     outgoing: Option<Box<Outgoing>>,
     received: u64,
     sent: u64,
 }
 
-/// Bytes that a connection has moved, and how many of them were copied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) received: u64,
@@ -51,7 +67,7 @@ pub(crate) struct Counters {
     pub(crate) copied: u64,
 }
 
-/// Which operation of a connection an event belongs to; the low bits of a token's key.
+/// The operation of a connection that an event belongs to; the low two bits of a token's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Receive,
@@ -63,40 +79,39 @@ pub(crate) enum Operation {
 impl Operation {
     const ALL: [Self; 4] = [Self::Receive, Self::Send, Self::Timer, Self::Connect];
 
-    /// A key that names this operation of one incarnation of an owner.
     pub(crate) fn key(self, generation: u32) -> u32 {
         generation << 2 | self as u32
     }
 
-    /// The operation and incarnation of a key.
     pub(crate) fn of(key: u32) -> (Self, u32) {
         (Self::ALL[(key & 3) as usize], key >> 2)
     }
 }
 
-/// Incarnations wrap here: two bits of a key name the operation.
+/// Generations wrap here: two bits of a key name the operation.
 pub(crate) const GENERATION_MASK: u32 = u32::MAX >> 2;
 
 impl Stream {
-    /// Takes a connected socket; with `tls`, all of its bytes go through that. `None` when the pool has no memory for a
-    /// stream buffer.
+    /// Takes a connected transport; with `tls` all bytes pass through TLS. `None`: no memory for a buffer.
     pub(crate) fn new(
         io: &Io,
-        socket: Handle,
+        transport: Box<dyn Transport>,
         owner: Owner,
         generation: u32,
         tls: Option<tls::End>,
     ) -> Option<Self> {
-        let protection = match tls {
-            None => Protection::none(io.pool())?,
-            Some(end) => Protection::tls(end, io.pool())?,
+        let reassembly = Reassembly::new(io.pool())?;
+        let (framing, reader) = match tls {
+            None => (Framing::Plain(Box::new(reassembly)), transport.reader()),
+            Some(end) => (Framing::Tls(Box::new(Tls::new(end, reassembly, io.pool())?)), Reader::Process),
         };
         Some(Self {
-            socket,
+            transport,
             owner,
             generation,
-            protection,
-            incoming: Some(Box::default()),
+            framing,
+            reader,
+            receiving: false,
             outgoing: Some(Box::default()),
             received: 0,
             sent: 0,
@@ -107,147 +122,170 @@ impl Stream {
         Token { owner: self.owner, key: operation.key(self.generation) }
     }
 
-    /// What was moved so far.
     pub(crate) fn counters(&self) -> Counters {
-        Counters { received: self.received, sent: self.sent, copied: self.protection.copied() }
+        let copied = match &self.framing {
+            Framing::Plain(reassembly) => reassembly.copied(),
+            Framing::Sealed(sealed) => sealed.receive.copied(),
+            Framing::Tls(tls) => tls.copied(),
+        };
+        Counters { received: self.received, sent: self.sent, copied }
     }
 
-    /// Who looks at payload on its way out, while it may change.
-    pub(crate) fn looks(&self) -> Looks {
-        self.protection.looks()
+    /// Whether this process or the kernel reads payload as it is sent; the payload may change meanwhile. SEAL/1 reads
+    /// each byte once, in the pass that seals it; rustls seals its own copy.
+    pub(crate) fn reader(&self) -> Reader {
+        self.reader
     }
 
-    /// How TLS seals, where it does.
     pub(crate) fn tls_suite(&self) -> Option<&'static str> {
-        self.protection.tls_suite()
+        match &self.framing {
+            Framing::Tls(tls) => tls.suite(),
+            Framing::Plain(_) | Framing::Sealed(_) => None,
+        }
     }
 
-    /// Nothing of ours is with the kernel.
+    /// The sending half of a sealed stream, which supports sealing ahead; `None` for other streams.
+    pub(crate) fn sealed_send(&self) -> Option<&SealedSend> {
+        match &self.framing {
+            Framing::Sealed(sealed) => Some(&sealed.send),
+            Framing::Plain(_) | Framing::Tls(_) => None,
+        }
+    }
+
+    pub(crate) fn sealed_send_mut(&mut self) -> Option<&mut SealedSend> {
+        match &mut self.framing {
+            Framing::Sealed(sealed) => Some(&mut sealed.send),
+            Framing::Plain(_) | Framing::Tls(_) => None,
+        }
+    }
+
+    /// No operation is in flight; the transport holds no span.
     pub(crate) fn is_idle(&self) -> bool {
-        self.incoming.is_some() && self.outgoing.is_some()
+        !self.receiving && self.outgoing.is_some()
     }
 
-    /// Nothing is being sent.
+    /// No send is in flight, and no gathered bytes wait for one.
     pub(crate) fn is_sent(&self) -> bool {
-        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) && self.protection.is_drained()
+        let is_drained = match &self.framing {
+            Framing::Plain(_) => true,
+            Framing::Sealed(sealed) => !sealed.send.is_stalled(),
+            Framing::Tls(tls) => tls.is_drained(),
+        };
+        is_drained && self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty())
     }
 
-    /// When to pump again although nothing may happen until then: memory is missing for what is to be sent, or keys are to be renewed
-    /// or wiped. What is due already, and waits for what is being sent, needs no time.
+    /// When to pump without an event: memory is missing for a record to be sent, or keys are due to be renewed or
+    /// wiped. A time in the past is omitted: that work waits for the send in flight, whose end pumps.
     pub(crate) fn retry_at(&self, now: Duration) -> Option<Duration> {
-        let stalled = self.outgoing.is_some() && self.protection.is_stalled();
-        let keys = self.protection.wake_at().filter(|at| *at > now);
+        let Framing::Sealed(sealed) = &self.framing else { return None };
+        let stalled = self.outgoing.is_some() && sealed.send.is_stalled();
+        let keys = sealed.wake_at().filter(|at| *at > now);
         keys.into_iter().chain(stalled.then_some(now + MEMORY_PAUSE)).min()
     }
 
-    /// Whether all data of a task that has arrived is what the peer sent: to be asked before a task ends well.
+    /// Whether all received data of a task has been verified; must be checked before a task ends with GOOD.
     pub(crate) fn is_whole(&self, task: TaskId) -> bool {
-        self.protection.is_whole(task)
+        match &self.framing {
+            Framing::Sealed(sealed) => sealed.receive.is_whole(task),
+            Framing::Plain(_) | Framing::Tls(_) => true,
+        }
     }
 
-    /// A task has ended; its slot may be used again.
+    /// Releases the state of a task that has ended; its slot may be used again.
     pub(crate) fn end_task(&mut self, task: TaskId) {
-        self.protection.end_task(task);
+        if let Framing::Sealed(sealed) = &mut self.framing {
+            sealed.end_task(task);
+        }
     }
 
-    /// Seals one more unit of `plain`, a transfer that nobody has asked for yet. False: nothing is left to seal, or no memory.
-    pub(crate) fn seal_ahead(&mut self, io: &Io, plain: &Span, prepared: &mut Prepared) -> bool {
-        self.protection.seal_ahead(io.pool(), plain, prepared)
-    }
-
-    /// Seals one more unit of `plain`, which `task` will send and which stays as it is until `task` ends. False: as above.
-    pub(crate) fn seal_task_ahead(&mut self, io: &Io, plain: &Span, task: TaskId) -> bool {
-        self.protection.seal_task_ahead(io.pool(), plain, task)
-    }
-
-    /// Bytes of what `task` sends that are sealed, sent or not.
-    pub(crate) fn sealed_bytes(&self, task: TaskId) -> usize {
-        self.protection.sealed_bytes(task)
-    }
-
-    /// Bytes that are sealed ahead of the transfers of tasks and wait to be sent.
-    pub(crate) fn waiting_bytes(&self) -> usize {
-        self.protection.waiting_bytes()
-    }
-
-    /// What was sealed ahead is what `task` will send: its buffer holds the same bytes.
-    pub(crate) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
-        self.protection.adopt(task, prepared);
-    }
-
-    /// The next byte in either direction belongs to a record. Everything before it has been gathered.
+    /// Switches to records: the next byte in either direction belongs to one. All bytes to be sent before must have
+    /// been gathered.
     pub(crate) fn seal(&mut self, channel: Channel, unit: u32, now: Duration) {
-        self.protection.seal(channel, unit, now);
+        let Framing::Plain(reassembly) = &mut self.framing else {
+            unreachable!("a connection is sealed once, and not inside TLS")
+        };
+        let sealed = Sealed::new(channel, unit, reassembly.hand_over(), now);
+        (self.framing, self.reader) = (Framing::Sealed(Box::new(sealed)), Reader::Process);
     }
 
-    /// Ends both directions; operations in flight come back soon. What protects the stream says so, if the socket takes
-    /// that at once.
+    /// Closes both directions; operations in flight complete soon. TLS tries once to send a close_notify.
     pub(crate) fn shutdown(&mut self) {
-        if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) {
-            let last = self.protection.farewell();
-            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            if !last.is_empty() {
-                // SAFETY: a plain system call on a live descriptor, with bytes that outlive it.
-                unsafe { libc::send(self.socket.as_raw_fd(), last.as_ptr().cast(), last.len(), flags) };
+        let last = match &mut self.framing {
+            Framing::Tls(tls) if self.outgoing.as_ref().is_some_and(|outgoing| outgoing.is_empty()) => {
+                tls.close_notify()
+            }
+            _ => Vec::new(),
+        };
+        self.transport.close(&last);
+    }
+
+    /// As [`Self::shutdown`], without a close_notify.
+    pub(crate) fn cut(&mut self) {
+        self.transport.close(&[]);
+    }
+
+    /// Processes the event of a receive. `Ok(false)`: the peer has closed the stream.
+    pub(crate) fn on_received(&mut self, event: Event) -> std::io::Result<bool> {
+        self.receiving = false;
+        let count = self.transport.on_received(event)?;
+        self.received += count as u64;
+        match &mut self.framing {
+            Framing::Plain(reassembly) => reassembly.on_received(count),
+            Framing::Sealed(sealed) => sealed.receive.on_received(count),
+            Framing::Tls(tls) => {
+                tls.on_received(count);
+                if count == 0
+                    && let Some(reason) = tls.cut_short()
+                {
+                    return Err(Error::new(ErrorKind::UnexpectedEof, reason));
+                }
             }
         }
-        // SAFETY: a plain system call on a live descriptor.
-        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
+        Ok(count > 0)
     }
 
-    /// Takes the event of a receive. `Ok(false)`: the peer has ended the stream.
-    pub(crate) fn on_received(&mut self, event: Event) -> std::io::Result<bool> {
-        let count = event.bytes();
-        let Item::Incoming(incoming) = event.item else { unreachable!("a receive returns its spans") };
-        self.incoming = Some(incoming);
-        let count = count?;
-        self.protection.on_received(count);
-        self.received += count as u64;
-        match self.protection.cut_short() {
-            Some(reason) if count == 0 => Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, reason)),
-            _ => Ok(count > 0),
-        }
-    }
-
-    /// Takes the event of a send.
     pub(crate) fn on_sent(&mut self, event: Event) -> std::io::Result<()> {
-        let count = event.bytes();
-        let Item::Outgoing(mut outgoing) = event.item else { unreachable!("a send returns its queue") };
-        if let Ok(count) = count {
-            outgoing.advance(count);
-            self.sent += count as u64;
-        }
+        let (outgoing, count) = self.transport.on_sent(event);
         self.outgoing = Some(outgoing);
-        count.map(|_| ())
+        self.sent += count? as u64;
+        Ok(())
     }
 
-    /// Asks the socket for more, unless that is already under way.
+    /// Starts a receive, unless one is in flight.
     pub(crate) fn receive(&mut self, io: &mut Io) {
-        let Some(mut incoming) = self.incoming.take() else { return };
-        incoming.clear();
-        let (place, room) = self.protection.places(io.pool(), io.now());
-        if let Some(place) = place {
-            incoming.push(place);
+        if self.receiving {
+            return;
         }
-        if let Some(room) = room {
-            incoming.push(room);
-        }
+        let (pool, now) = (io.pool(), io.now());
+        let places = match &mut self.framing {
+            Framing::Plain(reassembly) => {
+                let (place, room) = reassembly.places(pool, now);
+                (place, Some(room))
+            }
+            Framing::Sealed(sealed) => sealed.receive.places(pool, now),
+            Framing::Tls(tls) => (None, Some(tls.room(pool, now))),
+        };
+        self.receiving = true;
         let token = self.token(Operation::Receive);
-        io.receive(token, &self.socket, incoming);
+        self.transport.receive(io, token, places);
     }
 
-    /// Goes on with the bytes that are here, one step of one PDU. `buffer_of` gives the buffer of a task.
+    /// Processes at most one step of one PDU from the received bytes. `buffer_of` returns the buffer of a task.
     pub(crate) fn advance(
         &mut self,
         io: &Io,
         machine: &mut impl Machine,
         buffer_of: impl Fn(TaskId) -> Option<Span>,
     ) -> Result<Advance, Fatal> {
-        self.protection.advance(io, machine, buffer_of)
+        match &mut self.framing {
+            Framing::Plain(reassembly) => reassembly.advance(machine, buffer_of, io.now()),
+            Framing::Sealed(sealed) => sealed.advance(machine, buffer_of, io.now()),
+            Framing::Tls(tls) => tls.advance(machine, buffer_of, io.pool(), io.now()),
+        }
     }
 
-    /// Gathers what the machine has to send, and sends it, unless a send is under way. Nothing is added once there are
-    /// `bytes` of payload. An error ends the connection; what was gathered before it is still sent.
+    /// Gathers the machine's PDUs and sends them, unless a send is in flight. No PDU is added once `bytes` of payload
+    /// are gathered. An error ends the connection; what was gathered before it is still sent.
     pub(crate) fn send(
         &mut self,
         io: &mut Io,
@@ -255,13 +293,27 @@ impl Stream {
         bytes: usize,
         buffer_of: impl Fn(TaskId) -> Option<Span>,
     ) -> Result<(), Fatal> {
-        self.protection.retire(io.now());
+        let now = io.now();
+        if let Framing::Sealed(sealed) = &mut self.framing {
+            // Expired keys are wiped, whether or not a send is possible.
+            sealed.retire(now);
+        }
         let Some(mut outgoing) = self.outgoing.take() else { return Ok(()) };
-        let result = self.protection.gather(io, &mut outgoing, machine, bytes, buffer_of);
+        let result = match &mut self.framing {
+            Framing::Plain(_) => {
+                plain::gather(&mut outgoing, machine, bytes, &buffer_of);
+                Ok(())
+            }
+            Framing::Sealed(sealed) => {
+                sealed.gather(io.pool(), now, &mut outgoing, machine, bytes, buffer_of)
+            }
+            Framing::Tls(tls) => tls.gather(io.pool(), &mut outgoing, machine, bytes, &buffer_of),
+        };
         if outgoing.is_empty() {
             self.outgoing = Some(outgoing);
         } else {
-            io.send(self.token(Operation::Send), &self.socket, outgoing);
+            let token = self.token(Operation::Send);
+            self.transport.send(io, token, outgoing);
         }
         result
     }
@@ -269,14 +321,14 @@ impl Stream {
 
 #[cfg(test)]
 impl Stream {
-    /// An initiator offers fresh keys after so many records.
+    /// Makes an initiator offer fresh keys after `records` records.
     fn renew_every(&mut self, records: u32) {
-        let Protection::Sealed(sealed) = &mut self.protection else { panic!("not sealed") };
+        let Framing::Sealed(sealed) = &mut self.framing else { panic!("not sealed") };
         sealed.send.renew_every.0 = records;
     }
 
     fn generation(&self) -> u16 {
-        let Protection::Sealed(sealed) = &self.protection else { panic!("not sealed") };
+        let Framing::Sealed(sealed) = &self.framing else { panic!("not sealed") };
         sealed.send.generation()
     }
 }

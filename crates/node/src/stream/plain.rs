@@ -1,11 +1,11 @@
-//! PDUs out as they are: headers and spans, with the digests of RFC 7143.
+//! Plain sending: headers and spans, with the digests of RFC 7143.
 
 use area::Span;
 use io::Outgoing;
 use iscsi::digest::Digest;
 use iscsi::machine::{Machine, Payload, TaskId, Transmit};
 
-/// Adds what the machine has to send, until there are `bytes` of payload.
+/// Appends PDUs of the machine, until `bytes` of payload are gathered.
 pub(super) fn gather(
     outgoing: &mut Outgoing,
     machine: &mut impl Machine,
@@ -19,7 +19,7 @@ pub(super) fn gather(
     }
 }
 
-/// Adds one PDU; returns its payload bytes.
+/// Appends one PDU; returns its payload bytes.
 fn append(
     outgoing: &mut Outgoing,
     transmit: &Transmit,
@@ -42,7 +42,7 @@ fn append(
         Payload::Task { task, offset, length, .. } => {
             let buffer = buffer_of(*task).expect("a task that sends has a buffer");
             let span = buffer.slice(*offset as usize, *length as usize);
-            // Without a digest nobody looks at the bytes: they may be stored ones (`Endpoint::lend`).
+            // Without a digest this process does not read the bytes, so they may be stored ones (`Endpoint::borrow`).
             if let Some(digest) = &mut digest {
                 digest.update(span.as_slice());
             }

@@ -1,50 +1,47 @@
-//! TLS 1.3 around the whole stream, by rustls: iSCSI inside is what it is without.
+//! TLS 1.3 around the whole stream, by rustls; the iSCSI inside is unchanged.
 //!
-//! rustls opens records where the socket has put them, in an area of ours, and seals records into areas that go to the
-//! socket. It copies each byte once more on either way, through memory of its own of a record's size. It never sees the
-//! socket, so nothing here waits.
+//! rustls opens records in the receive area that the socket filled, and seals records into areas that the socket sends.
+//! It copies each byte once more in either direction, through its own memory of the size of a record. It does no I/O,
+//! so no call here blocks.
 //!
-//! The bytes of a connection are not believed before its handshake has ended: there is nothing to hand over until then.
+//! Until the handshake is complete, no plaintext exists to be processed.
 
 use std::time::Duration;
 
 use area::{Pool, Span};
 use io::Outgoing;
+use iscsi::machine::{Fatal, Machine, TaskId};
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus, WriteTraffic};
 use rustls::{ContentType, Error};
 
-use crate::reassembly::Reassembly;
+use super::plain;
+use crate::reassembly::{Advance, Reassembly};
 
-/// Plaintext of a full record (RFC 8446 §5.1).
+/// Plaintext of a full record, in bytes (RFC 8446 §5.1).
 const RECORD_BYTES: usize = 16 << 10;
-/// What protection adds to one: header, content type, tag.
+/// Bytes that protection adds to a record: header, content type, tag.
 const RECORD_OVERHEAD: usize = 5 + 1 + 16;
-/// What rustls may put before the records it is asked for: a key update.
+/// Bytes of a record that rustls may put before the requested ones: a key update.
 const SLACK_BYTES: usize = 256;
-/// Receive area of a busy connection.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Receive area of a connection that waits: room for one record.
+/// Bytes of the receive area of an idle connection: room for one record.
 const IDLE_BUFFER_BYTES: usize = 32 << 10;
 /// How long a connection counts as busy after a receive of more than a record.
 const BUSY: Duration = Duration::from_secs(1);
-/// Area of records to send, and how many of them make one send: together they stay in the cache.
+/// Bytes of an area for records to send, and the number of areas of one send: together they stay in the cache.
 const SEND_AREA_BYTES: usize = 256 << 10;
 const SEND_AREAS: usize = 2;
 
 const _: () = assert!(IDLE_BUFFER_BYTES > RECORD_BYTES + 256 + 5, "a record fits, as long as it may be");
 
-/// Why TLS ends a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
-    /// Not even the first byte is one of TLS.
-    #[error("the peer does not speak TLS, which this connection wants: it seems to be plain iSCSI")]
+    #[error("the peer does not speak TLS, which this connection requires: it seems to speak plain iSCSI")]
     NotTls,
-    /// The certificate does not lead to what we trust.
     #[error("the certificate of the peer is not trusted: {0}")]
     Untrusted(String),
-    /// Anything else.
     #[error("TLS: {0}")]
     Failed(String),
 }
@@ -59,57 +56,62 @@ impl From<Error> for TlsError {
     }
 }
 
-/// Either end of the handshake; the same from then on.
+impl From<TlsError> for Fatal {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Untrusted(_) => Self::Untrusted(error.to_string()),
+            _ => Self::Protection(error.to_string()),
+        }
+    }
+}
+
+/// One side of the handshake; afterwards both sides behave the same.
 pub(crate) enum End {
-    /// An initiator.
     Client(Box<UnbufferedClientConnection>),
-    /// A target.
     Server(Box<UnbufferedServerConnection>),
 }
 
-/// What rustls says to the records it was shown.
-enum Step {
-    /// It goes on; show them again.
+enum Progress {
+    /// Progress: pass the remaining records again.
     Again,
-    /// A record of plaintext was handed over.
+    /// A record was opened to plaintext.
     Plain,
-    /// It needs more, to end the handshake.
+    /// More bytes are needed to complete the handshake.
     Blocked,
-    /// It has opened all there is, and seals.
+    /// All complete records are opened, and rustls can seal.
     Open,
-    /// The peer has ended its direction.
+    /// The peer has closed its direction by a close_notify.
     Closed,
 }
 
-/// TLS of one connection.
 pub(crate) struct Tls {
     end: End,
     open: bool,
-    /// The peer has said that nothing follows.
     closed: bool,
-    /// Records that have arrived lie in `start..end_of`.
+    /// Received bytes that are not opened are in `start..end_of`.
     buffer: Span,
     start: usize,
     end_of: usize,
-    /// So many bytes from `start` hold no record that could be opened: an incomplete one, parts of a handshake message.
+    /// Bytes from `start` without a complete record: an incomplete one, or parts of a handshake message.
     settled: usize,
     large: bool,
     filled: bool,
     busy_until: Duration,
-    /// Plaintext that the reassembly had no place for yet: less than a record.
+    /// Plaintext for which the reassembly had no room yet: less than a record.
     plain: Vec<u8>,
     taken: usize,
-    /// Records that rustls makes by itself: handshake, key update, alert.
+    /// Records that rustls generates itself: handshake, key update, alert.
     control: Vec<u8>,
-    /// What is to be sealed. At most what one gathering adds.
-    pub(super) queue: Outgoing,
-    /// A record in the making, of several pieces.
+    /// Bytes to be sealed; at most those of one call of `gather`.
+    queue: Outgoing,
+    /// The plaintext of a record that is collected from several spans.
     record: Vec<u8>,
+    reassembly: Reassembly,
 }
 
 impl Tls {
-    /// `None` when the pool has no memory for a receive area.
-    pub(crate) fn new(end: End, pool: &Pool) -> Option<Self> {
+    /// `None` if the pool has no memory for a receive area.
+    pub(super) fn new(end: End, reassembly: Reassembly, pool: &Pool) -> Option<Self> {
         Some(Self {
             end,
             open: false,
@@ -126,11 +128,12 @@ impl Tls {
             control: Vec::new(),
             queue: Outgoing::default(),
             record: Vec::with_capacity(RECORD_BYTES),
+            reassembly,
         })
     }
 
-    /// Where the stream has ended: why that is not the end the peer meant. Nothing but a close_notify tells it from an
-    /// attacker's cut (RFC 8446 §6.1).
+    /// At the end of the stream: why this is not an orderly end. Only a close_notify distinguishes the peer's close
+    /// from truncation by an attacker (RFC 8446 §6.1).
     pub(crate) fn cut_short(&self) -> Option<&'static str> {
         match (self.closed, self.open) {
             (true, _) => None,
@@ -141,7 +144,6 @@ impl Tls {
         }
     }
 
-    /// How records are sealed, once that is agreed on.
     pub(crate) fn suite(&self) -> Option<&'static str> {
         let suite = match &self.end {
             End::Client(client) => client.negotiated_cipher_suite(),
@@ -150,19 +152,18 @@ impl Tls {
         suite.and_then(|suite| suite.suite().as_str())
     }
 
-    /// Nothing waits to be sealed.
     pub(crate) fn is_drained(&self) -> bool {
         self.queue.is_empty() && self.control.is_empty()
     }
 
-    /// Where the socket puts what comes. Empty only when the peer sends what no record can be.
+    /// Where the next receive writes. Empty only if the area is full without a whole record: an invalid peer.
     pub(crate) fn room(&mut self, pool: &Pool, now: Duration) -> Span {
         self.fit_buffer(pool, now);
         let pending = self.end_of - self.start;
         if pending == 0 {
             (self.start, self.end_of) = (0, 0);
         } else if self.start > 0 {
-            // The head of a record, or of a message of the handshake.
+            // The start of a record or of a handshake message.
             let rest = self.buffer.slice(self.start, pending);
             self.buffer.fill(0, rest.as_slice());
             (self.start, self.end_of) = (0, pending);
@@ -175,32 +176,46 @@ impl Tls {
             self.busy_until = now + BUSY;
         }
         let pending = self.end_of - self.start;
-        // A message of the handshake may have as much as four records.
+        // A handshake message may be as long as four records.
         let large = now < self.busy_until || pending > IDLE_BUFFER_BYTES / 2;
         if large == self.large {
             return;
         }
-        // Without memory for a larger one, the small one does.
+        // If the pool has no memory for the larger area, the small one stays in use.
         let Some(buffer) = pool.take(if large { BUFFER_BYTES } else { IDLE_BUFFER_BYTES }) else { return };
         buffer.fill(0, self.buffer.range(self.start..self.end_of));
         (self.buffer, self.start, self.end_of, self.large) = (buffer, 0, pending, large);
     }
 
-    /// Takes the `count` bytes that were received into the [room](Self::room).
     pub(crate) fn on_received(&mut self, count: usize) {
         self.end_of += count;
         self.filled = count > RECORD_BYTES;
     }
 
-    /// Hands plaintext to the reassembly, a record of it at most. False: there is none until more is received.
-    pub(crate) fn feed(
+    /// Payload bytes copied into their place after decryption.
+    pub(super) fn copied(&self) -> u64 {
+        self.reassembly.copied()
+    }
+
+    pub(super) fn advance(
         &mut self,
-        reassembly: &mut Reassembly,
+        machine: &mut impl Machine,
+        buffer_of: impl Fn(TaskId) -> Option<Span>,
         pool: &Pool,
         now: Duration,
-    ) -> Result<bool, TlsError> {
+    ) -> Result<Advance, Fatal> {
+        loop {
+            match self.reassembly.advance(machine, &buffer_of, now)? {
+                Advance::Starved if self.feed(pool, now)? => {}
+                advance => return Ok(advance),
+            }
+        }
+    }
+
+    /// Passes at most one record of plaintext to the reassembly. False: no plaintext until more bytes are received.
+    fn feed(&mut self, pool: &Pool, now: Duration) -> Result<bool, TlsError> {
         if self.taken < self.plain.len() {
-            self.taken += put(reassembly, pool, now, &self.plain[self.taken..]);
+            self.taken += put(&mut self.reassembly, pool, now, &self.plain[self.taken..]);
             if self.taken == self.plain.len() {
                 self.plain.clear();
                 self.taken = 0;
@@ -212,54 +227,58 @@ impl Tls {
         }
         loop {
             let (plain, control) = (&mut self.plain, &mut self.control);
+            let reassembly = &mut self.reassembly;
             let hand_over = |bytes: &[u8]| {
                 let count = if plain.is_empty() { put(reassembly, pool, now, bytes) } else { 0 };
                 plain.extend_from_slice(&bytes[count..]);
             };
             let (start, length, end) = (self.start, self.end_of - self.start, &mut self.end);
-            let (discard, step) = self.buffer.change(start, length, |records| match end {
-                End::Client(client) => step(client.process_tls_records(records), control, hand_over, |_| ()),
-                End::Server(server) => step(server.process_tls_records(records), control, hand_over, |_| ()),
+            let (discard, progress) = self.buffer.change(start, length, |records| match end {
+                End::Client(client) => {
+                    progress(client.process_tls_records(records), control, hand_over, |_| ())
+                }
+                End::Server(server) => {
+                    progress(server.process_tls_records(records), control, hand_over, |_| ())
+                }
             });
             self.start += discard;
-            // After plaintext nothing is half done; what follows was not looked at.
+            // Plaintext was returned, so no record is incomplete up to here; the bytes after it were not examined.
             self.settled = 0;
-            match step.map_err(|error| self.fail(error))? {
-                Step::Again => {}
-                Step::Plain => return Ok(true),
-                // What follows a close_notify is ignored (RFC 8446 §6.1).
-                Step::Closed => {
+            match progress.map_err(|error| self.fail(error))? {
+                Progress::Again => {}
+                Progress::Plain => return Ok(true),
+                // Bytes after a close_notify are ignored (RFC 8446 §6.1).
+                Progress::Closed => {
                     (self.closed, self.start) = (true, self.end_of);
                     return Ok(false);
                 }
                 other => {
                     self.settled = self.end_of - self.start;
-                    self.open |= matches!(other, Step::Open);
+                    self.open |= matches!(other, Progress::Open);
                     return Ok(false);
                 }
             }
         }
     }
 
-    /// Nothing is opened or sealed any more; what rustls has to say of it is still sent.
+    /// Stops opening and sealing; the alert of rustls is still sent.
     fn fail(&mut self, error: TlsError) -> TlsError {
         self.open = false;
-        // It has a record to be written, so it does not look at the ones it is shown.
+        // rustls has a record to be written, so it does not examine the records passed to it.
         loop {
             let control = &mut self.control;
             let _ = match &mut self.end {
                 End::Client(client) if client.wants_write() => {
-                    step(client.process_tls_records(&mut []), control, |_| (), |_| ())
+                    progress(client.process_tls_records(&mut []), control, |_| (), |_| ())
                 }
                 End::Server(server) if server.wants_write() => {
-                    step(server.process_tls_records(&mut []), control, |_| (), |_| ())
+                    progress(server.process_tls_records(&mut []), control, |_| (), |_| ())
                 }
                 _ => return error,
             };
         }
     }
 
-    /// The first byte is the type of a record.
     fn looks_like_tls(&self) -> bool {
         let first = self.buffer.range(self.start..self.start + 1)[0];
         [
@@ -272,8 +291,23 @@ impl Tls {
         .any(|known| u8::from(known) == first)
     }
 
-    /// Adds records to be sent: those of rustls's own, then what is queued, a bounded part of it.
-    pub(crate) fn seal(&mut self, outgoing: &mut Outgoing, pool: &Pool) -> Result<(), TlsError> {
+    pub(super) fn gather(
+        &mut self,
+        pool: &Pool,
+        outgoing: &mut Outgoing,
+        machine: &mut impl Machine,
+        bytes: usize,
+        buffer_of: &impl Fn(TaskId) -> Option<Span>,
+    ) -> Result<(), Fatal> {
+        // The queue must be empty before it is filled, which bounds it.
+        if self.queue.is_empty() {
+            plain::gather(&mut self.queue, machine, bytes, buffer_of);
+        }
+        Ok(self.seal(outgoing, pool)?)
+    }
+
+    /// Appends records to be sent: first those of rustls itself, then a bounded part of the queue.
+    fn seal(&mut self, outgoing: &mut Outgoing, pool: &Pool) -> Result<(), TlsError> {
         for _ in 0..SEND_AREAS {
             outgoing.bytes(&self.control);
             self.control.clear();
@@ -284,7 +318,7 @@ impl Tls {
                 let used = area.change(0, SEND_AREA_BYTES, |area| self.seal_into(area))?;
                 outgoing.span(area.slice(0, used));
             } else if outgoing.is_empty() {
-                // Without memory a record at a time, copied.
+                // Without memory from the pool, one record at a time is sealed on the heap and copied.
                 let mut area = vec![0; RECORD_BYTES + RECORD_OVERHEAD + SLACK_BYTES];
                 let used = self.seal_into(&mut area)?;
                 outgoing.bytes(&area[..used]);
@@ -293,7 +327,7 @@ impl Tls {
         Ok(())
     }
 
-    /// Seals of the queue what fits; nothing where rustls has a record of its own to be sent first.
+    /// Seals as much of the queue as fits; nothing if rustls has a record of its own that must be sent first.
     fn seal_into(&mut self, area: &mut [u8]) -> Result<usize, TlsError> {
         loop {
             let (queue, record) = (&mut self.queue, &mut self.record);
@@ -302,22 +336,26 @@ impl Tls {
             let (plain, control) = (&mut self.plain, &mut self.control);
             let hand_over = |bytes: &[u8]| plain.extend_from_slice(bytes);
             let end = &mut self.end;
-            let (discard, step) = self.buffer.change(self.start, self.settled, |settled| match end {
-                End::Client(client) => step(client.process_tls_records(settled), control, hand_over, seal),
-                End::Server(server) => step(server.process_tls_records(settled), control, hand_over, seal),
+            let (discard, progress) = self.buffer.change(self.start, self.settled, |settled| match end {
+                End::Client(client) => {
+                    progress(client.process_tls_records(settled), control, hand_over, seal)
+                }
+                End::Server(server) => {
+                    progress(server.process_tls_records(settled), control, hand_over, seal)
+                }
             });
             self.start += discard;
             self.settled -= discard;
-            match step.map_err(|error| self.fail(error))? {
-                Step::Again if self.control.is_empty() => {}
-                Step::Closed => return Err(TlsError::Failed("the peer has ended it".into())),
+            match progress.map_err(|error| self.fail(error))? {
+                Progress::Again if self.control.is_empty() => {}
+                Progress::Closed => return Err(TlsError::Failed("the peer has ended it".into())),
                 _ => return used,
             }
         }
     }
 
-    /// Says that nothing follows: the record to be sent last. Empty where there is no key to say it with.
-    pub(crate) fn farewell(&mut self) -> Vec<u8> {
+    /// The last record to be sent, a close_notify. Empty if there is no key to seal it.
+    pub(super) fn close_notify(&mut self) -> Vec<u8> {
         let mut last = std::mem::take(&mut self.control);
         if self.open && !self.closed {
             let mut notice = [0; SLACK_BYTES];
@@ -325,8 +363,12 @@ impl Tls {
             let close = |traffic: &mut dyn Traffic| used = traffic.close(&mut notice);
             let end = &mut self.end;
             let _ = self.buffer.change(self.start, self.settled, |settled| match end {
-                End::Client(client) => step(client.process_tls_records(settled), &mut last, |_| (), close),
-                End::Server(server) => step(server.process_tls_records(settled), &mut last, |_| (), close),
+                End::Client(client) => {
+                    progress(client.process_tls_records(settled), &mut last, |_| (), close)
+                }
+                End::Server(server) => {
+                    progress(server.process_tls_records(settled), &mut last, |_| (), close)
+                }
             });
             last.extend_from_slice(&notice[..used]);
         }
@@ -334,7 +376,6 @@ impl Tls {
     }
 }
 
-/// Sealing, of either end.
 trait Traffic {
     fn seal(&mut self, plain: &[u8], into: &mut [u8]) -> Result<usize, TlsError>;
     fn close(&mut self, into: &mut [u8]) -> usize;
@@ -350,36 +391,36 @@ impl<Data> Traffic for WriteTraffic<'_, Data> {
     }
 }
 
-/// Acts on what rustls says to the records it was shown. Returns how many bytes of them are done with, whatever else is.
-fn step<Data>(
+/// Processes the status that rustls returns for records; also returns how many of their bytes are consumed.
+fn progress<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     control: &mut Vec<u8>,
     mut hand_over: impl FnMut(&[u8]),
     open: impl FnOnce(&mut dyn Traffic),
-) -> (usize, Result<Step, TlsError>) {
+) -> (usize, Result<Progress, TlsError>) {
     let mut discard = status.discard;
-    let step = match status.state {
+    let progress = match status.state {
         Err(error) => Err(error.into()),
         Ok(ConnectionState::EncodeTlsData(mut record)) => {
             let start = control.len();
-            let mut wanted = RECORD_OVERHEAD + SLACK_BYTES;
+            let mut length = RECORD_OVERHEAD + SLACK_BYTES;
             loop {
-                control.resize(start + wanted, 0);
+                control.resize(start + length, 0);
                 match record.encode(&mut control[start..]) {
                     Ok(used) => break control.truncate(start + used),
-                    Err(EncodeError::InsufficientSize(error)) => wanted = error.required_size,
+                    Err(EncodeError::InsufficientSize(error)) => length = error.required_size,
                     Err(EncodeError::AlreadyEncoded) => break control.truncate(start),
                 }
             }
-            Ok(Step::Again)
+            Ok(Progress::Again)
         }
         Ok(ConnectionState::TransmitTlsData(records)) => {
-            // They are in `control`, which goes before anything else.
+            // The handshake records are in `control`, which is sent before all else.
             records.done();
-            Ok(Step::Again)
+            Ok(Progress::Again)
         }
         Ok(ConnectionState::ReadTraffic(mut traffic)) => {
-            let mut result = Ok(Step::Plain);
+            let mut result = Ok(Progress::Plain);
             while let Some(record) = traffic.next_record() {
                 match record {
                     Ok(record) => {
@@ -393,16 +434,16 @@ fn step<Data>(
         }
         Ok(ConnectionState::WriteTraffic(mut traffic)) => {
             open(&mut traffic);
-            Ok(Step::Open)
+            Ok(Progress::Open)
         }
-        Ok(ConnectionState::BlockedHandshake) => Ok(Step::Blocked),
-        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Closed),
+        Ok(ConnectionState::BlockedHandshake) => Ok(Progress::Blocked),
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Progress::Closed),
         Ok(other) => Err(TlsError::Failed(format!("unexpected state {other:?}"))),
     };
-    (discard, step)
+    (discard, progress)
 }
 
-/// Seals what is queued, in full records where there is enough, until the area is full. Returns the bytes used of it.
+/// Seals the queue, in full records where possible, until the area is full. Returns the bytes used of it.
 fn seal_queue(
     traffic: &mut dyn Traffic,
     queue: &mut Outgoing,
@@ -419,7 +460,7 @@ fn seal_queue(
             && let Some(front) = queue.front()
             && front.len() >= RECORD_BYTES
         {
-            // From where it lies.
+            // Full records are sealed directly from the span.
             let count = records.min(front.len() / RECORD_BYTES) * RECORD_BYTES;
             used += traffic.seal(&front[..count], &mut area[used..])?;
             queue.advance(count);
@@ -437,7 +478,7 @@ fn seal_queue(
     Ok(used)
 }
 
-/// Puts plaintext where the reassembly wants it, as far as it has room.
+/// Copies plaintext into the places of the reassembly, as far as they have room.
 fn put(reassembly: &mut Reassembly, pool: &Pool, now: Duration, bytes: &[u8]) -> usize {
     let (place, room) = reassembly.places(pool, now);
     let mut count = 0;

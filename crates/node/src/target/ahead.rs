@@ -1,32 +1,30 @@
-//! Sealing ahead of the command: after READs in sequence, what the next one will ask for is read and sealed while the
-//! initiator is busy with the last.
+//! Sealing ahead of the command: after READs in sequence, the extent that the next one probably reads is read and
+//! sealed while the initiator processes the last one.
 //!
-//! A guess is given to a READ of exactly its blocks, and only if the unit has not changed (by any session), nobody has reset it,
-//! and little time has passed, since before the guess was read. What it sealed for nothing leaves a gap in the seal-ids,
-//! which is legal.
+//! A guess is used only for a READ of exactly its blocks, and only if since the time before it was read the unit was
+//! neither changed nor reset (by any session) and less than [`AGE_MAX`] has passed. Unused sealed units leave a gap in
+//! the seal-ids, which is legal.
 
 use std::time::Duration;
 
 use area::Span;
-use block::{Kind, Request};
-use iscsi::machine::TaskId;
+use block::{Kind, Request, RequestId};
 use seal::Suite;
 
-use super::connection::{Connection, Context, Phase};
+use super::context::Context;
 use crate::sealing::ahead_bytes_max;
-use crate::stream::Prepared;
+use crate::stream::{Prepared, Stream};
 
-/// A guess is given up after this: the storage may have other writers than us.
+/// Age at which a guess is dropped: the storage may have writers outside this server.
 const AGE_MAX: Duration = Duration::from_millis(500);
-/// READs in sequence, of one length, before a guess.
+/// Sequential READs of equal length, after the first, that precede a guess.
 const STREAK_MIN: u32 = 2;
-/// What the reads of guesses are called at the endpoints, in place of a task.
+/// Task number in the request ids of reads for guesses.
 pub(super) const AHEAD: u32 = u32::MAX;
 
-/// Blocks of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Its slot.
+    /// Slot of the unit.
     pub(super) lun: usize,
     pub(super) lba: u64,
     pub(super) blocks: u64,
@@ -38,10 +36,10 @@ impl Extent {
     }
 }
 
-/// What the next READ will ask for, perhaps.
+/// The extent that the next READ is expected to read, with its data.
 pub(super) struct Guess {
     extent: Extent,
-    /// Changes of the unit before it was read.
+    /// Value of `Lun::changes` before the extent was read.
     changes: u64,
     began: Duration,
     pub(super) plain: Span,
@@ -50,152 +48,12 @@ pub(super) struct Guess {
 }
 
 impl Guess {
-    pub(super) fn new(extent: Extent, changes: u64, now: Duration, plain: Span) -> Self {
+    fn new(extent: Extent, changes: u64, now: Duration, plain: Span) -> Self {
         Self { extent, changes, began: now, plain, is_read: false, prepared: Prepared::default() }
     }
 
-    /// One that the storage lends: nothing is to be read.
-    pub(super) fn lent(extent: Extent, changes: u64, now: Duration, plain: Span) -> Self {
-        Self { is_read: true, ..Self::new(extent, changes, now, plain) }
-    }
-
-    /// Read, and not all of it sealed.
-    fn wants_sealing(&self) -> bool {
-        self.is_read && self.prepared.bytes() < self.plain.len()
-    }
-}
-
-/// One connection's guessing.
-pub(super) struct Ahead {
-    /// Longest READ that is guessed; 0: none.
-    bytes_max: usize,
-    last: Option<Extent>,
-    streak: u32,
-    guess: Option<Guess>,
-    /// A read for a guess, perhaps one that was given up, is with the storage.
-    is_reading: bool,
-}
-
-impl Ahead {
-    /// That of a session without seal: nothing is guessed.
-    pub(super) fn off() -> Self {
-        Self { bytes_max: 0, last: None, streak: 0, guess: None, is_reading: false }
-    }
-
-    pub(super) fn new(suite: Suite) -> Self {
-        Self { bytes_max: ahead_bytes_max(suite), ..Self::off() }
-    }
-
-    /// The longest READ, in bytes, that is guessed; longer ones are none of its business: a thread that looks for an idle
-    /// moment does not look for work meanwhile, and sleeps too soon.
-    pub(super) fn bytes_max(&self) -> usize {
-        self.bytes_max
-    }
-
-    /// A READ of no more than [`Self::bytes_max`] has come. Returns the guess if it is one of exactly this, and as good as reading now.
-    pub(super) fn on_read(&mut self, extent: Extent, changes: u64, now: Duration) -> Option<Guess> {
-        let follows = self.last.and_then(Extent::next) == Some(extent);
-        self.streak = if follows { self.streak.saturating_add(1) } else { 0 };
-        self.last = Some(extent);
-        let guess = self.guess.take()?;
-        let is_good = guess.extent == extent && guess.is_read && guess.changes == changes;
-        (is_good && now < guess.began + AGE_MAX).then_some(guess)
-    }
-
-    /// What to read next, if anything.
-    pub(super) fn wanted(&self) -> Option<Extent> {
-        let may = self.bytes_max > 0 && self.guess.is_none() && !self.is_reading && self.streak >= STREAK_MIN;
-        self.last.filter(|_| may).and_then(Extent::next)
-    }
-
-    /// Whether there is something to do that needs nobody else.
-    pub(super) fn is_eager(&self) -> bool {
-        self.wanted().is_some() || self.guess.as_ref().is_some_and(Guess::wants_sealing)
-    }
-
-    /// A guess whose bytes are being read, or lent.
-    pub(super) fn begin(&mut self, guess: Guess) {
-        self.is_reading = !guess.is_read;
-        self.guess = Some(guess);
-    }
-
-    /// It cannot be guessed: not before the next READ.
-    pub(super) fn give_up(&mut self) {
-        self.streak = 0;
-    }
-
-    /// The bytes of the guess are there, or not.
-    pub(super) fn on_completion(&mut self, is_read: bool) {
-        self.is_reading = false;
-        match &mut self.guess {
-            Some(guess) if is_read => guess.is_read = true,
-            _ => self.guess = None,
-        }
-    }
-
-    /// The guess to seal more of.
-    pub(super) fn unsealed(&mut self) -> Option<&mut Guess> {
-        self.guess.as_mut().filter(|guess| guess.wants_sealing())
-    }
-
-    /// A read for a guess is with the storage.
-    pub(super) fn is_reading(&self) -> bool {
-        self.is_reading
-    }
-
-    /// When to call [`Self::expire`].
-    pub(super) fn due(&self) -> Option<Duration> {
-        self.guess.as_ref().map(|guess| guess.began + AGE_MAX)
-    }
-
-    /// Drops a guess that is too old, and guesses no more until there is a sequence again.
-    pub(super) fn expire(&mut self, now: Duration) {
-        if self.due().is_some_and(|due| now >= due) {
-            (self.guess, self.streak) = (None, 0);
-        }
-    }
-
-    /// Units have come or gone: what was read last says nothing of what comes.
-    pub(super) fn forget(&mut self) {
-        (self.guess, self.streak, self.last) = (None, 0, None);
-    }
-
-    /// Nothing will be read any more.
-    pub(super) fn end(&mut self) {
-        (self.guess, self.streak) = (None, 0);
-    }
-}
-
-impl Connection {
-    /// Whether [`Self::prepare`] has something to do: what is asked for has been answered, and more of it may be asked for.
-    pub(super) fn is_eager(&self) -> bool {
-        self.phase == Phase::Open && self.ahead.is_eager() && self.tasks.iter().all(Option::is_none)
-    }
-
-    /// One step ahead of the initiator: begins to read what it will ask for, or seals a unit of that.
-    pub(super) fn prepare(&mut self, context: &mut Context<'_>) {
-        if let Some(extent) = self.ahead.wanted() {
-            return match self.guess(context, extent) {
-                Some((guess, None)) => self.ahead.begin(guess),
-                Some((guess, Some(kind))) => {
-                    self.ahead.begin(guess);
-                    let id = self.request_id(TaskId(AHEAD));
-                    context.units[extent.lun].submit(context.io, Request { id, kind }, context.done);
-                }
-                None => self.ahead.give_up(),
-            };
-        }
-        if let Some(Guess { plain, prepared, .. }) = self.ahead.unsealed() {
-            let is_sealed = self.stream.seal_ahead(context.io, plain, prepared);
-            if !is_sealed {
-                self.ahead.end();
-            }
-        }
-    }
-
-    /// A guess, and how to read it if the storage does not lend it. `None`: nothing is there, or there is no
-    /// memory.
-    fn guess(&self, context: &mut Context<'_>, extent: Extent) -> Option<(Guess, Option<Kind>)> {
+    /// A guess, and the read request unless the bytes are borrowed. `None`: too long, past the end, no memory.
+    fn make(context: &mut Context<'_>, stream: &Stream, extent: Extent) -> Option<(Self, Option<Kind>)> {
         let lun = &context.luns[extent.lun];
         let capability = context.units[extent.lun].capability();
         let block = u64::from(lun.block_size);
@@ -207,12 +65,116 @@ impl Connection {
             return None;
         }
         let (changes, now) = (lun.changes(), context.io.now());
-        if let Some(stored) = context.units[extent.lun].lend(offset, bytes, self.stream.looks()) {
-            return Some((Guess::lent(extent, changes, now, stored), None));
+        if let Some(stored) = context.units[extent.lun].borrow(offset, bytes, stream.reader()) {
+            return Some((Self { is_read: true, ..Self::new(extent, changes, now, stored) }, None));
         }
         let into = context.io.pool().take(bytes)?;
-        let guess = Guess::new(extent, changes, now, into.clone());
+        let guess = Self::new(extent, changes, now, into.clone());
         Some((guess, Some(Kind::Read { offset, into })))
+    }
+
+    fn wants_sealing(&self) -> bool {
+        self.is_read && self.prepared.bytes() < self.plain.len()
+    }
+}
+
+pub(super) struct Ahead {
+    /// Bytes of the longest READ that is guessed; 0: none.
+    bytes_max: usize,
+    last: Option<Extent>,
+    streak: u32,
+    guess: Option<Guess>,
+    /// A read for a guess is in flight; the guess may have been dropped meanwhile.
+    is_reading: bool,
+}
+
+impl Ahead {
+    /// For sessions that are not sealed: makes no guesses.
+    pub(super) fn off() -> Self {
+        Self { bytes_max: 0, last: None, streak: 0, guess: None, is_reading: false }
+    }
+
+    pub(super) fn new(suite: Suite) -> Self {
+        Self { bytes_max: ahead_bytes_max(suite), ..Self::off() }
+    }
+
+    /// The longest READ, in bytes, that is guessed. Longer ones are not: polling for idle time would delay their completions.
+    pub(super) fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// Processes a READ of at most [`Self::bytes_max`]. Returns a valid guess for exactly this extent.
+    pub(super) fn on_read(&mut self, extent: Extent, changes: u64, now: Duration) -> Option<Guess> {
+        let follows = self.last.and_then(Extent::next) == Some(extent);
+        self.streak = if follows { self.streak.saturating_add(1) } else { 0 };
+        self.last = Some(extent);
+        let guess = self.guess.take()?;
+        let is_good = guess.extent == extent && guess.is_read && guess.changes == changes;
+        (is_good && now < guess.began + AGE_MAX).then_some(guess)
+    }
+
+    fn next_extent(&self) -> Option<Extent> {
+        let may = self.bytes_max > 0 && self.guess.is_none() && !self.is_reading && self.streak >= STREAK_MIN;
+        self.last.filter(|_| may).and_then(Extent::next)
+    }
+
+    pub(super) fn wants_prefetch(&self) -> bool {
+        self.next_extent().is_some() || self.guess.as_ref().is_some_and(Guess::wants_sealing)
+    }
+
+    /// One step of work: submits the read for a guess under `id`, or seals one unit of the guess.
+    pub(super) fn step(&mut self, context: &mut Context<'_>, stream: &mut Stream, id: RequestId) {
+        if let Some(extent) = self.next_extent() {
+            // If no guess can be made now, none is made before the next READ.
+            let Some((guess, read)) = Guess::make(context, stream, extent) else { return self.streak = 0 };
+            self.begin(guess);
+            if let Some(kind) = read {
+                context.units[extent.lun].submit(context.io, Request { id, kind }, context.done);
+            }
+        } else if let Some(guess) = self.guess.as_mut().filter(|guess| guess.wants_sealing()) {
+            let Guess { plain, prepared, .. } = guess;
+            let send = stream.sealed_send_mut();
+            if !send.is_some_and(|send| send.seal_ahead(context.io.pool(), plain, prepared)) {
+                self.end();
+            }
+        }
+    }
+
+    fn begin(&mut self, guess: Guess) {
+        self.is_reading = !guess.is_read;
+        self.guess = Some(guess);
+    }
+
+    pub(super) fn on_completion(&mut self, is_read: bool) {
+        self.is_reading = false;
+        match &mut self.guess {
+            Some(guess) if is_read => guess.is_read = true,
+            _ => self.guess = None,
+        }
+    }
+
+    pub(super) fn is_reading(&self) -> bool {
+        self.is_reading
+    }
+
+    pub(super) fn due(&self) -> Option<Duration> {
+        self.guess.as_ref().map(|guess| guess.began + AGE_MAX)
+    }
+
+    /// Drops an expired guess, and makes no new one before the next sequence of READs.
+    pub(super) fn expire(&mut self, now: Duration) {
+        if self.due().is_some_and(|due| now >= due) {
+            (self.guess, self.streak) = (None, 0);
+        }
+    }
+
+    /// Resets the state because units were added or removed: the slots of past READs may be reassigned.
+    pub(super) fn forget(&mut self) {
+        (self.guess, self.streak, self.last) = (None, 0, None);
+    }
+
+    pub(super) fn end(&mut self) {
+        (self.guess, self.streak) = (None, 0);
     }
 }
 
@@ -228,17 +190,17 @@ mod tests {
         Extent { lun: 0, lba, blocks: 8 }
     }
 
-    /// After three READs in sequence, with a guess that is read.
+    /// The state after three READs in sequence, with a guess whose data was read.
     fn guessing(changes: u64) -> Ahead {
         let pool = Pool::new(PoolLimits::default());
         let mut ahead = Ahead { bytes_max: 512 << 10, ..Ahead::off() };
         for lba in [0, 8, 16] {
-            assert!(ahead.wanted().is_none(), "no sequence yet");
+            assert!(ahead.next_extent().is_none(), "no sequence yet");
             assert!(ahead.on_read(extent(lba), changes, NOW).is_none());
         }
-        assert_eq!(ahead.wanted(), Some(extent(24)));
+        assert_eq!(ahead.next_extent(), Some(extent(24)));
         ahead.begin(Guess::new(extent(24), changes, NOW, pool.take(4096).unwrap()));
-        assert!(ahead.wanted().is_none(), "one at a time");
+        assert!(ahead.next_extent().is_none(), "one at a time");
         ahead.on_completion(true);
         ahead
     }
@@ -261,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guess_that_was_not_read_serves_nobody() {
+    fn a_guess_that_was_not_read_is_not_used() {
         let mut ahead = guessing(7);
         ahead.guess.as_mut().unwrap().is_read = false;
         assert!(ahead.on_read(extent(24), 7, NOW).is_none());
@@ -273,6 +235,6 @@ mod tests {
         ahead.expire(NOW + AGE_MAX / 2);
         assert!(ahead.guess.is_some());
         ahead.expire(ahead.due().unwrap());
-        assert!(ahead.guess.is_none() && !ahead.is_eager());
+        assert!(ahead.guess.is_none() && !ahead.wants_prefetch());
     }
 }

@@ -1,11 +1,12 @@
-//! How many handshakes a server makes, and for whom: a bucket that all sources share, and from which a source may take the more,
-//! the less it had lately.
+//! The rate limit of handshakes: one token bucket shared by all sources, in which the share of a source depends on its
+//! recent use.
 //!
-//! The bucket is the ceiling on processor time. How low a source may empty it depends on the source: the more it had lately, the
-//! fuller the bucket must be. A source that floods leaves half of the bucket to others and takes what is left over; a source
-//! that was quiet is served at once.
+//! The bucket bounds the CPU time. A source is refused below a fill level that rises with the handshakes it made
+//! recently: a source that floods leaves half of the bucket to others, and a source without recent handshakes is served
+//! immediately.
 //!
-//! A source is an address for what proves nothing, and a key of the list of peers for what was made with that key.
+//! A source is an address for handshakes that prove nothing, and a key of the list of peers for handshakes made with
+//! that key.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,71 +14,70 @@ use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// How often sources that had nothing lately are dropped from the table.
+/// Interval at which sources without recent handshakes are removed from the table.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// The size of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
-    /// In the long run.
+    /// Fill rate, handshakes per second; `at_once` is the capacity.
     pub(super) per_second: u32,
     pub(super) at_once: u32,
 }
 
-/// Enquiries for the target's key: three multiplications on the curve each, 0.15 ms.
+/// Enquiries for the target's key: three scalar multiplications each, 0.15 ms.
 pub(super) const ENQUIRIES: Rate = Rate { per_second: 500, at_once: 1000 };
-/// First messages with a right mac, which need one or two DH to be refused: 0.05 to 0.1 ms, as much as the rest of their
-/// connection.
+/// First messages with a valid MAC, refused after one or two DH: 0.05 to 0.1 ms, as much as the rest of it.
 pub(super) const OPENINGS: Rate = Rate { per_second: 2000, at_once: 4000 };
-/// Answers to peers: three DH and an encapsulation, 0.3 ms.
+/// Responses to peers: three DH and one encapsulation, 0.3 ms.
 pub(super) const ANSWERS: Rate = Rate { per_second: 500, at_once: 1000 };
 
 impl Rate {
-    /// Of what a source had, so many are forgotten in a second, and no more are remembered. A rack behind one address may come
-    /// back at once; a source that goes on with more than a hundredth of the rate counts as a flood.
-    fn forgotten_per_second(self) -> f64 {
+    /// The recorded count of a source decays by this per second and is capped at `count_max`. So all hosts of a
+    /// rack behind one address can reconnect at once, and a source that keeps above a hundredth of the fill rate counts
+    /// as a flood.
+    fn decay_per_second(self) -> f64 {
         f64::from(self.per_second) / 100.0
     }
 
-    fn remembered_max(self) -> f64 {
+    fn count_max(self) -> f64 {
         f64::from(self.at_once) / 10.0
     }
 
-    /// What a source that had that many leaves to others.
+    /// The fill level below which a source with the highest count is refused.
     fn reserve(self) -> f64 {
         f64::from(self.at_once) / 2.0
     }
 
-    /// Most sources in the table: those admitted since the last sweep, and those that had something before and still have. To stay
-    /// one of these costs a hundredth of the rate, so of a second's rate that is 100 (1 + 1/2 + .. + 1/100) sources. It
-    /// follows from the bucket: the table cannot be filled at the expense of others.
+    /// Bound of the sources in the table: those admitted since the last sweep, and earlier ones whose count has not
+    /// decayed to 0. Staying in the table costs a hundredth of the fill rate, so the rate of one second sustains
+    /// 100 (1 + 1/2 + .. + 1/100) sources. The bound follows from the bucket: no source can fill the table at the expense
+    /// of others.
     const fn sources_max(self) -> usize {
         (self.at_once + 3 * self.per_second) as usize
     }
 }
 
-/// What of a bucket is left.
 #[derive(Debug)]
 pub(super) struct Allowance<S> {
     rate: Rate,
     left: f64,
     at: Duration,
-    /// What sources have had lately. Those without an entry have had nothing.
-    sources: HashMap<S, Had>,
+    /// Recent use by source. A source without an entry has none.
+    sources: HashMap<S, Usage>,
     swept: Duration,
 }
 
-/// What a source has had at a time, but for what is forgotten.
+/// The use of a source, decayed up to the time `at`.
 #[derive(Debug)]
-struct Had {
+struct Usage {
     count: f64,
     at: Duration,
 }
 
-impl Had {
-    fn lately(&self, rate: Rate, now: Duration) -> f64 {
+impl Usage {
+    fn current(&self, rate: Rate, now: Duration) -> f64 {
         let passed = now.saturating_sub(self.at).as_secs_f64();
-        (self.count - passed * rate.forgotten_per_second()).max(0.0)
+        (self.count - passed * rate.decay_per_second()).max(0.0)
     }
 }
 
@@ -87,27 +87,26 @@ impl<S: Copy + Eq + Hash> Allowance<S> {
         Self { rate, left, at: Duration::ZERO, sources: HashMap::new(), swept: Duration::ZERO }
     }
 
-    /// Whether there may be another one for `source` at `now`, the time since any point that all callers share. A source that is
-    /// refused is not charged.
+    /// Whether `source` may make a handshake at `now` (time since a common epoch); charged only if it may.
     pub(super) fn admit(&mut self, source: S, now: Duration) -> bool {
-        // Another thread's clock may be behind.
+        // The clock of another thread may be behind.
         let now = now.max(self.at);
         self.refill(now);
         self.sweep(now);
         let rate = self.rate;
-        let had = self.sources.get(&source).map_or(0.0, |had| had.lately(rate, now));
-        let reserved = rate.reserve() * had / rate.remembered_max();
+        let usage = self.sources.get(&source).map_or(0.0, |usage| usage.current(rate, now));
+        let reserved = rate.reserve() * usage / rate.count_max();
         if self.left < reserved + 1.0 {
             return false;
         }
         self.left -= 1.0;
-        let count = (had + 1.0).min(rate.remembered_max());
-        self.sources.insert(source, Had { count, at: now });
+        let count = (usage + 1.0).min(rate.count_max());
+        self.sources.insert(source, Usage { count, at: now });
         debug_assert!(self.sources.len() <= rate.sources_max(), "{} sources", self.sources.len());
         true
     }
 
-    /// Takes a charge back: what was admitted is charged elsewhere. A source that had nothing else leaves the table.
+    /// Refunds an admission charged to another bucket; removes a source without other charges from the table.
     pub(super) fn give_back(&mut self, source: S) {
         self.left = (self.left + 1.0).min(f64::from(self.rate.at_once));
         if let Entry::Occupied(mut entry) = self.sources.entry(source) {
@@ -128,13 +127,14 @@ impl<S: Copy + Eq + Hash> Allowance<S> {
     fn sweep(&mut self, now: Duration) {
         if now - self.swept >= SWEEP {
             let rate = self.rate;
-            self.sources.retain(|_, had| had.lately(rate, now) > 0.0);
+            self.sources.retain(|_, usage| usage.current(rate, now) > 0.0);
             self.swept = now;
         }
     }
 }
 
-/// What counts as one address: of IPv6 a /64, which is what one host is given to choose from (RFC 4291 §2.5.4).
+/// The address that identifies a source: for IPv6 the /64, within which a host can choose its address (RFC 4291
+/// §2.5.4).
 pub(super) fn address(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -150,7 +150,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const START: Duration = Duration::from_secs(1000);
 
-    /// As many as there are for these who ask in turn, again and again, as fast as they can.
+    /// Counts the admissions of `sources` that request in turn as fast as they can.
     fn drain(allowance: &mut Allowance<u32>, sources: std::ops::Range<u32>, now: Duration) -> u32 {
         let mut admitted = 0;
         loop {
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// A flood that lasts for so many seconds: how many it got, and when it was over.
+    /// A flood that lasts `seconds`: the number admitted, and the time of its end.
     fn flood(allowance: &mut Allowance<u32>, sources: std::ops::Range<u32>, seconds: u32) -> (u32, Duration) {
         let mut now = START;
         let mut admitted = 0;
@@ -200,7 +200,7 @@ mod tests {
         for (rate, sources) in RATES.into_iter().flat_map(|rate| [1, 10, 80].map(|sources| (rate, sources))) {
             let mut allowance = Allowance::new(rate);
             let (_, mut now) = flood(&mut allowance, 0..sources, 10);
-            // Again and again, for longer than anything is remembered.
+            // Repeated for longer than any use is remembered.
             for _ in 0..100 {
                 for _ in 0..rate.per_second / 100 {
                     assert!(allowance.admit(9999, now), "beside {sources}");
@@ -236,14 +236,14 @@ mod tests {
         let mut allowance = Allowance::new(OPENINGS);
         let (_, now) = flood(&mut allowance, 0..1, 10);
         drain(&mut allowance, 0..1, now);
-        // As many as one wants, from one address, beside a flood that leaves half of the bucket.
+        // Any number from one address, beside a flood that leaves half of the bucket.
         for _ in 0..10 * OPENINGS.at_once {
             assert!(allowance.admit(7, now));
             allowance.give_back(7);
         }
         assert_eq!(allowance.sources.len(), 1, "nothing is kept of it");
         assert_eq!(drain(&mut allowance, 0..1, now), 0, "and the flood has no more of it");
-        // What was charged before stays charged.
+        // Earlier charges remain.
         assert!(allowance.admit(7, now) && allowance.admit(7, now));
         allowance.give_back(7);
         assert_eq!(allowance.sources.len(), 2);

@@ -1,4 +1,4 @@
-//! What a server is told.
+//! The configuration of a server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,53 +12,47 @@ use thiserror::Error;
 use crate::TlsIdentity;
 use crate::sealing::{Psk, SealPolicy};
 
-/// A server: portals and targets.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Addresses to listen on; port 0 takes any free one.
+    /// Addresses to listen on; port 0 selects a free port.
     pub listen: Vec<SocketAddr>,
-    /// `host:port` that SendTargets answers instead of the address the client used (behind NAT).
+    /// `host:port` that SendTargets returns instead of the address that the client used (for NAT).
     pub advertise: Option<String>,
-    /// How sessions are sealed; `None` for never.
+    /// How sessions are sealed; `None`: never.
     pub sealing: Option<Sealing>,
-    /// What is served.
     pub targets: Vec<TargetConfig>,
     /// Users of this host who may log in over loopback where a login needs no proof.
     pub local_users: LocalUsers,
-    /// Standard TLS 1.3 around every connection, shown with this certificate; plain ones are refused.
+    /// TLS 1.3 around every connection, with this certificate; connections without TLS are refused.
     pub tls: Option<TlsIdentity>,
-    /// How long a drain waits for sessions to log out.
     pub drain_timeout: Duration,
-    /// Loop threads; `None` for one per core.
+    /// Number of loop threads; `None`: one per core.
     pub threads: Option<usize>,
 }
 
 impl ServerConfig {
-    /// What is demanded of every connection.
     pub fn seal_policy(&self) -> SealPolicy {
         self.sealing.as_ref().map_or(SealPolicy::Off, |sealing| sealing.policy)
     }
 
-    /// Whose key this is, if sealing is on and the key is on the list.
+    /// The peer with this key, if sealing is on and the key is listed.
     pub fn peer(&self, key: &PublicKey) -> Option<&Peer> {
         let sealing = self.sealing.as_ref().filter(|sealing| sealing.policy != SealPolicy::Off)?;
         sealing.peers.iter().find(|peer| peer.public_key == *key)
     }
 }
 
-/// Users of this host. A login over loopback that needs neither CHAP nor a seal is decided by the user whose process holds the
-/// initiator's socket: a loopback address is reachable by every user, whatever the storage's own permissions say.
+/// Users of this host. A login over loopback that requires neither CHAP nor a seal is admitted by the user whose
+/// process holds the initiator's socket: a loopback address is reachable for every user, regardless of the permissions
+/// of the storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LocalUsers {
-    /// All of them.
     #[default]
     Any,
-    /// Those with these user ids.
     Only(Vec<u32>),
 }
 
 impl LocalUsers {
-    /// Whether this user may log in.
     pub(super) fn admit(&self, uid: u32) -> bool {
         match self {
             Self::Any => true,
@@ -67,21 +61,18 @@ impl LocalUsers {
     }
 }
 
-/// How sessions are sealed, and with whom (docs/SEAL.md, section 7).
+/// How sessions are sealed, and with which peers (docs/SEAL.md, section 7).
 #[derive(Clone, Debug)]
 pub struct Sealing {
-    /// Whether sessions must be sealed.
     pub policy: SealPolicy,
-    /// Our key pair.
     pub identity: Arc<seal::Identity>,
-    /// Who may log in sealed; each key and each name once.
+    /// Initiators that may log in sealed; keys and names are unique.
     pub peers: Vec<Peer>,
-    /// What we can do; the initiator's order decides between them.
+    /// Supported suites; the initiator's order of preference decides.
     pub suites: Vec<Suite>,
 }
 
 impl Peer {
-    /// Whether both are one key with the same rights.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let words =
             |peer: &Self| (peer.name.clone(), peer.public_key, peer.initiator.clone(), peer.luns.clone());
@@ -90,69 +81,76 @@ impl Peer {
     }
 }
 
-/// An initiator known by its key.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// What we call it.
     pub name: String,
-    /// What it proves to hold the other half of.
+    /// Public key whose private key the initiator must prove to hold.
     pub public_key: PublicKey,
-    /// The InitiatorName it is bound to; any when `None`.
+    /// The InitiatorName that the key is bound to; `None`: any.
     pub initiator: Option<String>,
-    /// LUNs it sees, of every target; all when `None`.
+    /// LUNs visible to this peer, at every target; `None`: all.
     pub luns: Option<Vec<u16>>,
-    /// The pre-shared key of this pair.
     pub psk: Option<Psk>,
 }
 
-/// One target.
 #[derive(Clone, Debug)]
 pub struct TargetConfig {
-    /// Its name.
     pub iqn: String,
-    /// Its logical units.
     pub luns: Vec<LunConfig>,
-    /// Who may log in.
     pub access: Access,
 }
 
-/// One logical unit.
 #[derive(Clone, Debug)]
 pub struct LunConfig {
-    /// Its number, below 16384.
+    /// Logical unit number, below 16384.
     pub lun: u16,
-    /// Its storage.
     pub medium: Arc<dyn Medium>,
-    /// Unit serial number (VPD 80h).
+    /// Unit serial number (VPD page 80h).
     pub serial: String,
-    /// NAA designator, locally assigned (VPD 83h).
+    /// NAA designator, locally assigned (VPD page 83h).
     pub naa: u64,
-    /// Write protected.
     pub read_only: bool,
     /// WCE: writes may be volatile until a flush.
     pub write_cache: bool,
-    /// T10 vendor identification.
+    /// `None` here and below: the default, or what the storage reports. T10 vendor and product identification.
     pub vendor: Option<String>,
-    /// Product identification.
     pub product: Option<String>,
-    /// Spinning or not; as the storage says when `None`.
     pub rotational: Option<bool>,
-    /// Removable medium.
     pub removable: bool,
-    /// Logical block size; as the storage says when `None`.
+    /// Logical and physical block length, bytes.
     pub block_size: Option<u32>,
-    /// Physical block size; as the storage says when `None`.
     pub physical_block_size: Option<u32>,
-    /// Several initiators are expected to write.
+    /// Several initiators are expected to write; suppresses the warning about that.
     pub shared: bool,
-    /// Only one initiator at a time may log in to it.
+    /// At most one initiator at a time may be logged in to the unit.
     pub exclusive: bool,
-    /// What the caller holds for this unit (a lock on its identity); dropped when no thread has the unit any more.
+    /// A resource of the caller for this unit (a lock on its identity); dropped when no thread has the unit any more.
     pub held: Option<Held>,
 }
 
 impl LunConfig {
-    /// Whether both describe one unit on one storage: such a unit lives through a reload.
+    /// A unit with a volatile cache that is written to; everything else is the default or what the storage reports.
+    pub fn new(lun: u16, medium: Arc<dyn Medium>, serial: impl Into<String>, naa: u64) -> Self {
+        Self {
+            lun,
+            medium,
+            serial: serial.into(),
+            naa,
+            read_only: false,
+            write_cache: true,
+            vendor: None,
+            product: None,
+            rotational: None,
+            removable: false,
+            block_size: None,
+            physical_block_size: None,
+            shared: false,
+            exclusive: false,
+            held: None,
+        }
+    }
+
+    /// Whether both describe the same unit on the same storage: such a unit is kept by a reload.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let words = |lun: &Self| {
             let Self { lun, serial, naa, read_only, write_cache, vendor, product, .. } = lun.clone();
@@ -166,12 +164,11 @@ impl LunConfig {
     }
 }
 
-/// Something that is kept as long as a unit is served.
+/// A resource that is held as long as a unit is served.
 #[derive(Clone)]
 pub struct Held(#[expect(dead_code, reason = "it is kept, not used")] Arc<dyn std::any::Any + Send + Sync>);
 
 impl Held {
-    /// Keeps `what`.
     pub fn new(what: impl std::any::Any + Send + Sync) -> Self {
         Self(Arc::new(what))
     }
@@ -183,20 +180,17 @@ impl std::fmt::Debug for Held {
     }
 }
 
-/// Who may log in to a target. Empty: everyone. Otherwise the first row decides that fits the initiator's name, its key and the
-/// user it has authenticated as; rows that name an initiator or a peer come before those by user alone. Without a row that fits, the
-/// login is refused.
+/// Which initiators may log in to a target. Empty: all. Otherwise the first row decides that matches the initiator's
+/// name, its key and the user it has authenticated as; rows that name an initiator or a peer precede those by user
+/// alone. Without a matching row the login is refused.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// CHAP accounts for rows without one of their own. Where no row names an initiator or a peer, they let any initiator in, to
-    /// every LUN.
+    /// Accounts of rows without their own. If no row is named, they admit any initiator, to every LUN.
     pub chap: Vec<ChapAccount>,
-    /// The rows.
     pub initiators: Vec<AclEntry>,
 }
 
 impl ChapAccount {
-    /// Whether both are one user with the same secrets.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let mutual = match (&self.mutual, &other.mutual) {
             (None, None) => true,
@@ -207,24 +201,20 @@ impl ChapAccount {
     }
 }
 
-/// A CHAP account.
 #[derive(Clone, Debug)]
 pub struct ChapAccount {
-    /// CHAP_N.
     pub user: String,
-    /// Its secret.
     pub secret: Secret,
-    /// What the target proves itself with, when asked: name and secret.
+    /// Name and secret by which the target authenticates to the initiator when requested.
     pub mutual: Option<(String, Secret)>,
 }
 
 impl AclEntry {
-    /// It says who the initiator is, besides the user that it authenticates as.
+    /// Whether the row names an initiator or a peer, not only a user.
     pub(super) fn is_named(&self) -> bool {
         self.initiator.is_some() || self.peer.is_some()
     }
 
-    /// Whether both give the same to the same.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let words = |row: &Self| (row.initiator.clone(), row.peer.clone(), row.luns.clone(), row.read_only);
         let chap = match (&self.chap, &other.chap) {
@@ -236,56 +226,70 @@ impl AclEntry {
     }
 }
 
-/// One row: initiators by name, by key, by user, or by several of these.
+/// A row: matches initiators by name, by key, by user, or by several of these.
 #[derive(Clone, Debug)]
 pub struct AclEntry {
-    /// Its InitiatorName; any when `None`. With sealing on, a name without [`AclEntry::peer`] or [`AclEntry::chap`] fits only with
-    /// the key that [`Peer::initiator`] binds to it: everyone may type a name.
+    /// InitiatorName; `None`: any. With sealing on, a name without [`AclEntry::peer`] or [`AclEntry::chap`] matches
+    /// only with the key that [`Peer::initiator`] binds to it, because any initiator can claim a name.
     pub initiator: Option<String>,
-    /// The [`Peer::name`] of the key it must prove; none is needed when `None`.
+    /// The [`Peer::name`] of the key to be proven; `None`: none is needed.
     pub peer: Option<String>,
-    /// LUNs it sees; all when `None`.
+    /// Visible LUNs; `None`: all.
     pub luns: Option<Vec<u16>>,
-    /// It may only read.
     pub read_only: bool,
-    /// Its own account; with none, the target's accounts apply.
+    /// CHAP account of this row; `None`: the accounts of the target apply.
     pub chap: Option<ChapAccount>,
 }
 
-/// Why a server cannot serve.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// A portal cannot be opened.
     #[error("listening on {address}: {cause}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why not.
-        cause: std::io::Error,
-    },
-    /// A logical unit's storage cannot be opened.
+    Listen { address: SocketAddr, cause: std::io::Error },
     #[error("LUN {lun} of {target}: {cause}")]
-    Lun {
-        /// Target name.
-        target: String,
-        /// Number.
-        lun: u16,
-        /// Why not.
-        cause: OpenError,
-    },
-    /// The configuration contradicts itself.
+    Lun { target: String, lun: u16, cause: OpenError },
     #[error("{0}")]
     Config(String),
-    /// The server ended, but not everything that was written is known to be durable.
+    /// The server ended, but some written data may not be durable.
     #[error("{0}")]
     Unfinished(String),
-    /// A reload asks for what only a restart can do.
+    /// The change requires a restart.
     #[error("{0} needs a restart")]
     Restart(String),
-    /// A loop thread ended by an assertion: a defect of ours.
     #[error("a loop thread panicked: this is a defect, please report it with the lines above")]
     Panicked,
-    /// A loop thread cannot run.
     #[error("loop thread: {0}")]
     Loop(std::io::Error),
+}
+
+/// Restricts the calling thread to what a server needs once everything is open; see [`super::Server::start_confined`].
+pub type Confine = Arc<dyn Fn() + Send + Sync>;
+
+pub(super) fn check(config: &ServerConfig) -> Result<(), ServeError> {
+    let wrong = |text: String| Err(ServeError::Config(text));
+    if config.listen.is_empty() || config.targets.is_empty() {
+        return wrong("a portal and a target are needed".into());
+    }
+    if config.tls.is_some() && config.sealing.is_some() {
+        return wrong("sessions are sealed or go through TLS, not both".into());
+    }
+    let mut identities: Vec<(u64, String)> = Vec::new();
+    for (index, target) in config.targets.iter().enumerate() {
+        if config.targets[..index].iter().any(|other| other.iqn == target.iqn) {
+            return wrong(format!("target {} is configured twice", target.iqn));
+        }
+        if target.luns.is_empty() {
+            return wrong(format!("target {} has no LUN", target.iqn));
+        }
+        for (at, lun) in target.luns.iter().enumerate() {
+            if target.luns[..at].iter().any(|other| other.lun == lun.lun) {
+                return wrong(format!("LUN {} of {} is configured twice", lun.lun, target.iqn));
+            }
+            let name = format!("LUN {} of {}", lun.lun, target.iqn);
+            if let Some((_, other)) = identities.iter().find(|(naa, _)| *naa == lun.naa) {
+                return wrong(format!("{name} and {other} have one identity (NAA {:016x})", lun.naa));
+            }
+            identities.push((lun.naa, name));
+        }
+    }
+    Ok(())
 }

@@ -1,10 +1,10 @@
-//! Third-party copies run here: on threads of their own, by the mover's one call.
+//! Third-party copies: each runs on a thread of its own and uses the mover.
 //!
-//! The mover has its loop to itself while it copies, and a loop that serves cannot be lent. So a copy gets a thread,
-//! with a loop, and its own way into the two units' media. A thread goes on with copies that wait, rests a second when
-//! there are none, and ends; in a confined server, where no loop can be made later, the threads are started with it and
-//! rest for good. Its answer is mail to the connection that the command came by; a task that is aborted sets its
-//! [`Order::stop`], and the answer comes then.
+//! The mover occupies its loop while it copies, so it cannot use a loop that serves connections. A copy gets a thread
+//! with a loop and its own endpoints for both units. A thread continues with waiting copies; without any it idles for
+//! [`IDLE_TIME`] and ends. In a confined server, where no loop can be created later, the threads start with the server and
+//! never end. The result is mailed to the connection of the command; abort of the task sets [`Order::stop`], after
+//! which the result is mailed too.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,82 +14,75 @@ use std::time::Duration;
 
 use area::PoolLimits;
 use block::{
-    Capability, Completion, Endpoint, Extent, Identity, IoError, Kind, Request, State, close_all, wait_ready,
+    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, Inspect, IoError, Kind, Request, State,
+    close_all, wait_ready,
 };
 use io::{Event, Io, Owner, Token, Waker};
 use iscsi::machine::TaskId;
 use mover::{CHUNK_BYTES_MAX, Control, CopyError, End, Plan};
-use mutant::{Mutant, is_on};
 use scsi::NexusId;
 use scsi::copy::{CopyFailure, CopyFault, CopyList};
 use scsi::limits::COPIES_MAX;
 
+use super::config::Confine;
 use super::lun::Lun;
-use super::mail::{ConnectionId, Mail};
+use super::mail::{ConnectionId, Mail, Mailbox};
 use super::media::media_error;
-use super::server::{Confine, Shared};
 
-/// Copies of a server that wait for one of [`COPIES_MAX`] threads; TASK SET FULL beyond it.
+/// Bound of a server's copies that wait for one of the [`COPIES_MAX`] threads; beyond it TASK SET FULL.
 const WAITING_MAX: usize = 64;
-/// Payload memory of one copy.
 const POOL: PoolLimits = PoolLimits { bytes_max: 64 << 20 };
-/// How long a thread waits for another copy: a host sends one after the other, and to map memory takes longer than a
-/// small copy.
-const LINGER: Duration = Duration::from_secs(1);
-/// What a host is told when there is no copy at all.
+/// How long a thread idles: hosts copy in series, and mapping memory takes longer than a small copy.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 const NO_COPY: CopyFailure = CopyFailure { segment: 0, fault: CopyFault::Device };
 
 const _: () = assert!(CHUNK_BYTES_MAX as usize <= POOL.bytes_max);
 
-/// A stretch that one call of the mover copies: segments that follow each other at both ends.
+/// Segments that are consecutive at both ends: one call of the mover, unless the range overlaps itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Slots of the server's LUNs.
+    /// Slots of the units.
     pub(super) source: usize,
     pub(super) destination: usize,
-    /// First bytes.
+    /// Offsets of the first bytes.
     pub(super) source_offset: u64,
     pub(super) destination_offset: u64,
     pub(super) bytes: u64,
-    /// Its first segment.
+    /// Index of its first segment.
     pub(super) segment: u16,
-    /// Where each of its segments ends, in bytes from its start.
+    /// End of each of its segments, in bytes from the start of the run.
     pub(super) ends: Vec<u64>,
 }
 
 impl Run {
-    /// The segment that byte `at` of the run belongs to.
+    /// The index of the segment that contains byte `at` of the run.
     fn segment_at(&self, at: u64) -> u16 {
         let before = self.ends.iter().take_while(|end| **end <= at).count();
         self.segment + before.min(self.ends.len() - 1) as u16
     }
 }
 
-/// A copy to be made.
 #[derive(Debug)]
 pub(super) struct Order {
-    pub(super) shared: Arc<Shared>,
-    /// The units of the runs, and that of the command: they are kept until the copy has ended.
+    /// The units of the runs, and that of the command: held until the copy has ended.
     pub(super) luns: Vec<Arc<Lun>>,
     pub(super) runs: Vec<Run>,
     pub(super) list: Arc<CopyList>,
-    /// The unit that the command was for, and who asked.
+    /// Slot of the unit that received the command, and its I_T nexus.
     pub(super) lun: usize,
     pub(super) nexus: NexusId,
-    /// Whom to answer.
+    pub(super) mailbox: Arc<Mailbox>,
     pub(super) connection: ConnectionId,
     pub(super) task: TaskId,
-    /// Set when the task is aborted.
     pub(super) stop: Arc<AtomicBool>,
 }
 
 impl Order {
-    /// The unit in this slot.
     fn unit(&self, slot: usize) -> &Lun {
         self.luns.iter().find(|lun| lun.slot == slot).expect("every unit of the order is in it")
     }
 
-    /// A panic ended the copy: what of its writes is with the storage is not known.
+    /// A panic ended the copy: the state of its writes at the storage is unknown.
     fn fail_units(&self) {
         for run in &self.runs {
             self.unit(run.destination).fail();
@@ -99,12 +92,12 @@ impl Order {
     }
 
     fn answer(self, result: Result<u64, CopyFailure>) {
-        let Self { shared, connection, task, .. } = self;
-        shared.mailboxes[connection.worker].send(Mail::Copied { connection, task, result });
+        let Self { mailbox, connection, task, .. } = self;
+        mailbox.send(Mail::Copied { connection, task, result });
     }
 }
 
-/// Copies that wait, and the threads that copy.
+/// Waiting copies, and the threads that copy.
 #[derive(Debug, Default)]
 pub(super) struct Copier {
     inner: Mutex<Inner>,
@@ -114,22 +107,22 @@ pub(super) struct Copier {
 struct Inner {
     waiting: VecDeque<Order>,
     threads: usize,
-    /// Threads that rest: their numbers, and how to wake them.
-    resting: Vec<(u64, Waker)>,
+    /// Idle threads: number and waker.
+    idle: Vec<(u64, Waker)>,
     number_last: u64,
 }
 
-/// What a thread does next.
 enum Next {
     Copy(Order),
-    /// Until it is woken, at most for [`LINGER`].
-    Rest,
+    /// Idle until woken, at most for [`IDLE_TIME`].
+    Idle,
     End,
 }
 
 impl Copier {
-    /// Starts all threads now, each with a loop, then confined by `confine`; they do not end. Returns when all are confined. With the
-    /// portable back end it starts none: the calls that make its loops stay allowed, and later threads inherit the confinement.
+    /// Starts all threads, each of which creates its loop and is then confined by `confine`; they do not end. Returns
+    /// when all are confined. With the portable back end no thread is started: there the calls that create a loop stay
+    /// allowed, and later threads inherit the confinement.
     pub(super) fn start(self: &Arc<Self>, confine: &Confine) -> std::io::Result<()> {
         if Io::new(POOL)?.backend_name() == "portable" {
             return Ok(());
@@ -149,24 +142,24 @@ impl Copier {
             }
         }
         drop(confined);
-        // One that has no loop says so in the log, and here.
+        // A thread without a loop reports that in the log, and here.
         for () in all.iter().take(COPIES_MAX) {}
         Ok(())
     }
 
-    /// A queue and two counts, which are whole between any two statements.
+    /// A queue and two counts, consistent after every statement: poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a copy, to be begun now or when a thread is free. False: there are too many.
+    /// Accepts a copy, which starts now or when a thread is free. False: too many are waiting.
     pub(super) fn take(self: &Arc<Self>, order: Order) -> bool {
         let mut inner = self.lock();
         if inner.waiting.len() == WAITING_MAX {
             return false;
         }
         inner.waiting.push_back(order);
-        if let Some((_, waker)) = inner.resting.pop() {
+        if let Some((_, waker)) = inner.idle.pop() {
             waker.wake();
             return true;
         }
@@ -180,28 +173,28 @@ impl Copier {
         tracing::warn!(%error, "no thread for a copy");
         let mut inner = self.lock();
         inner.threads -= 1;
-        // Another copy thread takes the order later; without one it is the only order that waits, and is refused.
+        // If a thread runs, it takes the order later; otherwise this is the only waiting order, and it is refused.
         inner.threads > 0 || inner.waiting.pop_back().is_none()
     }
 
-    /// What the thread of this number does, which has rested long enough or not yet.
-    fn next(&self, number: u64, waker: &Waker, rested: bool) -> Next {
+    /// The next step of thread `number`; `idle_is_over`: it has idled long enough to end.
+    fn next(&self, number: u64, waker: &Waker, idle_is_over: bool) -> Next {
         let mut inner = self.lock();
-        inner.resting.retain(|(known, _)| *known != number);
+        inner.idle.retain(|(known, _)| *known != number);
         if let Some(order) = inner.waiting.pop_front() {
             return Next::Copy(order);
         }
-        if rested {
+        if idle_is_over {
             inner.threads -= 1;
             return Next::End;
         }
-        inner.resting.push((number, waker.clone()));
-        Next::Rest
+        inner.idle.push((number, waker.clone()));
+        Next::Idle
     }
 }
 
-/// A thread that copies. It keeps its memory for the next copy, and nothing of the server while it rests. With `confine` it
-/// does not end: without copies it gives its memory back.
+/// A copy thread. It keeps its memory for the next copy, and holds no units of the server while idle. With `confine` it
+/// does not end; idle, it returns its memory to the system.
 fn work(copier: &Copier, confine: Option<&Confine>) {
     let number = {
         let mut inner = copier.lock();
@@ -230,27 +223,27 @@ fn work(copier: &Copier, confine: Option<&Confine>) {
     if let Some(confine) = confine {
         confine();
     }
-    let (mut rest_until, mut events, mut failed) = (None, Vec::new(), false);
+    let (mut idle_until, mut events, mut failed) = (None, Vec::new(), false);
     loop {
-        let rested = rest_until.is_some_and(|until| io.now() >= until);
-        let ends = failed || rested && confine.is_none();
+        let idle_is_over = idle_until.is_some_and(|until| io.now() >= until);
+        let ends = failed || idle_is_over && confine.is_none();
         match copier.next(number, &waker, ends) {
             Next::Copy(order) => {
                 let copy = AssertUnwindSafe(|| Copying { io: &mut io, order: &order, ends: None }.run());
-                // A defect of ours, and told as one by the panic; the host must not wait for ever.
+                // A defect of this program, which the panic reports; the host must still get a response.
                 let result = catch_unwind(copy).unwrap_or_else(|_| {
                     order.fail_units();
                     Err(NO_COPY)
                 });
                 order.answer(result);
-                rest_until = None;
+                idle_until = None;
             }
-            Next::Rest => {
-                if rested {
+            Next::Idle => {
+                if idle_is_over {
                     io.trim();
                 }
-                let until = *rest_until.get_or_insert_with(|| io.now() + LINGER);
-                if io.turn_until((!rested).then_some(until), &mut events).is_err() {
+                let until = *idle_until.get_or_insert_with(|| io.now() + IDLE_TIME);
+                if io.turn_until((!idle_is_over).then_some(until), &mut events).is_err() {
                     failed = true;
                 }
                 events.clear();
@@ -260,16 +253,14 @@ fn work(copier: &Copier, confine: Option<&Confine>) {
     }
 }
 
-/// One copy under way.
 struct Copying<'a> {
     io: &'a mut Io,
     order: &'a Order,
-    /// Ways into the source and the destination of the last run.
+    /// Slots and endpoints of the source and the destination of the last run.
     ends: Option<(usize, usize, [Part; 2])>,
 }
 
 impl Copying<'_> {
-    /// Copies everything. The bytes that were copied.
     fn run(mut self) -> Result<u64, CopyFailure> {
         let mut bytes = 0;
         let mut result = Ok(());
@@ -284,13 +275,9 @@ impl Copying<'_> {
         result.map(|()| bytes)
     }
 
-    /// Makes `ends` those of this run.
     fn attach(&mut self, run: &Run) -> Result<(), CopyFailure> {
-        if self
-            .ends
-            .as_ref()
-            .is_some_and(|(source, destination, _)| (*source, *destination) == (run.source, run.destination))
-        {
+        let attached = self.ends.as_ref().map(|(source, destination, _)| (*source, *destination));
+        if attached == Some((run.source, run.destination)) {
             return Ok(());
         }
         self.detach();
@@ -298,7 +285,7 @@ impl Copying<'_> {
             let unit = self.order.unit(lun);
             let mut inner = unit.config.medium.attach(self.io)?;
             wait_ready(self.io, &mut [&mut *inner])?;
-            let flushes = !unit.unit().write_cache() && !is_on(Mutant::CopyUnflushed);
+            let flushes = !unit.unit().write_cache();
             Ok(Part { inner, flushes })
         };
         let ends = attach(run.source).and_then(|source| Ok([source, attach(run.destination)?]));
@@ -317,36 +304,37 @@ impl Copying<'_> {
         }
     }
 
-    /// Copies one run, `before` bytes being done. What overlaps itself is moved as if all of it were read before anything
-    /// is written: in pieces, each of which is, from the side on which nothing is lost.
+    /// Copies one run; `before` bytes of the order are complete. A run that overlaps itself is copied as if all of it
+    /// were read before anything is written: in chunks that are each read whole before they are written, in the
+    /// direction that overwrites no unread byte.
     fn copy(&mut self, run: &Run, before: u64) -> Result<(), CopyFailure> {
         let Some((_, _, [source, destination])) = &self.ends else { unreachable!("attached by the caller") };
         let (from, to) = (run.source_offset, run.destination_offset);
-        let identity = source.inner.identity();
+        let identity = source.inner.inspect().identity();
         let same = run.source == run.destination
-            || identity != Identity::Unique && identity == destination.inner.identity();
+            || identity != Identity::Unique && identity == destination.inner.inspect().identity();
         if !same || from.abs_diff(to) >= run.bytes {
-            return self.piece(run, 0, &Plan { size: Some(run.bytes), ..plan() }, before);
+            return self.copy_range(run, 0, &Plan { size: Some(run.bytes), ..plan() }, before);
         }
         if from == to {
             return Ok(());
         }
-        // Mapped once, there is memory for it from here on: the mover will not cut it smaller.
+        // Once mapped, memory for a chunk stays in the pool, so the mover does not use smaller chunks.
         drop(self.io.pool().take(CHUNK_BYTES_MAX as usize));
-        let piece = u64::from(CHUNK_BYTES_MAX);
-        let pieces = run.bytes.div_ceil(piece);
-        for done in 0..pieces {
-            let index = if to > from { pieces - 1 - done } else { done };
-            let start = index * piece;
-            let size = Some(piece.min(run.bytes - start));
+        let chunk = u64::from(CHUNK_BYTES_MAX);
+        let chunks = run.bytes.div_ceil(chunk);
+        for done in 0..chunks {
+            let index = if to > from { chunks - 1 - done } else { done };
+            let start = index * chunk;
+            let size = Some(chunk.min(run.bytes - start));
             let plan = Plan { size, chunk: Some(CHUNK_BYTES_MAX), depth: Some(1), ..plan() };
-            self.piece(run, start, &plan, before + done * piece)?;
+            self.copy_range(run, start, &plan, before + done * chunk)?;
         }
         Ok(())
     }
 
     /// One call of the mover, `start` bytes into the run.
-    fn piece(&mut self, run: &Run, start: u64, plan: &Plan, before: u64) -> Result<(), CopyFailure> {
+    fn copy_range(&mut self, run: &Run, start: u64, plan: &Plan, before: u64) -> Result<(), CopyFailure> {
         let Self { io, order, ends } = self;
         let Some((_, _, [source, destination])) = ends else { unreachable!("attached by the caller") };
         let (src_offset, dst_offset) = (run.source_offset + start, run.destination_offset + start);
@@ -391,13 +379,13 @@ impl Copying<'_> {
     }
 }
 
-/// What every call of the mover has in common: block sizes and ranges have been checked.
+/// The common part of the mover's plans: block sizes and ranges have been checked.
 fn plan() -> Plan {
     Plan { allow_block_size: true, ..Plan::default() }
 }
 
-/// One end of a copy, as the mover is to see it: the device server has decided whether the two may be the same storage,
-/// and a command flushes only where the unit has no volatile cache.
+/// One end of a copy, as presented to the mover: the device server has decided whether both ends may be the same
+/// storage, and a command flushes only where the unit has no volatile cache.
 struct Part {
     inner: Box<dyn Endpoint>,
     flushes: bool,
@@ -431,7 +419,17 @@ impl Endpoint for Part {
         self.inner.extent(offset)
     }
 
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for Part {
     fn identity(&self) -> Identity {
         Identity::Unique
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
     }
 }

@@ -1,106 +1,89 @@
-//! EXTENDED COPY at its connection: who is meant by the list, whether that is allowed, and the answer.
+//! EXTENDED COPY at its connection: resolves the units of the list, checks the rights, and builds the response.
 //!
-//! A descriptor may name only what this I_T nexus sees. Every segment is looked at before the first is copied, so
-//! that a list which cannot be carried out changes nothing.
+//! A descriptor may name only units visible to this I_T nexus. Every segment is checked before the first is copied, so
+//! that an invalid list changes nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use iscsi::machine::TaskId;
 use scsi::copy::{CopyFailure, CopyFault, CopyList};
-use scsi::{CopyEnd, Outcome};
+use scsi::{CopyEnd, NexusId, Outcome};
 
-use super::connection::{Connection, Context, Phase, Seen, Session};
+use super::context::Context;
 use super::copier::{Order, Run};
-use super::lun::Lun;
-use super::media::Job;
+use super::lun::{Lun, Seen};
+use super::mail::ConnectionId;
+use super::media::StorageWork;
+use super::session::Session;
 use super::slots::Slots;
 
-/// A copy that a task waits for.
 #[derive(Debug)]
 pub(super) struct Copying {
     list: Arc<CopyList>,
-    /// The units that it writes.
     written: Vec<Arc<Lun>>,
 }
 
-impl Connection {
-    /// Begins the copy of a task, or says why not.
-    pub(super) fn copy(&mut self, context: &mut Context<'_>, id: TaskId, list: CopyList) {
-        let session = self.session.as_ref().expect("commands come after the login");
-        let nexus = session.nexus;
-        let lun = self.tasks[id.index()].as_ref().expect("a task under way").lun;
-        let unit = &context.luns[lun];
-        let runs = match plan(context.luns, session, &list) {
-            Ok(runs) if runs.is_empty() => {
-                let outcome = unit.unit().copied(nexus, &list, Ok(0));
-                return self.finish(context, id, &outcome);
-            }
-            Ok(runs) => runs,
-            Err(failure) => {
-                let initiator = session.initiator.as_str();
-                tracing::info!(initiator, segment = failure.segment, fault = ?failure.fault, "no copy");
-                let outcome = unit.unit().copied(nexus, &list, Err(failure));
-                return self.finish(context, id, &outcome);
-            }
-        };
-        let mut written: Vec<usize> = runs.iter().map(|run| run.destination).collect();
-        written.sort_unstable();
-        written.dedup();
-        let written: Vec<Arc<Lun>> = written.iter().map(|lun| Arc::clone(&context.luns[*lun])).collect();
-        for lun in &written {
-            lun.note_writer(nexus, &session.initiator);
-        }
-        let ends = runs.iter().flat_map(|run| [run.source, run.destination]).chain([lun]);
-        let mut luns: Vec<Arc<Lun>> = ends.map(|lun| Arc::clone(&context.luns[lun])).collect();
-        luns.sort_unstable_by_key(|lun| lun.slot);
-        luns.dedup_by_key(|lun| lun.slot);
-        let (list, stop) = (Arc::new(list), Arc::new(AtomicBool::new(false)));
-        let order = Order {
-            shared: Arc::clone(context.shared),
-            luns,
-            runs,
-            list: Arc::clone(&list),
-            lun,
-            nexus,
-            connection: self.id(),
-            task: id,
-            stop: Arc::clone(&stop),
-        };
-        if !context.shared.copier.take(order) {
-            let aborted = CopyFailure { segment: 0, fault: CopyFault::Aborted };
-            let _ = unit.unit().copied(nexus, &list, Err(aborted));
-            return self.finish(context, id, &Outcome::task_set_full());
-        }
-        let task = self.tasks[id.index()].as_mut().expect("a task under way");
-        (task.job, task.copying) = (Some(Job::elsewhere(stop)), Some(Box::new(Copying { list, written })));
-        self.busy += 1;
-    }
-
-    /// The copy of a task has ended.
-    pub(super) fn on_copied(
-        &mut self,
-        context: &mut Context<'_>,
-        id: TaskId,
-        result: Result<u64, CopyFailure>,
-    ) {
-        let Some(Some(task)) = self.tasks.get_mut(id.index()) else { return };
-        let Some(copying) = task.copying.take() else { return };
-        task.job = None;
-        self.busy -= 1;
-        for lun in &copying.written {
+impl Copying {
+    /// The copy has ended. Returns the outcome of the command.
+    pub(super) fn end(&self, unit: &Lun, nexus: NexusId, result: Result<u64, CopyFailure>) -> Outcome {
+        for lun in &self.written {
             lun.note_change();
         }
-        let nexus = self.session.as_ref().expect("logged in").nexus;
-        let outcome = context.luns[task.lun].unit().copied(nexus, &copying.list, result);
-        if self.phase != Phase::Open || !task.groups.is_empty() {
-            return self.machine.abort(id);
-        }
-        self.finish(context, id, &outcome);
+        unit.unit().copied(nexus, &self.list, result)
     }
 }
 
-/// What the list comes to: stretches between units of this session.
+/// Starts the copy of a `task`; its result is mailed to `connection`. `Err`: impossible, or nothing to copy.
+pub(super) fn begin(
+    context: &Context<'_>,
+    session: &Session,
+    lun: usize,
+    (connection, task): (ConnectionId, TaskId),
+    list: CopyList,
+) -> Result<(StorageWork, Copying), Outcome> {
+    let nexus = session.nexus;
+    let unit = &context.luns[lun];
+    let runs = match plan(context.luns, session, &list) {
+        Ok(runs) if runs.is_empty() => return Err(unit.unit().copied(nexus, &list, Ok(0))),
+        Ok(runs) => runs,
+        Err(failure) => {
+            let initiator = session.initiator.as_str();
+            tracing::info!(initiator, segment = failure.segment, fault = ?failure.fault, "no copy");
+            return Err(unit.unit().copied(nexus, &list, Err(failure)));
+        }
+    };
+    let mut written: Vec<usize> = runs.iter().map(|run| run.destination).collect();
+    written.sort_unstable();
+    written.dedup();
+    let written: Vec<Arc<Lun>> = written.iter().map(|lun| Arc::clone(&context.luns[*lun])).collect();
+    for lun in &written {
+        lun.note_writer(nexus, &session.initiator);
+    }
+    let ends = runs.iter().flat_map(|run| [run.source, run.destination]).chain([lun]);
+    let mut luns: Vec<Arc<Lun>> = ends.map(|lun| Arc::clone(&context.luns[lun])).collect();
+    luns.sort_unstable_by_key(|lun| lun.slot);
+    luns.dedup_by_key(|lun| lun.slot);
+    let (list, stop) = (Arc::new(list), Arc::new(AtomicBool::new(false)));
+    let order = Order {
+        luns,
+        runs,
+        list: Arc::clone(&list),
+        lun,
+        nexus,
+        mailbox: Arc::clone(&context.shared.mailboxes[connection.worker]),
+        connection,
+        task,
+        stop: Arc::clone(&stop),
+    };
+    if !context.shared.copier.take(order) {
+        let aborted = CopyFailure { segment: 0, fault: CopyFault::Aborted };
+        let _ = unit.unit().copied(nexus, &list, Err(aborted));
+        return Err(Outcome::task_set_full());
+    }
+    Ok((StorageWork::elsewhere(stop), Copying { list, written }))
+}
+
 fn plan(luns: &Slots<Arc<Lun>>, session: &Session, list: &CopyList) -> Result<Vec<Run>, CopyFailure> {
     let found: Vec<Option<Seen>> = list
         .cscds

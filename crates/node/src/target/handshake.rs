@@ -1,4 +1,4 @@
-//! The beginning of a connection where sealing is configured: the outer login and its handshake (docs/SEAL.md, sections 2
+//! The start of a connection where sealing is configured: the outer login and its handshake (docs/SEAL.md, sections 2
 //! and 3). It ends in an ordinary login, in records, or in a refusal.
 
 use std::net::IpAddr;
@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use iscsi::login::outer::target::{Event, Exchange, First, Offered};
 use iscsi::login::outer::{Choice, NONCE_BYTES, Pattern};
-use iscsi::machine::{Fatal, Machine};
 use iscsi::wire::LoginStatus;
 use seal::{Broken, Channel, FirstFlight, PublicKey, Suite};
 use zeroize::Zeroizing;
@@ -16,12 +15,11 @@ use super::allowance::{ANSWERS, Allowance, ENQUIRIES, OPENINGS, address};
 use super::config::{Sealing, ServerConfig};
 use super::login::{self, Way};
 
-/// The end of a connection that asked for our public key, which is no refusal.
+/// The reason in the log for a connection that requested the public key, which is no refusal.
 pub(super) const ENQUIRY: &str = "an enquiry about our key";
-/// Time the outer login may take.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
-/// What all threads share: how many handshakes there may be (docs/internals/trust.md).
+/// Shared by all threads: the rate limits of handshakes (docs/internals/trust.md).
 #[derive(Debug)]
 pub(super) struct Handshakes(Mutex<Allowances>);
 
@@ -29,7 +27,7 @@ pub(super) struct Handshakes(Mutex<Allowances>);
 struct Allowances {
     enquiries: Allowance<IpAddr>,
     openings: Allowance<IpAddr>,
-    /// Of keys on the list of peers only.
+    /// Charged to keys of the list of peers only.
     answers: Allowance<PublicKey>,
 }
 
@@ -58,7 +56,7 @@ impl Handshakes {
         admitted.then_some(()).ok_or(Refused::Busy)
     }
 
-    /// What was admitted as an opening from `peer` was made with a listed key: the key is charged for it instead of the address.
+    /// A message admitted as an opening from `peer` was made with a listed key: charges the key instead of the address.
     fn admit_answer(&self, peer: IpAddr, key: PublicKey, now: Duration) -> Result<(), Refused> {
         let mut all = self.all();
         if !all.answers.admit(key, now) {
@@ -69,38 +67,32 @@ impl Handshakes {
     }
 }
 
-/// What a connection goes on with.
 pub(super) enum Next {
-    /// More of the same.
     Wait,
-    /// An ordinary login, which begins with this PDU.
+    /// Start an ordinary login with this PDU.
     Ordinary(First),
-    /// Once what is queued is sent, the connection ends.
+    /// End the connection once the queue is sent, for this reason.
     End(String),
 }
 
-/// What both sides have agreed on.
 pub(super) struct Agreement {
     pub(super) channel: Channel,
     pub(super) suite: Suite,
     pub(super) unit: u32,
-    /// Who it is, if the first record opens.
+    /// The initiator's key; authenticated once the first record opens.
     pub(super) peer_key: PublicKey,
 }
 
-/// Why a message is not answered.
 enum Refused {
-    /// A repeated message, or one that was made without the target's key: it has cost a hash.
+    /// A repeated message, or one made without the target's key; the check costs one hash.
     Foreign,
     Broken,
-    /// It names a key that is not among the peers.
     Stranger(PublicKey),
-    /// Too many handshakes at once.
     Busy,
 }
 
 impl Refused {
-    /// What the initiator learns: all that is wrong with a message is one status.
+    /// The login status: the same for every defect of a message, to reveal nothing.
     fn status(&self) -> LoginStatus {
         match self {
             Self::Foreign | Self::Broken | Self::Stranger(_) => LoginStatus::AuthenticationFailure,
@@ -108,7 +100,6 @@ impl Refused {
         }
     }
 
-    /// For the log.
     fn reason(&self) -> String {
         match self {
             Self::Foreign => "its handshake was not made for this connection and our key".into(),
@@ -125,15 +116,15 @@ impl From<Broken> for Refused {
     }
 }
 
-/// An outer login.
 pub(super) struct Handshake {
     pub(super) exchange: Exchange,
     choice: Option<Choice>,
-    agreement: Option<Agreement>,
+    /// Must be taken when all PDUs of the exchange have been gathered.
+    pub(super) agreement: Option<Agreement>,
 }
 
 impl Handshake {
-    /// For a connection accepted just now, if anything is to be sealed.
+    /// For a new connection; `None` if nothing is to be sealed.
     pub(super) fn begin(config: &ServerConfig, now: Duration) -> Option<Self> {
         let way = login::way(config, true);
         (way == Way::Sealed).then(|| Self {
@@ -143,7 +134,6 @@ impl Handshake {
         })
     }
 
-    /// Acts on what has come from `peer`.
     pub(super) fn advance(
         &mut self,
         config: &ServerConfig,
@@ -187,8 +177,9 @@ impl Handshake {
     fn on_offer(&mut self, sealing: &Sealing, offered: &Offered) -> Next {
         let mut known = offered.suites.iter().filter_map(|name| Suite::from_name(name));
         let Some(suite) = known.find(|suite| sealing.suites.contains(suite)) else {
-            // Not 0201: to an initiator that would mean a target that does not seal, with which it may go on in the clear.
-            return self.refuse(LoginStatus::InitiatorError, "it offers no suite of ours");
+            // Not 0201: for an initiator that would mean a target that does not seal, with which it may continue
+            // unsealed.
+            return self.refuse(LoginStatus::InitiatorError, "it offers no suite that this server accepts");
         };
         let mut nonce = [0; NONCE_BYTES];
         if io::entropy(&mut nonce).is_err() {
@@ -223,19 +214,6 @@ impl Handshake {
         self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key });
         Ok(answer)
     }
-
-    /// What was agreed on. To be taken when all that the exchange had to send has been gathered.
-    pub(super) fn take_agreement(&mut self) -> Option<Agreement> {
-        self.agreement.take()
-    }
-
-    pub(super) fn on_timeout(&mut self, now: Duration) -> Result<(), Fatal> {
-        self.exchange.on_timeout(now)
-    }
-
-    pub(super) fn poll_timeout(&self) -> Option<Duration> {
-        self.exchange.poll_timeout()
-    }
 }
 
 fn enquiry(
@@ -249,7 +227,7 @@ fn enquiry(
     Ok(seal::answer_enquiry(&sealing.identity, prologue, message, &*entropy()?)?)
 }
 
-/// Randomness of one handshake; wiped when dropped. It lies on the heap, so that a move leaves no copy.
+/// Randomness of one handshake; zeroized on drop. On the heap, so that a move leaves no copy.
 fn entropy() -> Result<Box<Zeroizing<[u8; 128]>>, Broken> {
     let mut entropy = Box::new(Zeroizing::new([0; 128]));
     io::entropy(entropy.as_mut_slice()).map_err(|_| Broken)?;

@@ -1,8 +1,10 @@
-//! The user at the other end of a connection from this host, by `NETLINK_SOCK_DIAG` (sock_diag(7), needs no rights).
+//! The user of the peer's socket for a connection from this host, by `NETLINK_SOCK_DIAG` (sock_diag(7), which needs no
+//! privileges).
 //!
-//! The kernel keeps with every socket the user that made it. One request names the peer's socket by its addresses and ports; the
-//! answer counts only for a socket that is ESTABLISHED and still has an inode: a socket that its process has closed has inode 0,
-//! and on older kernels user 0. Everything that the kernel returns is checked against what was asked.
+//! The kernel records with every socket the user that created it. One request names the peer's socket by its addresses
+//! and ports; the response is accepted only for a socket that is ESTABLISHED and has an inode: a socket that its
+//! process has closed has inode 0, and on older kernels uid 0. Everything that the kernel returns is compared with the
+//! request.
 
 use std::io::{Error, Read, Result as IoResult};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,43 +17,39 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const TCP_ESTABLISHED: u8 = 1;
-/// `nlmsghdr` and `inet_diag_req_v2`.
+/// Sizes of `nlmsghdr` and `inet_diag_req_v2`.
 const HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = HEADER_BYTES + 56;
-/// `inet_diag_msg`.
+/// Size of `inet_diag_msg`.
 const ANSWER_BYTES: usize = 72;
-/// Longest answer that is read: the message and its attributes, none of which is asked for.
+/// Bytes read of a response: the message and its attributes, none of which is requested.
 const READ_BYTES: usize = 4096;
-/// Answers to earlier requests that are skipped.
+/// Bound of the stale responses to earlier requests that are skipped.
 const STALE_MAX: usize = 8;
-/// User ids of a user namespace that map to nothing outside it are shown as this one.
+/// The uid that stands for uids without a mapping in the user namespace.
 const OVERFLOW_UID_DEFAULT: u32 = 65534;
 
-/// Why the user of a socket is not known.
 #[derive(Debug, ThisError)]
 pub(super) enum Unknown {
     /// No established socket of a living process has these addresses.
     #[error("its socket is closed or is not of this host")]
     NoSocket,
-    /// The user exists only outside this user namespace.
     #[error("its user is outside this user namespace")]
     Outside,
-    /// The kernel does not answer.
-    #[error("the kernel does not tell whose socket it is (sock_diag: {0})")]
+    #[error("the kernel does not report the socket's owner (sock_diag: {0})")]
     Unavailable(Error),
 }
 
-/// Asks the kernel for the users of sockets.
 #[derive(Debug)]
 pub(super) struct LocalUsers {
-    /// Opened when the server starts: later it may not be allowed to.
+    /// Opened at server start: later it may not be allowed. The number is the sequence number of the last request.
     socket: IoResult<Mutex<(Socket, u32)>>,
-    /// The uid that stands for all that are not mapped, where there are such.
+    /// The overflow uid, where some uids have no mapping.
     overflow: Option<u32>,
 }
 
 impl LocalUsers {
-    /// Opens the way to the kernel. Where it is forbidden, every question ends in [`Unknown::Unavailable`].
+    /// Opens the netlink socket. Where that is forbidden, every query returns [`Unknown::Unavailable`].
     pub(super) fn open() -> Self {
         let socket = Socket::new(
             Domain::from(libc::AF_NETLINK),
@@ -62,7 +60,7 @@ impl LocalUsers {
         Self { socket, overflow: overflow() }
     }
 
-    /// The user whose process holds the socket at `peer` that is connected to ours at `local`.
+    /// The user whose process holds the socket at `peer` that is connected to the local address `local`.
     pub(super) fn of(&self, peer: SocketAddr, local: SocketAddr) -> Result<u32, Unknown> {
         let unavailable = |error: &Error| Unknown::Unavailable(Error::new(error.kind(), error.to_string()));
         let mut locked = self.socket.as_ref().map_err(unavailable)?.lock().expect("no panic while locked");
@@ -73,8 +71,8 @@ impl LocalUsers {
                 break;
             }
             *sequence = sequence.wrapping_add(1);
-            let asked = request(peer, local, mapped, *sequence);
-            if let Some(answer) = ask(socket, &asked, *sequence).map_err(|error| unavailable(&error))? {
+            let message = request(peer, local, mapped, *sequence);
+            if let Some(answer) = query(socket, &message, *sequence).map_err(|error| unavailable(&error))? {
                 return parse(&answer, peer, local).and_then(|uid| self.mapped(uid));
             }
         }
@@ -86,7 +84,7 @@ impl LocalUsers {
     }
 }
 
-/// The overflow uid, if this process is in a user namespace that does not map every user to itself.
+/// The overflow uid, if this process is in a user namespace that does not map every uid to itself.
 fn overflow() -> Option<u32> {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let fields: Vec<&str> = map.split_whitespace().collect();
@@ -97,12 +95,11 @@ fn overflow() -> Option<u32> {
     Some(text.trim().parse().unwrap_or(OVERFLOW_UID_DEFAULT))
 }
 
-/// An IPv4 address that an IPv6 socket shows is an IPv4 address.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// An address as `inet_diag_sockid` has it; `mapped`: an IPv4 address in the IPv6 form.
+/// An address in the form of `inet_diag_sockid`; `mapped`: an IPv4 address in IPv4-mapped IPv6 form.
 fn bytes_of(address: IpAddr, mapped: bool) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) if mapped => v4.to_ipv6_mapped().octets(),
@@ -115,7 +112,7 @@ fn bytes_of(address: IpAddr, mapped: bool) -> [u8; 16] {
     }
 }
 
-/// The request for one socket: the source is the socket's own end, which is our peer's.
+/// The request for one socket. The source address is the socket's own, which is the peer's.
 fn request(peer: SocketAddr, local: SocketAddr, mapped: bool, sequence: u32) -> [u8; REQUEST_BYTES] {
     let family = if mapped || peer.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
     let mut bytes = [0; REQUEST_BYTES];
@@ -125,7 +122,7 @@ fn request(peer: SocketAddr, local: SocketAddr, mapped: bool, sequence: u32) -> 
     put(6, &NLM_F_REQUEST.to_ne_bytes());
     put(8, &sequence.to_ne_bytes());
     put(16, &[family as u8, libc::IPPROTO_TCP as u8]);
-    // All states, so that what is found in another one is seen to be that.
+    // All states, so that `parse` can detect a socket in another state.
     put(20, &u32::MAX.to_ne_bytes());
     put(24, &peer.port().to_be_bytes());
     put(26, &local.port().to_be_bytes());
@@ -136,8 +133,8 @@ fn request(peer: SocketAddr, local: SocketAddr, mapped: bool, sequence: u32) -> 
     bytes
 }
 
-/// One exchange with the kernel, which answers before `write` returns. `None`: it knows no such socket.
-fn ask(socket: &Socket, request: &[u8], sequence: u32) -> IoResult<Option<Vec<u8>>> {
+/// One exchange with the kernel, which responds before `write` returns. `None`: no such socket.
+fn query(socket: &Socket, request: &[u8], sequence: u32) -> IoResult<Option<Vec<u8>>> {
     if socket.send(request)? != request.len() {
         return Err(Error::other("a short request"));
     }
@@ -167,7 +164,7 @@ fn ask(socket: &Socket, request: &[u8], sequence: u32) -> IoResult<Option<Vec<u8
     Err(Error::other("no answer to this request"))
 }
 
-/// The user of an `inet_diag_msg`, if it is about the socket asked for, which is established and held by a process.
+/// The uid of an `inet_diag_msg`, if it describes the requested socket, which is established and held by a process.
 fn parse(message: &[u8], peer: SocketAddr, local: SocketAddr) -> Result<u32, Unknown> {
     let message: &[u8; ANSWER_BYTES] = message.first_chunk().ok_or(Unknown::NoSocket)?;
     let word =
@@ -188,7 +185,6 @@ fn parse(message: &[u8], peer: SocketAddr, local: SocketAddr) -> Result<u32, Unk
     if same && state == TCP_ESTABLISHED && inode != 0 { Ok(uid) } else { Err(Unknown::NoSocket) }
 }
 
-/// The name of a user, as `/etc/passwd` has it.
 pub(super) fn name_of(uid: u32) -> Option<String> {
     let text = std::fs::read_to_string("/etc/passwd").ok()?;
     text.lines().find_map(|line| {
@@ -204,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of a connection, and how each names the peer and itself.
+    /// Both ends of a connection, and the peer and local address of the accepted end.
     fn pair(listen: &str, through: &str) -> Option<(TcpStream, TcpStream, SocketAddr, SocketAddr)> {
         let listener = TcpListener::bind(listen).ok()?;
         let port = listener.local_addr().ok()?.port();
@@ -229,7 +225,7 @@ mod tests {
             ("[::ffff:127.0.0.1]:0", "127.0.0.1"),
             ("127.0.0.1:0", "::ffff:127.0.0.1"),
         ] {
-            // A machine without IPv6 has no such pair.
+            // A host without IPv6 has no such pair.
             let Some((client, _server, peer, local)) = pair(listen, through) else { continue };
             assert_eq!(users.of(peer, local).unwrap(), own_uid(), "{listen} {through}");
             drop(client);

@@ -1,4 +1,4 @@
-//! Who may log in where, from the configuration alone.
+//! Login rights, derived from the configuration alone.
 
 use std::net::SocketAddr;
 
@@ -10,22 +10,19 @@ use iscsi::wire::LoginStatus;
 use scsi::Rights;
 
 use super::config::{Access, AclEntry, ChapAccount, Peer, ServerConfig, TargetConfig};
-use super::connection::Seen;
-use super::lun::PORTAL_GROUP_TAG;
+use super::lun::{PORTAL_GROUP_TAG, Seen};
 use crate::sealing::SealPolicy;
 
-/// What is done with a connection, by the first request of its login (docs/SEAL.md, section 7).
+/// How a connection continues after the first request of its login (docs/SEAL.md, section 7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The outer login and its handshake.
     Sealed,
-    /// An ordinary login.
     Plain,
-    /// Refused with this status, before anything is said about targets.
+    /// Refused with this status, before anything about targets is disclosed.
     Refused(LoginStatus),
 }
 
-/// `offered`: the first request offers the method. An enquiry about our key is an offer too.
+/// `offered`: the first request offers the method. An enquiry about the target's key also counts as an offer.
 pub(super) fn way(config: &ServerConfig, offered: bool) -> Way {
     match (config.seal_policy(), offered) {
         (SealPolicy::Off, _) | (SealPolicy::Offer, false) => Way::Plain,
@@ -34,8 +31,8 @@ pub(super) fn way(config: &ServerConfig, offered: bool) -> Way {
     }
 }
 
-/// The answer to the first request of an ordinary login, within a seal or in the clear. `peer` is who has proven its
-/// key on this connection.
+/// The response to the first request of an ordinary login, sealed or not. `peer`: the peer whose key was proven on this
+/// connection.
 pub(super) fn policy(
     config: &ServerConfig,
     identity: &Identity,
@@ -47,7 +44,7 @@ pub(super) fn policy(
     {
         return Err(status.into());
     }
-    // The name of the outer login was not proven yet; this one came within the seal.
+    // The name in the outer login was not authenticated; this one was sent sealed.
     if peer.and_then(|peer| peer.initiator.as_deref()).is_some_and(|bound| bound != initiator) {
         return Err(LoginStatus::AuthorizationFailure.into());
     }
@@ -70,7 +67,6 @@ pub(super) fn policy(
     Ok(with(auth))
 }
 
-/// What a login says that it is and wants, for the log.
 pub(super) fn refused_as(config: &ServerConfig, identity: &Identity) -> String {
     let initiator = &identity.initiator_name;
     match &identity.target_name {
@@ -82,7 +78,7 @@ pub(super) fn refused_as(config: &ServerConfig, identity: &Identity) -> String {
     }
 }
 
-/// A refusal without a reason of its own, for the log.
+/// The meaning of a refusal without a specific reason, for the log.
 pub(super) fn meaning(status: LoginStatus) -> String {
     match status {
         LoginStatus::AuthenticationFailure => "what is required was not proven".to_owned(),
@@ -102,19 +98,20 @@ pub(super) fn listed(luns: &[Seen]) -> String {
     luns.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// The answer for a target that does not exist, and for one that denies the initiator whatever it proves. It is the same, so that
-/// names cannot be found by trying them: where any target asks for CHAP it is CHAP, with no account that would be right.
+/// The response for a target that does not exist, and for one that denies the initiator whatever it proves. It is the
+/// same for both, so that names cannot be found by trying: if any target requires CHAP, the response is CHAP without a
+/// valid account.
 fn absent(config: &ServerConfig) -> Result<Policy, Refusal> {
     let mut access = config.targets.iter().map(|target| &target.access);
-    let asks = |access: &Access| {
+    let requires_chap = |access: &Access| {
         !access.chap.is_empty() || access.initiators.iter().any(|entry| entry.chap.is_some())
     };
-    if access.clone().any(asks) {
+    if access.clone().any(requires_chap) {
         Ok(with(chap(&[])))
     } else if access.any(|access| !access.initiators.is_empty()) {
         Err(LoginStatus::AuthorizationFailure.into())
     } else {
-        // All targets are open to everyone: discovery names them.
+        // All targets are open to everyone: discovery lists them.
         Err(LoginStatus::NotFound.into())
     }
 }
@@ -123,7 +120,6 @@ fn with(auth: AuthRequirement) -> Policy {
     Policy { auth, portal_group_tag: PORTAL_GROUP_TAG, target_alias: None, params: params() }
 }
 
-/// CHAP by one of these accounts.
 fn chap(accounts: &[&ChapAccount]) -> AuthRequirement {
     let account = |user: &str, secret: &iscsi::chap::Secret| iscsi::login::ChapAccount {
         user: user.to_owned(),
@@ -137,17 +133,15 @@ fn chap(accounts: &[&ChapAccount]) -> AuthRequirement {
     })
 }
 
-/// What we want of every session.
 fn params() -> Params {
     Params { max_recv_data_segment_length: 256 << 10, ..Params::default() }
 }
 
-/// The initiator is not on the list.
+/// The initiator matches no row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Denied;
 
-/// What of an initiator is known: the name that it types, the key that it has proven, and the user that it has authenticated as. A
-/// user of `None` fits a row that asks for no account.
+/// An initiator: the name it claims, the proven key, and the authenticated user. `None` matches a row without account.
 #[derive(Clone, Copy)]
 pub(super) struct Claims<'a> {
     pub(super) initiator: &'a str,
@@ -155,8 +149,7 @@ pub(super) struct Claims<'a> {
     pub(super) user: Option<&'a str>,
 }
 
-/// The rows of a target that an initiator's name and key fit, those that name it first. Which of them decides is known when it has
-/// authenticated.
+/// The rows that match an initiator's name and key, named ones first; authentication tells which one decides.
 fn candidates<'a>(
     config: &'a ServerConfig,
     target: &'a TargetConfig,
@@ -167,7 +160,7 @@ fn candidates<'a>(
     let fits = move |row: &&AclEntry| {
         let name = row.initiator.as_deref().is_none_or(|name| name == initiator);
         let key = row.peer.as_deref().is_none_or(|name| peer.is_some_and(|peer| peer.name == name));
-        // A name alone is what everyone may type: it counts together with the key that it is bound to.
+        // Any initiator can claim a name: a name matches only together with the key that is bound to it.
         let bound = !seals
             || row.initiator.is_none()
             || row.peer.is_some()
@@ -180,38 +173,39 @@ fn candidates<'a>(
     named.chain(rows.iter().filter(|row| !row.is_named())).filter(fits)
 }
 
-/// Whether the accounts without a row let any initiator in.
+/// Whether the accounts of the target admit any initiator, without a row.
 fn accounts_suffice(target: &TargetConfig) -> bool {
     !target.access.chap.is_empty() && !target.access.initiators.iter().any(AclEntry::is_named)
 }
 
-/// The accounts by which a row may be entered; none is needed where there is none.
+/// The accounts valid for a row; if empty, none is required.
 fn accounts_of<'a>(target: &'a TargetConfig, row: &'a AclEntry) -> &'a [ChapAccount] {
     row.chap.as_ref().map_or(&target.access.chap[..], std::slice::from_ref)
 }
 
-/// The row that decides what an initiator gets; `None` when it gets everything.
+/// The row that decides the rights of an initiator; `None`: full access.
 pub(super) fn entry<'a>(
     config: &'a ServerConfig,
     target: &'a TargetConfig,
     claims: Claims<'a>,
 ) -> Result<Option<&'a AclEntry>, Denied> {
     let Claims { initiator, peer, user } = claims;
-    let knows = |accounts: &[ChapAccount]| accounts.iter().any(|account| Some(account.user.as_str()) == user);
+    let has_user =
+        |accounts: &[ChapAccount]| accounts.iter().any(|account| Some(account.user.as_str()) == user);
     let fits = |row: &&AclEntry| {
         let accounts = accounts_of(target, row);
-        accounts.is_empty() || knows(accounts)
+        accounts.is_empty() || has_user(accounts)
     };
     let Access { chap, initiators } = &target.access;
     match candidates(config, target, initiator, peer).find(fits) {
         Some(row) => Ok(Some(row)),
         None if initiators.is_empty() && chap.is_empty() => Ok(None),
-        None if accounts_suffice(target) && knows(chap) => Ok(None),
+        None if accounts_suffice(target) && has_user(chap) => Ok(None),
         None => Err(Denied),
     }
 }
 
-/// What an initiator may do with a LUN; `None`: it does not see it. Both its entry and its key must allow it to be seen.
+/// The rights of an initiator at a LUN; `None`: not visible. Both the row and the key must make it visible.
 pub(super) fn rights(entry: Option<&AclEntry>, peer: Option<&Peer>, lun: u16) -> Option<Rights> {
     let by_entry = entry.and_then(|entry| entry.luns.as_ref());
     let by_key = peer.and_then(|peer| peer.luns.as_ref());
@@ -222,7 +216,7 @@ pub(super) fn rights(entry: Option<&AclEntry>, peer: Option<&Peer>, lun: u16) ->
     Some(if read_only { Rights::ReadOnly } else { Rights::ReadWrite })
 }
 
-/// The accounts that an initiator may authenticate by, before it has; with none, it need not.
+/// The accounts that an initiator may authenticate with; empty: authentication is not required.
 fn accounts<'a>(
     config: &'a ServerConfig,
     target: &'a TargetConfig,
@@ -235,14 +229,14 @@ fn accounts<'a>(
     match rows.peek() {
         None if initiators.is_empty() || !general.is_empty() => Ok(general.iter().collect()),
         None => Err(Denied),
-        // The first row fits whoever it is.
+        // The first row matches without authentication.
         Some(first) if accounts_of(target, first).is_empty() => Ok(Vec::new()),
         Some(_) => Ok(rows.flat_map(|row| accounts_of(target, row)).chain(general).collect()),
     }
 }
 
-/// A discovery session must authenticate when every target it could be told of demands it: names are told to
-/// nobody who could not log in.
+/// A discovery session must authenticate if every target visible to it requires that: names are disclosed only to
+/// initiators that could log in.
 fn discovery_accounts<'a>(
     config: &'a ServerConfig,
     initiator: &'a str,
@@ -259,12 +253,11 @@ fn discovery_accounts<'a>(
     all
 }
 
-/// What a session rests on, besides the key that the initiator has proven. A reload that changes any of it ends the session.
+/// The configuration that a session depends on, besides the key; a reload that changes it ends the session.
 #[derive(Debug)]
 pub(super) struct Grant {
-    /// The row that decided; `None`: everything.
+    /// The row that decided; `None`: full access.
     pub(super) row: Option<AclEntry>,
-    /// What the user could authenticate by.
     accounts: Vec<ChapAccount>,
 }
 
@@ -280,7 +273,7 @@ impl Grant {
     }
 }
 
-/// What a login to `target` (`None`: discovery) comes to, by this configuration.
+/// The grant for a login to `target` (`None`: discovery) under this configuration.
 pub(super) fn grant(
     config: &ServerConfig,
     target: Option<&str>,
@@ -302,7 +295,7 @@ pub(super) fn grant(
     Ok(Grant { row: row.cloned(), accounts })
 }
 
-/// The targets that a SendTargets answer may name: those that the asker may log in to.
+/// The targets that a response to SendTargets may name: those that the initiator may log in to.
 pub(super) fn visible<'a>(
     config: &'a ServerConfig,
     claims: Claims<'a>,
@@ -310,7 +303,7 @@ pub(super) fn visible<'a>(
     config.targets.iter().filter(move |target| entry(config, target, claims).is_ok())
 }
 
-/// What SendTargets says of a portal: the advertised address, or the one the client used.
+/// The portal address in the response to SendTargets: the advertised one, or the one that the client used.
 pub(super) fn portal_address(config: &ServerConfig, local: SocketAddr) -> Option<TargetAddress> {
     let text = match &config.advertise {
         Some(address) => format!("{address},{PORTAL_GROUP_TAG}"),
@@ -394,7 +387,7 @@ mod tests {
         assert_eq!(names(Some("v")).len(), 1);
     }
 
-    /// A server with `peer` on its list.
+    /// A server with `peers`.
     fn sealing(policy: SealPolicy, peers: Vec<Peer>, targets: Vec<TargetConfig>) -> ServerConfig {
         let identity = Arc::new(seal::Identity::generate([7; 32]));
         let suites = seal::Suite::ALL.to_vec();
@@ -510,7 +503,7 @@ mod tests {
         let ask = |config: &ServerConfig, name: &str| {
             policy(config, &identity(SessionType::Normal, Some(name)), None).map_err(|refusal| refusal.status)
         };
-        // CHAP somewhere: it is asked for everywhere, and nothing is right where there is no account.
+        // If one target requires CHAP, every login gets CHAP; where there is no account, none is valid.
         let with_chap = config(vec![
             target(&known, vec![account("u")], &[]),
             target(&denies, Vec::new(), &["iqn.2000-01.a:you"]),
@@ -554,7 +547,7 @@ mod tests {
         }
     }
 
-    /// The LUNs of the row that decides; none: the whole target. `Err`: denied.
+    /// The LUNs of the row that decides; empty: the whole target. `Err`: denied.
     fn decided(config: &ServerConfig, peer: Option<&Peer>, user: Option<&str>) -> Result<Vec<u16>, ()> {
         let grant = grant(config, Some(&config.targets[0].iqn), Claims { initiator: ME, peer, user });
         grant.map(|grant| grant.row.and_then(|row| row.luns).unwrap_or_default()).map_err(|Denied| ())
@@ -576,10 +569,10 @@ mod tests {
             [Ok(vec![1]), Ok(vec![2])]
         );
         assert!(decided(&config, None, None).is_err() && decided(&config, None, Some("w")).is_err());
-        // An account without a row gets everything.
+        // An account without a row gets full access.
         config.targets[0].access.chap.push(account("w"));
         assert_eq!((offered(&config), decided(&config, None, Some("w"))), (vec!["u", "v", "w"], Ok(vec![])));
-        // A row that names the initiator comes first, wherever it stands, and asks for an account, too.
+        // A row that names the initiator precedes others, whatever its position, and requires an account as well.
         config.targets[0].access.initiators.push(row(Some(ME), None, &[3]));
         assert_eq!(decided(&config, None, Some("w")), Ok(vec![3]));
         assert_eq!(decided(&config, None, Some("u")), Ok(vec![1]), "not an account of the named row");

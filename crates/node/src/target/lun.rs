@@ -1,41 +1,47 @@
-//! A logical unit as the server's threads share it.
+//! A logical unit, shared by the server's threads.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use block::Capability;
-use scsi::{LogicalUnit, NexusId, UnitConfig};
+use block::{Capability, wait_ready};
+use io::Io;
+use scsi::{LogicalUnit, NexusId, Rights, UnitConfig};
 
 use super::config::{LunConfig, ServeError, TargetConfig};
 
-/// MAXIMUM TRANSFER LENGTH of our units, in bytes.
+/// MAXIMUM TRANSFER LENGTH of the units, in bytes.
 const TRANSFER_BYTES_MAX: u32 = 8 << 20;
-/// Portal group of every portal: one group, all portals equal.
+/// Portal group tag of every portal: all portals are equal and form one group.
 pub(super) const PORTAL_GROUP_TAG: u16 = 1;
 
 const _: () = assert!(TRANSFER_BYTES_MAX as usize <= area::Pool::AREA_BYTES_MAX);
 
-/// One logical unit of one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) wire: u64,
+    pub(super) lun: usize,
+    pub(super) rights: Rights,
+}
+
 #[derive(Debug)]
 pub(super) struct Lun {
     pub(super) config: LunConfig,
-    /// Where every thread keeps its way to it. The slot is free again when this unit is dropped.
+    /// Index of the unit in every thread's tables. The slot is free again when this unit is dropped.
     pub(super) slot: usize,
-    /// Its number as the wire carries it.
     pub(super) wire: u64,
     pub(super) block_size: u32,
     unit: Mutex<LogicalUnit>,
-    /// A panic has left its state, or requests to its storage, unknown.
+    /// Set after a panic: the state of the unit, or of requests to its storage, is unknown.
     failed: AtomicBool,
     writers: Mutex<Writers>,
-    /// Times that what it holds has changed, or may have.
+    /// Counts the changes, and possible changes, of its content.
     changes: AtomicU64,
-    /// Task management under way that ends the tasks of all.
+    /// Number of task management functions in progress that end the tasks of all sessions.
     clearings: AtomicU32,
 }
 
-/// Who has written, to warn of initiators that do not know of each other.
+/// The initiators that have written, to warn of initiators that are not coordinated.
 #[derive(Debug, Default)]
 struct Writers {
     by_nexus: HashMap<NexusId, String>,
@@ -103,8 +109,8 @@ impl Lun {
         })
     }
 
-    /// The device server. Held for one command's decision, never across I/O. If a panic came while it was held, the unit has
-    /// failed; what is under way ends with the state that is left, which no new command sees.
+    /// The device server. Locked for the decision on one command, never across I/O. If a panic occurred while it was
+    /// locked, the unit has failed; commands in flight end with the remaining state, which no new command uses.
     pub(super) fn unit(&self) -> MutexGuard<'_, LogicalUnit> {
         self.unit.lock().unwrap_or_else(|poisoned| {
             self.fail();
@@ -112,14 +118,13 @@ impl Lun {
         })
     }
 
-    /// The device server for a new command; `None` if the unit has failed. It answers [`scsi::Sense::INTERNAL`] then, until
-    /// the server opens it again.
+    /// The device server for a new command; `None`: failed, [`scsi::Sense::INTERNAL`] until a restart.
     pub(super) fn working_unit(&self) -> Option<MutexGuard<'_, LogicalUnit>> {
         let unit = self.unit();
         (!self.failed.load(Ordering::Relaxed)).then_some(unit)
     }
 
-    /// A panic has left the unit's state, or requests to its storage, unknown.
+    /// A panic has left the state of the unit, or of requests to its storage, unknown.
     pub(super) fn fail(&self) {
         if !self.failed.swap(true, Ordering::Relaxed) {
             tracing::error!(
@@ -130,46 +135,45 @@ impl Lun {
         }
     }
 
-    /// Fails the unit if a panic came while its device server was held.
     pub(super) fn fail_if_poisoned(&self) {
         if self.unit.is_poisoned() {
             self.fail();
         }
     }
 
-    /// Who has written. A list of names for a warning: whatever a panic left of it serves.
+    /// The list is used only for a warning, so its state after a panic is good enough.
     fn writers(&self) -> MutexGuard<'_, Writers> {
         self.writers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it holds has changed, or may have, or it was reset; said before anyone is told. What was read before this and not
-    /// given away is out of date.
+    /// The content has changed, may have changed, or the unit was reset; called before any response. Data read before
+    /// this call and not sent is stale.
     pub(super) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// The changes so far; the same number later: what was read in between is what is there.
+    /// The number of changes. If it is equal at a later time, data read in between is current.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The tasks of all are to end. From here to [`Self::cleared`] a command is answered BUSY: begun now, it would neither be
-    /// among those that end nor behind the unit attention that tells of their end, and its initiator would take it for one of them.
+    /// The tasks of all sessions are to end. Until [`Self::cleared`] new commands end with BUSY: a command started now
+    /// would neither be aborted nor follow the unit attention that reports the abort, and its initiator would consider
+    /// it aborted.
     pub(super) fn clear(&self) {
         self.clearings.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// They have ended, and unit attentions say so.
+    /// The tasks have ended, and unit attentions report that.
     pub(super) fn cleared(&self) {
         self.clearings.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether tasks are being ended.
     pub(super) fn is_clearing(&self) -> bool {
         self.clearings.load(Ordering::SeqCst) > 0
     }
 
-    /// Notes that `initiator` writes, and warns once if another does too without having said `shared`.
+    /// Records that `initiator` writes; warns once if another one also does and the unit is not configured as `shared`.
     pub(super) fn note_writer(&self, nexus: NexusId, initiator: &str) {
         let mut writers = self.writers();
         if writers.by_nexus.contains_key(&nexus) {
@@ -185,14 +189,22 @@ impl Lun {
                 initiator,
                 also = others.join(", "),
                 "two initiators write to one LUN without reservations: ordinary file systems will be \
-                 destroyed; say 'shared' if they know of each other"
+                 destroyed; say 'shared' if they coordinate their writes"
             );
         }
     }
 
-    /// A nexus is gone.
     pub(super) fn detach(&self, nexus: NexusId) {
         self.unit().detach(nexus);
         self.writers().by_nexus.remove(&nexus);
     }
+}
+
+/// Opens the storage briefly to determine its capability.
+pub(super) fn capability_of(io: &mut Io, medium: &dyn block::Medium) -> Result<Capability, block::OpenError> {
+    let mut endpoint = medium.attach(io)?;
+    wait_ready(io, &mut [&mut *endpoint])?;
+    let capability = endpoint.capability().clone();
+    block::close_all(io, &mut [&mut *endpoint]);
+    Ok(capability)
 }

@@ -1,38 +1,38 @@
-//! Task management beyond one session: who must end what before the answer (RFC 7143 §11.5, SAM-5 7).
+//! Task management beyond one session: which tasks must end before the response (RFC 7143 §11.5, SAM-5 7).
 //!
-//! [`reach`] is the table of what each function ends, and [`judge`] decides by it whether the session may have it carried out:
-//! who ends what others do must be allowed to write there, and who does not see a unit does not reach it. What is refused ends
-//! nothing. What is carried out the machine marks in its own session, and itself holds the response until those tasks have ended. What concerns other sessions goes to every thread as one [`AbortGroup`]; each task that is still with an
-//! endpoint holds it, and when the last lets go the request is answered.
+//! [`reach`] is the table of what each function ends, and [`judge`] decides by it whether the session may use the
+//! function: ending the tasks of other sessions requires write access to the unit, and a unit that is not visible
+//! cannot be addressed. A refused function ends nothing. For a permitted function the machine marks the tasks of its
+//! own session, and holds the response until they have ended. For other sessions one [`AbortGroup`] is mailed to every
+//! thread; each task with a request at an endpoint holds a reference, and dropping the last one answers the request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use iscsi::target::ManagementId;
+use iscsi::target::{self as machine, ManagementId};
 use iscsi::wire::{TmFunction, TmResult};
 use scsi::Rights;
 
-use super::connection::{Connection, Context, Seen};
-use super::lun::Lun;
-use super::mail::{AbortGroup, Aborts, Mail, Scope};
-use super::server::Shared;
+use super::context::TaskContext;
+use super::lun::{Lun, Seen};
+use super::mail::{AbortGroup, Aborts, ConnectionId, Mail, Scope};
+use super::shared::Shared;
+use super::tasks::Tasks;
 
-/// What a function ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// One task of the session that asks, which the machine has found.
+    /// One task of the requesting session, which the machine has found.
     Task,
-    /// The tasks of that session at one unit.
+    /// The tasks of the requesting session at one unit.
     Tasks,
-    /// The tasks of all at one unit, or the unit's state with them.
+    /// The tasks of all sessions at one unit, possibly with the state of the unit.
     Unit,
-    /// The same at every unit of the target; TARGET COLD RESET ends its sessions too.
+    /// As `Unit`, for every unit of the target; TARGET COLD RESET also ends its sessions.
     Target,
-    /// Nothing: the target does not do it.
+    /// None: the function is not supported.
     Nothing(TmResult),
 }
 
-/// The table.
 const fn reach(function: TmFunction) -> Reach {
     match function {
         TmFunction::AbortTask => Reach::Task,
@@ -44,8 +44,8 @@ const fn reach(function: TmFunction) -> Reach {
     }
 }
 
-/// Whether a session may have a function carried out, and what that covers beyond the session. `seen` is the unit that the
-/// request names, if the session sees it; `all` the session's target, if it may write every unit of that.
+/// Whether a session may use a function, and what that covers beyond the session. `seen`: the unit that the request
+/// names, if visible to the session; `all`: the session's target, if the session may write to every unit of it.
 fn judge(
     function: TmFunction,
     seen: Option<Seen>,
@@ -64,23 +64,28 @@ fn judge(
     }
 }
 
-impl Connection {
-    pub(super) fn on_management(
+/// A session's task management requests that wait for other threads; [`Aborts`] names one by its index.
+#[derive(Default)]
+pub(super) struct Management {
+    requests: Vec<Option<ManagementId>>,
+}
+
+impl Management {
+    pub(super) fn on_request(
         &mut self,
-        context: &mut Context<'_>,
-        id: ManagementId,
-        function: TmFunction,
-        lun: u64,
+        context: &mut TaskContext<'_, '_>,
+        tasks: &mut Tasks,
+        origin: ConnectionId,
+        (id, function, lun): (ManagementId, TmFunction, u64),
     ) {
-        let Some(session) = self.session.as_ref() else { unreachable!("management comes after the login") };
-        let seen = session.seen(lun);
-        let state = context.shared.state();
+        let session = context.session;
+        let state = context.thread.shared.state();
         let all = || {
             let target = session.target?;
             let mut units = state.luns[target].iter();
             units.all(|unit| session.rights(unit.slot) == Some(Rights::ReadWrite)).then_some(target)
         };
-        let scope = match judge(function, seen, all) {
+        let scope = match judge(function, session.seen(lun), all) {
             Ok(scope) => scope,
             Err(result) => {
                 tracing::info!(
@@ -90,91 +95,47 @@ impl Connection {
                     ?result,
                     "task management refused"
                 );
-                return self.machine.complete_management(id, result);
+                return context.machine.complete_management(id, result);
             }
         };
         tracing::info!(initiator = session.initiator, ?function, lun, "task management");
-        let nexus = session.nexus;
-        self.machine.carry_out(id);
-        self.stop_marked();
-        if mutant::is_on(mutant::Mutant::AbortEarly) {
-            self.pretend_copies_ended(context);
-        }
+        context.machine.carry_out(id);
+        tasks.stop_marked(context.machine);
         let Some(scope) = scope else {
-            return self.machine.complete_management(id, TmResult::Complete);
+            return context.machine.complete_management(id, TmResult::Complete);
         };
         let key = self.requests.iter().position(Option::is_none).unwrap_or_else(|| {
             self.requests.push(None);
             self.requests.len() - 1
         });
         self.requests[key] = Some(id);
-        let origin = self.id();
+        let (shared, nexus) = (context.thread.shared, session.nexus);
         let luns: Arc<[Arc<Lun>]> = match scope {
-            Scope::Lun(lun) => [Arc::clone(&context.luns[lun])].into(),
+            Scope::Lun(lun) => [Arc::clone(&context.thread.luns[lun])].into(),
             Scope::Target(target) => state.luns[target].as_slice().into(),
         };
         let group = Arc::new(AbortGroup {
             aborts: Aborts { function, scope, luns: Arc::clone(&luns), nexus, origin, request: key as u32 },
             found: AtomicBool::new(false),
-            mailbox: Arc::clone(&context.shared.mailboxes[origin.worker]),
+            mailbox: Arc::clone(&shared.mailboxes[origin.worker]),
         });
-        // Before the mail: what a thread begins until it reads that is ended by it, and later nothing is begun.
+        // Before the mail: a command that a thread starts before it reads the mail is ended by it, and later no command
+        // starts.
         luns.iter().for_each(|lun| lun.clear());
-        for mailbox in &context.shared.mailboxes {
+        for mailbox in &shared.mailboxes {
             mailbox.send(Mail::Abort { group: Arc::clone(&group) });
         }
     }
 
-    /// Tasks of this session that the machine has marked need not go further.
-    fn stop_marked(&mut self) {
-        for id in self.machine.tasks().collect::<Vec<_>>() {
-            if self.machine.is_aborted(id)
-                && let Some(Some(task)) = self.tasks.get_mut(id.index())
-                && let Some(job) = &mut task.job
-            {
-                job.abort();
-            }
-        }
-    }
-
-    /// Ends the tasks here that `group` covers; those with an endpoint when they come back.
-    pub(super) fn abort_for(&mut self, group: &Arc<AbortGroup>) {
-        let Some(session) = &self.session else { return };
-        if self.id() == group.aborts.origin {
-            return;
-        }
-        for id in self.machine.tasks().collect::<Vec<_>>() {
-            let Some(Some(task)) = self.tasks.get_mut(id.index()) else { continue };
-            let covered = match group.aborts.scope {
-                Scope::Lun(lun) => task.lun == lun,
-                Scope::Target(target) => session.target == Some(target),
-            };
-            // What is done is answered: nothing of it is left to abort, and its initiator would wait in vain.
-            if !covered || task.answered {
-                continue;
-            }
-            group.found.store(true, Ordering::Relaxed);
-            match &mut task.job {
-                Some(job) if job.is_outstanding() => {
-                    job.abort();
-                    // Several requests may wait for one task.
-                    task.groups.push(Arc::clone(group));
-                }
-                _ => self.machine.abort(id),
-            }
-        }
-    }
-
-    /// Nothing that a request of ours covered is left anywhere.
-    pub(super) fn on_aborted(&mut self, request: u32) {
+    pub(super) fn on_aborted(&mut self, machine: &mut machine::Connection, request: u32) {
         if let Some(id) = self.requests.get_mut(request as usize).and_then(Option::take) {
-            self.machine.complete_management(id, TmResult::Complete);
+            machine.complete_management(id, TmResult::Complete);
         }
     }
 }
 
-/// What a function does once its tasks have ended, whether or not the one who asked is still there: those whose tasks
-/// vanished must hear why.
+/// Applies the effects of a function once its tasks have ended, whether or not the requesting session still lives: unit
+/// attentions must report the abort to the other initiators.
 pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
     for lun in &*aborts.luns {
         lun.note_change();
@@ -204,8 +165,8 @@ mod tests {
     const LUN: usize = 3;
     const TARGET: usize = 5;
 
-    /// Every function for every standing: the unit may be written, only be read, or is masked; the others of the target may be
-    /// written throughout in the first case alone.
+    /// Every function for every kind of access: the unit is writable, read-only or masked; the other units of the
+    /// target are all writable in the first case only.
     #[test]
     fn every_function_for_every_standing() {
         use TmFunction as F;
@@ -214,7 +175,7 @@ mod tests {
         let (own, unit, target) = (Ok(None), Ok(Some(Scope::Lun(LUN))), Ok(Some(Scope::Target(TARGET))));
         let (denied, no_unit) = (Err(AuthorizationFailed), Err(LunDoesNotExist));
         let (none, never) = (Err(NotSupported), Err(ReassignmentNotSupported));
-        // Function; read-write, read-only, masked.
+        // Function; expectation for read-write, read-only, masked.
         let rows: [(F, [Expected; 3]); 12] = [
             (F::AbortTask, [own, own, own]),
             (F::AbortTaskSet, [own, own, no_unit]),

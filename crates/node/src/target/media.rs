@@ -1,53 +1,35 @@
-//! The storage side of one command: a [`scsi::Media`] as requests to an endpoint.
+//! The storage work of one command: a [`scsi::Media`] as requests to an endpoint.
 //!
-//! READ and WRITE are one request. The rest are short programs of stages, each begun when the one before has
-//! ended; nothing here waits.
+//! READ and WRITE are a single request. Other commands are short programs of stages, each started when the previous one
+//! has ended. No call here blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use area::{Pool, Span};
 use block::{Capability, IoError, IoErrorKind, Kind};
-use mutant::Mutant;
 use scsi::{Compare, Media, MediaError, MediaOp};
 
-/// Blocks of WRITE SAME and VERIFY that move at once.
-const PIECE_BYTES: usize = 256 << 10;
+/// Bytes that WRITE SAME and VERIFY process at a time.
+const CHUNK_BYTES: usize = 256 << 10;
 
-/// What the driver does next with a job.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// Submit one request.
     One(Kind),
-    /// Submit these.
     Many(Vec<Kind>),
-    /// Wait for what is outstanding.
     Wait,
-    /// Tell the device server.
+    /// The work has ended; pass the result to the device server.
     Done(Result<(), MediaError>),
 }
 
+/// `Requests`: concurrent parts of a transfer that exceeds the endpoint's maximum. `Fill`: write the same blocks
+/// repeatedly. `Check`: read, and compare with the expected data.
 #[derive(Debug)]
 enum Stage {
     Request(Kind),
-    /// Several at once: pieces of a transfer that is longer than the endpoint takes.
     Requests(Vec<Kind>),
-    /// The same blocks again and again.
-    Fill {
-        offset: u64,
-        length: u64,
-        pattern: Span,
-        durable: bool,
-    },
-    /// Read back, and compare with what it should be.
-    Check {
-        offset: u64,
-        length: u64,
-        position: u64,
-        buffer: Span,
-        reading: usize,
-        expected: Expected,
-    },
+    Fill { offset: u64, length: u64, pattern: Span, durable: bool },
+    Check { offset: u64, length: u64, position: u64, buffer: Span, reading: usize, expected: Expected },
 }
 
 #[derive(Debug)]
@@ -58,20 +40,21 @@ enum Expected {
     Block(Span),
 }
 
-/// A command's storage work in progress.
+/// A command's storage work in progress. The driver calls `next`, submits the requests that it returns, calls
+/// `completed` for each, and then `next` again, until `Next::Done`.
 #[derive(Debug)]
-pub(super) struct Job {
-    /// Last first.
+pub(super) struct StorageWork {
+    /// Remaining stages, last first.
     stages: Vec<Stage>,
     outstanding: u32,
     error: Option<MediaError>,
-    /// For work on another thread: tells it to stop.
+    /// For work on another thread: set to stop it.
     stop: Option<Arc<AtomicBool>>,
 }
 
-impl Job {
-    /// Plans `media`. `data` is the command's buffer: data-out, or the destination of a READ. `Err` when the
-    /// pool has no memory for it now.
+impl StorageWork {
+    /// Plans `media`. `data` is the command's buffer: data-out, or the destination of a READ. `Err`: the pool has no
+    /// memory now.
     pub(super) fn plan(
         media: &Media,
         data: Option<&Span>,
@@ -95,14 +78,13 @@ impl Job {
                     stages.push(Stage::Request(Kind::Flush));
                 }
                 let into = data.expect("a READ has a buffer");
-                stages.extend(transfer(into, capability, |start, piece| Kind::Read {
+                stages.extend(transfer(into, capability, |start, chunk| Kind::Read {
                     offset: offset + start,
-                    into: piece,
+                    into: chunk,
                 }));
             }
             MediaOp::Write { durable } => {
-                let durable = *durable && !mutant::is_on(Mutant::IgnoreFua);
-                stages.extend(write(offset, data, block_size, durable, capability));
+                stages.extend(write(offset, data, block_size, *durable, capability));
             }
             MediaOp::WriteVerify { compare } => {
                 stages.extend(write(offset, data, block_size, true, capability));
@@ -120,7 +102,6 @@ impl Job {
                 };
                 stages.push(check(offset, length, expected, pool)?);
             }
-            MediaOp::Flush if mutant::is_on_every(Mutant::DropFlush, 3) => {}
             MediaOp::Flush => stages.push(Stage::Request(Kind::Flush)),
             MediaOp::LbaStatus { .. } => {}
             MediaOp::Unmap { ranges, durable } => {
@@ -131,11 +112,11 @@ impl Job {
             MediaOp::WriteSame { unmap, zero: no_data, durable } => {
                 let block = data.map(Span::as_slice).unwrap_or_default();
                 if *no_data || block.iter().all(|byte| *byte == 0) {
-                    // Not a discard: another target may leave blocks as they are when told to unmap.
+                    // Not a discard: the storage, such as another target, may keep the content of discarded blocks.
                     stages.push(Stage::Request(Kind::WriteZeroes { offset, length, may_unmap: *unmap }));
                     stages.extend(durable.then_some(Stage::Request(Kind::Flush)));
                 } else {
-                    let pattern = pool.take(PIECE_BYTES.min(length as usize)).ok_or(())?;
+                    let pattern = pool.take(CHUNK_BYTES.min(length as usize)).ok_or(())?;
                     for start in (0..pattern.len()).step_by(block.len()) {
                         pattern.fill(start, block);
                     }
@@ -147,17 +128,15 @@ impl Job {
         Ok(Self { stages, outstanding: 0, error: None, stop: None })
     }
 
-    /// Work that is done elsewhere, and is told by `stop` when it is aborted: one request that never comes back here.
+    /// Work of another thread, which `stop` aborts: counted as one request that is never submitted here.
     pub(super) fn elsewhere(stop: Arc<AtomicBool>) -> Self {
         Self { stages: Vec::new(), outstanding: 1, error: None, stop: Some(stop) }
     }
 
-    /// Whether requests are with the endpoint.
     pub(super) fn is_outstanding(&self) -> bool {
         self.outstanding > 0
     }
 
-    /// A request has ended.
     pub(super) fn completed(&mut self, result: Result<(), IoError>) {
         self.outstanding -= 1;
         if let Err(error) = result {
@@ -165,7 +144,7 @@ impl Job {
         }
     }
 
-    /// Nothing more is to be started; what is outstanding still has to end.
+    /// Starts no further request; outstanding requests still have to end.
     pub(super) fn abort(&mut self) {
         self.error.get_or_insert(MediaError::Aborted);
         if let Some(stop) = &self.stop {
@@ -173,7 +152,6 @@ impl Job {
         }
     }
 
-    /// What to do now.
     pub(super) fn next(&mut self) -> Next {
         if self.outstanding > 0 {
             return Next::Wait;
@@ -246,16 +224,17 @@ impl Expected {
 }
 
 fn check(offset: u64, length: u64, expected: Expected, pool: &Pool) -> Result<Stage, ()> {
-    // Data-out that is shorter than the range is a residual: what did not come is not compared.
+    // Data-out shorter than the range leaves a residual: blocks without data-out are not compared.
     let length = match &expected {
         Expected::Bytes(bytes) => length.min(bytes.len() as u64),
         _ => length,
     };
-    let buffer = pool.take(PIECE_BYTES.min(length as usize)).ok_or(())?;
+    let buffer = pool.take(CHUNK_BYTES.min(length as usize)).ok_or(())?;
     Ok(Stage::Check { offset, length, position: 0, buffer, reading: 0, expected })
 }
 
-/// A write of the blocks for which data came, whole ones ([`Media::accepts_data_out`]); the rest is the initiator's residual.
+/// Writes the blocks for which data-out arrived, whole blocks only ([`Media::accepts_data_out`]); the rest is the
+/// initiator's residual.
 fn write(
     offset: u64,
     data: Option<&Span>,
@@ -265,10 +244,10 @@ fn write(
 ) -> Option<Stage> {
     let from = data?;
     assert!(from.len().is_multiple_of(block_size as usize), "half a block was collected");
-    transfer(from, capability, |start, piece| Kind::Write { offset: offset + start, from: piece, durable })
+    transfer(from, capability, |start, chunk| Kind::Write { offset: offset + start, from: chunk, durable })
 }
 
-/// One request, or as many as the endpoint's longest transfer makes of it; none for nothing.
+/// One request, or several if the span exceeds the endpoint's maximum transfer; `None` if the span is empty.
 fn transfer(span: &Span, capability: &Capability, request: impl Fn(u64, Span) -> Kind) -> Option<Stage> {
     let max = capability.max_transfer_bytes as usize;
     if span.is_empty() {
@@ -276,8 +255,8 @@ fn transfer(span: &Span, capability: &Capability, request: impl Fn(u64, Span) ->
     } else if span.len() <= max {
         Some(Stage::Request(request(0, span.clone())))
     } else {
-        let piece = |start: usize| request(start as u64, span.slice(start, max.min(span.len() - start)));
-        Some(Stage::Requests((0..span.len()).step_by(max).map(piece).collect()))
+        let chunk = |start: usize| request(start as u64, span.slice(start, max.min(span.len() - start)));
+        Some(Stage::Requests((0..span.len()).step_by(max).map(chunk).collect()))
     }
 }
 
@@ -330,8 +309,8 @@ mod tests {
         })
     }
 
-    /// Every CDB of 16 bytes whose opcode writes, verifies or zeroes, with data-out of any length from nothing to
-    /// more than enough: the job ends, touches nothing outside its range, and returns all memory.
+    /// Every 16-byte CDB whose opcode writes, verifies or zeroes, with data-out from no bytes to more than required:
+    /// the work ends, changes nothing outside its range, and returns all memory.
     #[test]
     fn any_command_with_any_length_of_data_ends() {
         let mut io = Io::new(PoolLimits::default()).unwrap();
@@ -361,28 +340,29 @@ mod tests {
                     if !media.accepts_data_out(offered as u64, 512) {
                         continue;
                     }
-                    let wanted = (media.data_out_bytes(512) as usize).min(offered);
+                    let bytes = (media.data_out_bytes(512) as usize).min(offered);
                     let buffer = match media.data_in_bytes(512) {
-                        0 if wanted == 0 => None,
-                        0 => io.pool().take(wanted),
+                        0 if bytes == 0 => None,
+                        0 => io.pool().take(bytes),
                         bytes => io.pool().take(bytes as usize),
                     };
                     if let Some(buffer) = &buffer {
                         buffer.fill(0, &vec![0xA5; buffer.len()]);
                     }
-                    let mut job = Job::plan(&media, buffer.as_ref(), 512, capability, io.pool()).unwrap();
-                    run(&mut io, &mut *endpoint, &mut job, &media);
+                    let mut work =
+                        StorageWork::plan(&media, buffer.as_ref(), 512, capability, io.pool()).unwrap();
+                    run(&mut io, &mut *endpoint, &mut work, &media);
                 }
             }
         }
         drop(endpoint);
-        assert_eq!(io.pool().lent(), 0);
+        assert_eq!(io.pool().borrowed(), 0);
     }
 
-    fn run(io: &mut Io, endpoint: &mut dyn Endpoint, job: &mut Job, media: &Media) {
+    fn run(io: &mut Io, endpoint: &mut dyn Endpoint, work: &mut StorageWork, media: &Media) {
         let range = media.lba * 512..(media.lba + media.blocks) * 512;
         loop {
-            let kinds = match job.next() {
+            let kinds = match work.next() {
                 Next::One(kind) => vec![kind],
                 Next::Many(kinds) => kinds,
                 Next::Wait => panic!("nothing is outstanding"),
@@ -394,7 +374,7 @@ mod tests {
                 }
                 let mut done: Vec<Completion> = Vec::new();
                 endpoint.submit(io, Request { id: 0, kind }, &mut done);
-                job.completed(done.pop().unwrap().result);
+                work.completed(done.pop().unwrap().result);
             }
         }
     }

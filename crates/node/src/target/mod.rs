@@ -1,15 +1,28 @@
 //! The target daemon: portals, sessions, logical units.
 //!
-//! One loop thread per core. A connection lives on one thread; a logical unit is attached on each. What threads
-//! share is small and locked briefly: a unit's SCSI state, the list of sessions. They talk by mail.
+//! One loop thread per core. A connection lives on one thread; a logical unit is attached on each. Shared between
+//! threads are small structures, locked briefly: a unit's SCSI state, the list of sessions. Threads communicate by
+//! mail.
+//!
+//! A module imports only modules of earlier lines:
+//!
+//! ```text
+//! configuration   config allowance local_user media slots sync portals
+//! units           lun, then login units
+//! a session       handshake session state
+//! between threads mail refusals, then copier sessions, then shared, then reload
+//! a connection    context, then admission ahead copying, then tasks, then management, then connection
+//! the whole       worker, then server
+//! ```
 
+mod admission;
 mod ahead;
 mod allowance;
 mod config;
 mod connection;
+mod context;
 mod copier;
 mod copying;
-mod defects;
 mod handshake;
 mod local_user;
 mod login;
@@ -17,18 +30,26 @@ mod lun;
 mod mail;
 mod management;
 mod media;
+mod portals;
 mod refusals;
 mod reload;
 mod server;
+mod session;
 mod sessions;
+mod shared;
 mod slots;
+mod state;
 mod sync;
+mod tasks;
+#[cfg(test)]
+pub(crate) mod tests;
+mod units;
 mod worker;
 
 pub use config::{
-    Access, AclEntry, ChapAccount, Held, LocalUsers, LunConfig, Peer, Sealing, ServeError, ServerConfig,
-    TargetConfig,
+    Access, AclEntry, ChapAccount, Confine, Held, LocalUsers, LunConfig, Peer, Sealing, ServeError,
+    ServerConfig, TargetConfig,
 };
 pub use reload::{Reloaded, Reloader};
-pub use server::{Confine, Server, ServerHandle};
+pub use server::{Server, ServerHandle};
 pub use sessions::SessionStatus;

@@ -1,38 +1,67 @@
-//! What is logged of connections that come to no session. Any host can make them, thousands a second, so the log is bounded: of
-//! each second the first [`REASONS_MAX`] reasons that differ are logged in full, the others as a number when it is over.
+//! The bounded log of connections without a session. Any host can cause thousands per second, so that in each second
+//! the first [`REASONS_MAX`] distinct reasons are logged in full, and the others as a count at its end.
 
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::handshake::ENQUIRY;
+
 const SECOND: Duration = Duration::from_secs(1);
-/// Lines of a second.
 const REASONS_MAX: usize = 4;
 
-/// The refusals of a whole server.
 #[derive(Debug, Default)]
-pub(super) struct Refusals {
+pub(super) struct RefusalLog(Mutex<Refusals>);
+
+impl RefusalLog {
+    /// Logs a connection that got no session. If it is logged in full, returns when to call [`Self::log_summary`].
+    pub(super) fn log(&self, now: Duration, peer: SocketAddr, reason: &str) -> Option<Duration> {
+        let summary_at = self.refusals().add(now, reason)?;
+        match reason {
+            ENQUIRY => tracing::info!(%peer, "sent this server's public key"),
+            _ => tracing::warn!(%peer, reason, "no session"),
+        }
+        Some(summary_at)
+    }
+
+    pub(super) fn log_summary(&self) {
+        let more = self.refusals().summary();
+        if more > 0 {
+            tracing::warn!(more, "connections came to no session within a second");
+        }
+    }
+
+    /// Counters, usable in any state a panic leaves: poisoning is ignored.
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Refusals {
     until: Duration,
     logged: Vec<String>,
-    unsaid: u64,
+    unlogged: u64,
 }
 
 impl Refusals {
-    /// Another one, at `now`. If it is to be logged in full: when to call [`Refusals::summary`].
-    pub(super) fn add(&mut self, now: Duration, reason: &str) -> Option<Duration> {
+    /// Adds a refusal at `now`. If it is to be logged in full, returns when to call [`Refusals::summary`].
+    fn add(&mut self, now: Duration, reason: &str) -> Option<Duration> {
         if now >= self.until {
             self.until = now + SECOND;
             self.logged.clear();
         }
         if self.logged.len() == REASONS_MAX || self.logged.iter().any(|logged| logged == reason) {
-            self.unsaid += 1;
+            self.unlogged += 1;
             return None;
         }
         self.logged.push(reason.to_owned());
         Some(self.until)
     }
 
-    /// How many have not been logged.
-    pub(super) fn summary(&mut self) -> u64 {
-        std::mem::take(&mut self.unsaid)
+    /// The number not logged; resets it.
+    fn summary(&mut self) -> u64 {
+        std::mem::take(&mut self.unlogged)
     }
 }
 

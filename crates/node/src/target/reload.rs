@@ -1,8 +1,9 @@
 //! Changing the configuration of a running server.
 //!
-//! A reload has three steps, and only the last changes anything: the new configuration is checked and new units are opened here;
-//! every thread attaches the new units; then the state is replaced and every thread revises its sessions. An error in the first two
-//! leaves the old state whole. Logins and sessions see either the old state or the new one, never a mixture.
+//! A reload has three steps, of which only the last changes the server: the new configuration is checked and new units
+//! are opened here; every thread attaches the new units; then the state is replaced and every thread revises its
+//! sessions. An error in the first two steps leaves the old state unchanged. Logins and sessions see either the old
+//! state or the new one, never a mixture.
 
 use std::fmt;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -13,38 +14,36 @@ use area::PoolLimits;
 use block::OpenError;
 use io::Io;
 
-use super::config::{AclEntry, ChapAccount, Peer, ServeError, ServerConfig};
-use super::lun::Lun;
+use super::config::{AclEntry, ChapAccount, Peer, ServeError, ServerConfig, check};
+use super::lun::{Lun, capability_of};
 use super::mail::{Change, Mail};
-use super::server::{Shared, State, capability_of, check};
+use super::shared::Shared;
+use super::state::State;
 
-/// How long every thread together may take to open new units.
+/// Time for all threads to attach the new units.
 const ATTACH_MAX: Duration = Duration::from_secs(60);
-/// How long a thread may take to revise its sessions: it only sends and closes.
+/// Time for a thread to revise its sessions, during which it only sends and closes.
 const REVISE_MAX: Duration = Duration::from_secs(10);
-/// How long a reload waits for removed units to be closed everywhere. One whose storage does not answer goes later.
+/// How long a reload waits until removed units are closed on all threads; slower ones leave later.
 const GONE_MAX: Duration = Duration::from_secs(5);
 
-/// Reloads a server's configuration, from the thread that made it.
+/// Reloads a server's configuration; used by the thread that created it, with a loop of its own.
 pub struct Reloader {
     shared: Arc<Shared>,
     io: Io,
 }
 
-/// What a reload has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reloaded {
-    /// Counts of what was added, changed and removed: peers, rows and accounts of access lists, LUNs (changed: resized).
     pub peers: [usize; 3],
-    /// Rows and accounts of access lists; one that changed counts as removed and added.
+    /// Rows and accounts of access lists added, changed and removed; a changed one counts as removed and added.
     pub rows: [usize; 3],
-    /// LUNs; one that changed was resized.
+    /// LUNs added, changed and removed; changed means resized.
     pub luns: [usize; 3],
-    /// Names of other settings that differ.
     pub settings: Vec<&'static str>,
-    /// Sessions that ended because what they rested on has changed.
+    /// Sessions that ended because their rights changed.
     pub sessions_ended: usize,
-    /// Removed LUNs that still have commands in flight.
+    /// Removed LUNs still have commands in flight.
     pub luns_busy: bool,
 }
 
@@ -76,12 +75,11 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Units of a new state, and how they come about.
 struct Units {
     luns: Vec<Vec<Arc<Lun>>>,
     added: Vec<Arc<Lun>>,
     removed: Vec<Arc<Lun>>,
-    /// With the size of their storage in bytes.
+    /// With the new size of their storage in bytes.
     resized: Vec<(Arc<Lun>, u64)>,
 }
 
@@ -91,7 +89,7 @@ impl Reloader {
         Ok(Self { shared, io })
     }
 
-    /// Replaces the configuration. An error changes nothing. The descriptions of units that stay must have the same
+    /// Replaces the configuration. An error changes nothing. Units that stay must have the same
     /// [`super::LunConfig::medium`] as before.
     pub fn reload(&mut self, mut config: ServerConfig) -> Result<Reloaded, ServeError> {
         let shared = Arc::clone(&self.shared);
@@ -117,7 +115,8 @@ impl Reloader {
             resized: resized.iter().map(|(lun, size_bytes)| (lun.slot, *size_bytes)).collect(),
         };
         drop(removed);
-        // A unit that shrinks says so first, one that grows last: no command goes beyond what the storage has.
+        // A unit that shrinks is announced before the state changes, one that grows after it: no command exceeds the
+        // storage.
         let (shrunk, grown): (Vec<_>, Vec<_>) = resized
             .into_iter()
             .partition(|(lun, size_bytes)| blocks(lun, *size_bytes) < lun.unit().config().blocks);
@@ -131,7 +130,7 @@ impl Reloader {
         Ok(reloaded)
     }
 
-    /// The units of the new configuration: those that are the same, and new ones, opened once to learn what they are.
+    /// The units of the new configuration, unchanged and new; new ones are opened once for their capability.
     fn units(
         &mut self,
         old: &State,
@@ -171,7 +170,6 @@ impl Reloader {
         Ok(units)
     }
 
-    /// Every thread opens the new units.
     fn attach(&self, added: &[Arc<Lun>]) -> Result<(), ServeError> {
         let until = Instant::now() + ATTACH_MAX;
         for lun in added {
@@ -194,7 +192,7 @@ impl Reloader {
         Ok(())
     }
 
-    /// Every thread carries out a change. Returns how many sessions have ended, and whether removed units are still in use.
+    /// Applies a change on every thread. Returns the sessions ended, and whether removed units are in use.
     fn carry_out(&self, change: Change) -> (usize, bool) {
         let change = Arc::new(change);
         let ((answer, answers), (gone, all_gone)) = (mpsc::channel(), mpsc::channel());
@@ -224,7 +222,7 @@ fn blocks(lun: &Lun, size_bytes: u64) -> u64 {
     size_bytes / u64::from(lun.block_size)
 }
 
-/// Refuses what only a restart can do, keeps what a reload does not touch, and puts the targets in their old order.
+/// Refuses changes that require a restart, keeps fixed settings, sorts the targets in their old order.
 fn arrange(old: &ServerConfig, new: &mut ServerConfig) -> Result<(), ServeError> {
     let restart = |what: &str| Err(ServeError::Restart(what.to_owned()));
     if old.listen != new.listen {
@@ -253,7 +251,7 @@ fn arrange(old: &ServerConfig, new: &mut ServerConfig) -> Result<(), ServeError>
     Ok(())
 }
 
-/// How two configurations differ, but for LUNs.
+/// The differences of two configurations, except LUNs.
 fn differences(old: &ServerConfig, new: &ServerConfig) -> Reloaded {
     let peers = |config: &ServerConfig| -> Vec<Peer> {
         config.sealing.iter().flat_map(|sealing| sealing.peers.clone()).collect()
@@ -284,7 +282,6 @@ fn same_certificate(old: &ServerConfig, new: &ServerConfig) -> bool {
     old.tls.as_ref().zip(new.tls.as_ref()).is_none_or(|(one, other)| one.is_same(other))
 }
 
-/// How many of `all` have no equal among `others`.
 fn without<T>(all: &[T], others: &[T], equal: impl Fn(&T, &T) -> bool) -> usize {
     all.iter().filter(|one| !others.iter().any(|other| equal(one, other))).count()
 }

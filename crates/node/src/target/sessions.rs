@@ -1,28 +1,23 @@
-//! The sessions of the whole server. A session is one connection; two with one name replace each other.
+//! The sessions of the whole server. A session has one connection; a login with the same initiator port reinstates it.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use iscsi::wire::Isid;
-use mutant::Mutant;
 use scsi::NexusId;
 use seal::PublicKey;
 
 use super::mail::ConnectionId;
 
-/// What is known of a live session.
 #[derive(Clone, Debug)]
 pub struct SessionStatus {
-    /// Target Session Identifying Handle.
     pub tsih: u16,
-    /// InitiatorName.
     pub initiator: String,
-    /// Target name, `None` for a discovery session.
+    /// TargetName; `None`: a discovery session.
     pub target: Option<String>,
-    /// Where it comes from.
     pub peer: SocketAddr,
-    /// The key it has proven, if it is sealed.
+    /// The proven key, if the session is sealed.
     pub peer_key: Option<PublicKey>,
 }
 
@@ -36,51 +31,46 @@ struct Entry {
     waiters: Vec<ConnectionId>,
 }
 
-/// What a login asks for.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) initiator: String,
     pub(super) isid: Isid,
-    /// `None` for discovery.
+    /// `None`: discovery.
     pub(super) target: Option<String>,
     pub(super) peer: SocketAddr,
-    /// The key it has proven; `None` in the clear.
     pub(super) peer_key: Option<PublicKey>,
     pub(super) connection: ConnectionId,
-    /// LUNs that only one initiator may use.
+    /// Slots of visible LUNs that are exclusive.
     pub(super) exclusive: Vec<usize>,
 }
 
-/// What becomes of it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// A session with this handle, and this I_T nexus; `former` was the nexus of the same ports before.
+    /// A new session with this handle and I_T nexus; `former` was the last nexus of the same ports.
     Granted { tsih: u16, nexus: NexusId, former: Option<NexusId> },
-    /// RFC 7143 §6.3.5: the session it replaces must end first; a `Retry` will come.
+    /// RFC 7143 §6.3.5: the reinstated session must end first; then a `Retry` follows.
     Wait { old: ConnectionId },
-    /// It would replace a session of another key, or one that is sealed by one that is not, or the reverse.
+    /// The session to be reinstated has another key, or only one of the two is sealed.
     OtherKey,
     /// Another initiator has an exclusive LUN.
     Busy { holder: String },
-    /// No handle or no room left.
+    /// No handle is free, or too many sessions exist.
     Full,
 }
 
-/// Sessions at once, discovery included.
 const SESSIONS_MAX: usize = 4096;
-/// Ended sessions that are remembered. Who is forgotten hears, when it returns, that the power was off: its initiator
-/// then takes for lost what it has not flushed, which is safe.
+/// Bound of the ended sessions that are remembered. A port beyond it gets POWER ON when it returns: its initiator then
+/// assumes that writes without a flush are lost, which is safe.
 const FORMER_MAX: usize = 4096;
 
-/// All sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    /// After a panic within it its entries may contradict each other, so each later lock panics too: outside of the care of a
-    /// single connection, which ends the server.
+    /// After a panic while it was locked, its entries may be inconsistent, so every later lock panics too. That happens
+    /// outside of the panic handling of a single connection, and ends the server.
     inner: Mutex<Inner>,
 }
 
-/// An initiator port at a target that had a session.
+/// An initiator port and target that had a session.
 #[derive(Debug)]
 struct Former {
     initiator: String,
@@ -100,7 +90,6 @@ struct Inner {
 }
 
 impl Sessions {
-    /// Asks for a session.
     pub(super) fn claim(&self, claim: Claim) -> Admission {
         let mut inner = self.inner.lock().expect("no panic while locked");
         let same = inner.entries.iter_mut().find(|entry| {
@@ -114,9 +103,7 @@ impl Sessions {
         {
             return Admission::OtherKey;
         }
-        if let Some(old) = same
-            && !mutant::is_on(Mutant::ReinstateEarly)
-        {
+        if let Some(old) = same {
             old.waiters.push(claim.connection);
             return Admission::Wait { old: old.connection };
         }
@@ -153,7 +140,7 @@ impl Sessions {
         Admission::Granted { tsih, nexus, former }
     }
 
-    /// The session of `connection` has ended, its tasks included. Returns who waited for that.
+    /// The session of `connection` and all its tasks have ended. Returns the connections that waited for that.
     pub(super) fn release(&self, connection: ConnectionId) -> Vec<ConnectionId> {
         let mut inner = self.inner.lock().expect("no panic while locked");
         let Some(index) = inner.entries.iter().position(|entry| entry.connection == connection) else {
@@ -170,7 +157,6 @@ impl Sessions {
         waiters
     }
 
-    /// The session of `connection` sees these exclusive LUNs from now on.
     pub(super) fn set_exclusive(&self, connection: ConnectionId, luns: Vec<usize>) {
         let mut inner = self.inner.lock().expect("no panic while locked");
         if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.connection == connection) {
@@ -178,20 +164,17 @@ impl Sessions {
         }
     }
 
-    /// Whether a session with this handle lives.
     pub(super) fn exists(&self, tsih: u16) -> bool {
         let inner = self.inner.lock().expect("no panic while locked");
         inner.entries.iter().any(|entry| entry.status.tsih == tsih)
     }
 
-    /// Connections of normal sessions with a target.
     pub(super) fn of_target(&self, target: &str) -> Vec<ConnectionId> {
         let inner = self.inner.lock().expect("no panic while locked");
         let of = inner.entries.iter().filter(|entry| entry.status.target.as_deref() == Some(target));
         of.map(|entry| entry.connection).collect()
     }
 
-    /// All of them, for people.
     pub(super) fn status(&self) -> Vec<SessionStatus> {
         let inner = self.inner.lock().expect("no panic while locked");
         inner.entries.iter().map(|entry| entry.status.clone()).collect()

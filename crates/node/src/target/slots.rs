@@ -1,9 +1,9 @@
-//! What a thread keeps of each logical unit, by the unit's slot.
+//! A table of per-unit data of a thread, indexed by slot.
 
 use std::ops::{Index, IndexMut};
 
-/// A table by slot. A slot is free before its unit is attached and after it is detached; sessions and tasks name occupied slots
-/// only.
+/// A table indexed by slot. A slot is empty before its unit is attached and after it is detached; sessions and tasks
+/// refer to occupied slots only.
 #[derive(Debug)]
 pub(super) struct Slots<T>(Vec<Option<T>>);
 
@@ -30,15 +30,14 @@ impl<T> Slots<T> {
         self.0.get(slot).and_then(Option::as_ref)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().flatten()
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+        self.0.iter().enumerate().filter_map(|(slot, value)| Some((slot, value.as_ref()?)))
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
         self.0.iter_mut().enumerate().filter_map(|(slot, value)| Some((slot, value.as_mut()?)))
     }
 
-    /// Slots that are occupied.
     pub(super) fn count(&self) -> usize {
         self.iter().count()
     }

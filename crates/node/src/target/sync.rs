@@ -1,4 +1,5 @@
-//! What `mail.rs` is made of. `tests/loom.rs` compiles that file with loom's in their place, to see every interleaving.
+//! The synchronization types of `mail.rs`. `tests/loom.rs` compiles that file with loom's types instead, to explore
+//! every interleaving.
 
 pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard};

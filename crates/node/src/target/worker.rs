@@ -1,73 +1,60 @@
-//! One loop thread: its connections, its attachments to every logical unit, its mail.
+//! One loop thread: its connections, its endpoints for every logical unit, its mail.
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use area::PoolLimits;
-use block::{Completion, Endpoint, Kind, OpenError, Request, Router, State, wait_ready};
-use io::{Event, Handle, Io, Item, Owner, Token};
-use socket2::{SockRef, TcpKeepalive};
+use block::{Completion, OpenError, Router};
+use io::{Event, Io, Owner, Token};
 
 use super::config::ServeError;
-use super::connection::{Connection, Context};
-use super::handshake::ENQUIRY;
+use super::connection::Connection;
+use super::context::Context;
 use super::lun::Lun;
 use super::mail::{Change, ConnectionId, Mail};
 use super::management;
-use super::refusals::Refusals;
-use super::server::{Shared, least_loaded};
-use super::slots::Slots;
+use super::portals::{Portals, tune};
+use super::shared::{Shared, least_loaded};
+use super::tasks::Tasks;
+use super::units::Units;
 use crate::TlsIdentity;
-use crate::stream::{GENERATION_MASK, Operation, SEND_BYTES_MAX, Stream};
+use crate::stream::{GENERATION_MASK, Operation, SEND_BYTES_MAX, Socket, Stream};
 
-/// Connections of one thread, logged in or not.
+/// Bound of the connections of one thread, logged in or not.
 const CONNECTIONS_MAX: usize = 4096;
-/// Of those, the ones that have no session yet. Beyond it the oldest goes: a login takes milliseconds, and whoever only
-/// holds connections open must not keep others out.
+/// Bound of the connections of one thread without a session; beyond it the oldest is cut. A login takes milliseconds,
+/// and a peer that only holds connections open must not keep others out.
 const LOGINS_MAX: usize = 1024;
 /// The same for all threads together: 10 KiB of memory each.
 const SERVER_LOGINS_MAX: usize = 4096;
-/// Connections of a thread from which on memory is given back when most of them have ended.
+/// Number of connections from which memory is released after most of them have ended.
 const RELEASE_FROM: usize = 64;
-/// Payload of one turn, which the connections that have something to do in it share; and what each may send in any case.
+/// Payload bytes of one turn, shared by the connections that have something to send; and the least that each may send.
 const TURN_BYTES: usize = 4 << 20;
 const SEND_BYTES_MIN: usize = 64 << 10;
-/// How long a peer may leave data unacknowledged, or not read at all, until the kernel drops the connection.
-const UNREAD_MAX: Duration = Duration::from_secs(30);
-/// Probes of a silent connection: a peer that vanished without a word is noticed even where nothing is sent to it.
-const KEEPALIVE: TcpKeepalive =
-    TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
-/// Connections of one thread that a panic may end: with one more the server ends. A defect that comes back so often is not to be
-/// survived, and each has cost a slot.
+/// Bound of the connections of one thread that a panic may end; one more ends the server. A defect that recurs so often
+/// is not worth surviving, and each panic costs a slot.
 const PANICS_MAX: usize = 64;
-/// How long the last flush may take. It moves what lies in the page cache, so it is given its time.
+/// Time for the last flush, which may have to write the dirty pages of the page cache.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
-/// How long accepting rests when descriptors have run out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// How long the storage of a unit that is no longer served may take to close.
-const LEAVE_MAX: Duration = Duration::from_secs(3);
-
-/// Completions with this in the upper half belong to the worker, not to a connection.
+/// Upper half of the ids of the worker's own requests.
 const WORKER_REQUESTS: u64 = u32::MAX as u64;
-/// The same for units that are no longer served.
+/// Upper half of the ids of requests for leaving units.
 const LEAVING_REQUESTS: u64 = WORKER_REQUESTS - 1;
 
-/// Keys of the worker's own operations.
 const KEY_MAIL: u32 = 0;
 const KEY_DEADLINE: u32 = 1;
 const KEY_REFUSALS: u32 = 2;
 const KEY_LEAVING: u32 = 3;
 const KEY_ACCEPT: u32 = 4;
 
-/// Whose event it is.
 #[derive(Clone, Copy, Debug)]
 enum Route {
     Worker,
@@ -75,51 +62,26 @@ enum Route {
     Slot(usize),
 }
 
-/// A place for a connection; its owner number and the wire between events and it are used again and again.
+/// A slot for a connection; its owner number and the route of its events are reused.
 struct Slot {
     owner: Owner,
     generation: u32,
-    /// Taken out while it acts, so in a box: it is large.
+    /// Boxed, because it is large and is moved out while it runs.
     connection: Option<Box<Connection>>,
-    /// It is among the dirty ones.
     dirty: bool,
-    /// A timer that the last connection here has left behind, for the next one: they cannot be withdrawn, and must not
-    /// become more with every connection that comes and goes.
+    /// A timer left by the last connection of this slot, for the next one: timers cannot be cancelled, and must not
+    /// accumulate with every connection.
     timer: Option<Duration>,
 }
 
-/// Where an ending server is.
+/// Each time is the end of the phase: `Draining`, sessions may finish and log out; `Ending`, connections are cut and
+/// outstanding I/O completes; `Flushing`, the last flush is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Serving,
-    /// Until then, sessions may finish and log out.
     Draining(Duration),
-    /// Connections are cut; their I/O ends, or is given up then.
     Ending(Duration),
-    /// Everything written is being made durable, or is given up then.
-    Flushing {
-        outstanding: usize,
-        until: Duration,
-    },
-}
-
-/// A unit that is no longer served and still has its slot here.
-struct Leaving {
-    slot: usize,
-    step: Step,
-    /// Dropped when it has gone.
-    _gone: mpsc::Sender<()>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// Tasks in flight use it.
-    Used,
-    /// What was written is being made durable.
-    Flushing,
-    Flushed,
-    /// Its storage is being closed, until then at the latest.
-    Closing(Duration),
+    Flushing { outstanding: usize, until: Duration },
 }
 
 pub(super) struct Worker {
@@ -127,32 +89,26 @@ pub(super) struct Worker {
     io: Io,
     owner: Owner,
     shared: Arc<Shared>,
-    listeners: Vec<Handle>,
-    /// The units that are served here and the ways to their storage, by slot.
-    luns: Slots<Arc<Lun>>,
-    units: Slots<Box<dyn Endpoint>>,
-    /// Units that are being opened, and where to say how that ends.
-    opening: Vec<(usize, mpsc::Sender<Result<(), OpenError>>)>,
-    /// Units that are no longer served.
-    leaving: Vec<Leaving>,
+    portals: Portals,
+    units: Units,
     slots: Vec<Slot>,
     vacant: Vec<usize>,
-    /// The most connections since memory was given back last.
+    /// Highest number of connections since memory was last released.
     connections_peak: usize,
     router: Router<Route>,
     done: Vec<Completion>,
-    /// Slots to be pumped, each once, in the order in which something happened to them.
+    /// Slots to be pumped, each once, in the order of their events.
     dirty: VecDeque<usize>,
-    /// Slots whose connections may work ahead while nothing else is to be done, each once.
-    eager: VecDeque<usize>,
-    /// The most that were dirty at once in this turn: who has many commands waiting gets no more than who has few.
-    crowd: usize,
+    /// Slots whose connections may read and seal ahead in turns without events, each once.
+    prefetching: VecDeque<usize>,
+    /// Highest number of dirty slots at a time in this turn: they share the payload of the turn.
+    ready_max: usize,
     phase: Phase,
-    /// Connections that a panic ended; each has cost a slot.
+    /// Connections ended by a panic; each has cost a slot.
     panics: usize,
-    /// Whether a connection with a session has acted since the last wait.
+    /// Whether a connection with a session was active since the last wait.
     served_session: bool,
-    /// What did not end as it should have.
+    /// Descriptions of what did not end cleanly.
     unfinished: Vec<String>,
 }
 
@@ -167,39 +123,27 @@ impl Worker {
         let owner = io.owner();
         let mut router = Router::new();
         router.add(owner, Route::Worker);
-        let (mut luns, mut units) = (Slots::default(), Slots::default());
-        for lun in shared.state().luns.iter().flatten() {
-            let failed = |cause| ServeError::Lun { target: String::new(), lun: lun.config.lun, cause };
-            units.put(lun.slot, lun.config.medium.attach(&mut io).map_err(failed)?);
-            luns.put(lun.slot, Arc::clone(lun));
-        }
-        let mut opening: Vec<&mut dyn Endpoint> =
-            units.iter_mut().map(|(_, unit)| &mut **unit as _).collect();
-        wait_ready(&mut io, &mut opening).map_err(|cause| ServeError::Config(cause.to_string()))?;
-        for (unit, endpoint) in units.iter_mut() {
-            router.add_endpoint(&**endpoint, Route::Unit(unit));
+        let units = Units::open(&mut io, shared.state().luns.iter().flatten())?;
+        for (slot, endpoint) in units.endpoints.iter() {
+            router.add_endpoint(&**endpoint, Route::Unit(slot));
         }
         let waker = io.waker(Token { owner, key: KEY_MAIL }).map_err(ServeError::Loop)?;
         shared.mailboxes[index].connect(waker);
-        let listeners = listeners.into_iter().map(|listener| Rc::new(listener.socket)).collect();
         Ok(Self {
             index,
             io,
             owner,
             shared,
-            listeners,
-            luns,
+            portals: Portals::new(owner, KEY_ACCEPT, listeners),
             units,
-            opening: Vec::new(),
-            leaving: Vec::new(),
             slots: Vec::new(),
             vacant: Vec::new(),
             connections_peak: 0,
             router,
             done: Vec::new(),
             dirty: VecDeque::new(),
-            eager: VecDeque::new(),
-            crowd: 0,
+            prefetching: VecDeque::new(),
+            ready_max: 0,
             phase: Phase::Serving,
             panics: 0,
             served_session: false,
@@ -207,19 +151,16 @@ impl Worker {
         })
     }
 
-    /// Serves until drained or stopped.
     pub(super) fn run(mut self) -> Result<(), ServeError> {
-        for listener in 0..self.listeners.len() {
-            self.accept(listener);
-        }
+        self.portals.accept_all(&mut self.io);
         let mut events = Vec::new();
         while !self.is_over() {
-            // Logins are not worth the processor time of looking before sleeping: a flood of them would multiply it.
+            // Spinning before sleep is enabled only for sessions: a flood of logins would multiply its CPU time.
             self.io.set_spin(std::mem::take(&mut self.served_session));
-            let deadline = (!self.eager.is_empty()).then_some(Duration::ZERO);
+            let deadline = (!self.prefetching.is_empty()).then_some(Duration::ZERO);
             self.io.turn_until(deadline, &mut events).map_err(ServeError::Loop)?;
             if events.is_empty() {
-                self.prepare();
+                self.prefetch();
             }
             for event in events.drain(..) {
                 self.on_event(event);
@@ -230,31 +171,28 @@ impl Worker {
             }
         }
         self.shared.mailboxes[self.index].close();
-        self.sum_refusals();
+        self.shared.refusals.log_summary();
         if !self.unfinished.is_empty() {
             return Err(ServeError::Unfinished(self.unfinished.join("; ")));
         }
         let Self { io, slots, units, panics, .. } = self;
-        // The waker has an area, and a remote unit what its connection still receives and sends.
-        let expected = 1 + 2 * units.count();
+        // The waker has one area, and a remote unit has those that its connection receives and sends with.
+        let expected = 1 + 2 * units.endpoints.count();
         drop((slots, units));
         debug_assert!(
-            panics > 0 || io.pool().lent() <= expected,
+            panics > 0 || io.pool().borrowed() <= expected,
             "{} areas did not come back",
-            io.pool().lent()
+            io.pool().borrowed()
         );
         Ok(())
-    }
-
-    fn accept(&mut self, listener: usize) {
-        let token = Token { owner: self.owner, key: KEY_ACCEPT + listener as u32 };
-        self.io.accept(token, &self.listeners[listener]);
     }
 
     fn on_event(&mut self, event: Event) {
         match self.router.route(event.token.owner) {
             None => {}
-            Some(Route::Unit(unit)) => self.units[unit].on_event(&mut self.io, event, &mut self.done),
+            Some(Route::Unit(unit)) => {
+                self.units.endpoints[unit].on_event(&mut self.io, event, &mut self.done);
+            }
             Some(Route::Slot(slot)) => self.on_connection_event(slot, event),
             Some(Route::Worker) => match event.token.key {
                 KEY_MAIL => {
@@ -263,8 +201,8 @@ impl Worker {
                     }
                 }
                 KEY_DEADLINE => self.on_deadline(),
-                KEY_REFUSALS => self.sum_refusals(),
-                // `change_units` looks at the time itself.
+                KEY_REFUSALS => self.shared.refusals.log_summary(),
+                // `change_units` checks the time itself.
                 KEY_LEAVING => {}
                 key => self.on_accepted((key - KEY_ACCEPT) as usize, event),
             },
@@ -279,27 +217,27 @@ impl Worker {
         self.act(slot, |connection, context| connection.on_event(context, operation, event));
     }
 
-    /// Lets a connection act, if there is one in the slot; it is pumped before the next turn. A panic ends the connection
-    /// and nothing else: see [`Self::on_panic`].
+    /// Calls `act` on the connection in the slot, if any; it is pumped before the next turn. A panic ends only this
+    /// connection: see [`Self::on_panic`].
     fn act<T>(&mut self, slot: usize, act: impl FnOnce(&mut Connection, &mut Context<'_>) -> T) -> Option<T> {
         let result = self.attempt(slot, act)?;
         self.touch(slot);
         Some(result)
     }
 
-    /// As [`Self::act`], without more to do afterwards.
+    /// As [`Self::act`], without pumping afterwards.
     fn attempt<T>(
         &mut self,
         slot: usize,
         act: impl FnOnce(&mut Connection, &mut Context<'_>) -> T,
     ) -> Option<T> {
         let mut connection = self.slots[slot].connection.take()?;
-        // What a panic may leave half done: the connection, which ends; its units, which fail; the endpoints and the loop,
-        // which take requests one by one and let go of them by their completions.
+        // A panic may leave in an inconsistent state: the connection, which ends; its units, which fail. Endpoints and
+        // the loop take requests one at a time and release them by their completions.
         let result = catch_unwind(AssertUnwindSafe(|| act(&mut connection, &mut self.context())));
         match result {
             Ok(result) => {
-                self.served_session |= connection.session.is_some();
+                self.served_session |= connection.has_session();
                 self.slots[slot].connection = Some(connection);
                 Some(result)
             }
@@ -310,9 +248,9 @@ impl Worker {
         }
     }
 
-    /// A panic came while a connection acted: a defect of this program. The connection ends, with its session; units that were
-    /// locked, or had requests of it, fail. Its slot is not used again: completions of its requests may still come.
-    fn on_panic(&mut self, mut connection: Box<Connection>, panic: Box<dyn Any + Send>) {
+    /// A panic occurred in a connection: a defect of this program. The connection and its session end; units that were
+    /// locked, or had requests of it, fail. Its slot is not reused: completions of its requests may still arrive.
+    fn on_panic(&mut self, connection: Box<Connection>, panic: Box<dyn Any + Send>) {
         self.panics += 1;
         if self.panics > PANICS_MAX {
             resume_unwind(panic);
@@ -321,30 +259,25 @@ impl Worker {
         let text =
             text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         tracing::error!(
-            peer = %connection.peer, initiator = connection.initiator(), panic = text,
+            peer = %connection.login.peer, initiator = connection.login.initiator(), panic = text,
             "a panic ended this connection: this is a defect of hikyaku, please report it"
         );
-        self.unfinished.push(format!("a panic ended the connection of {}: {text}", connection.peer));
-        for lun in connection.doubtful_luns() {
-            self.luns[lun].fail();
+        self.unfinished.push(format!("a panic ended the connection of {}: {text}", connection.login.peer));
+        for lun in connection.tasks.doubtful_luns() {
+            self.units.luns[lun].fail();
         }
-        for lun in self.luns.iter() {
+        for (_, lun) in self.units.luns.iter() {
             lun.fail_if_poisoned();
         }
-        let (id, luns) = (connection.id(), &self.luns);
-        let end = move || {
-            // Operations in flight hold the socket open.
-            connection.stream.shutdown();
-            connection.end(luns);
-        };
+        let (id, luns) = (connection.id, &self.units.luns);
+        let end = move || connection.end_after_panic(luns);
         if catch_unwind(AssertUnwindSafe(end)).is_err() {
             tracing::error!("the connection's end panicked too");
         }
-        self.let_go(id);
+        self.release_session(id);
     }
 
-    /// The session of a connection is over: another may take its place.
-    fn let_go(&self, id: ConnectionId) {
+    fn release_session(&self, id: ConnectionId) {
         for waiter in self.shared.sessions.release(id) {
             self.shared.mailboxes[waiter.worker].send(Mail::Retry { connection: waiter });
         }
@@ -355,17 +288,17 @@ impl Worker {
         Context {
             io: &mut self.io,
             shared: &self.shared,
-            luns: &self.luns,
-            units: &mut self.units,
+            luns: &self.units.luns,
+            units: &mut self.units.endpoints,
             done: &mut self.done,
             draining: self.phase != Phase::Serving,
-            send_bytes: (TURN_BYTES / self.crowd.max(1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX),
+            send_bytes: (TURN_BYTES / self.ready_max.max(1)).clamp(SEND_BYTES_MIN, SEND_BYTES_MAX),
         }
     }
 
-    /// Goes on until nobody has anything left to do without the kernel.
+    /// Runs until no connection has work left that needs no event of the kernel.
     fn settle(&mut self) {
-        self.crowd = 0;
+        self.ready_max = 0;
         loop {
             let mut done = std::mem::take(&mut self.done);
             for completion in done.drain(..) {
@@ -374,7 +307,7 @@ impl Worker {
             if self.done.is_empty() {
                 self.done = done;
             }
-            self.crowd = self.crowd.max(self.dirty.len());
+            self.ready_max = self.ready_max.max(self.dirty.len());
             let Some(slot) = self.dirty.pop_front() else {
                 if self.done.is_empty() {
                     break;
@@ -390,7 +323,7 @@ impl Worker {
         let (upper, task) = (completion.id >> 32, completion.id as u32);
         if upper == WORKER_REQUESTS {
             if let Err(error) = completion.result {
-                let name = self.name_of(task as usize);
+                let name = self.units.name_of(task as usize);
                 tracing::error!(storage = name, %error, "last flush failed");
                 self.unfinished.push(format!("the last flush of {name} failed: {error}"));
             }
@@ -400,19 +333,16 @@ impl Worker {
             return;
         }
         if upper == LEAVING_REQUESTS {
-            if let Err(error) = completion.result {
-                let name = self.name_of(task as usize);
-                tracing::error!(storage = name, %error, "flush of a unit that is no longer served failed");
-            }
-            let leaving = self.leaving.iter_mut().find(|leaving| leaving.slot == task as usize);
-            leaving.into_iter().for_each(|leaving| leaving.step = Step::Flushed);
-            return;
+            return self.units.on_flushed(task as usize, completion.result);
         }
         let slot = upper as usize;
-        self.act(slot, |connection, context| connection.on_completion(context, task, completion.result));
+        self.act(slot, |connection, context| {
+            connection
+                .with_tasks(context, |tasks, context| tasks.on_completion(context, task, completion.result));
+        });
     }
 
-    /// Something has happened to a connection: it is pumped before the next turn.
+    /// Marks a connection dirty: it is pumped before the next turn.
     fn touch(&mut self, slot: usize) {
         if !std::mem::replace(&mut self.slots[slot].dirty, true) {
             self.dirty.push_back(slot);
@@ -423,57 +353,56 @@ impl Worker {
         self.slots[slot].dirty = false;
         let pumped = self.attempt(slot, |connection, context| {
             connection.pump(context);
-            (connection.is_over(), connection.is_eager())
+            (connection.is_over(), connection.wants_prefetch())
         });
         match pumped {
             Some((true, _)) => {
                 let connection = self.slots[slot].connection.take().expect("it was just pumped");
                 self.retire(slot, *connection);
             }
-            Some((false, is_eager)) if is_eager && !self.eager.contains(&slot) => {
-                self.eager.push_back(slot);
+            Some((false, wants_prefetch)) if wants_prefetch && !self.prefetching.contains(&slot) => {
+                self.prefetching.push_back(slot);
             }
             Some((false, _)) | None => {}
         }
     }
 
-    /// Nothing is to be done: one step of work ahead, for the connection whose turn it is.
-    fn prepare(&mut self) {
-        let Some(slot) = self.eager.pop_front() else { return };
+    /// After a turn without events: one step of reading and sealing ahead, for the next connection in the queue.
+    fn prefetch(&mut self) {
+        let Some(slot) = self.prefetching.pop_front() else { return };
         let prepared = self.attempt(slot, |connection, context| {
-            if connection.is_eager() {
-                connection.prepare(context);
+            if connection.wants_prefetch() {
+                connection.with_tasks(context, Tasks::prefetch);
             }
-            connection.is_eager()
+            connection.wants_prefetch()
         });
         if prepared == Some(true) {
-            self.eager.push_back(slot);
+            self.prefetching.push_back(slot);
         }
     }
 
-    /// A connection has ended, with all its tasks.
     fn retire(&mut self, slot: usize, connection: Connection) {
-        let id = connection.id();
-        self.slots[slot].timer = connection.timer();
-        if let Some(reason) = &connection.refusal {
-            self.tell_refusal(connection.peer, reason);
+        let id = connection.id;
+        self.slots[slot].timer = connection.timer;
+        if let Some(reason) = &connection.login.refusal {
+            self.log_refusal(connection.login.peer, reason);
         }
-        connection.end(&self.luns);
-        self.let_go(id);
+        connection.end(&self.units.luns);
+        self.release_session(id);
         self.slots[slot].generation = (self.slots[slot].generation + 1) & GENERATION_MASK;
         self.vacant.push(slot);
         self.release_memory();
         tracing::debug!(
             worker = self.index,
             connections = self.occupied(),
-            areas = self.io.pool().lent(),
+            areas = self.io.pool().borrowed(),
             mapped_bytes = self.io.pool().mapped_bytes(),
             "memory"
         );
     }
 
-    /// When three quarters of many connections have ended, what they used goes back to the system. It costs time with each of them
-    /// that has ended since the last time.
+    /// Returns memory to the system when three quarters of at least `RELEASE_FROM` connections have ended. The cost is
+    /// proportional to the connections that have ended since the last release.
     fn release_memory(&mut self) {
         let connections = self.occupied();
         if self.connections_peak >= RELEASE_FROM && connections <= self.connections_peak / 4 {
@@ -484,51 +413,22 @@ impl Worker {
     }
 
     fn on_accepted(&mut self, listener: usize, event: Event) {
-        if listener >= self.listeners.len() {
-            // The end of an accept that was under way when the server began to drain.
-            return;
+        let Some(accepted) = self.portals.on_accepted(&mut self.io, listener, event) else { return };
+        if let Some(socket) = accepted {
+            self.place(socket);
         }
-        if event.result == 0 && matches!(event.item, Item::None) {
-            // The end of a pause.
-            return self.accept_again(listener);
-        }
-        match event.into_handle() {
-            Ok(handle) => {
-                let socket = Rc::into_inner(handle).expect("a fresh socket has one holder");
-                self.place(socket);
-                self.accept_again(listener);
-            }
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {
-                self.accept_again(listener);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept connections: waiting");
-                let token = Token { owner: self.owner, key: KEY_ACCEPT + listener as u32 };
-                self.io.timer(token, self.io.now() + ACCEPT_PAUSE);
-            }
-        }
-    }
-
-    /// Refuses new connections from here on; the accept under way ends too.
-    fn stop_listening(&mut self) {
-        for listener in self.listeners.drain(..) {
-            let _ = SockRef::from(&*listener).shutdown(Shutdown::Both);
-        }
-    }
-
-    fn accept_again(&mut self, listener: usize) {
         if self.phase == Phase::Serving {
-            self.accept(listener);
+            self.portals.accept(&mut self.io, listener);
         }
     }
 
-    /// Gives a new socket to the thread with the fewest connections.
+    /// Passes a new socket to the thread with the fewest connections.
     fn place(&mut self, socket: OwnedFd) {
         let Ok((peer, local)) = io::addresses(&socket) else { return };
         let worker = least_loaded(&self.shared);
         if self.shared.load[worker].load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             return self
-                .tell_refusal(peer, &format!("there are {CONNECTIONS_MAX} connections for every thread"));
+                .log_refusal(peer, &format!("there are {CONNECTIONS_MAX} connections for every thread"));
         }
         self.shared.load[worker].fetch_add(1, Ordering::Relaxed);
         if worker == self.index {
@@ -544,12 +444,12 @@ impl Worker {
         }
         let adopted = self.phase == Phase::Serving && self.occupy(socket, peer, local);
         if !adopted {
-            self.tell_refusal(peer, "no memory, or the server is ending");
+            self.log_refusal(peer, "no memory, or the server is ending");
             self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Puts a connection into a slot. False: memory is short.
+    /// Puts a connection into a slot. False: no memory.
     fn occupy(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) -> bool {
         self.bound_logins();
         let slot = self.vacant.pop().unwrap_or_else(|| {
@@ -561,7 +461,8 @@ impl Worker {
         let Slot { owner, generation, timer, .. } = self.slots[slot];
         let id = ConnectionId { worker: self.index, slot, generation };
         let tls = self.shared.state().config.tls.as_ref().map(TlsIdentity::end).transpose();
-        let stream = tls.ok().and_then(|tls| Stream::new(&self.io, Rc::new(socket), owner, generation, tls));
+        let transport = Box::new(Socket::new(Rc::new(socket)));
+        let stream = tls.ok().and_then(|tls| Stream::new(&self.io, transport, owner, generation, tls));
         let connection = stream.and_then(|stream| {
             Connection::new(&self.io, &self.shared, stream, owner, id, (peer, local), timer)
         });
@@ -575,7 +476,7 @@ impl Worker {
         adopted
     }
 
-    /// Cuts the oldest of too many connections that have not logged in.
+    /// Cuts the oldest connection without a session if there are too many.
     fn bound_logins(&mut self) {
         let logins_max = (SERVER_LOGINS_MAX / self.shared.mailboxes.len()).clamp(1, LOGINS_MAX);
         let connections = self.occupied();
@@ -598,28 +499,10 @@ impl Worker {
         }
     }
 
-    /// Logs a connection that came to no session, as far as there were not many of late.
-    fn tell_refusal(&mut self, peer: SocketAddr, reason: &str) {
-        let summary_at = self.refusals().add(self.io.now(), reason);
-        if let Some(at) = summary_at {
-            match reason {
-                ENQUIRY => tracing::info!(%peer, "our public key was asked for"),
-                _ => tracing::warn!(%peer, reason, "no session"),
-            }
+    fn log_refusal(&mut self, peer: SocketAddr, reason: &str) {
+        if let Some(at) = self.shared.refusals.log(self.io.now(), peer, reason) {
             self.io.timer(Token { owner: self.owner, key: KEY_REFUSALS }, at);
         }
-    }
-
-    fn sum_refusals(&self) {
-        let more = self.refusals().summary();
-        if more > 0 {
-            tracing::warn!(more, "connections came to no session within a second");
-        }
-    }
-
-    fn refusals(&self) -> MutexGuard<'_, Refusals> {
-        // Counts for the log.
-        self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn on_mail(&mut self, mail: Mail) {
@@ -639,54 +522,47 @@ impl Worker {
                 self.for_each(|connection, _| connection.abort_for(&group));
             }
             Mail::Copied { connection, task, result } => {
-                self.with(connection, |connection, context| connection.on_copied(context, task, result));
+                self.with(connection, |connection, context| {
+                    connection.with_tasks(context, |tasks, context| tasks.on_copied(context, task, result));
+                });
             }
             Mail::Attach { lun, answer } => self.attach(lun, answer),
             Mail::Reload { change, answer, gone } => {
                 let ended = self.reload(&change, &gone);
-                // The reload may have been given up.
+                // The receiver may have timed out.
                 let _ = answer.send(ended);
             }
             Mail::Drain if self.phase == Phase::Serving => {
                 let until = self.deadline(self.shared.state().config.drain_timeout);
                 self.phase = Phase::Draining(until);
-                self.stop_listening();
+                self.portals.close();
                 self.for_each(|connection, context| connection.drain(context.io.now()));
             }
             Mail::Drain => {}
             Mail::Stop => {
                 if matches!(self.phase, Phase::Serving | Phase::Draining(_)) {
-                    self.stop_listening();
+                    self.portals.close();
                     self.cut();
                 }
             }
         }
     }
 
-    /// Begins to open a new unit here.
     fn attach(&mut self, lun: Arc<Lun>, answer: mpsc::Sender<Result<(), OpenError>>) {
         if self.phase != Phase::Serving {
-            // Without an answer, the reload ends.
+            // The dropped `answer` makes the reload fail.
             return;
         }
-        match lun.config.medium.attach(&mut self.io) {
-            Ok(endpoint) => {
-                let slot = lun.slot;
-                self.router.add_endpoint(&*endpoint, Route::Unit(slot));
-                self.units.put(slot, endpoint);
-                self.luns.put(slot, lun);
-                self.opening.push((slot, answer));
-            }
-            Err(error) => {
-                let _ = answer.send(Err(error));
-            }
+        let slot = lun.slot;
+        if let Some(endpoint) = self.units.attach(&mut self.io, lun, answer) {
+            self.router.add_endpoint(endpoint, Route::Unit(slot));
         }
     }
 
-    /// Carries out a reload. Returns how many sessions have ended by it.
+    /// Applies a reload. Returns the number of sessions that it ended.
     fn reload(&mut self, change: &Change, gone: &mpsc::Sender<()>) -> usize {
         for (slot, size_bytes) in &change.resized {
-            self.units[*slot].resize(*size_bytes);
+            self.units.endpoints[*slot].resize(*size_bytes);
         }
         let mut ended = 0;
         if let Some(state) = &change.state {
@@ -695,73 +571,29 @@ impl Worker {
                 ended += usize::from(revised == Some(true));
             }
         }
-        for slot in change.removed.iter().copied().filter(|slot| self.units.get(*slot).is_some()) {
-            self.opening.retain(|(opening, _)| *opening != slot);
-            self.leaving.push(Leaving { slot, step: Step::Used, _gone: gone.clone() });
+        for slot in &change.removed {
+            self.units.remove(*slot, gone);
         }
         ended
     }
 
-    /// Goes on with units that come and go. True: there may be more to do at once.
+    /// Advances units being opened or leaving. True: more work may be possible now.
     fn change_units(&mut self) -> bool {
-        if self.opening.is_empty() && self.leaving.is_empty() {
+        if !self.units.is_changing() {
             return false;
         }
-        let units = &self.units;
-        self.opening.retain(|(slot, answer)| {
-            let opened = match units[*slot].state() {
-                State::Opening => return true,
-                State::Ready => Ok(()),
-                State::Failed(error) => Err(error),
-            };
-            let _ = answer.send(opened);
-            false
-        });
-        let mut has_acted = false;
-        for index in (0..self.leaving.len()).rev() {
-            has_acted |= self.leave(index);
-        }
-        has_acted
-    }
-
-    /// One step on the way out of a unit: its last task ends, what was written is made durable, its storage is closed. True: a step was
-    /// made.
-    fn leave(&mut self, index: usize) -> bool {
-        let Leaving { slot, step, .. } = self.leaving[index];
-        let unit = &mut self.units[slot];
-        let next = match step {
-            Step::Used => {
-                let mut connections = self.slots.iter().filter_map(|slot| slot.connection.as_ref());
-                if connections.any(|connection| connection.uses(slot)) {
-                    return false;
-                }
-                if unit.capability().read_only || !matches!(unit.state(), State::Ready) {
-                    Step::Flushed
-                } else {
-                    let request = Request { id: LEAVING_REQUESTS << 32 | slot as u64, kind: Kind::Flush };
-                    unit.submit(&mut self.io, request, &mut self.done);
-                    Step::Flushing
-                }
-            }
-            Step::Flushing => return false,
-            Step::Flushed => {
-                unit.close(&mut self.io);
-                let until = self.io.now() + LEAVE_MAX;
-                self.io.timer(Token { owner: self.owner, key: KEY_LEAVING }, until);
-                Step::Closing(until)
-            }
-            Step::Closing(until) if !unit.is_closed() && self.io.now() < until => return false,
-            Step::Closing(_) => {
-                let mut owners = Vec::new();
-                unit.owners(&mut owners);
-                owners.into_iter().for_each(|owner| self.router.remove(owner));
-                drop((self.units.take(slot), self.luns.take(slot)));
-                self.leaving.remove(index);
-                return true;
-            }
+        self.units.report_opened();
+        let slots = &self.slots;
+        let is_used = |unit| {
+            let mut connections = slots.iter().filter_map(|slot| slot.connection.as_ref());
+            connections.any(|connection| connection.uses(unit))
         };
-        self.leaving[index].step = next;
-        true
+        let timer = Token { owner: self.owner, key: KEY_LEAVING };
+        let mut left = Vec::new();
+        let has_acted =
+            self.units.leave(&mut self.io, &mut self.done, is_used, LEAVING_REQUESTS, timer, &mut left);
+        left.into_iter().for_each(|owner| self.router.remove(owner));
+        has_acted
     }
 
     fn deadline(&mut self, after: Duration) -> Duration {
@@ -781,7 +613,7 @@ impl Worker {
                 self.unfinished.push("the last flush did not end in time".into());
                 self.phase = Phase::Flushing { outstanding: 0, until };
             }
-            // `advance_phase` looks at that of `Ending` itself.
+            // `advance_phase` handles the deadline of `Ending`.
             _ => {}
         }
     }
@@ -810,65 +642,43 @@ impl Worker {
         match self.phase {
             Phase::Draining(_) | Phase::Ending(_) if empty => self.flush(&[]),
             Phase::Ending(until) if self.io.now() >= until => {
-                let silent = self.give_up();
-                self.flush(&silent);
+                let unresponsive = self.give_up();
+                self.flush(&unresponsive);
             }
             _ => {}
         }
     }
 
-    /// Lets go of connections whose storage does not answer, and says which units these are.
+    /// Drops connections whose storage does not respond, and returns the slots of these units.
     fn give_up(&mut self) -> Vec<usize> {
-        let mut silent: Vec<usize> = Vec::new();
+        let mut unresponsive: Vec<usize> = Vec::new();
         for slot in &mut self.slots {
-            silent.extend(slot.connection.take().iter().flat_map(|connection| connection.awaited_luns()));
+            unresponsive
+                .extend(slot.connection.take().iter().flat_map(|connection| connection.tasks.awaited_luns()));
         }
-        silent.sort_unstable();
-        silent.dedup();
-        for lun in &silent {
-            let name = self.name_of(*lun);
+        unresponsive.sort_unstable();
+        unresponsive.dedup();
+        for lun in &unresponsive {
+            let name = self.units.name_of(*lun);
             tracing::error!(storage = name, "does not answer: its requests are given up");
             self.unfinished.push(format!("{name} did not answer; what was written to it may not be durable"));
         }
-        silent
+        unresponsive
     }
 
-    /// Makes everything durable, but for units of which no answer is to be expected.
-    fn flush(&mut self, silent: &[usize]) {
+    /// Starts the last flush, except for units in `unresponsive`, which do not respond.
+    fn flush(&mut self, unresponsive: &[usize]) {
         let until = self.deadline(FLUSH_MAX);
-        let mut outstanding = 0;
-        for (unit, endpoint) in self.units.iter_mut() {
-            let skipped = mutant::is_on(mutant::Mutant::SkipLastFlush);
-            if endpoint.capability().read_only || silent.contains(&unit) || skipped {
-                continue;
-            }
-            let request = Request { id: WORKER_REQUESTS << 32 | unit as u64, kind: Kind::Flush };
-            endpoint.submit(&mut self.io, request, &mut self.done);
-            outstanding += 1;
-        }
+        let outstanding = self.units.flush(&mut self.io, &mut self.done, unresponsive, WORKER_REQUESTS);
         self.phase = Phase::Flushing { outstanding, until };
         self.settle();
     }
 
-    /// Connections here.
     fn occupied(&self) -> usize {
         self.slots.len() - self.vacant.len() - self.panics
-    }
-
-    fn name_of(&self, lun: usize) -> String {
-        let lun = &self.luns[lun].config;
-        format!("LUN {} ({})", lun.lun, lun.medium.name())
     }
 
     fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Flushing { outstanding: 0, .. })
     }
-}
-
-/// What a socket of a session needs.
-fn tune(socket: &OwnedFd) -> std::io::Result<()> {
-    let socket = SockRef::from(socket);
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&KEEPALIVE)?;
-    socket.set_tcp_user_timeout(Some(UNREAD_MAX))
 }

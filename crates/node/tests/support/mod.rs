@@ -1,4 +1,4 @@
-//! What the tests of this crate share: servers to test against, and a client on a plain socket that can misbehave.
+//! Shared by the tests of this crate: servers, and a client on a plain socket that can misbehave.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -20,7 +20,7 @@ use scsi::cdb::Cdb;
 
 pub(crate) const IQN: &str = "iqn.2026-11.example:loopback";
 
-/// Long enough for anything that should happen soon on a busy machine.
+/// Timeout for events that happen soon, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn medium(words: &str) -> Arc<dyn Medium> {
@@ -29,23 +29,7 @@ pub(crate) fn medium(words: &str) -> Arc<dyn Medium> {
 }
 
 pub(crate) fn lun(number: u16, medium: Arc<dyn Medium>) -> LunConfig {
-    LunConfig {
-        lun: number,
-        medium,
-        serial: format!("serial-{number}"),
-        naa: 0x3000_0000_0000_0000 + u64::from(number),
-        read_only: false,
-        write_cache: true,
-        vendor: None,
-        product: None,
-        rotational: None,
-        removable: false,
-        block_size: None,
-        physical_block_size: None,
-        shared: false,
-        exclusive: false,
-        held: None,
-    }
+    LunConfig::new(number, medium, format!("serial-{number}"), 0x3000_0000_0000_0000 + u64::from(number))
 }
 
 pub(crate) fn config(luns: Vec<LunConfig>, access: Access) -> ServerConfig {
@@ -61,7 +45,7 @@ pub(crate) fn config(luns: Vec<LunConfig>, access: Access) -> ServerConfig {
     }
 }
 
-/// A running server that is stopped when the test ends, and must end well.
+/// A running server that is stopped at the end of the test, and must stop without error.
 pub(crate) struct Guard(pub(crate) Option<Server>);
 
 impl Guard {
@@ -102,7 +86,7 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// An initiator on a blocking socket, one step at a time. Dropping it cuts the connection.
+/// An initiator on a blocking socket, driven step by step. Dropping it cuts the connection.
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     pub(crate) machine: Connection,
@@ -111,7 +95,7 @@ pub(crate) struct Client {
     began: Instant,
 }
 
-/// Why a step did not come to its end.
+/// Why a step failed.
 #[derive(Debug)]
 pub(crate) struct Broken(pub(crate) String);
 
@@ -148,7 +132,7 @@ impl Client {
         self.began.elapsed()
     }
 
-    /// Queues a command; `data` is what it writes, or room for what it reads.
+    /// Queues a command; `data` is its data-out, or a buffer for its data-in.
     pub(crate) fn submit(&mut self, lun: u16, cdb: Cdb, direction: Direction, data: Vec<u8>) -> TaskId {
         let lun = scsi::lun::to_wire(lun).unwrap();
         let length = data.len() as u32;
@@ -159,7 +143,7 @@ impl Client {
         task
     }
 
-    /// Sends what is queued.
+    /// Sends the queued PDUs.
     pub(crate) fn flush(&mut self) -> Result<(), Broken> {
         while let Some(transmit) = self.machine.poll_transmit() {
             let mut bytes = transmit.header.to_vec();
@@ -190,7 +174,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends what is queued and takes one PDU.
+    /// Sends the queued PDUs and receives one PDU.
     pub(crate) fn step(&mut self) -> Result<(), Broken> {
         self.flush()?;
         self.fill(48)?;
@@ -218,7 +202,7 @@ impl Client {
         Ok(())
     }
 
-    /// The next thing that happens.
+    /// The next event of the machine.
     pub(crate) fn next_event(&mut self) -> Result<Event, Broken> {
         loop {
             if let Some(event) = self.machine.poll_event() {
@@ -228,7 +212,7 @@ impl Client {
         }
     }
 
-    /// Until some command has ended: its outcome and its data.
+    /// Waits until a command has ended; returns its outcome and its data.
     pub(crate) fn complete(&mut self) -> Result<(Outcome, Vec<u8>), Broken> {
         loop {
             match self.next_event()? {
@@ -242,7 +226,7 @@ impl Client {
         }
     }
 
-    /// One command, to its end. A unit attention is taken and the command repeated.
+    /// Runs one command to its end; after a unit attention the command is repeated.
     pub(crate) fn command(
         &mut self,
         lun: u16,
@@ -260,7 +244,7 @@ impl Client {
         }
     }
 
-    /// Task management, to its answer. What else ends meanwhile is passed over.
+    /// Runs a task management function to its response; other completions are dropped.
     pub(crate) fn manage(&mut self, function: TmFunction, lun: u16) -> Result<TmResult, Broken> {
         let lun = scsi::lun::to_wire(lun).unwrap();
         self.machine.task_management(function, lun, None).unwrap();
@@ -271,7 +255,7 @@ impl Client {
         }
     }
 
-    /// Logs out and waits for the answer.
+    /// Logs out and waits for the response.
     pub(crate) fn logout(mut self) -> Result<(), Broken> {
         self.machine.logout(LogoutReason::CloseSession, self.now());
         loop {

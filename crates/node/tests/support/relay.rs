@@ -1,4 +1,4 @@
-//! A relay between initiator and target that can swallow the answer to a login.
+//! A relay between initiator and target that can drop a login response.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
-/// Login Response; transit, to full-feature phase (RFC 7143 §11.13).
+/// Login Response; transit to full feature phase (RFC 7143 §11.13).
 const LOGIN_RESPONSE: u8 = 0x23;
 const TO_FULL_FEATURE: u8 = 0x83;
 
-/// Runs until it is dropped. Relays connections without digests.
+/// Relays connections without digests until it is dropped.
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
-    /// So many logins that succeed are not answered: the connection is closed instead.
+    /// The number of successful login responses to drop; each time the connection is closed instead.
     pub(crate) swallow: Arc<AtomicU32>,
     thread: Option<JoinHandle<()>>,
 }
@@ -24,7 +24,7 @@ impl Relay {
         let (address, swallow) = (listener.local_addr().unwrap(), Arc::new(AtomicU32::new(0)));
         let shared = Arc::clone(&swallow);
         let thread = std::thread::spawn(move || {
-            // Nobody connects twice at a time; a connection that says nothing is the sign to end.
+            // At most one client connects at a time; a connection without data ends the relay.
             while let Ok((client, _)) = listener.accept() {
                 let mut first = [0];
                 if !matches!(client.peek(&mut first), Ok(1)) {
@@ -46,7 +46,7 @@ impl Drop for Relay {
     }
 }
 
-/// Until either side ends.
+/// Relays until either side closes.
 fn relay(client: &TcpStream, server: &TcpStream, swallow: &AtomicU32) {
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,22 +1,23 @@
-//! Requests against a channel that does what the test says.
+//! Requests over a scripted channel.
 
 use std::cell::RefCell;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::rc::Rc;
 
 use area::PoolLimits;
-use block::{close_all, device::Limits};
+use block::close_all;
+use host::Limits;
 
 use super::*;
 use crate::disk::{Zeroing, example};
 
-/// What the device does with a command; nothing left: it works.
+/// The device's reaction to a command; without one the command succeeds.
 enum Deed {
     Short(u32),
     Say(Verdict),
-    /// The kernel does not take it.
+    /// The kernel rejects the command with this errno.
     Refuse(i32),
-    /// The kernel says this instead of an answer.
+    /// Taking a result fails with this errno.
     Break(i32),
 }
 
@@ -46,10 +47,10 @@ impl Channel for Scripted {
         self.device.borrow().in_flight < ROOM
     }
 
-    fn start(&mut self, slot: u32, step: &Step) -> IoResult<()> {
+    fn start(&mut self, slot: u32, command: &DiskCommand) -> IoResult<()> {
         let device = &mut *self.device.borrow_mut();
-        device.commands.push((step.verb, step.lba, step.blocks));
-        let length = step.blocks * 512;
+        device.commands.push((command.verb, command.lba, command.blocks));
+        let length = command.blocks * 512;
         let mut moved = length;
         let answer = match device.deeds.pop_front() {
             Some(Deed::Refuse(errno)) => return Err(std::io::Error::from_raw_os_error(errno)),
@@ -61,10 +62,10 @@ impl Channel for Scripted {
             }
             None => Ok((slot, Ended { verdict: Verdict::Done, moved })),
         };
-        if let (Ok((_, Ended { verdict: Verdict::Done, .. })), Some(data)) = (&answer, &step.data) {
-            let start = step.lba as usize * 512;
+        if let (Ok((_, Ended { verdict: Verdict::Done, .. })), Some(data)) = (&answer, &command.data) {
+            let start = command.lba as usize * 512;
             let place = start..start + (moved as usize).min(length as usize);
-            match step.verb {
+            match command.verb {
                 Verb::Read => data.fill(0, &device.bytes[place]),
                 Verb::Write { .. } => data.read(0, &mut device.bytes[place]),
                 Verb::Zero { .. } => device.bytes[start..start + length as usize].fill(0),
@@ -105,7 +106,7 @@ struct Bench {
 
 fn bench(disk: Disk) -> Bench {
     let io = Io::new(PoolLimits::default()).unwrap();
-    // SAFETY: a fresh descriptor; one that is always ready.
+    // SAFETY: a new descriptor without another owner; it is always readable.
     let handle: Handle = Rc::new(unsafe { OwnedFd::from_raw_fd(libc::eventfd(1, libc::EFD_CLOEXEC)) });
     let device = Rc::new(RefCell::new(Device { bytes: vec![7; 1 << 20], ..Device::default() }));
     let channel = Scripted { handle, device: Rc::clone(&device) };

@@ -1,20 +1,20 @@
-//! Commands of one thread, in flight at an NVMe namespace.
+//! The NVMe commands of one thread in flight.
 
 use std::collections::VecDeque;
 use std::io::{Error, Result};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
 use io::Handle;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::event::EventfdFlags;
 
 use super::command::Command;
 use super::status::judge;
+use crate::disk_command::DiskCommand;
 use crate::endpoint::{Channel, Ended, Verdict};
 use crate::flights::{Flight, Flights, drain};
-use crate::step::Step;
 
-/// Commands in flight at once.
 pub(crate) const QUEUE_MAX: u32 = 64;
 /// `_IOWR('N', 0x80)` of 72 bytes: NVME_URING_CMD_IO.
 const NVME_URING_CMD_IO: u32 = 0xc048_4e80;
@@ -23,34 +23,26 @@ const NVME_URING_CMD_IO: u32 = 0xc048_4e80;
 pub(crate) struct NvmeChannel {
     ring: IoUring<squeue::Entry128, cqueue::Entry32>,
     device: Handle,
-    /// Counts completions, so that the loop hears of them.
-    bell: Handle,
+    /// Eventfd that counts completions, for the loop to poll.
+    eventfd: Handle,
     namespace: u32,
     flights: Flights<()>,
     ended: VecDeque<(usize, i32)>,
 }
 
 impl NvmeChannel {
-    /// Over an open node.
     pub(crate) fn new(device: Handle, namespace: u32) -> Result<Self> {
         let ring = IoUring::builder().build(QUEUE_MAX)?;
-        // SAFETY: a plain system call; the result is checked before it is owned.
-        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if bell < 0 {
-            return Err(Error::last_os_error());
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let bell: Handle = Rc::new(unsafe { OwnedFd::from_raw_fd(bell) });
-        ring.submitter().register_eventfd(bell.as_raw_fd())?;
-        let flights = Flights::new(QUEUE_MAX);
-        Ok(Self { ring, device, bell, namespace, flights, ended: VecDeque::new() })
+        let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        ring.submitter().register_eventfd(eventfd.as_raw_fd())?;
+        let (eventfd, flights) = (Rc::new(eventfd), Flights::new(QUEUE_MAX));
+        Ok(Self { ring, device, eventfd, namespace, flights, ended: VecDeque::new() })
     }
 
-    /// Moves what is complete out. The bell is silenced first: what comes after rings it again.
+    /// Takes all completions. The eventfd is read first, so that later completions signal it again.
     fn collect(&mut self) {
-        let mut count = 0u64;
-        // SAFETY: eight bytes of a live local; an empty counter (EAGAIN) means that there is nothing new.
-        unsafe { libc::read(self.bell.as_raw_fd(), (&raw mut count).cast(), 8) };
+        // An empty counter (EAGAIN) means that there are no new completions.
+        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
         let ended = self.ring.completion();
         self.ended.extend(ended.map(|entry| (entry.user_data() as usize, entry.result())));
     }
@@ -58,27 +50,27 @@ impl NvmeChannel {
 
 impl Channel for NvmeChannel {
     fn handle(&self) -> &Handle {
-        &self.bell
+        &self.eventfd
     }
 
     fn has_room(&self) -> bool {
         self.flights.has_room()
     }
 
-    fn start(&mut self, slot: u32, step: &Step) -> Result<()> {
+    fn start(&mut self, slot: u32, disk_command: &DiskCommand) -> Result<()> {
         let number = self.flights.number();
-        let command = Command::new(self.namespace, step);
-        let span = step.data.clone().filter(|_| command.length > 0);
+        let command = Command::new(self.namespace, disk_command);
+        let span = disk_command.data.clone().filter(|_| command.length > 0);
         let mut bytes = [0; 80];
         bytes[..72].copy_from_slice(&command.emit(span.as_ref().map_or(0, |span| span.as_ptr() as u64)));
         let entry = opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), NVME_URING_CMD_IO)
             .cmd(bytes)
             .build()
             .user_data(number as u64);
-        // SAFETY: the span is kept in `flights` until the completion is taken, or forever; so is the device.
+        // SAFETY: `flights` keeps the span until the completion is taken, or leaks it; `self` keeps the device.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Error::from_raw_os_error(libc::EAGAIN))?;
-        self.flights.begin(number, step.verb, Flight { slot, span, with: () });
+        self.flights.begin(number, disk_command.verb, Flight { slot, span, with: () });
         Ok(())
     }
 
@@ -87,7 +79,7 @@ impl Channel for NvmeChannel {
             match self.ring.submit() {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // Completions have to be taken first; then it is tried again.
+                // Completions must be taken first; the next flush submits again.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
                     return Ok(());
                 }
@@ -105,7 +97,7 @@ impl Channel for NvmeChannel {
         let flight = self.flights.end(number);
         let Flight { slot, span, .. } = flight.ok_or_else(|| Error::other("an answer to no command"))?;
         let verdict = judge(result);
-        // NVMe knows no short transfer.
+        // NVMe has no short transfers.
         let moved =
             if matches!(verdict, Verdict::Done) { span.map_or(0, |span| span.len() as u32) } else { 0 };
         Ok(Some((slot, Ended { verdict, moved })))

@@ -1,10 +1,10 @@
 //! Steps as commands of the NVM Command Set.
 
-use crate::step::{Step, Verb};
+use crate::disk_command::{DiskCommand, Verb};
 
-/// How long a command may take before the kernel aborts it.
+/// Time after which the kernel aborts a command, ms.
 const TIMEOUT_MS: u32 = 60_000;
-/// Force Unit Access, and Deallocate of Write Zeroes: dword 12.
+/// Bits of dword 12: Force Unit Access, and Deallocate of Write Zeroes.
 const FUA: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
 
@@ -16,19 +16,18 @@ const COPY: u8 = 0x19;
 const IDENTIFY: u8 = 0x06;
 const SET_FEATURES: u8 = 0x09;
 const GET_FEATURES: u8 = 0x0a;
-/// Feature Identifier of Host Behavior Support, and what it consists of.
+/// Feature Identifier of Host Behavior Support, and the length of its data.
 const HOST_BEHAVIOR: u32 = 0x16;
 pub(super) const HOST_BEHAVIOR_BYTES: usize = 512;
 
-/// Bytes of an entry of Copy's list of source ranges, formats 0h and 2h.
+/// Bytes of an entry in Copy's list of source ranges, formats 0h and 2h.
 pub(super) const RANGE_BYTES: usize = 32;
 
-/// A command and the place of its data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Command {
     pub(super) opcode: u8,
     pub(super) namespace: u32,
-    /// Bytes of data; 0: none.
+    /// Bytes of data; 0 without data.
     pub(super) length: u32,
     /// Dwords 10 to 12.
     pub(super) dwords: [u32; 3],
@@ -40,19 +39,19 @@ impl Command {
         Self { opcode: IDENTIFY, namespace, length, dwords: [what, 0, 0] }
     }
 
-    /// NVM 3.2.4 and on. Flush is of the whole namespace.
-    pub(super) fn new(namespace: u32, step: &Step) -> Self {
-        let (low, high) = (step.lba as u32, (step.lba >> 32) as u32);
-        // NLB counts from zero.
-        let blocks = step.blocks.saturating_sub(1);
-        let (opcode, flags) = match step.verb {
+    /// NVM 3.2.4 and following. Flush covers the whole namespace.
+    pub(super) fn new(namespace: u32, command: &DiskCommand) -> Self {
+        let (low, high) = (command.lba as u32, (command.lba >> 32) as u32);
+        // NLB is zero-based.
+        let blocks = command.blocks.saturating_sub(1);
+        let (opcode, flags) = match command.verb {
             Verb::Flush => return Self::flush(namespace),
             Verb::Read => (READ, 0),
             Verb::Write { fua } => (WRITE, if fua { FUA } else { 0 }),
             Verb::Zero { unmap } => (WRITE_ZEROES, if unmap { DEALLOCATE } else { 0 }),
         };
-        let moves = matches!(step.verb, Verb::Read | Verb::Write { .. });
-        let length = step.data.as_ref().filter(|_| moves).map_or(0, |span| span.len() as u32);
+        let moves = matches!(command.verb, Verb::Read | Verb::Write { .. });
+        let length = command.data.as_ref().filter(|_| moves).map_or(0, |span| span.len() as u32);
         Self { opcode, namespace, length, dwords: [low, high, blocks | flags] }
     }
 
@@ -62,9 +61,9 @@ impl Command {
         Self { opcode, length: HOST_BEHAVIOR_BYTES as u32, dwords: [HOST_BEHAVIOR, 0, 0], ..Self::default() }
     }
 
-    /// NVM 3.2.2: Copy to `lba` and on, what `ranges` source range entries of this format name; they are its data.
+    /// NVM 3.2.2: Copy to `lba` and following from `ranges` source range entries of `format`, which are its data.
     pub(super) fn copy(namespace: u32, lba: u64, ranges: usize, format: u32) -> Self {
-        // NR counts from zero.
+        // NR is zero-based.
         let dwords = [lba as u32, (lba >> 32) as u32, (ranges as u32 - 1) | (format << 8)];
         Self { opcode: COPY, namespace, length: (ranges * RANGE_BYTES) as u32, dwords }
     }
@@ -74,7 +73,7 @@ impl Command {
         Self { opcode: FLUSH, namespace, ..Self::default() }
     }
 
-    /// `struct nvme_uring_cmd`, and `struct nvme_passthru_cmd`: the same 72 bytes.
+    /// The 72 bytes common to `struct nvme_uring_cmd` and `struct nvme_passthru_cmd`.
     pub(super) fn emit(&self, address: u64) -> [u8; 72] {
         let mut bytes = [0; 72];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -101,7 +100,7 @@ mod tests {
     fn command(verb: Verb, blocks: u32) -> Command {
         let pool = Pool::new(PoolLimits::default());
         let data = pool.take(4096);
-        Command::new(7, &Step { verb, lba: 0x0102_0304_0506_0708, blocks, data })
+        Command::new(7, &DiskCommand { verb, lba: 0x0102_0304_0506_0708, blocks, data })
     }
 
     #[test]

@@ -1,29 +1,28 @@
-//! What a controller copies by itself, as commands (NVM 3.2.2, Copy).
+//! Copy commands of a controller (NVM 3.2.2, Copy).
 
 use super::command::{Command, RANGE_BYTES};
 
-/// Longest command, so that it ends in time, and several are worth having in flight.
+/// Most bytes of one command, so that it completes in time and several can be in flight.
 const COMMAND_BYTES_MAX: u32 = 8 << 20;
 
-/// What a namespace says of Copy. Every number is at least 1.
+/// Limits of Copy for a namespace. Every number is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copying {
     pub(super) block_size: u32,
-    /// Blocks of one source range.
+    /// Most blocks of one source range.
     pub(super) range_blocks: u32,
-    /// Source ranges of one command.
+    /// Most source ranges of one command.
     pub(super) ranges: u32,
-    /// Blocks of all of them together.
+    /// Most blocks of one command, over all ranges.
     pub(super) command_blocks: u32,
-    /// Its number means this namespace to every controller of the subsystem.
+    /// The namespace may be shared by controllers, so its number is valid at each of the subsystem.
     pub(super) is_shared: bool,
 }
 
-/// Source range descriptors, format 0h, and format 2h, which name the namespace, too.
+/// Formats of source range entries: 0h, within a namespace, and 2h, which also contains the source namespace.
 pub(super) const WITHIN: u32 = 0;
 pub(super) const BETWEEN: u32 = 2;
 
-/// A command's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) from: u64,
@@ -32,7 +31,6 @@ pub(super) struct Part {
 }
 
 impl Copying {
-    /// `blocks` blocks from `from` to `to`, in commands as long as may be.
     pub(super) fn parts(&self, from: u64, to: u64, blocks: u64) -> Vec<Part> {
         let by_ranges = self.range_blocks.saturating_mul(self.ranges);
         let by_time = (COMMAND_BYTES_MAX / self.block_size).max(1);
@@ -44,7 +42,6 @@ impl Copying {
         (0..blocks.div_ceil(longest)).map(|index| part(index * longest)).collect()
     }
 
-    /// What both take.
     pub(super) fn meet(self, other: Self) -> Self {
         Self {
             range_blocks: self.range_blocks.min(other.range_blocks),
@@ -54,8 +51,8 @@ impl Copying {
         }
     }
 
-    /// The command for one of them, and the source ranges that it names: figures "Source Range Entries, Descriptor Format 0h" and
-    /// "2h". `source`: if that is another namespace than the one that is written to.
+    /// The command for a part, and its source range entries: figures "Source Range Entries, Descriptor Format 0h" and
+    /// "2h". `source`: the source namespace, if it differs from the destination.
     pub(super) fn command(&self, namespace: u32, source: Option<u32>, part: &Part) -> (Command, Vec<u8>) {
         let mut entries = Vec::new();
         let mut done = 0;
@@ -65,7 +62,7 @@ impl Copying {
             // SNSID; reserved in format 0h.
             entry[0..4].copy_from_slice(&source.unwrap_or(0).to_le_bytes());
             entry[8..16].copy_from_slice(&(part.from + u64::from(done)).to_le_bytes());
-            // NLB counts from zero.
+            // NLB is zero-based.
             entry[16..18].copy_from_slice(&((blocks - 1) as u16).to_le_bytes());
             entries.extend(entry);
             done += blocks;
@@ -97,7 +94,7 @@ mod tests {
         let (command, between) = SMALL.command(7, Some(0x0102_0304), &part);
         assert_eq!((command.namespace, command.dwords[2]), (7, 2 | 2 << 8), "format 2h");
         assert_eq!((&between[32..40], &between[40..64]), (&[4, 3, 2, 1, 0, 0, 0, 0][..], &entries[1][8..]));
-        // The largest that the fields hold.
+        // The largest values of the fields.
         let large = Copying { range_blocks: 65_536, ranges: 256, command_blocks: u32::MAX, ..SMALL };
         let (command, entries) = large.command(1, None, &Part { from: 0, to: 0, blocks: 256 * 65_536 });
         assert_eq!((command.dwords[2], entries.len()), (255, 8192));

@@ -1,16 +1,15 @@
-//! Reading Identify data (Base 5.17.2). All of it is the device's word.
+//! Parsers of Identify data (Base 5.17.2), which comes from an untrusted device.
 
 use super::copy::{BETWEEN, Copying, WITHIN};
 use crate::disk::{Disk, Zeroing};
 
-/// Bytes of each answer.
 pub(super) const IDENTIFY_BYTES: usize = 4096;
-/// What one Write Zeroes covers at most: NLB has 16 bits.
+/// Most blocks of one Write Zeroes: NLB has 16 bits.
 const ZERO_BLOCKS_MAX: u64 = 1 << 16;
-/// Smallest page of a controller, in which MDTS counts (CAP.MPSMIN, which nobody may read here, is never smaller).
+/// Smallest page size of a controller, the unit of MDTS (CAP.MPSMIN, which is not readable here, is never smaller).
 const PAGE_BYTES_MIN: u64 = 4096;
 
-/// Bytes of metadata that each block carries, and the block size, of the format that is in use.
+/// Bytes of metadata per block, and the block size, of the current format.
 fn format(namespace: &[u8; IDENTIFY_BYTES]) -> Result<(u16, u32), String> {
     // Figure 97: bits 3:0 of FLBAS, and above them bits 6:5.
     let flbas = namespace[26];
@@ -23,7 +22,7 @@ fn format(namespace: &[u8; IDENTIFY_BYTES]) -> Result<(u16, u32), String> {
     }
 }
 
-/// Whether, and how much at a time, the controller copies to or from a namespace by source ranges of this format; or why not.
+/// The limits of Copy to or from a namespace with source ranges of format `descriptors`; or why Copy is unavailable.
 pub(super) fn copying(
     controller: &[u8; IDENTIFY_BYTES],
     namespace: &[u8; IDENTIFY_BYTES],
@@ -44,7 +43,7 @@ pub(super) fn copying(
     if metadata > 0 {
         return Err(format!("its blocks carry {metadata} bytes of metadata, which are not copied so"));
     }
-    // MSSRL, MCL, and MSRC, which counts from zero.
+    // MSSRL, MCL, and MSRC, which is zero-based.
     let (range, command) = (
         u16::from_le_bytes([namespace[74], namespace[75]]),
         u32::from_le_bytes([namespace[76], namespace[77], namespace[78], namespace[79]]),
@@ -62,7 +61,6 @@ pub(super) fn copying(
     })
 }
 
-/// A namespace of a controller.
 pub(super) fn disk(
     controller: &[u8; IDENTIFY_BYTES],
     namespace: &[u8; IDENTIFY_BYTES],
@@ -78,7 +76,7 @@ pub(super) fn disk(
              (nvme format --lbaf, which loses what it holds), or use its block device"
         ));
     }
-    // MDTS: 0 is no limit.
+    // MDTS: 0 means no limit.
     let mdts = controller[77];
     let transfer = (1..40).contains(&mdts).then(|| (PAGE_BYTES_MIN << mdts) / u64::from(block_size));
     let abilities = u16::from_le_bytes([controller[520], controller[521]]);
@@ -115,7 +113,7 @@ pub(super) fn disk(
         physical_block_size: block_size,
         transfer_blocks_max: transfer,
         zeroing: zeroes.then_some(Zeroing { blocks_max: ZERO_BLOCKS_MAX, keeps: true }),
-        // NVM 3.2.6: every controller obeys it.
+        // NVM 3.2.6: every controller supports FUA.
         fua: true,
         write_cache,
         // NSATTR.
@@ -183,7 +181,7 @@ mod tests {
         assert!(without(0, 74, 0).contains("no block"), "mssrl_zero");
         assert!(without(0, 77, 0).contains("no block"), "mcl_zero");
         assert!(without(0, 130, 32).contains("2^32"), "lbads_huge");
-        // A command shorter than one of its ranges.
+        // A command limit below the range limit.
         namespace[77] = 0;
         namespace[76] = 5;
         let found = copying(&controller, &namespace, WITHIN).unwrap();

@@ -1,4 +1,4 @@
-//! Two parts of a namespace, or of two of one controller, which that copies one onto the other.
+//! Copies between parts of one namespace, or of two namespaces of one controller, by the controller itself.
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -6,28 +6,27 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use block::device::{Kernel, Namespace};
 use block::offload::{Means, Offload};
 use block::{IoError, IoErrorKind};
+use host::{Kernel, Namespace};
 
 use super::command::Command;
 use super::copy::{BETWEEN, Copying, Part, WITHIN};
 use super::identify;
-use super::interview::{self, carry_out};
+use super::probe::{self, carry_out};
 use crate::guard::Guard;
 
-/// Bytes copied at a time: a second's work for a slow disk.
+/// Most bytes copied by one call: about a second for a slow disk.
 const PIECE_BYTES: u64 = 64 << 20;
-/// Commands in flight. Each waits in a thread of its own: the kernel's ioctl is what every kernel has.
+/// Commands in flight. Each blocks a thread of its own: the ioctl is available in every kernel.
 const FLIGHT: usize = 8;
 
-/// A source and a destination of one controller.
 #[derive(Debug)]
 pub struct NvmeCopy {
-    /// What takes the destination's commands, and its namespace's number.
+    /// Node that takes the destination's commands, and the number of its namespace.
     device: OwnedFd,
     number: u32,
-    /// The number of the source's, if that is another.
+    /// Number of the source's namespace, if it is another.
     source: Option<u32>,
     copying: Copying,
     places: [Namespace; 2],
@@ -35,7 +34,7 @@ pub struct NvmeCopy {
 }
 
 impl NvmeCopy {
-    /// Between two block devices that are open, the second for nobody else to write to; or why not.
+    /// Prepares a copy between two open block devices, the second held exclusively; or returns why it is impossible.
     pub fn between(source: u64, destination: u64) -> Result<Self, String> {
         let kernel = Kernel::default();
         let place = |device| {
@@ -45,8 +44,8 @@ impl NvmeCopy {
         let places = [place(source)?, place(destination)?];
         let descriptors = fit(&places)?;
         let [(_, from, source_copying), (device, number, copying)] =
-            [ask(&places[0], descriptors)?, ask(&places[1], descriptors)?];
-        // Base 3.2.1: else another controller may mean another namespace by the source's number.
+            [inspect(&places[0], descriptors)?, inspect(&places[1], descriptors)?];
+        // Base 3.2.1: otherwise the source's number may identify another namespace at another controller.
         if descriptors == BETWEEN && !places[0].has_one_controller && !source_copying.is_shared {
             let node = places[0].node.display();
             return Err(format!(
@@ -57,11 +56,11 @@ impl NvmeCopy {
             return Err("the blocks of the two namespaces differ in length".into());
         }
         if descriptors == BETWEEN {
-            interview::allow_descriptors(&device, descriptors).map_err(|error| {
-                format!("its controller was not to be told that it may copy between namespaces: {error}")
+            probe::allow_descriptors(&device, descriptors).map_err(|error| {
+                format!("copies between namespaces cannot be enabled in its controller: {error}")
             })?;
         }
-        // What was written to the block devices is on the disk before anything is copied.
+        // Flushes earlier writes through the block devices before anything is copied.
         let guard = |device| {
             let guard = Guard::take(device, false).map_err(|error| error.to_string())?;
             guard.ok_or_else(|| format!("{} cannot be opened", kernel.node_path(device)))
@@ -71,7 +70,7 @@ impl NvmeCopy {
         Ok(Self { device, number, source, copying, places, destination: guard(destination)? })
     }
 
-    /// Carries them out, several at a time. The first that was not, and why.
+    /// Executes the parts, several at a time. On failure: the index of the first failed part, and its error.
     fn carry_out(&self, parts: &[Part]) -> Result<(), (usize, IoError)> {
         let next = AtomicUsize::new(0);
         let first: Mutex<Option<(usize, IoError)>> = Mutex::new(None);
@@ -82,8 +81,8 @@ impl NvmeCopy {
                 let (command, mut ranges) = self.copying.command(self.number, self.source, part);
                 if let Err(error) = carry_out(&self.device, &command, &mut ranges) {
                     next.store(parts.len(), Ordering::Relaxed);
-                    let mut first = first.lock().expect("nobody panics with it");
-                    // Those before it are under way, and come to an end.
+                    let mut first = first.lock().expect("no panic while locked");
+                    // Parts before it are in flight and complete.
                     if first.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
                         *first = Some((index, error));
                     }
@@ -96,11 +95,11 @@ impl NvmeCopy {
                 scope.spawn(work);
             }
         });
-        first.into_inner().expect("nobody panicked with it").map_or(Ok(()), Err)
+        first.into_inner().expect("no panic while locked").map_or(Ok(()), Err)
     }
 }
 
-/// How one can be copied onto the other without it being in the way: the format of source ranges.
+/// The format of source ranges for this pair; fails if source and destination overlap.
 fn fit([source, destination]: &[Namespace; 2]) -> Result<u32, String> {
     if source.number == destination.number {
         let end = |place: &Namespace| place.start_bytes.saturating_add(place.size_bytes);
@@ -113,16 +112,15 @@ fn fit([source, destination]: &[Namespace; 2]) -> Result<u32, String> {
     Ok(BETWEEN)
 }
 
-/// A namespace's node, its number, and what its controller says.
-fn ask(place: &Namespace, descriptors: u32) -> Result<(OwnedFd, u32, Copying), String> {
+fn inspect(place: &Namespace, descriptors: u32) -> Result<(OwnedFd, u32, Copying), String> {
     let at = |why: &dyn std::fmt::Display| format!("{}: {why}", place.node.display());
     let device = open(place).map_err(|error| at(&error))?;
-    let (number, controller, namespace) = interview::identify(&device).map_err(|error| at(&error))?;
+    let (number, controller, namespace) = probe::identify(&device).map_err(|error| at(&error))?;
     let copying = identify::copying(&controller, &namespace, descriptors).map_err(|why| at(&why))?;
     Ok((device, number, copying))
 }
 
-/// Its node, if it is still there.
+/// Opens the node, if it is still the same one.
 fn open(place: &Namespace) -> std::io::Result<OwnedFd> {
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
     let device = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&place.node)?;
@@ -148,7 +146,7 @@ impl Offload for NvmeCopy {
         let length = length.min(PIECE_BYTES);
         let [source, destination] = &self.places;
         let lba = |place: &Namespace, offset: u64| {
-            // Commands know no partitions: what lies behind one is not the kernel's to protect.
+            // Commands ignore partitions: the kernel does not protect the blocks outside of one.
             let fits = offset.checked_add(length).is_some_and(|end| end <= place.size_bytes);
             let at = place.start_bytes.checked_add(offset).filter(|at| fits && at.is_multiple_of(block))?;
             Some(at / block)

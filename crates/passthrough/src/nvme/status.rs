@@ -1,4 +1,4 @@
-//! What became of an NVMe command: a status (Base 3.3.3.2), or what the kernel says instead.
+//! Interprets the result of an NVMe command: a status (Base 3.3.3.2), or an error of the kernel.
 
 use block::{IoError, IoErrorKind};
 
@@ -7,7 +7,7 @@ use crate::endpoint::Verdict;
 /// Do Not Retry, of the status field without its phase bit.
 const DNR: u16 = 1 << 14;
 
-/// Judges what io_uring (a status, or a negated errno) or an ioctl answers.
+/// Interprets the result of io_uring (a status, or a negated errno) or of an ioctl.
 pub(super) fn judge(result: i32) -> Verdict {
     let fail = |kind, text: String| Verdict::Fail(IoError::new(kind, text));
     match u16::try_from(result) {
@@ -38,7 +38,7 @@ fn judge_status(status: u16) -> Verdict {
     let (kind, code) = (status >> 8 & 7, status & 0xff);
     let words = |text: &str| format!("NVMe status {kind:X}h/{code:02X}h {text}");
     let fail = |error, text| Verdict::Fail(IoError::new(error, words(text)));
-    // What the device says to try again, unless it says not to.
+    // Conditions worth a retry, unless Do Not Retry is set.
     let later = |text| match status & DNR {
         0 => Verdict::Later(IoError::new(E::Unreachable, words(text))),
         _ => Verdict::Fail(IoError::new(E::Unreachable, words(text))),

@@ -1,12 +1,11 @@
-//! What became of a SCSI command: status, sense data, and what the host adapter says. Sense data is the device's and
-//! hostile until `scsi` has parsed it.
+//! The result of a SCSI command: status, sense data (untrusted; `scsi` parses it), status of the host adapter.
 
 use block::{IoError, IoErrorKind};
 use scsi::{Sense, SenseKey, Status};
 
 use crate::endpoint::Verdict;
 
-/// `DRIVER_SENSE` of `include/scsi/scsi_status.h`: there is sense data.
+/// `DRIVER_SENSE` of `include/scsi/scsi_status.h`: sense data is present.
 const DRIVER_SENSE: u16 = 8;
 
 /// Host bytes of `include/scsi/scsi_status.h`.
@@ -26,13 +25,11 @@ mod host {
     pub(super) const MEDIUM_ERROR: u16 = 0x13;
 }
 
-/// An answer as sg gives it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Answer<'a> {
     pub(super) status: u8,
     pub(super) host: u16,
     pub(super) driver: u16,
-    /// As many as arrived.
     pub(super) sense: &'a [u8],
 }
 
@@ -44,7 +41,6 @@ fn again(text: impl Into<String>) -> Verdict {
     Verdict::Again { error: IoError::new(IoErrorKind::Other, text), lost: false }
 }
 
-/// Judges an answer.
 pub(super) fn judge(answer: &Answer<'_>) -> Verdict {
     match answer.host {
         host::OK => {}
@@ -69,7 +65,7 @@ pub(super) fn judge(answer: &Answer<'_>) -> Verdict {
         host::RESET | host::SOFT_ERROR | host::IMM_RETRY | host::REQUEUE => {
             return again(format!("the adapter gave it up (host status {:02X}h)", answer.host));
         }
-        // An aborted command and what nobody explains: DID_ERROR is also what an adapter says of an underrun.
+        // An aborted command, and statuses without a cause: some adapters return DID_ERROR also for an underrun.
         other => return again(format!("the adapter failed (host status {other:02X}h); see dmesg")),
     }
     match Status::from_code(answer.status) {
@@ -96,13 +92,13 @@ pub(super) fn judge(answer: &Answer<'_>) -> Verdict {
 
 const CONFLICT: &str = "RESERVATION CONFLICT: another initiator has reserved the disk (sg_persist --in -k shows who); release it there";
 
-/// SPC-4 4.5: what to do about sense data.
+/// SPC-4 4.5: interprets sense data.
 fn judge_sense(sense: &Sense) -> Verdict {
     let fail = |kind, advice: &str| {
         let dash = if advice.is_empty() { "" } else { ": " };
         fail(kind, format!("{sense}{dash}{advice}"))
     };
-    // SPC-4 4.5.6: of a command that was answered before, it is not known which; this one was not carried out.
+    // SPC-4 4.5.6: a deferred error concerns an unknown earlier command; the current one was not executed.
     match (sense.deferred, sense.key) {
         (true, SenseKey::MediumError | SenseKey::HardwareError) => {
             return fail(
@@ -117,16 +113,16 @@ fn judge_sense(sense: &Sense) -> Verdict {
         (SenseKey::NoSense | SenseKey::RecoveredError, ..) => Verdict::Done,
         (SenseKey::UnitAttention, 0x28, _) => fail(IoErrorKind::Gone, "see which medium is in it now"),
         (SenseKey::UnitAttention, asc, ascq) => {
-            // 29/07 is a lost connection that the disk sat through; any other 29h may have been its power.
+            // 29/07 is a lost connection without loss of power at the disk; any other 29h may be a loss of power.
             let lost = asc == 0x29 && ascq != 0x07;
             Verdict::Again { error: IoError::new(IoErrorKind::Other, sense.to_string()), lost }
         }
         (SenseKey::AbortedCommand, ..) => {
-            // Disks, and those that pretend to be one, answer this way too if they cannot read.
+            // Some disks and bridges return this for unreadable blocks too.
             Verdict::Again { error: IoError::new(IoErrorKind::Medium, sense.to_string()), lost: false }
         }
         (SenseKey::NotReady, 0x04, 0x02) => fail(IoErrorKind::Unreachable, "start it: sg_start --start"),
-        (SenseKey::NotReady, 0x04, 0x03) => fail(IoErrorKind::Unreachable, "somebody has to see to the disk"),
+        (SenseKey::NotReady, 0x04, 0x03) => fail(IoErrorKind::Unreachable, "manual intervention required"),
         (SenseKey::NotReady, 0x04, _) => {
             Verdict::Later(IoError::new(IoErrorKind::Unreachable, sense.to_string()))
         }

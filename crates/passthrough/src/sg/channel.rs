@@ -1,4 +1,4 @@
-//! Commands of one thread, in flight at a SCSI disk.
+//! The SCSI commands of one thread in flight.
 
 use std::io::{Error, Result};
 
@@ -7,22 +7,20 @@ use io::Handle;
 use super::answer::{Answer, judge};
 use super::command::command;
 use super::header::{FLAG_DIRECT_IO, Header, SENSE_BYTES};
+use crate::disk_command::{DiskCommand, Verb};
 use crate::endpoint::{Channel, Ended};
 use crate::flights::{Flight, Flights, drain};
-use crate::step::{Step, Verb};
 
-/// Commands that sg takes of one descriptor, `SG_MAX_QUEUE` of drivers/scsi/sg.c.
+/// Most commands that sg accepts on one descriptor, `SG_MAX_QUEUE` of drivers/scsi/sg.c.
 pub(crate) const QUEUE_MAX: u32 = 16;
 
-/// What is kept of a command in flight.
 struct Kept {
-    /// Bytes of its data that count: none of a command that names blocks.
+    /// Bytes of its data whose transfer is reported; 0 for WRITE SAME, which counts blocks.
     counted: u32,
-    /// Where the kernel puts sense data.
+    /// Memory for the sense data, written by the kernel.
     sense: Box<[u8; SENSE_BYTES]>,
 }
 
-/// A descriptor of `/dev/sg0`.
 pub(crate) struct SgChannel {
     device: Handle,
     long: bool,
@@ -30,7 +28,7 @@ pub(crate) struct SgChannel {
 }
 
 impl SgChannel {
-    /// Over a descriptor of its own: answers go to the descriptor that the command came by.
+    /// `device` must not be shared: results are returned to the descriptor on which the command was written.
     pub(crate) fn new(device: Handle, long: bool) -> Self {
         Self { device, long, flights: Flights::new(QUEUE_MAX) }
     }
@@ -45,11 +43,11 @@ impl Channel for SgChannel {
         self.flights.has_room()
     }
 
-    fn start(&mut self, slot: u32, step: &Step) -> Result<()> {
+    fn start(&mut self, slot: u32, disk_command: &DiskCommand) -> Result<()> {
         let number = self.flights.number();
-        let command = command(step, self.long);
+        let command = command(disk_command, self.long);
         let mut sense = Box::new([0; SENSE_BYTES]);
-        let data = step.data.as_ref();
+        let data = disk_command.data.as_ref();
         let bytes = data.map_or((std::ptr::null_mut(), 0), |span| (span.as_ptr(), span.len() as u32));
         let mut header = Header::new(
             command.cdb.as_bytes(),
@@ -60,11 +58,11 @@ impl Channel for SgChannel {
         );
         header.pack_id = number as i32;
         header.flags |= FLAG_DIRECT_IO;
-        // SAFETY: the span and the sense buffer are kept in `flights` until the answer is taken, or forever.
+        // SAFETY: `flights` keeps the span and the sense buffer until the result is taken, or leaks them.
         unsafe { header.start(&self.device)? };
-        let counted = if matches!(step.verb, Verb::Read | Verb::Write { .. }) { bytes.1 } else { 0 };
-        let flight = Flight { slot, span: step.data.clone(), with: Kept { counted, sense } };
-        self.flights.begin(number, step.verb, flight);
+        let counted = if matches!(disk_command.verb, Verb::Read | Verb::Write { .. }) { bytes.1 } else { 0 };
+        let flight = Flight { slot, span: disk_command.data.clone(), with: Kept { counted, sense } };
+        self.flights.begin(number, disk_command.verb, flight);
         Ok(())
     }
 
@@ -87,7 +85,7 @@ impl Channel for SgChannel {
             driver: header.driver_status,
             sense: &sense[..usize::from(header.sense_length).min(SENSE_BYTES)],
         });
-        // More missing than was asked for, or less than nothing, is a device that cannot count: believe none of it.
+        // A residual above the length or below zero is invalid: then no byte counts as transferred.
         let missing = u32::try_from(header.residual).unwrap_or(u32::MAX).min(counted);
         Ok(Some((slot, Ended { verdict, moved: counted - missing })))
     }
@@ -97,7 +95,7 @@ impl Channel for SgChannel {
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
-        // The parameter is the kernel's, for all sg devices.
+        // The parameter of the kernel module applies to all sg devices.
         let parameter = std::fs::read_to_string("/sys/module/sg/parameters/allow_dio").unwrap_or_default();
         let path = match parameter.trim() {
             "1" => "straight to and from the disk",

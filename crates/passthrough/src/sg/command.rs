@@ -3,14 +3,13 @@
 use scsi::cdb::{self, Cdb};
 
 use super::header::Direction;
-use crate::step::{Step, Verb};
+use crate::disk_command::{DiskCommand, Verb};
 
-/// How long a command may take before the kernel aborts it. Reading a failing sector takes a disk many seconds.
+/// Time after which the kernel aborts a command, ms. A disk may read a failing sector for many seconds.
 const TIMEOUT_MS: u32 = 60_000;
-/// Whatever works on more than was sent.
+/// The same for commands that act on more blocks than they transfer.
 const TIMEOUT_LONG_MS: u32 = 300_000;
 
-/// A command as sg takes it, without its data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Command {
     pub(super) cdb: Cdb,
@@ -18,16 +17,16 @@ pub(super) struct Command {
     pub(super) timeout_ms: u32,
 }
 
-/// `long`: the disk knows the 16-byte commands, as all do that answer READ CAPACITY (16).
-pub(super) fn command(step: &Step, long: bool) -> Command {
-    let Step { verb, lba, blocks, .. } = *step;
+/// `long`: the disk supports 16-byte commands, as every disk that answers READ CAPACITY (16).
+pub(super) fn command(disk_command: &DiskCommand, long: bool) -> Command {
+    let DiskCommand { verb, lba, blocks, .. } = *disk_command;
     let (short_lba, short_blocks) = (lba as u32, blocks as u16);
     let (cdb, direction, timeout_ms) = match verb {
         Verb::Read if long => (cdb::read_16(lba, blocks, false), Direction::FromDevice, TIMEOUT_MS),
         Verb::Read => (cdb::read_10(short_lba, short_blocks, false), Direction::FromDevice, TIMEOUT_MS),
         Verb::Write { fua } if long => (cdb::write_16(lba, blocks, fua), Direction::ToDevice, TIMEOUT_MS),
         Verb::Write { fua } => (cdb::write_10(short_lba, short_blocks, fua), Direction::ToDevice, TIMEOUT_MS),
-        // Disks that know the long form know this one too.
+        // Also supported by disks with 16-byte commands.
         Verb::Flush => (cdb::synchronize_cache_10(), Direction::None, TIMEOUT_LONG_MS),
         Verb::Zero { unmap } => {
             (cdb::write_same_16(lba, blocks, unmap, false), Direction::ToDevice, TIMEOUT_LONG_MS)
@@ -41,8 +40,8 @@ mod tests {
     use super::*;
 
     fn bytes(verb: Verb, long: bool) -> Vec<u8> {
-        let step = Step { verb, lba: 0x0102_0304, blocks: 0x0506, data: None };
-        command(&step, long).cdb.as_bytes().to_vec()
+        let disk_command = DiskCommand { verb, lba: 0x0102_0304, blocks: 0x0506, data: None };
+        command(&disk_command, long).cdb.as_bytes().to_vec()
     }
 
     #[test]

@@ -4,10 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Bytes of sense data that the kernel keeps of a command.
+/// Most bytes of sense data that the kernel returns for a command.
 pub(super) const SENSE_BYTES: usize = 96;
 
-/// Which way the data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(super) enum Direction {
@@ -16,15 +15,15 @@ pub(super) enum Direction {
     FromDevice = -3,
 }
 
-/// DMA goes to and from our memory, where `/sys/module/sg/parameters/allow_dio` says so; else the kernel copies.
+/// DMA to and from the memory of this process, if `/sys/module/sg/parameters/allow_dio` permits it; else a copy.
 pub(super) const FLAG_DIRECT_IO: u32 = 1;
-/// Behind what waits already, as a block device would have it.
+/// Queues the command behind waiting ones, as a block device does.
 const FLAG_AT_TAIL: u32 = 0x10;
 
 const SG_IO: libc::Ioctl = 0x2285;
 const SG_GET_VERSION_NUM: libc::Ioctl = 0x2282;
 
-/// A command on its way in, and what became of it on its way out.
+/// `struct sg_io_hdr`: a command when it is written, with its result when it is read.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Header {
@@ -56,7 +55,6 @@ pub(super) struct Header {
 const _: () = assert!(size_of::<Header>() == 88);
 
 impl Header {
-    /// A header with nothing in it, to be filled by the kernel.
     pub(super) fn empty() -> Self {
         Self {
             interface_id: c_int::from(b'S'),
@@ -84,7 +82,7 @@ impl Header {
         }
     }
 
-    /// A command. What the pointers name must live until it is answered; the CDB only until it is taken.
+    /// A command. The memory of `data` and `sense` must live until the result; the CDB until it was accepted.
     pub(super) fn new(
         cdb: &[u8],
         direction: Direction,
@@ -105,32 +103,33 @@ impl Header {
         }
     }
 
-    /// Carries it out and waits.
+    /// Executes the command and waits.
     ///
     /// # Safety
     /// The pointers of [`Header::new`] are valid for their lengths.
     pub(super) unsafe fn run(&mut self, device: &OwnedFd) -> Result<()> {
-        // SAFETY: the kernel reads and writes this header and what it names, which the caller vouches for.
+        // SAFETY: the kernel accesses this header and the memory of its pointers, which the caller guarantees.
         let result = unsafe { libc::ioctl(device.as_raw_fd(), SG_IO, std::ptr::from_mut(self)) };
         if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Hands it to the device; it is answered by [`Header::take`].
+    /// Starts the command; [`Header::take`] returns its result.
     ///
     /// # Safety
-    /// The pointers of [`Header::new`] are valid for their lengths, data and sense until it is answered.
+    /// The pointers of [`Header::new`] are valid for their lengths, data and sense until the result is taken.
     pub(super) unsafe fn start(&self, device: &OwnedFd) -> Result<()> {
         let length = size_of::<Self>();
-        // SAFETY: as long as it says; what it names is the caller's.
+        // SAFETY: `self` is `length` bytes long; the caller guarantees the memory of its pointers.
         let count = unsafe { libc::write(device.as_raw_fd(), std::ptr::from_ref(self).cast(), length) };
         if count < 0 { Err(Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// The header of a command that is answered; `None`: none is.
+    /// The header of a completed command; `None`: none is available.
     pub(super) fn take(device: &OwnedFd) -> Result<Option<Self>> {
         let mut header = Self::empty();
         let length = size_of::<Self>();
-        // SAFETY: room for a header; beside it the kernel writes what that of `start` names.
+        // SAFETY: `header` has room for a header; the kernel otherwise writes only to the memory of the header given to
+        // `start`.
         let count = unsafe { libc::read(device.as_raw_fd(), (&raw mut header).cast(), length) };
         match (count, Error::last_os_error()) {
             (0.., _) => Ok(Some(header)),
@@ -140,11 +139,10 @@ impl Header {
     }
 }
 
-/// Whether the descriptor is one of sg's, version 3 or later.
 pub(super) fn is_sg(device: &OwnedFd) -> bool {
     const VERSION_3: c_int = 30000;
     let mut version: c_int = 0;
-    // SAFETY: a plain system call on a live descriptor, which writes one number if it writes any.
+    // SAFETY: a plain system call on a live descriptor, which writes at most one integer.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), SG_GET_VERSION_NUM, &raw mut version) };
     result == 0 && version >= VERSION_3
 }

@@ -1,28 +1,21 @@
-//! What every operation code of SPC-4 and SBC-3 is: for logs, monitors and tests.
+//! Names and data directions of the operation codes of SPC-4 and SBC-3, for logs, monitors and tests.
 
 use super::opcode as op;
 
-/// Which way data travels, seen from the initiator.
+/// Direction of the data, seen from the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// No data.
     None,
-    /// Data-in, to the initiator.
     In,
-    /// Data-out, from the initiator.
     Out,
 }
 
-/// One operation code, or one service action of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// OPERATION CODE.
     pub code: u8,
-    /// SERVICE ACTION, low five bits of byte 1; `None`: the code has none, or this line stands for the rest.
+    /// SERVICE ACTION, low five bits of byte 1; `None`: the code has none, or the entry covers all others.
     pub service_action: Option<u8>,
-    /// The standard's name.
     pub name: &'static str,
-    /// Data direction when there is data.
     pub direction: Direction,
 }
 
@@ -36,7 +29,7 @@ const fn action(code: u8, service_action: u8, name: &'static str, direction: Dir
 
 use Direction::{In, None as No, Out};
 
-/// Sorted by code; a line without service action comes after its service actions.
+/// Sorted by code; an entry without service action follows those with one.
 static FACTS: [Fact; 93] = [
     fact(op::TEST_UNIT_READY, "TEST UNIT READY", No),
     fact(op::REQUEST_SENSE, "REQUEST SENSE", In),
@@ -133,12 +126,11 @@ static FACTS: [Fact; 93] = [
     fact(op::READ_DEFECT_DATA_12, "READ DEFECT DATA(12)", In),
 ];
 
-/// Everything known, sorted by code.
 pub fn facts() -> &'static [Fact] {
     &FACTS
 }
 
-/// The line for a CDB; `None` for codes neither standard assigns to block devices.
+/// The entry for a CDB; `None` for codes that neither standard assigns to block devices.
 pub fn fact_of(cdb: &[u8]) -> Option<&'static Fact> {
     let code = *cdb.first()?;
     let service_action = cdb.get(1).map(|byte| byte & 0x1f);
@@ -149,9 +141,9 @@ pub fn fact_of(cdb: &[u8]) -> Option<&'static Fact> {
         .find(|fact| fact.service_action.is_none() || fact.service_action == service_action)
 }
 
-/// The name of an operation code, whatever its service action; "OPERATION CODE" when unknown.
+/// The name of an operation code, for any service action; "OPERATION CODE" if unknown.
 pub fn name(code: u8) -> &'static str {
-    // The line without service action is the last of its code.
+    // The entry without service action is the last of its code.
     let end = FACTS.partition_point(|fact| fact.code <= code);
     FACTS[..end].last().filter(|fact| fact.code == code).map_or("OPERATION CODE", |fact| fact.name)
 }

@@ -1,4 +1,4 @@
-//! Command descriptor blocks: building them, taking them apart, naming them.
+//! Command descriptor blocks: builders, parsers and names.
 
 mod facts;
 pub mod opcode;
@@ -22,12 +22,12 @@ impl Cdb {
         Self { bytes, length }
     }
 
-    /// The block itself, 6 to 16 bytes.
+    /// The CDB, 6 to 16 bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length.into()]
     }
 
-    /// The block padded with zeros to 16 bytes, as the iSCSI header carries it.
+    /// The CDB padded with zeros to 16 bytes, as in the iSCSI header.
     pub const fn padded(&self) -> [u8; 16] {
         self.bytes
     }
@@ -63,25 +63,23 @@ pub const fn length(code: u8) -> Option<usize> {
     }
 }
 
-/// Address, count and flags of the commands that name a run of blocks: READ, WRITE, VERIFY, WRITE AND VERIFY,
-/// PRE-FETCH, SYNCHRONIZE CACHE, WRITE SAME and the like.
+/// Address, count and flags of the commands that address a run of blocks: READ, WRITE, VERIFY, WRITE AND VERIFY,
+/// PRE-FETCH, SYNCHRONIZE CACHE, WRITE SAME and similar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// LOGICAL BLOCK ADDRESS.
     pub lba: u64,
-    /// TRANSFER LENGTH, VERIFICATION LENGTH or NUMBER OF LOGICAL BLOCKS; for 6-byte commands zero has already
-    /// become 256.
+    /// TRANSFER LENGTH, VERIFICATION LENGTH or NUMBER OF LOGICAL BLOCKS; in 6-byte commands zero is converted to 256.
     pub blocks: u64,
     /// RDPROTECT, WRPROTECT, VRPROTECT or ORPROTECT.
     pub protect: u8,
-    /// DISABLE PAGE OUT, where the command has it.
+    /// DISABLE PAGE OUT; false if the command has no such bit.
     pub dpo: bool,
-    /// FORCE UNIT ACCESS, where the command has it.
+    /// FORCE UNIT ACCESS; false if the command has no such bit.
     pub fua: bool,
 }
 
 impl Access {
-    /// Takes apart a CDB of this kind; `None` for other commands and for a CDB that is too short.
+    /// Parses a CDB of this kind; `None` for other commands and for a truncated CDB.
     #[inline]
     pub fn parse(cdb: &[u8]) -> Option<Self> {
         use opcode as op;
@@ -133,7 +131,6 @@ impl Access {
     }
 }
 
-/// Byte of the CDB in which the count of blocks begins, for a field pointer.
 pub(crate) const fn blocks_field(cdb: &[u8]) -> u16 {
     match cdb {
         [0x00..=0x1f, ..] => 4,
@@ -143,8 +140,8 @@ pub(crate) const fn blocks_field(cdb: &[u8]) -> u16 {
     }
 }
 
-/// How much data a CDB moves with blocks of this size, and which way; `None` where the CDB alone does not say.
-/// For commands with an allocation or parameter list length it is that length.
+/// Direction and bytes of the data that a CDB transfers with blocks of this size; `None` if the CDB does not determine
+/// them. For commands with an allocation or parameter list length: that length.
 pub fn data_bytes(cdb: &[u8], block_size: u32) -> Option<(Direction, u64)> {
     use opcode as op;
     let fact = fact_of(cdb)?;
@@ -194,17 +191,14 @@ fn access_16(code: u8, lba: u64, blocks: u32) -> Cdb {
     Cdb::zeroed(code, 16).put(2, &lba.to_be_bytes()).put(10, &blocks.to_be_bytes())
 }
 
-/// TEST UNIT READY.
 pub fn test_unit_ready() -> Cdb {
     Cdb::zeroed(opcode::TEST_UNIT_READY, 6)
 }
 
-/// REQUEST SENSE.
 pub fn request_sense(descriptor: bool, allocation: u8) -> Cdb {
     Cdb::zeroed(opcode::REQUEST_SENSE, 6).flag(1, 0x01, descriptor).put(4, &[allocation])
 }
 
-/// INQUIRY: standard data, or the VPD page named.
 pub fn inquiry(vpd: Option<u8>, allocation: u16) -> Cdb {
     Cdb::zeroed(opcode::INQUIRY, 6)
         .flag(1, 0x01, vpd.is_some())
@@ -212,63 +206,56 @@ pub fn inquiry(vpd: Option<u8>, allocation: u16) -> Cdb {
         .put(3, &allocation.to_be_bytes())
 }
 
-/// REPORT LUNS with SELECT REPORT 00h. SPC-4 wants an allocation length of at least 16.
+/// REPORT LUNS with SELECT REPORT 00h. SPC-4 requires an allocation length of at least 16.
 pub fn report_luns(allocation: u32) -> Cdb {
     Cdb::zeroed(opcode::REPORT_LUNS, 12).put(6, &allocation.to_be_bytes())
 }
 
-/// READ CAPACITY (10). The answer has 8 bytes.
 pub fn read_capacity_10() -> Cdb {
     Cdb::zeroed(opcode::READ_CAPACITY_10, 10)
 }
 
-/// READ CAPACITY (16). The answer has 32 bytes.
 pub fn read_capacity_16(allocation: u32) -> Cdb {
     Cdb::zeroed(opcode::SERVICE_ACTION_IN_16, 16).put(1, &[0x10]).put(10, &allocation.to_be_bytes())
 }
 
-/// READ (10).
 pub fn read_10(lba: u32, blocks: u16, fua: bool) -> Cdb {
     access_10(opcode::READ_10, lba, blocks).flag(1, 0x08, fua)
 }
 
-/// READ (16).
 pub fn read_16(lba: u64, blocks: u32, fua: bool) -> Cdb {
     access_16(opcode::READ_16, lba, blocks).flag(1, 0x08, fua)
 }
 
-/// WRITE (10).
 pub fn write_10(lba: u32, blocks: u16, fua: bool) -> Cdb {
     access_10(opcode::WRITE_10, lba, blocks).flag(1, 0x08, fua)
 }
 
-/// WRITE (16).
 pub fn write_16(lba: u64, blocks: u32, fua: bool) -> Cdb {
     access_16(opcode::WRITE_16, lba, blocks).flag(1, 0x08, fua)
 }
 
-/// VERIFY (16); `compare` sets BYTCHK to 01b, and the blocks travel as data-out.
+/// VERIFY (16); `compare` sets BYTCHK to 01b, with the blocks as data-out.
 pub fn verify_16(lba: u64, blocks: u32, compare: bool) -> Cdb {
     access_16(opcode::VERIFY_16, lba, blocks).flag(1, 0x02, compare)
 }
 
-/// SYNCHRONIZE CACHE (10) of the whole unit.
 pub fn synchronize_cache_10() -> Cdb {
     Cdb::zeroed(opcode::SYNCHRONIZE_CACHE_10, 10)
 }
 
-/// SYNCHRONIZE CACHE (16); no blocks means to the end of the unit.
+/// SYNCHRONIZE CACHE (16); zero blocks means to the end of the unit.
 pub fn synchronize_cache_16(lba: u64, blocks: u32) -> Cdb {
     access_16(opcode::SYNCHRONIZE_CACHE_16, lba, blocks)
 }
 
-/// WRITE SAME (16). `no_data` sets NDOB: zeros, and nothing travels; otherwise one block does.
+/// WRITE SAME (16). `no_data` sets NDOB: zeros without data-out; otherwise the data-out is one block.
 pub fn write_same_16(lba: u64, blocks: u32, unmap: bool, no_data: bool) -> Cdb {
     access_16(opcode::WRITE_SAME_16, lba, blocks).flag(1, 0x08, unmap).flag(1, 0x01, no_data)
 }
 
-/// UNMAP with its parameter list (SBC-3 table 84); `None` for more ranges than a list holds (4095) or a range
-/// of more than 2^32-1 blocks. The device's own limits are in its Block Limits page.
+/// UNMAP with its parameter list (SBC-3 table 84); `None` for more ranges than a list holds (4095) or a range of more
+/// than 2^32-1 blocks. The limits of a device are in its Block Limits page.
 pub fn unmap(ranges: &[Range]) -> Option<(Cdb, Vec<u8>)> {
     let bytes = u16::try_from(ranges.len().checked_mul(16)?.checked_add(8)?).ok()?;
     let mut list = Vec::with_capacity(bytes.into());
@@ -283,7 +270,6 @@ pub fn unmap(ranges: &[Range]) -> Option<(Cdb, Vec<u8>)> {
     Some((Cdb::zeroed(opcode::UNMAP, 10).put(7, &bytes.to_be_bytes()), list))
 }
 
-/// MODE SENSE (6), current values, without block descriptor.
 pub fn mode_sense_6(page: u8, allocation: u8) -> Cdb {
     Cdb::zeroed(opcode::MODE_SENSE_6, 6).put(1, &[0x08]).put(2, &[page & 0x3f]).put(4, &[allocation])
 }
@@ -296,28 +282,25 @@ pub fn mode_sense_10(page: u8, allocation: u16) -> Cdb {
         .put(7, &allocation.to_be_bytes())
 }
 
-/// GET LBA STATUS.
 pub fn get_lba_status(lba: u64, allocation: u32) -> Cdb {
     access_16(opcode::SERVICE_ACTION_IN_16, lba, allocation).put(1, &[0x12])
 }
 
-/// EXTENDED COPY (LID1) with its parameter list.
 pub fn extended_copy(list: &CopyList) -> (Cdb, Vec<u8>) {
     let list = list.emit();
     (Cdb::zeroed(opcode::EXTENDED_COPY, 16).put(10, &(list.len() as u32).to_be_bytes()), list)
 }
 
-/// RECEIVE COPY OPERATING PARAMETERS.
 pub fn copy_parameters(allocation: u32) -> Cdb {
     Cdb::zeroed(opcode::RECEIVE_COPY_RESULTS, 16).put(1, &[0x03]).put(10, &allocation.to_be_bytes())
 }
 
-/// START STOP UNIT: start or stop, load or eject.
+/// START STOP UNIT: start or stop; with `load_or_eject` load or eject.
 pub fn start_stop_unit(start: bool, load_or_eject: bool) -> Cdb {
     Cdb::zeroed(opcode::START_STOP_UNIT, 6).flag(4, 0x01, start).flag(4, 0x02, load_or_eject)
 }
 
-/// REPORT SUPPORTED OPERATION CODES for one code (and service action, if that is not zero).
+/// REPORT SUPPORTED OPERATION CODES for one code, with its service action if not zero.
 pub fn report_supported_opcode(code: u8, service_action: u16, allocation: u32) -> Cdb {
     Cdb::zeroed(opcode::MAINTENANCE_IN, 12)
         .put(1, &[0x0c, 0x03, code])

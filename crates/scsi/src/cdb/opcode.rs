@@ -1,6 +1,6 @@
 //! Operation codes (SPC-4 annex E.3, SBC-3 table 33) under their standard names.
 
-#![allow(missing_docs, reason = "the names are the standards'; cdb::facts() says what each is")]
+#![allow(missing_docs, reason = "the names are the standards'; cdb::facts() describes each")]
 
 pub const TEST_UNIT_READY: u8 = 0x00;
 pub const REQUEST_SENSE: u8 = 0x03;

@@ -1,28 +1,20 @@
-//! Unit attention conditions of one I_T nexus (SAM-5 5.14): a short queue, each told once.
+//! Unit attention conditions of one I_T nexus (SAM-5 5.14): a short queue; each is reported once.
 
 use crate::limits::ATTENTIONS_MAX;
 
-/// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED. Not 29/01, which says only the first: tools (libiscsi's) repeat a
-/// command after this one and give up after that.
+/// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED. Not the narrower 29/01 POWER ON OCCURRED: tools (libiscsi's) repeat a
+/// command after 29/00 and fail after 29/01.
 pub(super) const POWER_ON: (u8, u8) = (0x29, 0x00);
-/// BUS DEVICE RESET FUNCTION OCCURRED.
 pub(super) const DEVICE_RESET: (u8, u8) = (0x29, 0x03);
-/// DEVICE INTERNAL RESET.
 pub(super) const INTERNAL_RESET: (u8, u8) = (0x29, 0x04);
-/// I_T NEXUS LOSS OCCURRED.
 pub(super) const NEXUS_LOSS: (u8, u8) = (0x29, 0x07);
-/// NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED.
 pub(super) const MEDIUM_CHANGED: (u8, u8) = (0x28, 0x00);
-/// MODE PARAMETERS CHANGED.
 pub(super) const MODE_CHANGED: (u8, u8) = (0x2a, 0x01);
-/// CAPACITY DATA HAS CHANGED.
 pub(super) const CAPACITY_CHANGED: (u8, u8) = (0x2a, 0x09);
-/// COMMANDS CLEARED BY ANOTHER INITIATOR.
 pub(super) const TASKS_CLEARED: (u8, u8) = (0x2f, 0x00);
-/// REPORTED LUNS DATA HAS CHANGED.
 pub(super) const LUNS_CHANGED: (u8, u8) = (0x3f, 0x0e);
 
-/// Oldest first, no two alike, never more than [`ATTENTIONS_MAX`].
+/// Oldest first, without duplicates, at most [`ATTENTIONS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Attentions {
     codes: [(u8, u8); ATTENTIONS_MAX],
@@ -55,7 +47,7 @@ impl Attentions {
         }
     }
 
-    /// A reset says more than everything before it (SAM-5 5.14.3).
+    /// A reset supersedes every earlier condition (SAM-5 5.14.3).
     pub(super) fn reset_to(&mut self, code: (u8, u8)) {
         self.count = 0;
         self.push(code);

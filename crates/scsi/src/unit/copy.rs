@@ -1,5 +1,5 @@
-//! Third-party copy (SPC-4 6.4, 6.24): the commands of the copy manager, what it says of itself, and what it remembers
-//! of copies. The copying is the caller's, who alone knows the other units.
+//! Third-party copy (SPC-4 6.4, 6.24): the commands of the copy manager, its capabilities, and the records of copies.
+//! The caller copies, because only the caller has access to the other units.
 
 use super::inquiry::{NAA, T10, naa, t10};
 use super::{Call, LogicalUnit, NexusId, Stop};
@@ -11,18 +11,17 @@ use crate::limits::{
 };
 use crate::{MediaError, Outcome, Rights, Sense, SenseKey, Step};
 
-/// Service actions of RECEIVE COPY RESULTS.
 pub(super) const STATUS: u8 = 0x00;
 pub(super) const PARAMETERS: u8 = 0x03;
 pub(super) const FAILURE: u8 = 0x04;
 
-/// What is kept of a copy (SPC-4 5.17.4.3), by I_T nexus and LIST IDENTIFIER.
+/// The record of a copy (SPC-4 5.17.4.3), by I_T nexus and LIST IDENTIFIER.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) nexus: NexusId,
     list_id: u8,
     state: State,
-    /// Segments that are done, and bytes.
+    /// Completed segments; `bytes` counts their bytes.
     segments: u16,
     bytes: u64,
 }
@@ -34,17 +33,14 @@ enum State {
     Failed(Sense),
 }
 
-/// Which end of a copy a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyEnd {
-    /// It is read.
     Source,
-    /// It is written.
     Destination,
 }
 
-/// EXTENDED COPY (LID1): SPC-4 6.4. A list that is longer than any that is understood is cut: what its header says
-/// decides.
+/// EXTENDED COPY (LID1): SPC-4 6.4. A list longer than any supported one is collected in part: its header decides the
+/// sense data.
 pub(super) fn extended_copy(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     match allocation(call.cdb) {
         0 => Ok(Step::Done(Outcome::good())),
@@ -52,7 +48,6 @@ pub(super) fn extended_copy(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step,
     }
 }
 
-/// The parameter list of EXTENDED COPY (LID1).
 pub(super) fn extended_copy_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) -> Result<Step, Stop> {
     let list = CopyList::parse(list)?;
     let known = list.list_id.and_then(|id| unit.record(call.nexus, id));
@@ -78,14 +73,14 @@ pub(super) fn status(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Sto
     };
     let mut data = vec![0, 0, 0, 8, status];
     data.extend(record.segments.to_be_bytes());
-    // TRANSFER COUNT UNITS: the first of bytes, KiB, MiB, .. in which the count fits.
+    // TRANSFER COUNT UNITS: the first of bytes, KiB, MiB, .. in which the count fits in 32 bits.
     let units = (0u8..).find(|units| record.bytes >> (10 * units) <= u64::from(u32::MAX)).unwrap_or(0);
     data.push(units);
     data.extend(((record.bytes >> (10 * units)) as u32).to_be_bytes());
     Ok(cut(data, call))
 }
 
-/// RECEIVE COPY FAILURE DETAILS (LID1): SPC-4 6.23. Of a copy that did not fail there is nothing to tell.
+/// RECEIVE COPY FAILURE DETAILS (LID1): SPC-4 6.23. Empty for a copy that did not fail.
 pub(super) fn failure(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let State::Failed(sense) = unit.record_of(call)?.state else { return Ok(cut(vec![0; 4], call)) };
     let sense = sense.to_bytes();
@@ -98,11 +93,11 @@ pub(super) fn failure(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, St
     Ok(cut(data, call))
 }
 
-/// RECEIVE COPY OPERATING PARAMETERS: SPC-4 6.22. Nothing is held for the host (no inline data, no held data).
+/// RECEIVE COPY OPERATING PARAMETERS: SPC-4 6.22. Inline data and held data are not supported.
 pub(super) fn parameters(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let mut data = vec![0; 44];
     data[3] = (40 + DESCRIPTORS.len()) as u8;
-    // SNLID: LIST ID USAGE 11b is understood.
+    // SNLID: LIST ID USAGE 11b is supported.
     data[4] = 0x01;
     data[8..10].copy_from_slice(&(COPY_CSCDS_MAX as u16).to_be_bytes());
     data[10..12].copy_from_slice(&(COPY_SEGMENTS_MAX as u16).to_be_bytes());
@@ -110,14 +105,14 @@ pub(super) fn parameters(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, St
     data[16..20].copy_from_slice(&COPY_SEGMENT_BYTES_MAX.to_be_bytes());
     data[34..36].copy_from_slice(&(COPIES_MAX as u16).to_be_bytes());
     data[36] = COPIES_MAX as u8;
-    // DATA SEGMENT GRANULARITY, a power of two.
+    // DATA SEGMENT GRANULARITY, as a power of two.
     data[37] = 9;
     data[43] = DESCRIPTORS.len() as u8;
     data.extend(DESCRIPTORS);
     Ok(cut(data, call))
 }
 
-/// The Third-party Copy VPD page, 8Fh (SPC-4 7.8.17): the descriptors that are not optional.
+/// The Third-party Copy VPD page, 8Fh (SPC-4 7.8.17): the mandatory descriptors.
 pub(super) fn third_party_page() -> Vec<u8> {
     let mut page = Vec::new();
     let mut descriptor = |kind: u16, body: &[u8]| {
@@ -138,7 +133,7 @@ pub(super) fn third_party_page() -> Vec<u8> {
     parameters[8..12].copy_from_slice(&(COPY_LIST_BYTES_MAX as u32).to_be_bytes());
     descriptor(0x0004, &parameters);
     descriptor(0x0008, &[DESCRIPTORS.len() as u8, DESCRIPTORS[0], DESCRIPTORS[1]]);
-    // Supported CSCD Descriptor IDs: none but indices into the list.
+    // Supported CSCD Descriptor IDs: only indices into the list.
     descriptor(0x000c, &[0, 0]);
     let mut general = [0; 32];
     general[..4].copy_from_slice(&(COPIES_MAX as u32).to_be_bytes());
@@ -150,8 +145,7 @@ pub(super) fn third_party_page() -> Vec<u8> {
 }
 
 impl LogicalUnit {
-    /// Whether a CSCD descriptor names this unit: one of the designators of its VPD page 83h that name the logical
-    /// unit.
+    /// Whether a CSCD descriptor equals a designator of VPD page 83h for the logical unit.
     pub fn is_named(&self, cscd: &Cscd) -> bool {
         match (cscd.code_set, cscd.kind) {
             NAA => cscd.designator == naa(&self.config).to_be_bytes(),
@@ -160,8 +154,8 @@ impl LogicalUnit {
         }
     }
 
-    /// Whether this unit can be an end of a copy that `nexus`, with these rights to this unit, asks for: what a READ or
-    /// WRITE of these blocks by it would be checked for. `Err` is the fault of the segment.
+    /// Whether this unit can be `end` of a copy that `nexus`, with these rights to this unit, requests: the checks of a
+    /// READ or WRITE of these blocks by that nexus. `Err` is the fault of the segment.
     pub fn copies(
         &self,
         (nexus, rights): (NexusId, Rights),
@@ -184,14 +178,13 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// How far a copy is, for RECEIVE COPY STATUS.
     pub fn copying(&mut self, nexus: NexusId, list: &CopyList, bytes: u64) {
         if let Some(index) = list.list_id.and_then(|id| self.record(nexus, id)) {
             self.copies[index].bytes = bytes;
         }
     }
 
-    /// Ends EXTENDED COPY: `Ok` is the bytes copied, of all segments.
+    /// Ends EXTENDED COPY: `Ok` holds the bytes copied, over all segments.
     pub fn copied(&mut self, nexus: NexusId, list: &CopyList, result: Result<u64, CopyFailure>) -> Outcome {
         let outcome = match result {
             Ok(_) => Outcome::good(),
@@ -208,8 +201,8 @@ impl LogicalUnit {
         outcome
     }
 
-    /// The storage of this unit failed in a copy whose command was another unit's, as [`LogicalUnit::finish`] takes it
-    /// from commands of its own.
+    /// Handles a storage failure of this unit in a copy that another unit's command requested, as
+    /// [`LogicalUnit::finish`] does for commands of this unit.
     pub fn copy_failed(&mut self, nexus: NexusId, error: MediaError) {
         if error == MediaError::CacheLost {
             self.cache_lost(nexus);
@@ -226,7 +219,7 @@ impl LogicalUnit {
         index.map(|index| &self.copies[index]).ok_or_else(|| Sense::field_in_cdb(2, None).into())
     }
 
-    /// Keeps a record; those of copies that still run stay.
+    /// Adds a record; replaces the oldest one of a finished copy if the table is full.
     fn remember(&mut self, record: Record) {
         if self.copies.len() >= COPY_RECORDS_MAX
             && let Some(oldest) = self.copies.iter().position(|record| record.state != State::Running)
@@ -237,7 +230,6 @@ impl LogicalUnit {
     }
 }
 
-/// PARAMETER LIST LENGTH or ALLOCATION LENGTH.
 fn allocation(cdb: &[u8]) -> u32 {
     u32::from_be_bytes([cdb[10], cdb[11], cdb[12], cdb[13]])
 }
@@ -257,7 +249,7 @@ mod tests {
     use crate::inquiry::Standard;
 
     fn cscd() -> Cscd {
-        // The top four bits of the configured NAA are replaced.
+        // The device server replaces the top four bits of the configured NAA.
         Cscd::naa(&0x3234_5678_9abc_def0_u64.to_be_bytes(), 512).expect("8 bytes")
     }
 
@@ -273,7 +265,7 @@ mod tests {
         CopyList { list_id, cscds: vec![cscd()], segments: vec![segment] }
     }
 
-    /// Sends the list, and says what became of it.
+    /// Sends the list; returns the resulting copy, or key, code and qualifier.
     fn begin(unit: &mut LogicalUnit, nexus: NexusId, list: &CopyList) -> Result<CopyList, (u8, u8, u8)> {
         let (cdb, bytes) = cdb::extended_copy(list);
         assert_eq!(
@@ -330,7 +322,7 @@ mod tests {
         }
     }
 
-    /// What READ and WRITE are checked for: SPC-4 6.4.4.
+    /// The ends are checked as for READ and WRITE: SPC-4 6.4.4.
     #[test]
     fn ends_are_checked_like_reads_and_writes() {
         use CopyEnd::{Destination, Source};
@@ -434,12 +426,12 @@ mod tests {
         let mut unit = unit();
         let standard = Standard::parse(&data(&mut unit, cdb::inquiry(None, 96))).expect("36 bytes");
         assert!(standard.third_party_copy, "3PC");
-        let told = data(&mut unit, cdb::copy_parameters(1024));
-        assert_eq!(told.len(), 4 + usize::from(told[3]));
-        let parameters = CopyParameters::parse(&told).expect("whole");
+        let reported = data(&mut unit, cdb::copy_parameters(1024));
+        assert_eq!(reported.len(), 4 + usize::from(reported[3]));
+        let parameters = CopyParameters::parse(&reported).expect("whole");
         assert!(parameters.copies_blocks());
         assert_eq!(parameters.segments_of_list(COPY_CSCDS_MAX), COPY_SEGMENTS_MAX);
-        // SPC-4 7.8.17: what is told twice is the same, and every descriptor is a multiple of four.
+        // SPC-4 7.8.17: values reported twice are equal, and the length of every descriptor is a multiple of four.
         let page = data(&mut unit, cdb::inquiry(Some(0x8f), 1024));
         let (mut rest, mut kinds) = (&page[4..], Vec::new());
         while let &[kind_high, kind, high, low, ref body @ ..] = rest {
@@ -447,7 +439,7 @@ mod tests {
             assert_eq!(body.len() % 4, 0);
             match u16::from_be_bytes([kind_high, kind]) {
                 0x0001 => assert_eq!(body[..9], [8, 0x83, 1, 0, 0x84, 3, 0, 3, 4]),
-                0x0004 => assert_eq!(body[4..12], told[8..16]),
+                0x0004 => assert_eq!(body[4..12], reported[8..16]),
                 0x0008 => assert_eq!(body[..3], [2, 0x02, 0xe4]),
                 _ => {}
             }

@@ -6,19 +6,18 @@ use super::{Call, LogicalUnit, Stop, UnitConfig};
 use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::{Outcome, Sense, Step, text};
 
-/// VPD pages, ascending.
+/// Supported VPD pages, ascending.
 const PAGES: [u8; 8] = [0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2];
 
-/// Characters of the unit serial number that are used.
+/// Most characters of the unit serial number.
 const SERIAL_MAX: usize = 64;
 
 /// Bytes of the standard INQUIRY data: up to the end of the reserved bytes after the version descriptors.
 const STANDARD_BYTES: usize = 96;
 
-/// SAM-5, iSCSI, SPC-4 and SBC-3, none of them in a particular edition (SPC-4 annex E).
+/// Version descriptors of SAM-5, iSCSI, SPC-4 and SBC-3, without a particular edition (SPC-4 annex E).
 const VERSIONS: [u16; 4] = [0x00a0, 0x0960, 0x0460, 0x04c0];
 
-/// INQUIRY.
 pub(super) fn run(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let config = &unit.config;
     let data = match (call.cdb[1] & 0x01 != 0, call.cdb[2]) {
@@ -45,7 +44,7 @@ pub(super) fn run(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> 
     Ok(Step::Done(cut(data, allocation(call.cdb))))
 }
 
-/// INQUIRY to a LUN without unit: peripheral qualifier 011b, device type 1Fh (SPC-4 6.6.2).
+/// INQUIRY for a LUN without logical unit: peripheral qualifier 011b, device type 1Fh (SPC-4 6.6.2).
 pub(crate) fn inquiry_without_unit(cdb: &[u8]) -> Outcome {
     if cdb.len() < 6 || cdb[1] & 0x01 != 0 {
         return Outcome::check(Sense::field_in_cdb(1, Some(0)));
@@ -62,13 +61,13 @@ pub(crate) fn inquiry_without_unit(cdb: &[u8]) -> Outcome {
     cut(data, allocation(cdb))
 }
 
-/// REPORT LUNS. Telling the inventory also takes 3Fh/0Eh REPORTED LUNS DATA HAS CHANGED away.
+/// REPORT LUNS. It also clears 3Fh/0Eh REPORTED LUNS DATA HAS CHANGED.
 pub(super) fn run_report_luns(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     unit.nexus(call.nexus).attentions.remove(LUNS_CHANGED);
     Ok(Step::Done(report_luns(call.cdb, call.inventory)))
 }
 
-/// REPORT LUNS for any LUN of the target. There are no well-known logical units, so SELECT REPORT 01h is empty.
+/// REPORT LUNS for any LUN of the target. The target has no well-known logical units, so SELECT REPORT 01h is empty.
 pub(crate) fn report_luns(cdb: &[u8], inventory: &[u64]) -> Outcome {
     if cdb.len() < 12 {
         return Outcome::check(Sense::field_in_cdb(0, None));
@@ -97,7 +96,6 @@ fn cut(mut data: Vec<u8>, allocation: usize) -> Outcome {
 /// Standard INQUIRY data: SPC-4 table 175.
 fn standard(config: &UnitConfig) -> Vec<u8> {
     let mut data = vec![0; STANDARD_BYTES];
-    // RMB.
     data[1] = if config.removable { 0x80 } else { 0x00 };
     // SPC-4.
     data[2] = 0x06;
@@ -106,7 +104,6 @@ fn standard(config: &UnitConfig) -> Vec<u8> {
     data[4] = (STANDARD_BYTES - 5) as u8;
     // 3PC. TPGS in this byte is zero.
     data[5] = 0x08;
-    // CMDQUE.
     data[7] = 0x02;
     text::emit(&mut data[8..16], &config.vendor);
     text::emit(&mut data[16..32], &config.product);
@@ -128,7 +125,7 @@ fn serial(config: &UnitConfig) -> String {
 const BINARY: u8 = 0x01;
 const ASCII: u8 = 0x02;
 const UTF8: u8 = 0x03;
-/// Code set, and association with designator type, of the designators that name the logical unit.
+/// Code set, and association with designator type, of the designators for the logical unit.
 pub(super) const NAA: (u8, u8) = (BINARY, 0x03);
 pub(super) const T10: (u8, u8) = (ASCII, 0x01);
 
@@ -137,7 +134,6 @@ pub(super) fn naa(config: &UnitConfig) -> u64 {
     (config.naa & (u64::MAX >> 4)) | (0x3 << 60)
 }
 
-/// The T10 vendor ID designator.
 pub(super) fn t10(config: &UnitConfig) -> Vec<u8> {
     let mut vendor = vec![0; 8];
     text::emit(&mut vendor, &config.vendor);
@@ -145,10 +141,10 @@ pub(super) fn t10(config: &UnitConfig) -> Vec<u8> {
     vendor
 }
 
-/// Device identification: SPC-4 7.8.6. For the logical unit NAA and T10 vendor ID, for the port relative
-/// identifier, group and name, for the device its name.
+/// Device identification: SPC-4 7.8.6. NAA and T10 vendor ID for the logical unit; relative identifier, group and name
+/// for the port; name for the device.
 fn identification(config: &UnitConfig) -> Vec<u8> {
-    // PROTOCOL IDENTIFIER iSCSI, valid with PIV; associations.
+    // PROTOCOL IDENTIFIER iSCSI (valid with PIV), and associations.
     const ISCSI: u8 = 0x50;
     const PORT: u8 = 0x90;
     const DEVICE: u8 = 0xa0;
@@ -164,7 +160,7 @@ fn identification(config: &UnitConfig) -> Vec<u8> {
     designator(ISCSI | BINARY, PORT | 0x04, &[0, 0, high, low]);
     let [high, low] = config.target_port_group.to_be_bytes();
     designator(ISCSI | BINARY, PORT | 0x05, &[0, 0, high, low]);
-    // RFC 7143 4.2.7.1 and SPC-4 7.6.4.3: the port is the name, ",t,0x" and the group tag.
+    // RFC 7143 4.2.7.1 and SPC-4 7.6.4.3: the port name is the target name, ",t,0x" and the group tag.
     designator(
         ISCSI | UTF8,
         PORT | 0x08,
@@ -174,8 +170,8 @@ fn identification(config: &UnitConfig) -> Vec<u8> {
     page
 }
 
-/// A SCSI name string: UTF-8, ended and padded with zeros to a multiple of four. An iSCSI name has at most 223
-/// bytes (RFC 7143 4.2.7.1), so that the length fits.
+/// A SCSI name string: UTF-8, terminated and padded with zeros to a multiple of four. An iSCSI name has at most 223
+/// bytes (RFC 7143 4.2.7.1), so the length fits in its byte.
 fn name(target: &str, suffix: &str) -> Vec<u8> {
     let mut end = target.len().min(223);
     while !target.is_char_boundary(end) {
@@ -191,20 +187,20 @@ fn name(target: &str, suffix: &str) -> Vec<u8> {
 /// Extended INQUIRY data: SPC-4 7.8.7.
 fn extended(unit: &LogicalUnit) -> Vec<u8> {
     let mut page = vec![0; 0x3c];
-    // SIMPSUP: ORDERED and HEAD OF QUEUE promise an order we do not keep.
+    // SIMPSUP only: ORDERED and HEAD OF QUEUE would guarantee an order that this target does not keep.
     page[5 - 4] = 0x01;
-    // V_SUP: there is a volatile cache.
+    // V_SUP: the cache is volatile.
     page[6 - 4] = u8::from(unit.config.write_cache);
     page
 }
 
-/// Block limits: SBC-3 6.5.3. Every number here is one that is enforced.
+/// Block limits: SBC-3 6.5.3. Every limit reported is enforced.
 fn block_limits(unit: &LogicalUnit) -> Vec<u8> {
     let config = &unit.config;
     let granularity = config.physical_block_size / config.block_size;
     let optimal = config.optimal_transfer_bytes / config.physical_block_size * granularity;
     let mut page = vec![0; 0x3c];
-    // Offsets count from the start of the page, whose header of four bytes is not here.
+    // Offsets count from the start of the page; the header of four bytes is not in `page`.
     let mut put = |offset: usize, value: u32| page[offset - 4..offset].copy_from_slice(&value.to_be_bytes());
     put(8, unit.transfer_max_blocks() as u32);
     put(12, optimal);

@@ -1,20 +1,20 @@
-//! GET LBA STATUS (SBC-3 5.4): which blocks are mapped.
+//! GET LBA STATUS (SBC-3 5.4): reports which blocks are mapped.
 
 use super::{Call, LogicalUnit, NexusId, Stop};
 use crate::limits::LBA_STATUS_DESCRIPTORS_MAX;
 use crate::media::Then;
 use crate::{LbaExtent, Media, MediaOp, Outcome, Step};
 
-/// Header of the parameter data, and one LBA status descriptor, in bytes.
+/// Bytes of the header of the parameter data; `DESCRIPTOR_BYTES` of one LBA status descriptor.
 const HEADER_BYTES: u32 = 8;
 const DESCRIPTOR_BYTES: u32 = 16;
 
-/// PROVISIONING STATUS: mapped or unknown; deallocated. Nothing is ever anchored.
+/// PROVISIONING STATUS: mapped or unknown; deallocated. Anchored does not occur.
 const MAPPED: u8 = 0x00;
 const DEALLOCATED: u8 = 0x01;
 
-/// GET LBA STATUS. An allocation length without room for a descriptor is no error, it cuts the answer (SPC-4
-/// 4.2.5.6), whose PARAMETER DATA LENGTH counts one descriptor all the same: there is always one to be had.
+/// GET LBA STATUS. An allocation length below one descriptor truncates the data without an error (SPC-4 4.2.5.6);
+/// PARAMETER DATA LENGTH still counts one descriptor, since there always is one.
 pub(super) fn run(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let &[_, _, a, b, c, d, e, f, g, h, i, j, k, l, ..] = call.cdb else {
         return Err(crate::Sense::INVALID_OPCODE.into());
@@ -30,16 +30,16 @@ pub(super) fn run(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> 
         ..Media::new(MediaOp::LbaStatus { descriptors_max }, lba, blocks)
     };
     match unit.media(media)? {
-        // Fully provisioned: every block is mapped, so there is nothing to ask the storage.
+        // Fully provisioned: every block is mapped, without a request to the storage.
         Step::Media(media) if !unit.config.thin => Ok(Step::Done(unit.lba_status(call.nexus, &media, &[]))),
         step => Ok(step),
     }
 }
 
 impl LogicalUnit {
-    /// Ends GET LBA STATUS with what the storage knows: extents that follow each other from `media.lba` on. They
-    /// may end early, then the initiator asks again from there; what goes beyond `media.blocks` is left out. No
-    /// blocks at all means that nothing is known, which is told as mapped, as [`LogicalUnit::finish`] does.
+    /// Ends GET LBA STATUS with the extents that the storage reports, contiguous from `media.lba` on. They may end
+    /// early: the initiator continues there with another command. Blocks beyond `media.blocks` are ignored. Without any
+    /// blocks the state is unknown and reported as mapped, as [`LogicalUnit::finish`] does.
     pub fn lba_status(&mut self, nexus: NexusId, media: &Media, extents: &[LbaExtent]) -> Outcome {
         let mut outcome = self.finish(nexus, media, Ok(()));
         if let Some(data) = parameter_data(media, extents, self.config.thin) {
@@ -49,7 +49,8 @@ impl LogicalUnit {
     }
 }
 
-/// GET LBA STATUS parameter data (SBC-3 5.4.2); `None` for other work. On a fully provisioned unit every status is 0h.
+/// GET LBA STATUS parameter data (SBC-3 5.4.2); `None` for another operation. On a fully provisioned unit every status
+/// is 0h.
 pub(super) fn parameter_data(media: &Media, extents: &[LbaExtent], thin: bool) -> Option<Vec<u8>> {
     let (&MediaOp::LbaStatus { descriptors_max }, &Then::Cut { allocation }) = (&media.op, &media.then)
     else {
@@ -64,7 +65,7 @@ pub(super) fn parameter_data(media: &Media, extents: &[LbaExtent], thin: bool) -
     while let Some(extent) = extents.next() {
         let mapped = |extent: &LbaExtent| extent.mapped || !thin;
         let mut blocks = extent.blocks;
-        // The largest descriptors that can be had.
+        // Adjacent extents of the same state share a descriptor.
         while let Some(next) = extents.next_if(|next| mapped(next) == mapped(extent)) {
             blocks = blocks.saturating_add(next.blocks);
         }
@@ -84,13 +85,11 @@ pub(super) fn parameter_data(media: &Media, extents: &[LbaExtent], thin: bool) -
 
 struct Descriptors {
     data: Vec<u8>,
-    /// How many more may be added.
     max: u32,
 }
 
 impl Descriptors {
-    /// Adds descriptors of at most 2^32-1 blocks each and moves `lba` behind them; `false` when there is no more
-    /// room.
+    /// Adds descriptors of at most 2^32-1 blocks each and advances `lba` past them; `false` once `max` is 0.
     fn push(&mut self, lba: &mut u64, mut blocks: u64, status: u8) -> bool {
         while blocks > 0 && self.max > 0 {
             let count = u32::try_from(blocks).unwrap_or(u32::MAX);

@@ -1,11 +1,11 @@
-//! MAINTENANCE IN: what the device server can do.
+//! MAINTENANCE IN: reports of the supported commands and task management functions.
 
 use super::opcodes::{Opcode, TABLE};
 use super::{Call, LogicalUnit, Stop};
 use crate::{Outcome, Sense, Step};
 
-/// Seconds after which an initiator may believe a command is lost (RECOMMENDED COMMAND TIMEOUT); no nominal
-/// time is given, for it is the storage's.
+/// RECOMMENDED COMMAND TIMEOUT: seconds after which an initiator may consider a command lost. The nominal time is not
+/// reported, because it depends on the storage.
 const TIMEOUT_S: u32 = 30;
 
 /// REPORT SUPPORTED OPERATION CODES: SPC-4 6.32.
@@ -56,7 +56,7 @@ fn all<'a>(opcodes: impl Iterator<Item = &'a Opcode>, timeouts: bool) -> Vec<u8>
 
 /// One command: SPC-4 table 251.
 fn one(opcode: Option<&Opcode>, timeouts: bool) -> Vec<u8> {
-    // SUPPORT 001b: not supported; 011b: supported as the standard says.
+    // SUPPORT 001b: not supported; 011b: supported in conformance with the standard.
     let Some(opcode) = opcode else { return vec![0, 0x01, 0, 0] };
     let mut data = vec![0, (u8::from(timeouts) << 7) | 0x03, 0, opcode.length() as u8];
     data.extend(opcode.usage);
@@ -74,8 +74,8 @@ fn timeouts_descriptor() -> [u8; 12] {
     descriptor
 }
 
-/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: SPC-4 6.33. What an iSCSI target can be asked: ABORT TASK,
-/// ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET and TARGET RESET.
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: SPC-4 6.33. Those of an iSCSI target: ABORT TASK, ABORT TASK SET, CLEAR
+/// TASK SET, LOGICAL UNIT RESET and TARGET RESET.
 pub(super) fn task_management(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let allocation = allocation(call.cdb);
     if allocation < 4 {
@@ -83,7 +83,7 @@ pub(super) fn task_management(_: &mut LogicalUnit, call: Call<'_>) -> Result<Ste
     }
     let mut data = vec![0xda, 0, 0, 0];
     if call.cdb[2] & 0x80 != 0 {
-        // The extended format, all timeouts not specified (SPC-4 table 257).
+        // The extended format, with all timeouts unspecified (SPC-4 table 257).
         data[3] = 12;
         data.resize(16, 0);
     }

@@ -1,5 +1,4 @@
-//! Commands on the medium (SBC-3 clause 5): fields, limits and capacity are checked here, the rest is the
-//! storage's.
+//! Commands on the medium (SBC-3 clause 5). This module checks fields, limits and capacity; the storage executes.
 
 use super::{Call, LogicalUnit, Stop};
 use crate::cdb::{self, Access};
@@ -36,7 +35,7 @@ pub(super) fn verify(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Sto
         _ => return Err(Sense::field_in_cdb(1, Some(2)).into()),
     };
     unit.check_transfer(call.cdb, &access)?;
-    // Nothing to verify, nothing to compare: BYTCHK 11b must not ask for a block of data then.
+    // BYTCHK 11b with zero blocks must not request a block of data-out.
     let compare = if access.blocks == 0 { Compare::None } else { compare };
     unit.media(Media {
         dpo: access.dpo,
@@ -59,15 +58,15 @@ pub(super) fn write_verify(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Ste
     })
 }
 
-/// PRE-FETCH (10), (16): SBC-3 5.8, 5.9. GOOD, as against CONDITION MET, promises nothing about the cache.
+/// PRE-FETCH (10), (16): SBC-3 5.8, 5.9. GOOD, unlike CONDITION MET, makes no statement about the cache.
 pub(super) fn pre_fetch(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let access = Access::parse(call.cdb).ok_or(Sense::INVALID_OPCODE)?;
     unit.check_range(access.lba, access.blocks)?;
     Ok(Step::Done(Outcome::good()))
 }
 
-/// SYNCHRONIZE CACHE (10), (16): SBC-3 5.22, 5.23. No blocks means to the end. With IMMED the status waits all
-/// the same, since a flush that fails afterwards could only be told as a deferred error.
+/// SYNCHRONIZE CACHE (10), (16): SBC-3 5.22, 5.23. Zero blocks means to the end. IMMED does not make the status early:
+/// a later failure of the flush could only be reported as a deferred error.
 pub(super) fn synchronize_cache(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let Access { lba, blocks, .. } = Access::parse(call.cdb).ok_or(Sense::INVALID_OPCODE)?;
     unit.check_range(lba, blocks)?;
@@ -80,7 +79,7 @@ pub(super) fn write_same(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step,
     let Access { lba, blocks, protect, .. } = Access::parse(call.cdb).ok_or(Sense::INVALID_OPCODE)?;
     let flags = call.cdb[1];
     let (anchor, unmap) = (flags & 0x10 != 0, flags & 0x08 != 0);
-    // NDOB is a bit of the 16-byte CDB only; the 10-byte one has obsolete LBDATA and PBDATA next to it.
+    // NDOB exists only in the 16-byte CDB; the 10-byte CDB has the obsolete bits LBDATA and PBDATA there.
     let zero = call.cdb[0] == cdb::opcode::WRITE_SAME_16 && flags & 0x01 != 0;
     if protect != 0 {
         return Err(Sense::field_in_cdb(1, Some(7)).into());
@@ -96,7 +95,7 @@ pub(super) fn write_same(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step,
         return Err(Sense::field_in_cdb(1, Some(2)).into());
     }
     unit.check_range(lba, blocks)?;
-    // WSNZ: zero would mean to the end of the unit. And MAXIMUM WRITE SAME LENGTH.
+    // WSNZ: zero blocks would mean to the end of the unit. The bound is MAXIMUM WRITE SAME LENGTH.
     if blocks == 0 || blocks > u64::from(WRITE_SAME_BLOCKS_MAX) {
         return Err(Sense::field_in_cdb(cdb::blocks_field(call.cdb), None).into());
     }
@@ -113,18 +112,18 @@ pub(super) fn unmap(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     match unmap_list_bytes(call.cdb) {
         0 => Ok(Step::Done(Outcome::good())),
         1..8 => Err(Sense::LIST_LENGTH.into()),
-        // More descriptors than we say we take; what lies behind the last one would not be read anyway.
+        // More descriptors than the Block Limits page allows: those beyond the maximum would not be used.
         bytes => Ok(Step::Collect { list_bytes: bytes, bytes: bytes.min(PARAMETER_LIST_MAX_BYTES) }),
     }
 }
 
 /// The parameter list of UNMAP: SBC-3 table 84.
 pub(super) fn unmap_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) -> Result<Step, Stop> {
-    let asked = unmap_list_bytes(call.cdb).min(PARAMETER_LIST_MAX_BYTES) as usize;
-    let Some(list) = list.get(..asked).filter(|list| list.len() >= 8) else {
+    let requested = unmap_list_bytes(call.cdb).min(PARAMETER_LIST_MAX_BYTES) as usize;
+    let Some(list) = list.get(..requested).filter(|list| list.len() >= 8) else {
         return Err(Sense::LIST_LENGTH.into());
     };
-    // UNMAP BLOCK DESCRIPTOR DATA LENGTH: a descriptor cut in half is ignored, one beyond the list is an error.
+    // UNMAP BLOCK DESCRIPTOR DATA LENGTH: a partial descriptor is ignored, one beyond the list is an error.
     let bytes = usize::from(u16::from_be_bytes([list[2], list[3]]));
     let descriptors = bytes / 16;
     if descriptors > UNMAP_DESCRIPTORS_MAX as usize {
@@ -157,8 +156,8 @@ pub(super) fn unmap_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) ->
     unit.media(Media::new(MediaOp::Unmap { ranges, durable }, 0, total))
 }
 
-/// Address and flags of a CDB whose RDPROTECT, WRPROTECT or VRPROTECT must be zero: the medium is not
-/// formatted with protection information (SBC-3 table 49).
+/// Parses a CDB whose RDPROTECT, WRPROTECT or VRPROTECT must be zero: the medium is not formatted with protection
+/// information (SBC-3 table 49).
 fn unprotected(cdb: &[u8]) -> Result<Access, Stop> {
     let access = Access::parse(cdb).ok_or(Sense::INVALID_OPCODE)?;
     if access.protect != 0 {
@@ -180,7 +179,7 @@ fn be32(bytes: &[u8]) -> u32 {
 }
 
 impl LogicalUnit {
-    /// Hands work to the storage, unless the storage has lost data: then nothing on it can be relied on.
+    /// Returns the operation as a step, unless accepted data was lost: no block of the unit is reliable then.
     pub(super) fn media(&self, media: Media) -> Result<Step, Stop> {
         if self.lost_data {
             return Err(if media.writes() || media.op == MediaOp::Flush {
@@ -193,8 +192,8 @@ impl LogicalUnit {
         Ok(Step::Media(media))
     }
 
-    /// The blocks exist, and their first one does even if there are none (SBC-3 5.11: "if the specified LBA
-    /// exceeds the capacity of the medium").
+    /// Checks that the blocks exist, and with zero blocks that `lba` does (SBC-3 5.11: "if the specified LBA exceeds
+    /// the capacity of the medium").
     pub(super) fn check_range(&self, lba: u64, blocks: u64) -> Result<(), Stop> {
         let capacity = self.config.blocks;
         if lba >= capacity || blocks > capacity - lba {
@@ -213,7 +212,7 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// MAXIMUM TRANSFER LENGTH in blocks; 0: no limit.
+    /// MAXIMUM TRANSFER LENGTH in blocks; 0 means no limit.
     pub(super) fn transfer_max_blocks(&self) -> u64 {
         u64::from(self.config.max_transfer_bytes / self.config.block_size)
     }

@@ -1,8 +1,8 @@
-//! The device server of one logical unit: state, order of checks, events from outside.
+//! The device server of one logical unit: state, order of checks, external events.
 //!
 //! The order, from SAM-5 5.3.3 and practice: unit attention, operation code, control byte, reservation, medium, rights,
-//! write protection, fields of the CDB, limits and capacity. `opcodes::TABLE` says which of them apply to a
-//! command; the arms live in the files named after their subject.
+//! write protection, fields of the CDB, limits and capacity. `opcodes::TABLE` selects the checks of each command; the
+//! commands are implemented in the files named after their subject.
 
 mod attention;
 mod copy;
@@ -30,37 +30,36 @@ use attention::Attentions;
 use mode::Pages;
 use opcodes::{Need, Opcode, Reserved};
 
-/// An I_T nexus: an initiator port and the target port it came in by. The caller hands out the numbers, none twice.
+/// An I_T nexus: an initiator port and its target port. The caller assigns the numbers and never reuses one.
 pub type NexusId = u64;
 
-/// What an I_T nexus may do with a logical unit that it sees. The caller knows it by nexus and unit and says it with each
-/// command, so that a change holds from the next command on.
+/// Access rights of an I_T nexus to a logical unit visible to it. The caller passes them with each command, so that a
+/// change applies from the next command on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rights {
-    /// Read it. The unit is write-protected for this nexus, and its state is not this nexus's to change.
+    /// Read only. The unit is write-protected for this nexus, which also may not change state that other nexuses share.
     ReadOnly,
-    /// Read and write it, and change its state.
+    /// Read and write, and change the state of the unit.
     ReadWrite,
 }
 
-/// What a logical unit is. Does not change while it lives, except its size ([`LogicalUnit::resized`]).
+/// Properties of a logical unit. They are fixed for its lifetime, except the size ([`LogicalUnit::resized`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitConfig {
-    /// Capacity in logical blocks.
     pub blocks: u64,
     /// Logical block size: 512 or 4096 bytes.
     pub block_size: u32,
     /// Physical block size in bytes: a power of two, at least `block_size`, at most 2^15 times that.
     pub physical_block_size: u32,
-    /// Every write is refused with DATA PROTECT 27h/00h.
+    /// Every write is rejected with DATA PROTECT 27h/00h.
     pub read_only: bool,
-    /// RMB: the medium can be ejected and loaded by START STOP UNIT.
+    /// RMB: START STOP UNIT can eject and load the medium.
     pub removable: bool,
-    /// Medium rotation rate: 7200/min if so, else "non-rotating".
+    /// Medium rotation rate: 7200/min if set, otherwise "non-rotating".
     pub rotational: bool,
-    /// LBPME: UNMAP and WRITE SAME with UNMAP work, unmapped blocks read as zeros.
+    /// LBPME: UNMAP and WRITE SAME with UNMAP are supported, unmapped blocks read as zeros.
     pub thin: bool,
-    /// WCE: a write may end in a volatile cache. If not, WCE can not be switched on by an initiator either.
+    /// WCE: a write may complete in a volatile cache. If false, initiators cannot enable WCE.
     pub write_cache: bool,
     /// T10 VENDOR IDENTIFICATION, at most 8 characters.
     pub vendor: String,
@@ -68,64 +67,64 @@ pub struct UnitConfig {
     pub product: String,
     /// PRODUCT REVISION LEVEL, at most 4 characters.
     pub revision: String,
-    /// Unit serial number, at most 64 characters are used.
+    /// Unit serial number; only the first 64 characters are used.
     pub serial: String,
-    /// 60 random bits for the NAA designator. Its format is NAA 3h, locally assigned, because we own no OUI:
-    /// the top four bits are replaced by 3h. Stable for the life of the volume, never two alike.
+    /// 60 random bits for the NAA designator. Its format is NAA 3h, locally assigned, because the project owns no OUI:
+    /// the top four bits are replaced by 3h. Stable for the lifetime of the volume and unique.
     pub naa: u64,
-    /// MAXIMUM TRANSFER LENGTH in bytes, rounded down to blocks; 0: no limit.
+    /// MAXIMUM TRANSFER LENGTH in bytes, rounded down to blocks; 0 means no limit.
     pub max_transfer_bytes: u32,
-    /// OPTIMAL TRANSFER LENGTH in bytes, rounded down to physical blocks; 0: nothing to recommend.
+    /// OPTIMAL TRANSFER LENGTH in bytes, rounded down to physical blocks; 0 means no recommendation.
     pub optimal_transfer_bytes: u32,
     /// iSCSI name of the target, for the SCSI name string designators.
     pub target_name: String,
-    /// Target port group tag by which the initiator came in.
+    /// Group tag of the target port that the initiator is connected to.
     pub target_port_group: u16,
-    /// RELATIVE TARGET PORT IDENTIFIER.
     pub relative_port: u16,
 }
 
 /// The device server of one logical unit, shared by all its I_T nexuses.
+///
+/// The caller attaches each nexus, passes its commands to [`LogicalUnit::command`], and acts on the returned [`Step`]
+/// until it is [`Step::Done`]; commands of several nexuses may be in progress at once. Between calls the unit holds the
+/// mode pages, the reservation, the unit attentions of each nexus and the records of copies, but no commands. Resets,
+/// new sizes and failures of the storage are separate calls.
 #[derive(Debug)]
 pub struct LogicalUnit {
     config: UnitConfig,
     nexuses: Vec<Nexus>,
-    /// Holder of a RESERVE, SPC-2 5.5.1.
+    /// Holder of a RESERVE (SPC-2 5.5.1).
     reservation: Option<NexusId>,
     pages: Pages,
-    /// The medium is in; always so unless removable.
+    /// The medium is loaded; always true for a unit that is not removable.
     loaded: bool,
-    /// A flush failed: accepted data is lost.
     lost_data: bool,
-    /// Copies that run, and some that have ended, oldest first.
+    /// Records of running copies and of the latest ended ones, oldest first.
     copies: Vec<copy::Record>,
-    /// Nexuses that are gone and had heard all about the power of this unit, oldest first.
-    heard: VecDeque<NexusId>,
+    /// Ended nexuses that had received every report of a power-on or data loss of this unit, oldest first.
+    fully_reported: VecDeque<NexusId>,
 }
 
-/// What is kept for one I_T nexus.
 #[derive(Debug)]
 struct Nexus {
     id: NexusId,
     attentions: Attentions,
-    /// It has not been told yet that what it knows of this unit does not count any more.
-    untold: bool,
-    /// The storage's cache was lost, and this nexus's next flush has to say so.
+    /// A power-on or change of the medium has not been reported to this nexus.
+    unreported: bool,
+    /// The storage lost its cache; the next flush of this nexus must fail.
     cache_lost: bool,
     /// PREVENT of PREVENT ALLOW MEDIUM REMOVAL.
     prevent: bool,
 }
 
 impl Nexus {
-    /// The attention to be told now.
-    fn tell(&mut self) -> Option<(u8, u8)> {
+    fn take_attention(&mut self) -> Option<(u8, u8)> {
         let code = self.attentions.pop()?;
-        self.untold &= ![attention::POWER_ON, attention::MEDIUM_CHANGED].contains(&code);
+        self.unreported &= ![attention::POWER_ON, attention::MEDIUM_CHANGED].contains(&code);
         Some(code)
     }
 }
 
-/// A command on its way through the checks.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     nexus: NexusId,
@@ -135,8 +134,8 @@ struct Call<'a> {
 }
 
 impl LogicalUnit {
-    /// A unit with nobody attached. What in the configuration would make answers nonsense is put right: block
-    /// sizes that are no powers of two or too small become 512 and the logical block size.
+    /// A unit without nexuses. Invalid sizes in the configuration are corrected: a logical block size that is no power
+    /// of two or below 512 becomes 512, an invalid physical block size becomes the logical one.
     pub fn new(mut config: UnitConfig) -> Self {
         if !config.block_size.is_power_of_two() || config.block_size < 512 {
             config.block_size = 512;
@@ -157,64 +156,69 @@ impl LogicalUnit {
             loaded: true,
             lost_data: false,
             copies: Vec::new(),
-            heard: VecDeque::new(),
+            fully_reported: VecDeque::new(),
         }
     }
 
-    /// What the unit is, with its present size.
     pub fn config(&self) -> &UnitConfig {
         &self.config
     }
 
-    /// WCE as it is now: MODE SELECT can switch the volatile cache off and on again.
+    /// The current WCE: MODE SELECT can disable and enable the volatile cache.
     pub fn write_cache(&self) -> bool {
         self.pages.write_cache()
     }
 
-    /// The holder of a RESERVE.
     pub fn reserved_by(&self) -> Option<NexusId> {
         self.reservation
     }
 
-    /// Whether accepted data was lost ([`MediaError::FlushFailed`]) and the unit therefore answers MEDIUM ERROR.
+    /// Whether accepted data was lost ([`MediaError::FlushFailed`]), so that the unit answers MEDIUM ERROR.
     pub fn lost_data(&self) -> bool {
         self.lost_data
     }
 
-    /// The storage was opened anew after [`LogicalUnit::lost_data`]: commands reach it again, and every nexus
-    /// hears 28h/00h, since what the medium holds may not be what was last read.
+    /// The storage was reopened after [`LogicalUnit::lost_data`]: commands reach it again, and every nexus gets
+    /// 28h/00h, since the contents of the medium may have changed.
     pub fn reopened(&mut self) {
         self.lost_data = false;
-        self.heard.clear();
+        self.fully_reported.clear();
         for nexus in &mut self.nexuses {
-            nexus.untold = true;
+            nexus.unreported = true;
         }
         self.establish(None, attention::MEDIUM_CHANGED);
     }
 
-    /// A new I_T nexus. One that was not here before hears 29h/01h POWER ON OCCURRED (SAM-5 6.3.1): nothing it knows
-    /// of this unit counts. One that takes the place of a nexus of the same ports, whose number was `former`, hears
-    /// 29h/07h I_T NEXUS LOSS OCCURRED (SAM-5 6.3.4): its tasks and reservations are gone, but what was accepted from
-    /// it is still accepted. Initiators tell by this whether writes they have not flushed survived, so it is not said
-    /// when data was lost since, nor to one that ended before it had heard of the power. Attaching again starts the
-    /// nexus afresh.
+    /// Adds an I_T nexus; an existing one of this number is detached first.
+    ///
+    /// A new nexus gets 29h/00h POWER ON, RESET, OR BUS DEVICE RESET OCCURRED (SAM-5 6.3.1): no earlier state of this
+    /// unit is valid for it. A nexus that replaces one of the same ports, whose number was `former`, gets 29h/07h I_T
+    /// NEXUS LOSS OCCURRED (SAM-5 6.3.4): its tasks and reservations are gone, but writes accepted from it remain
+    /// accepted. Initiators infer from this code whether their unflushed writes survived; therefore it is not sent if
+    /// data was lost since, nor if `former` ended before its own POWER ON was reported.
     pub fn attach(&mut self, nexus: NexusId, former: Option<NexusId>) {
         self.detach(nexus);
-        let kept = former.is_some_and(|former| self.heard.contains(&former));
+        let kept = former.is_some_and(|former| self.fully_reported.contains(&former));
         let mut attentions = Attentions::default();
         attentions.push(if kept { attention::NEXUS_LOSS } else { attention::POWER_ON });
-        self.nexuses.push(Nexus { id: nexus, attentions, untold: !kept, cache_lost: false, prevent: false });
+        self.nexuses.push(Nexus {
+            id: nexus,
+            attentions,
+            unreported: !kept,
+            cache_lost: false,
+            prevent: false,
+        });
     }
 
-    /// I_T nexus loss (SAM-5 6.3.4): its reservation, PREVENT and unit attentions go.
+    /// I_T nexus loss (SAM-5 6.3.4): discards its reservation, PREVENT, unit attentions and copy records.
     pub fn detach(&mut self, nexus: NexusId) {
         if let Some(index) = self.nexuses.iter().position(|known| known.id == nexus) {
             let gone = self.nexuses.swap_remove(index);
-            if !gone.untold && !gone.cache_lost {
-                if self.heard.len() == FORMER_NEXUSES_MAX {
-                    self.heard.pop_front();
+            if !gone.unreported && !gone.cache_lost {
+                if self.fully_reported.len() == FORMER_NEXUSES_MAX {
+                    self.fully_reported.pop_front();
                 }
-                self.heard.push_back(nexus);
+                self.fully_reported.push_back(nexus);
             }
         }
         if self.reservation == Some(nexus) {
@@ -223,10 +227,10 @@ impl LogicalUnit {
         self.copies.retain(|record| record.nexus != nexus);
     }
 
-    /// LOGICAL UNIT RESET, or a target reset (SAM-5 6.3.3): reservation and PREVENT go, mode pages return to
-    /// their defaults. Every nexus hears of it, the one that asked included, as SAM-5 wants and initiators
-    /// expect: 29h/03h if an initiator asked, 29h/04h if the target did it of its own accord. The caller has
-    /// aborted the tasks.
+    /// LOGICAL UNIT RESET, or a target reset (SAM-5 6.3.3): clears reservation and PREVENT and restores the default
+    /// mode pages. Every nexus gets a unit attention, the requesting one included, as SAM-5 requires and initiators
+    /// expect: 29h/03h if an initiator requested the reset, 29h/04h if the target did. The caller has aborted the
+    /// tasks.
     pub fn reset(&mut self, by: Option<NexusId>) {
         self.reservation = None;
         self.pages = Pages::new(&self.config);
@@ -238,7 +242,7 @@ impl LogicalUnit {
         }
     }
 
-    /// A unit attention condition for every nexus but one.
+    /// Establishes a unit attention condition for every nexus except one.
     pub fn establish(&mut self, except: Option<NexusId>, asc_ascq: (u8, u8)) {
         for nexus in &mut self.nexuses {
             if except != Some(nexus.id) {
@@ -247,14 +251,14 @@ impl LogicalUnit {
         }
     }
 
-    /// The LUNs that this nexus sees have changed: 3Fh/0Eh REPORTED LUNS DATA HAS CHANGED at this unit.
+    /// The set of LUNs visible to this nexus has changed: 3Fh/0Eh REPORTED LUNS DATA HAS CHANGED at this unit.
     pub fn luns_changed(&mut self, nexus: NexusId) {
         if let Some(nexus) = self.nexuses.iter_mut().find(|known| known.id == nexus) {
             nexus.attentions.push(attention::LUNS_CHANGED);
         }
     }
 
-    /// The unit has a new size: 2Ah/09h CAPACITY DATA HAS CHANGED for everyone.
+    /// Sets a new size: 2Ah/09h CAPACITY DATA HAS CHANGED for every nexus.
     pub fn resized(&mut self, blocks: u64) {
         if self.config.blocks != blocks {
             self.config.blocks = blocks;
@@ -262,13 +266,13 @@ impl LogicalUnit {
         }
     }
 
-    /// CLEAR TASK SET ended tasks of others (SAM-5 5.6.3): 2Fh/00h for them. Call it when there were any.
+    /// CLEAR TASK SET of `by` ended tasks of other nexuses (SAM-5 5.6.3), which get 2Fh/00h. Not called without any.
     pub fn tasks_cleared_by(&mut self, by: NexusId) {
         self.establish(Some(by), attention::TASKS_CLEARED);
     }
 
-    /// Runs a command as far as it goes without data. `rights` are those of `nexus` to this unit, `cdb` is what the
-    /// transport carried (iSCSI pads to 16 bytes), `inventory` the wire values of the LUNs that the nexus sees. READ and
+    /// Executes a command up to its data transfer. `rights` are those of `nexus` to this unit, `cdb` is the CDB from
+    /// the transport (iSCSI pads it to 16 bytes), `inventory` the wire values of the LUNs visible to the nexus. READ and
     /// WRITE do not allocate.
     pub fn command(&mut self, nexus: NexusId, rights: Rights, cdb: &[u8], inventory: &[u64]) -> Step {
         let call = Call { nexus, rights, cdb, inventory };
@@ -276,12 +280,12 @@ impl LogicalUnit {
         result.map_or_else(|stop| self.stopped(stop), |step| self.formatted(step))
     }
 
-    /// Goes on after [`Step::Collect`] with what arrived, which is as long as [`Step::Collect`] said.
+    /// Continues after [`Step::Collect`] with the collected list, whose length is the one [`Step::Collect`] requested.
     pub fn parameters(&mut self, nexus: NexusId, rights: Rights, cdb: &[u8], list: &[u8]) -> Step {
         let call = Call { nexus, rights, cdb, inventory: &[] };
         let result = match opcodes::find(cdb).map(|opcode| (opcode, opcode.parameters)) {
             Some((opcode, Some(parameters))) if cdb.len() >= opcode.length() => {
-                // While the list travelled the medium may have gone, or the unit become read-only.
+                // The medium may have been ejected, or the unit write-protected, while the list was transferred.
                 self.permit(opcode, rights).and_then(|()| parameters(self, call, list))
             }
             _ => Err(Sense::INVALID_OPCODE.into()),
@@ -289,14 +293,12 @@ impl LogicalUnit {
         result.map_or_else(|stop| self.stopped(stop), |step| self.formatted(step))
     }
 
-    /// Ends a command for which the initiator offers data-out of a length that cannot serve ([`Media::accepts_data_out`],
-    /// [`Step::Collect`]): ILLEGAL REQUEST 0Eh/03h INVALID FIELD IN COMMAND INFORMATION UNIT (FCP-4 9.4.2.6 b). Nothing has
-    /// been transferred.
+    /// Ends a command whose data-out length is unusable ([`Media::accepts_data_out`], [`Step::Collect`]): ILLEGAL
+    /// REQUEST 0Eh/03h INVALID FIELD IN COMMAND INFORMATION UNIT (FCP-4 9.4.2.6 b). Nothing has been transferred.
     pub fn misfit(&self) -> Outcome {
         self.with_format(Outcome::check(Sense::COMMAND_IU))
     }
 
-    /// Ends a command whose storage work is done.
     pub fn finish(&mut self, nexus: NexusId, media: &Media, result: Result<(), MediaError>) -> Outcome {
         let result = match result {
             Ok(()) if media.op == MediaOp::Flush && std::mem::take(&mut self.nexus(nexus).cache_lost) => {
@@ -325,25 +327,25 @@ impl LogicalUnit {
         self.with_format(outcome)
     }
 
-    /// The storage's cache was lost, and `told` is hearing of it. The next flush of every other nexus has to fail too:
-    /// what it wrote may be gone as well. The storage says it once for each of its flushes under way; the first one
-    /// speaks for all.
-    fn cache_lost(&mut self, told: NexusId) {
-        if std::mem::take(&mut self.nexus(told).cache_lost) {
+    /// The storage lost its cache, and the current command of `reporter` reports it. The next flush of every other nexus
+    /// must fail too, because its writes may be lost. The storage reports one loss to each flush in progress; only the
+    /// first report marks the other nexuses.
+    fn cache_lost(&mut self, reporter: NexusId) {
+        if std::mem::take(&mut self.nexus(reporter).cache_lost) {
             return;
         }
-        self.heard.clear();
+        self.fully_reported.clear();
         for nexus in &mut self.nexuses {
-            nexus.cache_lost = nexus.id != told;
+            nexus.cache_lost = nexus.id != reporter;
         }
     }
 
-    /// The checks every command passes before its own arm sees it.
+    /// The checks before the implementation of a command.
     fn admit(&mut self, call: Call<'_>) -> Result<&'static Opcode, Stop> {
         let opcode = opcodes::find(call.cdb);
-        // SAM-5 5.14.5: INQUIRY, REPORT LUNS and REQUEST SENSE go past a unit attention.
+        // SAM-5 5.14.5: INQUIRY, REPORT LUNS and REQUEST SENSE bypass a unit attention.
         if !opcode.is_some_and(|opcode| opcode.past_attention)
-            && let Some((asc, ascq)) = self.nexus(call.nexus).tell()
+            && let Some((asc, ascq)) = self.nexus(call.nexus).take_attention()
         {
             return Err(Sense::new(SenseKey::UnitAttention, asc, ascq).into());
         }
@@ -351,7 +353,7 @@ impl LogicalUnit {
         if call.cdb.len() < opcode.length() {
             return Err(Sense::field_in_cdb(0, None).into());
         }
-        // SAM-5 5.2: NORMACA is zero, so NACA must be.
+        // SAM-5 5.2: NORMACA is zero, so NACA must be zero.
         let control = opcode.length() - 1;
         if call.cdb[control] & 0x04 != 0 {
             return Err(Sense::field_in_cdb(control as u16, Some(2)).into());
@@ -361,7 +363,7 @@ impl LogicalUnit {
             && match opcode.reserved {
                 Reserved::Conflict => true,
                 Reserved::Allowed => false,
-                // SPC-2 table 10: PREVENT ALLOW MEDIUM REMOVAL is allowed when it allows.
+                // SPC-2 table 10: PREVENT ALLOW MEDIUM REMOVAL does not conflict if it allows removal.
                 Reserved::AllowedWithoutPrevent => call.cdb[4] & 0x03 != 0,
             }
         {
@@ -371,7 +373,7 @@ impl LogicalUnit {
         Ok(opcode)
     }
 
-    /// The medium is in where the command needs it, and neither the nexus's rights nor write protection forbid the command.
+    /// Checks that the medium is loaded if needed, and that rights and write protection permit the command.
     fn permit(&self, opcode: &Opcode, rights: Rights) -> Result<(), Stop> {
         if opcode.medium && !self.loaded {
             return Err(Sense::NO_MEDIUM.into());
@@ -383,12 +385,12 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// WP as a nexus with these rights meets it.
+    /// WP for a nexus with these rights.
     fn write_protected(&self, rights: Rights) -> bool {
         rights == Rights::ReadOnly || self.config.read_only || self.pages.software_write_protect()
     }
 
-    /// The state of a nexus. A command from one nobody announced is a nexus that begins with it.
+    /// The state of a nexus. A nexus that was not attached is attached here.
     fn nexus(&mut self, id: NexusId) -> &mut Nexus {
         let index = match self.nexuses.iter().position(|known| known.id == id) {
             Some(index) => index,
@@ -414,7 +416,7 @@ impl LogicalUnit {
         }
     }
 
-    /// D_SENSE of the Control page chooses the sense format (SPC-4 7.5.8).
+    /// D_SENSE of the Control page selects the sense format (SPC-4 7.5.8).
     fn with_format(&self, mut outcome: Outcome) -> Outcome {
         if let Some(sense) = &mut outcome.sense {
             sense.descriptor = self.pages.descriptor_sense();
@@ -423,7 +425,6 @@ impl LogicalUnit {
     }
 }
 
-/// Why a command ends early.
 #[derive(Clone, Copy)]
 enum Stop {
     Sense(Sense),

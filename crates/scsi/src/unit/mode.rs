@@ -1,15 +1,15 @@
-//! MODE SENSE and MODE SELECT (SPC-4 6.9 to 6.12) and the pages behind them (SPC-4 7.5, SBC-3 6.4).
+//! MODE SENSE and MODE SELECT (SPC-4 6.9 to 6.12) and the mode pages (SPC-4 7.5, SBC-3 6.4).
 
 use super::attention::MODE_CHANGED;
 use super::{Call, LogicalUnit, Stop, UnitConfig};
 use crate::cdb::opcode;
 use crate::{Media, MediaOp, Outcome, Sense, Step};
 
-/// Read-Write Error Recovery, Caching, Control, Informational Exceptions Control: code and whole length.
+/// Read-Write Error Recovery, Caching, Control, Informational Exceptions Control: page code and length in bytes.
 const LAYOUT: [(u8, usize); 4] = [(0x01, 12), (CACHING, 20), (CONTROL, 12), (0x1c, 12)];
 const CACHING: u8 = 0x08;
 const CONTROL: u8 = 0x0a;
-/// Where the Caching and the Control page begin in [`Pages::current`].
+/// Offsets of the Caching and the Control page in [`Pages::current`].
 const CACHING_AT: usize = 12;
 const CONTROL_AT: usize = 32;
 const PAGES_BYTES: usize = 56;
@@ -21,7 +21,7 @@ const D_SENSE: u8 = 0x04;
 /// Control byte 4.
 const SWP: u8 = 0x08;
 
-/// The mode pages of a unit: current, default and changeable values side by side. Nothing is saved.
+/// The mode pages of a unit: current, default and changeable values. Saved values are not supported.
 #[derive(Debug)]
 pub(super) struct Pages {
     current: [u8; PAGES_BYTES],
@@ -40,7 +40,7 @@ impl Pages {
         }
         assert_eq!(at, PAGES_BYTES);
         let mut changeable = default;
-        // A unit that promises write-through is not talked out of it.
+        // A write-through unit does not allow WCE to be set.
         if config.write_cache {
             default[CACHING_AT + 2] |= WCE;
             changeable[CACHING_AT + 2] |= WCE;
@@ -68,7 +68,6 @@ impl Pages {
         self.current[CONTROL_AT + 4] & SWP != 0
     }
 
-    /// Start and length of a page.
     fn place(code: u8) -> Option<(usize, usize)> {
         let mut at = 0;
         for (known, length) in LAYOUT {
@@ -81,12 +80,10 @@ impl Pages {
     }
 }
 
-/// The 6-byte and the 10-byte commands differ in their header.
 fn is_short(cdb: &[u8]) -> bool {
     matches!(cdb[0], opcode::MODE_SENSE_6 | opcode::MODE_SELECT_6)
 }
 
-/// MODE SENSE (6) and (10).
 pub(super) fn sense(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let cdb = call.cdb;
     let short = is_short(cdb);
@@ -97,7 +94,7 @@ pub(super) fn sense(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop
         0b10 => &unit.pages.default,
         _ => return Err(Sense::NO_SAVING.into()),
     };
-    // No page has subpages: 00h is the page, FFh the page and all (none) of its subpages.
+    // No page has subpages: 00h selects the page, FFh the page and its (zero) subpages.
     if !matches!(subpage, 0x00 | 0xff) {
         return Err(Sense::field_in_cdb(3, None).into());
     }
@@ -110,7 +107,7 @@ pub(super) fn sense(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop
     };
     let long_lba = !short && cdb[1] & 0x10 != 0;
     let descriptor = if cdb[1] & 0x08 != 0 { Vec::new() } else { block_descriptor(&unit.config, long_lba) };
-    // DEVICE-SPECIFIC PARAMETER (SBC-3 6.4.1): WP, as this nexus meets it, and DPOFUA.
+    // DEVICE-SPECIFIC PARAMETER (SBC-3 6.4.1): WP for this nexus, and DPOFUA.
     let specific = (u8::from(unit.write_protected(call.rights)) << 7) | 0x10;
     let header = if short { 4 } else { 8 };
     let total = header + descriptor.len() + pages.len();
@@ -140,10 +137,10 @@ fn block_descriptor(config: &UnitConfig, long: bool) -> Vec<u8> {
     data
 }
 
-/// MODE SELECT (6) and (10), before the list.
+/// MODE SELECT (6) and (10), before the parameter list.
 pub(super) fn select(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let flags = call.cdb[1];
-    // SP without saved pages, and RTD, which SPC-4 makes optional.
+    // SP (no saved pages), and RTD, which is optional in SPC-4.
     for bit in [0, 1] {
         if flags & (1 << bit) != 0 {
             return Err(Sense::field_in_cdb(1, Some(bit)).into());
@@ -153,31 +150,31 @@ pub(super) fn select(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> 
     if bytes == 0 {
         return Ok(Step::Done(Outcome::good()));
     }
-    // PF: without it the pages would be vendor-specific.
+    // PF: without it the pages are vendor-specific.
     if flags & 0x10 == 0 {
         return Err(Sense::field_in_cdb(1, Some(4)).into());
     }
-    // Whatever is longer than this is wrong, and the part that is read shows it.
+    // A longer list is invalid, and its first bytes reveal that.
     Ok(Step::Collect { list_bytes: bytes, bytes: bytes.min(LIST_MAX_BYTES) })
 }
 
-/// Longest list read: far more than all our pages with a long block descriptor.
+/// Most bytes of a list that are collected: far more than all pages with a long block descriptor.
 const LIST_MAX_BYTES: u32 = 1024;
 
 fn list_bytes(cdb: &[u8]) -> u32 {
     if is_short(cdb) { cdb[4].into() } else { u16::from_be_bytes([cdb[7], cdb[8]]).into() }
 }
 
-/// The mode parameter list: all of it is checked before any of it counts (SPC-4 6.9.1).
+/// The mode parameter list: all of it is checked before any of it takes effect (SPC-4 6.9.1).
 pub(super) fn select_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) -> Result<Step, Stop> {
-    let asked = list_bytes(call.cdb).min(LIST_MAX_BYTES) as usize;
-    let list = list.get(..asked).ok_or(Sense::LIST_LENGTH)?;
+    let requested = list_bytes(call.cdb).min(LIST_MAX_BYTES) as usize;
+    let list = list.get(..requested).ok_or(Sense::LIST_LENGTH)?;
     let mut at = check_block_descriptor(&unit.config, is_short(call.cdb), list)?;
     let mut staged = unit.pages.current;
     while at < list.len() {
         let rest = &list[at..];
         let &[first, length, ..] = rest else { return Err(Sense::LIST_LENGTH.into()) };
-        // SPF: there are no subpages. PS is reserved here and ignored.
+        // SPF: no subpages are supported. PS is reserved here and ignored.
         if first & 0x40 != 0 {
             return Err(Sense::field_in_list(at as u16, Some(6)).into());
         }
@@ -188,8 +185,9 @@ pub(super) fn select_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) -
         let page = rest.get(..known).ok_or(Sense::LIST_LENGTH)?;
         let current = &unit.pages.current[place..place + known];
         let changeable = &unit.pages.changeable[place..place + known];
-        for (offset, ((wanted, is), mask)) in page.iter().zip(current).zip(changeable).enumerate().skip(2) {
-            let fixed = (wanted ^ is) & !mask;
+        for (offset, ((requested, is), mask)) in page.iter().zip(current).zip(changeable).enumerate().skip(2)
+        {
+            let fixed = (requested ^ is) & !mask;
             if fixed != 0 {
                 let bit = 7 - fixed.leading_zeros() as u8;
                 return Err(Sense::field_in_list((at + offset) as u16, Some(bit)).into());
@@ -203,17 +201,17 @@ pub(super) fn select_list(unit: &mut LogicalUnit, call: Call<'_>, list: &[u8]) -
     }
     let cached = unit.pages.write_cache();
     unit.pages.current = staged;
-    // SPC-4 6.9.1: everyone else hears of it.
+    // SPC-4 6.9.1: a unit attention for every other nexus.
     unit.establish(Some(call.nexus), MODE_CHANGED);
     if cached && !unit.pages.write_cache() {
-        // SBC-3 6.4.5: clearing WCE writes the cache first. From here on writes are durable, so one flush ends it.
+        // SBC-3 6.4.5: clearing WCE writes the cache first. Later writes are durable, so one flush suffices.
         let blocks = unit.config.blocks;
         return unit.media(Media::new(MediaOp::Flush, 0, blocks));
     }
     Ok(Step::Done(Outcome::good()))
 }
 
-/// Skips header and block descriptor; the descriptor may only say what is so already. Returns where pages begin.
+/// Checks header and block descriptor, which must not change any value. Returns the offset of the pages.
 fn check_block_descriptor(config: &UnitConfig, short: bool, list: &[u8]) -> Result<usize, Stop> {
     let header = if short { 4 } else { 8 };
     if list.len() < header {
@@ -232,7 +230,7 @@ fn check_block_descriptor(config: &UnitConfig, short: bool, list: &[u8]) -> Resu
     }
     let descriptor = list.get(header..header + length).ok_or(Sense::LIST_LENGTH)?;
     let mut same = block_descriptor(config, long);
-    // NUMBER OF LOGICAL BLOCKS: zero means "as it is" (SBC-3 6.4.2.2). Density code, byte 4, is reserved.
+    // NUMBER OF LOGICAL BLOCKS: zero means unchanged (SBC-3 6.4.2.2). Density code, byte 4, is reserved.
     let number = if long { 8 } else { 4 };
     if descriptor[..number].iter().all(|byte| *byte == 0) {
         same[..number].fill(0);

@@ -1,19 +1,19 @@
-//! The commands of the device server. One table drives dispatch and REPORT SUPPORTED OPERATION CODES; a new
-//! command is one line here and one arm in the file of its subject.
+//! The commands of the device server. One table drives dispatch and REPORT SUPPORTED OPERATION CODES; a new command is
+//! one entry here and one function in the file of its subject.
 //!
-//! Room is left for COMPARE AND WRITE (89h), ORWRITE (8Bh) and PERSISTENT RESERVE IN/OUT (5Eh/5Fh); until then they
-//! are 05h 20h/00h.
+//! COMPARE AND WRITE (89h), ORWRITE (8Bh) and PERSISTENT RESERVE IN/OUT (5Eh/5Fh) are not implemented and end with 05h
+//! 20h/00h.
 
 use super::{Call, LogicalUnit, Stop, copy, lba_status, maintenance, media, mode, reservation, status};
 use crate::cdb::opcode as op;
 use crate::{Rights, Sense, Step};
 
-/// First half: everything up to data-out.
+/// First half of a command: up to data-out.
 pub(super) type Run = fn(&mut LogicalUnit, Call<'_>) -> Result<Step, Stop>;
-/// Second half, with the parameter list.
+/// Second half of a command, with the parameter list.
 pub(super) type Parameters = fn(&mut LogicalUnit, Call<'_>, &[u8]) -> Result<Step, Stop>;
 
-/// Against a RESERVE of another I_T nexus (SPC-2 table 10, SBC-2 table 10).
+/// Behaviour under a RESERVE of another I_T nexus (SPC-2 table 10, SBC-2 table 10).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reserved {
     Conflict,
@@ -21,22 +21,21 @@ pub(super) enum Reserved {
     AllowedWithoutPrevent,
 }
 
-/// What a command needs of the I_T nexus that sends it ([`Rights`]).
+/// The right that a command requires of its I_T nexus ([`Rights`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// To see the unit: the command reports about it, or changes only what the unit keeps for this nexus.
+    /// To identify the unit: the command reports about it, or changes only state of its own nexus.
     Sight,
-    /// To read the medium. A flush is among these: it makes durable what others wrote, and changes no block.
+    /// To read the medium. A flush belongs here: it makes writes of others durable and changes no block.
     Read,
-    /// To write the medium.
     Write,
-    /// To change what other nexuses meet: mode pages, reservation, medium in or out.
+    /// To change state shared by all nexuses: mode pages, reservation, load and eject.
     State,
 }
 
 impl Need {
-    /// Refuses a nexus whose rights do not suffice. The state of the unit is refused as ILLEGAL REQUEST, which initiators
-    /// take as an answer and do not repeat; the medium as a write-protected one is.
+    /// Rejects a nexus with insufficient rights. Commands that change state end with ILLEGAL REQUEST, which initiators
+    /// do not retry; writes end as on a write-protected medium.
     pub(super) const fn check(self, rights: Rights) -> Result<(), Sense> {
         match (self, rights) {
             (Self::Sight | Self::Read, Rights::ReadOnly) | (_, Rights::ReadWrite) => Ok(()),
@@ -46,19 +45,16 @@ impl Need {
     }
 }
 
-/// A command the device server knows.
 pub(super) struct Opcode {
     pub(super) service_action: Option<u8>,
-    /// CDB USAGE DATA (SPC-4 6.32.3): the operation code, then a one for every bit that is looked at.
+    /// CDB USAGE DATA (SPC-4 6.32.3): the operation code, then a one for every bit that is evaluated.
     pub(super) usage: &'static [u8],
-    /// Runs despite a pending unit attention.
+    /// Executed despite a pending unit attention.
     pub(super) past_attention: bool,
     pub(super) reserved: Reserved,
-    /// Needs the medium in.
     pub(super) medium: bool,
-    /// What its nexus must be allowed; [`Need::Write`] is also refused by write protection.
+    /// Right required of the nexus; [`Need::Write`] also fails under write protection.
     pub(super) need: Need,
-    /// Exists on thin units only.
     pub(super) thin: bool,
     pub(super) run: Run,
     pub(super) parameters: Option<Parameters>,
@@ -69,7 +65,6 @@ impl Opcode {
         self.usage[0]
     }
 
-    /// Length of the CDB in bytes.
     pub(super) const fn length(&self) -> usize {
         self.usage.len()
     }
@@ -129,7 +124,7 @@ impl Opcode {
     }
 }
 
-/// Looked at in every CONTROL byte: NACA.
+/// The evaluated bit of every CONTROL byte: NACA.
 const CTL: u8 = 0x04;
 const A: u8 = 0xff;
 
@@ -212,7 +207,7 @@ pub(super) static TABLE: [Opcode; 45] = [
     Opcode::read(&[op::VERIFY_12, 0xf6, A, A, A, A, A, A, A, A, 0, CTL], media::verify),
 ];
 
-/// Index in [`TABLE`] of the first line of each operation code; 0xff: none.
+/// Index in [`TABLE`] of the first entry of each operation code; 0xff: none.
 static FIRST: [u8; 256] = {
     let mut first = [0xff; 256];
     let mut index = TABLE.len();
@@ -223,7 +218,7 @@ static FIRST: [u8; 256] = {
     first
 };
 
-/// The line for a CDB: operation code and, where it has them, service action.
+/// The entry for a CDB: by operation code and, if it has any, service action.
 pub(super) fn find(cdb: &[u8]) -> Option<&'static Opcode> {
     let code = *cdb.first()?;
     let action = cdb.get(1).map(|byte| byte & 0x1f);

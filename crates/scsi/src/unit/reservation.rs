@@ -1,10 +1,10 @@
-//! RESERVE and RELEASE of SPC-2 5.5.1, 7.21, 7.22: one holder, the whole unit. Persistent reservations would
-//! live here too.
+//! RESERVE and RELEASE of SPC-2 5.5.1, 7.21, 7.22: one holder for the whole unit. Persistent reservations are not
+//! implemented.
 
 use super::{Call, LogicalUnit, Stop};
 use crate::{Outcome, Sense, Step};
 
-/// RESERVE (6) and (10). Another holder has been turned into RESERVATION CONFLICT before; the holder may
+/// RESERVE (6) and (10). `admit` has rejected nexuses other than the holder with RESERVATION CONFLICT; the holder may
 /// reserve again.
 pub(super) fn reserve(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     check(call.cdb)?;
@@ -12,7 +12,7 @@ pub(super) fn reserve(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, St
     Ok(Step::Done(Outcome::good()))
 }
 
-/// RELEASE (6) and (10). By anyone but the holder it does nothing, successfully (SPC-2 7.16.1).
+/// RELEASE (6) and (10). From a nexus other than the holder it succeeds without effect (SPC-2 7.16.1).
 pub(super) fn release(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     check(call.cdb)?;
     if unit.reservation == Some(call.nexus) {
@@ -21,7 +21,7 @@ pub(super) fn release(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, St
     Ok(Step::Done(Outcome::good()))
 }
 
-/// No third parties, no extents, no parameter list.
+/// Rejects third-party reservations, extents and parameter lists.
 fn check(cdb: &[u8]) -> Result<(), Stop> {
     for bit in [4, 1, 0] {
         if cdb[1] & (1 << bit) != 0 {

@@ -1,18 +1,18 @@
-//! Readiness, capacity and power: TEST UNIT READY, REQUEST SENSE, READ CAPACITY, START STOP UNIT and their kin.
+//! Readiness, capacity and power: TEST UNIT READY, REQUEST SENSE, READ CAPACITY, START STOP UNIT and similar commands.
 
 use super::attention::MEDIUM_CHANGED;
 use super::{Call, LogicalUnit, Stop};
 use crate::media::Then;
 use crate::{Media, MediaOp, Outcome, Sense, SenseKey, Step};
 
-/// TEST UNIT READY: SPC-4 6.47. The medium has been checked before.
+/// TEST UNIT READY: SPC-4 6.47. `permit` has checked the medium.
 pub(super) fn test_unit_ready(_: &mut LogicalUnit, _: Call<'_>) -> Result<Step, Stop> {
     Ok(Step::Done(Outcome::good()))
 }
 
-/// REQUEST SENSE: SPC-4 6.39. A pending unit attention is told, and so gone; otherwise the state of the unit.
+/// REQUEST SENSE: SPC-4 6.39. Reports and clears a pending unit attention; without one, reports the state of the unit.
 pub(super) fn run_request_sense(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
-    let sense = match unit.nexus(call.nexus).tell() {
+    let sense = match unit.nexus(call.nexus).take_attention() {
         Some((asc, ascq)) => Sense::new(SenseKey::UnitAttention, asc, ascq),
         None if !unit.loaded => Sense::NO_MEDIUM,
         None => Sense::NONE,
@@ -20,7 +20,7 @@ pub(super) fn run_request_sense(unit: &mut LogicalUnit, call: Call<'_>) -> Resul
     Ok(Step::Done(request_sense(call.cdb, sense)))
 }
 
-/// Sense data as data-in with GOOD. DESC of the CDB chooses the format here, not D_SENSE.
+/// Sense data as data-in with GOOD. DESC of the CDB selects the format, not D_SENSE.
 pub(crate) fn request_sense(cdb: &[u8], mut sense: Sense) -> Outcome {
     sense.descriptor = cdb.get(1).is_some_and(|byte| byte & 0x01 != 0);
     let mut data = sense.to_bytes();
@@ -30,7 +30,7 @@ pub(crate) fn request_sense(cdb: &[u8], mut sense: Sense) -> Outcome {
 
 /// READ CAPACITY (10): SBC-3 5.14.
 pub(super) fn read_capacity_10(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
-    // PMI is obsolete; without it a LOGICAL BLOCK ADDRESS means nothing (SBC-2 5.10.1).
+    // PMI is obsolete; without it LOGICAL BLOCK ADDRESS has no meaning (SBC-2 5.10.1).
     if call.cdb[8] & 0x01 == 0 && call.cdb[2..6] != [0; 4] {
         return Err(Sense::field_in_cdb(2, None).into());
     }
@@ -56,13 +56,13 @@ pub(super) fn read_capacity_16(unit: &mut LogicalUnit, call: Call<'_>) -> Result
     Ok(Step::Done(Outcome::data(data)))
 }
 
-/// START STOP UNIT: SBC-3 5.20. Stopping flushes and otherwise does nothing, as do power conditions: there is
-/// no motor. Ejecting and loading are for removable units.
+/// START STOP UNIT: SBC-3 5.20. Stopping only flushes, and power conditions have no effect, since the unit has no
+/// motor. Only removable units eject and load.
 pub(super) fn start_stop_unit(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let flags = call.cdb[4];
     let (power, no_flush, eject_or_load, start) =
         (flags >> 4, flags & 0x04 != 0, flags & 0x02 != 0, flags & 0x01 != 0);
-    // With a POWER CONDITION the bits START and LOEJ are ignored.
+    // A non-zero POWER CONDITION makes START and LOEJ ignored.
     if power != 0 {
         return Ok(Step::Done(Outcome::good()));
     }
@@ -80,7 +80,7 @@ pub(super) fn start_stop_unit(unit: &mut LogicalUnit, call: Call<'_>) -> Result<
         (_, false) if unit.loaded => {
             let blocks = unit.config.blocks;
             let then = if eject_or_load { Then::Eject } else { Then::Nothing };
-            // NO_FLUSH asks not to write the cache. An eject must not lose what was accepted, so it flushes.
+            // NO_FLUSH requests not to write the cache. An eject must not lose accepted data, so it flushes regardless.
             if eject_or_load || !no_flush {
                 return unit.media(Media { then, ..Media::new(MediaOp::Flush, 0, blocks) });
             }
@@ -91,7 +91,7 @@ pub(super) fn start_stop_unit(unit: &mut LogicalUnit, call: Call<'_>) -> Result<
     Ok(Step::Done(Outcome::good()))
 }
 
-/// PREVENT ALLOW MEDIUM REMOVAL: SBC-3 5.7. Kept per I_T nexus; one is enough to prevent.
+/// PREVENT ALLOW MEDIUM REMOVAL: SBC-3 5.7. Kept per I_T nexus; PREVENT of any nexus prevents removal.
 pub(super) fn prevent_allow(unit: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     let prevent = match call.cdb[4] & 0x03 {
         0b00 => false,
@@ -102,7 +102,7 @@ pub(super) fn prevent_allow(unit: &mut LogicalUnit, call: Call<'_>) -> Result<St
     Ok(Step::Done(Outcome::good()))
 }
 
-/// SEND DIAGNOSTIC: SPC-4 6.42. The default self-test only, and it always passes.
+/// SEND DIAGNOSTIC: SPC-4 6.42. Only the default self-test, which always passes.
 pub(super) fn send_diagnostic(_: &mut LogicalUnit, call: Call<'_>) -> Result<Step, Stop> {
     if call.cdb[1] & 0xe0 != 0 {
         return Err(Sense::field_in_cdb(1, Some(7)).into());

@@ -1,4 +1,4 @@
-//! One test per clause and condition; expectations are data. Clauses are those of SPC-4 and SBC-3.
+//! One test per clause and condition; expectations are data. Clauses are those of SPC-4 and SBC-3 unless stated.
 
 use super::*;
 use crate::capacity::{Capacity, LunList};
@@ -38,7 +38,7 @@ pub(super) fn config() -> UnitConfig {
     }
 }
 
-/// A unit with nexuses A and B, their POWER ON told.
+/// A unit with nexuses A and B, whose POWER ON has been reported.
 pub(super) fn unit_of(config: UnitConfig) -> LogicalUnit {
     let mut unit = LogicalUnit::new(config);
     for nexus in [A, B] {
@@ -52,7 +52,7 @@ pub(super) fn unit() -> LogicalUnit {
     unit_of(config())
 }
 
-/// Key, code and qualifier of a failure; a step to work or data is a success.
+/// Key, code and qualifier of a failure; any other step is a success.
 pub(super) fn codes(step: Step) -> Result<Step, (u8, u8, u8)> {
     match step {
         Step::Done(Outcome { status: Status::CheckCondition, sense: Some(sense), .. }) => {
@@ -63,7 +63,7 @@ pub(super) fn codes(step: Step) -> Result<Step, (u8, u8, u8)> {
     }
 }
 
-/// How a command ended: key, code and qualifier; [`CONFLICT`] for a status without sense data.
+/// The end of a command: key, code and qualifier; [`CONFLICT`] for a status without sense data.
 type Ended = Result<(), (u8, u8, u8)>;
 
 const GOOD: Ended = Ok(());
@@ -77,7 +77,7 @@ const NO_MEDIUM: Ended = Err((2, 0x3a, 0x00));
 const PREVENTED: Ended = Err((5, 0x53, 0x02));
 const CONFLICT: Ended = Err((0xff, 0, 0));
 
-/// Runs a command to its end, the storage always succeeding.
+/// Runs a command to its end; the storage always succeeds.
 fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Ended {
     match codes(unit.command(nexus, RW, cdb.as_ref(), &[0]))? {
         Step::Media(media) => codes(Step::Done(unit.finish(nexus, &media, Ok(())))).map(drop),
@@ -85,7 +85,6 @@ fn run(unit: &mut LogicalUnit, nexus: NexusId, cdb: impl AsRef<[u8]>) -> Ended {
     }
 }
 
-/// Runs a command that yields data.
 pub(super) fn data(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Vec<u8> {
     match unit.command(A, RW, cdb.as_ref(), &[0, 1 << 48]) {
         Step::Done(Outcome { status: Status::Good, data, .. }) => data,
@@ -100,7 +99,7 @@ fn media(unit: &mut LogicalUnit, cdb: impl AsRef<[u8]>) -> Media {
     }
 }
 
-/// A CDB of the block commands with any length: operation code, byte 1, address, count.
+/// A CDB of the block commands of any length: operation code, byte 1, address, count.
 fn access(code: u8, flags: u8, lba: u64, blocks: u32) -> Vec<u8> {
     let mut cdb = vec![0; cdb::length(code).expect("a group with a length")];
     cdb[0] = code;
@@ -302,7 +301,7 @@ fn write_same_fields() {
     );
 }
 
-/// FCP-4 9.4.2.6 leaves a target the choice that [`Media::accepts_data_out`] makes; iSCSI has no words of its own.
+/// FCP-4 9.4.2.6 leaves targets the choice that [`Media::accepts_data_out`] makes; iSCSI does not define it.
 #[test]
 fn data_out_of_another_length_than_the_cdb_has() {
     let mut unit = unit();
@@ -326,23 +325,23 @@ fn data_out_of_another_length_than_the_cdb_has() {
     assert_eq!(codes(Step::Done(unit.misfit())).map(drop), Err((5, 0x0e, 0x03)));
 }
 
-/// What a nexus is to the unit in the test below.
+/// Relation of a nexus to the unit in the test below.
 #[derive(Clone, Copy, Debug)]
 enum Standing {
     ReadWrite,
     ReadOnly,
-    /// The unit is not among those that the nexus sees: the caller answers by [`crate::no_unit`].
+    /// The nexus does not see the unit: the caller executes [`crate::no_unit`].
     Masked,
 }
 
-/// How each row of the table ends for each standing: GOOD or work, or sense data. What is not listed is refused to nobody
-/// that sees the unit. The order is the table's.
+/// How each command of the table ends for each standing: GOOD or an operation, or sense data. A read-write nexus always
+/// ends with GOOD or an operation. The rows are in the order of the table.
 #[test]
 fn every_command_for_every_standing() {
     use op::*;
     const DENIED: Ended = Err((5, 0x20, 0x02));
     const NO_UNIT: Ended = Err((5, 0x25, 0x00));
-    /// Operation code, service action, what a read-only nexus gets, what a masked one gets.
+    /// Operation code, service action, result for a read-only nexus, result for a masked one.
     const ROWS: [(u8, Option<u8>, Ended, Ended); 45] = [
         (TEST_UNIT_READY, None, GOOD, NO_UNIT),
         (REQUEST_SENSE, None, GOOD, GOOD),
@@ -369,7 +368,7 @@ fn every_command_for_every_standing() {
         (RESERVE_10, None, DENIED, NO_UNIT),
         (RELEASE_10, None, GOOD, NO_UNIT),
         (MODE_SENSE_10, None, GOOD, NO_UNIT),
-        // Its ends are checked one by one: a list may be sent to a unit that it does not write.
+        // The ends of a copy are checked separately: the unit that gets the list need not be written.
         (EXTENDED_COPY, Some(0x00), GOOD, NO_UNIT),
         (RECEIVE_COPY_RESULTS, Some(0x00), GOOD, NO_UNIT),
         (RECEIVE_COPY_RESULTS, Some(0x03), GOOD, NO_UNIT),
@@ -399,12 +398,12 @@ fn every_command_for_every_standing() {
         cdb[0] = code;
         cdb[1] = action.unwrap_or(0);
         match code {
-            // WSNZ: zero blocks are refused for that.
+            // WSNZ: zero blocks would be rejected.
             WRITE_SAME_10 => cdb[8] = 1,
             WRITE_SAME_16 => cdb[13] = 1,
             MODE_SENSE_6 | MODE_SENSE_10 => cdb[2] = 0x3f,
             MAINTENANCE_IN => cdb[9] = 64,
-            // Answers about a copy need one.
+            // Reports about a copy need a record.
             RECEIVE_COPY_RESULTS => cdb[13] = 64,
             _ => {}
         }
@@ -466,7 +465,7 @@ fn write_same_maximum_length_is_the_one_told() {
     assert_eq!(run(&mut unit, A, cdb::write_same_16(0, max + 1, false, false)), IN_CDB);
 }
 
-/// UNMAP with a list made by the initiator's side, then changed.
+/// UNMAP with a list built by the initiator's side, then modified.
 fn unmapped(unit: &mut LogicalUnit, ranges: &[Range], change: impl FnOnce(&mut Vec<u8>)) -> Step {
     let (cdb, mut list) = cdb::unmap(ranges).expect("fits a list");
     assert_eq!(
@@ -536,8 +535,8 @@ fn unmap_needs_thin() {
     assert_eq!((limits.unmap_max_blocks, limits.unmap_max_descriptors), (0, 0));
 }
 
-/// PARAMETER DATA LENGTH and the descriptors of parameter data: first block, count, PROVISIONING STATUS. A
-/// descriptor cut in half is not there.
+/// PARAMETER DATA LENGTH and the descriptors of parameter data: first block, count, PROVISIONING STATUS. A partial
+/// descriptor is omitted.
 fn descriptors(data: &[u8]) -> (u32, Vec<(u64, u32, u8)>) {
     let number = |bytes: &[u8]| bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
     let descriptor = |bytes: &[u8]| {
@@ -547,7 +546,7 @@ fn descriptors(data: &[u8]) -> (u32, Vec<(u64, u32, u8)>) {
     (number(&data[..4]) as u32, data[8..].chunks_exact(16).map(descriptor).collect())
 }
 
-/// GET LBA STATUS to its end, the storage knowing these extents.
+/// Runs GET LBA STATUS; the storage reports these extents.
 fn lba_status(unit: &mut LogicalUnit, lba: u64, allocation: u32, extents: &[(u64, bool)]) -> Vec<u8> {
     let work = media(unit, cdb::get_lba_status(lba, allocation));
     let extents: Vec<_> = extents.iter().map(|&(blocks, mapped)| LbaExtent { blocks, mapped }).collect();
@@ -822,7 +821,7 @@ fn report_luns_select() {
     for (select, expected) in [(0, vec![0, 1 << 48]), (1, vec![]), (2, vec![0, 1 << 48])] {
         assert_eq!(LunList::parse(&luns(select, 255)).map(|list| list.luns), Some(expected), "{select}");
     }
-    assert_eq!(luns(0, 16)[..8], [0, 0, 0, 16, 0, 0, 0, 0], "the length tells of more");
+    assert_eq!(luns(0, 16)[..8], [0, 0, 0, 16, 0, 0, 0, 0], "the length counts all LUNs");
     assert_eq!(luns(0, 3).len(), 3);
     assert_eq!(run(&mut unit, A, [op::REPORT_LUNS, 0, 3, 0, 0, 0, 0, 0, 0, 16, 0, 0]), IN_CDB);
 }
@@ -861,9 +860,9 @@ fn attention_is_told_once_and_does_not_block_some() {
     assert_eq!(run(&mut unit, A, cdb::read_16(0, 1, false)), GOOD);
 }
 
-/// SAM-5 6.3.1 and 6.3.4: who was here before hears of the loss of its nexus, not of power. Not when data was lost.
+/// SAM-5 6.3.1 and 6.3.4: a returning nexus gets I_T NEXUS LOSS instead of POWER ON, unless data was lost.
 #[test]
-fn a_nexus_that_returns_hears_nexus_loss() {
+fn a_nexus_that_returns_gets_nexus_loss() {
     const POWER_ON: Ended = Err((6, 0x29, 0x00));
     const NEXUS_LOSS: Ended = Err((6, 0x29, 0x07));
     let mut unit = unit();
@@ -891,9 +890,9 @@ fn a_nexus_that_returns_hears_nexus_loss() {
     attach(&mut unit, 9, Some(8), NEXUS_LOSS);
 }
 
-/// What was not told before the nexus was lost is told to the next one: the initiator must not miss it.
+/// A condition not reported before the loss of the nexus is reported to its successor.
 #[test]
-fn power_on_is_told_until_it_was_heard() {
+fn power_on_stays_pending_until_it_was_reported() {
     type Event = fn(&mut LogicalUnit);
     let events: [(&str, Event); 5] = [
         ("nothing", |_| {}),
@@ -1078,7 +1077,7 @@ fn prevent_is_per_nexus_and_ends_with_it() {
     }
 }
 
-/// MODE SELECT (6) of a list with an empty header before it.
+/// MODE SELECT (6) of `page` after an empty header.
 fn mode_select(unit: &mut LogicalUnit, page: &[u8]) -> Step {
     let mut list = vec![0; 4];
     list.extend(page);
@@ -1090,7 +1089,7 @@ fn mode_select(unit: &mut LogicalUnit, page: &[u8]) -> Step {
     unit.parameters(A, RW, &cdb, &list)
 }
 
-/// A whole page, current values, by MODE SENSE.
+/// Pages by MODE SENSE: all bytes after the header.
 fn page(unit: &mut LogicalUnit, control: u8, code: u8) -> Vec<u8> {
     data(unit, [op::MODE_SENSE_6, 0x08, control << 6 | code, 0, 255, 0])[4..].to_vec()
 }
@@ -1221,7 +1220,11 @@ fn mode_select_block_descriptor() {
         assert_eq!(codes(unit().parameters(A, RW, &cdb, list)).map(drop), expected, "{name}");
     }
     let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, 24, 0];
-    assert_eq!(codes(unit().parameters(A, RW, &cdb, &[0; 23])).map(drop), LIST_LENGTH, "shorter than asked");
+    assert_eq!(
+        codes(unit().parameters(A, RW, &cdb, &[0; 23])).map(drop),
+        LIST_LENGTH,
+        "shorter than requested"
+    );
     let ten = [op::MODE_SELECT_10, 0x10, 0, 0, 0, 0, 0, 0, 16, 0];
     let list = [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0x27, 0x10, 0, 0, 2, 0];
     assert_eq!(codes(unit().parameters(A, RW, &ten, &list)).map(drop), GOOD);
@@ -1354,11 +1357,11 @@ fn a_lost_cache_fails_one_flush_of_each_nexus() {
         let outcome = unit.finish(nexus, &flush, result);
         codes(Step::Done(outcome)).map(|_| ())
     };
-    // The flushes of both were under way: the storage says it to each.
+    // The flushes of both were in progress: the storage reports the loss to each.
     assert_eq!(ended(&mut unit, A, Err(MediaError::CacheLost)), LOST);
     assert_eq!(ended(&mut unit, B, Err(MediaError::CacheLost)), LOST);
     assert_eq!((ended(&mut unit, A, Ok(())), ended(&mut unit, B, Ok(()))), (GOOD, GOOD));
-    // One was: the other's next one fails, whatever the storage says of it, and nothing else does.
+    // Only one was: the next flush of the other nexus fails even if the storage reports success; no other command does.
     assert_eq!(ended(&mut unit, A, Err(MediaError::CacheLost)), LOST);
     let write = media(&mut unit, cdb::write_16(0, 1, false));
     assert_eq!(codes(Step::Done(unit.finish(B, &write, Ok(())))).map(|_| ()), GOOD);
@@ -1380,8 +1383,8 @@ fn odd_block_sizes_are_put_right() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever arrives: no panic, CHECK CONDITION exactly with sense data, no list longer than the bound, work
-    /// only on blocks that exist.
+    /// For any input: no panic, sense data exactly with CHECK CONDITION, no list above the bound, operations only on
+    /// existing blocks.
     #[test]
     fn any_cdb_and_list(
         commands in prop::collection::vec(
@@ -1405,7 +1408,7 @@ proptest! {
                 prop_assert!(bytes > 0 && bytes <= crate::limits::PARAMETER_LIST_MAX_BYTES);
                 step = unit.parameters(nexus, RW, &cdb, &list);
             }
-            // A list nobody asked for.
+            // A parameter list without a preceding [`Step::Collect`].
             let _ = unit.parameters(nexus, RW, &cdb, &list);
             let outcome = match step {
                 Step::Done(outcome) => outcome,
@@ -1422,7 +1425,7 @@ proptest! {
                     let failure = CopyFailure { segment: 1, fault: CopyFault::Device };
                     unit.copied(nexus, &list, Err(failure))
                 }
-                Step::Collect { .. } => return Err(TestCaseError::fail("a list is asked for once")),
+                Step::Collect { .. } => return Err(TestCaseError::fail("a list is collected once")),
             };
             prop_assert_eq!(outcome.status == Status::CheckCondition, outcome.sense.is_some());
             if let Some(sense) = outcome.sense {
@@ -1432,7 +1435,7 @@ proptest! {
         }
     }
 
-    /// The readers of the initiator's side take any bytes.
+    /// The parsers of the initiator's side accept any bytes without a panic.
     #[test]
     fn any_answer(data in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = (Sense::parse(&data), inquiry::Standard::parse(&data), inquiry::serial(&data));

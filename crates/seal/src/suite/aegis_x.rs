@@ -1,5 +1,5 @@
-//! AEGIS-256X4 and AEGIS-128X2 by libaegis, which chooses the instructions at run time. AEGIS has no key schedule: the
-//! state is made from key and nonce, 16 to 20 rounds, for each message.
+//! AEGIS-256X4 and AEGIS-128X2 by libaegis, which selects the instructions at run time. AEGIS has no key schedule: each
+//! message initialises the state from key and nonce in 16 to 20 rounds.
 
 use zeroize::Zeroizing;
 
@@ -11,7 +11,7 @@ macro_rules! aegis {
         pub(crate) struct $name(Zeroizing<[u8; $key]>);
 
         impl $name {
-            /// `key` has the length of the algorithm's keys.
+            /// `key` has the key length of the algorithm.
             pub(crate) fn new(key: &[u8]) -> Self {
                 let mut kept = Zeroizing::new([0; $key]);
                 kept.copy_from_slice(key);

@@ -1,4 +1,4 @@
-//! AES-256-GCM and ChaCha20-Poly1305 by aws-lc, which chooses the instructions at run time and wipes its keys.
+//! AES-256-GCM and ChaCha20-Poly1305 by aws-lc, which selects the instructions at run time and wipes its keys.
 
 use aws_lc_rs::aead::{Aad, Algorithm, LessSafeKey, Nonce, UnboundKey};
 
@@ -8,7 +8,7 @@ use crate::{Broken, TAG_BYTES};
 pub(crate) struct AwsLc(LessSafeKey);
 
 impl AwsLc {
-    /// `key` has the length of the algorithm's keys.
+    /// `key` has the key length of the algorithm.
     pub(crate) fn new(algorithm: &'static Algorithm, key: &[u8]) -> Self {
         Self(LessSafeKey::new(UnboundKey::new(algorithm, key).expect("a key of the right length")))
     }

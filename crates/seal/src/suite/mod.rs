@@ -1,4 +1,4 @@
-//! The suites: one interface over the AEADs of aws-lc and libaegis. A key is expanded once, when it is made.
+//! The suites: one interface over the AEADs of aws-lc and libaegis. A key is expanded once, when its AEAD is created.
 
 pub(crate) mod aegis_x;
 mod aws_lc;
@@ -9,27 +9,24 @@ use zeroize::Zeroizing;
 
 use crate::{Broken, TAG_BYTES};
 
-/// How units and heads are sealed.
+/// Algorithm that seals units and heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Suite {
     /// AES-256-GCM (NIST SP 800-38D), the default.
     Aes256Gcm,
-    /// AEGIS-256X4.
     Aegis256X4,
-    /// AEGIS-128X2.
     Aegis128X2,
     /// ChaCha20-Poly1305 (RFC 8439).
     ChaCha20Poly1305,
-    /// 3DES-EDE in CBC mode, then HMAC-SHA-256: what the papers of 2004 had. Not in [`Self::ALL`].
+    /// 3DES-EDE in CBC mode, then HMAC-SHA-256: the cipher of the papers of 2004. Not in [`Self::ALL`].
     #[cfg(feature = "lab")]
     TripleDes,
 }
 
 impl Suite {
-    /// All of the protocol, in our order of preference.
+    /// The suites of the protocol, in order of preference.
     pub const ALL: [Self; 4] = [Self::Aes256Gcm, Self::Aegis256X4, Self::Aegis128X2, Self::ChaCha20Poly1305];
 
-    /// As the protocol writes it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aes256Gcm => "AES-256-GCM",
@@ -41,7 +38,7 @@ impl Suite {
         }
     }
 
-    /// By its name, exactly.
+    /// The suite of a name in the protocol, compared exactly.
     pub fn from_name(name: &str) -> Option<Self> {
         #[cfg(feature = "lab")]
         let lab = [Self::TripleDes];
@@ -50,7 +47,6 @@ impl Suite {
         Self::ALL.into_iter().chain(lab).find(|suite| suite.name() == name)
     }
 
-    /// Bytes of a key.
     pub(crate) fn key_bytes(self) -> usize {
         match self {
             Self::Aes256Gcm | Self::Aegis256X4 | Self::ChaCha20Poly1305 => 32,
@@ -60,7 +56,7 @@ impl Suite {
         }
     }
 
-    /// Bytes of a nonce, and of the iv that it is made from.
+    /// Bytes of a nonce, and of the iv from which it is derived.
     pub(crate) fn nonce_bytes(self) -> usize {
         match self {
             Self::Aes256Gcm | Self::ChaCha20Poly1305 => 12,
@@ -72,24 +68,21 @@ impl Suite {
     }
 }
 
-/// A tag.
 pub(crate) type Tag = [u8; TAG_BYTES];
 
 /// Longest iv of all suites, bytes.
 const NONCE_BYTES_MAX: usize = 32;
 
-/// What the suites differ in. Both slices of `seal_into` have one length; an `open` that fails may leave anything in
-/// `data`.
+/// The operations of a suite. Slices of `seal_into` have equal length; a failed `open` leaves `data` undefined.
 pub(crate) trait Aead: Send + Sync {
-    /// Encrypts where it lies.
     fn seal(&self, nonce: &[u8], aad: &[u8], data: &mut [u8]) -> Tag;
-    /// Encrypts from one place to another, in one pass.
+    /// Encrypts from `plain` to `sealed` in one pass.
     fn seal_into(&self, nonce: &[u8], aad: &[u8], plain: &[u8], sealed: &mut [u8]) -> Tag;
-    /// Verifies, in constant time, and decrypts where it lies.
+    /// Verifies the tag in constant time and decrypts in place.
     fn open(&self, nonce: &[u8], aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<(), Broken>;
 }
 
-/// Makes the AEAD of a suite; `key` has its length.
+/// Creates the AEAD of a suite; `key` has its key length.
 pub(crate) fn aead(suite: Suite, key: &[u8]) -> Box<dyn Aead> {
     match suite {
         Suite::Aes256Gcm => Box::new(aws_lc::AwsLc::new(&aws_lc_rs::aead::AES_256_GCM, key)),
@@ -101,7 +94,7 @@ pub(crate) fn aead(suite: Suite, key: &[u8]) -> Box<dyn Aead> {
     }
 }
 
-/// A key with its iv: seals and opens by number. Never twice with one number: docs/SEAL.md section 4.
+/// A key with its iv: seals and opens by number. No number may be sealed twice: docs/SEAL.md section 4.
 pub(crate) struct Keyed {
     aead: Box<dyn Aead>,
     iv: Zeroizing<[u8; NONCE_BYTES_MAX]>,
@@ -117,18 +110,16 @@ impl Keyed {
         Self { aead: aead(suite, key), iv: kept, nonce_bytes }
     }
 
-    /// Encrypts where it lies.
     pub(crate) fn seal(&self, number: u64, aad: &[u8], data: &mut [u8]) -> Tag {
         self.aead.seal(&self.nonce(number)[..self.nonce_bytes], aad, data)
     }
 
-    /// Encrypts from one place to another.
     pub(crate) fn seal_into(&self, number: u64, aad: &[u8], plain: &[u8], sealed: &mut [u8]) -> Tag {
         assert_eq!(plain.len(), sealed.len(), "a unit and its place");
         self.aead.seal_into(&self.nonce(number)[..self.nonce_bytes], aad, plain, sealed)
     }
 
-    /// Verifies and decrypts where it lies; zeroes `data` if it does not verify.
+    /// Verifies and decrypts in place; zeroes `data` if the tag is wrong.
     pub(crate) fn open(&self, number: u64, aad: &[u8], data: &mut [u8], tag: &Tag) -> Result<(), Broken> {
         let opened = self.aead.open(&self.nonce(number)[..self.nonce_bytes], aad, data, tag);
         if opened.is_err() {

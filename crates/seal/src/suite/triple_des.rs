@@ -1,5 +1,5 @@
-//! The cipher of the papers of 2004, for their experiments only: 3DES-EDE-CBC (SP 800-67, SP 800-38A), then HMAC-SHA-256
-//! cut to 16 bytes. Its blocks of 64 bits make it unfit for more than a few GiB under one key.
+//! The cipher of the papers of 2004, for their experiments only: 3DES-EDE-CBC (SP 800-67, SP 800-38A), then
+//! HMAC-SHA-256 truncated to 16 bytes. Its 64-bit blocks make it unfit for more than a few GiB under one key.
 
 use des::TdesEde3;
 use des::cipher::{Block, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
@@ -10,7 +10,7 @@ use super::{Aead, Tag};
 use crate::Broken;
 
 const CIPHER_KEY_BYTES: usize = 24;
-/// Bytes of a key: the cipher's, then the MAC's.
+/// Bytes of a key: that of the cipher, then that of the MAC.
 pub(crate) const KEY_BYTES: usize = CIPHER_KEY_BYTES + 32;
 
 pub(crate) struct TripleDes {
@@ -39,7 +39,7 @@ impl TripleDes {
         block
     }
 
-    /// What is shorter than a block at the end is XORed with the encryption of the last ciphertext block.
+    /// A partial last block is XORed with the encryption of the last ciphertext block.
     fn last(&self, mut chain: Block<TdesEde3>, rest: &mut [u8]) {
         self.encrypt(&mut chain);
         xor(rest, &chain);

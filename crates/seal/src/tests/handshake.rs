@@ -1,4 +1,4 @@
-//! Section 3: who may answer whom.
+//! Section 3: which handshakes succeed.
 
 use super::*;
 use crate::handshake::{MAC_BYTES, mac};
@@ -9,7 +9,7 @@ fn start(target: PublicKey, prologue: &[u8], psk: Option<&[u8; 32]>) -> (Initiat
     Initiator::start(&identities().0, target, prologue, psk, SUITE, &entropy(3))
 }
 
-/// A whole handshake; whether both sides came to the same keys.
+/// Runs a handshake; fails unless both sides derive the same keys.
 fn run(
     ours: &[u8],
     theirs: &[u8],
@@ -71,7 +71,7 @@ fn section3_the_mac_refuses_what_was_made_for_another_connection_or_target() {
     assert!(FirstFlight::check(&target, &whole[..22], &shifted).is_err(), "the length of message 1 is fixed");
 }
 
-/// Both public keys are known to the attacker, and no private one.
+/// The attacker has both public keys and no private one.
 #[test]
 fn section3_a_claim_is_no_proof() {
     let (initiator, target) = identities();
@@ -104,7 +104,7 @@ fn section3_only_the_named_target_can_answer() {
     let (_, target) = identities();
     let impostor = Identity::generate(entropy(9));
     let (initiator, _) = start(target.public(), b"", None);
-    // The impostor answers a message that was made for itself.
+    // The impostor answers a message that was made for its own key.
     let (_, m1) = start(impostor.public(), b"", None);
     let (answer, _) = Responder::read(&impostor, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
     assert_eq!(initiator.finish(&answer).unwrap_err(), Broken);
@@ -144,10 +144,10 @@ fn section3_replayed_message_1_gives_keys_that_its_replayer_does_not_have() {
 fn section3_every_bit_of_message_1_counts() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
-    // An X25519 key's last bit has no meaning (RFC 7748 section 5), but the hash covers it.
+    // The last bit of an X25519 key has no meaning (RFC 7748 section 5), but the hash covers it.
     for (bit, bad) in bit_flips(&m1).enumerate().filter(|(bit, _)| bit % 41 == 0 || *bit < 96 * 8) {
         assert!(FirstFlight::check(&target, b"", &bad).is_err(), "bit {bit}");
-        // Anyone who knows the target's public key can make another mac.
+        // The target's public key suffices to compute another mac.
         let again = mac(&target.public(), b"", &bad[MAC_BYTES..]);
         let bad = [&again[..], &bad[MAC_BYTES..]].concat();
         assert_eq!(Responder::read(&target, b"", &bad).is_err(), bad != m1, "bit {bit}");
@@ -174,7 +174,7 @@ fn section3_every_bit_of_the_answer_counts() {
 
 #[test]
 fn section3_suite_of_the_other_side_does_not_open() {
-    // The prologue binds the suites; this is what is left if it did not.
+    // The prologue binds the suites; this checks the case without that binding.
     let target = identities().1;
     for suite in Suite::ALL.into_iter().filter(|suite| *suite != SUITE) {
         let (initiator, m1) = start(target.public(), b"", None);
@@ -239,7 +239,7 @@ fn key_text_that_is_not_one_is_refused() {
         assert_eq!(PublicKey::parse(bad), None, "{bad:?}");
         assert!(Identity::parse(bad).is_none(), "{bad:?}");
     }
-    // Low order: 0 and 1.
+    // Low-order points: 0 and 1.
     assert_eq!(PublicKey::parse(&PublicKey([0; 32]).to_string()), None);
     assert_eq!(PublicKey::parse(&PublicKey(std::array::from_fn(|n| u8::from(n == 0))).to_string()), None);
 }

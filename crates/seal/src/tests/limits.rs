@@ -1,11 +1,11 @@
-//! Section 6: generations and how much each may carry.
+//! Section 6: generations and their limits.
 
 use super::*;
 use crate::schedule::{Ratchet, Use};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A sender and its receiver under limits of a test's size.
+/// A sender and its receiver with small limits.
 fn limited(limits: &'static Limits) -> (Sealer, Opener) {
     let ratchet = || Ratchet::both(Suite::Aes256Gcm, &[1; 32], &([2; 32].into(), [3; 32].into())).0;
     (Sealer::new(ratchet(), limits), Opener::new(ratchet(), limits))
@@ -74,7 +74,7 @@ fn section6_receiver_follows_a_step_under_load() {
     for suite in suites() {
         let (mut ours, mut theirs) = pair(suite);
         for number in 0..40_u8 {
-            // Sealed ahead, under whatever generation it is.
+            // Sealed ahead, in any generation.
             let mut ahead = plain(700);
             let descriptor = ours.sealer.seal_in_place(&mut ahead);
             if number % 3 == 2 {
@@ -135,7 +135,7 @@ fn section5_sending_a_unit_that_outlived_its_generation_is_our_fault() {
     sealer.seal_head(&header(1), &[descriptor], &mut Vec::new());
 }
 
-/// A head that is sealed as the sender would, whatever it says.
+/// A correctly sealed record with any head.
 fn forged(ratchet: &Ratchet, generation: u8, counter: u64, head: &[u8]) -> Sealed {
     let [high, low] = (head.len() as u16).to_be_bytes();
     let prefix = [1, generation, high, low];
@@ -162,7 +162,7 @@ fn section5_seal_id_of_a_wrong_generation_ends_the_connection() {
         let mut record = forged(&ratchet(), 0, 0, &head_with(seal_id));
         assert_eq!(opener.open_head(record.prefix, &mut record.head).is_ok(), good, "{seal_id:x}");
     }
-    // At the first record of generation 1, what was sealed ahead is of generation 0.
+    // At the first record of generation 1, units sealed ahead belong to generation 0.
     for (seal_id, good) in [(0, true), (1 << 48, true), (2 << 48, false)] {
         let mut opener = limited(&SMALL).1;
         opener.expect_step(&fresh(0), Duration::ZERO);
@@ -216,11 +216,11 @@ fn section6_head_spliced_into_another_generation_does_not_open() {
     let mut spliced = seal(&mut sealer, 0, &[]);
     spliced.prefix[1] = 1;
     assert_eq!(open(&mut opener, &spliced).unwrap_err(), Broken);
-    // The counter goes on.
+    // The counter continues across generations.
     opener.expect_step(&fresh(0), Duration::ZERO);
     let mut wrong_counter = forged(&ratchet().next(&fresh(0)), 1, 1, &header(1));
     assert_eq!(opener.open_head(wrong_counter.prefix, &mut wrong_counter.head), Err(Broken));
-    // An attempt that fails leaves the generation where it was.
+    // A failed attempt does not change the generation.
     let (mut sealer, _) = limited(&SMALL);
     open(&mut opener, &seal(&mut sealer, 0, &[])).unwrap();
 }
@@ -245,7 +245,7 @@ fn section6_receiver_ends_the_connection_at_its_limit_of_bytes() {
     open(&mut opener, &seal(&mut sealer, 0, &[&plain(1999)])).unwrap();
     open(&mut opener, &seal(&mut sealer, 0, &[&plain(1)])).unwrap();
     assert_eq!(open(&mut opener, &seal(&mut sealer, 0, &[&plain(1)])).unwrap_err(), Broken);
-    // What was sealed ahead of a rekey counts where it was sealed.
+    // A unit sealed ahead of a step counts in its own generation.
     step(&mut sealer, &mut opener, Duration::ZERO);
     open(&mut opener, &seal(&mut sealer, 0, &[&plain(2000)])).unwrap();
 }

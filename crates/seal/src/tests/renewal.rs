@@ -1,4 +1,4 @@
-//! Section 6: exchanges of fresh keys, and which records may come when.
+//! Section 6: exchanges of fresh keys, and which records are valid when.
 
 use std::collections::VecDeque;
 
@@ -41,7 +41,7 @@ fn section6_exchange_gives_both_directions_keys_that_differ_from_the_hash_of_the
     }
 }
 
-/// Every input counts: another entropy of either side, another old secret.
+/// Every input affects the result: the entropy of either side and the old secret.
 #[test]
 fn section4_next_secret_depends_on_all_that_goes_into_it() {
     let after = |connection: u8, offer: u8, answer: u8| {
@@ -96,7 +96,7 @@ fn section6_initiator_offers_when_either_direction_is_due() {
     }
 }
 
-/// Channels under limits of a test's size.
+/// Channels with small limits.
 fn pair_under(limits: &'static Limits) -> (Channel, Channel) {
     let (mut ours, mut theirs) = pair(SUITE);
     for channel in [&mut ours, &mut theirs] {
@@ -185,38 +185,35 @@ fn section6_old_keys_end_60_s_after_the_answer_though_nothing_comes() {
         assert_eq!(channel.opener.open_unit(&descriptors[n], &mut ahead[n].clone()), Err(Broken));
     }
     assert_eq!(open(&mut theirs.opener, &late).unwrap_err(), Broken, "a record of the generation that ended");
-    // Without that record the counters differ: only a new connection helps.
+    // Without that record the counters differ permanently; only a new connection recovers.
     assert_eq!(open(&mut ours.opener, &seal(&mut theirs.sealer, 0, &[])).map(|_| ()), Ok(()));
 }
 
-// What follows walks through all orders of events of a small connection.
+// The tests below run through all orders of events of a small connection.
 
-/// What one side may do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A record with a unit sealed now and, if there is one that may be sent, one that was sealed ahead.
+    /// A record with a unit sealed now and, if one may still begin, a unit sealed ahead.
     Record,
-    /// Seals a unit ahead.
     Ahead,
-    /// A control record: an offer, or the answer that is owed.
+    /// A control record: an offer, or the answer to an open one.
     Control,
-    /// Takes the first record on its way here.
+    /// Takes the first record in transit to this side.
     Receive,
 }
 
-/// A record on its way.
 #[derive(Clone)]
 enum Wire {
     Pdu(Sealed),
     Control(Vec<u8>),
 }
 
-/// Both sides, replayed from a list of steps: channels cannot be cloned.
+/// Both sides, replayed from a list of steps, because channels cannot be cloned.
 struct World {
     /// Initiator and target.
     sides: [Channel; 2],
     ahead: [Option<(Descriptor, Vec<u8>)>; 2],
-    /// On the way to each side.
+    /// Records in transit to each side.
     wires: [VecDeque<Wire>; 2],
     exchanges: u8,
 }
@@ -277,7 +274,7 @@ impl World {
         self.check();
     }
 
-    /// What holds after every step.
+    /// Invariants after every step.
     fn check(&mut self) {
         let [initiator, target] = &self.sides;
         let generations =
@@ -285,7 +282,7 @@ impl World {
         let [(ours_out, ours_in), (theirs_out, theirs_in)] = generations;
         assert_eq!(ours_out, ours_in, "the initiator steps both ways at once");
         assert!(theirs_out.abs_diff(ours_out) <= 1 && theirs_in <= theirs_out && theirs_out - theirs_in <= 1);
-        // Nothing that breaks the rules opens, in whatever state: tried on prefixes alone, which leave no trace.
+        // No record that violates the rules opens in any state. Only prefixes are tried, because they change no state.
         for side in 0..2 {
             let opener = &self.sides[side].opener;
             let present = opener.generation() as u8;
@@ -309,7 +306,7 @@ const STEPS: [(usize, Step); 8] = [
     (1, Step::Receive),
 ];
 
-/// All orders of so many steps, from the beginning and from the middle of an exchange.
+/// All orders of [`DEPTH`] steps, from the start and from the middle of an exchange.
 #[test]
 fn section6_every_order_of_offers_answers_records_and_units_sealed_ahead_opens() {
     let mut orders = 0;
@@ -347,10 +344,10 @@ fn section6_every_order_of_offers_answers_records_and_units_sealed_ahead_opens()
     assert!(orders > 1000, "{orders}");
 }
 
-/// Steps beyond a beginning.
+/// Number of steps after a beginning.
 const DEPTH: usize = 4;
 
-/// In every state of an exchange, each control record that is out of place ends the connection.
+/// In every state of an exchange, each control record out of place ends the connection.
 #[test]
 fn section6_control_records_out_of_place_are_refused() {
     let ready = |steps: &[(usize, Step)]| {
@@ -375,9 +372,9 @@ fn section6_control_records_out_of_place_are_refused() {
                 message[0] = 9;
                 let taken = renewal.open(kind, &message, sealer, opener, Duration::ZERO);
                 let legal = match (side, kind) {
-                    // Its answer is awaited.
+                    // The initiator waits for the answer.
                     (0, Kind::Answer) => (1..4).contains(&number),
-                    // None is unanswered, and both directions have stepped.
+                    // No offer is unanswered, and both directions have stepped.
                     (1, Kind::Offer) => number < 2,
                     _ => false,
                 };
@@ -398,8 +395,8 @@ fn section6_offer_may_be_the_first_record_of_its_generation() {
     open(&mut ours.opener, &seal(&mut theirs.sealer, 0, &[&plain(9)])).unwrap();
 }
 
-/// docs/SEAL.md wants less than 1 ms of processor time a side. The measure is of this machine, so only printed: see it with
-/// `cargo test --release -p hikyaku-seal processor -- --nocapture`.
+/// docs/SEAL.md requires less than 1 ms of processor time per side. The result depends on the machine, so it is only
+/// printed: `cargo test --release -p hikyaku-seal processor -- --nocapture`.
 #[test]
 fn section6_processor_time_of_an_exchange() {
     let (mut ours, mut theirs) = pair(Suite::Aes256Gcm);

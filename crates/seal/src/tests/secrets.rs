@@ -1,4 +1,4 @@
-//! Secrets are not shown, and not left behind.
+//! Secrets are not printed, and their memory is wiped.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -38,19 +38,20 @@ fn debug_shows_no_secret() {
     assert_eq!(shown[4], channel);
 }
 
-/// What lies in our own memory; nothing if it is no longer mapped.
+/// The contents of this process's memory; empty if the range is no longer mapped.
 fn memory(address: usize, bytes: usize) -> Vec<u8> {
     let mut memory = vec![0; bytes];
     let read = File::open("/proc/self/mem").unwrap().read_exact_at(&mut memory, address as u64);
     if read.is_ok() { memory } else { Vec::new() }
 }
 
-/// Whether 16 bytes of the secret are there: a freed block's first bytes may already be the allocator's.
+/// Whether 16 bytes of the secret are present: the allocator may already have overwritten the first bytes of a freed
+/// block.
 fn holds(memory: &[u8], secret: &[u8]) -> bool {
     memory.windows(16).any(|window| secret.windows(16).any(|part| part == window))
 }
 
-/// Drops what a box holds and looks whether the secret stays in its place. It must have been there before.
+/// Drops a box and asserts that its memory no longer holds the secrets, which it held before.
 fn assert_wiped<T>(value: Box<T>, secrets: &[&[u8]]) {
     let (address, bytes) = (std::ptr::from_ref(&*value) as usize, size_of::<T>());
     for secret in secrets {

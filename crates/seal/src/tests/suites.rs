@@ -1,4 +1,4 @@
-//! Section 4: the suites, against each other's paths and against published vectors.
+//! Section 4: the suites, in all their operations and against published vectors.
 
 use serde_json::Value;
 
@@ -102,7 +102,7 @@ fn aegis_vectors_of_the_rfc() {
     }
 }
 
-/// Checks all three paths against a vector.
+/// Checks all three operations against a vector.
 pub(super) fn check(
     suite: Suite,
     key: &[u8],
@@ -127,7 +127,7 @@ pub(super) fn hex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|n| u8::from_str_radix(&text[2 * n..2 * n + 2], 16).unwrap()).collect()
 }
 
-/// Computed with OpenSSL: 3DES-EDE-CBC, its encryption of the last block for the rest, HMAC-SHA-256.
+/// Computed with OpenSSL: 3DES-EDE-CBC, the encryption of the last block for the rest, HMAC-SHA-256.
 #[cfg(feature = "lab")]
 #[test]
 fn triple_des_is_what_openssl_makes_of_it() {

@@ -1,26 +1,27 @@
-//! Which answers storage may give, when all that it was asked and answered is known.
+//! Determines which answers storage may give after all earlier requests and answers.
 //!
-//! The caller tells every operation when it is submitted and when it is over, in the order in which that happens;
-//! each such moment has a number. For each sector the history keeps the *versions* that it may hold:
+//! The caller reports each operation when it is submitted and when it completes, in order of occurrence; each such
+//! event has a number, its *moment*. For each sector the history keeps the *versions* that it may hold:
 //!
-//! - **current**: what a read may return now. A write may take effect at any moment from its submission to its
-//!   completion, and, as initiators repeat what a lost connection left open, more than once. When it is complete, the
-//!   versions that were settled before it was submitted are gone. A read that returned one version disposes of those
-//!   that were settled before the read was submitted: what was seen as new does not go back to old.
-//! - **kept**: what may be there after a power cut. A version leaves when one that is *stable* follows it: a write
-//!   completed as durable, or what was current when a flush was submitted that succeeded.
+//! - **current**: a read may return it now. A write may take effect at any moment from its submission to its
+//!   completion, and more than once, because initiators repeat requests that a lost connection left open. Its
+//!   completion removes the versions that were settled before its submission. A read that returned one version removes
+//!   those that were settled before the read was submitted: a later read must not return older data.
+//! - **kept**: it may remain after a power failure. A version is no longer kept when a *stable* one follows it: a write
+//!   completed as durable, or one that was current when a successful flush was submitted.
 //!
 //! An operation that failed, or whose connection was lost, has an *unknown* outcome: it may take effect at any later
-//! time, until a read shows that it did, or until [`History::fence`] says that its client's old requests are over.
+//! moment, until a read shows that it did, or until [`History::fence`] ends the old requests of its client.
 //!
-//! A cut is certain (everything volatile may be gone, what is read afterwards is on the medium) or only possible (a
-//! connection was lost, and the power with it or not). Flushes that were in flight at a cut promise nothing.
+//! A cut is certain (all volatile data may be lost, and later reads return the medium) or possible (a connection was
+//! lost, with or without power). Flushes in flight at a cut guarantee nothing.
 //!
-//! Where the medium tells of what it lost ([`Rules::losses_told`]), a flush that succeeds does speak for its client: all
-//! that had been acknowledged to it is on the medium, cut or not, but for what it was told of ([`Outcome::CacheLost`]).
+//! If the medium reports its losses ([`Rules::losses_reported`]), a successful flush also covers writes before a cut: all
+//! writes that were acknowledged to its client are on the medium, except losses already reported to it
+//! ([`Outcome::CacheLost`]).
 //!
-//! Memory: a sector holds the versions that it may still show, in quiet times one. Beyond [`VERSIONS_MAX`] it forgets
-//! the oldest and becomes lenient after a cut until the next flush.
+//! Memory: a sector holds the versions that it may still return, one if idle. Beyond [`VERSIONS_MAX`] it discards the
+//! oldest, and then accepts any content from a cut until the next flush.
 
 mod operation;
 mod sector;
@@ -35,81 +36,73 @@ use crate::stamp::{Content, Stamp};
 use operation::{Operation, What};
 use sector::Sector;
 
-/// Versions that a sector remembers; a workload that flushes now and then stays far below.
+/// Most versions of a sector; a workload with occasional flushes stays far below.
 pub const VERSIONS_MAX: usize = 64;
 
-/// The caller's name for an operation in flight.
+/// Number that the caller gives an operation in flight.
 pub type OperationId = u64;
 
-/// Number of a moment; later ones are greater.
+/// Number of an event; later ones are greater.
 type Moment = u64;
 
-/// Not yet.
 const NEVER: Moment = Moment::MAX;
 
-/// What a write leaves in each of its sectors.
+/// The content that a write leaves in each of its sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Zeroes: a discard, or zeroes written.
+    /// Zeroes: a discard, or a write of zeroes.
     Zero,
-    /// Stamped by this write.
     Stamp(Stamp),
-    /// What was there before the run: anything.
+    /// Unknown content from before the run.
     Unknown,
 }
 
-/// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Acknowledged.
     Done,
-    /// Failed, withdrawn or lost with its connection: it may have taken effect, or do so later.
+    /// Failed, cancelled or lost with its connection: it may have taken effect, or may do so later.
     Unknown,
-    /// Failed, because what was acknowledged before the last cut and not flushed may be gone.
+    /// Failed, because writes acknowledged before the last cut and not flushed may be lost.
     CacheLost,
 }
 
-/// What is known of a cut.
+/// Certainty of a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// The power failed: the cache is empty now.
+    /// The power failed: the cache is empty.
     Certain,
-    /// It may have failed.
+    /// The power may have failed.
     Possible,
 }
 
-/// What the medium promises beyond SBC.
+/// Guarantees of the medium beyond SBC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Sectors are read and written whole even when requests that overlap are in flight together.
+    /// Sectors are read and written atomically, even by overlapping requests in flight.
     pub atomic_sectors: bool,
-    /// A flush fails if a cut may have taken what was acknowledged to its client, until the client was told once.
-    pub losses_told: bool,
+    /// A flush fails, once per client, if a cut may have lost writes acknowledged to that client.
+    pub losses_reported: bool,
 }
 
-/// What was wrong with an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A version that was superseded, or one that was never there.
+    /// A version that was superseded or never written.
     Wrong,
     /// Parts of several versions within a sector.
     Torn,
     /// Data of another address.
     Misdirected,
-    /// Data of nobody.
+    /// Content that no write of this run produced.
     Foreign,
 }
 
-/// A sector that does not hold what it must.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// Address of the sector, in units of 512 bytes.
     pub lba: u64,
-    /// What kind of fault.
     pub fault: Fault,
-    /// What was read.
     pub found: Content,
-    /// What the read was allowed to return, with how each came to be.
+    /// Versions that the read could return, with their history.
     pub expected: Vec<String>,
 }
 
@@ -119,16 +112,16 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A cut, applied to each sector when it is next looked at.
+/// A cut, applied to each sector at its next access.
 #[derive(Clone, Copy, Debug)]
 struct CutMark {
     at: Moment,
-    /// The horizon then.
+    /// [`History::horizon`] at the cut.
     horizon: Moment,
     cut: Cut,
 }
 
-/// A write that was acknowledged and is not known to be durable.
+/// An acknowledged write that is not known to be durable.
 #[derive(Clone, Debug)]
 struct Volatile {
     range: Range<u64>,
@@ -136,26 +129,30 @@ struct Volatile {
     settled: Moment,
 }
 
-/// All that was asked of one medium and answered, as far as it still matters.
+/// The requests and answers of one medium, as far as they affect later answers.
+///
+/// The caller reports each submission ([`write`](Self::write), [`read`](Self::read), [`flush`](Self::flush)), each
+/// completion ([`complete`](Self::complete), [`complete_read`](Self::complete_read)), and each [`cut`](Self::cut) and
+/// [`fence`](Self::fence), in order of occurrence. Violations are returned by `complete_read`.
 #[derive(Debug)]
 pub struct History {
     rules: Rules,
     now: Moment,
     sectors: Vec<Sector>,
     operations: HashMap<OperationId, Operation>,
-    /// When the reads in flight were submitted.
+    /// Moments of submission of the reads in flight.
     reads: BTreeSet<Moment>,
-    /// Latest submission of a flush that succeeded: what was overwritten before it is gone for good.
+    /// Latest submission of a successful flush: versions overwritten before it cannot return.
     horizon: Moment,
     cuts: Vec<CutMark>,
-    /// Writes of unknown outcome that are not fenced, by client: first sector, count, moment of submission.
+    /// Writes of unknown outcome that are not fenced, by client: sectors and moment of submission.
     unknown: HashMap<Client, Vec<(Range<u64>, Moment)>>,
-    /// What a flush has to speak for, by client; only where losses are told.
+    /// Writes that the next flush of a client covers; only with `losses_reported`.
     volatile: HashMap<Client, Vec<Volatile>>,
 }
 
 impl History {
-    /// A medium of `sectors` sectors of 512 bytes that hold `initial`, durably.
+    /// A medium of `sectors` sectors of 512 bytes that durably hold `initial`.
     pub fn new(sectors: u64, initial: Value, rules: Rules) -> Self {
         let count = usize::try_from(sectors).expect("as many sectors as memory can name");
         Self {
@@ -171,12 +168,10 @@ impl History {
         }
     }
 
-    /// Sectors in all.
     pub fn sectors(&self) -> u64 {
         self.sectors.len() as u64
     }
 
-    /// Operations in flight.
     pub fn in_flight(&self) -> usize {
         self.operations.len()
     }
@@ -189,7 +184,7 @@ impl History {
     /// A write, discard or write of zeroes is submitted.
     ///
     /// # Panics
-    /// If `id` is in flight already, or the range lies outside the medium.
+    /// If `id` is already in flight, or the range lies outside the medium.
     pub fn write(&mut self, id: OperationId, client: Client, range: Range<u64>, value: Value, durable: bool) {
         let at = self.tick();
         for lba in range.clone() {
@@ -223,7 +218,7 @@ impl History {
         assert!(before.is_none(), "operation {id} is in flight already");
     }
 
-    /// A write, discard or flush is over, or a read failed. Reads that succeeded: [`History::complete_read`].
+    /// A write, discard or flush completed, or a read failed. For successful reads: [`History::complete_read`].
     ///
     /// # Panics
     /// If `id` is not in flight.
@@ -239,7 +234,7 @@ impl History {
                 self.reads.remove(&at);
             }
             (What::Flush, Outcome::Done) => {
-                // One that was repeated after a power cut found an empty cache.
+                // A flush that was repeated after a power failure found an empty cache.
                 if self.cuts.last().is_none_or(|cut| cut.at < at) {
                     self.horizon = self.horizon.max(at);
                 }
@@ -251,7 +246,7 @@ impl History {
                     self.settle(lba).complete(at, now, durable);
                     self.prune(lba);
                 }
-                if self.rules.losses_told && !durable {
+                if self.rules.losses_reported && !durable {
                     let write = Volatile { range, submitted: at, settled: now };
                     self.volatile.entry(client).or_default().push(write);
                 }
@@ -266,7 +261,7 @@ impl History {
         }
     }
 
-    /// A flush of `client`, submitted `at`, succeeded: nothing that was acknowledged to it before was lost.
+    /// A flush of `client`, submitted `at`, succeeded: no write acknowledged to it before is lost.
     fn vouch(&mut self, client: Client, at: Moment, now: Moment) {
         let writes = self.volatile.remove(&client).unwrap_or_default();
         let (covered, beside): (Vec<_>, _) = writes.into_iter().partition(|write| write.settled < at);
@@ -279,11 +274,11 @@ impl History {
         self.volatile.insert(client, beside);
     }
 
-    /// A read is over and returned `contents`, one for each of its sectors. The sectors that hold what they must not
-    /// are returned; the history then goes on from what was found.
+    /// A read completed with `contents`, one for each of its sectors. Returns the sectors with wrong content; the
+    /// history then continues from the content found.
     ///
     /// # Panics
-    /// If `id` is not a read in flight, or the number of sectors is not what was asked.
+    /// If `id` is not a read in flight, or the number of sectors differs from the request.
     pub fn complete_read(&mut self, id: OperationId, contents: &[Content]) -> Vec<Violation> {
         let now = self.tick();
         let Some(Operation { at, what: What::Read { range }, .. }) = self.operations.remove(&id) else {
@@ -304,8 +299,8 @@ impl History {
         violations
     }
 
-    /// Requests of `client` that ended without an answer take no effect any more: its session was replaced by one
-    /// that the storage answered, or the storage was started anew.
+    /// Unanswered requests of `client` have no further effect: the storage has accepted a new session in place of the
+    /// old one, or was restarted.
     pub fn fence(&mut self, client: Client) {
         let now = self.tick();
         for (range, at) in self.unknown.remove(&client).unwrap_or_default() {
@@ -315,25 +310,22 @@ impl History {
         }
     }
 
-    /// The power of the storage failed, or may have. Operations in flight stay so: complete them as their clients learn
-    /// what became of them.
+    /// The power of the storage failed, or may have. Operations in flight remain so until the caller completes them.
     pub fn cut(&mut self, cut: Cut) {
         let at = self.tick();
         self.cuts.push(CutMark { at, horizon: self.horizon, cut });
     }
 
-    /// What `lba` may hold, in words.
     pub fn describe(&mut self, lba: u64) -> Vec<String> {
         let horizon = self.horizon;
         self.settle(lba).describe(horizon)
     }
 
-    /// Versions that the sectors remember in all.
     pub fn versions(&self) -> usize {
         self.sectors.iter().map(Sector::versions).sum()
     }
 
-    /// The sector `lba`, after the cuts that it has not seen.
+    /// The sector `lba`, after cuts that were not yet applied to it.
     fn settle(&mut self, lba: u64) -> &mut Sector {
         let Self { sectors, cuts, .. } = self;
         let index = usize::try_from(lba).expect("as many sectors as memory can name");

@@ -1,5 +1,5 @@
-//! A disk with a volatile cache and several clients, run by a seed: what it does is legal by construction, unless it
-//! is told to be a liar.
+//! A disk with a volatile cache and several clients, driven by a seed. Its behaviour is legal by construction, unless
+//! it has a [`Lie`].
 
 use std::ops::Range;
 
@@ -10,23 +10,21 @@ use crate::stamp::Stamp;
 const SECTORS: u64 = 6;
 const CLIENTS: u64 = 3;
 
-/// What the disk does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lie {
     None,
-    /// Flushes are acknowledged and not made.
+    /// Acknowledges flushes without executing them.
     DropsFlushes,
     /// Durable writes stay in the cache.
     IgnoresFua,
-    /// Writes are acknowledged before they take effect.
+    /// Acknowledges writes before they take effect.
     AcknowledgesEarly,
-    /// A write takes effect once more after it was acknowledged.
+    /// A write takes effect again after its acknowledgement.
     Repeats,
-    /// Reads return what was there before the last write.
+    /// Reads return the content before the last write.
     ReadsStale,
-    /// Sectors are torn inside.
     Tears,
-    /// Clients' lost requests take effect after their sessions were replaced.
+    /// Lost requests of a client take effect after its session was replaced.
     IgnoresFences,
 }
 
@@ -42,9 +40,9 @@ struct Pending {
     id: OperationId,
     client: Client,
     what: What,
-    /// Sectors done, one after another.
+    /// Number of sectors completed, in order.
     done: u64,
-    /// Its client has given up.
+    /// The client's connection is lost.
     lost: bool,
 }
 
@@ -86,7 +84,7 @@ impl Model {
             random,
             lie,
             cut,
-            history: History::new(SECTORS, initial, Rules { atomic_sectors: true, losses_told: false }),
+            history: History::new(SECTORS, initial, Rules { atomic_sectors: true, losses_reported: false }),
             medium: vec![initial; SECTORS as usize],
             cache: vec![Vec::new(); SECTORS as usize],
             before: vec![initial; SECTORS as usize],
@@ -95,7 +93,7 @@ impl Model {
         }
     }
 
-    /// Violations found in `steps` steps, and in a last look at everything.
+    /// Violations found in `steps` steps and in a final read of all sectors.
     pub(super) fn run(mut self, steps: u64) -> Vec<Violation> {
         let mut violations = Vec::new();
         for _ in 0..steps {
@@ -147,7 +145,7 @@ impl Model {
         self.pending.push(Pending { id, client, what, done: 0, lost: false });
     }
 
-    /// One sector of one operation is done, or one operation is over.
+    /// Executes one sector of an operation, or completes an operation.
     fn advance(&mut self, violations: &mut Vec<Violation>) {
         if self.pending.is_empty() {
             return;
@@ -203,7 +201,7 @@ impl Model {
         if over.lost {
             return;
         }
-        // Now and then it is repeated before it is answered, as over a connection that was lost.
+        // Sometimes the write is repeated before its answer, as over a lost connection.
         let again = self.random.one_in(8);
         let repeats = self.lie == Lie::Repeats && self.random.one_in(4);
         if let (What::Write { .. }, true) = (&over.what, again && !early) {
@@ -216,7 +214,7 @@ impl Model {
             _ => self.history.complete(over.id, Outcome::Done),
         }
         if matches!(over.what, What::Write { .. }) && (early || repeats) {
-            // It goes on behind the answer.
+            // The write continues after its answer.
             self.pending.push(Pending { done: if repeats { 0 } else { over.done }, lost: true, ..over });
         }
     }
@@ -251,12 +249,12 @@ impl Model {
             }
         }
         if happens && self.random.one_in(2) {
-            // The clients notice at once.
+            // The clients detect the failure at once.
             gone.iter().for_each(|id| self.history.complete(*id, Outcome::Unknown));
             (0..CLIENTS as Client).for_each(|client| self.history.fence(client));
             self.pending.clear();
         } else if happens {
-            // They repeat what was open.
+            // The clients repeat open requests.
             self.pending.retain(|pending| !pending.lost);
             for pending in &mut self.pending {
                 pending.done = 0;

@@ -8,7 +8,7 @@ use crate::Client;
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) client: Client,
-    /// When it was submitted: names its versions too.
+    /// Moment of submission; also identifies its versions.
     pub(super) at: Moment,
     pub(super) what: What,
 }

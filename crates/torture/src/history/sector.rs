@@ -1,27 +1,25 @@
-//! The versions that one sector may hold. The rules are at the head of `mod.rs`; moments have numbers, and a version is
-//! named by the moment at which its write was submitted.
+//! The versions that one sector may hold (rules: `mod.rs`). The moment of a write's submission identifies its version.
 
 use super::{Cut, Fault, Moment, NEVER, Rules, VERSIONS_MAX, Value};
 use crate::stamp::Content;
 
-/// One write as this sector knows it.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     value: Value,
     submitted: Moment,
-    /// From then on it takes no effect any more; `NEVER` while it is in flight or its outcome unknown.
+    /// Moment after which it has no further effect; `NEVER` while it is in flight or its outcome is unknown.
     settled: Moment,
-    /// From then on it is not current any more; `NEVER` while it may be.
+    /// Moment after which it is not current; `NEVER` while it may be.
     gone: Moment,
-    /// The last cut that may have brought it back.
+    /// The last cut after which it may be current again.
     revived: Moment,
-    /// A stable version follows it: no cut brings it back.
+    /// A stable version follows it: no cut can make it current again.
     buried: bool,
-    /// On the medium unless something later is.
+    /// On the medium, unless a later version is.
     stable: bool,
     /// Its write ended without an answer.
     doubtful: bool,
-    /// It was asked to be durable.
+    /// Durability was requested for it.
     durable: bool,
 }
 
@@ -40,12 +38,12 @@ impl Version {
         }
     }
 
-    /// One that is on the medium since `at`.
+    /// A version that is on the medium since `at`.
     fn on_medium(value: Value, at: Moment) -> Self {
         Self { settled: at, stable: true, ..Self::new(value, at) }
     }
 
-    /// Whether it was in place before `at`, and nothing puts it there again since.
+    /// Whether it was settled before `at` and no cut revived it since.
     fn is_older_than(&self, at: Moment) -> bool {
         self.settled.max(self.revived) < at
     }
@@ -54,7 +52,7 @@ impl Version {
         self.gone == NEVER
     }
 
-    /// Whether a cut may leave it, `horizon` being the last flush.
+    /// Whether a cut may leave it; `horizon` is the last flush.
     fn is_kept(&self, horizon: Moment) -> bool {
         !self.buried && (self.is_current() || self.gone >= horizon)
     }
@@ -96,11 +94,11 @@ impl Version {
 #[derive(Clone, Debug)]
 pub(super) struct Sector {
     versions: Vec<Version>,
-    /// Last cut that was applied.
+    /// Last cut applied.
     seen: Moment,
-    /// When the last version that was forgotten for want of room ceased to be current; zero for none.
+    /// Moment at which the last version discarded for lack of space ceased to be current; zero for none.
     forgotten: Moment,
-    /// Something forgotten may have come back.
+    /// A discarded version may be current again.
     lenient: bool,
 }
 
@@ -126,18 +124,18 @@ impl Sector {
         self.versions.iter_mut().find(|version| version.submitted == at)
     }
 
-    /// The write submitted `at` is complete.
+    /// The write submitted `at` completed.
     pub(super) fn complete(&mut self, at: Moment, now: Moment, durable: bool) {
         let crossed_cut = at < self.seen;
         let Some(own) = self.named(at) else { return };
         own.settled = now;
         own.stable |= durable;
-        // Acknowledged behind a cut, it may have been done before it, in a cache that is gone.
+        // Acknowledged after a cut, it may have taken effect before the cut, in a cache that was lost.
         if crossed_cut && !durable {
             return;
         }
         for version in &mut self.versions {
-            // What was settled before this one began has been overwritten by it.
+            // It has overwritten the versions that were settled before its submission.
             if version.settled < at {
                 version.gone = version.gone.min(now);
                 version.buried |= durable;
@@ -149,11 +147,11 @@ impl Sector {
         }
     }
 
-    /// The write submitted `at`, which is complete, is on the medium, whatever was cut since.
+    /// The completed write submitted `at` is on the medium, in spite of later cuts.
     pub(super) fn vouch(&mut self, at: Moment, now: Moment) {
         for version in &mut self.versions {
             version.stable |= version.submitted == at;
-            // What a cut had brought back behind it was not there after all.
+            // Versions that a cut had revived were not current after all.
             if version.settled < at {
                 version.gone = version.gone.min(now);
                 version.buried = true;
@@ -168,14 +166,14 @@ impl Sector {
         }
     }
 
-    /// The write submitted `at` takes no effect after `now`.
+    /// The write submitted `at` has no effect after `now`.
     pub(super) fn fence(&mut self, at: Moment, now: Moment) {
         if let Some(own) = self.named(at) {
             own.settled = own.settled.min(now);
         }
     }
 
-    /// A read submitted `at` and complete `now` returned `found`.
+    /// A read submitted `at` and completed `now` returned `found`.
     pub(super) fn answer(
         &mut self,
         found: Content,
@@ -188,7 +186,7 @@ impl Sector {
         let matching: Vec<usize> = (0..self.versions.len())
             .filter(|index| possible(&&self.versions[*index]) && self.versions[*index].matches(found))
             .collect();
-        // A known version explains it better than the unknown beginning.
+        // A known version takes precedence over the unknown initial content.
         let exact: Vec<usize> =
             matching.iter().copied().filter(|index| self.versions[*index].value != Value::Unknown).collect();
         let matching = if exact.is_empty() { matching } else { exact };
@@ -199,7 +197,7 @@ impl Sector {
             && self.versions[only].doubtful
             && self.versions[only].submitted > self.seen
         {
-            // Its answer was lost; now it is known to have taken effect. Behind a cut it may have been repeated.
+            // The read shows that the unanswered write took effect. Before a cut it may have been repeated.
             self.versions[only].settled = self.versions[only].settled.min(now);
         }
         let stable = matching.iter().all(|index| self.versions[*index].is_stable(horizon));
@@ -213,7 +211,7 @@ impl Sector {
         Ok(())
     }
 
-    /// Whether `found`, which no version explains, is allowed all the same.
+    /// Whether `found` is allowed although it matches no version.
     fn excuse(&self, found: Content, at: Moment, rules: Rules) -> Result<(), Fault> {
         let in_flight = |version: &Version| version.settled > at;
         match found {
@@ -231,7 +229,7 @@ impl Sector {
         }
     }
 
-    /// Goes on from `found`, whatever it is.
+    /// Continues from `found`.
     pub(super) fn accept(&mut self, found: Content, now: Moment) {
         let value = match found {
             Content::Zero => Value::Zero,
@@ -243,7 +241,7 @@ impl Sector {
         (self.lenient, self.forgotten) = (false, 0);
     }
 
-    /// The power failed, or may have: what is kept is current, as is what was if it did not.
+    /// The power failed, or may have: kept versions become current; without a certain failure the current ones stay.
     pub(super) fn cut(&mut self, at: Moment, horizon: Moment, cut: Cut) {
         self.seen = at;
         if self.forgotten > horizon {
@@ -255,13 +253,13 @@ impl Sector {
             if version.is_kept(horizon) {
                 (version.gone, version.revived) = (NEVER, at);
             } else {
-                // An answer to a read in flight it may still be.
+                // It may still be the answer to a read in flight.
                 version.buried = true;
             }
         }
     }
 
-    /// Forgets what can neither be current, nor come back, nor be the answer to a read in flight.
+    /// Discards versions that are not current, cannot return after a cut, and cannot be the answer to a read in flight.
     pub(super) fn prune(&mut self, horizon: Moment, oldest_read: Moment) {
         if self.versions.len() == 1 {
             return;

@@ -1,4 +1,4 @@
-//! Legal executions are accepted, each kind of lie is caught.
+//! Legal executions are accepted; each kind of fault is detected.
 
 use super::model::{Lie, Model};
 use super::*;
@@ -15,17 +15,17 @@ fn found(sequence: u64) -> Content {
     Content::Stamp(stamp(sequence))
 }
 
-/// One sector, one client; operations are named by their sequence numbers.
+/// One sector, one client; the sequence number of an operation is its id.
 struct Scene(History, u64);
 
 impl Scene {
     fn new() -> Self {
-        Self(History::new(1, Value::Zero, Rules { atomic_sectors: true, losses_told: false }), 1000)
+        Self(History::new(1, Value::Zero, Rules { atomic_sectors: true, losses_reported: false }), 1000)
     }
 
-    fn with_losses_told() -> Self {
+    fn with_losses_reported() -> Self {
         let mut scene = Self::new();
-        scene.0.rules.losses_told = true;
+        scene.0.rules.losses_reported = true;
         scene
     }
 
@@ -60,7 +60,7 @@ impl Scene {
         self
     }
 
-    /// A flush of `client` that ends so.
+    /// A flush of `client` with this result.
     fn flush_of(&mut self, client: Client, outcome: Outcome) -> &mut Self {
         self.1 += 1;
         self.0.flush(self.1, client);
@@ -115,7 +115,7 @@ fn every_lie_is_caught() {
         Lie::IgnoresFences,
     ] {
         let caught = (0..RUNS / 10).filter(|seed| !Model::new(*seed, lie).run(STEPS).is_empty()).count();
-        // A lie that changes nothing anybody reads cannot be seen.
+        // A fault without an effect on any read is not detectable.
         assert!(caught as u64 > RUNS / 300, "{lie:?}: caught in {caught} of {} runs", RUNS / 10);
     }
 }
@@ -132,7 +132,7 @@ fn a_read_beside_a_write_returns_either_and_one_after_it_the_new() {
 fn what_was_seen_as_new_does_not_go_back() {
     Scene::new().write(1).submit(2).sees(2).objects(found(1), Fault::Wrong);
     Scene::new().write(1).submit(2).lost(2).sees(1).sees(2).objects(found(1), Fault::Wrong);
-    // Two that overlap may be in either order, but in one.
+    // Two overlapping writes may take effect in either order, but in one.
     Scene::new().submit(1).submit(2).done(1).done(2).sees(1).objects(found(2), Fault::Wrong);
 }
 
@@ -152,7 +152,7 @@ fn a_cut_takes_what_was_not_flushed_and_nothing_else() {
     Scene::new().write(1).flush().write(2).cut().sees(1);
     Scene::new().write(1).flush().write(2).cut().sees(2);
     Scene::new().write(1).flush().write(2).flush().cut().objects(found(1), Fault::Wrong);
-    // A flush submitted before the write was complete covers nothing.
+    // A flush submitted before the completion of the write does not cover it.
     let mut scene = Scene::new();
     scene.submit(1);
     scene.0.flush(50, 0);
@@ -165,7 +165,7 @@ fn what_was_seen_after_a_cut_stays() {
     Scene::new().write(1).write(2).cut().sees(2).objects(found(1), Fault::Wrong);
     Scene::new().write(1).write(2).cut().sees(2).cut().objects(found(1), Fault::Wrong);
     Scene::new().write(1).write(2).cut().sees(1).write(3).cut().sees(1);
-    // If the power may have stayed, so may the cache.
+    // If the power may not have failed, the cache may remain.
     let mut scene = Scene::new();
     scene.write(1).write(2).0.cut(Cut::Possible);
     scene.sees(2).0.cut(Cut::Possible);
@@ -185,7 +185,7 @@ fn a_flush_that_crosses_a_cut_promises_nothing() {
 fn where_losses_are_told_a_flush_behind_a_cut_speaks_for_its_client() {
     for cut in [Cut::Certain, Cut::Possible] {
         let scene = || {
-            let mut scene = Scene::with_losses_told();
+            let mut scene = Scene::with_losses_reported();
             scene.write(1).write(2).0.cut(cut);
             scene
         };
@@ -193,24 +193,25 @@ fn where_losses_are_told_a_flush_behind_a_cut_speaks_for_its_client() {
         scene().flush().objects(found(1), Fault::Wrong);
         scene().sees(1).flush().objects(found(1), Fault::Wrong);
         scene().flush().sees(2);
-        // Not for others, and not for what the client was told of; a flush that fails otherwise tells nothing.
+        // Not for writes of other clients, and not for losses already reported; another failure of a flush reports
+        // none.
         scene().flush_of(1, Outcome::Done).sees(1);
         scene().flush_of(0, Outcome::CacheLost).flush().sees(1);
         scene().flush_of(1, Outcome::CacheLost).flush().objects(found(1), Fault::Wrong);
         scene().flush_of(0, Outcome::Unknown).flush().objects(found(1), Fault::Wrong);
-        // The client knew of that cut only.
+        // The reported loss was that of the earlier cut only.
         scene().flush_of(0, Outcome::CacheLost).write(3).cut().flush().objects(found(2), Fault::Wrong);
     }
-    // Without the rule a flush knows nothing of what was before it.
+    // Without the rule a flush does not cover writes before a cut.
     Scene::new().write(1).write(2).cut().flush().sees(1);
 }
 
 #[test]
 fn where_losses_are_told_a_flush_speaks_for_what_was_complete_before_it() {
-    let mut scene = Scene::with_losses_told();
+    let mut scene = Scene::with_losses_reported();
     scene.write(1).submit(2).0.flush(50, 0);
     scene.done(2).cut().done(50).sees(1);
-    let mut scene = Scene::with_losses_told();
+    let mut scene = Scene::with_losses_reported();
     scene.write(1).write(2).0.flush(50, 0);
     scene.cut().done(50).objects(found(1), Fault::Wrong);
 }

@@ -1,4 +1,4 @@
-//! What is volatile, sector by sector, and what a power cut makes of it. No I/O here.
+//! The volatile versions of each sector, and the choice of the versions that survive a power cut. No I/O here.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,32 +6,31 @@ use std::sync::Arc;
 
 use super::{CrashRule, SECTOR_BYTES, When};
 
-/// Versions of sectors in the cache: 64 MiB of data.
+/// Maximum number of sector versions in the cache: 64 MiB of data.
 pub const SECTORS_MAX: usize = 128 << 10;
 
-/// A sector's bytes; `None` for zeroes.
+/// Bytes of one sector; `None` for zeroes.
 pub(super) type Bytes = Option<Arc<[u8; SECTOR_BYTES]>>;
 
-/// Number of a request that wrote.
 pub(super) type Serial = u64;
 
 #[derive(Debug, Default)]
 struct Sector {
-    /// On the medium, as far as anyone can tell, but not written to the storage beneath yet: survived a cut.
+    /// Bytes that survived a power cut: they count as stored on the medium, but are not yet written to the storage
+    /// beneath.
     base: Option<Bytes>,
-    /// Written since the last flush, oldest first.
+    /// Bytes written since the last flush, oldest first.
     versions: Vec<(Serial, Bytes)>,
 }
 
 impl Sector {
-    /// What was there when request `last` had been carried out, and none later.
+    /// The bytes of the sector after request `last` and before any later request.
     fn until(&self, last: Serial) -> Option<&Bytes> {
         let version = self.versions.iter().rev().find(|(serial, _)| *serial <= last);
         version.map(|(_, bytes)| bytes).or(self.base.as_ref())
     }
 }
 
-/// The cache of one medium.
 #[derive(Debug)]
 pub(super) struct Cache {
     sectors: BTreeMap<u64, Sector>,
@@ -40,11 +39,11 @@ pub(super) struct Cache {
     rule: CrashRule,
     random: u64,
     acknowledged: u64,
-    /// Cuts so far: endpoints of an earlier number are dead.
+    /// Number of power cuts so far; an endpoint that was attached under a smaller number is dead.
     pub(super) cuts: u64,
-    /// The power failed, and the process has to follow.
+    /// The power failed by rule: the process must end.
     pub(super) ends: bool,
-    /// What the one thread that writes to the storage beneath is writing: versions up to a serial of a range.
+    /// The range and the last serial of the versions that one thread is writing to the storage beneath.
     writing: Option<(Range<u64>, Serial)>,
 }
 
@@ -63,7 +62,6 @@ impl Cache {
         }
     }
 
-    /// The sectors of `range` are written, each as `bytes` gives it.
     pub(super) fn write(&mut self, range: Range<u64>, mut bytes: impl FnMut(u64) -> Bytes) -> Serial {
         self.serial += 1;
         for lba in range {
@@ -73,30 +71,29 @@ impl Cache {
         self.serial
     }
 
-    /// The serial number of the last write.
     pub(super) fn serial(&self) -> Serial {
         self.serial
     }
 
-    /// If there are too many versions: the write up to which they should be written back.
+    /// `Some` if the cache holds more than `SECTORS_MAX` versions: versions up to this serial should be written back.
     pub(super) fn overflow(&self) -> Option<Serial> {
         let oldest =
             || self.sectors.values().filter_map(|sector| sector.versions.first()).map(|(serial, _)| *serial);
         (self.versions > SECTORS_MAX).then(|| oldest().min().unwrap_or(0).midpoint(self.serial))
     }
 
-    /// The newest bytes of the sectors of `range` that the storage beneath does not have.
+    /// The newest bytes of those sectors of `range` that the storage beneath does not have yet.
     pub(super) fn visible(&self, range: Range<u64>) -> Vec<(u64, Bytes)> {
         self.until(range, Serial::MAX)
     }
 
-    /// The same as of request `last`.
+    /// Like `visible`, but without the writes after request `last`.
     pub(super) fn until(&self, range: Range<u64>, last: Serial) -> Vec<(u64, Bytes)> {
         let sectors = self.sectors.range(range);
         sectors.filter_map(|(lba, sector)| Some((*lba, sector.until(last)?.clone()))).collect()
     }
 
-    /// One thread at a time writes to the storage beneath, so that its writes cannot overtake each other.
+    /// False if another thread is writing: one at a time writes to the storage beneath, so that writes stay in order.
     pub(super) fn begin_writing(&mut self, range: &Range<u64>, last: Serial) -> bool {
         let free = self.writing.is_none();
         if free {
@@ -105,7 +102,7 @@ impl Cache {
         free
     }
 
-    /// The thread that writes is done; `written`: all of it is in the storage beneath.
+    /// Ends the write-back. `written`: all its versions are in the storage beneath, and leave the cache.
     pub(super) fn end_writing(&mut self, written: bool) {
         let (range, last) = self.writing.take().expect("begun before");
         if !written {
@@ -124,7 +121,7 @@ impl Cache {
         }
     }
 
-    /// A write has been acknowledged. True if the power failed behind it.
+    /// Counts an acknowledged write. True if the power fails after it.
     pub(super) fn acknowledge(&mut self) -> bool {
         self.acknowledged += 1;
         let fails = match self.rule.when {
@@ -139,14 +136,15 @@ impl Cache {
         fails
     }
 
-    /// The power fails: every unit becomes what was on the medium or what it was behind one of the writes since.
+    /// Cuts the power: each unit becomes its state on the medium, or its state after one of the writes since.
     pub(super) fn cut(&mut self) {
         self.cuts += 1;
         let mut sectors = std::mem::take(&mut self.sectors);
-        // Of all, of none, or of most to few: each cache has its own way to go down.
+        // Mode 0 keeps no write and mode 1 every write; in other modes each unit keeps writes with probability
+        // `share`/8. This models different kinds of caches.
         let (mode, share) = (self.below(8), 1 + self.below(7));
         if let Some((range, last)) = &self.writing {
-            // What is on its way to the storage beneath will arrive there, sooner or later: let it be there.
+            // Writes in flight to the storage beneath will still arrive there, so they count as stored.
             for (_, sector) in sectors.range_mut(range.clone()) {
                 if let Some(bytes) = sector.until(*last).cloned() {
                     sector.base = Some(bytes);
@@ -179,7 +177,7 @@ impl Cache {
         (self.sectors, self.versions) = (sectors, 0);
     }
 
-    /// A number below `bound` (SplitMix64).
+    /// A pseudo-random number below `bound` (SplitMix64).
     fn below(&mut self, bound: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let word = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

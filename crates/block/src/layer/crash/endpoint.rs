@@ -1,4 +1,4 @@
-//! One thread's way through the cache. What goes to the storage beneath goes as *jobs*, one at a time for all threads.
+//! The crash layer's endpoint: one thread's requests to the shared cache, of which one thread at a time writes back.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -11,55 +11,52 @@ use io::{Event, Io, Owner, Token};
 use super::SECTOR_BYTES;
 use super::cache::{Bytes, Cache, Serial};
 use crate::{
-    Capability, Certainty, Completion, Endpoint, Fingerprint, Identity, IoError, IoErrorKind, Kind, Request,
-    RequestId, State, memory,
+    Capability, Completion, Endpoint, Inspect, IoError, IoErrorKind, Kind, Request, RequestId, State, memory,
 };
 
-/// Status of a process whose power failed: that of SIGKILL.
+/// Exit status of a process whose power failed: that of SIGKILL.
 const EXIT_STATUS: i32 = 137;
-/// Longest write to the storage beneath, and how many at once.
+/// Maximum length of one write to the storage beneath, and maximum number of such writes in flight.
 const RUN_SECTORS_MAX: u64 = 2048;
 const RUNS_MAX: usize = 16;
-/// Discards longer than this go through at once instead of filling the cache.
+/// A longer discard goes to the storage beneath instead of filling the cache.
 const DISCARD_SECTORS_MAX: u64 = 8192;
-/// When a job looks again whether it may begin, or whether there is memory.
+/// Interval of the attempts to begin a write-back while another runs, and to get memory.
 const RETRY: Duration = Duration::from_micros(500);
 
-/// Everything.
 const ALL: Range<u64> = 0..u64::MAX;
 
-/// What is asked of the storage beneath.
+/// One request of a write-back to the storage beneath.
 #[derive(Debug)]
-enum Step {
-    /// Write these sectors back.
+enum Operation {
+    /// Writes these sectors back.
     Run { lba: u64, count: u64 },
-    /// Ask this, when all before it is done.
+    /// Submits this request after the completion of all earlier ones.
     Barrier(Kind),
 }
 
-/// Something to be done to the storage beneath.
-struct Job {
-    /// Whose completion waits for it.
+/// A sequence of requests to the storage beneath: the write-back of `range` up to `last`, then `then`.
+struct WriteBack {
+    /// The request that completes at the end of the write-back.
     request: Option<RequestId>,
     is_write: bool,
     range: Range<u64>,
     last: Serial,
-    /// Asked behind the write-back.
     then: Option<Kind>,
-    steps: VecDeque<Step>,
+    operations: VecDeque<Operation>,
     in_flight: usize,
     result: Result<(), IoError>,
 }
 
-/// What a completion of the storage beneath means.
-enum Asked {
-    /// The newer bytes to lay over what was read.
+/// Meaning of a completion of the storage beneath.
+enum Pending {
+    /// `newer` (offset in `into`, bytes) replaces what was read.
     Read {
         request: RequestId,
         into: Span,
         newer: Vec<(usize, Bytes)>,
     },
-    Step,
+    WriteBack,
 }
 
 pub(super) struct Crash {
@@ -67,27 +64,26 @@ pub(super) struct Crash {
     owner: Owner,
     cache: Arc<Mutex<Cache>>,
     capability: Capability,
-    /// Cuts when it was attached.
+    /// Number of power cuts when the endpoint was attached.
     cuts: u64,
-    jobs: VecDeque<Job>,
-    active: Option<Job>,
-    asked: HashMap<RequestId, Asked>,
+    write_backs: VecDeque<WriteBack>,
+    active: Option<WriteBack>,
+    pending: HashMap<RequestId, Pending>,
     next: RequestId,
     waits: bool,
 }
 
-impl Job {
+impl WriteBack {
     fn new(request: Option<RequestId>, range: Range<u64>, last: Serial, then: Option<Kind>) -> Self {
-        let (steps, result) = (VecDeque::new(), Ok(()));
-        Self { request, is_write: false, range, last, then, steps, in_flight: 0, result }
+        let (operations, result) = (VecDeque::new(), Ok(()));
+        Self { request, is_write: false, range, last, then, operations, in_flight: 0, result }
     }
 
-    /// All that the cache holds goes to the storage beneath.
+    /// Writes back all that the cache holds, then flushes.
     fn flush(request: Option<RequestId>, last: Serial) -> Self {
         Self::new(request, ALL, last, Some(Kind::Flush))
     }
 
-    /// Cuts what the cache holds of it into runs.
     fn plan(&mut self, cache: &Cache) {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for (lba, _) in cache.until(self.range.clone(), self.last) {
@@ -96,8 +92,8 @@ impl Job {
                 _ => runs.push((lba, 1)),
             }
         }
-        self.steps.extend(runs.into_iter().map(|(lba, count)| Step::Run { lba, count }));
-        self.steps.extend(self.then.take().map(Step::Barrier));
+        self.operations.extend(runs.into_iter().map(|(lba, count)| Operation::Run { lba, count }));
+        self.operations.extend(self.then.take().map(Operation::Barrier));
     }
 }
 
@@ -111,9 +107,9 @@ impl Crash {
             cache,
             capability,
             cuts,
-            jobs: VecDeque::new(),
+            write_backs: VecDeque::new(),
             active: None,
-            asked: HashMap::new(),
+            pending: HashMap::new(),
             next: 0,
             waits: false,
         }
@@ -127,7 +123,7 @@ impl Crash {
         self.cache().cuts != self.cuts
     }
 
-    /// Tells the submitter, unless the power failed: then nobody answers.
+    /// Completes a request. After a power cut it is aborted; if the process is to end, it is not completed at all.
     fn answer(
         &mut self,
         id: RequestId,
@@ -148,87 +144,87 @@ impl Crash {
         done.push(Completion { id, result });
         if fails {
             tracing::warn!("crash layer: the power fails; this process ends with status {EXIT_STATUS}");
-            self.jobs.push_back(Job::flush(None, Serial::MAX));
+            self.write_backs.push_back(WriteBack::flush(None, Serial::MAX));
         }
     }
 
-    fn ask(&mut self, io: &mut Io, asked: Asked, kind: Kind, inner_done: &mut Vec<Completion>) {
+    fn submit_inner(&mut self, io: &mut Io, pending: Pending, kind: Kind, inner_done: &mut Vec<Completion>) {
         self.next += 1;
-        self.asked.insert(self.next, asked);
+        self.pending.insert(self.next, pending);
         self.inner.submit(io, Request { id: self.next, kind }, inner_done);
     }
 
-    /// Takes what the storage beneath completed, and goes on until it has to wait.
+    /// Handles completions of the storage beneath, and starts the next operations until none can start.
     fn advance(&mut self, io: &mut Io, mut inner_done: Vec<Completion>, done: &mut Vec<Completion>) {
         loop {
             for Completion { id, result } in inner_done.drain(..) {
-                match self.asked.remove(&id) {
-                    Some(Asked::Read { request, into, newer }) => {
+                match self.pending.remove(&id) {
+                    Some(Pending::Read { request, into, newer }) => {
                         for (offset, bytes) in newer {
                             put(&into, offset, &bytes);
                         }
                         self.answer(request, false, result, done);
                     }
-                    Some(Asked::Step) => {
-                        let job = self.active.as_mut().expect("steps belong to the active job");
-                        job.in_flight -= 1;
-                        job.result = std::mem::replace(&mut job.result, Ok(())).and(result);
+                    Some(Pending::WriteBack) => {
+                        let write_back =
+                            self.active.as_mut().expect("operations belong to the active write-back");
+                        write_back.in_flight -= 1;
+                        write_back.result = std::mem::replace(&mut write_back.result, Ok(())).and(result);
                     }
                     None => {}
                 }
             }
-            let went_on = self.begin(io) | self.step(io, &mut inner_done) | self.finish(done);
+            let went_on = self.begin(io) | self.advance_write_back(io, &mut inner_done) | self.finish(done);
             if !went_on && inner_done.is_empty() {
                 return;
             }
         }
     }
 
-    /// Makes the next job the active one, if no other thread has one.
+    /// Makes the next write-back the active one, if no thread has an active write-back.
     fn begin(&mut self, io: &mut Io) -> bool {
-        if self.active.is_some() || self.jobs.is_empty() {
+        if self.active.is_some() || self.write_backs.is_empty() {
             return false;
         }
-        let mut job = self.jobs.pop_front().expect("just looked at");
+        let mut write_back = self.write_backs.pop_front().expect("just looked at");
         let mut cache = self.cache.lock().expect("no panic while locked");
-        if !cache.begin_writing(&job.range, job.last) {
+        if !cache.begin_writing(&write_back.range, write_back.last) {
             drop(cache);
-            self.jobs.push_front(job);
+            self.write_backs.push_front(write_back);
             self.wait(io);
             return false;
         }
-        job.plan(&cache);
+        write_back.plan(&cache);
         drop(cache);
-        self.active = Some(job);
+        self.active = Some(write_back);
         true
     }
 
-    /// Asks what the active job has to ask next.
-    fn step(&mut self, io: &mut Io, inner_done: &mut Vec<Completion>) -> bool {
+    fn advance_write_back(&mut self, io: &mut Io, inner_done: &mut Vec<Completion>) -> bool {
         let (dead, ends) = (self.is_dead(), self.cache().ends);
-        let Some(job) = &mut self.active else { return false };
-        // The last job of all is that of a dead process.
-        if job.result.is_err() || (dead && !(ends && job.request.is_none())) {
-            job.steps.clear();
+        let Some(write_back) = &mut self.active else { return false };
+        // A dead process runs only its last write-back, which belongs to no request.
+        if write_back.result.is_err() || (dead && !(ends && write_back.request.is_none())) {
+            write_back.operations.clear();
         }
-        let ready = match job.steps.front() {
+        let ready = match write_back.operations.front() {
             None => false,
-            Some(Step::Run { .. }) => job.in_flight < RUNS_MAX,
-            Some(Step::Barrier(_)) => job.in_flight == 0,
+            Some(Operation::Run { .. }) => write_back.in_flight < RUNS_MAX,
+            Some(Operation::Barrier(_)) => write_back.in_flight == 0,
         };
         if !ready {
             return false;
         }
-        let kind = match job.steps.pop_front().expect("just looked at") {
-            Step::Barrier(kind) => kind,
-            Step::Run { lba, count } => {
+        let kind = match write_back.operations.pop_front().expect("just looked at") {
+            Operation::Barrier(kind) => kind,
+            Operation::Run { lba, count } => {
                 let Some(from) = io.pool().take(count as usize * SECTOR_BYTES) else {
-                    job.steps.push_front(Step::Run { lba, count });
+                    write_back.operations.push_front(Operation::Run { lba, count });
                     self.wait(io);
                     return false;
                 };
                 let cache = self.cache.lock().expect("no panic while locked");
-                let sectors = cache.until(lba..lba + count, job.last);
+                let sectors = cache.until(lba..lba + count, write_back.last);
                 assert_eq!(sectors.len() as u64, count, "what is being written stays in the cache");
                 for (at, bytes) in sectors {
                     put(&from, (at - lba) as usize * SECTOR_BYTES, &bytes);
@@ -236,31 +232,32 @@ impl Crash {
                 Kind::Write { offset: lba * SECTOR_BYTES as u64, from, durable: false }
             }
         };
-        job.in_flight += 1;
-        self.ask(io, Asked::Step, kind, inner_done);
+        write_back.in_flight += 1;
+        self.submit_inner(io, Pending::WriteBack, kind, inner_done);
         true
     }
 
-    /// Ends the active job, if nothing of it is left.
     fn finish(&mut self, done: &mut Vec<Completion>) -> bool {
-        let Some(job) = self.active.take_if(|job| job.steps.is_empty() && job.in_flight == 0) else {
+        let Some(write_back) =
+            self.active.take_if(|write_back| write_back.operations.is_empty() && write_back.in_flight == 0)
+        else {
             return false;
         };
         let mut cache = self.cache();
-        let last_job = cache.ends && job.request.is_none();
-        let written = job.result.is_ok() && cache.cuts == self.cuts;
+        let is_last = cache.ends && write_back.request.is_none();
+        let written = write_back.result.is_ok() && cache.cuts == self.cuts;
         cache.end_writing(written);
         drop(cache);
-        if last_job {
-            if let Err(error) = &job.result {
+        if is_last {
+            if let Err(error) = &write_back.result {
                 tracing::error!(%error, "crash layer: what survived could not be written");
             }
-            // At once, whatever other threads are doing: nothing that runs at an orderly exit runs here.
+            // `_exit` ends the process at once, without destructors and exit handlers, as a power cut would.
             // SAFETY: `_exit` touches no memory of this process and does not return.
             unsafe { libc::_exit(EXIT_STATUS) }
         }
-        if let Some(id) = job.request {
-            self.answer(id, job.is_write, job.result, done);
+        if let Some(id) = write_back.request {
+            self.answer(id, write_back.is_write, write_back.result, done);
         }
         true
     }
@@ -282,12 +279,12 @@ impl Crash {
     ) {
         let first = offset / SECTOR_BYTES as u64;
         let found = self.cache().visible(first..first + into.len() as u64 / SECTOR_BYTES as u64);
-        // What is newer is kept aside: by the time the storage beneath answers it may have been written back,
-        // behind the back of that read.
+        // The newer bytes are copied now: before the read completes they may be written back and leave the cache, while
+        // the read still returns older data.
         let at = |lba: u64| (lba - first) as usize * SECTOR_BYTES;
         let newer = found.into_iter().map(|(lba, bytes)| (at(lba), bytes)).collect();
-        let asked = Asked::Read { request: id, into: into.clone(), newer };
-        self.ask(io, asked, Kind::Read { offset, into }, inner_done);
+        let pending = Pending::Read { request: id, into: into.clone(), newer };
+        self.submit_inner(io, pending, Kind::Read { offset, into }, inner_done);
     }
 
     fn write(&mut self, io: &mut Io, id: RequestId, kind: Kind, done: &mut Vec<Completion>) {
@@ -295,28 +292,28 @@ impl Crash {
         let sector = SECTOR_BYTES as u64;
         let range = offset / sector..(offset + length) / sector;
         let mut cache = self.cache.lock().expect("no panic while locked");
-        let mut job = match &kind {
+        let mut write_back = match &kind {
             Kind::Write { from, durable, .. } => {
                 let sectors = from.as_slice().as_chunks::<SECTOR_BYTES>().0;
                 let last =
                     cache.write(range.clone(), |lba| Some(Arc::new(sectors[(lba - range.start) as usize])));
-                durable.then(|| Job::new(Some(id), range, last, Some(Kind::Flush)))
+                durable.then(|| WriteBack::new(Some(id), range, last, Some(Kind::Flush)))
             }
             _ if range.end - range.start > DISCARD_SECTORS_MAX => {
                 let last = cache.serial();
-                Some(Job::new(Some(id), range, last, Some(kind)))
+                Some(WriteBack::new(Some(id), range, last, Some(kind)))
             }
             _ => {
                 cache.write(range, |_| None);
                 None
             }
         };
-        if job.is_none() {
-            job = cache.overflow().map(|last| Job::new(Some(id), ALL, last, None));
+        if write_back.is_none() {
+            write_back = cache.overflow().map(|last| WriteBack::new(Some(id), ALL, last, None));
         }
         drop(cache);
-        match job {
-            Some(job) => self.jobs.push_back(Job { is_write: true, ..job }),
+        match write_back {
+            Some(write_back) => self.write_backs.push_back(WriteBack { is_write: true, ..write_back }),
             None => self.answer(id, true, Ok(()), done),
         }
         self.advance(io, Vec::new(), done);
@@ -330,13 +327,13 @@ fn put(span: &Span, offset: usize, bytes: &Bytes) {
     }
 }
 
-/// What storage can do behind the cache.
+/// The capability of the storage beneath, with the cache's granularity and volatility.
 fn volatile(inner: &Capability) -> Capability {
     let granularity = inner.granularity.max(SECTOR_BYTES as u32);
     Capability { volatile_cache: true, granularity, ..inner.clone() }
 }
 
-// Not `forward_endpoint!`: what it can do is its own, and `extent` of the storage beneath knows nothing of the cache.
+// Not `forward_endpoint!`: the capability differs, and `extent` of the storage beneath does not include cached writes.
 impl Endpoint for Crash {
     fn state(&self) -> State {
         self.inner.state()
@@ -364,7 +361,7 @@ impl Endpoint for Crash {
             }
             Kind::Flush => {
                 let last = self.cache().serial();
-                self.jobs.push_back(Job::flush(Some(id), last));
+                self.write_backs.push_back(WriteBack::flush(Some(id), last));
                 self.advance(io, Vec::new(), done);
             }
             kind => self.write(io, id, kind, done),
@@ -387,22 +384,6 @@ impl Endpoint for Crash {
         self.inner.owners(owners);
     }
 
-    fn identity(&self) -> Identity {
-        self.inner.identity()
-    }
-
-    fn fingerprint(&self) -> Fingerprint {
-        self.inner.fingerprint()
-    }
-
-    fn disks(&self) -> &[u64] {
-        self.inner.disks()
-    }
-
-    fn check_identity(&mut self, certainty: Certainty) -> Result<(), IoError> {
-        self.inner.check_identity(certainty)
-    }
-
     fn close(&mut self, io: &mut Io) {
         self.inner.close(io);
     }
@@ -411,21 +392,13 @@ impl Endpoint for Crash {
         self.inner.is_closed()
     }
 
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        self.inner.facts()
-    }
-
-    fn retries(&self) -> u64 {
-        self.inner.retries()
-    }
-
-    fn losses(&self) -> u64 {
-        self.inner.losses()
+    fn inspect(&self) -> &dyn Inspect {
+        self.inner.inspect()
     }
 }
 
 impl Drop for Crash {
-    /// Lets others write. What it had in flight may still arrive, and stays in the cache, to be written again.
+    /// Lets another write-back begin. Writes in flight may still arrive; their versions stay and are written again.
     fn drop(&mut self) {
         if self.active.is_some() {
             self.cache().end_writing(false);

@@ -1,16 +1,16 @@
-//! `crash=SPEC`: a volatile write cache, and the power that fails.
+//! `crash=SPEC`: a volatile write cache with power cuts.
 //!
-//! Acknowledged writes stay in the cache, which all threads share, until a flush; durable writes (FUA) go through it. When
-//! the power fails, each sector of 512 bytes becomes, independently, what the medium held or any of the versions
-//! written since it was last flushed: writes are kept, dropped, reordered and torn between sectors, never inside one.
-//! With `unit=4096`, units of 4096 bytes take the place of sectors, as on disks whose physical sectors are that long.
+//! Acknowledged writes stay in the cache, which all threads share, until a flush; durable writes (FUA) are written
+//! through it. After a power cut, each sector of 512 bytes independently holds the state of the medium or any version
+//! written since its last flush: writes are kept, dropped, reordered and torn between sectors, never inside one. With
+//! `unit=4096` this applies to units of 4096 bytes, as on disks with physical sectors of that size.
 //!
-//! `SPEC` is `WHEN[:seed=S][:unit=BYTES]`. WHEN is `after=N` (behind the Nth acknowledged write), `every=N` (behind each with a
-//! chance of one in N), or `never`. The process then ends at once with status 137, as by SIGKILL, once the storage
-//! beneath holds what survived: what begins again on that storage begins as a machine after a power cut.
+//! `SPEC` is `WHEN[:seed=S][:unit=BYTES]`. WHEN is `after=N` (after the Nth acknowledged write), `every=N` (after each
+//! with probability 1/N), or `never`. The process writes the surviving versions to the storage beneath, then ends with
+//! status 137, as by SIGKILL: a process that starts on that storage finds the state after a power cut.
 //!
-//! Requests must be whole sectors. The cache holds [`SECTORS_MAX`] versions; beyond, the oldest are written back.
-//! [`CrashMedium::cut`] is for simulators, which live on.
+//! Requests must be whole sectors. The cache holds [`SECTORS_MAX`] versions; beyond that, the oldest are written back.
+//! [`CrashMedium::cut`] is for simulators, whose process goes on.
 
 mod cache;
 mod endpoint;
@@ -19,13 +19,14 @@ use std::sync::{Arc, Mutex};
 
 use io::Io;
 
+use super::forward_medium;
 use crate::{Endpoint, Medium, OpenError};
 use cache::Cache;
 use endpoint::Crash;
 
 pub use cache::SECTORS_MAX;
 
-/// Bytes that survive together.
+/// Smallest unit that survives a power cut completely or not at all, in bytes.
 const SECTOR_BYTES: usize = 512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,22 +36,21 @@ enum When {
     Every(u64),
 }
 
-/// When the power fails, and what it takes.
+/// Time of the power cut, and the seed and unit of the losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashRule {
     when: When,
     seed: u64,
-    /// Sectors that are kept or lost together.
+    /// Number of sectors that are kept or lost together.
     unit: u64,
 }
 
 impl CrashRule {
-    /// The power fails when [`CrashMedium::cut`] says so; `seed` decides what survives.
+    /// The power fails only by [`CrashMedium::cut`]; `seed` decides which versions survive.
     pub fn never(seed: u64) -> Self {
         Self { when: When::Never, seed, unit: 1 }
     }
 
-    /// Parses the grammar of this module's head.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut words = text.split(':');
         let number = |value: &str| value.parse().map_err(|_| format!("'{value}' is not a whole number"));
@@ -81,7 +81,6 @@ impl CrashRule {
     }
 }
 
-/// Storage behind a volatile cache.
 #[derive(Debug)]
 pub struct CrashMedium {
     inner: Arc<dyn Medium>,
@@ -89,31 +88,24 @@ pub struct CrashMedium {
 }
 
 impl CrashMedium {
-    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Medium>, rule: CrashRule) -> Self {
         Self { inner, cache: Arc::new(Mutex::new(Cache::new(rule))) }
     }
 
-    /// The power fails. What the endpoints attached before have in flight, and whatever they are still asked, is
-    /// aborted; one attached afterwards sees what survived.
+    /// Cuts the power. Requests of the endpoints attached before, in flight or submitted later, are aborted; an
+    /// endpoint attached afterwards reads the surviving versions.
     pub fn cut(&self) {
         self.cache.lock().expect("no panic while locked").cut();
     }
 }
 
 impl Medium for CrashMedium {
+    forward_medium!();
+
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let owner = io.owner();
         let inner = self.inner.attach(io)?;
         Ok(Box::new(Crash::new(owner, inner, Arc::clone(&self.cache))))
-    }
-
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn lasting_name(&self) -> Option<String> {
-        self.inner.lasting_name()
     }
 }
 

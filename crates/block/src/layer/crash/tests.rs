@@ -1,4 +1,4 @@
-//! The cache over memory, and what cuts leave.
+//! Tests of the cache over memory, and of the state after power cuts.
 
 use area::PoolLimits;
 
@@ -40,7 +40,7 @@ impl Scene {
         self.ask(Kind::Write { offset: (lba * SECTOR_BYTES) as u64, from, durable }).unwrap();
     }
 
-    /// The first byte of each sector; a sector is of one piece.
+    /// The first byte of each sector; asserts that no sector is torn.
     fn look(&mut self) -> Vec<u8> {
         let into = self.io.pool().take(SECTORS * SECTOR_BYTES).unwrap();
         self.ask(Kind::Read { offset: 0, into: into.clone() }).unwrap();

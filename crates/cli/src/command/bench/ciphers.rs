@@ -1,4 +1,4 @@
-//! `bench ciphers`: how fast one core seals and opens, beside what copying and checking cost.
+//! `bench ciphers`: speed of sealing and opening on one core, compared with memcpy and CRC32C.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,11 +11,12 @@ use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
 
-/// Bytes of a unit: a sector, a packet, a page, a TLS record, ours, and what else sessions may agree on.
+/// Bytes of a unit: a sector, a packet, a page, a TLS record, the default unit of SEAL/1, and larger units that
+/// sessions may negotiate.
 const SIZES: [usize; 7] = [512, 1460, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Bytes worked on in turns, where one unit is less: as much as a connection has in its hands.
+/// Minimum bytes processed in rotation, for units that are smaller: about the bytes that a connection has in flight.
 const WORKING_SET: usize = 256 << 10;
-/// How long each figure is measured.
+/// Measuring time of each figure.
 const TIME: Duration = Duration::from_millis(60);
 
 /// Seal and open in memory, by every suite of sealed sessions, on one core
@@ -33,7 +34,6 @@ pub(crate) struct Args {
     pub(crate) json: bool,
 }
 
-/// What is done to a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Seal,
@@ -55,7 +55,6 @@ impl Act {
     }
 }
 
-/// One act by one means, with its GB/s for every size.
 struct Row {
     means: &'static str,
     act: Act,
@@ -113,12 +112,12 @@ fn measure() -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-/// As many units as make up the working set.
+/// Buffers of `size` bytes, enough for the working set.
 fn buffers(size: usize) -> Vec<Vec<u8>> {
     vec![vec![0x5a; size]; (WORKING_SET / size).max(1)]
 }
 
-/// GB/s of something that returns how many units of `size` it has done.
+/// GB/s of `work`, which returns the number of units of `size` bytes that it processed.
 fn timed(size: usize, mut work: impl FnMut() -> usize) -> f64 {
     work();
     let (start, mut units) = (Instant::now(), 0);
@@ -128,13 +127,13 @@ fn timed(size: usize, mut work: impl FnMut() -> usize) -> f64 {
     (units * size) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// Sealing in place, into another buffer, and opening, in GB/s.
+/// GB/s of sealing in place, sealing into another buffer, and opening in place.
 fn suite_speeds(suite: Suite, size: usize) -> Result<[f64; 3], Failure> {
     let (mut ours, mut theirs) = channels(suite)?;
     let mut buffers = buffers(size);
     let mut descriptors: Vec<Descriptor> = Vec::with_capacity(buffers.len());
     let (mut sealing, mut opening, mut units) = (Duration::ZERO, Duration::ZERO, 0);
-    // The first round is not counted.
+    // The first round is a warm-up and is not counted.
     for round in 0.. {
         let start = Instant::now();
         descriptors.clear();
@@ -166,7 +165,6 @@ fn suite_speeds(suite: Suite, size: usize) -> Result<[f64; 3], Failure> {
     Ok([speed(sealing), into, speed(opening)])
 }
 
-/// Both ends of a connection, after a handshake with each other.
 fn channels(suite: Suite) -> Result<(Channel, Channel), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::failed("shake hands with", "itself", error);
     let mut entropy = [0; 320];

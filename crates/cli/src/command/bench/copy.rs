@@ -1,23 +1,22 @@
-//! `bench copy`: the copy engine, in several shapes.
+//! `bench copy`: the copy engine with several chunk sizes and depths.
 
 use std::sync::Arc;
 
 use block::{Medium, OpenOptions};
 use io::Io;
+use job::cpu::CpuTime;
+use job::{cpu_s_per_gb, engine_failure, mb_per_s, request_alignment};
 use mover::{CopyError, Plan, Report};
 use serde_json::{Value, json};
 
-use crate::command::copy::outcome::{cpu_s_per_gb, mb_per_s, told};
-use crate::command::copy::{observe, request_alignment};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
 use crate::progress::Progress;
-use crate::sys::CpuTime;
 use crate::units;
 
-/// Chunks and depths that are tried.
+/// Chunk sizes in bytes, and depths.
 const CHUNKS: [u32; 3] = [64 << 10, 512 << 10, 1 << 20];
 const DEPTHS: [u32; 3] = [1, 8, 32];
 
@@ -87,7 +86,6 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// One copy.
 struct Row {
     chunk: u32,
     depth: u32,
@@ -109,7 +107,7 @@ impl Row {
     }
 
     fn object(&self) -> Value {
-        let mut object = crate::command::copy::outcome::object(&self.report, self.cpu, true);
+        let mut object = job::object(&self.report, self.cpu, true);
         object["chunk"] = json!(self.chunk);
         object["depth"] = json!(self.depth);
         object
@@ -130,7 +128,7 @@ impl<'a> Bench<'a> {
         if args.size == 0 {
             return Err(Failure::usage("measure", "", "a copy of nothing takes no time").hint("--size 256M"));
         }
-        let mut io = endpoint::event_loop()?;
+        let mut io = job::event_loop()?;
         let files;
         let (source, destination) = match (&args.source, &args.destination) {
             (Some(source), Some(destination)) => (source.clone(), destination.clone()),
@@ -152,7 +150,7 @@ impl<'a> Bench<'a> {
                 Failure::refused("measure copies to", destination.text, cause).hint("null:SIZE, or --force")
             );
         }
-        // The temporary files have lost their names when this returns; the media keep them.
+        // The temporary files are unlinked when this returns; the media keep them open.
         let media = [open(context, &source, false)?, open(context, &destination, true)?];
         Ok(Self { context, io, bytes: args.size, source, destination, media })
     }
@@ -172,7 +170,7 @@ impl<'a> Bench<'a> {
         };
         let before = CpuTime::now();
         let mut progress = Progress::new(self.context);
-        let mut observer = |now: &mover::Progress| observe(now, &mut progress, &self.context.stop);
+        let mut observer = |now: &mover::Progress| progress.observe(now, &self.context.stop);
         let result = mover::copy(&mut self.io, &mut *from, &mut *to, &plan, &mut observer);
         progress.finish();
         let cpu = CpuTime::now().since(before);
@@ -181,9 +179,9 @@ impl<'a> Bench<'a> {
             CopyError::Refused(refusal) => {
                 Failure::usage("measure copies to", self.destination.text.clone(), refusal)
             }
-            error => told(error, "copy", &self.source, &self.destination),
+            error => engine_failure(error, "copy", &self.source.text, &self.destination.text),
         })?;
-        crate::command::copy::end(&mut self.io, [from, to]);
+        job::close(&mut self.io, [from, to]);
         Ok(Row { chunk, depth, report, cpu })
     }
 }
@@ -193,7 +191,6 @@ fn open(context: &Context, named: &Named, writable: bool) -> Result<Arc<dyn Medi
     named.open(context, &OpenOptions { writable, request_alignment, allow_in_use: false })
 }
 
-/// A temporary file, and the words that name it.
 fn temporary(bytes: u64) -> Result<(tempfile::NamedTempFile, String), Failure> {
     let failed = |error: std::io::Error| {
         Failure::failed("make a temporary file in", std::env::temp_dir().display().to_string(), error)
@@ -213,12 +210,13 @@ fn fill(context: &Context, io: &mut Io, words: &str, bytes: u64) -> Result<(), F
     let mut endpoints = endpoint::attach(io, &[(&pattern, &media[0]), (&file, &media[1])])?;
     let (mut to, mut from) = (endpoints.remove(1), endpoints.remove(0));
     let stop = &context.stop;
-    let mut observer =
-        |_: &mover::Progress| if stop.is_asked() { mover::Control::Stop } else { mover::Control::Continue };
+    let mut observer = |_: &mover::Progress| {
+        if stop.is_requested() { mover::Control::Stop } else { mover::Control::Continue }
+    };
     let plan = Plan { allow_block_size: true, ..Plan::default() };
     mover::copy(io, &mut *from, &mut *to, &plan, &mut observer).map_err(|error| match &error {
         CopyError::Interrupted { .. } => stop.failure("finish", "the measurement"),
-        error => told(error, "fill", &pattern, &file),
+        error => engine_failure(error, "fill", &pattern.text, &file.text),
     })?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `bench`: measure your own machine and link.
+//! `bench`: measurements of this machine and of a link.
 
 mod ciphers;
 mod copy;
@@ -18,7 +18,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether programs read the output.
     pub(crate) fn json(&self) -> bool {
         match &self.what {
             What::Ciphers(args) => args.json,

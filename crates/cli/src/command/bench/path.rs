@@ -1,34 +1,33 @@
-//! `bench path`: equal requests to one endpoint, as fast as it answers.
+//! `bench path`: equal requests to one endpoint at a fixed depth, without pauses.
 
 use std::time::Duration;
 
-use block::device::Kernel;
 use block::{Location, Medium, OpenOptions};
+use host::Kernel;
 use io::Io;
+use job::{mb_per_s, request_alignment};
 use mover::{Load, LoadError, LoadFigures, LoadPlan, Until};
 use serde_json::{Value, json};
 
 use super::usage::Usage;
-use crate::command::copy::outcome::mb_per_s;
-use crate::command::copy::request_alignment;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
 use crate::{protection, units};
 
-/// Shapes that are tried where none is named.
+/// Block sizes in bytes and depths, if no option names them.
 const BLOCKS: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
 const DEPTHS: [u32; 2] = [1, 32];
-/// Requests of this length and more tell what a copy can expect.
+/// Rows with at least this request size serve for the expected rate of a copy.
 const LARGE_BYTES: u32 = 64 << 10;
-/// Before the clock runs: connections and caches warm up.
+/// Warm-up before the measurement, for connections and caches: time and number of requests.
 const WARM_UP: Duration = Duration::from_millis(100);
 const WARM_UP_OPERATIONS: u64 = 32;
-/// More than this is touched only if `--range` says so.
+/// Maximum range in bytes without `--range`.
 const RANGE_DEFAULT_MAX: u64 = 1 << 30;
 
-/// Ask one endpoint for equal requests: how many a second, how long each takes, what they cost
+/// Measure an endpoint by equal requests: how many a second, how long each takes, what they cost
 ///
 /// One connection, driven as a copy drives it. Reads, unless --write; writes destroy what the endpoint holds.
 /// Without --block-size and --depth, a row each for 4 KiB, 64 KiB and 1 MiB, one at a time and 32 in flight. Writes
@@ -41,7 +40,7 @@ Examples:
   hikyaku bench path iscsi://host/iqn.2026-11.example:scratch/0 --write --destroy --verify
   hikyaku copy --force pattern:1G iscsi://host/iqn.2026-11.example:scratch/0   # then bench path --verify")]
 pub(crate) struct Args {
-    /// What to ask
+    /// The endpoint to measure
     #[arg(value_name = "ENDPOINT")]
     endpoint: String,
 
@@ -86,7 +85,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEED", default_value = "0", requires = "verify")]
     pattern: u64,
 
-    /// Also tell what this process of the same machine used meanwhile: the target, say
+    /// Also report what this process of the same machine, for example the target, used during the measurement
     #[arg(long, value_name = "PID")]
     target_pid: Option<u32>,
 
@@ -120,7 +119,6 @@ impl Args {
         }
     }
 
-    /// Block size and depth of each row.
     fn shapes(&self) -> Vec<(u32, u32)> {
         let blocks =
             self.block_size.map_or_else(|| BLOCKS.map(|bytes| bytes as u32).to_vec(), |one| vec![one]);
@@ -135,7 +133,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if args.write {
         may_be_destroyed(&named, args)?;
     }
-    let mut io = endpoint::event_loop()?;
+    let mut io = job::event_loop()?;
     let shapes = args.shapes();
     let alignment = shapes.iter().map(|(block, _)| request_alignment(0, Some(*block))).min();
     let options = OpenOptions {
@@ -180,7 +178,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Refuses to write where that was not asked for in so many words, or where somebody uses it.
+/// Refuses writes without `--destroy`, and writes to storage in use.
 fn may_be_destroyed(named: &Named, args: &Args) -> Result<(), Failure> {
     let refused = |cause: String| Failure::refused("measure writes to", named.text.clone(), cause);
     let harmless = matches!(named.spec.location, Location::Memory { .. } | Location::Null { .. });
@@ -195,14 +193,12 @@ fn may_be_destroyed(named: &Named, args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// One line of the table.
 struct Row {
     block: u32,
     depth: u32,
     figures: LoadFigures,
     own: Usage,
     target: Option<Usage>,
-    /// Bytes that were compared.
     compared: Option<u64>,
     protection: Value,
 }
@@ -291,7 +287,7 @@ fn measure(
 ) -> Result<Row, Failure> {
     let mut endpoint = endpoint::attach(io, &[(named, medium)])?.remove(0);
     let size = endpoint.capability().size_bytes;
-    let protection = protection::of(&endpoint.facts());
+    let protection = protection::of(&endpoint.inspect().facts());
     let plan = LoadPlan {
         block_bytes: block,
         depth,
@@ -305,8 +301,8 @@ fn measure(
         Some(Ok(usage)) => Ok(Some(usage)),
         Some(Err(cause)) => Err(Failure::failed("look at the process of", "--target-pid", cause)),
     };
-    let mut stop = || context.stop.is_asked();
-    let failed = |error: LoadError| told(context, named, error);
+    let mut stop = || context.stop.is_requested();
+    let failed = |error: LoadError| failure(context, named, error);
     let row = {
         let mut load = Load::new(io, &mut *endpoint, plan).map_err(failed)?;
         load.run(args.warm_up(), &mut stop).map_err(failed)?;
@@ -324,11 +320,11 @@ fn measure(
             protection,
         }
     };
-    crate::command::copy::end(io, [endpoint]);
+    job::close(io, [endpoint]);
     Ok(row)
 }
 
-fn told(context: &Context, named: &Named, error: LoadError) -> Failure {
+fn failure(context: &Context, named: &Named, error: LoadError) -> Failure {
     let object = named.text.clone();
     match error {
         LoadError::Refused(cause) => Failure::usage("measure", object, cause),
@@ -338,14 +334,14 @@ fn told(context: &Context, named: &Named, error: LoadError) -> Failure {
         LoadError::Flush(error) => Failure::io("flush", object, &error),
         LoadError::Difference { .. } => Failure::new(Exit::Mismatch, "verify", object, error).hint(
             "reads expect what `hikyaku copy pattern:SIZE:SEED` wrote there (option --pattern SEED); if that is \
-             so and nobody else writes to it, suspect the medium",
+             so and nothing else writes to it, suspect the medium",
         ),
         LoadError::Interrupted => context.stop.failure("finish", "the measurement"),
         LoadError::Loop(_) => Failure::failed("measure", object, error),
     }
 }
 
-/// What the rows say about work to come.
+/// A sentence about the rates that the rows predict.
 fn expect(rows: &[Row], write: bool) -> String {
     let way = if write { "writes" } else { "reads" };
     let mut parts = Vec::new();

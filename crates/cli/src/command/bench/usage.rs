@@ -1,4 +1,4 @@
-//! What a process has used so far: processor time and context switches.
+//! Processor time and context switches of a process.
 
 use std::fs;
 use std::path::Path;
@@ -6,25 +6,24 @@ use std::time::Duration;
 
 use crate::sys;
 
-/// Used by all threads of one process.
+/// Resources used by all threads of one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Usage {
-    /// Processor time.
+    /// Time in user mode and in the kernel.
     pub(super) cpu: Duration,
-    /// Context switches because a thread waited.
+    /// Voluntary context switches: a thread waited.
     pub(super) voluntary: u64,
-    /// Context switches because somebody else's turn came.
+    /// Involuntary context switches: the scheduler preempted a thread.
     pub(super) involuntary: u64,
 }
 
 impl Usage {
-    /// Of this process.
     pub(super) fn own() -> Self {
-        let (cpu, [voluntary, involuntary]) = (sys::CpuTime::now(), sys::context_switches());
+        let (cpu, [voluntary, involuntary]) = (job::cpu::CpuTime::now(), sys::context_switches());
         Self { cpu: cpu.user + cpu.system, voluntary, involuntary }
     }
 
-    /// Of another one, from `/proc`; an error names the file. Threads that have ended do not count.
+    /// Usage of process `pid`, from `/proc`, without threads that have ended; an error contains the file's name.
     pub(super) fn of(pid: u32) -> Result<Self, String> {
         Self::read(Path::new("/proc"), pid)
     }
@@ -35,7 +34,7 @@ impl Usage {
         let mut usage = Self::default();
         for task in fs::read_dir(&tasks).map_err(failed)? {
             let task = task.map_err(failed)?.path();
-            // A thread may end while we look.
+            // A thread may end between the listing and this read.
             let (Ok(times), Ok(status)) =
                 (fs::read_to_string(task.join("schedstat")), fs::read_to_string(task.join("status")))
             else {
@@ -46,7 +45,7 @@ impl Usage {
         Ok(usage)
     }
 
-    /// Takes in a thread: the first number of `schedstat` is nanoseconds on a processor.
+    /// Adds a thread. The first number of `schedstat` is its processor time in nanoseconds.
     fn add(&mut self, schedstat: &str, status: &str) {
         let nanos = schedstat.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0);
         self.cpu += Duration::from_nanos(nanos);
@@ -58,7 +57,6 @@ impl Usage {
         self.involuntary += value("nonvoluntary_ctxt_switches:");
     }
 
-    /// What was used since `earlier`.
     pub(super) fn since(self, earlier: Self) -> Self {
         Self {
             cpu: self.cpu.saturating_sub(earlier.cpu),

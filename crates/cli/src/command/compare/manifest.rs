@@ -1,20 +1,20 @@
-//! `compare DISK --manifest FILE`: one endpoint, and what it was when a copy was verified.
+//! `compare DISK --manifest FILE`: compares one endpoint with the hashes of a verified copy.
 
 use std::path::Path;
 
 use block::OpenOptions;
+use job::request_alignment;
 use mover::{Area, CopyError, Label, Manifest, Plan, Recheck, Sums, read_manifest, recheck};
 use serde_json::{Value, json};
 
 use super::Args;
-use crate::command::copy::{self, request_alignment};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::progress::Progress;
 use crate::{output, protection, units};
 
-/// Areas listed in JSON, and shown to people.
+/// Maximum number of areas listed in JSON, and in text.
 const AREAS_LISTED: usize = 1000;
 const AREAS_SHOWN: usize = 10;
 
@@ -26,7 +26,7 @@ pub(super) fn run(
     plan: &Plan,
 ) -> Result<Exit, Failure> {
     let Manifest { label, sums } = read(path)?;
-    let mut io = endpoint::event_loop()?;
+    let mut io = job::event_loop()?;
     let request_alignment = request_alignment(plan.src_offset, plan.chunk);
     let options = OpenOptions { writable: false, request_alignment, allow_in_use: false };
     let medium = disk.open(context, &options)?;
@@ -35,17 +35,17 @@ pub(super) fn run(
     let result = {
         let _orderly = context.stop.orderly();
         let mut progress = Progress::new(context);
-        let mut observer = |now: &mover::Progress| copy::observe(now, &mut progress, &context.stop);
+        let mut observer = |now: &mover::Progress| progress.observe(now, &context.stop);
         let result = recheck(&mut io, &mut *endpoint, &sums, plan, &mut observer);
         progress.finish();
         result
     };
-    let protection = protection::of(&endpoint.facts());
-    copy::end(&mut io, [endpoint]);
+    let protection = protection::of(&endpoint.inspect().facts());
+    job::close(&mut io, [endpoint]);
     let found = result.map_err(|error| match &error {
         CopyError::Interrupted { .. } => context.stop.failure("finish comparing", disk.text.clone()),
         CopyError::Refused(refusal) => Failure::usage("compare", disk.text.clone(), refusal),
-        error => copy::outcome::told(error, "compare", disk, disk),
+        error => job::engine_failure(error, "compare", &disk.text, &disk.text),
     })?;
     let exit = match (&found.different[..], &found.unreadable[..], found.unknown_bytes) {
         ([], [], 0) => Exit::Done,
@@ -57,7 +57,7 @@ pub(super) fn run(
         object["protection"] = protection;
         output::json(&object);
     } else {
-        tell(context, &found, exit, disk, plan.src_offset, sums.blake3());
+        print(context, &found, exit, disk, plan.src_offset, sums.blake3());
     }
     Ok(exit)
 }
@@ -68,7 +68,7 @@ fn read(path: &Path) -> Result<Manifest, Failure> {
     Manifest::parse(&bytes).map_err(|error| failed(error.to_string()))
 }
 
-/// Another size is another disk, or a part of one; which part is not ours to guess.
+/// Refuses a disk of another size: it is another disk or a part of one, and which part cannot be determined.
 fn check_size(disk: &Named, path: &Path, label: &Label, plan: &Plan, size: u64) -> Result<(), Failure> {
     let (offset, room) = (plan.src_offset, size.saturating_sub(plan.src_offset));
     let bytes = label.bytes;
@@ -86,7 +86,7 @@ fn check_size(disk: &Named, path: &Path, label: &Label, plan: &Plan, size: u64) 
         label.dst_offset,
         label.destination,
     );
-    let hint = format!("{hint}; --src-offset says where it begins");
+    let hint = format!("{hint}; --src-offset sets where it begins");
     Err(Failure::usage("compare", disk.text.clone(), cause).hint(hint))
 }
 
@@ -94,7 +94,7 @@ fn bytes_of(areas: &[Area]) -> u64 {
     areas.iter().map(|area| area.bytes).sum()
 }
 
-/// As `compare --json`, with all that is different. Offsets count from the start of the range.
+/// The object of `compare --json`, with all differing areas. Offsets count from the start of the range.
 fn object(found: &Recheck, exit: Exit, sums: &Sums) -> Value {
     let list = |areas: &[Area]| -> Vec<_> {
         areas.iter().take(AREAS_LISTED).map(|area| json!([area.offset, area.bytes])).collect()
@@ -111,7 +111,7 @@ fn object(found: &Recheck, exit: Exit, sums: &Sums) -> Value {
         "offset": found.different.first().map(|area| area.offset),
         "bytes": bytes,
         "seconds": units::rounded(seconds),
-        "mb_per_s": units::rounded(copy::outcome::mb_per_s(bytes, seconds)),
+        "mb_per_s": units::rounded(job::mb_per_s(bytes, seconds)),
         "limited_by": found.limited_by.name(),
         "extent_bytes": sums.extent(),
         "blake3": sums.blake3(),
@@ -125,8 +125,8 @@ fn object(found: &Recheck, exit: Exit, sums: &Sums) -> Value {
     })
 }
 
-/// The same for people. Offsets are those of the disk.
-fn tell(
+/// The text form of [`object`]. Offsets count from the start of the disk.
+fn print(
     context: &Context,
     found: &Recheck,
     exit: Exit,
@@ -150,7 +150,7 @@ fn tell(
         let (bytes, places) = (bytes_of(&found.different), places(&found.different));
         output::line(&format!("{bytes} bytes of {name} are not what they were, {places}"));
     } else if !context.quiet {
-        let rate = copy::outcome::mb_per_s(found.compared_bytes(), found.duration.as_secs_f64());
+        let rate = job::mb_per_s(found.compared_bytes(), found.duration.as_secs_f64());
         let whole = blake3.filter(|_| exit == Exit::Done).map(|blake3| format!(", BLAKE3 {blake3}"));
         output::line(&format!(
             "as it was: {} in {}, {}{}",
@@ -167,7 +167,7 @@ fn tell(
     }
     if found.unknown_bytes > 0 {
         context.warn(&format!(
-            "{} bytes of {name} were not compared: nobody could read them when the manifest was made",
+            "{} bytes of {name} were not compared: they were unreadable when the manifest was made",
             found.unknown_bytes
         ));
     }

@@ -1,36 +1,35 @@
-//! From the LUNs asked for to those served: storage opened, identities claimed.
+//! Opens the storage of configured LUNs and claims their identities.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use block::{Location, Medium, OpenOptions};
+use job::lock::Hold;
 use node::target::{Held, LunConfig, TargetConfig};
 
 use crate::config::{Lun, rotational, write_cache};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::state::{Claim, Given, Identity, StateDir, already_live};
-use crate::sys::Hold;
 
-/// Default names that are tried when others serve under the host's own.
+/// Number of default target names that are tried if other servers use the host's name.
 const DEFAULT_NAMES_MAX: u32 = 64;
-/// What initiators may ask for at the least.
+/// Granularity of initiators' requests in bytes.
 const REQUEST_ALIGNMENT: u32 = 512;
 
-/// A target's name, and identities that are ours alone.
+/// A target's name with the identities that this process has claimed for its LUNs.
 pub(super) struct Claimed {
-    /// The name.
     pub(super) iqn: String,
-    /// Who each LUN is, in the order of the target's LUNs.
+    /// Identity of each LUN, in the order of the target's LUNs.
     pub(super) identities: Vec<Identity>,
-    /// The rights to them, in the same order; each is held as long as its LUN is served.
+    /// Claims of the identities, in the same order; each is held as long as its LUN is served.
     pub(super) claims: Vec<Claim>,
 }
 
-/// Finds the target's name and claims its LUNs' identities.
+/// Determines the target's name and claims the identities of its LUNs.
 ///
-/// A name that was asked for is refused when it is live elsewhere. The default name gets a number instead: two
-/// servers without names are not the same target.
+/// An explicit name is refused if another process serves it. The default name gets a numeric suffix instead: two
+/// servers without explicit names are different targets.
 pub(super) fn claim(
     context: &Context,
     iqn: Option<&str>,
@@ -62,7 +61,7 @@ pub(super) fn claim(
     ))
 }
 
-/// `Err((lun, naa))` names an identity that is live elsewhere.
+/// Claims identities under one name. `Err((lun, naa))`: another process has claimed that identity.
 fn claim_as(
     context: &Context,
     state: &StateDir,
@@ -94,8 +93,7 @@ fn claim_as(
     Ok(Ok(claimed))
 }
 
-/// What an identity is given to: the lasting name of the open file or device, or else the words that name the storage. What is
-/// memory is one kind of storage.
+/// The storage of an identity: persistent name of the file or device, else the location's text. All memory is one.
 fn storage(lun: &Lun, medium: &dyn Medium) -> String {
     match &lun.endpoint.spec.location {
         Location::File(path) => medium.lasting_name().unwrap_or_else(|| format!("device {}", path.display())),
@@ -106,7 +104,6 @@ fn storage(lun: &Lun, medium: &dyn Medium) -> String {
     }
 }
 
-/// Opens the storage of LUNs, in their order.
 pub(super) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Medium>>, Failure> {
     let open = |lun: &&Lun| {
         let writable = !is_read_only(lun)?;
@@ -125,7 +122,6 @@ fn is_read_only(lun: &Lun) -> Result<bool, Failure> {
     Ok(flag || matches!(lun.endpoint.spec.location, Location::Pattern { .. }))
 }
 
-/// The LUN as its options describe it.
 pub(super) fn describe(
     lun: &Lun,
     medium: Arc<dyn Medium>,
@@ -154,7 +150,7 @@ pub(super) fn describe(
     })
 }
 
-/// No two LUNs of a server share a serial number, unless both are declared to be the same storage.
+/// Refuses two LUNs of a server with one serial number, unless both are declared `shared`.
 pub(super) fn check_distinct(targets: &[TargetConfig]) -> Result<(), Failure> {
     let mut seen: HashMap<&str, (&str, &LunConfig)> = HashMap::new();
     for target in targets {

@@ -1,4 +1,4 @@
-//! `serve`: an iSCSI target over endpoints, until a signal drains it.
+//! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
 mod luns;
 mod sandbox;
@@ -23,19 +23,17 @@ use crate::error::{Exit, Failure};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{logging, names, output, secret, sys, trust, units};
 
-/// How long a server that has ended waits for a reload that has not.
+/// Time for which an ended server waits for an unfinished reload.
 const RELOAD_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How often it looks whether the reload has ended.
 const RELOAD_WAIT_PAUSE: Duration = Duration::from_millis(5);
 
-/// Longest time a drain takes unless asked otherwise.
 const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 /// Offer endpoints as LUNs of an iSCSI target
 ///
 /// Prints one URL per LUN on stdout when ready; logs go to stderr. SIGHUP reloads the configuration file, or the files that flags
 /// name; a file with a mistake changes nothing. SIGTERM and SIGINT drain: no new logins,
-/// tasks in flight finished and flushed, sessions asked to log out; a second one flushes and ends at once.
+/// tasks in flight finished and flushed, a request to log out to each session; a second one flushes and ends at once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough, serial=, naa=, vendor=, product=,
@@ -102,7 +100,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// User of this host who may log in over loopback where neither CHAP nor a key is asked for, by name or number, or `any`;
+    /// User of this host who may log in over loopback where neither CHAP nor a key is required, by name or number, or `any`;
     /// may be repeated [default: the server's own user and root]
     #[arg(long, value_name = "NAME|any")]
     allow_user: Vec<String>,
@@ -131,7 +129,6 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     serve(context, args, live, config.targets.iter().any(Target::has_chap), confine.as_ref())
 }
 
-/// `CERT,KEY`.
 fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
     match text.split_once(',') {
         Some((certificate, key)) if !certificate.is_empty() && !key.is_empty() => {
@@ -141,7 +138,7 @@ fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
     }
 }
 
-/// The certificate of `--tls`, as its files are now.
+/// Loads the certificate and key of `--tls`; called again for each reload.
 fn tls(args: &Args) -> Result<Option<TlsIdentity>, Failure> {
     args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()
 }
@@ -156,7 +153,7 @@ fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
     TlsIdentity::with_key(certificate, key, &pem).map_err(|error| failed(&error.path, &error.cause))
 }
 
-/// What is to be served, from the flags or the file; flags win.
+/// The configuration from the flags and the file; flags have priority.
 fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     let mut config = match &args.config {
         Some(path) => Config::load(context, path)?,
@@ -187,12 +184,12 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     config.allow_users.extend(args.allow_user.iter().cloned());
     if let (Some(SealPolicy::Off), Some(peers)) = (config.seal, &config.peers) {
         context.warn(&format!(
-            "with seal off no session is sealed, and the keys of {} are not asked for; --seal offer seals with those who have one",
+            "with seal off no session is sealed, and the keys of {} are not used; --seal offer seals with the peers that have one",
             peers.display()
         ));
     }
     if config.identity.is_some() && config.peers.is_none() && config.seal.is_none() {
-        let cause = "a key alone seals nothing: who may log in?";
+        let cause = "a key alone seals nothing: no peer is allowed to log in";
         return Err(Failure::usage("serve", "", cause).hint("--peers FILE"));
     }
     config.drain_timeout = args.drain_timeout.or(config.drain_timeout).or(Some(DRAIN_TIMEOUT_DEFAULT));
@@ -238,7 +235,7 @@ fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
     Ok(target)
 }
 
-/// A listener beyond loopback that nothing protects is refused, unless the user says that they know.
+/// Refuses a listener beyond loopback without protection, unless an option permits it explicitly.
 pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> Result<(), Failure> {
     let Some(exposed) = config.listen.iter().find(|address| !address.ip().to_canonical().is_loopback())
     else {
@@ -257,11 +254,11 @@ pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> R
     }
     let why = match config.seal_policy() {
         SealPolicy::Offer => {
-            "--seal offer also lets initiators in that do not seal, and nothing asks who they are"
+            "--seal offer also admits initiators that do not seal, and they are not authenticated"
         }
         _ if tls => "TLS proves the target to initiators, not initiators to the target",
         _ => {
-            "neither CHAP nor a key protects it, and an acl by initiator alone asks for a name that anyone may type"
+            "neither CHAP nor a key protects it, and an acl by initiator alone checks a name that any host can claim"
         }
     };
     let cause = format!("everyone who can reach {exposed} could read and write {target}: {why}");
@@ -281,11 +278,11 @@ pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> R
     Err(Failure::refused("listen on", exposed.to_string(), cause).hint(hint))
 }
 
-/// Who may log in to each target, secrets read.
+/// Access rules of each target, with the secrets read from their files.
 pub(crate) fn accesses(context: &Context, config: &Config) -> Result<Vec<Access>, Failure> {
     let accesses: Vec<Access> =
         config.targets.iter().map(|target| target.access(context)).collect::<Result<_, _>>()?;
-    // A row is chosen by the name of the user who has authenticated: each name has one secret.
+    // After CHAP a row is chosen by the authenticated name, so each name must have one secret.
     let mut known: Vec<ChapAccount> = Vec::new();
     for acl in config.targets.iter().flat_map(|target| &target.acls) {
         let Some(chap) = &acl.chap else { continue };
@@ -303,12 +300,12 @@ pub(crate) fn accesses(context: &Context, config: &Config) -> Result<Vec<Access>
     Ok(accesses)
 }
 
-/// The users of this host who may log in over loopback where no proof is asked for: the server's own, root, and those named.
+/// Local users that may log in over loopback without CHAP or key: the server's own, root, and those of `--allow-user`.
 pub(crate) fn local_users(config: &Config) -> Result<LocalUsers, Failure> {
     if config.allow_users.iter().any(|name| name == "any") {
         return Ok(LocalUsers::Any);
     }
-    let mut uids = vec![0, sys::own_uid()];
+    let mut uids = vec![0, sys::user()];
     for name in &config.allow_users {
         let failed = |cause: &dyn std::fmt::Display| {
             Failure::usage("find the user", name.clone(), cause).hint("--allow-user NAME, its number, or any")
@@ -331,14 +328,13 @@ impl Target {
         self.acls.iter().any(|acl| acl.chap.is_some())
     }
 
-    /// Whether someone may log in without CHAP and without a key.
+    /// Whether a login is possible without CHAP and without a key.
     fn is_open(&self) -> bool {
         let has_accounts = self.acls.iter().any(Acl::is_account);
         let proves = |acl: &Acl| acl.chap.is_some() || acl.peer.is_some() || has_accounts;
         self.acls.is_empty() || !self.acls.iter().all(proves)
     }
 
-    /// Who may log in, secrets read.
     fn access(&self, context: &Context) -> Result<Access, Failure> {
         let secret = |account: &Account| secret::from_file(context, &account.secret_file);
         let mut access = Access::default();
@@ -367,27 +363,26 @@ impl Target {
     }
 }
 
-/// A configuration in force.
 struct Live {
     server: ServerConfig,
-    /// By target, its LUNs as they were asked for: number, endpoint and serial number.
-    asked: Vec<Vec<Asked>>,
+    /// LUNs of each target as configured: number, endpoint and serial number.
+    requested: Vec<Vec<Requested>>,
 }
 
-type Asked = (u16, String, Option<String>);
+type Requested = (u16, String, Option<String>);
 
-/// Opens what is to be served. What stands in `before` in the same words is taken over, and not opened again.
+/// Opens the storage of a configuration. LUNs configured identically in `before` are taken over and not opened again.
 fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Live, Failure> {
     let sealing = trust::sealing(context, config)?;
     let accesses = accesses(context, config)?;
-    let (mut targets, mut asked) = (Vec::new(), Vec::new());
+    let (mut targets, mut requested) = (Vec::new(), Vec::new());
     for (target, access) in config.targets.iter().zip(accesses) {
-        let own: Vec<Asked> =
+        let own: Vec<Requested> =
             target.luns.iter().map(|lun| (lun.lun, lun.endpoint.text.clone(), lun.serial.clone())).collect();
         let former = before.and_then(|live| live.target(target.iqn.as_deref()));
-        let kept = |asked: &Asked| -> Option<LunConfig> {
+        let kept = |requested: &Requested| -> Option<LunConfig> {
             let (former, words) = former?;
-            former.luns.iter().zip(words).find(|(_, words)| *words == asked).map(|(lun, _)| lun.clone())
+            former.luns.iter().zip(words).find(|(_, words)| *words == requested).map(|(lun, _)| lun.clone())
         };
         let fresh: Vec<&Lun> =
             target.luns.iter().zip(&own).filter(|(_, own)| kept(own).is_none()).map(|(lun, _)| lun).collect();
@@ -406,7 +401,7 @@ fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Li
             });
         }
         targets.push(TargetConfig { iqn: named.iqn.clone(), luns: all, access });
-        asked.push(own);
+        requested.push(own);
     }
     luns::check_distinct(&targets)?;
     let exports = config.targets.iter().flat_map(|target| &target.luns).any(|lun| lun.endpoint.is_nbd());
@@ -418,21 +413,20 @@ fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Li
         targets,
         local_users: local_users(config)?,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
-        // Of several connections an NBD server promises nothing, and many take only one.
+        // One thread uses one connection: NBD servers need not support several, and many do not.
         threads: exports.then_some(1),
     };
-    Ok(Live { server, asked })
+    Ok(Live { server, requested })
 }
 
 impl Live {
-    /// A target by the name that was asked for; without one, the only target.
-    fn target(&self, iqn: Option<&str>) -> Option<(&TargetConfig, &Vec<Asked>)> {
-        let mut all = self.server.targets.iter().zip(&self.asked);
+    /// The target with this configured name; for `None`, the only target.
+    fn target(&self, iqn: Option<&str>) -> Option<(&TargetConfig, &Vec<Requested>)> {
+        let mut all = self.server.targets.iter().zip(&self.requested);
         all.find(|(target, _)| iqn.is_none_or(|iqn| target.iqn == iqn))
     }
 }
 
-/// A server that could not be started, told as our failure.
 pub(crate) fn failure(error: &ServeError) -> Failure {
     match error {
         ServeError::Listen { address, cause } => {
@@ -483,24 +477,24 @@ fn serve(
     let handle = server.handle();
     let ended = std::thread::scope(|scope| {
         let caught = signals.handle();
-        // One reload that waits reads the files as they are then: more need not wait.
-        let (ask, asked) = mpsc::sync_channel(1);
+        // Capacity 1: a waiting reload reads the files when it starts, so further requests add nothing.
+        let (send, reloads) = mpsc::sync_channel(1);
         let (ready, readiness) = mpsc::channel();
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let failed = |error: std::io::Error| Failure::failed("catch signals", "", error);
         let started = spawn("reload").spawn_scoped(scope, {
             let handle = handle.clone();
-            move || reload(context, args, live, &handle, confine, &ready, &asked)
+            move || reload(context, args, live, &handle, confine, &ready, &reloads)
         });
         let started = started.map_err(failed).and_then(|reload| {
             readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error))?;
             if let Some(confine) = confine {
-                // This thread, and those that it starts from here on.
+                // Confines this thread and those that it starts later.
                 confine();
             }
             let (signals, handle) = (&mut signals, &handle);
             let caught =
-                spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &ask, drain_timeout));
+                spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &send, drain_timeout));
             caught.map(|_| reload).map_err(failed)
         });
         let reload = match started {
@@ -525,7 +519,7 @@ fn serve(
                 seals.name()
             );
         }
-        // Others cannot seal.
+        // The kernel's initiator and QEMU cannot seal.
         if seals != SealPolicy::Require {
             for line in urls::ready_made(&portal, &luns, has_chap) {
                 tracing::info!("{line}");
@@ -547,7 +541,7 @@ fn serve(
     ended.map(|()| Exit::Done)
 }
 
-/// Ends the process while a reload waits for a peer, a name server or a file system: returning would join its thread.
+/// Ends the process while a reload waits for a peer, a name server or a file system: a return would join that thread.
 fn abandon(ended: Result<(), Failure>) -> ! {
     tracing::warn!("SIGHUP: nothing is changed: the server has ended");
     tracing::info!("ended");
@@ -555,13 +549,13 @@ fn abandon(ended: Result<(), Failure>) -> ! {
         Ok(()) => Exit::Done,
         Err(failure) => {
             crate::report(&failure, false);
-            failure.exit
+            failure.ending
         }
     };
     std::process::exit(exit.code().into())
 }
 
-/// SIGTERM and SIGINT: the first drains, the next one stops. SIGHUP reloads, on another thread.
+/// SIGTERM and SIGINT: the first drains, the second stops. SIGHUP passes a reload request to the reload thread.
 fn obey(
     signals: &mut signal_hook::iterator::Signals,
     handle: &ServerHandle,
@@ -590,7 +584,7 @@ fn obey(
     }
 }
 
-/// Reloads on each request, until all senders of requests are dropped. Logs once whether reloading is possible.
+/// Reloads on each request, until all senders of requests are dropped. Sends the result of its set-up to `ready` once.
 fn reload(
     context: &Context,
     args: &Args,
@@ -598,18 +592,18 @@ fn reload(
     handle: &ServerHandle,
     confine: Option<&Confine>,
     ready: &mpsc::Sender<Result<(), ServeError>>,
-    asked: &Receiver<()>,
+    reloads: &Receiver<()>,
 ) {
     let mut reloader = match handle.reloader() {
         Ok(reloader) => reloader,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    // Its loop is made.
+    // Confines this thread after its loop is created.
     if let Some(confine) = confine {
         confine();
     }
     let _ = ready.send(Ok(()));
-    while asked.recv().is_ok() {
+    while reloads.recv().is_ok() {
         match reload_once(context, args, &mut live, &mut reloader) {
             Ok(reloaded) => tracing::info!("SIGHUP: {reloaded}"),
             Err(error) => {
@@ -626,7 +620,7 @@ fn reload(
     }
 }
 
-/// Reads the configuration file again, or what the flags name, and puts it into force. An error changes nothing.
+/// Reads the configuration file, or the files that flags name, and applies it. An error changes nothing.
 fn reload_once(
     context: &Context,
     args: &Args,
@@ -635,7 +629,7 @@ fn reload_once(
 ) -> Result<Reloaded, Failure> {
     let config = gather(context, args)?;
     check_exposure(context, &config, args.tls.is_some())?;
-    // Before anything is opened: the storage of a renamed target is locked by ourselves.
+    // Checked before anything is opened: this process itself holds the lock of a renamed target's storage.
     let is_known = |target: &Target| live.target(target.iqn.as_deref()).is_some();
     if config.targets.len() != live.server.targets.len() || !config.targets.iter().all(is_known) {
         let restart = ServeError::Restart("a target that is added, removed or renamed".to_owned());

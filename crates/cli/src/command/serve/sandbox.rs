@@ -1,4 +1,4 @@
-//! What the server is confined to, from what it serves.
+//! The server's confinement policy, derived from its configuration.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,34 +25,32 @@ pub(super) enum Sandbox {
     Off,
 }
 
-/// Options of an endpoint that name files which are read at each login.
+/// Endpoint options whose files are read at each login.
 const FILE_OPTIONS: [&str; 5] =
     ["tls", "identity", "psk-file", "chap-secret-file", "mutual-chap-secret-file"];
 
-/// What confines a thread of the server; `None` with `--sandbox off`.
+/// The function that confines a server thread; `None` with `--sandbox off`.
 pub(super) fn confine(args: &Args, config: &Config) -> Result<Option<Confine>, Failure> {
     if args.sandbox == Sandbox::Off {
         tracing::warn!("not confined: --sandbox off");
         return Ok(None);
     }
     let policy = Policy::of(&needs(args, config)?);
-    Ok(Some(Arc::new(move || tell(&policy.apply().missing))))
+    Ok(Some(Arc::new(move || report(&policy.apply().missing))))
 }
 
-/// Says once what this kernel lacks.
-fn tell(missing: &[String]) {
-    static TOLD: std::sync::Once = std::sync::Once::new();
+fn report(missing: &[String]) {
+    static REPORTED: std::sync::Once = std::sync::Once::new();
     if !missing.is_empty() {
-        TOLD.call_once(|| tracing::warn!("confined only in part: {}", missing.join("; ")));
+        REPORTED.call_once(|| tracing::warn!("confined only in part: {}", missing.join("; ")));
     }
 }
 
-/// What is served, as the policy wants it.
 fn needs(args: &Args, config: &Config) -> Result<Needs, Failure> {
     let is_name = |user: &String| user != "any" && user.parse::<u32>().is_err();
     let mut needs = Needs {
         storage_directories: config.storage.clone(),
-        // `/etc/passwd` is replaced when a user is added.
+        // Names are resolved at run time: `/etc/passwd` is replaced when a user is added.
         resolves: config.allow_users.iter().any(is_name),
         state: vec![StateDir::locate()?.path().to_owned()],
         ..Needs::default()
@@ -84,7 +82,7 @@ fn add(needs: &mut Needs, lun: &Lun) {
         Location::File(path) => {
             needs.storage.push(path.clone());
             if path.is_file() {
-                // A reload may add an image that lies beside it; of devices, each is for itself.
+                // A reload may add an image in the same directory. Devices are listed individually.
                 needs.storage.push(directory_of(path));
             }
             if PassthroughMedium::takes(path) {
@@ -107,7 +105,7 @@ fn directory_of(path: &Path) -> PathBuf {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Whether a node that takes commands takes those of NVMe; links followed, `/dev/ng0n1`.
+/// Whether a generic node is NVMe (`/dev/ng0n1`) instead of SCSI; follows links.
 fn is_nvme(path: &Path) -> bool {
     let node = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     node.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ng"))

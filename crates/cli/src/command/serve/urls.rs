@@ -1,15 +1,14 @@
-//! What a server tells people so that they can use it at once.
+//! Addresses and command lines that a server prints for its users.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::names;
 
-/// An address as URLs and other tools write it.
 pub(super) fn portal(address: SocketAddr) -> String {
     names::portal(&address.ip().to_string(), address.port())
 }
 
-/// `--advertise` with a port, taken from the first listener where it has none.
+/// `--advertise` with a port; the default is the port of the first listener.
 pub(super) fn with_port(advertise: &str, port: u16) -> Result<String, String> {
     let bare = advertise.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(advertise);
     let is_address = bare.parse::<IpAddr>().is_ok();
@@ -27,7 +26,7 @@ pub(super) fn with_port(advertise: &str, port: u16) -> Result<String, String> {
     Ok(names::portal(bare, port))
 }
 
-/// Lines to paste: for the kernel's initiator and for QEMU.
+/// Command lines for the kernel's initiator and for QEMU.
 pub(super) fn ready_made(portal: &str, luns: &[(String, u16)], has_chap: bool) -> Vec<String> {
     let mut lines = vec![format!("kernel:  iscsiadm -m discovery -t sendtargets -p {portal}")];
     let mut targets: Vec<&str> = luns.iter().map(|(iqn, _)| iqn.as_str()).collect();

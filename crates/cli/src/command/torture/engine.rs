@@ -1,4 +1,4 @@
-//! Keeps every client's requests in flight, tells the history what happens, and waits out storage that is away.
+//! Keeps the requests of all clients in flight, reports them to the history, and waits while storage is unreachable.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -6,53 +6,53 @@ use std::time::Duration;
 use area::Span;
 use block::{Completion, IoError, IoErrorKind, Kind, Request, RequestId, Router, State};
 use io::Io;
+use job::Sample;
 use torture::history::{Cut, History, Outcome};
 use torture::journal::{self as record, FILLER, Header, Record};
-use torture::plan::{Plan, Step};
+use torture::plan::{Action, Plan};
 use torture::stamp::{Content, Stamper};
 use torture::{Client as ClientId, SECTOR_BYTES};
 
 use super::Client;
 use super::journal::Journal;
-use super::verdict::{TOLD_MAX, Tally};
+use super::verdict::{Tally, VIOLATIONS_SHOWN_MAX};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
-use crate::progress::{Progress, Sample};
+use crate::progress::Progress;
 
-/// Requests of a client in flight.
+/// Requests in flight per client.
 const DEPTH: usize = 8;
-/// Pause before a client whose storage was away asks again.
+/// Pause of a client after a failed attempt to attach its storage.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Rounds in a row without an answer until the storage counts as gone.
+/// Consecutive attempts to attach without an answered request, before the run fails.
 const ROUNDS_MAX: u32 = 10;
-/// How often stop and progress are looked at.
+/// Interval of the checks for stop and progress.
 const TICK: Duration = Duration::from_millis(50);
-/// Violations after which looking for more is pointless.
+/// Number of violations that ends the run: more add no information.
 const VIOLATIONS_MAX: u64 = 100_000;
 
-/// How long the clients work.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
     Time(Duration),
-    /// For each client.
+    /// Number of requests of each client.
     Operations(u64),
-    /// Not at all.
+    /// No workload: only the check.
     Check,
 }
 
-/// One request's purpose. All but steps are repeated until they are answered.
+/// The purpose of one request. All except planned actions are repeated until answered.
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Fill(u64),
-    Step(ClientId, u64),
+    Planned(ClientId, u64),
     Flush,
-    Look(u64),
+    Check(u64),
 }
 
 struct Flight {
     session: usize,
     work: Work,
-    step: Step,
+    action: Action,
     span: Option<Span>,
 }
 
@@ -60,19 +60,18 @@ struct Session {
     client: Client,
     in_flight: usize,
     next: u64,
-    /// Of the endpoint, as last seen.
+    /// The endpoint's count of lost connections, as last seen.
     losses: u64,
     way: Way,
     rests_until: Duration,
-    /// New ways in since the last answer.
+    /// Attempts to attach since the last answered request.
     rounds: u32,
 }
 
-/// Whether a client can be asked for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Open,
-    /// Its storage gave up requests: when none is left, it is attached anew.
+    /// The storage gave up requests: it is attached again when none is in flight.
     Lost,
     Opening,
 }
@@ -114,8 +113,8 @@ impl<'a> Engine<'a> {
             rests_until: Duration::ZERO,
             rounds: 0,
         };
-        // Our initiator tells.
-        let losses_told = clients.iter().all(Client::is_remote);
+        // The initiator of this program reports lost caches.
+        let losses_reported = clients.iter().all(Client::is_remote);
         let sessions: Vec<Session> = clients.into_iter().map(session).collect();
         let mut router = Router::new();
         for (index, session) in sessions.iter().enumerate() {
@@ -128,7 +127,7 @@ impl<'a> Engine<'a> {
             router,
             plan: header.plan(),
             stamper: Stamper::new(header.run),
-            history: history.unwrap_or_else(|| header.history(losses_told)),
+            history: history.unwrap_or_else(|| header.history(losses_reported)),
             header,
             journal,
             cuts,
@@ -144,10 +143,10 @@ impl<'a> Engine<'a> {
         (self.tally, self.sessions.into_iter().map(|session| session.client).collect())
     }
 
-    /// All of it: fill, work, flush, look. Violations are in the tally.
+    /// Runs all phases: fill, torture, flush, check. The tally counts violations.
     pub(super) fn run(&mut self, until: Until) -> Result<(), Failure> {
         let begun = self.io.now();
-        let pieces = self.header.pieces();
+        let chunks = self.header.chunks();
         let result = (|| {
             match until {
                 Until::Check => {
@@ -156,28 +155,28 @@ impl<'a> Engine<'a> {
                     }
                 }
                 until => {
-                    self.phase("fill", (0..pieces).map(Work::Fill).collect(), None)?;
+                    self.phase("fill", (0..chunks).map(Work::Fill).collect(), None)?;
                     self.phase("flush", [Work::Flush].into(), None)?;
                     self.phase("torture", VecDeque::new(), Some(until))?;
                     self.phase("flush", [Work::Flush].into(), None)?;
                 }
             }
             self.tally.sectors = self.header.ability.sectors;
-            self.phase("check", (0..pieces).map(Work::Look).collect(), None)
+            self.phase("check", (0..chunks).map(Work::Check).collect(), None)
         })();
         self.tally.seconds = (self.io.now() - begun).as_secs_f64();
         for session in &self.sessions {
-            self.tally.retries += session.client.endpoint.retries();
+            self.tally.retries += session.client.endpoint.inspect().retries();
         }
         result
     }
 
-    /// Until all of `todo` is done, or the clients have worked as long as they should.
+    /// Runs one phase, until `todo` is empty or the workload until `planned` is over, and no request is in flight.
     fn phase(
         &mut self,
         name: &'static str,
         todo: VecDeque<Work>,
-        steps: Option<Until>,
+        planned: Option<Until>,
     ) -> Result<(), Failure> {
         let begun = self.io.now();
         let total = todo.len() as u64;
@@ -187,7 +186,7 @@ impl<'a> Engine<'a> {
         let (mut events, mut done) = (Vec::new(), Vec::new());
         let result = loop {
             let now = self.io.now();
-            let over = match steps {
+            let over = match planned {
                 None => self.todo.is_empty(),
                 Some(Until::Time(time)) => now - begun >= time,
                 Some(Until::Operations(count)) => self.sessions.iter().all(|session| session.next >= count),
@@ -196,21 +195,21 @@ impl<'a> Engine<'a> {
             if self.flights.is_empty() && over {
                 break Ok(());
             }
-            if self.context.stop.is_asked() {
+            if self.context.stop.is_requested() {
                 break Err(self.context.stop.failure("finish the torture of", ""));
             }
             if self.tally.violations > VIOLATIONS_MAX {
                 break Err(Failure::new(Exit::Mismatch, "torture", "", "too many violations to go on"));
             }
-            let limit = match steps {
+            let limit = match planned {
                 Some(Until::Operations(count)) => count,
                 _ => u64::MAX,
             };
-            let result = self.submit(steps.is_some() && !over, limit, &mut done);
+            let result = self.submit(planned.is_some() && !over, limit, &mut done);
             if let Err(failure) = result.and_then(|()| self.complete(&mut done)) {
                 break Err(failure);
             }
-            let share = match steps {
+            let share = match planned {
                 Some(Until::Time(time)) => (now - begun).as_secs_f64() / time.as_secs_f64().max(1e-3),
                 Some(Until::Operations(count)) => {
                     self.sessions.iter().map(|s| s.next).min().unwrap_or(0) as f64 / count.max(1) as f64
@@ -246,36 +245,35 @@ impl<'a> Engine<'a> {
         result
     }
 
-    /// What a client asks next.
-    fn next_work(&mut self, index: usize, steps: bool, limit: u64) -> Option<Work> {
-        if !steps {
+    fn next_work(&mut self, index: usize, planned: bool, limit: u64) -> Option<Work> {
+        if !planned {
             return self.todo.pop_front();
         }
         let number = self.sessions[index].next;
         (number < limit).then(|| {
             self.sessions[index].next += 1;
-            Work::Step(index as ClientId, number)
+            Work::Planned(index as ClientId, number)
         })
     }
 
-    /// Fills every client's slots. The journal knows of a request before the storage does.
-    fn submit(&mut self, steps: bool, limit: u64, done: &mut Vec<Completion>) -> Result<(), Failure> {
+    /// Fills the slots of all clients. The journal records a request before it is submitted.
+    fn submit(&mut self, planned: bool, limit: u64, done: &mut Vec<Completion>) -> Result<(), Failure> {
         let mut requests = Vec::new();
         for index in 0..self.sessions.len() {
             while self.sessions[index].in_flight < DEPTH && self.sessions[index].way == Way::Open {
-                let Some(work) = self.next_work(index, steps, limit) else { break };
-                let step = match work {
-                    Work::Fill(piece) => record::step(&self.header, FILLER, piece),
-                    Work::Step(client, number) => self.plan.step(client, number),
-                    Work::Flush => Step::Flush,
-                    Work::Look(piece) => Step::Read(self.header.piece(piece)),
+                let Some(work) = self.next_work(index, planned, limit) else { break };
+                let action = match work {
+                    Work::Fill(chunk) => record::action(&self.header, FILLER, chunk),
+                    Work::Planned(client, number) => self.plan.action(client, number),
+                    Work::Flush => Action::Flush,
+                    Work::Check(chunk) => Action::Read(self.header.chunk(chunk)),
                 };
-                let range = step.range();
+                let range = action.range();
                 let (offset, length) =
                     (range.start * SECTOR_BYTES as u64, (range.end - range.start) as usize);
                 let bytes = length * SECTOR_BYTES;
-                let span = match &step {
-                    Step::Write { .. } | Step::Read(_) => {
+                let span = match &action {
+                    Action::Write { .. } | Action::Read(_) => {
                         Some(self.io.pool().take(bytes).ok_or_else(|| {
                             Failure::failed(
                                 "torture",
@@ -286,26 +284,26 @@ impl<'a> Engine<'a> {
                     }
                     _ => None,
                 };
-                let kind = match (&step, &span) {
-                    (Step::Write { stamp, durable, .. }, Some(span)) => {
+                let kind = match (&action, &span) {
+                    (Action::Write { stamp, durable, .. }, Some(span)) => {
                         let mut content = vec![0; bytes];
                         self.stamper.fill(range.start, *stamp, &mut content);
                         span.fill(0, &content);
                         Kind::Write { offset, from: span.clone(), durable: *durable }
                     }
-                    (Step::Read(_), Some(span)) => Kind::Read { offset, into: span.clone() },
-                    (Step::Discard(_), _) => Kind::Discard { offset, length: bytes as u64 },
-                    (Step::WriteZeroes(_), _) => {
+                    (Action::Read(_), Some(span)) => Kind::Read { offset, into: span.clone() },
+                    (Action::Discard(_), _) => Kind::Discard { offset, length: bytes as u64 },
+                    (Action::WriteZeroes(_), _) => {
                         Kind::WriteZeroes { offset, length: bytes as u64, may_unmap: true }
                     }
                     _ => Kind::Flush,
                 };
                 self.next_id += 1;
                 let id = self.next_id;
-                record::begin(&mut self.history, &self.header, id, index as ClientId, &step);
-                self.note(work, &step, Record::Begin);
+                record::begin(&mut self.history, &self.header, id, index as ClientId, &action);
+                self.note(work, &action, Record::Begin);
                 self.sessions[index].in_flight += 1;
-                self.flights.insert(id, Flight { session: index, work, step, span });
+                self.flights.insert(id, Flight { session: index, work, action, span });
                 requests.push((index, Request { id, kind }));
             }
         }
@@ -318,12 +316,12 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Writes down what matters of a request to whoever reads the journal: what changes the storage.
-    fn note(&mut self, work: Work, step: &Step, what: fn(ClientId, u64) -> Record) {
+    /// Records in the journal a fill or an action that changes the storage.
+    fn note(&mut self, work: Work, action: &Action, what: fn(ClientId, u64) -> Record) {
         let Some(journal) = &mut self.journal else { return };
         let (client, number) = match work {
-            Work::Fill(piece) => (FILLER, piece),
-            Work::Step(client, number) if !matches!(step, Step::Read(_)) => (client, number),
+            Work::Fill(chunk) => (FILLER, chunk),
+            Work::Planned(client, number) if !matches!(action, Action::Read(_)) => (client, number),
             _ => return,
         };
         match what(client, number) {
@@ -345,12 +343,12 @@ impl<'a> Engine<'a> {
     }
 
     fn on_answer(&mut self, id: RequestId, flight: &Flight) {
-        let range = flight.step.range();
+        let range = flight.action.range();
         let sectors = range.end - range.start;
         self.sessions[flight.session].rounds = 0;
         self.bytes += sectors * SECTOR_BYTES as u64;
-        match (&flight.step, &flight.span) {
-            (Step::Read(_), Some(span)) => {
+        match (&flight.action, &flight.span) {
+            (Action::Read(_), Some(span)) => {
                 let bytes = span.as_slice().chunks(SECTOR_BYTES);
                 let found: Vec<Content> =
                     (range.start..).zip(bytes).map(|(lba, sector)| self.stamper.read(lba, sector)).collect();
@@ -358,7 +356,7 @@ impl<'a> Engine<'a> {
                 self.tally.reads += 1;
                 self.tally.judged += sectors;
                 self.tally.violations += violations.len() as u64;
-                let room = TOLD_MAX - self.tally.first.len();
+                let room = VIOLATIONS_SHOWN_MAX - self.tally.first.len();
                 self.tally.first.extend(violations.into_iter().take(room).map(|violation| {
                     let at = (violation.lba - range.start) as usize * SECTOR_BYTES;
                     let bytes = span.as_slice()[at..at + SECTOR_BYTES].to_vec();
@@ -366,41 +364,42 @@ impl<'a> Engine<'a> {
                 }));
                 return;
             }
-            (Step::Write { durable, .. }, _) => {
+            (Action::Write { durable, .. }, _) => {
                 self.tally.writes += 1;
                 self.tally.durable += u64::from(*durable);
             }
-            (Step::Flush, _) => self.tally.flushes += 1,
+            (Action::Flush, _) => self.tally.flushes += 1,
             _ => self.tally.discards += 1,
         }
         self.history.complete(id, Outcome::Done);
-        self.note(flight.work, &flight.step, Record::Done);
+        self.note(flight.work, &flight.action, Record::Done);
     }
 
-    /// A request ended without an answer, or the storage refused it, which ends the run.
+    /// Handles a request that failed: without an answer it stays unknown; a refusal by the storage ends the run.
     fn on_silence(&mut self, id: RequestId, flight: &Flight, error: &IoError) -> Result<(), Failure> {
         let lost = error.kind == IoErrorKind::CacheLost;
         self.history.complete(id, if lost { Outcome::CacheLost } else { Outcome::Unknown });
-        self.note(flight.work, &flight.step, Record::Unknown);
+        self.note(flight.work, &flight.action, Record::Unknown);
         if lost {
-            // Our own initiator's warning: what it does not warn of must be there.
+            // The initiator reports that unflushed writes may be lost. Without this report all acknowledged writes must
+            // be there.
             self.tally.warnings += 1;
-            if !matches!(flight.work, Work::Step(..)) {
+            if !matches!(flight.work, Work::Planned(..)) {
                 self.todo.push_front(flight.work);
             }
             return Ok(());
         }
         if !matches!(error.kind, IoErrorKind::Unreachable | IoErrorKind::Aborted) {
-            let attempted = match &flight.step {
-                Step::Read(_) => "read",
-                Step::Write { .. } => "write to",
-                Step::Flush => "flush",
-                Step::Discard(_) | Step::WriteZeroes(_) => "discard of",
+            let attempted = match &flight.action {
+                Action::Read(_) => "read",
+                Action::Write { .. } => "write to",
+                Action::Flush => "flush",
+                Action::Discard(_) | Action::WriteZeroes(_) => "discard of",
             };
             return Err(Failure::io(attempted, "", error));
         }
         self.tally.unanswered += 1;
-        if !matches!(flight.work, Work::Step(..)) {
+        if !matches!(flight.work, Work::Planned(..)) {
             self.todo.push_front(flight.work);
         }
         if std::mem::replace(&mut self.sessions[flight.session].way, Way::Lost) == Way::Open {
@@ -420,20 +419,20 @@ impl<'a> Engine<'a> {
     }
 
     fn look_for_losses(&mut self, index: usize) {
-        let losses = self.sessions[index].client.endpoint.losses();
+        let losses = self.sessions[index].client.endpoint.inspect().losses();
         for _ in std::mem::replace(&mut self.sessions[index].losses, losses)..losses {
             self.on_loss();
         }
     }
 
-    /// Gives the clients whose storage was away a new way in, and time to open it.
+    /// Attaches lost clients again and marks those whose endpoints are ready.
     fn return_to_storage(&mut self) -> Result<(), Failure> {
         let now = self.io.now();
         for (index, session) in self.sessions.iter_mut().enumerate() {
             let text = &session.client.named.text;
             match (session.way, session.client.endpoint.state()) {
                 (Way::Opening, State::Ready) => {
-                    (session.way, session.losses) = (Way::Open, session.client.endpoint.losses());
+                    (session.way, session.losses) = (Way::Open, session.client.endpoint.inspect().losses());
                 }
                 (Way::Opening, State::Failed(_)) => {
                     (session.way, session.rests_until) = (Way::Lost, now + PAUSE);
@@ -444,7 +443,7 @@ impl<'a> Engine<'a> {
                         let cause = format!("it did not come back in {ROUNDS_MAX} attempts");
                         return Err(Failure::new(Exit::Unreachable, "reach", text.clone(), cause));
                     }
-                    self.tally.retries += session.client.endpoint.retries();
+                    self.tally.retries += session.client.endpoint.inspect().retries();
                     let mut owners = Vec::new();
                     session.client.endpoint.owners(&mut owners);
                     owners.into_iter().for_each(|owner| self.router.remove(owner));

@@ -1,29 +1,31 @@
-//! The run's record on disk: written before a request is submitted, synchronised in batches.
+//! The record of a run on disk: written before a request is submitted, synchronised in batches.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Error, ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use torture::Client;
 use torture::history::History;
-use torture::journal::{FILLER, Header, JournalError, RECORD_BYTES, Record, replay};
+use torture::journal::{FILLER, HEADER_BYTES, Header, RECORD_BYTES, Record, replay};
 
 use crate::error::Failure;
 
-/// Steps of a client that are announced together, with one `fdatasync`.
+/// Steps of a client that one `Record::Reserve` announces, with one `fdatasync`.
 const WINDOW: u64 = 64;
+/// Maximum length of a journal that is read, in bytes: 350 million requests.
+const BYTES_MAX: u64 = 16 << 30;
 
 pub(super) struct Journal {
     path: PathBuf,
     file: File,
     buffer: Vec<u8>,
-    /// First step of each client that is not announced.
+    /// First unannounced action of each client.
     reserved: Vec<u64>,
     must_sync: bool,
 }
 
 impl Journal {
-    /// A new record; never overwrites one.
+    /// Creates a record; fails if the file exists.
     pub(super) fn create(path: &Path, header: &Header) -> Result<Self, Failure> {
         let failed = |error| Failure::failed("write the journal", path.display().to_string(), error);
         let mut file = File::create_new(path).map_err(failed)?;
@@ -32,7 +34,7 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file, buffer: Vec::new(), reserved, must_sync: true })
     }
 
-    /// A step will be submitted behind the next [`Journal::write`].
+    /// Records the start of an action, which is submitted after the next [`Journal::write`].
     pub(super) fn begin(&mut self, client: Client, number: u64) {
         if client != FILLER && self.reserved[client as usize] <= number {
             self.reserved[client as usize] = number + WINDOW;
@@ -42,12 +44,11 @@ impl Journal {
         self.note(Record::Begin(client, number));
     }
 
-    /// Something happened.
     pub(super) fn note(&mut self, record: Record) {
         self.buffer.extend(record.emit());
     }
 
-    /// Hands everything noted to the kernel, and to the disk if steps were announced.
+    /// Writes the buffer to the file, and calls `fdatasync` if it announces actions.
     pub(super) fn write(&mut self) -> Result<(), Failure> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -62,9 +63,33 @@ impl Journal {
     }
 }
 
-/// Header and history of a run that has ended, one way or another.
+/// Reads header and history of an ended or interrupted run; of a file that lacks the header nothing else.
 pub(super) fn read(path: &Path) -> Result<(Header, History), Failure> {
     let object = || path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|error| Failure::failed("read the journal", object(), error))?;
-    replay(&bytes).map_err(|error: JournalError| Failure::usage("read the journal", object(), error))
+    let failed = |error| Failure::failed("read the journal", object(), error);
+    let file = block::open_input(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    (&file).take(HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(failed)?;
+    Header::parse(&bytes).map_err(|error| Failure::usage("read the journal", object(), error))?;
+    file.take(BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(failed(Error::new(ErrorKind::FileTooLarge, "it is too long for a journal")));
+    }
+    replay(&bytes).map_err(|error| Failure::usage("read the journal", object(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_and_an_endless_file_are_no_journals() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        let failure = read(&fifo).err().unwrap();
+        assert!(failure.cause.contains("FIFO"), "{}", failure.cause);
+        let failure = read(Path::new("/dev/zero")).err().unwrap();
+        assert!(failure.cause.contains("not a journal"), "{}", failure.cause);
+    }
 }

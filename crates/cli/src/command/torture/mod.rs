@@ -1,4 +1,4 @@
-//! `torture`: whether storage keeps what it acknowledged.
+//! `torture`: tests whether storage keeps the writes that it acknowledged.
 
 mod engine;
 mod journal;
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use block::{Endpoint, Medium, OpenOptions};
 use io::Io;
+use job::refusals;
 use torture::SECTOR_BYTES;
 use torture::journal::Header;
 use torture::plan::Ability;
 
-use crate::command::copy::{self, refusals};
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
@@ -22,13 +22,12 @@ use crate::{protection, secret, units};
 use engine::{Engine, Until};
 use journal::Journal;
 
-/// Most that is watched: what is known of a sector takes about 150 bytes of memory.
+/// Maximum bytes watched: the state of a sector takes about 150 bytes of memory.
 const BYTES_MAX: u64 = 4 << 30;
-/// What is watched of a larger endpoint unless told.
+/// Bytes watched of a larger endpoint, by default.
 const BYTES_DEFAULT: u64 = 1 << 30;
-/// Longest request, in sectors.
+/// Sectors of the longest request.
 const REQUEST_SECTORS_MAX: u64 = 2048;
-/// Sessions at once.
 const CLIENTS_MAX: u32 = 32;
 const SECONDS_DEFAULT: Duration = Duration::from_secs(60);
 
@@ -95,7 +94,6 @@ pub(crate) struct Args {
     pub(crate) json: bool,
 }
 
-/// An open endpoint and this thread's way into it.
 pub(super) struct Client {
     pub(super) named: Named,
     pub(super) medium: Arc<dyn Medium>,
@@ -103,7 +101,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Our initiator is in between.
+    /// Whether the endpoint uses the initiator of this program.
     pub(super) fn is_remote(&self) -> bool {
         matches!(self.named.spec.location, block::Location::Url(_))
     }
@@ -118,11 +116,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         );
         return Err(refused.hint("--destroy, if that is meant"));
     }
-    let mut io = endpoint::event_loop()?;
+    let mut io = job::event_loop()?;
     let mut clients = open(context, args, &mut io)?;
     let capability = clients[0].endpoint.capability().clone();
-    // The same for all: they differ in the initiator's name only.
-    let protection = protection::of(&clients[0].endpoint.facts());
+    // The same for all clients, as they differ only in the initiator's name.
+    let protection = protection::of(&clients[0].endpoint.inspect().facts());
     if capability.read_only && args.check.is_none() {
         return Err(Failure::refused("overwrite", secret::shown(&args.endpoint), "it is read-only"));
     }
@@ -131,7 +129,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         (header, Some(history), Until::Check)
     } else {
         let Client { named, endpoint, .. } = &mut clients[0];
-        refusals::spoil(&mut io, named, &mut **endpoint)?;
+        refusals::spoil(&mut io, &named.text, &mut **endpoint)?;
         let until = match args.operations {
             Some(count) => Until::Operations(count),
             None => Until::Time(args.seconds.map_or(SECONDS_DEFAULT, Duration::from_secs)),
@@ -159,12 +157,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     match outcome {
         Ok(()) => {
             for client in clients {
-                copy::end(&mut io, [client.endpoint]);
+                job::close(&mut io, [client.endpoint]);
             }
-            Ok(verdict::tell(context, &header, &tally, &protection))
+            Ok(verdict::print(context, &header, &tally, &protection))
         }
-        Err(failure) if failure.exit == Exit::Mismatch => {
-            Ok(verdict::tell(context, &header, &tally, &protection))
+        Err(failure) if failure.ending == Exit::Mismatch => {
+            Ok(verdict::print(context, &header, &tally, &protection))
         }
         Err(mut failure) => {
             if failure.object.is_empty() {
@@ -189,11 +187,11 @@ fn open(context: &Context, args: &Args, io: &mut Io) -> Result<Vec<Client>, Fail
     for number in 0..args.clients {
         let mut named = Named::parse(context, &args.endpoint, &[])?;
         if named.path().is_some() && named.spec.get("format").is_none() {
-            // What it holds is looked at before it is written.
+            // Raw: its content is checked before the first write.
             named.set("format", "raw");
         }
         if number == 0 && args.check.is_none() {
-            refusals::spoil_path(&named)?;
+            refusals::spoil_path(&named.text, &named.spec)?;
         }
         let is_remote = matches!(named.spec.location, block::Location::Url(_));
         if is_remote && number > 0 {
@@ -234,7 +232,7 @@ fn header(args: &Args, capability: &block::Capability) -> Result<Header, Failure
         (u64::from(capability.max_transfer_bytes) / sector).min(REQUEST_SECTORS_MAX) / block * block;
     Ok(Header {
         run: random(())?,
-        // Short enough to be typed.
+        // Shifted to 32 bits, so that it is short enough to type.
         seed: args.seed.map_or_else(|| random(()).map(|seed| seed >> 32), Ok)?,
         clients: args.clients,
         ability: Ability {

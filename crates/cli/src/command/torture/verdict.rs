@@ -1,4 +1,4 @@
-//! What the run found.
+//! The result of a torture run.
 
 use serde_json::{Value, json};
 use torture::SECTOR_BYTES;
@@ -9,10 +9,9 @@ use crate::context::Context;
 use crate::error::Exit;
 use crate::{output, units};
 
-/// Violations that are told in full.
-pub(super) const TOLD_MAX: usize = 16;
+/// Violations printed in full.
+pub(super) const VIOLATIONS_SHOWN_MAX: usize = 16;
 
-/// Counts of one run.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) reads: u64,
@@ -22,20 +21,18 @@ pub(super) struct Tally {
     pub(super) flushes: u64,
     /// Requests that ended without an answer.
     pub(super) unanswered: u64,
-    /// Connections lost.
     pub(super) losses: u64,
     /// Flushes that failed because the storage may have lost power.
     pub(super) warnings: u64,
-    /// New sessions because the endpoint had given up.
+    /// Attachments after an endpoint gave up.
     pub(super) reattached: u64,
-    /// Requests that the endpoint repeated.
     pub(super) retries: u64,
-    /// Sectors judged, those of the final look included.
+    /// Sectors checked by reads, including the final check.
     pub(super) judged: u64,
-    /// Sectors of the final look.
+    /// Sectors of the final check.
     pub(super) sectors: u64,
     pub(super) violations: u64,
-    /// Each with the bytes of the sector as they were read.
+    /// The first violations, each with the bytes read from the sector.
     pub(super) first: Vec<(Violation, Vec<u8>)>,
     pub(super) seconds: f64,
 }
@@ -53,8 +50,7 @@ fn word(fault: Fault) -> &'static str {
     }
 }
 
-/// Says it, and returns the exit code.
-pub(super) fn tell(context: &Context, header: &Header, tally: &Tally, protection: &Value) -> Exit {
+pub(super) fn print(context: &Context, header: &Header, tally: &Tally, protection: &Value) -> Exit {
     let kept = tally.violations == 0;
     if context.json {
         let first = tally.first.iter().map(|(violation, bytes)| {

@@ -1,8 +1,8 @@
 //! The initiator's side of the outer login.
 //!
 //! Rules for the edge: drain [`Exchange::poll_event`] after each call that takes input; answer [`Event::Chosen`] with
-//! [`Exchange::send_message`]. After [`Event::Answer`] the next byte received belongs to a record, and so does the
-//! next one sent. After any other event, and after a [`Fatal`], the connection is closed.
+//! [`Exchange::send_message`]. After [`Event::Answer`] the next byte in either direction belongs to a record. After any
+//! other event, and after a [`Fatal`], the edge closes the connection.
 
 use std::time::Duration;
 
@@ -17,79 +17,69 @@ use crate::params::SessionType;
 use crate::text;
 use crate::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn, VERSION};
 
-/// What the initiator says of itself and asks for. All of it travels in the clear.
+/// The names, suites, unit and pattern of the initiator's request. They travel unencrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// InitiatorName.
     pub initiator_name: IscsiName,
-    /// Initiator part of the session identifier.
     pub isid: Isid,
-    /// Connection identifier.
     pub cid: u16,
-    /// SessionType.
     pub session_type: SessionType,
-    /// TargetName: in normal sessions, and only there.
+    /// TargetName; present in normal sessions and only there.
     pub target_name: Option<IscsiName>,
-    /// Whether ordinary methods are named behind ours, for a target that does not seal: policy `offer`.
+    /// Whether AuthMethod lists ordinary methods after [`METHOD`], for a target that does not seal: policy `offer`.
     pub plain: bool,
     /// Suites, most preferred first: 1 to [`SUITES_MAX`] different ones.
     pub suites: Vec<String>,
-    /// Unit size wanted: a power of two from [`UNIT_MIN`](super::UNIT_MIN) to [`UNIT_MAX`](super::UNIT_MAX) bytes.
+    /// Unit size: a power of two from [`UNIT_MIN`](super::UNIT_MIN) to [`UNIT_MAX`](super::UNIT_MAX) bytes.
     pub unit: u32,
-    /// Handshake pattern.
     pub pattern: Pattern,
 }
 
-/// What the edge has to act upon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The target seals, with these parameters. To be answered by [`Exchange::send_message`].
+    /// The target seals, with these parameters. The edge answers with [`Exchange::send_message`].
     Chosen {
-        /// What the target chose of the offer.
         choice: Choice,
-        /// What the handshake begins with.
+        /// Request 1 and response 1, for the prologue of the handshake.
         transcript: Transcript,
     },
-    /// The target's message. Records follow, if it verifies.
+    /// The target's handshake message. If it verifies, records follow.
     Answer(Vec<u8>),
-    /// The target does not seal, or not with us: it took another method or none.
+    /// The target does not seal, or not with this initiator: it chose another method or none.
     Declined,
-    /// The target refused with this status. After our message, 0201 means that one of the keys is not the right one.
+    /// The target refused with this status. After the initiator's message, 0201 means that one of the keys is wrong.
     Refused(LoginStatus),
-    /// The target is elsewhere, says somebody who has proven nothing: what answers there has to have the same key.
+    /// The target redirects. The response is not authenticated: the target at the new address must have the same key.
     Redirect(Redirect),
 }
 
 #[derive(Debug)]
 enum Phase {
     ExpectChoice,
-    /// The edge makes its message.
     Chosen,
     ExpectAnswer,
     Over,
 }
 
-/// One outer login.
+/// One outer login of an initiator; for its events and calls see the module.
 #[derive(Debug)]
 pub struct Exchange {
     line: Line,
     phase: Phase,
     event: Option<Event>,
     offer: Offer,
-    /// The header of request 1; the next one repeats it.
+    /// The header of request 1, which request 2 repeats.
     request: LoginRequest,
     p1: Vec<u8>,
 }
 
 impl Exchange {
-    /// A connection just made; request 1 waits in `poll_transmit`. `deadline` is the time at which the login must have
-    /// ended.
-    ///
-    /// Panics when the offer is not as its fields say.
+    /// Starts on a new connection; request 1 is ready in `poll_transmit`. `deadline` is the time by which the login
+    /// must have ended. Panics if the offer violates a bound of its fields.
     #[must_use]
     pub fn new(offer: Offer, deadline: Duration) -> Self {
         let normal = offer.session_type == SessionType::Normal;
-        assert_eq!(normal, offer.target_name.is_some(), "the target's name is said in normal sessions");
+        assert_eq!(normal, offer.target_name.is_some(), "the target's name is sent in normal sessions");
         assert!((1..=SUITES_MAX).contains(&offer.suites.len()), "{} suites", offer.suites.len());
         assert!(offer.suites.iter().all(|suite| is_suite(suite)), "suites {:?}", offer.suites);
         assert!(is_unit(offer.unit), "a unit of {} bytes", offer.unit);
@@ -126,12 +116,11 @@ impl Exchange {
         Self { line, phase: Phase::ExpectChoice, event: None, offer, request, p1 }
     }
 
-    /// The next thing for the edge to act upon.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.event.take()
     }
 
-    /// Whether the last word was heard.
+    /// Whether the exchange has ended: no further PDU is accepted.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
@@ -139,7 +128,7 @@ impl Exchange {
 
     /// Answers [`Event::Chosen`] with the first message of the handshake.
     ///
-    /// Panics without that event before, or when the message is empty or longer than
+    /// Panics unless that event is unanswered, and if the message is empty or longer than
     /// [`MESSAGE_MAX`](super::MESSAGE_MAX).
     pub fn send_message(&mut self, message: &[u8]) {
         assert!(matches!(self.phase, Phase::Chosen), "no target waits for a message");
@@ -149,7 +138,7 @@ impl Exchange {
         self.phase = Phase::ExpectAnswer;
     }
 
-    /// The fields that every response of an outer login repeats or leaves zero.
+    /// Checks the fields that every response of an outer login repeats or leaves zero.
     fn check(&self, response: &LoginResponse) -> Result<(), Violation> {
         check_flags(response.transit, response.continues, response.csg, response.tsih)?;
         self.line.check_ahs()?;
@@ -162,14 +151,14 @@ impl Exchange {
         Ok(())
     }
 
-    /// What the target chose; only what was offered is a choice.
+    /// Parses the target's choice; a value that was not offered is an error.
     fn parse_choice(&self, segment: &[u8]) -> Result<Choice, Violation> {
         let mut keys = Keys::parse(segment)?;
         if keys.take("AuthMethod")? != METHOD {
             return Err(Violation::Malformed("AuthMethod"));
         }
         let (suite, unit, pattern) = (keys.take(SUITE)?, keys.unit()?, keys.pattern()?);
-        // It counts as part of the transcript.
+        // The nonce is used only as part of the transcript.
         keys.nonce()?;
         keys.end()?;
         if !self.offer.suites.iter().any(|offered| offered == suite) {
@@ -220,7 +209,7 @@ impl Side for Exchange {
                 status if status.class() == 1 => Event::Redirect(
                     redirect(status, segment).map_err(|error| Fatal::Login(error.to_string()))?,
                 ),
-                // A target that knows no method of ours says no more than this.
+                // A target that does not support [`METHOD`] answers with this status alone.
                 LoginStatus::AuthenticationFailure if matches!(phase, Phase::ExpectChoice) => Event::Declined,
                 status => Event::Refused(status),
             });

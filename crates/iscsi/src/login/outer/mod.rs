@@ -1,5 +1,5 @@
 //! The outer login of a sealed session, both roles (docs/SEAL.md §2): two requests and two responses that agree on a
-//! suite and carry a key exchange. The login that makes the session begins anew behind it, in records.
+//! suite and carry a key exchange. The ordinary login that establishes the session follows inside records.
 //!
 //! ```text
 //! initiator ── request 1: names, method, suites, unit, pattern ─► target: Offered ─► choose | decline | refuse
@@ -8,10 +8,10 @@
 //! Answer ◄──── response 2: message ─────────────────────────────            then records, in both directions
 //! ```
 //!
-//! No cryptography is known here. Messages are opaque; [`Transcript`] is what the handshake has to bind, so that what
-//! somebody altered on the way makes the next message fail. Until then nothing of the other side is believed: it is
-//! bounded and checked. Unlike the ordinary login nothing is forgiven either, as no older implementation has to be
-//! met: keys are exactly those of the table, flags are zero, PDUs come in turn.
+//! The module contains no cryptography. Messages are opaque; the handshake binds the [`Transcript`], so that a PDU
+//! altered in transit makes the next message fail. Until then the peer's input is unauthenticated: it is bounded and
+//! checked. Unlike the ordinary login, the parsers accept no deviations, because no older implementation exists: each
+//! PDU has exactly its keys, flags are zero, PDUs arrive in turn.
 
 use std::time::Duration;
 
@@ -24,51 +24,39 @@ use crate::wire::{Stage, WireError};
 pub mod initiator;
 pub mod target;
 
-/// The authentication method that asks for sealing.
+/// The authentication method that requests sealing.
 pub const METHOD: &str = "Z-example.hikyaku.seal1";
-/// Suites offered, or the one chosen.
 pub const SUITE: &str = "X-example.hikyaku.suite";
-/// Unit size in bytes.
 pub const UNIT: &str = "X-example.hikyaku.unit";
-/// Handshake pattern.
 pub const PATTERN: &str = "X-example.hikyaku.pattern";
-/// Random bytes of the target, fresh for each connection: request 2 of another connection is not valid in this one.
+/// Key of the target's random bytes, fresh for each connection: request 2 of one connection is invalid in any other.
 pub const NONCE: &str = "X-example.hikyaku.nonce";
-/// Handshake message.
 pub const MESSAGE: &str = "X-example.hikyaku.message";
 
-/// Smallest unit, bytes.
 pub const UNIT_MIN: u32 = 512;
-/// Largest unit, bytes.
 pub const UNIT_MAX: u32 = 1 << 20;
-/// Most suites in an offer.
 pub const SUITES_MAX: usize = 16;
-/// Longest name of a suite, bytes.
 pub const SUITE_LENGTH_MAX: usize = 64;
-/// Length of a nonce, bytes.
 pub const NONCE_BYTES: usize = 16;
-/// Longest handshake message, bytes.
 pub const MESSAGE_MAX: usize = 4096;
 
-// A message and its key fit one PDU: base64 makes four bytes of three.
+// A message and its key fit in one PDU: base64 encodes three bytes as four.
 const _: () = assert!(MESSAGE.len() + "=0b\0".len() + MESSAGE_MAX.div_ceil(3) * 4 <= SEGMENT_LENGTH_MAX);
-// So does the offer, with both names.
+// The offer fits in one PDU, with both names.
 const _: () = assert!(
     1024 + 2 * crate::name::NAME_LENGTH_MAX + SUITES_MAX * (SUITE_LENGTH_MAX + 1) <= SEGMENT_LENGTH_MAX
 );
 const _: () = assert!(UNIT_MIN.is_power_of_two() && UNIT_MAX.is_power_of_two() && UNIT_MIN < UNIT_MAX);
 
-/// What the handshake is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
-    /// A session between two that know each other's keys.
+    /// A session between two peers that have each other's public keys.
     IkPsk2,
-    /// Enrolment: the target shows its public key; no session follows.
+    /// Enrolment: the target sends its public key; no session follows.
     Xx,
 }
 
 impl Pattern {
-    /// Its name on the wire.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -82,23 +70,19 @@ impl Pattern {
     }
 }
 
-/// What was agreed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// One of the suites offered.
     pub suite: String,
-    /// Unit size in bytes: the smaller of both wishes.
+    /// Unit size in bytes: the smaller of both sides' sizes.
     pub unit: u32,
-    /// The pattern asked for.
+    /// The pattern that the initiator requested.
     pub pattern: Pattern,
 }
 
-/// What was said before the first message: header and data segment, without padding, of request 1 and response 1.
+/// The PDUs before the first message: header and data segment, without padding, of request 1 and response 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transcript {
-    /// Request 1.
     pub p1: Vec<u8>,
-    /// Response 1.
     pub p2: Vec<u8>,
 }
 
@@ -116,25 +100,23 @@ impl Transcript {
     }
 }
 
-/// Whether this is a unit size.
 fn is_unit(bytes: u32) -> bool {
     bytes.is_power_of_two() && (UNIT_MIN..=UNIT_MAX).contains(&bytes)
 }
 
-/// Whether this is how a suite may be called.
+/// Whether `name` has 1 to 64 graphic ASCII characters without a comma.
 fn is_suite(name: &str) -> bool {
     (1..=SUITE_LENGTH_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',')
 }
 
-/// Whether AuthMethod names our method. To be asked of any bytes: what does not is another kind of login, in which our
-/// rules are not to be applied.
+/// Whether AuthMethod names [`METHOD`]. Accepts arbitrary bytes: a segment without the method belongs to another kind
+/// of login, to which the rules of this module do not apply.
 fn names_method(segment: &[u8]) -> bool {
     let lists = segment.split(|&byte| byte == 0).filter_map(|pair| pair.strip_prefix(b"AuthMethod="));
     lists.flat_map(|list| list.split(|&byte| byte == b',')).any(|method| method == METHOD.as_bytes())
 }
 
-/// What the peer did that ends the login.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Violation {
     #[error("a PDU out of turn")]
@@ -161,7 +143,6 @@ impl From<Violation> for Fatal {
     }
 }
 
-/// The stage and flags that every PDU has.
 fn check_flags(transit: bool, continues: bool, csg: Stage, tsih: u16) -> Result<(), Violation> {
     let fields = [
         (transit, "the T bit"),
@@ -180,7 +161,7 @@ impl<'a> Keys<'a> {
         Ok(Self(text::parse(segment)?))
     }
 
-    /// One that must be there. What is there twice stays for [`Keys::end`] to find.
+    /// Removes a required key and returns its value. A duplicate remains for [`Keys::end`] to find.
     fn take(&mut self, key: &'static str) -> Result<&'a str, Violation> {
         let at = self.0.iter().position(|pair| pair.key == key).ok_or(Violation::Missing(key))?;
         Ok(self.0.swap_remove(at).value)
@@ -192,7 +173,7 @@ impl<'a> Keys<'a> {
     }
 
     fn suites(&mut self) -> Result<Vec<String>, Violation> {
-        // One more than permitted is enough to know.
+        // One more than permitted suffices to detect the excess.
         let suites: Vec<_> = parse_list(self.take(SUITE)?).take(SUITES_MAX + 1).collect();
         if suites.len() > SUITES_MAX || !suites.iter().all(|suite| is_suite(suite)) {
             return Err(Violation::Malformed(SUITE));
@@ -215,7 +196,6 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// The text of request 2 and of response 2.
 fn parse_message(segment: &[u8]) -> Result<Vec<u8>, Violation> {
     let mut keys = Keys::parse(segment)?;
     let value = keys.take(MESSAGE)?;
@@ -224,7 +204,7 @@ fn parse_message(segment: &[u8]) -> Result<Vec<u8>, Violation> {
     message.ok_or(Violation::Malformed(MESSAGE))
 }
 
-/// Panics when the message is empty or longer than [`MESSAGE_MAX`].
+/// Panics if the message is empty or longer than [`MESSAGE_MAX`].
 fn emit_message(message: &[u8]) -> Vec<u8> {
     assert!((1..=MESSAGE_MAX).contains(&message.len()), "a handshake message of {} bytes", message.len());
     let mut text = Vec::new();
@@ -232,17 +212,16 @@ fn emit_message(message: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Header and data segment.
 fn joined(header: &[u8; 48], segment: &[u8]) -> Vec<u8> {
     [header, segment].concat()
 }
 
-/// What both machines do alike: whole PDUs in, one out, and a deadline.
+/// State shared by both machines: one PDU being received, one queued PDU to send, and a deadline.
 #[derive(Debug)]
 struct Line {
     header: [u8; 48],
     ahs: Vec<u8>,
-    /// The data segment of `header` is on its way.
+    /// The data segment of `header` has not arrived.
     awaits_data: bool,
     queued: Option<Transmit>,
     deadline: Duration,
@@ -253,7 +232,7 @@ impl Line {
         Self { header: [0; 48], ahs: Vec::new(), awaits_data: false, queued: None, deadline }
     }
 
-    /// Keeps a header. Whether that is the whole PDU.
+    /// Stores a header. Returns whether the PDU is complete without a data segment.
     fn on_header(&mut self, bhs: &[u8; 48], ahs: &[u8]) -> Result<bool, Fatal> {
         let length = crate::wire::Bhs(bhs).data_segment_length();
         if length as usize > SEGMENT_LENGTH_MAX {
@@ -265,7 +244,6 @@ impl Line {
         Ok(!self.awaits_data)
     }
 
-    /// The text of a PDU; it is whole with it.
     fn on_data<'a>(&mut self, data: Received<'a>) -> Result<&'a [u8], Fatal> {
         match data {
             Received::Inline(segment) if std::mem::take(&mut self.awaits_data) => Ok(segment),
@@ -282,18 +260,18 @@ impl Line {
         self.queued = Some(Transmit { header, payload, digests: Digests::default() });
     }
 
-    /// No digest, no AHS is part of an outer login; nothing would bind them.
+    /// An outer login has no digests and no AHS; the transcript would not bind them.
     fn check_ahs(&self) -> Result<(), Violation> {
         if self.ahs.is_empty() { Ok(()) } else { Err(Violation::Field("TotalAHSLength")) }
     }
 }
 
-/// What tells the machines of both roles apart. The rest of a [`Machine`] is alike.
+/// The part of a [`Machine`] that differs by role.
 trait Side {
     fn line(&self) -> &Line;
     fn line_mut(&mut self) -> &mut Line;
     fn has_ended(&self) -> bool;
-    /// A whole PDU: its header is in the line, this is its text.
+    /// Handles a complete PDU: its header is in the line, `segment` is its text.
     fn on_pdu(&mut self, segment: &[u8]) -> Result<(), Fatal>;
 }
 

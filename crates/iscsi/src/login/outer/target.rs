@@ -1,10 +1,10 @@
 //! The target's side of the outer login.
 //!
-//! Rules for the edge: drain [`Exchange::poll_event`] after each call that takes input. [`Event::Ordinary`] is answered
-//! by [`Exchange::decline`] or [`Exchange::refuse`]; [`Event::Offered`] also by [`Exchange::choose`]; [`Event::Message`]
-//! by [`Exchange::answer`] or [`Exchange::refuse`]. After a refusal, and after a [`Fatal`], what `poll_transmit` still
-//! has is sent and the connection closed. Once an answer has been handed out, the next byte in either direction belongs
-//! to a record.
+//! Rules for the edge: drain [`Exchange::poll_event`] after each call that takes input. Answer [`Event::Ordinary`] with
+//! [`Exchange::decline`] or [`Exchange::refuse`]; [`Event::Offered`] with these or [`Exchange::choose`];
+//! [`Event::Message`] with [`Exchange::answer`] or [`Exchange::refuse`]. After a refusal, and after a [`Fatal`], the
+//! edge sends what `poll_transmit` still holds and closes the connection. Once an answer has been handed out, the next
+//! byte in either direction belongs to a record.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub struct First {
 }
 
 impl First {
-    /// Gives the PDU to a machine, as if it came now.
+    /// Passes the PDU to `machine` as if it had arrived at `now`.
     pub fn replay(&self, machine: &mut impl Machine, now: Duration) -> Result<(), Fatal> {
         machine.on_header(&self.header, &self.ahs, now)?;
         match machine.placement() {
@@ -38,39 +38,30 @@ impl First {
     }
 }
 
-/// What an initiator offers, by its own words: nothing is proven yet.
+/// What an initiator offers: claimed by the initiator, not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offered {
-    /// InitiatorName.
     pub initiator_name: IscsiName,
-    /// Initiator part of the session identifier.
     pub isid: Isid,
-    /// Connection identifier.
     pub cid: u16,
-    /// SessionType.
     pub session_type: SessionType,
-    /// TargetName: in normal sessions, and only there.
+    /// TargetName; present in normal sessions and only there.
     pub target_name: Option<IscsiName>,
     /// Suites in the initiator's order, names of graphic ASCII: 1 to [`SUITES_MAX`](super::SUITES_MAX).
     pub suites: Vec<String>,
-    /// Unit size wanted, bytes.
     pub unit: u32,
-    /// Handshake pattern.
     pub pattern: Pattern,
 }
 
-/// What the edge has to act upon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The first PDU does not ask for sealing, or is no login at all.
+    /// The first PDU does not request sealing, or is no login request.
     Ordinary,
-    /// An initiator asks for sealing.
     Offered(Offered),
-    /// The initiator's message.
     Message {
-        /// It.
+        /// 1 to [`MESSAGE_MAX`](super::MESSAGE_MAX) bytes.
         message: Vec<u8>,
-        /// What the handshake begins with.
+        /// Request 1 and response 1, for the prologue of the handshake.
         transcript: Transcript,
     },
 }
@@ -78,53 +69,47 @@ pub enum Event {
 #[derive(Debug)]
 enum Phase {
     ExpectOffer,
-    /// The edge decides upon the first PDU. With an offer: its suites and unit may be chosen.
+    /// The edge decides on the first PDU; with an offer, it may choose from its suites and unit.
     Deciding(First, Option<Offered>),
     ExpectMessage(Transcript),
-    /// The edge makes its answer.
     Answering,
     Over,
 }
 
-/// One outer login.
 #[derive(Debug)]
 pub struct Exchange {
     line: Line,
     phase: Phase,
     event: Option<Event>,
-    /// The header of request 1, if it is one.
+    /// The header of request 1; `None` if the first PDU is no login request.
     request: Option<LoginRequest>,
     stat_sn: StatSn,
 }
 
 impl Exchange {
-    /// A connection just accepted. `deadline` is the time at which the login must have ended.
+    /// Starts on an accepted connection. `deadline` is the time by which the login must have ended.
     #[must_use]
     pub const fn new(deadline: Duration) -> Self {
         let line = Line::new(deadline);
         Self { line, phase: Phase::ExpectOffer, event: None, request: None, stat_sn: StatSn(0) }
     }
 
-    /// The next thing for the edge to act upon.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.event.take()
     }
 
-    /// Whether the last word was said: a refusal, an answer, or none after [`Exchange::decline`]. What is being worked
-    /// out for the initiator is not wanted any more then.
+    /// Whether the exchange has ended (refusal, answer, [`Exchange::decline`]); discard an answer still being computed.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Answers [`Event::Offered`]: the session is to be sealed with `suite`, one of those offered, and with units of
-    /// `unit` bytes or of what the initiator wants if that is less. `nonce` must be fresh and random. Returns what is agreed by
-    /// that.
-    ///
-    /// Panics without that event before, when the suite was not offered, or `unit` is no unit size.
+    /// Answers [`Event::Offered`]: sealed with `suite`, one of those offered, and units of `unit` bytes or the
+    /// initiator's size if smaller. `nonce` must be fresh and random. Returns the parameters agreed. Panics unless that
+    /// event is unanswered, if the suite was not offered, and if `unit` is no valid unit size.
     pub fn choose(&mut self, suite: &str, unit: u32, nonce: &[u8; NONCE_BYTES]) -> Choice {
         let Phase::Deciding(first, Some(offered)) = std::mem::replace(&mut self.phase, Phase::Over) else {
-            panic!("nobody offers to seal");
+            panic!("no offer is unanswered");
         };
         assert!(offered.suites.iter().any(|offered| offered == suite), "suite {suite} was not offered");
         assert!(is_unit(unit), "a unit of {unit} bytes");
@@ -142,10 +127,8 @@ impl Exchange {
         choice
     }
 
-    /// Answers [`Event::Ordinary`] and [`Event::Offered`]: there will be no sealing. The first PDU is for an ordinary
-    /// machine, which takes the place of this one.
-    ///
-    /// Panics without one of those events before.
+    /// Answers [`Event::Ordinary`] and [`Event::Offered`]: the session will not be sealed. The returned first PDU is
+    /// input for an ordinary machine, which replaces this one. Panics unless one of those events is unanswered.
     pub fn decline(&mut self) -> First {
         let Phase::Deciding(first, _) = std::mem::replace(&mut self.phase, Phase::Over) else {
             panic!("nothing to decline");
@@ -153,9 +136,9 @@ impl Exchange {
         first
     }
 
-    /// Answers [`Event::Message`]; it is the last that is said in the clear.
+    /// Answers [`Event::Message`] with the last unencrypted PDU.
     ///
-    /// Panics without that event before, or when the message is empty or longer than
+    /// Panics unless that event is unanswered, and if the message is empty or longer than
     /// [`MESSAGE_MAX`](super::MESSAGE_MAX).
     pub fn answer(&mut self, message: &[u8]) {
         assert!(matches!(self.phase, Phase::Answering), "no message to answer");
@@ -163,9 +146,8 @@ impl Exchange {
         self.phase = Phase::Over;
     }
 
-    /// Ends the login at any time. A first PDU that is no login request gets no response.
-    ///
-    /// Panics when `status` is not a refusal.
+    /// Ends the login; callable in any phase. A first PDU that is no login request gets no response. Panics if the
+    /// class of `status` is not 2 or higher.
     pub fn refuse(&mut self, status: LoginStatus) {
         assert!(status.class() > 1, "refused with {status:?}");
         if !matches!(self.phase, Phase::Over) {
@@ -174,7 +156,7 @@ impl Exchange {
         }
     }
 
-    /// Queues a response, in the place of one that was not handed out yet. Returns its header.
+    /// Queues a response; replaces one that was not handed out yet. Returns its header.
     fn respond(&mut self, status: LoginStatus, segment: Vec<u8>) -> [u8; 48] {
         let Some(request) = &self.request else { return [0; 48] };
         let header = LoginResponse {

@@ -1,8 +1,8 @@
 //! A sealed connection (docs/SEAL.md, sections 5 and 6): records instead of PDUs, in both directions.
 //!
-//! What arrives is opened where it lies, as soon as the last byte of a unit is there; what is sent is sealed on its way from
-//! the task's buffer into an area of its own, so that the buffer stays as it is. The keys and the arithmetic are `seal`'s; which
-//! bytes are a unit is decided here, by the Buffer Offset alone.
+//! A received unit is opened in place when its last byte has arrived. A unit to be sent is sealed from the task's
+//! buffer into an area of its own, so that the buffer stays unchanged. Keys and cryptography are in the crate `seal`;
+//! this module divides data into units, by the Buffer Offset alone.
 
 use std::time::Duration;
 
@@ -23,26 +23,25 @@ mod track;
 
 pub(crate) use prepared::Prepared;
 pub use receive::Receive;
-pub(super) use send::Send;
+pub(crate) use send::Send;
 
-/// Sealed bytes of one area: a power of two, and small beside the cache.
+/// Sealed bytes per area: a power of two, and small relative to the cache.
 const RUN_BYTES: usize = 256 << 10;
 
-/// Bytes of a data segment, where a unit is not longer.
+/// Bytes of a data segment, unless a unit is longer.
 const SEGMENT_BYTES: u32 = 128 << 10;
-/// Payload sealed for one send: half of a usual L2 cache, so that the socket finds it there.
+/// Payload sealed for one send: half of a usual L2 cache, so that the data is still cached when the socket copies it.
 const SEND_BYTES_MAX: usize = 512 << 10;
 
-/// Both directions.
 pub(super) struct Sealed {
     pub(super) receive: Receive,
     pub(super) send: Send,
-    /// When the channel was made: its times count from there.
+    /// When the channel was created; its times are relative to this.
     began: Duration,
 }
 
 impl Sealed {
-    /// Goes on with a connection whose next byte, in either direction, belongs to a record. `unit` is the agreed size in bytes.
+    /// Takes over a connection whose next byte, in either direction, belongs to a record; `unit` is in bytes.
     pub(super) fn new(channel: Channel, unit: u32, buffer: Buffer, now: Duration) -> Self {
         let unit = unit as usize;
         assert!(unit.is_power_of_two(), "a unit of {unit} bytes was agreed on");
@@ -57,7 +56,7 @@ impl Sealed {
         now.saturating_sub(self.began)
     }
 
-    /// Goes on with the bytes that are here, one step of one record. A control record is no event for the machine.
+    /// Processes at most one step of one record. A control record produces no event for the machine.
     pub(super) fn advance(
         &mut self,
         machine: &mut impl Machine,
@@ -72,7 +71,6 @@ impl Sealed {
         Ok(advance)
     }
 
-    /// Adds what the machine has to send, and control records between its PDUs.
     pub(super) fn gather(
         &mut self,
         pool: &Pool,
@@ -86,38 +84,36 @@ impl Sealed {
         self.send.gather(pool, age, self.receive.opener(), outgoing, machine, bytes, buffer_of)
     }
 
-    /// Wipes keys whose time is over.
     pub(super) fn retire(&mut self, now: Duration) {
         let age = self.age(now);
         self.receive.opener().retire(age);
     }
 
-    /// When keys are to be renewed or wiped though nothing is sent or received.
+    /// When keys must be renewed or wiped without any send or receive.
     pub(super) fn wake_at(&self) -> Option<Duration> {
         self.send.due_at().into_iter().chain(self.receive.retire_at()).min().map(|at| self.began + at)
     }
 
-    /// A task has ended: what is left of its units is of no use.
     pub(super) fn end_task(&mut self, task: TaskId) {
         self.send.end_task(task);
         self.receive.end_task(task);
     }
 }
 
-/// The longest data segment that a sealed session is to have, bytes: what one head can describe, and not so much that the
-/// units behind it have left the cache when the last of them is sealed.
+/// Bound of a data segment of a sealed session, in bytes: what one head can describe, and short enough that its first
+/// units are still cached when the last one is sealed.
 pub(crate) fn segment_max(unit: u32) -> u32 {
     unit.saturating_mul(seal::DESCRIPTORS_MAX as u32).min(unit.max(SEGMENT_BYTES))
 }
 
-/// The one end of everything that is wrong with what came. It tells nothing, to anyone.
+/// The error for every defect of received records: the same for all, to give no information to an attacker.
 fn broken(_: Broken) -> Fatal {
     Fatal::Protocol("the seal is broken: not what the peer sent, or not the peer")
 }
 
-/// Seals `plain` into bytes of the same length: in one pass from a buffer of ours. What belongs to storage is first fetched, and
-/// sealed where it then lies, in the cache: another session may write it meanwhile, and a cipher that reads a byte twice would
-/// make ciphertext and tag of two different ones. Errors are those of [`Span::fetch`].
+/// Seals `plain` into bytes of the same length. A steady buffer is sealed in one pass. Borrowed bytes of storage are
+/// first fetched into `sealed` and sealed there, in the cache: another session may write them meanwhile, and a cipher
+/// that reads a byte twice would make ciphertext and tag from different values. Errors are those of [`Span::fetch`].
 fn seal_unit(sealer: &mut Sealer, plain: &Span, sealed: &mut [u8]) -> std::io::Result<Descriptor> {
     if let Some(plain) = plain.steady() {
         return Ok(sealer.seal_into(plain, sealed));
@@ -126,7 +122,7 @@ fn seal_unit(sealer: &mut Sealer, plain: &Span, sealed: &mut [u8]) -> std::io::R
     Ok(sealer.seal_in_place(sealed))
 }
 
-/// Areas for `bytes` that begin with a unit, each for whole units; `None` when the pool has not enough now.
+/// Areas for `bytes` bytes that start on a unit boundary, each for whole units; `None`: no memory now.
 fn take_runs(pool: &Pool, unit: usize, bytes: usize, runs: &mut Vec<Span>) -> Option<()> {
     debug_assert!(runs.is_empty());
     let run = unit.max(RUN_BYTES);

@@ -1,4 +1,4 @@
-//! Units that were sealed before anyone asked for them.
+//! Units sealed ahead of their transfer.
 
 use std::collections::VecDeque;
 
@@ -7,26 +7,24 @@ use seal::{Descriptor, Sealer};
 
 use super::seal_unit;
 
-/// A unit, sealed.
 struct Ready {
-    /// Where it begins in the transfer.
+    /// Its offset in the transfer.
     start: usize,
     descriptor: Descriptor,
     sealed: Span,
 }
 
 impl Ready {
-    /// Where it ends in the transfer.
     fn stop(&self) -> usize {
         self.start + self.sealed.len()
     }
 }
 
-/// Units of a transfer that are sealed ahead of it, in order: from its beginning, or from where it has been sent to.
+/// Consecutive units sealed ahead of a transfer, from its start or from the first byte not yet sent.
 #[derive(Default)]
 pub(crate) struct Prepared {
     units: VecDeque<Ready>,
-    /// What comes before is sealed, and none of it is in `units`.
+    /// Bytes before this offset are sealed and no longer in `units`.
     begin: usize,
 }
 
@@ -36,13 +34,13 @@ impl Prepared {
         self.units.back().map_or(self.begin, Ready::stop)
     }
 
-    /// Bytes that are sealed and wait.
+    /// Bytes that are sealed and not sent.
     pub(super) fn waiting(&self) -> usize {
         self.bytes() - self.units.front().map_or(self.begin, |ready| ready.start)
     }
 
-    /// Seals the next unit of `plain`, which is the whole transfer. False: there is none left, no memory, or a
-    /// file cannot be read.
+    /// Seals the next unit of `plain`, which is the whole transfer. False: no unit is left, no memory, or the file
+    /// could not be read.
     pub(super) fn seal_next(&mut self, sealer: &mut Sealer, pool: &Pool, unit: usize, plain: &Span) -> bool {
         let start = self.bytes();
         let length = unit.min(plain.len().saturating_sub(start));
@@ -58,8 +56,9 @@ impl Prepared {
         true
     }
 
-    /// How many of the bytes from `begin` to `stop` of a transfer that ends at `end` are sealed as they must be. Units that
-    /// do not fit it (another end, or a generation that `carries` says is over) are dropped, with those behind them.
+    /// How many of the bytes from `begin` to `stop`, of a transfer that ends at `end`, are validly sealed. A unit with
+    /// another offset or length, or of a generation for which `carries` is false, is dropped, and so are all units
+    /// after it.
     pub(super) fn usable(
         &mut self,
         carries: impl Fn(&Descriptor) -> bool,
@@ -83,12 +82,12 @@ impl Prepared {
         at - begin
     }
 
-    /// All before `end` has been sealed for a record; what was sealed ahead of that is taken.
+    /// Records that all bytes before `end` were sealed for a record, after the units sealed ahead were taken.
     pub(super) fn on_sealed(&mut self, end: usize) {
         self.begin = end;
     }
 
-    /// The next unit, with the bytes it has.
+    /// Removes the next unit: its descriptor and its sealed bytes.
     pub(super) fn take(&mut self) -> Option<(Descriptor, Span)> {
         self.units.pop_front().map(|ready| (ready.descriptor, ready.sealed))
     }

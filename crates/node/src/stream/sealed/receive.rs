@@ -1,4 +1,4 @@
-//! Records in: a head is opened before a byte of it is believed, units where they lie.
+//! Receiving records: no field of a head is used before the head is opened; units are opened in place.
 
 use std::time::Duration;
 
@@ -11,66 +11,58 @@ use super::{broken, segment_max};
 use crate::reassembly::Advance;
 use crate::stream::buffer::{self, Buffer};
 
-/// Prefix and the longest sealed head.
+/// Prefix and the longest sealed head, in bytes.
 const RECORD_HEAD_MAX: usize = seal::PREFIX_BYTES + seal::HEAD_BYTES_MAX + seal::TAG_BYTES;
-/// Prefix, BHS and tag: a head without descriptors.
+/// Prefix, BHS and tag: a head without descriptors, in bytes.
 const RECORD_HEAD_MIN: usize = seal::PREFIX_BYTES + 48 + seal::TAG_BYTES;
-/// A body from here on is large: behind it no more than a head is read ahead, so that the next body lands in place.
+/// Bytes from which a body is large: only a head is read ahead behind it; the next body arrives in place.
 const LARGE_BODY: usize = 16 << 10;
-/// Bytes received in place at once: they are still in the cache when they are opened.
+/// Bytes received in place by one receive: they are still cached when they are opened.
 const DIRECT_BYTES_MAX: usize = 256 << 10;
 
 const _: () = assert!(RECORD_HEAD_MAX < buffer::IDLE_BYTES);
 
-/// Where the bytes of a body go.
+/// `Task`: `unit` is being received, `begun` of the head's descriptors have begun. `Inline`: a single unit.
 enum Place {
-    /// Into a task's buffer; the unit that is arriving, and how many of the head's descriptors have begun.
-    Task {
-        task: TaskId,
-        span: Span,
-        unit: Option<Unit>,
-        begun: usize,
-    },
-    /// One unit by itself.
+    Task { task: TaskId, span: Span, unit: Option<Unit>, begun: usize },
     Inline(Vec<u8>, Descriptor),
     Nowhere,
 }
 
-/// A body that is arriving.
 struct Body {
     place: Place,
-    /// Where what arrives next lies, in the task's buffer if there is one; and behind the last byte to keep.
+    /// Offset of the next byte to arrive, in the task's buffer if there is one; and the end of the bytes to keep.
     at: usize,
     keep: usize,
-    /// Behind its last byte.
+    /// Offset of the end of the body.
     stop: usize,
 }
 
-/// What is on its way in. Public for the fuzzer.
+/// The receiving state. Public for the fuzzer.
 pub struct Receive {
     opener: Opener,
     unit: usize,
     buffer: Buffer,
-    /// The opened head, and how much of it is header.
+    /// The opened head, and the bytes of it that are header.
     head: Vec<u8>,
     header: usize,
-    /// The opened head is of a control record that has not been taken.
+    /// Set when the opened head is of a control record that has not been taken.
     control: Option<Kind>,
-    /// Header taken, placement not yet asked: length of the body.
+    /// Length of the body, when the header was processed and its placement not yet requested.
     headed: Option<usize>,
     body: Option<Body>,
-    /// Bytes that the receive in flight may put into the body's place.
+    /// Bytes of the receive in flight that go directly into the body's place.
     direct: usize,
-    /// Bytes that it has put there, and nobody has looked at.
+    /// Bytes received there and not yet processed.
     placed: usize,
-    /// Bytes to read ahead behind a large body: what comes next is like it.
+    /// Bytes to read ahead behind a body; bounded behind a large one, since the next record is probably similar.
     ahead: usize,
     tracks: Tracks,
     copied: u64,
 }
 
 impl Receive {
-    /// What comes after `buffer`'s last byte; `unit` is the agreed size in bytes.
+    /// Starts after the last byte of `buffer`; `unit` is the agreed size in bytes.
     pub fn new(opener: Opener, unit: usize, buffer: Buffer) -> Self {
         Self {
             opener,
@@ -89,8 +81,8 @@ impl Receive {
         }
     }
 
-    /// The control record that the last [`Self::advance`] has met: its kind and message, for the [`seal::Renewal`] of the connection,
-    /// with the opener. To be called after each of them.
+    /// The control record that the last [`Self::advance`] received: its kind and message for the connection's
+    /// [`seal::Renewal`], and the opener. Must be called after each `advance`.
     pub fn control(&mut self) -> Option<(Kind, &[u8], &mut Opener)> {
         let kind = self.control.take()?;
         Some((kind, &self.head, &mut self.opener))
@@ -104,12 +96,11 @@ impl Receive {
         self.opener.retire_at()
     }
 
-    /// Payload bytes so far that had to be copied into their place.
+    /// Payload bytes copied from the stream buffer since the start.
     pub(in crate::stream) fn copied(&self) -> u64 {
         self.copied
     }
 
-    /// The task has ended: its units are forgotten.
     pub fn end_task(&mut self, task: TaskId) {
         self.tracks.end(task);
     }
@@ -119,7 +110,7 @@ impl Receive {
         self.tracks.is_whole(task)
     }
 
-    /// Where the next bytes belong, in this order. One of them at least is there.
+    /// Where the next receive writes, in this order. At least one of the two is present.
     pub fn places(&mut self, pool: &Pool, now: Duration) -> (Option<Span>, Option<Span>) {
         self.direct = 0;
         let mut place = None;
@@ -135,19 +126,18 @@ impl Receive {
         }
         let here = self.buffer.len();
         let room = self.buffer.room(pool, now, RECORD_HEAD_MAX);
-        // The rest of a head that is longer than the last is not awaited in vain.
+        // If `ahead` bytes are present and no head is complete, the head is longer than the last one: reads up to the
+        // longest.
         let ahead = if here < self.ahead { self.ahead - here } else { RECORD_HEAD_MAX };
         let length = room.len().min(ahead);
         (place, Some(room.slice(0, length)))
     }
 
-    /// Takes the `count` bytes that were received into the places.
     pub fn on_received(&mut self, count: usize) {
         self.placed = count.min(self.direct);
         self.buffer.on_received(count - self.placed);
     }
 
-    /// Goes on with the bytes that are here, one step of one record.
     pub fn advance(
         &mut self,
         machine: &mut impl Machine,
@@ -202,7 +192,7 @@ impl Receive {
         Ok(Advance::Events)
     }
 
-    /// A body begins. Its descriptors are compared with what its place calls for before a byte of it is placed.
+    /// Starts a body. Its descriptors are compared with the placement before any byte of it is placed.
     fn begin(
         &mut self,
         placement: Placement,
@@ -245,8 +235,8 @@ impl Receive {
         seal::parse_head(&self.head).expect("parsed before").1
     }
 
-    /// Checks the descriptors of a body that covers `offset..stop` of a task's buffer of `room` bytes; returns the unit that
-    /// its first byte belongs to.
+    /// Checks the descriptors of a body that covers `offset..stop` of a task's buffer of `room` bytes; returns the unit
+    /// that contains its first byte.
     fn begin_units(&mut self, task: TaskId, room: usize, offset: usize, stop: usize) -> Result<Unit, Broken> {
         let Self { head, tracks, unit: size, .. } = self;
         let mut descriptors = seal::parse_head(head)?.1;
@@ -264,7 +254,7 @@ impl Receive {
             let descriptor = descriptors.next().ok_or(Broken)?;
             let unit = unit_at(start, descriptor);
             tracks.begin(task, &unit, *size, stop)?;
-            // What lies behind the buffer is thrown away; what lies partly in it could not be verified.
+            // A unit entirely beyond the buffer is discarded; a unit partly in it could not be verified.
             if unit.start < room && unit.end > room {
                 return Err(Broken);
             }
@@ -313,7 +303,7 @@ impl Receive {
         Ok(Advance::Events)
     }
 
-    /// `count` more bytes of the body lie in their place: opens the units that are whole now.
+    /// Accounts for `count` bytes of the body in their place, and opens the units that are complete.
     fn arrive(&mut self, count: usize) -> Result<(), Broken> {
         let Some(body) = &mut self.body else { return Ok(()) };
         body.at += count;

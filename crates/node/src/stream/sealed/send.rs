@@ -1,4 +1,4 @@
-//! Records out: units are sealed on their way into areas of their own, when their first piece leaves.
+//! Sending records: a unit is sealed whole, into an area of its own, when its first part is sent.
 
 use std::time::Duration;
 
@@ -11,42 +11,39 @@ use zeroize::Zeroizing;
 use super::prepared::Prepared;
 use super::{SEND_BYTES_MAX, broken, seal_unit, take_runs};
 
-/// The rest of a unit whose first pieces have left.
+/// The rest of a unit whose first parts were sent.
 struct Tail {
-    /// Where it goes on in the task's buffer.
+    /// Its offset in the task's buffer.
     at: usize,
     sealed: Span,
     generation: u16,
 }
 
-/// A PDU that the machine has handed out and that waits for memory, with what it needs: its task may end meanwhile.
+/// A PDU of the machine that waits for memory, with the buffer and tail of its task, which may end meanwhile.
 struct Stalled {
     transmit: Transmit,
     buffer: Option<Span>,
     tail: Option<Tail>,
 }
 
-/// What is on its way out.
-pub(in crate::stream) struct Send {
+pub(crate) struct Send {
     sealer: Sealer,
     renewal: Renewal,
     unit: usize,
-    /// Records after which an initiator offers an exchange, and those since; 0 for never.
+    /// Records after which an initiator offers an exchange (0: never), and the records since the last one.
     #[cfg(test)]
     pub(in crate::stream) renew_every: (u32, u32),
-    /// By task.
+    /// Indexed by task.
     tails: Vec<Option<Tail>>,
-    /// By task: what is sealed of its transfer.
+    /// Indexed by task: the units of its transfer sealed ahead.
     prepared: Vec<Prepared>,
     stalled: Option<Stalled>,
-    /// Of the record being made.
     descriptors: Vec<Descriptor>,
     head: Vec<u8>,
     text: Vec<u8>,
     runs: Vec<Span>,
 }
 
-/// There is no memory for a record now.
 struct NoMemory;
 
 impl Send {
@@ -76,37 +73,31 @@ impl Send {
         }
     }
 
-    /// Seals one more unit of a transfer that nobody has asked for yet; `plain` is all of it. False: nothing is left to
-    /// seal, or no memory.
-    pub(in crate::stream) fn seal_ahead(
-        &mut self,
-        pool: &Pool,
-        plain: &Span,
-        prepared: &mut Prepared,
-    ) -> bool {
+    /// Seals one more unit of `plain`, a transfer whose command has not arrived. False: none left, no memory.
+    pub(crate) fn seal_ahead(&mut self, pool: &Pool, plain: &Span, prepared: &mut Prepared) -> bool {
         prepared.seal_next(&mut self.sealer, pool, self.unit, plain)
     }
 
-    /// What was sealed ahead is what `task` will send: from its first byte on, and its buffer holds the same bytes.
-    pub(in crate::stream) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
+    /// Assigns the units sealed ahead to `task`, whose transfer must consist of the same bytes from its first byte on.
+    pub(crate) fn adopt(&mut self, task: TaskId, prepared: Prepared) {
         *self.prepared_of(task) = prepared;
     }
 
-    /// Seals one more unit of what `task` will send, which is all of `plain`: its buffer, whose bytes stay as they are until it
-    /// ends. False: nothing is left to seal, or no memory.
-    pub(in crate::stream) fn seal_task_ahead(&mut self, pool: &Pool, plain: &Span, task: TaskId) -> bool {
+    /// Seals one more unit of the transfer of `task`, which is all of `plain`: its buffer, which must stay unchanged
+    /// until the task ends. False: nothing is left to seal, or no memory.
+    pub(crate) fn seal_task_ahead(&mut self, pool: &Pool, plain: &Span, task: TaskId) -> bool {
         self.prepared_of(task);
         let Self { prepared, sealer, unit, .. } = self;
         prepared[task.index()].seal_next(sealer, pool, *unit, plain)
     }
 
-    /// Bytes of what `task` sends that are sealed, sent or not.
-    pub(in crate::stream) fn sealed_bytes(&self, task: TaskId) -> usize {
+    /// Bytes of the transfer of `task` that are sealed, sent or not.
+    pub(crate) fn sealed_bytes(&self, task: TaskId) -> usize {
         self.prepared.get(task.index()).map_or(0, Prepared::bytes)
     }
 
-    /// Bytes of all tasks that are sealed and wait for their records.
-    pub(in crate::stream) fn waiting_bytes(&self) -> usize {
+    /// Bytes of all tasks that are sealed and not sent.
+    pub(crate) fn waiting_bytes(&self) -> usize {
         self.prepared.iter().map(Prepared::waiting).sum()
     }
 
@@ -117,12 +108,11 @@ impl Send {
         &mut self.prepared[task.index()]
     }
 
-    /// Whether a PDU waits for memory.
     pub(in crate::stream) fn is_stalled(&self) -> bool {
         self.stalled.is_some()
     }
 
-    /// Takes a control record that has been opened; `now`, here and below, is the age of the channel.
+    /// Processes an opened control record; `now`, here and below, is the age of the channel.
     pub(super) fn on_control(
         &mut self,
         kind: Kind,
@@ -135,7 +125,7 @@ impl Send {
         Ok(())
     }
 
-    /// When an exchange is due though nothing is sent or received.
+    /// When an exchange is due without any send or receive.
     pub(super) fn due_at(&self) -> Option<Duration> {
         self.renewal.due_at(&self.sealer)
     }
@@ -145,7 +135,7 @@ impl Send {
         self.sealer.generation()
     }
 
-    /// Adds what the machine has to send, until there are `bytes` of payload or no memory for more.
+    /// Appends PDUs of the machine, until `bytes` of payload are gathered or memory runs out.
     #[expect(clippy::too_many_arguments, reason = "the parts of one connection")]
     pub(super) fn gather(
         &mut self,
@@ -181,7 +171,6 @@ impl Send {
         Ok(())
     }
 
-    /// The next PDU, and the buffer of its task.
     fn next(
         &mut self,
         machine: &mut impl Machine,
@@ -206,14 +195,13 @@ impl Send {
         self.tails.get_mut(task.index()).and_then(Option::take)
     }
 
-    /// Whether the receiver may forget the generation before: no rest of a unit of it is still to be sent.
+    /// Whether the receiver may drop the previous generation: no rest of a unit of that generation is still to be sent.
     fn may_renew(&self) -> bool {
         let stalled = self.stalled.as_ref().and_then(|stalled| stalled.tail.as_ref());
         let mut tails = self.tails.iter().flatten().chain(stalled);
         tails.all(|tail| tail.generation == self.sealer.generation())
     }
 
-    /// Adds a control record: an initiator's offer, a target's answer.
     fn renew(&mut self, opener: &mut Opener, outgoing: &mut Outgoing, now: Duration) -> Result<(), Fatal> {
         let mut entropy = Zeroizing::new([0; seal::RENEWAL_ENTROPY_BYTES]);
         io::entropy(entropy.as_mut_slice())
@@ -242,7 +230,7 @@ impl Send {
         is_time || self.renewal.is_due(&self.sealer, opener, now)
     }
 
-    /// Adds one record; returns the bytes of its body.
+    /// Appends one record; returns the bytes of its body.
     fn append(
         &mut self,
         pool: &Pool,
@@ -284,7 +272,7 @@ impl Send {
         }
     }
 
-    /// Adds a record with `range` of a task's buffer, which sends up to `end` of it in all.
+    /// Appends a record with `range` of a task's buffer; the task's transfer ends at `end`.
     #[expect(clippy::too_many_arguments, reason = "the parts of one PDU")]
     fn append_data(
         &mut self,
@@ -297,7 +285,7 @@ impl Send {
         range: std::ops::Range<usize>,
         end: usize,
     ) -> Result<Result<usize, NoMemory>, Fatal> {
-        // Units that begin here are sealed whole, beyond what this PDU takes of the last one.
+        // Units that start in this range are sealed whole, beyond the part of the last one that this PDU sends.
         let begin = range.start.next_multiple_of(self.unit).min(end);
         let sealed_to = range.end.next_multiple_of(self.unit).min(end).max(begin);
         self.prepared_of(task);
@@ -313,7 +301,7 @@ impl Send {
         if range.start < begin {
             rest = self.take_tail(&transmit.payload).filter(|tail| tail.at == range.start);
             if rest.is_none() {
-                return Err(Fatal::Protocol("asked for data in the middle of a unit"));
+                return Err(Fatal::Protocol("a request for data from the middle of a unit"));
             }
         }
         let ahead = self.take_ahead(task, ready);
@@ -342,7 +330,7 @@ impl Send {
         Ok(Ok(range.len()))
     }
 
-    /// Takes the `bytes` that were sealed ahead into this record: each unit's bytes and generation.
+    /// Takes `bytes` bytes sealed ahead into this record: the bytes and the generation of each unit.
     fn take_ahead(&mut self, task: TaskId, bytes: usize) -> Vec<(Span, u16)> {
         let mut ahead = Vec::new();
         let mut left = bytes;
@@ -355,7 +343,6 @@ impl Send {
         ahead
     }
 
-    /// Seals what lies at `at` of a buffer into `run`, in units.
     fn seal_units(&mut self, buffer: &Span, at: usize, run: &Span) -> std::io::Result<()> {
         for start in (0..run.len()).step_by(self.unit) {
             let length = self.unit.min(run.len() - start);
@@ -367,7 +354,7 @@ impl Send {
         Ok(())
     }
 
-    /// Adds as much of sealed bytes as is `left` of the segment, keeps the rest; returns what was added.
+    /// Appends at most the `left` bytes of the segment, keeps the rest as tail; returns the count appended.
     fn send_part(
         &mut self,
         outgoing: &mut Outgoing,

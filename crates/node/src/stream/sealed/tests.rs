@@ -1,5 +1,5 @@
-//! Both machines at sealed streams of one loop, under wishes from a printed seed: units are cut by nothing but the Buffer
-//! Offset, whatever PDUs and bursts are.
+//! Both machines at the ends of sealed streams on one loop, with parameters from a printed seed: the Buffer Offset
+//! alone determines where units begin, independent of PDUs and bursts.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ use seal::{Channel, Identity, Responder, Suite};
 
 use super::seal_unit;
 use crate::reassembly::Advance;
-use crate::stream::{Operation, Stream, sealed_segment_max};
+use crate::stream::{Operation, Socket, Stream, sealed_segment_max};
 
 const COMMANDS: u32 = 100;
 const TURNS_MAX: usize = 100_000;
@@ -42,7 +42,7 @@ impl Random {
     }
 }
 
-/// Both ends of one connection's keys.
+/// The channels of both ends of one connection.
 fn channels(suite: Suite) -> (Channel, Channel) {
     let (initiator, target) = (Identity::generate([1; 32]), Identity::generate([2; 32]));
     let (state, message) = seal::Initiator::start(&initiator, target.public(), b"", None, suite, &[3; 128]);
@@ -67,7 +67,7 @@ fn params(random: &mut Random, unit: u32) -> Params {
     }
 }
 
-/// What a command with this tag moves.
+/// Byte `at` of the data of the command with this tag.
 fn content(tag: u32, at: usize) -> u8 {
     (tag as usize * 31 + at * 7 + (at >> 8) * 13 + (at >> 16)) as u8
 }
@@ -95,14 +95,15 @@ fn tag_of(cdb: &[u8; 16]) -> u32 {
 struct Side<M> {
     stream: Stream,
     machine: M,
-    /// With the tag of its command.
+    /// With the tag of the command.
     buffers: Vec<Option<(u32, Span)>>,
 }
 
 impl<M: Machine> Side<M> {
     fn new(io: &mut Io, socket: UnixStream, owner: Owner, machine: M, channel: Channel, unit: u32) -> Self {
         socket.set_nonblocking(true).unwrap();
-        let mut stream = Stream::new(io, Rc::new(OwnedFd::from(socket)), owner, 0, None).unwrap();
+        let mut stream =
+            Stream::new(io, Box::new(Socket::new(Rc::new(OwnedFd::from(socket)))), owner, 0, None).unwrap();
         stream.seal(channel, unit, io.now());
         Self { stream, machine, buffers: Vec::new() }
     }
@@ -120,7 +121,7 @@ impl<M: Machine> Side<M> {
         self.buffers.get_mut(task.index()).and_then(Option::take)
     }
 
-    /// One step in; false when nothing more is here.
+    /// One step of receiving; false if starved.
     fn advance(&mut self, io: &Io) -> bool {
         let Self { stream, machine, buffers } = self;
         let buffer_of = |task: TaskId| buffers.get(task.index())?.as_ref().map(|(_, span)| span.clone());
@@ -142,7 +143,7 @@ impl<M: Machine> Side<M> {
     }
 }
 
-/// Storage that knows what it holds by the tag of who asks.
+/// Storage whose content is derived from the tag of the command.
 fn serve(pool: &Pool, side: &mut Side<target::Connection>, params: &Params) {
     while let Some(event) = side.machine.poll_event() {
         match event {
@@ -184,7 +185,7 @@ fn complete(side: &mut Side<target::Connection>, task: TaskId, bytes: u32) {
     side.machine.complete(task, completion);
 }
 
-/// How many commands have ended, all of them well.
+/// Counts the commands that have ended; all must have ended well.
 fn drain(side: &mut Side<initiator::Connection>) -> u32 {
     let mut done = 0;
     while let Some(event) = side.machine.poll_event() {
@@ -202,7 +203,7 @@ fn drain(side: &mut Side<initiator::Connection>) -> u32 {
     done
 }
 
-/// Commands with such a tag write.
+/// The direction of the command with this tag.
 fn direction_of(tag: u32) -> Direction {
     if tag.wrapping_mul(0x9e37_79b9) >> 31 == 0 { Direction::In } else { Direction::Out }
 }
@@ -225,17 +226,18 @@ fn submit(pool: &Pool, side: &mut Side<initiator::Connection>, random: &mut Rand
     side.put(task, tag, span);
 }
 
-/// Seals ahead a unit of some write that is under way; false if there is none to seal.
+/// Seals ahead one unit of a write in flight; false if there is none to seal.
 fn seal_ahead(io: &Io, side: &mut Side<initiator::Connection>, random: &mut Random) -> bool {
     if side.buffers.is_empty() {
         return false;
     }
     let slot = random.below(side.buffers.len() as u64) as u32;
     let Some((tag, span)) = side.buffers[slot as usize].clone() else { return false };
-    direction_of(tag) == Direction::Out && side.stream.seal_task_ahead(io, &span, TaskId(slot))
+    let send = side.stream.sealed_send_mut().unwrap();
+    direction_of(tag) == Direction::Out && send.seal_task_ahead(io.pool(), &span, TaskId(slot))
 }
 
-/// All that a pool has left.
+/// Takes all memory of a pool.
 fn hog(pool: &Pool) -> Vec<Span> {
     let mut held = Vec::new();
     for shift in (12..=18).rev() {
@@ -244,7 +246,7 @@ fn hog(pool: &Pool) -> Vec<Span> {
     held
 }
 
-/// With `hogged`, memory is short whenever something is sent, but for now and then.
+/// With `hogged` the pool is empty at most sends.
 fn run(seed: u64, hogged: bool, renew_every: u32) {
     println!("seed {seed}");
     let mut random = Random(seed);
@@ -299,7 +301,7 @@ fn run(seed: u64, hogged: bool, renew_every: u32) {
         initiator.send(&mut io, bytes);
         drop(held);
         for stream in [&target.stream, &initiator.stream] {
-            // What is to be renewed or wiped is so within hours and minutes.
+            // Renewal and wiping of keys are due after minutes or hours; an earlier time is a retry for memory.
             let soon = io.now() + std::time::Duration::from_millis(10);
             stalls += u32::from(stream.retry_at(io.now()).is_some_and(|at| at < soon));
         }
@@ -314,13 +316,17 @@ fn run(seed: u64, hogged: bool, renew_every: u32) {
     let generations = initiator.stream.generation();
     assert!(target.stream.generation().abs_diff(generations) <= 1, "an exchange takes both directions");
     assert!(ahead > 0, "{ahead} units sealed ahead");
-    assert_eq!(initiator.stream.waiting_bytes(), 0, "every one was sent, or dropped with its task");
+    assert_eq!(
+        initiator.stream.sealed_send().unwrap().waiting_bytes(),
+        0,
+        "every one was sent, or dropped with its task"
+    );
     assert_eq!(stalls > 0, hogged, "{stalls} stalls");
     println!("{generations} generations, {ahead} units sealed ahead");
     assert_eq!(generations > 2, renew_every > 0, "{generations} generations");
 }
 
-/// A WRITE of another session changes what storage has lent while it is sealed.
+/// A WRITE of another session changes borrowed bytes of storage while they are sealed.
 #[test]
 fn what_storage_lends_opens_although_it_is_written_meanwhile() {
     const BYTES: usize = 64 << 10;

@@ -1,35 +1,32 @@
-//! Units of a task's data that are on their way in: which ones have begun, and how far each has come.
+//! The units of a task's data being received: which have begun, and how many bytes of each have arrived.
 
 use iscsi::machine::TaskId;
 use seal::{Broken, Descriptor};
 
-/// Units of one task that have begun in a data segment and did not end in it. One, if data comes in order; a target asks for
-/// several sequences at once.
+/// Bound of the units of one task that began in a data segment and did not end in it. Data in order needs one; a target
+/// may solicit several sequences at once.
 const OPEN_MAX: usize = 4;
 
-/// A unit that has not arrived whole.
+/// A unit that is not complete; `start` and `end` are offsets in the task's buffer.
 #[derive(Debug)]
 pub(super) struct Unit {
-    /// Where it begins in the task's buffer.
     pub(super) start: usize,
-    /// Where it ends.
     pub(super) end: usize,
-    /// Bytes before this have arrived.
+    /// Bytes before this offset have arrived.
     pub(super) arrived: usize,
     pub(super) descriptor: Descriptor,
 }
 
-/// The units of one task.
 #[derive(Debug, Default)]
 struct Track {
     open: Vec<Unit>,
-    /// End of the units so far.
+    /// End of the last unit that has begun.
     end: usize,
-    /// The transfer ends there, as a short unit has shown.
+    /// End of the transfer, known once a short unit has begun.
     last: Option<usize>,
 }
 
-/// The units of all tasks.
+/// Indexed by task.
 #[derive(Debug, Default)]
 pub(super) struct Tracks(Vec<Track>);
 
@@ -41,14 +38,14 @@ impl Tracks {
         &mut self.0[task.index()]
     }
 
-    /// The unit that goes on at `offset`.
+    /// Removes and returns the unit that continues at `offset`.
     pub(super) fn resume(&mut self, task: TaskId, offset: usize) -> Result<Unit, Broken> {
         let open = &mut self.of(task).open;
         let at = open.iter().position(|unit| unit.arrived == offset).ok_or(Broken)?;
         Ok(open.swap_remove(at))
     }
 
-    /// A unit of a segment that ends at `stop` begins. A short one is the last of its transfer.
+    /// Starts a unit in a segment that ends at `stop`. A short unit is the last of its transfer.
     pub(super) fn begin(
         &mut self,
         task: TaskId,
@@ -71,7 +68,6 @@ impl Tracks {
         Ok(())
     }
 
-    /// The segment has ended before the unit.
     pub(super) fn suspend(&mut self, task: TaskId, unit: Unit) -> Result<(), Broken> {
         let open = &mut self.of(task).open;
         if open.len() >= OPEN_MAX {
@@ -81,7 +77,6 @@ impl Tracks {
         Ok(())
     }
 
-    /// The task has ended.
     pub(super) fn end(&mut self, task: TaskId) {
         if let Some(track) = self.0.get_mut(task.index()) {
             track.open.clear();
@@ -89,7 +84,6 @@ impl Tracks {
         }
     }
 
-    /// Whether all units of a task that have begun have arrived.
     pub(super) fn is_whole(&self, task: TaskId) -> bool {
         self.0.get(task.index()).is_none_or(|track| track.open.is_empty())
     }

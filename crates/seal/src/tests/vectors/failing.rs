@@ -1,4 +1,4 @@
-//! Makes the vectors that must fail, each named by its defect.
+//! Generates the vectors that must fail, each named by its defect.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn sealer(n: usize) -> Sealer {
     make::channels(n).0.sealer
 }
 
-/// A record that is sealed as the protocol says, whatever it says.
+/// A correctly sealed record with any prefix and head.
 fn forge(keyed: &Keyed, prefix: [u8; PREFIX_BYTES], counter: u64, head: &[u8]) -> Sealed {
     let mut sealed = head.to_vec();
     let tag = keyed.seal(counter, &prefix, &mut sealed);
@@ -39,7 +39,7 @@ fn kind_prefix(generation: u8, kind: u16, head: &[u8]) -> [u8; PREFIX_BYTES] {
     [1, generation, high, low]
 }
 
-/// The last record of a failing stream is a control record outside of any exchange of the vectors.
+/// Marks the last record of a failing stream as a control record outside of the exchanges of the vectors.
 fn alone(mut stream: Value) -> Value {
     stream["records"].as_array_mut().unwrap().last_mut().unwrap()["alone"] = true.into();
     stream
@@ -56,7 +56,7 @@ fn changed(sealed: &Sealed, change: impl FnOnce(&mut Sealed)) -> Sealed {
     sealed
 }
 
-/// Bytes that were altered on the way, in every suite.
+/// Bytes altered in transit, in every suite.
 fn altered(n: usize, out: &mut Vec<Value>) {
     let (one, two) = (plain(100), plain(300));
     let mut sealer = sealer(n);
@@ -78,7 +78,7 @@ fn altered(n: usize, out: &mut Vec<Value>) {
     );
 }
 
-/// What a record's prefix and head can say that is wrong though the tag is right.
+/// Invalid prefixes and heads with a correct tag.
 fn forged(out: &mut Vec<Value>) {
     let channel = make::channels(0).0;
     let ratchet = channel.sealer.ratchet();
@@ -134,7 +134,7 @@ fn forged(out: &mut Vec<Value>) {
     add("step_without_an_exchange", forge(&one.keyed(Use::Head), prefix(1, 1, &bhs), 0, &bhs));
 }
 
-/// Control records that their place or their content forbids.
+/// Control records that are invalid by their place or content.
 fn exchanges(out: &mut Vec<Value>) {
     let mut session = make::Session::new(0);
     let keyed = session.initiator.sealer.ratchet().keyed(Use::Head);
@@ -175,13 +175,13 @@ fn exchanges(out: &mut Vec<Value>) {
     let early = forge(&session.target.sealer.ratchet().keyed(Use::Head), prefix(1, 1, &bhs), 0, &bhs);
     out.push(from_target(stream("generation_1_before_the_answer", 0, "head", &[&early])));
     let mut altered = reply.clone();
-    altered[40] ^= 1; // The ciphertext: another secret.
+    altered[40] ^= 1; // The ciphertext: it yields another secret.
     let altered = forge(&theirs, kind_prefix(0, 2, &altered), 0, &altered);
     let next = seal(&mut session.target.sealer, 1, &[]);
     out.push(from_target(stream("answer_with_another_ciphertext", 0, "head", &[&altered, &next])));
 }
 
-/// Generations that are mixed up behind an exchange.
+/// Records of a wrong generation after an exchange.
 fn mixed(out: &mut Vec<Value>) {
     let mut session = make::Session::new(0);
     let first = seal(&mut session.initiator.sealer, 0, &[]);
@@ -211,7 +211,7 @@ fn mixed(out: &mut Vec<Value>) {
     out.push(stream("seal_id_two_generations_old", 0, "head", &[&before[..], &[&third]].concat()));
 }
 
-/// Units that their descriptor does not describe.
+/// Units that do not match their descriptors.
 fn units(out: &mut Vec<Value>) {
     let mut sealer = sealer(0);
     let mut session = make::Session::new(0);
@@ -251,13 +251,13 @@ pub(super) fn streams() -> Value {
     out.into()
 }
 
-/// Message 1 with the right mac before it.
+/// Message 1 after its correct mac.
 fn with_mac(message: &[u8]) -> Vec<u8> {
     let target = Identity::generate(entropy(2)).public();
     [&mac(&target, &plain(40), message)[..], message].concat()
 }
 
-/// Mac and message 1 with a payload of our choice.
+/// Mac and message 1 with the given payload.
 fn message1(payload: &[u8]) -> Vec<u8> {
     let initiator = Identity::generate(entropy(1));
     let target = Identity::generate(entropy(2)).public();
@@ -275,8 +275,8 @@ fn message1(payload: &[u8]) -> Vec<u8> {
     with_mac(&message)
 }
 
-/// Handshakes that one side must refuse: the target `message1`, the initiator `answer` or `message2` (XX). `change` holds
-/// what the refusing side has otherwise.
+/// Handshakes that one side must reject: the target `message1`, the initiator `answer` or `message2` (XX). `change`
+/// holds the fields in which the rejecting side differs from the stored handshake.
 pub(super) fn handshakes() -> Value {
     let (flight, answer) = make::messages(0);
     let m1 = &flight[MAC_BYTES..];
@@ -292,7 +292,7 @@ pub(super) fn handshakes() -> Value {
     let mut m2 = field(&make::enquiry(), "message2");
     m2[40] ^= 1;
     let mut not_reduced = [0; 1184];
-    not_reduced[..3].fill(0xFF); // 4095, and ML-KEM's modulus is 3329
+    not_reduced[..3].fill(0xFF); // 4095; the modulus of ML-KEM is 3329
     let mac_of_another = [&flipped(&flight, 0)[..MAC_BYTES], m1].concat();
     json!([
         of(0, "mac_first_bit_wrong", "message1", &mac_of_another, none()),
@@ -329,7 +329,7 @@ pub(super) fn handshakes() -> Value {
     ])
 }
 
-/// Whether this code refuses it.
+/// Whether this code rejects the failing handshake.
 pub(super) fn is_refused(vectors: &Value, failing: &Value) -> bool {
     let mut handshake = handshake(vectors, &failing["handshake"]).clone();
     for (name, value) in failing["change"].as_object().unwrap() {

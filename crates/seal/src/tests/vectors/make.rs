@@ -1,4 +1,4 @@
-//! Makes the vectors that open.
+//! Generates the vectors that open.
 
 use std::time::Duration;
 
@@ -9,7 +9,6 @@ use crate::schedule::{Ratchet, Use};
 use crate::tests::{Sealed, entropy, head_of, header, plain, seal};
 use crate::*;
 
-/// Names of the handshakes: one for each suite, and one with a pre-shared key.
 pub(super) const NAMES: [(&str, Suite, bool); 5] = [
     ("aes-256-gcm", Suite::Aes256Gcm, false),
     ("aegis-256x4", Suite::Aegis256X4, false),
@@ -21,7 +20,6 @@ pub(super) const NAMES: [(&str, Suite, bool); 5] = [
 /// Exchanges of each connection.
 const EXCHANGES: usize = 2;
 
-/// The inputs of one handshake.
 struct Inputs {
     initiator: Identity,
     target: Identity,
@@ -78,19 +76,19 @@ impl Inputs {
     }
 }
 
-/// The initiator of a stored handshake, with the changes of a failing one.
+/// The initiator of a stored handshake, with the changes of a failing vector.
 pub(super) fn restart(value: &Value) -> Initiator {
     Inputs::stored(value).start().0
 }
 
-/// The channel of the initiator, the answer, and the channel of the target, of a stored handshake.
+/// The initiator's channel, the answer, and the target's channel of a stored handshake.
 pub(super) fn replay(value: &Value) -> Result<(Channel, Vec<u8>, Channel), Broken> {
     let (m1, initiator, answer, target) = Inputs::stored(value).run()?;
     assert_eq!(m1, field(value, "message1"));
     Ok((initiator, answer, target))
 }
 
-/// Handshake n anew.
+/// The channels of handshake `n`, generated.
 pub(super) fn channels(n: usize) -> (Channel, Channel) {
     let (_, initiator, _, target) = Inputs::made(n).run().unwrap();
     (initiator, target)
@@ -120,7 +118,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Of handshake n.
+    /// The connection of handshake `n`.
     pub(super) fn new(n: usize) -> Self {
         let (initiator, target) = channels(n);
         Self { initiator, target, n, exchanges: 0 }
@@ -130,13 +128,13 @@ impl Session {
         entropy(0x10 * self.n as u8 + 6 + 2 * self.exchanges + u8::from(of_target))
     }
 
-    /// The initiator's control record. The target takes it, and no other record of this direction has to come before.
+    /// The initiator's control record. The target can take it without any earlier record of this direction.
     pub(super) fn offer(&mut self) -> Sealed {
         let entropy = self.entropy(false);
         control(&mut self.initiator, &entropy)
     }
 
-    /// The target's control record, which the initiator takes.
+    /// The target's control record, after which the initiator has taken it.
     pub(super) fn answer(&mut self, offer: &Sealed) -> Sealed {
         take_message(&mut self.target, Kind::Offer, offer);
         let entropy = self.entropy(true);
@@ -147,7 +145,7 @@ impl Session {
     }
 }
 
-/// Makes a control record; its plain message is kept as its only unit.
+/// Makes a control record; its plaintext message is stored as its only unit.
 fn control(channel: &mut Channel, entropy: &[u8; RENEWAL_ENTROPY_BYTES]) -> Sealed {
     let Channel { sealer, opener, renewal } = channel;
     let (ratchet, counter) = (sealer.ratchet().keyed(Use::Head), sealer.counter());
@@ -163,7 +161,7 @@ fn control(channel: &mut Channel, entropy: &[u8; RENEWAL_ENTROPY_BYTES]) -> Seal
 
 fn take_message(channel: &mut Channel, kind: Kind, sealed: &Sealed) {
     let Channel { sealer, opener, renewal } = channel;
-    // The records before it are opened by those who read the vectors.
+    // The readers of the vectors open the records before it.
     while opener.generation() < sealer.generation() {
         opener.retire(Duration::MAX);
     }
@@ -228,7 +226,7 @@ pub(super) fn enquiry() -> Value {
     })
 }
 
-/// A record for a vector; what it holds is left out of a failing one.
+/// A record of a vector without its plaintext, as failing vectors store it.
 pub(super) fn record(sealed: &Sealed) -> Value {
     let units: Vec<_> = match sealed.prefix[2] >> 3 {
         0 => sealed.units.iter().map(to_hex).collect(),
@@ -250,7 +248,7 @@ fn with_message(sealed: &Sealed) -> Value {
     value
 }
 
-/// Records of one direction: no unit, and several.
+/// Records of one direction: one without units, one with several.
 fn first(sealer: &mut Sealer) -> Vec<Value> {
     let none = seal(sealer, 0, &[]);
     let (one, two, three) = (plain(1), plain(512), plain(777));
@@ -258,13 +256,13 @@ fn first(sealer: &mut Sealer) -> Vec<Value> {
     vec![with_plains(&none, &header(0), &[]), with_plains(&several, &header(1), &[&one, &two, &three])]
 }
 
-/// Units sealed ahead of a step: one sealed, one plain.
+/// Two units before a step: one sealed ahead, one plaintext.
 fn ahead(sealer: &mut Sealer) -> (Descriptor, Vec<u8>) {
     let mut ahead = plain(300);
     (sealer.seal_in_place(&mut ahead), ahead)
 }
 
-/// Records behind a step: a longer header with a unit sealed ahead of the step, and an ordinary one.
+/// Records after a step: a longer header with a unit sealed ahead of the step, and an ordinary record.
 fn second(sealer: &mut Sealer, (before, ahead): (Descriptor, Vec<u8>)) -> Vec<Value> {
     let mut fresh = plain(64);
     let after = sealer.seal_in_place(&mut fresh);

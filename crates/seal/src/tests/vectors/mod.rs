@@ -1,6 +1,6 @@
-//! The test vectors of `vectors/seal1.json`: that they are what this code makes, and that it refuses the failing ones.
-//! `vectors/check.py` says whether someone else agrees. To write them anew: `SEAL_VECTORS=write cargo test -p hikyaku-seal
-//! vectors`.
+//! The test vectors of `vectors/seal1.json`: this code generates them, and rejects the failing ones. `vectors/check.py`
+//! verifies them with an independent implementation. To rewrite them:
+//! `SEAL_VECTORS=write cargo test -p hikyaku-seal vectors`.
 
 mod failing;
 mod make;
@@ -29,7 +29,6 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value[name].as_array().unwrap_or_else(|| panic!("no {name}"))
 }
 
-/// The vectors of this code.
 fn made() -> Value {
     serde_json::json!({
         "protocol": "SEAL/1",
@@ -41,7 +40,7 @@ fn made() -> Value {
     })
 }
 
-/// One line for each vector: short enough to compare, long enough to keep the file small.
+/// One line for each vector: lines are short enough to compare, and the file stays small.
 fn text(vectors: &Value) -> String {
     let mut text = String::from("{\n");
     let map = vectors.as_object().unwrap();
@@ -71,7 +70,7 @@ fn vectors_are_what_this_code_makes() {
         assert!(text.len() < 600_000, "{} bytes", text.len());
         std::fs::write(folder().join("seal1.json"), text).unwrap();
     }
-    // Of values, not of text: in which order keys are written depends on what else is built.
+    // Compares values, not text: the order of keys in the text depends on the features of other crates in the build.
     let stored = stored();
     for (name, ours) in made.as_object().unwrap() {
         let message = "the format has changed: that is another version of the protocol, or a mistake";
@@ -95,7 +94,7 @@ fn handshake<'a>(vectors: &'a Value, name: &Value) -> &'a Value {
         .expect("a handshake of that name")
 }
 
-/// What receives the records of `from`, from nothing but the vector.
+/// Receives the records of a stream with no input but the vector.
 struct Receiver<'a> {
     channel: Channel,
     is_target: bool,
@@ -118,8 +117,8 @@ impl<'a> Receiver<'a> {
         renewal.seal(sealer, opener, &entropy, Duration::ZERO, &mut Vec::new())
     }
 
-    /// Opens a head: what failed, or the head. An offer is answered, and made before its answer comes, unless the vector says
-    /// otherwise.
+    /// Opens a head; on failure returns the failed part. The receiver answers an offer, and makes the offer before it
+    /// takes the answer, unless the vector is marked `alone`.
     fn open_head(&mut self, value: &Value) -> Result<Vec<u8>, &'static str> {
         let Sealed { prefix, mut head, .. } = record(value);
         let kind = prefix[2] >> 3;
@@ -140,7 +139,7 @@ impl<'a> Receiver<'a> {
         Ok(head)
     }
 
-    /// Opens a record: what failed, or the head and the units.
+    /// Opens a record; returns head and units, or on failure the failed part.
     fn open(&mut self, value: &Value) -> Result<(Vec<u8>, Vec<Vec<u8>>), &'static str> {
         let head = self.open_head(value)?;
         let mut units = record(value).units;
@@ -203,8 +202,8 @@ fn stored_failing_handshakes_fail() {
     }
 }
 
-/// Debian's python3 has the module where `cargo xtask test` installs it; another python3 may be first in the path. Where
-/// neither has it this fails, it is not skipped.
+/// Debian's python3 has the module after `cargo xtask test` installed it; another python3 may precede it in the path.
+/// If neither has the module the test fails; it is not skipped.
 #[test]
 fn an_independent_decoder_agrees() {
     let imports = |python: &&str| {

@@ -1,0 +1,5 @@
+//! `cargo xtask bench copy`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("copy")
+}

@@ -1,0 +1,5 @@
+//! `cargo xtask bench ends`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("ends")
+}

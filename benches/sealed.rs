@@ -1,0 +1,5 @@
+//! `cargo xtask bench sealed`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("sealed")
+}

@@ -1,0 +1,77 @@
+//! Bars: bounds that measured figures must meet.
+
+use serde_json::{Value, json};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Bar {
+    pub(super) what: &'static str,
+    pub(super) value: f64,
+    pub(super) bound: Bound,
+}
+
+impl Bar {
+    pub(super) fn new(what: &'static str, value: f64, bound: Bound) -> Self {
+        Self { what, value, bound }
+    }
+
+    /// A figure that is NaN because it could not be measured fails.
+    pub(super) fn is_met(&self) -> bool {
+        match self.bound {
+            Bound::AtLeast(bound) => self.value >= bound,
+            Bound::AtMost(bound) => self.value <= bound,
+        }
+    }
+
+    pub(super) fn show(&self) -> String {
+        match self.bound {
+            Bound::AtLeast(bound) => format!("{} at least {bound}", self.what),
+            Bound::AtMost(bound) => format!("{} at most {bound}", self.what),
+        }
+    }
+
+    pub(super) fn object(&self) -> Value {
+        json!({ "bar": self.show(), "value": self.value, "met": self.is_met() })
+    }
+}
+
+/// `met`, or the failed bars and the differences.
+pub(super) fn verdict(bars: &[Bar]) -> String {
+    let short: Vec<String> = bars
+        .iter()
+        .filter(|bar| !bar.is_met())
+        .map(|bar| {
+            let digits = if bar.value.abs() < 10.0 { 2 } else { 0 };
+            format!(
+                "{} {:.digits$}, bar {}",
+                bar.what,
+                bar.value,
+                match bar.bound {
+                    Bound::AtLeast(bound) | Bound::AtMost(bound) => bound,
+                }
+            )
+        })
+        .collect();
+    if short.is_empty() { "met".to_owned() } else { format!("short: {}", short.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_name_what_falls_short() {
+        let speed = |value| Bar::new("ratio", value, Bound::AtLeast(3.0));
+        let cpu = |value| Bar::new("CPU ratio", value, Bound::AtMost(0.6));
+        assert_eq!(verdict(&[speed(3.0), cpu(0.6)]), "met");
+        assert_eq!(verdict(&[speed(2.654), cpu(0.4)]), "short: ratio 2.65, bar 3");
+        assert_eq!(verdict(&[speed(2.0), cpu(0.7)]), "short: ratio 2.00, bar 3; CPU ratio 0.70, bar 0.6");
+        assert!(!speed(f64::NAN).is_met() && !cpu(f64::NAN).is_met());
+        assert_eq!(cpu(0.1).show(), "CPU ratio at most 0.6");
+    }
+}

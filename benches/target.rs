@@ -1,0 +1,5 @@
+//! `cargo xtask bench target`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("target")
+}

@@ -1,0 +1,5 @@
+//! `cargo xtask bench versus`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("versus")
+}

@@ -1,0 +1,500 @@
+//! The reconnecting endpoint: its connections and its requests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use area::Span;
+use io::{Event, Io, Owner};
+
+use super::backlog::{Backlog, Backoff};
+use super::clock::{Clock, Moment};
+use super::{Change, Link, Next, Peer, REPEATS_MAX, Report, Submitted, Verdict, WriteCache, ZERO_BYTES};
+use crate::{
+    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind,
+    OpenError, Request, State,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LinkState {
+    Opening,
+    Serving,
+    /// No link; the next attempt is at this time.
+    Waiting(Duration),
+    Closing,
+    /// No link, and no further attempt.
+    Closed,
+}
+
+/// An endpoint that reaches its storage by `P`, over successive links.
+///
+/// ```text
+///             connect                Ready                 close
+///  (open) ──────────────► Opening ───────────► Serving ───────────────► Closing ───► Closed
+///                            ▲ │                  │                                    ▲
+///              after a pause │ │ Failed           │ Failed                             │
+///                            │ ▼                  ▼                                    │
+///                          Waiting ◄──────────────┘            GiveUp, or close without a link that serves
+/// ```
+///
+/// - **Order.** Requests are submitted in the order of [`Endpoint::submit`], within the link's window. After a lost link,
+///   unanswered requests are submitted to the next one in that order, before later ones.
+/// - **Turns.** [`Endpoint::submit`] only queues: commands are submitted together in the next turn. Only refusals complete
+///   within it; all other requests complete within [`Endpoint::on_event`].
+/// - **Buffers.** A request ends when its last command was answered, or when its link has ended ([`Report::Failed`]): then
+///   neither the kernel nor the link uses its buffer. If no request progresses for `timeout`, the link is cut, and the
+///   requests fail when it has ended.
+/// - **Attempts.** Until the unit was open once, each address is tried once. Afterwards attempts continue until the
+///   endpoint is closed, with pauses that grow from 0.1 s to 2 s; `timeout` ends the requests, not the attempts.
+/// - **Cache.** If acknowledged writes that are not durable may be lost with a link, the next flush fails, once
+///   ([`WriteCache`]). An endpoint dropped with such writes counts them as lost, since it cannot detect a loss later.
+pub struct Remote<P: Peer> {
+    peer: P,
+    owner: Owner,
+    clock: Clock,
+    /// Limit of the time without progress, and of opening the unit.
+    timeout: Duration,
+    born: Duration,
+    link_state: LinkState,
+    failed: Option<OpenError>,
+    /// `Some` in `Opening`, `Serving` and `Closing`.
+    link: Option<P::Link>,
+    incarnation: u32,
+    backlog: Backlog,
+    backoff: Backoff,
+    /// After a timeout: the error with which the requests fail once the link does not use their buffers.
+    expired: Option<IoError>,
+    last_failure: String,
+    losses: u64,
+    cache: Arc<WriteCache>,
+    /// Number of the last volatile write of this endpoint.
+    written: u64,
+    /// [`ZERO_BYTES`] zeroes, allocated at first use.
+    zeroes: Option<Span>,
+    /// Empty between calls; kept to reuse its memory.
+    reports: Vec<Report<P>>,
+}
+
+impl<P: Peer> Remote<P> {
+    /// Starts to connect. `cache` is shared by all endpoints of the same unit.
+    pub fn open(io: &mut Io, peer: P, cache: Arc<WriteCache>, timeout: Duration) -> Self {
+        let mut remote = Self {
+            peer,
+            owner: io.owner(),
+            clock: Clock::new(io),
+            timeout,
+            born: io.now(),
+            link_state: LinkState::Opening,
+            failed: None,
+            link: None,
+            incarnation: 0,
+            backlog: Backlog::new(io.now()),
+            backoff: Backoff::default(),
+            expired: None,
+            last_failure: String::new(),
+            losses: 0,
+            cache,
+            written: 0,
+            zeroes: None,
+            reports: Vec::new(),
+        };
+        let mut done = Vec::new();
+        remote.connect(io, &mut done);
+        assert!(done.is_empty(), "nothing was submitted yet");
+        remote
+    }
+
+    /// After a change that lets [`Peer::submit_own`] submit commands, call [`Remote::feed_soon`].
+    pub fn peer_mut(&mut self) -> &mut P {
+        &mut self.peer
+    }
+
+    /// Submits commands in the next turn, together with those of requests.
+    pub fn feed_soon(&mut self, io: &mut Io) {
+        self.clock.feed(io);
+    }
+
+    fn connect(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        self.incarnation = self.incarnation.wrapping_add(1);
+        self.link_state = LinkState::Opening;
+        self.clock.tick(io);
+        match self.peer.connect(io, self.owner, self.incarnation) {
+            Ok(link) => self.link = Some(link),
+            Err(report) => self.on_report(io, report, done),
+        }
+    }
+
+    fn on_outcomes(
+        &mut self,
+        io: &mut Io,
+        outcomes: Vec<<P::Link as Link>::Outcome>,
+        done: &mut Vec<Completion>,
+    ) {
+        let (mut reports, incarnation) = (std::mem::take(&mut self.reports), self.incarnation);
+        for outcome in outcomes {
+            // Outcomes of a link that has ended belong to no other link.
+            let Some(link) = self.link.as_mut().filter(|_| self.incarnation == incarnation) else { break };
+            self.peer.on_outcome(io, link, outcome, &mut reports);
+            for report in reports.drain(..) {
+                self.on_report(io, report, done);
+            }
+        }
+        self.reports = reports;
+    }
+
+    fn on_report(&mut self, io: &mut Io, report: Report<P>, done: &mut Vec<Completion>) {
+        match report {
+            Report::Ready => {
+                self.link_state = LinkState::Serving;
+                if self.backlog.connected(io.now()) {
+                    self.backoff = Backoff::default();
+                }
+            }
+            Report::Ended { task, answer } => self.on_ended(io, task, answer, done),
+            Report::CacheLost => self.cache_lost(&Change::CacheLost),
+            Report::Failed { failure, lost } => self.on_failed(io, failure, lost, done),
+            Report::Refused(next) => {
+                self.link = None;
+                self.go_on(io, next, done);
+            }
+        }
+    }
+
+    fn on_failed(&mut self, io: &mut Io, failure: P::Failure, lost: bool, done: &mut Vec<Completion>) {
+        self.link = None;
+        self.losses += u64::from(lost);
+        if let Some(error) = self.expired.take() {
+            return self.expire(io, &error, done);
+        }
+        if matches!(self.link_state, LinkState::Closing | LinkState::Closed) {
+            self.link_state = LinkState::Closed;
+            return;
+        }
+        let next = self.peer.on_failure(failure);
+        self.go_on(io, next, done);
+    }
+
+    /// Carries out the peer's decision; there is no link.
+    fn go_on(&mut self, io: &mut Io, next: Next, done: &mut Vec<Completion>) {
+        let (reason, opening_max) = match next {
+            Next::AtOnce => return self.connect(io, done),
+            Next::GiveUp(error) => return self.give_up(io, error, done),
+            Next::Retry { reason, opening_max } => (reason, opening_max),
+        };
+        self.last_failure = reason;
+        if self.peer.is_open() {
+            self.lose(io);
+        } else if self.peer.next_address() {
+            self.connect(io, done);
+        } else if io.now() < self.born + opening_max {
+            // Attempts to open are few and end soon, so their pauses need not grow.
+            self.backoff = Backoff::default();
+            self.lose(io);
+        } else {
+            let text = format!("{}: {}", self.peer.name(), self.last_failure);
+            self.give_up(io, OpenError::Unreachable(text), done);
+        }
+    }
+
+    /// Closes the endpoint: opening fails, or if the unit was open before, its requests fail.
+    fn give_up(&mut self, io: &mut Io, error: OpenError, done: &mut Vec<Completion>) {
+        self.link = None;
+        self.link_state = LinkState::Closed;
+        if !self.peer.is_open() {
+            self.failed = Some(error);
+            return;
+        }
+        let kind = match &error {
+            OpenError::Authentication(_)
+            | OpenError::Unprotected(_)
+            | OpenError::Certificate(_)
+            | OpenError::Refused(_) => IoErrorKind::Refused,
+            OpenError::Exchanged(_) => IoErrorKind::Gone,
+            _ => IoErrorKind::Unreachable,
+        };
+        self.backlog.fail(&IoError::new(kind, error.to_string()), io.now(), done);
+    }
+
+    /// After the loss of the link: unanswered requests are queued again, and an attempt is scheduled.
+    fn lose(&mut self, io: &mut Io) {
+        self.backlog.lost();
+        let pause = self.backoff.pause();
+        self.link_state = LinkState::Waiting(io.now() + pause);
+        let unanswered = self.backlog.len();
+        self.peer.on_change(&Change::Lost { reason: &self.last_failure, unanswered, pause });
+        self.clock.tick(io);
+    }
+
+    fn cache_lost(&mut self, change: &Change<'_>) {
+        if self.cache.lost() {
+            self.peer.on_change(change);
+        }
+    }
+
+    fn on_ended(&mut self, io: &mut Io, task: usize, answer: P::Answer, done: &mut Vec<Completion>) {
+        let Some(key) = self.backlog.ended(task) else { return };
+        let work = self.backlog.get_mut(key);
+        let step = work.step;
+        match self.peer.judge(&work.kind, step.bytes, answer) {
+            Verdict::Done => {
+                work.done += step.bytes;
+                work.repeats = 0;
+                if step.is_volatile {
+                    self.written = self.cache.wrote();
+                }
+                if step.is_last {
+                    return self.complete(io, key, done);
+                }
+                self.backlog.progressed(io.now());
+                self.backlog.again(key);
+            }
+            Verdict::Again(reason) => {
+                work.repeats += 1;
+                if work.repeats <= REPEATS_MAX {
+                    return self.backlog.again(key);
+                }
+                let text = format!("the {} refuses it again and again: {reason}", P::NOUNS.other_end);
+                self.backlog.finish(key, Err(IoError::new(IoErrorKind::Other, text)), io.now(), done);
+            }
+            Verdict::Later(pause) => {
+                self.backlog.again_at(key, io.now() + pause);
+                self.clock.tick(io);
+            }
+            Verdict::Fail(error) => self.backlog.finish(key, Err(error), io.now(), done),
+        }
+    }
+
+    fn complete(&mut self, io: &Io, key: usize, done: &mut Vec<Completion>) {
+        let work = self.backlog.get(key);
+        let result = match work.kind {
+            Kind::Flush => self.cache.flushed(work.mark),
+            _ => Ok(()),
+        };
+        self.backlog.finish(key, result, io.now(), done);
+    }
+
+    /// Submits as much of the queue as the link takes, then the peer's own commands.
+    fn feed(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        if self.link_state != LinkState::Serving {
+            return;
+        }
+        let Some(zeroes) = self.zeroes(io) else { return };
+        while let Some(link) = self.link.as_mut().filter(|link| link.window() > 0) {
+            let Some(key) = self.backlog.pop() else { break };
+            let work = self.backlog.get(key);
+            match self.peer.submit(io, link, &work.kind, work.done, &zeroes) {
+                Submitted::Task(task, step) => self.backlog.started(task, key, step),
+                Submitted::Nothing => self.complete(io, key, done),
+                Submitted::NotNow => {
+                    self.backlog.again(key);
+                    break;
+                }
+            }
+        }
+        if let Some(link) = &mut self.link {
+            self.peer.submit_own(io, link);
+        }
+    }
+
+    fn zeroes(&mut self, io: &Io) -> Option<Span> {
+        if self.zeroes.is_none() {
+            let span = io.pool().take(ZERO_BYTES)?;
+            span.zero(0, ZERO_BYTES);
+            self.zeroes = Some(span);
+        }
+        self.zeroes.clone()
+    }
+
+    /// Lets the link receive and send, and handles its outcomes, until there are none.
+    fn pump(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        loop {
+            self.feed(io, done);
+            let mut outcomes = Vec::new();
+            if let Some(link) = &mut self.link {
+                link.pump(io, &mut outcomes);
+            }
+            if outcomes.is_empty() {
+                return self.look_ahead(io);
+            }
+            self.on_outcomes(io, outcomes, done);
+        }
+    }
+
+    fn look_ahead(&mut self, io: &mut Io) {
+        if self.link.as_mut().is_some_and(Link::wants_idle) {
+            self.clock.idle(io);
+        }
+    }
+
+    fn on_tick(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        let now = io.now();
+        self.backlog.on_time(now);
+        let is_late = self.backlog.waited(now) >= self.timeout;
+        let goes_on = self.peer.on_tick(io, self.link.as_mut());
+        if !self.peer.is_open() {
+            if self.link.is_some() && is_late {
+                let text = format!("{}: no answer in {} s", self.peer.name(), self.timeout.as_secs());
+                return self.give_up(io, OpenError::Unreachable(text), done);
+            }
+        } else if is_late && self.expired.is_none() && !self.backlog.is_empty() {
+            self.on_late(io, done);
+        }
+        if let LinkState::Waiting(at) = self.link_state
+            && at <= now
+        {
+            self.connect(io, done);
+        }
+        let is_idle = match self.link_state {
+            // A unit that is not open yet may wait for commands of the peer itself.
+            LinkState::Serving => !goes_on && self.backlog.is_empty() && self.peer.is_open(),
+            LinkState::Closed => self.backlog.is_empty(),
+            _ => false,
+        };
+        if !is_idle {
+            self.clock.tick(io);
+        }
+    }
+
+    /// Times out the requests: they fail when the link has ended, without a link immediately.
+    fn on_late(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        let reason = match self.last_failure.as_str() {
+            "" => format!("the {} does not answer", P::NOUNS.other_end),
+            known => known.to_owned(),
+        };
+        let (kind, advice) = self.peer.advice();
+        let (name, seconds) = (self.peer.name(), self.timeout.as_secs());
+        let text = format!("{name}: nothing completed for {seconds} s ({reason}); {advice}");
+        let error = IoError::new(kind, text);
+        let Some(link) = &mut self.link else { return self.expire(io, &error, done) };
+        let mut outcomes = Vec::new();
+        link.cut_off("no answer in time", &mut outcomes);
+        self.expired = Some(error);
+        self.on_outcomes(io, outcomes, done);
+    }
+
+    /// Fails the timed-out requests; there is no link.
+    fn expire(&mut self, io: &mut Io, error: &IoError, done: &mut Vec<Completion>) {
+        self.backlog.fail(error, io.now(), done);
+        self.peer.on_change(&Change::Expired);
+        self.link_state = match self.link_state {
+            LinkState::Closing | LinkState::Closed => LinkState::Closed,
+            // The scheduled attempt stays, however short the timeout is.
+            LinkState::Waiting(at) => LinkState::Waiting(at),
+            LinkState::Opening | LinkState::Serving => LinkState::Waiting(io.now() + Backoff::MAX),
+        };
+        self.clock.tick(io);
+    }
+}
+
+impl<P: Peer> Endpoint for Remote<P> {
+    fn state(&self) -> State {
+        match &self.failed {
+            Some(error) => State::Failed(error.clone()),
+            None if self.peer.is_open() => State::Ready,
+            None => State::Opening,
+        }
+    }
+
+    fn capability(&self) -> &Capability {
+        self.peer.capability()
+    }
+
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
+        let refused = if self.link_state == LinkState::Closed {
+            Err(IoError::new(IoErrorKind::Unreachable, format!("{} is closed", self.peer.name())))
+        } else {
+            self.peer.check(&request.kind)
+        };
+        if let Err(error) = refused {
+            return done.push(Completion { id: request.id, result: Err(error) });
+        }
+        self.backlog.push(request, self.cache.mark(), io.now());
+        self.clock.tick(io);
+        self.clock.feed(io);
+    }
+
+    fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
+        if event.token.owner == self.clock.owner() {
+            match self.clock.on_event(&event) {
+                Moment::Feed => {}
+                Moment::Idle => {
+                    if let Some(link) = &mut self.link {
+                        link.on_idle(io);
+                    }
+                    return self.look_ahead(io);
+                }
+                Moment::Tick => self.on_tick(io, done),
+            }
+        } else if let Some(link) = &mut self.link {
+            let mut outcomes = Vec::new();
+            link.on_event(io, event, &mut outcomes);
+            self.on_outcomes(io, outcomes, done);
+        }
+        self.pump(io, done);
+        if self.link_state == LinkState::Closed && !self.backlog.is_empty() {
+            let error = IoError::new(IoErrorKind::Aborted, format!("the {} was closed", P::NOUNS.link));
+            self.backlog.fail(&error, io.now(), done);
+        }
+    }
+
+    fn owners(&self, owners: &mut Vec<Owner>) {
+        owners.extend([self.owner, self.clock.owner()]);
+    }
+
+    fn extent(&mut self, offset: u64) -> Extent {
+        self.peer.extent(offset)
+    }
+
+    fn close(&mut self, io: &mut Io) {
+        match (&mut self.link, self.link_state) {
+            (Some(link), LinkState::Serving) => {
+                link.log_out(io.now());
+                self.link_state = LinkState::Closing;
+            }
+            (Some(_), LinkState::Closing) => {}
+            // No link holds a request's buffer.
+            _ => {
+                self.link = None;
+                self.link_state = LinkState::Closed;
+            }
+        }
+        self.clock.feed(io);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.link_state == LinkState::Closed && self.backlog.is_empty()
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl<P: Peer> Inspect for Remote<P> {
+    fn identity(&self) -> Identity {
+        self.peer.identity()
+    }
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.identity().fingerprint(self.capability().size_bytes)
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        self.peer.facts()
+    }
+
+    fn retries(&self) -> u64 {
+        self.backlog.retries()
+    }
+
+    fn losses(&self) -> u64 {
+        self.losses
+    }
+}
+
+impl<P: Peer> Drop for Remote<P> {
+    fn drop(&mut self) {
+        if self.cache.holds(self.written) {
+            self.cache_lost(&Change::Dropped);
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Options of `copy`, and their translation into a [`Request`].
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use job::{Choice, Request, Since, units};
+use mover::Plan;
+
+/// Copy all of one endpoint to another, or a part of it
+///
+/// Refuses a destination that is missing, smaller, or the same as the source; one that holds a known file
+/// system, partition table or volume, unless --force; one that is mounted, held or locked, unless --allow
+/// in-use; one with another logical block size, unless --allow sector-size. Ends with one flush: what is
+/// reported as copied is durable.
+///
+/// A copy of more than 1 GiB keeps a journal. If it is interrupted it prints the command that resumes it; where the source
+/// cannot be read it goes on, and lists those areas at the end (exit code 7).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hikyaku copy disk.img /dev/sdx --verify
+  hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --json
+  hikyaku copy disk.img /dev/sdx --verify --manifest disk.manifest
+  hikyaku copy disk.img /dev/sdx --since hash --force
+  hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
+  hikyaku copy disk.img /dev/sdx --dry-run
+  zstdcat disk.img.zst | hikyaku copy - /dev/sdx --verify
+  hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' --post 'fsfreeze -u /data'
+  hikyaku copy /srv/vm.img backup.img --snapshot auto")]
+pub(crate) struct Args {
+    /// Where from; `-` is standard input, until it ends or for --size bytes
+    #[arg(value_name = "SRC")]
+    pub(super) source: String,
+
+    /// Where to; a file that is not there is made only by `,create,size=SIZE`; `-` is standard output
+    #[arg(value_name = "DST")]
+    pub(super) destination: String,
+
+    #[command(flatten)]
+    pub(super) range: Range,
+
+    /// Read the destination back after the flush and compare it with what was read from the source
+    #[arg(long)]
+    verify: bool,
+
+    /// With --verify: write down what was verified, a hash for each extent, for `compare DISK --manifest FILE` at a later time
+    ///
+    /// That reads the one disk and names the extents that are not what they were. An extent is 1 MiB, and longer beyond 1 TiB;
+    /// stretches of zeroes are one line. FILE is written at the end, as a whole; only an earlier manifest is overwritten.
+    #[arg(long, value_name = "FILE", requires = "verify", conflicts_with = "dry_run")]
+    manifest: Option<PathBuf>,
+
+    /// Go on with an earlier copy: the name or the file of its journal; without a value, the error lists the journals
+    #[arg(long, value_name = "ID|FILE", num_args = 0..=1, default_missing_value = "")]
+    resume: Option<String>,
+
+    /// Copy only what has changed: compared with the destination (hash), marked by a dirty bitmap of an NBD source, or
+    /// not shared with an earlier clone or snapshot of the file or thin volume
+    ///
+    /// hash reads both ends and writes what differs: it needs no record of changes and is always right. The other two read and
+    /// write only what has changed, on your assurance that the destination holds what the source held when the bitmap or the
+    /// snapshot was made, and nothing else since; --verify checks. What is unknown counts as changed. SNAP is a file on
+    /// the same xfs or btrfs, or a thin volume (LVM) of the source's pool.
+    #[arg(long, value_name = "SNAP|bitmap:NAME|hash", value_parser = str::parse::<Since>)]
+    pub(super) since: Option<Since>,
+
+    /// Make holes and blocks of zeroes zero instead of moving their zeroes
+    #[arg(long, default_value = "auto")]
+    sparse: Sparse,
+
+    /// Let the target copy where both ends are LUNs of one target: no data passes through this host
+    #[arg(long, default_value = "auto")]
+    remote_copy: RemoteCopy,
+
+    /// Let storage copy by itself, as far as it can: a file system between two of its files, by sharing blocks (reflink) or on its
+    /// server; a controller between its NVMe namespaces or their partitions (NVMe Copy)
+    ///
+    /// Where blocks are shared the copy takes no time and no space, and one bad block is bad in both files: it is no backup against a
+    /// failing disk. With --rate, --since or --sparse off nothing is offloaded.
+    #[arg(long, default_value = "auto")]
+    offload: Offloading,
+
+    /// Read no faster than this
+    #[arg(long, value_name = "SIZE/s", value_parser = units::parse_rate)]
+    rate: Option<u64>,
+
+    #[command(flatten)]
+    shape: Shape,
+
+    /// Copy the source as it was at one moment: make a snapshot, copy that, remove it whatever happens
+    ///
+    /// A file on a file system that shares blocks is cloned, an LVM volume and what ZFS keeps get a snapshot of theirs. --pre runs
+    /// before it is made and --post right after, not after the copy.
+    #[arg(long, default_value = "none")]
+    snapshot: Snapshotting,
+
+    #[command(flatten)]
+    hooks: Hooks,
+
+    /// Print what would be done and what would be refused; write nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
+
+    /// Print JSON: progress on stderr, the outcome as one object on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Write what happened into one file of HTML: figures, the rate over time, what limited it
+    #[arg(long, value_name = "F.html", conflicts_with = "dry_run")]
+    pub(super) report: Option<PathBuf>,
+
+    /// Overwrite a destination that holds a known file system, partition table or volume; resume although the journal
+    /// is of other storage
+    #[arg(long)]
+    force: bool,
+
+    /// Copy in spite of these
+    #[arg(long, value_delimiter = ',', value_name = "WHAT")]
+    allow: Vec<Allow>,
+}
+
+/// Which bytes.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Range {
+    /// First byte of the source
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
+    pub(crate) src_offset: u64,
+
+    /// First byte of the destination
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
+    pub(crate) dst_offset: u64,
+
+    /// Bytes [default: all of the source from its offset]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    pub(crate) size: Option<u64>,
+}
+
+/// How the work is cut.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Shape {
+    /// Chunks in flight: `auto` or a number
+    #[arg(long, default_value = "auto", value_name = "auto|N", value_parser = parse_depth)]
+    depth: Depth,
+
+    /// Bytes of one chunk [default: as the devices like it]
+    #[arg(long, value_name = "SIZE", value_parser = parse_chunk)]
+    chunk: Option<u32>,
+}
+
+/// `--depth`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Depth(Option<u32>);
+
+fn parse_depth(text: &str) -> Result<Depth, String> {
+    match text {
+        "auto" => Ok(Depth(None)),
+        number => match number.parse() {
+            Ok(depth) if (1..=mover::DEPTH_MAX).contains(&depth) => Ok(Depth(Some(depth))),
+            _ => Err(format!("say `auto` or a number from 1 to {}", mover::DEPTH_MAX)),
+        },
+    }
+}
+
+fn parse_chunk(text: &str) -> Result<u32, String> {
+    let bytes = units::parse_size(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| (1..=mover::CHUNK_BYTES_MAX).contains(bytes))
+        .ok_or_else(|| format!("a chunk has at most {}", units::bytes(mover::CHUNK_BYTES_MAX.into())))
+}
+
+/// `--sparse`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sparse {
+    /// Where the destination can
+    Auto,
+    /// Move every zero
+    Off,
+}
+
+/// `--allow`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Allow {
+    /// A destination that is mounted, held or locked; a source that is locked against reading, or that a server on this
+    /// machine may write to as the destination
+    InUse,
+    /// Different logical block sizes
+    SectorSize,
+}
+
+/// `--remote-copy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RemoteCopy {
+    /// Where both ends are LUNs of one target that can
+    Auto,
+    /// Never
+    Off,
+    /// Fail where impossible
+    Require,
+}
+
+/// `--offload`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Offloading {
+    /// Where possible; silently not where impossible
+    Auto,
+    /// Never: all is read and written, and a file gets blocks of its own
+    Off,
+    /// Fail where impossible
+    Require,
+}
+
+/// `--snapshot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Snapshotting {
+    /// Copy the source as it is, including what is written to it during the copy
+    None,
+    /// By what lies beneath the source: reflink, LVM or ZFS; nothing is copied if there is none of them
+    Auto,
+}
+
+/// `--pre` and `--post`.
+#[derive(Debug, Default, clap::Args)]
+struct Hooks {
+    /// Run this by `sh -c` before anything is opened: to freeze a file system, to bring a database to rest
+    ///
+    /// If it fails nothing is copied. HIKYAKU_SOURCE and HIKYAKU_DESTINATION name the two ends. What it prints goes to stderr.
+    /// It may take as long as it likes.
+    #[arg(long, value_name = "CMD")]
+    pre: Option<String>,
+
+    /// Run this by `sh -c` when the copy is over, well or not: to thaw what --pre froze
+    ///
+    /// It runs whatever happens once --pre was begun: after a refusal, an error, a signal, even if the copy is killed. HIKYAKU_EXIT is
+    /// the copy's exit code, 137 if it was killed.
+    #[arg(long, value_name = "CMD")]
+    post: Option<String>,
+}
+
+impl Range {
+    /// The plan for this range with the chunk size and depth of `shape`.
+    pub(crate) fn plan(&self, shape: &Shape) -> Plan {
+        Plan {
+            src_offset: self.src_offset,
+            dst_offset: self.dst_offset,
+            size: self.size,
+            chunk: shape.chunk,
+            depth: shape.depth.0,
+            ..Plan::default()
+        }
+    }
+}
+
+impl Args {
+    pub(super) fn request(&self) -> Request {
+        Request {
+            plan: Plan {
+                verify: self.verify,
+                rate: self.rate,
+                sparse: self.sparse == Sparse::Auto,
+                allow_block_size: self.allow.contains(&Allow::SectorSize),
+                ..self.range.plan(&self.shape)
+            },
+            manifest: self.manifest.clone(),
+            journal: false,
+            resume: self.resume.clone(),
+            since: self.since.clone(),
+            remote_copy: match self.remote_copy {
+                RemoteCopy::Auto => Choice::Auto,
+                RemoteCopy::Off => Choice::Off,
+                RemoteCopy::Require => Choice::Require,
+            },
+            offload: match self.offload {
+                Offloading::Auto => Choice::Auto,
+                Offloading::Off => Choice::Off,
+                Offloading::Require => Choice::Require,
+            },
+            snapshot: self.snapshot == Snapshotting::Auto,
+            hooks: job::Hooks { pre: self.hooks.pre.clone(), post: self.hooks.post.clone() },
+            force: self.force,
+            allow_in_use: self.allow.contains(&Allow::InUse),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depth_and_chunk_are_bounded() {
+        assert_eq!(parse_depth("auto"), Ok(Depth(None)));
+        assert_eq!(parse_depth("16"), Ok(Depth(Some(16))));
+        for wrong in ["0", "-1", "many", "100000"] {
+            assert!(parse_depth(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_chunk("1M"), Ok(1 << 20));
+        for wrong in ["0", "1G", "x"] {
+            assert!(parse_chunk(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Detects the contents of storage by its first and last bytes, so that data is not overwritten by accident and an
+//! image format is not taken for a raw disk.
+//!
+//! The bytes are not trusted: every offset is checked, and only magic numbers and the few fields that distinguish
+//! related formats are read. Nothing is mounted, and no pointer in the data is followed.
+
+/// Bytes from the start that [`probe`] needs: the first ZFS label ends there.
+pub const HEAD_BYTES: usize = 256 * 1024;
+/// Bytes from the end that [`probe`] needs: an md 0.90 superblock begins at most 128 KiB before the end.
+pub const TAIL_BYTES: usize = 128 * 1024;
+pub const IMAGE_HEAD_BYTES: usize = 68;
+
+struct Magic {
+    name: &'static str,
+    offset: usize,
+    bytes: &'static [u8],
+}
+
+const fn magic(name: &'static str, offset: usize, bytes: &'static [u8]) -> Magic {
+    Magic { name, offset, bytes }
+}
+
+/// Formats that one comparison detects; `SPECIAL` has the others.
+const MAGICS: &[Magic] = &[
+    magic("xfs filesystem", 0, b"XFSB"),
+    magic("btrfs filesystem", 0x10040, b"_BHRfS_M"),
+    magic("f2fs filesystem", 1024, &[0x10, 0x20, 0xf5, 0xf2]),
+    magic("ntfs filesystem", 3, b"NTFS    "),
+    magic("exfat filesystem", 3, b"EXFAT   "),
+    magic("refs filesystem", 3, b"ReFS\0\0\0\0"),
+    magic("squashfs filesystem", 0, b"hsqs"),
+    magic("erofs filesystem", 1024, &[0xe2, 0xe1, 0xf5, 0xe0]),
+    magic("iso9660 filesystem", 32769, b"CD001"),
+    magic("udf filesystem", 32769, b"BEA01"),
+    magic("apfs container", 32, b"NXSB"),
+    magic("hfs+ filesystem", 1024, b"H+\0\x04"),
+    magic("hfsx filesystem", 1024, b"HX\0\x05"),
+    magic("jfs filesystem", 32768, b"JFS1"),
+    magic("reiserfs filesystem", 65588, b"ReIsErFs"),
+    magic("reiserfs filesystem", 65588, b"ReIsEr2Fs"),
+    magic("gfs2 filesystem", 65536, &[0x01, 0x16, 0x19, 0x70]),
+    magic("ocfs2 filesystem", 8192, b"OCFSV2"),
+    magic("bcachefs filesystem", 4120, BCACHE_UUIDS[1]),
+    magic("bcache device", 4120, BCACHE_UUIDS[0]),
+    magic("bluestore (Ceph) device", 0, b"bluestore block device\n"),
+    magic("BitLocker volume", 3, b"-FVE-FS-"),
+];
+
+/// Image formats, with QEMU's names. Their magic lies within [`IMAGE_HEAD_BYTES`].
+const IMAGES: &[(Magic, &str)] = &[
+    (magic("qcow2 image", 0, b"QFI\xfb"), "qcow2"),
+    (magic("vmdk image", 0, b"KDMV"), "vmdk"),
+    (magic("vmdk descriptor", 0, b"# Disk DescriptorFile"), "vmdk"),
+    (magic("vhdx image", 0, b"vhdxfile"), "vhdx"),
+    (magic("vhd image", 0, b"conectix"), "vpc"),
+    (magic("vdi image", 64, &[0x7f, 0x10, 0xda, 0xbe]), "vdi"),
+    (magic("qed image", 0, b"QED\0"), "qed"),
+    (magic("parallels image", 0, b"WithoutFreeSpace"), "parallels"),
+];
+
+const BCACHE_UUIDS: [&[u8]; 2] = [
+    &[0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81],
+    &[0xc6, 0x85, 0x73, 0xf6, 0x66, 0xce, 0x90, 0xa9, 0xd9, 0x6a, 0x60, 0xcf, 0x80, 0x3d, 0xf7, 0xef],
+];
+
+#[derive(Clone, Copy, Debug)]
+pub struct Ends<'a> {
+    /// The first [`HEAD_BYTES`], or all of a smaller disk.
+    pub head: &'a [u8],
+    /// The last [`TAIL_BYTES`], or all of a smaller disk.
+    pub tail: &'a [u8],
+    pub size_bytes: u64,
+}
+
+impl Ends<'_> {
+    fn has(&self, offset: usize, bytes: &[u8]) -> bool {
+        self.head.get(offset..offset.saturating_add(bytes.len())) == Some(bytes)
+    }
+
+    fn u16_le(&self, offset: usize) -> Option<u16> {
+        Some(u16::from_le_bytes(self.head.get(offset..offset + 2)?.try_into().ok()?))
+    }
+
+    fn u32_le(&self, offset: usize) -> Option<u32> {
+        Some(u32::from_le_bytes(self.head.get(offset..offset + 4)?.try_into().ok()?))
+    }
+
+    /// Whether `bytes` are at an offset of the disk; false where the tail does not cover the range.
+    fn has_at(&self, offset: u64, bytes: &[u8]) -> bool {
+        let tail_start = self.size_bytes.saturating_sub(self.tail.len() as u64);
+        let Some(start) = offset.checked_sub(tail_start).and_then(|start| usize::try_from(start).ok()) else {
+            return false;
+        };
+        self.tail.get(start..start.saturating_add(bytes.len())) == Some(bytes)
+    }
+}
+
+type Special = fn(&Ends<'_>) -> Option<&'static str>;
+
+/// Formats that need more than one comparison, the most specific first.
+const SPECIAL: &[Special] = &[luks, lvm, md, gpt, zfs, extended, swap, fat, vhd_footer, master_boot_record];
+
+/// The formats found on the disk, the most specific first; empty if none is known. A partition table is reported beside
+/// the boot sector's file system if both match, since either deserves protection.
+pub fn probe(ends: &Ends<'_>) -> Vec<&'static str> {
+    let mut found: Vec<&'static str> = Vec::new();
+    let all = MAGICS.iter().chain(IMAGES.iter().map(|(magic, _)| magic));
+    let simple = all.filter(|magic| ends.has(magic.offset, magic.bytes)).map(|magic| magic.name);
+    let special = SPECIAL.iter().filter_map(|special| special(ends));
+    for name in simple.chain(special) {
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    // A FAT or NTFS boot sector has the MBR's mark, and a GPT disk has a protective MBR.
+    if found.len() > 1 {
+        found.retain(|name| *name != MBR);
+    }
+    found
+}
+
+/// The image format of a file that begins with `head`, by QEMU's name.
+pub fn image(head: &[u8]) -> Option<&'static str> {
+    let has = |magic: &Magic| head.get(magic.offset..)?.starts_with(magic.bytes).then_some(());
+    IMAGES.iter().find(|(magic, _)| has(magic).is_some()).map(|(_, format)| *format)
+}
+
+/// LUKS on-disk format: magic, then a big-endian version.
+fn luks(ends: &Ends<'_>) -> Option<&'static str> {
+    if ends.has(0, b"LUKS\xba\xbe\x00\x01") {
+        return Some("LUKS1 volume");
+    }
+    // The second LUKS2 header lies at one of nine offsets, and remains if the first is overwritten.
+    let second = (14..=22).any(|power| ends.has(1 << power, b"SKUL\xba\xbe"));
+    (ends.has(0, b"LUKS\xba\xbe") || second).then_some("LUKS2 volume")
+}
+
+/// The label of an LVM2 physical volume lies in one of the first four sectors.
+fn lvm(ends: &Ends<'_>) -> Option<&'static str> {
+    (0..4)
+        .any(|sector| ends.has(sector * 512, b"LABELONE") && ends.has(sector * 512 + 24, b"LVM2 001"))
+        .then_some("LVM2 physical volume")
+}
+
+/// md superblocks: 1.1 at the start, 1.2 at 4 KiB, 1.0 and 0.90 near the end, 0.90 in the host's byte order.
+fn md(ends: &Ends<'_>) -> Option<&'static str> {
+    const LITTLE: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
+    const BIG: &[u8] = &[0xa9, 0x2b, 0x4e, 0xfc];
+    let sectors = ends.size_bytes / 512;
+    let v1_0 = (sectors.saturating_sub(16) & !7) * 512;
+    let v0_90 = (ends.size_bytes & !0xffff).saturating_sub(0x10000);
+    let at_end = ends.size_bytes >= 0x20000
+        && (ends.has_at(v1_0, LITTLE) || ends.has_at(v0_90, LITTLE) || ends.has_at(v0_90, BIG));
+    (ends.has(0, LITTLE) || ends.has(4096, LITTLE) || at_end).then_some("md RAID member")
+}
+
+/// GPT: a header in block 1 (blocks of 512 or 4096 bytes), or the backup in the last block.
+fn gpt(ends: &Ends<'_>) -> Option<&'static str> {
+    const SIGNATURE: &[u8] = b"EFI PART";
+    let backup = |block: u64| ends.size_bytes >= 2 * block && ends.has_at(ends.size_bytes - block, SIGNATURE);
+    (ends.has(512, SIGNATURE) || ends.has(4096, SIGNATURE) || backup(512) || backup(4096))
+        .then_some("GPT partition table")
+}
+
+/// A ZFS label has uberblocks in its second half, in either byte order.
+fn zfs(ends: &Ends<'_>) -> Option<&'static str> {
+    const LITTLE: &[u8] = &[0x0c, 0xb1, 0xba, 0x00, 0, 0, 0, 0];
+    const BIG: &[u8] = &[0, 0, 0, 0, 0x00, 0xba, 0xb1, 0x0c];
+    (128 * 1024..HEAD_BYTES)
+        .step_by(1024)
+        .any(|offset| ends.has(offset, LITTLE) || ends.has(offset, BIG))
+        .then_some("ZFS label")
+}
+
+/// The ext family: the magic is at offset 1080; feature flags distinguish the members.
+fn extended(ends: &Ends<'_>) -> Option<&'static str> {
+    const HAS_JOURNAL: u32 = 0x4;
+    // extents, 64bit, flex_bg.
+    const EXT4_INCOMPATIBLE: u32 = 0x40 | 0x80 | 0x200;
+    const JOURNAL_DEVICE: u32 = 0x8;
+    const FIRST: usize = 1024;
+    if ends.u16_le(FIRST + 56)? != 0xef53 {
+        return None;
+    }
+    let compatible = ends.u32_le(FIRST + 92)?;
+    let incompatible = ends.u32_le(FIRST + 96)?;
+    Some(if incompatible & JOURNAL_DEVICE != 0 {
+        "ext journal"
+    } else if incompatible & EXT4_INCOMPATIBLE != 0 {
+        "ext4 filesystem"
+    } else if compatible & HAS_JOURNAL != 0 {
+        "ext3 filesystem"
+    } else {
+        "ext2 filesystem"
+    })
+}
+
+/// Swap: a magic in the last 10 bytes of the first page, for any page size.
+fn swap(ends: &Ends<'_>) -> Option<&'static str> {
+    let known: [&[u8]; 4] = [b"SWAPSPACE2", b"SWAP-SPACE", b"S1SUSPEND\0", b"S2SUSPEND\0"];
+    [4096, 8192, 16384, 32768, 65536]
+        .into_iter()
+        .any(|page: usize| known.iter().any(|bytes| ends.has(page - 10, bytes)))
+        .then_some("swap area")
+}
+
+/// FAT: a type name in the boot sector, with a valid mark and sector size.
+fn fat(ends: &Ends<'_>) -> Option<&'static str> {
+    let named = ends.has(54, b"FAT12   ") || ends.has(54, b"FAT16   ") || ends.has(82, b"FAT32   ");
+    let sector = ends.u16_le(11)?;
+    (named && ends.has(510, &[0x55, 0xaa]) && matches!(sector, 512 | 1024 | 2048 | 4096))
+        .then_some("fat filesystem")
+}
+
+/// A fixed VHD has a footer at the end, and no header.
+fn vhd_footer(ends: &Ends<'_>) -> Option<&'static str> {
+    (ends.size_bytes >= 512 && ends.has_at(ends.size_bytes - 512, b"conectix")).then_some("vhd image")
+}
+
+const MBR: &str = "MBR partition table";
+
+/// An MBR: the mark, four entries whose flag is 0 or 0x80, and at least one entry in use.
+fn master_boot_record(ends: &Ends<'_>) -> Option<&'static str> {
+    if !ends.has(510, &[0x55, 0xaa]) {
+        return None;
+    }
+    let entries = ends.head.get(446..510)?.chunks_exact(16);
+    let plausible = entries.clone().all(|entry| matches!(entry[0], 0 | 0x80));
+    let used = entries.clone().any(|entry| entry[4] != 0 && entry[12..16] != [0; 4]);
+    (plausible && used).then_some(MBR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: usize = 1 << 20;
+
+    /// (offset, bytes) pairs.
+    type Parts<'a> = Vec<(usize, &'a [u8])>;
+
+    /// A disk of 1 MiB, all zeroes except the given bytes.
+    fn disk(parts: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut disk = vec![0u8; SIZE];
+        for (offset, bytes) in parts {
+            disk[*offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        disk
+    }
+
+    fn found(disk: &[u8]) -> Vec<&'static str> {
+        let head = &disk[..disk.len().min(HEAD_BYTES)];
+        let tail = &disk[disk.len() - disk.len().min(TAIL_BYTES)..];
+        probe(&Ends { head, tail, size_bytes: disk.len() as u64 })
+    }
+
+    #[test]
+    fn empty_disk_holds_nothing() {
+        assert!(found(&disk(&[])).is_empty());
+        assert!(found(&[]).is_empty());
+        assert!(found(&[0; 512]).is_empty());
+    }
+
+    #[test]
+    fn every_plain_magic_is_found() {
+        for magic in MAGICS.iter().chain(IMAGES.iter().map(|(magic, _)| magic)) {
+            let names = found(&disk(&[(magic.offset, magic.bytes)]));
+            assert!(names.contains(&magic.name), "{}: {names:?}", magic.name);
+        }
+    }
+
+    #[test]
+    fn images_are_told_by_their_first_bytes() {
+        for (magic, format) in IMAGES {
+            let disk = disk(&[(magic.offset, magic.bytes)]);
+            assert_eq!(image(&disk[..IMAGE_HEAD_BYTES]), Some(*format));
+            assert_eq!(image(&disk[..magic.offset + magic.bytes.len() - 1]), None, "{format} cut short");
+        }
+        assert_eq!(image(&[0; IMAGE_HEAD_BYTES]), None);
+    }
+
+    #[test]
+    fn special_formats_are_found() {
+        let mbr_entry: &[u8] = &[0x80, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0];
+        let protective: &[u8] = &[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 7, 0, 0];
+        let mark: (usize, &[u8]) = (510, &[0x55, 0xaa]);
+        let md: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
+        let all: Vec<(&str, Parts<'_>)> = vec![
+            ("LUKS1 volume", vec![(0, b"LUKS\xba\xbe\x00\x01")]),
+            ("LUKS2 volume", vec![(0, b"LUKS\xba\xbe\x00\x02")]),
+            ("LUKS2 volume", vec![(16384, b"SKUL\xba\xbe\x00\x02")]),
+            ("LVM2 physical volume", vec![(512, b"LABELONE"), (536, b"LVM2 001")]),
+            ("LVM2 physical volume", vec![(1536, b"LABELONE"), (1560, b"LVM2 001")]),
+            ("md RAID member", vec![(0, md)]),
+            ("md RAID member", vec![(4096, md)]),
+            ("md RAID member", vec![(SIZE - 8192, md)]),
+            ("md RAID member", vec![(SIZE - 65536, md)]),
+            ("GPT partition table", vec![mark, (446, protective), (512, b"EFI PART")]),
+            ("GPT partition table", vec![(4096, b"EFI PART")]),
+            ("GPT partition table", vec![(SIZE - 512, b"EFI PART")]),
+            ("GPT partition table", vec![(SIZE - 4096, b"EFI PART")]),
+            ("MBR partition table", vec![mark, (446, mbr_entry)]),
+            ("ZFS label", vec![(132 * 1024, &[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0])]),
+            ("ext2 filesystem", vec![(1080, &[0x53, 0xef])]),
+            ("ext3 filesystem", vec![(1080, &[0x53, 0xef]), (1116, &[4, 0, 0, 0])]),
+            ("ext4 filesystem", vec![(1080, &[0x53, 0xef]), (1116, &[4, 0, 0, 0]), (1120, &[0x40, 2, 0, 0])]),
+            ("ext journal", vec![(1080, &[0x53, 0xef]), (1120, &[8, 0, 0, 0])]),
+            ("swap area", vec![(4086, b"SWAPSPACE2")]),
+            ("swap area", vec![(65526, b"SWAPSPACE2")]),
+            ("fat filesystem", vec![mark, (11, &[0, 2]), (54, b"FAT16   ")]),
+            ("fat filesystem", vec![mark, (11, &[0, 2]), (82, b"FAT32   ")]),
+            ("vhd image", vec![(SIZE - 512, b"conectix")]),
+        ];
+        for (name, parts) in all {
+            assert_eq!(found(&disk(&parts)), [name]);
+        }
+    }
+
+    #[test]
+    fn look_alikes_are_not_taken_for_a_format() {
+        let mark: (usize, &[u8]) = (510, &[0x55, 0xaa]);
+        let all: Vec<(&str, Parts<'_>)> = vec![
+            ("mbr_without_partitions", vec![mark]),
+            (
+                "mbr_with_wrong_flag",
+                vec![mark, (446, &[0x12, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0])],
+            ),
+            ("mbr_without_mark", vec![(446, &[0x80, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0])]),
+            ("lvm_label_without_type", vec![(512, b"LABELONE")]),
+            ("fat_without_mark", vec![(11, &[0, 2]), (54, b"FAT16   ")]),
+            ("fat_sector_size_wrong", vec![mark, (11, &[1, 2]), (54, b"FAT16   ")]),
+            ("gpt_in_the_wrong_block", vec![(1024, b"EFI PART")]),
+            ("swap_in_the_wrong_place", vec![(4087, b"SWAPSPACE2")]),
+        ];
+        for (defect, parts) in all {
+            assert!(found(&disk(&parts)).is_empty(), "{defect}: {:?}", found(&disk(&parts)));
+        }
+    }
+
+    #[test]
+    fn several_formats_are_all_named() {
+        let names = found(&disk(&[(0, b"XFSB"), (512, b"EFI PART")]));
+        assert_eq!(names, ["xfs filesystem", "GPT partition table"]);
+    }
+
+    #[test]
+    fn any_bytes_of_any_length_are_survived() {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for _ in 0..200 {
+            let length = (next() % 300_000) as usize;
+            let bytes: Vec<u8> = (0..length).map(|_| next() as u8).collect();
+            for size_bytes in [0, 1, 511, length as u64, 1 << 20, u64::MAX] {
+                let tail = &bytes[bytes.len() - bytes.len().min(TAIL_BYTES)..];
+                probe(&Ends { head: &bytes[..bytes.len().min(HEAD_BYTES)], tail, size_bytes });
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Endings and failures of jobs and commands. A failure contains what was attempted, on which object, the cause, and a
+//! hint. All commands of the program use it.
+
+use std::fmt;
+
+use block::{IoError, IoErrorKind, OpenError};
+use serde_json::{Value, json};
+
+/// How a job or a command ended; [`Ending::code`] is its exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Done,
+    Failed,
+    /// The command line or the configuration is wrong.
+    Usage,
+    /// Two things that must be equal differ.
+    Mismatch,
+    Authentication,
+    /// The peer does not answer, or not in time.
+    Unreachable,
+    /// Refused, to protect data.
+    Refused,
+    /// Complete, except for areas of the source that cannot be read.
+    Unreadable,
+    /// Ended by a signal of this number.
+    Interrupted(i32),
+}
+
+impl Ending {
+    /// 0 to 7, or 128 plus the signal: the program's exit status, `HIKYAKU_EXIT` of `--post`, the row "Exit code" of a
+    /// report and `error.code` of JSON.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Mismatch => 3,
+            Self::Authentication => 4,
+            Self::Unreachable => 5,
+            Self::Refused => 6,
+            Self::Unreadable => 7,
+            Self::Interrupted(signal) => 128 + (signal & 0x7f) as u8,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The kind of failure; never [`Ending::Done`].
+    pub ending: Ending,
+    /// A verb with its object's role: "open the destination".
+    pub attempted: String,
+    /// The object of the attempt: a path or a URL, without secrets.
+    pub object: String,
+    pub cause: String,
+    /// What the user can try; empty if there is nothing beyond the cause.
+    pub hint: String,
+}
+
+impl Failure {
+    pub fn new(
+        ending: Ending,
+        attempted: impl Into<String>,
+        object: impl Into<String>,
+        cause: impl fmt::Display,
+    ) -> Self {
+        Self {
+            ending,
+            attempted: attempted.into(),
+            object: object.into(),
+            cause: cause.to_string(),
+            hint: String::new(),
+        }
+    }
+
+    pub fn failed(attempted: impl Into<String>, object: impl Into<String>, cause: impl fmt::Display) -> Self {
+        Self::new(Ending::Failed, attempted, object, cause)
+    }
+
+    pub fn usage(attempted: impl Into<String>, object: impl Into<String>, cause: impl fmt::Display) -> Self {
+        Self::new(Ending::Usage, attempted, object, cause)
+    }
+
+    pub fn refused(
+        attempted: impl Into<String>,
+        object: impl Into<String>,
+        cause: impl fmt::Display,
+    ) -> Self {
+        Self::new(Ending::Refused, attempted, object, cause)
+    }
+
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+
+    pub fn open(attempted: impl Into<String>, object: impl Into<String>, error: &OpenError) -> Self {
+        let (attempted, object) = (attempted.into(), object.into());
+        let (ending, hint) = match error {
+            OpenError::Usage(_) => (Ending::Usage, "see `hikyaku help` for the forms an endpoint can have"),
+            OpenError::Missing(_) => (Ending::Failed, "check the name"),
+            OpenError::Exchanged(_) => (Ending::Failed, "see which one it is now"),
+            OpenError::Refused(_) => (Ending::Refused, ""),
+            OpenError::Authentication(_) => (
+                Ending::Authentication,
+                "check the target's name, and the CHAP name and secret (options chap-user= and chap-secret-file=, or LIBISCSI_CHAP_USERNAME \
+                 and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=); a \
+                 target of another user of this machine lets in whom its `serve --allow-user NAME` names: see its log",
+            ),
+            OpenError::Damaged(_) => (
+                Ending::Authentication,
+                "try again; if it stays so, find what alters the traffic on the way: a cable, a proxy, an attacker. It is no \
+                 reason to trust another key",
+            ),
+            OpenError::Unprotected(_) => (
+                Ending::Authentication,
+                "a target that supports digests and refuses them may be reached through a host that alters the login: protect the \
+                 session by a seal or TLS. On a trusted path header_digest=prefer and data_digest=prefer do without digests",
+            ),
+            OpenError::Certificate(_) => (
+                Ending::Authentication,
+                "give the certificate of its authority, or its own, with the option tls=FILE; see that the URL names the \
+                 host as the certificate does, and that both clocks are right",
+            ),
+            OpenError::Unreachable(_) if object.starts_with("nbd+unix:") => {
+                (Ending::Unreachable, "see that a server runs and listens at that socket")
+            }
+            OpenError::Unreachable(_) if object.starts_with("nbd:") || attempted.starts_with("list") => {
+                (Ending::Unreachable, "check the address, the port and the firewall")
+            }
+            OpenError::Unreachable(_) => (
+                Ending::Unreachable,
+                "check the address, the port and the firewall; `hikyaku ls` lists what is there",
+            ),
+            OpenError::Failed(_) => (Ending::Failed, ""),
+        };
+        Self::new(ending, attempted, object.clone(), once(&object, error)).hint(hint)
+    }
+
+    pub fn io(attempted: impl Into<String>, object: impl Into<String>, error: &IoError) -> Self {
+        let (ending, hint) = match error.kind {
+            IoErrorKind::Unreachable => (Ending::Unreachable, "start it again once the peer answers"),
+            IoErrorKind::Refused => (Ending::Authentication, ""),
+            IoErrorKind::NoSpace => (Ending::Failed, "free space, or give the destination more"),
+            IoErrorKind::FlushFailed => {
+                (Ending::Failed, "what was written before may be lost: check the medium, then copy again")
+            }
+            IoErrorKind::Gone => (Ending::Failed, "check the device and its current name, then copy again"),
+            IoErrorKind::CacheLost => (Ending::Failed, "see why the target restarts, then copy again"),
+            _ => (Ending::Failed, ""),
+        };
+        let object = object.into();
+        Self::new(ending, attempted, object.clone(), once(&object, error)).hint(hint)
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({ "error": {
+            "code": self.ending.code(),
+            "attempted": self.attempted,
+            "object": self.object,
+            "cause": self.cause,
+            "hint": self.hint,
+        }})
+    }
+}
+
+/// The cause without the object's name, if the cause begins with it: the failure's text already contains the name.
+fn once(object: &str, cause: &dyn fmt::Display) -> String {
+    let cause = cause.to_string();
+    match cause.split_once(": ") {
+        Some((name, rest)) if !name.is_empty() && object.starts_with(name) => rest.to_owned(),
+        _ => cause,
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}", self.attempted)?;
+        if !self.object.is_empty() {
+            write!(f, " {}", self.object)?;
+        }
+        write!(f, ": {}", self.cause)?;
+        if !self.hint.is_empty() {
+            write!(f, "\n  try: {}", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_on_what_why_and_what_to_try() {
+        let failure = Failure::refused("copy to", "/dev/sdx", "it holds an xfs filesystem").hint("--force");
+        assert_eq!(
+            failure.to_string(),
+            "cannot copy to /dev/sdx: it holds an xfs filesystem\n  try: --force"
+        );
+        assert_eq!(
+            failure.to_json().to_string(),
+            r#"{"error":{"code":6,"attempted":"copy to","object":"/dev/sdx","cause":"it holds an xfs filesystem","hint":"--force"}}"#
+        );
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_the_contract() {
+        let all = [
+            (Ending::Done, 0),
+            (Ending::Failed, 1),
+            (Ending::Usage, 2),
+            (Ending::Mismatch, 3),
+            (Ending::Authentication, 4),
+            (Ending::Unreachable, 5),
+            (Ending::Refused, 6),
+            (Ending::Unreadable, 7),
+            (Ending::Interrupted(libc::SIGINT), 130),
+            (Ending::Interrupted(libc::SIGTERM), 143),
+        ];
+        for (exit, code) in all {
+            assert_eq!(exit.code(), code);
+        }
+    }
+
+    #[test]
+    fn the_object_is_named_once() {
+        let error = OpenError::Unreachable("iscsi://h/iqn.x/0: no answer".into());
+        let failure = Failure::open("open", "iscsi://h/iqn.x/0,timeout=2s", &error);
+        assert_eq!(failure.cause, "no answer");
+        let failure = Failure::open("open", "a.img", &OpenError::Failed("opening a.img: denied".into()));
+        assert_eq!(failure.cause, "opening a.img: denied");
+    }
+
+    #[test]
+    fn ls_is_suggested_where_it_can_help() {
+        let hint =
+            |attempted, object| Failure::open(attempted, object, &OpenError::Unreachable("x".into())).hint;
+        assert!(hint("open", "iscsi://h/iqn.x/0").contains("hikyaku ls"));
+        for (attempted, object) in
+            [("list", "iscsi://h"), ("open", "nbd://h/x"), ("list the targets of", "iscsi://h")]
+        {
+            assert_eq!(hint(attempted, object), "check the address, the port and the firewall", "{object}");
+        }
+        assert!(hint("open", "nbd+unix:///?socket=/s").contains("socket"));
+    }
+
+    #[test]
+    fn open_errors_map_to_exit_codes() {
+        let all = [
+            (OpenError::Usage("x".into()), 2),
+            (OpenError::Missing("x".into()), 1),
+            (OpenError::Refused("x".into()), 6),
+            (OpenError::Authentication("x".into()), 4),
+            (OpenError::Unprotected("x".into()), 4),
+            (OpenError::Certificate("x".into()), 4),
+            (OpenError::Damaged("x".into()), 4),
+            (OpenError::Unreachable("x".into()), 5),
+            (OpenError::Failed("x".into()), 1),
+        ];
+        for (error, code) in all {
+            assert_eq!(Failure::open("open", "e", &error).ending.code(), code);
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! `--report`: one HTML file about a copy: its figures, its course over time, and what limited it.
+//!
+//! The file is self-contained: no scripts, no fonts, pictures as inline SVG. Its content comes from the request
+//! ([`Requested`]), the engine's observations ([`Series`]), and the final object of `--json`.
+
+mod picture;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
+
+use serde_json::Value;
+
+use crate::{Ending, Failure, Host, Series, shell, units};
+
+/// The first bytes of every report; a file without them is never overwritten.
+const MARK: &str = "<!DOCTYPE html>\n<!-- report of hikyaku copy -->\n";
+
+/// What a copy collects for its report. Created before the copy; its stages add to it.
+#[derive(Debug)]
+pub struct Record {
+    pub series: Series,
+    /// The final object of `--json`; `None` if the copy did not complete.
+    pub outcome: Option<Value>,
+}
+
+impl Record {
+    /// An empty record; its time starts now.
+    pub fn new() -> Self {
+        Self { series: Series::new(Instant::now()), outcome: None }
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The request as shown in a report, without secrets.
+#[derive(Clone, Debug, Default)]
+pub struct Requested {
+    pub source: String,
+    pub destination: String,
+    pub src_offset: u64,
+    pub dst_offset: u64,
+    /// Arguments of a command line that repeats the copy, each quoted for a shell.
+    pub command: Vec<String>,
+}
+
+/// A report to be written: [`Report::begin`] before the copy, [`Report::end`] after it.
+#[derive(Debug)]
+pub struct Report {
+    path: PathBuf,
+    began: SystemTime,
+    started: Instant,
+}
+
+impl Report {
+    /// Checks, before anything is copied, that the file can be written and is absent or an earlier report.
+    pub fn begin(path: &Path) -> Result<Self, Failure> {
+        let report = Self { path: path.to_owned(), began: SystemTime::now(), started: Instant::now() };
+        report.place()?;
+        Ok(report)
+    }
+
+    /// Creates a temporary file beside the report's path, if the path may be overwritten.
+    fn place(&self) -> Result<tempfile::NamedTempFile, Failure> {
+        let name = self.path.display().to_string();
+        let failed = |error: std::io::Error| Failure::failed("write the report", name.clone(), error);
+        match fs::metadata(&self.path) {
+            Ok(metadata) if !metadata.is_file() || !is_ours(&self.path).map_err(failed)? => {
+                return Err(Failure::refused("write the report", name, "there is something else")
+                    .hint("another name: only an earlier report is overwritten"));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".hikyaku-report-").permissions(fs::Permissions::from_mode(0o644));
+        builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(failed)
+    }
+
+    /// Writes the report, however the copy ended, and returns the result of the copy.
+    pub fn end(
+        &self,
+        host: &dyn Host,
+        requested: &Requested,
+        record: &Record,
+        result: Result<Ending, Failure>,
+    ) -> Result<Ending, Failure> {
+        let written = self.write(&self.page(requested, record, &result));
+        match (written, &result) {
+            (Ok(()), _) => result,
+            (Err(mut failure), Ok(_)) => {
+                failure.cause += "; the result of the copy itself is as printed";
+                Err(failure)
+            }
+            (Err(failure), Err(_)) => {
+                host.warn(&failure.to_string());
+                result
+            }
+        }
+    }
+
+    fn write(&self, page: &str) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::failed("write the report", self.path.display().to_string(), error)
+        };
+        let mut file = self.place()?;
+        file.write_all(page.as_bytes()).map_err(failed)?;
+        file.persist(&self.path).map_err(|error| failed(error.error))?;
+        Ok(())
+    }
+
+    fn page(&self, requested: &Requested, record: &Record, result: &Result<Ending, Failure>) -> String {
+        let Requested { source, destination, src_offset, dst_offset, command } = requested;
+        let headline = headline(source, destination, result);
+        let took = units::duration(self.started.elapsed());
+        let mut page = format!(
+            "{MARK}<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>{title}</title><style>{STYLE}{}</style></head>\n\
+             <body><h1>{title}</h1>\n<p class=\"verdict\">{verdict}</p>\n",
+            picture::STYLE,
+            title = escaped(&headline),
+            verdict = escaped(&verdict(record, result)),
+        );
+        let mut table = Table::new();
+        table.row("From", &place(source, *src_offset));
+        table.row("To", &place(destination, *dst_offset));
+        table.row("When", &format!("{}, for {took}", units::utc(self.began)));
+        let ending = result.as_ref().map_or_else(|failure| failure.ending, |ending| *ending);
+        table.row("Exit code", &ending.code().to_string());
+        if let Some(outcome) = &record.outcome {
+            figures(&mut table, outcome);
+        } else if let Some(last) = record.series.last() {
+            let far = format!("{} of {}", units::bytes(last.bytes), units::bytes(last.total));
+            table.row("When it ended", &format!("{}: {far}, {}", last.phase, units::retries(last.retries)));
+        }
+        page += &table.end();
+        let intervals = record.series.intervals();
+        if !intervals.is_empty() {
+            page += &picture::draw(&intervals);
+        }
+        if let Some(outcome) = &record.outcome {
+            page += &unreadable(outcome);
+        }
+        let _ = write!(page, "<h2>To repeat it</h2>\n<pre>{}</pre>\n", escaped(&shell::line(command)));
+        if let Err(failure) = result
+            && !failure.hint.is_empty()
+        {
+            let _ = write!(page, "<h2>To go on</h2>\n<pre>{}</pre>\n", escaped(&failure.hint));
+        }
+        if let Some(outcome) = &record.outcome {
+            let all = serde_json::to_string_pretty(outcome).expect("a value is JSON");
+            let _ = write!(page, "<h2>All figures, as --json has them</h2>\n<pre>{}</pre>\n", escaped(&all));
+        }
+        let _ = writeln!(page, "<p>hikyaku {}</p></body></html>", env!("CARGO_PKG_VERSION"));
+        page
+    }
+}
+
+/// Whether the file is empty or an earlier report.
+fn is_ours(path: &Path) -> std::io::Result<bool> {
+    let mut head = Vec::new();
+    block::open_input(path)?.take(MARK.len() as u64).read_to_end(&mut head)?;
+    Ok(head.is_empty() || head == MARK.as_bytes())
+}
+
+fn headline(source: &str, destination: &str, result: &Result<Ending, Failure>) -> String {
+    match result {
+        Ok(Ending::Unreadable) => format!("Copied {source} to {destination}, but for what cannot be read"),
+        Ok(_) => format!("Copied {source} to {destination}"),
+        Err(failure) => match failure.ending {
+            Ending::Interrupted(_) => format!("Interrupted: the copy of {source} to {destination}"),
+            Ending::Refused => format!("Refused: the copy of {source} to {destination}"),
+            Ending::Mismatch => format!("Not equal: {source} and its copy {destination}"),
+            _ => format!("Failed: the copy of {source} to {destination}"),
+        },
+    }
+}
+
+/// One sentence about what limited the copy.
+fn verdict(record: &Record, result: &Result<Ending, Failure>) -> String {
+    if let Err(failure) = result {
+        return format!("Cannot {} {}: {}.", failure.attempted, failure.object, failure.cause);
+    }
+    let Some(outcome) = &record.outcome else { return "The copy reported no figures.".to_owned() };
+    let share = |name: &str| {
+        format!("{:.0} % of the time", number(outcome, &["shares", name]).unwrap_or(0.0) * 100.0)
+    };
+    let p50 = |side: &str| number(outcome, &[side, "latency_us", "p50"]).unwrap_or(0.0) / 1e3;
+    match outcome["limited_by"].as_str().unwrap_or_default() {
+        "source" => format!(
+            "Limited by the source: {} went to waiting for reads, of which half took more than {:.2} ms.",
+            share("source"),
+            p50("read")
+        ),
+        "destination" => format!(
+            "Limited by the destination: {} went to waiting for writes, of which half took more than {:.2} ms.",
+            share("destination"),
+            p50("write")
+        ),
+        "balanced" => format!(
+            "Limited by source and destination about equally: {} and {}.",
+            share("source"),
+            share("destination")
+        ),
+        "rate" => format!("Limited by the requested rate, {}.", share("rate")),
+        "memory" => format!("Limited by the memory for chunks, {}.", share("memory")),
+        "cpu" => format!("Limited by this host's processor: the copying thread was busy {}.", share("cpu")),
+        "target" => "Limited by the target, which copied by itself.".to_owned(),
+        other => format!("Limited by {other}."),
+    }
+}
+
+fn figures(table: &mut Table, outcome: &Value) {
+    let text = |name: &str| outcome[name].as_str();
+    let value = |name: &str| outcome[name].as_f64().filter(|value| *value != 0.0);
+    let size = |name: &str| outcome[name].as_u64().filter(|bytes| *bytes > 0).map(units::bytes);
+    let seconds = |name: &str| value(name).map(|seconds| format!("{seconds:.3} s"));
+    let bytes = outcome["bytes"].as_u64().unwrap_or(0);
+    table.row("Bytes", &format!("{bytes} ({})", units::bytes(bytes)));
+    if let (Some(seconds), Some(rate)) = (value("seconds"), value("mb_per_s")) {
+        table.row("Rate", &format!("{rate:.1} MB/s over {seconds:.3} s"));
+    }
+    for (name, side) in [("Reads", "read"), ("Writes", "write")] {
+        let figure = |name: &str| number(outcome, &[side, "latency_us", name]).map(|us| us / 1e3);
+        if let (Some(ops), Some(p50), Some(p99), Some(max)) =
+            (outcome[side]["ops"].as_u64(), figure("p50"), figure("p99"), figure("max"))
+        {
+            table.row(
+                name,
+                &format!(
+                    "{ops}; latency: half within {p50:.2} ms, 99 % within {p99:.2} ms, longest {max:.2} ms"
+                ),
+            );
+        }
+    }
+    if let (Some(user), Some(system)) =
+        (number(outcome, &["cpu_s_per_gb", "user"]), number(outcome, &["cpu_s_per_gb", "system"]))
+    {
+        table.row(
+            "Processor time",
+            &format!("{:.3} s/GB ({user:.3} user, {system:.3} system)", user + system),
+        );
+    }
+    let rows = [
+        ("Zeroes not moved", size("zero_bytes_skipped")),
+        ("Copied before", size("resumed_bytes")),
+        ("Chunk", size("chunk")),
+        ("Most chunks in flight", value("depth_max").map(|depth| depth.to_string())),
+        ("Flush", seconds("flush_s")),
+        ("Read back and compared", seconds("verify_s").filter(|_| outcome["verified"] == true)),
+        ("Requests repeated", value("retries").map(|count| count.to_string())),
+        ("BLAKE3", text("blake3").map(str::to_owned)),
+    ];
+    for (name, value) in rows {
+        if let Some(value) = value {
+            table.row(name, &value);
+        }
+    }
+    let remarks = [
+        ("source_consistent", false, "The source was in use: the copy may mix several moments of it."),
+        ("copied_again", true, "The destination lost its cache: what was not durable was copied twice."),
+        ("verified", false, "Not read back."),
+    ];
+    for (name, when, remark) in remarks {
+        if outcome[name] == when {
+            table.row("Note", remark);
+        }
+    }
+}
+
+/// The section about areas that could not be read; empty without such areas.
+fn unreadable(outcome: &Value) -> String {
+    let Some(areas) = outcome["unreadable"].as_array().filter(|areas| !areas.is_empty()) else {
+        return String::new();
+    };
+    let count = outcome["unreadable_areas"].as_u64().unwrap_or(0);
+    let mut table = Table::new();
+    table.row("Offset", "Bytes");
+    for area in areas {
+        table.row(&area[0].to_string(), &area[1].to_string());
+    }
+    let bytes = outcome["unreadable_bytes"].as_u64().unwrap_or(0);
+    let more =
+        if count > areas.len() as u64 { format!("; the first {}", areas.len()) } else { String::new() };
+    format!("<h2>Unreadable: {bytes} bytes in {}{more}</h2>\n{}", units::counted(count, "area"), table.end())
+}
+
+fn number(value: &Value, path: &[&str]) -> Option<f64> {
+    path.iter().fold(value, |value, name| &value[name]).as_f64()
+}
+
+fn place(words: &str, offset: u64) -> String {
+    if offset > 0 { format!("{words}, from byte {offset}") } else { words.to_owned() }
+}
+
+/// Escapes text for HTML content and quoted attributes. Control characters, invalid in HTML, become symbols.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\n' => out.push('\n'),
+            c if c.is_control() => out.push('\u{FFFD}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+struct Table(String);
+
+impl Table {
+    fn new() -> Self {
+        Self("<table>\n".to_owned())
+    }
+
+    fn row(&mut self, name: &str, value: &str) {
+        let _ = writeln!(self.0, "<tr><th>{}</th><td>{}</td></tr>", escaped(name), escaped(value));
+    }
+
+    fn end(self) -> String {
+        self.0 + "</table>\n"
+    }
+}
+
+const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:1040px;margin:2em auto;padding:0 1em;color:#111;background:#fff}\
+h1{font-size:1.4em;overflow-wrap:anywhere}h2{font-size:1.1em;margin-top:1.6em}.verdict{font-size:1.1em}\
+table{border-collapse:collapse}th{text-align:left;font-weight:normal;color:#555;padding:.1em 1.5em .1em 0;vertical-align:top}\
+td{overflow-wrap:anywhere}pre{background:#f3f3f3;padding:.7em;white-space:pre-wrap;overflow-wrap:anywhere}\
+svg{max-width:100%;height:auto}.key{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em;vertical-align:-.1em}\
+@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}th{color:#aaa}pre{background:#262626}}";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,404 @@
+//! The login of one connection: the identity of the initiator, what it has proven, and its session.
+//!
+//! Call order: [`Login::on_sealed`] if the outer login has proven a key, [`Login::identify`] for the first request,
+//! [`Login::on_agreed`] when the machine has negotiated everything else, then [`Login::claim`], repeated after each
+//! `Mail::Retry` until it returns a result. From then on a [`Session`] exists until [`Login::end`]; a reload revises it
+//! ([`Login::revise`]). This module sends nothing: the connection passes the returned values to the machine.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use iscsi::login::target::{AuthRequirement, Denial, Identity, Policy, Refusal};
+use iscsi::machine::TargetRecord;
+use iscsi::name::IscsiName;
+use iscsi::params::DigestPolicy;
+use iscsi::target::{Scope, SessionReady};
+use iscsi::wire::{Isid, LoginStatus};
+use scsi::NexusId;
+
+use super::config::{LocalUsers, Peer, ServerConfig};
+use super::context::Context;
+use super::local_user;
+use super::login::{self, Claims, Denied, Grant};
+use super::lun::Lun;
+use super::mail::{ConnectionId, Mail};
+use super::session::Session;
+use super::sessions::{Admission, Claim};
+use super::shared::Shared;
+use super::slots::Slots;
+use super::state::State;
+use crate::sealing::Protection;
+use crate::stream::{Counters, sealed_segment_max};
+
+/// The user of this host that owns the peer's socket, as far as it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LocalUser {
+    /// The peer is on another host, or authenticates by other means.
+    Irrelevant,
+    /// Every user is admitted, so the user was not determined.
+    Any,
+    Is(u32),
+}
+
+struct Pending {
+    initiator: String,
+    isid: Isid,
+    tsih: u16,
+    target: Option<String>,
+    user: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Revised {
+    Same,
+    /// The session has other units; unit attentions report that.
+    Units,
+    /// The session ends: the initiator has to log in again.
+    Ends,
+}
+
+/// The login of one connection, and its session. For the call order see the head of this module.
+pub(super) struct Login {
+    id: ConnectionId,
+    pub(super) peer: SocketAddr,
+    local: SocketAddr,
+    /// The peer whose key the initiator has proven; `None` if not sealed.
+    proven: Option<Peer>,
+    user: LocalUser,
+    protection: Protection,
+    /// The configuration at the start of the login; dropped once the session exists.
+    basis: Option<Arc<State>>,
+    pending: Option<Pending>,
+    pub(super) session: Option<Session>,
+    /// The name and the target that the login claims, for the log.
+    refused_as: String,
+    pub(super) refusal: Option<String>,
+}
+
+impl Login {
+    pub(super) fn new(id: ConnectionId, (peer, local): (SocketAddr, SocketAddr)) -> Self {
+        Self {
+            id,
+            peer,
+            local,
+            proven: None,
+            user: LocalUser::Irrelevant,
+            protection: Protection::None,
+            basis: None,
+            pending: None,
+            session: None,
+            refused_as: String::new(),
+            refusal: None,
+        }
+    }
+
+    pub(super) fn initiator(&self) -> &str {
+        self.session.as_ref().map_or("(no session)", |session| &session.initiator)
+    }
+
+    fn listed_as(&self) -> Option<&str> {
+        self.proven.as_ref().map(|peer| peer.name.as_str())
+    }
+
+    /// The outer login has proven the key of `peer`; from here on the connection is sealed.
+    pub(super) fn on_sealed(&mut self, peer: &Peer, protection: Protection) {
+        self.proven = Some(peer.clone());
+        self.protection = protection;
+    }
+
+    pub(super) fn identify(&mut self, context: &Context<'_>, identity: &Identity) -> Result<Policy, Refusal> {
+        let state = context.shared.state();
+        let config = &state.config;
+        self.refused_as = login::refused_as(config, identity);
+        self.basis = Some(Arc::clone(&state));
+        if context.draining {
+            return Err(LoginStatus::ServiceUnavailable.into());
+        }
+        let policy = self.protected(config, login::policy(config, identity, self.proven.as_ref())?);
+        match self.admit_user(context.shared, config, &policy) {
+            Ok(user) => self.user = user,
+            Err(why) => {
+                self.refusal = Some(format!("{}: {why}", identity.initiator_name));
+                return Err(LoginStatus::AuthenticationFailure.into());
+            }
+        }
+        Ok(policy)
+    }
+
+    /// The parameters for the connection's protection. Sealed: no digests, and segments that one record head can
+    /// describe. Not protected and beyond this host: CRC32C is chosen from every list that offers it, because the TCP
+    /// checksum misses errors that nothing else would detect. An initiator that offers only None gets None.
+    fn protected(&self, config: &ServerConfig, mut policy: Policy) -> Policy {
+        let params = &mut policy.params;
+        if let Protection::Sealed { unit, .. } = self.protection {
+            (params.header_digest, params.data_digest) = (DigestPolicy::Off, DigestPolicy::Off);
+            let segment_max = &mut params.max_recv_data_segment_length;
+            *segment_max = sealed_segment_max(unit).min(*segment_max);
+        } else if config.tls.is_none() && !self.is_local() {
+            (params.header_digest, params.data_digest) = (DigestPolicy::Prefer, DigestPolicy::Prefer);
+        }
+        policy
+    }
+
+    /// Whether both ends are certainly on this host: one of them has a loopback address. The peer's may be another one,
+    /// since an initiator chooses the address that it binds its socket to.
+    fn is_local(&self) -> bool {
+        [self.peer, self.local].iter().any(|end| end.ip().to_canonical().is_loopback())
+    }
+
+    /// Checks the local user, where no other proof is required. `Err`: the reason, and the setting that admits the
+    /// user.
+    fn admit_user(
+        &self,
+        shared: &Shared,
+        config: &ServerConfig,
+        policy: &Policy,
+    ) -> Result<LocalUser, String> {
+        let is_proven = self.proven.is_some() || !matches!(policy.auth, AuthRequirement::None);
+        if is_proven || !self.is_local() {
+            return Ok(LocalUser::Irrelevant);
+        }
+        if config.local_users == LocalUsers::Any {
+            return Ok(LocalUser::Any);
+        }
+        let instead = "or protect the target by CHAP or by keys of peers";
+        match shared.local_users.of(self.peer, self.local) {
+            Ok(uid) if config.local_users.admit(uid) => Ok(LocalUser::Is(uid)),
+            Ok(uid) => {
+                let name = local_user::name_of(uid).unwrap_or_else(|| uid.to_string());
+                Err(format!(
+                    "user {name} (uid {uid}) of this host may not use this server: say --allow-user {name}, {instead}"
+                ))
+            }
+            Err(unknown) => {
+                Err(format!("an unknown user of this host: {unknown}; say --allow-user any, {instead}"))
+            }
+        }
+    }
+
+    pub(super) fn on_refused(&mut self, status: LoginStatus, denial: Option<Denial>) {
+        let why = denial.map_or_else(|| login::meaning(status), |denial| denial.to_string());
+        self.refusal.get_or_insert_with(|| format!("{}: {why}", self.refused_as));
+    }
+
+    pub(super) fn on_agreed(&mut self, ready: SessionReady) {
+        self.pending = Some(Pending {
+            initiator: ready.identity.initiator_name.to_string(),
+            isid: ready.identity.isid,
+            tsih: ready.identity.tsih,
+            target: ready.identity.target_name.as_ref().map(ToString::to_string),
+            user: ready.authenticated_as,
+        });
+    }
+
+    /// Claims the session of the negotiated login; called again when a session that it reinstates has ended. Returns
+    /// the TSIH, or the status of the refusal; `None`: the reinstated session has to end first, or no login is pending.
+    pub(super) fn claim(&mut self, context: &Context<'_>) -> Option<Result<u16, LoginStatus>> {
+        let pending = self.pending.take()?;
+        if pending.tsih != 0 {
+            // A second connection of the session, or a reinstatement of its connection: sessions here have one
+            // connection.
+            return Some(Err(if context.shared.sessions.exists(pending.tsih) {
+                LoginStatus::TooManyConnections
+            } else {
+                LoginStatus::SessionDoesNotExist
+            }));
+        }
+        let state = context.shared.state();
+        let Ok(grant) = self.granted(&state, &pending) else {
+            tracing::warn!(
+                peer = %self.peer, initiator = pending.initiator, user = pending.user,
+                "login refused: no row of the target's access list fits"
+            );
+            return Some(Err(LoginStatus::AuthorizationFailure));
+        };
+        let peer = self.proven.as_ref();
+        let target = pending.target.as_deref().and_then(|name| state.target(name));
+        let luns =
+            target.map(|index| state.visible_luns(index, grant.row.as_ref(), peer)).unwrap_or_default();
+        let exclusive = luns.iter().map(|seen| seen.lun);
+        let claim = Claim {
+            initiator: pending.initiator.clone(),
+            isid: pending.isid,
+            target: pending.target.clone(),
+            peer: self.peer,
+            peer_key: peer.map(|peer| peer.public_key),
+            connection: self.id,
+            exclusive: exclusive.filter(|lun| context.luns[*lun].config.exclusive).collect(),
+        };
+        Some(Err(match context.shared.sessions.claim(claim) {
+            Admission::Granted { tsih, nexus, former } => {
+                let Pending { initiator, user, target: target_name, .. } = pending;
+                let inventory = luns.iter().map(|seen| seen.wire).collect();
+                let session = Session { nexus, target, initiator, user, grant, luns, inventory };
+                self.begin(context, &state.config, session, target_name.as_deref(), (tsih, former));
+                return Some(Ok(tsih));
+            }
+            Admission::Wait { old } => {
+                tracing::info!(peer = %self.peer, initiator = pending.initiator, "session reinstatement");
+                self.pending = Some(pending);
+                let reason = "replaced by a new session of the same initiator port";
+                context.shared.mailboxes[old.worker].send(Mail::Close { connection: old, reason });
+                return None;
+            }
+            Admission::Busy { holder } => {
+                tracing::warn!(peer = %self.peer, initiator = pending.initiator, holder, "LUN is exclusive");
+                LoginStatus::AuthorizationFailure
+            }
+            Admission::OtherKey => {
+                tracing::warn!(
+                    peer = %self.peer, initiator = pending.initiator,
+                    "login refused: its name is in session with another key"
+                );
+                LoginStatus::AuthorizationFailure
+            }
+            Admission::Full => LoginStatus::ServiceUnavailable,
+        }))
+    }
+
+    /// What the configuration grants the login. The initiator was authenticated under the configuration at the start of
+    /// the login: if that was replaced since, both must grant the same.
+    fn granted(&self, state: &Arc<State>, pending: &Pending) -> Result<Grant, Denied> {
+        let peer = self.proven.as_ref();
+        let claims = Claims { initiator: &pending.initiator, peer, user: pending.user.as_deref() };
+        let grant = |state: &State| login::grant(&state.config, pending.target.as_deref(), claims);
+        let granted = grant(state)?;
+        if let Some(basis) = self.basis.as_ref().filter(|basis| !Arc::ptr_eq(basis, state))
+            && !granted.is_same(&grant(basis)?)
+        {
+            return Err(Denied);
+        }
+        if self.is_granted(&state.config) { Ok(granted) } else { Err(Denied) }
+    }
+
+    /// Starts the session: attaches its nexus to the units; the nexus has the ports of `former`.
+    fn begin(
+        &mut self,
+        context: &Context<'_>,
+        config: &ServerConfig,
+        session: Session,
+        target_name: Option<&str>,
+        (tsih, former): (u16, Option<NexusId>),
+    ) {
+        for seen in &session.luns {
+            context.luns[seen.lun].unit().attach(session.nexus, former);
+        }
+        tracing::info!(
+            peer = %self.peer, initiator = session.initiator,
+            target_name = target_name.unwrap_or("(discovery)"), tsih,
+            listed_as = self.listed_as(), chap_user = session.user,
+            protection = self.protection_kind(config, session.user.as_deref()),
+            luns = login::listed(&session.luns), "logged in"
+        );
+        self.session = Some(session);
+        self.basis = None;
+    }
+
+    fn protection_kind(&self, config: &ServerConfig, user: Option<&str>) -> &'static str {
+        match self.protection {
+            Protection::None if config.tls.is_some() => "tls",
+            Protection::None if user.is_some() => "chap",
+            _ => self.protection.kind(),
+        }
+    }
+
+    pub(super) fn targets(&self, shared: &Shared, scope: &Scope) -> Vec<TargetRecord> {
+        let session = self.session.as_ref().expect("text comes after the login");
+        let state = shared.state();
+        let config = &state.config;
+        let address = login::portal_address(config, self.local);
+        let own = session.target.map(|index| config.targets[index].iqn.as_str());
+        let claims = Claims {
+            initiator: &session.initiator,
+            peer: self.proven.as_ref(),
+            user: session.user.as_deref(),
+        };
+        login::visible(config, claims)
+            .filter(|target| match scope {
+                Scope::All => own.is_none() || own == Some(target.iqn.as_str()),
+                Scope::This => own == Some(target.iqn.as_str()),
+                Scope::Named(name) => target.iqn == name.as_str(),
+            })
+            .filter_map(|target| {
+                let name = IscsiName::parse(&target.iqn).ok()?;
+                Some(TargetRecord { name, addresses: address.iter().cloned().collect() })
+            })
+            .collect()
+    }
+
+    fn is_granted(&self, config: &ServerConfig) -> bool {
+        let peer = self.proven.as_ref();
+        let is_listed =
+            peer.is_none_or(|peer| config.peer(&peer.public_key).is_some_and(|listed| listed.is_same(peer)));
+        let is_admitted = match self.user {
+            LocalUser::Irrelevant => true,
+            LocalUser::Any => config.local_users == LocalUsers::Any,
+            LocalUser::Is(uid) => config.local_users.admit(uid),
+        };
+        is_listed
+            && is_admitted
+            && self.session.as_ref().is_none_or(|session| {
+                let target = session.target.map(|index| config.targets[index].iqn.as_str());
+                let claims = Claims { initiator: &session.initiator, peer, user: session.user.as_deref() };
+                login::grant(config, target, claims).is_ok_and(|grant| grant.is_same(&session.grant))
+            })
+    }
+
+    /// Applies a changed configuration. A session whose rights have changed ends, and its initiator has to log in
+    /// again. Other sessions continue; unit attentions report added and removed units.
+    pub(super) fn revise(&mut self, context: &Context<'_>, state: &State) -> Revised {
+        if self.is_granted(&state.config)
+            && let Some(revised) = self.revise_luns(context, state)
+        {
+            return revised;
+        }
+        if let Some(session) = &self.session {
+            tracing::info!(
+                peer = %self.peer, initiator = session.initiator, listed_as = self.listed_as(),
+                chap_user = session.user, "session ends: its key, its user or its rights were changed by the reload"
+            );
+        }
+        Revised::Ends
+    }
+
+    fn revise_luns(&mut self, context: &Context<'_>, state: &State) -> Option<Revised> {
+        let Some(session) = &mut self.session else { return Some(Revised::Same) };
+        let Some(target) = session.target else { return Some(Revised::Same) };
+        let luns = state.visible_luns(target, session.grant.row.as_ref(), self.proven.as_ref());
+        if luns == session.luns {
+            return Some(Revised::Same);
+        }
+        let nexus = session.nexus;
+        for seen in &luns {
+            let unit = &context.luns[seen.lun];
+            if session.luns.contains(seen) {
+                unit.unit().luns_changed(nexus);
+            } else if unit.config.exclusive {
+                return None;
+            } else {
+                unit.unit().attach(nexus, None);
+            }
+        }
+        for seen in session.luns.iter().filter(|seen| !luns.contains(seen)) {
+            context.luns[seen.lun].detach(nexus);
+        }
+        let exclusive = luns.iter().map(|seen| seen.lun).filter(|lun| context.luns[*lun].config.exclusive);
+        context.shared.sessions.set_exclusive(self.id, exclusive.collect());
+        session.inventory = luns.iter().map(|seen| seen.wire).collect();
+        session.luns = luns;
+        Some(Revised::Units)
+    }
+
+    /// The connection is over: detaches the nexus from its units.
+    pub(super) fn end(&self, luns: &Slots<Arc<Lun>>, counters: Counters) {
+        let Some(session) = &self.session else { return };
+        for seen in &session.luns {
+            luns[seen.lun].detach(session.nexus);
+        }
+        tracing::info!(
+            peer = %self.peer, initiator = session.initiator, listed_as = self.listed_as(),
+            received = counters.received, sent = counters.sent, copied = counters.copied,
+            "session ended"
+        );
+    }
+}

@@ -1,3 +1,0 @@
-//! See the function of this name in the library.
-#![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::sealed(bytes));

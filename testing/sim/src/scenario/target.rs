@@ -1,0 +1,139 @@
+//! The target: a machine, its disks, and the server that runs on it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use node::initiator::{DigestPolicy, IscsiMedium, Options, Url};
+use node::target::{Access, LocalUsers, LunConfig, Server, ServerConfig, TargetConfig};
+
+use crate::disk::Disk;
+use crate::random::Random;
+use crate::state::MachineId;
+use crate::world::Context;
+
+pub(super) const IQN: &str = "iqn.2026-11.example:sim";
+pub(super) const ADDRESS: &str = "10.0.0.1:3260";
+
+/// See the module. [`Target::boot`], then [`Target::kill`] or [`Target::end`], and again.
+pub(crate) struct Target {
+    context: Context,
+    machine: MachineId,
+    pub(crate) disk: Disk,
+    /// Disks of LUNs 1 and above.
+    more: Vec<Disk>,
+    config: ServerConfig,
+    server: Option<Server>,
+}
+
+impl Target {
+    /// A target with power, without a running server.
+    pub(crate) fn new(context: &Context, sectors: u64, write_cache: bool, random: &mut Random) -> Self {
+        let disk = Disk::new("sim:lun", sectors, context.fork(), random.pick(&[50, 500, 20_000]));
+        Self::of(context, disk, write_cache, random)
+    }
+
+    /// The same, with this disk as LUN 0.
+    pub(crate) fn of(context: &Context, disk: Disk, write_cache: bool, random: &mut Random) -> Self {
+        let lun = lun(0, &disk, write_cache);
+        let address: SocketAddr = ADDRESS.parse().expect("an address");
+        let config = ServerConfig {
+            listen: vec![address],
+            advertise: None,
+            sealing: None,
+            targets: vec![TargetConfig { iqn: IQN.into(), luns: vec![lun], access: Access::default() }],
+            local_users: LocalUsers::Any,
+            tls: None,
+            drain_timeout: Duration::from_secs(5),
+            threads: Some(random.within(1..3) as usize),
+        };
+        let machine = context.add_machine();
+        Self { context: context.clone(), machine, disk, more: Vec::new(), config, server: None }
+    }
+
+    /// Adds a LUN; to be called before the server starts.
+    pub(crate) fn add(&mut self, disk: &Disk, write_cache: bool) {
+        self.more.push(disk.clone());
+        self.config.targets[0].luns.push(lun(self.more.len() as u16, disk, write_cache));
+    }
+
+    fn disks(&self) -> impl Iterator<Item = &Disk> {
+        [&self.disk].into_iter().chain(&self.more)
+    }
+
+    pub(crate) fn boot(&mut self) {
+        let config = self.config.clone();
+        self.disks().for_each(Disk::start);
+        match self.context.on(self.machine, || Server::start(config)) {
+            Ok(server) => self.server = Some(server),
+            Err(error) => self.context.fail(format!("the target does not start: {error}")),
+        }
+    }
+
+    /// Kills the server without notice, with the power of the machine or without.
+    pub(crate) fn kill(&mut self, power: bool) {
+        for disk in self.disks() {
+            let cut = disk.stop(power);
+            self.context.count(|counters| {
+                counters.sectors_lost += cut.lost;
+                counters.sectors_between += cut.between;
+                counters.requests_torn += cut.torn;
+            });
+        }
+        self.context.count(|counters| {
+            *(if power { &mut counters.target_cuts } else { &mut counters.target_kills }) += 1;
+        });
+        self.context.kill(self.machine, power);
+        if let Some(server) = self.server.take() {
+            // Its result does not matter: the server was killed.
+            let _ = server.wait();
+        }
+    }
+
+    /// Ends the server in order. True if it reports that everything is durable.
+    pub(crate) fn end(&mut self, drain: bool) -> bool {
+        let Some(server) = self.server.take() else { return true };
+        self.context.count(|counters| counters.drains += 1);
+        let handle = server.handle();
+        if drain {
+            handle.drain();
+        } else {
+            handle.stop();
+        }
+        match server.wait() {
+            Ok(()) => true,
+            Err(error) => {
+                self.context.fail(format!("the target did not end in order: {error}"));
+                false
+            }
+        }
+    }
+}
+
+pub(super) fn naa(number: u16) -> u64 {
+    0x3000_0000_0000_0001 + u64::from(number)
+}
+
+fn lun(number: u16, disk: &Disk, write_cache: bool) -> LunConfig {
+    let config = LunConfig::new(number, Arc::new(disk.clone()), format!("sim{number}"), naa(number));
+    LunConfig { write_cache, shared: true, ..config }
+}
+
+fn digest(random: &mut Random) -> DigestPolicy {
+    if random.one_in(4) { DigestPolicy::Require } else { DigestPolicy::Allow }
+}
+
+pub(crate) fn options(name: &str, random: &mut Random) -> Options {
+    Options {
+        timeout: Duration::from_secs(random.pick(&[20, 60, 300])),
+        header_digest: digest(random),
+        data_digest: digest(random),
+        ..Options::new(format!("iqn.2026-11.example:{name}"))
+    }
+}
+
+/// The LUN's medium in one process of an initiator.
+pub(crate) fn medium(options: &Options) -> IscsiMedium {
+    let url = Url::parse(&format!("iscsi://{ADDRESS}/{IQN}/0")).expect("a URL");
+    IscsiMedium::new(url, options.clone(), false).expect("a LUN")
+}

@@ -1,0 +1,87 @@
+//! Shared part of families that run the program in an emulated machine (`tests/kernel-lab`): copies it there, and makes
+//! cases of the lines that a script prints.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+
+use super::FULL_ONLY;
+use crate::process::tail;
+use crate::{Cases, Context, Output, program, run};
+
+/// Libraries of the program other than the C library, which the guest has.
+fn libraries(hikyaku: &Path) -> Result<Vec<PathBuf>> {
+    let output = run(program("ldd")?.arg(hikyaku), Duration::from_secs(10))?.success()?;
+    let needed = output.stdout.lines().filter_map(|line| line.trim().split_once(" => "));
+    let wanted =
+        needed.filter(|(name, _)| ["libgcc_s", "libm."].iter().any(|wanted| name.starts_with(wanted)));
+    Ok(wanted.filter_map(|(_, path)| path.split(' ').next()).map(PathBuf::from).collect())
+}
+
+/// Makes `command`, a run of the guest, copy the program under test to `/lab/hikyaku`, whatever name `--hikyaku` gives.
+/// `dir` holds the intermediate files.
+pub(super) fn bring_program(command: &mut Command, context: &Context, dir: &Path) -> Result<()> {
+    let hikyaku = dir.join("hikyaku");
+    std::fs::copy(&context.hikyaku, &hikyaku)?;
+    command.arg("--file").arg(&hikyaku);
+    for library in libraries(&context.hikyaku)? {
+        command.arg("--file").arg(library);
+    }
+    Ok(())
+}
+
+pub(super) struct Said {
+    /// Results by name; for a line "FAIL name" the indented lines after it.
+    results: BTreeMap<String, Result<(), String>>,
+    text: String,
+    is_late: bool,
+}
+
+impl Said {
+    pub(super) fn read(output: &Output) -> Self {
+        let text = output.text().replace('\r', "");
+        let mut results = BTreeMap::new();
+        let mut lines = text.lines().map(str::trim_end).peekable();
+        while let Some(line) = lines.next() {
+            if let Some(name) = line.strip_prefix("PASS ") {
+                results.entry(name.to_owned()).or_insert(Ok(()));
+            } else if let Some(name) = line.strip_prefix("FAIL ") {
+                let said: Vec<&str> =
+                    std::iter::from_fn(|| lines.next_if(|line| line.starts_with("  "))).collect();
+                results.insert(name.to_owned(), Err(said.join("\n")));
+            }
+        }
+        Self { results, text, is_late: output.timed_out }
+    }
+
+    fn result(&self, name: &str) -> Result<()> {
+        let result = self.results.get(name).context("the script did not come to it")?;
+        result.clone().map_err(|said| anyhow!("{said}"))
+    }
+
+    /// Demands that the script completed and judged exactly `names`.
+    fn ends(&self, names: &[&str]) -> Result<()> {
+        ensure!(!self.is_late, "the guest did not end in time\n{}", tail(&self.text, 3000));
+        let is_ended = self.text.lines().any(|line| line.trim() == "GUEST-RC 0");
+        ensure!(is_ended, "{}", tail(&self.text, 3000));
+        let others: Vec<_> = self.results.keys().filter(|name| !names.contains(&name.as_str())).collect();
+        ensure!(others.is_empty(), "no case is listed for {others:?}");
+        Ok(())
+    }
+}
+
+/// Makes a case of each name that a script judges, with `full` in the full tier only, and one for the end of the
+/// script. Names are separated by spaces; `said` runs the script once.
+pub(super) fn judge<'a>(cases: &mut Cases, names: &str, full: &str, said: impl Fn() -> Result<&'a Said>) {
+    let [names, full] = [names, full].map(|names| names.split_whitespace().collect::<Vec<_>>());
+    for name in &names {
+        cases.check(name, || said()?.result(name));
+    }
+    for name in &full {
+        cases.check_some(FULL_ONLY, name, || said()?.result(name));
+    }
+    cases.check("script-ends", || said()?.ends(&[names, full].concat()));
+}

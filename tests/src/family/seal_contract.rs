@@ -1,0 +1,129 @@
+//! Part of `cli-contract`: the contract for keys, policies and trust, and the secrecy of keys.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::attack::names::Scene;
+use crate::{Cases, Context, Output, Running, run};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Sealed {
+    running: Running,
+    url: String,
+}
+
+impl Sealed {
+    fn portal(&self) -> String {
+        self.url.split('/').take(3).collect::<Vec<_>>().join("/")
+    }
+}
+
+/// Serves with all its log; the initiator has the key of the one peer.
+fn serve(scene: &Scene<'_>, policy: &[&str]) -> Result<Sealed> {
+    let mut command = scene.command();
+    command.env("HIKYAKU_LOG", "trace").args(["serve", "mem:4M", "--listen", "127.0.0.1:0"]);
+    command.args(["--identity", &scene.path("target.key"), "--peers", &scene.path("peers.toml")]);
+    let mut running = Running::start(command.args(policy))?;
+    let url = running.wait_stdout("URL", LIMIT, |text| {
+        text.lines().find(|line| line.starts_with("iscsi://")).map(str::to_owned)
+    })?;
+    Ok(Sealed { running, url })
+}
+fn secret(path: &Path) -> Result<String> {
+    let text = fs::read_to_string(path)?;
+    Ok(text.lines().last().context("a key file has a line")?.to_owned())
+}
+
+fn error(output: &Output) -> Result<Value> {
+    let line = output.stderr.lines().last().context("nothing on stderr")?;
+    Ok(serde_json::from_str::<Value>(line)?["error"].clone())
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) {
+    cases.check("key-new-keeps-it-from-others-and-never-overwrites", || {
+        use std::os::unix::fs::PermissionsExt;
+        let scene = Scene::new(context)?;
+        let mode = fs::metadata(scene.path("target.key"))?.permissions().mode() & 0o777;
+        ensure!(mode == 0o600, "mode {mode:03o}");
+        let before = fs::read(scene.path("target.key"))?;
+        scene.ours(&["key", "new", &scene.path("target.key")])?.expect(6)?;
+        ensure!(fs::read(scene.path("target.key"))? == before, "overwritten");
+        fs::set_permissions(scene.path("target.key"), fs::Permissions::from_mode(0o640))?;
+        let output = scene.ours(&["key", "public", &scene.path("target.key")])?.expect(4)?;
+        ensure!(output.text().contains("chmod 600"), "{output}");
+        Ok(())
+    });
+    cases.check("a-peers-key-requires-sealing-on-both-sides", || {
+        let scene = Scene::new(context)?;
+        let sealed = serve(&scene, &[])?;
+        let refused = scene.ours(&["info", &sealed.url, "--json"])?.expect(4)?;
+        let hint = error(&refused)?["hint"].to_string();
+        ensure!(hint.contains(&format!("hikyaku key trust {}", sealed.portal())), "{hint}");
+        scene.ours(&["key", "trust", &sealed.portal()])?.expect(4)?;
+        scene.ours(&["key", "trust", &sealed.portal(), "--key", &scene.target_key])?.success()?;
+        let output = scene.ours(&["info", &sealed.url, "--json"])?.success()?;
+        let protection = serde_json::from_str::<Value>(&output.stdout)?["protection"].clone();
+        ensure!(protection["kind"] == "seal" && protection["peer"] == *scene.target_key, "{protection}");
+        scene.ours(&["copy", "pattern:4M", &sealed.url, "--verify"])?.success()?;
+        scene.ours(&["info", &format!("{},seal=off", sealed.url)])?.expect(4)?;
+        Ok(())
+    });
+    cases.check("a-target-that-stops-sealing-is-refused", || {
+        let scene = Scene::new(context)?;
+        let plain = serve(&scene, &["--seal", "off"])?;
+        scene.ours(&["info", &plain.url])?.success()?;
+        let keyed = format!("{},peer-key={}", plain.url, scene.target_key);
+        scene.ours(&["info", &keyed])?.expect(4)?;
+        scene.ours(&["info", &format!("{keyed},seal=offer")])?.expect(4)?;
+        scene.ours(&["info", &format!("{keyed},seal=off")])?.success()?;
+        // Known, not given: `key trust` would not note the key of a target that does not prove it.
+        let known = format!("{} {}\n", plain.portal().trim_start_matches("iscsi://"), scene.target_key);
+        fs::write(scene.home.path().join("config/hikyaku/known-targets"), known)?;
+        scene.ours(&["info", &format!("{},seal=offer", plain.url)])?.expect(4)?;
+        Ok(())
+    });
+    cases.check("no-key-in-logs-json-or-command-lines", || {
+        let scene = Scene::new(context)?;
+        let secrets = [
+            secret(Path::new(&scene.path("target.key")))?,
+            secret(&scene.home.path().join("config/hikyaku/identity"))?,
+        ];
+        let sealed = serve(&scene, &[])?;
+        let keyed = format!("{},peer-key={}", sealed.url, scene.target_key);
+        let mut said = String::new();
+        for arguments in [
+            vec!["info", &keyed, "--json"],
+            vec!["ls", &keyed],
+            vec!["key", "public", "--json"],
+            vec!["info", &sealed.url, "--json"],
+        ] {
+            let mut command = scene.command();
+            said += &run(command.env("HIKYAKU_LOG", "trace").args(arguments), LIMIT)?.text();
+        }
+        said += &fs::read_to_string(format!("/proc/{}/cmdline", sealed.running.pid()))?;
+        let limits = fs::read_to_string(format!("/proc/{}/limits", sealed.running.pid()))?;
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).context("no limit")?;
+        ensure!(core.split_whitespace().filter(|word| *word == "0").count() == 2, "{core}");
+        said += &sealed.running.stderr();
+        ensure!(said.contains("sealing: require"), "the target's log is missing:\n{said}");
+        for secret in &secrets {
+            ensure!(!said.contains(secret.as_str()), "a private key was shown");
+        }
+        Ok(())
+    });
+    cases.check("sealing-that-is-only-offered-is-exposure", || {
+        let scene = Scene::new(context)?;
+        let own = ["--identity", &scene.path("target.key"), "--peers", &scene.path("peers.toml")];
+        let serve = ["serve", "mem:1M", "--listen", "0.0.0.0:0", "--seal", "offer"];
+        scene.ours(&[&serve[..], &own].concat())?.expect(6)?;
+        let mut command = scene.command();
+        command.args(["serve", "mem:1M", "--listen", "0.0.0.0:0"]).args(own);
+        Running::start(&mut command)?
+            .wait_stdout("URL", LIMIT, |text| text.contains("iscsi://").then_some(()))
+    });
+}

@@ -1,0 +1,137 @@
+//! The initiator against tgt: `copy --verify` in both directions, plain and with CHAP.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rand::RngExt;
+use tempfile::TempDir;
+
+use crate::files::{empty_file, patchy_file, random_file, same_file, same_range, size_of};
+use crate::{Cases, Context, Credentials, Disk, Scene, Served, Tgt, scratch};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn copy(context: &Context, source: &str, destination: &str, more: &[&str]) -> Result<()> {
+    let mut arguments = vec!["copy", "--verify", source, destination];
+    arguments.extend(more);
+    context.ours(&arguments, LIMIT)?.success().map(|_| ())
+}
+
+fn round_trip(context: &Context, source: &Path, endpoint_options: &str, served: &mut Served) -> Result<()> {
+    let dir = scratch()?;
+    let back = dir.path().join("back.img");
+    empty_file(&back, size_of(source)?)?;
+    let url = format!("{}{endpoint_options}", served.url(0));
+    let result = copy(context, &source.display().to_string(), &url, &[])
+        .and_then(|()| copy(context, &url, &back.display().to_string(), &[]))
+        .and_then(|()| same_file(source, &back));
+    served.blame(result)
+}
+
+/// A copy to a LUN of tgt and back, whose kind follows from `index`.
+fn there_and_back(context: &Context, index: usize, bytes: u64, seed: u64) -> Result<()> {
+    let dir = scratch()?;
+    let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
+    if index % 3 == 2 {
+        patchy_file(&source, bytes, seed)?;
+    } else {
+        random_file(&source, bytes, seed)?;
+    }
+    empty_file(&stored, bytes)?;
+    let mut disk = Disk::file(&stored);
+    disk.thin = index % 3 == 2;
+    disk.block_size = (index % 2 == 1).then_some(4096);
+    let mut served = Served::Tgt(Tgt::serve(&[disk], None)?);
+    let allow = ["--allow", "sector-size"];
+    let result = copy(context, &source.display().to_string(), &served.url(0).to_string(), &allow);
+    served.blame(result)?;
+    let back = dir.path().join("back.img");
+    empty_file(&back, bytes)?;
+    let result = copy(context, &served.url(0).to_string(), &back.display().to_string(), &allow);
+    served.blame(result)?;
+    drop(served);
+    same_file(&source, &stored)?;
+    same_file(&source, &back)
+}
+
+struct Chap {
+    dir: TempDir,
+    source: PathBuf,
+    served: Served,
+    options: String,
+}
+
+impl Chap {
+    fn new(context: &Context, credentials: &Credentials) -> Result<Self> {
+        let dir = scratch()?;
+        let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
+        random_file(&source, 16 << 20, context.seed_for("tgt/chap"))?;
+        empty_file(&stored, 16 << 20)?;
+        let served = Served::Tgt(Tgt::serve(&[Disk::file(&stored)], Some(credentials))?);
+        let secret = credentials.secret_file(dir.path())?;
+        let options = format!(",chap-user={},chap-secret-file={}", credentials.user, secret.display());
+        Ok(Self { dir, source, served, options })
+    }
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let mut rng = context.rng("tgt");
+    for index in 0..16 {
+        let mib = rng.random_range(1..=if index == 0 { 64 } else { 24u64 });
+        let seed = rng.random();
+        cases.check_some(("round-trips", 3), &format!("round-trip-{index}"), || {
+            there_and_back(context, index, mib << 20, seed)
+        });
+    }
+
+    let credentials = Credentials::example();
+    let mut chap = Scene::new(|| Chap::new(context, &credentials));
+    cases.check("chap-round-trip", || {
+        let Chap { source, served, options, .. } = chap.get_mut()?;
+        round_trip(context, source, options, served)
+    });
+    cases.check("chap-from-environment", || {
+        let Chap { source, served, options, .. } = chap.get()?;
+        let url = format!("{}{options}", served.url(0));
+        copy(context, &source.display().to_string(), &url, &[])?;
+        let mut command = context.command();
+        command.args(["compare", &source.display().to_string(), &served.url(0).to_string()]);
+        command.env("LIBISCSI_CHAP_USERNAME", &credentials.user);
+        command.env("LIBISCSI_CHAP_PASSWORD", &credentials.secret);
+        crate::run(&mut command, LIMIT)?.success().map(|_| ())
+    });
+    let wrong = Credentials { user: credentials.user.clone(), secret: "not-the-secret-1".into() };
+    for (name, is_missing) in [("chap-wrong-secret-exits-4", false), ("chap-missing-exits-4", true)] {
+        cases.check(name, || {
+            let Chap { source, served, .. } = chap.get()?;
+            let dir = scratch()?;
+            let file = wrong.secret_file(dir.path())?;
+            let options = match is_missing {
+                true => String::new(),
+                false => format!(",chap-user={},chap-secret-file={}", wrong.user, file.display()),
+            };
+            let url = format!("{}{options}", served.url(0));
+            let output = context.ours(&["copy", &source.display().to_string(), &url], LIMIT)?;
+            let output = output.expect(4)?;
+            for secret in [&credentials.secret, &wrong.secret] {
+                ensure!(!output.text().contains(secret.as_str()), "a secret is shown: {output}");
+            }
+            Ok(())
+        });
+    }
+    cases.check("larger-destination-keeps-its-rest", || {
+        let Chap { dir, source, .. } = chap.get()?;
+        let big = dir.path().join("big.img");
+        random_file(&big, 20 << 20, context.seed_for("tgt/big"))?;
+        let before = dir.path().join("before.img");
+        std::fs::copy(&big, &before)?;
+        let mut served = Served::Tgt(Tgt::serve(&[Disk::file(&big)], None)?);
+        let result = copy(context, &source.display().to_string(), &served.url(0).to_string(), &[]);
+        served.blame(result)?;
+        drop(served);
+        same_range(source, 0, &big, 0, 16 << 20)?;
+        same_range(&before, 16 << 20, &big, 16 << 20, 4 << 20)
+    });
+    Ok(())
+}

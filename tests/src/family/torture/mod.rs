@@ -1,0 +1,232 @@
+//! `hikyaku torture` while its target is killed or stopped, its connections are cut and its power fails, repeatedly.
+
+pub(super) mod scene;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rand::RngExt;
+use serde_json::Value;
+
+use self::scene::{
+    BYTES, Disturbance, KILL, LIFE_MS, LOGIN, POWER, READY_LIMIT, SLACK, Scene, Stand, TIMEOUT,
+};
+use crate::files::empty_file;
+use crate::process::Surroundings;
+use crate::{Cases, Context, Disk, Output, Running, Tgt, Tier, find_program, scratch};
+
+const KILLS_MIN: usize = 1000;
+
+const SCENES: &[Scene] = &[
+    Scene { weight: 3, ..KILL },
+    Scene { name: "kill-three-clients", arguments: &["--clients", "3"], weight: 3, ..KILL },
+    Scene { name: "kill-writethrough", options: ",cache=writethrough", weight: 2, ..KILL },
+    Scene { name: "kill-4096-byte-blocks", options: ",block-size=4096", ..KILL },
+    Scene { name: "kill-portable", portable: true, arguments: &["--clients", "2"], weight: 2, ..KILL },
+    // Over the crash layer: everything that an orderly end does not flush is lost.
+    Scene {
+        name: "stop",
+        disturbance: Disturbance::Stop,
+        options: ",crash=never",
+        arguments: &["--clients", "2"],
+        ..KILL
+    },
+    // The delay prolongs the checks before the clients' work, so that waiting clients can miss events meanwhile.
+    Scene {
+        name: "stop-slow",
+        disturbance: Disturbance::Stop,
+        options: ",crash=never,delay=60ms",
+        arguments: &["--clients", "2"],
+        ..KILL
+    },
+    Scene { name: "cut", disturbance: Disturbance::Cut, arguments: &["--clients", "2"], ..KILL },
+    Scene { name: "cut-portable", disturbance: Disturbance::Cut, portable: true, ..KILL },
+    POWER,
+    Scene { name: "power-writethrough", options: ",cache=writethrough", ..POWER },
+    Scene { name: "power-portable", portable: true, ..POWER },
+    Scene {
+        name: "kill-sealed",
+        seal: Some("AES-256-GCM"),
+        arguments: &["--clients", "2"],
+        weight: 2,
+        ..KILL
+    },
+    Scene { name: "kill-sealed-portable", seal: Some("AEGIS-128X2"), portable: true, ..KILL },
+    Scene {
+        name: "cut-sealed",
+        seal: Some("AEGIS-256X4"),
+        disturbance: Disturbance::Cut,
+        arguments: &["--clients", "2"],
+        ..KILL
+    },
+    Scene {
+        name: "cut-sealed-portable",
+        seal: Some("AES-256-GCM"),
+        disturbance: Disturbance::Cut,
+        portable: true,
+        ..KILL
+    },
+    Scene {
+        name: "stop-sealed",
+        seal: Some("AES-256-GCM"),
+        disturbance: Disturbance::Stop,
+        options: ",crash=never",
+        ..KILL
+    },
+    Scene { name: "power-sealed", seal: Some("ChaCha20-Poly1305"), ..POWER },
+    // Control: losses without an announcement are detected.
+    Scene { name: "power-unannounced-is-caught", arguments: &["--clients", "2"], expect: 3, ..POWER },
+];
+
+#[derive(Debug, Default)]
+struct Sums {
+    kills: u64,
+    stops: u64,
+    cuts: u64,
+    power_cuts: u64,
+    tgt_kills: u64,
+    torture_kills: u64,
+    connections_lost: u64,
+    sectors_judged: u64,
+    lost: u64,
+}
+
+impl Sums {
+    fn add(&mut self, object: &Value) {
+        let number = |name: &str| object[name].as_u64().unwrap_or(0);
+        self.connections_lost += number("connections_lost");
+        self.sectors_judged += number("sectors_judged");
+        self.lost += number("violations");
+    }
+}
+
+/// Demands the exit code `expect` and adds the counts of the report to `sums`.
+fn verdict(output: Output, expect: i32, sums: &mut Sums) -> Result<()> {
+    let output = output.expect(expect)?;
+    let line = output.stdout.lines().last().context("no verdict")?;
+    let object: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+    let kept = object["kept"].as_bool() == Some(true);
+    ensure!(kept == (expect == 0), "the verdict contradicts the exit code: {line}");
+    if expect == 0 {
+        sums.add(&object);
+        ensure!(object["connections_lost"].as_u64() > Some(0), "it was never disturbed: {line}");
+    }
+    Ok(())
+}
+
+fn judge(context: &Context, scene: &Scene, seconds: u64, sums: &mut Sums) -> Result<()> {
+    let (output, disturbed) = scene::play(context, scene, seconds, &Surroundings::default())?;
+    match scene.disturbance {
+        Disturbance::None => {}
+        Disturbance::Kill => sums.kills += disturbed,
+        Disturbance::Stop => sums.stops += disturbed,
+        Disturbance::Cut => sums.cuts += disturbed,
+        Disturbance::Power => sums.power_cuts += if scene.expect == 0 { disturbed } else { 0 },
+    }
+    verdict(output, scene.expect, sums)
+}
+
+/// The program itself is killed, with its target or without; its log must be true.
+fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<()> {
+    let mut rng = context.rng("torture/torture-killed");
+    for round in 0..rounds {
+        let stand = Stand::new(&Surroundings::default())?;
+        let mut target = stand.serve(context, "")?;
+        let (url, journal) = (stand.url(), stand.dir.path().join("journal"));
+        let journal = journal.display().to_string();
+        let arguments = ["--seconds", "60", "--clients", "2", "--journal", &journal];
+        let mut torture = stand.torture(context, &url, &arguments, rng.random_range(0..1 << 32))?;
+        let until = Instant::now() + READY_LIMIT;
+        while !fs::metadata(&journal).is_ok_and(|found| found.len() > 0) {
+            ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
+            ensure!(Instant::now() < until, "it writes no journal\n{}", torture.stderr_tail());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(rng.random_range(300..1500)));
+        ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
+        torture.signal(libc::SIGKILL)?;
+        torture.finish(READY_LIMIT)?;
+        sums.torture_kills += 1;
+        if round % 2 == 1 {
+            target.signal(libc::SIGKILL)?;
+            target.finish(READY_LIMIT)?;
+            sums.kills += 1;
+            target = stand.serve(context, "")?;
+        }
+        let mut command = stand.command(context);
+        command.args(["torture", &url, "--check", &journal, "--json"]);
+        let output = crate::run(&mut command, SLACK)?.success()?;
+        let object: Value = serde_json::from_str(output.stdout.lines().last().context("no verdict")?)?;
+        sums.add(&object);
+        drop(target);
+    }
+    Ok(())
+}
+
+fn tgt(context: &Context, seconds: u64, sums: &mut Sums) -> Result<()> {
+    let mut rng = context.rng("torture/tgt");
+    let dir = scratch()?;
+    let file = dir.path().join("disk.img");
+    empty_file(&file, BYTES)?;
+    let disks = [Disk::file(&file)];
+    let mut target = Tgt::serve(&disks, None)?;
+    let mut command = context.command();
+    let seed = rng.random_range(0..u64::from(u32::MAX)).to_string();
+    command.args([
+        "torture",
+        &format!("{},{TIMEOUT}", target.url(0)),
+        "--destroy",
+        "--json",
+        "--seed",
+        &seed,
+    ]);
+    command.args(["--seconds", &seconds.to_string(), "--clients", "2"]);
+    let mut torture = Running::start(&mut command)?;
+    let calm = Instant::now() + Duration::from_secs(seconds) + SLACK / 4;
+    std::thread::sleep(LOGIN);
+    while !torture.ended() && Instant::now() < calm {
+        std::thread::sleep(Duration::from_millis(rng.random_range(LIFE_MS)));
+        target = target.killed_and_restarted(&disks)?;
+        sums.tgt_kills += 1;
+    }
+    verdict(torture.finish(SLACK)?, 0, sums)
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let unit = context.amount(3, 36) as u64;
+    let (mut sums, mut complete) = (Sums::default(), 0);
+    for scene in SCENES {
+        let weight = if context.tier == Tier::Full { scene.weight } else { 1 };
+        cases.check(scene.name, || {
+            complete += 1;
+            judge(context, scene, unit * weight, &mut sums)
+        });
+    }
+    cases.check("torture-killed-its-journal-holds", || {
+        complete += 1;
+        torture_killed(context, context.amount(2, 20), &mut sums)
+    });
+    if find_program("tgtd").is_some() {
+        cases.check("tgt-kill", || tgt(context, context.amount(3, 60) as u64, &mut sums));
+    }
+    cases.check_sum("a-thousand-kills", complete == SCENES.len() + 1, || {
+        let least = context.amount(0, KILLS_MIN) as u64;
+        ensure!(sums.kills >= least, "the target was killed {} times only", sums.kills);
+        Ok(())
+    });
+    for (name, value) in [
+        ("kills", sums.kills),
+        ("stops", sums.stops),
+        ("tgt_kills", sums.tgt_kills),
+        ("torture_kills", sums.torture_kills),
+        ("cuts", sums.cuts),
+        ("power_cuts", sums.power_cuts),
+        ("connections_lost", sums.connections_lost),
+        ("sectors_judged", sums.sectors_judged),
+        ("lost", sums.lost),
+    ] {
+        cases.fact(name, value);
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! The Debian packages of the interoperability tests and benchmarks: installed as root or by sudo, otherwise listed in
+//! an error. A missing peer never skips a test. Also cargo-deny, built from crates.io.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::files::is_root;
+use crate::steps;
+use crate::{find_program, run};
+
+const INSTALL_LIMIT: Duration = Duration::from_secs(600);
+
+struct Need {
+    package: &'static str,
+    programs: &'static [&'static str],
+    /// A plugin: `NAME.so` in QEMU's directory.
+    qemu_block: Option<&'static str>,
+    file: Option<&'static str>,
+}
+
+/// A package without programs that is detected by a file.
+const fn file(package: &'static str, path: &'static str) -> Need {
+    Need { package, programs: &[], qemu_block: None, file: Some(path) }
+}
+
+const fn need(package: &'static str, programs: &'static [&'static str]) -> Need {
+    Need { package, programs, qemu_block: None, file: None }
+}
+
+const QEMU_ISCSI: Need =
+    Need { package: "qemu-block-extra", programs: &[], qemu_block: Some("block-iscsi.so"), file: None };
+
+const TEST: &[Need] = &[
+    need("tgt", &["tgtd", "tgtadm"]),
+    need(
+        "libiscsi-bin",
+        &["iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-swp", "iscsi-perf", "iscsi-test-cu"],
+    ),
+    need("qemu-utils", &["qemu-img", "qemu-io", "qemu-nbd"]),
+    need("nbdkit", &["nbdkit"]),
+    need("gddrescue", &["ddrescuelog"]),
+    need("strace", &["strace"]),
+    QEMU_ISCSI,
+    need("qemu-system-x86", &["qemu-system-x86_64"]),
+    file("ipxe-qemu", "/usr/lib/ipxe/qemu/pxe-e1000.rom"),
+    file("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd"),
+    need("busybox-static", &["busybox"]),
+    need("cpio", &["cpio"]),
+    need("kmod", &["modprobe", "depmod"]),
+    need("xz-utils", &["xz"]),
+    need("e2fsprogs", &["mkfs.ext4", "e2fsck"]),
+    need("xfsprogs", &["mkfs.xfs", "xfs_repair"]),
+    need("btrfs-progs", &["mkfs.btrfs", "btrfs"]),
+    need("mount", &["losetup"]),
+    need("fio", &["fio"]),
+    need("g++", &["c++"]),
+    Need {
+        package: "python3-cryptography",
+        programs: &["python3"],
+        qemu_block: None,
+        file: Some("/usr/lib/python3/dist-packages/cryptography/__init__.py"),
+    },
+];
+
+const BENCH: &[Need] = &[
+    need("tgt", &["tgtd", "tgtadm"]),
+    need("qemu-utils", &["qemu-img"]),
+    QEMU_ISCSI,
+    need("iperf3", &["iperf3"]),
+    need("fio", &["fio"]),
+    need("mount", &["losetup"]),
+    need("iproute2", &["ip", "tc"]),
+    need("openssl", &["openssl"]),
+    need("stunnel4", &["stunnel4"]),
+    need("wireguard-go", &["wireguard-go"]),
+    need("wireguard-tools", &["wg"]),
+    need("strongswan-swanctl", &["swanctl"]),
+    file("strongswan-charon", "/usr/lib/ipsec/charon"),
+    file("libstrongswan-standard-plugins", "/usr/lib/ipsec/plugins/libstrongswan-openssl.so"),
+    file("libcharon-extra-plugins", "/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so"),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    Test,
+    Bench,
+}
+
+fn present(need: &Need) -> bool {
+    let plugin = need.qemu_block.is_none_or(|name| {
+        ["/usr/lib", "/usr/lib64"].iter().any(|lib| {
+            let Ok(entries) = std::fs::read_dir(lib) else { return false };
+            Path::new(lib).join("qemu").join(name).exists()
+                || entries.filter_map(Result::ok).any(|entry| entry.path().join("qemu").join(name).exists())
+        })
+    });
+    let file = need.file.is_none_or(|path| Path::new(path).exists());
+    plugin && file && need.programs.iter().all(|name| find_program(name).is_some())
+}
+
+fn missing(purpose: Purpose) -> Vec<&'static str> {
+    let needs = match purpose {
+        Purpose::Test => TEST,
+        Purpose::Bench => BENCH,
+    };
+    needs.iter().filter(|need| !present(need)).map(|need| need.package).collect()
+}
+
+/// Installs the missing packages, or fails with the command that installs them.
+pub fn ensure(purpose: Purpose) -> Result<()> {
+    let packages = missing(purpose);
+    if packages.is_empty() {
+        println!("all peers are installed");
+        return Ok(());
+    }
+    let line = format!("apt-get install -y --no-install-recommends {}", packages.join(" "));
+    let sudo = !is_root();
+    let may = find_program("apt-get").is_some()
+        && (!sudo
+            || run(Command::new("sudo").args(["-n", "true"]), Duration::from_secs(10))
+                .is_ok_and(|output| output.code == Some(0)));
+    if !may {
+        bail!("the tests drive peers that are not installed; as root:\n  {line}");
+    }
+    println!("installing {}", packages.join(" "));
+    apt(sudo, &["update", "-qq"])?;
+    let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
+    arguments.extend(&packages);
+    apt(sudo, &arguments)?;
+    let still = missing(purpose);
+    if !still.is_empty() {
+        bail!("installed, but still not found: {}; try\n  {line}", still.join(" "));
+    }
+    Ok(())
+}
+
+fn apt(sudo: bool, arguments: &[&str]) -> Result<()> {
+    let mut command = if sudo {
+        let mut command = Command::new("sudo");
+        command.args(["-n", "env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        command
+    } else {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    run(command.args(arguments), INSTALL_LIMIT)?.success().map(|_| ())
+}
+
+/// Version of cargo-deny that deny.toml is written for.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Path of cargo-deny; the first call builds it below `target`.
+pub fn cargo_deny() -> Result<PathBuf> {
+    let root = steps::target_directory()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
+    let program = root.join("bin/cargo-deny");
+    if !program.is_file() {
+        let version = format!("={CARGO_DENY}");
+        let mut command =
+            steps::cargo(&["install", "--quiet", "--locked", "cargo-deny", "--version", &version]);
+        // Runs outside the workspace, whose configuration and profiles would apply otherwise.
+        steps::must(command.arg("--root").arg(&root).current_dir("/"))?;
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_missing() {
+        assert!(!present(&need("nothing", &["no-such-program-anywhere"])));
+        assert!(present(&need("sh", &["sh"])));
+        let plugin = Need { package: "x", programs: &[], qemu_block: Some("block-nothing.so"), file: None };
+        assert!(!present(&plugin));
+    }
+}

@@ -1,0 +1,196 @@
+//! The shared part of test families and benchmarks: cases and how they run, guards for processes, targets and files,
+//! and protocol implementations for tests.
+//!
+//! Of the product only wire formats are used (`seal`, `nbd`, `io`): a family runs the built program as its users do.
+
+pub mod capture;
+pub mod cases;
+pub mod cutter;
+pub mod evidence;
+pub mod family;
+pub mod files;
+pub mod fuzz;
+pub mod install;
+pub mod journal;
+pub mod load;
+pub mod nbd;
+pub mod pdu;
+pub mod process;
+pub mod procfs;
+pub mod random;
+pub mod records;
+pub mod relay;
+pub mod run;
+pub mod seal;
+#[cfg(test)]
+mod statements;
+pub mod steps;
+pub mod tap;
+pub mod target;
+pub mod tgt;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rand::rngs::StdRng;
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+pub use cases::{Cases, Scene};
+pub use files::scratch;
+pub use process::{Output, Running, run};
+pub use target::{Credentials, Disk, Served, Target, Url};
+pub use tgt::Tgt;
+
+/// A family of cases about one peer or subject.
+#[derive(Debug)]
+pub struct Family {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// Names the cases and runs the requested ones: see [`cases`].
+    pub examine: fn(&Context, &mut Cases) -> Result<()>,
+    /// Can examine tgt instead of `hikyaku serve` (`--against tgt`).
+    pub any_target: bool,
+}
+
+impl Family {
+    const fn of_any_target(self) -> Self {
+        Self { any_target: true, ..self }
+    }
+}
+
+/// Portion of a family's cases that run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tier {
+    /// A seeded sample, for every change.
+    Sample,
+    /// Every case, for the nightly run.
+    Full,
+}
+
+/// Size of a family's sample, by what a change touches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Share {
+    /// Other families are touched: half of the cases of each group, at least one.
+    Half,
+    #[default]
+    Even,
+    /// The family is touched: three times the cases and amounts.
+    Triple,
+}
+
+impl Share {
+    /// The number of cases of a group that a sample holds; 0 stays 0.
+    fn cases(self, count: usize) -> usize {
+        match self {
+            Self::Half => count.div_ceil(2),
+            Self::Even => count,
+            Self::Triple => 3 * count,
+        }
+    }
+}
+
+/// The target that a family examines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+pub enum Against {
+    /// `hikyaku serve`.
+    #[default]
+    Ours,
+    /// tgt: checks the harness itself, and shows the peer's results.
+    Tgt,
+}
+
+#[derive(Debug)]
+pub struct Context {
+    pub repository: PathBuf,
+    pub hikyaku: PathBuf,
+    /// Source of all random choices.
+    pub seed: u64,
+    pub tier: Tier,
+    pub share: Share,
+    pub against: Against,
+    /// Replaces the user's home and state directories.
+    pub home: TempDir,
+    /// Additional environment variables of `hikyaku`.
+    pub variables: Vec<(&'static str, String)>,
+}
+
+impl Context {
+    pub fn new(hikyaku: PathBuf, seed: u64, tier: Tier, against: Against) -> Result<Self> {
+        let (repository, home) = (steps::repository(), scratch()?);
+        let share = Share::default();
+        Ok(Self { repository, hikyaku, seed, tier, share, against, home, variables: Vec::new() })
+    }
+
+    /// A generator for one named purpose: more draws in one case do not change another case's.
+    pub fn rng(&self, purpose: &str) -> StdRng {
+        random::seeded(self.seed_for(purpose))
+    }
+
+    pub fn seed_for(&self, purpose: &str) -> u64 {
+        // FNV-1a: its values are the same in every release, which the standard hasher does not guarantee.
+        let start = 0xcbf2_9ce4_8422_2325 ^ self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        purpose.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    }
+
+    /// `sample` in the sample tier, more with [`Share::Triple`]; `full` in the full tier.
+    pub fn amount(&self, sample: usize, full: usize) -> usize {
+        match (self.tier, self.share) {
+            (Tier::Full, _) => full,
+            (Tier::Sample, Share::Triple) => (3 * sample).min(full),
+            (Tier::Sample, _) => sample,
+        }
+    }
+
+    /// The program under test, with `home` in place of the user's directories.
+    pub fn command_in(&self, home: &Path) -> Command {
+        let mut command = Command::new(&self.hikyaku);
+        command
+            .env("HOME", home)
+            .env("XDG_STATE_HOME", home.join("state"))
+            .env("XDG_CONFIG_HOME", home.join("config"))
+            .env("XDG_CACHE_HOME", home.join("cache"))
+            .env("XDG_RUNTIME_DIR", home)
+            .env("RUST_BACKTRACE", "1")
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// The program under test, with the run's own home directory.
+    pub fn command(&self) -> Command {
+        self.command_in(self.home.path())
+    }
+
+    pub fn ours<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S], limit: Duration) -> Result<Output> {
+        run(self.command().args(arguments), limit)
+    }
+
+    pub fn serve(&self, disks: &[Disk], credentials: Option<&Credentials>) -> Result<Served> {
+        match self.against {
+            Against::Ours => Ok(Served::Ours(Target::serve(self, disks, credentials, &[])?)),
+            Against::Tgt => Ok(Served::Tgt(Tgt::serve(disks, credentials)?)),
+        }
+    }
+}
+
+/// A TCP port of the loopback address that was free during the call.
+pub fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// Finds a program in `PATH` or in the system directories that a user's `PATH` often lacks.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/bin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// A command for a program found by [`find_program`].
+pub fn program(name: &str) -> Result<Command> {
+    match find_program(name) {
+        Some(path) => Ok(Command::new(path)),
+        None => bail!("{name} is not installed"),
+    }
+}

@@ -1,0 +1,182 @@
+//! `lab`: the experiments run, and their output has the documented form.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::Value;
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        std::fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+
+    fn sample(&self, name: &str, bytes: usize) -> PathBuf {
+        let mut content = vec![0; bytes];
+        block::fill_pattern(7, 0, &mut content);
+        self.file(name, &content)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hikyaku-lab"));
+        let output = command.current_dir(self.0.path()).args(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(self.stdout.lines().last().unwrap_or_default()).unwrap()
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Serialises the tests: experiments require an otherwise idle machine.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn experiments_are_listed_and_unknown_ones_refused() {
+    let place = Place::new();
+    assert!(place.run(&["list"]).expect(0).stdout.contains("secure-read\t"));
+    let ran = place.run(&["secure-reed"]).expect(2);
+    assert!(ran.stderr.contains("there is: secure-read"), "{}", ran.stderr);
+    let ran = place.run(&["secure-read", "--quick", "--block", "513"]).expect(2);
+    assert!(ran.stderr.contains("multiples of 512"), "{}", ran.stderr);
+    place.run(&["secure-read", "--quick", "--row", "no such row"]).expect(2);
+    // A part whose stdin is closed ends by itself.
+    place.run(&["part"]).expect(1);
+}
+
+#[test]
+fn secure_read_reports_every_row() {
+    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = Place::new();
+    let ran = place.run(&["--quiet", "secure-read", "--quick", "--json", "--svg", "figures"]).expect(0);
+    let object = ran.json();
+    assert_eq!(object["schema"], 1);
+    let rows = object["rows"].as_array().unwrap();
+    for over in ["sockets", "iscsi"] {
+        let is_it = |row: &&Value| row["over"] == over && row["depth"] == 1 && row["row"] == "plain";
+        assert_eq!(rows.iter().filter(is_it).count(), 1, "{over}");
+    }
+    for figure in ["ahead_of_ideal", "ahead_of_no_overlap", "ahead_of_per_packet", "cipher_hidden_share"] {
+        assert!(object[figure]["AES-256-GCM"].as_f64().is_some(), "{figure} of {object}");
+    }
+    assert!(object["overlap"][0]["cores_at_ideal"].as_f64().is_some(), "{object}");
+    for row in rows {
+        assert!(row["obtained"].as_str().is_some_and(|text| !text.is_empty()), "{row}");
+        if row["runs"] == 0 {
+            continue;
+        }
+        for figure in ["mb_per_s", "cycle_us"] {
+            assert!(row[figure]["median"].as_f64().unwrap() > 0.0, "{figure} of {row}");
+        }
+        for side in ["target", "initiator"] {
+            let used = |mode: &str| row[side]["cpu_s_per_gb"][mode].as_f64().unwrap();
+            assert!(used("user") + used("system") > 0.0, "{side} of {row}");
+        }
+        // On a busy machine the bystander may complete no piece.
+        assert!(row["bystander"]["rate_share"].as_f64().is_some(), "{row}");
+        if row["row"] == "plain" {
+            assert!(row["opening_gap_us"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn device_copy_reports_every_row() {
+    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = Place::new();
+    let ran = place.run(&["--quiet", "device-copy", "--quick", "--json", "--svg", "figures"]).expect(0);
+    let object = ran.json();
+    assert_eq!(object["schema"], 1);
+    let rows = object["rows"].as_array().unwrap();
+    for row in ["user level, as dd", "user level, direct", "mover, 1 buffer", "mover, 4 buffers", "mover"] {
+        for device in ["as it is", "+ 2 ms"] {
+            let found: Vec<_> =
+                rows.iter().filter(|found| found["row"] == row && found["device"] == device).collect();
+            let [found] = &found[..] else { panic!("{row}, {device}: {found:?}") };
+            assert!(found["mb_per_s"]["median"].as_f64().unwrap() > 0.0, "{found}");
+            assert!(found["obtained"].as_str().is_some_and(|text| !text.is_empty()), "{found}");
+        }
+    }
+    for count in ["1", "2", "4"] {
+        assert!(object["bandwidth_by_buffers_of_one"][count].as_f64().unwrap() > 0.0, "{object}");
+    }
+    assert_eq!(object["model"][1]["device"], "+ 2 ms");
+    assert!(object["knee"][1]["predicted"].as_f64().unwrap() > 0.0, "{object}");
+    let beside = object["beside"].as_array().unwrap();
+    let names: Vec<_> = beside.iter().map(|row| row["beside"].as_str().unwrap()).collect();
+    assert_eq!(names[..3], ["nobody copies", "mover", "mover, --rate 100MB/s"]);
+    for row in beside {
+        for whose in ["reads_of_source", "writes_of_destination"] {
+            assert!(row[whose]["p99_us"]["median"].as_f64().is_some(), "{row}");
+        }
+    }
+    if object["storage"] == "loop devices over memory" {
+        // A chunk is one request of each device, and leaves nothing in the page cache. A merged request counts once.
+        for count in ["device_reads_per_gib", "device_writes_per_gib"] {
+            let count = object[count].as_f64().unwrap();
+            assert!((800.0..2400.0).contains(&count), "{object}");
+        }
+        assert_eq!(object["page_cache_growth_bytes"], 0.0);
+    }
+    for figure in ["bytes", "blocks", "buffers", "buffers-2000us", "cpu"] {
+        let text = std::fs::read_to_string(place.path(&format!("figures/device-copy-{figure}.svg"))).unwrap();
+        assert!(text.starts_with("<svg"), "{figure}");
+    }
+}
+
+#[test]
+fn device_copy_refuses_as_copy_does() {
+    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = Place::new();
+    let (source, destination) = (place.sample("source", 16 << 20), place.sample("destination", 16 << 20));
+    let lab = |source: &Path, destination: &Path, more: &[&str]| {
+        let ends = ["--source", text(source), "--destination", text(destination)];
+        place.run(&[&["--quiet", "device-copy", "--quick"], &ends[..], more].concat())
+    };
+    lab(&source, &source, &[]).expect(6);
+    lab(&source, &place.path("missing"), &[]).expect(6);
+    lab(&source, Path::new("iscsi://localhost/iqn.2026-11.example:a/0"), &[]).expect(2);
+    let small = place.sample("small", 1 << 20);
+    assert!(lab(&source, &small, &[]).expect(2).stderr.contains("8388608 bytes"));
+    let mut image = vec![0u8; 16 << 20];
+    image[..6].copy_from_slice(b"LUKS\xBA\xBE");
+    lab(&source, &place.file("volume", &image), &[]).expect(6);
+    let before = std::fs::read(&source).unwrap();
+    let ran = lab(&source, &destination, &["--row", "mover, 2 buffers"]).expect(0);
+    assert!(ran.stdout.contains("Storage: as given"), "{}", ran.stdout);
+    assert!(std::fs::read(&source).unwrap() == before, "the source is only read");
+    // The copy overwrites the first half; the second half belongs to neighbours, which this run does not have.
+    let after = std::fs::read(&destination).unwrap();
+    assert!(after[..8 << 20] == before[..8 << 20] && after[8 << 20..] == before[8 << 20..]);
+    place.run(&["secure-read", "--quick", "--source", "a", "--destination", "b"]).expect(2);
+}

@@ -1,0 +1,119 @@
+//! The families that a change touches, by the paths of its files: `ci` draws larger samples of them.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::steps::repository;
+
+/// The commit that CI has examined last; without the variable the last [`COMMITS`] commits count as the change.
+const BASE: &str = "HIKYAKU_CI_BASE";
+const COMMITS: &str = "20";
+/// A change that touches more families is drawn by all alike: tripled samples of them would double the whole run.
+const FAMILIES_MAX: usize = 6;
+
+/// Beginning of a path, and the families that examine the code below it. The first match counts; a path that matches
+/// none belongs to all families alike.
+const TABLE: &[(&str, &[&str])] = &[
+    ("crates/cli/", &["cli-contract"]),
+    ("crates/confine/", &["attack"]),
+    ("crates/host/", &["since", "cli-contract"]),
+    ("crates/iscsi/", &["bad-input", "conformance", "libiscsi-tools"]),
+    ("crates/job/", &["mover", "copy-matrix", "since"]),
+    ("crates/kem/", &["sealed"]),
+    ("crates/mover/", &["mover", "copy-matrix", "xcopy"]),
+    ("crates/nbd/", &["nbd", "copy-matrix"]),
+    ("crates/node/src/initiator/", &["kill", "tgt", "torture"]),
+    ("crates/node/src/stream/", &["sealed", "bad-input"]),
+    ("crates/node/src/target/", &["sessions", "bad-input", "xcopy"]),
+    ("crates/passthrough/", &["copy-matrix"]),
+    ("crates/scsi/", &["conformance", "libiscsi-tools", "xcopy"]),
+    ("crates/seal/", &["sealed", "attack"]),
+    ("crates/torture/", &["torture", "sim"]),
+    ("testing/fuzz/", &["fuzz"]),
+    ("testing/sim/", &["sim"]),
+    // No family of a sample runs this.
+    ("benches/", &[]),
+    ("docs/", &[]),
+    ("testing/mutants/", &[]),
+    ("tools/", &[]),
+    ("README.md", &[]),
+    ("CHANGELOG.md", &[]),
+];
+
+/// The families of the paths; empty if samples of all families are to be alike.
+fn families<'a>(paths: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for path in paths {
+        let Some((_, names)) = TABLE.iter().find(|(prefix, _)| path.starts_with(prefix)) else {
+            return Vec::new();
+        };
+        found.extend(*names);
+    }
+    if found.len() > FAMILIES_MAX {
+        return Vec::new();
+    }
+    found.into_iter().map(str::to_owned).collect()
+}
+
+fn git(arguments: &[&str]) -> Result<String> {
+    let output =
+        Command::new("git").args(arguments).current_dir(repository()).output().context("start git")?;
+    ensure!(
+        output.status.success(),
+        "git {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The families that the working tree touches since the base; empty if samples of all families are to be alike.
+pub(crate) fn since_base() -> Result<Vec<String>> {
+    let base = match std::env::var(BASE) {
+        Ok(base) => base,
+        // A short history ends at its first commit.
+        Err(_) => git(&["rev-list", "--first-parent", "--max-count", COMMITS, "HEAD"])?
+            .lines()
+            .next_back()
+            .context("no commit")?
+            .to_owned(),
+    };
+    let changed = git(&["diff", "--name-only", "--merge-base", &base])?;
+    let found = families(changed.lines());
+    let whose = if found.is_empty() { "all families alike".to_owned() } else { found.join(", ") };
+    println!("{} files changed since {base}; larger samples: {whose}", changed.lines().count());
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use harness::family::FAMILIES;
+
+    use super::*;
+
+    #[test]
+    fn paths_lead_to_families() {
+        for (paths, expected) in [
+            (&["crates/nbd/src/lib.rs", "docs/HACKING.md"][..], &["copy-matrix", "nbd"][..]),
+            (&["docs/HACKING.md"], &[]),
+            (&[], &[]),
+            // Unknown paths, and too many families.
+            (&["crates/nbd/src/lib.rs", "crates/io/src/lib.rs"], &[]),
+            (&["crates/nbd/src/lib.rs", "Cargo.lock"], &[]),
+            (&["crates/mover/a", "crates/job/a", "crates/iscsi/a"], &[]),
+        ] {
+            assert_eq!(families(paths.iter().copied()), expected, "{paths:?}");
+        }
+    }
+
+    #[test]
+    fn the_table_names_families_and_directories_that_exist() {
+        for (prefix, names) in TABLE {
+            assert!(repository().join(prefix).exists(), "{prefix}");
+            for name in *names {
+                assert!(FAMILIES.iter().any(|family| family.name == *name), "{prefix}: {name}");
+            }
+        }
+    }
+}
