@@ -40,8 +40,18 @@ pub fn resident_bytes_peak(pid: u32) -> Result<u64> {
     Ok(status(pid, "VmHWM")? << 10)
 }
 
-pub fn threads(pid: u32) -> Result<u64> {
-    status(pid, "Threads")
+/// Names of the threads that the process started. The kernel's io_uring workers (`iou-wrk-PID`) are tasks of the
+/// process too, but the kernel starts them when an operation would block and ends them after idle seconds.
+pub fn threads(pid: u32) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end between the listing and the reading.
+        let Ok(name) = fs::read_to_string(task?.path().join("comm")) else { continue };
+        if !name.starts_with("iou-") {
+            names.push(name.trim_end().to_owned());
+        }
+    }
+    Ok(names)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

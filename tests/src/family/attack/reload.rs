@@ -276,7 +276,7 @@ fn by_flags(context: &Context) -> Result<()> {
 #[derive(Debug)]
 struct Held {
     descriptors: usize,
-    threads: u64,
+    threads: Vec<String>,
     resident: u64,
 }
 
@@ -344,7 +344,7 @@ fn under_load(context: &Context) -> Result<()> {
     })?;
     ensure!(commands.load(Ordering::Relaxed) > 0, "no load");
     ensure!(after.descriptors <= before.descriptors, "descriptors: {before:?}, then {after:?}");
-    ensure!(after.threads <= before.threads, "threads: {before:?}, then {after:?}");
+    ensure!(after.threads.len() <= before.threads.len(), "threads: {before:?}, then {after:?}");
     ensure!(after.resident <= before.resident + GROWTH_MAX, "memory: {before:?}, then {after:?}");
     Ok(())
 }
