@@ -86,9 +86,6 @@ enum Bench {
     },
 }
 
-/// Name of the environment variable that holds the base directory of relative paths among the arguments.
-pub const DIRECTORY: &str = "HIKYAKU_BENCH_DIRECTORY";
-
 /// The `main` of the benchmark `name`. Its arguments are those of `cargo xtask bench NAME`; cargo adds `--bench`.
 pub fn main(name: &str) -> ExitCode {
     let mut arguments: Vec<_> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
@@ -97,7 +94,7 @@ pub fn main(name: &str) -> ExitCode {
     }
     arguments.insert(0, "cargo xtask bench".to_owned());
     let bench = Bench::parse_from(arguments);
-    let entered = std::env::var_os(DIRECTORY).map_or(Ok(()), std::env::set_current_dir);
+    let entered = std::env::var_os(steps::DIRECTORY).map_or(Ok(()), std::env::set_current_dir);
     match entered.map_err(Into::into).and_then(|()| run_bench(&bench)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -116,12 +113,12 @@ fn run_bench(bench: &Bench) -> Result<()> {
         | Bench::Versus { common, .. } => common,
         Bench::Pong { request, reply } => return pong::pong(*request, *reply),
     };
-    harness::install::ensure(harness::install::Purpose::Bench)?;
+    steps::packages::ensure(steps::packages::Purpose::Bench)?;
     let reps = common.reps;
     if reps == 0 || reps > 1000 {
         bail!("--reps wants 1 to 1000");
     }
-    let hikyaku = harness::steps::binary(common.hikyaku.as_ref())?;
+    let hikyaku = steps::build::binary(common.hikyaku.as_ref())?;
     // A fixed seed: random choices are the same in every run.
     let context = Context::new(hikyaku, 1, Tier::Full, Against::Ours)?;
     let _lock = Lock::take()?;

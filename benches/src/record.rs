@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 
 use harness::evidence;
-use harness::steps::repository;
+use steps::repository;
 
 /// Puts one group into the record `name`, in place of an earlier measurement of the group. Removes groups that are not
 /// in `known`. Returns all groups.

@@ -346,7 +346,7 @@ mod tests {
         Ok(())
     }
 
-    static FAMILY: Family = Family { name: "unit", about: "", examine, any_target: false };
+    static FAMILY: Family = Family { name: "unit", about: "", examine, any_target: false, is_nightly: false };
 
     fn context(seed: u64, tier: Tier) -> Arc<Context> {
         Arc::new(Context::new(PathBuf::new(), seed, tier, Against::Ours).unwrap())

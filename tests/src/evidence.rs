@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 
 use crate::procfs::{cores, cpu_model, kernel_release};
-use crate::run::Tally;
-use crate::steps::repository;
+use steps::repository;
+use steps::settings::Tally;
 
 /// Version of these files; fields are only added.
 const SCHEMA: u32 = 1;

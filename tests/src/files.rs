@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rand::{Rng, RngExt};
+use steps::is_root;
 use tempfile::TempDir;
 
 use crate::random;
@@ -142,11 +143,6 @@ pub fn damage(path: &Path, offset: u64) -> Result<()> {
 
 pub fn can_loop() -> bool {
     is_root() && Path::new("/dev/loop-control").exists()
-}
-
-pub fn is_root() -> bool {
-    // SAFETY: cannot fail.
-    unsafe { libc::geteuid() == 0 }
 }
 
 /// A loop device over a file; detached when dropped.

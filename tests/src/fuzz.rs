@@ -9,9 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use steps::build::show;
+use steps::{cargo, fresh_seed, must, repository, target_directory};
 
 use crate::process::tail;
-use crate::steps::{cargo, fresh_seed, must, repository, show, target_directory};
 use crate::{Output, Running, find_program};
 
 /// The flags that cargo-fuzz passes to the nightly compiler, in forms that the stable one accepts.
@@ -35,7 +36,9 @@ const MERGE_LIMIT: Duration = Duration::from_secs(1200);
 /// Maximum size of all kept inputs together, bytes.
 const KEPT_BYTES_MAX: u64 = 2 << 20;
 
-#[derive(Debug, clap::Args)]
+/// Coverage-guided fuzzing of parsers and sessions; replays what it found
+#[derive(Debug, clap::Parser)]
+#[command(name = "cargo xtask fuzz")]
 pub struct Args {
     /// Only this target (repeatable)
     #[arg(long, value_name = "NAME")]

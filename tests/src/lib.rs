@@ -10,7 +10,6 @@ pub mod evidence;
 pub mod family;
 pub mod files;
 pub mod fuzz;
-pub mod install;
 pub mod journal;
 pub mod load;
 pub mod nbd;
@@ -24,7 +23,6 @@ pub mod run;
 pub mod seal;
 #[cfg(test)]
 mod statements;
-pub mod steps;
 pub mod tap;
 pub mod target;
 pub mod tgt;
@@ -35,12 +33,12 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use rand::rngs::StdRng;
-use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 pub use cases::{Cases, Scene};
 pub use files::scratch;
 pub use process::{Output, Running, run};
+pub use steps::{Against, Share, Tier, find_program};
 pub use target::{Credentials, Disk, Served, Target, Url};
 pub use tgt::Tgt;
 
@@ -53,59 +51,26 @@ pub struct Family {
     pub examine: fn(&Context, &mut Cases) -> Result<()>,
     /// Can examine tgt instead of `hikyaku serve` (`--against tgt`).
     pub any_target: bool,
+    /// Takes too long for every change: runs only when named, and nightly.
+    pub is_nightly: bool,
 }
 
 impl Family {
     const fn of_any_target(self) -> Self {
         Self { any_target: true, ..self }
     }
-}
 
-/// Portion of a family's cases that run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Tier {
-    /// A seeded sample, for every change.
-    Sample,
-    /// Every case, for the nightly run.
-    Full,
-}
-
-/// Size of a family's sample, by what a change touches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Share {
-    /// Other families are touched: half of the cases of each group, at least one.
-    Half,
-    #[default]
-    Even,
-    /// The family is touched: three times the cases and amounts.
-    Triple,
-}
-
-impl Share {
-    /// The number of cases of a group that a sample holds; 0 stays 0.
-    fn cases(self, count: usize) -> usize {
-        match self {
-            Self::Half => count.div_ceil(2),
-            Self::Even => count,
-            Self::Triple => 3 * count,
-        }
+    const fn nightly(self) -> Self {
+        Self { is_nightly: true, ..self }
     }
-}
-
-/// The target that a family examines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-pub enum Against {
-    /// `hikyaku serve`.
-    #[default]
-    Ours,
-    /// tgt: checks the harness itself, and shows the peer's results.
-    Tgt,
 }
 
 #[derive(Debug)]
 pub struct Context {
     pub repository: PathBuf,
     pub hikyaku: PathBuf,
+    /// `None`: it is built when it is needed.
+    pub simulator: Option<PathBuf>,
     /// Source of all random choices.
     pub seed: u64,
     pub tier: Tier,
@@ -120,8 +85,8 @@ pub struct Context {
 impl Context {
     pub fn new(hikyaku: PathBuf, seed: u64, tier: Tier, against: Against) -> Result<Self> {
         let (repository, home) = (steps::repository(), scratch()?);
-        let share = Share::default();
-        Ok(Self { repository, hikyaku, seed, tier, share, against, home, variables: Vec::new() })
+        let (share, simulator) = (Share::default(), None);
+        Ok(Self { repository, hikyaku, simulator, seed, tier, share, against, home, variables: Vec::new() })
     }
 
     /// A generator for one named purpose: more draws in one case do not change another case's.
@@ -178,13 +143,6 @@ impl Context {
 /// A TCP port of the loopback address that was free during the call.
 pub fn free_port() -> Result<u16> {
     Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
-}
-
-/// Finds a program in `PATH` or in the system directories that a user's `PATH` often lacks.
-pub fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/bin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
 /// A command for a program found by [`find_program`].

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use steps::line_of;
 
 /// Bytes kept of one output stream; the oldest half of a longer one is dropped.
 const STREAM_BYTES_MAX: usize = 32 << 20;
@@ -100,15 +101,6 @@ pub fn tail(text: &str, bytes_max: usize) -> &str {
         start += 1;
     }
     text[start..].trim_end()
-}
-
-pub fn line_of(command: &Command) -> String {
-    let mut line = command.get_program().to_string_lossy().into_owned();
-    for argument in command.get_args() {
-        line.push(' ');
-        line.push_str(&argument.to_string_lossy());
-    }
-    line
 }
 
 /// Environment, processor and network namespace of a program.

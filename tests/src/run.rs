@@ -8,81 +8,34 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use libtest_mimic::{Arguments, Failed, Trial};
-use serde::{Deserialize, Serialize};
+use steps::settings::{Settings, Tally};
+use steps::{Against, Tier, fresh_seed};
 
 use crate::cases::{self, Ended, Examination, Listed};
 use crate::journal::Journal;
-use crate::{Against, Context, Family, Share, Tier, evidence, steps};
-
-/// The environment variable that holds [`Settings`] as JSON.
-pub const VARIABLE: &str = "HIKYAKU_TESTS";
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Settings {
-    /// `None`: all cases are ignored unless the command line names them.
-    pub tier: Option<Tier>,
-    pub families: Vec<String>,
-    pub seed: Option<u64>,
-    /// Families that a change touches: their samples are larger and those of all others smaller. Empty: all alike.
-    pub touched: Vec<String>,
-    pub hikyaku: Option<PathBuf>,
-    #[serde(default)]
-    pub against: Against,
-    /// Families whose cases all ran write docs/evidence/NAME.json.
-    pub is_evidence: bool,
-    pub journal: Option<PathBuf>,
-    /// Skip the cases that passed according to the journal.
-    pub is_resumed: bool,
-    /// Path of the results, for [`results`].
-    pub report: Option<PathBuf>,
-}
-
-impl Settings {
-    fn of_environment() -> Result<Self> {
-        let Some(text) = std::env::var_os(VARIABLE) else { return Ok(Self::default()) };
-        let text = text.into_string().ok().with_context(|| format!("{VARIABLE} is no text"))?;
-        serde_json::from_str(&text).with_context(|| format!("{VARIABLE}={text}"))
-    }
-
-    fn share(&self, family: &str) -> Share {
-        match self.touched.iter().any(|name| name == family) {
-            _ if self.touched.is_empty() => Share::Even,
-            true => Share::Triple,
-            false => Share::Half,
-        }
-    }
-
-    fn wants(&self, family: &Family) -> bool {
-        (self.families.is_empty() || self.families.iter().any(|name| name == family.name))
-            && (self.against == Against::Ours || family.any_target)
-    }
-}
-
-/// Results of one family, for the tables of a run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Tally {
-    pub family: String,
-    pub share: Share,
-    pub passed: usize,
-    /// Passed cases that were taken from the resumed run.
-    pub resumed: usize,
-    /// Failed cases with the first line of their messages. The test program prints the whole message.
-    pub failures: Vec<(String, String)>,
-    pub notes: Vec<String>,
-    pub seconds: f64,
-}
-
-pub fn results(report: &Path) -> Result<Vec<Tally>> {
-    let text = std::fs::read_to_string(report).context("the run left no report")?;
-    serde_json::from_str(&text).context("the report of a run")
-}
+use crate::{Context, Family, evidence};
 
 /// The program that cargo has built beside this test: `target/PROFILE/hikyaku` of `target/PROFILE/deps/TEST`.
 fn program_beside() -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     Ok(test.parent().and_then(Path::parent).context("a test lies in target/PROFILE/deps")?.join("hikyaku"))
+}
+
+/// The families that a run examines: the named ones, or those of its tier that can examine its target.
+fn chosen(families: &'static [Family], settings: &Settings) -> Result<Vec<&'static Family>> {
+    let names = &settings.families;
+    if let Some(name) = names.iter().find(|name| !families.iter().any(|family| family.name == **name)) {
+        let all: Vec<_> = families.iter().map(|family| family.name).collect();
+        bail!("no family {name}; there are {}", all.join(", "));
+    }
+    let due = |family: &&Family| match names.is_empty() {
+        true => settings.tier != Some(Tier::Sample) || !family.is_nightly,
+        false => names.iter().any(|name| name == family.name),
+    };
+    let can = |family: &&Family| settings.against == Against::Ours || family.any_target;
+    Ok(families.iter().filter(due).filter(can).collect())
 }
 
 struct Run {
@@ -100,19 +53,21 @@ impl Run {
             let found = if settings.is_resumed {
                 Journal::resume(path, &commit)?
             } else {
-                let seed = seed.unwrap_or_else(steps::fresh_seed);
+                let seed = seed.unwrap_or_else(fresh_seed);
                 (Journal::create(path, seed, &commit)?, seed)
             };
             (journal, seed) = (Some(found.0), Some(found.1));
         }
-        let seed = seed.unwrap_or_else(steps::fresh_seed);
+        let seed = seed.unwrap_or_else(fresh_seed);
         let hikyaku = settings.hikyaku.clone().map_or_else(program_beside, Ok)?;
         let tier = settings.tier.unwrap_or(Tier::Full);
-        let wanted = families.iter().filter(|family| settings.wants(family));
-        let examinations = wanted
+        let examinations = chosen(families, &settings)?
+            .into_iter()
             .map(|family| {
                 let context = Context::new(hikyaku.clone(), seed, tier, settings.against)?;
-                let context = Arc::new(Context { share: settings.share(family.name), ..context });
+                let simulator = settings.simulator.clone();
+                let share = settings.share(family.name);
+                let context = Arc::new(Context { share, simulator, ..context });
                 let listed = cases::list(family, &context)
                     .with_context(|| format!("list the cases of {}", family.name))?;
                 Ok((Examination::new(family, &context), listed))
@@ -187,6 +142,12 @@ fn examine(families: &'static [Family]) -> Result<ExitCode> {
     // Cases share processors, ports and memory, so they run one at a time.
     arguments.test_threads = Some(1);
     let settings = Settings::of_environment()?;
+    if settings.is_overview {
+        for family in chosen(families, &settings)? {
+            println!("{:<16} {}", family.name, family.about);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let tier = settings.tier;
     let run = Run::new(families, settings)?;
     if !arguments.list {
@@ -216,38 +177,4 @@ fn examine(families: &'static [Family]) -> Result<ExitCode> {
 
 fn first_line(message: &str) -> &str {
     message.lines().find(|line| !line.trim().is_empty()).unwrap_or("no message")
-}
-
-pub fn print_summary(tallies: &[Tally]) {
-    println!("\n{:<16} {:>7} {:>7} {:>8}", "family", "passed", "failed", "seconds");
-    for tally in tallies {
-        let resumed =
-            if tally.resumed > 0 { format!("  ({} from before)", tally.resumed) } else { String::new() };
-        let share = match tally.share {
-            Share::Half => "  half",
-            Share::Even => "",
-            Share::Triple => "  triple, touched",
-        };
-        println!(
-            "{:<16} {:>7} {:>7} {:>8.1}{share}{resumed}",
-            tally.family,
-            tally.passed,
-            tally.failures.len(),
-            tally.seconds
-        );
-    }
-    for tally in tallies {
-        for note in &tally.notes {
-            println!("note: {}: {note}", tally.family);
-        }
-        for (case, message) in &tally.failures {
-            println!("FAIL {}::{case}: {message}", tally.family);
-        }
-    }
-}
-
-pub fn totals(tallies: &[Tally]) -> (usize, usize) {
-    tallies
-        .iter()
-        .fold((0, 0), |(passed, failed), tally| (passed + tally.passed, failed + tally.failures.len()))
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::steps::repository;
+use steps::repository;
 
 /// Statements of a section's second table, each with the names in its last column.
 fn statements(text: &str, section: &str) -> Vec<(String, Vec<String>)> {

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use harness::steps::repository;
 use serde_json::Value;
+use steps::repository;
 
 const WIDTH: u32 = 760;
 const ROW: u32 = 22;

@@ -5,17 +5,16 @@
 //! tasks here run them in order, install the peers and print one table.
 
 mod chart;
-mod soak;
 mod suite;
 mod touched;
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
-use harness::steps::{cargo, must};
-use harness::{Against, family, fuzz};
+use steps::{Against, cargo};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Development tasks of hikyaku")]
@@ -35,19 +34,27 @@ enum Command {
     /// Every case of every family; writes docs/evidence/FAMILY.json
     Nightly(NightlyArgs),
     /// Copies, comparisons and sessions for hours, watching the target's memory and descriptors
-    Soak(soak::Args),
+    #[command(disable_help_flag = true)]
+    Soak(Forwarded),
     /// Coverage-guided fuzzing of parsers and sessions; replays what it found
-    Fuzz(fuzz::Args),
+    #[command(disable_help_flag = true)]
+    Fuzz(Forwarded),
     /// Draws docs/peers.svg from docs/evidence
     Chart,
     /// A kept benchmark, ours beside the peers: target, ends, sealed, copy or versus
     Bench {
         /// Which one
         name: String,
-        /// Its arguments; `--help` lists them
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
+        #[command(flatten)]
+        forwarded: Forwarded,
     },
+}
+
+#[derive(Debug, clap::Args)]
+struct Forwarded {
+    /// Its arguments; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
 }
 
 /// Which families run, and on what.
@@ -88,42 +95,42 @@ struct NightlyArgs {
     resume: bool,
 }
 
-fn bench(name: &str, arguments: &[String]) -> Result<bool> {
+/// Replaces this process by a program that cargo builds and runs.
+fn forward(fixed: &[&str], forwarded: &Forwarded) -> Result<bool> {
+    let here = std::env::current_dir()?;
+    let mut command = cargo(fixed);
+    // cargo runs a benchmark in its package's directory; relative paths among the arguments refer to this one.
+    command.args(&forwarded.arguments).env(steps::DIRECTORY, &here).current_dir(here);
+    Err(command.exec()).context("start cargo")
+}
+
+fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
     if !["target", "ends", "sealed", "copy", "versus"].contains(&name) {
         bail!("no benchmark {name}; there are target, ends, sealed, copy and versus");
     }
     let fixed = ["bench", "--profile", "dev", "--package", "hikyaku-benches", "--bench", name, "--"];
-    // cargo runs a benchmark in its package's directory; relative paths among the arguments refer to the current
-    // directory.
-    must(cargo(&fixed).args(arguments).env(benches::DIRECTORY, std::env::current_dir()?)).map(|()| true)
+    forward(&fixed, forwarded)
+}
+
+/// A program of the package of the tests.
+fn program(name: &str, forwarded: &Forwarded) -> Result<bool> {
+    forward(&["run", "--quiet", "--package", "hikyaku-tests", "--bin", name, "--"], forwarded)
 }
 
 fn run(command: Command) -> Result<bool> {
     match command {
         Command::Quick => suite::quick(),
         Command::Ci(args) => suite::ci(&args.selection),
-        Command::Test(args) if args.list => {
-            for family in family::FAMILIES {
-                println!("{:<16} {}", family.name, family.about);
-            }
-            Ok(true)
-        }
+        Command::Test(args) if args.list => suite::list(),
         Command::Test(args) => suite::test(&args.selection, args.against),
         Command::Nightly(args) => suite::nightly(&args.selection, args.resume),
-        Command::Soak(args) => soak::run(&args),
-        Command::Fuzz(args) => fuzz::run(&args),
+        Command::Soak(forwarded) => program("soak", &forwarded),
+        Command::Fuzz(forwarded) => program("fuzz", &forwarded),
         Command::Chart => chart::run(),
-        Command::Bench { name, arguments } => bench(&name, &arguments),
+        Command::Bench { name, forwarded } => bench(&name, &forwarded),
     }
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    steps::exit("xtask", run(Cli::parse().command))
 }

@@ -4,45 +4,53 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use harness::family::FAMILIES;
-use harness::install::{self, Purpose};
-use harness::process::line_of;
-use harness::run::{Settings, Tally, VARIABLE, print_summary, results, totals};
-use harness::steps::{
-    Steps, UnitCounts, binary, binary_of, cargo, fresh_seed, must, repository, show, target_directory,
-};
-use harness::{Against, Share, Tier};
 use serde_json::Value;
+use steps::build::{Steps, UnitCounts, binary, binary_of, show};
+use steps::packages::{self, Purpose};
+use steps::settings::{Settings, Tally, VARIABLE, print_summary, results, totals};
+use steps::{Against, Share, Tier, cargo, fresh_seed, line_of, must, repository, target_directory};
 
 use crate::{Selection, touched};
 
-/// Families that take too long for every change; they run only when named, or nightly.
-const NIGHTLY: &[&str] = &["mutants", "seal-model", "passthrough", "volumes", "nfs"];
+/// A run of the program of the families. Without `built`, which [`test_programs`] returns, cargo builds it.
+fn families(settings: &Settings, built: Option<&TestProgram>) -> Result<Command> {
+    let mut command = match built {
+        Some(program) => Command::new(&program.path),
+        None => cargo(&["test", "--package", "hikyaku-tests", "--test", "families", "--"]),
+    };
+    command.env(VARIABLE, serde_json::to_string(settings)?);
+    Ok(command)
+}
 
-fn chosen(selection: &Selection, tier: Tier) -> Result<Vec<String>> {
-    if let Some(name) =
-        selection.family.iter().find(|name| !FAMILIES.iter().any(|family| family.name == *name))
-    {
-        let names: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
-        bail!("no family {name}; there are {}", names.join(", "));
-    }
-    if !selection.family.is_empty() {
-        return Ok(selection.family.clone());
-    }
-    let due = FAMILIES.iter().filter(|family| tier == Tier::Full || !NIGHTLY.contains(&family.name));
-    Ok(due.map(|family| family.name.to_owned()).collect())
+/// Prints the families of `settings`, by default all.
+fn overview(settings: Settings) -> Result<bool> {
+    show(&mut families(&Settings { is_overview: true, ..settings }, None)?, |_| ())
+}
+
+pub(crate) fn list() -> Result<bool> {
+    overview(Settings::default())
+}
+
+/// Ends a run before its long builds if a named family does not exist.
+fn known(selection: &Selection) -> Result<()> {
+    let settings = Settings { families: selection.family.clone(), ..Settings::default() };
+    ensure!(selection.family.is_empty() || overview(settings)?, "see above");
+    Ok(())
 }
 
 /// Runs the families as cargo's tests. Cases that a filter names run even if the sample leaves them out.
-fn run_families(settings: &Settings, filter: Option<&str>) -> Result<Vec<Tally>> {
+fn run_families(
+    settings: &Settings,
+    filter: Option<&str>,
+    built: Option<&TestProgram>,
+) -> Result<Vec<Tally>> {
     let report = target_directory()?.join("tests-report.json");
     let _ = std::fs::remove_file(&report);
     let settings = Settings { report: Some(report.clone()), ..settings.clone() };
-    let mut command = cargo(&["test", "--package", "hikyaku-tests", "--test", "families", "--"]);
+    let mut command = families(&settings, built)?;
     if let Some(filter) = filter {
         command.args(["--include-ignored", filter]);
     }
-    command.env(VARIABLE, serde_json::to_string(&settings)?);
     let ok = show(&mut command, |_| ())?;
     let tallies = results(&report)?;
     ensure!(ok || totals(&tallies).1 > 0, "the test program failed without a failed case");
@@ -80,6 +88,10 @@ impl TestProgram {
         Ok(is_test.then(|| Self { package, target, path: path.into(), home }))
     }
 
+    fn holds_families(&self) -> bool {
+        self.target == "families"
+    }
+
     fn drives_io(&self) -> bool {
         OVER_IO.iter().any(|name| self.package.contains(&format!("#{name}@")))
     }
@@ -92,16 +104,15 @@ impl TestProgram {
     }
 }
 
-/// Builds all test programs but that of the families, in one run: `--package` would build the dependencies again with
-/// other features.
+/// Builds all test programs and, in the same run, `hikyaku` and `hikyaku-sim`: packages built one by one would compile
+/// the dependencies again with other features.
 fn test_programs() -> Result<Vec<TestProgram>> {
-    let mut build =
-        cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
+    let mut build = cargo(&["build", "--workspace", "--tests", "--bin=hikyaku", "--bin=hikyaku-sim"]);
+    build.args(["--message-format", "json-render-diagnostics"]);
     let output = build.stderr(Stdio::inherit()).output().context("start cargo")?;
     ensure!(output.status.success(), "the tests do not build");
     let lines = output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-    let programs = lines.filter_map(|line| TestProgram::parse(line).transpose());
-    programs.filter(|program| program.as_ref().map_or(true, |program| program.target != "families")).collect()
+    lines.filter_map(|line| TestProgram::parse(line).transpose()).collect()
 }
 
 /// Runs cargo's tests and returns their results as a family.
@@ -142,15 +153,16 @@ fn test_steps(
     against: Against,
     touched: Vec<String>,
 ) -> Result<Vec<Tally>> {
-    let families = chosen(selection, Tier::Sample)?;
+    known(selection)?;
     let tier = if selection.case.is_some() { Tier::Full } else { Tier::Sample };
     let seed = selection.seed.unwrap_or_else(fresh_seed);
     println!("seed {seed} (replay with --seed {seed})");
-    let mut tallies = Vec::new();
-    let installed = steps.step("packages", || install::ensure(Purpose::Test)).is_some();
+    let (mut tallies, mut programs) = (Vec::new(), Vec::new());
+    let installed = steps.step("packages", || packages::ensure(Purpose::Test)).is_some();
     if selection.family.is_empty() && against == Against::Ours {
-        let programs = steps.step("unit tests, build", test_programs).unwrap_or_default();
-        let mut unit: Vec<_> = programs.iter().map(TestProgram::command).collect();
+        programs = steps.step("build", test_programs).unwrap_or_default();
+        let units = programs.iter().filter(|program| !program.holds_families());
+        let mut unit: Vec<_> = units.map(TestProgram::command).collect();
         unit.push(cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]));
         tallies.extend(steps.step("unit tests", || unit_tests("unit", unit)));
         let mut portable: Vec<_> =
@@ -158,21 +170,26 @@ fn test_steps(
         portable.iter_mut().for_each(|command| _ = command.env("HIKYAKU_IO", "portable"));
         tallies.extend(steps.step("unit tests, portable", || unit_tests("unit, portable", portable)));
     }
-    let hikyaku = match against {
-        Against::Ours => steps.step("build", || binary_of(selection.hikyaku.as_ref(), tier)),
-        Against::Tgt => Some(PathBuf::from("hikyaku")),
+    let built = programs.iter().find(|program| program.holds_families());
+    let directory = built.and_then(|program| program.path.ancestors().nth(2));
+    let hikyaku = match (against, directory) {
+        (Against::Tgt, _) => Some(PathBuf::from("hikyaku")),
+        (Against::Ours, Some(directory)) if selection.hikyaku.is_none() => Some(directory.join("hikyaku")),
+        (Against::Ours, _) => steps.step("build", || binary_of(selection.hikyaku.as_ref(), tier)),
     };
     if let (Some(hikyaku), true) = (hikyaku, installed) {
         let settings = Settings {
             tier: Some(tier),
-            families,
+            families: selection.family.clone(),
             seed: Some(seed),
             touched,
             hikyaku: Some(hikyaku),
+            simulator: directory.map(|directory| directory.join("hikyaku-sim")),
             against,
             ..Settings::default()
         };
-        let found = steps.step("interoperability", || run_families(&settings, selection.case.as_deref()));
+        let found =
+            steps.step("interoperability", || run_families(&settings, selection.case.as_deref(), built));
         tallies.extend(found.unwrap_or_default());
     } else {
         println!("FAIL: the interoperability families were not run");
@@ -232,21 +249,21 @@ pub(crate) fn ci(selection: &Selection) -> Result<bool> {
 
 pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
     let mut steps = Steps::default();
-    let families = chosen(selection, Tier::Full)?;
+    known(selection)?;
     println!("interrupted, it goes on with: cargo xtask nightly --resume");
     if selection.family.is_empty() {
         steps.step("dependencies", || {
-            must(Command::new(install::cargo_deny()?).args(DENY).current_dir(repository()))
+            must(Command::new(packages::cargo_deny()?).args(DENY).current_dir(repository()))
         });
     }
     let failed = steps.failures();
-    steps.step("packages", || install::ensure(Purpose::Test));
+    steps.step("packages", || packages::ensure(Purpose::Test));
     let hikyaku = steps.step("release build", || binary(selection.hikyaku.as_ref()));
     let mut tallies = Vec::new();
     if let (Some(hikyaku), true) = (hikyaku, steps.failures() == failed) {
         let settings = Settings {
             tier: Some(Tier::Full),
-            families,
+            families: selection.family.clone(),
             seed: selection.seed,
             hikyaku: Some(hikyaku),
             is_evidence: true,
@@ -254,7 +271,8 @@ pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
             is_resumed: resume,
             ..Settings::default()
         };
-        let found = steps.step("interoperability", || run_families(&settings, selection.case.as_deref()));
+        let found =
+            steps.step("interoperability", || run_families(&settings, selection.case.as_deref(), None));
         tallies = found.unwrap_or_default();
     }
     Ok(conclude(&steps, &tallies))

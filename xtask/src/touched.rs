@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use harness::steps::repository;
+use steps::repository;
 
 /// The commit that CI has examined last; without the variable the last [`COMMITS`] commits count as the change.
 const BASE: &str = "HIKYAKU_CI_BASE";

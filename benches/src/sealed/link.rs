@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use super::delay::DelayLine;
-use harness::files::is_root;
 use harness::process::Surroundings;
 use harness::{program, run};
+use steps::is_root;
 
 const COMMAND_LIMIT: Duration = Duration::from_secs(20);
 /// Burst of the token bucket, and its queue limit.

@@ -67,7 +67,7 @@ impl<T> Ahead<T> {
 type Examine = fn(&Context, &mut Cases) -> Result<()>;
 
 const fn family(name: &'static str, examine: Examine, about: &'static str) -> Family {
-    Family { name, about, examine, any_target: false }
+    Family { name, about, examine, any_target: false, is_nightly: false }
 }
 
 /// All families, cheapest first.
@@ -144,12 +144,14 @@ pub const FAMILIES: &[Family] = &[
         "mutants",
         mutants::examine,
         "defects on demand, each of which the simulator or the torture test must find",
-    ),
+    )
+    .nightly(),
     family(
         "seal-model",
         seal_model::examine,
         "the model of SEAL/1's handshake and downgrade rules, checked by Verifpal",
-    ),
+    )
+    .nightly(),
     family(
         "conformance",
         conformance::examine,
@@ -166,17 +168,20 @@ pub const FAMILIES: &[Family] = &[
         "passthrough",
         passthrough::examine,
         "copies by a disk's own commands in an emulated machine: exact, counted, refused, failing disks",
-    ),
+    )
+    .nightly(),
     family(
         "volumes",
         volumes::examine,
         "LVM in an emulated machine: copy --since of thin volumes, and snapshots that never stay",
-    ),
+    )
+    .nightly(),
     family(
         "nfs",
         nfs::examine,
         "copy --offload where the Linux NFS server copies, in an emulated machine: exact, counted",
-    ),
+    )
+    .nightly(),
     family("boot", boot::examine, "a machine that boots from our LUN by iPXE and by OVMF"),
     family(
         "foreign",

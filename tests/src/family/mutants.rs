@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::torture::scene::{Disturbance, KILL, POWER, READY_LIMIT, Scene, Stand, play};
 use crate::files::random_file;
 use crate::process::Surroundings;
-use crate::steps::{cargo, must, target_directory};
 use crate::{Cases, Context, Output, run};
+use steps::{cargo, must, target_directory};
 
 /// Maximum number of simulated runs with successive seeds until one fails, and the distance between first seeds; then
 /// the number of first seeds.

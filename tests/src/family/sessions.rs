@@ -212,7 +212,8 @@ fn many(context: &Context, io: &str, plan: &Plan) -> Result<Map<String, Value>> 
             }
         }
         facts.insert("resident_bytes_peak".into(), json!(resident_bytes_peak(pid)?));
-        let (count, max) = (threads(pid)?.len() as u64, THREADS_BESIDES + cores() as u64 * THREADS_PER_LOOP_MAX);
+        let (count, max) =
+            (threads(pid)?.len() as u64, THREADS_BESIDES + cores() as u64 * THREADS_PER_LOOP_MAX);
         facts.insert("threads".into(), json!(count));
         ensure!(count <= max, "the target has {count} threads, at most {max} are expected");
         for session in sessions {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Map, Value};
 
-use crate::steps::programs;
 use crate::{Cases, Context, Scene, run};
+use steps::build::programs;
 
 /// Time limit of all runs of a scenario; one takes 25 ms on one core.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -18,7 +18,10 @@ const SCENARIOS: &[(&str, u64)] =
 const CUTS_MIN: u64 = 10_000;
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
-    let simulator = Scene::new(|| Ok(programs(context.tier)?.join("hikyaku-sim")));
+    let simulator = Scene::new(|| match &context.simulator {
+        Some(path) => Ok(path.clone()),
+        None => Ok(programs(context.tier)?.join("hikyaku-sim")),
+    });
     let unit = context.amount(160, 3000) as u64;
     let mut total = Map::new();
     let mut complete = 0;

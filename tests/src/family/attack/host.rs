@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use crate::files::is_root;
 use crate::process::{Running, Surroundings};
 use crate::{Cases, Context, Disk, Output, Scene, Target, run, scratch};
+use steps::is_root;
 
 /// Time limit of a command: a refusal takes milliseconds, and a server that starts instead is killed here.
 const LIMIT: Duration = Duration::from_secs(10);

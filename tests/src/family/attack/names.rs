@@ -17,10 +17,10 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::files::is_root;
 use crate::pdu::{Pdu, keys};
 use crate::process::{Surroundings, enter};
 use crate::{Cases, Context, Output, Running, find_program, free_port, program, run, scratch};
+use steps::is_root;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const IQN: &str = "iqn.2026-11.example.attack:names";

@@ -10,10 +10,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::claims::{IQN, LIMIT, isid};
 use super::names::{BEYOND, Namespace};
-use crate::files::{empty_file, is_root};
+use crate::files::empty_file;
 use crate::pdu::{Pdu, SCSI_COMMAND, Session, cdb10, connect, login_request};
 use crate::process::Surroundings;
 use crate::{Cases, Context, Output, Running, Url, find_program, run, scratch};
+use steps::is_root;
 
 const NOBODY: u32 = 65534;
 const NAME: &str = "iqn.2026-11.org.example:nobody";

@@ -9,10 +9,11 @@ use anyhow::{Result, ensure};
 
 use super::estate::{Estate, LIMIT, PRODUCT};
 use crate::capture::Capture;
-use crate::files::{empty_file, is_root};
+use crate::files::empty_file;
 use crate::process::Surroundings;
 use crate::tap::{Tap, Way};
 use crate::{Cases, Context, Scene, Target};
+use steps::is_root;
 
 const BYTES: usize = 4 << 20;
 const MARKER: &[u8; 16] = b"k\xe5Gr\x91-fv\x0b~WQ\xc3s%J";

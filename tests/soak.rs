@@ -1,10 +1,12 @@
-//! Hours of copies, comparisons, load and session churn against one target, with its memory, descriptors and areas
+//! `cargo xtask soak`: hours of copies, comparisons, load and session churn against one target, with its memory, descriptors and areas
 //! recorded.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser as _;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
@@ -16,7 +18,8 @@ use harness::process::Surroundings;
 use harness::procfs::{descriptors, resident_bytes};
 use harness::target::{MEMORY_LOG, Memory};
 use harness::{Against, Context, Disk, Running, Served, Target, Tier, Url, scratch};
-use harness::{evidence, install, random, steps};
+use harness::{evidence, random};
+use steps::packages::{self, Purpose};
 
 const BYTES: u64 = 64 << 20;
 const COPY_LIMIT: Duration = Duration::from_secs(120);
@@ -44,8 +47,10 @@ const KEPT_HOURS_MIN: f64 = 0.25;
 /// Rounds before the first counted sample.
 const WARM_UP_ROUNDS: usize = 8;
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+/// Copies, comparisons and sessions for hours, watching the target's memory and descriptors
+#[derive(Debug, clap::Parser)]
+#[command(name = "cargo xtask soak")]
+struct Args {
     /// How long; fractions are fine
     #[arg(long)]
     hours: f64,
@@ -175,12 +180,12 @@ fn round(scene: &Scene<'_>, number: usize) -> Result<String> {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<bool> {
+fn run(args: &Args) -> Result<bool> {
     ensure!(args.hours > 0.0 && args.hours < 1000.0, "--hours wants a number between 0 and 1000");
-    install::ensure(install::Purpose::Test)?;
+    packages::ensure(Purpose::Test)?;
     let seed = args.seed.unwrap_or_else(steps::fresh_seed);
     println!("seed {seed}");
-    let hikyaku = steps::binary(args.hikyaku.as_ref())?;
+    let hikyaku = steps::build::binary(args.hikyaku.as_ref())?;
     // The commit and the date of the start: the tree may change during the run.
     let mut content = evidence::header("soak");
     let context = Context::new(hikyaku, seed, Tier::Full, Against::Ours)?;
@@ -295,6 +300,10 @@ fn judge(samples: &[Sample]) -> Result<()> {
     let (before, after) = (open(first), open(last));
     ensure!(after <= before + DESCRIPTOR_GROWTH_MAX, "descriptors grew from {before} to {after}");
     Ok(())
+}
+
+fn main() -> ExitCode {
+    steps::exit("soak", run(&Args::parse()))
 }
 
 #[cfg(test)]

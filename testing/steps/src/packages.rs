@@ -2,16 +2,11 @@
 //! an error. A missing peer never skips a test. Also cargo-deny, built from crates.io.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
-use crate::files::is_root;
-use crate::steps;
-use crate::{find_program, run};
-
-const INSTALL_LIMIT: Duration = Duration::from_secs(600);
+use crate::{cargo, find_program, is_root, must, target_directory};
 
 struct Need {
     package: &'static str,
@@ -120,8 +115,11 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
     let sudo = !is_root();
     let may = find_program("apt-get").is_some()
         && (!sudo
-            || run(Command::new("sudo").args(["-n", "true"]), Duration::from_secs(10))
-                .is_ok_and(|output| output.code == Some(0)));
+            || Command::new("sudo")
+                .args(["-n", "true"])
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success()));
     if !may {
         bail!("the tests drive peers that are not installed; as root:\n  {line}");
     }
@@ -147,7 +145,7 @@ fn apt(sudo: bool, arguments: &[&str]) -> Result<()> {
         command.env("DEBIAN_FRONTEND", "noninteractive");
         command
     };
-    run(command.args(arguments), INSTALL_LIMIT)?.success().map(|_| ())
+    must(command.args(arguments))
 }
 
 /// Version of cargo-deny that deny.toml is written for.
@@ -155,14 +153,13 @@ const CARGO_DENY: &str = "0.20.2";
 
 /// Path of cargo-deny; the first call builds it below `target`.
 pub fn cargo_deny() -> Result<PathBuf> {
-    let root = steps::target_directory()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
+    let root = target_directory()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
     let program = root.join("bin/cargo-deny");
     if !program.is_file() {
         let version = format!("={CARGO_DENY}");
-        let mut command =
-            steps::cargo(&["install", "--quiet", "--locked", "cargo-deny", "--version", &version]);
+        let mut command = cargo(&["install", "--quiet", "--locked", "cargo-deny", "--version", &version]);
         // Runs outside the workspace, whose configuration and profiles would apply otherwise.
-        steps::must(command.arg("--root").arg(&root).current_dir("/"))?;
+        must(command.arg("--root").arg(&root).current_dir("/"))?;
     }
     Ok(program)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::Tier;
+use crate::{Tier, line_of};
 
 /// Time limit of one cargo step with an empty cache, on two cores.
 const STEP_LIMIT: Duration = Duration::from_secs(20 * 60);
@@ -62,7 +62,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
 
 pub fn repository() -> PathBuf {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().expect("xtask lies in the workspace").to_owned()
+    manifest.ancestors().nth(2).expect("the package lies in testing/").to_owned()
 }
 
 pub fn fresh_seed() -> u64 {
@@ -72,12 +72,12 @@ pub fn fresh_seed() -> u64 {
 }
 
 /// Builds the program under test and the simulator, and returns their directory. One build for both: built separately,
-/// each would compile the dependencies again with other features. The profile `sample` is `release` without link-time
-/// optimisation, which takes longer than a sample gains by it.
+/// each would compile the dependencies again with other features. A sample runs the programs of the unit tests' profile:
+/// most of their dependencies are compiled already, and debug assertions are on.
 pub fn programs(tier: Tier) -> Result<PathBuf> {
-    let profile = if tier == Tier::Full { "release" } else { "sample" };
+    let (profile, directory) = if tier == Tier::Full { ("release", "release") } else { ("dev", "debug") };
     must(&mut cargo(&["build", "--profile", profile, "--package", "hikyaku", "--package", "hikyaku-sim"]))?;
-    Ok(target_directory()?.join(profile))
+    Ok(target_directory()?.join(directory))
 }
 
 pub fn binary_of(named: Option<&PathBuf>, tier: Tier) -> Result<PathBuf> {
@@ -103,7 +103,7 @@ pub fn target_directory() -> Result<PathBuf> {
 /// Runs a command, passing its output on immediately and each line of standard output also to `on_line`. Returns
 /// whether it exited 0; after the limit it is killed, which is an error.
 pub fn show(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool> {
-    let line = crate::process::line_of(command);
+    let line = line_of(command);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start {line}"))?;
     let stdout = child.stdout.take().expect("piped above");
@@ -145,7 +145,7 @@ pub fn show(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool
 
 /// As [`show`]; an exit code other than 0 is an error.
 pub fn must(command: &mut Command) -> Result<()> {
-    let line = crate::process::line_of(command);
+    let line = line_of(command);
     if show(command, |_| ())? { Ok(()) } else { bail!("{line} failed") }
 }
 
