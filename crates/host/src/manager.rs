@@ -31,7 +31,8 @@ impl fmt::Display for Lost {
 pub struct Devices {
     kernel: Kernel,
     monitor: Option<Monitor>,
-    /// `None`: no device has the name now.
+    /// `None`: no device has the name now. The table is emptied when uevents were lost: the next check of a device reads it
+    /// from sysfs again.
     entries: BTreeMap<String, Option<Entry>>,
 }
 
@@ -56,9 +57,10 @@ impl Devices {
         Some(entry)
     }
 
-    /// Whether an opened disk still has its name, by the uevents received so far. Reads sysfs if more may wait.
+    /// Whether an opened disk still has its name, by the uevents received so far. Reads sysfs if more may wait, or if some
+    /// were lost.
     pub fn check_cached(&mut self, opened: &Entry) -> Result<(), Lost> {
-        if self.monitor.is_none() || !self.apply_waiting() {
+        if self.monitor.is_none() || !self.apply_waiting() || !self.entries.contains_key(&opened.name) {
             return self.check_probed(opened);
         }
         self.compare(opened)
@@ -78,19 +80,24 @@ impl Devices {
 
     /// Applies the waiting uevents. False if more may wait after `MESSAGES_MAX` messages.
     fn apply_waiting(&mut self) -> bool {
-        let mut events = Vec::new();
-        let complete = self.monitor.as_ref().is_none_or(|monitor| {
-            (0..MESSAGES_MAX).any(|_| match monitor.next() {
-                Received::Event(event) => {
-                    events.push(event);
-                    false
-                }
-                Received::Other | Received::Overrun => false,
-                Received::Nothing => true,
-            })
-        });
-        events.iter().for_each(|event| self.apply(event));
+        let Some(monitor) = self.monitor.take() else { return true };
+        let complete = self.apply_messages(std::iter::repeat_with(|| monitor.next()).take(MESSAGES_MAX));
+        self.monitor = Some(monitor);
         complete
+    }
+
+    /// Applies messages up to [`Received::Nothing`]; false if there is none.
+    pub(super) fn apply_messages(&mut self, messages: impl IntoIterator<Item = Received>) -> bool {
+        for message in messages {
+            match message {
+                Received::Event(event) => self.apply(&event),
+                Received::Other => {}
+                // Any of the devices may have changed.
+                Received::Overrun => self.entries.clear(),
+                Received::Nothing => return true,
+            }
+        }
+        false
     }
 
     pub fn apply(&mut self, event: &Uevent) {

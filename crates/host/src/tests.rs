@@ -314,6 +314,22 @@ fn a_disk_that_takes_over_a_name_is_noticed() {
 }
 
 #[test]
+fn after_lost_uevents_every_device_is_read_again() {
+    use crate::uevent::Received;
+    let machine = Machine::new();
+    let mut devices = Devices::new(machine.kernel.clone(), Some(Monitor::new().unwrap()));
+    let [changed, removed, same] =
+        [(8, 16), (9, 0), (7, 0)].map(|(major, minor)| devices.open(libc::makedev(major, minor)).unwrap());
+    machine.put("sys/block/sdb/diskseq", "77\n");
+    machine.remove("md0", "9:0");
+    assert_eq!(devices.check_cached(&changed), Ok(()), "no uevent, and none lost");
+    assert!(devices.apply_messages([Received::Overrun, Received::Other, Received::Nothing]));
+    assert_eq!(devices.check_cached(&changed), Err(Lost::TakenOver));
+    assert_eq!(devices.check_cached(&removed), Err(Lost::Gone));
+    assert_eq!(devices.check_cached(&same), Ok(()));
+}
+
+#[test]
 fn a_generic_device_leads_to_its_disk() {
     let machine = Machine::new();
     let link = |target: &str, at: &str| {
