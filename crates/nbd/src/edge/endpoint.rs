@@ -46,20 +46,24 @@ pub(super) fn open(
     subject: Subject,
     range: Range<u64>,
 ) -> Result<Remote<NbdPeer>, OpenError> {
-    let peer = NbdPeer {
-        uri: medium.uri.clone(),
-        read_only: medium.read_only,
-        addresses: Addresses::new(medium.addresses()?),
-        opened: false,
-        export: None,
-        capability: unknown_capability(),
-        knowledge: Knowledge::new(subject, range),
-        query: None,
-    };
+    let peer = NbdPeer::new(medium, medium.addresses()?, Knowledge::new(subject, range));
     Ok(Remote::open(io, peer, Arc::clone(&medium.cache), medium.timeout))
 }
 
 impl NbdPeer {
+    fn new(medium: &NbdMedium, addresses: Vec<Address>, knowledge: Knowledge) -> Self {
+        Self {
+            uri: medium.uri.clone(),
+            read_only: medium.read_only,
+            addresses: Addresses::new(addresses),
+            opened: false,
+            export: None,
+            capability: unknown_capability(),
+            knowledge,
+            query: None,
+        }
+    }
+
     /// The extent that contains `offset`: its end and its bit. `None`: unknown; [`Peer::submit_own`] requests it.
     pub(super) fn at(&mut self, offset: u64) -> Result<Option<(u64, bool)>, &'static str> {
         if self.knowledge.is_given_up() {
@@ -133,7 +137,10 @@ impl Peer for NbdPeer {
     }
 
     fn connect(&mut self, io: &mut Io, owner: Owner, incarnation: u32) -> Result<Connection, Report<Self>> {
+        // A block status request of the last connection ended with it. Before the export is open, no `Change::Lost`
+        // reports that.
         self.query = None;
+        self.knowledge.on_lost();
         let address = self.addresses.current();
         let contexts = vec![self.knowledge.subject.context()];
         let config = Config { export: self.uri.export.clone(), contexts };
@@ -320,4 +327,42 @@ fn failed(failure: Failure) -> Report<NbdPeer> {
 /// An export has no identifier to compare: at least its size must not change, since a caller may depend on it.
 fn before_and_now_differ(before: &Capability, now: &Capability) -> bool {
     (before.size_bytes, before.granularity) != (now.size_bytes, now.granularity)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use area::PoolLimits;
+
+    use super::*;
+    use crate::negotiation::MetaContext;
+
+    const SIZE: u64 = 1 << 20;
+
+    #[test]
+    fn a_lost_first_block_status_is_requested_at_the_next_address() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let owner = io.owner();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let uri = Uri::parse(&format!("nbd://{address}/disk")).unwrap();
+        let medium = NbdMedium::new(uri, Duration::from_secs(60), true);
+        let knowledge = Knowledge::new(Subject::Allocation, 0..u64::MAX);
+        let mut peer = NbdPeer::new(&medium, vec![Address::Tcp(address); 2], knowledge);
+        let context = MetaContext { id: 1, name: Subject::Allocation.context() };
+        let export = Export { size: SIZE, flags: 1, blocks: None, structured: true, contexts: vec![context] };
+        let mut queries = Vec::new();
+        for incarnation in [1, 2] {
+            assert!(peer.connect(&mut io, owner, incarnation).is_ok());
+            let mut reports = Vec::new();
+            peer.on_ready(export.clone(), &mut reports);
+            assert!(matches!(reports[..], [Report::Ready]) && !peer.is_open());
+            queries.push(peer.knowledge.next_query(SIZE, 1, io.now()).expect("a request on each connection"));
+            assert_eq!(peer.next_address(), incarnation == 1);
+        }
+        peer.on_answer(queries[1], Ok(vec![Status { context: 1, extents: vec![(SIZE as u32, 0)] }]));
+        assert!(peer.is_open());
+    }
 }
