@@ -181,9 +181,10 @@ impl<P: Peer> Remote<P> {
             Next::Retry { reason, opening_max } => (reason, opening_max),
         };
         self.last_failure = reason;
+        let is_untried = self.peer.next_address();
         if self.peer.is_open() {
             self.lose(io);
-        } else if self.peer.next_address() {
+        } else if is_untried {
             self.connect(io, done);
         } else if io.now() < self.born + opening_max {
             // Attempts to open are few and end soon, so their pauses need not grow.

@@ -74,7 +74,7 @@ pub trait Peer: Sized {
     /// events of earlier ones are recognized. An error is handled like a report of the link.
     fn connect(&mut self, io: &mut Io, owner: Owner, incarnation: u32) -> Result<Self::Link, Report<Self>>;
 
-    /// Selects the next address for `connect`; false if it was tried before.
+    /// Selects the next address for `connect`; false if it was tried before. Called once for each [`Next::Retry`].
     fn next_address(&mut self) -> bool;
 
     /// Translates an outcome of the link into reports. The peer may submit commands of its own to the link.
@@ -223,8 +223,8 @@ pub enum Verdict {
 /// A change of an endpoint's state, for [`Peer::on_change`].
 #[derive(Debug)]
 pub enum Change<'a> {
-    /// The link was lost. Unanswered requests will be submitted to the next one. The peer selects the next address now;
-    /// it is tried after the pause.
+    /// The link was lost. Unanswered requests will be submitted to the next one; the address selected by
+    /// [`Peer::next_address`] is tried after the pause.
     Lost { reason: &'a str, unanswered: usize, pause: Duration },
     /// The requests have timed out and failed; the link is dropped.
     Expired,

@@ -281,7 +281,6 @@ impl Peer for Script {
     fn on_change(&mut self, change: &Change<'_>) {
         let text = match change {
             Change::Lost { reason, unanswered, pause } => {
-                self.addresses.next_address();
                 format!("{reason}, {unanswered} unanswered, {} ms", pause.as_millis())
             }
             other => format!("{other:?}"),

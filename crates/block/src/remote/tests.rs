@@ -284,6 +284,15 @@ fn attempts_to_open_go_on_for_as_long_as_the_peer_wants() {
 }
 
 #[test]
+fn attempts_to_open_turn_to_the_next_address_too() {
+    let busy = || Act::Fail(Failure::Busy);
+    let mut pair = Pair::open(2, std::iter::repeat_with(busy).take(9));
+    pair.pass(Duration::from_secs(1));
+    assert_eq!(pair.attempts_ms(), [0, 0, 100, 200, 300]);
+    assert_eq!(pair.addresses(), [0, 1, 0, 1, 0]);
+}
+
+#[test]
 fn a_redirection_is_followed_at_once() {
     let pair = Pair::open(2, [Act::Fail(Failure::Redirect), Act::Up]);
     assert_eq!((pair.addresses(), pair.attempts_ms()), (vec![0, 77], vec![0, 0]));

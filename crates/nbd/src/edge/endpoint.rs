@@ -205,7 +205,6 @@ impl Peer for NbdPeer {
                     "connection lost: connecting again in {} ms", pause.as_millis()
                 );
                 self.knowledge.on_lost();
-                self.addresses.next_address();
             }
             Change::Expired => {
                 let Knowledge { subject, range, .. } = &self.knowledge;

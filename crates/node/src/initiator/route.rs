@@ -52,12 +52,10 @@ impl Route {
         true
     }
 
-    /// After a lost session: back to the URL's host if a redirection was followed, else to the next address.
+    /// After a lost session: back to the URL's host if a redirection was followed.
     pub(super) fn on_lost(&mut self) {
         if self.redirects > 0 {
             *self = Self::new(std::mem::take(&mut self.home));
-        } else {
-            self.addresses.next_address();
         }
     }
 }
