@@ -63,6 +63,7 @@ pub struct Remote<P: Peer> {
     backoff: Backoff,
     /// After a timeout: the error with which the requests fail once the link does not use their buffers.
     expired: Option<IoError>,
+    /// Why there was no link last; empty once there is one.
     last_failure: String,
     losses: u64,
     cache: Arc<WriteCache>,
@@ -145,6 +146,7 @@ impl<P: Peer> Remote<P> {
         match report {
             Report::Ready => {
                 self.link_state = LinkState::Serving;
+                self.last_failure.clear();
                 if self.backlog.connected(io.now()) {
                     self.backoff = Backoff::default();
                 }

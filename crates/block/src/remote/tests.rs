@@ -154,6 +154,19 @@ fn a_silent_link_is_cut_and_requests_fail_when_it_lets_go_of_their_buffers() {
 }
 
 #[test]
+fn a_silent_link_is_not_blamed_on_a_failure_before_it() {
+    let mut pair = Pair::serving();
+    pair.far.borrow_mut().accepts.extend([Act::Fail(Failure::Lost("refused")), Act::Up]);
+    pair.act([Act::Cut("cut")]);
+    pair.flush();
+    pair.pass(Backoff::MIN * 3 + TICK);
+    assert_eq!(pair.commands(), [Command::Flush]);
+    pair.pass(TIMEOUT + TICK);
+    let text = pair.done[0].result.as_ref().unwrap_err().to_string();
+    assert_eq!(text, "memory: nothing completed for 5 s (the far end does not answer); look at it");
+}
+
+#[test]
 fn time_counts_from_the_last_thing_that_ended() {
     let mut pair = Pair::serving();
     pair.pass(TIMEOUT * 3);

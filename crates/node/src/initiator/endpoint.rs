@@ -68,7 +68,7 @@ pub(super) struct IscsiPeer {
     declined: bool,
     /// The one retry after a handshake that may have been damaged in transit has been used.
     tried_again: bool,
-    /// The last login failed because the sealed handshake was refused.
+    /// The sealed handshake of the last attempt to log in was refused.
     seal_refused: bool,
 }
 
@@ -130,7 +130,7 @@ impl IscsiPeer {
         let (address, protection) = (self.route.address(), session.protection());
         self.known = Some(Known { negotiated, protection, address });
         self.options.on_login(&Login { address, protection });
-        self.tried_again = false;
+        (self.tried_again, self.seal_refused) = (false, false);
         // A unit attention is reported once: that of the last session may have been lost with its connection.
         if std::mem::replace(&mut self.cache_unknown, true) {
             self.cache_lost(reports);
@@ -438,4 +438,34 @@ impl Peer for IscsiPeer {
 
 fn command(lun: u64, cdb: &Cdb, direction: Direction, length: u32) -> Command {
     Command { lun, cdb: cdb.padded(), direction, length, attribute: Attribute::Simple }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use area::PoolLimits;
+    use iscsi::params::SessionType;
+
+    use super::*;
+
+    #[test]
+    fn a_login_ends_the_blame_on_a_refused_seal() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let owner = io.owner();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("iscsi://{}/iqn.2026-11.example:a/0", listener.local_addr().unwrap());
+        let medium =
+            IscsiMedium::new(Url::parse(&url).unwrap(), Options::new("iqn.2026-11.example:b"), false)
+                .unwrap();
+        let mut peer = IscsiPeer::new(&medium).unwrap();
+        let Ok(mut session) = peer.connect(&mut io, owner, 1) else { panic!("no session") };
+        let negotiated = Negotiated::defaults(SessionType::Normal);
+        peer.opened = true;
+        assert_eq!(peer.on_failure(Failure::Seal("refused".into())), Next::AtOnce);
+        assert_eq!(peer.on_failure(Failure::Seal("refused".into())), Next::retry("refused"));
+        assert_eq!(peer.advice().0, IoErrorKind::Refused);
+        peer.on_outcome(&mut io, &mut session, Outcome::LoggedIn(negotiated), &mut Vec::new());
+        assert_eq!(peer.advice().0, IoErrorKind::Unreachable);
+    }
 }
