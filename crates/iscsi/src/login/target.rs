@@ -98,6 +98,9 @@ pub enum Denial {
     /// AuthMethod lacks CHAP, or the initiator skipped the security stage.
     #[error("CHAP is required, and the initiator does not offer it")]
     NotOffered,
+    /// The initiator requests the end of the security stage without CHAP_A.
+    #[error("the initiator proposes no hash for CHAP")]
+    NoAlgorithm,
     #[error("no hash in common for CHAP")]
     Algorithm,
     /// CHAP_N or CHAP_R is missing or malformed.
@@ -342,6 +345,7 @@ impl Login {
             policy,
             security: if required { Security::Undecided } else { Security::Done },
             auth_method_seen: false,
+            algorithm_seen: false,
             authenticated_as: None,
             claimed: None,
             negotiation,

@@ -671,6 +671,22 @@ fn chap_by_hand() {
 }
 
 #[test]
+fn the_log_gets_the_reason_of_a_denial() {
+    let methods = format!("{NAMES}AuthMethod=CHAP\0");
+    for (texts, denial) in [
+        (&[(0x81, NAMES)][..], target::Denial::NotOffered),
+        (&[(0x00, &methods), (0x81, "")], target::Denial::NoAlgorithm),
+        (&[(0x00, &methods), (0x00, "CHAP_A=99\0")], target::Denial::Algorithm),
+        (&[(0x00, &methods), (0x00, "CHAP_A=5\0"), (0x81, "")], target::Denial::NoResponse),
+    ] {
+        let mut hand = Hand::new(Ok(chap(Algorithms::default())));
+        let status = texts.iter().map(|(flags, text)| hand.send(*flags, text).status).last();
+        assert_eq!(status, Some(LoginStatus::AuthenticationFailure), "{denial}");
+        assert_eq!(hand.target.denial(), Some(&denial));
+    }
+}
+
+#[test]
 fn stranger_is_bounded() {
     // Bound of requests without progress.
     let mut hand = Hand::new(Ok(chap(Algorithms::default())));

@@ -29,6 +29,8 @@ pub(super) struct Negotiating {
     pub(super) policy: Policy,
     pub(super) security: Security,
     pub(super) auth_method_seen: bool,
+    /// CHAP_A was received after AuthMethod was chosen.
+    pub(super) algorithm_seen: bool,
     pub(super) authenticated_as: Option<String>,
     /// CHAP_N of a response, and whether that response has been verified.
     pub(super) claimed: Option<(String, bool)>,
@@ -124,6 +126,7 @@ impl Negotiating {
                 let Some(offered) = keys.algorithm else {
                     return if transit { Err(LoginStatus::AuthenticationFailure) } else { Ok(()) };
                 };
+                self.algorithm_seen = true;
                 let algorithm =
                     policy.algorithms.choose(offered).ok_or(LoginStatus::AuthenticationFailure)?;
                 let challenge = Challenge::derive(algorithm, entropy, "target");
@@ -163,7 +166,8 @@ impl Negotiating {
         let AuthRequirement::Chap(policy) = &self.policy.auth else { return None };
         Some(match (&self.security, &self.claimed) {
             (Security::Undecided, _) => Denial::NotOffered,
-            (Security::ExpectAlgorithm, _) => Denial::Algorithm,
+            (Security::ExpectAlgorithm, _) if self.algorithm_seen => Denial::Algorithm,
+            (Security::ExpectAlgorithm, _) => Denial::NoAlgorithm,
             (_, None) => Denial::NoResponse,
             (_, Some((user, true))) => Denial::Mutual(user.clone()),
             (_, Some((user, false))) if policy.accounts.iter().any(|account| account.user == *user) => {
