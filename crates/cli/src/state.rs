@@ -172,13 +172,16 @@ impl StateDir {
             }
             let entry = match here.iter().find(|index| of(**index) == Some(storage)) {
                 Some(index) => contents.luns.remove(*index),
-                None => Entry::of(target, lun, storage, &Identity::random()?),
+                None => {
+                    let entry = Entry::of(target, lun, storage, &Identity::random()?);
+                    if here.len() == PLACE_IDENTITIES_MAX {
+                        contents.luns.remove(here[0]);
+                    }
+                    entry
+                }
             };
             let identity = entry.identity()?;
             contents.luns.push(entry);
-            if here.len() == PLACE_IDENTITIES_MAX {
-                contents.luns.remove(here[0]);
-            }
             Ok((Given { identity, before: Some(before) }, true))
         })
     }
@@ -330,6 +333,28 @@ mod tests {
         assert_eq!(luns.unwrap().luns.len(), PLACE_IDENTITIES_MAX);
         assert_eq!(of("file 49").before, None);
         assert_ne!(of("file 1").identity, first, "forgotten at last");
+    }
+
+    #[test]
+    fn a_return_to_earlier_storage_forgets_no_identity() {
+        let home = tempfile::tempdir().unwrap();
+        let state = StateDir::at(home.path());
+        let of = |target: &str, number: usize| {
+            state.identity(target, 0, &format!("file {number}")).unwrap().identity
+        };
+        let first = of("iqn.a", 0);
+        // The entry behind that of the first storage belongs to another target.
+        let other = of("iqn.b", 0);
+        let all: Vec<Identity> = std::iter::once(first)
+            .chain((1..PLACE_IDENTITIES_MAX).map(|number| of("iqn.a", number)))
+            .collect();
+        for (number, identity) in all.iter().enumerate() {
+            assert_eq!(of("iqn.a", number), *identity, "file {number}");
+        }
+        assert_eq!(of("iqn.b", 0), other);
+        of("iqn.a", PLACE_IDENTITIES_MAX);
+        assert_eq!(of("iqn.a", PLACE_IDENTITIES_MAX - 1), all[PLACE_IDENTITIES_MAX - 1]);
+        assert_ne!(of("iqn.a", 0), all[0], "the least recently used makes room");
     }
 
     #[test]
