@@ -16,8 +16,9 @@ use super::seal::{Sealed, Who};
 
 /// MaxRecvDataSegmentLength of this initiator, bytes.
 pub const RECEIVE_BYTES_MAX: usize = 256 << 10;
-/// Maximum number of login rounds, and of retries of a command that meets a unit attention.
+/// Maximum number of login rounds, and of retries of a command that meets a unit attention or BUSY.
 const ROUNDS_MAX: usize = 8;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 /// Maximum number of PDUs received for one command.
 const PDUS_PER_COMMAND_MAX: usize = 100_000;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -346,7 +347,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs a command until it ends in GOOD; unit attentions are retried, any other end is an error.
+    /// Runs a command until it ends in GOOD; unit attentions and BUSY are retried, any other end is an error.
     pub fn good(&mut self, lun: u64, cdb: &[u8], bytes_in: usize, out: &[u8]) -> Result<Vec<u8>> {
         for _ in 0..ROUNDS_MAX {
             let answer = self.scsi(lun, cdb, bytes_in, out)?;
@@ -355,12 +356,14 @@ impl Session {
             match answer.status {
                 0 => return Ok(answer.data),
                 2 if key == 6 => {}
+                // SAM-5 §5.3.1: the unit accepts commands again later, here after the tasks that CLEAR TASK SET ends.
+                8 => std::thread::sleep(BUSY_PAUSE),
                 status => {
                     bail!("command {:#x} ends in status {status:#x}, sense {:02x?}", cdb[0], answer.sense)
                 }
             }
         }
-        bail!("command {:#x} meets nothing but unit attentions", cdb[0])
+        bail!("command {:#x} meets nothing but unit attentions and BUSY", cdb[0])
     }
 
     /// Sends a task management function as an immediate command; returns the response code.
@@ -440,6 +443,25 @@ mod tests {
         let pdu = Pdu::new(TEXT, 0x80).with_data(vec![7; 5]);
         let bytes = pdu.encode();
         assert_eq!((bytes.len(), &bytes[5..8], &bytes[53..]), (56, &[0, 0, 5][..], &[0, 0, 0][..]));
+    }
+
+    #[test]
+    fn a_busy_unit_is_asked_again() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut session = Session::bare(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let unit = std::thread::spawn(move || {
+            let mut unit = Session::bare(listener.accept().unwrap().0);
+            for status in [8, 0, 0x18] {
+                let command = unit.receive().unwrap();
+                let mut answer = Pdu::new(SCSI_RESPONSE, 0x80);
+                answer.bhs[3] = status;
+                answer.set(16, command.get(16));
+                unit.send(&answer).unwrap();
+            }
+        });
+        session.good(0, &[0; 6], 0, &[]).unwrap();
+        assert!(session.good(0, &[0; 6], 0, &[]).is_err(), "a reservation conflict");
+        unit.join().unwrap();
     }
 
     #[test]
