@@ -268,6 +268,59 @@ pub(crate) fn refused(refusal: &Refusal, source: &str, destination: &str) -> Fai
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Local, Quiet};
+
+    /// Two files of 1 MiB, and a second name of the first.
+    fn files() -> (tempfile::TempDir, [String; 3]) {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = ["one", "other", "link"].map(|name| directory.path().join(name));
+        for path in &paths[..2] {
+            std::fs::write(path, vec![1; 1 << 20]).unwrap();
+        }
+        std::fs::hard_link(&paths[0], &paths[2]).unwrap();
+        (directory, paths.map(|path| path.to_str().unwrap().to_owned()))
+    }
+
+    fn with_job<T>(source: &str, destination: &str, act: impl FnOnce(&Job<'_>) -> T) -> T {
+        let (host, request) = (Quiet::default(), Request::default());
+        let address = |words| Box::new(Local::parse(words).unwrap());
+        act(&Job::new(&host, &request, address(source), address(destination)))
+    }
+
+    #[test]
+    fn the_same_storage_under_another_name_is_refused() {
+        let (_directory, [one, other, link]) = files();
+        let prepared = |destination: &str| {
+            with_job(&one, destination, |job| {
+                prepare(job, &mut crate::event_loop().unwrap()).map(drop).map_err(|failure| failure.cause)
+            })
+        };
+        assert_eq!(prepared(&other), Ok(()));
+        for same in [&one, &link] {
+            let cause = prepared(same).unwrap_err();
+            assert!(cause.contains("the same storage as the source"), "{cause}");
+        }
+    }
+
+    #[test]
+    fn endpoints_of_the_same_storage_are_refused_whatever_their_addresses() {
+        let (_directory, [one, other, link]) = files();
+        let refused = |source: &str, destination: &str| {
+            with_job(source, destination, |job| {
+                let mut io = crate::event_loop().unwrap();
+                let mut inspection = Inspection::new(job);
+                let ends = [&job.source, &job.destination].map(|address| {
+                    let options =
+                        OpenOptions { writable: false, request_alignment: 4096, allow_in_use: true };
+                    crate::attach(&mut io, &address.open(&options).unwrap()).unwrap()
+                });
+                inspection.look_at_identity(&*ends[0], &*ends[1]);
+                inspection.refusals.len()
+            })
+        };
+        assert_eq!([refused(&one, &one), refused(&one, &link), refused(&one, &other)], [1, 1, 0]);
+        assert_eq!(refused("null:1M", "null:1M"), 0, "storage of which each endpoint has its own");
+    }
 
     #[test]
     fn refusals_map_to_exit_codes() {

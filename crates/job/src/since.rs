@@ -8,7 +8,7 @@ use std::str::FromStr;
 use block::{Endpoint, Fingerprint};
 use host::SharedError;
 use io::Io;
-use mover::Checked;
+use mover::{Checked, Plan};
 
 use crate::thin::{self, ThinError};
 use crate::{Address, Ending, Failure, Job, Stop};
@@ -119,9 +119,14 @@ pub fn changes(
     if host.stop().is_requested() {
         return Err(host.stop().failure("determine what has changed in", source.text()));
     }
-    let mut only = within(&all, request.plan.src_offset, checked.bytes);
+    Ok(Some(Changes { only: planned(&all, &request.plan, checked.bytes), was }))
+}
+
+/// The parts of `changed`, ranges of the source, that a plan for `bytes` bytes copies, relative to its start.
+fn planned(changed: &[Range<u64>], plan: &Plan, bytes: u64) -> Vec<Range<u64>> {
+    let mut only = within(changed, plan.src_offset, bytes);
     coarsen(&mut only, RANGES_MAX);
-    Ok(Some(Changes { only, was }))
+    only
 }
 
 fn bitmap(
@@ -220,6 +225,12 @@ mod tests {
         assert_eq!(within(&all, 5, 50), [0..5, 15..25, 45..50]);
         assert_eq!(within(&all, 100, 50), []);
         assert_eq!(within(&all, 0, u64::MAX), all);
+    }
+
+    #[test]
+    fn changes_are_those_of_the_source_wherever_they_are_copied_to() {
+        let plan = Plan { src_offset: 5, dst_offset: 25, ..Plan::default() };
+        assert_eq!(planned(&[0..10, 20..30], &plan, 50), [0..5, 15..25]);
     }
 
     #[test]
