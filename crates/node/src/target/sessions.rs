@@ -264,6 +264,21 @@ mod tests {
     }
 
     #[test]
+    fn sessions_are_bounded() {
+        let sessions = Sessions::default();
+        let numbered = |number: usize| {
+            let [.., high, low] = number.to_be_bytes();
+            Claim { isid: Isid([0, 0, 0, 0, high, low]), ..claim("a", 0, number) }
+        };
+        for number in 0..SESSIONS_MAX {
+            assert!(matches!(sessions.claim(numbered(number)), Admission::Granted { .. }), "{number}");
+        }
+        assert_eq!(sessions.claim(numbered(SESSIONS_MAX)), Admission::Full);
+        sessions.release(numbered(7).connection);
+        assert!(matches!(sessions.claim(numbered(SESSIONS_MAX)), Admission::Granted { .. }));
+    }
+
+    #[test]
     fn an_exclusive_lun_has_one_initiator() {
         let sessions = Sessions::default();
         let with = |name, slot| Claim { exclusive: vec![3], ..claim(name, slot as u8, slot) };

@@ -606,3 +606,29 @@ fn lba_extents(unit: &mut dyn Endpoint, media: &Media, block_size: u32, count_ma
     }
     extents
 }
+
+#[cfg(test)]
+mod tests {
+    use area::PoolLimits;
+
+    use super::*;
+
+    #[test]
+    fn a_task_that_ends_gives_back_what_it_was_charged() {
+        let io = Io::new(PoolLimits::default()).unwrap();
+        let mut tasks = Tasks::new(ConnectionId { worker: 0, slot: 0, generation: 0 });
+        let ids = [TaskId(0), TaskId(1)];
+        for id in ids {
+            tasks.slots.push(Some(Task::new(0, [0; 16])));
+            assert!(tasks.take_buffer(&io, id, 4096));
+            tasks.slots[id.index()].as_mut().unwrap().borrowed = 512;
+            tasks.borrowed += 512;
+        }
+        assert!(!tasks.take_buffer(&io, ids[1], SESSION_BYTES_MAX - 4096), "the session's bound");
+        tasks.on_done(ids[0]);
+        assert_eq!((tasks.charged, tasks.borrowed), (4096, 512));
+        tasks.on_done(ids[0]);
+        tasks.on_done(ids[1]);
+        assert_eq!((tasks.charged, tasks.borrowed), (0, 0));
+    }
+}
