@@ -410,6 +410,7 @@ mod tests {
             for name in &order {
                 let result = examination.run(at(name), name);
                 assert_eq!(result.is_ok(), *name != "fails", "{name}: {result:?}");
+                assert_eq!(examination.ended.last().unwrap().failure, result.err(), "{name}");
             }
             assert_eq!(examination.ended.len(), order.len());
         }

@@ -178,3 +178,34 @@ fn examine(families: &'static [Family]) -> Result<ExitCode> {
 fn first_line(message: &str) -> &str {
     message.lines().find(|line| !line.trim().is_empty()).unwrap_or("no message")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cases;
+
+    fn cases(_: &Context, cases: &mut Cases) -> Result<()> {
+        cases.check("passes", || Ok(()));
+        cases.check("fails", || bail!("\nno\nmore"));
+        cases.check("panics", || panic!("aaah"));
+        Ok(())
+    }
+
+    static FAMILIES: [Family; 1] =
+        [Family { name: "unit", about: "", examine: cases, any_target: false, is_nightly: false }];
+
+    #[test]
+    fn a_case_that_fails_is_counted_as_failed() {
+        let directory = tempfile::tempdir().unwrap();
+        let report = directory.path().join("report");
+        let settings =
+            Settings { hikyaku: Some(PathBuf::new()), report: Some(report.clone()), ..Settings::default() };
+        let mut run = Run::new(&FAMILIES, settings).unwrap();
+        assert_eq!([0, 1, 2].map(|index| run.run(0, index).is_ok()), [true, false, false]);
+        run.finish().unwrap();
+        let tallies = results(&report).unwrap();
+        let failures = [("fails", "no"), ("panics", "panic: aaah")];
+        assert_eq!(tallies[0].failures, failures.map(|(case, text)| (case.to_owned(), text.to_owned())));
+        assert_eq!((tallies[0].passed, totals(&tallies)), (1, (1, 2)));
+    }
+}
