@@ -94,4 +94,31 @@ mod tests {
         let five = open(file.path());
         assert!(lock(five.as_fd(), true).unwrap());
     }
+
+    /// What another program does not share is refused, and what is used is visible to it: the bytes of QEMU's locks.
+    #[test]
+    fn locks_of_another_program_are_respected() {
+        let cases = [
+            (UNSHARED_BASE + CONSISTENT_READ, [false, false]),
+            (UNSHARED_BASE + WRITE, [true, false]),
+            (USED_BASE + CONSISTENT_READ, [true, true]),
+            (USED_BASE + WRITE, [true, false]),
+            (USED_BASE + RESIZE, [true, false]),
+        ];
+        for (byte, admitted) in cases {
+            for (writable, admitted) in [false, true].into_iter().zip(admitted) {
+                let file = tempfile::NamedTempFile::new().unwrap();
+                let (other, own) = (open(file.path()), open(file.path()));
+                operate(other.as_fd(), libc::F_OFD_SETLK, libc::F_RDLCK, byte).unwrap();
+                assert_eq!(lock(own.as_fd(), writable).unwrap(), admitted, "{byte} {writable}");
+            }
+        }
+        for (writable, bytes) in [(false, &[100][..]), (true, &[100, 101, 201, 203])] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let (other, own) = (open(file.path()), open(file.path()));
+            assert!(lock(own.as_fd(), writable).unwrap());
+            let held = (90..300).filter(|byte| is_held_by_another(other.as_fd(), *byte).unwrap());
+            assert_eq!(held.collect::<Vec<_>>(), bytes);
+        }
+    }
 }

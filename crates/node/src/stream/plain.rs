@@ -57,3 +57,41 @@ fn append(
     }
     length
 }
+
+#[cfg(test)]
+mod tests {
+    use area::{Pool, PoolLimits};
+    use iscsi::machine::Digests;
+
+    use super::*;
+
+    fn gathered(payload: Payload, digests: Digests) -> Vec<u8> {
+        let span = Pool::new(PoolLimits::default()).take(64).unwrap();
+        span.fill(0, &[0; 64]);
+        let mut outgoing = Outgoing::default();
+        append(&mut outgoing, &Transmit { header: [7; 48], payload, digests }, &|_| Some(span.clone()));
+        let mut bytes = Vec::new();
+        while let Some(front) = outgoing.front().map(<[u8]>::to_vec) {
+            outgoing.advance(front.len());
+            bytes.extend(front);
+        }
+        bytes
+    }
+
+    /// The digest of 32 zero bytes (RFC 7143 Appendix A.4): of a segment of 29 to 32 with its padding.
+    #[test]
+    fn a_segment_is_padded_and_its_digest_covers_the_padding() {
+        const ZEROES: [u8; 4] = [0xaa, 0x36, 0x91, 0x8a];
+        let data = |data| Digests { header: false, data };
+        for length in 29..=32u32 {
+            let task = Payload::Task { task: TaskId(0), offset: 5, length, end: 64 };
+            for payload in [Payload::Bytes(vec![0; length as usize]), task] {
+                let bytes = gathered(payload.clone(), data(true));
+                assert_eq!(bytes[..48], [7; 48]);
+                assert_eq!(bytes[48..], [&[0; 32][..], &ZEROES].concat(), "{length}");
+                assert_eq!(gathered(payload, data(false)), bytes[..80], "{length}");
+            }
+        }
+        assert_eq!(gathered(Payload::None, data(true)), [7; 48], "no digest of an empty segment");
+    }
+}
