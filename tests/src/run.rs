@@ -181,6 +181,8 @@ fn first_line(message: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use steps::settings::{results, totals};
+
     use super::*;
     use crate::Cases;
 
