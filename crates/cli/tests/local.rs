@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Stdio;
 
-use common::{Place, text, until_written, wait};
+use common::{Place, Ran, kill, text, until_written, wait};
 
 const MIB: usize = 1 << 20;
 
@@ -274,24 +274,12 @@ fn missing_source_fails() {
 fn interrupted_copy_says_what_is_safe() {
     let place = Place::new();
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
-        let mut child = place
-            .command()
-            .args([
-                "copy",
-                "pattern:64M",
-                &format!("{code}.img,create,size=64M"),
-                "--rate",
-                "4M",
-                "--chunk",
-                "64K",
-            ])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let destination = format!("{code}.img,create,size=64M");
+        let mut command = place.command();
+        command.args(["copy", "pattern:64M", &destination, "--rate", "4M", "--chunk", "64K"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         until_written(&place.path(&format!("{code}.img")), 1, &mut child);
-        let pid = child.id().to_string();
-        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        kill(signal, child.id());
         assert_eq!(wait(&mut child), code);
         let stderr = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
         assert!(stderr.contains("bytes are copied and durable"), "{stderr}");
@@ -433,7 +421,7 @@ fn a_report_is_written_however_it_ends() {
     place.run(&["compare", "a.img", "e.html"]).expect(0);
 }
 
-fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> std::process::Output {
+fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> Ran {
     let mut command = place.command();
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -442,7 +430,7 @@ fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> std::process::Out
     let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let output = child.wait_with_output().unwrap();
     feeder.join().unwrap();
-    output
+    output.into()
 }
 
 #[test]
@@ -450,42 +438,31 @@ fn copy_from_standard_input() {
     let place = Place::new();
     let bytes = fs::read(place.sample("a.img", 5 * MIB + 777)).unwrap();
     let run = |arguments: &[&str], input: &[u8]| piped(&place, arguments, input.to_vec());
-    let output =
-        run(&["copy", "-", "b.img,create,size=8M", "--verify", "--json", "--report", "r.html"], &bytes);
-    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let words = ["copy", "-", "b.img,create,size=8M", "--verify", "--json", "--report", "r.html"];
+    let ran = run(&words, &bytes);
+    assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
+    let object = ran.json();
     assert!(object["bytes"] == bytes.len() && object["verified"] == true, "{object}");
     let there = fs::read(place.path("b.img")).unwrap();
-    assert!(
-        there.len() == 8 * MIB
-            && there[..bytes.len()] == bytes
-            && there[bytes.len()..].iter().all(|byte| *byte == 0)
-    );
+    let (copied, behind) = there.split_at(bytes.len());
+    assert!(there.len() == 8 * MIB && copied == bytes && behind.iter().all(|byte| *byte == 0));
     assert!(fs::read_to_string(place.path("r.html")).unwrap().contains("<h1>Copied - to b.img"));
     // Too much input, too little, and a part of it.
-    let output = run(&["copy", "-", "c.img,create,size=5M"], &bytes);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("longer than the 5242880 bytes"), "{output:?}");
-    let output = run(&["copy", "-", "d.img,create,size=8M", "--size", "6M"], &bytes);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        String::from_utf8_lossy(&output.stderr).contains("ended after 5243657 of 6291456 bytes"),
-        "{output:?}"
-    );
-    let output = run(
-        &["copy", "-", "e.img,create,size=8M", "--size", "1M", "--src-offset", "1000", "--dst-offset", "4K"],
-        &bytes,
-    );
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    run(&["copy", "-", "c.img,create,size=5M"], &bytes).expect(1).on_stderr("longer than the 5242880 bytes");
+    let short = run(&["copy", "-", "d.img,create,size=8M", "--size", "6M"], &bytes).expect(1);
+    short.on_stderr("ended after 5243657 of 6291456 bytes");
+    let part = ["--size", "1M", "--src-offset", "1000", "--dst-offset", "4K"];
+    run(&[&["copy", "-", "e.img,create,size=8M"], &part[..]].concat(), &bytes).expect(0);
     assert!(fs::read(place.path("e.img")).unwrap()[4096..4096 + MIB] == bytes[1000..1000 + MIB]);
     // Refusals apply to streams too.
     let mut disk = vec![0; MIB];
     disk[..8].copy_from_slice(b"XFSBXFSB");
     place.file("xfs.img", &disk);
-    assert_eq!(run(&["copy", "-", "xfs.img"], &bytes[..1000]).status.code(), Some(6));
-    assert_eq!(run(&["copy", "-", "none.img"], &bytes[..1000]).status.code(), Some(6));
-    assert_eq!(run(&["copy", "-", "b.img", "--resume", "x"], &bytes[..1000]).status.code(), Some(2));
-    assert_eq!(run(&["copy", "-", "-"], &bytes[..1000]).status.code(), Some(2));
-    assert_eq!(run(&["compare", "-", "b.img"], &bytes[..1000]).status.code(), Some(2));
+    run(&["copy", "-", "xfs.img"], &bytes[..1000]).expect(6);
+    run(&["copy", "-", "none.img"], &bytes[..1000]).expect(6);
+    run(&["copy", "-", "b.img", "--resume", "x"], &bytes[..1000]).expect(2);
+    run(&["copy", "-", "-"], &bytes[..1000]).expect(2);
+    run(&["compare", "-", "b.img"], &bytes[..1000]).expect(2);
     let mut onto_itself = place.command();
     onto_itself.args(["copy", "-", "b.img", "--force"]).stdin(fs::File::open(place.path("b.img")).unwrap());
     assert_eq!(onto_itself.output().unwrap().status.code(), Some(6));
@@ -500,11 +477,8 @@ fn copy_to_standard_output() {
     let told = String::from_utf8(output.stderr).unwrap();
     let object: serde_json::Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
     assert_eq!(object["bytes"], bytes.len());
-    let output = place
-        .command()
-        .args(["copy", "a.img", "-", "--src-offset", "1001", "--size", "70K"])
-        .output()
-        .unwrap();
+    let part = ["copy", "a.img", "-", "--src-offset", "1001", "--size", "70K"];
+    let output = place.command().args(part).output().unwrap();
     assert!(output.stdout == bytes[1001..1001 + 70 * 1024]);
     assert_eq!(place.run(&["copy", "a.img", "-", "--verify"]).code, 2);
     // A reader that closes the pipe early.
