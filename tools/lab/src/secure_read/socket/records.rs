@@ -52,8 +52,8 @@ pub(super) fn sender(
             }
             Source::Before { sealed, descriptors }
         }
-        How::Late => at_request(unit * DESCRIPTORS_MAX, stored, sealing.units),
-        How::Packet => at_request(unit, stored, sealing.units),
+        How::Late => at_request(unit * DESCRIPTORS_MAX, stored, Box::new(sealing.units)),
+        How::Packet => at_request(unit, stored, Box::new(sealing.units)),
         How::Ahead => {
             let ring = Ahead::start(reading, unit, stored, sealing.units)?;
             Source::Ahead { ring, taken: Vec::new() }
@@ -76,7 +76,7 @@ enum Source {
     Before { sealed: Vec<u8>, descriptors: Vec<Descriptor> },
     /// Sealed at the request, one record with the length of `sealed` at a time: as many units as a head describes, or
     /// one packet's payload, as IPsec does.
-    AtRequest { stored: Vec<u8>, units: Units, sealed: Vec<u8>, descriptors: Vec<Descriptor> },
+    AtRequest { stored: Vec<u8>, units: Box<Units>, sealed: Vec<u8>, descriptors: Vec<Descriptor> },
     /// Sealed by another thread before the request: all ready units form a record.
     Ahead { ring: Ahead, taken: Vec<Sealed> },
 }
