@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Place, text};
+use common::{Loop, Place, text};
 
 /// Bytes of each file or device, and of the half that is copied.
 const BYTES: usize = 16 << 20;
@@ -21,8 +21,7 @@ const HALF: usize = BYTES / 2;
 struct Pair {
     place: Place,
     paths: [PathBuf; 2],
-    /// Loop devices to detach.
-    loops: Vec<PathBuf>,
+    _loops: Vec<Loop>,
 }
 
 impl Pair {
@@ -31,17 +30,15 @@ impl Pair {
         let files = || {
             let place = Place::new();
             let paths = [place.sample("source", BYTES), place.file("destination", &vec![0xEE; BYTES])];
-            Self { place, paths, loops: Vec::new() }
+            Self { place, paths, _loops: Vec::new() }
         };
         let mut pairs = vec![files()];
         let mut devices = files();
-        devices.loops = devices.paths.iter().map_while(|path| attach(path)).collect();
-        match <[PathBuf; 2]>::try_from(devices.loops.clone()) {
-            Ok(paths) => {
-                devices.paths = paths;
-                pairs.push(devices);
-            }
-            Err(_) => eprintln!("no loop devices (root is needed): skipped"),
+        let loops: Vec<_> = devices.paths.iter().map_while(|path| Loop::over(path)).collect();
+        if let [source, destination] = &loops[..] {
+            devices.paths = [&source.0, &destination.0].map(PathBuf::from);
+            devices._loops = loops;
+            pairs.push(devices);
         }
         pairs
     }
@@ -59,20 +56,6 @@ impl Pair {
         assert_eq!(outcome["bytes"], HALF);
         outcome["source_consistent"].as_bool().unwrap()
     }
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        for device in &self.loops {
-            let _ = Command::new("losetup").arg("--detach").arg(device).status();
-        }
-    }
-}
-
-fn attach(path: &Path) -> Option<PathBuf> {
-    let mut command = Command::new("losetup");
-    let output = command.args(["--find", "--show", "--direct-io=on"]).arg(path).output().ok()?;
-    output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().into())
 }
 
 fn read(file: &File) -> Vec<u8> {

@@ -4,10 +4,9 @@ mod common;
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Child;
 
-use common::{Place, wait};
+use common::{Place, eventually, kill, spawn, wait};
 
 const PRE: &str = r#"echo "pre $HIKYAKU_SOURCE $HIKYAKU_DESTINATION" >> log"#;
 const POST: &str = r#"echo "post $HIKYAKU_EXIT" >> log"#;
@@ -17,32 +16,26 @@ fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap_or_default()
 }
 
-/// Waits until the log contains this line.
 #[track_caller]
 fn wait_for(place: &Place, line: &str) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !log(place).contains(&format!("{line}\n")) {
-        assert!(Instant::now() < deadline, "no '{line}' in: {}", log(place));
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually(line, || {
+        log(place).contains(&format!(
+            "{line}
+"
+        ))
+    });
 }
 
 /// A copy that takes minutes, in its own process group.
 fn slow_copy(place: &Place, pre: &str) -> Child {
     let mut command = place.command();
     command.args(["copy", "pattern:64M", "mem:64M", "--rate", "256K", "--pre", pre, "--post", POST]);
-    command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-}
-
-fn kill(signal: &str, pid: impl std::fmt::Display) {
-    let arguments = [signal.to_owned(), "--".to_owned(), pid.to_string()];
-    assert!(Command::new("kill").args(arguments).status().unwrap().success());
+    spawn(command.process_group(0))
 }
 
 #[test]
 fn they_run_around_the_copy_and_speak_on_stderr() {
-    let place = Place::new();
-    place.sample("a.img", 1 << 20);
+    let place = Place::with_sample(1 << 20);
     let words = ["copy", "a.img,ro", "b.img,create,size=1M", "--json", "--pre"];
     let pre = format!("echo noise; test ! -e b.img && {PRE}");
     let post = format!("echo more; cmp a.img b.img && {POST}");
@@ -55,8 +48,7 @@ fn they_run_around_the_copy_and_speak_on_stderr() {
 
 #[test]
 fn nothing_is_copied_where_pre_fails() {
-    let place = Place::new();
-    place.sample("a.img", 1 << 20);
+    let place = Place::with_sample(1 << 20);
     let pre = format!("{PRE}; exit 9");
     let words = ["copy", "a.img", "b.img,create,size=1M", "--pre", &pre, "--post", POST];
     let ran = place.run(&words).expect(1);
@@ -67,8 +59,7 @@ fn nothing_is_copied_where_pre_fails() {
 
 #[test]
 fn post_follows_a_copy_that_is_refused() {
-    let place = Place::new();
-    place.sample("a.img", 1 << 20);
+    let place = Place::with_sample(1 << 20);
     place.run(&[&["copy", "a.img", "missing.img"], &HOOKS[..]].concat()).expect(6);
     assert_eq!(log(&place), "pre a.img missing.img\npost 6\n");
     // `--post` alone runs too.
@@ -80,19 +71,18 @@ fn post_follows_a_copy_that_is_refused() {
 
 #[test]
 fn a_thaw_that_fails_is_a_failure() {
-    let place = Place::new();
-    place.sample("a.img", 1 << 20);
-    let ran = place.run(&["copy", "a.img", "mem:1M", "--post", "exit 3"]).expect(1);
-    assert!(ran.stderr.contains("may still be frozen"), "{}", ran.stderr);
+    let place = Place::with_sample(1 << 20);
+    place.run(&["copy", "a.img", "mem:1M", "--post", "exit 3"]).expect(1).on_stderr("may still be frozen");
     // The failure of the copy is reported first.
-    let ran = place.run(&["copy", "a.img", "missing.img", "--post", "exit 3"]).expect(6);
-    assert!(ran.stderr.contains("may still be frozen"), "{}", ran.stderr);
+    place
+        .run(&["copy", "a.img", "missing.img", "--post", "exit 3"])
+        .expect(6)
+        .on_stderr("may still be frozen");
 }
 
 #[test]
 fn a_dry_run_runs_neither() {
-    let place = Place::new();
-    place.sample("a.img", 1 << 20);
+    let place = Place::with_sample(1 << 20);
     place.run(&[&["copy", "a.img", "mem:1M", "--dry-run"], &HOOKS[..]].concat()).expect(0);
     assert_eq!(log(&place), "");
 }
@@ -104,8 +94,7 @@ fn a_signal_thaws_before_the_copy_ends() {
         let mut copy = slow_copy(&place, PRE);
         wait_for(&place, "pre pattern:64M mem:64M");
         kill(signal, copy.id());
-        let ended = wait(&mut copy);
-        assert_eq!(ended, code);
+        assert_eq!(wait(&mut copy), code);
         // A signal before the copy begins ends the process immediately, and the guardian follows.
         let told = [code, 137].iter().any(|code| log(&place).contains(&format!("post {code}\n")));
         if !told {
@@ -113,6 +102,13 @@ fn a_signal_thaws_before_the_copy_ends() {
         }
         assert_eq!(log(&place).matches("post").count(), 1, "{}", log(&place));
     }
+}
+
+/// Waits for the thaw of a killed copy, the only one.
+#[track_caller]
+fn thawed_once(place: &Place) {
+    wait_for(place, "post 137");
+    assert_eq!(log(place).matches("post").count(), 1, "{}", log(place));
 }
 
 #[test]
@@ -124,8 +120,7 @@ fn a_kill_is_no_way_around_the_thaw() {
         wait_for(&place, "pre pattern:64M mem:64M");
         kill("-KILL", if group { -i64::from(copy.id()) } else { copy.id().into() });
         wait(&mut copy);
-        wait_for(&place, "post 137");
-        assert_eq!(log(&place).matches("post").count(), 1, "{}", log(&place));
+        thawed_once(&place);
     }
 }
 
@@ -152,6 +147,5 @@ fn the_end_of_a_service_is_survived() {
     kill("-TERM", fs::read_to_string(place.path("guardian")).unwrap().trim());
     kill("-KILL", copy.id());
     wait(&mut copy);
-    wait_for(&place, "post 137");
-    assert_eq!(log(&place).matches("post").count(), 1, "{}", log(&place));
+    thawed_once(&place);
 }

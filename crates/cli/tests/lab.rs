@@ -21,8 +21,7 @@ fn the_other_program_is_found_beside_this_one_then_in_path() {
         Ran::from(command.env("PATH", place.path("bin")).args(arguments).output().unwrap())
     };
     std::fs::create_dir(place.path("bin")).unwrap();
-    let missing = lab(&["lab", "list"]).expect(1);
-    assert!(missing.stderr.contains("cargo build --release -p hikyaku-lab"), "{}", missing.stderr);
+    lab(&["lab", "list"]).expect(1).on_stderr("cargo build --release -p hikyaku-lab");
     stand_in("bin/hikyaku-lab", "path");
     assert_eq!(lab(&["lab", "list"]).expect(6).stdout, "path list\n");
     stand_in("hikyaku-lab", "beside");

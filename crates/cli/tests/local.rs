@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Stdio;
 
-use common::{Place, text, until_written, wait};
+use common::{Place, Ran, kill, text, until_written, wait};
 
 const MIB: usize = 1 << 20;
 
@@ -52,8 +52,10 @@ fn copy_from_pattern_memory_and_to_null() {
     place.run(&["copy", "pattern:3M:7", "b.img,create,size=3M", "--verify"]).expect(0);
     place.run(&["compare", "pattern:3M:7", "b.img"]).expect(0);
     place.run(&["copy", "mem:1M", "null:1M"]).expect(0);
-    let ran = place.run(&["copy", "pattern:2M", "null:2M", "--verify"]).expect(3);
-    assert!(ran.stderr.contains("it differs from what was read"), "{}", ran.stderr);
+    place
+        .run(&["copy", "pattern:2M", "null:2M", "--verify"])
+        .expect(3)
+        .on_stderr("it differs from what was read");
 }
 
 #[test]
@@ -66,8 +68,7 @@ fn verification_that_fails_is_told_in_json() {
 
 #[test]
 fn destination_missing_is_refused_and_not_made() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
     assert_eq!(
         ran.stderr,
@@ -86,8 +87,7 @@ fn a_dry_run_counts_the_chunks_that_there_are() {
 
 #[test]
 fn the_command_of_a_report_can_be_repeated() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     place.run(&["copy", "a.img", "rep.img,create,size=1M", "--report", "r.html"]).expect(0);
     let page = fs::read_to_string(place.path("r.html")).unwrap();
     let command = page.split_once("<pre>hikyaku ").unwrap().1.split_once("</pre>").unwrap().0;
@@ -113,18 +113,15 @@ fn a_source_is_never_made() {
 
 #[test]
 fn a_missing_directory_gets_no_hint_to_create() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     let ran = place.run(&["copy", "a.img", "nodir/x.img,create,size=1M"]).expect(1);
     assert!(!ran.stderr.contains("to make a new file"), "{}", ran.stderr);
-    let ran = place.run(&["serve", "no.img"]).expect(1);
-    assert!(ran.stderr.contains("to make a new file say no.img,create,size=SIZE"), "{}", ran.stderr);
+    place.run(&["serve", "no.img"]).expect(1).on_stderr("to make a new file say no.img,create,size=SIZE");
 }
 
 #[test]
 fn destination_too_small_is_refused() {
-    let place = Place::new();
-    place.sample("a.img", 2 * MIB);
+    let place = Place::with_sample(2 * MIB);
     place.file("b.img", &vec![0; MIB]);
     let error = place.run(&["copy", "a.img", "b.img", "--json", "--force"]).expect(6).error();
     assert_eq!(error["code"], 6);
@@ -142,26 +139,25 @@ fn destination_that_is_the_source_is_refused() {
     fs::hard_link(&source, place.path("hard.img")).unwrap();
     std::os::unix::fs::symlink(&source, place.path("soft.img")).unwrap();
     for same in ["a.img", "./a.img", "hard.img", "soft.img"] {
-        let ran = place.run(&["copy", "a.img", same, "--force", "--allow", "in-use"]).expect(6);
-        assert!(ran.stderr.contains("same storage"), "{}", ran.stderr);
+        place
+            .run(&["copy", "a.img", same, "--force", "--allow", "in-use"])
+            .expect(6)
+            .on_stderr("same storage");
     }
 }
 
 #[test]
 fn destination_with_a_signature_is_refused_unless_forced() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     let mut content = vec![0; MIB];
     content[..4].copy_from_slice(b"XFSB");
     place.file("b.img", &content);
-    let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
-    assert!(ran.stderr.contains("it holds: xfs filesystem"), "{}", ran.stderr);
+    place.run(&["copy", "a.img", "b.img"]).expect(6).on_stderr("it holds: xfs filesystem");
     assert!(fs::read(place.path("b.img")).unwrap() == content, "nothing was written");
     place.run(&["copy", "a.img", "b.img", "--force"]).expect(0);
     content[..4].copy_from_slice(b"QFI\xfb");
     place.file("b.img", &content);
-    let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
-    assert!(ran.stderr.contains("it holds: qcow2 image"), "{}", ran.stderr);
+    place.run(&["copy", "a.img", "b.img"]).expect(6).on_stderr("it holds: qcow2 image");
     place.run(&["copy", "a.img", "b.img", "--force"]).expect(0);
 }
 
@@ -172,25 +168,21 @@ fn qcow2_source_is_not_interpreted() {
     content[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
     place.file("a.qcow2", &content);
     place.file("b.img", &vec![0; MIB]);
-    let ran = place.run(&["copy", "a.qcow2", "b.img"]).expect(6);
-    assert!(ran.stderr.contains("format=raw"), "{}", ran.stderr);
+    place.run(&["copy", "a.qcow2", "b.img"]).expect(6).on_stderr("format=raw");
     place.run(&["copy", "a.qcow2,format=raw", "b.img"]).expect(0);
 }
 
 #[test]
 fn different_block_sizes_are_refused_unless_allowed() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     place.file("b.img", &vec![0; MIB]);
-    let ran = place.run(&["copy", "a.img", "b.img,block-size=4096"]).expect(6);
-    assert!(ran.stderr.contains("--allow sector-size"), "{}", ran.stderr);
+    place.run(&["copy", "a.img", "b.img,block-size=4096"]).expect(6).on_stderr("--allow sector-size");
     place.run(&["copy", "a.img", "b.img,block-size=4096", "--allow", "sector-size"]).expect(0);
 }
 
 #[test]
 fn dry_run_tells_everything_and_changes_nothing() {
-    let place = Place::new();
-    place.sample("a.img", 2 * MIB);
+    let place = Place::with_sample(2 * MIB);
     let mut content = vec![0; MIB];
     content[..4].copy_from_slice(b"XFSB");
     place.file("b.img", &content);
@@ -213,8 +205,7 @@ fn dry_run_tells_everything_and_changes_nothing() {
 
 #[test]
 fn compare_tells_the_first_difference() {
-    let place = Place::new();
-    place.sample("a.img", 3 * MIB);
+    let place = Place::with_sample(3 * MIB);
     let other = place.sample("b.img", 3 * MIB);
     assert!(place.run(&["compare", "a.img", "b.img"]).expect(0).stdout.starts_with("equal: 3 MiB"));
     let mut file = fs::OpenOptions::new().write(true).open(other).unwrap();
@@ -234,8 +225,7 @@ fn compare_tells_the_first_difference() {
 
 #[test]
 fn usage_errors_exit_2() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     let wrong: &[&[&str]] = &[
         &["copy", "a.img"],
         &["copy", "a.img", "b.img", "--size", "1X"],
@@ -284,24 +274,12 @@ fn missing_source_fails() {
 fn interrupted_copy_says_what_is_safe() {
     let place = Place::new();
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
-        let mut child = place
-            .command()
-            .args([
-                "copy",
-                "pattern:64M",
-                &format!("{code}.img,create,size=64M"),
-                "--rate",
-                "4M",
-                "--chunk",
-                "64K",
-            ])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let destination = format!("{code}.img,create,size=64M");
+        let mut command = place.command();
+        command.args(["copy", "pattern:64M", &destination, "--rate", "4M", "--chunk", "64K"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         until_written(&place.path(&format!("{code}.img")), 1, &mut child);
-        let pid = child.id().to_string();
-        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        kill(signal, child.id());
         assert_eq!(wait(&mut child), code);
         let stderr = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
         assert!(stderr.contains("bytes are copied and durable"), "{stderr}");
@@ -325,18 +303,15 @@ fn progress_is_json_lines() {
 
 #[test]
 fn info_tells_size_and_blocks() {
-    let place = Place::new();
-    place.sample("a.img", 3 * MIB);
-    let ran = place.run(&["info", "a.img"]).expect(0);
-    assert!(ran.stdout.contains("3 MiB (3145728 bytes)"), "{}", ran.stdout);
+    let place = Place::with_sample(3 * MIB);
+    place.run(&["info", "a.img"]).expect(0).on_stdout("3 MiB (3145728 bytes)");
     let object = place.run(&["info", "a.img", "--json"]).expect(0).json();
     assert_eq!((&object["schema"], &object["size_bytes"]), (&1.into(), &(3 * MIB).into()));
 }
 
 #[test]
 fn check_names_the_line() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     let good = "[[target]]\niqn = \"iqn.2026-11.example:a\"\n[[target.lun]]\nlun = 0\nendpoint = \"a.img\"\n";
     let file = place.file("good.toml", good.as_bytes());
     assert_eq!(
@@ -345,8 +320,7 @@ fn check_names_the_line() {
     );
     assert_eq!(place.run(&["check", "good.toml", "--json"]).expect(0).json()["ok"], true);
     place.file("bad.toml", good.replace("lun = 0", "lon = 0").as_bytes());
-    let ran = place.run(&["check", "bad.toml"]).expect(2);
-    assert!(ran.stderr.contains("line 4, column 1: unknown field `lon`"), "{}", ran.stderr);
+    place.run(&["check", "bad.toml"]).expect(2).on_stderr("line 4, column 1: unknown field `lon`");
     assert_eq!(place.run(&["check", "bad.toml", "--json"]).expect(2).error()["code"], 2);
     place.file("open.toml", format!("[server]\nlisten = [\"0.0.0.0\"]\n{good}").as_bytes());
     place.run(&["check", "open.toml"]).expect(6);
@@ -417,8 +391,7 @@ fn bench_path_writes_only_where_it_may() {
 
 #[test]
 fn a_report_is_written_however_it_ends() {
-    let place = Place::new();
-    place.sample("a.img", 8 << 20);
+    let place = Place::with_sample(8 << 20);
     let page = |name: &str| fs::read_to_string(place.path(name)).unwrap();
     place.run(&["copy", "a.img", "b.img,create,size=8M", "--verify", "--report", "r.html"]).expect(0);
     let done = page("r.html");
@@ -448,8 +421,7 @@ fn a_report_is_written_however_it_ends() {
     place.run(&["compare", "a.img", "e.html"]).expect(0);
 }
 
-/// Runs the program with `input` on standard input.
-fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> std::process::Output {
+fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> Ran {
     let mut command = place.command();
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -458,7 +430,7 @@ fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> std::process::Out
     let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let output = child.wait_with_output().unwrap();
     feeder.join().unwrap();
-    output
+    output.into()
 }
 
 #[test]
@@ -466,42 +438,31 @@ fn copy_from_standard_input() {
     let place = Place::new();
     let bytes = fs::read(place.sample("a.img", 5 * MIB + 777)).unwrap();
     let run = |arguments: &[&str], input: &[u8]| piped(&place, arguments, input.to_vec());
-    let output =
-        run(&["copy", "-", "b.img,create,size=8M", "--verify", "--json", "--report", "r.html"], &bytes);
-    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let words = ["copy", "-", "b.img,create,size=8M", "--verify", "--json", "--report", "r.html"];
+    let ran = run(&words, &bytes);
+    assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
+    let object = ran.json();
     assert!(object["bytes"] == bytes.len() && object["verified"] == true, "{object}");
     let there = fs::read(place.path("b.img")).unwrap();
-    assert!(
-        there.len() == 8 * MIB
-            && there[..bytes.len()] == bytes
-            && there[bytes.len()..].iter().all(|byte| *byte == 0)
-    );
+    let (copied, behind) = there.split_at(bytes.len());
+    assert!(there.len() == 8 * MIB && copied == bytes && behind.iter().all(|byte| *byte == 0));
     assert!(fs::read_to_string(place.path("r.html")).unwrap().contains("<h1>Copied - to b.img"));
     // Too much input, too little, and a part of it.
-    let output = run(&["copy", "-", "c.img,create,size=5M"], &bytes);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("longer than the 5242880 bytes"), "{output:?}");
-    let output = run(&["copy", "-", "d.img,create,size=8M", "--size", "6M"], &bytes);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        String::from_utf8_lossy(&output.stderr).contains("ended after 5243657 of 6291456 bytes"),
-        "{output:?}"
-    );
-    let output = run(
-        &["copy", "-", "e.img,create,size=8M", "--size", "1M", "--src-offset", "1000", "--dst-offset", "4K"],
-        &bytes,
-    );
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    run(&["copy", "-", "c.img,create,size=5M"], &bytes).expect(1).on_stderr("longer than the 5242880 bytes");
+    let short = run(&["copy", "-", "d.img,create,size=8M", "--size", "6M"], &bytes).expect(1);
+    short.on_stderr("ended after 5243657 of 6291456 bytes");
+    let part = ["--size", "1M", "--src-offset", "1000", "--dst-offset", "4K"];
+    run(&[&["copy", "-", "e.img,create,size=8M"], &part[..]].concat(), &bytes).expect(0);
     assert!(fs::read(place.path("e.img")).unwrap()[4096..4096 + MIB] == bytes[1000..1000 + MIB]);
     // Refusals apply to streams too.
     let mut disk = vec![0; MIB];
     disk[..8].copy_from_slice(b"XFSBXFSB");
     place.file("xfs.img", &disk);
-    assert_eq!(run(&["copy", "-", "xfs.img"], &bytes[..1000]).status.code(), Some(6));
-    assert_eq!(run(&["copy", "-", "none.img"], &bytes[..1000]).status.code(), Some(6));
-    assert_eq!(run(&["copy", "-", "b.img", "--resume", "x"], &bytes[..1000]).status.code(), Some(2));
-    assert_eq!(run(&["copy", "-", "-"], &bytes[..1000]).status.code(), Some(2));
-    assert_eq!(run(&["compare", "-", "b.img"], &bytes[..1000]).status.code(), Some(2));
+    run(&["copy", "-", "xfs.img"], &bytes[..1000]).expect(6);
+    run(&["copy", "-", "none.img"], &bytes[..1000]).expect(6);
+    run(&["copy", "-", "b.img", "--resume", "x"], &bytes[..1000]).expect(2);
+    run(&["copy", "-", "-"], &bytes[..1000]).expect(2);
+    run(&["compare", "-", "b.img"], &bytes[..1000]).expect(2);
     let mut onto_itself = place.command();
     onto_itself.args(["copy", "-", "b.img", "--force"]).stdin(fs::File::open(place.path("b.img")).unwrap());
     assert_eq!(onto_itself.output().unwrap().status.code(), Some(6));
@@ -516,11 +477,8 @@ fn copy_to_standard_output() {
     let told = String::from_utf8(output.stderr).unwrap();
     let object: serde_json::Value = serde_json::from_str(told.lines().last().unwrap()).unwrap();
     assert_eq!(object["bytes"], bytes.len());
-    let output = place
-        .command()
-        .args(["copy", "a.img", "-", "--src-offset", "1001", "--size", "70K"])
-        .output()
-        .unwrap();
+    let part = ["copy", "a.img", "-", "--src-offset", "1001", "--size", "70K"];
+    let output = place.command().args(part).output().unwrap();
     assert!(output.stdout == bytes[1001..1001 + 70 * 1024]);
     assert_eq!(place.run(&["copy", "a.img", "-", "--verify"]).code, 2);
     // A reader that closes the pipe early.
@@ -553,14 +511,15 @@ fn since_hash_moves_what_differs() {
     for words in ["0 B moved", "unchanged as both ends were compared", ", BLAKE3 "] {
         assert!(ran.stdout.contains(words), "{}", ran.stdout);
     }
-    let ran = place.run(&["copy", "a.img", "b.img", "--since=hash", "--dry-run"]).expect(0);
-    assert!(ran.stdout.contains("when both ends have been read"), "{}", ran.stdout);
+    place
+        .run(&["copy", "a.img", "b.img", "--since=hash", "--dry-run"])
+        .expect(0)
+        .on_stdout("when both ends have been read");
 }
 
 #[test]
 fn since_what_the_source_does_not_have_is_usage() {
-    let place = Place::new();
-    place.sample("a.img", MIB);
+    let place = Place::with_sample(MIB);
     place.sample("b.img", MIB);
     for (source, since) in [
         ("a.img", "bitmap:b0"),

@@ -3,13 +3,10 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use common::{Place, Ran, Serving, text, wait};
+use common::{Place, Ran, Serving, eventually, spawn, text};
 
 const MIB: usize = 1 << 20;
 
@@ -34,8 +31,7 @@ fn a_failed_ls_does_not_suggest_itself() {
 
 #[test]
 fn a_full_target_is_not_one_that_lost_power() {
-    let place = Place::new();
-    place.sample("a.img", 64 << 20);
+    let place = Place::with_sample(64 << 20);
     File::create(place.path("lun.img")).unwrap().set_len(64 << 20).unwrap();
     let serving = place.serve(&["lun.img,fault=no-space:after=40"]);
     let ran = place.run(&["copy", "a.img", &serving.urls[0]]).expect(1);
@@ -67,15 +63,12 @@ fn copy_to_a_lun_and_back() {
 
 #[test]
 fn copy_from_lun_to_lun() {
-    let place = Place::new();
-    place.sample("a.img", 3 * MIB);
+    let place = Place::with_sample(3 * MIB);
     let serving = place.serve(&["a.img,ro", "mem:3M"]);
     place.run(&["copy", &serving.urls[0], &serving.urls[1], "--verify"]).expect(0);
     place.run(&["compare", "pattern:3M:7", &serving.urls[1]]).expect(0);
-    let ran = place.run(&["copy", "pattern:3M", &serving.urls[0]]).expect(6);
-    assert!(ran.stderr.contains("read-only"), "{}", ran.stderr);
-    let ran = place.run(&["copy", &serving.urls[1], &serving.urls[1]]).expect(6);
-    assert!(ran.stderr.contains("same storage"), "{}", ran.stderr);
+    place.run(&["copy", "pattern:3M", &serving.urls[0]]).expect(6).on_stderr("read-only");
+    place.run(&["copy", &serving.urls[1], &serving.urls[1]]).expect(6).on_stderr("same storage");
 }
 
 #[test]
@@ -85,8 +78,7 @@ fn refusals_hold_for_a_lun_too() {
     content[..4].copy_from_slice(b"XFSB");
     place.file("lun.img", &content);
     let serving = place.serve(&["lun.img"]);
-    let ran = place.run(&["copy", "pattern:1M", &serving.urls[0]]).expect(6);
-    assert!(ran.stderr.contains("it holds: xfs filesystem"), "{}", ran.stderr);
+    place.run(&["copy", "pattern:1M", &serving.urls[0]]).expect(6).on_stderr("it holds: xfs filesystem");
     place.run(&["copy", "pattern:4M", &serving.urls[0], "--force"]).expect(6);
     place.run(&["copy", "pattern:1M", &serving.urls[0], "--force"]).expect(0);
 }
@@ -129,24 +121,16 @@ fn chap_opens_and_its_lack_exits_4() {
     let serving = place.serve(&[&arguments[..], &mutual].concat());
     let url = &serving.urls[0];
     place.run(&["info", &format!("{url},chap-user=u,chap-secret-file=good")]).expect(0);
-    place
-        .run(&[
-            "info",
-            &format!(
-                "{url},chap-user=u,chap-secret-file=good,mutual-chap-user=t,mutual-chap-secret-file=own"
-            ),
-        ])
-        .expect(0);
+    let mutual = |file: &str| {
+        let names = "chap-user=u,chap-secret-file=good,mutual-chap-user=t";
+        place.run(&["info", &format!("{url},{names},mutual-chap-secret-file={file}")])
+    };
+    mutual("own").expect(0);
     let with_user = url.replace("iscsi://", "iscsi://u@");
     let environment = |password: &str| {
-        Ran::from(
-            place
-                .command()
-                .env("LIBISCSI_CHAP_PASSWORD", password)
-                .args(["info", &with_user])
-                .output()
-                .unwrap(),
-        )
+        let mut command = place.command();
+        command.env("LIBISCSI_CHAP_PASSWORD", password).args(["info", &with_user]);
+        Ran::from(command.output().unwrap())
     };
     environment("a good long secret").expect(0);
     environment("a wrong long secret").expect(4);
@@ -154,9 +138,7 @@ fn chap_opens_and_its_lack_exits_4() {
         let error = place.run(&["info", &format!("{url}{wrong}"), "--json"]).expect(4).error();
         assert_eq!(error["code"], 4, "{wrong}");
     }
-    let wrong =
-        format!("{url},chap-user=u,chap-secret-file=good,mutual-chap-user=t,mutual-chap-secret-file=bad");
-    place.run(&["info", &wrong]).expect(4);
+    mutual("bad").expect(4);
 }
 
 #[test]
@@ -168,24 +150,12 @@ fn a_password_in_a_url_is_hidden() {
     let ran = place.run(&["info", &url]).expect(0);
     assert!(ran.stderr.contains("a password in a URL"), "{}", ran.stderr);
     assert!(!ran.stdout.contains("good long") && !ran.stderr.contains("good long"));
-    let mut child = place
-        .command()
-        .args(["copy", "pattern:64M", &url, "--rate", "4M"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(place.command().args(["copy", "pattern:64M", &url, "--rate", "4M"]));
     let line = format!("/proc/{}/cmdline", child.id());
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        let line = fs::read(&line).unwrap();
-        let line = String::from_utf8_lossy(&line);
-        if line.contains("u%****") && !line.contains("good long") {
-            break;
-        }
-        assert!(Instant::now() < deadline, "still there: {line}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually("the command line is hidden", || {
+        let line = fs::read_to_string(&line).unwrap();
+        line.contains("u%****") && !line.contains("good long")
+    });
     child.kill().unwrap();
     child.wait().unwrap();
     let ran = place.run(&["copy", "none.img", &url, "--json"]).expect(1);
@@ -214,8 +184,10 @@ fn identities_are_stable_and_never_live_twice() {
     let second = place.serve(&["mem:1M"]);
     assert!(parent(&second.urls[0]).ends_with(&format!("{name}.2")), "{}", second.urls[0]);
     assert_ne!(serial(&second.urls[0]), of_first);
-    let ran = place.run(&["serve", "mem:1M", "--listen", "127.0.0.1:0", "--iqn", &name]).expect(6);
-    assert!(ran.stderr.contains("is live in another process"), "{}", ran.stderr);
+    place
+        .run(&["serve", "mem:1M", "--listen", "127.0.0.1:0", "--iqn", &name])
+        .expect(6)
+        .on_stderr("is live in another process");
     first.signal("-TERM");
     assert_eq!(first.wait(), 0);
     let again = place.serve(&["mem:1M"]);
@@ -247,8 +219,10 @@ fn an_identity_goes_with_its_storage() {
     let naa = first.0.strip_prefix("naa.").unwrap();
     assert_eq!(who(&format!("disk.img,naa={naa},serial={}", first.1)), first, "it is said to be that disk");
     assert_eq!(who("moved.img"), first);
-    let ran = place.run(&["serve", "disk.img,naa=5", "--listen", "127.0.0.1:0"]).expect(2);
-    assert!(ran.stderr.contains("sixteen hex digits"), "{}", ran.stderr);
+    place
+        .run(&["serve", "disk.img,naa=5", "--listen", "127.0.0.1:0"])
+        .expect(2)
+        .on_stderr("sixteen hex digits");
 }
 
 #[test]
@@ -262,8 +236,7 @@ fn storage_declared_shared_may_be_live_twice() {
 #[test]
 fn exposure_needs_protection_or_consent() {
     let place = Place::new();
-    let ran = place.run(&["serve", "mem:1M", "--listen", "0.0.0.0:0"]).expect(6);
-    assert!(ran.stderr.contains("--seal off"), "{}", ran.stderr);
+    place.run(&["serve", "mem:1M", "--listen", "0.0.0.0:0"]).expect(6).on_stderr("--seal off");
     place.file("good", b"a good long secret\n");
     let protected = ["--chap-user", "u", "--chap-secret-file", "good"];
     for arguments in [&["--seal", "off"][..], &protected] {
@@ -278,8 +251,7 @@ fn two_servers_do_not_share_a_file() {
     let place = Place::new();
     place.file("lun.img", &vec![0; MIB]);
     let _first = place.serve(&["lun.img"]);
-    let ran = place.run(&["serve", "lun.img", "--listen", "127.0.0.1:0"]).expect(6);
-    assert!(ran.stderr.contains("locked"), "{}", ran.stderr);
+    place.run(&["serve", "lun.img", "--listen", "127.0.0.1:0"]).expect(6).on_stderr("locked");
 }
 
 #[test]
@@ -293,16 +265,7 @@ fn a_configuration_is_served() {
         [[target]]\niqn = \"iqn.2026-11.example:two\"\n\
         [[target.lun]]\nlun = 0\nendpoint = \"mem:2M\"\n";
     place.file("c.toml", config.as_bytes());
-    let mut child = place
-        .command()
-        .args(["serve", "--config", "c.toml"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let urls: Vec<String> = (0..2).map(|_| lines.next().unwrap().unwrap()).collect();
-    let serving = Serving { child, urls };
+    let serving = Serving::start(place.command().args(["serve", "--config", "c.toml"]), 2);
     assert!(serving.urls[0].ends_with("/iqn.2026-11.example:one/3"));
     assert!(serving.urls[1].ends_with("/iqn.2026-11.example:two/0"));
     place.run(&["info", &serving.urls[1]]).expect(0);
@@ -312,7 +275,6 @@ fn a_configuration_is_served() {
     assert_eq!(object["facts"]["serial"], "ONE");
 }
 
-/// Number of files that the demonstration left in its temporary directory.
 fn left_in(dir: &Path) -> usize {
     fs::read_dir(dir).unwrap().count()
 }
@@ -333,18 +295,10 @@ fn demo_shows_everything_and_leaves_nothing() {
     let object = run(&["a.img", "--json"]).expect(0).json();
     assert_eq!((&object["schema"], &object["bytes"]), (&1.into(), &(4 * MIB).into()));
     assert_eq!(left_in(&temporary), 0);
-    let mut child = place
-        .command()
-        .env("TMPDIR", &temporary)
-        .args(["demo", &format!("{},limit=2MB/s", text(&place.path("a.img")))])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let slow = format!("{},limit=2MB/s", text(&place.path("a.img")));
     // The target's URL is printed before the copy begins.
-    let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    stdout.read_line(&mut String::new()).unwrap();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(wait(&mut child), 130);
+    let mut demo = Serving::start(place.command().env("TMPDIR", &temporary).args(["demo", &slow]), 1);
+    demo.signal("-INT");
+    assert_eq!(demo.wait(), 130);
     assert_eq!(left_in(&temporary), 0);
 }

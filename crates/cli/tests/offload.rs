@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Place, wait};
+use common::{Place, eventually, kill, spawn, wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -117,8 +117,10 @@ fn the_mover_does_what_cannot_be_shared(place: &Place) {
     let ran = place.run(&words).expect(0).json();
     assert_eq!(ran["offload"], "none", "{ran}");
     assert!(fs::read(place.path("mnt/b")).unwrap()[100..][..1000] == a[5 * MIB as usize..][..1000]);
-    let ran = place.run(&[&words[..], &["--offload", "require"]].concat()).expect(1);
-    assert!(ran.stderr.contains("at the same place in a block"), "{}", ran.stderr);
+    place
+        .run(&[&words[..], &["--offload", "require"]].concat())
+        .expect(1)
+        .on_stderr("at the same place in a block");
 }
 
 fn what_asks_for_something_else_is_not_offloaded(place: &Place) {
@@ -153,9 +155,7 @@ fn a_snapshot_keeps_the_moment(place: &Place) {
     let mut command = place.command();
     command.args(["copy", "mnt/a", "c.img,create,size=3M"]).args(part).args(hooks);
     let copy = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    while !place.path("log").exists() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the snapshot is made", || place.path("log").exists());
     fs::write(place.path("mnt/a"), vec![0x5a; 12 * MIB as usize]).unwrap();
     let ran = common::Ran::from(copy.wait_with_output().unwrap()).expect(0).json();
     assert_eq!((&ran["snapshot"], &ran["source_consistent"]), (&"reflink".into(), &true.into()), "{ran}");
@@ -178,19 +178,11 @@ fn a_copy_with_a_journal(place: &Place) {
     // With an earlier copy's journal the rest is shared.
     fs::write(place.path("mnt/b"), b"").unwrap();
     let slow = ["--rate", "5M", "--chunk", "256K", "--snapshot", "auto"];
-    let mut command = place.command();
-    let mut copy = command
-        .args(["copy", "mnt/a", "mnt/b,grow,size=1030M"])
-        .args(slow)
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let journals = || fs::read_dir(place.path("state/hikyaku/copies")).unwrap();
-    while journals().next().is_none() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut copy = spawn(place.command().args(["copy", "mnt/a", "mnt/b,grow,size=1030M"]).args(slow));
+    let journals = || fs::read_dir(place.path("state/hikyaku/copies")).into_iter().flatten();
+    eventually("there is a journal", || journals().next().is_some());
     std::thread::sleep(Duration::from_millis(200));
-    assert!(Command::new("kill").args(["-TERM", &copy.id().to_string()]).status().unwrap().success());
+    kill("-TERM", copy.id());
     assert_eq!(wait(&mut copy), 143);
     let journal = journals().next().expect("a journal").unwrap().path();
     let words =
@@ -209,10 +201,8 @@ fn a_copy_with_a_journal(place: &Place) {
 
 #[test]
 fn require_says_why_not() {
-    let place = Place::new();
-    place.sample("a.img", 1 << 20);
-    let ran = place.run(&["copy", "a.img", "mem:1M", "--offload", "require"]).expect(1);
-    assert!(ran.stderr.contains("not plain files"), "{}", ran.stderr);
+    let place = Place::with_sample(1 << 20);
+    place.run(&["copy", "a.img", "mem:1M", "--offload", "require"]).expect(1).on_stderr("not plain files");
     place.run(&["copy", "a.img", "mem:1M", "--json"]).expect(0);
     // Two file systems, one of them tmpfs.
     let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -5,10 +5,10 @@ mod common;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Place, until_written, wait};
+use common::{Place, kill, spawn, text, until_written, wait};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -17,15 +17,15 @@ const SIZE: u64 = 1030 * MIB;
 /// Bytes of data at the end: the holes are done before the slow part begins.
 const DATA: u64 = 16 * MIB;
 
-/// Creates a disk image that is mostly a hole.
-fn disk(place: &Place, name: &str) -> PathBuf {
-    let path = place.path(name);
-    let file = File::create(&path).unwrap();
+/// With a disk image `a.img` that is mostly a hole.
+fn with_disk() -> Place {
+    let place = Place::new();
+    let file = File::create(place.path("a.img")).unwrap();
     file.set_len(SIZE).unwrap();
     let mut bytes = vec![0; DATA as usize];
     block::fill_pattern(7, 0, &mut bytes);
     file.write_all_at(&bytes, SIZE - DATA).unwrap();
-    path
+    place
 }
 
 /// Starts a copy of it to `b.img` that takes eight seconds.
@@ -33,13 +33,14 @@ fn slow_copy(place: &Place) -> Child {
     let mut command = place.command();
     let destination = format!("b.img,create,size={SIZE}");
     command.args(["copy", "a.img", &destination, "--rate", "2M", "--chunk", "256K"]);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    until_written(&place.path("b.img"), MIB, &mut child);
-    child
+    started(place, &mut command, MIB)
 }
 
-fn signal(child: &Child, name: &str) {
-    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+/// Starts a copy to `b.img` and waits until it has written so many bytes.
+fn started(place: &Place, command: &mut Command, bytes: u64) -> Child {
+    let mut copy = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until_written(&place.path("b.img"), bytes, &mut copy);
+    copy
 }
 
 fn journals(place: &Place) -> Vec<PathBuf> {
@@ -47,24 +48,28 @@ fn journals(place: &Place) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
+/// The only journal.
+#[track_caller]
+fn journal(place: &Place) -> String {
+    let [journal] = &journals(place)[..] else { panic!("one journal") };
+    text(journal).to_owned()
+}
+
 /// The journal of an interrupted copy to `b.img`.
 fn cut_off(place: &Place) -> String {
-    disk(place, "a.img");
     let mut copy = slow_copy(place);
-    signal(&copy, "-TERM");
+    kill("-TERM", copy.id());
     assert_eq!(wait(&mut copy), 143);
-    let [journal] = &journals(place)[..] else { panic!("one journal") };
-    journal.to_str().unwrap().to_owned()
+    journal(place)
 }
 
 #[test]
 fn the_printed_command_takes_a_copy_up() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     for (name, code) in [("-INT", 130), ("-TERM", 143)] {
         let _ = fs::remove_file(place.path("b.img"));
         let mut copy = slow_copy(&place);
-        signal(&copy, name);
+        kill(name, copy.id());
         assert_eq!(wait(&mut copy), code);
         let told = std::io::read_to_string(copy.stderr.take().unwrap()).unwrap();
         let command = told.lines().find_map(|line| line.split_once("try: hikyaku ")).expect(&told).1;
@@ -80,13 +85,12 @@ fn the_printed_command_takes_a_copy_up() {
 
 #[test]
 fn a_killed_copy_is_taken_up_from_its_last_claim() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     let mut copy = slow_copy(&place);
-    signal(&copy, "-KILL");
+    kill("-KILL", copy.id());
     wait(&mut copy);
-    let [journal] = &journals(&place)[..] else { panic!("one journal") };
-    let id = journal.file_stem().unwrap().to_str().unwrap();
+    let journal = journal(&place);
+    let id = text(Path::new(&journal).file_stem().unwrap().as_ref());
     place.run(&["copy", "a.img", "b.img", "--resume", id]).expect(0);
     place.run(&["compare", "a.img", "b.img"]).expect(0);
     assert_eq!(journals(&place).len(), 0);
@@ -94,26 +98,23 @@ fn a_killed_copy_is_taken_up_from_its_last_claim() {
 
 #[test]
 fn an_earlier_copy_can_be_resumed_although_it_was_begun_anew() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     File::create(place.path("b.img")).unwrap().set_len(SIZE).unwrap();
     let start = |data: u64| {
         let mut command = place.command();
         command.args(["copy", "a.img", "b.img", "--rate", "2M", "--chunk", "256K"]);
         command.env("HIKYAKU_CLAIM_MS", "100");
-        let mut copy = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        until_written(&place.path("b.img"), data, &mut copy);
-        copy
+        started(&place, &mut command, data)
     };
     let mut copy = start(4 * MIB);
-    signal(&copy, "-KILL");
+    kill("-KILL", copy.id());
     wait(&mut copy);
     // What is durable stays durable when the copies that begin anew are killed or interrupted.
     for name in ["-KILL", "-INT"] {
         let mut copy = start(0);
         let mut lines = BufReader::new(copy.stderr.take().unwrap()).lines().map(Result::unwrap);
         let line = lines.find(|line| line.contains("of an earlier copy are durable")).expect("it is said");
-        signal(&copy, name);
+        kill(name, copy.id());
         wait(&mut copy);
         assert!(line.starts_with("warning: 101"), "{line}");
         let command = line.split_once("instead: hikyaku ").expect(&line).1.to_owned();
@@ -131,30 +132,26 @@ fn an_earlier_copy_can_be_resumed_although_it_was_begun_anew() {
 
 #[test]
 fn the_names_of_journals_can_be_found() {
-    let place = Place::new();
+    let place = with_disk();
     let journal = cut_off(&place);
-    let name = PathBuf::from(&journal);
+    let name = text(Path::new(&journal).file_stem().unwrap().as_ref());
     for words in [&["--resume"][..], &["--resume", "0123456789abcdef"]] {
         let ran = place.run(&[&["copy", "a.img", "b.img"][..], words].concat());
         assert!([1, 2].contains(&ran.code) && ran.stderr.contains("state/hikyaku/copies"), "{}", ran.stderr);
-        assert!(ran.stderr.contains(name.file_stem().unwrap().to_str().unwrap()), "{}", ran.stderr);
+        assert!(ran.stderr.contains(name), "{}", ran.stderr);
     }
 }
 
 #[test]
 fn a_journal_is_checked_before_it_is_believed() {
-    let place = Place::new();
+    let place = with_disk();
     let journal = cut_off(&place);
     let resume = |extra: &[&str]| place.run(&[&["copy", "a.img", "b.img", "--resume"][..], extra].concat());
-    let ran = resume(&["0123456789abcdef"]).expect(1);
-    assert!(ran.stderr.contains("removed when it has finished"), "{}", ran.stderr);
-    let ran = resume(&[&journal, "--src-offset", "4K"]).expect(6);
-    assert!(ran.stderr.contains("another range"), "{}", ran.stderr);
-    let ran = resume(&[&journal, "--src-offset", "4K", "--dry-run"]).expect(6);
-    assert!(ran.stdout.contains("another range"), "{}", ran.stdout);
+    resume(&["0123456789abcdef"]).expect(1).on_stderr("removed when it has finished");
+    resume(&[&journal, "--src-offset", "4K"]).expect(6).on_stderr("another range");
+    resume(&[&journal, "--src-offset", "4K", "--dry-run"]).expect(6).on_stdout("another range");
     resume(&[&journal, "--dry-run"]).expect(0);
-    let ran = resume(&["0123456789abcdef", "--dry-run"]).expect(1);
-    assert!(ran.stderr.contains("removed when it has finished"), "{}", ran.stderr);
+    resume(&["0123456789abcdef", "--dry-run"]).expect(1).on_stderr("removed when it has finished");
     let other = format!("other.img,create,size={SIZE}");
     for more in [&[][..], &["--dry-run"]] {
         let ran = place.run(&[&["copy", "a.img", &other, "--resume", &journal], more].concat()).expect(6);
@@ -167,18 +164,15 @@ fn a_journal_is_checked_before_it_is_believed() {
         let mut damaged = whole.clone();
         damaged[place] ^= 4;
         fs::write(&journal, damaged).unwrap();
-        let ran = resume(&[&journal]).expect(6);
-        assert!(ran.stderr.contains("cannot resume from"), "{}", ran.stderr);
+        resume(&[&journal]).expect(6).on_stderr("cannot resume from");
     }
     fs::write(&journal, &whole).unwrap();
 
     fs::copy(place.path("b.img"), place.path("c.img")).unwrap();
-    let ran = place.run(&["copy", "a.img", "c.img", "--resume", &journal]).expect(6);
-    assert!(ran.stderr.contains("another destination"), "{}", ran.stderr);
+    place.run(&["copy", "a.img", "c.img", "--resume", &journal]).expect(6).on_stderr("another destination");
 
     File::options().write(true).open(place.path("a.img")).unwrap().write_all_at(b"changed", 0).unwrap();
-    let ran = resume(&[&journal]).expect(6);
-    assert!(ran.stderr.contains("the source has changed"), "{}", ran.stderr);
+    resume(&[&journal]).expect(6).on_stderr("the source has changed");
     // --force resumes: the rest comes from the changed source, the start is from the old one.
     resume(&[&journal, "--force"]).expect(0);
     place.run(&["compare", "a.img", "b.img"]).expect(3);
@@ -186,8 +180,7 @@ fn a_journal_is_checked_before_it_is_believed() {
 
 #[test]
 fn what_cannot_be_read_is_listed_and_tried_again() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     let bad = SIZE - DATA + 5 * MIB + 1024;
     let source = format!("a.img,fault=read-error@{bad}+512");
     let destination = format!("b.img,create,size={SIZE}");
@@ -202,11 +195,10 @@ fn what_cannot_be_read_is_listed_and_tried_again() {
     assert_eq!(object["unreadable"].to_string(), format!("[[{bad},512]]"));
     assert!(object["unreadable_bytes"] == 512 && object["verified"] == true, "{object}");
     assert!(ran.stderr.contains("cannot be read"), "{}", ran.stderr);
-    let [journal] = &journals(&place)[..] else { panic!("one journal") };
+    let journal = journal(&place);
     let ran = place.run(&["compare", "a.img", "b.img"]).expect(3);
     assert!(ran.stderr.contains(&bad.to_string()) || ran.stdout.contains(&bad.to_string()), "{}", ran.stdout);
-    let object =
-        place.run(&["copy", "a.img", "b.img", "--resume", journal.to_str().unwrap(), "--json"]).expect(0);
+    let object = place.run(&["copy", "a.img", "b.img", "--resume", &journal, "--json"]).expect(0);
     assert_eq!(object.json()["resumed_bytes"], SIZE - 512);
     place.run(&["compare", "a.img", "b.img"]).expect(0);
     assert_eq!(journals(&place).len(), 0);
@@ -214,42 +206,34 @@ fn what_cannot_be_read_is_listed_and_tried_again() {
 
 #[test]
 fn a_full_destination_keeps_what_is_there() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     let destination = format!("b.img,create,size={SIZE},fault=no-space:after=72:count=1");
-    let ran = place.run(&["copy", "a.img", &destination]).expect(1);
-    assert!(ran.stderr.contains("--resume"), "{}", ran.stderr);
-    let [journal] = &journals(&place)[..] else { panic!("one journal") };
-    let object =
-        place.run(&["copy", "a.img", "b.img", "--resume", journal.to_str().unwrap(), "--json"]).expect(0);
+    place.run(&["copy", "a.img", &destination]).expect(1).on_stderr("--resume");
+    let object = place.run(&["copy", "a.img", "b.img", "--resume", &journal(&place), "--json"]).expect(0);
     assert!(object.json()["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{}", object.stdout);
     place.run(&["compare", "a.img", "b.img"]).expect(0);
 }
 
 #[test]
 fn a_power_cut_takes_nothing_that_was_claimed() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     for seed in 1..=3 {
         let _ = fs::remove_file(place.path("b.img"));
         let after = 25 + 9 * seed;
         let destination = format!("b.img,create,size={SIZE},crash=after={after}:seed={seed}");
         place.run(&["copy", "a.img", &destination, "--chunk", "256K", "--rate", "20M"]);
-        let [journal] = &journals(&place)[..] else { panic!("one journal") };
-        place.run(&["copy", "a.img", "b.img", "--resume", journal.to_str().unwrap()]).expect(0);
+        place.run(&["copy", "a.img", "b.img", "--resume", &journal(&place)]).expect(0);
         place.run(&["compare", "a.img", "b.img"]).expect(0);
     }
 }
 
 #[test]
 fn a_source_that_is_written_meanwhile_is_told() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     let mut command = place.command();
     let destination = format!("b.img,create,size={SIZE}");
     command.args(["copy", "a.img", &destination, "--rate", "6M", "--chunk", "256K", "--json"]);
-    let mut copy = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until_written(&place.path("b.img"), MIB, &mut copy);
+    let copy = started(&place, &mut command, MIB);
     File::options().write(true).open(place.path("a.img")).unwrap().write_all_at(b"changed", 0).unwrap();
     let output = copy.wait_with_output().unwrap();
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -265,20 +249,17 @@ fn two_copies_to_one_destination_are_refused() {
     let serving = place.serve(&["lun.img"]);
     let mut command = place.command();
     let url = serving.urls[0].as_str();
-    let mut first =
-        command.args(["copy", "small.img", url, "--rate", "512K"]).stderr(Stdio::null()).spawn().unwrap();
+    let mut first = spawn(command.args(["copy", "small.img", url, "--rate", "512K"]));
     until_written(&place.path("lun.img"), 1, &mut first);
-    let ran = place.run(&["copy", "small.img", url, "--force"]).expect(6);
-    assert!(ran.stderr.contains("another copy is writing to it"), "{}", ran.stderr);
-    signal(&first, "-TERM");
+    place.run(&["copy", "small.img", url, "--force"]).expect(6).on_stderr("another copy is writing to it");
+    kill("-TERM", first.id());
     wait(&mut first);
     place.run(&["copy", "small.img", url, "--force"]).expect(0);
 }
 
 #[test]
 fn a_copy_that_the_target_makes_is_journalled_and_its_destination_locked() {
-    let place = Place::new();
-    disk(&place, "a.img");
+    let place = with_disk();
     // Holes take no time on it.
     let slow = format!("b.img,create,size={SIZE},limit=6MB/s");
     let mut serving = place.serve(&["a.img,ro", &slow]);
@@ -289,9 +270,8 @@ fn a_copy_that_the_target_makes_is_journalled_and_its_destination_locked() {
     let mut first = command.spawn().unwrap();
     let mut lines = BufReader::new(first.stderr.take().unwrap()).lines().map(Result::unwrap);
     lines.find(|line| line.contains("\"progress\"") && !line.contains("\"bytes\":0,")).expect("it goes on");
-    let ran = place.run(&[&words[..], &["--force"]].concat()).expect(6);
-    assert!(ran.stderr.contains("another copy is writing to it"), "{}", ran.stderr);
-    signal(&first, "-TERM");
+    place.run(&[&words[..], &["--force"]].concat()).expect(6).on_stderr("another copy is writing to it");
+    kill("-TERM", first.id());
     assert_eq!(wait(&mut first), 143);
     let told = lines.last().unwrap();
     assert!(told.contains("--remote-copy require --resume "), "{told}");
@@ -299,11 +279,8 @@ fn a_copy_that_the_target_makes_is_journalled_and_its_destination_locked() {
     serving.signal("-TERM");
     serving.wait();
     let mut serving = place.serve_at(from.split('/').nth(2).unwrap(), &["a.img,ro", "b.img"]);
-    let [journal] = &journals(&place)[..] else { panic!("one journal: {told}") };
-    let object = place
-        .run(&[&words[..], &["--resume", journal.to_str().unwrap(), "--json"]].concat())
-        .expect(0)
-        .json();
+    let object =
+        place.run(&[&words[..], &["--resume", &journal(&place), "--json"]].concat()).expect(0).json();
     assert!(object["remote_copy"] == true && object["claims"].as_u64() >= Some(1), "{object}");
     let resumed = object["resumed_bytes"].as_u64().unwrap();
     assert!(resumed > 0 && resumed < SIZE, "{object}");

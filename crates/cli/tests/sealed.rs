@@ -305,8 +305,7 @@ fn what_is_configured_wrongly_is_said_before_anything_is_served() {
             .contains("key new none.key")
     );
     place.file("bad.toml", b"[[peer]]\nname = \"a\"\npublic-key = \"short\"\n");
-    let ran = serve(&["--peers", "bad.toml"]).expect(2);
-    assert!(ran.stderr.contains("line 3"), "{}", ran.stderr);
+    serve(&["--peers", "bad.toml"]).expect(2).on_stderr("line 3");
     let config = "[server]\npeers = \"bad.toml\"\n[[target]]\niqn = \"iqn.2026-11.example:a\"\n[[target.lun]]\nlun = 0\nendpoint = \"mem:1M\"\n";
     place.file("c.toml", config.as_bytes());
     assert!(place.run(&["check", "c.toml"]).expect(2).stderr.contains("line 3"));

@@ -4,12 +4,11 @@
 mod common;
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use common::{Place, wait};
+use common::{Loop, Place, eventually, spawn, wait};
 
 /// Appends its arguments to `log`; a snapshot is a directory with a copy of the file.
 const ZFS: &str = r#"#!/bin/sh
@@ -42,11 +41,7 @@ struct Played {
 impl Played {
     fn new(names: &[&str], script: &str) -> Self {
         let place = Place::new();
-        fs::create_dir(place.path("bin")).unwrap();
-        for name in names {
-            let program = place.file(&format!("bin/{name}"), script.as_bytes());
-            fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
-        }
+        names.iter().for_each(|name| place.program(name, script));
         let files = tempfile::tempdir_in("/dev/shm").unwrap();
         let mut bytes = vec![0; 1 << 20];
         block::fill_pattern(7, 0, &mut bytes);
@@ -61,8 +56,7 @@ impl Played {
     /// `copy` with `--snapshot auto`.
     fn command(&self, source: &str, words: &[&str]) -> Command {
         let mut command = self.place.command();
-        let path = format!("{}:{}", self.place.path("bin").display(), std::env::var("PATH").unwrap());
-        command.env("PATH", path).env("FILES", self.files.path());
+        command.env("PATH", self.place.path_with_programs()).env("FILES", self.files.path());
         command.args(["copy", source, "b.img,create,size=1M", "--snapshot", "auto"]).args(words);
         command
     }
@@ -118,33 +112,25 @@ fn a_snapshot_goes_with_a_copy_that_fails_or_is_killed() {
     );
 
     fs::remove_file(played.place.path("b.img")).unwrap();
-    let mut command = played.zfs(&["--rate", "64K", "--chunk", "64K"]);
-    let mut copy = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let until = |what: &dyn Fn() -> bool| {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !what() {
-            assert!(Instant::now() < deadline, "{:?}", played.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    };
-    until(&|| played.place.path("b.img").exists());
+    let mut copy = spawn(&mut played.zfs(&["--rate", "64K", "--chunk", "64K"]));
+    eventually("the copy begins", || played.place.path("b.img").exists());
     assert_eq!(played.snapshots(), 1);
     copy.kill().unwrap();
     wait(&mut copy);
-    until(&|| played.snapshots() == 0);
+    eventually("the snapshot is removed", || played.snapshots() == 0);
 }
 
 #[test]
 fn without_its_snapshot_nothing_is_copied() {
     let played = Played::new(&["zfs"], ZFS);
     played.place.file("broken", b"");
-    let told = ran(played.zfs(&["--post", "echo post $HIKYAKU_EXIT >&2"])).expect(1);
-    assert!(told.stderr.contains("zfs snapshot tank/files@hikyaku-"), "{}", told.stderr);
-    assert!(told.stderr.contains("post 1"), "{}", told.stderr);
+    ran(played.zfs(&["--post", "echo post $HIKYAKU_EXIT >&2"]))
+        .expect(1)
+        .on_stderr("zfs snapshot tank/files@hikyaku-")
+        .on_stderr("post 1");
     assert!(!played.place.path("b.img").exists());
     // Sources that no tool knows.
-    let told = ran(played.command("pattern:1M", &[])).expect(1);
-    assert!(told.stderr.contains("no file or device"), "{}", told.stderr);
+    ran(played.command("pattern:1M", &[])).expect(1).on_stderr("no file or device");
 }
 
 #[test]
@@ -152,10 +138,11 @@ fn what_stays_is_named() {
     let played = Played::new(&["zfs"], ZFS);
     played.place.file("leftover", b"");
     played.place.file("held", b"");
-    let told = ran(played.zfs(&[])).expect(1);
-    assert!(told.stderr.contains("zfs destroy tank/files@hikyaku-7"), "{}", told.stderr);
-    assert!(told.stderr.contains("cannot remove the snapshot"), "{}", told.stderr);
-    assert!(told.stderr.contains("try: zfs destroy tank/files@hikyaku-"), "{}", told.stderr);
+    ran(played.zfs(&[]))
+        .expect(1)
+        .on_stderr("zfs destroy tank/files@hikyaku-7")
+        .on_stderr("cannot remove the snapshot")
+        .on_stderr("try: zfs destroy tank/files@hikyaku-");
 }
 
 #[test]
@@ -164,14 +151,8 @@ fn lvm_is_asked_for_volumes() {
     let image = played.place.path("image");
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
     File::options().write(true).open(&image).unwrap().write_all_at(b"the moment", 4096).unwrap();
-    let device = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
-    let Some(device) = device.ok().filter(|output| output.status.success()) else {
-        eprintln!("no loop device (root is needed): skipped");
-        return;
-    };
-    let device = String::from_utf8(device.stdout).unwrap().trim().to_owned();
-    let told = ran(played.command(&device, &["--json"]));
-    assert!(Command::new("losetup").args(["--detach", &device]).status().unwrap().success());
+    let Some(device) = Loop::over(&image) else { return };
+    let told = ran(played.command(&device.0, &["--json"]));
     assert_eq!(told.expect(0).json()["snapshot"], "lvm");
     assert_eq!(&fs::read(played.place.path("b.img")).unwrap()[4096..4106], b"the moment");
     assert!(!played.place.path("snapshot").exists());

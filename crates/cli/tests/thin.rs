@@ -5,11 +5,11 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::{Child, Command};
+use std::time::Duration;
 
-use common::{Place, Ran, wait};
+use common::{Loop, Place, Ran, eventually, spawn, wait};
 
 /// Tables and the pool's metadata snapshot are files.
 const DMSETUP: &str = r#"#!/bin/sh
@@ -46,48 +46,23 @@ const ANSWER: &str = r#"<superblock uuid="" time="1" transaction="2" data_block_
 struct Played {
     place: Place,
     /// Devices of the source and of its earlier state.
-    devices: [String; 2],
-}
-
-impl Drop for Played {
-    fn drop(&mut self) {
-        for device in &self.devices {
-            let _ = Command::new("losetup").args(["--detach", device]).status();
-        }
-    }
+    devices: [Loop; 2],
 }
 
 impl Played {
     /// `None` without loop devices.
     fn new() -> Option<Self> {
         let place = Place::new();
-        fs::create_dir(place.path("bin")).unwrap();
-        for (name, script) in [("dmsetup", DMSETUP), ("thin_delta", THIN_DELTA)] {
-            let program = place.file(&format!("bin/{name}"), script.as_bytes());
-            fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
-        }
+        place.program("dmsetup", DMSETUP);
+        place.program("thin_delta", THIN_DELTA);
         let mut bytes = vec![0; BYTES];
         block::fill_pattern(7, 0, &mut bytes);
         let files = ["new", "old", "dst"].map(|name| place.file(name, &bytes));
-        let device = |number: usize| {
-            let output =
-                Command::new("losetup").args(["--find", "--show"]).arg(&files[number]).output().ok()?;
-            let name = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-            output.status.success().then_some(name)
-        };
-        let Some(devices) = device(0).zip(device(1)) else {
-            eprintln!("no loop device (root is needed): skipped");
-            return None;
-        };
-        let played = Self { place, devices: devices.into() };
+        let played = Self { place, devices: [Loop::over(&files[0])?, Loop::over(&files[1])?] };
+        let device = fs::File::options().write(true).open(&played.devices[0].0).unwrap();
         // Two changed blocks that the delta lists, and one that it does not.
         for block in [5, 6, 200] {
-            fs::File::options()
-                .write(true)
-                .open(&played.devices[0])
-                .unwrap()
-                .write_all_at(&[block as u8; BLOCK], (block * BLOCK) as u64)
-                .unwrap();
+            device.write_all_at(&[block as u8; BLOCK], (block * BLOCK) as u64).unwrap();
         }
         for (name, content) in [
             ("new.table", "0 2048 thin 254:9 11"),
@@ -102,15 +77,15 @@ impl Played {
     }
 
     fn command(&self) -> Command {
-        self.since(&self.devices[1])
+        self.since(&self.devices[1].0)
     }
 
     fn since(&self, earlier: &str) -> Command {
         let mut command = self.place.command();
-        let path = format!("{}:{}", self.place.path("bin").display(), std::env::var("PATH").unwrap());
+        let [new, old] = self.devices.each_ref().map(|device| &device.0);
         let minor = |device: &str| libc::minor(fs::metadata(device).unwrap().rdev()).to_string();
-        command.env("PATH", path).env("NEW", minor(&self.devices[0])).env("OLD", minor(&self.devices[1]));
-        command.args(["copy", &self.devices[0], "dst", "--force", "--json", "--since", earlier]);
+        command.env("PATH", self.place.path_with_programs()).env("NEW", minor(new)).env("OLD", minor(old));
+        command.args(["copy", new, "dst", "--force", "--json", "--since", earlier]);
         command
     }
 
@@ -121,17 +96,9 @@ impl Played {
     /// A copy that waits for `thin_delta`, which does not answer.
     fn waiting(&self) -> Child {
         self.place.file("slow", b"");
-        let copy = self.command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        self.until(|| self.has("asked"));
+        let copy = spawn(&mut self.command());
+        eventually("thin_delta is asked", || self.has("asked"));
         copy
-    }
-
-    fn until(&self, what: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !what() {
-            assert!(Instant::now() < deadline, "{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
     }
 
     fn has(&self, name: &str) -> bool {
@@ -153,7 +120,7 @@ fn what_the_pool_tells_is_copied_and_nothing_else() {
     let Some(played) = Played::new() else { return };
     let object = played.run().expect(0).json();
     assert_eq!(object["unchanged_bytes"], 253 * BLOCK, "{object}");
-    let (new, dst) = (fs::read(&played.devices[0]).unwrap(), fs::read(played.place.path("dst")).unwrap());
+    let (new, dst) = (fs::read(&played.devices[0].0).unwrap(), fs::read(played.place.path("dst")).unwrap());
     let differing: Vec<usize> =
         (0..256).filter(|block| new[block * BLOCK..][..BLOCK] != dst[block * BLOCK..][..BLOCK]).collect();
     assert_eq!(differing, [200], "which nobody told of");
@@ -202,11 +169,11 @@ fn what_is_not_told_plainly_is_not_copied() {
 #[test]
 fn what_is_no_thin_volume_is_told_what_else_there_is() {
     let Some(played) = Played::new() else { return };
-    for (table, words) in [("new.table", "no thin volume"), ("old.table", "no thin volume")] {
+    for table in ["new.table", "old.table"] {
         let was = fs::read(played.place.path(table)).unwrap();
         fs::remove_file(played.place.path(table)).unwrap();
         let told = played.run().expect(6).stderr;
-        assert!(told.contains(words) && told.contains("--since hash"), "{told}");
+        assert!(told.contains("no thin volume") && told.contains("--since hash"), "{told}");
         played.place.file(table, &was);
     }
     let since = |what: &str, exit: i32, words: &str| {
@@ -231,7 +198,7 @@ fn a_killed_copy_does_not_keep_the_pool_reserved() {
     wait(&mut copy);
     assert!(played.has("reserved"), "thin_delta still reads it");
     fs::remove_file(played.place.path("slow")).unwrap();
-    played.until(|| !played.has("reserved"));
+    eventually("it is released", || !played.has("reserved"));
     assert!(played.is_untouched());
 }
 

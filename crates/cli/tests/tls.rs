@@ -3,9 +3,8 @@
 mod common;
 
 use std::io::Read;
-use std::time::{Duration, Instant};
 
-use common::{Place, text};
+use common::{Place, eventually, text};
 use rcgen::generate_simple_self_signed;
 
 /// Files of a self-signed certificate and its key.
@@ -46,10 +45,7 @@ fn a_reload_shows_the_certificate_that_the_files_hold_now() {
     let trusting = |file: &str| format!("{},tls={file}", serving.urls[0]);
     place.run(&["info", &trusting(text(&old))]).expect(0);
     serving.signal("-HUP");
-    let until = Instant::now() + Duration::from_secs(10);
-    while place.run(&["info", &trusting(&new)]).code != 0 {
-        assert!(Instant::now() < until, "the new certificate is not shown");
-    }
+    eventually("the new certificate is shown", || place.run(&["info", &trusting(&new)]).code == 0);
     place.run(&["info", &trusting(text(&old))]).expect(4);
 }
 
@@ -78,10 +74,14 @@ fn files_that_hold_no_certificate_are_named() {
     let (ours, key) = certificate(&place, "ours");
     let nothing = text(&place.file("nothing.pem", b"nothing\n")).to_owned();
     for pair in [format!("{nothing},{key}"), format!("{ours},{nothing}"), format!("{nothing}.none,{key}")] {
-        let ran = place.run(&["serve", "mem:1M", "--listen", "127.0.0.1:0", "--tls", &pair]).expect(2);
-        assert!(ran.stderr.contains("nothing.pem"), "{}", ran.stderr);
+        place
+            .run(&["serve", "mem:1M", "--listen", "127.0.0.1:0", "--tls", &pair])
+            .expect(2)
+            .on_stderr("nothing.pem");
     }
     place.run(&["serve", "mem:1M", "--tls", &ours]).expect(2);
-    let ran = place.run(&["info", &format!("iscsi://127.0.0.1:1/iqn.2026-11.x:a/0,tls={nothing}")]).expect(2);
-    assert!(ran.stderr.contains("no certificate"), "{}", ran.stderr);
+    place
+        .run(&["info", &format!("iscsi://127.0.0.1:1/iqn.2026-11.x:a/0,tls={nothing}")])
+        .expect(2)
+        .on_stderr("no certificate");
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
 use super::choice::Kind;
@@ -50,8 +50,26 @@ on_both_back_ends! {
     bytes_in_flight_are_watched,
 }
 
-fn io(kind: Kind) -> Io {
-    Io::with_backend(Some(kind), PoolLimits::default()).unwrap()
+/// A loop, and an owner in it.
+fn io(kind: Kind) -> (Io, Owner) {
+    let io = Io::with_backend(Some(kind), PoolLimits::default()).unwrap();
+    let owner = io.owner();
+    (io, owner)
+}
+
+fn temporary() -> Handle {
+    Rc::new(tempfile::tempfile().unwrap().into())
+}
+
+fn unconnected() -> socket2::Socket {
+    socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap()
+}
+
+/// A listening socket and its address.
+fn listener() -> (Handle, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (Rc::new(listener.into()), address)
 }
 
 fn next(io: &mut Io) -> Event {
@@ -63,10 +81,15 @@ fn next(io: &mut Io) -> Event {
     events.pop().unwrap()
 }
 
+/// Key and number of bytes of the next event.
+fn count(io: &mut Io) -> (u32, usize) {
+    let event = next(io);
+    (event.token.key, event.bytes().unwrap())
+}
+
 fn a_file_write_is_read_back(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let (mut io, owner) = io(kind);
+    let file = temporary();
     let span = io.pool().take(8192).unwrap();
     span.fill(0, &[7; 8192]);
     io.write(Token { owner, key: 1 }, &file, 4096, span, Durability::Durable);
@@ -75,8 +98,7 @@ fn a_file_write_is_read_back(kind: Kind) {
     assert_eq!(next(&mut io).bytes().unwrap(), 0);
     let back = io.pool().take(16384).unwrap();
     io.read(Token { owner, key: 3 }, &file, 0, back.clone());
-    let event = next(&mut io);
-    assert_eq!((event.token.key, event.bytes().unwrap()), (3, 12288));
+    assert_eq!(count(&mut io), (3, 12288));
     assert!(back.as_slice()[..4096].iter().all(|byte| *byte == 0));
     assert!(back.as_slice()[4096..12288].iter().all(|byte| *byte == 7));
 }
@@ -86,7 +108,7 @@ fn memory_that_moved_is_known_to_the_kernel(kind: Kind) {
     let backend = choice::open(Some(kind)).unwrap();
     let mut io = Io::over(backend, PoolLimits { bytes_max: 2 << 20 });
     let owner = io.owner();
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let file = temporary();
     for round in 0..20u8 {
         let length = [4096, 1 << 20, 8192, 128 << 10][usize::from(round % 4)];
         let span = io.pool().take(length).unwrap();
@@ -105,9 +127,8 @@ fn memory_that_moved_is_known_to_the_kernel(kind: Kind) {
 /// cores, so the test only asserts that both modes work.
 fn a_busy_peer_is_awaited_without_sleeping(kind: Kind) {
     for is_on in [true, false] {
-        let mut io = io(kind);
+        let (mut io, owner) = io(kind);
         io.spin = Spin::new(is_on);
-        let owner = io.owner();
         let (ours, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
         let socket: Handle = Rc::new(OwnedFd::from(ours));
         let echo = std::thread::spawn(move || {
@@ -140,8 +161,7 @@ fn a_busy_peer_is_awaited_without_sleeping(kind: Kind) {
 }
 
 fn a_bad_descriptor_is_an_event_not_a_failure_of_the_loop(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let (reader, _writer) = io::pipe().unwrap();
     let pipe: Handle = Rc::new(OwnedFd::from(reader));
     io.allocate(Token { owner, key: 9 }, &pipe, Allocation::PunchHole, 0, 4096);
@@ -149,13 +169,9 @@ fn a_bad_descriptor_is_an_event_not_a_failure_of_the_loop(kind: Kind) {
 }
 
 fn a_stream_gathers_headers_and_spans_in_order(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let listener: Handle = Rc::new(listener.into());
-    let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    let client: Handle = Rc::new(client.into());
+    let (mut io, owner) = io(kind);
+    let (listener, address) = listener();
+    let client: Handle = Rc::new(unconnected().into());
     io.accept(Token { owner, key: 0 }, &listener);
     io.connect(Token { owner, key: 1 }, &client, address);
     let mut server = None;
@@ -232,8 +248,7 @@ fn advance_resumes_inside_a_segment() {
 }
 
 fn a_poll_tells_of_what_is_there_and_takes_nothing(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let (reader, mut writer) = io::pipe().unwrap();
     let pipe: Handle = Rc::new(OwnedFd::from(reader.try_clone().unwrap()));
     io.poll(Token { owner, key: 1 }, &pipe);
@@ -255,8 +270,7 @@ fn a_poll_tells_of_what_is_there_and_takes_nothing(kind: Kind) {
 }
 
 fn timers_come_in_order_and_wakers_wake(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let start = io.now();
     io.timer(Token { owner, key: 2 }, start + Duration::from_millis(20));
     io.timer(Token { owner, key: 1 }, start + Duration::from_millis(5));
@@ -272,8 +286,8 @@ fn timers_come_in_order_and_wakers_wake(kind: Kind) {
 }
 
 fn events_of_others_wait_for_a_turn_of_theirs(kind: Kind) {
-    let mut io = io(kind);
-    let (ours, theirs) = (io.owner(), io.owner());
+    let (mut io, ours) = io(kind);
+    let theirs = io.owner();
     let start = io.now();
     for key in 1..4 {
         io.timer(Token { owner: theirs, key }, start + Duration::from_millis(key.into()));
@@ -306,15 +320,11 @@ fn dropping_the_loop_takes_back_what_is_in_flight(kind: Kind) {
     let before = descriptors();
     let mut pools = Vec::new();
     for _ in 0..100 {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut io = io(kind);
-        let owner = io.owner();
-        let mut incoming = Box::<Incoming>::default();
-        incoming.push(io.pool().take(4096).unwrap());
-        io.receive(Token { owner, key: 0 }, &Rc::new(client.into()), incoming);
+        let (listener, address) = listener();
+        let client = TcpStream::connect(address).unwrap();
+        let (mut io, owner) = io(kind);
+        receive(&mut io, Token { owner, key: 0 }, &Rc::new(client.into()));
         let _waker = io.waker(Token { owner, key: 1 }).unwrap();
-        let listener: Handle = Rc::new(listener.into());
         io.accept(Token { owner, key: 2 }, &listener);
         io.accept(Token { owner, key: 3 }, &listener);
         let until = io.now() + Duration::from_millis(1);
@@ -327,9 +337,8 @@ fn dropping_the_loop_takes_back_what_is_in_flight(kind: Kind) {
 }
 
 fn more_operations_than_the_queue_holds_all_complete(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let (mut io, owner) = io(kind);
+    let file = temporary();
     let count = 20 * SUBMISSIONS_MAX;
     let span = io.pool().take(8).unwrap();
     for key in 0..count {
@@ -347,8 +356,7 @@ fn more_operations_than_the_queue_holds_all_complete(kind: Kind) {
 }
 
 fn immediate_events_do_not_starve_the_kernels(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let waker = io.waker(Token { owner, key: 7 }).unwrap();
     std::thread::spawn(move || waker.wake()).join().unwrap();
     let mut events = Vec::new();
@@ -361,8 +369,7 @@ fn immediate_events_do_not_starve_the_kernels(kind: Kind) {
 }
 
 fn idle_work_waits_for_a_turn_without_events_and_keeps_the_loop_awake(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let (near, mut far) = pair();
     let near: Handle = Rc::new(near.into());
     far.write_all(b"here").unwrap();
@@ -420,9 +427,8 @@ impl Random {
 fn file_operations_at_random_offsets_do_not_mix(kind: Kind) {
     const SLOT: u64 = 4096;
     const SLOTS: u64 = 64;
-    let mut io = io(kind);
-    let owner = io.owner();
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let (mut io, owner) = io(kind);
+    let file = temporary();
     let mut random = Random(42);
     let mut model = [0u8; SLOTS as usize];
     let mut busy: HashMap<u32, bool> = HashMap::new();
@@ -463,9 +469,8 @@ fn file_operations_at_random_offsets_do_not_mix(kind: Kind) {
 }
 
 fn freed_blocks_read_as_zeroes(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let (mut io, owner) = io(kind);
+    let file = temporary();
     File::from(file.try_clone().unwrap()).write_all(&[9; 12288]).unwrap();
     io.allocate(Token { owner, key: 0 }, &file, Allocation::PunchHole, 4096, 4096);
     assert_eq!(next(&mut io).bytes().unwrap(), 0);
@@ -481,8 +486,7 @@ fn freed_blocks_read_as_zeroes(kind: Kind) {
 fn a_file_that_can_be_polled_is_read_at_its_offset(kind: Kind) {
     let mut expected = Vec::new();
     File::open("/proc/self/mounts").unwrap().read_to_end(&mut expected).unwrap();
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let file: Handle = Rc::new(File::open("/proc/self/mounts").unwrap().into());
     for offset in [7, 0, 3] {
         let span = io.pool().take(8).unwrap();
@@ -494,42 +498,37 @@ fn a_file_that_can_be_polled_is_read_at_its_offset(kind: Kind) {
 }
 
 fn streams_that_stay_silent_leave_files_alone(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let wakers: Vec<_> = (0..64).map(|key| io.waker(Token { owner, key }).unwrap()).collect();
     let (reader, mut writer) = io::pipe().unwrap();
     let pipe: Handle = Rc::new(OwnedFd::from(reader));
     let from_pipe = io.pool().take(8).unwrap();
     io.read(Token { owner, key: 100 }, &pipe, 0, from_pipe.clone());
     let zeroes: Handle = Rc::new(File::open("/dev/zero").unwrap().into());
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let file = temporary();
     for key in 101..200 {
         let span = io.pool().take(8).unwrap();
         match key {
             101 => io.read(Token { owner, key }, &zeroes, 0, span),
             _ => io.write(Token { owner, key }, &file, 0, span, Durability::Volatile),
         }
-        let event = next(&mut io);
-        assert_eq!((event.token.key, event.bytes().unwrap()), (key, 8));
+        assert_eq!(count(&mut io), (key, 8));
     }
     wakers[63].wake();
     assert_eq!(next(&mut io).token.key, 63);
     writer.write_all(b"pipe").unwrap();
-    let event = next(&mut io);
-    assert_eq!((event.token.key, event.bytes().unwrap()), (100, 4));
+    assert_eq!(count(&mut io), (100, 4));
     assert_eq!(&from_pipe.as_slice()[..4], b"pipe");
 }
 
 fn sends_complete_while_a_receive_waits_on_the_same_socket(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let (ours, mut theirs) = pair();
     let ours: Handle = Rc::new(ours.into());
     let span = receive(&mut io, Token { owner, key: 0 }, &ours);
     for _ in 0..3 {
         send(&mut io, Token { owner, key: 1 }, &ours, b"question");
-        let event = next(&mut io);
-        assert_eq!((event.token.key, event.bytes().unwrap()), (1, 8));
+        assert_eq!(count(&mut io), (1, 8));
         let mut question = [0; 8];
         theirs.read_exact(&mut question).unwrap();
         assert_eq!(&question, b"question");
@@ -550,20 +549,10 @@ fn sends_complete_while_a_receive_waits_on_the_same_socket(kind: Kind) {
         }
     }
     theirs.write_all(b"answer").unwrap();
-    let event = next(&mut io);
-    assert_eq!((event.token.key, event.bytes().unwrap()), (0, 6));
+    assert_eq!(count(&mut io), (0, 6));
     assert_eq!(&span.as_slice()[..6], b"answer");
     receive(&mut io, Token { owner, key: 0 }, &ours);
-    let reader = std::thread::spawn(move || {
-        let mut sink = vec![0; 1 << 20];
-        let mut total = 0;
-        loop {
-            match theirs.read(&mut sink).unwrap() {
-                0 => return total,
-                count => total += count,
-            }
-        }
-    });
+    let reader = std::thread::spawn(move || io::copy(&mut theirs, &mut io::sink()).unwrap() as usize);
     let event = next(&mut io);
     assert_eq!(event.token.key, 2);
     queued += event.bytes().unwrap();
@@ -576,22 +565,16 @@ fn sends_complete_while_a_receive_waits_on_the_same_socket(kind: Kind) {
 }
 
 fn a_refused_connect_says_so(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    io.connect(Token { owner, key: 0 }, &Rc::new(socket.into()), address);
+    io.connect(Token { owner, key: 0 }, &Rc::new(unconnected().into()), address);
     assert_eq!(next(&mut io).result, -libc::ECONNREFUSED);
 }
 
 fn sockets_arrive_and_stay_blocking(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let listener: Handle = Rc::new(listener.into());
-    let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    let client: Handle = Rc::new(client.into());
+    let (mut io, owner) = io(kind);
+    let (listener, address) = listener();
+    let client: Handle = Rc::new(unconnected().into());
     io.connect(Token { owner, key: 1 }, &client, address);
     assert_eq!(next(&mut io).bytes().unwrap(), 0);
     io.accept(Token { owner, key: 0 }, &listener);
@@ -608,8 +591,7 @@ fn sockets_arrive_and_stay_blocking(kind: Kind) {
 }
 
 fn the_end_of_a_stream_is_zero_bytes(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     for waits in [false, true] {
         let (ours, theirs) = pair();
         let ours: Handle = Rc::new(ours.into());
@@ -626,11 +608,10 @@ fn the_end_of_a_stream_is_zero_bytes(kind: Kind) {
 }
 
 fn shutting_a_socket_down_ends_what_waits_on_it(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let (ours, _theirs) = pair();
     let ours: Handle = Rc::new(ours.into());
-    let listener: Handle = Rc::new(TcpListener::bind("127.0.0.1:0").unwrap().into());
+    let (listener, _) = listener();
     receive(&mut io, Token { owner, key: 0 }, &ours);
     io.accept(Token { owner, key: 1 }, &listener);
     let mut events = Vec::new();
@@ -652,16 +633,13 @@ fn shutting_a_socket_down_ends_what_waits_on_it(kind: Kind) {
 /// Descriptor numbers are reused for other files; duplicates keep old files, and their registrations in the epoll set,
 /// alive.
 fn a_thousand_sockets_come_and_go(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let listener: Handle = Rc::new(listener.into());
+    let (mut io, owner) = io(kind);
+    let (listener, address) = listener();
     let mut events = Vec::new();
     let mut duplicates = VecDeque::new();
     let mut numbers = HashMap::new();
     for round in 0..500u32 {
-        let client = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let client = unconnected();
         // Closed by a reset, so that no sockets remain in TIME_WAIT.
         client.set_linger(Some(Duration::ZERO)).unwrap();
         let client: Handle = Rc::new(client.into());
@@ -706,9 +684,8 @@ fn a_thousand_sockets_come_and_go(kind: Kind) {
 
 fn dropping_the_loop_while_files_are_written_is_safe(kind: Kind) {
     for _ in 0..20 {
-        let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
-        let mut io = io(kind);
-        let owner = io.owner();
+        let file = temporary();
+        let (mut io, owner) = io(kind);
         let pool = io.pool().clone();
         for key in 0..64 {
             let span = pool.take(65536).unwrap();
@@ -722,8 +699,7 @@ fn dropping_the_loop_while_files_are_written_is_safe(kind: Kind) {
 }
 
 fn a_deadline_is_met_and_no_time_means_no_waiting(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let _waker = io.waker(Token { owner, key: 0 }).unwrap();
     let mut events = Vec::new();
     for microseconds in [300, 3000, 30000] {
@@ -740,8 +716,7 @@ fn a_deadline_is_met_and_no_time_means_no_waiting(kind: Kind) {
 }
 
 fn a_sleep_outlasts_the_limits_of_those_before_it(kind: Kind) {
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let waker = io.waker(Token { owner, key: 0 }).unwrap();
     let mut events = Vec::new();
     // Each wait is woken long before its limit, which is earlier than all limits before it.
@@ -765,8 +740,8 @@ fn a_back_end_is_forced_by_name() {
     assert_eq!(choice::parse("portable").unwrap(), Some(Kind::Portable));
     let text = choice::parse("epoll").unwrap_err().to_string();
     assert_eq!(text, "HIKYAKU_IO=epoll is not a back end; choose portable or uring");
-    assert_eq!(io(Kind::Uring).backend_name(), "io_uring");
-    assert_eq!(io(Kind::Portable).backend_name(), "portable");
+    assert_eq!(io(Kind::Uring).0.backend_name(), "io_uring");
+    assert_eq!(io(Kind::Portable).0.backend_name(), "portable");
 }
 
 /// As in a container whose profile forbids io_uring.
@@ -791,7 +766,7 @@ fn a_thread_without_io_uring_gets_the_portable_back_end() {
     let mut io = Io::with_backend(None, PoolLimits::default()).unwrap();
     assert_eq!(io.backend_name(), "portable");
     let owner = io.owner();
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let file = temporary();
     io.sync(Token { owner, key: 0 }, &file);
     assert_eq!(next(&mut io).bytes().unwrap(), 0);
     let refused = Io::with_backend(Some(Kind::Uring), PoolLimits::default()).err().unwrap().to_string();
@@ -804,8 +779,7 @@ fn bytes_in_flight_are_watched(kind: Kind) {
     if !cfg!(debug_assertions) {
         return;
     }
-    let mut io = io(kind);
-    let owner = io.owner();
+    let (mut io, owner) = io(kind);
     let (ours, mut peer) = std::os::unix::net::UnixStream::pair().unwrap();
     let socket: Handle = Rc::new(OwnedFd::from(ours));
     // Longer than the limit for immediate sends.
@@ -830,7 +804,7 @@ fn bytes_in_flight_are_watched(kind: Kind) {
     peer.write_all(&[7]).unwrap();
     assert_eq!(next(&mut io).token.key, 1);
     assert_eq!(received.as_slice()[0], 7);
-    let file: Handle = Rc::new(tempfile::tempfile().unwrap().into());
+    let file = temporary();
     io.read(Token { owner, key: 3 }, &file, 0, area.clone());
     panics(&|| drop(sent.as_slice().to_vec()));
     next(&mut io);

@@ -21,6 +21,8 @@ struct Initiator {
 
 const KEYS: &str = "InitialR2T=No ImmediateData=Yes MaxRecvDataSegmentLength=1024 MaxBurstLength=4096 \
                     FirstBurstLength=2048 MaxOutstandingR2T=2 ";
+const SOLICITED_KEYS: &str = "InitialR2T=Yes ImmediateData=No MaxRecvDataSegmentLength=1024 MaxBurstLength=4096 \
+                              FirstBurstLength=2048 MaxOutstandingR2T=2 ";
 const FIRST: CmdSn = CmdSn(u32::MAX);
 
 impl Initiator {
@@ -84,6 +86,13 @@ impl Initiator {
         Some((InitiatorPdu::parse(&header).unwrap(), payload))
     }
 
+    /// Gives a response that has to be accepted.
+    #[track_caller]
+    fn respond(&mut self, itt: Itt) {
+        let response = self.response(itt, 0, 0);
+        self.give(&response.emit(), &[]).unwrap();
+    }
+
     #[track_caller]
     fn one(&mut self) -> (InitiatorPdu, Payload) {
         let one = self.next().expect("a PDU");
@@ -92,8 +101,7 @@ impl Initiator {
     }
 
     fn submit(&mut self, direction: Direction, length: u32) -> (TaskId, Itt) {
-        let command = Command { lun: 5, cdb: [0; 16], direction, length, attribute: Attribute::Simple };
-        let task = self.machine.submit(command).unwrap();
+        let task = self.machine.submit(command(direction, length)).unwrap();
         let (InitiatorPdu::ScsiCommand(command), _) = self.next().unwrap() else { panic!() };
         (task, command.itt)
     }
@@ -149,6 +157,10 @@ impl Initiator {
     }
 }
 
+fn command(direction: Direction, length: u32) -> Command {
+    Command { lun: 5, cdb: [0; 16], direction, length, attribute: Attribute::Simple }
+}
+
 const BYTES: [u8; 8192] = [0xa5; 8192];
 
 fn bytes(length: u32) -> &'static [u8] {
@@ -160,14 +172,7 @@ fn window_is_the_target_s_and_ours() {
     let mut initiator = Initiator::new(KEYS);
     assert_eq!(initiator.machine.window(), 4);
     for left in [3, 2, 1, 0] {
-        let command = Command {
-            lun: 5,
-            cdb: [0; 16],
-            direction: Direction::None,
-            length: 0,
-            attribute: Attribute::Simple,
-        };
-        initiator.machine.submit(command).unwrap();
+        initiator.machine.submit(command(Direction::None, 0)).unwrap();
         assert_eq!(initiator.machine.window(), left);
     }
     let mut sent = Vec::new();
@@ -178,8 +183,7 @@ fn window_is_the_target_s_and_ours() {
     assert_eq!(numbers, [u32::MAX, 0, 1, 2]);
     assert_eq!(initiator.machine.window(), 0);
     // MaxCmdSN advances by one with the response, never decreases, and a leap far ahead is limited by the slots.
-    let response = initiator.response(sent[0].1, 0, 0);
-    initiator.give(&response.emit(), &[]).unwrap();
+    initiator.respond(sent[0].1);
     assert_eq!(initiator.machine.window(), 1);
     let back = ScsiResponse { max_cmd_sn: FIRST, ..initiator.response(sent[1].1, 0, 0) };
     initiator.give(&back.emit(), &[]).unwrap();
@@ -221,9 +225,7 @@ fn write_goes_out_as_negotiated() {
     ];
     for (keys, length, expected) in cases {
         let mut initiator = Initiator::new(keys);
-        let command =
-            Command { lun: 5, cdb: [0; 16], direction: Direction::Out, length, attribute: Attribute::Simple };
-        let task = initiator.machine.submit(command).unwrap();
+        let task = initiator.machine.submit(command(Direction::Out, length)).unwrap();
         let mut seen = Vec::new();
         let mut sn = 0;
         while let Some((pdu, payload)) = initiator.next() {
@@ -256,8 +258,7 @@ fn write_goes_out_as_negotiated() {
 
 #[test]
 fn r2ts_are_answered_in_segments() {
-    let mut initiator =
-        Initiator::new(&KEYS.replace("ImmediateData=Yes", "ImmediateData=No").replace("R2T=No", "R2T=Yes"));
+    let mut initiator = Initiator::new(SOLICITED_KEYS);
     let (task, itt) = initiator.submit(Direction::Out, 6000);
     initiator.give(&initiator.r2t(itt, 11, 0, 0, 2500), &[]).unwrap();
     initiator.give(&initiator.r2t(itt, 12, 1, 2500, 3500), &[]).unwrap();
@@ -280,8 +281,7 @@ fn r2ts_are_answered_in_segments() {
             (12, 3, 5572, 428, true),
         ]
     );
-    let response = initiator.response(itt, 0, 0);
-    initiator.give(&response.emit(), &[]).unwrap();
+    initiator.respond(itt);
     assert!(
         matches!(initiator.log.pop(), Some(Event::Complete(outcome)) if outcome.task == task && outcome.sense.is_empty())
     );
@@ -303,9 +303,7 @@ fn r2t_violations_end_the_connection() {
         ("of_no_task", &[]),
     ];
     for (case, r2ts) in cases {
-        let mut initiator = Initiator::new(
-            &KEYS.replace("ImmediateData=Yes", "ImmediateData=No").replace("R2T=No", "R2T=Yes"),
-        );
+        let mut initiator = Initiator::new(SOLICITED_KEYS);
         let (_, itt) = initiator.submit(Direction::Out, 6000);
         let mut result = Ok(Placement::Nothing);
         for &(ttt, sn, offset, length) in r2ts {
@@ -386,26 +384,29 @@ fn responses_twice_or_for_nobody_are_fatal() {
     assert!(initiator.give(&response.emit(), &[]).is_err());
 }
 
+fn ping_in(stat_sn: StatSn, length: u32) -> NopIn {
+    NopIn {
+        lun: 3,
+        itt: Itt::RESERVED,
+        ttt: Ttt(77),
+        stat_sn,
+        exp_cmd_sn: FIRST,
+        max_cmd_sn: FIRST.plus(3),
+        data_segment_length: length,
+    }
+}
+
 #[test]
 fn exp_stat_sn_follows_over_the_wrap() {
     let mut initiator = Initiator::new(KEYS);
     for _ in 0..3 {
         let (_, itt) = initiator.submit(Direction::None, 0);
-        let response = initiator.response(itt, 0, 0);
-        initiator.give(&response.emit(), &[]).unwrap();
+        initiator.respond(itt);
         initiator.machine.ping(NOW);
         let (InitiatorPdu::NopOut(ping), _) = initiator.one() else { panic!() };
         assert_eq!(ping.exp_stat_sn, initiator.stat_sn);
-        let header = NopIn {
-            lun: 0,
-            itt: ping.itt,
-            ttt: Ttt::RESERVED,
-            stat_sn: initiator.stat_sn.take(),
-            exp_cmd_sn: ping.cmd_sn,
-            max_cmd_sn: ping.cmd_sn.plus(3),
-            data_segment_length: 0,
-        };
-        initiator.give(&header.emit(), &[]).unwrap();
+        let pong = NopIn { itt: ping.itt, ttt: Ttt::RESERVED, ..ping_in(initiator.stat_sn.take(), 0) };
+        initiator.give(&pong.emit(), &[]).unwrap();
     }
 }
 
@@ -413,30 +414,14 @@ fn exp_stat_sn_follows_over_the_wrap() {
 fn target_pings_are_answered() {
     let mut initiator = Initiator::new(KEYS);
     for length in [0, 7, 5000] {
-        let header = NopIn {
-            lun: 3,
-            itt: Itt::RESERVED,
-            ttt: Ttt(77),
-            stat_sn: initiator.stat_sn,
-            exp_cmd_sn: FIRST,
-            max_cmd_sn: FIRST.plus(3),
-            data_segment_length: length,
-        };
+        let header = ping_in(initiator.stat_sn, length);
         initiator.give(&header.emit(), bytes(length)).unwrap();
         let (InitiatorPdu::NopOut(pong), _) = initiator.one() else { panic!() };
         assert!(pong.immediate && pong.itt.is_reserved());
         assert_eq!((pong.ttt, pong.lun, pong.data_segment_length), (Ttt(77), 3, length.min(1024)));
         assert_eq!(pong.exp_stat_sn, initiator.stat_sn, "a target's ping takes no StatSN");
     }
-    let header = NopIn {
-        lun: 0,
-        itt: Itt::RESERVED,
-        ttt: Ttt(77),
-        stat_sn: initiator.stat_sn,
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST,
-        data_segment_length: 0,
-    };
+    let header = ping_in(initiator.stat_sn, 0);
     let mut result = Ok(());
     for _ in 0..=limits::CONTROL_MAX {
         result = initiator.machine.on_header(&header.emit(), &[], NOW);
@@ -458,10 +443,8 @@ fn silence_is_pinged_and_ends() {
 #[test]
 fn rejects_fail_the_task_or_the_connection() {
     let mut initiator = Initiator::new(KEYS);
-    let command =
-        Command { lun: 5, cdb: [0; 16], direction: Direction::None, length: 0, attribute: Attribute::Simple };
     let send = |initiator: &mut Initiator, reason| {
-        let task = initiator.machine.submit(command).unwrap();
+        let task = initiator.machine.submit(command(Direction::None, 0)).unwrap();
         let refused = initiator.machine.poll_transmit().unwrap().header;
         let reject = Reject {
             reason,
@@ -519,13 +502,26 @@ fn abort_task_names_the_task() {
     let (InitiatorPdu::TmRequest(sent), _) = initiator.one() else { panic!() };
     assert_eq!((sent.referenced_task_tag, sent.ref_cmd_sn, sent.cmd_sn), (itt, FIRST, FIRST.next()));
     // A command that was not handed out ends without a request.
-    let command =
-        Command { lun: 5, cdb: [0; 16], direction: Direction::None, length: 0, attribute: Attribute::Simple };
-    let task = initiator.machine.submit(command).unwrap();
+    let task = initiator.machine.submit(command(Direction::None, 0)).unwrap();
     initiator.machine.task_management(TmFunction::AbortTask, 5, Some(task)).unwrap();
     initiator.drain();
     assert!(matches!(initiator.log[0], Event::Failed { error: TaskError::Aborted, .. }));
     assert!(initiator.next().is_none());
+}
+
+/// The last segment of a text if `ttt` is reserved.
+fn text_response(itt: Itt, ttt: Ttt, segment: &[u8]) -> TextResponse {
+    TextResponse {
+        is_final: ttt.is_reserved(),
+        continues: !ttt.is_reserved(),
+        lun: 0,
+        itt,
+        ttt,
+        stat_sn: StatSn(0),
+        exp_cmd_sn: FIRST,
+        max_cmd_sn: FIRST,
+        data_segment_length: segment.len() as u32,
+    }
 }
 
 #[test]
@@ -535,24 +531,13 @@ fn discovery_reads_hostile_answers() {
     initiator.machine.send_targets();
     let (InitiatorPdu::TextRequest(request), payload) = initiator.one() else { panic!() };
     assert_eq!(payload, Payload::Bytes(b"SendTargets=All\0".to_vec()));
-    let segment = |is_final, ttt, length: usize| TextResponse {
-        is_final,
-        continues: !is_final,
-        lun: 0,
-        itt: request.itt,
-        ttt,
-        stat_sn: StatSn(0),
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST,
-        data_segment_length: length as u32,
-    };
     let one = b"TargetAddress=10.0.0.9:3260,1\0TargetName=iqn.2026-11.test:a\0TargetAddress=10.0.0.1:3260,1\0Target";
     let two = b"Name=iqn.2026-11.test:b\nnode.startup=automatic\0TargetAddress=10.0.0.2\0TargetName=iqn.2026-11.test:c\0\
                 TargetAddress=-oProxyCommand=x\0TargetAddress=[::1]:3260,2\0";
-    initiator.give(&segment(false, Ttt(9), one.len()).emit(), one).unwrap();
+    initiator.give(&text_response(request.itt, Ttt(9), one).emit(), one).unwrap();
     let (InitiatorPdu::TextRequest(more), Payload::None) = initiator.one() else { panic!() };
     assert_eq!((more.ttt, more.itt, more.is_final), (Ttt(9), request.itt, true));
-    initiator.give(&segment(true, Ttt::RESERVED, two.len()).emit(), two).unwrap();
+    initiator.give(&text_response(request.itt, Ttt::RESERVED, two).emit(), two).unwrap();
     let Some(Event::Targets(targets)) = initiator.log.pop() else { panic!() };
     let seen: Vec<_> = targets
         .iter()
@@ -568,7 +553,10 @@ fn discovery_reads_hostile_answers() {
     // A SendTargets response that never ends.
     initiator.machine.send_targets();
     initiator.one();
-    assert!(initiator.give(&segment(true, Ttt::RESERVED, 0).emit(), &[]).is_err(), "of the last exchange");
+    assert!(
+        initiator.give(&text_response(request.itt, Ttt::RESERVED, &[]).emit(), &[]).is_err(),
+        "of the last exchange"
+    );
 }
 
 #[test]
@@ -576,17 +564,7 @@ fn discovery_without_end_is_cut() {
     let mut initiator = Initiator::with("", SessionType::Discovery, FIRST.plus(3));
     initiator.machine.send_targets();
     let (InitiatorPdu::TextRequest(request), _) = initiator.one() else { panic!() };
-    let header = TextResponse {
-        is_final: false,
-        continues: true,
-        lun: 0,
-        itt: request.itt,
-        ttt: Ttt(9),
-        stat_sn: StatSn(0),
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST,
-        data_segment_length: 8192,
-    };
+    let header = text_response(request.itt, Ttt(9), bytes(8192));
     let mut segments = 0;
     while initiator.give(&header.emit(), bytes(8192)).is_ok() {
         initiator.one();
@@ -647,22 +625,9 @@ fn login_refused_redirected_or_nonsense() {
         else {
             panic!()
         };
-        let header = LoginResponse {
-            transit: false,
-            continues: false,
-            csg: request.csg,
-            nsg: request.csg,
-            version_max: 0,
-            version_active: 0,
-            isid: request.isid,
-            tsih: 0,
-            itt: request.itt,
-            stat_sn: StatSn(0),
-            exp_cmd_sn: FIRST,
-            max_cmd_sn: FIRST,
-            status,
-            data_segment_length: text.len() as u32,
-        };
+        let (csg, nsg) = (request.csg, request.csg);
+        let success = login_response(&request, StatSn(0), FIRST, text);
+        let header = LoginResponse { transit: false, csg, nsg, tsih: 0, status, ..success };
         machine.on_header(&header.emit(), &[], NOW)?;
         if text.is_empty() { Ok(()) } else { machine.on_data(Received::Inline(text), NOW) }
     };

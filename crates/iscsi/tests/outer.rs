@@ -10,7 +10,7 @@ use iscsi::params::{Params, SessionType};
 use iscsi::target::{AuthRequirement, ChapPolicy, Connection, Policy};
 use iscsi::text;
 use iscsi::wire::{Bhs, CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn};
-use iscsi_test::{INITIATOR, NOW, TARGET, name};
+use iscsi_test::{INITIATOR, NOW, TARGET, login_request, login_response, name};
 
 const DEADLINE: Duration = NOW.saturating_add(Duration::from_secs(15));
 const QUESTION: &[u8] = &[0xfe; 64];
@@ -137,38 +137,19 @@ fn with(pairs: &[&str], pair: &str) -> Vec<u8> {
 fn request(segment: &[u8]) -> LoginRequest {
     LoginRequest {
         transit: false,
-        continues: false,
         csg: Stage::Security,
         nsg: Stage::Security,
-        version_max: 0,
-        version_min: 0,
         isid: Isid::random([1, 2, 3], 4),
-        tsih: 0,
-        itt: Itt(0),
         cid: 5,
-        cmd_sn: CmdSn(1),
         exp_stat_sn: StatSn(8),
-        data_segment_length: u32::try_from(segment.len()).unwrap(),
+        ..login_request(CmdSn(1), segment)
     }
 }
 
 fn response(segment: &[u8]) -> LoginResponse {
-    LoginResponse {
-        transit: false,
-        continues: false,
-        csg: Stage::Security,
-        nsg: Stage::Security,
-        version_max: 0,
-        version_active: 0,
-        isid: Isid::random([1, 2, 3], 4),
-        tsih: 0,
-        itt: Itt(0),
-        stat_sn: StatSn(8),
-        exp_cmd_sn: CmdSn(1),
-        max_cmd_sn: CmdSn(1),
-        status: LoginStatus::Success,
-        data_segment_length: u32::try_from(segment.len()).unwrap(),
-    }
+    let (csg, nsg) = (Stage::Security, Stage::Security);
+    let last = login_response(&request(&[]), StatSn(8), CmdSn(1), segment);
+    LoginResponse { transit: false, csg, nsg, tsih: 0, ..last }
 }
 
 /// Asserts that the target refused with this status and accepts no further PDU.
@@ -183,9 +164,16 @@ fn refused(target: &mut target::Exchange, status: LoginStatus, what: &str) {
     assert!(target.poll_transmit().is_none(), "{what}");
 }
 
-fn segment_request() -> Pdu {
-    let segment = segment(&OFFER);
+fn ask_with(segment: Vec<u8>) -> Pdu {
     (request(&segment).emit(), segment)
+}
+
+fn answer_with(segment: Vec<u8>) -> Pdu {
+    (response(&segment).emit(), segment)
+}
+
+fn segment_request() -> Pdu {
+    ask_with(segment(&OFFER))
 }
 
 #[test]
@@ -243,7 +231,7 @@ fn request_1_is_an_offer_or_not() {
         ("not_utf8", [segment(&OFFER), vec![b'A', b'=', 0xff]].concat(), Refused),
     ] {
         let mut target = target::Exchange::new(DEADLINE);
-        let result = give(&mut target, &(request(&segment).emit(), segment));
+        let result = give(&mut target, &ask_with(segment));
         match (expected, target.poll_event()) {
             (Offer, Some(target::Event::Offered(_))) | (Ordinary, Some(target::Event::Ordinary)) => {
                 assert_eq!(result, Ok(()), "{what}");
@@ -263,7 +251,7 @@ fn every_key_of_every_pdu_must_be_there() {
         let pairs: Vec<_> = OFFER.into_iter().filter(|&pair| pair != missing).collect();
         let segment = segment(&pairs);
         let mut target = target::Exchange::new(DEADLINE);
-        let result = give(&mut target, &(request(&segment).emit(), segment));
+        let result = give(&mut target, &ask_with(segment));
         if missing.starts_with("AuthMethod") {
             assert_eq!(target.poll_event(), Some(target::Event::Ordinary));
         } else {
@@ -274,9 +262,8 @@ fn every_key_of_every_pdu_must_be_there() {
     for missing in CHOICE {
         let pairs: Vec<_> = CHOICE.into_iter().filter(|&pair| pair != missing).collect();
         let segment = segment(&pairs);
-        let mut initiator = pair().0;
-        sent(&mut initiator);
-        let result = give(&mut initiator, &(response(&segment).emit(), segment));
+        let mut initiator = until_response_1();
+        let result = give(&mut initiator, &answer_with(segment));
         let declined = (Ok(()), Some(initiator::Event::Declined));
         assert_eq!((result, initiator.poll_event()) == declined, missing == CHOICE[0], "{missing}");
         assert!(initiator.is_over());
@@ -405,11 +392,10 @@ fn pdus_out_of_turn() {
     refused(&mut target, LoginStatus::InitiatorError, "NOP-Out");
 
     // A response before the request, and while the edge of the initiator computes its message.
-    let right = || (response(&segment(&CHOICE)).emit(), segment(&CHOICE));
+    let right = || answer_with(segment(&CHOICE));
     let mut initiator = pair().0;
     assert!(give(&mut initiator, &right()).is_err());
-    let mut initiator = pair().0;
-    sent(&mut initiator);
+    let mut initiator = until_response_1();
     give(&mut initiator, &right()).unwrap();
     assert!(give(&mut initiator, &right()).is_err() && initiator.is_over());
     assert_eq!(give(&mut initiator, &right()), Err(Fatal::Closed));
@@ -437,9 +423,8 @@ fn response_1_chooses_from_the_offer() {
         ("more_text", text("TargetPortalGroupTag=1"), false),
         ("not_utf8", [segment(&CHOICE), vec![b'A', b'=', 0xff]].concat(), false),
     ] {
-        let mut initiator = pair().0;
-        sent(&mut initiator);
-        let result = give(&mut initiator, &(response(&segment).emit(), segment));
+        let mut initiator = until_response_1();
+        let result = give(&mut initiator, &answer_with(segment));
         let chosen = matches!(initiator.poll_event(), Some(initiator::Event::Chosen { .. }));
         assert_eq!((chosen, result.is_ok(), initiator.is_over()), (right, right, !right), "{what}");
     }
@@ -457,19 +442,24 @@ fn response_1_chooses_from_the_offer() {
         let segment = segment(&CHOICE);
         let mut header = response(&segment);
         edit(&mut header);
-        let mut initiator = pair().0;
-        sent(&mut initiator);
+        let mut initiator = until_response_1();
         assert!(give(&mut initiator, &(header.emit(), segment)).is_err(), "{what}");
         assert!(initiator.is_over() && initiator.poll_event().is_none(), "{what}");
     }
 }
 
-/// An initiator that has sent its message.
-fn until_response_2() -> initiator::Exchange {
+/// An initiator that has sent its offer.
+fn until_response_1() -> initiator::Exchange {
     let mut initiator = pair().0;
     sent(&mut initiator);
+    initiator
+}
+
+/// An initiator that has sent its message.
+fn until_response_2() -> initiator::Exchange {
+    let mut initiator = until_response_1();
     let segment = segment(&CHOICE);
-    give(&mut initiator, &(response(&segment).emit(), segment)).unwrap();
+    give(&mut initiator, &answer_with(segment)).unwrap();
     initiator.poll_event();
     initiator.send_message(QUESTION);
     let (header, _) = sent(&mut initiator);
@@ -516,8 +506,7 @@ fn statuses_at_the_initiator() {
             Refused(LoginStatus::InitiatorError),
         ),
     ] {
-        let mut initiator = pair().0;
-        sent(&mut initiator);
+        let mut initiator = until_response_1();
         give(&mut initiator, &refusal(status, &[])).unwrap();
         assert_eq!((initiator.poll_event(), initiator.is_over()), (Some(to_the_offer), true));
         let mut initiator = until_response_2();
@@ -525,21 +514,18 @@ fn statuses_at_the_initiator() {
         assert_eq!((initiator.poll_event(), initiator.is_over()), (Some(to_the_message), true));
     }
     // A success class with a non-zero detail.
-    let mut initiator = pair().0;
-    sent(&mut initiator);
+    let mut initiator = until_response_1();
     assert!(give(&mut initiator, &refusal(LoginStatus::from_code(0x0001), &[])).is_err());
     assert_eq!((initiator.poll_event(), initiator.is_over()), (None, true));
     for method in ["Reject", "None", "CHAP", "NotUnderstood"] {
         let segment = segment(&["TargetPortalGroupTag=1".to_owned(), format!("AuthMethod={method}")]);
-        let mut initiator = pair().0;
-        sent(&mut initiator);
-        give(&mut initiator, &(response(&segment).emit(), segment)).unwrap();
+        let mut initiator = until_response_1();
+        give(&mut initiator, &answer_with(segment)).unwrap();
         assert_eq!((initiator.poll_event(), initiator.is_over()), (Some(Declined), true), "{method}");
     }
     for (text, right) in [("TargetAddress=192.0.2.1:3260,1", true), ("TargetAddress=", false), ("A=b", false)]
     {
-        let mut initiator = pair().0;
-        sent(&mut initiator);
+        let mut initiator = until_response_1();
         let result = give(&mut initiator, &refusal(LoginStatus::TargetMovedTemporarily, &segment(&[text])));
         let event = initiator.poll_event();
         assert_eq!(result.is_ok(), right, "{text}");
@@ -564,7 +550,7 @@ fn login_is_timed() {
 fn require_refuses_what_is_no_offer() {
     let segment = segment(&["InitiatorName=iqn.2026-11.test:i", "AuthMethod=None"]);
     let mut target = target::Exchange::new(DEADLINE);
-    give(&mut target, &(request(&segment).emit(), segment)).unwrap();
+    give(&mut target, &ask_with(segment)).unwrap();
     assert_eq!(target.poll_event(), Some(target::Event::Ordinary));
     target.refuse(LoginStatus::AuthenticationFailure);
     refused(&mut target, LoginStatus::AuthenticationFailure, "ordinary login");

@@ -45,6 +45,11 @@ impl Target {
         Self::with(Config { tasks_max: 4, ping_interval: None, ..Config::default() }, text, CmdSn(1))
     }
 
+    /// With the keys `OPEN_KEYS` and this answer to commands.
+    fn open(answer: Answer) -> Self {
+        Self { answer, ..Self::new(OPEN_KEYS) }
+    }
+
     fn with(config: Config, text: &str, cmd_sn: CmdSn) -> Self {
         let machine = Connection::new(config, [3; 32], NOW);
         let mut target =
@@ -157,8 +162,26 @@ impl Target {
         assert!(self.sent.is_empty(), "{:?}", self.sent);
     }
 
-    fn command(&mut self, command: ScsiCommand, data: &[u8]) -> Result<Placement, Fatal> {
-        self.give(&command.emit(), data)
+    fn command(&mut self, command: ScsiCommand) -> Result<Placement, Fatal> {
+        self.give(&command.emit(), bytes(command.data_segment_length))
+    }
+
+    #[track_caller]
+    fn send(&mut self, itt: u32) {
+        let command = self.cmd(itt);
+        self.command(command).unwrap();
+    }
+
+    #[track_caller]
+    fn send_read(&mut self, itt: u32, length: u32) {
+        let command = self.read(itt, length);
+        self.command(command).unwrap();
+    }
+
+    #[track_caller]
+    fn send_write(&mut self, itt: u32, length: u32, immediate: u32, is_final: bool) -> Placement {
+        let command = self.write(itt, length, immediate, is_final);
+        self.command(command).unwrap()
     }
 
     fn cmd(&mut self, itt: u32) -> ScsiCommand {
@@ -193,6 +216,20 @@ impl Target {
             data_segment_length: immediate,
             ..base
         }
+    }
+
+    fn complete(&mut self, task: TaskId, completion: Completion<'_>) {
+        self.machine.complete(task, completion);
+        self.flush();
+    }
+
+    /// Receives a command and completes it with `data_in` bytes; sends nothing yet.
+    fn complete_unsent(&mut self, command: ScsiCommand, data_in: u32) {
+        self.machine.on_header(&command.emit(), &[], NOW).unwrap();
+        self.drain();
+        let task = self.last_command().task;
+        self.machine
+            .complete(task, Completion { data_in, transfer: data_in.into(), ..Completion::default() });
     }
 
     fn last_command(&self) -> Command {
@@ -234,18 +271,16 @@ impl Target {
         (bytes[2 + 2], bytes[2 + 12], bytes[2 + 13])
     }
 
-    fn data(&self, itt: u32, ttt: Ttt, sn: u32, offset: u32, length: u32, is_final: bool) -> [u8; 48] {
-        DataOut {
-            is_final,
-            lun: LUN,
-            itt: Itt(itt),
-            ttt,
-            exp_stat_sn: StatSn(0),
-            data_sn: DataSn(sn),
-            buffer_offset: offset,
-            data_segment_length: length,
-        }
-        .emit()
+    fn data(
+        &mut self,
+        itt: u32,
+        ttt: Ttt,
+        sn: u32,
+        offset: u32,
+        length: u32,
+        is_final: bool,
+    ) -> Result<Placement, Fatal> {
+        self.give(&data_out(itt, ttt, sn, offset, length, is_final), bytes(length))
     }
 
     fn done(&self) -> usize {
@@ -255,6 +290,20 @@ impl Target {
     fn data_out(&self) -> usize {
         self.log.iter().filter(|event| matches!(event, Event::DataOut { .. })).count()
     }
+}
+
+fn data_out(itt: u32, ttt: Ttt, sn: u32, offset: u32, length: u32, is_final: bool) -> [u8; 48] {
+    DataOut {
+        is_final,
+        lun: LUN,
+        itt: Itt(itt),
+        ttt,
+        exp_stat_sn: StatSn(0),
+        data_sn: DataSn(sn),
+        buffer_offset: offset,
+        data_segment_length: length,
+    }
+    .emit()
 }
 
 static BYTES: [u8; 65536] = [0x5a; 65536];
@@ -274,27 +323,23 @@ const OPEN_KEYS: &str =
 fn cmd_sn_too_high_is_ignored_with_its_data() {
     let mut target = Target::new(OPEN_KEYS);
     target.cmd_sn = CmdSn(1).plus(4);
-    let command = target.write(1, 512, 512, true);
-    assert_eq!(target.command(command, bytes(512)), Ok(Placement::Discard));
-    let late = target.data(1, Ttt::RESERVED, 0, 512, 100, true);
-    assert_eq!(target.give(&late, bytes(100)), Ok(Placement::Discard));
+    assert_eq!(target.send_write(1, 512, 512, true), Placement::Discard);
+    assert_eq!(target.data(1, Ttt::RESERVED, 0, 512, 100, true), Ok(Placement::Discard));
     target.silent();
     assert!(target.log.is_empty());
     // The expected number is still accepted.
     target.answer = Answer::Complete;
     target.cmd_sn = CmdSn(1);
-    let command = target.cmd(2);
-    target.command(command, &[]).unwrap();
+    target.send(2);
     assert_eq!(target.response().exp_cmd_sn, CmdSn(2));
 }
 
 #[test]
 fn cmd_sn_too_low_or_twice_is_ignored() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Complete;
+    let mut target = Target::open(Answer::Complete);
     for sn in [CmdSn(1).minus(1), CmdSn(0x8000_0001), CmdSn(1), CmdSn(1)] {
         let command = ScsiCommand { cmd_sn: sn, ..target.cmd(1) };
-        target.command(command, &[]).unwrap();
+        target.command(command).unwrap();
     }
     assert_eq!(target.response().exp_cmd_sn, CmdSn(2));
 }
@@ -304,7 +349,7 @@ fn cmd_sn_gap_is_a_protocol_error() {
     let mut target = Target::new(OPEN_KEYS);
     target.cmd_sn = CmdSn(2);
     let command = target.cmd(1);
-    assert!(matches!(target.command(command, &[]), Err(Fatal::Protocol(_))));
+    assert!(matches!(target.command(command), Err(Fatal::Protocol(_))));
     assert_eq!(target.reject().reason, RejectReason::ProtocolError);
 }
 
@@ -314,37 +359,32 @@ fn window_closes_and_opens_over_the_wrap() {
     let mut target = Target::with(config, OPEN_KEYS, CmdSn(u32::MAX - 1));
     target.answer = Answer::Wait;
     for itt in 0..3 {
-        let command = target.cmd(itt);
-        target.command(command, &[]).unwrap();
+        target.send(itt);
     }
     assert_eq!(target.log.len(), 3);
-    let command = target.cmd(3);
-    target.command(command, &[]).unwrap();
+    target.send(3);
     assert_eq!(target.log.len(), 3, "beyond the window");
     let task = target.last_command().task;
-    target.machine.complete(task, Completion::default());
-    target.flush();
+    target.complete(task, Completion::default());
     let response = target.response();
     // Two tasks live, one slot free: the response that frees the slot offers it.
     assert_eq!((response.exp_cmd_sn, response.max_cmd_sn), (CmdSn(1), CmdSn(1)));
     assert_eq!(response.stat_sn, StatSn(u32::MAX));
     target.cmd_sn = CmdSn(1);
-    let command = target.cmd(4);
-    target.command(command, &[]).unwrap();
+    target.send(4);
     assert_eq!(target.last_command().task, task, "the slot comes again after its TaskDone");
 }
 
 #[test]
 fn immediate_commands_take_no_number_and_are_bounded() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Wait;
+    let mut target = Target::open(Answer::Wait);
     for itt in 0..limits::IMMEDIATE_TASKS_MAX {
         let command = ScsiCommand { immediate: true, cmd_sn: CmdSn(1), ..target.cmd(itt) };
-        target.command(command, &[]).unwrap();
+        target.command(command).unwrap();
         assert!(target.last_command().immediate);
     }
     let command = ScsiCommand { immediate: true, ..target.cmd(99) };
-    target.command(command, &[]).unwrap();
+    target.command(command).unwrap();
     let reject = target.reject();
     assert_eq!(reject.reason, RejectReason::TooManyImmediateCommands);
     assert_eq!((reject.exp_cmd_sn, reject.max_cmd_sn), (CmdSn(1), CmdSn(4)));
@@ -354,19 +394,16 @@ fn immediate_commands_take_no_number_and_are_bounded() {
 
 #[test]
 fn tag_in_use_is_rejected() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Wait;
+    let mut target = Target::open(Answer::Wait);
     for _ in 0..2 {
-        let command = target.cmd(7);
-        target.command(command, &[]).unwrap();
+        target.send(7);
     }
     assert_eq!(target.reject().reason, RejectReason::TaskInProgress);
 }
 
 #[test]
 fn extended_cdb_and_malformed_ahs() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Wait;
+    let mut target = Target::open(Answer::Wait);
     let mut ahs = Vec::new();
     iscsi::wire::emit_extended_cdb(&[7; 16], &mut ahs);
     let command = ScsiCommand { total_ahs_length: ahs.len() as u16, ..target.cmd(1) };
@@ -382,31 +419,25 @@ fn extended_cdb_and_malformed_ahs() {
 #[test]
 fn r2ts_in_bursts_and_bounds() {
     let mut target = Target::new(R2T_KEYS);
-    let command = target.write(1, 2500, 0, true);
-    target.command(command, &[]).unwrap();
-    let r2ts: Vec<R2t> =
-        target.sent.drain(..).map(|pdu| if let TargetPdu::R2t(r2t) = pdu { r2t } else { panic!() }).collect();
-    let seen: Vec<_> =
-        r2ts.iter().map(|r| (r.r2t_sn.0, r.buffer_offset, r.desired_data_transfer_length, r.lun)).collect();
+    target.send_write(1, 2500, 0, true);
+    let [TargetPdu::R2t(first), TargetPdu::R2t(second)] = target.sent[..] else { panic!() };
+    target.sent.clear();
+    let seen = [first, second].map(|r| (r.r2t_sn.0, r.buffer_offset, r.desired_data_transfer_length, r.lun));
     assert_eq!(seen, [(0, 0, 1024, LUN), (1, 1024, 1024, LUN)], "MaxOutstandingR2T=2");
-    let data = target.data(1, r2ts[0].ttt, 0, 0, 512, false);
     let task = TaskId(0);
-    assert_eq!(target.give(&data, bytes(512)), Ok(Placement::Task { task, offset: 0, length: 512 }));
+    let place = target.data(1, first.ttt, 0, 0, 512, false);
+    assert_eq!(place, Ok(Placement::Task { task, offset: 0, length: 512 }));
     target.silent();
-    let data = target.data(1, r2ts[0].ttt, 1, 512, 512, true);
-    target.give(&data, bytes(512)).unwrap();
+    target.data(1, first.ttt, 1, 512, 512, true).unwrap();
     let third = target.r2t();
     assert_eq!((third.r2t_sn.0, third.buffer_offset, third.desired_data_transfer_length), (2, 2048, 452));
-    assert_ne!(third.ttt, r2ts[0].ttt);
+    assert_ne!(third.ttt, first.ttt);
     // The R2Ts are answered in another order.
-    let data = target.data(1, third.ttt, 0, 2048, 452, true);
-    target.give(&data, bytes(452)).unwrap();
+    target.data(1, third.ttt, 0, 2048, 452, true).unwrap();
     assert_eq!(target.data_out(), 0);
-    let data = target.data(1, r2ts[1].ttt, 0, 1024, 1024, true);
-    target.give(&data, bytes(1024)).unwrap();
+    target.data(1, second.ttt, 0, 1024, 1024, true).unwrap();
     assert_eq!(target.data_out(), 1);
-    target.machine.complete(task, Completion { transfer: 2500, ..Completion::default() });
-    target.flush();
+    target.complete(task, Completion { transfer: 2500, ..Completion::default() });
     let response = target.response();
     assert_eq!((response.status, response.residual, response.exp_data_sn), (0, Residual::None, DataSn(3)));
     assert_eq!(target.done(), 1);
@@ -417,14 +448,12 @@ fn r2t_window_over_tasks() {
     let config = Config { tasks_max: 8, solicited_bytes_max: 2048, ping_interval: None, ..Config::default() };
     let mut target = Target::with(config, R2T_KEYS, CmdSn(1));
     for itt in 0..4 {
-        let command = target.write(itt, 4096, 0, true);
-        target.command(command, &[]).unwrap();
+        target.send_write(itt, 4096, 0, true);
     }
     assert_eq!(target.sent.len(), 2);
     let TargetPdu::R2t(r2t) = target.sent[0] else { panic!() };
     target.sent.clear();
-    let data = target.data(r2t.itt.0, r2t.ttt, 0, r2t.buffer_offset, 1024, true);
-    target.give(&data, bytes(1024)).unwrap();
+    target.data(r2t.itt.0, r2t.ttt, 0, r2t.buffer_offset, 1024, true).unwrap();
     // The freed bytes go to a task that has had no turn.
     assert_ne!(target.r2t().itt, r2t.itt);
 }
@@ -432,18 +461,14 @@ fn r2t_window_over_tasks() {
 #[test]
 fn immediate_and_unsolicited_data_then_r2t() {
     let mut target = Target::new(OPEN_KEYS);
-    let command = target.write(1, 5000, 512, false);
     let task = TaskId(0);
-    assert_eq!(target.command(command, bytes(512)), Ok(Placement::Task { task, offset: 0, length: 512 }));
+    assert_eq!(target.send_write(1, 5000, 512, false), Placement::Task { task, offset: 0, length: 512 });
     // R2Ts solicit what lies beyond FirstBurstLength without waiting.
     let r2t = target.r2t();
     assert_eq!((r2t.buffer_offset, r2t.desired_data_transfer_length), (2048, 2952));
-    let data = target.data(1, Ttt::RESERVED, 0, 512, 1000, false);
-    target.give(&data, bytes(1000)).unwrap();
-    let data = target.data(1, Ttt::RESERVED, 1, 1512, 536, true);
-    target.give(&data, bytes(536)).unwrap();
-    let data = target.data(1, r2t.ttt, 0, 2048, 2952, true);
-    target.give(&data, bytes(2952)).unwrap();
+    target.data(1, Ttt::RESERVED, 0, 512, 1000, false).unwrap();
+    target.data(1, Ttt::RESERVED, 1, 1512, 536, true).unwrap();
+    target.data(1, r2t.ttt, 0, 2048, 2952, true).unwrap();
     assert_eq!(target.data_out(), 1);
     target.silent();
 }
@@ -451,10 +476,8 @@ fn immediate_and_unsolicited_data_then_r2t() {
 #[test]
 fn unsolicited_data_short_of_a_small_command_is_asked_for() {
     let mut target = Target::new(OPEN_KEYS);
-    let command = target.write(1, 1000, 100, false);
-    target.command(command, bytes(100)).unwrap();
-    let data = target.data(1, Ttt::RESERVED, 0, 100, 100, true);
-    target.give(&data, bytes(100)).unwrap();
+    target.send_write(1, 1000, 100, false);
+    target.data(1, Ttt::RESERVED, 0, 100, 100, true).unwrap();
     let r2t = target.r2t();
     assert_eq!((r2t.buffer_offset, r2t.desired_data_transfer_length), (200, 800));
 }
@@ -466,43 +489,39 @@ fn data_out_violations_end_in_check_condition() {
     type Script = fn(&mut Target, R2t);
     let cases: [(&str, (u8, u8), Script); 8] = [
         ("data_sn_wrong", (0x47, 0x05), |t, r| {
-            t.give(&t.data(1, r.ttt, 27, 2048, 2952, true), bytes(2952)).unwrap();
+            t.data(1, r.ttt, 27, 2048, 2952, true).unwrap();
         }),
         ("data_sn_skips", (0x47, 0x05), |t, r| {
-            t.give(&t.data(1, r.ttt, 0, 2048, 100, false), bytes(100)).unwrap();
-            t.give(&t.data(1, r.ttt, 2, 2148, 100, false), bytes(100)).unwrap();
+            t.data(1, r.ttt, 0, 2048, 100, false).unwrap();
+            t.data(1, r.ttt, 2, 2148, 100, false).unwrap();
             t.silent();
-            t.give(&t.data(1, r.ttt, 3, 2248, 100, true), bytes(100)).unwrap();
+            t.data(1, r.ttt, 3, 2248, 100, true).unwrap();
         }),
         ("offset_below", (0x0c, 0x0d), |t, r| {
-            t.give(&t.data(1, r.ttt, 0, 0, 2952, true), bytes(2952)).unwrap();
+            t.data(1, r.ttt, 0, 0, 2952, true).unwrap();
         }),
         ("offset_above", (0x0c, 0x0d), |t, r| {
-            t.give(&t.data(1, r.ttt, 0, 4999, 2952, true), bytes(2952)).unwrap();
+            t.data(1, r.ttt, 0, 4999, 2952, true).unwrap();
         }),
         ("longer_than_r2t", (0x0c, 0x0d), |t, r| {
-            t.give(&t.data(1, r.ttt, 0, 2048, 2953, true), bytes(2953)).unwrap();
+            t.data(1, r.ttt, 0, 2048, 2953, true).unwrap();
         }),
         ("shorter_than_r2t", (0x0c, 0x0d), |t, r| {
-            t.give(&t.data(1, r.ttt, 0, 2048, 2951, true), bytes(2951)).unwrap();
+            t.data(1, r.ttt, 0, 2048, 2951, true).unwrap();
         }),
         ("offset_wraps", (0x0c, 0x0d), |t, r| {
-            t.give(&t.data(1, r.ttt, 0, u32::MAX, 2, true), bytes(2)).unwrap();
+            t.data(1, r.ttt, 0, u32::MAX, 2, true).unwrap();
         }),
         ("data_digest", (0x47, 0x05), |t, r| {
-            let data = t.data(1, r.ttt, 0, 2048, 2952, true);
+            let data = data_out(1, r.ttt, 0, 2048, 2952, true);
             t.give_ahs(&data, &[], bytes(2952), true).unwrap();
-            let reject = t.sent.remove(0);
-            assert!(matches!(
-                reject,
-                TargetPdu::Reject(Reject { reason: RejectReason::DataDigestError, .. })
-            ));
+            let TargetPdu::Reject(reject) = t.sent.remove(0) else { panic!() };
+            assert_eq!(reject.reason, RejectReason::DataDigestError);
         }),
     ];
     for (case, (asc, ascq), script) in cases {
         let mut target = Target::new(OPEN_KEYS);
-        let command = target.write(1, 5000, 2048, true);
-        target.command(command, bytes(2048)).unwrap();
+        target.send_write(1, 5000, 2048, true);
         let r2t = target.r2t();
         script(&mut target, r2t);
         let response = target.response();
@@ -528,11 +547,9 @@ fn unsolicited_violations_end_in_check_condition() {
     ];
     for (case, keys, immediate, is_final, data, (asc, ascq)) in cases {
         let mut target = Target::new(keys);
-        let command = target.write(1, 5000, immediate, is_final);
-        target.command(command, bytes(immediate)).unwrap();
+        target.send_write(1, 5000, immediate, is_final);
         for &(sn, offset, length, is_final) in data {
-            let data = target.data(1, Ttt::RESERVED, sn, offset, length, is_final);
-            target.give(&data, bytes(length)).unwrap();
+            target.data(1, Ttt::RESERVED, sn, offset, length, is_final).unwrap();
         }
         // The initiator answers the R2Ts already sent; only then the response follows.
         let r2ts: Vec<_> = target.sent.extract_if(.., |pdu| matches!(pdu, TargetPdu::R2t(_))).collect();
@@ -540,15 +557,13 @@ fn unsolicited_violations_end_in_check_condition() {
             let TargetPdu::R2t(r2t) = r2t else { unreachable!() };
             target.silent();
             let length = r2t.desired_data_transfer_length;
-            let data = target.data(1, r2t.ttt, 0, r2t.buffer_offset, length, true);
-            assert_eq!(target.give(&data, bytes(length)), Ok(Placement::Discard));
+            assert_eq!(target.data(1, r2t.ttt, 0, r2t.buffer_offset, length, true), Ok(Placement::Discard));
         }
         assert_eq!(target.response().status, 2, "{case}");
         assert_eq!(target.sense(), (0x0b, asc, ascq), "{case}");
         assert_eq!(target.data_out(), 0, "{case}");
         target.answer = Answer::Complete;
-        let command = target.cmd(2);
-        target.command(command, &[]).unwrap();
+        target.send(2);
         assert_eq!(target.response().status, 0, "{case}: the connection lives on");
     }
 }
@@ -556,37 +571,29 @@ fn unsolicited_violations_end_in_check_condition() {
 #[test]
 fn data_with_a_stranger_s_transfer_tag() {
     let mut target = Target::new(R2T_KEYS);
-    let command = target.write(1, 512, 0, true);
-    target.command(command, &[]).unwrap();
+    target.send_write(1, 512, 0, true);
     let r2t = target.r2t();
-    let data = target.data(1, Ttt(r2t.ttt.0 ^ 0x0010_0000), 0, 0, 512, true);
-    assert_eq!(target.give(&data, bytes(512)), Ok(Placement::Discard));
+    assert_eq!(target.data(1, Ttt(r2t.ttt.0 ^ 0x0010_0000), 0, 0, 512, true), Ok(Placement::Discard));
     assert_eq!(target.reject().reason, RejectReason::InvalidPduField);
     // A tag of another task is unknown; its data is discarded.
-    let data = target.data(2, r2t.ttt, 0, 0, 512, true);
-    assert_eq!(target.give(&data, bytes(512)), Ok(Placement::Discard));
+    assert_eq!(target.data(2, r2t.ttt, 0, 0, 512, true), Ok(Placement::Discard));
     target.silent();
 }
 
 #[test]
 fn early_status_waits_for_announced_data() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Complete;
-    let command = target.write(1, 2048, 512, false);
-    assert_eq!(target.command(command, bytes(512)), Ok(Placement::Discard));
+    let mut target = Target::open(Answer::Complete);
+    assert_eq!(target.send_write(1, 2048, 512, false), Placement::Discard);
     target.silent();
-    let data = target.data(1, Ttt::RESERVED, 0, 512, 512, false);
-    assert_eq!(target.give(&data, bytes(512)), Ok(Placement::Discard));
+    assert_eq!(target.data(1, Ttt::RESERVED, 0, 512, 512, false), Ok(Placement::Discard));
     target.silent();
-    let data = target.data(1, Ttt::RESERVED, 1, 1024, 1024, true);
-    target.give(&data, bytes(1024)).unwrap();
+    target.data(1, Ttt::RESERVED, 1, 1024, 1024, true).unwrap();
     assert_eq!(target.response().residual, Residual::Underflow(2048));
 }
 
 #[test]
 fn data_wanted_after_its_place_was_asked_for_fails_the_command() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Wait;
+    let mut target = Target::open(Answer::Wait);
     let command = target.write(1, 512, 512, true);
     target.machine.on_header(&command.emit(), &[], NOW).unwrap();
     target.drain();
@@ -601,34 +608,29 @@ fn data_wanted_after_its_place_was_asked_for_fails_the_command() {
 
 #[test]
 fn more_data_than_wanted_is_cut() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::WantBytes(512);
-    let command = target.write(1, 1500, 500, false);
+    let mut target = Target::open(Answer::WantBytes(512));
     let task = TaskId(0);
-    assert_eq!(target.command(command, bytes(500)), Ok(Placement::Task { task, offset: 0, length: 500 }));
-    let data = target.data(1, Ttt::RESERVED, 0, 500, 500, false);
-    assert_eq!(target.give(&data, bytes(500)), Ok(Placement::Task { task, offset: 500, length: 12 }));
+    assert_eq!(target.send_write(1, 1500, 500, false), Placement::Task { task, offset: 0, length: 500 });
+    assert_eq!(
+        target.data(1, Ttt::RESERVED, 0, 500, 500, false),
+        Ok(Placement::Task { task, offset: 500, length: 12 })
+    );
     assert_eq!(target.data_out(), 1);
     target.machine.complete(task, Completion { transfer: 512, ..Completion::default() });
     target.silent();
-    let data = target.data(1, Ttt::RESERVED, 1, 1000, 500, true);
-    assert_eq!(target.give(&data, bytes(500)), Ok(Placement::Discard));
+    assert_eq!(target.data(1, Ttt::RESERVED, 1, 1000, 500, true), Ok(Placement::Discard));
     assert_eq!(target.response().residual, Residual::Underflow(988));
 }
 
 #[test]
 fn write_wants_more_than_offered() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::WantBytes(1024);
-    let command = target.write(1, 512, 512, true);
-    target.command(command, bytes(512)).unwrap();
+    let mut target = Target::open(Answer::WantBytes(1024));
+    target.send_write(1, 512, 512, true);
     assert_eq!(target.data_out(), 1);
-    target.machine.complete(TaskId(0), Completion { transfer: 1024, ..Completion::default() });
-    target.flush();
+    target.complete(TaskId(0), Completion { transfer: 1024, ..Completion::default() });
     assert_eq!(target.response().residual, Residual::Overflow(512));
     // A command without the W bit offers no Data-Out.
-    let command = target.read(2, 512);
-    target.command(command, &[]).unwrap();
+    target.send_read(2, 512);
     assert_eq!(target.data_out(), 2);
 }
 
@@ -637,20 +639,13 @@ fn write_wants_more_than_offered() {
 #[test]
 fn data_in_sequences_and_collapsed_status() {
     let mut target = Target::new("MaxRecvDataSegmentLength=1024 MaxBurstLength=2048 FirstBurstLength=512");
-    let command = target.read(1, 5000);
-    target.command(command, &[]).unwrap();
+    target.send_read(1, 5000);
     let done = Completion { data_in: 4500, transfer: 4500, ..Completion::default() };
-    target.machine.complete(TaskId(0), done);
-    target.flush();
-    let sent: Vec<DataIn> = target
-        .sent
-        .drain(..)
-        .map(|pdu| if let TargetPdu::DataIn(data) = pdu { data } else { panic!() })
-        .collect();
-    let seen: Vec<_> = sent
-        .iter()
-        .map(|d| (d.data_sn.0, d.buffer_offset, d.data_segment_length, d.is_final, d.status))
-        .collect();
+    target.complete(TaskId(0), done);
+    let data_in = |pdu: &TargetPdu| if let TargetPdu::DataIn(data) = pdu { *data } else { panic!() };
+    let sent: Vec<DataIn> = target.sent.iter().map(data_in).collect();
+    let fields = |d: &DataIn| (d.data_sn.0, d.buffer_offset, d.data_segment_length, d.is_final, d.status);
+    let seen: Vec<_> = sent.iter().map(fields).collect();
     assert_eq!(
         seen,
         [
@@ -672,11 +667,9 @@ fn data_in_sequences_and_collapsed_status() {
 #[test]
 fn data_in_with_sense_is_followed_by_a_response() {
     let mut target = Target::new("");
-    let command = target.read(1, 1024);
-    target.command(command, &[]).unwrap();
+    target.send_read(1, 1024);
     let done = Completion { status: 2, sense: &[0x70; 18], data_in: 512, transfer: 512 };
-    target.machine.complete(TaskId(0), done);
-    target.flush();
+    target.complete(TaskId(0), done);
     let [TargetPdu::DataIn(data), TargetPdu::ScsiResponse(response)] = target.sent[..] else { panic!() };
     assert_eq!((data.status, data.is_final), (None, true));
     assert_eq!((response.status, response.exp_data_sn), (2, DataSn(1)));
@@ -697,12 +690,10 @@ fn read_residuals() {
     ] {
         let mut target = Target::new("");
         let command = ScsiCommand { read, ..target.read(1, expected) };
-        target.command(command, &[]).unwrap();
+        target.command(command).unwrap();
         let data_in = u32::try_from(transfer).unwrap_or(512);
-        target.machine.complete(TaskId(0), Completion { data_in, transfer, ..Completion::default() });
-        target.flush();
-        let sent = target.one();
-        let (seen, length) = match sent {
+        target.complete(TaskId(0), Completion { data_in, transfer, ..Completion::default() });
+        let (seen, length) = match target.one() {
             TargetPdu::DataIn(data) => (data.residual, data.data_segment_length),
             TargetPdu::ScsiResponse(response) => (response.residual, 0),
             other => panic!("{other:?}"),
@@ -714,16 +705,14 @@ fn read_residuals() {
 
 #[test]
 fn bidirectional_command_has_two_residuals() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Wait;
+    let mut target = Target::open(Answer::Wait);
     let mut ahs = Vec::new();
     iscsi::wire::emit_bidi_read_length(1000, &mut ahs);
     let base = target.write(1, 512, 0, true);
     let command = ScsiCommand { read: true, total_ahs_length: 8, ..base };
     target.give_ahs(&command.emit(), &ahs, &[], false).unwrap();
     let done = Completion { data_in: 2000, transfer: 2000, ..Completion::default() };
-    target.machine.complete(TaskId(0), done);
-    target.flush();
+    target.complete(TaskId(0), done);
     let [TargetPdu::DataIn(data), TargetPdu::ScsiResponse(response)] = target.sent[..] else { panic!() };
     assert_eq!((data.status, data.data_segment_length), (None, 1000));
     assert_eq!(
@@ -736,21 +725,13 @@ fn bidirectional_command_has_two_residuals() {
 fn small_answers_pass_large_ones() {
     let mut target = Target::new("MaxRecvDataSegmentLength=65536");
     target.answer = Answer::Wait;
-    let give = |target: &mut Target, command: ScsiCommand, data_in: u32| {
-        target.machine.on_header(&command.emit(), &[], NOW).unwrap();
-        target.drain();
-        let task = target.last_command().task;
-        target
-            .machine
-            .complete(task, Completion { data_in, transfer: data_in.into(), ..Completion::default() });
-    };
     let next =
         |target: &mut Target| TargetPdu::parse(&target.machine.poll_transmit().unwrap().header).unwrap();
     let command = target.read(1, 4 << 20);
-    give(&mut target, command, 4 << 20);
+    target.complete_unsent(command, 4 << 20);
     assert!(matches!(next(&mut target), TargetPdu::DataIn(_)));
     let command = target.cmd(2);
-    give(&mut target, command, 0);
+    target.complete_unsent(command, 0);
     assert!(matches!(next(&mut target), TargetPdu::ScsiResponse(_)));
     assert!(matches!(next(&mut target), TargetPdu::DataIn(_)));
 }
@@ -761,12 +742,7 @@ fn two_reads_take_turns_and_keep_their_order() {
     target.answer = Answer::Wait;
     for itt in 0..2 {
         let command = target.read(itt, 1 << 20);
-        target.machine.on_header(&command.emit(), &[], NOW).unwrap();
-        target.drain();
-        let task = target.last_command().task;
-        target
-            .machine
-            .complete(task, Completion { data_in: 1 << 20, transfer: 1 << 20, ..Completion::default() });
+        target.complete_unsent(command, 1 << 20);
     }
     target.flush();
     let (mut run, mut last, mut offsets) = (0, Itt(0), [0, 0]);
@@ -812,8 +788,7 @@ impl Target {
 #[test]
 fn abort_task_waits_for_the_edge() {
     let mut target = Target::new(OPEN_KEYS);
-    let command = target.read(1, 512);
-    target.command(command, &[]).unwrap();
+    target.send_read(1, 512);
     target.manage(TmFunction::AbortTask, 100, 1, CmdSn(1));
     let task = TaskId(0);
     let Some(Event::TaskManagement { request, function, referenced, .. }) = target.log.pop() else {
@@ -824,8 +799,7 @@ fn abort_task_waits_for_the_edge() {
     assert!(target.machine.is_aborted(task));
     target.machine.complete_management(request, TmResult::Complete);
     target.silent();
-    target.machine.complete(task, Completion { data_in: 512, transfer: 512, ..Completion::default() });
-    target.flush();
+    target.complete(task, Completion { data_in: 512, transfer: 512, ..Completion::default() });
     assert_eq!(target.managed(), TmResult::Complete);
     assert_eq!(target.done(), 1);
 }
@@ -833,23 +807,19 @@ fn abort_task_waits_for_the_edge() {
 #[test]
 fn abort_task_that_collects_data_ends_at_once() {
     let mut target = Target::new(R2T_KEYS);
-    let command = target.write(1, 512, 0, true);
-    target.command(command, &[]).unwrap();
+    target.send_write(1, 512, 0, true);
     let r2t = target.r2t();
     target.manage(TmFunction::AbortTask, 100, 1, CmdSn(1));
     assert_eq!(target.managed(), TmResult::Complete);
     assert_eq!(target.done(), 1);
-    let data = target.data(1, r2t.ttt, 0, 0, 512, true);
-    assert_eq!(target.give(&data, bytes(512)), Ok(Placement::Discard));
+    assert_eq!(target.data(1, r2t.ttt, 0, 0, 512, true), Ok(Placement::Discard));
     target.silent();
 }
 
 #[test]
 fn abort_task_unknown() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Complete;
-    let command = target.cmd(1);
-    target.command(command, &[]).unwrap();
+    let mut target = Target::open(Answer::Complete);
+    target.send(1);
     target.sent.clear();
     // The task has finished: RefCmdSN is below the window.
     target.manage(TmFunction::AbortTask, 100, 1, CmdSn(1));
@@ -858,17 +828,14 @@ fn abort_task_unknown() {
     target.cmd_sn = CmdSn(3);
     target.manage(TmFunction::AbortTask, 101, 2, CmdSn(2));
     assert_eq!(target.managed(), TmResult::Complete);
-    let command = target.cmd(3);
-    target.command(command, &[]).unwrap();
+    target.send(3);
     assert_eq!(target.response().status, 0, "CmdSN 2 counts as received");
 }
 
 #[test]
 fn a_function_that_is_refused_ends_no_task() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Wait;
-    let command = target.cmd(1);
-    target.command(command, &[]).unwrap();
+    let mut target = Target::open(Answer::Wait);
+    target.send(1);
     for (function, itt) in [(TmFunction::LogicalUnitReset, 100), (TmFunction::TargetWarmReset, 101)] {
         target.manage(function, itt, u32::MAX, CmdSn(0));
         let Some(Event::TaskManagement { request, .. }) = target.log.pop() else { panic!() };
@@ -880,18 +847,16 @@ fn a_function_that_is_refused_ends_no_task() {
         target.machine.carry_out(request);
         assert!(!target.machine.is_aborted(TaskId(0)));
     }
-    target.machine.complete(TaskId(0), Completion::default());
-    target.flush();
+    target.complete(TaskId(0), Completion::default());
     assert_eq!(target.response().itt, Itt(1));
 }
 
 #[test]
 fn lun_reset_takes_this_lun_s_tasks_only() {
-    let mut target = Target::new(OPEN_KEYS);
-    target.answer = Answer::Wait;
+    let mut target = Target::open(Answer::Wait);
     for (itt, lun) in [(1, LUN), (2, LUN), (3, 0)] {
         let command = ScsiCommand { lun, ..target.cmd(itt) };
-        target.command(command, &[]).unwrap();
+        target.command(command).unwrap();
     }
     let mut tasks: Vec<_> = target.machine.tasks_on(LUN).collect();
     tasks.sort();
@@ -905,8 +870,7 @@ fn lun_reset_takes_this_lun_s_tasks_only() {
     target.machine.abort(TaskId(1));
     target.flush();
     assert_eq!(target.managed(), TmResult::Complete);
-    target.machine.complete(TaskId(2), Completion::default());
-    target.flush();
+    target.complete(TaskId(2), Completion::default());
     assert_eq!(target.response().itt, Itt(3));
 }
 
@@ -932,26 +896,9 @@ fn management_unsupported_and_bounded() {
 // ---- text, NOP, logout, reject ----
 
 impl Target {
-    fn text(
-        &mut self,
-        itt: u32,
-        ttt: Ttt,
-        is_final: bool,
-        continues: bool,
-        data: &[u8],
-    ) -> Result<Placement, Fatal> {
-        let header = TextRequest {
-            immediate: true,
-            is_final,
-            continues,
-            lun: 0,
-            itt: Itt(itt),
-            ttt,
-            cmd_sn: self.cmd_sn,
-            exp_stat_sn: StatSn(0),
-            data_segment_length: data.len() as u32,
-        };
-        self.give(&header.emit(), data)
+    #[track_caller]
+    fn text(&mut self, itt: u32, ttt: Ttt, continues: bool, data: &[u8]) {
+        self.give(&text_request(itt, ttt, continues, data), data).unwrap();
     }
 
     #[track_caller]
@@ -962,14 +909,29 @@ impl Target {
     }
 }
 
+fn text_request(itt: u32, ttt: Ttt, continues: bool, data: &[u8]) -> [u8; 48] {
+    TextRequest {
+        immediate: true,
+        is_final: !continues,
+        continues,
+        lun: 0,
+        itt: Itt(itt),
+        ttt,
+        cmd_sn: CmdSn(1),
+        exp_stat_sn: StatSn(0),
+        data_segment_length: data.len() as u32,
+    }
+    .emit()
+}
+
 #[test]
 fn send_targets_in_pieces() {
     let mut target = Target::new("SessionType=Discovery MaxRecvDataSegmentLength=512");
     // The request in two PDUs (§6.2).
-    target.text(4, Ttt::RESERVED, false, true, b"SendTar").unwrap();
+    target.text(4, Ttt::RESERVED, true, b"SendTar");
     let (ack, data) = target.text_response();
     assert!(!ack.is_final && !ack.ttt.is_reserved() && data.is_empty());
-    target.text(4, ack.ttt, true, false, b"gets=All\0").unwrap();
+    target.text(4, ack.ttt, false, b"gets=All\0");
     let Some(Event::SendTargets { request, scope }) = target.log.pop() else { panic!() };
     assert_eq!(scope, Scope::All);
     let addresses = vec![TargetAddress::parse("[::1]:3260,1").unwrap()];
@@ -986,7 +948,7 @@ fn send_targets_in_pieces() {
             assert!(response.ttt.is_reserved());
             break;
         }
-        target.text(4, response.ttt, true, false, &[]).unwrap();
+        target.text(4, response.ttt, false, &[]);
     }
     let text = String::from_utf8(answer).unwrap();
     assert_eq!(text.matches("TargetName=iqn.2026-11.test:disk").count(), 40);
@@ -996,36 +958,25 @@ fn send_targets_in_pieces() {
 #[test]
 fn text_keys_and_limits() {
     let mut target = Target::new("");
-    target.text(1, Ttt::RESERVED, true, false, b"SendTargets=All\0X-foo=1\0").unwrap();
+    target.text(1, Ttt::RESERVED, false, b"SendTargets=All\0X-foo=1\0");
     let (response, data) = target.text_response();
     assert!(response.is_final);
     assert_eq!(data, b"SendTargets=Reject\0X-foo=NotUnderstood\0");
     // Keys fixed by the login are rejected.
     for (key, value) in [("DataDigest", "None"), ("InitiatorName", "iqn.2000-01.a:b"), ("AuthMethod", "None")]
     {
-        target.text(1, Ttt::RESERVED, true, false, format!("{key}={value}\0").as_bytes()).unwrap();
+        target.text(1, Ttt::RESERVED, false, format!("{key}={value}\0").as_bytes());
         assert_eq!(target.text_response().1, format!("{key}=Reject\0").as_bytes());
     }
-    target.text(2, Ttt::RESERVED, true, false, b"SendTargets=\0").unwrap();
+    target.text(2, Ttt::RESERVED, false, b"SendTargets=\0");
     assert!(matches!(target.log.pop(), Some(Event::SendTargets { scope: Scope::This, .. })));
-    target.text(3, Ttt(77), true, false, b"SendTargets=\0").unwrap();
+    target.text(3, Ttt(77), false, b"SendTargets=\0");
     assert_eq!(target.reject().reason, RejectReason::InvalidPduField);
-    target.text(4, Ttt::RESERVED, true, false, b"no pair\0").unwrap();
+    target.text(4, Ttt::RESERVED, false, b"no pair\0");
     assert_eq!(target.reject().reason, RejectReason::InvalidPduField);
-    target.text(5, Ttt::RESERVED, false, true, bytes(limits::TEXT_REQUEST_MAX as u32 + 1)).unwrap();
+    target.text(5, Ttt::RESERVED, true, bytes(limits::TEXT_REQUEST_MAX as u32 + 1));
     assert_eq!(target.reject().reason, RejectReason::InvalidPduField);
-    let mut header = TextRequest {
-        immediate: true,
-        is_final: true,
-        continues: false,
-        lun: 0,
-        itt: Itt(6),
-        ttt: Ttt::RESERVED,
-        cmd_sn: CmdSn(1),
-        exp_stat_sn: StatSn(0),
-        data_segment_length: 0,
-    }
-    .emit();
+    let mut header = text_request(6, Ttt::RESERVED, false, &[]);
     header[1] |= 0x40;
     target.give(&header, &[]).unwrap();
     assert_eq!(target.reject().reason, RejectReason::InvalidPduField);
@@ -1034,12 +985,23 @@ fn text_keys_and_limits() {
 #[test]
 fn discovery_session_takes_no_commands() {
     let mut target = Target::new("SessionType=Discovery");
-    let command = target.cmd(1);
-    target.command(command, &[]).unwrap();
+    target.send(1);
     assert_eq!(target.reject().reason, RejectReason::CommandNotSupported);
     target.manage(TmFunction::LogicalUnitReset, 1, u32::MAX, CmdSn(0));
     assert_eq!(target.reject().reason, RejectReason::CommandNotSupported);
     assert!(target.log.is_empty());
+}
+
+fn pong(ttt: Ttt) -> NopOut {
+    NopOut {
+        immediate: true,
+        lun: 0,
+        itt: Itt::RESERVED,
+        ttt,
+        cmd_sn: CmdSn(1),
+        exp_stat_sn: StatSn(0),
+        data_segment_length: 0,
+    }
 }
 
 #[test]
@@ -1048,12 +1010,10 @@ fn ping_is_echoed_and_cut() {
     for (length, echoed) in [(0, 0), (5, 5), (8192, limits::PING_DATA_MAX)] {
         let header = NopOut {
             immediate: false,
-            lun: 0,
             itt: Itt(3),
-            ttt: Ttt::RESERVED,
             cmd_sn: target.cmd_sn.take(),
-            exp_stat_sn: StatSn(0),
             data_segment_length: length,
+            ..pong(Ttt::RESERVED)
         };
         target.give(&header.emit(), bytes(length)).unwrap();
         let TargetPdu::NopIn(NopIn { itt, ttt, exp_cmd_sn, data_segment_length, .. }) = target.one() else {
@@ -1078,16 +1038,7 @@ fn silence_is_pinged_and_ends() {
     assert!(ping.itt.is_reserved() && !ping.ttt.is_reserved());
     let stat_sn = ping.stat_sn;
     assert_eq!(target.machine.on_timeout(NOW + 13 * second), Ok(()));
-    let pong = NopOut {
-        immediate: true,
-        lun: 0,
-        itt: Itt::RESERVED,
-        ttt: ping.ttt,
-        cmd_sn: CmdSn(1),
-        exp_stat_sn: StatSn(0),
-        data_segment_length: 0,
-    };
-    target.machine.on_header(&pong.emit(), &[], NOW + 13 * second).unwrap();
+    target.machine.on_header(&pong(ping.ttt).emit(), &[], NOW + 13 * second).unwrap();
     target.silent();
     assert_eq!(target.machine.poll_timeout(), Some(NOW + 23 * second));
     target.machine.on_timeout(NOW + 23 * second).unwrap();
@@ -1108,8 +1059,7 @@ fn login_is_timed() {
 #[test]
 fn logout_waits_for_tasks_and_closes() {
     let mut target = Target::new(OPEN_KEYS);
-    let command = target.read(1, 512);
-    target.command(command, &[]).unwrap();
+    target.send_read(1, 512);
     let header = |reason, cid, itt| LogoutRequest {
         immediate: true,
         reason,
@@ -1129,14 +1079,18 @@ fn logout_waits_for_tasks_and_closes() {
     target.give(&header(LogoutReason::CloseSession, 0, 6).emit(), &[]).unwrap();
     target.silent();
     assert!(target.machine.is_aborted(TaskId(0)));
-    target.machine.complete(TaskId(0), Completion::default());
-    target.flush();
+    target.complete(TaskId(0), Completion::default());
     let TargetPdu::LogoutResponse(LogoutResponse { result, itt, .. }) = target.one() else { panic!() };
     assert_eq!((result, itt), (LogoutResult::Closed, Itt(6)));
     assert!(matches!(target.log.last(), Some(Event::Close)));
-    let command = target.cmd(9);
-    target.command(command, &[]).unwrap();
+    target.send(9);
     target.silent();
+}
+
+fn with_opcode(first: u8) -> [u8; 48] {
+    let mut header = [0; 48];
+    header[0] = first;
+    header
 }
 
 #[test]
@@ -1153,15 +1107,11 @@ fn rejects() {
     };
     target.give(&snack.emit(), &[]).unwrap();
     assert_eq!(target.reject().reason, RejectReason::SnackReject);
-    let mut unknown = [0; 48];
-    unknown[0] = 0x5c;
-    target.give(&unknown, &[]).unwrap();
+    target.give(&with_opcode(0x5c), &[]).unwrap();
     assert_eq!(target.reject().reason, RejectReason::CommandNotSupported);
     for opcode in [0x03, 0x21, 0x3f] {
         let mut target = Target::new(OPEN_KEYS);
-        let mut header = [0; 48];
-        header[0] = opcode;
-        assert!(matches!(target.give(&header, &[]), Err(Fatal::Protocol(_))));
+        assert!(matches!(target.give(&with_opcode(opcode), &[]), Err(Fatal::Protocol(_))));
         assert_eq!(target.reject().reason, RejectReason::ProtocolError);
     }
 }
@@ -1169,11 +1119,9 @@ fn rejects() {
 #[test]
 fn rejects_are_bounded() {
     let mut target = Target::new(OPEN_KEYS);
-    let mut unknown = [0; 48];
-    unknown[0] = 0x5c;
     let mut result = Ok(());
     for _ in 0..=limits::CONTROL_MAX {
-        result = target.machine.on_header(&unknown, &[], NOW);
+        result = target.machine.on_header(&with_opcode(0x5c), &[], NOW);
     }
     assert!(matches!(result, Err(Fatal::Overload(_))));
 }
@@ -1190,9 +1138,7 @@ fn segment_longer_than_declared_ends_the_connection() {
 fn nothing_but_login_before_login() {
     let mut machine = Connection::new(Config::default(), [0; 32], NOW);
     assert_eq!(machine.data_segment_max(), 8192);
-    let mut header = [0; 48];
-    header[0] = 0x40;
-    assert!(matches!(machine.on_header(&header, &[], NOW), Err(Fatal::Protocol(_))));
+    assert!(matches!(machine.on_header(&with_opcode(0x40), &[], NOW), Err(Fatal::Protocol(_))));
 }
 
 #[test]

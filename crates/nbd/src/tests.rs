@@ -212,7 +212,6 @@ const CONTEXT: u32 = 7;
 struct Session {
     machine: Transmission,
     cookies: Vec<u64>,
-    /// Content of the tasks' buffers.
     buffers: Vec<Vec<u8>>,
     ended: Vec<Ended>,
 }

@@ -266,20 +266,23 @@ impl Client {
     fn read_all(&mut self) -> Vec<u8> {
         let length = 128 << 10;
         let spans: Vec<Span> = (0..SIZE / length).map(|_| self.span(length, |_| 0xee)).collect();
-        let reads = spans.iter().enumerate();
-        let reads =
-            reads.map(|(index, into)| Kind::Read { offset: (index * length) as u64, into: into.clone() });
-        let reads = reads.collect();
-        assert!(self.run(reads).iter().all(Result::is_ok));
+        let offsets = (0..).step_by(length);
+        let reads = offsets.zip(&spans).map(|(offset, into)| Kind::Read { offset, into: into.clone() });
+        assert!(self.run(reads.collect()).iter().all(Result::is_ok));
         spans.iter().flat_map(|span| span.as_slice().to_vec()).collect()
     }
+}
+
+fn serving(script: impl FnMut(usize, usize) -> Act + Send + 'static) -> (Server, Client) {
+    let server = Server::start(script);
+    let client = Client::new(&server.medium(TIMEOUT));
+    (server, client)
 }
 
 #[test]
 fn what_is_written_is_read_however_it_is_answered() {
     for act in [Act::Serve, Act::Chunks] {
-        let server = Server::start(move |_, _| act);
-        let mut client = Client::new(&server.medium(TIMEOUT));
+        let (server, mut client) = serving(move |_, _| act);
         let expected = client.write_all(false);
         assert!(*server.disk.lock().unwrap() == expected);
         assert!(client.read_all() == expected);
@@ -292,11 +295,7 @@ fn what_is_written_is_read_however_it_is_answered() {
 
 #[test]
 fn lost_connections_are_made_again_and_the_next_flush_says_so_once() {
-    let server = Server::start(|_, request| match request {
-        9 => Act::Cut,
-        _ => Act::Serve,
-    });
-    let mut client = Client::new(&server.medium(TIMEOUT));
+    let (server, mut client) = serving(|_, request| if request == 9 { Act::Cut } else { Act::Serve });
     let expected = client.write_all(false);
     assert!(*server.disk.lock().unwrap() == expected);
     assert!(client.endpoint.inspect().losses() > 0 && client.endpoint.inspect().retries() > 0);
@@ -306,8 +305,7 @@ fn lost_connections_are_made_again_and_the_next_flush_says_so_once() {
 
 #[test]
 fn what_was_written_durably_is_not_lost() {
-    let server = Server::start(|_, request| if request == 9 { Act::Cut } else { Act::Serve });
-    let mut client = Client::new(&server.medium(TIMEOUT));
+    let (server, mut client) = serving(|_, request| if request == 9 { Act::Cut } else { Act::Serve });
     let expected = client.write_all(true);
     assert!(*server.disk.lock().unwrap() == expected && client.endpoint.inspect().losses() > 0);
     assert_eq!(client.run(vec![Kind::Flush]), [Ok(())]);
@@ -329,8 +327,7 @@ fn answers_that_end_in_the_middle_or_are_none_are_asked_again() {
 
 #[test]
 fn an_answer_that_overtakes_our_data_does_not_give_the_buffer_back() {
-    let server = Server::start(|_, _| Act::Early);
-    let mut client = Client::new(&server.medium(TIMEOUT));
+    let (server, mut client) = serving(|_, _| Act::Early);
     // More than the socket accepts at once.
     let from = client.span(4 << 20, |at| (at / 4096) as u8);
     let kind = Kind::Write { offset: 0, from: from.clone(), durable: false };
@@ -369,25 +366,22 @@ fn errors_have_their_kinds() {
         (95, IoErrorKind::Unsupported),
         (22, IoErrorKind::Other),
     ] {
-        let server = Server::start(move |_, _| Act::Error(code));
-        let mut client = Client::new(&server.medium(TIMEOUT));
+        let (_server, mut client) = serving(move |_, _| Act::Error(code));
         assert_eq!(client.run(vec![Kind::Flush]), [Err(kind)]);
     }
 }
 
 #[test]
 fn a_server_that_shuts_down_is_asked_again() {
-    let server =
-        Server::start(|connection, _| if connection == 0 { Act::Error(wire::ESHUTDOWN) } else { Act::Serve });
-    let mut client = Client::new(&server.medium(TIMEOUT));
+    let (_server, mut client) =
+        serving(|connection, _| if connection == 0 { Act::Error(wire::ESHUTDOWN) } else { Act::Serve });
     assert_eq!(client.run(vec![Kind::Flush]), [Ok(())]);
     assert_eq!(client.endpoint.inspect().losses(), 1);
 }
 
 #[test]
 fn another_export_at_the_same_address_is_not_written() {
-    let server = Server::start(|connection, _| if connection == 0 { Act::Cut } else { Act::Serve });
-    let mut client = Client::new(&server.medium(TIMEOUT));
+    let (server, mut client) = serving(|connection, _| if connection == 0 { Act::Cut } else { Act::Serve });
     *server.size.lock().unwrap() = SIZE / 2;
     let from = client.span(512, |_| 1);
     let kind = Kind::Write { offset: 0, from, durable: true };
@@ -403,16 +397,13 @@ fn a_source_knows_its_holes_when_it_is_ready() {
     assert_eq!(client.endpoint.extent(1 << 20), Extent { end: 2 << 20, data: false });
     assert_eq!(client.endpoint.extent(3 << 20), Extent { end: SIZE as u64, data: true });
     let from = client.span(512, |_| 1);
-    assert_eq!(
-        client.run(vec![Kind::Write { offset: 0, from, durable: false }]),
-        [Err(IoErrorKind::ReadOnly)]
-    );
+    let write = Kind::Write { offset: 0, from, durable: false };
+    assert_eq!(client.run(vec![write]), [Err(IoErrorKind::ReadOnly)]);
 }
 
 #[test]
 fn what_is_written_is_no_hole_any_more() {
-    let server = Server::start(|_, _| Act::Serve);
-    let mut client = Client::new(&server.medium(TIMEOUT));
+    let (_server, mut client) = serving(|_, _| Act::Serve);
     assert!(client.endpoint.extent(1 << 20).data, "not known yet");
     let start = Instant::now();
     while client.endpoint.extent(1 << 20).data {

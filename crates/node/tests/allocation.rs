@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use area::PoolLimits;
-use block::{Completion, Endpoint, Kind, Medium, Request, close_all, wait_ready};
+use block::{Completion, Endpoint, Kind, Request};
 use io::Io;
 use node::SealPolicy;
-use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url};
+use node::initiator::{InitiatorSealing, Options};
 use node::target::{Access, Peer, Sealing, ServerConfig};
 use seal::{Identity, Suite};
-use support::{Guard, IQN, PATIENCE, config, lun, medium};
+use support::host::{Host, options};
+use support::{Guard, PATIENCE, config, lun, medium};
 
 struct Counting;
 
@@ -58,7 +58,6 @@ const SEALED_SEGMENT_BYTES: u64 = 128 << 10;
 /// Bound for a READ that the target reads ahead.
 const AHEAD_MAX: f64 = 12.0;
 
-/// The access pattern.
 #[derive(Clone, Copy, Debug)]
 enum Work {
     /// Every other block from the end to the start: not a sequence, so it is not read ahead.
@@ -68,7 +67,6 @@ enum Work {
     ReadOn,
 }
 
-/// Performs commands one at a time.
 fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, commands: u64, kind: impl Fn(u64) -> Kind) {
     let (mut done, mut events): (Vec<Completion>, _) = (Vec::with_capacity(8), Vec::with_capacity(64));
     let start = Instant::now();
@@ -127,25 +125,22 @@ fn a_command_allocates_a_few_times_at_most_sealed_or_not() {
         let guard = Guard::start_with(ServerConfig { sealing, ..server });
         let sealing =
             suite.map(|_| InitiatorSealing::new(SealPolicy::Require, Arc::clone(&theirs), ours.public()));
-        let options = Options { timeout: PATIENCE, sealing, ..Options::new("iqn.2026-11.example:tester") };
-        let url = Url::parse(&format!("iscsi://{}/{IQN}/0", guard.address())).unwrap();
-        let mut io = Io::new(PoolLimits::default()).unwrap();
-        let mut endpoint = IscsiMedium::new(url, options, false).unwrap().attach(&mut io).unwrap();
-        wait_ready(&mut io, &mut [&mut *endpoint]).unwrap();
+        let options = Options { timeout: PATIENCE, sealing, ..options() };
+        let mut host = Host::open(guard.address(), 0, options).unwrap();
         for length in [4 << 10, 256_u64 << 10] {
             let further = if suite.is_some() { length.div_ceil(SEALED_SEGMENT_BYTES) - 1 } else { 0 };
             let each_max = EACH_MAX + SEGMENT_MAX * further as f64;
             for (work, target_max) in
                 [(Work::Read, each_max), (Work::Write, each_max), (Work::ReadOn, AHEAD_MAX)]
             {
-                let [initiator, target] = cost(&mut io, &mut *endpoint, work, length);
+                let [initiator, target] = cost(&mut host.io, &mut *host.endpoint, work, length);
                 println!("{suite:?} {work:?} {length}: {initiator} at the initiator, {target} at the target");
                 if initiator > each_max || target > target_max {
                     wrong.push((suite, work, length, initiator, target));
                 }
             }
         }
-        close_all(&mut io, &mut [&mut *endpoint]);
+        host.close();
     }
     assert!(wrong.is_empty(), "allocations a command at the initiator and at the target: {wrong:?}");
 }

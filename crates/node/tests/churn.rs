@@ -15,9 +15,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::{
-    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, Kind, Medium, OpenError, Request,
-};
+use block::{Capability, Completion, Endpoint, Inspect, Kind, Medium, OpenError, Request};
 use io::{Io, Owner, Token};
 use iscsi::initiator::{Direction, Event};
 use iscsi::machine::Machine;
@@ -106,17 +104,7 @@ impl Endpoint for Lingers {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
-    }
-}
-
-impl Inspect for Lingers {
-    fn identity(&self) -> Identity {
-        Identity::Unique
-    }
-
-    fn fingerprint(&self) -> Fingerprint {
-        self.identity().fingerprint(self.capability().size_bytes)
+        self.inner.inspect()
     }
 }
 
@@ -145,7 +133,6 @@ impl Port {
         Client::login(self.address, &format!("churn-{}", self.index), self.index).unwrap()
     }
 
-    /// The LBA of a chunk of this port.
     fn lba(&self, chunk: u32) -> u32 {
         (u32::from(self.index) * CHUNKS + chunk) * BLOCKS_PER_CHUNK
     }
@@ -196,7 +183,6 @@ impl Port {
         }
     }
 
-    /// Receives the responses to all of `begun`.
     fn complete(
         &mut self,
         client: &mut Client,
@@ -355,7 +341,7 @@ fn sessions_that_die_at_any_moment_leave_right_data_and_no_trace() {
 /// Four ports share one name and ISID: each login replaces the session of another, on any thread.
 #[test]
 fn ports_of_one_name_replace_each_other_without_end_and_without_harm() {
-    let server = Guard::start(vec![lun(0, medium("mem:1M,delay=1ms"))], Access::default());
+    let server = Guard::of("mem:1M,delay=1ms");
     let address = server.address();
     let until = Instant::now() + Duration::from_secs(1);
     let threads: Vec<_> = (0..4)

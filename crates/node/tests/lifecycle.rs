@@ -200,12 +200,9 @@ fn those_whose_tasks_a_reset_ended_hear_of_it_though_the_asker_is_gone() {
     drop(asker);
     std::thread::sleep(Duration::from_millis(600));
     victim.submit(0, cdb::test_unit_ready(), Direction::None, Vec::new());
-    match victim.next_event().unwrap() {
-        Event::Complete(outcome) => {
-            assert_eq!((outcome.status, outcome.sense[2] & 0xF, outcome.sense[12]), (2, 6, 0x29));
-        }
-        other => panic!("{other:?}"),
-    }
+    let found = victim.next_event().unwrap();
+    let Event::Complete(outcome) = found else { panic!("{found:?}") };
+    assert_eq!((outcome.status, outcome.sense[2] & 0xF, outcome.sense[12]), (2, 6, 0x29));
 }
 
 #[test]

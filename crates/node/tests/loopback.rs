@@ -8,51 +8,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use area::PoolLimits;
-use block::{Endpoint, IoErrorKind, Kind, Medium, OpenError, Request, close_all, wait_ready};
-use io::Io;
+use block::{IoErrorKind, Kind, OpenError};
 use iscsi::chap::Secret;
 use mover::Plan;
 use node::initiator::{Credentials, DigestPolicy, IscsiMedium, Options, Url, discover, list_luns};
 use node::target::{Access, AclEntry, ChapAccount, LunConfig, ServeError, ServerConfig};
+use support::host::{Host, new_io, options};
 use support::{Guard, IQN, config, eventually, lun, medium};
 
-fn options() -> Options {
-    Options { timeout: Duration::from_secs(10), ..Options::new("iqn.2026-11.example:tester") }
+fn open(server: &Guard, lun: u16, options: Options) -> Result<Host, OpenError> {
+    Host::open(server.address(), lun, options)
 }
 
-fn url(address: SocketAddr, lun: u16) -> Url {
-    Url::parse(&format!("iscsi://{address}/{IQN}/{lun}")).unwrap()
+fn portal(server: &Guard) -> Url {
+    Url::parse(&format!("iscsi://{}", server.address())).unwrap()
 }
 
-fn open(
-    io: &mut Io,
-    address: SocketAddr,
-    lun: u16,
-    options: Options,
-) -> Result<Box<dyn Endpoint>, OpenError> {
-    let mut endpoint = IscsiMedium::new(url(address, lun), options, false)?.attach(io)?;
-    wait_ready(io, &mut [&mut *endpoint])?;
-    Ok(endpoint)
-}
-
-fn new_io() -> Io {
-    Io::new(PoolLimits::default()).unwrap()
-}
-
-fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, kind: Kind) -> Result<(), block::IoError> {
-    let (mut done, mut events) = (Vec::new(), Vec::new());
-    endpoint.submit(io, Request { id: 7, kind }, &mut done);
-    while done.is_empty() {
-        io.turn(&mut events).unwrap();
-        for event in events.drain(..) {
-            endpoint.on_event(io, event, &mut done);
-        }
-    }
-    done.pop().unwrap().result
-}
-
-fn copy_and_compare(io: &mut Io, remote: &mut dyn Endpoint, seed: u64) -> mover::Report {
+fn copy_and_compare(host: &mut Host, seed: u64) -> mover::Report {
+    let (io, remote) = (&mut host.io, &mut *host.endpoint);
     let size = remote.capability().size_bytes;
     let mut source = medium(&format!("pattern:{size}:{seed}")).attach(io).unwrap();
     let plan = Plan { verify: true, ..Plan::default() };
@@ -68,18 +41,16 @@ fn copy_and_compare(io: &mut Io, remote: &mut dyn Endpoint, seed: u64) -> mover:
 fn data_goes_there_and_back_with_and_without_digests() {
     let server = Guard::start(vec![lun(0, medium("mem:40M")), lun(5, medium("mem:1M"))], Access::default());
     for (seed, header_digest, data_digest) in [(1, false, false), (2, true, false), (3, true, true)] {
-        let mut io = new_io();
         let wanted = |digest| if digest { DigestPolicy::Require } else { DigestPolicy::Off };
         let (header, data) = (wanted(header_digest), wanted(data_digest));
         let options = Options { header_digest: header, data_digest: data, ..options() };
-        let mut remote = open(&mut io, server.address(), 0, options).unwrap();
-        let facts = remote.inspect().facts();
+        let mut remote = open(&server, 0, options).unwrap();
+        let facts = remote.endpoint.inspect().facts();
         let fact = |name| facts.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
         assert_eq!(fact("DataDigest") == "CRC32C", data_digest);
         assert_eq!(fact("HeaderDigest") == "CRC32C", header_digest);
-        copy_and_compare(&mut io, &mut *remote, seed);
-        close_all(&mut io, &mut [&mut *remote]);
-        assert!(remote.is_closed());
+        copy_and_compare(&mut remote, seed);
+        remote.close();
     }
 }
 
@@ -88,18 +59,16 @@ fn ipv6_serves_too() {
     let listen = vec!["[::1]:0".parse().unwrap()];
     let config = config(vec![lun(0, medium("mem:1M"))], Access::default());
     let server = Guard::start_with(ServerConfig { listen, ..config });
-    let mut io = new_io();
-    let mut remote = open(&mut io, server.address(), 0, options()).unwrap();
-    copy_and_compare(&mut io, &mut *remote, 6);
+    let mut remote = open(&server, 0, options()).unwrap();
+    copy_and_compare(&mut remote, 6);
 }
 
 #[test]
 fn discarded_and_zeroed_ranges_read_as_zeroes() {
-    let server = Guard::start(vec![lun(0, medium("mem:4M"))], Access::default());
-    let mut io = new_io();
-    let mut remote = open(&mut io, server.address(), 0, options()).unwrap();
-    assert!(remote.capability().discard && remote.capability().write_zeroes);
-    let ones = io.pool().take(4 << 20).unwrap();
+    let server = Guard::of("mem:4M");
+    let mut remote = open(&server, 0, options()).unwrap();
+    assert!(remote.endpoint.capability().discard && remote.endpoint.capability().write_zeroes);
+    let ones = remote.take(4 << 20);
     ones.fill(0, &vec![1; 4 << 20]);
     for kind in [
         Kind::Discard { offset: 8192, length: 1 << 20 },
@@ -108,10 +77,10 @@ fn discarded_and_zeroed_ranges_read_as_zeroes() {
     ] {
         let (offset, length) = kind.range().unwrap();
         let write = Kind::Write { offset: 0, from: ones.clone(), durable: true };
-        perform(&mut io, &mut *remote, write).unwrap();
-        perform(&mut io, &mut *remote, kind.clone()).unwrap();
-        let into = io.pool().take(4 << 20).unwrap();
-        perform(&mut io, &mut *remote, Kind::Read { offset: 0, into: into.clone() }).unwrap();
+        remote.perform(write).unwrap();
+        remote.perform(kind.clone()).unwrap();
+        let into = remote.take(4 << 20);
+        remote.perform(Kind::Read { offset: 0, into: into.clone() }).unwrap();
         for (at, byte) in into.as_slice().iter().enumerate() {
             let inside = (offset..offset + length).contains(&(at as u64));
             assert_eq!(*byte, u8::from(!inside), "{kind:?} at {at}");
@@ -134,8 +103,8 @@ fn chap_one_way_and_mutual() {
     let mut io = new_io();
     let mutual = Options { mutual: credentials("target", "another secret"), ..good.clone() };
     for options in [good.clone(), mutual] {
-        let mut remote = open(&mut io, server.address(), 0, options).unwrap();
-        copy_and_compare(&mut io, &mut *remote, 4);
+        let mut remote = open(&server, 0, options).unwrap();
+        copy_and_compare(&mut remote, 4);
     }
     for (case, bad) in [
         ("none", options()),
@@ -146,16 +115,14 @@ fn chap_one_way_and_mutual() {
             Options { mutual: credentials("target", "quite wrong one"), ..good.clone() },
         ),
     ] {
-        let error = open(&mut io, server.address(), 0, bad.clone()).err().unwrap();
+        let error = open(&server, 0, bad.clone()).err().unwrap();
         assert!(matches!(error, OpenError::Authentication(_)), "{case}: {error:?}");
-        let portal = Url::parse(&format!("iscsi://{}", server.address())).unwrap();
         if case != "target does not know" {
-            let error = discover(&mut io, &portal, &bad).err().unwrap();
+            let error = discover(&mut io, &portal(&server), &bad).err().unwrap();
             assert!(matches!(error, OpenError::Authentication(_)), "discovery, {case}: {error:?}");
         }
     }
-    let portal = Url::parse(&format!("iscsi://{}", server.address())).unwrap();
-    assert_eq!(discover(&mut io, &portal, &good).unwrap()[0].name, IQN);
+    assert_eq!(discover(&mut io, &portal(&server), &good).unwrap()[0].name, IQN);
 }
 
 #[test]
@@ -163,8 +130,7 @@ fn discovery_names_targets_and_luns() {
     let luns = vec![lun(0, medium("mem:1M")), lun(300, medium("mem:2M,ro"))];
     let server = Guard::start(luns, Access::default());
     let mut io = new_io();
-    let portal = Url::parse(&format!("iscsi://{}", server.address())).unwrap();
-    let targets = discover(&mut io, &portal, &options()).unwrap();
+    let targets = discover(&mut io, &portal(&server), &options()).unwrap();
     assert_eq!(targets.len(), 1);
     assert_eq!(targets[0].addresses, [format!("{},1", server.address())]);
     let target = Url::parse(&format!("iscsi://{}/{IQN}", server.address())).unwrap();
@@ -176,16 +142,14 @@ fn discovery_names_targets_and_luns() {
 
 #[test]
 fn what_is_not_there_is_said() {
-    let server = Guard::start(vec![lun(0, medium("mem:1M"))], Access::default());
-    let mut io = new_io();
-    let error = open(&mut io, server.address(), 1, options()).err().unwrap();
+    let server = Guard::of("mem:1M");
+    let error = open(&server, 1, options()).err().unwrap();
     assert!(matches!(error, OpenError::Missing(_)), "{error:?}");
     let other = Url::parse(&format!("iscsi://{}/iqn.2026-11.example:none/0", server.address())).unwrap();
-    let mut endpoint = IscsiMedium::new(other, options(), false).unwrap().attach(&mut io).unwrap();
-    let error = wait_ready(&mut io, &mut [&mut *endpoint]).err().unwrap();
+    let error = Host::attach(&IscsiMedium::new(other, options(), false).unwrap()).err().unwrap();
     assert!(matches!(error, OpenError::Missing(_)), "{error:?}");
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = open(&mut io, closed, 0, options()).err().unwrap();
+    let error = Host::open(closed, 0, options()).err().unwrap();
     assert!(matches!(error, OpenError::Unreachable(_)), "{error:?}");
 }
 
@@ -206,14 +170,13 @@ fn an_acl_hides_luns_and_write_protects() {
         ],
     };
     let server = Guard::start(vec![lun(0, medium("mem:1M")), lun(1, medium("mem:1M"))], access);
-    let mut io = new_io();
-    assert!(matches!(open(&mut io, server.address(), 0, options()), Err(OpenError::Missing(_))));
-    let mut remote = open(&mut io, server.address(), 1, options()).unwrap();
-    let from = io.pool().take(4096).unwrap();
+    assert!(matches!(open(&server, 0, options()), Err(OpenError::Missing(_))));
+    let mut remote = open(&server, 1, options()).unwrap();
+    let from = remote.take(4096);
     let write = Kind::Write { offset: 0, from, durable: false };
-    assert_eq!(perform(&mut io, &mut *remote, write).unwrap_err().kind, IoErrorKind::ReadOnly);
+    assert_eq!(remote.perform(write).unwrap_err().kind, IoErrorKind::ReadOnly);
     let stranger = Options { initiator_name: "iqn.2026-11.example:stranger".into(), ..options() };
-    let error = open(&mut io, server.address(), 1, stranger).err().unwrap();
+    let error = open(&server, 1, stranger).err().unwrap();
     assert!(matches!(error, OpenError::Authentication(_)), "{error:?}");
 }
 
@@ -225,27 +188,25 @@ fn failing_storage_gives_the_right_error_and_the_session_lives() {
         ("mem:1M,fault=no-space:count=1", true, IoErrorKind::NoSpace),
         ("mem:1M,ro", true, IoErrorKind::ReadOnly),
     ] {
-        let server = Guard::start(vec![lun(0, medium(words))], Access::default());
-        let mut io = new_io();
-        let mut remote = open(&mut io, server.address(), 0, options()).unwrap();
-        let span = io.pool().take(8192).unwrap();
+        let server = Guard::of(words);
+        let mut remote = open(&server, 0, options()).unwrap();
+        let span = remote.take(8192);
         let kind = |write| match write {
             true => Kind::Write { offset: 4096, from: span.clone(), durable: false },
             false => Kind::Read { offset: 4096, into: span.clone() },
         };
-        let error = perform(&mut io, &mut *remote, kind(write)).unwrap_err();
+        let error = remote.perform(kind(write)).unwrap_err();
         assert_eq!(error.kind, expected, "{words}: {error}");
-        perform(&mut io, &mut *remote, kind(false)).unwrap();
+        remote.perform(kind(false)).unwrap();
     }
 }
 
 #[test]
 fn a_failed_flush_is_not_retried_into_success() {
-    let server = Guard::start(vec![lun(0, medium("mem:1M,fault=flush-error:count=1"))], Access::default());
-    let mut io = new_io();
-    let mut remote = open(&mut io, server.address(), 0, options()).unwrap();
-    assert!(perform(&mut io, &mut *remote, Kind::Flush).is_err());
-    assert!(perform(&mut io, &mut *remote, Kind::Flush).is_err(), "the storage would say yes now");
+    let server = Guard::of("mem:1M,fault=flush-error:count=1");
+    let mut remote = open(&server, 0, options()).unwrap();
+    assert!(remote.perform(Kind::Flush).is_err());
+    assert!(remote.perform(Kind::Flush).is_err(), "the storage would say yes now");
 }
 
 #[test]
@@ -253,14 +214,14 @@ fn storage_that_never_answers_times_out() {
     let luns = vec![lun(0, medium("mem:1M,fault=hang@65536+1:count=1"))];
     let drain_timeout = Duration::from_millis(300);
     let mut server = Guard::start_with(ServerConfig { drain_timeout, ..config(luns, Access::default()) });
-    let mut io = new_io();
     let patient = Options { timeout: Duration::from_secs(1), ..options() };
-    let mut remote = open(&mut io, server.address(), 0, patient).unwrap();
-    let into = io.pool().take(4096).unwrap();
+    let mut remote = open(&server, 0, patient).unwrap();
+    let into = remote.take(4096);
     let read = Kind::Read { offset: 65536, into: into.clone() };
-    let error = perform(&mut io, &mut *remote, read).unwrap_err();
+    let error = remote.perform(read).unwrap_err();
     assert_eq!(error.kind, IoErrorKind::Unreachable, "{error}");
-    drop(remote);
+    let Host { io, endpoint, .. } = remote;
+    drop(endpoint);
     assert_eq!(io.pool().borrowed(), 1, "only the caller holds the buffer of a failed request");
     drop(into);
     let server = server.0.take().unwrap();
@@ -270,12 +231,11 @@ fn storage_that_never_answers_times_out() {
 
 #[test]
 fn a_dropped_endpoint_ends_its_session_and_returns_its_memory() {
-    let server = Guard::start(vec![lun(0, medium("mem:1M"))], Access::default());
-    let mut io = new_io();
+    let server = Guard::of("mem:1M");
     for _ in 0..3 {
-        let remote = open(&mut io, server.address(), 0, options()).unwrap();
+        let Host { mut io, endpoint, .. } = open(&server, 0, options()).unwrap();
         assert_eq!(server.handle().sessions().len(), 1);
-        drop(remote);
+        drop(endpoint);
         // The loop continues, with the receive that was in flight.
         let mut events = Vec::new();
         eventually("the session ends, and so does the receive", || {
@@ -323,27 +283,25 @@ fn cutting_proxy(target: SocketAddr, bytes_per_connection: Vec<u64>) -> (SocketA
 
 #[test]
 fn a_copy_survives_lost_connections() {
-    let server = Guard::start(vec![lun(0, medium("mem:32M,delay=1ms"))], Access::default());
+    let server = Guard::of("mem:32M,delay=1ms");
     let limits = vec![5_000_000, 3_000_001, 400, 7_777_777, 90, 2_000_000];
     let (proxy, cuts) = cutting_proxy(server.address(), limits);
-    let mut io = new_io();
-    let mut remote = open(&mut io, proxy, 0, options()).unwrap();
-    let report = copy_and_compare(&mut io, &mut *remote, 9);
+    let mut remote = Host::open(proxy, 0, options()).unwrap();
+    let report = copy_and_compare(&mut remote, 9);
     assert!(cuts.load(Ordering::Relaxed) >= 4, "{cuts:?}");
     assert!(report.retries > 0);
 }
 
 #[test]
 fn a_target_that_is_gone_fails_the_copy_in_time() {
-    let server = Guard::start(vec![lun(0, medium("mem:8M,delay=5ms"))], Access::default());
+    let server = Guard::of("mem:8M,delay=5ms");
     let (proxy, _) =
         cutting_proxy(server.address(), vec![2_000_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    let mut io = new_io();
     let hasty = Options { timeout: Duration::from_secs(2), ..options() };
-    let mut remote = open(&mut io, proxy, 0, hasty).unwrap();
-    let mut source = medium("pattern:8M").attach(&mut io).unwrap();
-    let error =
-        mover::copy(&mut io, &mut *source, &mut *remote, &Plan::default(), &mut |_| mover::Control::Continue);
+    let mut remote = Host::open(proxy, 0, hasty).unwrap();
+    let mut source = medium("pattern:8M").attach(&mut remote.io).unwrap();
+    let go_on = &mut |_: &mover::Progress| mover::Control::Continue;
+    let error = mover::copy(&mut remote.io, &mut *source, &mut *remote.endpoint, &Plan::default(), go_on);
     let mover::CopyError::Write { error, .. } = error.unwrap_err() else { panic!("a write fails") };
     assert_eq!(error.kind, IoErrorKind::Unreachable, "{error}");
 }
@@ -352,10 +310,9 @@ fn a_target_that_is_gone_fails_the_copy_in_time() {
 fn an_exclusive_lun_refuses_a_second_initiator() {
     let config = LunConfig { exclusive: true, ..lun(0, medium("mem:1M")) };
     let server = Guard::start(vec![config], Access::default());
-    let mut io = new_io();
-    let first = open(&mut io, server.address(), 0, options()).unwrap();
+    let first = open(&server, 0, options()).unwrap();
     let other = Options { initiator_name: "iqn.2026-11.example:second".into(), ..options() };
-    assert!(matches!(open(&mut io, server.address(), 0, other), Err(OpenError::Authentication(_))));
+    assert!(matches!(open(&server, 0, other), Err(OpenError::Authentication(_))));
     drop(first);
 }
 
@@ -363,23 +320,17 @@ fn an_exclusive_lun_refuses_a_second_initiator() {
 fn a_read_of_lent_memory_is_not_overtaken_for_ever() {
     const DEPTH: u64 = 32;
     const READS: u64 = 2000;
-    let server = Guard::start(vec![lun(0, medium("mem:16M"))], Access::default());
-    let mut io = new_io();
-    let mut remote = open(&mut io, server.address(), 0, options()).unwrap();
-    let (mut events, mut done, mut ended) = (Vec::new(), Vec::new(), Vec::new());
-    let mut next = 0;
+    let server = Guard::of("mem:16M");
+    let mut remote = open(&server, 0, options()).unwrap();
+    let (mut ended, mut next) = (Vec::new(), 0);
     while (ended.len() as u64) < READS {
         while next < READS && next < ended.len() as u64 + DEPTH {
-            let into = io.pool().take(1 << 20).unwrap();
-            let kind = Kind::Read { offset: (next % 16) << 20, into };
-            remote.submit(&mut io, Request { id: next, kind }, &mut done);
+            let into = remote.take(1 << 20);
+            remote.submit(next, Kind::Read { offset: (next % 16) << 20, into });
             next += 1;
         }
-        io.turn(&mut events).unwrap();
-        for event in events.drain(..) {
-            remote.on_event(&mut io, event, &mut done);
-        }
-        for completion in done.drain(..) {
+        remote.turn(|_| {});
+        for completion in remote.done.drain(..) {
             completion.result.unwrap();
             ended.push(completion.id);
         }
@@ -397,42 +348,24 @@ fn a_drain_lets_initiators_log_out_and_finishes_their_work() {
     let mut server = Guard::start(config, Access::default());
     let address = server.address();
     let handle = server.0.as_ref().unwrap().handle();
-    let mut io = new_io();
     let hasty = Options { timeout: Duration::from_secs(1), ..options() };
-    let mut remote = open(&mut io, address, 0, hasty).unwrap();
+    let mut remote = Host::open(address, 0, hasty).unwrap();
     assert_eq!(handle.sessions().len(), 1);
-    let from = io.pool().take(1 << 20).unwrap();
-    perform(&mut io, &mut *remote, Kind::Write { offset: 0, from, durable: false }).unwrap();
+    let from = remote.take(1 << 20);
+    remote.perform(Kind::Write { offset: 0, from, durable: false }).unwrap();
     handle.drain();
-    let (mut events, mut done) = (Vec::new(), Vec::new());
-    eventually("asked to log out, it does", || {
-        let until = io.now() + Duration::from_millis(10);
-        io.turn_until(Some(until), &mut events).unwrap();
-        for event in events.drain(..) {
-            remote.on_event(&mut io, event, &mut done);
-        }
-        handle.sessions().is_empty()
-    });
+    remote.turn_until("asked to log out, it does", |_| handle.sessions().is_empty());
     server.0.take().unwrap().wait().unwrap();
 }
 
 #[test]
 fn a_second_signal_ends_a_drain_at_once_while_work_is_under_way() {
-    let mut server = Guard::start(vec![lun(0, medium("mem:16M,delay=300ms"))], Access::default());
+    let mut server = Guard::of("mem:16M,delay=300ms");
     let address = server.address();
-    let mut io = new_io();
-    let mut remote = open(&mut io, address, 0, options()).unwrap();
-    let into = io.pool().take(4096).unwrap();
-    let mut done = Vec::new();
-    remote.submit(&mut io, Request { id: 1, kind: Kind::Read { offset: 0, into } }, &mut done);
-    let mut events = Vec::new();
-    for _ in 0..5 {
-        let until = io.now() + Duration::from_millis(10);
-        io.turn_until(Some(until), &mut events).unwrap();
-        for event in events.drain(..) {
-            remote.on_event(&mut io, event, &mut done);
-        }
-    }
+    let mut remote = Host::open(address, 0, options()).unwrap();
+    let into = remote.take(4096);
+    remote.submit(1, Kind::Read { offset: 0, into });
+    (0..5).for_each(|_| remote.turn(|_| {}));
     let handle = server.0.as_ref().unwrap().handle();
     handle.drain();
     eventually("a draining server does not listen", || TcpStream::connect(address).is_err());

@@ -5,16 +5,13 @@ mod support;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use block::{
-    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, Kind, Medium, OpenError, Request, State,
-};
+use block::{Capability, Completion, Endpoint, Inspect, Kind, Medium, OpenError, Request, State};
 use io::{Event as IoEvent, Io, Owner};
 use iscsi::initiator::Direction;
 use node::target::{Access, ServeError};
 use scsi::cdb;
 use support::{Broken, Client, Guard, eventually, lun, medium};
 
-/// LBA at which a READ panics.
 const DEFECT_LBA: u64 = 7;
 const BLOCK: usize = 512;
 
@@ -59,17 +56,7 @@ impl Endpoint for DefectiveEndpoint {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
-    }
-}
-
-impl Inspect for DefectiveEndpoint {
-    fn identity(&self) -> Identity {
-        self.0.inspect().identity()
-    }
-
-    fn fingerprint(&self) -> Fingerprint {
-        self.identity().fingerprint(self.capability().size_bytes)
+        self.0.inspect()
     }
 }
 

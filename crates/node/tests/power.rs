@@ -6,22 +6,18 @@ mod support;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use area::PoolLimits;
-use block::{
-    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind, Medium,
-    OpenError, Request, wait_ready,
-};
+use block::{Capability, Completion, Endpoint, Inspect, IoErrorKind, Kind, Medium, OpenError, Request};
 use io::{Event, Io, Owner};
 use iscsi::initiator::Direction;
 use iscsi::wire::TmFunction;
 use mover::Plan;
-use node::initiator::{IscsiMedium, Options, Url};
+use node::initiator::IscsiMedium;
 use node::target::{Access, LunConfig, ServerConfig};
 use scsi::cdb;
+use support::host::{Host, options, remote};
 use support::relay::Relay;
-use support::{Client, Guard, IQN, config, eventually, lun};
+use support::{Client, Guard, config, eventually, lun, medium};
 
 const SIZE: usize = 1 << 20;
 
@@ -49,9 +45,9 @@ impl Forgetful {
 
 impl Medium for Forgetful {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
-        let capability =
-            Capability { volatile_cache: true, ..support::medium("mem:1M").attach(io)?.capability().clone() };
-        Ok(Box::new(ForgetfulEndpoint { disk: self.clone(), capability }))
+        let memory = medium("mem:1M").attach(io)?;
+        let capability = Capability { volatile_cache: true, ..memory.capability().clone() };
+        Ok(Box::new(ForgetfulEndpoint { disk: self.clone(), memory, capability }))
     }
 
     fn name(&self) -> String {
@@ -61,6 +57,8 @@ impl Medium for Forgetful {
 
 struct ForgetfulEndpoint {
     disk: Forgetful,
+    /// Its facts are those of the disk.
+    memory: Box<dyn Endpoint>,
     capability: Capability,
 }
 
@@ -93,17 +91,7 @@ impl Endpoint for ForgetfulEndpoint {
     fn owners(&self, _: &mut Vec<Owner>) {}
 
     fn inspect(&self) -> &dyn Inspect {
-        self
-    }
-}
-
-impl Inspect for ForgetfulEndpoint {
-    fn identity(&self) -> Identity {
-        Identity::Unique
-    }
-
-    fn fingerprint(&self) -> Fingerprint {
-        self.identity().fingerprint(self.capability().size_bytes)
+        self.memory.inspect()
     }
 }
 
@@ -146,122 +134,100 @@ impl Machine {
     }
 
     fn medium(&self) -> IscsiMedium {
-        Self::medium_at(self.address)
+        remote(self.address, 0, options()).unwrap()
     }
 
-    fn medium_at(address: SocketAddr) -> IscsiMedium {
-        let url = Url::parse(&format!("iscsi://{address}/{IQN}/0")).unwrap();
-        let options =
-            Options { timeout: Duration::from_secs(10), ..Options::new("iqn.2026-11.example:tester") };
-        IscsiMedium::new(url, options, false).unwrap()
+    fn host(&self) -> Host {
+        open(&self.medium())
     }
 }
 
-/// A loop with one endpoint.
-struct Host {
-    io: Io,
-    endpoint: Box<dyn Endpoint>,
+fn open(medium: &IscsiMedium) -> Host {
+    let host = Host::attach(medium).unwrap();
+    assert!(host.endpoint.capability().volatile_cache);
+    host
 }
 
-impl Host {
-    fn new(medium: &IscsiMedium) -> Self {
-        let mut io = Io::new(PoolLimits::default()).unwrap();
-        let mut endpoint = medium.attach(&mut io).unwrap();
-        wait_ready(&mut io, &mut [&mut *endpoint]).unwrap();
-        assert!(endpoint.capability().volatile_cache);
-        Self { io, endpoint }
-    }
+type Ended = Result<(), IoErrorKind>;
 
-    fn perform(&mut self, kinds: Vec<Kind>) -> Vec<Result<(), IoErrorKind>> {
-        let (mut done, mut events, count) = (Vec::new(), Vec::new(), kinds.len());
-        for (id, kind) in kinds.into_iter().enumerate() {
-            self.endpoint.submit(&mut self.io, Request { id: id as u64, kind }, &mut done);
-        }
-        while done.len() < count {
-            self.io.turn(&mut events).unwrap();
-            for event in events.drain(..) {
-                self.endpoint.on_event(&mut self.io, event, &mut done);
-            }
-        }
-        done.sort_by_key(|completion| completion.id);
-        done.into_iter().map(|completion| completion.result.map_err(|error: IoError| error.kind)).collect()
-    }
+fn perform(host: &mut Host, kinds: Vec<Kind>) -> Vec<Ended> {
+    host.perform_all(kinds).into_iter().map(|result| result.map_err(|error| error.kind)).collect()
+}
 
-    fn write(&mut self, byte: u8, durable: bool) {
-        let from = self.io.pool().take(4096).unwrap();
-        from.fill(0, &[byte; 4096]);
-        assert_eq!(self.perform(vec![Kind::Write { offset: 0, from, durable }]), [Ok(())]);
-    }
+fn write(host: &mut Host, byte: u8, durable: bool) {
+    let from = host.take(4096);
+    from.fill(0, &[byte; 4096]);
+    host.perform(Kind::Write { offset: 0, from, durable }).unwrap();
+}
 
-    fn flush(&mut self) -> Result<(), IoErrorKind> {
-        self.perform(vec![Kind::Flush]).pop().unwrap()
-    }
+fn flush(host: &mut Host) -> Ended {
+    perform(host, vec![Kind::Flush])[0]
 }
 
 #[test]
 fn a_flush_tells_of_lost_power_once() {
     let mut machine = Machine::new();
-    let mut host = Host::new(&machine.medium());
-    host.write(1, false);
-    assert_eq!(host.flush(), Ok(()));
-    host.write(2, false);
+    let mut host = machine.host();
+    write(&mut host, 1, false);
+    assert_eq!(flush(&mut host), Ok(()));
+    write(&mut host, 2, false);
     machine.cycle();
-    assert_eq!(host.flush(), Err(IoErrorKind::CacheLost));
+    assert_eq!(flush(&mut host), Err(IoErrorKind::CacheLost));
     assert_eq!(machine.disk.durable(0), 1, "it is gone indeed");
-    host.write(2, false);
-    assert_eq!(host.flush(), Ok(()));
+    write(&mut host, 2, false);
+    assert_eq!(flush(&mut host), Ok(()));
     assert_eq!(machine.disk.durable(0), 2);
 }
 
 #[test]
 fn all_flushes_that_wait_tell_of_lost_power() {
     let mut machine = Machine::new();
-    let mut host = Host::new(&machine.medium());
-    host.write(1, false);
+    let mut host = machine.host();
+    write(&mut host, 1, false);
     machine.cycle();
     let lost = Err(IoErrorKind::CacheLost);
-    assert_eq!(host.perform(vec![Kind::Flush, Kind::Flush]), [lost, lost]);
-    assert_eq!(host.flush(), Ok(()));
+    assert_eq!(perform(&mut host, vec![Kind::Flush, Kind::Flush]), [lost, lost]);
+    assert_eq!(flush(&mut host), Ok(()));
 }
 
 #[test]
 fn a_second_loss_is_told_again() {
     let mut machine = Machine::new();
-    let mut host = Host::new(&machine.medium());
+    let mut host = machine.host();
     for _ in 0..3 {
-        host.write(1, false);
+        write(&mut host, 1, false);
         machine.cycle();
-        assert_eq!(host.flush(), Err(IoErrorKind::CacheLost));
+        assert_eq!(flush(&mut host), Err(IoErrorKind::CacheLost));
     }
-    assert_eq!(host.flush(), Ok(()));
+    assert_eq!(flush(&mut host), Ok(()));
 }
 
 #[test]
 fn what_was_durable_is_not_lost() {
     let mut machine = Machine::new();
-    let mut host = Host::new(&machine.medium());
-    host.write(1, true);
+    let mut host = machine.host();
+    write(&mut host, 1, true);
     machine.cycle();
-    assert_eq!(host.flush(), Ok(()), "FUA");
-    host.write(2, false);
-    assert_eq!(host.flush(), Ok(()));
+    assert_eq!(flush(&mut host), Ok(()), "FUA");
+    write(&mut host, 2, false);
+    assert_eq!(flush(&mut host), Ok(()));
     machine.cycle();
-    assert_eq!(host.flush(), Ok(()), "flushed");
+    assert_eq!(flush(&mut host), Ok(()), "flushed");
 }
 
 #[test]
 fn zeroes_are_lost_like_data() {
     let mut machine = Machine::new();
-    let mut host = Host::new(&machine.medium());
-    host.write(1, true);
+    let mut host = machine.host();
+    write(&mut host, 1, true);
     for kind in [
         Kind::WriteZeroes { offset: 0, length: 4096, may_unmap: false },
         Kind::WriteZeroes { offset: 0, length: 4096, may_unmap: true },
         Kind::Discard { offset: 0, length: 4096 },
     ] {
-        assert_eq!(host.perform(vec![kind]), [Ok(())]);
+        assert_eq!(perform(&mut host, vec![kind]), [Ok(())]);
         machine.cycle();
-        assert_eq!(host.flush(), Err(IoErrorKind::CacheLost));
+        assert_eq!(flush(&mut host), Err(IoErrorKind::CacheLost));
         assert_eq!(machine.disk.durable(0), 1);
     }
 }
@@ -269,11 +235,11 @@ fn zeroes_are_lost_like_data() {
 #[test]
 fn a_lost_connection_alone_loses_nothing() {
     let machine = Machine::new();
-    let mut host = Host::new(&machine.medium());
+    let mut host = machine.host();
     for byte in 1..4 {
-        host.write(byte, false);
+        write(&mut host, byte, false);
         machine.cut();
-        assert_eq!(host.flush(), Ok(()), "29h/07h: it kept running");
+        assert_eq!(flush(&mut host), Ok(()), "29h/07h: it kept running");
         assert_eq!(machine.disk.durable(0), byte);
     }
 }
@@ -285,14 +251,14 @@ fn a_lost_connection_alone_loses_nothing() {
 fn a_login_whose_answer_is_lost_hides_no_lost_power() {
     let mut machine = Machine::new();
     let relay = Relay::start(machine.address);
-    let mut host = Host::new(&Machine::medium_at(relay.address));
+    let mut host = open(&remote(relay.address, 0, options()).unwrap());
     for lost in 1..3 {
-        host.write(lost as u8, false);
+        write(&mut host, lost as u8, false);
         relay.swallow.store(lost, Ordering::Relaxed);
         machine.cycle();
-        assert_eq!(host.flush(), Err(IoErrorKind::CacheLost), "{lost} answers lost");
+        assert_eq!(flush(&mut host), Err(IoErrorKind::CacheLost), "{lost} answers lost");
         assert_eq!(relay.swallow.load(Ordering::Relaxed), 0, "they were");
-        assert_eq!(host.flush(), Ok(()), "once");
+        assert_eq!(flush(&mut host), Ok(()), "once");
     }
 }
 
@@ -300,25 +266,25 @@ fn a_login_whose_answer_is_lost_hides_no_lost_power() {
 fn the_flush_of_one_endpoint_tells_of_anothers_writes() {
     let mut machine = Machine::new();
     let medium = machine.medium();
-    let (mut writer, mut flusher) = (Host::new(&medium), Host::new(&medium));
-    writer.write(1, false);
+    let (mut writer, mut flusher) = (open(&medium), open(&medium));
+    write(&mut writer, 1, false);
     machine.cycle();
-    assert_eq!(flusher.flush(), Err(IoErrorKind::CacheLost));
+    assert_eq!(flush(&mut flusher), Err(IoErrorKind::CacheLost));
     drop(writer);
-    assert_eq!(flusher.flush(), Ok(()));
+    assert_eq!(flush(&mut flusher), Ok(()));
 }
 
 #[test]
 fn nobody_vouches_for_the_writes_of_an_endpoint_that_is_gone() {
     let mut machine = Machine::new();
     let medium = machine.medium();
-    let mut writer = Host::new(&medium);
-    writer.write(1, false);
+    let mut writer = open(&medium);
+    write(&mut writer, 1, false);
     drop(writer);
     machine.cycle();
-    let mut flusher = Host::new(&medium);
-    assert_eq!(flusher.flush(), Err(IoErrorKind::CacheLost));
-    assert_eq!(flusher.flush(), Ok(()));
+    let mut flusher = open(&medium);
+    assert_eq!(flush(&mut flusher), Err(IoErrorKind::CacheLost));
+    assert_eq!(flush(&mut flusher), Ok(()));
 }
 
 #[test]
@@ -328,27 +294,27 @@ fn a_target_before_it_tells_each_initiator_once() {
     let front = Guard::start(vec![front], Access::default());
     let login = |name| Client::login(front.address(), name, 1).unwrap();
     let (mut one, mut two) = (login("one"), login("two"));
-    let flush =
+    let flush_at =
         |client: &mut Client| client.command(0, cdb::synchronize_cache_10(), Direction::None, &[]).unwrap().0;
     for client in [&mut one, &mut two] {
         let write = client.command(0, cdb::write_10(0, 8, false), Direction::Out, &[9; 4096]);
         assert_eq!(write.unwrap().0, 0);
     }
-    assert_eq!((flush(&mut one), flush(&mut two)), (0, 0));
+    assert_eq!((flush_at(&mut one), flush_at(&mut two)), (0, 0));
     one.command(0, cdb::write_10(0, 8, false), Direction::Out, &[8; 4096]).unwrap();
     machine.cycle();
-    assert_eq!((flush(&mut two), flush(&mut one)), (2, 2), "each is told");
+    assert_eq!((flush_at(&mut two), flush_at(&mut one)), (2, 2), "each is told");
     assert_eq!(machine.disk.durable(0), 9);
     one.command(0, cdb::write_10(0, 8, false), Direction::Out, &[8; 4096]).unwrap();
-    assert_eq!((flush(&mut two), flush(&mut one)), (0, 0), "once");
+    assert_eq!((flush_at(&mut two), flush_at(&mut one)), (0, 0), "once");
     assert_eq!(machine.disk.durable(0), 8);
 }
 
 #[test]
 fn a_copy_survives_lost_power() {
     let mut machine = Machine::new();
-    let mut host = Host::new(&machine.medium());
-    let mut source = support::medium("pattern:1M:5").attach(&mut host.io).unwrap();
+    let mut host = machine.host();
+    let mut source = medium("pattern:1M:5").attach(&mut host.io).unwrap();
     let mut cycles = 0;
     let plan = Plan { verify: true, rate: Some(4 << 20), chunk: Some(64 << 10), ..Plan::default() };
     let report = mover::copy(&mut host.io, &mut *source, &mut *host.endpoint, &plan, &mut |progress| {

@@ -3,19 +3,19 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use area::PoolLimits;
-use block::{Endpoint, Kind, Medium, OpenError, Request, close_all, wait_ready};
-use io::{Io, Item};
-use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url, discover, list_luns};
+use block::{Kind, OpenError};
+use io::Item;
+use node::initiator::{InitiatorSealing, Options, Url, discover, list_luns};
 use node::target::{Access, LunConfig, Peer, Sealing, ServerConfig};
 use node::{Psk, SealPolicy};
 use seal::{Identity, PublicKey, Suite};
+use support::host::{self, Host, new_io};
+use support::relay::Acceptor;
 use support::{Guard, IQN, PATIENCE, config, eventually, lun, medium};
 
 const TARGET: u8 = 1;
@@ -53,47 +53,25 @@ fn sealing(policy: SealPolicy) -> InitiatorSealing {
 }
 
 fn options(sealing: Option<InitiatorSealing>) -> Options {
-    Options { timeout: PATIENCE, sealing, ..Options::new("iqn.2026-11.example:tester") }
+    Options { timeout: PATIENCE, sealing, ..host::options() }
 }
 
-fn new_io() -> Io {
-    Io::new(PoolLimits::default()).unwrap()
+fn open(address: SocketAddr, sealing: Option<InitiatorSealing>) -> Result<Host, OpenError> {
+    Host::open(address, 0, options(sealing))
 }
 
-fn url(address: SocketAddr) -> Url {
-    Url::parse(&format!("iscsi://{address}/{IQN}/0")).unwrap()
+/// A session that must be sealed.
+fn sealed(address: SocketAddr) -> Host {
+    open(address, Some(sealing(SealPolicy::Require))).unwrap()
 }
 
-fn open(
-    io: &mut Io,
-    address: SocketAddr,
-    sealing: Option<InitiatorSealing>,
-) -> Result<Box<dyn Endpoint>, OpenError> {
-    let mut endpoint = IscsiMedium::new(url(address), options(sealing), false)?.attach(io)?;
-    wait_ready(io, &mut [&mut *endpoint])?;
-    Ok(endpoint)
+/// A server that requires sealing with one of `suites`.
+fn sealing_server(suites: &[Suite], words: &str) -> Guard {
+    Guard::start_with(server(SealPolicy::Require, suites, vec![lun(0, medium(words))]))
 }
 
-fn fact(endpoint: &dyn Endpoint, name: &str) -> Option<String> {
-    endpoint.inspect().facts().into_iter().find(|(known, _)| *known == name).map(|(_, fact)| fact)
-}
-
-/// Submits all requests at once and waits for them.
-fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, kinds: Vec<Kind>) -> Vec<Result<(), block::IoError>> {
-    let (mut done, mut events, count) = (Vec::new(), Vec::new(), kinds.len());
-    for (id, kind) in kinds.into_iter().enumerate() {
-        endpoint.submit(io, Request { id: id as u64, kind }, &mut done);
-    }
-    let start = Instant::now();
-    while done.len() < count {
-        assert!(start.elapsed() < 2 * PATIENCE, "{} of {count} have ended", done.len());
-        io.turn_until(Some(io.now() + Duration::from_millis(100)), &mut events).unwrap();
-        for event in events.drain(..) {
-            endpoint.on_event(io, event, &mut done);
-        }
-    }
-    done.sort_by_key(|completion| completion.id);
-    done.into_iter().map(|completion| completion.result).collect()
+fn fact(host: &Host, name: &str) -> Option<String> {
+    host.endpoint.inspect().facts().into_iter().find(|(known, _)| *known == name).map(|(_, fact)| fact)
 }
 
 fn content(seed: u64, length: usize) -> Vec<u8> {
@@ -121,25 +99,23 @@ fn transfers() -> Vec<(u64, usize)> {
 }
 
 /// Writes all transfers at once, then reads them at once and compares.
-fn write_and_read(io: &mut Io, endpoint: &mut dyn Endpoint, seed: u64) {
+fn write_and_read(host: &mut Host, seed: u64) {
     let writes = transfers().into_iter().map(|(offset, length)| {
-        let from = io.pool().take(length).unwrap();
+        let from = host.take(length);
         from.fill(0, &content(seed + offset, length));
         Kind::Write { offset, from, durable: false }
     });
     let writes: Vec<_> = writes.collect();
-    let results = perform(io, endpoint, writes.clone());
+    let results = host.perform_all(writes.clone());
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     for ((offset, length), write) in transfers().into_iter().zip(writes) {
         let Kind::Write { from, .. } = write else { unreachable!() };
         assert_eq!(from.as_slice(), content(seed + offset, length), "what is written stays as it is");
     }
-    let reads = transfers().into_iter().map(|(offset, length)| {
-        let into = io.pool().take(length).unwrap();
-        Kind::Read { offset, into }
-    });
+    let reads =
+        transfers().into_iter().map(|(offset, length)| Kind::Read { offset, into: host.take(length) });
     let reads: Vec<_> = reads.collect();
-    let results = perform(io, endpoint, reads.clone());
+    let results = host.perform_all(reads.clone());
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     for ((offset, length), read) in transfers().into_iter().zip(reads) {
         let Kind::Read { into, .. } = read else { unreachable!() };
@@ -152,17 +128,15 @@ fn data_goes_there_and_back_with_every_suite_and_unit() {
     let storage = tempfile();
     let file = format!("file:{}", storage.display());
     for (suite, words) in Suite::ALL.into_iter().zip(["mem:16M", &file, "mem:16M", &file]) {
-        let server = Guard::start_with(server(SealPolicy::Require, &[suite], vec![lun(0, medium(words))]));
+        let server = sealing_server(&[suite], words);
         for (seed, unit) in [(1, seal::UNIT_BYTES), (2, 4096), (3, seal::UNIT_BYTES_MAX)] {
-            let mut io = new_io();
             let sealing = InitiatorSealing { unit, ..sealing(SealPolicy::Require) };
-            let mut remote = open(&mut io, server.address(), Some(sealing)).unwrap();
-            assert_eq!(fact(&*remote, "suite").as_deref(), Some(suite.name()));
-            assert_eq!(fact(&*remote, "peer key"), Some(key(TARGET).to_string()));
-            assert_eq!(fact(&*remote, "DataDigest").as_deref(), Some("None"));
-            write_and_read(&mut io, &mut *remote, seed);
-            close_all(&mut io, &mut [&mut *remote]);
-            assert!(remote.is_closed());
+            let mut remote = open(server.address(), Some(sealing)).unwrap();
+            assert_eq!(fact(&remote, "suite").as_deref(), Some(suite.name()));
+            assert_eq!(fact(&remote, "peer key"), Some(key(TARGET).to_string()));
+            assert_eq!(fact(&remote, "DataDigest").as_deref(), Some("None"));
+            write_and_read(&mut remote, seed);
+            remote.close();
         }
     }
     std::fs::remove_file(storage).unwrap();
@@ -179,39 +153,33 @@ fn tempfile() -> std::path::PathBuf {
 #[test]
 fn a_write_on_session_2_is_seen_by_the_next_read_on_session_1_though_it_was_sealed_ahead() {
     const BYTES: usize = 8192;
-    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
-    let (mut io_1, mut io_2) = (new_io(), new_io());
-    let sealed = || Some(sealing(SealPolicy::Require));
-    let mut session_1 = open(&mut io_1, server.address(), sealed()).unwrap();
-    let mut session_2 = open(&mut io_2, server.address(), sealed()).unwrap();
-    let read = |io: &mut Io, endpoint: &mut dyn Endpoint, at: usize| {
-        let into = io.pool().take(BYTES).unwrap();
-        let result =
-            perform(io, endpoint, vec![Kind::Read { offset: (at * BYTES) as u64, into: into.clone() }]);
-        assert!(result[0].is_ok(), "{result:?}");
+    let server = sealing_server(&Suite::ALL, "mem:8M");
+    let (mut session_1, mut session_2) = (sealed(server.address()), sealed(server.address()));
+    let mut read = |at: usize| {
+        let into = session_1.take(BYTES);
+        session_1.perform(Kind::Read { offset: (at * BYTES) as u64, into: into.clone() }).unwrap();
         into.as_slice()[0]
     };
     for round in 0..50 {
         let first = round * 16;
         for at in first..first + 4 {
-            assert_eq!(read(&mut io_1, &mut *session_1, at), 0);
+            assert_eq!(read(at), 0);
         }
         // Long enough to read and seal the next blocks ahead.
         std::thread::sleep(Duration::from_millis(3));
-        let from = io_2.pool().take(BYTES).unwrap();
+        let from = session_2.take(BYTES);
         from.fill(0, &[round as u8 + 1; BYTES]);
         let offset = ((first + 4) * BYTES) as u64;
-        let written = perform(&mut io_2, &mut *session_2, vec![Kind::Write { offset, from, durable: false }]);
-        assert!(written[0].is_ok(), "{written:?}");
-        assert_eq!(read(&mut io_1, &mut *session_1, first + 4), round as u8 + 1, "round {round}");
+        session_2.perform(Kind::Write { offset, from, durable: false }).unwrap();
+        assert_eq!(read(first + 4), round as u8 + 1, "round {round}");
     }
-    close_all(&mut io_1, &mut [&mut *session_1]);
-    close_all(&mut io_2, &mut [&mut *session_2]);
+    session_1.close();
+    session_2.close();
 }
 
 #[test]
 fn a_portal_is_asked_for_its_targets_within_the_seal() {
-    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:1M"))]));
+    let server = sealing_server(&Suite::ALL, "mem:1M");
     let mut io = new_io();
     let url = Url::parse(&format!("iscsi://{}", server.address())).unwrap();
     let found = discover(&mut io, &url, &options(Some(sealing(SealPolicy::Require)))).unwrap();
@@ -234,9 +202,9 @@ fn each_row_of_the_policy_seal1_7() {
             None => config(luns(), Access::default()),
         };
         let server = Guard::start_with(config);
-        let remote = open(&mut new_io(), server.address(), initiator.map(sealing));
+        let remote = open(server.address(), initiator.map(sealing));
         match remote {
-            Ok(remote) => Some(fact(&*remote, "protection").as_deref() == Some("seal")),
+            Ok(remote) => Some(fact(&remote, "protection").as_deref() == Some("seal")),
             Err(OpenError::Authentication(_)) => None,
             Err(error) => panic!("{target:?} {initiator:?}: {error}"),
         }
@@ -263,7 +231,7 @@ fn each_row_of_the_policy_seal1_7() {
 
 #[test]
 fn keys_that_do_not_fit_are_refused_before_a_login() {
-    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:1M"))]));
+    let server = sealing_server(&Suite::ALL, "mem:1M");
     let good = || sealing(SealPolicy::Require);
     for (case, sealing) in [
         ("a target with another key", InitiatorSealing { peer_key: key(STRANGER), ..good() }),
@@ -271,13 +239,13 @@ fn keys_that_do_not_fit_are_refused_before_a_login() {
         ("another pre-shared key", InitiatorSealing { psk: Some(psk(8)), ..good() }),
         ("no pre-shared key", InitiatorSealing { psk: None, ..good() }),
     ] {
-        let refused = open(&mut new_io(), server.address(), Some(sealing)).map(|_| ()).unwrap_err();
+        let refused = open(server.address(), Some(sealing)).map(|_| ()).unwrap_err();
         // The target answers a peer with a different pre-shared key: that answer is indistinguishable from a damaged
         // one.
         let refused_by_psk = case.contains("pre-shared") && matches!(refused, OpenError::Damaged(_));
         assert!(refused_by_psk || matches!(refused, OpenError::Authentication(_)), "{case}: {refused:?}");
     }
-    open(&mut new_io(), server.address(), Some(good())).unwrap();
+    open(server.address(), Some(good())).unwrap();
 }
 
 #[derive(Default)]
@@ -326,38 +294,20 @@ struct Flipper {
     address: SocketAddr,
     to_target: Arc<Way>,
     from_target: Arc<Way>,
-    thread: Option<JoinHandle<()>>,
+    _acceptor: Acceptor,
 }
 
 impl Flipper {
     fn start(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
         let (to_target, from_target) = (Arc::new(Way::default()), Arc::new(Way::default()));
         let (to, from) = (Arc::clone(&to_target), Arc::clone(&from_target));
-        let thread = std::thread::spawn(move || {
-            // At most one client connects at a time; a connection without data ends the relay.
-            while let Ok((client, _)) = listener.accept() {
-                let mut first = [0];
-                if !matches!(client.peek(&mut first), Ok(1)) {
-                    return;
-                }
-                if let Ok(server) = TcpStream::connect(target) {
-                    std::thread::scope(|scope| {
-                        scope.spawn(|| pass(&client, &server, &to));
-                        pass(&server, &client, &from);
-                    });
-                }
-            }
+        let acceptor = Acceptor::start(target, move |client, server| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| pass(client, server, &to));
+                pass(server, client, &from);
+            });
         });
-        Self { address, to_target, from_target, thread: Some(thread) }
-    }
-}
-
-impl Drop for Flipper {
-    fn drop(&mut self) {
-        drop(TcpStream::connect(self.address));
-        let _ = self.thread.take().expect("dropped once").join();
+        Self { address: acceptor.address, to_target, from_target, _acceptor: acceptor }
     }
 }
 
@@ -392,20 +342,18 @@ fn a_flipped_bit_ends_the_connection_and_no_byte_of_it_reaches_a_disk_or_its_rea
 
 fn flip_bits(suite: Suite) {
     const LENGTH: usize = 200_000 / 512 * 512;
-    let luns = vec![lun(0, medium("mem:1M"))];
-    let server = Guard::start_with(server(SealPolicy::Require, &[suite], luns));
+    let server = sealing_server(&[suite], "mem:1M");
     let relay = Flipper::start(server.address());
-    let mut io = new_io();
-    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
-    let into = io.pool().take(LENGTH).unwrap();
+    let mut remote = sealed(relay.address);
+    let into = remote.take(LENGTH);
     // Positions in the prefix, the head, its descriptors and tag, the first unit and the last, and later records.
     let ahead =
         [0, 1, 2, 3, 4, 30, 51, 52, 60, 70, 90, 140, 147, 148, 160, 165, 300, 70_000, 150_000, 199_000];
     for (round, ahead) in (1..).zip(ahead) {
         for reads in [false, true] {
             let data = content(round, LENGTH);
-            let lost = remote.inspect().losses();
-            let from = io.pool().take(LENGTH).unwrap();
+            let lost = remote.endpoint.inspect().losses();
+            let from = remote.take(LENGTH);
             from.fill(0, &data);
             let write = Kind::Write { offset: 512, from, durable: false };
             let read = Kind::Read { offset: 512, into: into.clone() };
@@ -417,39 +365,27 @@ fn flip_bits(suite: Suite) {
                 if which == usize::from(reads) {
                     way.flip.store(way.passed() + ahead, Ordering::SeqCst);
                 }
-                let results = perform(&mut io, &mut *remote, vec![kind]);
-                assert!(results[0].is_ok(), "{suite:?} {ahead}: {results:?}");
+                let result = remote.perform(kind);
+                assert!(result.is_ok(), "{suite:?} {ahead}: {result:?}");
             }
             assert!(into.as_slice() == data, "{suite:?}, flipped at {ahead}, reads: {reads}");
             assert!(
-                remote.inspect().losses() > lost,
+                remote.endpoint.inspect().losses() > lost,
                 "{suite:?}, flipped at {ahead}, reads: {reads}: the flip was not detected"
             );
         }
     }
     assert_eq!(
-        remote.inspect().retries(),
-        remote.inspect().losses(),
+        remote.endpoint.inspect().retries(),
+        remote.endpoint.inspect().losses(),
         "each time the one command was sent again"
     );
 }
 
-/// Turns the loop until `condition` holds for the endpoint; returns what completed meanwhile.
-fn turn_until(
-    io: &mut Io,
-    endpoint: &mut dyn Endpoint,
-    what: &str,
-    condition: impl Fn(&Io, &dyn Endpoint, usize) -> bool,
-) {
-    let (mut done, mut events, start) = (Vec::new(), Vec::new(), Instant::now());
-    while !condition(io, endpoint, done.len()) {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        io.turn_until(Some(io.now() + Duration::from_millis(10)), &mut events).unwrap();
-        for event in events.drain(..) {
-            endpoint.on_event(io, event, &mut done);
-        }
-    }
-    assert!(done.iter().all(|completion| completion.result.is_ok()), "{done:?}");
+/// Turns the loop until `condition` holds; what completes meanwhile succeeds.
+fn turn_until(host: &mut Host, what: &str, condition: impl FnMut(&Host) -> bool) {
+    host.turn_until(what, condition);
+    assert!(host.done.drain(..).all(|completion| completion.result.is_ok()), "{what}");
 }
 
 #[test]
@@ -457,89 +393,82 @@ fn a_write_is_sealed_ahead_of_the_targets_leave_up_to_a_bound_and_for_one_sessio
     const LENGTH: usize = 2 << 20;
     // 512 KiB in units of 64 KiB; none on one core.
     let areas = if std::thread::available_parallelism().unwrap().get() > 1 { 8 } else { 0 };
-    let luns = vec![lun(0, medium("mem:8M"))];
-    let server = Guard::start_with(server(SealPolicy::Require, &[Suite::Aes256Gcm], luns));
+    let server = sealing_server(&[Suite::Aes256Gcm], "mem:8M");
     let relay = Flipper::start(server.address());
-    let mut io = new_io();
-    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+    let mut remote = sealed(relay.address);
     for (round, is_lost) in [(1, false), (2, true), (3, false)] {
         let data = content(round, LENGTH);
-        let from = io.pool().take(LENGTH).unwrap();
+        let from = remote.take(LENGTH);
         from.fill(0, &data);
         let short = Kind::Write { offset: 0, from: from.slice(0, 512), durable: false };
-        assert!(perform(&mut io, &mut *remote, vec![short])[0].is_ok());
-        let (before, losses) = (io.pool().borrowed(), remote.inspect().losses());
+        remote.perform(short).unwrap();
+        let (before, losses) = (remote.io.pool().borrowed(), remote.endpoint.inspect().losses());
         relay.from_target.hold_behind(0);
         if is_lost {
             relay.from_target.flip.store(relay.from_target.passed() + 2, Ordering::SeqCst);
         }
         let kind = Kind::Write { offset: 512, from: from.clone(), durable: false };
-        remote.submit(&mut io, Request { id: 0, kind }, &mut Vec::new());
-        turn_until(&mut io, &mut *remote, "sealed ahead", |io, _, _| io.pool().borrowed() == before + areas);
-        let turns = std::cell::Cell::new(0);
-        turn_until(&mut io, &mut *remote, "twenty more turns", |io, _, _| {
-            assert_eq!(io.pool().borrowed(), before + areas, "no more than may wait");
-            turns.set(turns.get() + 1);
-            turns.get() > 20
+        remote.submit(0, kind);
+        turn_until(&mut remote, "sealed ahead", |host| host.io.pool().borrowed() == before + areas);
+        let mut turns = 0;
+        turn_until(&mut remote, "twenty more turns", |host| {
+            assert_eq!(host.io.pool().borrowed(), before + areas, "no more than may wait");
+            turns += 1;
+            turns > 20
         });
         relay.from_target.release();
-        turn_until(&mut io, &mut *remote, "written", |_, _, done| done == 1);
-        assert_eq!(remote.inspect().losses() > losses, is_lost);
-        assert!(io.pool().borrowed() <= before, "what was sealed for a session goes with it");
-        let into = io.pool().take(LENGTH).unwrap();
-        let read = perform(&mut io, &mut *remote, vec![Kind::Read { offset: 512, into: into.clone() }]);
-        assert!(read[0].is_ok() && into.as_slice() == data, "round {round}: {read:?}");
+        turn_until(&mut remote, "written", |host| host.done.len() == 1);
+        assert_eq!(remote.endpoint.inspect().losses() > losses, is_lost);
+        assert!(remote.io.pool().borrowed() <= before, "what was sealed for a session goes with it");
+        let into = remote.take(LENGTH);
+        let read = remote.perform(Kind::Read { offset: 512, into: into.clone() });
+        assert!(read.is_ok() && into.as_slice() == data, "round {round}: {read:?}");
     }
 }
 
 #[test]
 fn the_next_read_leaves_before_the_data_of_the_last_is_looked_at() {
     const LENGTH: usize = 64 << 10;
-    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
+    let server = sealing_server(&Suite::ALL, "mem:8M");
     let relay = Flipper::start(server.address());
-    let mut io = new_io();
-    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
-    let (mut done, mut events) = (Vec::new(), Vec::new());
-    let spans: Vec<_> = (0..2).map(|_| io.pool().take(LENGTH).unwrap()).collect();
-    let read = |id: u64| Request { id, kind: Kind::Read { offset: 0, into: spans[id as usize].clone() } };
+    let mut remote = sealed(relay.address);
+    let spans = [remote.take(LENGTH), remote.take(LENGTH)];
+    let read = |id: usize| Kind::Read { offset: 0, into: spans[id].clone() };
     for round in 0..20 {
         relay.from_target.hold_behind(0);
         let asked = relay.to_target.passed();
-        remote.submit(&mut io, read(0), &mut done);
-        turn_until(&mut io, &mut *remote, "asked", |_, _, _| relay.to_target.passed() > asked);
+        remote.submit(0, read(0));
+        remote.turn_until("asked", |_| relay.to_target.passed() > asked);
         // All data of the first command is with the socket before the second command arrives.
         let (asked, came) = (relay.to_target.passed(), relay.from_target.passed());
         relay.from_target.release();
         eventually("came", || relay.from_target.passed() > came + LENGTH as u64);
-        remote.submit(&mut io, read(1), &mut done);
-        while done.len() < 2 {
-            io.turn(&mut events).unwrap();
-            for event in events.drain(..) {
+        remote.submit(1, read(1));
+        while remote.done.len() < 2 {
+            remote.turn(|event| {
                 if matches!(event.item, Item::Incoming(_)) {
                     eventually("the second leaves first", || relay.to_target.passed() > asked);
                 }
-                remote.on_event(&mut io, event, &mut done);
-            }
+            });
         }
-        assert!(done.drain(..).all(|completion| completion.result.is_ok()), "round {round}");
+        assert!(remote.done.drain(..).all(|completion| completion.result.is_ok()), "round {round}");
     }
 }
 
 #[test]
 fn a_unit_is_opened_while_the_next_is_on_its_way() {
     const LENGTH: usize = 256 << 10;
-    let server = Guard::start_with(server(SealPolicy::Require, &Suite::ALL, vec![lun(0, medium("mem:8M"))]));
+    let server = sealing_server(&Suite::ALL, "mem:8M");
     let relay = Flipper::start(server.address());
-    let mut io = new_io();
-    let mut remote = open(&mut io, relay.address, Some(sealing(SealPolicy::Require))).unwrap();
-    let into = io.pool().take(LENGTH).unwrap();
+    let mut remote = sealed(relay.address);
+    let into = remote.take(LENGTH);
     // The first unit is damaged. Part of the second has arrived; the rest has not.
     relay.from_target.flip.store(relay.from_target.passed() + 5000, Ordering::SeqCst);
     relay.from_target.hold_behind(80_000);
-    remote.submit(&mut io, Request { id: 0, kind: Kind::Read { offset: 0, into } }, &mut Vec::new());
-    turn_until(&mut io, &mut *remote, "opened at once", |_, remote, _| remote.inspect().losses() > 0);
+    remote.submit(0, Kind::Read { offset: 0, into });
+    turn_until(&mut remote, "opened at once", |host| host.endpoint.inspect().losses() > 0);
     relay.from_target.release();
-    turn_until(&mut io, &mut *remote, "read again", |_, _, done| done == 1);
+    turn_until(&mut remote, "read again", |host| host.done.len() == 1);
 }
 
 #[test]
@@ -550,15 +479,15 @@ fn a_bit_flipped_in_the_outer_login_makes_the_handshake_fail_and_it_is_made_agai
         for at in range.step_by(7) {
             let way = if to_target { &relay.to_target } else { &relay.from_target };
             way.flip.store(at, Ordering::SeqCst);
-            let sealing = InitiatorSealing { policy: SealPolicy::Require, ..sealing(SealPolicy::Require) };
+            let sealing = sealing(SealPolicy::Require);
             // A flip that looks like a permanent refusal fails the login; an endpoint that opens got there by a second,
             // undisturbed handshake.
-            if let Ok(remote) = open(&mut new_io(), relay.address, Some(sealing)) {
+            if let Ok(remote) = open(relay.address, Some(sealing)) {
                 let place = format!("flipped at {at}, to the target: {to_target}");
-                assert_eq!(fact(&*remote, "protection").as_deref(), Some("seal"), "{place}");
+                assert_eq!(fact(&remote, "protection").as_deref(), Some("seal"), "{place}");
             }
             assert_eq!(way.flip.load(Ordering::SeqCst), 0, "it was flipped");
         }
     }
-    open(&mut new_io(), relay.address, Some(sealing(SealPolicy::Require))).unwrap();
+    sealed(relay.address);
 }

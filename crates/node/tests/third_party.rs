@@ -5,9 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use area::PoolLimits;
-use block::{Medium, Request};
-use io::Io;
+use block::{Kind, Medium};
 use iscsi::initiator::{Direction, Event};
 use iscsi::wire::{TmFunction, TmResult};
 use mover::{Control, Plan};
@@ -15,6 +13,7 @@ use node::target::{Access, AclEntry, LunConfig, TargetConfig};
 use scsi::cdb::{self, Cdb};
 use scsi::copy::{CopyList, Cscd, Segment};
 use scsi::{Sense, Status};
+use support::host::{Host, new_io};
 use support::{Client, Guard, IQN, config, eventually, lun, medium};
 
 const MIB: u64 = 1 << 20;
@@ -73,30 +72,21 @@ fn good(client: &mut Client, lun: u16, cdb: Cdb) {
     assert_eq!(client.command(lun, cdb, Direction::None, &[]).unwrap().0, Status::Good as u8);
 }
 
-/// Fills a medium with content derived from `seed`.
 fn fill(medium: &Arc<dyn Medium>, seed: u64) {
-    let mut io = Io::new(PoolLimits::default()).unwrap();
+    let mut io = new_io();
     let mut to = medium.attach(&mut io).unwrap();
     let size = to.capability().size_bytes;
     let mut from = support::medium(&format!("pattern:{size}:{seed}")).attach(&mut io).unwrap();
     mover::copy(&mut io, &mut *from, &mut *to, &Plan::default(), &mut |_| Control::Continue).unwrap();
 }
 
-/// The whole content of a medium.
 fn bytes(medium: &Arc<dyn Medium>) -> Vec<u8> {
-    let mut io = Io::new(PoolLimits::default()).unwrap();
-    let mut endpoint = medium.attach(&mut io).unwrap();
-    let size = endpoint.capability().size_bytes;
-    let (mut all, mut done, mut events) = (Vec::new(), Vec::new(), Vec::new());
+    let mut host = Host::attach(&**medium).unwrap();
+    let size = host.endpoint.capability().size_bytes;
+    let mut all = Vec::new();
     for offset in (0..size).step_by(MIB as usize) {
-        let into = io.pool().take((size - offset).min(MIB) as usize).unwrap();
-        let kind = block::Kind::Read { offset, into: into.clone() };
-        endpoint.submit(&mut io, Request { id: 0, kind }, &mut done);
-        while done.is_empty() {
-            io.turn(&mut events).unwrap();
-            events.drain(..).for_each(|event| endpoint.on_event(&mut io, event, &mut done));
-        }
-        done.pop().unwrap().result.unwrap();
+        let into = host.take((size - offset).min(MIB) as usize);
+        host.perform(Kind::Read { offset, into: into.clone() }).unwrap();
         all.extend_from_slice(into.as_slice());
     }
     all
@@ -222,10 +212,10 @@ fn a_list_names_only_what_its_nexus_reaches_and_may_write() {
     assert!(bytes(&media[2])[..4096] == before[0][..4096]);
 }
 
-/// Two units whose copy takes 15 s.
-fn slow() -> (Vec<LunConfig>, Arc<dyn Medium>) {
+/// A server with two units whose copy takes 15 s, and the destination.
+fn slow() -> (Guard, Arc<dyn Medium>) {
     let (from, to) = (medium("pattern:60M:5,limit=4M/s"), medium("mem:60M"));
-    (vec![lun(0, from), lun(1, Arc::clone(&to))], to)
+    (Guard::start(vec![lun(0, from), lun(1, Arc::clone(&to))], Access::default()), to)
 }
 
 /// A client whose copy of the whole unit is in progress.
@@ -251,8 +241,7 @@ fn is_still(medium: &Arc<dyn Medium>) {
 
 #[test]
 fn an_abort_is_answered_when_the_copy_has_stopped() {
-    let (luns, to) = slow();
-    let server = Guard::start(luns, Access::default());
+    let (server, to) = slow();
     let (mut client, task) = begun(&server);
     client.machine.task_management(TmFunction::AbortTask, 0, Some(task)).unwrap();
     let mut failed = false;
@@ -270,8 +259,7 @@ fn an_abort_is_answered_when_the_copy_has_stopped() {
 
 #[test]
 fn a_reset_by_another_ends_a_copy() {
-    let (luns, to) = slow();
-    let server = Guard::start(luns, Access::default());
+    let (server, to) = slow();
     let (mut client, _) = begun(&server);
     let mut other = Client::login(server.address(), "other", 2).unwrap();
     assert_eq!(other.manage(TmFunction::LogicalUnitReset, 0).unwrap(), TmResult::Complete);
@@ -282,8 +270,7 @@ fn a_reset_by_another_ends_a_copy() {
 
 #[test]
 fn a_copy_ends_with_its_session() {
-    let (luns, to) = slow();
-    let server = Guard::start(luns, Access::default());
+    let (server, to) = slow();
     drop(begun(&server));
     eventually("the session ends", || server.handle().sessions().is_empty());
     is_still(&to);
@@ -291,20 +278,25 @@ fn a_copy_ends_with_its_session() {
 
 #[test]
 fn a_server_that_stops_stops_its_copies() {
-    let (luns, to) = slow();
-    let server = Guard::start(luns, Access::default());
+    let (server, to) = slow();
     let client = begun(&server);
     drop(server);
     is_still(&to);
     drop(client);
 }
 
-#[test]
-fn copies_beyond_the_bound_are_refused_and_the_others_made() {
-    let (from, to) = (medium("mem:1M,delay=300ms"), medium("mem:1M"));
+/// A server with two units, and a client without a pending unit attention of the first.
+fn ready(from: Arc<dyn Medium>, to: Arc<dyn Medium>) -> (Guard, Client) {
     let server = Guard::start(vec![lun(0, from), lun(1, to)], Access::default());
     let mut client = Client::login(server.address(), "host", 1).unwrap();
     good(&mut client, 0, cdb::test_unit_ready());
+    (server, client)
+}
+
+#[test]
+fn copies_beyond_the_bound_are_refused_and_the_others_made() {
+    let (from, to) = (medium("mem:1M,delay=300ms"), medium("mem:1M"));
+    let (_server, mut client) = ready(from, to);
     let list = CopyList { list_id: None, ..copy([cscd(0), cscd(1)], 0, 0, 8) };
     for _ in 0..100 {
         submit(&mut client, &list);
@@ -322,9 +314,7 @@ fn copies_beyond_the_bound_are_refused_and_the_others_made() {
 #[test]
 fn a_failure_of_the_storage_names_its_segment() {
     let (from, to) = (medium("mem:80M"), medium("mem:80M,fault=write-error@34M+1M"));
-    let server = Guard::start(vec![lun(0, from), lun(1, to)], Access::default());
-    let mut client = Client::login(server.address(), "host", 1).unwrap();
-    good(&mut client, 0, cdb::test_unit_ready());
+    let (_server, mut client) = ready(from, to);
     submit(&mut client, &copy([cscd(0), cscd(1)], 0, 0, 80 * MIB / 512));
     let (ended, sense) = end(&mut client);
     assert_eq!((ended, sense.unwrap().command_specific), (FAILURE, 1));

@@ -7,14 +7,13 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use area::PoolLimits;
-use block::{Endpoint, Kind, Medium, OpenError, Request, close_all, wait_ready};
-use io::Io;
+use block::{Kind, OpenError};
 use mover::Plan;
-use node::initiator::{DigestPolicy, IscsiMedium, Options, Url, discover, list_luns};
+use node::initiator::{DigestPolicy, Options, Url, discover, list_luns};
 use node::target::{Access, ServerConfig};
 use node::{TlsIdentity, TlsTrust};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+use support::host::{Host, new_io, options};
 use support::{Client, Guard, IQN, config, lun, medium};
 
 /// Certificates as files, deleted on drop.
@@ -65,89 +64,67 @@ fn serve(identity: TlsIdentity) -> Guard {
     Guard::start_with(ServerConfig { tls: Some(identity), ..config(luns, Access::default()) })
 }
 
+/// A target with a certificate of an authority, whose certificate is the second.
+fn signed() -> (Papers, PathBuf, Guard) {
+    let papers = Papers::new();
+    let (authority, identity) = papers.signed("127.0.0.1");
+    (papers, authority, serve(identity))
+}
+
+/// A target with a self-signed certificate, which is the second.
+fn self_signed() -> (Papers, PathBuf, Guard) {
+    let papers = Papers::new();
+    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
+    (papers, certificate, serve(identity))
+}
+
 fn trusting(file: &Path) -> Options {
-    Options { tls: Some(TlsTrust::load(file).unwrap()), ..plain() }
-}
-
-fn plain() -> Options {
-    Options { timeout: Duration::from_secs(10), ..Options::new("iqn.2026-11.example:tester") }
-}
-
-fn new_io() -> Io {
-    Io::new(PoolLimits::default()).unwrap()
-}
-
-fn open(io: &mut Io, address: SocketAddr, options: Options) -> Result<Box<dyn Endpoint>, OpenError> {
-    let url = Url::parse(&format!("iscsi://{address}/{IQN}/0")).unwrap();
-    let mut endpoint = IscsiMedium::new(url, options, false)?.attach(io)?;
-    wait_ready(io, &mut [&mut *endpoint])?;
-    Ok(endpoint)
+    Options { tls: Some(TlsTrust::load(file).unwrap()), ..options() }
 }
 
 fn try_open(address: SocketAddr, options: Options) -> Result<(), OpenError> {
-    let mut io = new_io();
-    let mut endpoint = open(&mut io, address, options)?;
-    close_all(&mut io, &mut [&mut *endpoint]);
-    Ok(())
-}
-
-fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, kind: Kind) {
-    let (mut done, mut events) = (Vec::new(), Vec::new());
-    endpoint.submit(io, Request { id: 7, kind }, &mut done);
-    while done.is_empty() {
-        io.turn(&mut events).unwrap();
-        for event in events.drain(..) {
-            endpoint.on_event(io, event, &mut done);
-        }
-    }
-    done.pop().unwrap().result.unwrap();
+    Host::open(address, 0, options).map(Host::close)
 }
 
 #[test]
 fn data_goes_there_and_back_in_all_sizes() {
-    let papers = Papers::new();
-    let (authority, identity) = papers.signed("127.0.0.1");
-    let server = serve(identity);
+    let (_papers, authority, server) = signed();
     for (seed, digests) in [(1u8, false), (2, true)] {
-        let mut io = new_io();
         let digest = if digests { DigestPolicy::Require } else { DigestPolicy::Off };
         let options = Options { header_digest: digest, data_digest: digest, ..trusting(&authority) };
-        let mut remote = open(&mut io, server.address(), options).unwrap();
-        let size = remote.capability().size_bytes;
-        let mut source = medium(&format!("pattern:{size}:{seed}")).attach(&mut io).unwrap();
+        let mut host = Host::open(server.address(), 0, options).unwrap();
+        let size = host.endpoint.capability().size_bytes;
+        let mut source = medium(&format!("pattern:{size}:{seed}")).attach(&mut host.io).unwrap();
         let plan = Plan { verify: true, ..Plan::default() };
         let mut go_on = |_: &mover::Progress| mover::Control::Continue;
-        let report = mover::copy(&mut io, &mut *source, &mut *remote, &plan, &mut go_on).unwrap();
+        let report = mover::copy(&mut host.io, &mut *source, &mut *host.endpoint, &plan, &mut go_on).unwrap();
         assert!(report.verified);
         for length in [512, 4096, (16 << 10) - 512, 16 << 10, (16 << 10) + 512, 100 << 10, 1 << 20, 4 << 20] {
             let offset = 7 * 512;
             let bytes: Vec<u8> = (0..length).map(|at| (at % 251) as u8 ^ seed).collect();
-            let span = io.pool().take(length).unwrap();
+            let span = host.take(length);
             span.fill(0, &bytes);
-            perform(&mut io, &mut *remote, Kind::Write { offset, from: span, durable: false });
-            let into = io.pool().take(length).unwrap();
+            host.perform(Kind::Write { offset, from: span, durable: false }).unwrap();
+            let into = host.take(length);
             into.zero(0, length);
-            perform(&mut io, &mut *remote, Kind::Read { offset, into: into.clone() });
+            host.perform(Kind::Read { offset, into: into.clone() }).unwrap();
             assert!(into.as_slice() == bytes, "{length} bytes");
         }
-        assert_eq!(remote.inspect().losses(), 0);
-        close_all(&mut io, &mut [&mut *remote]);
-        assert!(remote.is_closed());
+        assert_eq!(host.endpoint.inspect().losses(), 0);
+        host.close();
     }
 }
 
 #[test]
 fn discovery_goes_through_tls_too() {
-    let papers = Papers::new();
-    let (authority, identity) = papers.signed("127.0.0.1");
-    let server = serve(identity);
+    let (_papers, authority, server) = signed();
     let portal = Url::parse(&format!("iscsi://{}", server.address())).unwrap();
-    let options = trusting(&authority);
-    let targets = discover(&mut new_io(), &portal, &options).unwrap();
+    let trusting = trusting(&authority);
+    let targets = discover(&mut new_io(), &portal, &trusting).unwrap();
     assert_eq!(targets[0].name, IQN);
     let target = Url { target: Some(IQN.to_owned()), ..portal.clone() };
-    assert_eq!(list_luns(&mut new_io(), &target, &options).unwrap().0.len(), 1);
-    assert!(matches!(discover(&mut new_io(), &portal, &plain()), Err(OpenError::Unreachable(_))));
+    assert_eq!(list_luns(&mut new_io(), &target, &trusting).unwrap().0.len(), 1);
+    assert!(matches!(discover(&mut new_io(), &portal, &options()), Err(OpenError::Unreachable(_))));
 }
 
 fn assert_untrusted(server: &Guard, file: &Path) {
@@ -200,15 +177,13 @@ fn a_certificate_that_has_expired_is_not_trusted_even_where_it_was_given() {
 
 #[test]
 fn who_does_not_speak_tls_is_turned_away() {
-    let papers = Papers::new();
-    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
-    let server = serve(identity);
+    let (_papers, certificate, server) = self_signed();
     assert!(Client::login(server.address(), "plain", 1).is_err());
-    assert!(matches!(try_open(server.address(), plain()), Err(OpenError::Unreachable(_))));
+    assert!(matches!(try_open(server.address(), options()), Err(OpenError::Unreachable(_))));
     // The target continues to serve others.
     try_open(server.address(), trusting(&certificate)).unwrap();
     // A TLS initiator against a target without TLS.
-    let server = Guard::start(vec![lun(0, medium("mem:1M"))], Access::default());
+    let server = Guard::of("mem:1M");
     let error = try_open(server.address(), trusting(&certificate)).unwrap_err();
     assert!(matches!(error, OpenError::Unreachable(_)) && error.to_string().contains("TLS"), "{error}");
 }
@@ -216,9 +191,7 @@ fn who_does_not_speak_tls_is_turned_away() {
 /// Garbage with every first byte, and a malformed record.
 #[test]
 fn garbage_ends_the_connection_and_nothing_else() {
-    let papers = Papers::new();
-    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
-    let server = serve(identity);
+    let (_papers, certificate, server) = self_signed();
     for first in 0..=255 {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -272,9 +245,7 @@ fn relay_until(target: SocketAddr, bytes: usize) -> (SocketAddr, std::thread::Jo
 
 #[test]
 fn an_end_without_close_notify_is_a_lost_connection() {
-    let papers = Papers::new();
-    let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
-    let server = serve(identity);
+    let (_papers, certificate, server) = self_signed();
     for (bytes, reason) in [(100, "during the TLS handshake"), (2500, "the peer did not end TLS")] {
         let (address, relay) = relay_until(server.address(), bytes);
         let target = Url::parse(&format!("iscsi://{address}/{IQN}")).unwrap();
@@ -289,20 +260,18 @@ fn nothing_of_the_data_is_seen_on_the_way() {
     let canary = b"the plaintext canary sings where no cipher is";
     let papers = Papers::new();
     let (certificate, identity) = papers.self_signed(&params("127.0.0.1"));
-    let plain_server = Guard::start(vec![lun(0, medium("mem:40M"))], Access::default());
+    let plain_server = Guard::of("mem:40M");
     for (server, options, heard) in
-        [(serve(identity), trusting(&certificate), false), (plain_server, plain(), true)]
+        [(serve(identity), trusting(&certificate), false), (plain_server, options(), true)]
     {
         let (address, relay) = relay_until(server.address(), usize::MAX);
-        let mut io = new_io();
-        let mut remote = open(&mut io, address, options).unwrap();
-        let span = io.pool().take(64 << 10).unwrap();
+        let mut host = Host::open(address, 0, options).unwrap();
+        let span = host.take(64 << 10);
         span.zero(0, 64 << 10);
         span.fill(20_000, canary);
-        perform(&mut io, &mut *remote, Kind::Write { offset: 0, from: span.clone(), durable: false });
-        perform(&mut io, &mut *remote, Kind::Read { offset: 0, into: span });
-        close_all(&mut io, &mut [&mut *remote]);
-        drop(remote);
+        host.perform(Kind::Write { offset: 0, from: span.clone(), durable: false }).unwrap();
+        host.perform(Kind::Read { offset: 0, into: span }).unwrap();
+        host.close();
         let seen = relay.join().unwrap();
         assert!(seen.len() > 128 << 10);
         assert_eq!(seen.windows(canary.len()).any(|window| window == canary), heard);

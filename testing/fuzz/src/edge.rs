@@ -3,6 +3,8 @@
 use iscsi::machine::{Machine, Payload, Placement, Received, Transmit};
 use iscsi::wire::Bhs;
 
+use crate::Source;
+
 /// The placement of an announced segment, checked to lie inside the buffer of its task. `buffer` returns the buffer's
 /// length.
 pub(crate) fn placement(machine: &impl Machine, length: u32, buffer: impl Fn(u32) -> u32) -> Placement {
@@ -22,6 +24,14 @@ pub(crate) fn received(placement: Placement, inline: &[u8]) -> Received<'_> {
         Placement::Task { .. } => Received::Placed,
         Placement::Inline => Received::Inline(inline),
         Placement::Discard | Placement::Nothing => Received::Discarded,
+    }
+}
+
+/// Flips one bit of a header, rarely.
+pub(crate) fn flip(header: &mut [u8; 48], source: &mut Source<'_>, one_in: u8) {
+    if source.rarely(one_in) {
+        let (at, bit) = (source.below(48), source.byte() % 8);
+        header[at] ^= 1 << bit;
     }
 }
 

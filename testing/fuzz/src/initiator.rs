@@ -25,6 +25,7 @@ const HEAP_MAX: usize = 4 << 20;
 const STEPS_MAX: usize = 300;
 const BUFFER_MAX: u32 = 1 << 20;
 const SEGMENT_MAX: u32 = 8192;
+const FIRST_BURST_MAX: u32 = 1 << 18;
 /// Maximum number of requests, other than tasks, remembered for answers.
 const REQUESTS_MAX: usize = 8;
 
@@ -61,7 +62,6 @@ struct Session {
     cmd_sn: CmdSn,
     max_cmd_sn: CmdSn,
     stat_sn: StatSn,
-    first_burst: u32,
     managed: u32,
     over: bool,
 }
@@ -93,7 +93,6 @@ impl Session {
         let response = iscsi_test::login_response(&request, StatSn(7), max_cmd_sn, &text);
         machine.on_header(&response.emit(), &[], NOW).expect("a login response");
         machine.on_data(Received::Inline(&text), NOW).ok()?;
-        let first_burst = 1 << 18;
         let mut session = Self {
             machine,
             now: NOW,
@@ -103,7 +102,6 @@ impl Session {
             cmd_sn: request.cmd_sn,
             max_cmd_sn,
             stat_sn: StatSn(8),
-            first_burst,
             managed: 0,
             over: false,
         };
@@ -116,16 +114,12 @@ impl Session {
             0..=111 => {
                 let Some(header) = self.header(source) else { return Ok(()) };
                 let result = self.receive(header, source);
-                if !source.rarely(4) {
-                    self.transmit(usize::MAX);
-                }
+                self.transmit_mostly(source);
                 result
             }
             112..=199 => {
                 self.submit(source);
-                if !source.rarely(4) {
-                    self.transmit(usize::MAX);
-                }
+                self.transmit_mostly(source);
                 Ok(())
             }
             200..=231 => {
@@ -210,10 +204,7 @@ impl Session {
     }
 
     fn receive(&mut self, mut header: [u8; 48], source: &mut Source<'_>) -> Result<(), Fatal> {
-        if source.rarely(32) {
-            let (at, bit) = (source.below(48), source.byte() % 8);
-            header[at] ^= 1 << bit;
-        }
+        edge::flip(&mut header, source, 32);
         let length = Bhs(&header).data_segment_length();
         if length > self.machine.data_segment_max() {
             return Ok(());
@@ -267,6 +258,12 @@ impl Session {
         self.drain();
     }
 
+    fn transmit_mostly(&mut self, source: &mut Source<'_>) {
+        if !source.rarely(4) {
+            self.transmit(usize::MAX);
+        }
+    }
+
     fn note(&mut self, pdu: &InitiatorPdu, bhs: Bhs<'_>) {
         if let InitiatorPdu::ScsiCommand(command) = pdu {
             assert_eq!(command.cmd_sn, self.cmd_sn, "CmdSN leaves a gap");
@@ -277,7 +274,7 @@ impl Session {
                 (_, true) => Direction::Out,
                 _ => Direction::None,
             };
-            assert!(command.data_segment_length <= self.first_burst);
+            assert!(command.data_segment_length <= FIRST_BURST_MAX);
             self.sent.push(Sent {
                 itt: command.itt,
                 direction,

@@ -18,7 +18,6 @@ impl<'a> Source<'a> {
         self.bytes.is_empty()
     }
 
-    /// Up to `count` bytes unchanged.
     pub fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.bytes.split_at(count.min(self.bytes.len()));
         self.bytes = rest;

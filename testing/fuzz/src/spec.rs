@@ -88,31 +88,32 @@ fn serve(bytes: &[u8]) {
     match configuration(text) {
         Ok(targets) => {
             assert!(!targets.is_empty());
-            for mut luns in targets {
+            for luns in targets {
                 assert!(!luns.is_empty() && luns.iter().all(|lun| *lun < 16_384));
-                let count = luns.len();
-                luns.sort_unstable();
-                luns.dedup();
-                assert_eq!(luns.len(), count, "a LUN twice");
+                assert!(are_distinct(luns), "a LUN twice");
             }
         }
-        Err((line, column, cause)) => {
-            assert!(line <= text.lines().count().max(1) + 1 && column > 0 && !cause.is_empty());
-        }
+        Err(defect) => check_defect(text, defect),
     }
+}
+
+/// A defect has a place in the text, and a cause.
+fn check_defect(text: &str, (line, column, cause): (usize, usize, String)) {
+    assert!(line <= text.lines().count().max(1) + 1 && column > 0 && !cause.is_empty());
+}
+
+/// Whether no value occurs twice.
+fn are_distinct<T: Ord>(mut values: Vec<T>) -> bool {
+    values.sort();
+    values.windows(2).all(|two| two[0] != two[1])
 }
 
 fn keys(text: &str) {
     match peers(text) {
-        Ok(mut names) => {
-            let count = names.len();
-            names.sort();
-            names.dedup();
-            assert!(names.len() == count && names.iter().all(|name| !name.is_empty()), "a peer twice");
+        Ok(names) => {
+            assert!(names.iter().all(|name| !name.is_empty()) && are_distinct(names), "a peer twice");
         }
-        Err((line, column, cause)) => {
-            assert!(line <= text.lines().count().max(1) + 1 && column > 0 && !cause.is_empty());
-        }
+        Err(defect) => check_defect(text, defect),
     }
     assert_ne!(known_targets_read_back(text), Some(false));
 }

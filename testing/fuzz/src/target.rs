@@ -157,10 +157,7 @@ impl Session {
     /// Receives one PDU with its segment; mostly followed by all pending transmissions.
     fn receive(&mut self, source: &mut Source<'_>) -> Result<(), Fatal> {
         let mut header = self.header(source);
-        if source.rarely(8) {
-            let (at, bit) = (source.below(48), source.byte() % 8);
-            header[at] ^= 1 << bit;
-        }
+        edge::flip(&mut header, source, 8);
         let length = Bhs(&header).data_segment_length();
         if length > self.machine.data_segment_max() {
             return Ok(());
@@ -168,9 +165,8 @@ impl Session {
         if let Ok(InitiatorPdu::ScsiCommand(command)) = InitiatorPdu::parse(&header) {
             *self.unanswered.entry(command.itt).or_default() += 1;
         }
-        let ahs = source.take(Bhs(&header).total_ahs_length()).to_vec();
-        let ahs: Vec<u8> =
-            ahs.into_iter().chain(std::iter::repeat(0)).take(Bhs(&header).total_ahs_length()).collect();
+        let mut ahs = source.take(Bhs(&header).total_ahs_length()).to_vec();
+        ahs.resize(Bhs(&header).total_ahs_length(), 0);
         let result = self.machine.on_header(&header, &ahs, self.now);
         self.drain(source);
         result?;
@@ -274,6 +270,13 @@ impl Session {
         assert!(self.management.len() <= limits::MANAGEMENT_MAX as usize);
     }
 
+    fn slots(&self, is_wanted: impl Fn(&Task) -> bool) -> Vec<u32> {
+        let wanted = self.tasks.iter().filter(|(_, task)| is_wanted(task));
+        let mut slots: Vec<u32> = wanted.map(|(&slot, _)| slot).collect();
+        slots.sort_unstable();
+        slots
+    }
+
     fn task(&mut self, task: TaskId) -> &mut Task {
         self.tasks.get_mut(&task.0).expect("an event of a task that exists")
     }
@@ -307,13 +310,7 @@ impl Session {
 
     fn act(&mut self, source: &mut Source<'_>) {
         let choice = source.byte();
-        let mut held: Vec<u32> = self
-            .tasks
-            .iter()
-            .filter(|(_, task)| task.owner != Owner::Machine)
-            .map(|(&slot, _)| slot)
-            .collect();
-        held.sort_unstable();
+        let held = self.slots(|task| task.owner != Owner::Machine);
         match choice % 8 {
             0..=3 if !held.is_empty() => {
                 let task = TaskId(source.pick(&held));
@@ -328,9 +325,7 @@ impl Session {
             }
             4 if !self.tasks.is_empty() => {
                 // Completion while its data is still being collected is permitted too.
-                let mut all: Vec<u32> = self.tasks.keys().copied().collect();
-                all.sort_unstable();
-                let task = TaskId(source.pick(&all));
+                let task = TaskId(source.pick(&self.slots(|_| true)));
                 if source.flag() {
                     self.task(task).owner = Owner::Machine;
                     self.machine.abort(task);
@@ -380,21 +375,18 @@ impl Session {
             }
             .emit(),
             14..=20 if !self.r2ts.is_empty() => self.answer(source),
-            14..=22 => {
-                let function = TmFunction::from_code(source.byte() % 16);
-                TmRequest {
-                    immediate,
-                    function,
-                    lun: u64::from(source.byte() % 2) << 48,
-                    itt,
-                    referenced_task_tag: Itt(source.below(12) as u32),
-                    cmd_sn,
-                    exp_stat_sn,
-                    ref_cmd_sn: self.cmd_sn.minus(source.below(4) as u32),
-                    exp_data_sn: DataSn(0),
-                }
-                .emit()
+            14..=22 => TmRequest {
+                immediate,
+                function: TmFunction::from_code(source.byte() % 16),
+                lun: u64::from(source.byte() % 2) << 48,
+                itt,
+                referenced_task_tag: Itt(source.below(12) as u32),
+                cmd_sn,
+                exp_stat_sn,
+                ref_cmd_sn: self.cmd_sn.minus(source.below(4) as u32),
+                exp_data_sn: DataSn(0),
             }
+            .emit(),
             23..=25 => {
                 let open = self.text_tags.last().copied().filter(|_| !source.rarely(4));
                 let (itt, ttt) = open.unwrap_or((itt, Ttt::RESERVED));
@@ -453,7 +445,7 @@ impl Session {
         let (read, write) = source.pick(&[(false, true), (true, false), (false, false), (true, true)]);
         let expected = source.number();
         let length = if write && source.flag() { source.number().min(expected).min(8192) } else { 0 };
-        let header = ScsiCommand {
+        ScsiCommand {
             immediate,
             is_final: !source.rarely(3),
             read,
@@ -467,8 +459,8 @@ impl Session {
             cdb: [0; 16],
             total_ahs_length: if source.rarely(16) { source.byte() % 8 * 4 } else { 0 }.into(),
             data_segment_length: length,
-        };
-        header.emit()
+        }
+        .emit()
     }
 
     /// The data that an R2T requested, in one or several PDUs.

@@ -92,7 +92,6 @@ pub(crate) struct Machine {
     /// Number of the process; each new process has another.
     pub(crate) life: u32,
     pub(crate) on: bool,
-    /// Whether no process runs.
     pub(crate) idle: bool,
 }
 

@@ -137,12 +137,10 @@ impl Context {
         Random::fork(self.shared.seed, &number.to_string())
     }
 
-    /// Simulated time.
     pub fn now(&self) -> Duration {
         self.shared.lock().now
     }
 
-    /// Sleeps in simulated time.
     pub fn sleep(&self, time: Duration) -> Result<(), Over> {
         let mut state = self.shared.lock();
         if !state.over {

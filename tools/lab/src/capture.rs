@@ -31,15 +31,16 @@ pub(crate) struct Capture {
 impl Capture {
     /// Starts to capture packets from and to `port`, the target's. Requires CAP_NET_RAW.
     pub(crate) fn start(port: u16) -> Result<Self, LabError> {
-        let socket = packet_socket().attempted("capture packets of the loopback")?;
+        let doing = "capture packets of the loopback";
+        let socket = packet_socket().attempted(doing)?;
         let ended = Arc::new(OnceLock::new());
         let stopped = Arc::clone(&ended);
         let collect = move || {
-            let next = || receive_packet(&socket).attempted("capture packets of the loopback");
+            let next = || receive_packet(&socket).attempted(doing);
             collect(port, &stopped, next)
         };
         let thread = std::thread::Builder::new().name("capture".to_owned()).spawn(collect);
-        Ok(Self { stopped: ended, thread: thread.attempted("capture packets of the loopback")? })
+        Ok(Self { stopped: ended, thread: thread.attempted(doing)? })
     }
 
     /// Ends the capture; returns the packets until now, in order.
@@ -136,14 +137,9 @@ mod tests {
 
     #[test]
     fn payload_of_our_port_is_seen() {
-        assert_eq!(
-            payload(&packet(3260, 9, 48), 3260),
-            Some(Transfer { at_ns: 7, is_data: true, bytes: 48 })
-        );
-        assert_eq!(
-            payload(&packet(9, 3260, 48), 3260),
-            Some(Transfer { at_ns: 7, is_data: false, bytes: 48 })
-        );
+        let seen = |is_data| Some(Transfer { at_ns: 7, is_data, bytes: 48 });
+        assert_eq!(payload(&packet(3260, 9, 48), 3260), seen(true));
+        assert_eq!(payload(&packet(9, 3260, 48), 3260), seen(false));
         assert_eq!(payload(&packet(9, 3260, 0), 3260), None);
         assert_eq!(payload(&packet(9, 10, 48), 3260), None);
         assert_eq!(payload(&Captured { is_outgoing: true, ..packet(9, 3260, 48) }, 3260), None);

@@ -42,7 +42,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether [`Self::rows`] selects a row of this name.
     fn selects(&self, name: &str) -> bool {
         self.rows.is_empty() || self.rows.iter().any(|part| name.contains(part.as_str()))
     }

@@ -41,7 +41,7 @@ fn directories() -> Vec<tempfile::TempDir> {
 
 #[test]
 fn aligned_and_odd_requests_agree() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     for directory in directories() {
         let path = directory.path().join("image");
         fs::write(&path, vec![0xEE; 100_003]).unwrap();
@@ -72,7 +72,7 @@ fn aligned_and_odd_requests_agree() {
 
 #[test]
 fn beyond_the_end_and_after_shrinking_is_out_of_range() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
     fs::write(&path, vec![1; 65536]).unwrap();
@@ -90,7 +90,7 @@ fn beyond_the_end_and_after_shrinking_is_out_of_range() {
 
 #[test]
 fn discarded_and_zeroed_ranges_read_as_zeroes() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     for directory in directories() {
         let path = directory.path().join("image");
         fs::write(&path, vec![9; 1 << 20]).unwrap();
@@ -115,7 +115,7 @@ fn discarded_and_zeroed_ranges_read_as_zeroes() {
 
 #[test]
 fn holes_are_found() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
     let file = File::create(&path).unwrap();
@@ -167,7 +167,7 @@ fn borrowed(endpoint: &mut dyn Endpoint, offset: u64, length: usize) -> Option<V
 
 #[test]
 fn a_file_in_memory_lends_its_data_and_no_holes() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("image");
     let file = File::create(&path).unwrap();
@@ -200,7 +200,7 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
 
 #[test]
 fn a_file_on_a_disk_or_read_only_lends_nothing() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     for (directory, words) in [("/var/tmp", ""), ("/dev/shm", ",ro")] {
         let directory = tempfile::tempdir_in(directory).unwrap();
         let path = directory.path().join("image");
@@ -231,10 +231,7 @@ fn refusals() {
 
 #[test]
 fn a_read_only_endpoint_refuses_writes() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("image");
-    fs::write(&path, vec![0; 8192]).unwrap();
+    let (mut io, _directory, path) = image(8192);
     let mut endpoint = open(&path, ",ro").unwrap().attach(&mut io).unwrap();
     let from = span(&io, &[1; 4096]);
     let result = perform(&mut io, &mut *endpoint, Kind::Write { offset: 0, from, durable: false }).result;
@@ -243,10 +240,7 @@ fn a_read_only_endpoint_refuses_writes() {
 
 #[test]
 fn a_failed_flush_is_never_retried_into_success() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("image");
-    fs::write(&path, vec![0; 8192]).unwrap();
+    let (mut io, _directory, path) = image(8192);
     let medium = open(&path, "").unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
     medium.shared.flush_failed.store(true, Ordering::Release);
@@ -258,6 +252,18 @@ fn a_failed_flush_is_never_retried_into_success() {
     let from = span(&io, &[1; 4096]);
     let result = perform(&mut io, &mut *other, Kind::Write { offset: 0, from, durable: false }).result;
     assert_eq!(result.unwrap_err().kind, IoErrorKind::FlushFailed, "threads agree");
+}
+
+fn new_io() -> Io {
+    Io::new(area::PoolLimits::default()).unwrap()
+}
+
+/// A loop, and a file of zeroes in a directory of its own.
+fn image(bytes: usize) -> (Io, tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    fs::write(&path, vec![0; bytes]).unwrap();
+    (new_io(), directory, path)
 }
 
 /// Drives the loop until `count` requests have completed.
@@ -273,7 +279,7 @@ fn settle(io: &mut Io, endpoint: &mut dyn Endpoint, count: usize, done: &mut Vec
 
 #[test]
 fn flushes_beside_each_other_share_one_that_began_after_them() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     for directory in directories() {
         let path = directory.path().join("image");
         fs::write(&path, vec![0; 65536]).unwrap();
@@ -301,10 +307,7 @@ fn flushes_beside_each_other_share_one_that_began_after_them() {
 
 #[test]
 fn a_flush_that_fails_fails_all_that_wait_and_all_threads() {
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("image");
-    fs::write(&path, vec![0; 65536]).unwrap();
+    let (mut io, _directory, path) = image(65536);
     let medium = open(&path, "").unwrap();
     let mut well = medium.attach(&mut io).unwrap();
     // fsync on a pipe fails.
@@ -359,7 +362,7 @@ impl Drop for SmallFileSystem {
 fn a_full_file_system_says_no_space() {
     let directory = tempfile::tempdir().unwrap();
     let Some(_mounted) = SmallFileSystem::mount(directory.path()) else { return };
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     let path = directory.path().join("image");
     File::create(&path).unwrap().set_len(4 << 20).unwrap();
     let medium = open(&path, "").unwrap();
@@ -419,7 +422,7 @@ fn another_disk_under_an_open_device_is_an_error() {
     let [one, two] = two_files(directory.path());
     // The kernel exchanges the file of a read-only loop device while it is open.
     let Some(device) = Loop::over(&one, &["--find", "--show", "--read-only"]) else { return };
-    let mut io = Io::new(area::PoolLimits::default()).unwrap();
+    let mut io = new_io();
     let spec = Spec::parse("x,ro").unwrap();
     let medium = FileMedium::open(&device.0, &spec, &OPTIONS).unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
@@ -493,24 +496,14 @@ fn a_loop_device_has_the_identity_of_its_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("disk.img");
     fs::write(&file, vec![0; 1 << 20]).unwrap();
-    let attach = |offset: &str| {
-        let words = ["--find", "--show", "--offset", offset];
-        let output = std::process::Command::new("losetup").args(words).arg(&file).output().ok()?;
-        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
-    };
-    let devices = ["0", "0", "4096"].map(attach);
+    let attach = |offset: &str| Loop::over(&file, &["--find", "--show", "--offset", offset]);
+    let [Some(one), Some(other), Some(behind)] = ["0", "0", "4096"].map(attach) else { return };
     let identity = |path: &Path| {
         let medium = FileMedium::open(path, &Spec::parse("x").unwrap(), &OPTIONS).unwrap();
         assert_eq!(medium.as_disk().is_some(), path.starts_with("/dev"));
         medium.identity.clone()
     };
-    let found = devices.each_ref().map(|device| device.as_ref().map(|device| identity(Path::new(device))));
-    for device in devices.iter().flatten() {
-        let _ = std::process::Command::new("losetup").args(["--detach", device]).status();
-    }
-    let [Some(one), Some(other), Some(behind)] = found else {
-        return eprintln!("skipped: no loop devices here");
-    };
+    let [one, other, behind] = [one, other, behind].map(|device| identity(&device.0));
     assert_eq!((&one, &one), (&other, &identity(&file)));
     assert!(matches!(behind, Identity::File { offset: 4096, .. }), "{behind:?}");
 }

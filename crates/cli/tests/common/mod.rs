@@ -19,6 +19,13 @@ impl Place {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
+    /// With a file `a.img` of reproducible content.
+    pub(crate) fn with_sample(bytes: usize) -> Self {
+        let place = Self::new();
+        place.sample("a.img", bytes);
+        place
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -49,6 +56,17 @@ impl Place {
         command
     }
 
+    /// Makes a script that [`Self::path_with_programs`] puts before the programs of the machine.
+    pub(crate) fn program(&self, name: &str, script: &str) {
+        std::fs::create_dir_all(self.path("bin")).unwrap();
+        let program = self.file(&format!("bin/{name}"), script.as_bytes());
+        std::fs::set_permissions(program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
+    pub(crate) fn path_with_programs(&self) -> String {
+        format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap())
+    }
+
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
         Ran::from(self.command().args(arguments).output().unwrap())
     }
@@ -60,33 +78,15 @@ impl Place {
 
     /// [`Self::serve`] with all words of the command line; one LUN.
     pub(crate) fn serve_words(&self, words: &[String]) -> Serving {
-        let mut command = self.command();
-        let mut child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let urls = vec![lines.next().expect("a server that starts").unwrap()];
-        Serving { child, urls }
+        Serving::start(self.command().args(words), 1)
     }
 
-    /// [`Self::serve`] on a given port.
     pub(crate) fn serve_at(&self, listen: &str, arguments: &[&str]) -> Serving {
-        let mut child = self
-            .command()
-            .arg("serve")
-            .args(["--listen", listen])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
         let luns = arguments.iter().take_while(|argument| !argument.starts_with("--")).count();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let urls: Vec<String> =
-            (0..luns).map(|_| lines.next().expect("a server that starts").unwrap()).collect();
-        Serving { child, urls }
+        Serving::start(self.command().args(["serve", "--listen", listen]).args(arguments), luns)
     }
 }
 
-/// Exit code and output of a run.
 pub(crate) struct Ran {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -111,6 +111,18 @@ impl Ran {
         self
     }
 
+    #[track_caller]
+    pub(crate) fn on_stderr(self, words: &str) -> Self {
+        assert!(self.stderr.contains(words), "no '{words}' in: {}", self.stderr);
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn on_stdout(self, words: &str) -> Self {
+        assert!(self.stdout.contains(words), "no '{words}' in: {}", self.stdout);
+        self
+    }
+
     /// The last line of stdout as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
@@ -118,7 +130,6 @@ impl Ran {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {}\n{}", self.stdout, self.stderr))
     }
 
-    /// The error object on stderr.
     #[track_caller]
     pub(crate) fn error(&self) -> Value {
         let line = self.stderr.lines().last().unwrap_or_default();
@@ -135,12 +146,18 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    pub(crate) fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    /// Starts a server and waits for the URLs of its LUNs.
+    pub(crate) fn start(command: &mut Command, luns: usize) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let urls = (0..luns).map(|_| lines.next().expect("a server that starts").unwrap()).collect();
+        Self { child, urls }
     }
 
-    /// Waits for the end of the server; returns its exit code.
+    pub(crate) fn signal(&self, signal: &str) {
+        kill(signal, self.child.id());
+    }
+
     pub(crate) fn wait(&mut self) -> i32 {
         wait(&mut self.child)
     }
@@ -153,26 +170,64 @@ impl Drop for Serving {
     }
 }
 
-/// Waits until a running copy has written so many bytes of a file.
-pub(crate) fn until_written(path: &Path, bytes: u64, copy: &mut Child) {
-    use std::os::unix::fs::MetadataExt;
+/// Sends a signal to a process, or to a group if the number is negative.
+pub(crate) fn kill(signal: &str, pid: impl std::fmt::Display) {
+    assert!(Command::new("kill").args([signal, "--", &pid.to_string()]).status().unwrap().success());
+}
+
+/// Waits until `condition` holds, at most 20 s.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while std::fs::metadata(path).map_or(0, |found| found.blocks() * 512) < bytes {
-        assert!(copy.try_wait().unwrap().is_none(), "it has ended already");
-        assert!(Instant::now() < deadline, "it writes nothing");
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
+pub(crate) fn until_written(path: &Path, bytes: u64, copy: &mut Child) {
+    use std::os::unix::fs::MetadataExt;
+    eventually("it writes", || {
+        assert!(copy.try_wait().unwrap().is_none(), "it has ended already");
+        std::fs::metadata(path).map_or(0, |found| found.blocks() * 512) >= bytes
+    });
+}
+
 /// Waits for a child, at most 20 s; returns its exit code.
+#[track_caller]
 pub(crate) fn wait(child: &mut Child) -> i32 {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.code().unwrap_or(-1);
-        }
-        assert!(Instant::now() < deadline, "it does not end");
-        std::thread::sleep(Duration::from_millis(10));
+    let mut ended = None;
+    eventually("it ends", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    ended.unwrap().code().unwrap_or(-1)
+}
+
+/// Starts a command without output.
+pub(crate) fn spawn(command: &mut Command) -> Child {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// A loop device, detached on drop.
+pub(crate) struct Loop(pub(crate) String);
+
+impl Loop {
+    /// `None`, with a message, where there are no loop devices.
+    pub(crate) fn over(file: &Path) -> Option<Self> {
+        let output = Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file).output();
+        let Some(output) = output.ok().filter(|output| output.status.success()) else {
+            eprintln!("no loop device (root is needed): skipped");
+            return None;
+        };
+        Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let detached = Command::new("losetup").args(["--detach", &self.0]).status();
+        assert!(std::thread::panicking() || detached.unwrap().success());
     }
 }
 

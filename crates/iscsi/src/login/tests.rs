@@ -275,57 +275,40 @@ fn authentication_fails() {
     let failed = |algorithm| initiator::LoginError::Authentication { algorithm };
     let strongest = Some(Algorithm::Sha3_256);
     let untrusted = initiator::LoginError::TargetNotAuthenticated;
+    let any = || chap(Algorithms::default());
+    let with = |auth, mutual| initiator::Config { auth, mutual, ..normal() };
+    let in_stage = initiator::Config { skip_security: false, ..normal() };
     let mut cases = vec![
-        ("no_credentials", normal(), chap(Algorithms::default()), failed(None)),
-        (
-            "no_credentials_security_stage",
-            initiator::Config { skip_security: false, ..normal() },
-            chap(Algorithms::default()),
-            failed(None),
-        ),
-        (
-            "secret_wrong",
-            initiator::Config { auth: mutual("alice", "bob's long secret"), ..normal() },
-            chap(Algorithms::default()),
-            failed(strongest),
-        ),
-        (
-            "user_unknown",
-            initiator::Config { auth: mutual("carol", "alice's secret"), ..normal() },
-            chap(Algorithms::default()),
-            failed(strongest),
-        ),
+        ("no_credentials", normal(), any(), failed(None)),
+        ("no_credentials_security_stage", in_stage, any(), failed(None)),
+        ("secret_wrong", with(mutual("alice", "bob's long secret"), None), any(), failed(strongest)),
+        ("user_unknown", with(mutual("carol", "alice's secret"), None), any(), failed(strongest)),
         (
             "no_common_hash",
-            initiator::Config { auth: alice(), algorithms: only(Algorithm::Md5), ..normal() },
+            initiator::Config { algorithms: only(Algorithm::Md5), ..with(alice(), None) },
             chap(only(Algorithm::Sha256)),
             failed(None),
         ),
         (
             "mutual_secret_wrong",
-            initiator::Config { auth: alice(), mutual: mutual("target", "another secret"), ..normal() },
-            chap(Algorithms::default()),
+            with(alice(), mutual("target", "another secret")),
+            any(),
             untrusted("wrong CHAP response"),
         ),
         (
             "mutual_user_wrong",
-            initiator::Config {
-                auth: alice(),
-                mutual: mutual("impostor", "the target's secret"),
-                ..normal()
-            },
-            chap(Algorithms::default()),
+            with(alice(), mutual("impostor", "the target's secret")),
+            any(),
             untrusted("unexpected user name"),
         ),
         (
             "mutual_wanted_from_target_without_authentication",
-            initiator::Config { auth: alice(), mutual: mutual("target", "the target's secret"), ..normal() },
+            with(alice(), mutual("target", "the target's secret")),
             policy(),
             failed(None),
         ),
     ];
-    let mut without_mutual = chap(Algorithms::default());
-    let mut shared_secret = chap(Algorithms::default());
+    let (mut without_mutual, mut shared_secret) = (any(), any());
     if let (AuthRequirement::Chap(a), AuthRequirement::Chap(b)) =
         (&mut without_mutual.auth, &mut shared_secret.auth)
     {
@@ -466,33 +449,15 @@ impl Hand {
 #[test]
 fn first_request_refused() {
     let names = |extra: &str| format!("{NAMES}{extra}");
+    let only = |text: &str| text.to_owned();
+    let initiator = |extra: &str| format!("InitiatorName=iqn.2026-01.a:i\0{extra}");
     for (case, flags, text, status) in [
-        (
-            "initiator_name_missing",
-            0x87,
-            "TargetName=iqn.2026-01.a:t\0".to_owned(),
-            LoginStatus::MissingParameter,
-        ),
-        (
-            "target_name_missing",
-            0x87,
-            "InitiatorName=iqn.2026-01.a:i\0".to_owned(),
-            LoginStatus::MissingParameter,
-        ),
+        ("initiator_name_missing", 0x87, only("TargetName=iqn.2026-01.a:t\0"), LoginStatus::MissingParameter),
+        ("target_name_missing", 0x87, initiator(""), LoginStatus::MissingParameter),
         ("no_text", 0x87, String::new(), LoginStatus::MissingParameter),
-        ("initiator_name_malformed", 0x87, "InitiatorName=a\nb\0".to_owned(), LoginStatus::InitiatorError),
-        (
-            "target_name_malformed",
-            0x87,
-            "InitiatorName=iqn.2026-01.a:i\0TargetName=../../etc\0".to_owned(),
-            LoginStatus::NotFound,
-        ),
-        (
-            "session_type_unknown",
-            0x87,
-            "InitiatorName=iqn.2026-01.a:i\0SessionType=Copy\0".to_owned(),
-            LoginStatus::SessionTypeNotSupported,
-        ),
+        ("initiator_name_malformed", 0x87, only("InitiatorName=a\nb\0"), LoginStatus::InitiatorError),
+        ("target_name_malformed", 0x87, initiator("TargetName=../../etc\0"), LoginStatus::NotFound),
+        ("session_type_unknown", 0x87, initiator("SessionType=Copy\0"), LoginStatus::SessionTypeNotSupported),
         ("initiator_name_twice", 0x87, names("InitiatorName=iqn.2026-01.a:i\0"), LoginStatus::InitiatorError),
         ("key_twice", 0x87, names("MaxBurstLength=512\0MaxBurstLength=512\0"), LoginStatus::InitiatorError),
         ("full_feature_stage", 0x0c, names(""), LoginStatus::InitiatorError),
@@ -616,21 +581,15 @@ fn chap_by_hand() {
     assert!(hand.send(0x81, &format!("CHAP_N=alice\0CHAP_R={response}\0")).transit);
     assert!(hand.target.is_authenticated());
 
+    let reflected = format!("CHAP_I=1\0CHAP_C={challenge}\0");
+    let too_long = format!("CHAP_I=1\0CHAP_C=0x{}\0", "00".repeat(1025));
     // (case, text after "CHAP_N=alice CHAP_R=<right>", status)
     for (case, extra, status) in [
-        (
-            "challenge_reflected",
-            format!("CHAP_I=1\0CHAP_C={challenge}\0"),
-            LoginStatus::AuthenticationFailure,
-        ),
+        ("challenge_reflected", reflected, LoginStatus::AuthenticationFailure),
         ("challenge_without_identifier", "CHAP_C=0x0102\0".to_owned(), LoginStatus::InitiatorError),
         ("identifier_too_large", "CHAP_I=256\0CHAP_C=0x0102\0".to_owned(), LoginStatus::InitiatorError),
         ("challenge_malformed", "CHAP_I=1\0CHAP_C=xyz\0".to_owned(), LoginStatus::InitiatorError),
-        (
-            "challenge_too_long",
-            format!("CHAP_I=1\0CHAP_C=0x{}\0", "00".repeat(1025)),
-            LoginStatus::InitiatorError,
-        ),
+        ("challenge_too_long", too_long, LoginStatus::InitiatorError),
         ("name_twice", "CHAP_N=alice\0".to_owned(), LoginStatus::InitiatorError),
         ("algorithm_again", "CHAP_A=5\0".to_owned(), LoginStatus::InitiatorError),
         ("method_again", "AuthMethod=CHAP\0".to_owned(), LoginStatus::InitiatorError),
@@ -754,6 +713,26 @@ fn configuration_refused() {
     assert!(matches!(initiator::Login::new(params, [0; 32]).err(), Some(ConfigError::Params(_))));
 }
 
+/// A response in the security stage.
+fn response(request: &LoginRequest, stat_sn: StatSn) -> LoginResponse {
+    LoginResponse {
+        transit: false,
+        continues: false,
+        csg: Stage::Security,
+        nsg: Stage::Security,
+        version_max: 0,
+        version_active: 0,
+        isid: request.isid,
+        tsih: 0,
+        itt: request.itt,
+        stat_sn,
+        exp_cmd_sn: request.cmd_sn,
+        max_cmd_sn: request.cmd_sn,
+        status: LoginStatus::Success,
+        data_segment_length: 0,
+    }
+}
+
 /// An initiator with responses written by the test.
 fn initiator_sees(
     config: initiator::Config,
@@ -762,23 +741,7 @@ fn initiator_sees(
 ) -> Result<initiator::Step, initiator::LoginError> {
     let mut login = initiator::Login::new(config, [7; 32]).unwrap();
     let request = login.start().header;
-    let mut raw = LoginResponse {
-        transit: false,
-        continues: false,
-        csg: Stage::Security,
-        nsg: Stage::Security,
-        version_max: 0,
-        version_active: 0,
-        isid: request.isid,
-        tsih: 1,
-        itt: request.itt,
-        stat_sn: StatSn(1),
-        exp_cmd_sn: request.cmd_sn,
-        max_cmd_sn: request.cmd_sn,
-        status: LoginStatus::Success,
-        data_segment_length: 0,
-    }
-    .emit();
+    let mut raw = LoginResponse { tsih: 1, ..response(&request, StatSn(1)) }.emit();
     raw[1] = flags;
     login.receive(&LoginResponse::parse(&raw).unwrap(), text.as_bytes())
 }
@@ -843,23 +806,7 @@ fn target_that_reflects_is_not_believed() {
     let request = login.start().header;
     let mut stat_sn = StatSn(0);
     let mut receive = |login: &mut initiator::Login, text: &str| {
-        let response = LoginResponse {
-            transit: false,
-            continues: false,
-            csg: Stage::Security,
-            nsg: Stage::Security,
-            version_max: 0,
-            version_active: 0,
-            isid: request.isid,
-            tsih: 0,
-            itt: request.itt,
-            stat_sn: stat_sn.take(),
-            exp_cmd_sn: request.cmd_sn,
-            max_cmd_sn: request.cmd_sn,
-            status: LoginStatus::Success,
-            data_segment_length: 0,
-        };
-        login.receive(&response, text.as_bytes())
+        login.receive(&response(&request, stat_sn.take()), text.as_bytes())
     };
     assert!(receive(&mut login, "AuthMethod=CHAP\0").is_ok());
     let Ok(initiator::Step::Send(answer)) = receive(&mut login, "CHAP_A=8\0CHAP_I=1\0CHAP_C=0x0102\0") else {

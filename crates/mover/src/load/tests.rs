@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use area::PoolLimits;
 use block::{
-    Capability, Completion, Endpoint, Fingerprint, Identity, Inspect, IoErrorKind, Kind, Medium,
-    MemoryMedium, PatternMedium, Request,
+    Capability, Completion, Endpoint, Inspect, IoErrorKind, Kind, Medium, MemoryMedium, PatternMedium,
+    Request,
 };
 use io::{Event, Io, Owner};
 
@@ -81,17 +81,7 @@ impl Endpoint for Wrong {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
-    }
-}
-
-impl Inspect for Wrong {
-    fn identity(&self) -> Identity {
-        Identity::Unique
-    }
-
-    fn fingerprint(&self) -> Fingerprint {
-        self.identity().fingerprint(self.capability().size_bytes)
+        self.inner.inspect()
     }
 }
 
@@ -120,15 +110,16 @@ fn what_was_written_is_found_again() {
 fn a_write_lost_misplaced_or_torn_is_found() {
     // 128 blocks; in the last round, request 133 writes the fifth block.
     for (how, offset) in [(How::Drop, 4 * 8192 + 8), (How::Tear, 4 * 8192 + 4096 + 8)] {
-        match wrong(how, 133, PLAN, 200) {
-            Err(LoadError::Difference { offset: found }) => assert_eq!(found, offset),
-            other => panic!("{other:?}"),
-        }
+        assert_eq!(difference(wrong(how, 133, PLAN, 200)), offset);
     }
-    match wrong(How::Misplace, 200, PLAN, 200) {
-        Err(LoadError::Difference { offset }) => assert_eq!(offset / 8192, 71, "request 200 is block 71"),
-        other => panic!("{other:?}"),
-    }
+    let misplaced = difference(wrong(How::Misplace, 200, PLAN, 200));
+    assert_eq!(misplaced / 8192, 71, "request 200 is block 71");
+}
+
+#[track_caller]
+fn difference(result: Result<u64, LoadError>) -> u64 {
+    let Err(LoadError::Difference { offset }) = result else { panic!("{result:?}") };
+    offset
 }
 
 #[test]
@@ -142,10 +133,9 @@ fn a_write_in_flight_is_not_overtaken() {
 
 #[test]
 fn a_failed_request_ends_it() {
-    match wrong(How::Fail, 10, PLAN, 200) {
-        Err(LoadError::Request { verb: "write", offset, .. }) => assert_eq!(offset, 9 * 8192),
-        other => panic!("{other:?}"),
-    }
+    let result = wrong(How::Fail, 10, PLAN, 200);
+    let Err(LoadError::Request { verb: "write", offset, .. }) = result else { panic!("{result:?}") };
+    assert_eq!(offset, 9 * 8192);
 }
 
 fn run(medium: &dyn Medium, plan: LoadPlan, until: Until) -> Result<(u64, u64), LoadError> {

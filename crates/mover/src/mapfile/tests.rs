@@ -149,7 +149,6 @@ fn only_the_same_copy_takes_a_map_up() {
     ));
 }
 
-/// Runs ddrescuelog on a map.
 fn ddrescuelog(arguments: &[&str], text: &str) -> (bool, String) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();

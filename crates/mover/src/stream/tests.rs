@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use area::PoolLimits;
 use block::layer::{FaultMedium, FaultRule};
-use block::{Completion, Endpoint, Fingerprint, Identity, Inspect, Medium, MemoryMedium, Request};
+use block::{Completion, Endpoint, Inspect, Medium, MemoryMedium, Request};
 use io::{Event, Io, Owner};
 
 use super::*;
@@ -95,18 +95,12 @@ impl Endpoint for Blocks {
     }
 
     fn inspect(&self) -> &dyn Inspect {
-        self
+        self.0.inspect()
     }
 }
 
-impl Inspect for Blocks {
-    fn identity(&self) -> Identity {
-        self.0.inspect().identity()
-    }
-
-    fn fingerprint(&self) -> Fingerprint {
-        self.identity().fingerprint(self.capability().size_bytes)
-    }
+fn go_on(_: &Progress) -> Control {
+    Control::Continue
 }
 
 struct Bench {
@@ -130,16 +124,13 @@ impl Bench {
     }
 
     fn put(&mut self, content: &[u8], plan: &Plan) -> Result<Report, CopyError> {
-        let go = &mut |_: &Progress| Control::Continue;
-        copy_from_stream(&mut self.io, drip(content.to_vec()), &mut *self.endpoint, plan, go)
+        copy_from_stream(&mut self.io, drip(content.to_vec()), &mut *self.endpoint, plan, &mut go_on)
     }
 
     fn get(&mut self, plan: &Plan, most: usize) -> (Result<Report, CopyError>, Vec<u8>) {
         let (writer, all) = sip(most);
-        let go = &mut |_: &Progress| Control::Continue;
-        let result = copy_to_stream(&mut self.io, &mut *self.endpoint, writer, plan, go);
-        let taken =
-            if most == usize::MAX { all.iter().collect() } else { all.try_iter().collect::<Vec<_>>() };
+        let result = copy_to_stream(&mut self.io, &mut *self.endpoint, writer, plan, &mut go_on);
+        let taken: Vec<_> = if most == usize::MAX { all.iter().collect() } else { all.try_iter().collect() };
         (result, taken.concat())
     }
 

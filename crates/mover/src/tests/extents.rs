@@ -1,8 +1,9 @@
 //! Chunks of which parts are written, zeroed or left alone: for random geometries, with errors, and with the number of
 //! requests.
 
+use super::trust::lasting_fault;
 use super::*;
-use crate::{Map, Status, copy_with_journal};
+use crate::Status;
 
 /// Ranges of 4 KiB to 256 KiB that are data, zeroes or equal at both ends; some are unaligned.
 fn images(random: &mut Random, length: u64) -> (Vec<u8>, Vec<u8>) {
@@ -36,26 +37,18 @@ fn images(random: &mut Random, length: u64) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn log_of(pair: &Pair, verb: &str) -> Vec<(u64, u64)> {
-    let mut asked: Vec<_> = pair
-        .log
-        .borrow()
-        .did
-        .iter()
-        .filter_map(|did| match did {
-            Did::Submitted { end: 'd', verb: asked, offset, length } if *asked == verb => {
-                Some((*offset, *length))
-            }
-            _ => None,
-        })
-        .collect();
+    let range = |did: &Did| match *did {
+        Did::Submitted { end: 'd', verb: asked, offset, length } if asked == verb => Some((offset, length)),
+        _ => None,
+    };
+    let mut asked: Vec<_> = pair.log.borrow().did.iter().filter_map(range).collect();
     asked.sort_unstable();
     asked
 }
 
 #[test]
 fn any_stretches_over_any_geometry_become_the_source() {
-    for seed in 1..=60 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(60) {
         let granularity = [1, 512, 4096][random.below(3) as usize];
         let blocks = |random: &mut Random, bytes: u64| random.below(bytes / granularity + 1) * granularity;
         let (before, bytes) = (blocks(&mut random, 9000), blocks(&mut random, 1_500_000));
@@ -63,16 +56,13 @@ fn any_stretches_over_any_geometry_become_the_source() {
         let edge = vec![9; before as usize];
         let mut pair = Pair::new(new.clone(), [&edge[..], &old, &edge].concat());
         pair.source.when = When::Shuffled(random.clone());
-        pair.destination.when = [When::Inside, When::Reversed, When::Shuffled(Random::new(seed))]
-            [random.below(3) as usize]
-            .clone();
+        pair.destination.when = any_order(&mut random);
         for end in [&mut pair.source, &mut pair.destination] {
             end.capability.granularity = if random.one_in(3) { 1 } else { granularity as u32 };
             end.capability.max_transfer_bytes = [5000, 40_000, 100_000, 1 << 20][random.below(4) as usize];
         }
         let names = !random.one_in(4);
-        pair.destination.capability.write_zeroes = names;
-        pair.destination.capability.discard = names;
+        pair.can_zero(names);
         let on = random.one_in(2);
         let fault = |verb, nth, kind| Fault { verb, nth, kind, on };
         let denied = random.one_in(4);
@@ -103,7 +93,7 @@ fn any_stretches_over_any_geometry_become_the_source() {
         assert_eq!(moved + report.equal_bytes, bytes, "seed {seed}: {report:?}");
         assert!(plan.differing || report.equal_bytes == 0, "seed {seed}");
         assert!(names && plan.sparse || report.zero_bytes_skipped == 0, "seed {seed}");
-        let blake3 = plan.verify.then(|| blake3::hash(&new).to_hex().to_string());
+        let blake3 = plan.verify.then(|| blake3_of(&new));
         assert_eq!(report.blake3, blake3, "seed {seed}");
         // No range that was written contains zeroes that could have been a hole.
         if names && plan.sparse && !denied {
@@ -161,8 +151,7 @@ fn zeroing_that_is_denied_between_patches_is_made_good_and_not_tried_again() {
         if inside {
             pair.destination.when = When::Inside;
         }
-        let fault = Fault { verb: "write-zeroes", nth, kind: IoErrorKind::Unsupported, on: true };
-        pair.destination.faults.push(fault);
+        pair.refuse_zeroes(nth);
         let report = pair.copy(&Plan { verify: true, ..small(512 * KC, 1) }).unwrap();
         assert!(pair.destination.data == source && report.verified);
         assert_eq!(report.zero_bytes_skipped, nth as u64 * 100 * K);
@@ -186,36 +175,25 @@ fn a_patch_that_fails_is_named_and_its_chunk_is_not_finished() {
         let mut claims = pair.claims();
         pair.destination.faults.push(Fault { verb, nth, kind: IoErrorKind::Medium, on: true });
         let plan = Plan { dst_offset: 8192, ..small(512 * KC, 1) };
-        match pair.copy_claiming(&plan, &mut claims).unwrap_err() {
-            CopyError::Write { offset: at, length: bytes, .. } => {
-                assert_eq!((at, bytes), (8192 + offset * K, length * K), "{verb} {nth}");
-            }
-            other => panic!("{other}"),
-        }
+        let found = pair.copy_claiming(&plan, &mut claims).unwrap_err();
+        let CopyError::Write { offset: at, length: bytes, .. } = found else { panic!("{found}") };
+        assert_eq!((at, bytes), (8192 + offset * K, length * K), "{verb} {nth}");
         assert_eq!(claims.maps.last().unwrap().bytes(Status::Finished), 0, "{verb} {nth}");
     }
 }
 
 #[test]
 fn after_a_power_cut_between_patches_the_rest_is_copied() {
-    for seed in 1..=40 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(40) {
         let bytes = 900 * K + random.below(9000);
         let (new, old) = images(&mut random, bytes);
         let mut pair = Pair::new(new, old);
         pair.source.when = When::Shuffled(random.clone());
         pair.destination.when = When::Shuffled(Random::new(seed));
-        let mut claims = pair.claims();
-        let verb = ["write", "write-zeroes", "flush"][random.below(3) as usize];
-        let kind = if verb == "flush" { IoErrorKind::FlushFailed } else { IoErrorKind::Other };
-        let fault = Fault { verb, nth: random.below(12) as usize, kind, on: true };
+        let fault = lasting_fault(&mut random, ["write", "write-zeroes", "flush"], 12);
         pair.destination.faults.push(fault);
         let plan = Plan { differing: random.one_in(2), ..small(128 * KC, 1 + random.below(4) as u32) };
-        let failed = pair.copy_claiming(&plan, &mut claims).is_err();
-        let map = claims.maps.last().cloned().unwrap_or_else(|| Map::new(bytes));
-        assert!(failed || map.safe() == bytes, "seed {seed}");
-        let survived = pair.after_power_cut(&mut random);
-        let mut pair = Pair::new(pair.source.data.clone(), survived);
+        let (mut pair, map) = pair.cut_off(&plan, seed, &mut random);
         let mut claims = pair.claims();
         let plan = Plan { map: Some(map.clone()), verify: random.one_in(2), ..plan };
         let report = pair.copy_claiming(&plan, &mut claims).unwrap();
@@ -236,22 +214,13 @@ fn interrupted_between_patches_what_is_said_to_be_safe_is() {
         let mut claims = pair.claims();
         let stop = &mut |_: &Progress| Control::Stop;
         let plan = Plan { differing, rate: Some(1 << 20), ..small(256 * KC, 3) };
-        let result = copy_with_journal(
-            &mut pair.io,
-            &mut pair.source,
-            &mut pair.destination,
-            &plan,
-            stop,
-            &mut claims,
-        );
+        let result = pair.copy_claiming_observed(&plan, stop, &mut claims);
         let Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe }) = result else {
             panic!("{result:?}")
         };
         assert_eq!(claims.maps.last().unwrap().safe(), bytes_safe);
         assert!(bytes_safe > 0 && bytes_safe < 3 << 20 && bytes_safe.is_multiple_of(256 * K), "{bytes_safe}");
-        assert!(
-            pair.destination.durable.borrow()[..bytes_safe as usize]
-                == pair.source.data[..bytes_safe as usize]
-        );
+        let safe = ..bytes_safe as usize;
+        assert!(pair.destination.durable.borrow()[safe] == pair.source.data[safe]);
     }
 }

@@ -8,12 +8,7 @@ const E: u64 = EXTENT_BYTES_MIN;
 
 impl Pair {
     fn recheck(&mut self, sums: &Sums, plan: &Plan) -> Result<Recheck, CopyError> {
-        let borrowed = self.io.pool().borrowed();
-        let go_on = &mut |_: &Progress| Control::Continue;
-        let result = recheck(&mut self.io, &mut self.destination, sums, plan, go_on);
-        assert_eq!(self.io.pool().borrowed(), borrowed, "all memory is back");
-        assert_eq!(self.log.borrow().in_flight(), 0, "everything was drained");
-        result
+        self.drained(|pair| recheck(&mut pair.io, &mut pair.destination, sums, plan, &mut go_on))
     }
 }
 
@@ -29,16 +24,7 @@ fn extents(total: u64, places: impl Iterator<Item = u64>) -> Vec<Area> {
 fn copied(random: &mut Random, seed: u64) -> (Pair, Sums, u64) {
     let total = if random.one_in(6) { random.below(2 * E) } else { random.below(40 * E) };
     let mut source = random_bytes(seed, total);
-    let (mut extents, mut at) = (Vec::new(), 0);
-    while at < source.len() {
-        let end = (at + 1 + random.below(5 * E) as usize).min(source.len());
-        let (zero, hole) = (random.one_in(2), random.one_in(2));
-        if zero {
-            source[at..end].fill(0);
-        }
-        extents.push((end as u64, !(zero && hole)));
-        at = end;
-    }
+    let extents = punch(random, &mut source, 5 * E);
     let before = random.below(3) * 4096;
     let old = random_bytes(!seed, before + total);
     let mut pair = Pair::new(source, old);
@@ -64,14 +50,13 @@ fn copied(random: &mut Random, seed: u64) -> (Pair, Sums, u64) {
     let report = pair.copy(&plan).unwrap();
     let sums = report.sums.unwrap();
     assert_eq!(report.blake3, sums.blake3(), "seed {seed}");
-    assert_eq!(sums.blake3(), Some(blake3::hash(&pair.source.data).to_hex().to_string()), "seed {seed}");
+    assert_eq!(sums.blake3(), Some(blake3_of(&pair.source.data)), "seed {seed}");
     (pair, sums, before)
 }
 
 #[test]
 fn a_flipped_bit_is_found_in_its_extent_and_nothing_else_is() {
-    for seed in 1..=100 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(100) {
         let (mut pair, sums, before) = copied(&mut random, seed);
         let total = sums.total();
         let chunk = [4 * KC, 12 * KC, 48 * KC][random.below(3) as usize];
@@ -116,8 +101,7 @@ fn what_cannot_be_read_now_does_not_hide_what_is_different() {
     assert_eq!(found.unreadable, extents(10 * E, [2 * E, 6 * E, 7 * E].into_iter()));
     assert_eq!(found.compared_bytes(), 7 * E + 4096);
     // A lost connection, in contrast, is an error.
-    let fault = Fault { verb: "read", nth: 0, kind: IoErrorKind::Unreachable, on: true };
-    pair.destination.faults.push(fault);
+    pair.destination.faults.push(Fault { verb: "read", nth: 0, kind: IoErrorKind::Unreachable, on: true });
     assert!(matches!(pair.recheck(&sums, &plan), Err(CopyError::Read { end: End::Source, .. })));
 }
 

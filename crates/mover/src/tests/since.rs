@@ -56,16 +56,10 @@ impl Images {
         let mut pair = Pair::new(self.new.clone(), self.old.clone());
         for (end, holes) in [&mut pair.source, &mut pair.destination].into_iter().zip(&self.holes) {
             end.extents.clone_from(holes);
-            end.when = match random.below(3) {
-                0 => When::Inside,
-                1 => When::Reversed,
-                _ => When::Shuffled(random.clone()),
-            };
+            end.when = any_order(random);
             end.capability.max_transfer_bytes = [4096, 40_000, 1 << 20][random.below(3) as usize];
         }
-        let zeroes = random.one_in(2);
-        pair.destination.capability.write_zeroes = zeroes;
-        pair.destination.capability.discard = zeroes;
+        pair.can_zero(random.one_in(2));
         pair
     }
 
@@ -76,7 +70,7 @@ impl Images {
     }
 
     fn blake3(&self) -> Option<String> {
-        Some(blake3::hash(&self.new).to_hex().to_string())
+        Some(blake3_of(&self.new))
     }
 }
 
@@ -88,8 +82,7 @@ fn plan(random: &mut Random) -> Plan {
 
 #[test]
 fn by_comparison_the_destination_becomes_the_source_and_little_is_written() {
-    for seed in 1..=150 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(150) {
         let (bytes, changes) = (1 + random.below(700 * K), random.below(6));
         let images = Images::new(&mut random, bytes, changes);
         let mut pair = images.pair(&mut random);
@@ -130,8 +123,7 @@ fn a_small_change_is_a_small_write_and_holes_of_both_are_not_read() {
 
 #[test]
 fn by_a_list_only_what_it_names_is_read_and_written() {
-    for seed in 1..=150 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(150) {
         let (bytes, changes) = (1 + random.below(700 * K), random.below(6));
         let images = Images::new(&mut random, bytes, changes);
         let mut pair = images.pair(&mut random);
@@ -185,8 +177,7 @@ fn lists_that_are_none_are_refused() {
 
 #[test]
 fn a_resumed_copy_of_either_kind_has_the_hash_of_the_whole() {
-    for seed in 1..=100 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(100) {
         let bytes = 1 + random.below(700 * K);
         let images = Images::new(&mut random, bytes, 4);
         let mut pair = images.pair(&mut random);
@@ -209,8 +200,7 @@ fn a_resumed_copy_of_either_kind_has_the_hash_of_the_whole() {
 
 #[test]
 fn a_lost_cache_is_made_good_in_a_comparison_too() {
-    for seed in 1..=40 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(40) {
         let images = Images::new(&mut random, 500 * K, 5);
         let mut pair = images.pair(&mut random);
         // The first flush precedes the comparison: a lost cache that it reports concerns earlier writers.
@@ -226,8 +216,7 @@ fn a_lost_cache_is_made_good_in_a_comparison_too() {
 
 #[test]
 fn what_is_found_equal_was_durable_before_it_was_read() {
-    for seed in 1..=40 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(40) {
         let images = Images::new(&mut random, 500 * K, 0);
         let mut pair = images.pair(&mut random);
         // An earlier copy had written everything when its process ended; the target loses power during the comparison.
@@ -238,8 +227,7 @@ fn what_is_found_equal_was_durable_before_it_was_read() {
         assert!(report.equal_bytes > 0 && *pair.destination.durable.borrow() == images.new, "seed {seed}");
     }
     let mut pair = Pair::new(vec![1; 100 << 10], vec![1; 100 << 10]);
-    let fault = Fault { verb: "flush", nth: 0, kind: IoErrorKind::FlushFailed, on: false };
-    pair.destination.faults.push(fault);
+    pair.destination.faults.push(Fault { verb: "flush", nth: 0, kind: IoErrorKind::FlushFailed, on: false });
     let error = pair.copy(&Plan { differing: true, ..small(8 * KC, 3) }).unwrap_err();
     assert!(matches!(error, CopyError::Flush(_)) && pair.log.borrow().count('d', "read") == 0, "{error}");
 }

@@ -43,14 +43,37 @@ impl Pair {
     }
 
     pub(super) fn copy_claiming(&mut self, plan: &Plan, claims: &mut Claims) -> Result<Report, CopyError> {
-        let borrowed = self.io.pool().borrowed();
-        let go_on = &mut |_: &Progress| Control::Continue;
-        let result =
-            copy_with_journal(&mut self.io, &mut self.source, &mut self.destination, plan, go_on, claims);
-        assert_eq!(self.io.pool().borrowed(), borrowed, "all memory is back");
-        assert_eq!(self.log.borrow().in_flight(), 0, "everything was drained");
-        result
+        self.copy_claiming_observed(plan, &mut go_on, claims)
     }
+
+    pub(super) fn copy_claiming_observed(
+        &mut self,
+        plan: &Plan,
+        observer: &mut dyn FnMut(&Progress) -> Control,
+        claims: &mut Claims,
+    ) -> Result<Report, CopyError> {
+        self.drained(|pair| {
+            copy_with_journal(&mut pair.io, &mut pair.source, &mut pair.destination, plan, observer, claims)
+        })
+    }
+
+    /// Copies with a fault until it fails; returns the pair after a power cut, and the last map.
+    pub(super) fn cut_off(mut self, plan: &Plan, seed: u64, random: &mut Random) -> (Self, Map) {
+        let mut claims = self.claims();
+        let failed = self.copy_claiming(plan, &mut claims).is_err();
+        let bytes = self.source.data.len() as u64;
+        let map = claims.maps.pop().unwrap_or_else(|| Map::new(bytes));
+        assert!(failed || map.safe() == bytes, "seed {seed}");
+        let survived = self.after_power_cut(random);
+        (Self::new(self.source.data, survived), map)
+    }
+}
+
+/// One of `verbs` that fails from a random request on.
+pub(super) fn lasting_fault(random: &mut Random, verbs: [&'static str; 3], requests: u64) -> Fault {
+    let verb = verbs[random.below(3) as usize];
+    let kind = if verb == "flush" { IoErrorKind::FlushFailed } else { IoErrorKind::Other };
+    Fault { verb, nth: random.below(requests) as usize, kind, on: true }
 }
 
 fn flush_lost(nth: usize) -> Fault {
@@ -77,21 +100,13 @@ fn nothing_is_claimed_before_it_is_flushed() {
 
 #[test]
 fn after_a_power_cut_anywhere_the_rest_is_copied_and_nothing_else() {
-    for seed in 1..=120 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(120) {
         let bytes = 300 * K + random.below(9000);
         let mut pair = Pair::shuffled(seed, bytes);
-        let mut claims = pair.claims();
-        let verb = ["write", "read", "flush"][random.below(3) as usize];
-        let kind = if verb == "flush" { IoErrorKind::FlushFailed } else { IoErrorKind::Other };
-        let fault = Fault { verb, nth: random.below(25) as usize, kind, on: true };
-        if verb == "read" { &mut pair.source } else { &mut pair.destination }.faults.push(fault);
+        let fault = lasting_fault(&mut random, ["write", "read", "flush"], 25);
+        if fault.verb == "read" { &mut pair.source } else { &mut pair.destination }.faults.push(fault);
         let plan = small(8 * KC, 1 + random.below(8) as u32);
-        let failed = pair.copy_claiming(&plan, &mut claims).is_err();
-        let map = claims.maps.last().cloned().unwrap_or_else(|| Map::new(bytes));
-        assert!(failed || map.safe() == bytes, "seed {seed}");
-        let survived = pair.after_power_cut(&mut random);
-        let mut pair = Pair::new(pair.source.data.clone(), survived);
+        let (mut pair, map) = pair.cut_off(&plan, seed, &mut random);
         let mut claims = pair.claims();
         let plan = Plan { map: Some(map.clone()), verify: random.one_in(2), ..small(16 * KC, 3) };
         let report = pair.copy_claiming(&plan, &mut claims).unwrap();
@@ -110,8 +125,7 @@ fn after_a_power_cut_anywhere_the_rest_is_copied_and_nothing_else() {
 fn errors_and_interruptions_claim_all_that_was_finished() {
     let mut pair = Pair::shuffled(1, 400 * K);
     let mut claims = pair.claims();
-    let fault = Fault { verb: "write", nth: 20, kind: IoErrorKind::NoSpace, on: true };
-    pair.destination.faults.push(fault);
+    pair.destination.faults.push(Fault { verb: "write", nth: 20, kind: IoErrorKind::NoSpace, on: true });
     let error = pair.copy_claiming(&small(8 * KC, 4), &mut claims).unwrap_err();
     assert!(matches!(error, CopyError::Write { .. }), "{error}");
     assert_eq!(claims.maps.last().unwrap().bytes(Status::Finished), 20 * 8 * K);
@@ -120,8 +134,7 @@ fn errors_and_interruptions_claim_all_that_was_finished() {
     let mut claims = pair.claims();
     let stop = &mut |_: &Progress| Control::Stop;
     let plan = Plan { rate: Some(100 * K), ..small(8 * KC, 4) };
-    let result =
-        copy_with_journal(&mut pair.io, &mut pair.source, &mut pair.destination, &plan, stop, &mut claims);
+    let result = pair.copy_claiming_observed(&plan, stop, &mut claims);
     let Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe }) = result else { panic!("{result:?}") };
     assert_eq!(claims.maps.last().unwrap().safe(), bytes_safe);
     assert!(bytes_safe > 0 && bytes_safe < 400 * K);
@@ -159,8 +172,7 @@ fn a_journal_that_fails_ends_the_copy() {
 
 #[test]
 fn verification_of_a_resumed_copy_reads_both_ends_where_it_must() {
-    for seed in 1..=40 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(40) {
         let mut pair = Pair::shuffled(seed, 200 * K + 5);
         let mut map = Map::new(200 * K + 5);
         map.set(32 * K, 96 * K, Status::Finished);
@@ -217,8 +229,7 @@ fn bad_areas(bad: &[Bad], bytes: u64) -> Vec<Area> {
 
 #[test]
 fn what_cannot_be_read_is_told_and_all_the_rest_is_copied() {
-    for seed in 1..=80 {
-        let mut random = Random::new(seed);
+    for (seed, mut random) in seeds(80) {
         let bytes = 200 * K + random.below(5000);
         let mut pair = Pair::shuffled(seed, bytes);
         pair.source.capability.granularity = [1, 512][random.below(2) as usize];
@@ -266,8 +277,7 @@ fn a_copy_that_keeps_no_map_stops_at_a_bad_sector_and_a_lost_connection_is_none(
     pair.source.bad.push(Bad { start: 5000, end: 5001, times: usize::MAX });
     assert!(matches!(pair.copy(&small(8 * KC, 2)), Err(CopyError::Read { end: End::Source, .. })));
     let mut pair = Pair::shuffled(1, 100 * K);
-    let fault = Fault { verb: "read", nth: 3, kind: IoErrorKind::Unreachable, on: true };
-    pair.source.faults.push(fault);
+    pair.source.faults.push(Fault { verb: "read", nth: 3, kind: IoErrorKind::Unreachable, on: true });
     let plan = Plan { skip_bad: true, ..small(8 * KC, 2) };
     assert!(matches!(pair.copy(&plan), Err(CopyError::Read { end: End::Source, .. })));
 }

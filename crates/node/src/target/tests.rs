@@ -52,7 +52,6 @@ impl TargetEnd {
         end
     }
 
-    /// Processes an event of the connection.
     pub(crate) fn on_event(&mut self, io: &mut Io, event: Event) {
         let (operation, _) = Operation::of(event.token.key);
         self.act(io, |connection, context| connection.on_event(context, operation, event));

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod host;
 pub(crate) mod relay;
 
 use std::io::{ErrorKind, Read, Write};
@@ -53,6 +54,11 @@ impl Guard {
         Self::start_with(config(luns, access))
     }
 
+    /// A server with this storage as LUN 0.
+    pub(crate) fn of(words: &str) -> Self {
+        Self::start(vec![lun(0, medium(words))], Access::default())
+    }
+
     pub(crate) fn start_with(config: ServerConfig) -> Self {
         Self(Some(Server::start(config).unwrap()))
     }
@@ -77,7 +83,6 @@ impl Drop for Guard {
     }
 }
 
-/// Waits until `condition` holds.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -95,7 +100,6 @@ pub(crate) struct Client {
     began: Instant,
 }
 
-/// Why a step failed.
 #[derive(Debug)]
 pub(crate) struct Broken(pub(crate) String);
 
@@ -202,7 +206,6 @@ impl Client {
         Ok(())
     }
 
-    /// The next event of the machine.
     pub(crate) fn next_event(&mut self) -> Result<Event, Broken> {
         loop {
             if let Some(event) = self.machine.poll_event() {
@@ -255,7 +258,6 @@ impl Client {
         }
     }
 
-    /// Logs out and waits for the response.
     pub(crate) fn logout(mut self) -> Result<(), Broken> {
         self.machine.logout(LogoutReason::CloseSession, self.now());
         loop {

@@ -15,14 +15,28 @@ pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
     /// The number of successful login responses to drop; each time the connection is closed instead.
     pub(crate) swallow: Arc<AtomicU32>,
-    thread: Option<JoinHandle<()>>,
+    _acceptor: Acceptor,
 }
 
 impl Relay {
     pub(crate) fn start(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, swallow) = (listener.local_addr().unwrap(), Arc::new(AtomicU32::new(0)));
+        let swallow = Arc::new(AtomicU32::new(0));
         let shared = Arc::clone(&swallow);
+        let acceptor = Acceptor::start(target, move |client, server| relay(client, server, &shared));
+        Self { address: acceptor.address, swallow, _acceptor: acceptor }
+    }
+}
+
+/// Connects each of its clients to a target, one client at a time, until it is dropped.
+pub(crate) struct Acceptor {
+    pub(crate) address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    pub(crate) fn start(target: SocketAddr, relay: impl Fn(&TcpStream, &TcpStream) + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
         let thread = std::thread::spawn(move || {
             // At most one client connects at a time; a connection without data ends the relay.
             while let Ok((client, _)) = listener.accept() {
@@ -31,15 +45,15 @@ impl Relay {
                     return;
                 }
                 if let Ok(server) = TcpStream::connect(target) {
-                    relay(&client, &server, &shared);
+                    relay(&client, &server);
                 }
             }
         });
-        Self { address, swallow, thread: Some(thread) }
+        Self { address, thread: Some(thread) }
     }
 }
 
-impl Drop for Relay {
+impl Drop for Acceptor {
     fn drop(&mut self) {
         drop(TcpStream::connect(self.address));
         let _ = self.thread.take().expect("dropped once").join();

@@ -5,7 +5,6 @@ use crate::schedule::{Ratchet, Use};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A sender and its receiver with small limits.
 fn limited(limits: &'static Limits) -> (Sealer, Opener) {
     let ratchet = || Ratchet::both(Suite::Aes256Gcm, &[1; 32], &([2; 32].into(), [3; 32].into())).0;
     (Sealer::new(ratchet(), limits), Opener::new(ratchet(), limits))

@@ -44,7 +44,6 @@ fn pair_from(suite: Suite, seed: u8) -> (Channel, Channel) {
     (start.finish(&answer).unwrap(), theirs)
 }
 
-/// A plaintext of `bytes` bytes.
 fn plain(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|n| (n ^ (n >> 8)) as u8).collect()
 }

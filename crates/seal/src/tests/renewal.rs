@@ -96,7 +96,6 @@ fn section6_initiator_offers_when_either_direction_is_due() {
     }
 }
 
-/// Channels with small limits.
 fn pair_under(limits: &'static Limits) -> (Channel, Channel) {
     let (mut ours, mut theirs) = pair(SUITE);
     for channel in [&mut ours, &mut theirs] {
@@ -274,7 +273,6 @@ impl World {
         self.check();
     }
 
-    /// Invariants after every step.
     fn check(&mut self) {
         let [initiator, target] = &self.sides;
         let generations =

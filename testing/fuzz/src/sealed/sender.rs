@@ -24,13 +24,10 @@ const WRONG_ONE_IN: u8 = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The PDU comes out.
     Accepted,
     /// The result depends on later PDUs; from here on the connection may end.
     Undetermined,
-    /// Its data is refused.
     DataRefused,
-    /// Its header is refused.
     HeaderRefused,
 }
 
@@ -42,7 +39,6 @@ pub(super) struct Pdu {
     pub(super) inline: Vec<u8>,
     pub(super) buffer: Option<Span>,
     pub(super) serial: usize,
-    /// End of the transfer.
     pub(super) end: usize,
     /// Units that the PDU completes.
     pub(super) whole: Vec<Range<usize>>,

@@ -20,7 +20,6 @@ use crate::world::{Context, Over};
 const SECTORS: u64 = 256;
 const CLIENTS_MAX: usize = 3;
 
-/// Client ID of the scenario itself in the history.
 const SCENARIO: ClientId = ClientId::MAX;
 
 pub(super) struct Board {

@@ -109,7 +109,6 @@ impl Host {
         self.machine.task_management(function, lun, task).map_err(|_| Broken)
     }
 
-    /// Runs one command to its answer.
     pub(super) fn command(&mut self, lun: u16, cdb: &Cdb, data: Vec<u8>) -> Result<Answer, Broken> {
         let (task, until) = (self.submit(lun, cdb, data)?, self.now() + RESPONSE_TIMEOUT);
         loop {
@@ -120,7 +119,6 @@ impl Host {
         }
     }
 
-    /// Collects the pending unit attentions of a LUN.
     pub(super) fn clear_attentions(&mut self, lun: u16) -> Result<(), Broken> {
         while let Answer::Attention(..) = self.command(lun, &cdb::test_unit_ready(), Vec::new())? {}
         Ok(())

@@ -13,7 +13,6 @@ use crate::world::Context;
 /// Bit of values that no copy writes.
 pub(super) const OTHERS: u64 = 1 << 63;
 
-/// A range of sectors to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) from: u64,

@@ -39,7 +39,6 @@ const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Board {
     pub(super) context: Context,
     pub(super) ledger: Ledger,
-    /// The last word written.
     word: AtomicU64,
     pub(super) finish: AtomicBool,
 }

@@ -54,7 +54,7 @@ impl Machine {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     pub(super) copied: Copied,
     pub(super) machine: Machine,
@@ -79,14 +79,8 @@ pub(super) fn measure(bench: &Bench, row: &Row, is_first: bool) -> Result<Sample
     let storage = &bench.storage;
     storage.spoil(row.bytes)?;
     storage.drop_caches()?;
-    let copier = Copier {
-        method: row.method,
-        paths: storage.paths.clone(),
-        bytes: row.bytes,
-        block: row.block,
-        speed: row.speed,
-        rate: None,
-    };
+    let Row { method, speed, bytes, block } = *row;
+    let copier = Copier { method, paths: storage.paths.clone(), bytes, block, speed, rate: None };
     let (mut part, ()) = Part::start("the copier", &Role::Copier(copier))?;
     let before = (Machine::now()?, storage.traffic(), storage.cached_bytes());
     let copied: Copied = part.ask(bench.sizes.ms)?;
@@ -135,26 +129,16 @@ pub(super) fn beside(bench: &Bench, who: Beside, block: u32) -> Result<([Pacing;
         Some((method, rate)) => {
             // With a rate limit, one copy lasts about as long as the neighbours run.
             let worth = rate.map_or(u64::MAX, |rate| (rate * ms / 1000) >> 20 << 20).max(1 << 20);
-            let copier = Copier {
-                method,
-                paths: bench.storage.paths.clone(),
-                bytes: bench.bytes.min(worth),
-                block,
-                speed: Speed::default(),
-                rate,
-            };
+            let (paths, bytes) = (bench.storage.paths.clone(), bench.bytes.min(worth));
+            let copier = Copier { method, paths, bytes, block, speed: Speed::default(), rate };
             let (part, ()) = Part::start("the copier", &Role::Copier(copier))?;
             Some(part)
         }
         None => None,
     };
     let neighbour = |end: usize| {
-        let neighbour = Neighbour {
-            path: bench.storage.paths[end].clone(),
-            write: end == 1,
-            offset: bench.bytes,
-            bytes: bench.beside_bytes,
-        };
+        let (path, write) = (bench.storage.paths[end].clone(), end == 1);
+        let neighbour = Neighbour { path, write, offset: bench.bytes, bytes: bench.beside_bytes };
         Part::start("a neighbour", &Role::Neighbour(neighbour)).map(|(part, ())| part)
     };
     let mut neighbours = [neighbour(0)?, neighbour(1)?];

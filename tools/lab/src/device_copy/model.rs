@@ -106,7 +106,7 @@ fn curve(table: &[Measured], ceiling: &Ceiling) -> Option<Curve> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cell::{Machine, Sample};
+    use super::super::cell::Sample;
     use super::super::copier::Copied;
     use super::super::plan::Row;
     use super::*;
@@ -119,12 +119,7 @@ mod tests {
                 Copied { bytes: 1 << 20, seconds, read_us: 300.0, write_us: 100.0, ..Copied::default() };
             Measured {
                 row: Row { speed, method: Method::Mover(Some(buffers)), block, bytes: 1 << 20 },
-                samples: vec![Sample {
-                    copied,
-                    machine: Machine::default(),
-                    requests: None,
-                    cache_growth: None,
-                }],
+                samples: vec![Sample { copied, ..Sample::default() }],
                 is_main: true,
             }
         };

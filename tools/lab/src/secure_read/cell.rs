@@ -32,7 +32,7 @@ impl Pass {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     pub(super) figures: Figures,
     pub(super) target: Cpu,

@@ -59,8 +59,8 @@ impl IscsiTarget {
             let path = self.folder.join(DESCRIPTORS);
             std::fs::write(&path, descriptors).attempted(&format!("write {}", path.display()))?;
         }
-        std::fs::write(&path, contents.repeat(laps(&self.reading)))
-            .attempted(&format!("write {}", path.display()))?;
+        let contents = contents.repeat(laps(&self.reading));
+        std::fs::write(&path, contents).attempted(&format!("write {}", path.display()))?;
         let server = Server::start(self.config(&path)?).attempted("start a target")?;
         send(&Listening { port: server.addresses()[0].port() })?;
         orders.serve(|_| Ok(Mark { cpu: Cpu::now(), ..Mark::default() }))?;
@@ -230,18 +230,8 @@ impl<'a> Reader<'a> {
         let mut router = Router::new();
         router.add_endpoint(endpoint, ());
         let since = Instant::now();
-        Ok(Self {
-            reading,
-            opening,
-            io,
-            endpoint,
-            router,
-            slots,
-            events: Vec::new(),
-            done: Vec::new(),
-            next: 0,
-            since,
-        })
+        let (events, done) = (Vec::new(), Vec::new());
+        Ok(Self { reading, opening, io, endpoint, router, slots, events, done, next: 0, since })
     }
 
     fn submit(&mut self, slot: usize) {

@@ -99,14 +99,7 @@ mod tests {
         let protection = Protection::Sealed { cipher: Cipher::TripleDes, unit: UNIT_BYTES, how };
         let cpu = |user| Cpu { user, system: 0.0 };
         let figures = Figures { blocks, seconds: 1.0, cpu: cpu(initiator), ..Figures::default() };
-        let sample = Sample {
-            figures,
-            target: cpu(target),
-            sealing: 0.0,
-            hidden: 0.0,
-            pacing: None,
-            transfers: Vec::new(),
-        };
+        let sample = Sample { figures, target: cpu(target), ..Sample::default() };
         let reading = Reading { block: 1_000_000, depth: 1, protection };
         Measured {
             row: Row { over: Over::Sockets, reading },

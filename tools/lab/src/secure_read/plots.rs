@@ -15,10 +15,8 @@ pub(super) fn all(table: &[Measured], bench: &Bench) -> Result<Vec<(String, Stri
         let rows: Vec<&Measured> = table.iter().filter(way).collect();
         let words = format!("{}, {depth} at a time", over.name());
         let stem = |what: &str| format!("secure-read-{what}-{}-{depth}.svg", over.name().to_lowercase());
-        figures.push((
-            stem("throughput"),
-            lines(&format!("Sequential reads over {words}"), "MB/s", &rates(&rows))?,
-        ));
+        let throughput = lines(&format!("Sequential reads over {words}"), "MB/s", &rates(&rows))?;
+        figures.push((stem("throughput"), throughput));
         // The following figures apply to depth 1 only.
         let rows: Vec<&Measured> =
             rows.into_iter().filter(|measured| measured.row.reading.block == BLOCK_OF_PLOTS).collect();
@@ -33,10 +31,8 @@ pub(super) fn all(table: &[Measured], bench: &Bench) -> Result<Vec<(String, Stri
 }
 
 fn cycle(words: &str, rows: &[&Measured]) -> Result<String, LabError> {
-    let all: Vec<(String, Vec<f64>)> = rows
-        .iter()
-        .map(|measured| (measured.row.reading.protection.name(), measured.parts().to_vec()))
-        .collect();
+    let bar = |one: &&Measured| (one.row.reading.protection.name(), one.parts().to_vec());
+    let all: Vec<_> = rows.iter().map(bar).collect();
     let parts = ["until the first bytes", "until the last", "opening"];
     bars(&format!("Where a block's time goes: {words}"), "us, median", &parts, &all)
 }

@@ -25,7 +25,6 @@ const BLOCK: usize = 512;
 const BLOCKS: usize = 4096;
 const TURNS_MAX: usize = 200_000;
 
-/// The configuration of both ends.
 #[derive(Default)]
 struct Agreed {
     addresses: Option<(SocketAddr, SocketAddr)>,
@@ -118,13 +117,10 @@ impl Pair {
 
     /// Expects one of `expected` to complete with GOOD and `bytes` bytes.
     fn expect(&mut self, expected: &[TaskId], bytes: usize) {
-        match self.next() {
-            Outcome::Completed { task, status: GOOD, moved, .. } => {
-                assert!(expected.contains(&task));
-                assert_eq!(moved as usize, bytes);
-            }
-            other => panic!("{other:?}"),
-        }
+        let found = self.next();
+        let Outcome::Completed { task, status: GOOD, moved, .. } = found else { panic!("{found:?}") };
+        assert!(expected.contains(&task));
+        assert_eq!(moved as usize, bytes);
     }
 
     /// Logs in, writes and reads through short transfers, and logs out. All bytes read equal those written, and all

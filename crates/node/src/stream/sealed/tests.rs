@@ -42,7 +42,6 @@ impl Random {
     }
 }
 
-/// The channels of both ends of one connection.
 fn channels(suite: Suite) -> (Channel, Channel) {
     let (initiator, target) = (Identity::generate([1; 32]), Identity::generate([2; 32]));
     let (state, message) = seal::Initiator::start(&initiator, target.public(), b"", None, suite, &[3; 128]);
@@ -203,7 +202,6 @@ fn drain(side: &mut Side<initiator::Connection>) -> u32 {
     done
 }
 
-/// The direction of the command with this tag.
 fn direction_of(tag: u32) -> Direction {
     if tag.wrapping_mul(0x9e37_79b9) >> 31 == 0 { Direction::In } else { Direction::Out }
 }

@@ -36,7 +36,11 @@ pub(super) fn sender(
     mut sealing: Sealing,
 ) -> io::Result<Box<dyn Sender + Send>> {
     let (stored, unit) = (reading.contents(), (unit.min(reading.block)) as usize);
-    Ok(match how {
+    let at_request = |record: usize, stored, units| {
+        let (sealed, descriptors) = (vec![0; record], Vec::new());
+        Source::AtRequest { stored, units, sealed, descriptors }
+    };
+    let source = match how {
         How::Stored => {
             let mut sealed = vec![0; stored.len()];
             let block = reading.block as usize;
@@ -46,148 +50,93 @@ pub(super) fn sender(
                     descriptors.push(sealing.units.seal_into(plain, sealed));
                 }
             }
-            Box::new(Stored { reading, unit, sealed, descriptors, heads: sealing.heads, head: Vec::new() })
+            Source::Before { sealed, descriptors }
         }
-        How::Late => Box::new(Late {
-            reading,
-            unit,
-            stored,
-            units: sealing.units,
-            heads: sealing.heads,
-            sealed: vec![0; unit * DESCRIPTORS_MAX],
-            descriptors: Vec::new(),
-            head: Vec::new(),
-        }),
-        How::Packet => {
-            let (units, heads) = (sealing.units, sealing.heads);
-            Box::new(Packets {
-                reading,
-                unit,
-                stored,
-                units,
-                heads,
-                packet: Vec::new(),
-                sealed: vec![0; unit],
-            })
-        }
+        How::Late => at_request(unit * DESCRIPTORS_MAX, stored, Box::new(sealing.units)),
+        How::Packet => at_request(unit, stored, Box::new(sealing.units)),
         How::Ahead => {
             let ring = Ahead::start(reading, unit, stored, sealing.units)?;
-            Box::new(Aheads {
-                reading,
-                unit,
-                ring,
-                heads: sealing.heads,
-                taken: Vec::new(),
-                head: Vec::new(),
-            })
+            Source::Ahead { ring, taken: Vec::new() }
         }
-    })
+    };
+    Ok(Box::new(Records { reading, unit, heads: Heads { sealer: sealing.heads, head: Vec::new() }, source }))
 }
 
-/// Sends units sealed before the measurement; only heads are sealed at the request, as their nonces are counted.
-struct Stored {
+/// Sends blocks as records; heads are always sealed at the request, as their nonces are counted.
+struct Records {
     reading: Reading,
     unit: usize,
-    sealed: Vec<u8>,
-    descriptors: Vec<Descriptor>,
-    heads: Sealer,
+    heads: Heads,
+    source: Source,
+}
+
+/// The origin of sealed units.
+enum Source {
+    /// Sealed before the measurement.
+    Before { sealed: Vec<u8>, descriptors: Vec<Descriptor> },
+    /// Sealed at the request, one record with the length of `sealed` at a time: as many units as a head describes, or
+    /// one packet's payload, as IPsec does.
+    AtRequest { stored: Vec<u8>, units: Box<Units>, sealed: Vec<u8>, descriptors: Vec<Descriptor> },
+    /// Sealed by another thread before the request: all ready units form a record.
+    Ahead { ring: Ahead, taken: Vec<Sealed> },
+}
+
+struct Heads {
+    sealer: Sealer,
     head: Vec<u8>,
 }
 
-impl Sender for Stored {
-    fn send(&mut self, socket: &mut TcpStream, index: u64) -> io::Result<()> {
-        let (block, range) = (self.reading.block as usize, self.reading.range(index));
-        let per_block = block.div_ceil(self.unit);
-        let first = range.start / block * per_block;
-        let slices = self.sealed[range].chunks(self.unit * DESCRIPTORS_MAX);
-        let descriptors = self.descriptors[first..first + per_block].chunks(DESCRIPTORS_MAX);
-        for (slice, descriptors) in slices.zip(descriptors) {
-            self.head.clear();
-            self.heads.seal_head(&HEADER, descriptors, &mut self.head);
-            write_all(socket, &mut [IoSlice::new(&self.head), IoSlice::new(slice)])?;
-        }
-        Ok(())
+impl Heads {
+    /// Sends a record with these units in one call.
+    fn send<'a>(
+        &'a mut self,
+        socket: &mut TcpStream,
+        descriptors: &[Descriptor],
+        units: impl Iterator<Item = &'a [u8]>,
+    ) -> io::Result<()> {
+        self.head.clear();
+        self.sealer.seal_head(&HEADER, descriptors, &mut self.head);
+        let mut slices: Vec<IoSlice<'_>> =
+            std::iter::once(&self.head[..]).chain(units).map(IoSlice::new).collect();
+        write_all(socket, &mut slices)
     }
 }
 
-/// Seals at the request, one record at a time, and sends it.
-struct Late {
-    reading: Reading,
-    unit: usize,
-    stored: Vec<u8>,
-    units: Units,
-    heads: Sealer,
-    sealed: Vec<u8>,
-    descriptors: Vec<Descriptor>,
-    head: Vec<u8>,
-}
-
-impl Sender for Late {
+impl Sender for Records {
     fn send(&mut self, socket: &mut TcpStream, index: u64) -> io::Result<()> {
-        for record in self.stored[self.reading.range(index)].chunks(self.unit * DESCRIPTORS_MAX) {
-            self.descriptors.clear();
-            for (plain, sealed) in record.chunks(self.unit).zip(self.sealed.chunks_mut(self.unit)) {
-                self.descriptors.push(self.units.seal_into(plain, &mut sealed[..plain.len()]));
+        let Self { reading, unit, heads, source } = self;
+        let (block, range) = (reading.block as usize, reading.range(index));
+        let per_block = block.div_ceil(*unit);
+        match source {
+            Source::Before { sealed, descriptors } => {
+                let first = range.start / block * per_block;
+                let records = sealed[range].chunks(*unit * DESCRIPTORS_MAX);
+                let descriptors = descriptors[first..first + per_block].chunks(DESCRIPTORS_MAX);
+                for (record, descriptors) in records.zip(descriptors) {
+                    heads.send(socket, descriptors, std::iter::once(record))?;
+                }
             }
-            self.head.clear();
-            self.heads.seal_head(&HEADER, &self.descriptors, &mut self.head);
-            write_all(socket, &mut [IoSlice::new(&self.head), IoSlice::new(&self.sealed[..record.len()])])?;
-        }
-        Ok(())
-    }
-}
-
-/// Seals and sends one packet's payload at a time, as IPsec does.
-struct Packets {
-    reading: Reading,
-    unit: usize,
-    stored: Vec<u8>,
-    units: Units,
-    heads: Sealer,
-    packet: Vec<u8>,
-    sealed: Vec<u8>,
-}
-
-impl Sender for Packets {
-    fn send(&mut self, socket: &mut TcpStream, index: u64) -> io::Result<()> {
-        for plain in self.stored[self.reading.range(index)].chunks(self.unit) {
-            let sealed = &mut self.sealed[..plain.len()];
-            let descriptor = self.units.seal_into(plain, sealed);
-            self.packet.clear();
-            self.heads.seal_head(&HEADER, &[descriptor], &mut self.packet);
-            self.packet.extend_from_slice(sealed);
-            socket.write_all(&self.packet)?;
-        }
-        Ok(())
-    }
-}
-
-/// Sends units that another thread sealed before the request: all ready units form a record.
-struct Aheads {
-    reading: Reading,
-    unit: usize,
-    ring: Ahead,
-    heads: Sealer,
-    taken: Vec<Sealed>,
-    head: Vec<u8>,
-}
-
-impl Sender for Aheads {
-    fn send(&mut self, socket: &mut TcpStream, _index: u64) -> io::Result<()> {
-        // The ring contains blocks in the order of requests.
-        let mut left = (self.reading.block as usize).div_ceil(self.unit);
-        while left > 0 {
-            let most = (RECORD_BYTES / self.unit).clamp(1, DESCRIPTORS_MAX);
-            self.ring.take(left.min(most), &mut self.taken);
-            left -= self.taken.len();
-            let descriptors: Vec<Descriptor> = self.taken.iter().map(|sealed| sealed.descriptor).collect();
-            self.head.clear();
-            self.heads.seal_head(&HEADER, &descriptors, &mut self.head);
-            let units = self.taken.iter().map(|sealed| IoSlice::new(&sealed.bytes));
-            let mut slices: Vec<IoSlice<'_>> =
-                std::iter::once(IoSlice::new(&self.head)).chain(units).collect();
-            write_all(socket, &mut slices)?;
-            self.ring.give(&mut self.taken);
+            Source::AtRequest { stored, units, sealed, descriptors } => {
+                for record in stored[range].chunks(sealed.len()) {
+                    descriptors.clear();
+                    for (plain, sealed) in record.chunks(*unit).zip(sealed.chunks_mut(*unit)) {
+                        descriptors.push(units.seal_into(plain, &mut sealed[..plain.len()]));
+                    }
+                    heads.send(socket, descriptors, std::iter::once(&sealed[..record.len()]))?;
+                }
+            }
+            Source::Ahead { ring, taken } => {
+                // The ring contains blocks in the order of requests.
+                let mut left = per_block;
+                while left > 0 {
+                    let most = (RECORD_BYTES / *unit).clamp(1, DESCRIPTORS_MAX);
+                    ring.take(left.min(most), taken);
+                    left -= taken.len();
+                    let descriptors: Vec<_> = taken.iter().map(|sealed| sealed.descriptor).collect();
+                    heads.send(socket, &descriptors, taken.iter().map(|sealed| &sealed.bytes[..]))?;
+                    ring.give(taken);
+                }
+            }
         }
         Ok(())
     }
