@@ -48,6 +48,9 @@ enum Mode {
     },
 }
 
+/// A case that uses nothing but the context.
+type Body = fn(&Context) -> Result<()>;
+
 /// Argument of a family's function besides the context.
 pub struct Cases {
     mode: Mode,
@@ -94,6 +97,13 @@ fn stem(name: &str) -> &str {
 impl Cases {
     pub fn check(&mut self, name: &str, body: impl FnOnce() -> Result<()>) {
         self.case(name, None, body);
+    }
+
+    /// [`Cases::check`] for each row.
+    pub fn check_each(&mut self, context: &Context, rows: &[(&str, Body)]) {
+        for (name, body) in rows {
+            self.check(name, || body(context));
+        }
     }
 
     /// A case of a group. A sample contains `count` cases of the group, more or fewer by [`crate::Share`], drawn by its

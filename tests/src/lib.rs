@@ -40,8 +40,8 @@ use tempfile::TempDir;
 
 pub use cases::{Cases, Scene};
 pub use files::scratch;
-pub use process::{Output, Running, run};
-pub use target::{Credentials, Disk, Served, Target, Url};
+pub use process::{Output, Running, run, wait_until};
+pub use target::{Credentials, Disk, Served, Server, Target, Url};
 pub use tgt::Tgt;
 
 /// A family of cases about one peer or subject.

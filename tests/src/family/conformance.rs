@@ -247,12 +247,9 @@ struct Lun {
 impl Lun {
     fn serve(context: &Context, kind: &Kind) -> Result<Self> {
         let dir = scratch()?;
-        let path = dir.path().join("disk.img");
-        empty_file(&path, BYTES)?;
-        let mut disk = Disk::file(&path);
-        disk.removable = kind.name == "removable";
-        disk.read_only = kind.name == "read-only";
-        let served = context.serve(&[disk], None)?;
+        let path = empty_file(dir.path().join("disk.img"), BYTES)?;
+        let (removable, read_only) = (kind.name == "removable", kind.name == "read-only");
+        let served = context.serve(&[Disk { removable, read_only, ..Disk::file(&path) }], None)?;
         let url = served.url(0).to_string();
         // The multipath families need a second path: the same URL twice gives two sessions.
         let urls = if kind.name == "read-only" { vec![url] } else { vec![url.clone(), url] };

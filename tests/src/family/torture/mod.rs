@@ -14,7 +14,7 @@ use self::scene::{
 };
 use crate::files::empty_file;
 use crate::process::Surroundings;
-use crate::{Cases, Context, Disk, Output, Running, Tgt, Tier, find_program, scratch};
+use crate::{Cases, Context, Disk, Output, Running, Tgt, Tier, find_program, scratch, wait_until};
 
 const KILLS_MIN: usize = 1000;
 
@@ -104,13 +104,12 @@ impl Sums {
 /// Demands the exit code `expect` and adds the counts of the report to `sums`.
 fn verdict(output: Output, expect: i32, sums: &mut Sums) -> Result<()> {
     let output = output.expect(expect)?;
-    let line = output.stdout.lines().last().context("no verdict")?;
-    let object: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+    let object = output.json().context("no verdict")?;
     let kept = object["kept"].as_bool() == Some(true);
-    ensure!(kept == (expect == 0), "the verdict contradicts the exit code: {line}");
+    ensure!(kept == (expect == 0), "the verdict contradicts the exit code: {object}");
     if expect == 0 {
         sums.add(&object);
-        ensure!(object["connections_lost"].as_u64() > Some(0), "it was never disturbed: {line}");
+        ensure!(object["connections_lost"].as_u64() > Some(0), "it was never disturbed: {object}");
     }
     Ok(())
 }
@@ -137,14 +136,13 @@ fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<(
         let journal = journal.display().to_string();
         let arguments = ["--seconds", "60", "--clients", "2", "--journal", &journal];
         let mut torture = stand.torture(context, &url, &arguments, rng.random_range(0..1 << 32))?;
-        let until = Instant::now() + READY_LIMIT;
-        while !fs::metadata(&journal).is_ok_and(|found| found.len() > 0) {
-            ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
-            ensure!(Instant::now() < until, "it writes no journal\n{}", torture.stderr_tail());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let begun = wait_until(READY_LIMIT, || {
+            torture.alive()?;
+            Ok(fs::metadata(&journal).is_ok_and(|found| found.len() > 0))
+        });
+        begun.with_context(|| format!("it writes no journal\n{}", torture.stderr_tail()))?;
         std::thread::sleep(Duration::from_millis(rng.random_range(300..1500)));
-        ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
+        torture.alive()?;
         torture.signal(libc::SIGKILL)?;
         torture.finish(READY_LIMIT)?;
         sums.torture_kills += 1;
@@ -156,9 +154,7 @@ fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<(
         }
         let mut command = stand.command(context);
         command.args(["torture", &url, "--check", &journal, "--json"]);
-        let output = crate::run(&mut command, SLACK)?.success()?;
-        let object: Value = serde_json::from_str(output.stdout.lines().last().context("no verdict")?)?;
-        sums.add(&object);
+        sums.add(&crate::run(&mut command, SLACK)?.success()?.json()?);
         drop(target);
     }
     Ok(())
@@ -167,20 +163,13 @@ fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<(
 fn tgt(context: &Context, seconds: u64, sums: &mut Sums) -> Result<()> {
     let mut rng = context.rng("torture/tgt");
     let dir = scratch()?;
-    let file = dir.path().join("disk.img");
-    empty_file(&file, BYTES)?;
+    let file = empty_file(dir.path().join("disk.img"), BYTES)?;
     let disks = [Disk::file(&file)];
     let mut target = Tgt::serve(&disks, None)?;
     let mut command = context.command();
     let seed = rng.random_range(0..u64::from(u32::MAX)).to_string();
-    command.args([
-        "torture",
-        &format!("{},{TIMEOUT}", target.url(0)),
-        "--destroy",
-        "--json",
-        "--seed",
-        &seed,
-    ]);
+    let url = format!("{},{TIMEOUT}", target.url(0));
+    command.args(["torture", &url, "--destroy", "--json", "--seed", &seed]);
     command.args(["--seconds", &seconds.to_string(), "--clients", "2"]);
     let mut torture = Running::start(&mut command)?;
     let calm = Instant::now() + Duration::from_secs(seconds) + SLACK / 4;

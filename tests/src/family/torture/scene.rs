@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use crate::files::empty_file;
 use crate::process::Surroundings;
 use crate::relay::Relay;
+use crate::seal::Keys;
 use crate::{Context, Output, Running, free_port, scratch};
 
 pub(super) const BYTES: u64 = 8 << 20;
@@ -90,18 +91,14 @@ struct Seal {
 impl Seal {
     /// Makes keys for both sides in `dir`.
     fn new(context: &Context, dir: &Path, suite: &str) -> Result<Self> {
-        let path = |name: &str| dir.join(name).display().to_string();
-        let key = |name: &str| -> Result<String> {
-            let output = context.ours(&["key", "new", &path(name)], READY_LIMIT)?.success()?;
-            Ok(output.stdout.trim().to_owned())
-        };
-        let (target, initiator) = (key("target.key")?, key("initiator.key")?);
-        let peers = format!("[[peer]]\nname = \"torture\"\npublic-key = \"{initiator}\"\n");
-        std::fs::write(path("peers.toml"), peers)?;
-        let arguments =
-            ["--seal", "require", "--identity", &path("target.key"), "--peers", &path("peers.toml")];
+        let [target, initiator] = ["target", "initiator"].map(|name| Keys::new(context, dir, name));
+        let (target, initiator) = (target?, initiator?);
+        let peers = dir.join("peers.toml");
+        std::fs::write(&peers, initiator.peer("torture", ""))?;
+        let peers = peers.display().to_string();
+        let arguments = ["--seal", "require", "--identity", &target.path(), "--peers", &peers];
         let options =
-            format!(",seal=require,identity={},peer-key={target},suite={suite}", path("initiator.key"));
+            format!(",seal=require,identity={},peer-key={},suite={suite}", initiator.path(), target.public);
         Ok(Self { arguments: arguments.map(str::to_owned).to_vec(), options })
     }
 }
@@ -109,8 +106,7 @@ impl Seal {
 impl Stand {
     pub(crate) fn new(surroundings: &Surroundings) -> Result<Self> {
         let dir = scratch()?;
-        let file = dir.path().join("disk.img");
-        empty_file(&file, BYTES)?;
+        let file = empty_file(dir.path().join("disk.img"), BYTES)?;
         Ok(Self { dir, file, port: free_port()?, surroundings: surroundings.clone(), seal: None })
     }
 
