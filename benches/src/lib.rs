@@ -13,14 +13,14 @@ mod versus;
 
 use std::fs::{File, TryLockError};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser as _;
 use serde_json::{Value, json};
 
 use ends::pong;
-use harness::{Against, Context, Tier, evidence, program, run};
+use harness::{Against, Context, Tier, evidence, program, run, wait_until};
 
 const LOCK_LIMIT: Duration = Duration::from_secs(3600);
 /// Time limit of one measured command.
@@ -145,22 +145,19 @@ impl Lock {
         let path = std::env::temp_dir().join("hikyaku-bench.lock");
         let file = File::options().create(true).append(true).open(&path);
         let file = file.with_context(|| format!("open {}", path.display()))?;
-        let until = Instant::now() + LOCK_LIMIT;
         let mut printed = false;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self { _file: file }),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => bail!("lock {}: {error}", path.display()),
+        let taken = wait_until(LOCK_LIMIT, || match file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => {
+                if !std::mem::replace(&mut printed, true) {
+                    eprintln!("waiting for another benchmark to end ({})", path.display());
+                }
+                Ok(false)
             }
-            if Instant::now() > until {
-                bail!("{}: another benchmark has held it for {LOCK_LIMIT:?}", path.display());
-            }
-            if !std::mem::replace(&mut printed, true) {
-                eprintln!("waiting for another benchmark to end ({})", path.display());
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
+            Err(TryLockError::Error(error)) => bail!("lock {}: {error}", path.display()),
+        });
+        taken.with_context(|| format!("{}: held by another benchmark", path.display()))?;
+        Ok(Self { _file: file })
     }
 }
 

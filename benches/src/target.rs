@@ -5,7 +5,7 @@
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use super::bars::{Bar, Bound, verdict};
+use super::bars::{Bar, verdict};
 use super::peers::{QemuRun, Shape, iperf, qemu_img_bench, seconds, verify};
 use super::{Common, Spread, filter_rows, geometric_mean, interleaved, keep};
 use harness::files::random_file;
@@ -22,7 +22,7 @@ fn bars(shape: Shape, ratio: f64, cpu_ratio: f64) -> [Bar; 2] {
         _ => 1.0,
     };
     let cpu = if depth == 32 || block >= 256 << 10 { 0.6 } else { 1.2 };
-    [Bar::new("ratio", ratio, Bound::AtLeast(speed)), Bar::new("CPU ratio", cpu_ratio, Bound::AtMost(cpu))]
+    [Bar::at_least("ratio", ratio, speed), Bar::at_most("CPU ratio", cpu_ratio, cpu)]
 }
 
 pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
@@ -34,13 +34,11 @@ pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
     }
     let rows = filter_rows(rows, common.rows.as_deref(), |row| row.name())?;
     let dir = scratch()?;
-    let image = dir.path().join("disk.img");
-    random_file(&image, IMAGE_BYTES, 1)?;
+    let image = random_file(dir.path().join("disk.img"), IMAGE_BYTES, 1)?;
     let disks = [Disk::file(&image)];
     let mut ours = context.serve(&disks, None)?;
-    let tgt = Tgt::serve(&disks, None)?;
+    let mut tgt = Served::Tgt(Tgt::serve(&disks, None)?);
     let (ours_url, ours_pid) = (ours.url(0).clone(), ours.pid());
-    let mut tgt = Served::Tgt(tgt);
     let (tgt_url, tgt_pid) = (tgt.url(0).clone(), tgt.pid());
     let sides = [(&ours_url, ours_pid), (&tgt_url, tgt_pid)];
 

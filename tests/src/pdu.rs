@@ -383,18 +383,23 @@ impl Session {
         let itt = self.next_itt();
         pdu.set(16, itt).set(20, u32::MAX).set(24, self.cmd_sn).set(28, self.exp_stat_sn);
         self.send(&pdu)?;
+        Ok(self.answer_to(itt, TASK_MANAGEMENT_RESPONSE)?.bhs[2])
+    }
+
+    /// Receives the response to a request that is no SCSI command.
+    fn answer_to(&mut self, itt: u32, opcode: u8) -> Result<Pdu> {
         for _ in 0..ROUNDS_MAX {
             let answer = self.receive()?;
             match answer.opcode() {
-                TASK_MANAGEMENT_RESPONSE if answer.get(16) == itt => {
+                found if found == opcode && answer.get(16) == itt => {
                     self.exp_stat_sn = answer.get(24).wrapping_add(1);
-                    return Ok(answer.bhs[2]);
+                    return Ok(answer);
                 }
                 NOP_IN | ASYNC => self.on_unasked(&answer)?,
-                other => bail!("opcode {other:#x} answers task management {function}"),
+                other => bail!("opcode {other:#x} instead of {opcode:#x}"),
             }
         }
-        bail!("no answer to task management {function}")
+        bail!("no answer of opcode {opcode:#x}")
     }
 
     pub fn read(&mut self, lun: u64, lba: u32, blocks: u16) -> Result<Vec<u8>> {
@@ -418,14 +423,9 @@ impl Session {
         let itt = self.next_itt();
         pdu.set(16, itt).set(24, self.cmd_sn).set(28, self.exp_stat_sn);
         self.send(&pdu)?;
-        for _ in 0..ROUNDS_MAX {
-            let answer = self.receive()?;
-            if answer.opcode() == LOGOUT_RESPONSE {
-                ensure!(answer.bhs[2] == 0, "logout refused with {}", answer.bhs[2]);
-                return Ok(());
-            }
-        }
-        bail!("no answer to the logout")
+        let answer = self.answer_to(itt, LOGOUT_RESPONSE)?;
+        ensure!(answer.bhs[2] == 0, "logout refused with {}", answer.bhs[2]);
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 /// Bytes kept of one output stream; the oldest half of a longer one is dropped.
@@ -169,7 +169,7 @@ impl Surroundings {
 }
 
 /// Moves the calling thread into a network namespace.
-pub fn enter(path: &CStr) -> std::io::Result<()> {
+fn enter(path: &CStr) -> std::io::Result<()> {
     // SAFETY: plain system calls on a path that outlives them and on a descriptor opened here.
     unsafe {
         let namespace = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
@@ -179,6 +179,12 @@ pub fn enter(path: &CStr) -> std::io::Result<()> {
         libc::close(namespace);
     }
     Ok(())
+}
+
+/// Runs `work` on a thread inside a network namespace, so that no other thread has to leave it.
+pub fn within<T: Send>(path: &CStr, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let work = || enter(path).with_context(|| format!("enter {path:?}")).and_then(|()| work());
+    std::thread::scope(|scope| scope.spawn(work).join().map_err(|_| anyhow!("it panicked"))?)
 }
 
 /// Binds the calling thread, and threads and processes that it starts later, to one processor.

@@ -88,16 +88,16 @@ impl Link {
     fn set(&self, name: &str, key: &str) -> Result<()> {
         let script = format!("echo '{SOCKET_BYTES}' >/proc/sys/net/ipv4/{key}");
         let mut command = program("sh")?;
-        Surroundings { network: Some(name.to_owned()), ..Surroundings::default() }.apply(&mut command);
+        Surroundings::network(name).apply(&mut command);
         run(command.args(["-c", &script]), COMMAND_LIMIT)?.success().map(|_| ())
     }
 
     pub(super) fn initiator(&self) -> Surroundings {
-        Surroundings { network: Some(self.names[0].clone()), ..Surroundings::default() }
+        Surroundings::network(&self.names[0])
     }
 
     pub(super) fn target(&self) -> Surroundings {
-        Surroundings { network: Some(self.names[1].clone()), ..Surroundings::default() }
+        Surroundings::network(&self.names[1])
     }
 
     /// Runs `ip` on the initiator's (0) or the target's (1) side.

@@ -122,45 +122,20 @@ fn scsi_template(rng: &mut StdRng) -> Pdu {
 }
 
 fn text(rng: &mut StdRng) -> Vec<u8> {
-    const WORDS: &[&str] = &[
-        "SendTargets=All",
-        "SendTargets=",
-        "SendTargets=iqn.x",
-        "MaxRecvDataSegmentLength=0",
-        "MaxRecvDataSegmentLength=16777216",
-        "MaxBurstLength=511",
-        "FirstBurstLength=4294967296",
-        "HeaderDigest=",
-        "HeaderDigest=CRC32C,None",
-        "DataDigest=Reject",
-        "InitialR2T=Maybe",
-        "MaxConnections=65536",
-        "ErrorRecoveryLevel=3",
-        "DefaultTime2Wait=-1",
-        "AuthMethod=CHAP,None",
-        "AuthMethod=KRB5",
-        "CHAP_A=5",
-        "CHAP_N=",
-        "CHAP_R=0x",
-        "CHAP_R=0b====",
-        "CHAP_I=256",
-        "X-com.example.x=1",
-        "NoEquals",
-        "=value",
-        "A=B=C",
-        "InitiatorName=",
-        "TargetName=iqn.other",
-        "SessionType=Discovery",
-        "SessionType=Odd",
-        "TaskReporting=x",
-        "TargetPortalGroupTag=70000",
-    ];
+    /// Valid, invalid and misplaced pairs, separated by spaces.
+    const WORDS: &str = "SendTargets=All SendTargets= SendTargets=iqn.x MaxRecvDataSegmentLength=0 \
+        MaxRecvDataSegmentLength=16777216 MaxBurstLength=511 FirstBurstLength=4294967296 HeaderDigest= \
+        HeaderDigest=CRC32C,None DataDigest=Reject InitialR2T=Maybe MaxConnections=65536 ErrorRecoveryLevel=3 \
+        DefaultTime2Wait=-1 AuthMethod=CHAP,None AuthMethod=KRB5 CHAP_A=5 CHAP_N= CHAP_R=0x CHAP_R=0b==== \
+        CHAP_I=256 X-com.example.x=1 NoEquals =value A=B=C InitiatorName= TargetName=iqn.other \
+        SessionType=Discovery SessionType=Odd TaskReporting=x TargetPortalGroupTag=70000";
+    let words: Vec<&str> = WORDS.split(' ').collect();
     let mut data = Vec::new();
     for _ in 0..rng.random_range(0..12) {
         match rng.random_range(0..6) {
             0 => data.extend(random::bytes_of(rng, 1..200)),
             1 => data.extend(format!("{}={}", "K".repeat(rng.random_range(1..300)), "v".repeat(700)).bytes()),
-            _ => data.extend(WORDS[rng.random_range(0..WORDS.len())].bytes()),
+            _ => data.extend(words[rng.random_range(0..words.len())].bytes()),
         }
         if rng.random_range(0..8) > 0 {
             data.push(0);

@@ -34,33 +34,22 @@ enum Kind {
     Tgt4096,
 }
 
-const KINDS: &[Kind] = &[
-    Kind::File,
-    Kind::FileOdd,
-    Kind::Loop512,
-    Kind::Loop4096,
-    Kind::MemServed,
-    Kind::Ours512,
-    Kind::Ours4096,
-    Kind::OursWritethrough,
-    Kind::Tgt512,
-    Kind::Tgt4096,
+const KINDS: [(Kind, &str); 10] = [
+    (Kind::File, "file"),
+    (Kind::FileOdd, "file-odd"),
+    (Kind::Loop512, "loop-512"),
+    (Kind::Loop4096, "loop-4096"),
+    (Kind::MemServed, "iscsi-mem"),
+    (Kind::Ours512, "iscsi-512"),
+    (Kind::Ours4096, "iscsi-4096"),
+    (Kind::OursWritethrough, "iscsi-writethrough"),
+    (Kind::Tgt512, "tgt-512"),
+    (Kind::Tgt4096, "tgt-4096"),
 ];
 
 impl Kind {
     fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::FileOdd => "file-odd",
-            Self::Loop512 => "loop-512",
-            Self::Loop4096 => "loop-4096",
-            Self::MemServed => "iscsi-mem",
-            Self::Ours512 => "iscsi-512",
-            Self::Ours4096 => "iscsi-4096",
-            Self::OursWritethrough => "iscsi-writethrough",
-            Self::Tgt512 => "tgt-512",
-            Self::Tgt4096 => "tgt-4096",
-        }
+        KINDS[self as usize].1
     }
 
     /// Offsets and lengths at this end must be multiples of this, bytes.
@@ -276,7 +265,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     if !loops {
         cases.note("block device cases not run: they need root and /dev/loop-control");
     }
-    let kinds: Vec<Kind> = KINDS.iter().copied().filter(|kind| loops || !kind.needs_root()).collect();
+    let kinds: Vec<Kind> =
+        KINDS.map(|(kind, _)| kind).into_iter().filter(|kind| loops || !kind.needs_root()).collect();
     let pairs = kinds.iter().flat_map(|source| kinds.iter().map(|destination| (*source, *destination)));
     let mut plans = 0;
     for ((source, destination), round) in pairs.flat_map(|pair| (0..PER_PAIR).map(move |round| (pair, round)))
@@ -312,13 +302,12 @@ mod tests {
     fn plans_stay_in_bounds_and_alignment() {
         let mut rng = random::seeded(11);
         for _ in 0..500 {
-            for source in KINDS {
-                let destination = *KINDS.choose(&mut rng).unwrap();
-                let plan = Plan::draw(&mut rng, *source, destination, false);
+            for (source, _) in KINDS {
+                let (destination, _) = *KINDS.choose(&mut rng).unwrap();
+                let plan = Plan::draw(&mut rng, source, destination, false);
                 assert!(plan.source_offset + plan.length <= plan.source_bytes, "{plan:?}");
                 assert!(plan.destination_offset + plan.length <= plan.destination_bytes, "{plan:?}");
-                for (offset, kind) in [(plan.source_offset, *source), (plan.destination_offset, destination)]
-                {
+                for (offset, kind) in [(plan.source_offset, source), (plan.destination_offset, destination)] {
                     assert_eq!(offset % kind.granule(), 0, "{plan:?}");
                 }
             }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use mutants::{NAMES, VARIABLE};
 use serde_json::{Value, json};
 
-use super::torture::scene::{Disturbance, KILL, POWER, READY_LIMIT, Scene, Stand, play};
+use super::torture::scene::{Disturbance, KILL, POWER, READY_LIMIT, Scene, Stand, TWO_CLIENTS, play};
 use crate::files::random_file;
 use crate::process::Surroundings;
 use crate::steps::{cargo, must, target_directory};
@@ -28,17 +28,12 @@ const COPY_LIMIT: Duration = Duration::from_secs(20);
 const COPY_BYTES: u64 = 4 << 20;
 const EXIT_MISMATCH: i32 = 3;
 
+const TWO: Scene = Scene { arguments: TWO_CLIENTS, ..KILL };
 /// Scenes of the real program, run until one detects the defect.
 const SCENES: &[Scene] = &[
-    Scene {
-        name: "slow storage",
-        disturbance: Disturbance::None,
-        options: ",delay=1ms",
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
+    Scene { name: "slow storage", disturbance: Disturbance::None, options: ",delay=1ms", ..TWO },
     POWER,
-    Scene { name: "cut", disturbance: Disturbance::Cut, arguments: &["--clients", "2"], ..KILL },
+    Scene { name: "cut", disturbance: Disturbance::Cut, ..TWO },
 ];
 
 type Ending = fn(&Context, Option<&str>) -> Result<Option<String>>;

@@ -72,18 +72,11 @@ impl Images {
 }
 
 /// Parameters of nbdkit's filter `blocksize-policy`.
-const BLOCKS_4096: [&str; 4] = [
-    "blocksize-minimum=4096",
-    "blocksize-preferred=65536",
-    "blocksize-maximum=1M",
-    "blocksize-error-policy=error",
-];
-const BLOCKS_512: [&str; 4] = [
-    "blocksize-minimum=512",
-    "blocksize-preferred=512",
-    "blocksize-maximum=64K",
-    "blocksize-error-policy=error",
-];
+const POLICY: &str = "blocksize-error-policy=error";
+const BLOCKS_4096: [&str; 4] =
+    ["blocksize-minimum=4096", "blocksize-preferred=65536", "blocksize-maximum=1M", POLICY];
+const BLOCKS_512: [&str; 4] =
+    ["blocksize-minimum=512", "blocksize-preferred=512", "blocksize-maximum=64K", POLICY];
 
 fn servers(context: &Context, cases: &mut Cases) {
     let images = Scene::new(|| Images::new(|path| patchy_file(path, BYTES, context.seed_for("nbd/source"))));

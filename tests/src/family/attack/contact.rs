@@ -9,7 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Map, Value, json};
 
 use super::super::sealed::estate::{Estate, LIMIT, ours, refused};
-use super::super::sealed::flood::{enquiry, exchange, garbage, handshake_of, plain_request};
+use super::super::sealed::flood::{
+    AUTHENTICATION_FAILURE, SERVICE_UNAVAILABLE, SUCCESS, Tally, enquiry, exchange, garbage, handshake_of,
+    plain_request,
+};
 use super::super::sealed::outer::{Forger, damage_message};
 use crate::files::empty_file;
 use crate::pdu::{Pdu, connect, connect_from, keys, login_pdu};
@@ -22,10 +25,6 @@ const BYTES: u64 = 4 << 20;
 const INITIATOR: [(&str, &str); 2] =
     [("InitiatorName", "iqn.2026-11.org.example:visitor"), ("SessionType", "Normal")];
 const ANSWER: Duration = Duration::from_secs(10);
-/// Statuses of a Login Response: class and detail.
-const SUCCESS: [u8; 2] = [0, 0];
-const AUTHENTICATION_FAILURE: [u8; 2] = [2, 1];
-const SERVICE_UNAVAILABLE: [u8; 2] = [3, 1];
 const ADDRESSES: usize = 200;
 /// Threads of a flood: more than the target has cores.
 const THREADS: usize = 4;
@@ -66,34 +65,28 @@ struct Flood {
 
 /// Makes `count` connections from [`ADDRESSES`] addresses, one after the other in each of [`THREADS`] threads.
 fn flood(target: &Target, requests: &[Vec<u8>], count: usize) -> Result<Flood> {
-    let (refused, busy, other) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    let url = target.url(0);
+    let (tally, url) = (&Tally::default(), target.url(0));
     let (cpu, started) = (thread_cpu_seconds(target.pid())?, Instant::now());
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| {
-                let (refused, busy, other) = (&refused, &busy, &other);
-                scope.spawn(move || -> Result<()> {
-                    for number in (thread..count).step_by(THREADS) {
-                        let counter = match request_status(address(number), url, requests)? {
-                            AUTHENTICATION_FAILURE => refused,
-                            SERVICE_UNAVAILABLE => busy,
-                            _ => other,
-                        };
-                        counter.fetch_add(1, Ordering::Relaxed);
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
+        let attack = |thread: usize| {
+            move || -> Result<()> {
+                for number in (thread..count).step_by(THREADS) {
+                    tally.add(Some(request_status(address(number), url, requests)?));
+                }
+                Ok(())
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(attack(thread))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic in a flood"))
     })?;
     let seconds = started.elapsed().as_secs_f64();
+    let [refused, busy] = [AUTHENTICATION_FAILURE, SERVICE_UNAVAILABLE].map(|status| tally.of(status));
+    let cpu_each = (thread_cpu_seconds(target.pid())? - cpu) / count as f64;
     Ok(Flood {
-        refused: refused.into_inner(),
-        busy: busy.into_inner(),
-        other: other.into_inner(),
-        cpu_each: (thread_cpu_seconds(target.pid())? - cpu) / count as f64,
+        refused,
+        busy,
+        other: count as u64 - refused - busy,
+        cpu_each,
         per_second: count as f64 / seconds,
     })
 }

@@ -174,28 +174,25 @@ impl Home {
     fn use_it(&self, context: &Context, file: Trusted) -> Result<Output> {
         let path = |name: &str| self.path(name).display().to_string();
         let mut command = context.command_in(self.directory.path());
+        let serve = ["serve", "--listen", "127.0.0.1:0"];
         match file {
             Trusted::KnownTargets => command.args(["ls", "iscsi://127.0.0.1:1"]),
             Trusted::InitiatorSecret => {
                 let options = format!("chap-user=u,chap-secret-file={}", path("chap.secret"));
                 command.args(["info", &format!("iscsi://127.0.0.1:2/iqn.2026-11.example:x/0,{options}")])
             }
-            _ => {
-                command.args(["serve", "--listen", "127.0.0.1:0"]);
-                match file {
-                    Trusted::Config => command.args(["--config", &path("hikyaku.toml")]),
-                    Trusted::ChapSecret => {
-                        let secret = path("chap.secret");
-                        command.args(["mem:1M", "--chap-user", "u", "--chap-secret-file", &secret])
-                    }
-                    Trusted::TlsKey => {
-                        command.args(["mem:1M", "--tls", &format!("{},{}", path("tls.crt"), path("tls.key"))])
-                    }
-                    _ => {
-                        let (peers, identity) = (path("peers.toml"), path("target.key"));
-                        command.args(["mem:1M", "--peers", &peers, "--identity", &identity])
-                    }
-                }
+            Trusted::Config => command.args(serve).args(["--config", &path("hikyaku.toml")]),
+            Trusted::ChapSecret => {
+                let secret = path("chap.secret");
+                command.args(serve).args(["mem:1M", "--chap-user", "u", "--chap-secret-file", &secret])
+            }
+            Trusted::TlsKey => {
+                let files = format!("{},{}", path("tls.crt"), path("tls.key"));
+                command.args(serve).args(["mem:1M", "--tls", &files])
+            }
+            Trusted::Peers | Trusted::Psk | Trusted::Identity => {
+                let (peers, identity) = (path("peers.toml"), path("target.key"));
+                command.args(serve).args(["mem:1M", "--peers", &peers, "--identity", &identity])
             }
         };
         run(&mut command, LIMIT)

@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use crate::files::is_root;
 use crate::pdu::{LOGIN_RESPONSE, Pdu, keys};
-use crate::process::{Surroundings, enter};
+use crate::process::{Surroundings, within};
 use crate::relay::Acceptor;
 use crate::{Cases, Context, Output, Running, Server, find_program, free_port, program, run, scratch};
 
@@ -210,9 +210,7 @@ impl Namespace {
 
     /// Runs `work` on a thread inside the namespace.
     pub(super) fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let path = CString::new(format!("/run/netns/{}", self.name))?;
-        let work = || enter(&path).map_err(anyhow::Error::from).and_then(|()| work());
-        std::thread::scope(|scope| scope.spawn(work).join().map_err(|_| anyhow!("panicked"))?)
+        within(&CString::new(format!("/run/netns/{}", self.name))?, work)
     }
 
     pub(super) fn surroundings(&self) -> Surroundings {

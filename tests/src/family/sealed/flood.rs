@@ -1,9 +1,11 @@
 //! Many handshakes by attackers without a key: the target's CPU time and memory stay bounded, too many concurrent
 //! handshakes are refused as busy (0301), and initiators with a key get in.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -34,30 +36,26 @@ const DESCRIPTOR_GROWTH_MAX: usize = 16;
 /// Log lines about failed connections: four in full, and one that counts the others.
 const LINES_PER_SECOND_MAX: usize = 5;
 
+/// Statuses of a Login Response: class and detail.
+pub(crate) const SUCCESS: [u8; 2] = [0, 0];
+pub(crate) const AUTHENTICATION_FAILURE: [u8; 2] = [2, 1];
+pub(crate) const SERVICE_UNAVAILABLE: [u8; 2] = [3, 1];
+
+/// Numbers of connections by the status of the last answer; `None` if the target closed instead.
 #[derive(Debug, Default)]
-struct Tally {
-    handshakes: AtomicU64,
-    answered: AtomicU64,
-    /// 0201.
-    refused: AtomicU64,
-    /// 0301.
-    busy: AtomicU64,
-    /// 0200.
-    wrong: AtomicU64,
-    closed: AtomicU64,
-}
+pub(crate) struct Tally(Mutex<BTreeMap<Option<[u8; 2]>, u64>>);
 
 impl Tally {
-    fn add(&self, status: Option<[u8; 2]>) {
-        self.handshakes.fetch_add(1, Ordering::Relaxed);
-        let counter = match status {
-            Some([0, 0]) => &self.answered,
-            Some([2, 1]) => &self.refused,
-            Some([3, 1]) => &self.busy,
-            Some([2, 0]) => &self.wrong,
-            _ => &self.closed,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn add(&self, status: Option<[u8; 2]>) {
+        *self.0.lock().expect("no panic under this lock").entry(status).or_default() += 1;
+    }
+
+    pub(crate) fn of(&self, status: [u8; 2]) -> u64 {
+        self.0.lock().expect("no panic under this lock").get(&Some(status)).copied().unwrap_or(0)
+    }
+
+    fn all(&self) -> u64 {
+        self.0.lock().expect("no panic under this lock").values().sum()
     }
 }
 
@@ -223,10 +221,10 @@ fn flood(
     });
     let (used, passed) = (cpu_seconds(pid)?, started.elapsed().as_secs_f64());
     result.with_context(|| format!("{tally:?}\n--- log of the target\n{}", target.log()))?;
-    let handshakes = tally.handshakes.load(Ordering::Relaxed);
+    let handshakes = tally.all();
     let cpu_each = (used.0 + used.1 - cpu.0 - cpu.1) / handshakes.max(1) as f64;
     let logged = target.refusals() - logged_before;
-    let is_logged = logged > 0 || tally.refused.load(Ordering::Relaxed) == 0;
+    let is_logged = logged > 0 || tally.of(AUTHENTICATION_FAILURE) == 0;
     let measured = Measured { tally, seconds: passed, cpu_each, longest, sessions };
     ensure!(handshakes > 100, "a flood of {handshakes} handshakes is none");
     ensure!(cpu_each < HANDSHAKE_CPU_S_MAX, "{cpu_each:.4} s of processor time each: {measured:?}");
@@ -275,15 +273,14 @@ fn named(context: &Context, ground: &mut Ground, name: &str, make: Make) -> Resu
     let seconds = context.amount(2, 15) as f64;
     let measured = flood(context, &ground.estate, &mut ground.target, &what, seconds)?;
     println!("  {name}: {measured:?}");
-    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let tally = &measured.tally;
+    let [answered, refused, busy] =
+        [SUCCESS, AUTHENTICATION_FAILURE, SERVICE_UNAVAILABLE].map(|status| measured.tally.of(status));
     match name {
         // None of these is charged to an allowance, because their mac is wrong.
         "unknown-key" | "known-key-again" | "garbage" => {
-            let others = count(&tally.answered) + count(&tally.busy);
-            ensure!(count(&tally.refused) > 0 && others == 0, "{measured:?}");
+            ensure!(refused > 0 && answered + busy == 0, "{measured:?}");
         }
-        "enquiries" => ensure!(count(&tally.answered) > 0, "{measured:?}"),
+        "enquiries" => ensure!(answered > 0, "{measured:?}"),
         _ => {}
     }
     Ok(measured)
@@ -291,12 +288,12 @@ fn named(context: &Context, ground: &mut Ground, name: &str, make: Make) -> Resu
 
 impl Measured {
     fn facts(&self) -> serde_json::Value {
-        let handshakes = self.tally.handshakes.load(Ordering::Relaxed);
+        let handshakes = self.tally.all();
         serde_json::json!({
             "handshakes": handshakes,
             "per_second": (handshakes as f64 / self.seconds).round(),
             "cpu_us_each": (self.cpu_each * 1e6).round(),
-            "status_0301": self.tally.busy.load(Ordering::Relaxed),
+            "status_0301": self.tally.of(SERVICE_UNAVAILABLE),
             "longest_wait_of_a_friend_s": (self.longest * 1000.0).round() / 1000.0,
             "sessions_of_a_friend": self.sessions,
         })
@@ -323,7 +320,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     for (name, make) in FLOODS {
         cases.check(&format!("flood-{name}"), || {
             let measured = named(context, ground.get_mut()?, name, make)?;
-            busy += measured.tally.busy.load(Ordering::Relaxed);
+            busy += measured.tally.of(SERVICE_UNAVAILABLE);
             facts.insert(name.to_owned(), measured.facts());
             Ok(())
         });

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use base64::engine::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 
 use super::estate::{Estate, LIMIT};
 use crate::files::random_file;
@@ -18,7 +20,7 @@ const CORE_LIMIT: Duration = Duration::from_secs(20);
 
 /// One secret in every possible form: base64, raw bytes, hexadecimal.
 fn forms(text: &str) -> Vec<Vec<u8>> {
-    let raw = decode(text);
+    let raw = STANDARD.decode(text).expect("base64");
     let hex: String = raw.iter().map(|byte| format!("{byte:02x}")).collect();
     let list = raw.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
     // Without the last characters, which differ between variants of base64.
@@ -29,20 +31,6 @@ fn forms(text: &str) -> Vec<Vec<u8>> {
         hex.into_bytes(),
         list.into_bytes(),
     ]
-}
-
-fn decode(text: &str) -> Vec<u8> {
-    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let (mut bits, mut count, mut bytes) = (0u32, 0, Vec::new());
-    for value in text.bytes().filter_map(|byte| ALPHABET.iter().position(|&letter| letter == byte)) {
-        bits = bits << 6 | value as u32;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-        }
-    }
-    bytes
 }
 
 fn absent(place: &str, bytes: &[u8], secrets: &[String]) -> Result<()> {
@@ -192,7 +180,7 @@ mod tests {
     fn every_form_is_found() {
         let key = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=".to_owned();
         let raw: Vec<u8> = (1..=32).collect();
-        assert_eq!(decode(&key), raw);
+        assert!(forms(&key).contains(&raw));
         for form in forms(&key) {
             let hidden = [b"before".as_slice(), &form, b"after"].concat();
             assert!(absent("here", &hidden, std::slice::from_ref(&key)).is_err());

@@ -10,7 +10,8 @@ use rand::RngExt;
 use serde_json::Value;
 
 use self::scene::{
-    BYTES, Disturbance, KILL, LIFE_MS, LOGIN, POWER, READY_LIMIT, SLACK, Scene, Stand, TIMEOUT,
+    BYTES, CUT, Disturbance, KILL, LIFE_MS, LOGIN, POWER, READY_LIMIT, SLACK, STOP, Scene, Stand, TIMEOUT,
+    TWO_CLIENTS,
 };
 use crate::files::empty_file;
 use crate::process::Surroundings;
@@ -23,60 +24,23 @@ const SCENES: &[Scene] = &[
     Scene { name: "kill-three-clients", arguments: &["--clients", "3"], weight: 3, ..KILL },
     Scene { name: "kill-writethrough", options: ",cache=writethrough", weight: 2, ..KILL },
     Scene { name: "kill-4096-byte-blocks", options: ",block-size=4096", ..KILL },
-    Scene { name: "kill-portable", portable: true, arguments: &["--clients", "2"], weight: 2, ..KILL },
-    // Over the crash layer: everything that an orderly end does not flush is lost.
-    Scene {
-        name: "stop",
-        disturbance: Disturbance::Stop,
-        options: ",crash=never",
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
+    Scene { name: "kill-portable", portable: true, arguments: TWO_CLIENTS, weight: 2, ..KILL },
+    Scene { arguments: TWO_CLIENTS, ..STOP },
     // The delay prolongs the checks before the clients' work, so that waiting clients can miss events meanwhile.
-    Scene {
-        name: "stop-slow",
-        disturbance: Disturbance::Stop,
-        options: ",crash=never,delay=60ms",
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
-    Scene { name: "cut", disturbance: Disturbance::Cut, arguments: &["--clients", "2"], ..KILL },
-    Scene { name: "cut-portable", disturbance: Disturbance::Cut, portable: true, ..KILL },
+    Scene { name: "stop-slow", options: ",crash=never,delay=60ms", arguments: TWO_CLIENTS, ..STOP },
+    Scene { arguments: TWO_CLIENTS, ..CUT },
+    Scene { name: "cut-portable", portable: true, ..CUT },
     POWER,
     Scene { name: "power-writethrough", options: ",cache=writethrough", ..POWER },
     Scene { name: "power-portable", portable: true, ..POWER },
-    Scene {
-        name: "kill-sealed",
-        seal: Some("AES-256-GCM"),
-        arguments: &["--clients", "2"],
-        weight: 2,
-        ..KILL
-    },
+    Scene { name: "kill-sealed", seal: Some("AES-256-GCM"), arguments: TWO_CLIENTS, weight: 2, ..KILL },
     Scene { name: "kill-sealed-portable", seal: Some("AEGIS-128X2"), portable: true, ..KILL },
-    Scene {
-        name: "cut-sealed",
-        seal: Some("AEGIS-256X4"),
-        disturbance: Disturbance::Cut,
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
-    Scene {
-        name: "cut-sealed-portable",
-        seal: Some("AES-256-GCM"),
-        disturbance: Disturbance::Cut,
-        portable: true,
-        ..KILL
-    },
-    Scene {
-        name: "stop-sealed",
-        seal: Some("AES-256-GCM"),
-        disturbance: Disturbance::Stop,
-        options: ",crash=never",
-        ..KILL
-    },
+    Scene { name: "cut-sealed", seal: Some("AEGIS-256X4"), arguments: TWO_CLIENTS, ..CUT },
+    Scene { name: "cut-sealed-portable", seal: Some("AES-256-GCM"), portable: true, ..CUT },
+    Scene { name: "stop-sealed", seal: Some("AES-256-GCM"), ..STOP },
     Scene { name: "power-sealed", seal: Some("ChaCha20-Poly1305"), ..POWER },
     // Control: losses without an announcement are detected.
-    Scene { name: "power-unannounced-is-caught", arguments: &["--clients", "2"], expect: 3, ..POWER },
+    Scene { name: "power-unannounced-is-caught", arguments: TWO_CLIENTS, expect: 3, ..POWER },
 ];
 
 #[derive(Debug, Default)]

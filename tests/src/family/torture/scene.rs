@@ -71,6 +71,12 @@ pub(crate) const POWER: Scene = Scene {
     arguments: &["--clients", "2", "--cuts"],
     ..KILL
 };
+pub(crate) const TWO_CLIENTS: &[&str] = &["--clients", "2"];
+pub(crate) const CUT: Scene = Scene { name: "cut", disturbance: Disturbance::Cut, ..KILL };
+/// Over the crash layer: everything that an orderly end does not flush is lost.
+pub(crate) const STOP: Scene =
+    Scene { name: "stop", disturbance: Disturbance::Stop, options: ",crash=never", ..KILL };
+
 /// A directory with a file, and a target on it that can be restarted.
 pub(crate) struct Stand {
     pub(crate) dir: TempDir,
