@@ -21,6 +21,9 @@ const LIO_READY_LIMIT: Duration = Duration::from_secs(120);
 const COPY_LIMIT: Duration = Duration::from_secs(120);
 const BYTES: u64 = 128 << 20;
 const LIO_BYTES: u64 = 64 << 20;
+/// Groups of cases, by the kernel's role.
+const INITIATORS: (&str, usize) = ("initiators", 1);
+const TARGETS: (&str, usize) = ("targets", 1);
 
 pub(super) fn guest(context: &Context) -> Command {
     let mut command = Command::new(context.repository.join("tests/kernel-lab/guest"));
@@ -79,23 +82,18 @@ fn booted(
     served.blame(result)
 }
 
-fn initiator_cases(
-    context: &Context,
-    cases: &mut Cases,
-    group: (&str, usize),
-    (name, block, chap): (&str, u32, bool),
-) {
+fn initiator_cases(context: &Context, cases: &mut Cases, (name, block, chap): (&str, u32, bool)) {
     let credentials = chap.then(Credentials::example);
     let text = Scene::new(|| booted(context, block, credentials.as_ref(), credentials.as_ref()));
     for step in STEPS {
         let name = format!("initiator-{name}/{}", step.to_lowercase().replace(' ', "-"));
-        cases.check_some(group, &name, || {
+        cases.check_some(INITIATORS, &name, || {
             let text = text.get()?;
             ensure!(text.lines().any(|line| line.trim() == *step), "no {step} in:\n{}", tail(text, 3000));
             Ok(())
         });
     }
-    cases.check_some(group, &format!("initiator-{name}/size"), || {
+    cases.check_some(INITIATORS, &format!("initiator-{name}/size"), || {
         let wanted = format!("SIZE {BYTES} BLOCK {block} ");
         let line = text.get()?.lines().find(|line| line.starts_with("SIZE ")).context("no SIZE")?;
         ensure!(line.starts_with(&wanted), "{line}, expected {wanted}");
@@ -156,13 +154,7 @@ impl Lio {
     }
 }
 
-fn lio_cases(
-    context: &Context,
-    cases: &mut Cases,
-    group: (&str, usize),
-    name: &str,
-    credentials: Option<&Credentials>,
-) {
+fn lio_cases(context: &Context, cases: &mut Cases, name: &str, credentials: Option<&Credentials>) {
     let prefix = format!("lio-{name}");
     let mut lio = Scene::new(|| Lio::new(context, credentials));
     type Fill = fn(PathBuf, u64, u64) -> Result<PathBuf>;
@@ -171,14 +163,14 @@ fn lio_cases(
         let seed = context.seed_for(&format!("kernel/{prefix}/{content}"));
         let fill = |lio: &Lio| fill(lio.path("source.img"), LIO_BYTES, seed);
         let mut is_there = false;
-        cases.check_some(group, &format!("{prefix}/{content}-to-lio"), || {
+        cases.check_some(TARGETS, &format!("{prefix}/{content}-to-lio"), || {
             let lio = lio.get_mut()?;
             let source = fill(lio)?;
             let result = lio.copy(context, &source.display().to_string(), &lio.endpoint);
             is_there = result.is_ok();
             lio.blame(result)
         });
-        cases.check_some(group, &format!("{prefix}/{content}-from-lio"), || {
+        cases.check_some(TARGETS, &format!("{prefix}/{content}-from-lio"), || {
             let lio = lio.get_mut()?;
             let (source, back) = (lio.path("source.img"), empty_file(lio.path("back.img"), LIO_BYTES)?);
             if !is_there {
@@ -190,7 +182,7 @@ fn lio_cases(
         });
     }
     if credentials.is_some() {
-        cases.check_some(group, &format!("{prefix}/missing-secret-exits-4"), || {
+        cases.check_some(TARGETS, &format!("{prefix}/missing-secret-exits-4"), || {
             let lio = lio.get_mut()?;
             let back = empty_file(lio.path("back.img"), LIO_BYTES)?;
             let arguments = ["copy", "--force", &lio.url.to_string(), &back.display().to_string()];
@@ -202,14 +194,14 @@ fn lio_cases(
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for initiator in [("chap", 512, true), ("plain", 512, false), ("4096", 4096, false)] {
-        initiator_cases(context, cases, ("initiators", 1), initiator);
+        initiator_cases(context, cases, initiator);
     }
     cases.check_some(FULL_ONLY, "initiator-wrong-secret", || wrong_secret_case(context));
     if context.against == Against::Tgt {
         cases.note("examined tgt; the cases with LIO need our initiator");
         return Ok(());
     }
-    lio_cases(context, cases, ("targets", 1), "plain", None);
-    lio_cases(context, cases, ("targets", 1), "chap", Some(&Credentials::example()));
+    lio_cases(context, cases, "plain", None);
+    lio_cases(context, cases, "chap", Some(&Credentials::example()));
     Ok(())
 }

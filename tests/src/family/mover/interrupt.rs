@@ -12,7 +12,7 @@ use super::map::Journal;
 use super::scene::{Kind, LIMIT, Mounted, Scene};
 use super::{Case, case};
 use crate::files::can_loop;
-use crate::{Context, Output, run, wait_until};
+use crate::{Context, Disk, Output, run, wait_until};
 
 /// Rate at which a whole copy takes some hundred milliseconds, so that an interruption hits its middle.
 const RATE: &str = "60MB/s";
@@ -236,7 +236,9 @@ fn taken_up(context: &Context, scene: &Scene, survived: &Path) -> Result<()> {
 /// The target loses power and returns while the copy runs: claimed data stays, the rest is copied again.
 fn target_cut(context: &Context, seed: u64) -> Result<()> {
     let crash = format!("crash=after={}:seed={seed}", 20 + seed % 60);
-    let mut scene = Scene::with_options(context, seed, Kind::File, Kind::Lun, &[&crash])?;
+    let mut scene = Scene::new(context, seed, Kind::File, Kind::Lun)?;
+    let disk = Disk::file(&scene.destination.file).option(crash);
+    scene.destination.target()?.kill_and_restart(context, &[disk])?;
     let copy = scene.start(context, ["", ",timeout=20s"], &["--rate", RATE, "--force"])?;
     wait_until(Duration::from_secs(5), || Ok(scene.destination.target()?.running.ended()))
         .context("the target's power did not fail")?;

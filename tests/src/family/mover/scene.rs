@@ -119,7 +119,6 @@ impl End {
         kind: Kind,
         dir: &Path,
         name: &str,
-        options: &[&str],
         fill: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Self> {
         let mut file = dir.join(name);
@@ -142,9 +141,7 @@ impl End {
                 (device.text(), Guard::Loop { _device: device })
             }
             Kind::Lun => {
-                let options = options.iter().map(|option| (*option).to_owned()).collect();
-                let disk = Disk { options, ..Disk::file(&file) };
-                let target = Target::serve(context, &[disk], None, &[])?;
+                let target = Target::serve(context, &[Disk::file(&file)], None, &[])?;
                 (target.url(0).to_string(), Guard::Lun(Box::new(target)))
             }
             Kind::Nbd => {
@@ -189,26 +186,15 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(context: &Context, seed: u64, source: Kind, destination: Kind) -> Result<Self> {
-        Self::with_options(context, seed, source, destination, &[])
-    }
-
-    /// As [`Scene::new`], with these options of the target that serves the destination.
-    pub(super) fn with_options(
-        context: &Context,
-        seed: u64,
-        source: Kind,
-        destination: Kind,
-        options: &[&str],
-    ) -> Result<Self> {
         let dir = scratch()?;
         let mut rng = random::seeded(seed);
         let before = dir.path().join("before");
         image::make(&before, &mut rng, 8)?;
         let patches = rng.random_range(10..20);
         let mut make = |path: &Path| image::make(path, &mut rng, patches);
-        let source = End::new(context, source, dir.path(), "source", &[], &mut make)?;
+        let source = End::new(context, source, dir.path(), "source", &mut make)?;
         let fill = |path: &Path| copy_sparse(&before, path);
-        let destination = End::new(context, destination, dir.path(), "destination", options, fill)?;
+        let destination = End::new(context, destination, dir.path(), "destination", fill)?;
         let portable = rng.random_range(0..3) == 0;
         Ok(Self { source, destination, before, dir, rng, portable, chunk: "256K" })
     }

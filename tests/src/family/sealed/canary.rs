@@ -111,7 +111,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("canary-portable", || {
         let estate = estate.get()?;
         let portable = Surroundings::variable("HIKYAKU_IO", "portable");
-        let target = estate.serve_in(context, "require", &[], &portable)?;
+        let target = estate.serve_in(context, "require", &portable)?;
         let (found, _) = listen(context, estate, &target, Some(SUITES[0]))?;
         ensure!(found.is_empty(), "readable on the way: {found:#?}");
         Ok(())

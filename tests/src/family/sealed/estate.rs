@@ -58,14 +58,13 @@ impl Estate {
     }
 
     pub(crate) fn serve(&self, context: &Context, policy: &str) -> Result<Target> {
-        self.serve_in(context, policy, &[], &Surroundings::default())
+        self.serve_in(context, policy, &Surroundings::default())
     }
 
     pub(crate) fn serve_in(
         &self,
         context: &Context,
         policy: &str,
-        more: &[&str],
         surroundings: &Surroundings,
     ) -> Result<Target> {
         let (identity, peers) = (self.target.path(), self.peers.display().to_string());
@@ -73,7 +72,6 @@ impl Estate {
         if policy != "off" {
             arguments.extend(["--identity", &identity, "--peers", &peers]);
         }
-        arguments.extend(more);
         Target::serve_with(context, &[self.disk()], None, &arguments, surroundings)
     }
 

@@ -36,6 +36,9 @@ const DESCRIPTOR_GROWTH_MAX: usize = 16;
 /// Log lines about failed connections: four in full, and one that counts the others.
 const LINES_PER_SECOND_MAX: usize = 5;
 
+/// The two requests of an outer login.
+type Requests = [Vec<u8>; 2];
+
 /// Statuses of a Login Response: class and detail.
 pub(crate) const SUCCESS: [u8; 2] = [0, 0];
 pub(crate) const AUTHENTICATION_FAILURE: [u8; 2] = [2, 1];
@@ -72,7 +75,7 @@ pub(crate) fn handshake_of(
     estate: &Estate,
     target: &Target,
     who: &Keys,
-) -> Result<[Vec<u8>; 2]> {
+) -> Result<Requests> {
     let tap = Tap::passive(target.url(0).port()?)?;
     context.ours(&["info", &estate.endpoint(target, &tap.portal(), who, "")], LIMIT)?;
     let all = tap.conversations();

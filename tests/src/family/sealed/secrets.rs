@@ -51,7 +51,7 @@ fn talk(context: &Context) -> Result<()> {
     let secrets = secrets.into_iter().collect::<Result<Vec<_>>>()?;
     estate.admit_friend(&format!("psk-file = \"{}\"", psk.path()))?;
     let trace = Surroundings::variable("HIKYAKU_LOG", "trace");
-    let target = estate.serve_in(context, "require", &[], &trace)?;
+    let target = estate.serve_in(context, "require", &trace)?;
     let portal = target.url(0).portal.clone();
     let with_psk = format!(",log,psk-file={}", psk.path());
     let endpoint = estate.endpoint(&target, &portal, &estate.friend, &with_psk);
