@@ -56,6 +56,10 @@ pub struct Family {
 }
 
 impl Family {
+    const fn about(self, about: &'static str) -> Self {
+        Self { about, ..self }
+    }
+
     const fn of_any_target(self) -> Self {
         Self { any_target: true, ..self }
     }

@@ -173,13 +173,10 @@ impl Run {
 
 /// The `main` of the test program that holds `families`.
 pub fn main(families: &'static [Family]) -> ExitCode {
-    match examine(families) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("the families cannot be run: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    examine(families).unwrap_or_else(|error| {
+        eprintln!("the families cannot be run: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 fn examine(families: &'static [Family]) -> Result<ExitCode> {
@@ -228,13 +225,8 @@ pub fn print_summary(tallies: &[Tally]) {
             Share::Even => "",
             Share::Triple => "  triple, touched",
         };
-        println!(
-            "{:<16} {:>7} {:>7} {:>8.1}{share}{resumed}",
-            tally.family,
-            tally.passed,
-            tally.failures.len(),
-            tally.seconds
-        );
+        let Tally { family, passed, seconds, .. } = tally;
+        println!("{family:<16} {passed:>7} {:>7} {seconds:>8.1}{share}{resumed}", tally.failures.len());
     }
     for tally in tallies {
         for note in &tally.notes {
@@ -247,7 +239,6 @@ pub fn print_summary(tallies: &[Tally]) {
 }
 
 pub fn totals(tallies: &[Tally]) -> (usize, usize) {
-    tallies
-        .iter()
-        .fold((0, 0), |(passed, failed), tally| (passed + tally.passed, failed + tally.failures.len()))
+    let failed = tallies.iter().map(|tally| tally.failures.len()).sum();
+    (tallies.iter().map(|tally| tally.passed).sum(), failed)
 }

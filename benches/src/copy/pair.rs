@@ -50,16 +50,10 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
         let cpu = column(index, |run| run.cpu_s_per_gb);
         let machine = column(index, |run| run.machine_cpu_s_per_gb);
         let switches = column(index, |run| run.switches_per_gb);
-        writeln!(
-            table,
-            "| {} | {} | {:.0} % | {} | {} | {:.0} |",
-            tool.name,
-            speed.show(2),
-            100.0 * speed.median / most.median,
-            cpu.show(3),
-            machine.show(3),
-            switches.median
-        )?;
+        let (part, switches_each) = (100.0 * speed.median / most.median, switches.median);
+        let [shown, cpu_shown, machine_shown] = [speed.show(2), cpu.show(3), machine.show(3)];
+        let figures = format!("{part:.0} % | {cpu_shown} | {machine_shown} | {switches_each:.0}");
+        writeln!(table, "| {} | {shown} | {figures} |", tool.name)?;
         rows.push(json!({
             "tool": tool.name, "gb_per_s": speed, "cpu_s_per_gb": cpu, "machine_cpu_s_per_gb": machine,
             "switches_per_gb": switches,

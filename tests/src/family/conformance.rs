@@ -156,8 +156,11 @@ fn judge(test: &Test, required: bool, known: Option<&Known>) -> Option<Result<()
     }
 }
 
+/// Family and name of each test.
+type Tests = Vec<(String, String)>;
+
 /// Tests of the suite, by family, as `iscsi-test-cu -l` names them: `ALL.Family.Test`.
-fn all_tests() -> Result<Vec<(String, String)>> {
+fn all_tests() -> Result<Tests> {
     let output = run(program("iscsi-test-cu")?.arg("-l"), LIMIT)?;
     let lines = output.stdout.lines().filter_map(|line| line.trim().strip_prefix("ALL."));
     let tests: Vec<_> = lines.filter_map(|line| line.split_once('.')).collect();
@@ -289,13 +292,7 @@ fn lists_are_right(kind: &Kind, tests: &[(String, String)], known: &[Known]) -> 
     Ok(())
 }
 
-fn kind_cases(
-    context: &Context,
-    cases: &mut Cases,
-    kind: &Kind,
-    tests: &[(String, String)],
-    known: &[Known],
-) {
+fn kind_cases(context: &Context, cases: &mut Cases, kind: &Kind, tests: &Tests, known: &[Known]) {
     let mut lun = Scene::new(|| Lun::serve(context, kind));
     for (family, name) in tests.iter().filter(|(family, _)| kind.has(family)) {
         let test = format!("{family}.{name}");

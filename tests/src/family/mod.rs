@@ -66,123 +66,43 @@ impl<T> Ahead<T> {
 
 type Examine = fn(&Context, &mut Cases) -> Result<()>;
 
-const fn family(name: &'static str, examine: Examine, about: &'static str) -> Family {
-    Family { name, about, examine, any_target: false }
+const fn family(name: &'static str, examine: Examine) -> Family {
+    Family { name, about: "", examine, any_target: false }
 }
 
 /// All families, cheapest first.
 pub const FAMILIES: &[Family] = &[
-    family(
-        "cli-contract",
-        cli_contract::examine,
-        "exit codes, messages, JSON and refusals of the command line",
-    ),
-    family("sim", sim::examine, "simulated cuts, kills and lost connections of initiator, target and mover"),
-    family(
-        "libiscsi-tools",
-        libiscsi_tools::examine,
-        "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp against the target",
-    )
+    family("cli-contract", cli_contract::examine).about("exit codes, messages, JSON and refusals of the command line"),
+    family("sim", sim::examine).about("simulated cuts, kills and lost connections of initiator, target and mover"),
+    family("libiscsi-tools", libiscsi_tools::examine).about("iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp against the target")
     .of_any_target(),
-    family(
-        "qemu-img",
-        qemu_img::examine,
-        "a file system through qemu-img and back; qemu-io patterns, digests, CHAP",
-    )
+    family("qemu-img", qemu_img::examine).about("a file system through qemu-img and back; qemu-io patterns, digests, CHAP")
     .of_any_target(),
-    family("tgt", tgt::examine, "our copy to and from tgt, with and without CHAP"),
-    family(
-        "nbd",
-        nbd::examine,
-        "our NBD client against qemu-nbd and nbdkit: copies, holes, bitmaps, errors, killed servers",
-    ),
-    family("copy-matrix", copy_matrix::examine, "endpoint pairs times copy options, byte-compared"),
-    family(
-        "since",
-        since::examine,
-        "copy --since a clone or a snapshot, on xfs and btrfs, under changes of every kind",
-    ),
-    family("kill", kill::examine, "signals and sudden death of either side"),
-    family(
-        "mover",
-        mover::examine,
-        "copies with a journal, interrupted at every step, on storage that fails, fills up, vanishes or is swapped",
-    ),
-    family(
-        "xcopy",
-        xcopy::examine,
-        "the target copies between its own LUNs: exact, counted, refused, aborted",
-    ),
-    family(
-        "sessions",
-        sessions::examine,
-        "many sessions at once, some of them busy: memory, fairness, longest command",
-    ),
-    family(
-        "torture",
-        torture::examine,
-        "acknowledged data under kill -9, cut connections and power cuts, judged by a history",
-    ),
-    family("bad-input", bad_input::examine, "garbage, truncated and mutated PDUs while other sessions work")
+    family("tgt", tgt::examine).about("our copy to and from tgt, with and without CHAP"),
+    family("nbd", nbd::examine).about("our NBD client against qemu-nbd and nbdkit: copies, holes, bitmaps, errors, killed servers"),
+    family("copy-matrix", copy_matrix::examine).about("endpoint pairs times copy options, byte-compared"),
+    family("since", since::examine).about("copy --since a clone or a snapshot, on xfs and btrfs, under changes of every kind"),
+    family("kill", kill::examine).about("signals and sudden death of either side"),
+    family("mover", mover::examine).about("copies with a journal, interrupted at every step, on storage that fails, fills up, vanishes or is swapped"),
+    family("xcopy", xcopy::examine).about("the target copies between its own LUNs: exact, counted, refused, aborted"),
+    family("sessions", sessions::examine).about("many sessions at once, some of them busy: memory, fairness, longest command"),
+    family("torture", torture::examine).about("acknowledged data under kill -9, cut connections and power cuts, judged by a history"),
+    family("bad-input", bad_input::examine).about("garbage, truncated and mutated PDUs while other sessions work")
         .of_any_target(),
-    family(
-        "sealed",
-        sealed::examine,
-        "sealed sessions under attack: on the way, at the door, in masses, and by those who have a key",
-    ),
-    family(
-        "attack",
-        attack::examine,
-        "ways past the promises of docs/internals/trust.md: names, rights, claims, users, reloads, first contact, host",
-    ),
-    family(
-        "fuzz",
-        fuzz::examine,
-        "coverage-guided fuzzing of every parser and of whole sessions in both roles",
-    ),
-    family(
-        "mutants",
-        mutants::examine,
-        "defects on demand, each of which the simulator or the torture test must find",
-    ),
-    family(
-        "seal-model",
-        seal_model::examine,
-        "the model of SEAL/1's handshake and downgrade rules, checked by Verifpal",
-    ),
-    family(
-        "conformance",
-        conformance::examine,
-        "libiscsi's iscsi-test-cu on thin, removable and read-only LUNs",
-    )
+    family("sealed", sealed::examine).about("sealed sessions under attack: on the way, at the door, in masses, and by those who have a key"),
+    family("attack", attack::examine).about("ways past the promises of docs/internals/trust.md: names, rights, claims, users, reloads, first contact, host"),
+    family("fuzz", fuzz::examine).about("coverage-guided fuzzing of every parser and of whole sessions in both roles"),
+    family("mutants", mutants::examine).about("defects on demand, each of which the simulator or the torture test must find"),
+    family("seal-model", seal_model::examine).about("the model of SEAL/1's handshake and downgrade rules, checked by Verifpal"),
+    family("conformance", conformance::examine).about("libiscsi's iscsi-test-cu on thin, removable and read-only LUNs")
     .of_any_target(),
-    family(
-        "kernel",
-        kernel::examine,
-        "the stock Linux initiator (open-iscsi) and target (LIO) in an emulated machine",
-    )
+    family("kernel", kernel::examine).about("the stock Linux initiator (open-iscsi) and target (LIO) in an emulated machine")
     .of_any_target(),
-    family(
-        "passthrough",
-        passthrough::examine,
-        "copies by a disk's own commands in an emulated machine: exact, counted, refused, failing disks",
-    ),
-    family(
-        "volumes",
-        volumes::examine,
-        "LVM in an emulated machine: copy --since of thin volumes, and snapshots that never stay",
-    ),
-    family(
-        "nfs",
-        nfs::examine,
-        "copy --offload where the Linux NFS server copies, in an emulated machine: exact, counted",
-    ),
-    family("boot", boot::examine, "a machine that boots from our LUN by iPXE and by OVMF"),
-    family(
-        "foreign",
-        foreign::examine,
-        "ext4, xfs, SQLite and PostgreSQL on our LUN under cut connections, killed targets and power cuts",
-    ),
+    family("passthrough", passthrough::examine).about("copies by a disk's own commands in an emulated machine: exact, counted, refused, failing disks"),
+    family("volumes", volumes::examine).about("LVM in an emulated machine: copy --since of thin volumes, and snapshots that never stay"),
+    family("nfs", nfs::examine).about("copy --offload where the Linux NFS server copies, in an emulated machine: exact, counted"),
+    family("boot", boot::examine).about("a machine that boots from our LUN by iPXE and by OVMF"),
+    family("foreign", foreign::examine).about("ext4, xfs, SQLite and PostgreSQL on our LUN under cut connections, killed targets and power cuts"),
 ];
 
 #[cfg(test)]

@@ -199,10 +199,8 @@ fn really(context: &Context, mutant: &str) -> Result<Option<Value>> {
 }
 
 fn line(mutant: &str, runs: &[Option<u64>], real: Option<&Value>) -> String {
-    let runs: Vec<String> = runs
-        .iter()
-        .map(|count| count.map_or_else(|| format!("more than {RUNS}"), |n| n.to_string()))
-        .collect();
+    let shown = |count: &Option<u64>| count.map_or_else(|| format!("more than {RUNS}"), |n| n.to_string());
+    let runs: Vec<String> = runs.iter().map(shown).collect();
     let runs = if runs.is_empty() { "-".to_owned() } else { runs.join(", ") };
     let scene = real.and_then(|real| real["scene"].as_str()).unwrap_or("-");
     format!("| {mutant} | {runs} | {scene} |")
