@@ -74,17 +74,10 @@ pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
         if cpu_ratio.is_finite() && cpu_ratio > 0.0 {
             cpu.push(cpu_ratio);
         }
-        println!(
-            "| {} | {} | {} | {ratio:.2} | {} | {} | {cpu_ratio:.2} | {:.2} / {:.2} | {} |",
-            row.name(),
-            fast_a.show(0),
-            fast_b.show(0),
-            cpu_a.show(2),
-            cpu_b.show(2),
-            own_a.median,
-            own_b.median,
-            verdict(&bars)
-        );
+        let (name, verdict) = (row.name(), verdict(&bars));
+        print!("| {name} | {} | {} | {ratio:.2} |", fast_a.show(0), fast_b.show(0));
+        print!(" {} | {} | {cpu_ratio:.2} |", cpu_a.show(2), cpu_b.show(2));
+        println!(" {:.2} / {:.2} | {verdict} |", own_a.median, own_b.median);
         table.push(json!({
             "row": row.name(), "requests": count, "block_bytes": row.block, "depth": row.depth,
             "ours": {"mb_per_s": fast_a, "target_cpu_s_per_gb": cpu_a, "initiator_cpu_s_per_gb": own_a},

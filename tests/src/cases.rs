@@ -48,8 +48,8 @@ enum Mode {
     },
 }
 
-/// A case that uses nothing but the context.
-type Body = fn(&Context) -> Result<()>;
+/// Names of cases that use nothing but the context, and their bodies.
+pub type Rows<'a> = &'a [(&'a str, fn(&Context) -> Result<()>)];
 
 /// Argument of a family's function besides the context.
 pub struct Cases {
@@ -100,7 +100,7 @@ impl Cases {
     }
 
     /// [`Cases::check`] for each row.
-    pub fn check_each(&mut self, context: &Context, rows: &[(&str, Body)]) {
+    pub fn check_each(&mut self, context: &Context, rows: Rows<'_>) {
         for (name, body) in rows {
             self.check(name, || body(context));
         }

@@ -264,11 +264,9 @@ impl Lun {
     fn facts(&self) -> serde_json::Value {
         let count = |tests: &[&Test], verdict| tests.iter().filter(|test| test.verdict == verdict).count();
         let row = |tests: &[&Test]| {
-            json!({
-                "pass": count(tests, Verdict::Pass),
-                "fail": count(tests, Verdict::Fail),
-                "skip": count(tests, Verdict::Skip),
-            })
+            let [pass, fail, skip] =
+                [Verdict::Pass, Verdict::Fail, Verdict::Skip].map(|verdict| count(tests, verdict));
+            json!({"pass": pass, "fail": fail, "skip": skip})
         };
         let all: Vec<&Test> = self.families.values().flat_map(BTreeMap::values).collect();
         let families = self.families.iter();

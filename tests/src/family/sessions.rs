@@ -174,7 +174,8 @@ fn many(context: &Context, io: &str, plan: &Plan) -> Result<Map<String, Value>> 
     let result = (|| {
         let began = Instant::now();
         let mut sessions = log_in(&served, plan.sessions)?;
-        facts.insert("logins_per_second".into(), json!(per_second(plan.sessions, began.elapsed())));
+        let rate = plan.sessions as f64 / began.elapsed().as_secs_f64();
+        facts.insert("logins_per_second".into(), json!(rate.round()));
         let idle_bytes = resident_bytes(pid)?.saturating_sub(before) / plan.sessions as u64;
         facts.insert("idle_session_bytes".into(), json!(idle_bytes));
         ensure!(
@@ -211,10 +212,6 @@ fn many(context: &Context, io: &str, plan: &Plan) -> Result<Map<String, Value>> 
     })();
     served.blame(result)?;
     Ok(facts)
-}
-
-fn per_second(count: usize, took: Duration) -> f64 {
-    (count as f64 / took.as_secs_f64()).round()
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {

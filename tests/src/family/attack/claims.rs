@@ -8,6 +8,7 @@ use seal::Suite;
 use tempfile::TempDir;
 
 use super::reload::PLAIN;
+use crate::cases::Rows;
 use crate::files::empty_file;
 use crate::pdu::Session;
 use crate::seal::Keys;
@@ -43,10 +44,6 @@ impl Estate {
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
-    }
-
-    pub(super) fn keys(&self, context: &Context, name: &str) -> Result<Keys> {
-        Keys::new(context, self.dir.path(), name)
     }
 
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
@@ -171,7 +168,7 @@ fn protected(context: &Context) -> Result<()> {
 
 /// Two peers and their keys; if `bound`, `laptop` is bound to its name.
 fn peers(context: &Context, estate: &Estate, bound: bool) -> Result<[Keys; 3]> {
-    let keys = ["target", "laptop", "backup"].map(|name| estate.keys(context, name));
+    let keys = ["target", "laptop", "backup"].map(|name| Keys::new(context, estate.dir.path(), name));
     let [target, laptop, backup] = keys;
     let (target, laptop, backup) = (target?, laptop?, backup?);
     let bound = if bound { format!("initiator = \"{LAPTOP}\"") } else { String::new() };
@@ -254,15 +251,13 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
          [[target.acl]]\ninitiator = \"{BACKUP}\"\n"
     );
     cases.check("claims-name-beside-chap-is-no-protection", || exposed(context, &beside));
-    cases.check_each(
-        context,
-        &[
-            ("claims-chap-in-every-row-is-protection", protected),
-            ("claims-name-of-another-key", name_of_another),
-            ("claims-name-without-a-key", unbound),
-            ("claims-user-decides", user_decides),
-            ("claims-refused-logins-are-logged", logged),
-            ("claims-peers-that-nothing-asks-for", contradiction),
-        ],
-    );
+    let rows: Rows<'_> = &[
+        ("claims-chap-in-every-row-is-protection", protected),
+        ("claims-name-of-another-key", name_of_another),
+        ("claims-name-without-a-key", unbound),
+        ("claims-user-decides", user_decides),
+        ("claims-refused-logins-are-logged", logged),
+        ("claims-peers-that-nothing-asks-for", contradiction),
+    ];
+    cases.check_each(context, rows);
 }

@@ -141,14 +141,12 @@ fn floods(context: &Context, estate: &Estate) -> Result<Map<String, Value>> {
             cpu_each * 1e6,
             cpu_each / plain
         );
-        facts.insert(
-            (*name).to_owned(),
-            json!({
-                "connections": count, "status_0201": refused, "status_0301": busy, "answered": other,
-                "per_second": per_second.round(), "cpu_us_each": (cpu_each * 1e7).round() / 10.0,
-                "of_a_plain_login": (cpu_each / plain * 100.0).round() / 100.0,
-            }),
-        );
+        let figures = json!({
+            "connections": count, "status_0201": refused, "status_0301": busy, "answered": other,
+            "per_second": per_second.round(), "cpu_us_each": (cpu_each * 1e7).round() / 10.0,
+            "of_a_plain_login": (cpu_each / plain * 100.0).round() / 100.0,
+        });
+        facts.insert((*name).to_owned(), figures);
     }
     Ok(facts)
 }

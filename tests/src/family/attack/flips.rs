@@ -220,12 +220,12 @@ fn start(
     let tap = Tap::start(target.url(0).port()?, Box::new(move |index| middle(index, &counted)))?;
     let url = target.url(0).at(&tap.portal());
     let url = match kind.is_sealed {
-        true => format!(
-            "{url},timeout={TIMEOUT_S}s,seal=require,suite={},identity={},peer-key={}",
-            SUITES[(seed % 4) as usize],
-            friend.path(),
-            own.public
-        ),
+        true => {
+            let (suite, identity, key) = (SUITES[(seed % 4) as usize], friend.path(), &own.public);
+            format!(
+                "{url},timeout={TIMEOUT_S}s,seal=require,suite={suite},identity={identity},peer-key={key}"
+            )
+        }
         false => format!("{url}?header_digest=crc32c&data_digest=crc32c,timeout={TIMEOUT_S}s,seal=off"),
     };
     let local = local.display().to_string();

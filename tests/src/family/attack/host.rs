@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
+use crate::cases::Rows;
 use crate::files::{is_root, random_file};
 use crate::process::{Running, Surroundings};
 use crate::seal::Keys;
@@ -61,15 +62,13 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
             });
         }
     }
-    cases.check_each(
-        context,
-        &[
-            ("host-create-is-private", create_is_private),
-            ("host-hooks-see-no-password", hooks_see_no_password),
-            ("host-process-shows-no-password", process_shows_no_password),
-            ("host-messages-show-no-password", messages_show_no_password),
-        ],
-    );
+    let rows: Rows<'_> = &[
+        ("host-create-is-private", create_is_private),
+        ("host-hooks-see-no-password", hooks_see_no_password),
+        ("host-process-shows-no-password", process_shows_no_password),
+        ("host-messages-show-no-password", messages_show_no_password),
+    ];
+    cases.check_each(context, rows);
     cases.check("host-messages-command-no-terminal", || messages_command_no_terminal(context, home.get()?));
     for back_end in ["uring", "portable"] {
         cases.check(&format!("host-sandbox-{back_end}"), || sandboxed(context, back_end));

@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
+use crate::cases::Rows;
 use crate::files::is_root;
 use crate::pdu::{LOGIN_RESPONSE, Pdu, keys};
 use crate::process::{Surroundings, within};
@@ -27,22 +28,10 @@ const NOBODY: u32 = 65534;
 /// Files under `/etc` that the C library reads.
 const ETC_FILES: &[&str] = &["hosts", "host.conf", "nsswitch.conf", "passwd", "group", "ld.so.cache"];
 
-/// Spellings of 127.0.0.1 that connect to it.
-const SPELLINGS: &[&str] = &[
-    "localhost",
-    "LocalHost",
-    "127.1",
-    "127.0.0.01",
-    "2130706433",
-    "0x7f000001",
-    "[::ffff:127.0.0.1]",
-    "[::ffff:7f00:1]",
-    "127.0.0.1",
-    // Linux connects the unspecified address to the loopback address.
-    "0.0.0.0",
-    "0",
-    "[::ffff:0.0.0.0]",
-];
+/// Spellings of 127.0.0.1 that connect to it, separated by spaces. Linux connects the unspecified address to the
+/// loopback address.
+const SPELLINGS: &str = "localhost LocalHost 127.1 127.0.0.01 2130706433 0x7f000001 [::ffff:127.0.0.1] \
+    [::ffff:7f00:1] 127.0.0.1 0.0.0.0 0 [::ffff:0.0.0.0]";
 
 /// Lines of known targets that name no host; PORT and KEY stand for those of the known target.
 const MISTAKEN_LINES: &[&str] = &[
@@ -239,7 +228,7 @@ fn redirector(to: String) -> Result<Acceptor> {
 fn every_spelling_of_the_address(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let rogue = scene.replaced("127.0.0.1")?;
-    for spelling in SPELLINGS {
+    for spelling in SPELLINGS.split(' ') {
         scene.copy_is_refused(&lun(spelling, rogue.port), &["line 1 of", "known-targets"])?;
     }
     for command in [&["info"][..], &["ls"], &["torture", "--destroy"], &["bench", "path"]] {
@@ -252,7 +241,7 @@ fn every_spelling_of_the_address(context: &Context) -> Result<()> {
 fn an_address_of_a_known_name(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let rogue = scene.replaced("localhost")?;
-    for spelling in SPELLINGS {
+    for spelling in SPELLINGS.split(' ') {
         scene.copy_is_refused(&lun(spelling, rogue.port), &["line 1 of"])?;
     }
     rogue.saw_no_login()
@@ -421,34 +410,27 @@ fn beyond_loopback_unprotected_is_said(context: &Context) -> Result<()> {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    cases.check_each(
-        context,
-        &[
-            ("names-every-spelling-of-the-address", every_spelling_of_the_address),
-            ("names-an-address-of-a-known-name", an_address_of_a_known_name),
-            (
-                "names-the-target-name-noted-at-the-first-sealed-login",
-                the_target_name_noted_at_a_sealed_login,
-            ),
-            ("names-the-target-name-told-by-discovery", the_target_name_told_by_discovery),
-            ("names-a-known-address-behind-a-redirection", a_known_address_behind_a_redirection),
-            ("names-the-unspecified-address-of-ipv6", the_unspecified_address_of_ipv6),
-            ("names-a-mistaken-line-ends-the-command", a_mistaken_line_ends_the_command),
-            ("names-disagreement-names-both-lines", disagreement_names_both_lines),
-            ("names-no-configuration-directory", no_configuration_directory),
-            ("names-client-seal-require", client_seal_require),
-        ],
-    );
+    let rows: Rows<'_> = &[
+        ("names-every-spelling-of-the-address", every_spelling_of_the_address),
+        ("names-an-address-of-a-known-name", an_address_of_a_known_name),
+        ("names-the-target-name-noted-at-the-first-sealed-login", the_target_name_noted_at_a_sealed_login),
+        ("names-the-target-name-told-by-discovery", the_target_name_told_by_discovery),
+        ("names-a-known-address-behind-a-redirection", a_known_address_behind_a_redirection),
+        ("names-the-unspecified-address-of-ipv6", the_unspecified_address_of_ipv6),
+        ("names-a-mistaken-line-ends-the-command", a_mistaken_line_ends_the_command),
+        ("names-disagreement-names-both-lines", disagreement_names_both_lines),
+        ("names-no-configuration-directory", no_configuration_directory),
+        ("names-client-seal-require", client_seal_require),
+    ];
+    cases.check_each(context, rows);
     if !is_root() || find_program("unshare").is_none() || find_program("ip").is_none() {
         cases.note("names-host-*, names-beyond-loopback: they need root, unshare and ip");
         return;
     }
-    cases.check_each(
-        context,
-        &[
-            ("names-host-file-under-another-configuration-directory", host_file_elsewhere),
-            ("names-host-client-seal-require", host_client_seal_require),
-            ("names-beyond-loopback-unprotected-is-said", beyond_loopback_unprotected_is_said),
-        ],
-    );
+    let rows: Rows<'_> = &[
+        ("names-host-file-under-another-configuration-directory", host_file_elsewhere),
+        ("names-host-client-seal-require", host_client_seal_require),
+        ("names-beyond-loopback-unprotected-is-said", beyond_loopback_unprotected_is_said),
+    ];
+    cases.check_each(context, rows);
 }

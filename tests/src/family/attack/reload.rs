@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use seal::Suite;
 
 use super::claims::{BACKUP, Estate, IQN, LAPTOP, LIMIT, SEALED, SECRET, as_user, isid};
+use crate::cases::Rows;
 use crate::pdu::{Session, cdb10};
 use crate::procfs;
 use crate::seal::Keys;
@@ -56,7 +57,8 @@ struct Sealed {
 impl Sealed {
     fn new(context: &Context) -> Result<Self> {
         let estate = Estate::with_users(&[])?;
-        let [target, laptop, backup] = ["target", "laptop", "backup"].map(|name| estate.keys(context, name));
+        let [target, laptop, backup] =
+            ["target", "laptop", "backup"].map(|name| Keys::new(context, estate.dir.path(), name));
         estate.configure(SEALED, &[(0, "a.img")], "")?;
         let scene = Self { estate, target: target?, laptop: laptop?, backup: backup? };
         scene.peers(&[("laptop", &scene.laptop, ""), ("backup", &scene.backup, "")])?;
@@ -329,18 +331,16 @@ fn under_load(context: &Context) -> Result<()> {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    cases.check_each(
-        context,
-        &[
-            ("reload-peer-removed", peer_removed),
-            ("reload-user-removed", |context| user_revoked(context, None)),
-            ("reload-secret-changed", |context| user_revoked(context, Some("another-secret-16"))),
-            ("reload-bad-file", bad_file),
-            ("reload-fifo", fifo),
-            ("reload-ended-by-sigterm", terminated),
-            ("reload-units", units),
-            ("reload-by-flags", by_flags),
-            ("reload-under-load", under_load),
-        ],
-    );
+    let rows: Rows<'_> = &[
+        ("reload-peer-removed", peer_removed),
+        ("reload-user-removed", |context| user_revoked(context, None)),
+        ("reload-secret-changed", |context| user_revoked(context, Some("another-secret-16"))),
+        ("reload-bad-file", bad_file),
+        ("reload-fifo", fifo),
+        ("reload-ended-by-sigterm", terminated),
+        ("reload-units", units),
+        ("reload-by-flags", by_flags),
+        ("reload-under-load", under_load),
+    ];
+    cases.check_each(context, rows);
 }

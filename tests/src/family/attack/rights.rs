@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
+use crate::cases::Rows;
 use crate::pdu::{R2T, SCSI_RESPONSE, Session, cdb10};
 use crate::{Cases, Context, Server, run, scratch};
 
@@ -226,16 +227,14 @@ fn a_refused_reset_ends_no_task_of_its_sender(context: &Context) -> Result<()> {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    cases.check_each(
-        context,
-        &[
-            ("rights-read-only-cannot-protect-the-unit-from-others", cannot_protect_the_unit),
-            ("rights-read-only-cannot-reserve-the-unit", cannot_reserve_the_unit),
-            ("rights-read-only-cannot-eject-or-keep-the-medium", cannot_eject_or_keep_the_medium),
-            ("rights-read-only-is-told-so-and-reads-without-errors", is_told_so_and_reads_without_errors),
-            ("rights-read-only-cannot-end-the-tasks-and-sessions-of-others", cannot_end_tasks_and_sessions),
-            ("rights-masked-units-are-not-reached-by-resets", masked_units_are_not_reached_by_resets),
-            ("rights-a-refused-reset-ends-no-task-of-its-sender", a_refused_reset_ends_no_task_of_its_sender),
-        ],
-    );
+    let rows: Rows<'_> = &[
+        ("rights-read-only-cannot-protect-the-unit-from-others", cannot_protect_the_unit),
+        ("rights-read-only-cannot-reserve-the-unit", cannot_reserve_the_unit),
+        ("rights-read-only-cannot-eject-or-keep-the-medium", cannot_eject_or_keep_the_medium),
+        ("rights-read-only-is-told-so-and-reads-without-errors", is_told_so_and_reads_without_errors),
+        ("rights-read-only-cannot-end-the-tasks-and-sessions-of-others", cannot_end_tasks_and_sessions),
+        ("rights-masked-units-are-not-reached-by-resets", masked_units_are_not_reached_by_resets),
+        ("rights-a-refused-reset-ends-no-task-of-its-sender", a_refused_reset_ends_no_task_of_its_sender),
+    ];
+    cases.check_each(context, rows);
 }

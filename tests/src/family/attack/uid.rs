@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::claims::{IQN, LIMIT, SECRET, as_user as url_of, isid, refused};
 use super::names::{BEYOND, Namespace};
+use crate::cases::Rows;
 use crate::files::{empty_file, is_root};
 use crate::pdu::{Pdu, SCSI_COMMAND, Session, cdb10, connect, login_request};
 use crate::process::Surroundings;
@@ -212,16 +213,14 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     if find_program("ip").is_some() {
         cases.check("uid-another-source-address", || another_source(context));
     }
-    cases.check_each(
-        context,
-        &[
-            ("uid-allowed-by-name", |context| allowed(context, "nobody")),
-            ("uid-allowed-by-any", |context| allowed(context, "any")),
-            ("uid-another-is-allowed", another_allowed),
-            ("uid-unknown-user", unknown_user),
-            ("uid-closed-early", closed_early),
-            ("uid-chap-counts-instead", chap),
-            ("uid-server-of-another-user", server_of_another),
-        ],
-    );
+    let rows: Rows<'_> = &[
+        ("uid-allowed-by-name", |context| allowed(context, "nobody")),
+        ("uid-allowed-by-any", |context| allowed(context, "any")),
+        ("uid-another-is-allowed", another_allowed),
+        ("uid-unknown-user", unknown_user),
+        ("uid-closed-early", closed_early),
+        ("uid-chap-counts-instead", chap),
+        ("uid-server-of-another-user", server_of_another),
+    ];
+    cases.check_each(context, rows);
 }

@@ -34,16 +34,8 @@ impl Kind {
     pub(super) const ALL: [Self; 7] =
         [Self::File, Self::Loop, Self::Lun, Self::Nbd, Self::Ext4, Self::Xfs, Self::Loop4096];
 
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-            Self::Loop => "loop",
-            Self::Loop4096 => "loop-4096",
-            Self::Lun => "lun",
-            Self::Nbd => "nbd",
-        }
+    pub(super) fn name(self) -> String {
+        format!("{self:?}").to_lowercase().replace("loop4096", "loop-4096")
     }
 
     pub(super) fn needs_root(self) -> bool {

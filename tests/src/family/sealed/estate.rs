@@ -76,12 +76,8 @@ impl Estate {
     }
 
     pub(crate) fn endpoint(&self, target: &Target, portal: &str, who: &Keys, more: &str) -> String {
-        format!(
-            "{},timeout={TIMEOUT_S}s,seal=require,identity={},peer-key={}{more}",
-            target.url(0).at(portal),
-            who.path(),
-            self.target.public
-        )
+        let (url, identity, key) = (target.url(0).at(portal), who.path(), &self.target.public);
+        format!("{url},timeout={TIMEOUT_S}s,seal=require,identity={identity},peer-key={key}{more}")
     }
 
     /// The endpoint of `friend`, without a relay.
