@@ -47,18 +47,12 @@ impl Claim {
             at.map_or(f64::NAN, |at| Spread::column(&runs[at], value).median)
         };
         let both = |value: fn(&Sample) -> f64| [&self.row, &self.peer].map(|name| median(name, value));
-        let ratio = |[row, peer]: [f64; 2]| row / peer;
+        let (ratio, more) = (|[row, peer]: [f64; 2]| row / peer, |[row, peer]: [f64; 2]| row - peer);
         let value = match self.compare {
             Compare::Speed => ratio(both(|run| run.mb_per_s)),
-            Compare::MoreMicroseconds => {
-                let [row, peer] = both(|run| run.per_second);
-                1e6 / row - 1e6 / peer
-            }
+            Compare::MoreMicroseconds => more(both(|run| run.per_second).map(|rate| 1e6 / rate)),
             Compare::PerSecond => median(&self.row, |run| run.per_second),
-            Compare::MoreCpu => {
-                let [row, peer] = both(both_cpu);
-                row - peer
-            }
+            Compare::MoreCpu => more(both(both_cpu)),
             Compare::Cpu => ratio(both(both_cpu)),
         };
         Bar { what: self.what, value, bound: self.bound }

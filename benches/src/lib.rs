@@ -124,7 +124,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
     let hikyaku = harness::steps::binary(common.hikyaku.as_ref())?;
     // A fixed seed: random choices are the same in every run.
     let context = Context::new(hikyaku, 1, Tier::Full, Against::Ours)?;
-    let _lock = Lock::take()?;
+    let _lock = lock()?;
     match bench {
         Bench::Target(common) => target::run_table(common, &context),
         Bench::Ends(common) => ends::run_table(common, &context),
@@ -135,30 +135,24 @@ fn run_bench(bench: &Bench) -> Result<()> {
     }
 }
 
-#[derive(Debug)]
-struct Lock {
-    _file: File,
-}
-
-impl Lock {
-    fn take() -> Result<Self> {
-        let path = std::env::temp_dir().join("hikyaku-bench.lock");
-        let file = File::options().create(true).append(true).open(&path);
-        let file = file.with_context(|| format!("open {}", path.display()))?;
-        let mut printed = false;
-        let taken = wait_until(LOCK_LIMIT, || match file.try_lock() {
-            Ok(()) => Ok(true),
-            Err(TryLockError::WouldBlock) => {
-                if !std::mem::replace(&mut printed, true) {
-                    eprintln!("waiting for another benchmark to end ({})", path.display());
-                }
-                Ok(false)
+/// Waits for the end of other benchmarks; the returned file is the lock.
+fn lock() -> Result<File> {
+    let path = std::env::temp_dir().join("hikyaku-bench.lock");
+    let file = File::options().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("open {}", path.display()))?;
+    let mut printed = false;
+    let taken = wait_until(LOCK_LIMIT, || match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => {
+            if !std::mem::replace(&mut printed, true) {
+                eprintln!("waiting for another benchmark to end ({})", path.display());
             }
-            Err(TryLockError::Error(error)) => bail!("lock {}: {error}", path.display()),
-        });
-        taken.with_context(|| format!("{}: held by another benchmark", path.display()))?;
-        Ok(Self { _file: file })
-    }
+            Ok(false)
+        }
+        Err(TryLockError::Error(error)) => bail!("lock {}: {error}", path.display()),
+    });
+    taken.with_context(|| format!("{}: held by another benchmark", path.display()))?;
+    Ok(file)
 }
 
 fn filter_rows<T>(rows: Vec<T>, pattern: Option<&str>, name: impl Fn(&T) -> String) -> Result<Vec<T>> {
@@ -247,7 +241,15 @@ fn geometric_mean(values: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// Whether no name occurs twice.
+    pub(super) fn all_differ<T: Ord>(mut names: impl Iterator<Item = T>) -> bool {
+        let mut known = BTreeSet::new();
+        names.all(|name| known.insert(name))
+    }
 
     #[test]
     fn medians() {

@@ -119,16 +119,10 @@ mod tests {
         let met = |write, block, depth, ratio, cpu| {
             bars(Shape { write, block, depth }, ratio, cpu).iter().all(Bar::is_met)
         };
-        assert!(
-            met(false, 4096, 1, 1.0, 1.2)
-                && !met(false, 4096, 1, 0.99, 1.0)
-                && !met(true, 4096, 1, 1.0, 1.21)
-        );
-        assert!(
-            met(true, 4096, 32, 3.0, 0.6)
-                && !met(true, 4096, 32, 2.9, 0.6)
-                && !met(true, 4096, 32, 3.0, 0.61)
-        );
+        assert!(met(false, 4096, 1, 1.0, 1.2) && !met(false, 4096, 1, 0.99, 1.0));
+        assert!(!met(true, 4096, 1, 1.0, 1.21));
+        assert!(met(true, 4096, 32, 3.0, 0.6) && !met(true, 4096, 32, 2.9, 0.6));
+        assert!(!met(true, 4096, 32, 3.0, 0.61));
         assert!(met(false, 65_536, 32, 2.0, 0.6) && !met(false, 1 << 20, 32, 1.9, 0.1));
         assert!(met(true, 1 << 20, 32, 1.0, 0.6) && !met(true, 256 << 10, 1, 1.0, 0.7));
     }

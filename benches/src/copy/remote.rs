@@ -27,9 +27,8 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
             prepare(src, dst, files.bytes, rep)?;
             let report = bench.copy(arguments)?;
             if index == 1 {
-                let moved =
-                    number(&report, "/session_bytes/received")? + number(&report, "/session_bytes/sent")?;
-                session_bytes = session_bytes.max(moved);
+                let moved = |way: &str| number(&report, &format!("/session_bytes/{way}"));
+                session_bytes = session_bytes.max(moved("received")? + moved("sent")?);
             }
             if rep > 0 {
                 speeds[index].push(number(&report, "/mb_per_s")? / 1e3);

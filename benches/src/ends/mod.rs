@@ -128,14 +128,8 @@ fn backends() -> Group {
                 cells.push(Cell { name: format!("{word}-{}", cell.name), ..cell });
             }
             let row = |word: &str| format!("{word}-{}", name(Storage::File, shape));
-            let bound = Bound::AtLeast(0.7);
-            claims.push(Claim::new(
-                &row("portable"),
-                &row("uring"),
-                "ratio to io_uring",
-                Compare::Speed,
-                bound,
-            ));
+            let (bound, what) = (Bound::AtLeast(0.7), "ratio to io_uring");
+            claims.push(Claim::new(&row("portable"), &row("uring"), what, Compare::Speed, bound));
         }
     }
     let targets =
@@ -188,34 +182,19 @@ impl<'a> Scene<'a> {
             }
             Way::Tgt => {
                 let run = self.tgt_run(shape, self.counts[index])?;
-                let used = |cpu_s_per_gb: f64| Used {
-                    cpu_s_per_gb,
-                    cpu_us: cpu_s_per_gb * shape.block as f64 / 1e3,
-                    switches: f64::NAN,
-                    switches_involuntary: f64::NAN,
+                let used = |cpu_s_per_gb: f64| {
+                    let cpu_us = cpu_s_per_gb * shape.block as f64 / 1e3;
+                    Some(Used { cpu_s_per_gb, cpu_us, switches: f64::NAN, switches_involuntary: f64::NAN })
                 };
-                Sample {
-                    mb_per_s: run.mb_per_s,
-                    per_second: of_block(run.mb_per_s),
-                    initiator: Some(used(run.initiator_cpu_s_per_gb)),
-                    target: Some(used(run.target_cpu_s_per_gb)),
-                    ..Sample::default()
-                }
+                let (initiator, target) = (used(run.initiator_cpu_s_per_gb), used(run.target_cpu_s_per_gb));
+                let (mb_per_s, per_second) = (run.mb_per_s, of_block(run.mb_per_s));
+                Sample { mb_per_s, per_second, initiator, target, ..Sample::default() }
             }
             Way::Stream => {
                 let mb_per_s = iperf(self.seconds, Some("128K"))?;
                 Sample { mb_per_s, per_second: of_block(mb_per_s), ..Sample::default() }
             }
-            Way::RoundTrip => {
-                let trips = pong::round_trips(shape, CORE, self.seconds)?;
-                Sample {
-                    mb_per_s: shape.block as f64 / trips.mean_us,
-                    per_second: 1e6 / trips.mean_us,
-                    p50_us: trips.p50_us,
-                    p99_us: trips.p99_us,
-                    ..Sample::default()
-                }
-            }
+            Way::RoundTrip => pong::round_trips(shape, CORE, self.seconds)?,
         })
     }
 }
@@ -227,22 +206,14 @@ fn print_row(cell: &Cell, runs: &[Sample]) {
     let dash = |value: f64, digits: usize| {
         if value.is_finite() && value > 0.0 { format!("{value:.digits$}") } else { "-".to_owned() }
     };
-    let mut line = format!(
-        "| {} | {} | {} | {} | {} |",
-        cell.name,
-        Spread::column(runs, |run| run.mb_per_s).show(0),
-        Spread::column(runs, |run| run.per_second).show(0),
-        dash(Spread::column(runs, |run| run.p50_us).median, 1),
-        dash(Spread::column(runs, |run| run.p99_us).median, 0),
-    );
+    let column = |value: fn(&Sample) -> f64| Spread::column(runs, value);
+    let [speed, rate] = [column(|run| run.mb_per_s), column(|run| run.per_second)].map(|all| all.show(0));
+    let (p50, p99) = (dash(column(|run| run.p50_us).median, 1), dash(column(|run| run.p99_us).median, 0));
+    let mut line = format!("| {} | {speed} | {rate} | {p50} | {p99} |", cell.name);
     for (_, end) in ENDS {
         let of = |value: fn(Used) -> f64| Spread::column(runs, |run| end(run).map_or(f64::NAN, value)).median;
-        line += &format!(
-            " {} | {} | {} |",
-            dash(of(|used| used.cpu_s_per_gb), 3),
-            dash(of(|used| used.cpu_us), 2),
-            dash(of(|used| used.switches), 3)
-        );
+        let (cpu, each) = (dash(of(|used| used.cpu_s_per_gb), 3), dash(of(|used| used.cpu_us), 2));
+        line += &format!(" {cpu} | {each} | {} |", dash(of(|used| used.switches), 3));
     }
     let data = match cell.way {
         Way::Ours(_, Storage::File) => "file, flushed, verified",
@@ -301,13 +272,8 @@ fn run_group(context: &Context, group: &Group, reps: usize, seconds: f64) -> Res
 }
 
 fn counted() -> Vec<(Storage, Shape)> {
-    let mut rows = Vec::new();
-    for (block, depth) in [(4 << 10, 1), (4 << 10, 32), (1 << 20, 32)] {
-        for write in [false, true] {
-            rows.push((Storage::File, Shape::new(write, block, depth)));
-        }
-    }
-    rows
+    let both = |(block, depth)| [false, true].map(|write| (Storage::File, Shape::new(write, block, depth)));
+    [(4 << 10, 1), (4 << 10, 32), (1 << 20, 32)].into_iter().flat_map(both).collect()
 }
 
 pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {

@@ -79,12 +79,8 @@ impl Ours {
     }
 
     pub(crate) fn url(&self, storage: Storage, write: bool) -> &Url {
-        self.served.url(match (storage, write) {
-            (Storage::File, false) => 0,
-            (Storage::File, true) => 1,
-            (Storage::Memory, false) => 2,
-            (Storage::Memory, true) => 3,
-        })
+        let first = if storage == Storage::File { 0 } else { 2 };
+        self.served.url(first + usize::from(write))
     }
 
     /// The command line of a run, without its length.

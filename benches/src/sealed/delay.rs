@@ -123,9 +123,8 @@ impl Direction {
             took = self.take();
             self.deliver();
         }
-        let wait =
-            self.held.front().map_or(SLEEP_MAX, |(due, _)| due.saturating_duration_since(Instant::now()));
-        let wait = wait.min(SLEEP_MAX);
+        let due = self.held.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let wait = due.unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
         let mut poll = libc::pollfd { fd: self.from.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let time = libc::timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as libc::c_long };
         // SAFETY: both structures outlive the call.

@@ -159,6 +159,7 @@ fn ahead(shape: Shape) -> Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::all_differ;
 
     #[test]
     fn every_claim_names_rows_that_exist() {
@@ -172,16 +173,10 @@ mod tests {
 
     #[test]
     fn names_of_groups_and_of_their_rows_differ() {
-        let mut names: Vec<String> = groups().into_iter().map(|group| group.name).collect();
-        let count = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), count);
-        for group in groups() {
-            let mut rows: Vec<&str> = group.rows.iter().map(|row| row.name()).collect();
-            rows.sort_unstable();
-            rows.dedup();
-            assert_eq!(rows.len(), group.rows.len(), "{}", group.name);
+        let groups = groups();
+        assert!(all_differ(groups.iter().map(|group| group.name.as_str())));
+        for group in &groups {
+            assert!(all_differ(group.rows.iter().map(|row| row.name())), "{}", group.name);
         }
     }
 }

@@ -63,8 +63,7 @@ impl Link {
                 ip(&format!("link add link0 netns {a} mtu 1500 type veth peer name link0 netns {b}"))?;
             }
             Kind::Wan { mbit, rtt } => {
-                let paths = [a, b].map(|name| CString::new(format!("/run/netns/{name}")));
-                let [a, b] = paths;
+                let [a, b] = [a, b].map(|name| CString::new(format!("/run/netns/{name}")));
                 self._delay = Some(DelayLine::start(&a?, &b?, "link0", mbit, rtt / 2)?);
             }
         }
@@ -92,12 +91,9 @@ impl Link {
         run(command.args(["-c", &script]), COMMAND_LIMIT)?.success().map(|_| ())
     }
 
-    pub(super) fn initiator(&self) -> Surroundings {
-        Surroundings::network(&self.names[0])
-    }
-
-    pub(super) fn target(&self) -> Surroundings {
-        Surroundings::network(&self.names[1])
+    /// The namespaces of initiator and target.
+    pub(super) fn sides(&self) -> [Surroundings; 2] {
+        self.names.each_ref().map(|name| Surroundings::network(name))
     }
 
     /// Runs `ip` on the initiator's (0) or the target's (1) side.

@@ -44,8 +44,8 @@ impl<'a> Scene<'a> {
             Place::Link(kind) => Some(Link::new(kind)?),
             _ => None,
         };
-        let (target, initiator) = match (&link, group.place) {
-            (Some(link), _) => (link.target(), link.initiator()),
+        let (initiator, target) = match (&link, group.place) {
+            (Some(link), _) => link.sides().into(),
             (None, Place::OneCore) => {
                 let pinned = Surroundings { core: Some(CORE), ..Surroundings::default() };
                 (pinned.clone(), pinned)
@@ -73,9 +73,7 @@ impl<'a> Scene<'a> {
     /// The portal at which the initiator reaches the target, if it is not the listening address.
     fn portal(&self, row: Way) -> Option<String> {
         match row {
-            Way::Through(peer) => {
-                self.tunnels.iter().find(|(known, _)| *known == peer).map(|(_, tunnel)| tunnel.portal.clone())
-            }
+            Way::Through(peer) => Some(self.tunnels.iter().find(|one| one.0 == peer)?.1.portal.clone()),
             Way::Own(protection) => {
                 self.link.as_ref().map(|_| format!("{TARGET}:{}", self.rig.port(protection)))
             }

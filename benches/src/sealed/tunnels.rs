@@ -61,26 +61,18 @@ impl Peer {
     }
 }
 
-fn sides(link: &Link) -> [Surroundings; 2] {
-    [link.initiator(), link.target()]
-}
-
 fn background(surroundings: &Surroundings, command: &mut Command) -> Result<Running> {
     surroundings.apply(command);
     Running::start(command)
 }
 
-fn once(surroundings: &Surroundings, command: &mut Command) -> Result<String> {
-    surroundings.apply(command);
-    Ok(run(command, COMMAND_LIMIT)?.success()?.stdout)
-}
-
 /// Waits until the far address answers through the tunnel.
 fn wait_for(link: &Link, address: &str, port: u16) -> Result<()> {
+    let [initiator, _] = link.sides();
     let script = format!("exec 3<>/dev/tcp/{address}/{port}");
     let answers = wait_until(READY_LIMIT, || {
         let mut probe = program("timeout")?;
-        link.initiator().apply(&mut probe);
+        initiator.apply(&mut probe);
         Ok(run(probe.args(["1", "bash", "-c", &script]), COMMAND_LIMIT)?.code == Some(0))
     });
     answers.with_context(|| format!("nothing answers at {address}:{port} through it"))
@@ -97,7 +89,7 @@ fn stunnel(link: &Link, (certificate, key): &(String, String), folder: &Path) ->
         "{common}cert = {certificate}\nkey = {key}\n[iscsi]\naccept = {TARGET}:{STUNNEL_PORT}\nconnect = 127.0.0.1:{PORT}\n"
     );
     let mut processes = Vec::new();
-    for (side, (name, text)) in sides(link).iter().zip([("near.conf", near), ("far.conf", far)]) {
+    for (side, (name, text)) in link.sides().iter().zip([("near.conf", near), ("far.conf", far)]) {
         let path = folder.join(name);
         std::fs::write(&path, text)?;
         processes.push(background(side, program("stunnel4")?.arg(&path))?);
@@ -129,7 +121,7 @@ fn wireguard(link: &Link) -> Result<Tunnel> {
     let folder = harness::scratch()?;
     let mut processes = Vec::new();
     let outer = [INITIATOR, TARGET];
-    for (side, surroundings) in sides(link).iter().enumerate() {
+    for (side, surroundings) in link.sides().iter().enumerate() {
         let (name, other) = (&names[side], 1 - side);
         let mut command = program(&daemon)?;
         command.args(["-f", name]).env("WG_PROCESS_FOREGROUND", "1");
@@ -142,7 +134,8 @@ fn wireguard(link: &Link) -> Result<Tunnel> {
         let mut command = program("wg")?;
         command.args(["set", name, "listen-port", &WIREGUARD_PORT.to_string(), "private-key"]).arg(&key);
         command.args(["peer", &public[other], "endpoint", &format!("{}:{WIREGUARD_PORT}", outer[other])]);
-        once(surroundings, command.args(["allowed-ips", &format!("{}/32", WIREGUARD[other])]))?;
+        surroundings.apply(&mut command);
+        run(command.args(["allowed-ips", &format!("{}/32", WIREGUARD[other])]), COMMAND_LIMIT)?.success()?;
         link.ip(side, &format!("addr add {}/32 peer {}/32 dev {name}", WIREGUARD[side], WIREGUARD[other]))?;
         link.ip(side, &format!("link set {name} mtu {WIREGUARD_MTU} up"))?;
         processes.push(running);
@@ -158,7 +151,7 @@ fn esp(link: &Link, folder: &Path) -> Result<Tunnel> {
     let outer = [INITIATOR, TARGET];
     let socket = |side: usize| format!("unix://{}", folder.join(format!("vici{side}")).display());
     let mut processes = Vec::new();
-    for (side, surroundings) in sides(link).iter().enumerate() {
+    for (side, surroundings) in link.sides().iter().enumerate() {
         let (other, log) = (1 - side, folder.join(format!("charon{side}.log")));
         link.ip(side, &format!("addr add {}/32 dev lo", ESP[side]))?;
         let daemon = format!(
