@@ -16,8 +16,12 @@ pub(super) struct Bar {
 }
 
 impl Bar {
-    pub(super) fn new(what: &'static str, value: f64, bound: Bound) -> Self {
-        Self { what, value, bound }
+    pub(super) fn at_least(what: &'static str, value: f64, least: f64) -> Self {
+        Self { what, value, bound: Bound::AtLeast(least) }
+    }
+
+    pub(super) fn at_most(what: &'static str, value: f64, most: f64) -> Self {
+        Self { what, value, bound: Bound::AtMost(most) }
     }
 
     /// A figure that is NaN because it could not be measured fails.
@@ -42,21 +46,12 @@ impl Bar {
 
 /// `met`, or the failed bars and the differences.
 pub(super) fn verdict(bars: &[Bar]) -> String {
-    let short: Vec<String> = bars
-        .iter()
-        .filter(|bar| !bar.is_met())
-        .map(|bar| {
-            let digits = if bar.value.abs() < 10.0 { 2 } else { 0 };
-            format!(
-                "{} {:.digits$}, bar {}",
-                bar.what,
-                bar.value,
-                match bar.bound {
-                    Bound::AtLeast(bound) | Bound::AtMost(bound) => bound,
-                }
-            )
-        })
-        .collect();
+    let short = bars.iter().filter(|bar| !bar.is_met()).map(|Bar { what, value, bound }| {
+        let digits = if value.abs() < 10.0 { 2 } else { 0 };
+        let (Bound::AtLeast(bound) | Bound::AtMost(bound)) = bound;
+        format!("{what} {value:.digits$}, bar {bound}")
+    });
+    let short: Vec<String> = short.collect();
     if short.is_empty() { "met".to_owned() } else { format!("short: {}", short.join("; ")) }
 }
 
@@ -66,8 +61,8 @@ mod tests {
 
     #[test]
     fn verdicts_name_what_falls_short() {
-        let speed = |value| Bar::new("ratio", value, Bound::AtLeast(3.0));
-        let cpu = |value| Bar::new("CPU ratio", value, Bound::AtMost(0.6));
+        let speed = |value| Bar::at_least("ratio", value, 3.0);
+        let cpu = |value| Bar::at_most("CPU ratio", value, 0.6);
         assert_eq!(verdict(&[speed(3.0), cpu(0.6)]), "met");
         assert_eq!(verdict(&[speed(2.654), cpu(0.4)]), "short: ratio 2.65, bar 3");
         assert_eq!(verdict(&[speed(2.0), cpu(0.7)]), "short: ratio 2.00, bar 3; CPU ratio 0.70, bar 0.6");

@@ -36,6 +36,10 @@ pub(super) fn both_cpu(sample: &Sample) -> f64 {
 }
 
 impl Claim {
+    pub(super) fn new(row: &str, peer: &str, what: &'static str, compare: Compare, bound: Bound) -> Self {
+        Self { row: row.to_owned(), peer: peer.to_owned(), what, compare, bound }
+    }
+
     /// The claim's figure; `names` are those of the rows, in the order of `runs`.
     fn judge(&self, names: &[&str], runs: &[Vec<Sample>]) -> Bar {
         let median = |name: &str, value: fn(&Sample) -> f64| {
@@ -43,21 +47,15 @@ impl Claim {
             at.map_or(f64::NAN, |at| Spread::column(&runs[at], value).median)
         };
         let both = |value: fn(&Sample) -> f64| [&self.row, &self.peer].map(|name| median(name, value));
-        let ratio = |[row, peer]: [f64; 2]| row / peer;
+        let (ratio, more) = (|[row, peer]: [f64; 2]| row / peer, |[row, peer]: [f64; 2]| row - peer);
         let value = match self.compare {
             Compare::Speed => ratio(both(|run| run.mb_per_s)),
-            Compare::MoreMicroseconds => {
-                let [row, peer] = both(|run| run.per_second);
-                1e6 / row - 1e6 / peer
-            }
+            Compare::MoreMicroseconds => more(both(|run| run.per_second).map(|rate| 1e6 / rate)),
             Compare::PerSecond => median(&self.row, |run| run.per_second),
-            Compare::MoreCpu => {
-                let [row, peer] = both(both_cpu);
-                row - peer
-            }
+            Compare::MoreCpu => more(both(both_cpu)),
             Compare::Cpu => ratio(both(both_cpu)),
         };
-        Bar::new(self.what, value, self.bound)
+        Bar { what: self.what, value, bound: self.bound }
     }
 }
 
@@ -99,8 +97,7 @@ mod tests {
             vec![sample(10.0, 100_000.0, 0.1); 3],
         ];
         let is_judged = |[row, peer]: [&str; 2], compare, expected: f64| {
-            let (row, peer) = (row.to_owned(), peer.to_owned());
-            let claim = Claim { row, peer, what: "x", compare, bound: Bound::AtLeast(1.0) };
+            let claim = Claim::new(row, peer, "x", compare, Bound::AtLeast(1.0));
             let value = claim.judge(&["row", "peer"], &runs).value;
             assert!((value - expected).abs() < 1e-9, "{compare:?}: {value}");
         };

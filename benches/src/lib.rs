@@ -13,14 +13,14 @@ mod versus;
 
 use std::fs::{File, TryLockError};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser as _;
 use serde_json::{Value, json};
 
 use ends::pong;
-use harness::{Against, Context, Tier, evidence, program, run};
+use harness::{Against, Context, Tier, evidence, program, run, wait_until};
 
 const LOCK_LIMIT: Duration = Duration::from_secs(3600);
 /// Time limit of one measured command.
@@ -121,7 +121,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
     let hikyaku = steps::build::binary(common.hikyaku.as_ref())?;
     // A fixed seed: random choices are the same in every run.
     let context = Context::new(hikyaku, 1, Tier::Full, Against::Ours)?;
-    let _lock = Lock::take()?;
+    let _lock = lock()?;
     match bench {
         Bench::Target(common) => target::run_table(common, &context),
         Bench::Ends(common) => ends::run_table(common, &context),
@@ -132,33 +132,24 @@ fn run_bench(bench: &Bench) -> Result<()> {
     }
 }
 
-#[derive(Debug)]
-struct Lock {
-    _file: File,
-}
-
-impl Lock {
-    fn take() -> Result<Self> {
-        let path = std::env::temp_dir().join("hikyaku-bench.lock");
-        let file = File::options().create(true).append(true).open(&path);
-        let file = file.with_context(|| format!("open {}", path.display()))?;
-        let until = Instant::now() + LOCK_LIMIT;
-        let mut printed = false;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self { _file: file }),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => bail!("lock {}: {error}", path.display()),
-            }
-            if Instant::now() > until {
-                bail!("{}: another benchmark has held it for {LOCK_LIMIT:?}", path.display());
-            }
+/// Waits for the end of other benchmarks; the returned file is the lock.
+fn lock() -> Result<File> {
+    let path = std::env::temp_dir().join("hikyaku-bench.lock");
+    let file = File::options().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("open {}", path.display()))?;
+    let mut printed = false;
+    let taken = wait_until(LOCK_LIMIT, || match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => {
             if !std::mem::replace(&mut printed, true) {
                 eprintln!("waiting for another benchmark to end ({})", path.display());
             }
-            std::thread::sleep(Duration::from_millis(200));
+            Ok(false)
         }
-    }
+        Err(TryLockError::Error(error)) => bail!("lock {}: {error}", path.display()),
+    });
+    taken.with_context(|| format!("{}: held by another benchmark", path.display()))?;
+    Ok(file)
 }
 
 fn filter_rows<T>(rows: Vec<T>, pattern: Option<&str>, name: impl Fn(&T) -> String) -> Result<Vec<T>> {
@@ -247,7 +238,15 @@ fn geometric_mean(values: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// Whether no name occurs twice.
+    pub(super) fn all_differ<T: Ord>(mut names: impl Iterator<Item = T>) -> bool {
+        let mut known = BTreeSet::new();
+        names.all(|name| known.insert(name))
+    }
 
     #[test]
     fn medians() {

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use serde_json::Value;
+use anyhow::{Context as _, Result, ensure};
 
 use crate::RUN_LIMIT;
 use harness::procfs::{children_cpu_seconds, cpu_seconds};
@@ -29,6 +28,10 @@ pub(super) struct Shape {
 }
 
 impl Shape {
+    pub(super) const fn new(write: bool, block: u64, depth: u32) -> Self {
+        Self { write, block, depth }
+    }
+
     /// For example `read-4K-qd32`.
     pub(super) fn name(self) -> String {
         let operation = if self.write { "write" } else { "read" };
@@ -65,16 +68,10 @@ pub(super) fn qemu_img_bench(url: &Url, pid: u32, shape: Shape, count: u64) -> R
     let (before, own) = (cpu_seconds(pid)?, children_cpu_seconds());
     let output = run(&mut command, RUN_LIMIT)?.success()?;
     let (after, own_after) = (cpu_seconds(pid)?, children_cpu_seconds());
-    let seconds: f64 = output
-        .stdout
-        .split("completed in ")
-        .nth(1)
-        .and_then(|rest| rest.split_whitespace().next())
-        .and_then(|number| number.parse().ok())
-        .with_context(|| format!("no time in: {}", output.stdout))?;
-    if seconds <= 0.0 {
-        bail!("{}: {seconds} seconds", output.line);
-    }
+    let seconds = output.stdout.split_once("completed in ");
+    let seconds: Option<f64> = seconds.and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
+    let seconds = seconds.with_context(|| format!("no time in: {}", output.stdout))?;
+    ensure!(seconds > 0.0, "{}: {seconds} seconds", output.line);
     let bytes = (count * shape.block) as f64;
     let gb = bytes / 1e9;
     Ok(QemuRun {
@@ -99,8 +96,7 @@ pub(super) fn iperf(seconds: f64, length: Option<&str>) -> Result<f64> {
     if let Some(length) = length {
         client.args(["-l", length]);
     }
-    let output = run(&mut client, Duration::from_secs(60))?.success()?;
-    let value: Value = serde_json::from_str(&output.stdout).context("output of iperf3")?;
+    let value = run(&mut client, Duration::from_secs(60))?.success()?.json()?;
     let bits = value["end"]["sum_received"]["bits_per_second"].as_f64().context("no figure from iperf3")?;
     Ok(bits / 8e6)
 }
@@ -121,11 +117,8 @@ pub(super) fn verify(url: &Url, image: &std::path::Path, pattern: u8) -> Result<
     let mut bytes = vec![0; 1 << 20];
     for offset in (0..VERIFY_BYTES).step_by(bytes.len()) {
         file.read_exact_at(&mut bytes, offset)?;
-        ensure!(
-            bytes.iter().all(|byte| *byte == pattern),
-            "{url}: flushed, but {} lacks it near {offset}",
-            image.display()
-        );
+        let is_there = bytes.iter().all(|byte| *byte == pattern);
+        ensure!(is_there, "{url}: flushed, but {} lacks it near {offset}", image.display());
     }
     Ok(())
 }

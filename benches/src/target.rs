@@ -5,7 +5,7 @@
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use super::bars::{Bar, Bound, verdict};
+use super::bars::{Bar, verdict};
 use super::peers::{QemuRun, Shape, iperf, qemu_img_bench, seconds, verify};
 use super::{Common, Spread, filter_rows, geometric_mean, interleaved, keep};
 use harness::files::random_file;
@@ -22,7 +22,7 @@ fn bars(shape: Shape, ratio: f64, cpu_ratio: f64) -> [Bar; 2] {
         _ => 1.0,
     };
     let cpu = if depth == 32 || block >= 256 << 10 { 0.6 } else { 1.2 };
-    [Bar::new("ratio", ratio, Bound::AtLeast(speed)), Bar::new("CPU ratio", cpu_ratio, Bound::AtMost(cpu))]
+    [Bar::at_least("ratio", ratio, speed), Bar::at_most("CPU ratio", cpu_ratio, cpu)]
 }
 
 pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
@@ -34,13 +34,11 @@ pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
     }
     let rows = filter_rows(rows, common.rows.as_deref(), |row| row.name())?;
     let dir = scratch()?;
-    let image = dir.path().join("disk.img");
-    random_file(&image, IMAGE_BYTES, 1)?;
+    let image = random_file(dir.path().join("disk.img"), IMAGE_BYTES, 1)?;
     let disks = [Disk::file(&image)];
     let mut ours = context.serve(&disks, None)?;
-    let tgt = Tgt::serve(&disks, None)?;
+    let mut tgt = Served::Tgt(Tgt::serve(&disks, None)?);
     let (ours_url, ours_pid) = (ours.url(0).clone(), ours.pid());
-    let mut tgt = Served::Tgt(tgt);
     let (tgt_url, tgt_pid) = (tgt.url(0).clone(), tgt.pid());
     let sides = [(&ours_url, ours_pid), (&tgt_url, tgt_pid)];
 
@@ -76,17 +74,10 @@ pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
         if cpu_ratio.is_finite() && cpu_ratio > 0.0 {
             cpu.push(cpu_ratio);
         }
-        println!(
-            "| {} | {} | {} | {ratio:.2} | {} | {} | {cpu_ratio:.2} | {:.2} / {:.2} | {} |",
-            row.name(),
-            fast_a.show(0),
-            fast_b.show(0),
-            cpu_a.show(2),
-            cpu_b.show(2),
-            own_a.median,
-            own_b.median,
-            verdict(&bars)
-        );
+        let (name, verdict) = (row.name(), verdict(&bars));
+        print!("| {name} | {} | {} | {ratio:.2} |", fast_a.show(0), fast_b.show(0));
+        print!(" {} | {} | {cpu_ratio:.2} |", cpu_a.show(2), cpu_b.show(2));
+        println!(" {:.2} / {:.2} | {verdict} |", own_a.median, own_b.median);
         table.push(json!({
             "row": row.name(), "requests": count, "block_bytes": row.block, "depth": row.depth,
             "ours": {"mb_per_s": fast_a, "target_cpu_s_per_gb": cpu_a, "initiator_cpu_s_per_gb": own_a},
@@ -128,16 +119,10 @@ mod tests {
         let met = |write, block, depth, ratio, cpu| {
             bars(Shape { write, block, depth }, ratio, cpu).iter().all(Bar::is_met)
         };
-        assert!(
-            met(false, 4096, 1, 1.0, 1.2)
-                && !met(false, 4096, 1, 0.99, 1.0)
-                && !met(true, 4096, 1, 1.0, 1.21)
-        );
-        assert!(
-            met(true, 4096, 32, 3.0, 0.6)
-                && !met(true, 4096, 32, 2.9, 0.6)
-                && !met(true, 4096, 32, 3.0, 0.61)
-        );
+        assert!(met(false, 4096, 1, 1.0, 1.2) && !met(false, 4096, 1, 0.99, 1.0));
+        assert!(!met(true, 4096, 1, 1.0, 1.21));
+        assert!(met(true, 4096, 32, 3.0, 0.6) && !met(true, 4096, 32, 2.9, 0.6));
+        assert!(!met(true, 4096, 32, 3.0, 0.61));
         assert!(met(false, 65_536, 32, 2.0, 0.6) && !met(false, 1 << 20, 32, 1.9, 0.1));
         assert!(met(true, 1 << 20, 32, 1.0, 0.6) && !met(true, 256 << 10, 1, 1.0, 0.7));
     }

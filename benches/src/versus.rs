@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::ends::run::{Ours, Sample, Storage};
 use super::peers::{Shape, qemu_img_bench, seconds};
@@ -13,7 +13,7 @@ use super::sealed::rig::{Protection, Rig};
 use super::{Common, RUN_LIMIT, Spread, filter_rows, interleaved, keep};
 use harness::files::random_file;
 use harness::process::Surroundings;
-use harness::{Against, Context, Tier, run, scratch};
+use harness::{Against, Context, Tier, scratch};
 
 const COPY_BYTES: u64 = 1 << 30;
 
@@ -43,11 +43,10 @@ impl Way {
 }
 
 fn rows() -> Vec<Way> {
-    let shape = |write, block, depth| Shape { write, block, depth };
     let mut rows = Vec::new();
     for write in [false, true] {
         for (block, depth) in [(4 << 10, 1), (4 << 10, 32), (64 << 10, 32), (1 << 20, 32)] {
-            rows.push(Way::Target(shape(write, block, depth)));
+            rows.push(Way::Target(Shape::new(write, block, depth)));
         }
         for (storage, block, depth) in [
             (Storage::Memory, 4 << 10, 1),
@@ -55,11 +54,11 @@ fn rows() -> Vec<Way> {
             (Storage::Memory, 1 << 20, 32),
             (Storage::File, 1 << 20, 32),
         ] {
-            rows.push(Way::Ends(storage, shape(write, block, depth)));
+            rows.push(Way::Ends(storage, Shape::new(write, block, depth)));
         }
         for protection in [Protection::Digests, Protection::GCM, Protection::AEGIS_256] {
             for (block, depth) in [(4 << 10, 1), (256 << 10, 16), (1 << 20, 16)] {
-                rows.push(Way::Sealed(protection, shape(write, block, depth)));
+                rows.push(Way::Sealed(protection, Shape::new(write, block, depth)));
             }
         }
     }
@@ -111,9 +110,7 @@ impl<'a> Side<'a> {
             Way::Copy => {
                 let [source, destination] = files;
                 let arguments = ["copy", source, destination, "--force", "--offload", "off", "--json"];
-                let output = run(self.context.command().args(arguments), RUN_LIMIT)?.success()?;
-                let line = output.stdout.lines().last().context("nothing on stdout")?;
-                let value: Value = serde_json::from_str(line).context("output of copy")?;
+                let value = self.context.ours(&arguments, RUN_LIMIT)?.success()?.json()?;
                 let cpu = |side: &str| value["cpu_s_per_gb"][side].as_f64().context("no CPU time");
                 Figures {
                     mb_per_s: value["mb_per_s"].as_f64().context("no speed")?,
@@ -178,17 +175,12 @@ pub(super) fn run_table(common: &Common, old: &Path, new: &Context) -> Result<()
         let [speeds, speeds_control] = [1, 2].map(|side| ratios(&runs, side, speed));
         let [cpus, cpus_control] = [1, 2].map(|side| ratios(&runs, side, cpu));
         let verdict = verdict([&speeds, &speeds_control], [&cpus, &cpus_control]);
-        println!(
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {verdict} |",
-            way.name(),
-            column(0, speed).show(0),
-            column(1, speed).show(0),
-            speeds.show(2),
-            speeds_control.show(2),
-            column(0, cpu).show(3),
-            cpus.show(2),
-            cpus_control.show(2),
-        );
+        let (old, new, old_cpu) =
+            (column(0, speed).show(0), column(1, speed).show(0), column(0, cpu).show(3));
+        let [ratio, control, cpu_ratio, cpu_control] =
+            [&speeds, &speeds_control, &cpus, &cpus_control].map(|spread| spread.show(2));
+        let cells = [way.name(), old, new, ratio, control, old_cpu, cpu_ratio, cpu_control];
+        println!("| {} | {verdict} |", cells.join(" | "));
         table.push(json!({
             "row": way.name(), "verdict": verdict,
             "mb_per_s": {"old": column(0, speed), "new": column(1, speed), "old_again": column(2, speed)},
@@ -207,6 +199,7 @@ pub(super) fn run_table(common: &Common, old: &Path, new: &Context) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::all_differ;
 
     #[test]
     fn only_what_is_outside_the_controls_runs_is_a_loss() {
@@ -222,10 +215,6 @@ mod tests {
 
     #[test]
     fn rows_have_names_of_their_own() {
-        let mut names: Vec<String> = rows().into_iter().map(Way::name).collect();
-        let all = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), all);
+        assert!(all_differ(rows().into_iter().map(Way::name)));
     }
 }

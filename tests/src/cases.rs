@@ -48,6 +48,9 @@ enum Mode {
     },
 }
 
+/// Names of cases that use nothing but the context, and their bodies.
+pub type Rows<'a> = &'a [(&'a str, fn(&Context) -> Result<()>)];
+
 /// Argument of a family's function besides the context.
 pub struct Cases {
     mode: Mode,
@@ -96,15 +99,17 @@ impl Cases {
         self.case(name, None, body);
     }
 
+    /// [`Cases::check`] for each row.
+    pub fn check_each(&mut self, context: &Context, rows: Rows<'_>) {
+        for (name, body) in rows {
+            self.check(name, || body(context));
+        }
+    }
+
     /// A case of a group. A sample contains `count` cases of the group, more or fewer by [`crate::Share`], drawn by its
     /// seed; if `count` is 0 only the full tier runs it. Cases whose names agree up to a slash are drawn together and count as one.
-    pub fn check_some(
-        &mut self,
-        (group, count): (&str, usize),
-        name: &str,
-        body: impl FnOnce() -> Result<()>,
-    ) {
-        self.case(name, Some((group.to_owned(), count)), body);
+    pub fn check_some(&mut self, group: (&str, usize), name: &str, body: impl FnOnce() -> Result<()>) {
+        self.case(name, Some((group.0.to_owned(), group.1)), body);
     }
 
     /// A case that judges the results of the cases before it in this run. If not all of them ran, it passes with a
@@ -284,13 +289,8 @@ pub struct Examination {
 
 impl Examination {
     pub fn new(family: &'static Family, context: &Arc<Context>) -> Self {
-        Self {
-            family,
-            context: Arc::clone(context),
-            running: None,
-            remarks: Arc::default(),
-            ended: Vec::new(),
-        }
+        let (context, remarks) = (Arc::clone(context), Arc::default());
+        Self { family, context, running: None, remarks, ended: Vec::new() }
     }
 
     /// Runs the case with this number, whose name is listed as `name`.
@@ -303,12 +303,8 @@ impl Examination {
         let (family, context, remarks) = (self.family, &self.context, &self.remarks);
         let running = self.running.get_or_insert_with(|| Running::start(family, context, remarks));
         let result = running.ask(index, name).map_err(|error| format!("{error:#}"));
-        self.ended.push(Ended {
-            case: name.to_owned(),
-            failure: result.clone().err(),
-            seconds: started.elapsed().as_secs_f64(),
-            is_resumed: false,
-        });
+        let (case, failure) = (name.to_owned(), result.clone().err());
+        self.ended.push(Ended { case, failure, seconds: started.elapsed().as_secs_f64(), is_resumed: false });
         result
     }
 

@@ -5,12 +5,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rand::RngExt;
 use rand::rngs::StdRng;
+
+use crate::relay::{self, Acceptor};
 
 /// Maximum number of bytes read at once in one direction.
 const PART_BYTES: usize = 64 << 10;
@@ -109,11 +110,9 @@ struct Link {
 
 impl Link {
     fn new(initiator: TcpStream, port: u16, fate: Option<Fate>) -> std::io::Result<Self> {
-        let target = TcpStream::connect(("127.0.0.1", port))?;
-        for stream in [&initiator, &target] {
-            stream.set_nonblocking(true)?;
-            stream.set_nodelay(true)?;
-        }
+        let target = relay::join(&initiator, port)?;
+        initiator.set_nonblocking(true)?;
+        target.set_nonblocking(true)?;
         Ok(Self { initiator, target, out: Pipe::default(), back: Pipe::default(), fate, lingers: None })
     }
 
@@ -157,42 +156,31 @@ impl Link {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     /// Draws the fate of new connections; with `None` they are not cut.
     fates: Mutex<Option<Fates>>,
     cuts: AtomicUsize,
-    ends: AtomicBool,
 }
 
 /// The relay; dropping it ends it and closes all connections.
 #[derive(Debug)]
 pub struct Cutter {
-    port: u16,
+    acceptor: Acceptor,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Cutter {
     /// Listens on a free port and relays to `target_port`, without cuts until [`Cutter::arm`].
     pub fn start(target_port: u16) -> Result<Self> {
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
-        listener.set_nonblocking(true)?;
-        let port = listener.local_addr()?.port();
-        let shared = Arc::new(Shared {
-            fates: Mutex::default(),
-            cuts: AtomicUsize::new(0),
-            ends: AtomicBool::new(false),
-        });
-        let thread = std::thread::spawn({
-            let shared = Arc::clone(&shared);
-            move || relay(&listener, target_port, &shared)
-        });
-        Ok(Self { port, shared, thread: Some(thread) })
+        let shared = Arc::<Shared>::default();
+        let links = Arc::clone(&shared);
+        let acceptor = Acceptor::run(move |listener, over| relay(listener, target_port, &links, over))?;
+        Ok(Self { acceptor, shared })
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.acceptor.port()
     }
 
     /// From now on cuts every connection, existing ones included, sooner or later.
@@ -209,18 +197,9 @@ impl Cutter {
     }
 }
 
-impl Drop for Cutter {
-    fn drop(&mut self) {
-        self.shared.ends.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn relay(listener: &TcpListener, target_port: u16, shared: &Shared) {
+fn relay(listener: &TcpListener, target_port: u16, shared: &Shared, over: &AtomicBool) {
     let mut links: Vec<Link> = Vec::new();
-    while !shared.ends.load(Ordering::Relaxed) {
+    while !over.load(Ordering::Relaxed) {
         let mut moved = false;
         {
             let mut fates = shared.fates.lock().expect("no panic under this lock");

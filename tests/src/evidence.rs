@@ -66,13 +66,12 @@ pub fn write(name: &str, content: &Map<String, Value>) -> Result<()> {
 
 pub fn write_family(tally: &Tally, facts: &Map<String, Value>, seed: u64) -> Result<()> {
     let mut content = header(&tally.family);
-    content.insert("seeds".into(), json!([seed]));
-    content.insert("passed".into(), json!(tally.passed));
-    content.insert("failed".into(), json!(tally.failures.len()));
-    content.insert("seconds".into(), json!((tally.seconds * 10.0).round() / 10.0));
     let failures = tally.failures.iter().map(|(case, message)| json!({"case": case, "message": message}));
-    content.insert("failures".into(), failures.collect());
-    content.insert("notes".into(), json!(tally.notes));
-    content.insert("facts".into(), Value::Object(facts.clone()));
+    let figures = json!({
+        "seeds": [seed], "passed": tally.passed, "failed": tally.failures.len(),
+        "seconds": (tally.seconds * 10.0).round() / 10.0, "failures": failures.collect::<Vec<_>>(),
+        "notes": tally.notes, "facts": facts,
+    });
+    content.extend(figures.as_object().cloned().unwrap_or_default());
     write(&tally.family, &content)
 }

@@ -1,7 +1,7 @@
 //! Images for tests: seeded content, comparison, loop devices, temporary directories on tmpfs if possible.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use crate::random;
 use super::process::run;
 
 const BLOCK: usize = 1 << 20;
+const TOOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A temporary directory, in memory (`/dev/shm`) if that exists and is writable.
 pub fn scratch() -> Result<TempDir> {
@@ -29,9 +30,19 @@ pub fn scratch() -> Result<TempDir> {
         .context("make a temporary directory in /dev/shm or the system's")
 }
 
-pub fn random_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("create {}", path.display()))
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).with_context(|| format!("open {}", path.display()))
+}
+
+/// Makes a file of random bytes, by `seed`. Returns its path, as do the other functions that make files.
+pub fn random_file<P: Into<PathBuf>>(path: P, bytes: u64, seed: u64) -> Result<PathBuf> {
+    let path = path.into();
     let mut rng = random::seeded(seed);
-    let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    let mut file = create(&path)?;
     let mut buffer = vec![0u8; BLOCK];
     let mut left = bytes;
     while left > 0 {
@@ -40,37 +51,35 @@ pub fn random_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
         file.write_all(&buffer[..part]).with_context(|| format!("write {}", path.display()))?;
         left -= part as u64;
     }
-    Ok(())
+    Ok(path)
 }
 
 /// Makes a file that is part data, part holes, part written zeroes, by `seed`.
-pub fn patchy_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
+pub fn patchy_file<P: Into<PathBuf>>(path: P, bytes: u64, seed: u64) -> Result<PathBuf> {
+    let path = empty_file(path, bytes)?;
     let mut rng = random::seeded(seed);
-    let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
-    file.set_len(bytes)?;
+    let file = OpenOptions::new().write(true).open(&path)?;
     let mut buffer = vec![0u8; 256 << 10];
     let mut offset = 0;
     while offset < bytes {
         let part = (rng.random_range(1..=64u64) * 4096).min(bytes - offset);
         let slice = &mut buffer[..part as usize];
-        match rng.random_range(0..4) {
-            0 => {} // a hole
-            1 => {
-                slice.fill(0);
-                file.write_all_at(slice, offset)?;
-            }
-            _ => {
-                rng.fill_bytes(slice);
-                file.write_all_at(slice, offset)?;
-            }
+        let kind = rng.random_range(0..4);
+        match kind {
+            0 | 1 => slice.fill(0),
+            _ => rng.fill_bytes(slice),
+        }
+        // A stretch that is not written stays a hole.
+        if kind > 0 {
+            file.write_all_at(slice, offset)?;
         }
         offset += part;
     }
-    Ok(())
+    Ok(path)
 }
 
 pub fn data_of(path: &Path) -> Result<Vec<(u64, u64)>> {
-    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let file = open(path)?;
     let seek = |from: u64, what: i32| {
         // SAFETY: a plain system call on an open descriptor.
         let at = unsafe { libc::lseek(file.as_raw_fd(), from.cast_signed(), what) };
@@ -84,35 +93,34 @@ pub fn data_of(path: &Path) -> Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
-pub fn empty_file(path: &Path, bytes: u64) -> Result<()> {
-    File::create(path)
-        .and_then(|file| file.set_len(bytes))
-        .with_context(|| format!("create {} of {bytes} bytes", path.display()))
+pub fn empty_file(path: impl Into<PathBuf>, bytes: u64) -> Result<PathBuf> {
+    let path = path.into();
+    create(&path)?.set_len(bytes).with_context(|| format!("extend {} to {bytes}", path.display()))?;
+    Ok(path)
+}
+
+/// Copies a file with its holes.
+pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("cp").arg("--sparse=always").args([from, to]), TOOL_LIMIT)?.success().map(drop)
 }
 
 /// Fails unless `length` bytes of `left` from `left_offset` equal those of `right` from `right_offset`.
 pub fn same_range(left: &Path, left_offset: u64, right: &Path, right_offset: u64, length: u64) -> Result<()> {
-    let open = |path: &Path, offset: u64| -> Result<File> {
-        let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-        file.seek(SeekFrom::Start(offset))?;
-        Ok(file)
-    };
-    let (mut a, mut b) = (open(left, left_offset)?, open(right, right_offset)?);
+    let (a, b) = (open(left)?, open(right)?);
     let (mut x, mut y) = (vec![0u8; BLOCK], vec![0u8; BLOCK]);
     let mut done = 0;
     while done < length {
         let part = (length - done).min(BLOCK as u64) as usize;
-        a.read_exact(&mut x[..part]).with_context(|| format!("{} ends early", left.display()))?;
-        b.read_exact(&mut y[..part]).with_context(|| format!("{} ends early", right.display()))?;
+        for (file, path, bytes, offset) in
+            [(&a, left, &mut x, left_offset), (&b, right, &mut y, right_offset)]
+        {
+            let read = file.read_exact_at(&mut bytes[..part], offset + done);
+            read.with_context(|| format!("{} ends early", path.display()))?;
+        }
         if x[..part] != y[..part] {
-            let at = x.iter().zip(&y).position(|(p, q)| p != q).unwrap_or(0) as u64;
-            bail!(
-                "bytes differ: {} at {} and {} at {}",
-                left.display(),
-                left_offset + done + at,
-                right.display(),
-                right_offset + done + at
-            );
+            let at = done + x.iter().zip(&y).position(|(p, q)| p != q).unwrap_or(0) as u64;
+            let (left_at, right_at) = (left_offset + at, right_offset + at);
+            bail!("bytes differ: {} at {left_at} and {} at {right_at}", left.display(), right.display());
         }
         done += part as u64;
     }
@@ -128,8 +136,7 @@ pub fn same_file(left: &Path, right: &Path) -> Result<()> {
 }
 
 pub fn size_of(path: &Path) -> Result<u64> {
-    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    Ok(file.seek(SeekFrom::End(0))?)
+    Ok(open(path)?.seek(SeekFrom::End(0))?)
 }
 
 /// Overwrites a few bytes in place, to prove that a comparison detects it.
@@ -154,19 +161,24 @@ pub struct Loop {
 impl Loop {
     /// Attaches `file`; `sector` is the logical block size. `direct` bypasses the file's page cache.
     pub fn attach(file: &Path, sector: u32, direct: bool) -> Result<Self> {
-        let mut command = Command::new("losetup");
-        command.args(["--find", "--show", "--sector-size", &sector.to_string()]);
-        command.arg(if direct { "--direct-io=on" } else { "--direct-io=off" }).arg(file);
-        let output = run(&mut command, Duration::from_secs(20))?.success()?;
-        Ok(Self { device: PathBuf::from(output.stdout.trim()) })
+        let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
+        Self::with(file, &["--sector-size", &sector.to_string(), direct])
     }
 
     /// Attaches the part of `file` from `offset` on, in bytes.
     pub fn attach_at(file: &Path, offset: u64) -> Result<Self> {
+        Self::with(file, &["--offset", &offset.to_string()])
+    }
+
+    fn with(file: &Path, options: &[&str]) -> Result<Self> {
         let mut command = Command::new("losetup");
-        command.args(["--find", "--show", "--offset", &offset.to_string()]).arg(file);
-        let output = run(&mut command, Duration::from_secs(20))?.success()?;
-        Ok(Self { device: PathBuf::from(output.stdout.trim()) })
+        command.args(["--find", "--show"]).args(options).arg(file);
+        Ok(Self { device: run(&mut command, TOOL_LIMIT)?.success()?.stdout.trim().into() })
+    }
+
+    /// The device's path as text.
+    pub fn text(&self) -> String {
+        self.device.display().to_string()
     }
 
     pub fn path(&self) -> &Path {
@@ -176,7 +188,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = run(Command::new("losetup").arg("--detach").arg(&self.device), Duration::from_secs(20));
+        let _ = run(Command::new("losetup").arg("--detach").arg(&self.device), TOOL_LIMIT);
     }
 }
 
@@ -187,9 +199,8 @@ mod tests {
     #[test]
     fn damage_is_noticed() {
         let dir = scratch().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        random_file(&a, 3 * BLOCK as u64 + 17, 1).unwrap();
-        random_file(&b, 3 * BLOCK as u64 + 17, 1).unwrap();
+        let [a, b] =
+            ["a", "b"].map(|name| random_file(dir.path().join(name), 3 * BLOCK as u64 + 17, 1).unwrap());
         same_file(&a, &b).unwrap();
         damage(&b, 2 * BLOCK as u64 + 5).unwrap();
         let error = same_file(&a, &b).unwrap_err().to_string();
@@ -200,9 +211,7 @@ mod tests {
     #[test]
     fn patchy_is_reproducible() {
         let dir = scratch().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        patchy_file(&a, 1_000_003, 9).unwrap();
-        patchy_file(&b, 1_000_003, 9).unwrap();
+        let [a, b] = ["a", "b"].map(|name| patchy_file(dir.path().join(name), 1_000_003, 9).unwrap());
         same_file(&a, &b).unwrap();
         patchy_file(&b, 1_000_003, 10).unwrap();
         assert!(same_file(&a, &b).is_err());

@@ -37,9 +37,9 @@ use tempfile::TempDir;
 
 pub use cases::{Cases, Scene};
 pub use files::scratch;
-pub use process::{Output, Running, run};
+pub use process::{Output, Running, run, wait_until};
 pub use steps::{Against, Share, Tier, find_program};
-pub use target::{Credentials, Disk, Served, Target, Url};
+pub use target::{Credentials, Disk, Served, Server, Target, Url};
 pub use tgt::Tgt;
 
 /// A family of cases about one peer or subject.

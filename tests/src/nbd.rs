@@ -4,11 +4,11 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result};
 
-use super::{Running, free_port, program};
+use super::{Running, free_port, program, wait_until};
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
@@ -71,13 +71,8 @@ impl Nbd {
 
     fn start(mut command: Command, at: At) -> Result<Self> {
         let mut running = Running::start(&mut command)?;
-        let until = Instant::now() + READY_LIMIT;
-        while !at.answers() {
-            if running.ended() || Instant::now() > until {
-                bail!("the server does not start: {}", running.stderr_tail());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until(READY_LIMIT, || running.alive().map(|()| at.answers()))
+            .with_context(|| format!("the server does not start: {}", running.stderr_tail()))?;
         Ok(Self { running, at })
     }
 

@@ -37,7 +37,7 @@ pub const IMMEDIATE: u8 = 0x40;
 
 pub const NOP_IN: u8 = 0x20;
 pub const SCSI_RESPONSE: u8 = 0x21;
-const LOGIN_RESPONSE: u8 = 0x23;
+pub const LOGIN_RESPONSE: u8 = 0x23;
 pub const DATA_IN: u8 = 0x25;
 const TASK_MANAGEMENT_RESPONSE: u8 = 0x22;
 const LOGOUT_RESPONSE: u8 = 0x26;
@@ -79,6 +79,22 @@ impl Pdu {
         self
     }
 
+    /// Class and detail of a Login Response.
+    pub fn status(&self) -> [u8; 2] {
+        [self.bhs[36], self.bhs[37]]
+    }
+
+    /// Receives a PDU without digests. An additional header segment is dropped.
+    pub fn receive(stream: &mut impl Read) -> Result<Self> {
+        let mut bhs = [0; 48];
+        stream.read_exact(&mut bhs).context("receive a header")?;
+        let (additional, length) = (usize::from(bhs[4]) * 4, data_length(&bhs));
+        ensure!(length <= RECEIVE_BYTES_MAX, "data segment of {length} bytes exceeds what was declared");
+        let mut data = vec![0; additional + length.next_multiple_of(4)];
+        stream.read_exact(&mut data).context("receive a data segment")?;
+        Ok(Self { bhs, data: data[additional..additional + length].to_vec() })
+    }
+
     /// The bytes on the wire: header as it stands, data, padding.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.bhs.to_vec();
@@ -86,6 +102,11 @@ impl Pdu {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
     }
+}
+
+/// DataSegmentLength of a header.
+pub fn data_length(bhs: &[u8]) -> usize {
+    u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]) as usize
 }
 
 pub fn keys(pairs: &[(&str, &str)]) -> Vec<u8> {
@@ -149,7 +170,12 @@ pub fn login_request(url: &Url, initiator: &str, isid: [u8; 6], operational: boo
             ("AuthMethod", "None"),
         ])
     };
-    let mut pdu = Pdu::new(LOGIN | IMMEDIATE, flags).with_data(data);
+    login_pdu(flags, isid, data)
+}
+
+/// A Login Request with this text, for ITT and CmdSN 1.
+pub fn login_pdu(flags: u8, isid: [u8; 6], text: Vec<u8>) -> Pdu {
+    let mut pdu = Pdu::new(LOGIN | IMMEDIATE, flags).with_data(text);
     pdu.bhs[8..14].copy_from_slice(&isid);
     pdu.set(16, 1).set(24, 1);
     pdu
@@ -216,8 +242,8 @@ impl Session {
             session.send(&request)?;
             let answer = session.receive()?;
             ensure!(answer.opcode() == LOGIN_RESPONSE, "opcode {:#x} answers a login", answer.opcode());
-            let status = (answer.bhs[36], answer.bhs[37]);
-            ensure!(status == (0, 0), "login refused with status {:02x}{:02x}", status.0, status.1);
+            let [class, detail] = answer.status();
+            ensure!((class, detail) == (0, 0), "login refused with status {class:02x}{detail:02x}");
             session.exp_stat_sn = answer.get(24).wrapping_add(1);
             let (transit, next) = (answer.bhs[1] & 0x80 != 0, answer.bhs[1] & 3);
             if transit && next == 3 {
@@ -240,14 +266,7 @@ impl Session {
         if let Some(seal) = &mut self.seal {
             return seal.receive(&mut self.stream);
         }
-        let mut bhs = [0u8; 48];
-        self.stream.read_exact(&mut bhs).context("receive a header")?;
-        let length = u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]) as usize;
-        ensure!(length <= RECEIVE_BYTES_MAX, "data segment of {length} bytes exceeds what was declared");
-        let mut rest = vec![0u8; usize::from(bhs[4]) * 4 + length.next_multiple_of(4)];
-        self.stream.read_exact(&mut rest).context("receive a data segment")?;
-        let start = usize::from(bhs[4]) * 4;
-        Ok(Pdu { bhs, data: rest[start..start + length].to_vec() })
+        Pdu::receive(&mut self.stream)
     }
 
     pub fn next_itt(&mut self) -> u32 {
@@ -291,12 +310,8 @@ impl Session {
                     place.copy_from_slice(&pdu.data);
                     if pdu.bhs[1] & 1 != 0 {
                         self.exp_stat_sn = pdu.get(24).wrapping_add(1);
-                        return Ok(Answer {
-                            status: pdu.bhs[3],
-                            sense: Vec::new(),
-                            data,
-                            residual: residual(&pdu),
-                        });
+                        let (status, residual) = (pdu.bhs[3], residual(&pdu));
+                        return Ok(Answer { status, sense: Vec::new(), data, residual });
                     }
                 }
                 R2T if own => {
@@ -351,11 +366,9 @@ impl Session {
     pub fn good(&mut self, lun: u64, cdb: &[u8], bytes_in: usize, out: &[u8]) -> Result<Vec<u8>> {
         for _ in 0..ROUNDS_MAX {
             let answer = self.scsi(lun, cdb, bytes_in, out)?;
-            // The data segment of a response is SenseLength and sense; fixed format has the key in byte 2.
-            let key = answer.sense.get(4).map_or(0, |byte| byte & 0xf);
             match answer.status {
                 0 => return Ok(answer.data),
-                2 if key == 6 => {}
+                2 if answer.sense_codes()[0] == 6 => {}
                 // SAM-5 §5.3.1: the unit accepts commands again later, here after the tasks that CLEAR TASK SET ends.
                 8 => std::thread::sleep(BUSY_PAUSE),
                 status => {
@@ -373,18 +386,23 @@ impl Session {
         let itt = self.next_itt();
         pdu.set(16, itt).set(20, u32::MAX).set(24, self.cmd_sn).set(28, self.exp_stat_sn);
         self.send(&pdu)?;
+        Ok(self.answer_to(itt, TASK_MANAGEMENT_RESPONSE)?.bhs[2])
+    }
+
+    /// Receives the response to a request that is no SCSI command.
+    fn answer_to(&mut self, itt: u32, opcode: u8) -> Result<Pdu> {
         for _ in 0..ROUNDS_MAX {
             let answer = self.receive()?;
             match answer.opcode() {
-                TASK_MANAGEMENT_RESPONSE if answer.get(16) == itt => {
+                found if found == opcode && answer.get(16) == itt => {
                     self.exp_stat_sn = answer.get(24).wrapping_add(1);
-                    return Ok(answer.bhs[2]);
+                    return Ok(answer);
                 }
                 NOP_IN | ASYNC => self.on_unasked(&answer)?,
-                other => bail!("opcode {other:#x} answers task management {function}"),
+                other => bail!("opcode {other:#x} instead of {opcode:#x}"),
             }
         }
-        bail!("no answer to task management {function}")
+        bail!("no answer of opcode {opcode:#x}")
     }
 
     pub fn read(&mut self, lun: u64, lba: u32, blocks: u16) -> Result<Vec<u8>> {
@@ -408,14 +426,9 @@ impl Session {
         let itt = self.next_itt();
         pdu.set(16, itt).set(24, self.cmd_sn).set(28, self.exp_stat_sn);
         self.send(&pdu)?;
-        for _ in 0..ROUNDS_MAX {
-            let answer = self.receive()?;
-            if answer.opcode() == LOGOUT_RESPONSE {
-                ensure!(answer.bhs[2] == 0, "logout refused with {}", answer.bhs[2]);
-                return Ok(());
-            }
-        }
-        bail!("no answer to the logout")
+        let answer = self.answer_to(itt, LOGOUT_RESPONSE)?;
+        ensure!(answer.bhs[2] == 0, "logout refused with {}", answer.bhs[2]);
+        Ok(())
     }
 }
 

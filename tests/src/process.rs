@@ -10,7 +10,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use serde_json::Value;
 use steps::line_of;
 
 /// Bytes kept of one output stream; the oldest half of a longer one is dropped.
@@ -22,7 +23,7 @@ const STREAM_CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which a running child is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Output {
     /// Exit code; `None` if a signal or the limit ended the command.
     pub code: Option<i32>,
@@ -61,11 +62,32 @@ impl Output {
         Ok(self)
     }
 
+    /// Fails unless standard error contains all of `words`.
+    pub fn says_all(self, words: &[&str]) -> Result<Self> {
+        words.iter().try_fold(self, |output, word| output.says(word))
+    }
+
     /// Both streams, for searches.
     pub fn text(&self) -> String {
         let streams =
             [self.stdout.as_str(), self.stderr.as_str()].into_iter().filter(|text| !text.is_empty());
         streams.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The JSON object of standard output: the whole, or its last line.
+    pub fn json(&self) -> Result<Value> {
+        let last = self.stdout.trim_end().rsplit('\n').next().unwrap_or_default();
+        let value = serde_json::from_str(&self.stdout).or_else(|_| serde_json::from_str(last));
+        let value: Value = value.with_context(|| format!("{}: no JSON:\n{}", self.line, self.stdout))?;
+        ensure!(value.is_object(), "{}: not an object: {value}", self.line);
+        Ok(value)
+    }
+
+    /// The member `error` of the JSON object in the last line of standard error.
+    pub fn json_error(&self) -> Result<Value> {
+        let line = self.stderr.lines().last().context("nothing on stderr")?;
+        let object: Value = serde_json::from_str(line).with_context(|| format!("{}: {line}", self.line))?;
+        Ok(object["error"].clone())
     }
 
     /// Fails if the command did not end within its limit, or with a panic.
@@ -119,6 +141,11 @@ impl Surroundings {
         Self { variables: vec![(name, value.to_owned())], ..Self::default() }
     }
 
+    /// In a network namespace.
+    pub fn network(name: &str) -> Self {
+        Self { network: Some(name.to_owned()), ..Self::default() }
+    }
+
     pub fn apply(&self, command: &mut Command) {
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         if let Some(core) = self.core {
@@ -134,7 +161,7 @@ impl Surroundings {
 }
 
 /// Moves the calling thread into a network namespace.
-pub fn enter(path: &CStr) -> std::io::Result<()> {
+fn enter(path: &CStr) -> std::io::Result<()> {
     // SAFETY: plain system calls on a path that outlives them and on a descriptor opened here.
     unsafe {
         let namespace = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
@@ -146,6 +173,12 @@ pub fn enter(path: &CStr) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Runs `work` on a thread inside a network namespace, so that no other thread has to leave it.
+pub fn within<T: Send>(path: &CStr, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let work = || enter(path).with_context(|| format!("enter {path:?}")).and_then(|()| work());
+    std::thread::scope(|scope| scope.spawn(work).join().map_err(|_| anyhow!("it panicked"))?)
+}
+
 /// Binds the calling thread, and threads and processes that it starts later, to one processor.
 pub fn pin(core: usize) -> std::io::Result<()> {
     // SAFETY: the set is plain data that outlives the call.
@@ -155,6 +188,19 @@ pub fn pin(core: usize) -> std::io::Result<()> {
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
     };
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Raises this process's limit on open descriptors.
+pub fn raise_descriptor_limit(wanted: u64) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain system calls with a live structure.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max.min(wanted.max(limit.rlim_cur));
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+    ensure!(limit.rlim_cur >= wanted, "the limit on open descriptors (ulimit -Hn) is below {wanted}");
+    Ok(())
 }
 
 #[derive(Debug, Default)]
@@ -218,13 +264,8 @@ impl Collector {
     /// The whole output, after the writer has closed the stream, or after [`STREAM_CLOSE_LIMIT`] if another process
     /// holds it open.
     fn finish(&self) -> String {
-        let until = Instant::now() + STREAM_CLOSE_LIMIT;
-        let (stream, changed) = &*self.shared;
-        let mut stream = stream.lock().expect("no panic under this lock");
-        while !stream.closed && Instant::now() < until {
-            stream = changed.wait_timeout(stream, POLL_INTERVAL * 10).expect("no panic under this lock").0;
-        }
-        String::from_utf8_lossy(&stream.bytes).into_owned()
+        self.wait(STREAM_CLOSE_LIMIT, |_| None::<()>);
+        self.text()
     }
 }
 
@@ -298,6 +339,11 @@ impl Running {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
+    pub fn alive(&mut self) -> Result<()> {
+        ensure!(!self.ended(), "{}: has ended by itself\n--- its log\n{}", self.line, self.stderr_tail());
+        Ok(())
+    }
+
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
@@ -345,10 +391,9 @@ impl Running {
         let status = self.wait_status(limit)?;
         let timed_out = status.is_none();
         if timed_out {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            self.kill();
         }
-        let seconds = self.started.elapsed().as_secs_f64();
+        let seconds = self.seconds();
         Ok(Output {
             code: status.and_then(|status| status.code()),
             signal: status.and_then(|status| status.signal()),
@@ -373,15 +418,24 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Output> {
     Running::start(command)?.finish(limit)
 }
 
+/// Polls until `ready` is true, or fails after the limit.
+pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
+    let until = Instant::now() + limit;
+    while !ready()? {
+        ensure!(Instant::now() < until, "not within {limit:?}");
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn output_and_code_are_collected() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo out; echo err >&2; exit 3"]);
-        let output = run(&mut command, Duration::from_secs(10)).unwrap();
+        let script = "echo out; echo err >&2; exit 3";
+        let output = run(Command::new("sh").args(["-c", script]), Duration::from_secs(10)).unwrap();
         assert_eq!(
             (output.code, output.stdout.as_str(), output.stderr.as_str()),
             (Some(3), "out\n", "err\n")
@@ -395,25 +449,20 @@ mod tests {
 
     #[test]
     fn the_first_line_of_a_failure_has_the_reason_even_without_stdout() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo early >&2; echo reason >&2; echo >&2; exit 2"]);
-        let output = run(&mut command, Duration::from_secs(10)).unwrap();
+        let script = "echo early >&2; echo reason >&2; echo >&2; exit 2";
+        let output = run(Command::new("sh").args(["-c", script]), Duration::from_secs(10)).unwrap();
         assert_eq!(output.to_string(), "exit 2: reason\n--- stderr\nearly\nreason");
     }
 
     #[test]
     fn limit_kills() {
-        let mut command = Command::new("sleep");
-        command.arg("60");
-        let output = run(&mut command, Duration::from_millis(100)).unwrap();
+        let output = run(Command::new("sleep").arg("60"), Duration::from_millis(100)).unwrap();
         assert!(output.timed_out && output.code.is_none());
     }
 
     #[test]
     fn drop_kills() {
-        let mut command = Command::new("sleep");
-        command.arg("60");
-        let running = Running::start(&mut command).unwrap();
+        let running = Running::start(Command::new("sleep").arg("60")).unwrap();
         let pid = running.pid();
         drop(running);
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());

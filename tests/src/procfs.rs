@@ -54,7 +54,7 @@ pub fn threads(pid: u32) -> Result<Vec<String>> {
     Ok(names)
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Memory {
     /// `VmRSS`: the sum of the next three.
     pub resident: u64,

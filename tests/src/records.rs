@@ -5,6 +5,8 @@
 //! ciphertext: one false match is expected in 100 MB, and the search skips the units that must still follow. Rekeys are
 //! not followed: generation 0 only.
 
+use crate::pdu::data_length;
+
 /// Unit of `hikyaku`, bytes.
 const UNIT_BYTES: usize = 64 << 10;
 /// PDUs of the outer login in each direction.
@@ -90,8 +92,7 @@ impl Records {
                     if rest.len() < BHS_BYTES {
                         break;
                     }
-                    let data = u32::from_be_bytes([0, rest[5], rest[6], rest[7]]) as usize;
-                    self.left = BHS_BYTES + data.next_multiple_of(4);
+                    self.left = BHS_BYTES + data_length(rest).next_multiple_of(4);
                     continue;
                 }
                 // All units that begin in a record, except the last, end in it.
@@ -126,6 +127,11 @@ impl Records {
         }
         self.held = rest.to_vec();
         pieces
+    }
+
+    /// Splits received bytes; without bytes, as after a pause, returns what is held.
+    pub fn split_or_flush(&mut self, bytes: &[u8]) -> Vec<Piece> {
+        if bytes.is_empty() { self.flush().into_iter().collect() } else { self.split(bytes) }
     }
 
     pub fn flush(&mut self) -> Option<Piece> {
@@ -168,6 +174,17 @@ impl Records {
         self.place = Place { number, part, offset: 0, units };
         self.left = left;
     }
+}
+
+/// The PDUs of the outer login at the beginning of one direction, padding included.
+pub fn outer(stream: &[u8]) -> [Vec<u8>; OUTER_PDUS as usize] {
+    let pieces = Records::default().split(stream);
+    std::array::from_fn(|number| {
+        let own = pieces.iter().filter(|piece| piece.place.part == Part::Outer);
+        own.filter(|piece| piece.place.number == number as u64)
+            .flat_map(|piece| piece.bytes.clone())
+            .collect()
+    })
 }
 
 #[cfg(test)]

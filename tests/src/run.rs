@@ -128,13 +128,10 @@ impl Run {
 
 /// The `main` of the test program that holds `families`.
 pub fn main(families: &'static [Family]) -> ExitCode {
-    match examine(families) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("the families cannot be run: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    examine(families).unwrap_or_else(|error| {
+        eprintln!("the families cannot be run: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 fn examine(families: &'static [Family]) -> Result<ExitCode> {

@@ -2,22 +2,66 @@
 //! complete. The cryptography is the product's (`crates/seal`, which has test vectors and an independent decoder); the
 //! messages and their order are this module's. Read docs/SEAL.md first.
 
-use base64::engine::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use base64::engine::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use seal::{Channel, Descriptor, Head, Identity, Initiator, Kind, PublicKey, Suite};
 
-use super::Url;
-use super::pdu::{DATA_OUT, IMMEDIATE, LOGIN, Pdu, RECEIVE_BYTES_MAX, SCSI_COMMAND, keys};
+use super::pdu::{DATA_OUT, Pdu, RECEIVE_BYTES_MAX, SCSI_COMMAND, data_length, keys, login_pdu};
+use super::{Context, Url};
 
 /// Unit of this initiator, bytes: the length of its Data-Out segments.
 pub const UNIT_BYTES: usize = 8192;
+/// Time limit of `key new`.
+const KEY_LIMIT: Duration = Duration::from_secs(30);
+
+/// A key pair that `hikyaku key new` made.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    pub file: PathBuf,
+    pub public: String,
+}
+
+impl Keys {
+    /// Makes `NAME.key` in `dir`.
+    pub fn new(context: &Context, dir: &Path, name: &str) -> Result<Self> {
+        let file = dir.join(format!("{name}.key"));
+        let output = context.ours(&[Path::new("key"), Path::new("new"), &file], KEY_LIMIT)?.success()?;
+        let public = output.stdout.trim().to_owned();
+        ensure!(public.len() == 44, "`key new` prints {public:?}");
+        Ok(Self { file, public })
+    }
+
+    pub fn path(&self) -> String {
+        self.file.display().to_string()
+    }
+
+    pub fn secret(&self) -> Result<String> {
+        let text = std::fs::read_to_string(&self.file)?;
+        let line = text.lines().map(str::trim).find(|line| line.len() == 44 && !line.starts_with('#'));
+        Ok(line.with_context(|| format!("no key in {}", self.file.display()))?.to_owned())
+    }
+
+    /// The parameters for the harness's own initiator with these keys.
+    pub fn who(&self, target: &Self, suite: Suite) -> Result<Who> {
+        let identity = Identity::parse(&self.secret()?).context("the identity")?;
+        let target = PublicKey::parse(&target.public).context("the target's key")?;
+        Ok(Who { identity, target, suite })
+    }
+
+    /// The key's entry in a list of peers; `more`: further lines of it.
+    pub fn peer(&self, name: &str, more: &str) -> String {
+        format!("[[peer]]\nname = \"{name}\"\npublic-key = \"{}\"\n{more}\n", self.public)
+    }
+}
+
 /// The initiator's keys, the target's public key, and the suite.
 #[derive(Debug)]
 pub struct Who {
@@ -26,30 +70,21 @@ pub struct Who {
     pub suite: Suite,
 }
 
-/// Sends one PDU of the outer login and receives the response: header and text.
-fn exchange(
-    stream: &mut TcpStream,
-    isid: [u8; 6],
-    exp_stat_sn: u32,
-    text: Vec<u8>,
-) -> Result<(Vec<u8>, Pdu)> {
-    let mut request = Pdu::new(LOGIN | IMMEDIATE, 0).with_data(text);
-    request.bhs[8..14].copy_from_slice(&isid);
-    request.set(16, 0).set(24, 1).set(28, exp_stat_sn);
+/// Sends one PDU of the outer login and receives the response.
+fn exchange(stream: &mut TcpStream, isid: [u8; 6], exp_stat_sn: u32, text: Vec<u8>) -> Result<(Pdu, Pdu)> {
+    let mut request = login_pdu(0, isid, text);
+    request.set(28, exp_stat_sn);
     stream.write_all(&request.encode())?;
-    let mut bhs = [0; 48];
-    stream.read_exact(&mut bhs).context("an answer of the outer login")?;
-    ensure!((bhs[36], bhs[37]) == (0, 0), "the outer login is refused with {:02x}{:02x}", bhs[36], bhs[37]);
-    let length = u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]) as usize;
-    let mut data = vec![0; length.next_multiple_of(4)];
-    stream.read_exact(&mut data)?;
-    data.truncate(length);
-    Ok(([&request.bhs[..], &request.data].concat(), Pdu { bhs, data }))
+    let answer = Pdu::receive(stream).context("an answer of the outer login")?;
+    let [class, detail] = answer.status();
+    ensure!((class, detail) == (0, 0), "the outer login is refused with {class:02x}{detail:02x}");
+    Ok((request, answer))
 }
 
-/// The bytes with their length in front.
-fn counted(bytes: &[u8]) -> Vec<u8> {
-    [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat()
+/// A PDU without its padding, with its length in front.
+fn counted(Pdu { bhs, data }: &Pdu) -> Vec<u8> {
+    let length = (bhs.len() + data.len()) as u32;
+    [&length.to_be_bytes()[..], bhs, data].concat()
 }
 
 #[derive(Debug)]
@@ -75,9 +110,8 @@ impl Sealed {
             ("X-example.hikyaku.unit", &UNIT_BYTES.to_string()),
             ("X-example.hikyaku.pattern", "IKpsk2"),
         ]);
-        let (p1, choice) = exchange(stream, isid, 0, offer)?;
-        let p2 = [&choice.bhs[..], &choice.data].concat();
-        let prologue = [b"hikyaku SEAL/1".to_vec(), counted(&p1), counted(&p2)].concat();
+        let (offer, choice) = exchange(stream, isid, 0, offer)?;
+        let prologue = [b"hikyaku SEAL/1".to_vec(), counted(&offer), counted(&choice)].concat();
         let mut entropy = [0; 128];
         StdRng::from_rng(&mut rand::rng()).fill_bytes(&mut entropy);
         let (handshake, message) =
@@ -154,7 +188,7 @@ impl Sealed {
         let (header, descriptors) = seal::parse_head(&head)?;
         ensure!(header.len() == 48, "an AHS of {} bytes", header.len() - 48);
         let bhs: [u8; 48] = header.try_into()?;
-        let length = u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]) as usize;
+        let length = data_length(&bhs);
         ensure!(length <= RECEIVE_BYTES_MAX, "data segment of {length} bytes exceeds what was declared");
         let mut data = vec![0; length];
         stream.read_exact(&mut data).context("receive a body")?;

@@ -1,13 +1,15 @@
 //! A TCP relay on loopback that records every byte, and whose [`Middle`] can alter the stream.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, ensure};
+
+use crate::process::wait_until;
+use crate::relay::{self, Acceptor};
 
 /// Maximum number of connections of one tap, over its whole life.
 const CONNECTIONS_MAX: usize = 256;
@@ -15,8 +17,6 @@ const CONNECTIONS_MAX: usize = 256;
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Time without data after which held bytes are passed on.
 const IDLE: Duration = Duration::from_millis(15);
-/// Interval at which the threads check whether the tap has ended.
-const POLL: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Way {
@@ -64,28 +64,17 @@ pub type Chooser = Box<dyn FnMut(usize) -> Box<dyn Middle> + Send>;
 /// Listens and relays; dropping it ends the tap.
 #[derive(Debug)]
 pub struct Tap {
-    address: SocketAddr,
+    acceptor: Acceptor,
     conversations: Conversations,
     over: Arc<AtomicBool>,
-    acceptor: Option<JoinHandle<()>>,
 }
 
 impl Tap {
     pub fn start(port: u16, mut chooser: Chooser) -> Result<Self> {
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
         let (conversations, over) = (Conversations::default(), Arc::<AtomicBool>::default());
         let (shared, ends) = (Arc::clone(&conversations), Arc::clone(&over));
-        let acceptor = std::thread::spawn(move || {
-            while !ends.load(Ordering::Relaxed) {
-                match listener.accept() {
-                    Ok((near, _)) => drop(join(near, port, &shared, &mut chooser, &ends)),
-                    Err(_) => std::thread::sleep(POLL),
-                }
-            }
-        });
-        Ok(Self { address, conversations, over, acceptor: Some(acceptor) })
+        let acceptor = Acceptor::start(move |near| join(near, port, &shared, &mut chooser, &ends))?;
+        Ok(Self { acceptor, conversations, over })
     }
 
     pub fn passive(port: u16) -> Result<Self> {
@@ -93,7 +82,7 @@ impl Tap {
     }
 
     pub fn portal(&self) -> String {
-        self.address.to_string()
+        self.acceptor.portal()
     }
 
     pub fn conversations(&self) -> Vec<Conversation> {
@@ -101,25 +90,20 @@ impl Tap {
     }
 
     pub fn wait_ended(&self, index: usize, limit: Duration) -> Result<Conversation> {
-        let until = Instant::now() + limit;
-        loop {
-            let found = self.conversations.lock().expect("no panic under this lock").get(index).cloned();
-            match found {
-                Some(conversation) if conversation.ended.is_some() => return Ok(conversation),
-                _ if Instant::now() < until => std::thread::sleep(POLL),
-                Some(_) => bail!("connection {index} still stands after {limit:?}"),
-                None => bail!("there was no connection {index}"),
-            }
-        }
+        let mut found = None;
+        let ended = wait_until(limit, || {
+            found = self.conversations().get(index).cloned();
+            Ok(found.as_ref().is_some_and(|conversation| conversation.ended.is_some()))
+        });
+        let found = found.with_context(|| format!("there was no connection {index}"))?;
+        ended.with_context(|| format!("connection {index} still stands"))?;
+        Ok(found)
     }
 }
 
 impl Drop for Tap {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
-        if let Some(acceptor) = self.acceptor.take() {
-            let _ = acceptor.join();
-        }
     }
 }
 
@@ -132,15 +116,13 @@ fn join(
 ) -> Result<()> {
     let index = {
         let mut all = conversations.lock().expect("no panic under this lock");
-        anyhow::ensure!(all.len() < CONNECTIONS_MAX, "too many connections");
+        ensure!(all.len() < CONNECTIONS_MAX, "too many connections");
         all.push(Conversation::default());
         all.len() - 1
     };
     let middle = Arc::new(Mutex::new(chooser(index)));
-    near.set_nonblocking(false)?;
-    let far = TcpStream::connect(("127.0.0.1", port))?;
+    let far = relay::join(&near, port)?;
     for stream in [&near, &far] {
-        stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(IDLE))?;
         stream.set_write_timeout(Some(Duration::from_secs(10)))?;
     }
@@ -192,6 +174,8 @@ fn relay(
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     struct Uppercase;

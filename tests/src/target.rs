@@ -5,18 +5,17 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tempfile::TempDir;
 
-use super::process::{Surroundings, tail};
+use super::process::{Surroundings, tail, wait_until};
 use super::{Context, Output, Running, Tgt};
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
-
-/// Interval at which the log is polled for the end of the last connection.
-const REST_POLL: Duration = Duration::from_millis(50);
+/// Time limit of a line of the log.
+const LOG_LIMIT: Duration = Duration::from_secs(10);
 /// Value of `HIKYAKU_LOG` that [`Target::memory_at_rest`] needs.
 pub const MEMORY_LOG: &str = "warn,node::target::worker=debug";
 
@@ -49,24 +48,11 @@ impl Disk {
     }
 
     fn argument(&self) -> String {
-        let mut text = self.endpoint.clone();
-        let mut add = |option: &str| {
-            text.push(',');
-            text.push_str(option);
-        };
-        if self.read_only {
-            add("ro");
-        }
-        if self.removable {
-            add("removable");
-        }
-        if let Some(bytes) = self.block_size {
-            add(&format!("block-size={bytes}"));
-        }
-        for option in &self.options {
-            add(option);
-        }
-        text
+        let flags = [(self.read_only, "ro"), (self.removable, "removable")];
+        let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag.to_owned());
+        let block_size = self.block_size.map(|bytes| format!("block-size={bytes}"));
+        let options = flags.chain(block_size).chain(self.options.iter().cloned());
+        std::iter::once(self.endpoint.clone()).chain(options).collect::<Vec<_>>().join(",")
     }
 }
 
@@ -84,13 +70,22 @@ impl Credentials {
 
     /// Writes the secret to a file that only its owner can read.
     pub fn secret_file(&self, dir: &Path) -> Result<PathBuf> {
-        let path = dir.join(format!("{}.secret", self.user));
-        let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = options.open(&path).with_context(|| format!("create {}", path.display()))?;
-        writeln!(file, "{}", self.secret)?;
-        Ok(path)
+        private_file(dir.join(format!("{}.secret", self.user)), &format!("{}\n", self.secret))
     }
+
+    /// Options of an endpoint that name the user, and the file of [`Credentials::secret_file`].
+    pub fn options(&self, dir: &Path) -> Result<String> {
+        Ok(format!(",chap-user={},chap-secret-file={}", self.user, self.secret_file(dir)?.display()))
+    }
+}
+
+/// Writes a file that only its owner can read; returns its path.
+pub fn private_file(path: PathBuf, text: &str) -> Result<PathBuf> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(&path).with_context(|| format!("create {}", path.display()))?;
+    file.write_all(text.as_bytes())?;
+    Ok(path)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,15 +97,12 @@ pub struct Url {
 
 impl Url {
     pub fn parse(text: &str) -> Result<Self> {
-        let parts: Option<(String, String, u64)> = (|| {
-            let rest = text.trim().strip_prefix("iscsi://")?;
-            let (portal, rest) = rest.split_once('/')?;
+        let parts = || {
+            let (portal, rest) = text.trim().strip_prefix("iscsi://")?.split_once('/')?;
             let (iqn, lun) = rest.split_once('/')?;
-            Some((portal.to_owned(), iqn.to_owned(), lun.parse().ok()?))
-        })();
-        let (portal, iqn, lun) =
-            parts.ok_or_else(|| anyhow!("not a URL iscsi://host:port/iqn/lun: {text:?}"))?;
-        Ok(Self { portal, iqn, lun })
+            Some(Self { portal: portal.to_owned(), iqn: iqn.to_owned(), lun: lun.parse().ok()? })
+        };
+        parts().with_context(|| format!("not a URL iscsi://host:port/iqn/lun: {text:?}"))
     }
 
     pub fn port(&self) -> Result<u16> {
@@ -118,11 +110,13 @@ impl Url {
         Ok(port.parse()?)
     }
 
-    pub fn with(&self, credentials: &Credentials) -> String {
-        format!(
-            "iscsi://{}%{}@{}/{}/{}",
-            credentials.user, credentials.secret, self.portal, self.iqn, self.lun
-        )
+    /// The URL of the same LUN at another portal.
+    pub fn at(&self, portal: &str) -> Self {
+        Self { portal: portal.to_owned(), ..self.clone() }
+    }
+
+    pub fn with(&self, Credentials { user, secret }: &Credentials) -> String {
+        self.at(&format!("{user}%{secret}@{}", self.portal)).to_string()
     }
 }
 
@@ -132,27 +126,49 @@ impl std::fmt::Display for Url {
     }
 }
 
+/// A server's process, and the URL of its first LUN.
+#[derive(Debug)]
+pub struct Server {
+    pub running: Running,
+    pub url: Url,
+}
+
+impl Server {
+    /// Starts `command`, and waits for the URLs of `luns` LUNs on its standard output.
+    pub fn start(command: &mut Command, luns: usize) -> Result<Self> {
+        let (running, urls) = start(command, luns)?;
+        Ok(Self { running, url: urls.into_iter().next().context("no LUN")? })
+    }
+
+    /// Waits for a line of the log that contains `words`, behind the first `from` bytes.
+    pub fn logs(&self, from: usize, words: &str) -> Result<String> {
+        let find = |log: &str| log.get(from..)?.lines().find(|line| line.contains(words)).map(str::to_owned);
+        let mut found = None;
+        let logged = wait_until(LOG_LIMIT, || {
+            found = find(&self.running.stderr());
+            Ok(found.is_some())
+        });
+        logged.with_context(|| format!("no line with {words:?} in its log:\n{}", self.running.stderr()))?;
+        found.context("just found")
+    }
+}
+
+fn start(command: &mut Command, luns: usize) -> Result<(Running, Vec<Url>)> {
+    let mut running = Running::start(command)?;
+    let urls = running.wait_stdout("URL for every LUN", READY_LIMIT, |text| {
+        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        let urls: Vec<_> = whole.lines().map(Url::parse).collect();
+        (urls.len() >= luns).then_some(urls)
+    })?;
+    Ok((running, urls.into_iter().collect::<Result<_>>()?))
+}
+
 #[derive(Debug)]
 pub struct Target {
-    running: Running,
+    pub running: Running,
     urls: Vec<Url>,
     /// State directory of this instance: identities of LUNs differ between instances.
     home: TempDir,
-}
-
-fn start(mut command: Command, disks: &[Disk]) -> Result<(Running, Vec<Url>)> {
-    command.args(disks.iter().map(Disk::argument));
-    let mut running = Running::start(&mut command)?;
-    let lines = running.wait_stdout("URL for every LUN", READY_LIMIT, |text| {
-        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
-        let lines: Vec<String> = whole.lines().map(str::to_owned).collect();
-        (lines.len() >= disks.len()).then_some(lines)
-    })?;
-    let urls = lines.iter().map(|line| Url::parse(line)).collect::<Result<Vec<_>>>()?;
-    if urls.len() != disks.len() {
-        bail!("{} URLs for {} LUNs: {lines:?}", urls.len(), disks.len());
-    }
-    Ok((running, urls))
 }
 
 impl Target {
@@ -180,15 +196,18 @@ impl Target {
             command.args(["--chap-user", &credentials.user, "--chap-secret-file"]);
             command.arg(credentials.secret_file(home.path())?);
         }
-        let (running, urls) = start(command, disks)?;
+        let (running, urls) = start(command.args(disks.iter().map(Disk::argument)), disks.len())?;
+        if urls.len() != disks.len() {
+            bail!("{} LUNs, and the URLs {urls:?}", disks.len());
+        }
         Ok(Self { running, urls, home })
     }
 
     /// Starts the target again after its end: same portal, same names and identities, no other options.
     pub fn restart(&mut self, context: &Context, disks: &[Disk]) -> Result<()> {
         let mut command = context.command_in(self.home.path());
-        command.arg("serve").args(["--listen", &self.urls[0].portal]);
-        let (running, urls) = start(command, disks)?;
+        command.args(["serve", "--listen", &self.urls[0].portal]).args(disks.iter().map(Disk::argument));
+        let (running, urls) = start(&mut command, disks.len())?;
         if urls != self.urls {
             bail!("restarted, the target serves {urls:?} instead of {:?}", self.urls);
         }
@@ -196,8 +215,10 @@ impl Target {
         Ok(())
     }
 
-    pub fn kill(&mut self) {
+    /// Kills the target and starts it again: see [`Target::restart`].
+    pub fn kill_and_restart(&mut self, context: &Context, disks: &[Disk]) -> Result<()> {
         self.running.kill();
+        self.restart(context, disks)
     }
 
     /// Deletes the identities of the LUNs: after a restart the target has other disks under the same names.
@@ -207,10 +228,6 @@ impl Target {
         let mut state: serde_json::Value = serde_json::from_str(&text)?;
         state["luns"] = serde_json::json!([]);
         Ok(std::fs::write(&path, state.to_string())?)
-    }
-
-    pub fn ended(&mut self) -> bool {
-        self.running.ended()
     }
 
     pub fn pid(&self) -> u32 {
@@ -237,22 +254,19 @@ impl Target {
     /// Borrowed and mapped bytes of the pools of all threads, after the last connection has ended. The target must run
     /// with [`MEMORY_LOG`].
     pub fn memory_at_rest(&self, limit: Duration) -> Result<Memory> {
-        let until = Instant::now() + limit;
-        loop {
-            let log = self.running.stderr();
-            match memory_of(&log) {
-                Some((0, memory)) => return Ok(memory),
-                _ if Instant::now() < until => std::thread::sleep(REST_POLL),
-                last => bail!("the target still has connections: {last:?}\n{}", tail(&log, 2000)),
-            }
-        }
+        let mut memory = None;
+        let rests = wait_until(limit, || {
+            memory = memory_of(&self.running.stderr());
+            Ok(matches!(memory, Some((0, _))))
+        });
+        let log = || tail(&self.running.stderr(), 2000).to_owned();
+        rests.with_context(|| format!("the target still has connections: {memory:?}\n{}", log()))?;
+        Ok(memory.context("just seen")?.1)
     }
 
-    pub fn signal(&mut self, signal: i32) -> Result<()> {
-        self.running.signal(signal)
-    }
-
-    pub fn finish(self, limit: Duration) -> Result<Output> {
+    /// Sends SIGTERM and waits for the end.
+    pub fn terminate(mut self, limit: Duration) -> Result<Output> {
+        self.running.signal(libc::SIGTERM)?;
         self.running.finish(limit)
     }
 }
@@ -314,11 +328,7 @@ impl Served {
     }
 
     pub fn alive(&mut self) -> Result<()> {
-        let running = self.running();
-        if running.ended() {
-            bail!("the target has ended by itself\n--- its log\n{}", running.stderr_tail());
-        }
-        Ok(())
+        self.running().alive()
     }
 
     /// Returns `result`, or an error if the target has ended. Errors include the end of the target's log.
@@ -363,9 +373,8 @@ mod tests {
 
     #[test]
     fn disk_argument_has_its_options() {
-        let mut disk = Disk::file(Path::new("/a")).option("cache=writethrough");
-        disk.read_only = true;
-        disk.block_size = Some(4096);
+        let disk = Disk::file(Path::new("/a")).option("cache=writethrough");
+        let disk = Disk { read_only: true, block_size: Some(4096), ..disk };
         assert_eq!(disk.argument(), "/a,ro,block-size=4096,cache=writethrough");
     }
 }

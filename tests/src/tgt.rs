@@ -1,12 +1,12 @@
 //! tgt (Linux SCSI target framework) under a guard: the peer of comparisons with `hikyaku serve`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
-use super::{Credentials, Disk, Running, Url, free_port, program, run};
+use super::{Credentials, Disk, Running, Url, free_port, program, run, wait_until};
 
 /// Number of tgtd's control socket; the directory is unique to the instance, so the number need not be.
 const CONTROL: &str = "1";
@@ -64,16 +64,11 @@ impl Tgt {
     }
 
     fn wait_ready(&mut self) -> Result<()> {
-        let until = Instant::now() + READY_LIMIT;
-        loop {
-            match self.admin(&["--mode", "target", "--op", "show"]) {
-                Ok(()) => return Ok(()),
-                Err(error) if self.running.ended() || Instant::now() > until => {
-                    return Err(error.context(format!("tgtd does not start: {}", self.running.stderr_tail())));
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
+        let ready = wait_until(READY_LIMIT, || {
+            self.running.alive()?;
+            Ok(self.admin(&["--mode", "target", "--op", "show"]).is_ok())
+        });
+        ready.with_context(|| format!("tgtd does not start: {}", self.running.stderr_tail()))
     }
 
     fn add(&self, lun: usize, disk: &Disk) -> Result<()> {

@@ -53,9 +53,8 @@ pub(super) struct Files {
 impl Files {
     pub(super) fn new(place: Place, bytes: u64) -> Result<Self> {
         let folder = place.folder()?;
-        let [source, destination] = ["source", "destination"].map(|name| folder.path().join(name));
-        random_file(&source, bytes, 1)?;
-        random_file(&destination, bytes, 2)?;
+        let source = random_file(folder.path().join("source"), bytes, 1)?;
+        let destination = random_file(folder.path().join("destination"), bytes, 2)?;
         Ok(Self { source, destination, bytes, _folder: folder })
     }
 

@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 
 use super::super::Spread;
-use super::super::bars::{Bar, Bound};
+use super::super::bars::Bar;
 use super::disks::{Files, Place, compare};
 use super::{Bench, Found, number};
 
@@ -56,11 +56,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
         let (seconds, part) = (Spread::of(&seconds), Spread::of(&parts));
         writeln!(table, "| {name}, {changed} bytes | {:.2} % | {} |", 100.0 * part.median, seconds.show(2))?;
         if extent == KINDS[0].1 {
-            bars.push(Bar::new(
-                "bytes moved, 1 % changed in extents of 1 MiB, worst run",
-                part.max,
-                Bound::AtMost(0.02),
-            ));
+            let what = "bytes moved, 1 % changed in extents of 1 MiB, worst run";
+            bars.push(Bar::at_most(what, part.max, 0.02));
         }
         rows.push(json!({ "row": name, "changed_bytes": changed, "moved": part, "seconds": seconds }));
     }

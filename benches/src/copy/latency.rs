@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::super::Spread;
-use super::super::bars::{Bar, Bound};
+use super::super::bars::Bar;
 use super::disks::{Files, Place, compare, prepare};
 use super::{Bench, Found, number};
 use harness::files::Loop;
@@ -36,11 +36,9 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
         compare(src, dst, BYTES)?;
         number(&report, "/mb_per_s")
     };
-    let cells: Vec<(Option<u64>, u64)> = std::iter::once(None)
-        .chain(RATES_MB.map(Some))
-        .flat_map(|rate| DEPTHS.map(|depth| (rate, depth)))
-        .collect();
-    let mut runs: Vec<Vec<f64>> = cells.iter().map(|_| Vec::new()).collect();
+    let rates = || std::iter::once(None).chain(RATES_MB.map(Some));
+    let cells: Vec<(Option<u64>, u64)> = rates().flat_map(|rate| DEPTHS.map(|depth| (rate, depth))).collect();
+    let mut runs = vec![Vec::new(); cells.len()];
     for rep in 0..bench.reps {
         for ((rate, depth), runs) in cells.iter().zip(&mut runs) {
             runs.push(copy(*rate, *depth, rep)?);
@@ -61,10 +59,10 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
     );
     let mut bars: Vec<Bar> = GAINS
         .iter()
-        .map(|(what, depth, bound)| Bar::new(what, spread(None, *depth).median / one, Bound::AtLeast(*bound)))
+        .map(|(what, depth, bound)| Bar::at_least(what, spread(None, *depth).median / one, *bound))
         .collect();
     let mut least = f64::INFINITY;
-    for rate in std::iter::once(None).chain(RATES_MB.map(Some)) {
+    for rate in rates() {
         let name = rate.map_or("no slower".to_owned(), |rate| {
             format!("{rate} MB/s: knee at {:.1}", latency * rate as f64 * 1e6 / CHUNK as f64)
         });
@@ -78,15 +76,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
         }
         table.push('\n');
     }
-    bars.push(Bar::new(
-        "slower devices: least part of what buffers x chunk / latency and the rate allow",
-        least,
-        Bound::AtLeast(0.9),
-    ));
-    let rows: Vec<_> = cells
-        .iter()
-        .zip(&runs)
-        .map(|((rate, depth), runs)| json!({ "rate_mb": rate, "depth": depth, "mb_per_s": Spread::of(runs) }))
-        .collect();
-    Ok(Found { table, bars, rows: json!(rows) })
+    let what = "slower devices: least part of what buffers x chunk / latency and the rate allow";
+    bars.push(Bar::at_least(what, least, 0.9));
+    let row = |((rate, depth), runs): (&(Option<u64>, u64), &Vec<f64>)| json!({ "rate_mb": rate, "depth": depth, "mb_per_s": Spread::of(runs) });
+    Ok(Found { table, bars, rows: cells.iter().zip(&runs).map(row).collect() })
 }

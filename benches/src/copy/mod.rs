@@ -38,11 +38,8 @@ struct Bench {
 
 impl Bench {
     fn copy(&self, arguments: &[&str]) -> Result<Value> {
-        let mut words = vec!["copy", "--force", "--json"];
-        words.extend(arguments);
-        let output = self.context.ours(&words, RUN_LIMIT)?.success()?;
-        let last = output.stdout.lines().last().with_context(|| format!("{}: no report", output.line))?;
-        serde_json::from_str(last).with_context(|| output.line.clone())
+        let words = [&["copy", "--force", "--json"], arguments].concat();
+        self.context.ours(&words, RUN_LIMIT)?.success()?.json()
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::super::Spread;
-use super::super::bars::{Bar, Bound};
+use super::super::bars::Bar;
 use super::disks::{Files, Place, compare, prepare};
 use super::tools::{DD_SYNC, Measure, OURS, QEMU, ceiling, measure as run, tools};
 use super::{Bench, Found};
@@ -17,14 +17,14 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
     let loops = files.loops()?;
     let [src, dst] = loops.each_ref().map(Loop::path);
     let tools = tools(bench.all);
-    let mut runs: Vec<Vec<Measure>> = tools.iter().map(|_| Vec::new()).collect();
+    let mut runs: Vec<Vec<Measure>> = vec![Vec::new(); tools.len()];
     let mut ceilings = Vec::new();
     // The first round warms up and is not counted.
     for rep in 0..=bench.reps {
         for (tool, runs) in tools.iter().zip(&mut runs) {
             prepare(src, dst, files.bytes, rep)?;
-            let measure =
-                run(&mut tool.command(bench, src, dst)?, dst, files.bytes).with_context(|| tool.name)?;
+            let mut command = tool.command(bench, src, dst)?;
+            let measure = run(&mut command, dst, files.bytes).with_context(|| tool.name)?;
             if rep > 0 {
                 runs.push(measure);
             }
@@ -50,16 +50,10 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
         let cpu = column(index, |run| run.cpu_s_per_gb);
         let machine = column(index, |run| run.machine_cpu_s_per_gb);
         let switches = column(index, |run| run.switches_per_gb);
-        writeln!(
-            table,
-            "| {} | {} | {:.0} % | {} | {} | {:.0} |",
-            tool.name,
-            speed.show(2),
-            100.0 * speed.median / most.median,
-            cpu.show(3),
-            machine.show(3),
-            switches.median
-        )?;
+        let (part, switches_each) = (100.0 * speed.median / most.median, switches.median);
+        let [shown, cpu_shown, machine_shown] = [speed.show(2), cpu.show(3), machine.show(3)];
+        let figures = format!("{part:.0} % | {cpu_shown} | {machine_shown} | {switches_each:.0}");
+        writeln!(table, "| {} | {shown} | {figures} |", tool.name)?;
         rows.push(json!({
             "tool": tool.name, "gb_per_s": speed, "cpu_s_per_gb": cpu, "machine_cpu_s_per_gb": machine,
             "switches_per_gb": switches,
@@ -69,24 +63,15 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
     rows.push(json!({ "tool": "ceiling", "gb_per_s": most }));
     let ratio =
         |value: fn(&Measure) -> f64, peer: usize| column(OURS, value).median / column(peer, value).median;
+    let share = column(OURS, |run| run.gb_per_s).median / most.median;
+    let (speed, cpu) = (|run: &Measure| run.gb_per_s, |run: &Measure| run.cpu_s_per_gb);
+    let machine = ratio(|run| run.machine_cpu_s_per_gb, DD_SYNC);
     let bars = vec![
-        Bar::new(
-            "share of the ceiling",
-            column(OURS, |run| run.gb_per_s).median / most.median,
-            Bound::AtLeast(0.95),
-        ),
-        Bar::new("CPU, to qemu-img's", ratio(|run| run.cpu_s_per_gb, QEMU), Bound::AtMost(0.25)),
-        Bar::new("speed, to dd oflag=sync", ratio(|run| run.gb_per_s, DD_SYNC), Bound::AtLeast(5.0)),
-        Bar::new(
-            "CPU, to dd oflag=sync's",
-            ratio(|run| run.cpu_s_per_gb, DD_SYNC),
-            Bound::AtMost(1.0 / 25.0),
-        ),
-        Bar::new(
-            "CPU of the machine, to that with dd oflag=sync",
-            ratio(|run| run.machine_cpu_s_per_gb, DD_SYNC),
-            Bound::AtMost(1.0 / 6.0),
-        ),
+        Bar::at_least("share of the ceiling", share, 0.95),
+        Bar::at_most("CPU, to qemu-img's", ratio(cpu, QEMU), 0.25),
+        Bar::at_least("speed, to dd oflag=sync", ratio(speed, DD_SYNC), 5.0),
+        Bar::at_most("CPU, to dd oflag=sync's", ratio(cpu, DD_SYNC), 1.0 / 25.0),
+        Bar::at_most("CPU of the machine, to that with dd oflag=sync", machine, 1.0 / 6.0),
     ];
     Ok(Found { table, bars, rows: json!(rows) })
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::super::Spread;
-use super::super::bars::{Bar, Bound};
+use super::super::bars::Bar;
 use super::disks::{Files, Place, compare, prepare};
 use super::{Bench, Found, number};
 use harness::{Disk, Target};
@@ -27,9 +27,8 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
             prepare(src, dst, files.bytes, rep)?;
             let report = bench.copy(arguments)?;
             if index == 1 {
-                let moved =
-                    number(&report, "/session_bytes/received")? + number(&report, "/session_bytes/sent")?;
-                session_bytes = session_bytes.max(moved);
+                let moved = |way: &str| number(&report, &format!("/session_bytes/{way}"));
+                session_bytes = session_bytes.max(moved("received")? + moved("sent")?);
             }
             if rep > 0 {
                 speeds[index].push(number(&report, "/mb_per_s")? / 1e3);
@@ -48,13 +47,10 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
         local.show(2),
         remote.show(2)
     );
+    let part = session_bytes / files.bytes as f64;
     let bars = vec![
-        Bar::new("EXTENDED COPY, to the local copy", remote.median / local.median, Bound::AtLeast(0.9)),
-        Bar::new(
-            "part of the payload that passes through the host",
-            session_bytes / files.bytes as f64,
-            Bound::AtMost(0.001),
-        ),
+        Bar::at_least("EXTENDED COPY, to the local copy", remote.median / local.median, 0.9),
+        Bar::at_most("part of the payload that passes through the host", part, 0.001),
     ];
     let rows = json!([
         { "row": "local", "gb_per_s": local },

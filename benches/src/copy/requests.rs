@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use host::{Kernel, Traffic};
 use serde_json::json;
 
-use super::super::bars::{Bar, Bound};
+use super::super::bars::Bar;
 use super::disks::{Files, Place, compare, prepare};
 use super::{Bench, Found};
 use harness::files::Loop;
@@ -31,6 +31,11 @@ fn cached_bytes(device: &Path) -> Result<f64> {
     output.stdout.trim().parse().with_context(|| format!("output of fincore: {}", output.stdout))
 }
 
+/// Traffic of both devices, and their pages in the page cache.
+fn counters(src: &Path, dst: &Path) -> Result<(Traffic, Traffic, f64)> {
+    Ok((traffic(src)?, traffic(dst)?, cached_bytes(src)? + cached_bytes(dst)?))
+}
+
 pub(super) fn measure(bench: &Bench) -> Result<Found> {
     let files = Files::new(Place::Memory, BYTES)?;
     let loops = files.loops()?;
@@ -45,10 +50,10 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
         let mut last = String::new();
         for rep in 0..bench.reps {
             prepare(src, dst, BYTES, rep)?;
-            let before = (traffic(src)?, traffic(dst)?, cached_bytes(src)? + cached_bytes(dst)?);
+            let before = counters(src, dst)?;
             let text = chunk.to_string();
             bench.copy(&[&src.display().to_string(), &dst.display().to_string(), "--chunk", &text])?;
-            let after = (traffic(src)?, traffic(dst)?, cached_bytes(src)? + cached_bytes(dst)?);
+            let after = counters(src, dst)?;
             let reads = after.0.reads - before.0.reads;
             let writes = after.1.writes - before.1.writes;
             let read_joined = after.0.read_merges - before.0.read_merges;
@@ -72,9 +77,9 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
         writeln!(table, "{last}")?;
     }
     let bars = vec![
-        Bar::new("requests more or fewer than chunks, in the worst run", odd, Bound::AtMost(EDGES)),
-        Bar::new("requests joined, in the worst run", joined, Bound::AtMost(0.0)),
-        Bar::new("bytes more in the page cache, in the worst run", cached, Bound::AtMost(0.0)),
+        Bar::at_most("requests more or fewer than chunks, in the worst run", odd, EDGES),
+        Bar::at_most("requests joined, in the worst run", joined, 0.0),
+        Bar::at_most("bytes more in the page cache, in the worst run", cached, 0.0),
     ];
     Ok(Found { table, bars, rows: json!(rows) })
 }

@@ -11,7 +11,7 @@ use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 use serde_json::json;
 
 use super::super::Spread;
-use super::super::bars::{Bar, Bound};
+use super::super::bars::Bar;
 use super::disks::Place;
 use super::{Bench, Found};
 use harness::files::{data_of, random_file, same_file, same_range};
@@ -90,17 +90,11 @@ pub(super) fn measure(bench: &Bench, place: Place) -> Result<Found> {
         sparse_s.show(3),
         dense_s.show(3)
     );
+    let ratio = sparse_s.median / dense_s.median;
+    let what = "allocated size of the sparse copy, difference to the source's, worst run";
     let bars = vec![
-        Bar::new(
-            "time of the sparse image, to the dense one's",
-            sparse_s.median / dense_s.median,
-            Bound::AtMost(1.2),
-        ),
-        Bar::new(
-            "allocated size of the sparse copy, difference to the source's, worst run",
-            difference,
-            Bound::AtMost(0.01),
-        ),
+        Bar::at_most("time of the sparse image, to the dense one's", ratio, 1.2),
+        Bar::at_most(what, difference, 0.01),
     ];
     let rows = json!([
         { "row": "sparse", "seconds": sparse_s, "allocated_difference": more }, { "row": "dense", "seconds": dense_s },

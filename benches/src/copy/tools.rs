@@ -66,9 +66,8 @@ impl Tool {
             "hikyaku" => bench.context.command(),
             name => program(name)?,
         };
-        command.args(words.map(|word| {
-            word.replace("{src}", &src.display().to_string()).replace("{dst}", &dst.display().to_string())
-        }));
+        let [src, dst] = [src, dst].map(|path| path.display().to_string());
+        command.args(words.map(|word| word.replace("{src}", &src).replace("{dst}", &dst)));
         Ok(command)
     }
 }

@@ -57,11 +57,7 @@ fn calls(
     }
     perf.arg("--").arg(load.get_program()).args(load.get_args());
     perf.args(["--operations", &operations.to_string()]);
-    for (name, value) in load.get_envs() {
-        if let Some(value) = value {
-            perf.env(name, value);
-        }
-    }
+    perf.envs(load.get_envs().filter_map(|(name, value)| Some((name, value?))));
     run(&mut perf, RUN_LIMIT)?.success()?;
     count(&report)
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use crate::bars::{Bar, Bound, verdict};
+use super::run::bench_path;
+use crate::bars::{Bar, verdict};
 use crate::peers::Shape;
 use harness::files::random_file;
 use harness::pdu::Session;
@@ -24,13 +25,8 @@ const SETTLE: Duration = Duration::from_millis(300);
 /// The greatest resident memory sampled during a load, with its parts in that sample.
 fn peak_under(context: &Context, served: &mut Served, write: bool, seconds: f64) -> Result<Memory> {
     let pid = served.pid();
-    let mut command = context.command();
-    command.args(["bench", "path", &served.url(0).to_string(), "--json"]);
-    command.args(["--block-size", &LOADED.block.to_string(), "--depth", &LOADED.depth.to_string()]);
-    command.args(["--seconds", &seconds.to_string()]);
-    if write {
-        command.args(["--write", "--destroy", "--verify"]);
-    }
+    let mut command = bench_path(context, &served.url(0).to_string(), Shape { write, ..LOADED });
+    command.args(["--seconds", &seconds.to_string()]).args(write.then_some("--verify"));
     let mut load = Running::start(&mut command)?;
     let mut peak = Memory::default();
     while !load.ended() {
@@ -73,8 +69,7 @@ fn idle_session_bytes(context: &Context, image: &Path) -> Result<f64> {
 
 pub(super) fn row(context: &Context, seconds: f64) -> Result<Value> {
     let dir = scratch()?;
-    let image = dir.path().join("disk.img");
-    random_file(&image, LUN_BYTES, 1)?;
+    let image = random_file(dir.path().join("disk.img"), LUN_BYTES, 1)?;
     let mut served = Served::Ours(Target::serve(context, &[Disk::file(&image)], None, &[])?);
     let fresh = memory(served.pid())?;
     let read = peak_under(context, &mut served, false, seconds)?;
@@ -90,30 +85,20 @@ pub(super) fn row(context: &Context, seconds: f64) -> Result<Value> {
     );
     let parts = [("fresh", fresh), ("1M reads, depth 32", read), ("1M writes, depth 32", write)];
     for (name, memory) in parts {
-        println!(
-            "| {name} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} |",
-            mib(memory.resident),
-            mib(memory.anonymous),
-            mib(memory.file),
-            mib(memory.shared),
-            mib(memory.resident_max)
-        );
+        let Memory { resident, anonymous, file, shared, resident_max } = memory;
+        let cells =
+            [resident, anonymous, file, shared, resident_max].map(|bytes| format!("{:.1}", mib(bytes)));
+        println!("| {name} | {} |", cells.join(" | "));
     }
     println!("| each of {IDLE_SESSIONS} idle sessions more, KiB | {:.1} | | | | |", each / 1024.0);
     let most = read.resident_max.max(write.resident_max);
     let bars = [
-        Bar::new("peak resident MiB", mib(most), Bound::AtMost(64.0)),
-        Bar::new("idle session KiB", each / 1024.0, Bound::AtMost(128.0)),
+        Bar::at_most("peak resident MiB", mib(most), 64.0),
+        Bar::at_most("idle session KiB", each / 1024.0, 128.0),
     ];
     println!("\nmemory: {}", verdict(&bars));
-    let object = |memory: Memory| {
-        json!({
-            "resident": memory.resident, "anonymous": memory.anonymous, "file": memory.file,
-            "shared": memory.shared, "resident_max": memory.resident_max,
-        })
-    };
     Ok(json!({
-        "bytes": { "fresh": object(fresh), "read": object(read), "write": object(write) },
+        "bytes": { "fresh": fresh, "read": read, "write": write },
         "idle_sessions": IDLE_SESSIONS,
         "idle_session_bytes": each,
         "bars": bars.each_ref().map(Bar::object),

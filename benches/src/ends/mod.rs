@@ -42,10 +42,6 @@ struct Group {
     claims: Vec<Claim>,
 }
 
-fn shape(write: bool, block: u64, depth: u32) -> Shape {
-    Shape { write, block, depth }
-}
-
 fn name(storage: Storage, shape: Shape) -> String {
     let storage = if storage == Storage::File { "file" } else { "mem" };
     format!("{storage}-{}", shape.name())
@@ -55,23 +51,20 @@ fn ours(target: usize, storage: Storage, shape: Shape) -> Cell {
     Cell { name: name(storage, shape), way: Way::Ours(target, storage), shape }
 }
 
-fn claim(row: &str, peer: &str, what: &'static str, compare: Compare, bound: Bound) -> Claim {
-    Claim { row: row.to_owned(), peer: peer.to_owned(), what, compare, bound }
-}
-
 fn groups() -> Vec<Group> {
     vec![stream(), small(), one_core(), spin(), backends()]
 }
 
 fn stream() -> Group {
     let mut cells =
-        vec![Cell { name: "iperf3".to_owned(), way: Way::Stream, shape: shape(false, 128 << 10, 1) }];
+        vec![Cell { name: "iperf3".to_owned(), way: Way::Stream, shape: Shape::new(false, 128 << 10, 1) }];
     for write in [false, true] {
         for storage in [Storage::Memory, Storage::File] {
-            cells.push(ours(0, storage, shape(write, 1 << 20, 32)));
+            cells.push(ours(0, storage, Shape::new(write, 1 << 20, 32)));
         }
     }
-    let ratio = |row, least| claim(row, "iperf3", "ratio to iperf3", Compare::Speed, Bound::AtLeast(least));
+    let ratio =
+        |row, least| Claim::new(row, "iperf3", "ratio to iperf3", Compare::Speed, Bound::AtLeast(least));
     let claims = vec![ratio("mem-read-1M-qd32", 1.2), ratio("file-read-1M-qd32", 1.0)];
     Group { name: "stream", targets: vec![Surroundings::default()], cells, claims }
 }
@@ -79,13 +72,19 @@ fn stream() -> Group {
 fn small() -> Group {
     let (mut cells, mut claims) = (Vec::new(), Vec::new());
     for write in [false, true] {
-        let shape = shape(write, 4 << 10, 32);
+        let shape = Shape::new(write, 4 << 10, 32);
         let (file, tgt) = (name(Storage::File, shape), format!("tgt-{}", shape.name()));
         cells.push(ours(0, Storage::Memory, shape));
         cells.push(ours(0, Storage::File, shape));
         cells.push(Cell { name: tgt.clone(), way: Way::Tgt, shape });
-        claims.push(claim(&file, &tgt, "ratio to tgt", Compare::Speed, Bound::AtLeast(4.0)));
-        claims.push(claim(&file, "", "operations per second", Compare::PerSecond, Bound::AtLeast(200_000.0)));
+        claims.push(Claim::new(&file, &tgt, "ratio to tgt", Compare::Speed, Bound::AtLeast(4.0)));
+        claims.push(Claim::new(
+            &file,
+            "",
+            "operations per second",
+            Compare::PerSecond,
+            Bound::AtLeast(200_000.0),
+        ));
     }
     Group { name: "small", targets: vec![Surroundings::default()], cells, claims }
 }
@@ -93,18 +92,13 @@ fn small() -> Group {
 fn one_core() -> Group {
     let (mut cells, mut claims) = (Vec::new(), Vec::new());
     for write in [false, true] {
-        let shape = shape(write, 4 << 10, 1);
+        let shape = Shape::new(write, 4 << 10, 1);
         let bare = format!("tcp-{}", shape.name());
         cells.push(Cell { name: bare.clone(), way: Way::RoundTrip, shape });
         for storage in [Storage::Memory, Storage::File] {
             cells.push(ours(0, storage, shape));
-            claims.push(claim(
-                &name(storage, shape),
-                &bare,
-                "us more than bare TCP",
-                Compare::MoreMicroseconds,
-                Bound::AtMost(3.0),
-            ));
+            let (row, what) = (name(storage, shape), "us more than bare TCP");
+            claims.push(Claim::new(&row, &bare, what, Compare::MoreMicroseconds, Bound::AtMost(3.0)));
         }
     }
     let pinned = Surroundings { core: Some(CORE), ..Surroundings::default() };
@@ -116,7 +110,7 @@ fn spin() -> Group {
     let mut cells = Vec::new();
     for write in [false, true] {
         for (target, word) in [(0, "default"), (1, "no-spin")] {
-            let cell = ours(target, Storage::Memory, shape(write, 4 << 10, 1));
+            let cell = ours(target, Storage::Memory, Shape::new(write, 4 << 10, 1));
             cells.push(Cell { name: format!("{word}-{}", cell.name), ..cell });
         }
     }
@@ -128,14 +122,14 @@ fn backends() -> Group {
     let (mut cells, mut claims) = (Vec::new(), Vec::new());
     for write in [false, true] {
         for block in [64 << 10, 256 << 10, 1 << 20] {
-            let shape = shape(write, block, 32);
+            let shape = Shape::new(write, block, 32);
             for (target, word) in [(0, "uring"), (1, "portable")] {
                 let cell = ours(target, Storage::File, shape);
                 cells.push(Cell { name: format!("{word}-{}", cell.name), ..cell });
             }
             let row = |word: &str| format!("{word}-{}", name(Storage::File, shape));
-            let bound = Bound::AtLeast(0.7);
-            claims.push(claim(&row("portable"), &row("uring"), "ratio to io_uring", Compare::Speed, bound));
+            let (bound, what) = (Bound::AtLeast(0.7), "ratio to io_uring");
+            claims.push(Claim::new(&row("portable"), &row("uring"), what, Compare::Speed, bound));
         }
     }
     let targets =
@@ -156,12 +150,9 @@ impl<'a> Scene<'a> {
     fn new(context: &'a Context, group: &Group, seconds: f64) -> Result<Self> {
         let ours = group.targets.iter().map(|surroundings| Ours::start(context, surroundings.clone()));
         let ours = ours.collect::<Result<Vec<_>>>()?;
-        let tgt = if group.cells.iter().any(|cell| cell.way == Way::Tgt) {
-            let disks = [&ours[0].read_image, &ours[0].write_image].map(|path| Disk::file(path));
-            Some(Served::Tgt(Tgt::serve(&disks, None)?))
-        } else {
-            None
-        };
+        let disks = [&ours[0].read_image, &ours[0].write_image].map(|path| Disk::file(path));
+        let has_tgt = group.cells.iter().any(|cell| cell.way == Way::Tgt);
+        let tgt = has_tgt.then(|| Tgt::serve(&disks, None).map(Served::Tgt)).transpose()?;
         let mut scene = Self { context, ours, tgt, counts: Vec::new(), seconds };
         for cell in &group.cells {
             let count = match cell.way {
@@ -191,34 +182,19 @@ impl<'a> Scene<'a> {
             }
             Way::Tgt => {
                 let run = self.tgt_run(shape, self.counts[index])?;
-                let used = |cpu_s_per_gb: f64| Used {
-                    cpu_s_per_gb,
-                    cpu_us: cpu_s_per_gb * shape.block as f64 / 1e3,
-                    switches: f64::NAN,
-                    switches_involuntary: f64::NAN,
+                let used = |cpu_s_per_gb: f64| {
+                    let cpu_us = cpu_s_per_gb * shape.block as f64 / 1e3;
+                    Some(Used { cpu_s_per_gb, cpu_us, switches: f64::NAN, switches_involuntary: f64::NAN })
                 };
-                Sample {
-                    mb_per_s: run.mb_per_s,
-                    per_second: of_block(run.mb_per_s),
-                    initiator: Some(used(run.initiator_cpu_s_per_gb)),
-                    target: Some(used(run.target_cpu_s_per_gb)),
-                    ..Sample::default()
-                }
+                let (initiator, target) = (used(run.initiator_cpu_s_per_gb), used(run.target_cpu_s_per_gb));
+                let (mb_per_s, per_second) = (run.mb_per_s, of_block(run.mb_per_s));
+                Sample { mb_per_s, per_second, initiator, target, ..Sample::default() }
             }
             Way::Stream => {
                 let mb_per_s = iperf(self.seconds, Some("128K"))?;
                 Sample { mb_per_s, per_second: of_block(mb_per_s), ..Sample::default() }
             }
-            Way::RoundTrip => {
-                let trips = pong::round_trips(shape, CORE, self.seconds)?;
-                Sample {
-                    mb_per_s: shape.block as f64 / trips.mean_us,
-                    per_second: 1e6 / trips.mean_us,
-                    p50_us: trips.p50_us,
-                    p99_us: trips.p99_us,
-                    ..Sample::default()
-                }
-            }
+            Way::RoundTrip => pong::round_trips(shape, CORE, self.seconds)?,
         })
     }
 }
@@ -230,22 +206,14 @@ fn print_row(cell: &Cell, runs: &[Sample]) {
     let dash = |value: f64, digits: usize| {
         if value.is_finite() && value > 0.0 { format!("{value:.digits$}") } else { "-".to_owned() }
     };
-    let mut line = format!(
-        "| {} | {} | {} | {} | {} |",
-        cell.name,
-        Spread::column(runs, |run| run.mb_per_s).show(0),
-        Spread::column(runs, |run| run.per_second).show(0),
-        dash(Spread::column(runs, |run| run.p50_us).median, 1),
-        dash(Spread::column(runs, |run| run.p99_us).median, 0),
-    );
+    let column = |value: fn(&Sample) -> f64| Spread::column(runs, value);
+    let [speed, rate] = [column(|run| run.mb_per_s), column(|run| run.per_second)].map(|all| all.show(0));
+    let (p50, p99) = (dash(column(|run| run.p50_us).median, 1), dash(column(|run| run.p99_us).median, 0));
+    let mut line = format!("| {} | {speed} | {rate} | {p50} | {p99} |", cell.name);
     for (_, end) in ENDS {
         let of = |value: fn(Used) -> f64| Spread::column(runs, |run| end(run).map_or(f64::NAN, value)).median;
-        line += &format!(
-            " {} | {} | {} |",
-            dash(of(|used| used.cpu_s_per_gb), 3),
-            dash(of(|used| used.cpu_us), 2),
-            dash(of(|used| used.switches), 3)
-        );
+        let (cpu, each) = (dash(of(|used| used.cpu_s_per_gb), 3), dash(of(|used| used.cpu_us), 2));
+        line += &format!(" {cpu} | {each} | {} |", dash(of(|used| used.switches), 3));
     }
     let data = match cell.way {
         Way::Ours(_, Storage::File) => "file, flushed, verified",
@@ -304,13 +272,8 @@ fn run_group(context: &Context, group: &Group, reps: usize, seconds: f64) -> Res
 }
 
 fn counted() -> Vec<(Storage, Shape)> {
-    let mut rows = Vec::new();
-    for (block, depth) in [(4 << 10, 1), (4 << 10, 32), (1 << 20, 32)] {
-        for write in [false, true] {
-            rows.push((Storage::File, shape(write, block, depth)));
-        }
-    }
-    rows
+    let both = |(block, depth)| [false, true].map(|write| (Storage::File, Shape::new(write, block, depth)));
+    [(4 << 10, 1), (4 << 10, 32), (1 << 20, 32)].into_iter().flat_map(both).collect()
 }
 
 pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {

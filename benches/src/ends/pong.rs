@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
+use super::run::Sample;
 use crate::peers::Shape;
 use harness::Running;
 use harness::process::{Surroundings, pin};
@@ -35,15 +36,8 @@ pub(crate) fn pong(request: usize, reply: usize) -> Result<()> {
     Ok(())
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RoundTrips {
-    pub(super) mean_us: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
-}
-
 /// Round trips with the bytes of a request of `shape`, both ends on processor `core`.
-pub(super) fn round_trips(shape: Shape, core: usize, seconds: f64) -> Result<RoundTrips> {
+pub(super) fn round_trips(shape: Shape, core: usize, seconds: f64) -> Result<Sample> {
     let block = shape.block as usize;
     let (request, reply) =
         if shape.write { (HEADER_BYTES + block, HEADER_BYTES) } else { (HEADER_BYTES, HEADER_BYTES + block) };
@@ -54,10 +48,11 @@ pub(super) fn round_trips(shape: Shape, core: usize, seconds: f64) -> Result<Rou
     let port: u16 = far.wait_stdout("port", READY_LIMIT, |text| text.strip_suffix('\n')?.parse().ok())?;
     // The near end has its own thread, so that only this thread is bound to the processor.
     let near = std::thread::spawn(move || ping(port, request, reply, core, seconds));
-    near.join().map_err(|_| anyhow::anyhow!("the near end panicked"))?
+    let trips = near.join().map_err(|_| anyhow::anyhow!("the near end panicked"))??;
+    Ok(Sample { mb_per_s: shape.block as f64 * trips.per_second / 1e6, ..trips })
 }
 
-fn ping(port: u16, request: usize, reply: usize, core: usize, seconds: f64) -> Result<RoundTrips> {
+fn ping(port: u16, request: usize, reply: usize, core: usize, seconds: f64) -> Result<Sample> {
     pin(core).context("bind to a processor")?;
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_nodelay(true)?;
@@ -81,5 +76,6 @@ fn ping(port: u16, request: usize, reply: usize, core: usize, seconds: f64) -> R
     let mean_us = (last - started).as_secs_f64() * 1e6 / all.len() as f64;
     all.sort_by(f64::total_cmp);
     let percentile = |percent: usize| all[(all.len() * percent / 100).min(all.len() - 1)];
-    Ok(RoundTrips { mean_us, p50_us: percentile(50), p99_us: percentile(99) })
+    let (p50_us, p99_us) = (percentile(50), percentile(99));
+    Ok(Sample { per_second: 1e6 / mean_us, p50_us, p99_us, ..Sample::default() })
 }

@@ -1,5 +1,7 @@
 //! One run of `hikyaku bench path` against a `hikyaku serve`, and the resources that both used.
 
+use std::process::Command;
+
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
@@ -56,27 +58,19 @@ pub(crate) struct Sample {
 impl Ours {
     pub(crate) fn start(context: &Context, surroundings: Surroundings) -> Result<Self> {
         let dir = scratch()?;
-        let (read_image, write_image) = (dir.path().join("read.img"), dir.path().join("write.img"));
-        for path in [&read_image, &write_image] {
-            // Written, not sparse, so that no run includes the allocation.
-            random_file(path, LUN_BYTES, 1)?;
-        }
-        let disks = [
-            Disk::file(&read_image),
-            Disk::file(&write_image),
-            Disk::endpoint(format!("mem:{LUN_BYTES}")),
-            Disk::endpoint(format!("mem:{LUN_BYTES}")),
-        ];
+        // Written, not sparse, so that no run includes the allocation.
+        let read_image = random_file(dir.path().join("read.img"), LUN_BYTES, 1)?;
+        let write_image = random_file(dir.path().join("write.img"), LUN_BYTES, 1)?;
+        let memory = Disk::endpoint(format!("mem:{LUN_BYTES}"));
+        let disks = [Disk::file(&read_image), Disk::file(&write_image), memory.clone(), memory];
         let target = Target::serve_with(context, &disks, None, &[], &surroundings)?;
         let ours = Self { served: Served::Ours(target), surroundings, read_image, write_image, _dir: dir };
         let pattern = format!("pattern:{LUN_BYTES}:{PATTERN}");
-        for lun in [0, 2] {
+        // The last of these allocates the pages of the memory LUN for writing.
+        for lun in [0, 2, 3] {
             let url = ours.served.url(lun).to_string();
             context.ours(&["copy", "--force", "--quiet", &pattern, &url], RUN_LIMIT)?.success()?;
         }
-        // This write allocates the pages of the memory LUN.
-        let url = ours.served.url(3).to_string();
-        context.ours(&["copy", "--force", "--quiet", &pattern, &url], RUN_LIMIT)?.success()?;
         Ok(ours)
     }
 
@@ -85,28 +79,14 @@ impl Ours {
     }
 
     pub(crate) fn url(&self, storage: Storage, write: bool) -> &Url {
-        self.served.url(match (storage, write) {
-            (Storage::File, false) => 0,
-            (Storage::File, true) => 1,
-            (Storage::Memory, false) => 2,
-            (Storage::Memory, true) => 3,
-        })
+        let first = if storage == Storage::File { 0 } else { 2 };
+        self.served.url(first + usize::from(write))
     }
 
     /// The command line of a run, without its length.
-    pub(crate) fn command(
-        &mut self,
-        context: &Context,
-        storage: Storage,
-        shape: Shape,
-    ) -> std::process::Command {
-        let mut command = context.command();
+    pub(crate) fn command(&self, context: &Context, storage: Storage, shape: Shape) -> Command {
+        let mut command = bench_path(context, &self.url(storage, shape.write).to_string(), shape);
         self.surroundings.apply(&mut command);
-        command.args(["bench", "path", &self.url(storage, shape.write).to_string(), "--json"]);
-        command.args(["--block-size", &shape.block.to_string(), "--depth", &shape.depth.to_string()]);
-        if shape.write {
-            command.args(["--write", "--destroy"]);
-        }
         command
     }
 
@@ -134,11 +114,21 @@ impl Ours {
     }
 }
 
+/// `bench path` on an endpoint, without its length.
+pub(crate) fn bench_path(context: &Context, endpoint: &str, shape: Shape) -> Command {
+    let mut command = context.command();
+    command.args(["bench", "path", endpoint, "--json"]);
+    command.args(["--block-size", &shape.block.to_string(), "--depth", &shape.depth.to_string()]);
+    if shape.write {
+        command.args(["--write", "--destroy"]);
+    }
+    command
+}
+
 impl Sample {
     /// The first row of the output of `bench path --json`.
     pub(crate) fn read(output: &Output) -> Result<Self> {
-        let value: Value = serde_json::from_str(&output.stdout).context("output of bench path")?;
-        Self::of(&value["rows"][0]).with_context(|| output.stdout.clone())
+        Self::of(&output.json()?["rows"][0]).with_context(|| output.stdout.clone())
     }
 
     fn of(row: &Value) -> Option<Self> {

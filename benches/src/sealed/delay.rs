@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 
-use harness::process::enter;
+use harness::process::within;
 
 /// Bytes of the header before each packet: flags, GSO type, header length, GSO size and two checksum offsets (virtio,
 /// legacy layout).
@@ -79,12 +79,9 @@ impl Drop for DelayLine {
     }
 }
 
-/// Makes a TUN interface in a namespace. A separate thread enters the namespace, so that no other thread has to leave
-/// it.
+/// Makes a TUN interface in a namespace.
 fn interface(namespace: &CStr, name: &str) -> Result<File> {
-    let (namespace, name) = (namespace.to_owned(), name.to_owned());
-    let made = std::thread::spawn(move || -> Result<File> {
-        enter(&namespace).with_context(|| format!("enter {namespace:?}"))?;
+    within(namespace, || {
         let mut options = File::options();
         options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
         let file = options.open("/dev/net/tun").context("open /dev/net/tun")?;
@@ -103,8 +100,7 @@ fn interface(namespace: &CStr, name: &str) -> Result<File> {
             }
         }
         Ok(file)
-    });
-    made.join().map_err(|_| anyhow!("the thread that makes an interface panicked"))?
+    })
 }
 
 struct Direction {
@@ -127,9 +123,8 @@ impl Direction {
             took = self.take();
             self.deliver();
         }
-        let wait =
-            self.held.front().map_or(SLEEP_MAX, |(due, _)| due.saturating_duration_since(Instant::now()));
-        let wait = wait.min(SLEEP_MAX);
+        let due = self.held.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let wait = due.unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
         let mut poll = libc::pollfd { fd: self.from.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let time = libc::timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as libc::c_long };
         // SAFETY: both structures outlive the call.

@@ -60,21 +60,12 @@ pub(super) const GCM: Way = Way::Own(Protection::GCM);
 pub(super) const TLS: Way = Way::Own(Protection::Tls);
 const FAST: [Way; 2] = [Way::Own(Protection::AEGIS_256), Way::Own(Protection::AEGIS_128)];
 
-fn shape(write: bool, block: u64, depth: u32) -> Shape {
-    Shape { write, block, depth }
-}
-
-fn claim(rows: [Way; 2], what: &'static str, compare: Compare, bound: Bound) -> Claim {
-    let [row, peer] = rows.map(|way| way.name().to_owned());
-    Claim { row, peer, what, compare, bound }
-}
-
 fn at_least(row: Way, peer: Way, what: &'static str, least: f64) -> Claim {
-    claim([row, peer], what, Compare::Speed, Bound::AtLeast(least))
+    Claim::new(row.name(), peer.name(), what, Compare::Speed, Bound::AtLeast(least))
 }
 
 fn at_most(row: Way, peer: Way, what: &'static str, compare: Compare, most: f64) -> Claim {
-    claim([row, peer], what, compare, Bound::AtMost(most))
+    Claim::new(row.name(), peer.name(), what, compare, Bound::AtMost(most))
 }
 
 fn group(name: impl Into<String>, place: Place, shape: Shape, rows: Vec<Way>, claims: Vec<Claim>) -> Group {
@@ -85,12 +76,12 @@ pub(super) fn groups() -> Vec<Group> {
     let mut groups = Vec::new();
     for write in [false, true] {
         for block in [256 << 10, 1 << 20] {
-            groups.push(loopback(shape(write, block, 16)));
+            groups.push(loopback(Shape::new(write, block, 16)));
         }
     }
     groups.extend([one_core(false), one_core(true), link_5g(), wan(), peers()]);
     for write in [false, true] {
-        groups.extend(AHEAD_BLOCKS.map(|block| ahead(shape(write, block, 1))));
+        groups.extend(AHEAD_BLOCKS.map(|block| ahead(Shape::new(write, block, 1))));
     }
     groups
 }
@@ -116,7 +107,7 @@ fn loopback(shape: Shape) -> Group {
 }
 
 fn one_core(write: bool) -> Group {
-    let shape = shape(write, 4 << 10, 1);
+    let shape = Shape::new(write, 4 << 10, 1);
     let rows = vec![PLAIN, GCM, FAST[0], TLS];
     let more = |row| at_most(row, PLAIN, "us more than plain", Compare::MoreMicroseconds, 3.0);
     let claims = vec![more(GCM), more(FAST[0])];
@@ -127,14 +118,14 @@ fn link_5g() -> Group {
     let rows = vec![PLAIN, GCM, FAST[0], TLS];
     let claims = [GCM, FAST[0]].map(|row| at_least(row, PLAIN, "of plain", 0.98)).into();
     let place = Place::Link(Kind::Rate { mbit: 5000 });
-    group("link-5G", place, shape(false, 1 << 20, 16), rows, claims)
+    group("link-5G", place, Shape::new(false, 1 << 20, 16), rows, claims)
 }
 
 fn wan() -> Group {
     let rows = vec![PLAIN, GCM, FAST[0]];
     let claims = [GCM, FAST[0]].map(|row| at_least(row, PLAIN, "of plain", 0.98)).into();
     let place = Place::Link(Kind::Wan { mbit: 1000, rtt: WAN_RTT });
-    let group = group("wan-1G-32ms", place, shape(false, 1 << 20, 16), rows, claims);
+    let group = group("wan-1G-32ms", place, Shape::new(false, 1 << 20, 16), rows, claims);
     Group { longer: WAN_LONGER, ..group }
 }
 
@@ -148,7 +139,7 @@ fn peers() -> Group {
         claims.push(at_least(row, esp, "of user-space ESP", 15.0));
     }
     let place = Place::Link(Kind::Direct);
-    group("peers", place, shape(false, 1 << 20, 16), rows, claims)
+    group("peers", place, Shape::new(false, 1 << 20, 16), rows, claims)
 }
 
 /// Sealing ahead at the sender: each suite with and without it, one sequential request at a time.
@@ -168,6 +159,7 @@ fn ahead(shape: Shape) -> Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::all_differ;
 
     #[test]
     fn every_claim_names_rows_that_exist() {
@@ -181,16 +173,10 @@ mod tests {
 
     #[test]
     fn names_of_groups_and_of_their_rows_differ() {
-        let mut names: Vec<String> = groups().into_iter().map(|group| group.name).collect();
-        let count = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), count);
-        for group in groups() {
-            let mut rows: Vec<&str> = group.rows.iter().map(|row| row.name()).collect();
-            rows.sort_unstable();
-            rows.dedup();
-            assert_eq!(rows.len(), group.rows.len(), "{}", group.name);
+        let groups = groups();
+        assert!(all_differ(groups.iter().map(|group| group.name.as_str())));
+        for group in &groups {
+            assert!(all_differ(group.rows.iter().map(|row| row.name())), "{}", group.name);
         }
     }
 }

@@ -63,8 +63,7 @@ impl Link {
                 ip(&format!("link add link0 netns {a} mtu 1500 type veth peer name link0 netns {b}"))?;
             }
             Kind::Wan { mbit, rtt } => {
-                let paths = [a, b].map(|name| CString::new(format!("/run/netns/{name}")));
-                let [a, b] = paths;
+                let [a, b] = [a, b].map(|name| CString::new(format!("/run/netns/{name}")));
                 self._delay = Some(DelayLine::start(&a?, &b?, "link0", mbit, rtt / 2)?);
             }
         }
@@ -88,16 +87,13 @@ impl Link {
     fn set(&self, name: &str, key: &str) -> Result<()> {
         let script = format!("echo '{SOCKET_BYTES}' >/proc/sys/net/ipv4/{key}");
         let mut command = program("sh")?;
-        Surroundings { network: Some(name.to_owned()), ..Surroundings::default() }.apply(&mut command);
+        Surroundings::network(name).apply(&mut command);
         run(command.args(["-c", &script]), COMMAND_LIMIT)?.success().map(|_| ())
     }
 
-    pub(super) fn initiator(&self) -> Surroundings {
-        Surroundings { network: Some(self.names[0].clone()), ..Surroundings::default() }
-    }
-
-    pub(super) fn target(&self) -> Surroundings {
-        Surroundings { network: Some(self.names[1].clone()), ..Surroundings::default() }
+    /// The namespaces of initiator and target.
+    pub(super) fn sides(&self) -> [Surroundings; 2] {
+        self.names.each_ref().map(|name| Surroundings::network(name))
     }
 
     /// Runs `ip` on the initiator's (0) or the target's (1) side.

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::rig::{Protection, Rig};
-use crate::bars::{Bar, Bound, verdict};
+use crate::bars::{Bar, verdict};
 use crate::{Spread, interleaved};
 use harness::process::Surroundings;
 use harness::procfs::{children_cpu_seconds, thread_cpu_seconds};
@@ -50,8 +50,8 @@ pub(super) fn row(context: &Context, reps: usize, quick: bool) -> Result<Value> 
     }
     let more = |side: usize| spread(1, side).median - spread(0, side).median;
     let bars = [
-        Bar::new("initiator ms more than plain", more(0), Bound::AtMost(MORE_MS_MAX)),
-        Bar::new("target ms more than plain", more(1), Bound::AtMost(MORE_MS_MAX)),
+        Bar::at_most("initiator ms more than plain", more(0), MORE_MS_MAX),
+        Bar::at_most("target ms more than plain", more(1), MORE_MS_MAX),
     ];
     println!("\nhandshake of gcm: {:.2} ms, {:.2} ms; {}", more(0), more(1), verdict(&bars));
     Ok(json!({ "logins": count, "rows": rows, "bars": bars.each_ref().map(Bar::object) }))

@@ -44,8 +44,8 @@ impl<'a> Scene<'a> {
             Place::Link(kind) => Some(Link::new(kind)?),
             _ => None,
         };
-        let (target, initiator) = match (&link, group.place) {
-            (Some(link), _) => (link.target(), link.initiator()),
+        let (initiator, target) = match (&link, group.place) {
+            (Some(link), _) => link.sides().into(),
             (None, Place::OneCore) => {
                 let pinned = Surroundings { core: Some(CORE), ..Surroundings::default() };
                 (pinned.clone(), pinned)
@@ -73,9 +73,7 @@ impl<'a> Scene<'a> {
     /// The portal at which the initiator reaches the target, if it is not the listening address.
     fn portal(&self, row: Way) -> Option<String> {
         match row {
-            Way::Through(peer) => {
-                self.tunnels.iter().find(|(known, _)| *known == peer).map(|(_, tunnel)| tunnel.portal.clone())
-            }
+            Way::Through(peer) => Some(self.tunnels.iter().find(|one| one.0 == peer)?.1.portal.clone()),
             Way::Own(protection) => {
                 self.link.as_ref().map(|_| format!("{TARGET}:{}", self.rig.port(protection)))
             }
@@ -113,20 +111,13 @@ fn run_group(context: &Context, group: &Group, reps: usize, seconds: f64) -> Res
         let (speed, both) = (Spread::column(runs, |run| run.mb_per_s), Spread::column(runs, both_cpu));
         let (initiator, target) =
             (Spread::column(runs, |run| cpu(run.initiator)), Spread::column(runs, |run| cpu(run.target)));
-        println!(
-            "| {} | {} | {:.2} | {:.0} | {:.0} | {:.3} | {:.3} | {:+.3} |",
-            row.name(),
-            speed.show(0),
-            speed.median / plain_speed,
-            Spread::column(runs, |run| run.p50_us).median,
-            Spread::column(runs, |run| run.p99_us).median,
-            initiator.median,
-            target.median,
-            both.median - plain_cpu,
-        );
+        let (p50, p99) = (Spread::column(runs, |run| run.p50_us), Spread::column(runs, |run| run.p99_us));
+        let (ratio, more) = (speed.median / plain_speed, both.median - plain_cpu);
+        print!("| {} | {} | {ratio:.2} | {:.0} | {:.0} |", row.name(), speed.show(0), p50.median, p99.median);
+        println!(" {:.3} | {:.3} | {more:+.3} |", initiator.median, target.median);
         rows.push(json!({
             "row": row.name(), "mb_per_s": speed, "operations_per_s": Spread::column(runs, |run| run.per_second),
-            "p50_us": Spread::column(runs, |run| run.p50_us), "p99_us": Spread::column(runs, |run| run.p99_us),
+            "p50_us": p50, "p99_us": p99,
             "initiator_cpu_s_per_gb": initiator, "target_cpu_s_per_gb": target, "cpu_s_per_gb": both,
         }));
     }

@@ -8,6 +8,7 @@ use crate::RUN_LIMIT;
 use crate::ends::run::{LUN_BYTES, PATTERN, Sample};
 use crate::peers::Shape;
 use harness::process::Surroundings;
+use harness::seal::Keys;
 use harness::{Context, Disk, Output, Served, Target, program, run, scratch};
 
 /// Port of a target that listens beyond the loopback address.
@@ -54,80 +55,60 @@ impl Protection {
         }
     }
 
-    fn server(self) -> Server {
+    /// The protection whose target also serves this one: the initiator chooses digests and the suite.
+    fn server(self) -> Self {
         match self {
-            Self::Plain | Self::Digests => Server::Plain,
-            Self::Sealed(_) => Server::Sealed,
-            Self::Late(_) => Server::Late,
-            Self::Tls => Server::Tls,
+            Self::Plain | Self::Digests => Self::Plain,
+            Self::Sealed(_) => Self::GCM,
+            Self::Late(_) => Self::GCM.without_ahead(),
+            Self::Tls => Self::Tls,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Server {
-    Plain,
-    Sealed,
-    Late,
-    Tls,
-}
-
-impl Server {
-    const ALL: [Self; 4] = [Self::Plain, Self::Sealed, Self::Late, Self::Tls];
 
     fn variables(self) -> Vec<(&'static str, String)> {
-        if self == Self::Late { vec![("HIKYAKU_SEAL_AHEAD", "0".to_owned())] } else { Vec::new() }
+        match self {
+            Self::Late(_) => vec![("HIKYAKU_SEAL_AHEAD", "0".to_owned())],
+            _ => Vec::new(),
+        }
     }
 }
 
 #[derive(Debug)]
 struct Credentials {
     dir: tempfile::TempDir,
-    target_key: String,
+    initiator: Keys,
+    target: Keys,
 }
 
 impl Credentials {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
         let at = |name: &str| dir.path().join(name);
-        let mut keys = Vec::new();
-        for name in ["initiator", "target"] {
-            let path = at(name).display().to_string();
-            let output = context.ours(&["key", "new", &path], RUN_LIMIT)?.success()?;
-            keys.push(output.stdout.trim().to_owned());
-        }
-        let peers = format!("[[peer]]\nname = \"bench\"\npublic-key = \"{}\"\n", keys[0]);
-        std::fs::write(at("peers.toml"), peers)?;
+        let [initiator, target] = ["initiator", "target"].map(|name| Keys::new(context, dir.path(), name));
+        let (initiator, target) = (initiator?, target?);
+        std::fs::write(at("peers.toml"), initiator.peer("bench", ""))?;
         let mut openssl = program("openssl")?;
         openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]);
         openssl.args(["-days", "2", "-subj", "/CN=bench", "-keyout"]).arg(at("tls.key"));
         run(openssl.arg("-out").arg(at("tls.pem")), RUN_LIMIT)?.success()?;
-        Ok(Self { target_key: keys.remove(1), dir })
+        Ok(Self { dir, initiator, target })
     }
 
     fn file(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
     }
 
-    fn serve_arguments(&self, server: Server) -> Vec<String> {
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-        match server {
-            Server::Plain => words(&["--seal", "off"]),
-            Server::Sealed | Server::Late => words(&[
-                "--seal",
-                "require",
-                "--identity",
-                &self.file("target"),
-                "--peers",
-                &self.file("peers.toml"),
-            ]),
-            Server::Tls => words(&[
-                "--seal",
-                "off",
-                "--tls",
-                &format!("{},{}", self.file("tls.pem"), self.file("tls.key")),
-            ]),
-        }
+    fn serve_arguments(&self, server: Protection) -> Vec<String> {
+        let (identity, peers) = (self.target.path(), self.file("peers.toml"));
+        let tls = format!("{},{}", self.file("tls.pem"), self.file("tls.key"));
+        let words: &[&str] = match server {
+            Protection::Plain | Protection::Digests => &["--seal", "off"],
+            Protection::Sealed(_) | Protection::Late(_) => {
+                &["--seal", "require", "--identity", &identity, "--peers", &peers]
+            }
+            Protection::Tls => &["--seal", "off", "--tls", &tls],
+        };
+        words.iter().map(|word| (*word).to_owned()).collect()
     }
 
     /// The suffix of a LUN's URL that selects the protection.
@@ -137,7 +118,7 @@ impl Credentials {
             Protection::Plain => "?header_digest=none&data_digest=none".to_owned(),
             Protection::Digests => "?header_digest=crc32c&data_digest=crc32c".to_owned(),
             Protection::Sealed(suite) | Protection::Late(suite) => {
-                format!(",identity={},peer-key={},suite={suite}", self.file("initiator"), self.target_key)
+                format!(",identity={},peer-key={},suite={suite}", self.initiator.path(), self.target.public)
             }
             Protection::Tls => format!(",tls={}", self.file("tls.pem")),
         }
@@ -149,7 +130,7 @@ impl Credentials {
 pub(crate) struct Rig<'a> {
     context: &'a Context,
     credentials: Credentials,
-    targets: Vec<(Server, Served)>,
+    targets: Vec<(Protection, Served)>,
     initiator: Surroundings,
     _dir: tempfile::TempDir,
 }
@@ -164,8 +145,8 @@ impl<'a> Rig<'a> {
         let (dir, credentials) = (scratch()?, Credentials::new(context)?);
         let mut rig =
             Self { context, credentials, targets: Vec::new(), initiator: initiator.clone(), _dir: dir };
-        for server in Server::ALL {
-            if protections.iter().any(|protection| protection.server() == server) {
+        for server in protections.iter().map(|protection| protection.server()) {
+            if rig.targets.iter().all(|(known, _)| *known != server) {
                 let port = PORT + rig.targets.len() as u16;
                 let served = rig.serve(server, target, port).with_context(|| format!("{server:?} target"))?;
                 rig.targets.push((server, served));
@@ -183,11 +164,10 @@ impl<'a> Rig<'a> {
         Ok(path)
     }
 
-    fn serve(&self, server: Server, surroundings: &Surroundings, port: u16) -> Result<Served> {
-        let mut disks = Vec::new();
-        for purpose in ["read", "write"] {
-            disks.push(Disk::file(&self.image(&format!("{server:?}-{purpose}.img"))?));
-        }
+    fn serve(&self, server: Protection, surroundings: &Surroundings, port: u16) -> Result<Served> {
+        let [read, write] =
+            ["read", "write"].map(|name| self.image(&format!("{}-{name}.img", server.name())));
+        let disks = [Disk::file(&read?), Disk::file(&write?)];
         let mut arguments = self.credentials.serve_arguments(server);
         if surroundings.network.is_some() {
             arguments.extend(["--listen".to_owned(), format!("0.0.0.0:{port}")]);
@@ -222,18 +202,15 @@ impl<'a> Rig<'a> {
         portal: Option<&str>,
     ) -> Result<String> {
         let options = self.credentials.options(protection);
-        let mut url = self.target(protection)?.url(usize::from(write)).clone();
-        if let Some(portal) = portal {
-            portal.clone_into(&mut url.portal);
-        }
-        Ok(format!("{url}{options}"))
+        let url = self.target(protection)?.url(usize::from(write));
+        Ok(format!("{}{options}", url.at(portal.unwrap_or(&url.portal))))
     }
 
     /// Runs `hikyaku` in the initiator's environment, with the variables of `protection`.
     pub(crate) fn ours(&self, protection: Protection, arguments: &[&str]) -> Result<Output> {
         let mut command = self.context.command();
         self.initiator.apply(&mut command);
-        command.envs(protection.server().variables());
+        command.envs(protection.variables());
         run(command.args(arguments), RUN_LIMIT)
     }
 

@@ -4,18 +4,17 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::link::{INITIATOR, Link, TARGET};
 use super::rig::PORT;
 use harness::process::Surroundings;
-use harness::{Running, program, run};
+use harness::{Running, program, run, wait_until};
 
 const COMMAND_LIMIT: Duration = Duration::from_secs(20);
 const READY_LIMIT: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(100);
 /// Port between stunnel's two ends, and port at which the initiator reaches the near end.
 const STUNNEL_PORT: u16 = 5443;
 const STUNNEL_LOCAL_PORT: u16 = 3261;
@@ -62,35 +61,21 @@ impl Peer {
     }
 }
 
-fn sides(link: &Link) -> [Surroundings; 2] {
-    [link.initiator(), link.target()]
-}
-
 fn background(surroundings: &Surroundings, command: &mut Command) -> Result<Running> {
     surroundings.apply(command);
     Running::start(command)
 }
 
-fn once(surroundings: &Surroundings, command: &mut Command) -> Result<String> {
-    surroundings.apply(command);
-    Ok(run(command, COMMAND_LIMIT)?.success()?.stdout)
-}
-
 /// Waits until the far address answers through the tunnel.
 fn wait_for(link: &Link, address: &str, port: u16) -> Result<()> {
-    let until = Instant::now() + READY_LIMIT;
+    let [initiator, _] = link.sides();
     let script = format!("exec 3<>/dev/tcp/{address}/{port}");
-    loop {
+    let answers = wait_until(READY_LIMIT, || {
         let mut probe = program("timeout")?;
-        link.initiator().apply(&mut probe);
-        if run(probe.args(["1", "bash", "-c", &script]), COMMAND_LIMIT)?.code == Some(0) {
-            return Ok(());
-        }
-        if Instant::now() > until {
-            bail!("nothing answers at {address}:{port} through it");
-        }
-        std::thread::sleep(POLL);
-    }
+        initiator.apply(&mut probe);
+        Ok(run(probe.args(["1", "bash", "-c", &script]), COMMAND_LIMIT)?.code == Some(0))
+    });
+    answers.with_context(|| format!("nothing answers at {address}:{port} through it"))
 }
 
 fn stunnel(link: &Link, (certificate, key): &(String, String), folder: &Path) -> Result<Tunnel> {
@@ -104,7 +89,7 @@ fn stunnel(link: &Link, (certificate, key): &(String, String), folder: &Path) ->
         "{common}cert = {certificate}\nkey = {key}\n[iscsi]\naccept = {TARGET}:{STUNNEL_PORT}\nconnect = 127.0.0.1:{PORT}\n"
     );
     let mut processes = Vec::new();
-    for (side, (name, text)) in sides(link).iter().zip([("near.conf", near), ("far.conf", far)]) {
+    for (side, (name, text)) in link.sides().iter().zip([("near.conf", near), ("far.conf", far)]) {
         let path = folder.join(name);
         std::fs::write(&path, text)?;
         processes.push(background(side, program("stunnel4")?.arg(&path))?);
@@ -136,24 +121,21 @@ fn wireguard(link: &Link) -> Result<Tunnel> {
     let folder = harness::scratch()?;
     let mut processes = Vec::new();
     let outer = [INITIATOR, TARGET];
-    for (side, surroundings) in sides(link).iter().enumerate() {
+    for (side, surroundings) in link.sides().iter().enumerate() {
         let (name, other) = (&names[side], 1 - side);
         let mut command = program(&daemon)?;
         command.args(["-f", name]).env("WG_PROCESS_FOREGROUND", "1");
         let mut running = background(surroundings, &mut command)?;
-        let until = Instant::now() + READY_LIMIT;
-        while !Path::new(&format!("/var/run/wireguard/{name}.sock")).exists() {
-            if running.ended() || Instant::now() > until {
-                bail!("{daemon} does not start: {}", running.stderr_tail());
-            }
-            std::thread::sleep(POLL);
-        }
+        let socket = PathBuf::from(format!("/var/run/wireguard/{name}.sock"));
+        wait_until(READY_LIMIT, || running.alive().map(|()| socket.exists()))
+            .with_context(|| format!("{daemon} does not start: {}", running.stderr_tail()))?;
         let key = folder.path().join(format!("key{side}"));
         std::fs::write(&key, &private[side])?;
         let mut command = program("wg")?;
         command.args(["set", name, "listen-port", &WIREGUARD_PORT.to_string(), "private-key"]).arg(&key);
         command.args(["peer", &public[other], "endpoint", &format!("{}:{WIREGUARD_PORT}", outer[other])]);
-        once(surroundings, command.args(["allowed-ips", &format!("{}/32", WIREGUARD[other])]))?;
+        surroundings.apply(&mut command);
+        run(command.args(["allowed-ips", &format!("{}/32", WIREGUARD[other])]), COMMAND_LIMIT)?.success()?;
         link.ip(side, &format!("addr add {}/32 peer {}/32 dev {name}", WIREGUARD[side], WIREGUARD[other]))?;
         link.ip(side, &format!("link set {name} mtu {WIREGUARD_MTU} up"))?;
         processes.push(running);
@@ -169,7 +151,7 @@ fn esp(link: &Link, folder: &Path) -> Result<Tunnel> {
     let outer = [INITIATOR, TARGET];
     let socket = |side: usize| format!("unix://{}", folder.join(format!("vici{side}")).display());
     let mut processes = Vec::new();
-    for (side, surroundings) in sides(link).iter().enumerate() {
+    for (side, surroundings) in link.sides().iter().enumerate() {
         let (other, log) = (1 - side, folder.join(format!("charon{side}.log")));
         link.ip(side, &format!("addr add {}/32 dev lo", ESP[side]))?;
         let daemon = format!(
@@ -200,14 +182,11 @@ fn esp(link: &Link, folder: &Path) -> Result<Tunnel> {
         run(&mut command, COMMAND_LIMIT)?.success().map(|_| ())
     };
     for side in [0, 1] {
-        let (path, until) = (folder.join(format!("vici{side}")), Instant::now() + READY_LIMIT);
-        while !path.exists() {
-            if Instant::now() > until {
-                let log = std::fs::read_to_string(folder.join(format!("charon{side}.log")));
-                bail!("charon does not start: {} {}", processes[side].stderr_tail(), log.unwrap_or_default());
-            }
-            std::thread::sleep(POLL);
-        }
+        let path = folder.join(format!("vici{side}"));
+        wait_until(READY_LIMIT, || Ok(path.exists())).with_context(|| {
+            let log = std::fs::read_to_string(folder.join(format!("charon{side}.log"))).unwrap_or_default();
+            format!("charon does not start: {} {log}", processes[side].stderr_tail())
+        })?;
         let file: PathBuf = folder.join(format!("swanctl{side}.conf"));
         swanctl(side, &["--load-all", "--file", &file.display().to_string()])?;
     }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use base64::engine::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rand::rngs::StdRng;
@@ -26,10 +26,11 @@ use rand::{Rng, RngExt};
 use crate::files::{empty_file, random_file};
 use crate::pdu::{
     DATA_OUT, IMMEDIATE, LOGOUT, NOP_OUT, Pdu, SCSI_COMMAND, SNACK, Session, TASK_MANAGEMENT, TEXT, connect,
-    keys, login_request,
+    keys, login_pdu, login_request,
 };
 use crate::procfs::{descriptors, resident_bytes};
-use crate::{Against, Cases, Context, Disk, Scene, Served, Target, Url, random, scratch};
+use crate::seal::Keys;
+use crate::{Against, Cases, Context, Disk, Scene, Served, Target, Url, random, scratch, wait_until};
 
 const BYTES: u64 = 16 << 20;
 /// Connections of a case, cases of a full run, and cases of a sample.
@@ -121,48 +122,20 @@ fn scsi_template(rng: &mut StdRng) -> Pdu {
 }
 
 fn text(rng: &mut StdRng) -> Vec<u8> {
-    const WORDS: &[&str] = &[
-        "SendTargets=All",
-        "SendTargets=",
-        "SendTargets=iqn.x",
-        "MaxRecvDataSegmentLength=0",
-        "MaxRecvDataSegmentLength=16777216",
-        "MaxBurstLength=511",
-        "FirstBurstLength=4294967296",
-        "HeaderDigest=",
-        "HeaderDigest=CRC32C,None",
-        "DataDigest=Reject",
-        "InitialR2T=Maybe",
-        "MaxConnections=65536",
-        "ErrorRecoveryLevel=3",
-        "DefaultTime2Wait=-1",
-        "AuthMethod=CHAP,None",
-        "AuthMethod=KRB5",
-        "CHAP_A=5",
-        "CHAP_N=",
-        "CHAP_R=0x",
-        "CHAP_R=0b====",
-        "CHAP_I=256",
-        "X-com.example.x=1",
-        "NoEquals",
-        "=value",
-        "A=B=C",
-        "InitiatorName=",
-        "TargetName=iqn.other",
-        "SessionType=Discovery",
-        "SessionType=Odd",
-        "TaskReporting=x",
-        "TargetPortalGroupTag=70000",
-    ];
+    /// Valid, invalid and misplaced pairs, separated by spaces.
+    const WORDS: &str = "SendTargets=All SendTargets= SendTargets=iqn.x MaxRecvDataSegmentLength=0 \
+        MaxRecvDataSegmentLength=16777216 MaxBurstLength=511 FirstBurstLength=4294967296 HeaderDigest= \
+        HeaderDigest=CRC32C,None DataDigest=Reject InitialR2T=Maybe MaxConnections=65536 ErrorRecoveryLevel=3 \
+        DefaultTime2Wait=-1 AuthMethod=CHAP,None AuthMethod=KRB5 CHAP_A=5 CHAP_N= CHAP_R=0x CHAP_R=0b==== \
+        CHAP_I=256 X-com.example.x=1 NoEquals =value A=B=C InitiatorName= TargetName=iqn.other \
+        SessionType=Discovery SessionType=Odd TaskReporting=x TargetPortalGroupTag=70000";
+    let words: Vec<&str> = WORDS.split(' ').collect();
     let mut data = Vec::new();
     for _ in 0..rng.random_range(0..12) {
         match rng.random_range(0..6) {
-            0 => {
-                let bytes = random::bytes_of(rng, 1..200);
-                data.extend(bytes);
-            }
+            0 => data.extend(random::bytes_of(rng, 1..200)),
             1 => data.extend(format!("{}={}", "K".repeat(rng.random_range(1..300)), "v".repeat(700)).bytes()),
-            _ => data.extend(WORDS[rng.random_range(0..WORDS.len())].bytes()),
+            _ => data.extend(words[rng.random_range(0..words.len())].bytes()),
         }
         if rng.random_range(0..8) > 0 {
             data.push(0);
@@ -233,16 +206,13 @@ fn outer_login_bytes(rng: &mut StdRng, url: &Url) -> Vec<u8> {
     let isid = random::isid(rng);
     let mut bytes = Vec::new();
     for text in [offer, message.into_bytes()] {
-        let mut pdu = login_request(url, INITIATOR, isid, false);
-        pdu.bhs[1] = 0;
-        let mut one = Pdu { bhs: pdu.bhs, data: Vec::new() }.with_data(text).encode();
+        let mut one = login_pdu(0, isid, text).encode();
         if rng.random_range(0..4) == 0 {
             mutate(rng, &mut one);
         }
         bytes.extend(one);
     }
-    let behind = random::bytes_of(rng, 0..3000);
-    bytes.extend(behind);
+    bytes.extend(random::bytes_of(rng, 0..3000));
     bytes
 }
 
@@ -338,19 +308,14 @@ fn throw(mut stream: TcpStream, bytes: &[u8], rng: &mut StdRng) -> Result<()> {
 }
 
 fn settle(pid: u32, baseline: usize) -> Result<()> {
-    let until = Instant::now() + SETTLE_LIMIT;
-    loop {
-        let now = descriptors(pid)?;
-        if now <= baseline + DESCRIPTOR_GROWTH_MAX {
-            return Ok(());
-        }
-        if Instant::now() > until {
-            bail!(
-                "{now} descriptors open {SETTLE_LIMIT:?} after the connections were closed; {baseline} before"
-            );
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    wait_until(SETTLE_LIMIT, || Ok(descriptors(pid)? <= baseline + DESCRIPTOR_GROWTH_MAX)).with_context(
+        || {
+            format!(
+                "{:?} descriptors open after the connections were closed; {baseline} before",
+                descriptors(pid)
+            )
+        },
+    )
 }
 
 fn idle_connections(url: &Url) -> Result<()> {
@@ -364,14 +329,12 @@ fn idle_connections(url: &Url) -> Result<()> {
     Ok(())
 }
 
-fn prepare(context: &Context, dir: &Path) -> Result<Vec<Disk>> {
-    let paths = ["attacked.img", READ_ONLY, "writable.img"].map(|name| dir.join(name));
-    random_file(&paths[0], BYTES, context.seed_for("bad-input/attacked"))?;
-    random_file(&paths[1], BYTES, context.seed_for("bad-input/read-only"))?;
-    empty_file(&paths[2], BYTES)?;
-    let mut disks: Vec<Disk> = paths.iter().map(|path| Disk::file(path)).collect();
-    disks[1].read_only = true;
-    Ok(disks)
+fn prepare(context: &Context, dir: &Path) -> Result<[Disk; 3]> {
+    let attacked = random_file(dir.join("attacked.img"), BYTES, context.seed_for("bad-input/attacked"))?;
+    let read_only = random_file(dir.join(READ_ONLY), BYTES, context.seed_for("bad-input/read-only"))?;
+    let writable = empty_file(dir.join("writable.img"), BYTES)?;
+    let read_only = Disk { read_only: true, ..Disk::file(&read_only) };
+    Ok([Disk::file(&attacked), read_only, Disk::file(&writable)])
 }
 
 /// Serves the disks; `hikyaku serve` also seals.
@@ -379,11 +342,9 @@ fn serve(context: &Context, disks: &[Disk], dir: &Path) -> Result<Served> {
     if context.against != Against::Ours {
         return context.serve(disks, None);
     }
-    let (key, peers) = (dir.join("target.key").display().to_string(), dir.join("peers.toml"));
-    let made = context.ours(&["key", "new", &key], LISTEN * 1000)?.success()?;
-    std::fs::write(&peers, format!("[[peer]]\nname = \"self\"\npublic-key = \"{}\"\n", made.stdout.trim()))?;
-    let peers = peers.display().to_string();
-    let sealing = ["--seal", "offer", "--identity", &key, "--peers", &peers];
+    let (keys, peers) = (Keys::new(context, dir, "target")?, dir.join("peers.toml"));
+    std::fs::write(&peers, keys.peer("self", ""))?;
+    let sealing = ["--seal", "offer", "--identity", &keys.path(), "--peers", &peers.display().to_string()];
     Ok(Served::Ours(Target::serve(context, disks, None, &sealing)?))
 }
 
@@ -452,11 +413,8 @@ fn batch(context: &Context, attacked: &Attacked, witness: &Witness, batch: usize
     for index in batch * BATCH..(batch + 1) * BATCH {
         let result = attack(context, &attacked.url, index);
         served.blame(result).with_context(|| format!("connection {index} (seed {})", context.seed))?;
-        ensure!(
-            !witness.has_ended(),
-            "the other session failed about connection {index} (seed {})",
-            context.seed
-        );
+        let (is_well, seed) = (!witness.has_ended(), context.seed);
+        ensure!(is_well, "the other session failed about connection {index} (seed {seed})");
     }
     Ok(())
 }

@@ -52,13 +52,9 @@ fn boot_sector() -> Vec<u8> {
 }
 
 fn bootable(path: &Path, text: &str) -> Result<()> {
-    empty_file(path, BYTES)?;
-    let disk = OpenOptions::new().write(true).open(path)?;
+    let disk = OpenOptions::new().write(true).open(empty_file(path, BYTES)?)?;
     disk.write_all_at(&boot_sector(), 0)?;
-    let mut sector = text.as_bytes().to_vec();
-    sector.extend(b"\r\n\0");
-    disk.write_all_at(&sector, SECTOR as u64)?;
-    Ok(())
+    Ok(disk.write_all_at(format!("{text}\r\n\0").as_bytes(), SECTOR as u64)?)
 }
 
 fn ipxe(context: &Context, credentials: Option<&Credentials>) -> Result<()> {
@@ -82,15 +78,13 @@ fn ipxe(context: &Context, credentials: Option<&Credentials>) -> Result<()> {
     command.args(["-device", "e1000,netdev=net"]);
     let mut machine = Running::start(&mut command)?;
     let console = machine.wait_stdout("text from the LUN", BOOT_LIMIT, |console| {
-        let over = ["INT13-FAILED", "No more network devices", "Could not"]
-            .iter()
-            .any(|word| console.contains(word));
-        (over || console.contains(&text)).then(|| console.to_owned())
+        let ends = [text.as_str(), "INT13-FAILED", "No more network devices", "Could not"];
+        ends.iter().any(|word| console.contains(word)).then(|| console.to_owned())
     });
     let console = console.with_context(|| format!("the target's log\n{}", target.log()))?;
     ensure!(console.contains(&text), "{}\n--- target\n{}", tail(&console, 1500), target.log());
     ensure!(target.log().contains(INITIATOR), "no session of {INITIATOR}:\n{}", target.log());
-    ensure!(!target.ended(), "the target has ended by itself\n{}", target.log());
+    target.running.alive()?;
     let mut sectors = [0; 2 * SECTOR];
     std::fs::File::open(&image)?.read_exact_at(&mut sectors, SECTOR as u64)?;
     ensure!(sectors[..SECTOR] == sectors[SECTOR..], "what the boot sector wrote is not on the disk");
@@ -161,8 +155,8 @@ fn uefi(variables: &Path) -> Result<Command> {
 /// The firmware's own driver logs in, and its shell runs a script on the LUN, which writes to the LUN.
 fn ovmf(context: &Context, credentials: Option<&Credentials>) -> Result<()> {
     let dir = scratch()?;
-    let (image, variables) = (dir.path().join("disk.img"), dir.path().join("variables.fd"));
-    let (esp, setup) = (dir.path().join("esp"), dir.path().join("setup"));
+    let [image, variables, esp, setup] =
+        ["disk.img", "variables.fd", "esp", "setup"].map(|name| dir.path().join(name));
     for folder in [&esp, &setup] {
         std::fs::create_dir(folder)?;
     }
@@ -188,8 +182,8 @@ fn ovmf(context: &Context, credentials: Option<&Credentials>) -> Result<()> {
     std::fs::write(setup.join("startup.nsh"), lines)?;
     std::fs::copy("/usr/share/OVMF/OVMF_VARS_4M.fd", &variables)?;
     let mut command = uefi(&variables)?;
-    command.arg("-drive");
-    command.arg(format!("file=fat:{},format=raw,if=none,id=setup,readonly=on", setup.display()));
+    let drive = format!("file=fat:{},format=raw,if=none,id=setup,readonly=on", setup.display());
+    command.args(["-drive", &drive]);
     command.args(["-device", "virtio-blk-pci,drive=setup,bootindex=1"]);
     let output = run(&mut command, BOOT_LIMIT)?.success()?;
     ensure!(output.stdout.contains("I_NAME"), "variables were not loaded:\n{}", tail(&output.stdout, 1500));
@@ -197,15 +191,13 @@ fn ovmf(context: &Context, credentials: Option<&Credentials>) -> Result<()> {
     let output = run(&mut uefi(&variables)?, BOOT_LIMIT)?;
     ensure!(output.stdout.contains(&text), "{}\n--- target\n{}", tail(&output.stdout, 1500), target.log());
     ensure!(target.log().contains(name.trim_end_matches('\0')), "no session of it:\n{}", target.log());
-    ensure!(!target.ended(), "the target has ended by itself\n{}", target.log());
+    target.running.alive()?;
     // The shell writes UTF-16, so that the script itself does not match; the first file lies near the disk's start.
     let proof: Vec<u8> = proof.encode_utf16().flat_map(u16::to_le_bytes).collect();
     let mut start = vec![0; 8 << 20];
     std::fs::File::open(&image)?.read_exact_at(&mut start, 0)?;
-    ensure!(
-        start.windows(proof.len()).any(|found| found == proof),
-        "what the shell wrote is not on the disk"
-    );
+    let is_there = start.windows(proof.len()).any(|found| found == proof);
+    ensure!(is_there, "what the shell wrote is not on the disk");
     Ok(())
 }
 

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use crate::files::{damage, empty_file, patchy_file, random_file, same_file, size_of};
 use crate::{
-    Cases, Context, Credentials, Disk, Output, Running, Scene, Served, Target, Url, program, run, scratch,
+    Cases, Context, Credentials, Disk, Output, Running, Scene, Served, Server, Target, Url, program, run,
+    scratch,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -26,15 +27,33 @@ struct Files {
 impl Files {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
-        let (source, destination) = (dir.path().join("source.img"), dir.path().join("destination.img"));
-        random_file(&source, BYTES, context.seed_for("cli-contract/source"))?;
-        empty_file(&destination, BYTES)?;
+        let source = dir.path().join("source.img");
+        let source = random_file(source, BYTES, context.seed_for("cli-contract/source"))?;
+        let destination = empty_file(dir.path().join("destination.img"), BYTES)?;
         Ok(Self { dir, source, destination })
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
+
+    /// The paths of source and destination as text.
+    fn ends(&self) -> [String; 2] {
+        [&self.source, &self.destination].map(|path| text(path))
+    }
+
+    fn copy(&self, context: &Context, more: &[&str]) -> Result<Output> {
+        let [from, to] = self.ends();
+        ours(context, &[&["copy", &from, &to], more].concat())
+    }
+}
+
+/// Fails unless `act` leaves the file as it was.
+fn unchanged<T>(file: &Path, act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let before = fs::read(file)?;
+    let result = act()?;
+    ensure!(fs::read(file)? == before, "{} changed", file.display());
+    Ok(result)
 }
 
 fn text(path: &Path) -> String {
@@ -53,17 +72,6 @@ fn contains(output: &Output, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn object(output: &Output) -> Result<Value> {
-    let lines: Vec<&str> = output.stdout.lines().filter(|line| !line.trim().is_empty()).collect();
-    let value: Value = match serde_json::from_str(&output.stdout) {
-        Ok(value) => value,
-        Err(_) => serde_json::from_str(lines.last().context("nothing on stdout")?)
-            .with_context(|| format!("{}: not JSON:\n{}", output.line, output.stdout))?,
-    };
-    ensure!(value.is_object(), "not an object: {value}");
-    Ok(value)
-}
-
 fn usage_cases(context: &Context, cases: &mut Cases) {
     let wrong: &[(&str, &[&str])] = &[
         ("unknown-command", &["frobnicate"]),
@@ -76,7 +84,7 @@ fn usage_cases(context: &Context, cases: &mut Cases) {
         ("no-command", &[]),
     ];
     for (name, arguments) in wrong {
-        cases.check(&format!("usage-{name}-exits-2"), || ours(context, arguments)?.expect(2).map(|_| ()));
+        cases.check(&format!("usage-{name}-exits-2"), || ours(context, arguments)?.expect(2).map(drop));
     }
     cases.check("help-lists-commands", || {
         let output = ours(context, &["--help"])?.success()?;
@@ -102,9 +110,7 @@ fn usage_cases(context: &Context, cases: &mut Cases) {
 fn signature_cases(context: &Context, cases: &mut Cases) {
     type Make = fn(&Path) -> Result<()>;
     let signatures: [(&str, Make); 4] = [
-        ("ext4", |path| {
-            run(program("mkfs.ext4")?.args(["-q", "-F"]).arg(path), LIMIT)?.success().map(|_| ())
-        }),
+        ("ext4", |path| run(program("mkfs.ext4")?.args(["-q", "-F"]).arg(path), LIMIT)?.success().map(drop)),
         ("luks", |path| overwrite(path, 0, b"LUKS\xba\xbe\x00\x02")),
         ("gpt", |path| overwrite(path, 512, b"EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00")),
         ("xfs", |path| overwrite(path, 0, b"XFSB")),
@@ -113,24 +119,18 @@ fn signature_cases(context: &Context, cases: &mut Cases) {
         cases.check(&format!("refuses-signature-{name}"), || {
             let files = Files::new(context)?;
             make(&files.destination)?;
-            let before = fs::read(&files.destination)?;
-            let (from, to) = (text(&files.source), text(&files.destination));
-            let output = ours(context, &["copy", &from, &to])?.expect(6)?;
+            let output = unchanged(&files.destination, || files.copy(context, &[])?.expect(6))?;
             contains(&output, &[name, "--force"])?;
-            ensure!(fs::read(&files.destination)? == before, "the destination changed");
-            ours(context, &["copy", "--force", &from, &to])?.success()?;
+            files.copy(context, &["--force"])?.success()?;
             same_file(&files.source, &files.destination)
         });
         cases.check(&format!("refuses-signature-{name}-behind-iscsi"), || {
             let files = Files::new(context)?;
             make(&files.destination)?;
-            let before = fs::read(&files.destination)?;
             let mut served = context.serve(&[Disk::file(&files.destination)], None)?;
-            let (from, to) = (text(&files.source), served.url(0).to_string());
-            let result = ours(context, &["copy", &from, &to]).and_then(|output| output.expect(6));
-            served.blame(result)?;
-            ensure!(fs::read(&files.destination)? == before, "the destination changed");
-            Ok(())
+            let copy = ["copy", &text(&files.source), &served.url(0).to_string()];
+            let result = unchanged(&files.destination, || ours(context, &copy)?.expect(6));
+            served.blame(result).map(drop)
         });
     }
 }
@@ -143,37 +143,24 @@ fn refusal_cases(context: &Context, cases: &mut Cases) {
         ensure!(!missing.exists(), "it was created");
         Ok(())
     });
-    for force in [false, true] {
-        let suffix = if force { "-even-forced" } else { "" };
+    for (suffix, more) in [("", &[][..]), ("-even-forced", &["--force"])] {
         cases.check(&format!("refuses-smaller-destination{suffix}"), || {
             let files = Files::new(context)?;
-            let (small, before) = (files.path("small.img"), files.path("before.img"));
-            random_file(&small, BYTES - 512, 1)?;
-            fs::copy(&small, &before)?;
-            let (from, to) = (text(&files.source), text(&small));
-            let mut arguments = vec!["copy", &from, &to];
-            if force {
-                arguments.push("--force");
-            }
-            ours(context, &arguments)?.expect(6)?;
-            same_file(&before, &small)
+            let small = random_file(files.path("small.img"), BYTES - 512, 1)?;
+            let copy = ["copy", &text(&files.source), &text(&small)];
+            unchanged(&small, || ours(context, &[&copy, more].concat())?.expect(6)).map(drop)
         });
         cases.check(&format!("refuses-same-file{suffix}"), || {
             let files = Files::new(context)?;
             let (link, hard) = (files.path("link.img"), files.path("hard.img"));
             std::os::unix::fs::symlink(&files.source, &link)?;
             fs::hard_link(&files.source, &hard)?;
-            let before = fs::read(&files.source)?;
-            for other in [&files.source, &link, &hard] {
-                let (from, to) = (text(&files.source), text(other));
-                let mut arguments = vec!["copy", &from, &to];
-                if force {
-                    arguments.push("--force");
-                }
-                ours(context, &arguments)?.expect(6).with_context(|| text(other))?;
-            }
-            ensure!(fs::read(&files.source)? == before, "the file changed");
-            Ok(())
+            unchanged(&files.source, || {
+                [&files.source, &link, &hard].iter().try_for_each(|other| {
+                    let copy = ["copy", &text(&files.source), &text(other)];
+                    ours(context, &[&copy, more].concat())?.expect(6).with_context(|| text(other)).map(drop)
+                })
+            })
         });
     }
     cases.check("refuses-qcow2-source", || {
@@ -184,20 +171,16 @@ fn refusal_cases(context: &Context, cases: &mut Cases) {
         let output = ours(context, &["copy", &from, &to])?;
         ensure!(output.code != Some(0), "a qcow2 file was taken as raw");
         contains(&output, &["format=raw", "qemu-nbd"])?;
-        ours(context, &["copy", &format!("{from},format=raw"), &to])?.success().map(|_| ())
+        ours(context, &["copy", &format!("{from},format=raw"), &to])?.success().map(drop)
     });
     cases.check("missing-source-fails", || {
         let files = Files::new(context)?;
-        let output = ours(context, &["copy", &text(&files.path("none.img")), &text(&files.destination)])?;
-        ensure!(output.code == Some(1), "{output}");
-        contains(&output, &["none.img"])
+        let copy = ["copy", &text(&files.path("none.img")), &text(&files.destination)];
+        contains(&ours(context, &copy)?.expect(1)?, &["none.img"])
     });
     cases.check("dry-run-changes-nothing", || {
         let files = Files::new(context)?;
-        let before = fs::read(&files.destination)?;
-        ours(context, &["copy", "--dry-run", &text(&files.source), &text(&files.destination)])?.success()?;
-        ensure!(fs::read(&files.destination)? == before, "the destination changed");
-        Ok(())
+        unchanged(&files.destination, || files.copy(context, &["--dry-run"])?.success()).map(drop)
     });
     cases.check("create-makes-and-refuses-existing", || {
         let files = Files::new(context)?;
@@ -231,32 +214,30 @@ impl Lun {
     }
 }
 
-/// Options of an endpoint with the secret in a file; `user` replaces the user of `credentials`.
-fn chap(lun: &Lun, credentials: &Credentials, user: &str) -> Result<String> {
-    let file = credentials.secret_file(lun.files.dir.path())?;
-    Ok(format!(",chap-user={user},chap-secret-file={}", text(&file)))
-}
-
 fn chap_cases(context: &Context, cases: &mut Cases) {
     let credentials = Credentials::example();
     let mut lun = Scene::new(|| Lun::new(context, Some(&credentials)));
+    let with_chap = |lun: &Lun, url: &Url, user: &str| -> Result<String> {
+        let credentials = Credentials { user: user.into(), ..credentials.clone() };
+        Ok(format!("{url}{}", credentials.options(lun.files.dir.path())?))
+    };
     cases.check("chap-missing-exits-4", || {
         let Lun { from, url, .. } = lun.get()?;
-        ours(context, &["copy", from, &url.to_string()])?.expect(4).map(|_| ())
+        ours(context, &["copy", from, &url.to_string()])?.expect(4).map(drop)
     });
     cases.check("chap-missing-info-exits-4", || {
-        ours(context, &["info", &lun.get()?.url.to_string()])?.expect(4).map(|_| ())
+        ours(context, &["info", &lun.get()?.url.to_string()])?.expect(4).map(drop)
     });
     cases.check("chap-right-secret", || {
         let lun = lun.get()?;
-        let to = format!("{}{}", lun.url, chap(lun, &credentials, &credentials.user)?);
+        let to = with_chap(lun, &lun.url, &credentials.user)?;
         ours(context, &["copy", "--verify", &lun.from, &to])?.success()?;
         same_file(&lun.files.source, &lun.files.destination)
     });
     cases.check("chap-wrong-user-exits-4", || {
         let lun = lun.get()?;
-        let to = format!("{}{}", lun.url, chap(lun, &credentials, "somebody")?);
-        ours(context, &["copy", "--force", &lun.from, &to])?.expect(4).map(|_| ())
+        let to = with_chap(lun, &lun.url, "somebody")?;
+        ours(context, &["copy", "--force", &lun.from, &to])?.expect(4).map(drop)
     });
     cases.check("password-in-url-is-scrubbed", || {
         let Lun { from, url, .. } = lun.get()?;
@@ -267,10 +248,8 @@ fn chap_cases(context: &Context, cases: &mut Cases) {
             let arguments = fs::read(format!("/proc/{}/cmdline", copy.pid()))?;
             let arguments = String::from_utf8_lossy(&arguments);
             // The copy takes seconds, and begins after the program has removed the secret from its arguments.
-            ensure!(
-                arguments.contains(from.as_str()),
-                "the secret was in /proc/PID/cmdline until the copy had ended"
-            );
+            let runs = arguments.contains(from.as_str());
+            ensure!(runs, "the secret was in /proc/PID/cmdline until the copy had ended");
             if !arguments.contains(&credentials.secret) {
                 break;
             }
@@ -283,36 +262,37 @@ fn chap_cases(context: &Context, cases: &mut Cases) {
     cases.check("wrong-target-name-fails", || {
         let lun = lun.get()?;
         let other = Url { iqn: "iqn.2026-11.org.example:no-such".into(), ..lun.url.clone() };
-        let to = format!("{other}{}", chap(lun, &credentials, &credentials.user)?);
-        let output = ours(context, &["info", &to])?;
         // A target with CHAP does not reveal which of its names exist.
-        ensure!(output.code == Some(4), "{output}");
+        let output = ours(context, &["info", &with_chap(lun, &other, &credentials.user)?])?.expect(4)?;
         contains(&output, &["no-such"])
     });
     cases.check("missing-lun-fails", || {
         let lun = lun.get()?;
         let other = Url { lun: 99, ..lun.url.clone() };
-        let to = format!("{other}{}", chap(lun, &credentials, &credentials.user)?);
-        let output = ours(context, &["info", &to])?;
+        let output = ours(context, &["info", &with_chap(lun, &other, &credentials.user)?])?;
         ensure!(matches!(output.code, Some(1 | 5)), "{output}");
         Ok(())
     });
     cases.check("target-lives", || lun.get_mut()?.served.alive());
 }
 
+/// A LUN at a port where no target listens.
+fn nobody() -> Result<Url> {
+    let portal = format!("127.0.0.1:{}", crate::free_port()?);
+    Ok(Url { portal, iqn: "iqn.2026-11.org.example:none".into(), lun: 0 })
+}
+
 fn unreachable_cases(context: &Context, cases: &mut Cases) {
     cases.check("closed-port-exits-5", || {
         let files = Files::new(context)?;
-        let port = crate::free_port()?;
-        let to = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.org.example:none/0,timeout=3s");
-        let output = ours(context, &["copy", &text(&files.source), &to])?.expect(5)?;
-        contains(&output, &[&format!("127.0.0.1:{port}")])
+        let nobody = nobody()?;
+        let output = ours(context, &["copy", &text(&files.source), &format!("{nobody},timeout=3s")])?;
+        contains(&output.expect(5)?, &[&nobody.portal])
     });
     cases.check("silent-listener-exits-5-in-time", || {
         let files = Files::new(context)?;
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-        let port = listener.local_addr()?.port();
-        let to = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.org.example:none/0,timeout=2s");
+        let to = format!("{},timeout=2s", nobody()?.at(&listener.local_addr()?.to_string()));
         let output = ours(context, &["copy", &text(&files.source), &to])?.expect(5)?;
         ensure!(output.seconds < 15.0, "it took {:.1} s with timeout=2s", output.seconds);
         Ok(())
@@ -329,28 +309,36 @@ fn alike(context: &Context, damaged: Option<u64>) -> Result<Files> {
 fn compare_cases(context: &Context, cases: &mut Cases) {
     cases.check("compare-equal-exits-0", || {
         let files = alike(context, None)?;
-        ours(context, &["compare", &text(&files.source), &text(&files.destination)])?.success().map(|_| ())
+        ours(context, &["compare", &text(&files.source), &text(&files.destination)])?.success().map(drop)
     });
     let at = 5_000_001;
     let files = Scene::new(|| alike(context, Some(at)));
     let compare = |more: &[&str]| {
-        let Files { source, destination, .. } = files.get()?;
-        ours(context, &[&["compare", &text(source), &text(destination)], more].concat())?.expect(3)
+        let [one, other] = files.get()?.ends();
+        ours(context, &[&["compare", &one, &other], more].concat())?.expect(3)
     };
     cases.check("compare-difference-exits-3-with-offset", || contains(&compare(&[])?, &[&at.to_string()]));
     cases.check("compare-json-difference", || {
-        let value = object(&compare(&["--json"])?)?;
+        let value = compare(&["--json"])?.json()?;
         ensure!(value["schema"] == 1 || value["error"].is_object(), "{value}");
         Ok(())
     });
     cases.check("compare-over-iscsi-exits-3", || {
         let files = files.get()?;
         let mut served = context.serve(&[Disk::file(&files.destination)], None)?;
-        let url = served.url(0).to_string();
-        let result =
-            ours(context, &["compare", &text(&files.source), &url]).and_then(|output| output.expect(3));
-        served.blame(result).map(|_| ())
+        let compare = ["compare", &text(&files.source), &served.url(0).to_string()];
+        let result = ours(context, &compare).and_then(|output| output.expect(3));
+        served.blame(result).map(drop)
     });
+}
+
+/// Demands the JSON object of an error with all its members.
+pub(super) fn is_whole_error(output: &Output) -> Result<()> {
+    let error = output.json_error()?;
+    for key in ["code", "attempted", "object", "cause", "hint"] {
+        ensure!(!error[key].is_null(), "no error.{key} in {error}");
+    }
+    Ok(())
 }
 
 fn json_cases(context: &Context, cases: &mut Cases) {
@@ -358,7 +346,7 @@ fn json_cases(context: &Context, cases: &mut Cases) {
     cases.check("copy-json-object", || {
         let Lun { from, url, .. } = lun.get()?;
         let output = ours(context, &["copy", "--verify", "--json", from, &url.to_string()])?.success()?;
-        let value = object(&output)?;
+        let value = output.json()?;
         ensure!(value["schema"] == 1 && value["bytes"] == BYTES && value["verified"] == true, "{value}");
         for key in ["seconds", "mb_per_s"] {
             ensure!(value[key].as_f64().is_some_and(|number| number > 0.0), "{key} in {value}");
@@ -377,16 +365,16 @@ fn json_cases(context: &Context, cases: &mut Cases) {
             let Lun { from, url, .. } = lun.get()?;
             let endpoint = if name == "file" { from.clone() } else { url.to_string() };
             let output = ours(context, &["info", "--json", &endpoint])?.success()?;
-            let value = object(&output)?;
-            ensure!(value["schema"] == 1, "{value}");
-            ensure!(output.stdout.contains(&BYTES.to_string()), "no size in {value}");
+            let value = output.json()?;
+            let has_size = output.stdout.contains(&BYTES.to_string());
+            ensure!(value["schema"] == 1 && has_size, "no schema or size in {value}");
             Ok(())
         });
     }
     cases.check("ls-json", || {
         let Lun { url, .. } = lun.get()?;
         let output = ours(context, &["ls", "--json", &format!("iscsi://{}", url.portal)])?.success()?;
-        let value = object(&output)?;
+        let value = output.json()?;
         ensure!(value["schema"] == 1 && output.stdout.contains(&url.iqn), "{value}");
         Ok(())
     });
@@ -398,13 +386,7 @@ fn json_cases(context: &Context, cases: &mut Cases) {
         let Lun { files, from, .. } = lun.get()?;
         let missing = text(&files.path("missing.img"));
         let output = ours(context, &["copy", "--json", from, &missing])?.expect(6)?;
-        let source = if output.stdout.contains("\"error\"") { &output.stdout } else { &output.stderr };
-        let line = source.lines().find(|line| line.contains("\"error\"")).context("no JSON error")?;
-        let value: Value = serde_json::from_str(line).or_else(|_| serde_json::from_str(source))?;
-        for key in ["code", "attempted", "object", "cause", "hint"] {
-            ensure!(!value["error"][key].is_null(), "no error.{key} in {value}");
-        }
-        Ok(())
+        is_whole_error(&output)
     });
     cases.check("target-lives-json", || lun.get_mut()?.served.alive());
 }
@@ -416,7 +398,7 @@ fn bench_path_cases(context: &Context, cases: &mut Cases) {
         ours(context, &[&["bench", "path", endpoint, "--json"], &shape[..], more].concat())
     };
     cases.check("bench-path-json", || {
-        let value = object(&bench(&lun.get()?.url.to_string(), &[])?.success()?)?;
+        let value = bench(&lun.get()?.url.to_string(), &[])?.success()?.json()?;
         ensure!(value["schema"] == 1 && value["write"] == false && value["expect"].is_string(), "{value}");
         let row = &value["rows"][0];
         ensure!(row["operations"] == 200 && row["bytes"] == 200 << 16 && row["verified"] == false, "{row}");
@@ -433,17 +415,15 @@ fn bench_path_cases(context: &Context, cases: &mut Cases) {
     });
     cases.check("bench-path-write-undeclared-exits-6", || {
         let Lun { files, url, .. } = lun.get()?;
-        let before = fs::read(&files.destination)?;
-        contains(&bench(&url.to_string(), &["--write"])?.expect(6)?, &["--destroy"])?;
-        ensure!(fs::read(&files.destination)? == before, "the LUN changed");
-        Ok(())
+        let write = || bench(&url.to_string(), &["--write"])?.expect(6);
+        contains(&unchanged(&files.destination, write)?, &["--destroy"])
     });
     cases.check("bench-path-destroy-without-write-exits-2", || {
-        bench(&lun.get()?.url.to_string(), &["--destroy"])?.expect(2).map(|_| ())
+        bench(&lun.get()?.url.to_string(), &["--destroy"])?.expect(2).map(drop)
     });
     cases.check("bench-path-writes-are-verified", || {
         let url = lun.get()?.url.to_string();
-        let value = object(&bench(&url, &["--write", "--destroy", "--verify", "--random"])?.success()?)?;
+        let value = bench(&url, &["--write", "--destroy", "--verify", "--random"])?.success()?.json()?;
         let row = &value["rows"][0];
         ensure!(row["verified"] == true && row["bytes_compared"].as_u64() > Some(0), "{row}");
         ensure!(row["flush_s"].is_number(), "{row}");
@@ -455,65 +435,51 @@ fn bench_path_cases(context: &Context, cases: &mut Cases) {
         ours(context, &["copy", "--force", &pattern, &url])?.success()?;
         bench(&url, &["--verify", "--pattern", "5"])?.success()?;
         damage(&files.destination, 300_000)?;
-        let output = bench(&url, &["--verify", "--pattern", "5"])?.expect(3)?;
-        contains(&output, &["300000"])?;
-        bench(&url, &["--verify", "--pattern", "6"])?.expect(3).map(|_| ())
+        contains(&bench(&url, &["--verify", "--pattern", "5"])?.expect(3)?, &["300000"])?;
+        bench(&url, &["--verify", "--pattern", "6"])?.expect(3).map(drop)
     });
     cases.check("bench-path-closed-port-exits-5", || {
-        let port = crate::free_port()?;
-        let nobody = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.org.example:none/0,timeout=3s");
-        bench(&nobody, &[])?.expect(5).map(|_| ())
+        bench(&format!("{},timeout=3s", nobody()?), &[])?.expect(5).map(drop)
     });
     cases.check("bench-path-block-beyond-the-limit-exits-2", || {
         ours(context, &["bench", "path", "null:1G", "--block-size", "64M"])?.expect(2)?;
-        ours(context, &["bench", "path", "null:1G", "--block-size", "1000"])?.expect(2).map(|_| ())
+        ours(context, &["bench", "path", "null:1G", "--block-size", "1000"])?.expect(2).map(drop)
     });
     cases.check("target-lives-bench-path", || lun.get_mut()?.served.alive());
 }
 
 fn stream_cases(context: &Context, cases: &mut Cases) {
-    let shell = |script: String| -> Result<()> {
-        run(Command::new("bash").args(["-c", &format!("set -euo pipefail; {script}")]), LIMIT)?
-            .success()
-            .map(|_| ())
-    };
-    let tool = text(&context.hikyaku);
-    cases.check("copy-to-stdout", || {
-        let files = Files::new(context)?;
-        shell(format!("'{tool}' copy '{}' - > '{}'", text(&files.source), text(&files.destination)))?;
-        same_file(&files.source, &files.destination)
-    });
-    cases.check("copy-from-stdin", || {
-        let files = Files::new(context)?;
-        shell(format!("cat '{}' | '{tool}' copy - '{}'", text(&files.source), text(&files.destination)))?;
-        same_file(&files.source, &files.destination)
-    });
+    for (name, script) in [
+        ("copy-to-stdout", r#""$0" copy "$1" - > "$2""#),
+        ("copy-from-stdin", r#"cat "$1" | "$0" copy - "$2""#),
+    ] {
+        cases.check(name, || {
+            let files = Files::new(context)?;
+            let mut shell = Command::new("bash");
+            shell.args(["-euo", "pipefail", "-c", script]).arg(&context.hikyaku).args(files.ends());
+            run(&mut shell, LIMIT)?.success()?;
+            same_file(&files.source, &files.destination)
+        });
+    }
 }
 
 fn serve_cases(context: &Context, cases: &mut Cases) {
-    let failing_serve = |arguments: &[&str]| -> Result<Output> {
-        let mut all = vec!["serve", "--listen", "127.0.0.1:0"];
-        all.extend(arguments);
-        let output = run(context.command().args(all), Duration::from_secs(15))?;
+    let failing_serve = |disk: &str, listen: &str| -> Result<Output> {
+        let serve = ["serve", disk, "--listen", listen];
+        let output = context.ours(&serve, Duration::from_secs(15))?;
         ensure!(!output.timed_out, "it serves instead of refusing: {output}");
         ensure!(output.code != Some(0), "exit 0: {output}");
         Ok(output)
     };
+    let serves = |more: &[&str]| {
+        let serve = ["serve", "mem:1M", "--listen"];
+        Server::start(context.command_in(scratch()?.path()).args(serve).args(more), 1).map(drop)
+    };
     cases.check("exposure-without-chap-refused", || {
-        let mut command = context.command();
-        command.args(["serve", "mem:1M", "--listen", "0.0.0.0:0"]);
-        let output = run(&mut command, Duration::from_secs(15))?;
-        ensure!(!output.timed_out, "it serves to everybody");
-        ensure!(output.code != Some(0), "{output}");
-        contains(&output, &["chap", "--seal off"])
+        contains(&failing_serve("mem:1M", "0.0.0.0:0")?, &["chap", "--seal off"])
     });
-    cases.check("exposure-typed-is-allowed", || {
-        let mut command = context.command();
-        command.args(["serve", "mem:1M", "--listen", "0.0.0.0:0", "--seal", "off"]);
-        Running::start(&mut command)?
-            .wait_stdout("URL", LIMIT, |text| text.contains("iscsi://").then_some(()))
-    });
-    cases.check("missing-file-refused", || failing_serve(&["/nonexistent/disk.img"]).map(|_| ()));
+    cases.check("exposure-typed-is-allowed", || serves(&["0.0.0.0:0", "--seal", "off"]));
+    cases.check("missing-file-refused", || failing_serve("/nonexistent/disk.img", "127.0.0.1:0").map(drop));
     cases.check("locked-as-qemu-locks", || {
         let files = Files::new(context)?;
         let path = text(&files.destination);
@@ -523,15 +489,9 @@ fn serve_cases(context: &Context, cases: &mut Cases) {
             .then_some(())
             .with_context(|| format!("qemu-io opened a served file for writing: {qemu}"));
         served.blame(result)?;
-        failing_serve(&[&path]).context("a second server of the same file").map(|_| ())
+        failing_serve(&path, "127.0.0.1:0").context("a second server of the same file").map(drop)
     });
-    cases.check("two-listeners", || {
-        let home = scratch()?;
-        let mut command = context.command_in(home.path());
-        command.args(["serve", "mem:1M", "--listen", "127.0.0.1:0", "--listen", "[::1]:0"]);
-        let mut running = Running::start(&mut command)?;
-        running.wait_stdout("URL", LIMIT, |text| text.contains("iscsi://").then_some(()))
-    });
+    cases.check("two-listeners", || serves(&["127.0.0.1:0", "--listen", "[::1]:0"]));
     cases.check("mem-keeps-data", || {
         let files = Files::new(context)?;
         let disk = Disk::endpoint(format!("mem:{BYTES}"));
@@ -559,10 +519,10 @@ fn config_cases(context: &Context, cases: &mut Cases) {
         let file = files.path("c.toml");
         fs::write(&file, good(&files.destination))?;
         ours(context, &["check", &text(&file)])?.success()?;
-        let mut command = context.command();
-        command.args(["serve", "--config", &text(&file)]);
-        let mut running = Running::start(&mut command)?;
-        running.wait_stdout("URL", LIMIT, |out| out.contains("iqn.2026-11.org.example:conf/0").then_some(()))
+        let server = Server::start(context.command().args(["serve", "--config", &text(&file)]), 1)?;
+        let Url { iqn, lun, .. } = &server.url;
+        ensure!(iqn == "iqn.2026-11.org.example:conf" && *lun == 0, "{}", server.url);
+        Ok(())
     });
     cases.check("config-of-an-initiator-alone", || {
         let files = Files::new(context)?;
@@ -570,9 +530,7 @@ fn config_cases(context: &Context, cases: &mut Cases) {
         fs::write(&file, "[client]\nseal = \"require\"\n")?;
         let file = text(&file);
         contains(&ours(context, &["check", &file])?.success()?, &["0 targets"])?;
-        let output = ours(context, &["serve", "--config", &file])?;
-        ensure!(output.code == Some(2), "{}: {output}", output.line);
-        contains(&output, &["there is no [[target]]"])
+        contains(&ours(context, &["serve", "--config", &file])?.expect(2)?, &["there is no [[target]]"])
     });
     type Break = fn(String) -> String;
     let broken: [(&str, Break, &str, u32); 4] = [
@@ -586,11 +544,9 @@ fn config_cases(context: &Context, cases: &mut Cases) {
             let files = Files::new(context)?;
             let file = files.path("c.toml");
             fs::write(&file, break_it(good(&files.destination)))?;
-            for arguments in [vec!["check"], vec!["serve", "--config"]] {
-                let mut all = arguments;
-                let path = text(&file);
-                all.push(&path);
-                let output = run(context.command().args(&all), Duration::from_secs(15))?;
+            for arguments in [&["check"][..], &["serve", "--config"]] {
+                let mut command = context.command();
+                let output = run(command.args(arguments).arg(&file), Duration::from_secs(15))?;
                 ensure!(matches!(output.code, Some(1 | 2)), "{}: {output}", output.line);
                 let said = output.text();
                 let named = said.contains(&format!("line {line}")) || said.contains(&format!(":{line}"));
@@ -618,7 +574,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         use std::os::unix::fs::MetadataExt;
         let files = Files::new(context)?;
         let patchy = files.path("patchy.img");
-        patchy_file(&patchy, BYTES, context.seed_for("cli-contract/patchy"))?;
+        let patchy = patchy_file(patchy, BYTES, context.seed_for("cli-contract/patchy"))?;
         ours(context, &["copy", &text(&patchy), &text(&files.destination)])?.success()?;
         same_file(&patchy, &files.destination)?;
         let (stored, size) = (fs::metadata(&files.destination)?.blocks() * 512, size_of(&patchy)?);
@@ -627,9 +583,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     });
     cases.check("demo", || {
         let dir = scratch()?;
-        let mut command = context.command();
-        command.arg("demo").current_dir(dir.path());
-        let output = run(&mut command, Duration::from_secs(120))?.success()?;
+        let demo = run(context.command().arg("demo").current_dir(dir.path()), Duration::from_secs(120));
+        let output = demo?.success()?;
         ensure!(!output.stdout.trim().is_empty(), "it says nothing");
         Ok(())
     });

@@ -4,13 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
-use tempfile::TempDir;
 
-use crate::files::{Loop, can_loop, empty_file, patchy_file, random_file, same_range};
+use crate::files::{Loop, can_loop, damage, empty_file, patchy_file, random_file, same_range, size_of};
 use crate::{Cases, Context, Disk, Served, Target, Tgt, Tier, program, run, scratch};
 
 const COPY_LIMIT: Duration = Duration::from_secs(90);
@@ -35,33 +34,22 @@ enum Kind {
     Tgt4096,
 }
 
-const KINDS: &[Kind] = &[
-    Kind::File,
-    Kind::FileOdd,
-    Kind::Loop512,
-    Kind::Loop4096,
-    Kind::MemServed,
-    Kind::Ours512,
-    Kind::Ours4096,
-    Kind::OursWritethrough,
-    Kind::Tgt512,
-    Kind::Tgt4096,
+const KINDS: [(Kind, &str); 10] = [
+    (Kind::File, "file"),
+    (Kind::FileOdd, "file-odd"),
+    (Kind::Loop512, "loop-512"),
+    (Kind::Loop4096, "loop-4096"),
+    (Kind::MemServed, "iscsi-mem"),
+    (Kind::Ours512, "iscsi-512"),
+    (Kind::Ours4096, "iscsi-4096"),
+    (Kind::OursWritethrough, "iscsi-writethrough"),
+    (Kind::Tgt512, "tgt-512"),
+    (Kind::Tgt4096, "tgt-4096"),
 ];
 
 impl Kind {
     fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::FileOdd => "file-odd",
-            Self::Loop512 => "loop-512",
-            Self::Loop4096 => "loop-4096",
-            Self::MemServed => "iscsi-mem",
-            Self::Ours512 => "iscsi-512",
-            Self::Ours4096 => "iscsi-4096",
-            Self::OursWritethrough => "iscsi-writethrough",
-            Self::Tgt512 => "tgt-512",
-            Self::Tgt4096 => "tgt-4096",
-        }
+        KINDS[self as usize].1
     }
 
     /// Offsets and lengths at this end must be multiples of this, bytes.
@@ -90,44 +78,29 @@ struct Side {
 impl Side {
     /// `backing` already contains the bytes.
     fn open(context: &Context, kind: Kind, backing: PathBuf) -> Result<Self> {
-        let mut loop_device = None;
-        let mut served = None;
-        let mut disk = Disk::file(&backing);
         let path = backing.display().to_string();
-        let endpoint = match kind {
-            Kind::File | Kind::FileOdd => path,
-            Kind::Loop512 | Kind::Loop4096 => {
-                let device = Loop::attach(&backing, kind.granule() as u32, false)?;
-                let text = device.path().display().to_string();
-                loop_device = Some(device);
-                text
-            }
-            Kind::MemServed => {
-                let disk = Disk::endpoint(format!("mem:{}", std::fs::metadata(&backing)?.len()));
-                let target = Served::Ours(Target::serve(context, &[disk], None, &[])?);
-                let url = target.url(0).to_string();
-                served = Some(target);
-                qemu_convert(&path, &url, true)?;
-                url
-            }
-            Kind::Ours512 | Kind::Ours4096 | Kind::OursWritethrough => {
-                disk.block_size = (kind == Kind::Ours4096).then_some(4096);
-                if kind == Kind::OursWritethrough {
-                    disk = disk.option("cache=writethrough");
-                }
-                let target = Served::Ours(Target::serve(context, &[disk], None, &[])?);
-                let url = target.url(0).to_string();
-                served = Some(target);
-                url
-            }
-            Kind::Tgt512 | Kind::Tgt4096 => {
-                disk.block_size = (kind == Kind::Tgt4096).then_some(4096);
-                let tgt = Served::Tgt(Tgt::serve(&[disk], None)?);
-                let url = tgt.url(0).to_string();
-                served = Some(tgt);
-                url
-            }
+        let file = Disk::file(&backing);
+        let ours = |disk: Disk| anyhow::Ok(Some(Served::Ours(Target::serve(context, &[disk], None, &[])?)));
+        let tgt = |disk: Disk| anyhow::Ok(Some(Served::Tgt(Tgt::serve(&[disk], None)?)));
+        let served = match kind {
+            Kind::File | Kind::FileOdd | Kind::Loop512 | Kind::Loop4096 => None,
+            Kind::MemServed => ours(Disk::endpoint(format!("mem:{}", size_of(&backing)?)))?,
+            Kind::Ours512 => ours(file)?,
+            Kind::Ours4096 => ours(Disk { block_size: Some(4096), ..file })?,
+            Kind::OursWritethrough => ours(file.option("cache=writethrough"))?,
+            Kind::Tgt512 => tgt(file)?,
+            Kind::Tgt4096 => tgt(Disk { block_size: Some(4096), ..file })?,
         };
+        let loop_device =
+            kind.needs_root().then(|| Loop::attach(&backing, kind.granule() as u32, false)).transpose()?;
+        let endpoint = match (&served, &loop_device) {
+            (Some(served), _) => served.url(0).to_string(),
+            (_, Some(device)) => device.text(),
+            _ => path.clone(),
+        };
+        if kind == Kind::MemServed {
+            qemu_convert(&path, &endpoint, true)?;
+        }
         Ok(Self { kind, backing, endpoint, _loop_device: loop_device, served })
     }
 
@@ -138,7 +111,7 @@ impl Side {
         if let Some(served) = &mut self.served {
             served.alive()?;
         }
-        Ok(self.backing.clone())
+        Ok(self.backing)
     }
 }
 
@@ -245,8 +218,7 @@ fn draw_options(rng: &mut StdRng) -> Vec<String> {
     let mut options = Vec::new();
     for (name, values) in CHOICES {
         if rng.random_range(0..2) == 0 {
-            options.push((*name).to_owned());
-            options.push((*values.choose(rng).expect("not empty")).to_owned());
+            options.extend([*name, values.choose(rng).expect("not empty")].map(str::to_owned));
         }
     }
     if rng.random() {
@@ -257,12 +229,9 @@ fn draw_options(rng: &mut StdRng) -> Vec<String> {
 
 fn execute(context: &Context, plan: &Plan, dir: &Path) -> Result<()> {
     let path = |name: &str| dir.join(name);
-    if plan.patchy {
-        patchy_file(&path("source"), plan.source_bytes, plan.seed)?;
-    } else {
-        random_file(&path("source"), plan.source_bytes, plan.seed)?;
-    }
-    random_file(&path("destination"), plan.destination_bytes, plan.seed ^ 1)?;
+    let make = if plan.patchy { patchy_file::<PathBuf> } else { random_file::<PathBuf> };
+    make(path("source"), plan.source_bytes, plan.seed)?;
+    random_file(path("destination"), plan.destination_bytes, plan.seed ^ 1)?;
     std::fs::copy(path("source"), path("source-before"))?;
     std::fs::copy(path("destination"), path("before"))?;
     let source = Side::open(context, plan.source, path("source"))?;
@@ -274,19 +243,13 @@ fn execute(context: &Context, plan: &Plan, dir: &Path) -> Result<()> {
         None => result?,
     }
     let (source, destination) = (source.close()?, destination.close()?);
-    same_range(
-        &path("source-before"),
-        plan.source_offset,
-        &destination,
-        plan.destination_offset,
-        plan.length,
-    )
-    .context("the copy")?;
-    same_range(&path("source-before"), 0, &source, 0, plan.source_bytes).context("the source was changed")?;
-    let end = plan.destination_offset + plan.length;
-    same_range(&path("before"), 0, &destination, 0, plan.destination_offset).context("before the range")?;
-    same_range(&path("before"), end, &destination, end, plan.destination_bytes - end)
-        .context("after the range")
+    let (original, before) = (path("source-before"), path("before"));
+    let (from, to) = (plan.source_offset, plan.destination_offset);
+    same_range(&original, from, &destination, to, plan.length).context("the copy")?;
+    same_range(&original, 0, &source, 0, plan.source_bytes).context("the source was changed")?;
+    let end = to + plan.length;
+    same_range(&before, 0, &destination, 0, to).context("before the range")?;
+    same_range(&before, end, &destination, end, plan.destination_bytes - end).context("after the range")
 }
 
 /// The plan of a case: the first possible one of those drawn from its name.
@@ -302,7 +265,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     if !loops {
         cases.note("block device cases not run: they need root and /dev/loop-control");
     }
-    let kinds: Vec<Kind> = KINDS.iter().copied().filter(|kind| loops || !kind.needs_root()).collect();
+    let kinds: Vec<Kind> =
+        KINDS.map(|(kind, _)| kind).into_iter().filter(|kind| loops || !kind.needs_root()).collect();
     let pairs = kinds.iter().flat_map(|source| kinds.iter().map(|destination| (*source, *destination)));
     let mut plans = 0;
     for ((source, destination), round) in pairs.flat_map(|pair| (0..PER_PAIR).map(move |round| (pair, round)))
@@ -310,7 +274,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         plans += 1;
         let name = format!("{}-to-{}-{round}", source.name(), destination.name());
         cases.check_some((source.name(), SAMPLE / kinds.len()), &name, || {
-            let dir: TempDir = scratch()?;
+            let dir = scratch()?;
             let plan = plan(context, source, destination, round);
             execute(context, &plan, dir.path()).with_context(|| format!("seed {}: {plan:?}", context.seed))
         });
@@ -318,15 +282,12 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.fact("plans", plans);
     cases.check("a-damaged-copy-is-noticed", || {
         let dir = scratch()?;
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        random_file(&a, 1 << 20, 5)?;
-        empty_file(&b, 1 << 20)?;
+        let a = random_file(dir.path().join("a"), 1 << 20, 5)?;
+        let b = empty_file(dir.path().join("b"), 1 << 20)?;
         context.ours(&["copy", &a.display().to_string(), &b.display().to_string()], COPY_LIMIT)?.success()?;
-        crate::files::damage(&b, 777_777)?;
-        match same_range(&a, 0, &b, 0, 1 << 20) {
-            Ok(()) => bail!("this comparison cannot fail"),
-            Err(_) => Ok(()),
-        }
+        damage(&b, 777_777)?;
+        ensure!(same_range(&a, 0, &b, 0, 1 << 20).is_err(), "this comparison cannot fail");
+        Ok(())
     });
     Ok(())
 }
@@ -341,13 +302,12 @@ mod tests {
     fn plans_stay_in_bounds_and_alignment() {
         let mut rng = random::seeded(11);
         for _ in 0..500 {
-            for source in KINDS {
-                let destination = *KINDS.choose(&mut rng).unwrap();
-                let plan = Plan::draw(&mut rng, *source, destination, false);
+            for (source, _) in KINDS {
+                let (destination, _) = *KINDS.choose(&mut rng).unwrap();
+                let plan = Plan::draw(&mut rng, source, destination, false);
                 assert!(plan.source_offset + plan.length <= plan.source_bytes, "{plan:?}");
                 assert!(plan.destination_offset + plan.length <= plan.destination_bytes, "{plan:?}");
-                for (offset, kind) in [(plan.source_offset, *source), (plan.destination_offset, destination)]
-                {
+                for (offset, kind) in [(plan.source_offset, source), (plan.destination_offset, destination)] {
                     assert_eq!(offset % kind.granule(), 0, "{plan:?}");
                 }
             }

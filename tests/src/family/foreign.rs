@@ -15,7 +15,7 @@ use super::kernel::{build_guest, build_postgres, guest, script};
 use crate::cutter::Cutter;
 use crate::files::empty_file;
 use crate::process::tail;
-use crate::{Cases, Context, Disk, Running, Scene, Target, program, run, scratch};
+use crate::{Cases, Context, Disk, Running, Scene, Target, program, run, scratch, wait_until};
 
 /// mkfs.xfs needs 300 MB.
 const BYTES: u64 = 400 << 20;
@@ -44,17 +44,36 @@ const FAULTS: &[(&str, Fault)] = &[("cuts", Fault::Cuts), ("kills", Fault::Kills
 struct Work {
     name: &'static str,
     file_system: &'static str,
+    /// Programs that make and that check the file system.
+    make: (&'static str, &'static [&'static str]),
+    check: (&'static str, &'static [&'static str]),
     /// Suffix of the crash layer's option, with the unit of torn writes: recovery of xfs considers a block of metadata
     /// new if its first sector is.
     tears: &'static str,
     postgres: bool,
 }
 
+const EXT4: Work = Work {
+    name: "ext4",
+    file_system: "ext4",
+    make: ("mkfs.ext4", &["-q", "-F"]),
+    check: ("e2fsck", &["-f", "-n"]),
+    tears: "",
+    postgres: false,
+};
 const WORKS: &[Work] = &[
-    Work { name: "ext4", file_system: "ext4", tears: "", postgres: false },
-    Work { name: "xfs", file_system: "xfs", tears: ":unit=4096", postgres: false },
-    Work { name: "postgres", file_system: "ext4", tears: "", postgres: true },
+    EXT4,
+    Work {
+        name: "xfs",
+        file_system: "xfs",
+        make: ("mkfs.xfs", &["-q", "-f"]),
+        check: ("xfs_repair", &["-n", "-f"]),
+        tears: ":unit=4096",
+        ..EXT4
+    },
+    Work { name: "postgres", postgres: true, ..EXT4 },
 ];
+
 impl Work {
     fn reports(&self, tag: &str) -> bool {
         (tag == "POSTGRES") == self.postgres
@@ -141,23 +160,18 @@ impl Trial<'_> {
                     continue;
                 }
             };
-            bail!(
-                "{state}, no {line} within {limit:?}\n{}\n--- target\n{}",
-                tail(&text, 3000),
-                self.target.log()
-            );
+            let (text, log) = (tail(&text, 3000), self.target.log());
+            bail!("{state}, no {line} within {limit:?}\n{text}\n--- target\n{log}");
         }
     }
 
     fn restart(&mut self, disk: Disk) -> Result<()> {
         self.outcome.logins += self.target.logins();
-        self.target.kill();
-        self.target.restart(self.context, &[disk])
+        self.target.kill_and_restart(self.context, &[disk])
     }
 
     fn alive(&mut self) -> Result<()> {
-        ensure!(!self.target.ended(), "the target has ended by itself\n{}", self.target.log());
-        Ok(())
+        self.target.running.alive()
     }
 
     /// Waits for the clean end: everything checked after a remount, then unmounted.
@@ -230,13 +244,14 @@ impl Trial<'_> {
             let crash = format!("crash=after={writes}:seed={seed}{}", self.work.tears);
             self.restart(Disk::file(self.image).option(crash))?;
             let mut guest = self.boot(BOOT_LIMIT)?;
-            let until = Instant::now() + BOOT_LIMIT + WORK_LIMIT;
-            while !self.target.ended() {
+            let cut = wait_until(BOOT_LIMIT + WORK_LIMIT, || {
                 let text = guest.stdout_text();
                 ensure!(!text.contains("FAILED") && !guest.ended(), "{}", tail(&text, 3000));
-                ensure!(Instant::now() < until, "no power cut behind {writes} writes\n{}", tail(&text, 1000));
-                std::thread::sleep(POLL_INTERVAL);
-            }
+                Ok(self.target.running.ended())
+            });
+            cut.with_context(|| {
+                format!("no power cut behind {writes} writes\n{}", tail(&guest.stdout_text(), 1000))
+            })?;
             guest.kill();
             self.outcome.reported.add(&guest.finish(TOOL_LIMIT)?.stdout);
             self.outcome.faults += 1;
@@ -247,19 +262,9 @@ impl Trial<'_> {
     }
 }
 
-fn make_file_system(file_system: &str, image: &Path) -> Result<()> {
-    let mut command = program(&format!("mkfs.{file_system}"))?;
-    command.args(if file_system == "xfs" { ["-q", "-f"] } else { ["-q", "-F"] }).arg(image);
-    run(&mut command, TOOL_LIMIT)?.success().map(|_| ())
-}
-
-fn clean(file_system: &str, image: &Path) -> Result<()> {
-    let mut command = match file_system {
-        "xfs" => program("xfs_repair")?,
-        _ => program("e2fsck")?,
-    };
-    command.args(if file_system == "xfs" { ["-n", "-f"] } else { ["-f", "-n"] }).arg(image);
-    run(&mut command, TOOL_LIMIT)?.success().map(|_| ())
+/// Runs a tool of a file system on the image.
+fn tool(name: &str, arguments: &[&str], image: &Path) -> Result<()> {
+    run(program(name)?.args(arguments).arg(image), TOOL_LIMIT)?.success().map(drop)
 }
 
 struct Survived {
@@ -276,9 +281,9 @@ impl Survived {
             build_postgres(context)?;
         }
         let dir = scratch()?;
-        let image = dir.path().join("disk.img");
-        empty_file(&image, BYTES)?;
-        make_file_system(work.file_system, &image)?;
+        let image = empty_file(dir.path().join("disk.img"), BYTES)?;
+        let (make, arguments) = work.make;
+        tool(make, arguments, &image)?;
         let target = Target::serve(context, &[Disk::file(&image)], None, &[])?;
         let cutter = Cutter::start(target.url(0).port()?)?;
         let outcome = Outcome::default();
@@ -342,7 +347,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
                 });
             }
             cases.check_some(TRIALS, &format!("{name}/fsck"), || {
-                clean(work.file_system, &survived.get()?.image)
+                tool(work.check.0, work.check.1, &survived.get()?.image)
             });
             if let Some(Survived { outcome, .. }) = survived.into_made() {
                 totals[fault as usize] += outcome.faults;

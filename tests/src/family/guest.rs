@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, ensure};
 
 use super::FULL_ONLY;
+use super::kernel::{build_guest, guest};
 use crate::process::tail;
 use crate::{Cases, Context, Output, program, run};
 
@@ -21,16 +22,18 @@ fn libraries(hikyaku: &Path) -> Result<Vec<PathBuf>> {
     Ok(wanted.filter_map(|(_, path)| path.split(' ').next()).map(PathBuf::from).collect())
 }
 
-/// Makes `command`, a run of the guest, copy the program under test to `/lab/hikyaku`, whatever name `--hikyaku` gives.
-/// `dir` holds the intermediate files.
-pub(super) fn bring_program(command: &mut Command, context: &Context, dir: &Path) -> Result<()> {
+/// A run of the guest with the program under test at `/lab/hikyaku`, whatever name `--hikyaku` gives. `dir` holds the
+/// intermediate files.
+pub(super) fn with_program(context: &Context, dir: &Path) -> Result<Command> {
+    build_guest(context)?;
     let hikyaku = dir.join("hikyaku");
     std::fs::copy(&context.hikyaku, &hikyaku)?;
-    command.arg("--file").arg(&hikyaku);
+    let mut command = guest(context);
+    command.arg("run").arg("--file").arg(&hikyaku);
     for library in libraries(&context.hikyaku)? {
         command.arg("--file").arg(library);
     }
-    Ok(())
+    Ok(command)
 }
 
 pub(super) struct Said {

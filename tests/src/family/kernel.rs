@@ -1,11 +1,11 @@
 //! The stock Linux kernel as a peer, in an emulated machine (`tests/kernel-lab`): its initiator makes a file system on
 //! a LUN of `hikyaku serve`, and its target is an end of `hikyaku copy`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use super::FULL_ONLY;
@@ -21,6 +21,9 @@ const LIO_READY_LIMIT: Duration = Duration::from_secs(120);
 const COPY_LIMIT: Duration = Duration::from_secs(120);
 const BYTES: u64 = 128 << 20;
 const LIO_BYTES: u64 = 64 << 20;
+/// Groups of cases, by the kernel's role.
+const INITIATORS: (&str, usize) = ("initiators", 1);
+const TARGETS: (&str, usize) = ("targets", 1);
 
 pub(super) fn guest(context: &Context) -> Command {
     let mut command = Command::new(context.repository.join("tests/kernel-lab/guest"));
@@ -29,13 +32,18 @@ pub(super) fn guest(context: &Context) -> Command {
 }
 
 pub(super) fn build_guest(context: &Context) -> Result<()> {
-    run(guest(context).arg("build"), BUILD_LIMIT)?.success().context("make the guest's image").map(|_| ())
+    run(guest(context).arg("build"), BUILD_LIMIT)?.success().context("make the guest's image").map(drop)
 }
 
 pub(super) fn build_postgres(context: &Context) -> Result<()> {
-    let mut command = guest(context);
-    command.args(["build", "postgres"]);
-    run(&mut command, BUILD_LIMIT)?.success().context("make PostgreSQL's image").map(|_| ())
+    let built = run(guest(context).args(["build", "postgres"]), BUILD_LIMIT)?;
+    built.success().context("make PostgreSQL's image").map(drop)
+}
+
+/// Arguments of a script that name the CHAP user and its secret.
+fn chap(credentials: Option<&Credentials>) -> Vec<String> {
+    let Some(Credentials { user, secret }) = credentials else { return Vec::new() };
+    vec![format!("CHAP_USER={user}"), format!("CHAP_SECRET={secret}")]
 }
 
 pub(super) fn script(context: &Context, name: &str) -> String {
@@ -46,57 +54,46 @@ pub(super) fn script(context: &Context, name: &str) -> String {
 fn initiator(context: &Context, url: &Url, credentials: Option<&Credentials>) -> Result<String> {
     let mut command = guest(context);
     command.args(["run", &script(context, "initiator-ext4.sh")]);
-    command
-        .arg(format!("PORT={}", url.port()?))
-        .arg(format!("IQN={}", url.iqn))
-        .arg(format!("LUN={}", url.lun));
-    if let Some(credentials) = credentials {
-        command.arg(format!("CHAP_USER={}", credentials.user));
-        command.arg(format!("CHAP_SECRET={}", credentials.secret));
-    }
-    let output = run(&mut command, GUEST_LIMIT)?;
-    ensure!(
-        !output.timed_out,
-        "the guest did not end within {GUEST_LIMIT:?}\n{}",
-        tail(&output.stdout, 3000)
-    );
+    let Url { iqn, lun, .. } = url;
+    command.args([format!("PORT={}", url.port()?), format!("IQN={iqn}"), format!("LUN={lun}")]);
+    let output = run(command.args(chap(credentials)), GUEST_LIMIT)?;
+    let text = tail(&output.stdout, 3000);
+    ensure!(!output.timed_out, "the guest did not end within {GUEST_LIMIT:?}\n{text}");
     Ok(output.text().replace('\r', ""))
 }
 
 /// The lines that the guest script prints after correct steps.
 const STEPS: &[&str] = &["LOGIN-OK", "MD5-SAME", "TRIM-OK", "FSCK-CLEAN", "RAW-SAME", "GUEST-RC 0"];
 
-/// Output of a guest that made a file system on a LUN with blocks of `block` bytes.
-fn booted(context: &Context, block: u32, chap: bool) -> Result<String> {
+/// Output of a guest that uses a LUN with blocks of `block` bytes; `own` are its credentials, `served` the target's.
+fn booted(
+    context: &Context,
+    block: u32,
+    own: Option<&Credentials>,
+    served: Option<&Credentials>,
+) -> Result<String> {
     build_guest(context)?;
     let dir = scratch()?;
-    let path = dir.path().join("disk.img");
-    empty_file(&path, BYTES)?;
-    let mut disk = Disk::file(&path);
-    disk.block_size = (block != 512).then_some(block);
-    let credentials = chap.then(Credentials::example);
-    let mut served = context.serve(&[disk], credentials.as_ref())?;
+    let path = empty_file(dir.path().join("disk.img"), BYTES)?;
+    let disk = Disk { block_size: (block != 512).then_some(block), ..Disk::file(&path) };
+    let mut served = context.serve(&[disk], served)?;
     let url = served.url(0).clone();
-    let result = initiator(context, &url, credentials.as_ref());
+    let result = initiator(context, &url, own);
     served.blame(result)
 }
 
-fn initiator_cases(
-    context: &Context,
-    cases: &mut Cases,
-    group: (&str, usize),
-    (name, block, chap): (&str, u32, bool),
-) {
-    let text = Scene::new(|| booted(context, block, chap));
+fn initiator_cases(context: &Context, cases: &mut Cases, (name, block, chap): (&str, u32, bool)) {
+    let credentials = chap.then(Credentials::example);
+    let text = Scene::new(|| booted(context, block, credentials.as_ref(), credentials.as_ref()));
     for step in STEPS {
         let name = format!("initiator-{name}/{}", step.to_lowercase().replace(' ', "-"));
-        cases.check_some(group, &name, || {
+        cases.check_some(INITIATORS, &name, || {
             let text = text.get()?;
             ensure!(text.lines().any(|line| line.trim() == *step), "no {step} in:\n{}", tail(text, 3000));
             Ok(())
         });
     }
-    cases.check_some(group, &format!("initiator-{name}/size"), || {
+    cases.check_some(INITIATORS, &format!("initiator-{name}/size"), || {
         let wanted = format!("SIZE {BYTES} BLOCK {block} ");
         let line = text.get()?.lines().find(|line| line.starts_with("SIZE ")).context("no SIZE")?;
         ensure!(line.starts_with(&wanted), "{line}, expected {wanted}");
@@ -106,15 +103,8 @@ fn initiator_cases(
 }
 
 fn wrong_secret_case(context: &Context) -> Result<()> {
-    build_guest(context)?;
-    let dir = scratch()?;
-    let path = dir.path().join("disk.img");
-    empty_file(&path, 16 << 20)?;
-    let mut served = context.serve(&[Disk::file(&path)], Some(&Credentials::example()))?;
     let wrong = Credentials { secret: "not-the-secret-1".into(), ..Credentials::example() };
-    let url = served.url(0).clone();
-    let result = initiator(context, &url, Some(&wrong));
-    let text = served.blame(result)?;
+    let text = booted(context, 512, Some(&wrong), Some(&Credentials::example()))?;
     ensure!(text.contains("LOGIN-FAILED") && !text.contains("LOGIN-OK"), "let in:\n{}", tail(&text, 2000));
     Ok(())
 }
@@ -123,11 +113,7 @@ fn start_lio(context: &Context, credentials: Option<&Credentials>) -> Result<(Ru
     let port = free_port()?;
     let mut command = guest(context);
     command.args(["run", "--forward", &format!("{port}:3260"), &script(context, "lio-target.sh")]);
-    command.args([format!("BYTES={LIO_BYTES}"), "HOLD=900".to_owned()]);
-    if let Some(credentials) = credentials {
-        command.arg(format!("CHAP_USER={}", credentials.user));
-        command.arg(format!("CHAP_SECRET={}", credentials.secret));
-    }
+    command.args([format!("BYTES={LIO_BYTES}"), "HOLD=900".to_owned()]).args(chap(credentials));
     let mut running = Running::start(&mut command)?;
     running.wait_stdout("LIO-UP", LIO_READY_LIMIT, |text| {
         (text.contains("LIO-UP") || text.contains("GUEST-RC")).then(|| text.contains("LIO-UP"))
@@ -147,14 +133,8 @@ impl Lio {
     fn new(context: &Context, credentials: Option<&Credentials>) -> Result<Self> {
         build_guest(context)?;
         let dir = scratch()?;
-        let options = match credentials {
-            Some(credentials) => format!(
-                ",chap-user={},chap-secret-file={}",
-                credentials.user,
-                credentials.secret_file(dir.path())?.display()
-            ),
-            None => String::new(),
-        };
+        let options = credentials.map(|credentials| credentials.options(dir.path())).transpose()?;
+        let options = options.unwrap_or_default();
         let (running, url) = start_lio(context, credentials)?;
         let endpoint = format!("{url}{options}");
         Ok(Self { dir, running, url, endpoint })
@@ -169,55 +149,42 @@ impl Lio {
     }
 
     fn blame(&mut self, result: Result<()>) -> Result<()> {
-        if self.running.ended() {
-            bail!("the guest ended early\n{}", self.running.stderr_tail());
-        }
+        self.running.alive().context("the guest")?;
         result
     }
 }
 
-fn lio_cases(
-    context: &Context,
-    cases: &mut Cases,
-    group: (&str, usize),
-    name: &str,
-    credentials: Option<&Credentials>,
-) {
+fn lio_cases(context: &Context, cases: &mut Cases, name: &str, credentials: Option<&Credentials>) {
     let prefix = format!("lio-{name}");
     let mut lio = Scene::new(|| Lio::new(context, credentials));
-    type Fill = fn(&Path, u64, u64) -> Result<()>;
+    type Fill = fn(PathBuf, u64, u64) -> Result<PathBuf>;
     let contents: [(&str, Fill); 2] = [("random", random_file), ("patchy", patchy_file)];
     for (content, fill) in contents {
-        let fill =
-            |source: &Path| fill(source, LIO_BYTES, context.seed_for(&format!("kernel/{prefix}/{content}")));
+        let seed = context.seed_for(&format!("kernel/{prefix}/{content}"));
+        let fill = |lio: &Lio| fill(lio.path("source.img"), LIO_BYTES, seed);
         let mut is_there = false;
-        cases.check_some(group, &format!("{prefix}/{content}-to-lio"), || {
+        cases.check_some(TARGETS, &format!("{prefix}/{content}-to-lio"), || {
             let lio = lio.get_mut()?;
-            let source = lio.path("source.img");
-            fill(&source)?;
+            let source = fill(lio)?;
             let result = lio.copy(context, &source.display().to_string(), &lio.endpoint);
             is_there = result.is_ok();
             lio.blame(result)
         });
-        cases.check_some(group, &format!("{prefix}/{content}-from-lio"), || {
+        cases.check_some(TARGETS, &format!("{prefix}/{content}-from-lio"), || {
             let lio = lio.get_mut()?;
-            let (source, back) = (lio.path("source.img"), lio.path("back.img"));
+            let (source, back) = (lio.path("source.img"), empty_file(lio.path("back.img"), LIO_BYTES)?);
             if !is_there {
-                fill(&source)?;
+                fill(lio)?;
                 lio.copy(context, &source.display().to_string(), &lio.endpoint)?;
             }
-            empty_file(&back, LIO_BYTES)?;
-            let result = lio
-                .copy(context, &lio.endpoint, &back.display().to_string())
-                .and_then(|()| same_file(&source, &back));
-            lio.blame(result)
+            let result = lio.copy(context, &lio.endpoint, &back.display().to_string());
+            lio.blame(result.and_then(|()| same_file(&source, &back)))
         });
     }
     if credentials.is_some() {
-        cases.check_some(group, &format!("{prefix}/missing-secret-exits-4"), || {
+        cases.check_some(TARGETS, &format!("{prefix}/missing-secret-exits-4"), || {
             let lio = lio.get_mut()?;
-            let back = lio.path("back.img");
-            empty_file(&back, LIO_BYTES)?;
+            let back = empty_file(lio.path("back.img"), LIO_BYTES)?;
             let arguments = ["copy", "--force", &lio.url.to_string(), &back.display().to_string()];
             let result = context.ours(&arguments, COPY_LIMIT)?.expect(4).map(|_| ());
             lio.blame(result)
@@ -227,14 +194,14 @@ fn lio_cases(
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for initiator in [("chap", 512, true), ("plain", 512, false), ("4096", 4096, false)] {
-        initiator_cases(context, cases, ("initiators", 1), initiator);
+        initiator_cases(context, cases, initiator);
     }
     cases.check_some(FULL_ONLY, "initiator-wrong-secret", || wrong_secret_case(context));
     if context.against == Against::Tgt {
         cases.note("examined tgt; the cases with LIO need our initiator");
         return Ok(());
     }
-    lio_cases(context, cases, ("targets", 1), "plain", None);
-    lio_cases(context, cases, ("targets", 1), "chap", Some(&Credentials::example()));
+    lio_cases(context, cases, "plain", None);
+    lio_cases(context, cases, "chap", Some(&Credentials::example()));
     Ok(())
 }

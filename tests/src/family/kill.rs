@@ -4,12 +4,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use super::FULL_ONLY;
+use super::cli_contract::is_whole_error;
 use crate::files::{empty_file, random_file, same_file};
-use crate::{Cases, Context, Disk, Output, Running, Served, Target, scratch};
+use crate::{Cases, Context, Disk, Output, Running, Target, scratch, wait_until};
 
 const BYTES: u64 = 128 << 20;
 /// Low enough that a copy of `BYTES` takes several seconds on every machine.
@@ -27,22 +28,22 @@ struct Scene {
     _dir: TempDir,
     source: PathBuf,
     stored: PathBuf,
-    served: Served,
+    target: Target,
 }
 
 impl Scene {
     fn new(context: &Context, purpose: &str) -> Result<Self> {
         let dir = scratch()?;
-        let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
-        random_file(&source, BYTES, context.seed_for(&format!("kill/{purpose}")))?;
-        empty_file(&stored, BYTES)?;
+        let seed = context.seed_for(&format!("kill/{purpose}"));
+        let source = random_file(dir.path().join("source.img"), BYTES, seed)?;
+        let stored = empty_file(dir.path().join("stored.img"), BYTES)?;
         let drain = format!("--drain-timeout={DRAIN_S}s");
-        let served = Served::Ours(Target::serve(context, &[Disk::file(&stored)], None, &[&drain])?);
-        Ok(Self { _dir: dir, source, stored, served })
+        let target = Target::serve(context, &[Disk::file(&stored)], None, &[&drain])?;
+        Ok(Self { _dir: dir, source, stored, target })
     }
 
     fn destination(&self) -> String {
-        format!("{},timeout={ENDPOINT_TIMEOUT_S}s", self.served.url(0))
+        format!("{},timeout={ENDPOINT_TIMEOUT_S}s", self.target.url(0))
     }
 
     fn start_copy(&self, context: &Context, extra: &[&str]) -> Result<Running> {
@@ -56,35 +57,26 @@ impl Scene {
 
     fn whole_copy(&self, context: &Context) -> Result<()> {
         let source = self.source.display().to_string();
-        context
-            .ours(&["copy", "--verify", "--force", &source, &self.destination()], COPY_LIMIT)?
-            .success()
-            .context("a new copy after it")?;
+        let copy = ["copy", "--verify", "--force", &source, &self.destination()];
+        context.ours(&copy, COPY_LIMIT)?.success().context("a new copy after it")?;
         same_file(&self.source, &self.stored)
     }
 
-    fn target(self) -> Result<Target> {
-        match self.served {
-            Served::Ours(target) => Ok(target),
-            Served::Tgt(_) => bail!("only our own target is killed here"),
-        }
+    /// A whole copy succeeds, and the target still runs.
+    fn serves_on(&mut self, context: &Context) -> Result<()> {
+        self.whole_copy(context).with_context(|| format!("--- log of the target\n{}", self.target.log()))?;
+        self.target.running.alive()
     }
 }
 
 /// Waits until a sparse file has blocks; the copy must still be running then.
-fn wait_moving(stored: &Path, copy: &mut Running) -> Result<()> {
-    let until = Instant::now() + MOVING_LIMIT;
-    loop {
-        if copy.ended() {
-            bail!("the copy ended before it was disturbed\n{}", copy.stderr_tail());
-        }
+pub(super) fn wait_moving(stored: &Path, copy: &mut Running) -> Result<()> {
+    let moves = wait_until(MOVING_LIMIT, || {
+        copy.alive().context("the copy, before it was disturbed")?;
         // A few megabytes, so that the copy is past its preparation.
-        if std::fs::metadata(stored)?.blocks() * 512 > 4 << 20 {
-            return Ok(());
-        }
-        ensure!(Instant::now() < until, "no data reached the target within {MOVING_LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        Ok(std::fs::metadata(stored)?.blocks() * 512 > 4 << 20)
+    });
+    moves.context("data at the target")
 }
 
 fn failed_copy(copy: Running, code: i32) -> Result<Output> {
@@ -95,27 +87,21 @@ fn failed_copy(copy: Running, code: i32) -> Result<Output> {
     Ok(output)
 }
 
-fn names_a_way_out(output: &Output, object: &str) -> Result<()> {
-    let text = output.stderr.to_lowercase();
-    ensure!(output.stderr.contains(object), "the message does not name {object}:\n{}", output.stderr);
+fn names_a_way_out(Output { stderr, .. }: &Output, object: &str) -> Result<()> {
+    let text = stderr.to_lowercase();
+    ensure!(stderr.contains(object), "the message does not name {object}:\n{stderr}");
     let words = ["try", "check", "resume", "start", "again", "run"];
-    ensure!(
-        words.iter().any(|word| text.contains(word)),
-        "the message names nothing to do:\n{}",
-        output.stderr
-    );
+    ensure!(words.iter().any(|word| text.contains(word)), "the message names nothing to do:\n{stderr}");
     Ok(())
 }
 
 fn target_killed(context: &Context, extra: &[&str]) -> Result<Output> {
-    let scene = Scene::new(context, "target-killed")?;
+    let mut scene = Scene::new(context, "target-killed")?;
     let copy = scene.start_copy(context, extra)?;
-    let portal = scene.served.url(0).portal.clone();
-    let mut target = scene.target()?;
-    target.signal(libc::SIGKILL)?;
+    scene.target.running.signal(libc::SIGKILL)?;
     let output = failed_copy(copy, 5)?;
     if extra.is_empty() {
-        names_a_way_out(&output, &portal)?;
+        names_a_way_out(&output, &scene.target.url(0).portal)?;
     }
     Ok(output)
 }
@@ -129,18 +115,14 @@ fn copy_killed(context: &Context) -> Result<()> {
         // The next round must detect its own data.
         empty_file(&scene.stored, BYTES)?;
     }
-    let result = scene.whole_copy(context);
-    scene.served.blame(result)
+    scene.serves_on(context)
 }
 
 fn target_drains(context: &Context, busy: bool) -> Result<()> {
     let scene = Scene::new(context, "drain")?;
     let copy = if busy { Some(scene.start_copy(context, &[])?) } else { None };
-    let mut target = scene.target()?;
-    target.signal(libc::SIGTERM)?;
-    let output = target.finish(Duration::from_secs(60))?;
+    let output = scene.target.terminate(Duration::from_secs(60))?.success()?;
     let limit = DRAIN_S as f64 + DRAIN_SLACK_S + MOVING_LIMIT.as_secs_f64();
-    ensure!(output.code == Some(0), "SIGTERM ended the target with {output}");
     ensure!(output.seconds <= limit, "the drain took too long, {:.1} s of life: {output}", output.seconds);
     if let Some(copy) = copy {
         let output = copy.finish(COPY_LIMIT)?;
@@ -151,16 +133,13 @@ fn target_drains(context: &Context, busy: bool) -> Result<()> {
 
 fn second_sigterm(context: &Context) -> Result<()> {
     let dir = scratch()?;
-    let stored = dir.path().join("stored.img");
-    empty_file(&stored, BYTES)?;
+    let stored = empty_file(dir.path().join("stored.img"), BYTES)?;
     let mut target = Target::serve(context, &[Disk::file(&stored)], None, &["--drain-timeout=50s"])?;
-    target.signal(libc::SIGTERM)?;
+    target.running.signal(libc::SIGTERM)?;
     std::thread::sleep(Duration::from_millis(200));
     // An idle target may already have ended.
-    let _ = target.signal(libc::SIGTERM);
-    let output = target.finish(Duration::from_secs(20))?;
-    ensure!(output.code == Some(0), "two SIGTERM ended the target with {output}");
-    Ok(())
+    let _ = target.running.signal(libc::SIGTERM);
+    target.running.finish(Duration::from_secs(20))?.success().map(drop)
 }
 
 fn copy_interrupted(context: &Context, signal: i32, code: i32) -> Result<()> {
@@ -168,8 +147,7 @@ fn copy_interrupted(context: &Context, signal: i32, code: i32) -> Result<()> {
     let mut copy = scene.start_copy(context, &[])?;
     copy.signal(signal)?;
     failed_copy(copy, code)?;
-    let result = scene.whole_copy(context);
-    scene.served.blame(result)
+    scene.serves_on(context)
 }
 
 /// A copy long enough for a journal, interrupted, then resumed by the command it prints.
@@ -178,9 +156,8 @@ fn resumed(context: &Context, signal: i32, code: Option<i32>) -> Result<()> {
     // Slow enough that the copy is far from its end when the signal comes.
     const LARGE_RATE: &str = "60MB/s";
     let dir = scratch()?;
-    let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
-    random_file(&source, LARGE, context.seed_for("kill/resume"))?;
-    empty_file(&stored, LARGE)?;
+    let source = random_file(dir.path().join("source.img"), LARGE, context.seed_for("kill/resume"))?;
+    let stored = empty_file(dir.path().join("stored.img"), LARGE)?;
     let mut served = context.serve(&[Disk::file(&stored)], None)?;
     let url = served.url(0).to_string();
     let mut command = context.command();
@@ -225,13 +202,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("target-killed-copy-exits-5", || target_killed(context, &[]).map(|_| ()));
     cases.check("target-killed-json-error", || {
         let output = target_killed(context, &["--json"])?;
-        let text = output.text();
-        let last = text.lines().rev().find(|line| line.contains("\"error\"")).context("no JSON error")?;
-        let value: serde_json::Value = serde_json::from_str(last).with_context(|| last.to_owned())?;
-        for key in ["code", "attempted", "object", "cause", "hint"] {
-            ensure!(!value["error"][key].is_null(), "no error.{key} in {last}");
-        }
-        Ok(())
+        is_whole_error(&output)
     });
     cases.check("copy-killed-target-serves-on", || copy_killed(context));
     cases.check("target-sigterm-idle-exits-0", || target_drains(context, false));

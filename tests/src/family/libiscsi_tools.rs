@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use crate::files::empty_file;
@@ -40,10 +40,9 @@ struct Open {
 impl Open {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
-        let paths = ["a.img", "b.img"].map(|name| dir.path().join(name));
-        paths.iter().try_for_each(|path| empty_file(path, BYTES))?;
-        let mut disks = paths.map(|path| Disk::file(&path));
-        disks[1].block_size = Some(4096);
+        let a = Disk::file(&empty_file(dir.path().join("a.img"), BYTES)?);
+        let b = Disk::file(&empty_file(dir.path().join("b.img"), BYTES)?);
+        let disks = [a, Disk { block_size: Some(4096), ..b }];
         let served = context.serve(&disks, None)?;
         let [first, second] = [0, 1].map(|lun| served.url(lun).clone());
         Ok(Self { portal: format!("iscsi://{}", first.portal), served, first, second, _dir: dir })
@@ -66,8 +65,7 @@ fn identity_cases(cases: &mut Cases, open: &Scene<'_, Open>) {
         Ok(())
     });
     cases.check("inq-standard", || {
-        let Open { first, .. } = open.get()?;
-        let text = tool("iscsi-inq", &[&first.to_string()])?;
+        let text = tool("iscsi-inq", &[&open.get()?.first.to_string()])?;
         for wanted in [
             "Peripheral Qualifier:CONNECTED",
             "Peripheral Device Type:DIRECT_ACCESS",
@@ -77,43 +75,33 @@ fn identity_cases(cases: &mut Cases, open: &Scene<'_, Open>) {
             contains(&text, wanted)?;
         }
         for name in ["Vendor:", "Product:", "Revision:"] {
-            let line =
-                text.lines().find(|line| line.starts_with(name)).with_context(|| format!("no {name}"))?;
-            ensure!(line.len() > name.len() && !line[name.len()..].trim().is_empty(), "{name} is empty");
+            let value = text.lines().find_map(|line| line.strip_prefix(name));
+            let value = value.with_context(|| format!("no {name}"))?;
+            ensure!(!value.trim().is_empty(), "{name} is empty");
         }
         Ok(())
     });
+    let page = |code: &str, url: &Url| tool("iscsi-inq", &["-e", "1", "-c", code, &url.to_string()]);
     cases.check("inq-supported-pages", || {
-        let Open { first, .. } = open.get()?;
-        let text = tool("iscsi-inq", &["-e", "1", "-c", "0", &first.to_string()])?;
+        let text = page("0", &open.get()?.first)?;
         PAGES.iter().try_for_each(|(page, name)| contains(&text, &format!("Page:0x{page:02x} {name}")))
     });
-    cases.check("inq-serial-differs", || {
-        let Open { first, second, .. } = open.get()?;
-        let serial = |url: String| tool("iscsi-inq", &["-e", "1", "-c", "128", &url]);
-        let (a, b) = (serial(first.to_string())?, serial(second.to_string())?);
-        contains(&a, "Unit Serial Number:")?;
-        ensure!(a != b, "two LUNs with one serial number:\n{a}");
-        Ok(())
-    });
-    cases.check("inq-designators-differ", || {
-        let Open { first, second, .. } = open.get()?;
-        let designators = |url: String| tool("iscsi-inq", &["-e", "1", "-c", "131", &url]);
-        let (a, b) = (designators(first.to_string())?, designators(second.to_string())?);
-        contains(&a, "DEVICE DESIGNATOR")?;
-        ensure!(a != b, "two LUNs with one set of designators:\n{a}");
-        Ok(())
-    });
-    cases.check("inq-block-limits", || {
-        let Open { first, .. } = open.get()?;
-        let text = tool("iscsi-inq", &["-e", "1", "-c", "176", &first.to_string()])?;
-        contains(&text, "maximum transfer length:")
-    });
-    cases.check("inq-provisioning", || {
-        let Open { first, .. } = open.get()?;
-        let text = tool("iscsi-inq", &["-e", "1", "-c", "178", &first.to_string()])?;
-        contains(&text, "lbpu:1")
-    });
+    for (name, code, wanted) in [
+        ("inq-serial-differs", "128", "Unit Serial Number:"),
+        ("inq-designators-differ", "131", "DEVICE DESIGNATOR"),
+    ] {
+        cases.check(name, || {
+            let (a, b) = (page(code, &open.get()?.first)?, page(code, &open.get()?.second)?);
+            contains(&a, wanted)?;
+            ensure!(a != b, "two LUNs with one identity:\n{a}");
+            Ok(())
+        });
+    }
+    for (name, code, wanted) in
+        [("inq-block-limits", "176", "maximum transfer length:"), ("inq-provisioning", "178", "lbpu:1")]
+    {
+        cases.check(name, || contains(&page(code, &open.get()?.first)?, wanted));
+    }
     cases.check("inq-unknown-page-refused", || {
         let Open { first, .. } = open.get()?;
         let output = run(program("iscsi-inq")?.args(["-e", "1", "-c", "85", &first.to_string()]), LIMIT)?;
@@ -140,26 +128,22 @@ fn capacity_cases(cases: &mut Cases, open: &Scene<'_, Open>) {
             contains(&text, &format!("Total size:{BYTES}\n"))
         });
     }
-    cases.check("thin-shown", || {
-        let Open { first, .. } = open.get()?;
-        contains(&tool("iscsi-readcapacity16", &[&first.to_string()])?, "LBPME:1")
-    });
+    let first = || anyhow::Ok(open.get()?.first.to_string());
+    cases.check("thin-shown", || contains(&tool("iscsi-readcapacity16", &[&first()?])?, "LBPME:1"));
     cases.check("software-write-protect", || {
-        let Open { first, .. } = open.get()?;
-        let url = first.to_string();
+        let url = first()?;
         contains(&tool("iscsi-swp", &[&url])?, "SWP:0")?;
-        tool("iscsi-swp", &["-s", "on", &url])?;
-        contains(&tool("iscsi-swp", &[&url])?, "SWP:1")?;
-        tool("iscsi-swp", &["-s", "off", &url])?;
-        contains(&tool("iscsi-swp", &[&url])?, "SWP:0")
+        for (state, wanted) in [("on", "SWP:1"), ("off", "SWP:0")] {
+            tool("iscsi-swp", &["-s", state, &url])?;
+            contains(&tool("iscsi-swp", &[&url])?, wanted)?;
+        }
+        Ok(())
     });
     cases.check("perf-reads", || {
-        let Open { first, .. } = open.get()?;
         // The tool reads until its time is over; the check is only that it runs and counts.
-        let output =
-            run(program("iscsi-perf")?.args(["-m", "32", "-b", "8", "-t", "1", &first.to_string()]), LIMIT)?;
-        ensure!(output.text().contains("iops"), "{output}");
-        output.success().map(|_| ())
+        let mut perf = program("iscsi-perf")?;
+        perf.args(["-m", "32", "-b", "8", "-t", "1", &first()?]);
+        contains(&run(&mut perf, LIMIT)?.success()?.text(), "iops")
     });
 }
 
@@ -172,8 +156,7 @@ struct Closed {
 impl Closed {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
-        let path = dir.path().join("a.img");
-        empty_file(&path, BYTES)?;
+        let path = empty_file(dir.path().join("a.img"), BYTES)?;
         let credentials = Credentials::example();
         let served = context.serve(&[Disk::file(&path)], Some(&credentials))?;
         Ok(Self { served, credentials, _dir: dir })
@@ -197,9 +180,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
             let wrong = Credentials { secret: "not-the-secret-1".into(), ..credentials.clone() };
             let url = if is_missing { served.url(0).to_string() } else { served.url(0).with(&wrong) };
             let output = run(program("iscsi-inq")?.arg(url), LIMIT)?;
-            if output.code == Some(0) {
-                bail!("let in: {output}");
-            }
+            ensure!(output.code != Some(0), "let in: {output}");
             Ok(())
         });
     }

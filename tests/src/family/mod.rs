@@ -72,122 +72,38 @@ const fn family(name: &'static str, examine: Examine, about: &'static str) -> Fa
 
 /// All families, cheapest first.
 pub const FAMILIES: &[Family] = &[
-    family(
-        "cli-contract",
-        cli_contract::examine,
-        "exit codes, messages, JSON and refusals of the command line",
-    ),
-    family("sim", sim::examine, "simulated cuts, kills and lost connections of initiator, target and mover"),
-    family(
-        "libiscsi-tools",
-        libiscsi_tools::examine,
-        "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp against the target",
-    )
-    .of_any_target(),
-    family(
-        "qemu-img",
-        qemu_img::examine,
-        "a file system through qemu-img and back; qemu-io patterns, digests, CHAP",
-    )
-    .of_any_target(),
-    family("tgt", tgt::examine, "our copy to and from tgt, with and without CHAP"),
-    family(
-        "nbd",
-        nbd::examine,
-        "our NBD client against qemu-nbd and nbdkit: copies, holes, bitmaps, errors, killed servers",
-    ),
-    family("copy-matrix", copy_matrix::examine, "endpoint pairs times copy options, byte-compared"),
-    family(
-        "since",
-        since::examine,
-        "copy --since a clone or a snapshot, on xfs and btrfs, under changes of every kind",
-    ),
-    family("kill", kill::examine, "signals and sudden death of either side"),
-    family(
-        "mover",
-        mover::examine,
-        "copies with a journal, interrupted at every step, on storage that fails, fills up, vanishes or is swapped",
-    ),
-    family(
-        "xcopy",
-        xcopy::examine,
-        "the target copies between its own LUNs: exact, counted, refused, aborted",
-    ),
-    family(
-        "sessions",
-        sessions::examine,
-        "many sessions at once, some of them busy: memory, fairness, longest command",
-    ),
-    family(
-        "torture",
-        torture::examine,
-        "acknowledged data under kill -9, cut connections and power cuts, judged by a history",
-    ),
-    family("bad-input", bad_input::examine, "garbage, truncated and mutated PDUs while other sessions work")
+    family("cli-contract", cli_contract::examine, "exit codes, messages, JSON and refusals"),
+    family("sim", sim::examine, "simulated cuts, kills and lost connections"),
+    family("libiscsi-tools", libiscsi_tools::examine, "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp")
         .of_any_target(),
-    family(
-        "sealed",
-        sealed::examine,
-        "sealed sessions under attack: on the way, at the door, in masses, and by those who have a key",
-    ),
-    family(
-        "attack",
-        attack::examine,
-        "ways past the promises of docs/internals/trust.md: names, rights, claims, users, reloads, first contact, host",
-    ),
-    family(
-        "fuzz",
-        fuzz::examine,
-        "coverage-guided fuzzing of every parser and of whole sessions in both roles",
-    ),
-    family(
-        "mutants",
-        mutants::examine,
-        "defects on demand, each of which the simulator or the torture test must find",
-    )
-    .nightly(),
-    family(
-        "seal-model",
-        seal_model::examine,
-        "the model of SEAL/1's handshake and downgrade rules, checked by Verifpal",
-    )
-    .nightly(),
-    family(
-        "conformance",
-        conformance::examine,
-        "libiscsi's iscsi-test-cu on thin, removable and read-only LUNs",
-    )
-    .of_any_target(),
-    family(
-        "kernel",
-        kernel::examine,
-        "the stock Linux initiator (open-iscsi) and target (LIO) in an emulated machine",
-    )
-    .of_any_target(),
-    family(
-        "passthrough",
-        passthrough::examine,
-        "copies by a disk's own commands in an emulated machine: exact, counted, refused, failing disks",
-    )
-    .nightly(),
-    family(
-        "volumes",
-        volumes::examine,
-        "LVM in an emulated machine: copy --since of thin volumes, and snapshots that never stay",
-    )
-    .nightly(),
-    family(
-        "nfs",
-        nfs::examine,
-        "copy --offload where the Linux NFS server copies, in an emulated machine: exact, counted",
-    )
-    .nightly(),
-    family("boot", boot::examine, "a machine that boots from our LUN by iPXE and by OVMF"),
-    family(
-        "foreign",
-        foreign::examine,
-        "ext4, xfs, SQLite and PostgreSQL on our LUN under cut connections, killed targets and power cuts",
-    ),
+    family("qemu-img", qemu_img::examine, "a file system there and back; qemu-io patterns, digests, CHAP")
+        .of_any_target(),
+    family("tgt", tgt::examine, "our copy to and from tgt, with and without CHAP"),
+    family("nbd", nbd::examine, "our client with qemu-nbd and nbdkit: holes, bitmaps, errors"),
+    family("copy-matrix", copy_matrix::examine, "endpoint pairs times copy options, byte-compared"),
+    family("since", since::examine, "copy --since a clone or a snapshot, on xfs and btrfs"),
+    family("kill", kill::examine, "signals and sudden death of either side"),
+    family("mover", mover::examine, "copies cut at every step, on storage that fails or vanishes"),
+    family("xcopy", xcopy::examine, "the target copies between its LUNs: counted, refused, aborted"),
+    family("sessions", sessions::examine, "many at once: memory, fairness, longest command"),
+    family("torture", torture::examine, "acknowledged data under kills, cuts and power cuts"),
+    family("bad-input", bad_input::examine, "garbage, truncated and mutated PDUs beside sessions")
+        .of_any_target(),
+    family("sealed", sealed::examine, "sealed sessions attacked on the way, at the door, in masses"),
+    family("attack", attack::examine, "ways past the promises of docs/internals/trust.md"),
+    family("fuzz", fuzz::examine, "coverage-guided fuzzing of every parser and of sessions"),
+    family("mutants", mutants::examine, "defects that the simulator or torture must find").nightly(),
+    family("seal-model", seal_model::examine, "the model of SEAL/1's handshake, checked by Verifpal")
+        .nightly(),
+    family("conformance", conformance::examine, "iscsi-test-cu on thin, removable and read-only LUNs")
+        .of_any_target(),
+    family("kernel", kernel::examine, "Linux's initiator (open-iscsi) and target (LIO), emulated")
+        .of_any_target(),
+    family("passthrough", passthrough::examine, "copies by a disk's own commands, emulated").nightly(),
+    family("volumes", volumes::examine, "LVM, emulated: copy --since of thin volumes").nightly(),
+    family("nfs", nfs::examine, "copy --offload where the Linux NFS server copies, emulated").nightly(),
+    family("boot", boot::examine, "a machine boots from our LUN by iPXE and by OVMF"),
+    family("foreign", foreign::examine, "ext4, xfs, SQLite and PostgreSQL on a disturbed LUN"),
 ];
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use mutants::{NAMES, VARIABLE};
 use serde_json::{Value, json};
 
-use super::torture::scene::{Disturbance, KILL, POWER, READY_LIMIT, Scene, Stand, play};
+use super::torture::scene::{Disturbance, KILL, POWER, READY_LIMIT, Scene, Stand, TWO_CLIENTS, play};
 use crate::files::random_file;
 use crate::process::Surroundings;
 use crate::{Cases, Context, Output, run};
@@ -28,17 +28,12 @@ const COPY_LIMIT: Duration = Duration::from_secs(20);
 const COPY_BYTES: u64 = 4 << 20;
 const EXIT_MISMATCH: i32 = 3;
 
+const TWO: Scene = Scene { arguments: TWO_CLIENTS, ..KILL };
 /// Scenes of the real program, run until one detects the defect.
 const SCENES: &[Scene] = &[
-    Scene {
-        name: "slow storage",
-        disturbance: Disturbance::None,
-        options: ",delay=1ms",
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
+    Scene { name: "slow storage", disturbance: Disturbance::None, options: ",delay=1ms", ..TWO },
     POWER,
-    Scene { name: "cut", disturbance: Disturbance::Cut, arguments: &["--clients", "2"], ..KILL },
+    Scene { name: "cut", disturbance: Disturbance::Cut, ..TWO },
 ];
 
 type Ending = fn(&Context, Option<&str>) -> Result<Option<String>>;
@@ -137,24 +132,16 @@ fn verdict(output: Output) -> Result<Option<String>> {
         output.success()?;
         return Ok(None);
     }
-    let object: Value = serde_json::from_str(output.stdout.lines().last().context("no verdict")?)?;
-    let first = &object["first"][0];
-    let expected = first["expected"].as_array().and_then(|all| all.last()).and_then(Value::as_str);
-    let word = |name: &str| first[name].as_str().unwrap_or_default();
-    Ok(Some(format!(
-        "sector {}: {}, found {}, expected {}",
-        first["sector"],
-        word("fault"),
-        word("found"),
-        expected.unwrap_or_default()
-    )))
+    let first = &output.json().context("no verdict")?["first"][0];
+    let [fault, found] = ["fault", "found"].map(|name| first[name].as_str().unwrap_or_default());
+    let expected = first["expected"].as_array().and_then(|all| all.last()?.as_str()).unwrap_or_default();
+    Ok(Some(format!("sector {}: {fault}, found {found}, expected {expected}", first["sector"])))
 }
 
 /// A copy that reports success before the power fails: the file behind the crash layer must equal the source.
 fn copied(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
     let stand = Stand::new(&surroundings(mutant))?;
-    let source = stand.dir.path().join("source.img");
-    random_file(&source, COPY_BYTES, context.seed)?;
+    let source = random_file(stand.dir.path().join("source.img"), COPY_BYTES, context.seed)?;
     let mut target = stand.serve(context, ",crash=never")?;
     let mut command = stand.command(context);
     command.arg("copy").arg(&source).arg(stand.url());
@@ -186,8 +173,7 @@ fn ended(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
 fn resumed(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
     let variables = mutant.map(|mutant| (VARIABLE, mutant.to_owned())).into_iter().collect();
     let context = Context::new(context.hikyaku.clone(), context.seed, context.tier, context.against)?;
-    let context = Context { variables, ..context };
-    super::mover::verdict(&context)
+    super::mover::verdict(&Context { variables, ..context })
 }
 
 fn differing_sector(source: &Path, copy: &Path) -> Result<Option<String>> {
@@ -213,20 +199,16 @@ fn really(context: &Context, mutant: &str) -> Result<Option<Value>> {
 }
 
 fn line(mutant: &str, runs: &[Option<u64>], real: Option<&Value>) -> String {
-    let runs: Vec<String> = runs
-        .iter()
-        .map(|count| count.map_or_else(|| format!("more than {RUNS}"), |n| n.to_string()))
-        .collect();
+    let shown = |count: &Option<u64>| count.map_or_else(|| format!("more than {RUNS}"), |n| n.to_string());
+    let runs: Vec<String> = runs.iter().map(shown).collect();
     let runs = if runs.is_empty() { "-".to_owned() } else { runs.join(", ") };
     let scene = real.and_then(|real| real["scene"].as_str()).unwrap_or("-");
     format!("| {mutant} | {runs} | {scene} |")
 }
 
-fn unharmed(verdict: Option<String>) -> Result<()> {
-    match verdict {
-        Some(verdict) => bail!("without a defect: {verdict}"),
-        None => Ok(()),
-    }
+fn unharmed(verdict: Option<&str>) -> Result<()> {
+    ensure!(verdict.is_none(), "without a defect: {verdict:?}");
+    Ok(())
 }
 
 #[derive(Default)]
@@ -266,11 +248,11 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     });
     for scene in SCENES {
         cases.check(&format!("none-{}", scene.name.replace(' ', "-")), || {
-            unharmed(tortured(&made.get()?.1, scene, None)?)
+            unharmed(tortured(&made.get()?.1, scene, None)?.as_deref())
         });
     }
     for (name, scene) in ENDINGS {
-        cases.check(&format!("none-{name}"), || unharmed(scene(&made.get()?.1, None)?));
+        cases.check(&format!("none-{name}"), || unharmed(scene(&made.get()?.1, None)?.as_deref()));
     }
     let mut seen = Seen::default();
     for mutant in NAMES {

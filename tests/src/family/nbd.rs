@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
+use super::qemu_img::{qemu_img, qemu_io};
 use crate::cutter::Cutter;
 use crate::files::{damage, data_of, empty_file, patchy_file, random_file, same_file, size_of};
 use crate::nbd::{At, Nbd};
-use crate::{Cases, Context, Disk, Output, Running, Scene, Target, free_port, program, run, scratch};
+use crate::{Cases, Context, Disk, Output, Running, Scene, Target, free_port, scratch, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const BYTES: u64 = 16 << 20;
@@ -27,19 +28,12 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn qemu_img(arguments: &[&str]) -> Result<String> {
-    Ok(run(program("qemu-img")?.args(arguments), LIMIT)?.success()?.stdout)
-}
-
 /// Copies `source` to the export, compares, and copies the export to a new file, which must have its bytes.
 fn there_and_back(context: &Context, source: &Path, url: &str, more: &[&str]) -> Result<PathBuf> {
     let (from, size) = (text(source), size_of(source)?);
     let back = source.with_extension("back");
     let _ = std::fs::remove_file(&back);
-    let with = |arguments: &[&str]| -> Result<()> {
-        let arguments = [arguments, more].concat();
-        ours(context, &arguments)?.success().map(|_| ())
-    };
+    let with = |arguments: &[&str]| ours(context, &[arguments, more].concat())?.success();
     with(&["copy", "--verify", "--force", &from, url])?;
     ours(context, &["compare", &from, url])?.success()?;
     with(&["copy", "--verify", url, &format!("{},create,size={size}", text(&back))])?;
@@ -63,10 +57,6 @@ fn keeps_holes(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn allocated(path: &Path) -> Result<u64> {
-    Ok(std::fs::metadata(path)?.blocks() * 512)
-}
-
 struct Images {
     dir: TempDir,
     source: PathBuf,
@@ -74,13 +64,19 @@ struct Images {
 }
 
 impl Images {
-    fn new(fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+    fn new(fill: impl FnOnce(PathBuf) -> Result<PathBuf>) -> Result<Self> {
         let dir = scratch()?;
-        let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
-        fill(&source)?;
+        let (source, stored) = (fill(dir.path().join("source.img"))?, dir.path().join("stored.img"));
         Ok(Self { dir, source, stored })
     }
 }
+
+/// Parameters of nbdkit's filter `blocksize-policy`.
+const POLICY: &str = "blocksize-error-policy=error";
+const BLOCKS_4096: [&str; 4] =
+    ["blocksize-minimum=4096", "blocksize-preferred=65536", "blocksize-maximum=1M", POLICY];
+const BLOCKS_512: [&str; 4] =
+    ["blocksize-minimum=512", "blocksize-preferred=512", "blocksize-maximum=64K", POLICY];
 
 fn servers(context: &Context, cases: &mut Cases) {
     let images = Scene::new(|| Images::new(|path| patchy_file(path, BYTES, context.seed_for("nbd/source"))));
@@ -100,7 +96,7 @@ fn servers(context: &Context, cases: &mut Cases) {
         let server = Nbd::qemu(at, &image, "qcow2", &[])?;
         there_and_back(context, source, &server.url("disk"), &[])?;
         drop(server);
-        qemu_img(&["compare", "-f", "raw", "-F", "qcow2", &text(source), &text(&image)]).map(|_| ())
+        qemu_img(&["compare", "-f", "raw", "-F", "qcow2", &text(source), &text(&image)]).map(drop)
     });
     let size = BYTES.to_string();
     // nbdkit's server variants, each a case.
@@ -111,34 +107,16 @@ fn servers(context: &Context, cases: &mut Cases) {
         ("no-fua", &["--filter=fua"], &[]),
         ("delay", &["--filter=delay"], &["delay-read=2ms", "delay-write=2ms"]),
         ("unordered", &["--filter=delay", "--filter=noextents"], &["rdelay=1ms"]),
-        (
-            "blocks-of-4096",
-            &["--filter=blocksize-policy"],
-            &[
-                "blocksize-minimum=4096",
-                "blocksize-preferred=65536",
-                "blocksize-maximum=1M",
-                "blocksize-error-policy=error",
-            ],
-        ),
-        (
-            "blocks-of-512",
-            &["--filter=blocksize-policy"],
-            &[
-                "blocksize-minimum=512",
-                "blocksize-preferred=512",
-                "blocksize-maximum=64K",
-                "blocksize-error-policy=error",
-            ],
-        ),
+        ("blocks-of-4096", &["--filter=blocksize-policy"], &BLOCKS_4096),
+        ("blocks-of-512", &["--filter=blocksize-policy"], &BLOCKS_512),
         ("small-inside", &["--filter=blocksize"], &["maxdata=64K", "maxlen=1M"]),
     ];
     for (name, filters, parameters) in kits {
         cases.check_some(("nbdkit", 4), &format!("nbdkit-{name}"), || {
             let arguments = [filters, &["memory", &size], parameters].concat();
             let server = Nbd::kit(At::port()?, &arguments)?;
-            there_and_back(context, &images.get()?.source, &server.url(""), &["--allow", "sector-size"])
-                .map(|_| ())
+            let allow = ["--allow", "sector-size"];
+            there_and_back(context, &images.get()?.source, &server.url(""), &allow).map(drop)
         });
     }
     cases.check("served-again-as-a-lun", || {
@@ -151,8 +129,7 @@ fn servers(context: &Context, cases: &mut Cases) {
     });
     cases.check("info", || {
         let server = Nbd::kit(At::port()?, &["memory", &size])?;
-        let info = ours(context, &["info", "--json", &server.url("")])?.success()?;
-        let info: serde_json::Value = serde_json::from_str(&info.stdout).context("info --json")?;
+        let info = ours(context, &["info", "--json", &server.url("")])?.success()?.json()?;
         ensure!(info["size_bytes"] == BYTES && info["facts"]["kind"] == "NBD export", "{info}");
         ensure!(info["facts"]["metadata contexts"] == "base:allocation", "{info}");
         Ok(())
@@ -167,11 +144,8 @@ fn dirty_bitmap(cases: &mut Cases) {
         qemu_img(&["create", "-q", "-f", "qcow2", &path, "64M"])?;
         qemu_img(&["bitmap", "--add", "-g", "64K", "-f", "qcow2", &path, "since"])?;
         let writes = [(0u64, 1u64), (5 << 20, 200 << 10), (63 << 20, 1 << 20)];
-        let mut command = program("qemu-io")?;
-        for (offset, length) in writes {
-            command.args(["-c", &format!("write -P 7 {offset} {length}")]);
-        }
-        run(command.args(["-f", "qcow2", &path]), LIMIT)?.success()?;
+        let commands = writes.map(|(offset, length)| format!("write -P 7 {offset} {length}"));
+        qemu_io(&["-f", "qcow2", &path], &commands)?;
         let server = Nbd::qemu(At::port()?, &image, "qcow2", &["--read-only", "--bitmap=since"])?;
         let uri = nbd::Uri::parse(&server.url("disk"))?;
         let medium = nbd::NbdMedium::new(uri, Duration::from_secs(10), true);
@@ -200,17 +174,12 @@ fn since_bitmap(context: &Context, cases: &mut Cases) {
         qemu_img(&["convert", "-f", "raw", "-O", "qcow2", &text(&raw), &text(&image)])?;
         qemu_img(&["bitmap", "--add", "-g", "64K", "-f", "qcow2", &text(&image), "b0"])?;
         std::fs::copy(&raw, &copied)?;
-        let mut command = program("qemu-io")?;
-        for write in ["write -P 7 300000 5000", "write -z 4M 1M", "write -P 9 8M 200k", "discard 12M 64k"] {
-            command.args(["-c", write]);
-        }
-        run(command.args(["-f", "qcow2", &text(&image)]), LIMIT)?.success()?;
+        let writes = ["write -P 7 300000 5000", "write -z 4M 1M", "write -P 9 8M 200k", "discard 12M 64k"];
+        qemu_io(&["-f", "qcow2", &text(&image)], &writes.map(str::to_owned))?;
         let server = Nbd::qemu(At::port()?, &image, "qcow2", &["--read-only", "--bitmap=b0", "--shared=4"])?;
         let (from, to) = (server.url("disk"), text(&copied));
         let copy = |more: &[&str], code: i32| -> Result<serde_json::Value> {
-            let arguments = [&["copy", &from, &to, "--force", "--json"], more].concat();
-            let report = ours(context, &arguments)?.expect(code)?;
-            serde_json::from_str(&report.stdout).context("copy --json")
+            ours(context, &[&["copy", &from, &to, "--force", "--json"], more].concat())?.expect(code)?.json()
         };
         let report = copy(&["--since", "bitmap:b0", "--dry-run"], 0)?;
         let changed = report["changed_bytes"].as_u64().context("changed_bytes")?;
@@ -230,7 +199,7 @@ fn since_bitmap(context: &Context, cases: &mut Cases) {
         ensure!((BYTES - (1 << 20)..BYTES).contains(&unchanged) && report["compared_bytes"] != 0, "{report}");
         ensure!(report["write"]["bytes"] == 4096 || report["write"]["bytes"] == 0, "{report}");
         ours(context, &["compare", &from, &to])?.success()?;
-        ours(context, &["copy", &from, &to, "--force", "--since", "bitmap:none"])?.expect(1).map(|_| ())
+        ours(context, &["copy", &from, &to, "--force", "--since", "bitmap:none"])?.expect(1).map(drop)
     });
 }
 
@@ -238,8 +207,7 @@ fn refusals(context: &Context, cases: &mut Cases) {
     let images = Scene::new(|| Images::new(|path| random_file(path, 1 << 20, 1)));
     let source = || anyhow::Ok(text(&images.get()?.source));
     let says = |arguments: &[&str], code: i32, word: &str| -> Result<()> {
-        ours(context, arguments)?.expect(code)?.says(word)?;
-        Ok(())
+        ours(context, arguments)?.expect(code)?.says(word).map(drop)
     };
     cases.check("read-only-export-refused", || {
         let server = Nbd::kit(At::port()?, &["--readonly", "memory", "1M"])?;
@@ -274,29 +242,21 @@ fn refusals(context: &Context, cases: &mut Cases) {
     });
 }
 
+/// Waits until the copy has stored something.
 fn wait_moving(stored: &Path, copy: &mut Running) -> Result<()> {
-    for _ in 0..1500 {
-        if allocated(stored)? > 0 {
-            return Ok(());
-        }
-        if copy.ended() {
-            bail!("the copy ended before it moved anything: {}", copy.stderr_tail());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    bail!("the copy does not move")
+    let moves = wait_until(Duration::from_secs(15), || {
+        copy.alive().context("the copy, before it moved anything")?;
+        Ok(std::fs::metadata(stored)?.blocks() > 0)
+    });
+    moves.context("the copy does not move")
 }
 
 fn deaths(context: &Context, cases: &mut Cases) {
     let images = Scene::new(|| Images::new(|path| random_file(path, BYTES, context.seed_for("nbd/deaths"))));
     let start = |at: &At, timeout: u32| -> Result<Running> {
-        let mut command = context.command();
-        let to = format!("{},timeout={timeout}", at.url("disk"));
-        command
-            .args(["copy", "--force", "--verify", "--json", "--chunk=64K", "--rate", RATE])
-            .arg(&images.get()?.source)
-            .arg(to);
-        Running::start(&mut command)
+        let ends = [text(&images.get()?.source), format!("{},timeout={timeout}", at.url("disk"))];
+        let options = ["--force", "--verify", "--json", "--chunk=64K", "--rate", RATE];
+        Running::start(context.command().arg("copy").args(options).args(ends))
     };
     cases.check("killed-and-back", || {
         let Images { source, stored, .. } = images.get()?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::guest::{Said, bring_program, judge};
-use super::kernel::{build_guest, guest, script};
+use super::guest::{Said, judge, with_program};
+use super::kernel::script;
 use crate::{Cases, Context, Scene, run, scratch};
 
 /// A boot and some hundred MiB through an emulated processor.
@@ -16,11 +16,8 @@ const NAMES: &str = "mounted copied copied-same copied-by-two-requests copied-wi
     holes-same mounted-4.1 old old-same";
 
 fn boot(context: &Context) -> Result<Said> {
-    build_guest(context)?;
     let dir = scratch()?;
-    let mut command = guest(context);
-    command.arg("run");
-    bring_program(&mut command, context, dir.path())?;
+    let mut command = with_program(context, dir.path())?;
     Ok(Said::read(&run(command.arg(script(context, "nfs.sh")), GUEST_LIMIT)?))
 }
 

@@ -1,14 +1,14 @@
 //! Disks by their own commands: `hikyaku copy` in an emulated machine (`tests/kernel-lab`), against QEMU's SCSI and
 //! NVMe disks and the kernel's `scsi_debug`. One boot runs all of `passthrough.sh`; each name that it judges is a case.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::guest::{Said, bring_program, judge};
-use super::kernel::{build_guest, guest, script};
+use super::guest::{Said, judge, with_program};
+use super::kernel::script;
 use crate::files::{empty_file, random_file, same_file, same_range};
 use crate::{Cases, Context, Output, Scene, run, scratch};
 
@@ -53,10 +53,13 @@ const NAMES: &str = "info disk-to-file disk-to-file-same file-to-disk file-to-di
 /// Low enough for an interruption of the copy.
 const COPIES_BYTES_PER_S: u64 = 400 << 20;
 
+/// Adds an option of QEMU and its value.
+fn qemu(command: &mut Command, what: &str, value: &str) {
+    command.args(["--qemu", what, "--qemu", value]);
+}
+
 fn attach(command: &mut Command, name: &str, is_nvme: bool, image: &Path) {
-    let mut qemu = |what: &str, value: String| {
-        command.args(["--qemu", what, "--qemu", &value]);
-    };
+    let mut qemu = |what: &str, value: String| qemu(command, what, &value);
     let image = image.display();
     let is_bad = name.ends_with("bad");
     if is_bad {
@@ -86,39 +89,30 @@ fn attach(command: &mut Command, name: &str, is_nvme: bool, image: &Path) {
 
 /// The larger one receives only zeroes except for a small part, so it stays sparse.
 fn attach_copies(command: &mut Command, context: &Context, dir: &Path) -> Result<()> {
-    let mut device = |value: String| {
-        command.args(["--qemu", "-device", "--qemu", &value]);
-    };
-    device("nvme,id=copies,serial=nvme-copies".to_owned());
-    for (name, _, limits) in COPIES {
-        device(format!("nvme-ns,bus=copies,drive={name},{limits}"));
-    }
-    for (name, bytes, _) in COPIES {
-        let image = dir.join(name);
-        if *bytes == BYTES {
-            random_file(&image, *bytes, context.seed_for(&format!("passthrough/{name}")))?;
-        } else {
-            empty_file(&image, *bytes)?;
-        }
+    qemu(command, "-device", "nvme,id=copies,serial=nvme-copies");
+    for (name, bytes, limits) in COPIES {
+        let image = image(context, dir, name, *bytes, *bytes == BYTES)?;
         let sparse = format!("discard=unmap,detect-zeroes=unmap,throttling.bps-total={COPIES_BYTES_PER_S}");
         let drive = format!("if=none,id={name},format=raw,file={},{sparse}", image.display());
-        command.args(["--qemu", "-drive", "--qemu", &drive]);
+        qemu(command, "-drive", &drive);
+        qemu(command, "-device", &format!("nvme-ns,bus=copies,drive={name},{limits}"));
     }
     Ok(())
 }
 
+/// Makes the image of a disk, random or empty.
+fn image(context: &Context, dir: &Path, name: &str, bytes: u64, is_random: bool) -> Result<PathBuf> {
+    match is_random {
+        true => random_file(dir.join(name), bytes, context.seed_for(&format!("passthrough/{name}"))),
+        false => empty_file(dir.join(name), bytes),
+    }
+}
+
 fn boot(context: &Context, dir: &Path) -> Result<Output> {
-    let mut command = guest(context);
-    command.arg("run");
-    bring_program(&mut command, context, dir)?;
-    command.args(["--qemu", "-device", "--qemu", "virtio-scsi-pci,id=scsi"]);
+    let mut command = with_program(context, dir)?;
+    qemu(&mut command, "-device", "virtio-scsi-pci,id=scsi");
     for (name, is_nvme) in DISKS {
-        let image = dir.join(name);
-        if *name == "source" || name.ends_with("bad") {
-            random_file(&image, BYTES, context.seed_for(&format!("passthrough/{name}")))?;
-        } else {
-            empty_file(&image, BYTES)?;
-        }
+        let image = image(context, dir, name, BYTES, *name == "source" || name.ends_with("bad"))?;
         attach(&mut command, name, *is_nvme, &image);
     }
     attach_copies(&mut command, context, dir)?;
@@ -129,10 +123,8 @@ fn boot(context: &Context, dir: &Path) -> Result<Output> {
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     // The output, and the images after the guest's end.
     let booted = Scene::new(|| {
-        build_guest(context)?;
         let dir = scratch()?;
-        let said = Said::read(&boot(context, dir.path())?);
-        Ok((said, dir))
+        Ok((Said::read(&boot(context, dir.path())?), dir))
     });
     judge(cases, NAMES, "", || Ok(&booted.get()?.0));
     for (source, destination) in PAIRS {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rand::RngExt;
 use tempfile::TempDir;
 
@@ -17,11 +17,11 @@ use crate::{Against, Cases, Context, Credentials, Disk, Scene, Served, Url, prog
 const LIMIT: Duration = Duration::from_secs(120);
 const PATTERN_BYTES: u64 = 64 << 20;
 
-fn qemu_img(arguments: &[&str]) -> Result<String> {
+pub(super) fn qemu_img(arguments: &[&str]) -> Result<String> {
     Ok(run(program("qemu-img")?.args(arguments), LIMIT)?.success()?.stdout)
 }
 
-fn qemu_io(image: &[&str], commands: &[String]) -> Result<String> {
+pub(super) fn qemu_io(image: &[&str], commands: &[String]) -> Result<String> {
     let mut command = program("qemu-io")?;
     for text in commands {
         command.args(["-c", text]);
@@ -49,15 +49,8 @@ fn make_tree(context: &Context, root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn make_ext4(tree: &Path, image: &Path, mib: u64) -> Result<()> {
-    empty_file(image, mib << 20)?;
-    let mut command = program("mkfs.ext4")?;
-    command.args(["-q", "-F", "-E", "lazy_itable_init=0,root_owner=0:0", "-d"]).arg(tree).arg(image);
-    run(&mut command, LIMIT)?.success().map(|_| ())
-}
-
 fn fsck(image: &Path) -> Result<()> {
-    run(program("e2fsck")?.arg("-fn").arg(image), LIMIT)?.success().map(|_| ())
+    run(program("e2fsck")?.arg("-fn").arg(image), LIMIT)?.success().map(drop)
 }
 
 fn image_options(url: &Url, digest: &str) -> String {
@@ -70,18 +63,14 @@ fn image_options(url: &Url, digest: &str) -> String {
 
 fn file_system_case(context: &Context, source: &Path, convert: &[&str], block: Option<u32>) -> Result<()> {
     let dir = scratch()?;
-    let (stored, back) = (dir.path().join("stored.img"), dir.path().join("back.img"));
-    empty_file(&stored, size_of(source)?)?;
-    let mut disk = Disk::file(&stored);
-    disk.block_size = block;
-    let mut served = context.serve(&[disk], None)?;
+    let back = dir.path().join("back.img");
+    let stored = empty_file(dir.path().join("stored.img"), size_of(source)?)?;
+    let mut served = context.serve(&[Disk { block_size: block, ..Disk::file(&stored) }], None)?;
     let url = served.url(0).to_string();
     let (source_text, back_text) = (source.display().to_string(), back.display().to_string());
     let result = (|| {
-        let mut there = vec!["convert", "-n", "-f", "raw", "-O", "raw"];
-        there.extend(convert);
-        there.extend([source_text.as_str(), &url]);
-        qemu_img(&there)?;
+        let there = ["convert", "-n", "-f", "raw", "-O", "raw"];
+        qemu_img(&[&there, convert, &[&source_text, &url]].concat())?;
         qemu_img(&["convert", "-f", "raw", "-O", "raw", &url, &back_text])?;
         let compared = qemu_img(&["compare", "-f", "raw", "-F", "raw", &source_text, &url])?;
         ensure!(compared.contains("identical"), "{compared}");
@@ -138,8 +127,7 @@ struct Patterns {
 impl Patterns {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
-        let stored = dir.path().join("patterns.img");
-        empty_file(&stored, PATTERN_BYTES)?;
+        let stored = empty_file(dir.path().join("patterns.img"), PATTERN_BYTES)?;
         let served = context.serve(&[Disk::file(&stored)], None)?;
         let url = served.url(0).clone();
         Ok(Self { stored, served, text: url.to_string(), url, _dir: dir })
@@ -153,7 +141,7 @@ fn pattern_cases(context: &Context, cases: &mut Cases) {
             let Patterns { text, served, .. } = patterns.get_mut()?;
             let commands = random_pattern_commands(context, index, PATTERN_BYTES);
             let result = qemu_io(&["-f", "raw", "-t", "none", text], &commands);
-            served.blame(result).map(|_| ())
+            served.blame(result).map(drop)
         });
     }
     cases.check("pattern-reaches-file", || {
@@ -170,16 +158,15 @@ fn pattern_cases(context: &Context, cases: &mut Cases) {
         damage(stored, 4096)?;
         // The medium was changed without the target's knowledge; a target without its own cache must return the new
         // content.
-        match qemu_io(&["-f", "raw", "-t", "none", text], &["read -P 0x33 0 64k".into()]) {
-            Ok(text) => bail!("a damaged byte was not noticed:\n{text}"),
-            Err(_) => Ok(()),
-        }
+        let read = qemu_io(&["-f", "raw", "-t", "none", text], &["read -P 0x33 0 64k".into()]);
+        ensure!(read.is_err(), "a damaged byte was not noticed: {read:?}");
+        Ok(())
     });
     cases.check("discard-reads-zero", || {
         let Patterns { text, served, .. } = patterns.get_mut()?;
         let commands = ["write -P 0x77 8M 1M", "discard 8M 1M", "read -P 0 8M 1M"].map(String::from);
         let result = qemu_io(&["-f", "raw", "-d", "unmap", text], &commands);
-        served.blame(result).map(|_| ())
+        served.blame(result).map(drop)
     });
     cases.check("info-size", || {
         let info = qemu_img(&["info", "-f", "raw", "--output=json", &patterns.get()?.text])?;
@@ -199,7 +186,7 @@ fn pattern_cases(context: &Context, cases: &mut Cases) {
             let options = image_options(url, digest);
             let commands = ["write -P 0x61 12M 1M", "read -P 0x61 12M 1M", "flush"].map(String::from);
             let result = qemu_io(&["--image-opts", &options], &commands);
-            served.blame(result).map(|_| ())
+            served.blame(result).map(drop)
         });
     }
     cases.check("target-lives", || patterns.get_mut()?.served.alive());
@@ -207,8 +194,8 @@ fn pattern_cases(context: &Context, cases: &mut Cases) {
 
 fn chap_case(context: &Context, source: &Path) -> Result<()> {
     let dir = scratch()?;
-    let (stored, back) = (dir.path().join("stored.img"), dir.path().join("back.img"));
-    empty_file(&stored, size_of(source)?)?;
+    let back = dir.path().join("back.img");
+    let stored = empty_file(dir.path().join("stored.img"), size_of(source)?)?;
     let credentials = Credentials::example();
     let mut served = context.serve(&[Disk::file(&stored)], Some(&credentials))?;
     let url = served.url(0).with(&credentials);
@@ -232,9 +219,12 @@ struct FileSystem {
 impl FileSystem {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
-        let (tree, image) = (dir.path().join("tree"), dir.path().join("ext4.img"));
+        let tree = dir.path().join("tree");
         make_tree(context, &tree)?;
-        make_ext4(&tree, &image, context.amount(64, 256) as u64)?;
+        let image = empty_file(dir.path().join("ext4.img"), (context.amount(64, 256) as u64) << 20)?;
+        let mut command = program("mkfs.ext4")?;
+        command.args(["-q", "-F", "-E", "lazy_itable_init=0,root_owner=0:0", "-d"]).arg(&tree).arg(&image);
+        run(&mut command, LIMIT)?.success()?;
         fsck(&image).context("the image as made")?;
         Ok(Self { image, _dir: dir })
     }

@@ -5,43 +5,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
 
 use super::attack::names::Scene;
-use crate::{Cases, Context, Output, Running, run};
+use crate::{Cases, Context, Server, run};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-struct Sealed {
-    running: Running,
-    url: String,
-}
-
-impl Sealed {
-    fn portal(&self) -> String {
-        self.url.split('/').take(3).collect::<Vec<_>>().join("/")
-    }
-}
-
 /// Serves with all its log; the initiator has the key of the one peer.
-fn serve(scene: &Scene<'_>, policy: &[&str]) -> Result<Sealed> {
+fn serve(scene: &Scene<'_>, policy: &[&str]) -> Result<Server> {
     let mut command = scene.command();
     command.env("HIKYAKU_LOG", "trace").args(["serve", "mem:4M", "--listen", "127.0.0.1:0"]);
     command.args(["--identity", &scene.path("target.key"), "--peers", &scene.path("peers.toml")]);
-    let mut running = Running::start(command.args(policy))?;
-    let url = running.wait_stdout("URL", LIMIT, |text| {
-        text.lines().find(|line| line.starts_with("iscsi://")).map(str::to_owned)
-    })?;
-    Ok(Sealed { running, url })
+    Server::start(command.args(policy), 1)
 }
+
 fn secret(path: &Path) -> Result<String> {
     let text = fs::read_to_string(path)?;
     Ok(text.lines().last().context("a key file has a line")?.to_owned())
-}
-
-fn error(output: &Output) -> Result<Value> {
-    let line = output.stderr.lines().last().context("nothing on stderr")?;
-    Ok(serde_json::from_str::<Value>(line)?["error"].clone())
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
@@ -54,38 +34,35 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         scene.ours(&["key", "new", &scene.path("target.key")])?.expect(6)?;
         ensure!(fs::read(scene.path("target.key"))? == before, "overwritten");
         fs::set_permissions(scene.path("target.key"), fs::Permissions::from_mode(0o640))?;
-        let output = scene.ours(&["key", "public", &scene.path("target.key")])?.expect(4)?;
-        ensure!(output.text().contains("chmod 600"), "{output}");
-        Ok(())
+        scene.ours(&["key", "public", &scene.path("target.key")])?.expect(4)?.says("chmod 600").map(drop)
     });
     cases.check("a-peers-key-requires-sealing-on-both-sides", || {
         let scene = Scene::new(context)?;
         let sealed = serve(&scene, &[])?;
-        let refused = scene.ours(&["info", &sealed.url, "--json"])?.expect(4)?;
-        let hint = error(&refused)?["hint"].to_string();
-        ensure!(hint.contains(&format!("hikyaku key trust {}", sealed.portal())), "{hint}");
-        scene.ours(&["key", "trust", &sealed.portal()])?.expect(4)?;
-        scene.ours(&["key", "trust", &sealed.portal(), "--key", &scene.target_key])?.success()?;
-        let output = scene.ours(&["info", &sealed.url, "--json"])?.success()?;
-        let protection = serde_json::from_str::<Value>(&output.stdout)?["protection"].clone();
+        let (url, portal) = (sealed.url.to_string(), format!("iscsi://{}", sealed.url.portal));
+        let info = || scene.ours(&["info", &url, "--json"]);
+        let hint = info()?.expect(4)?.json_error()?["hint"].to_string();
+        ensure!(hint.contains(&format!("hikyaku key trust {portal}")), "{hint}");
+        scene.ours(&["key", "trust", &portal])?.expect(4)?;
+        scene.ours(&["key", "trust", &portal, "--key", &scene.target_key])?.success()?;
+        let protection = info()?.success()?.json()?["protection"].clone();
         ensure!(protection["kind"] == "seal" && protection["peer"] == *scene.target_key, "{protection}");
-        scene.ours(&["copy", "pattern:4M", &sealed.url, "--verify"])?.success()?;
-        scene.ours(&["info", &format!("{},seal=off", sealed.url)])?.expect(4)?;
-        Ok(())
+        scene.ours(&["copy", "pattern:4M", &url, "--verify"])?.success()?;
+        scene.ours(&["info", &format!("{url},seal=off")])?.expect(4).map(drop)
     });
     cases.check("a-target-that-stops-sealing-is-refused", || {
         let scene = Scene::new(context)?;
         let plain = serve(&scene, &["--seal", "off"])?;
-        scene.ours(&["info", &plain.url])?.success()?;
-        let keyed = format!("{},peer-key={}", plain.url, scene.target_key);
-        scene.ours(&["info", &keyed])?.expect(4)?;
-        scene.ours(&["info", &format!("{keyed},seal=offer")])?.expect(4)?;
-        scene.ours(&["info", &format!("{keyed},seal=off")])?.success()?;
+        let info = |options: &str| scene.ours(&["info", &format!("{}{options}", plain.url)]);
+        let keyed = format!(",peer-key={}", scene.target_key);
+        info("")?.success()?;
+        info(&keyed)?.expect(4)?;
+        info(&format!("{keyed},seal=offer"))?.expect(4)?;
+        info(&format!("{keyed},seal=off"))?.success()?;
         // Known, not given: `key trust` would not note the key of a target that does not prove it.
-        let known = format!("{} {}\n", plain.portal().trim_start_matches("iscsi://"), scene.target_key);
+        let known = format!("{} {}\n", plain.url.portal, scene.target_key);
         fs::write(scene.home.path().join("config/hikyaku/known-targets"), known)?;
-        scene.ours(&["info", &format!("{},seal=offer", plain.url)])?.expect(4)?;
-        Ok(())
+        info(",seal=offer")?.expect(4).map(drop)
     });
     cases.check("no-key-in-logs-json-or-command-lines", || {
         let scene = Scene::new(context)?;
@@ -94,14 +71,16 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
             secret(&scene.home.path().join("config/hikyaku/identity"))?,
         ];
         let sealed = serve(&scene, &[])?;
-        let keyed = format!("{},peer-key={}", sealed.url, scene.target_key);
+        let url = sealed.url.to_string();
+        let keyed = format!("{url},peer-key={}", scene.target_key);
         let mut said = String::new();
-        for arguments in [
-            vec!["info", &keyed, "--json"],
-            vec!["ls", &keyed],
-            vec!["key", "public", "--json"],
-            vec!["info", &sealed.url, "--json"],
-        ] {
+        let commands: [&[&str]; 4] = [
+            &["info", &keyed, "--json"],
+            &["ls", &keyed],
+            &["key", "public", "--json"],
+            &["info", &url, "--json"],
+        ];
+        for arguments in commands {
             let mut command = scene.command();
             said += &run(command.env("HIKYAKU_LOG", "trace").args(arguments), LIMIT)?.text();
         }
@@ -123,7 +102,6 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         scene.ours(&[&serve[..], &own].concat())?.expect(6)?;
         let mut command = scene.command();
         command.args(["serve", "mem:1M", "--listen", "0.0.0.0:0"]).args(own);
-        Running::start(&mut command)?
-            .wait_stdout("URL", LIMIT, |text| text.contains("iscsi://").then_some(()))
+        Server::start(&mut command, 1).map(drop)
     });
 }

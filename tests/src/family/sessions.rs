@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use crate::files::random_file;
 use crate::load::{Done, Load, busy};
 use crate::pdu::Session;
-use crate::process::Surroundings;
+use crate::process::{Surroundings, raise_descriptor_limit};
 use crate::procfs::{cores, descriptors, resident_bytes, resident_bytes_peak, threads};
-use crate::{Cases, Context, Disk, Served, Target, Tier, random, scratch};
+use crate::{Cases, Context, Disk, Served, Target, Tier, random, scratch, wait_until};
 
 const BACK_ENDS: [&str; 2] = ["uring", "portable"];
 const IMAGE_BYTES: u64 = 64 << 20;
@@ -59,19 +59,6 @@ fn walk(idle: &mut [&mut Session], until: Instant) -> Result<Done> {
         std::thread::sleep(WALK_PAUSE);
     }
     Ok(done)
-}
-
-/// Raises this process's limit on descriptors.
-fn raise_descriptor_limit(wanted: u64) -> Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: plain system calls with a live structure.
-    unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        limit.rlim_cur = limit.rlim_max.min(wanted.max(limit.rlim_cur));
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-    }
-    ensure!(limit.rlim_cur >= wanted, "the limit on open descriptors (ulimit -Hn) is below {wanted}");
-    Ok(())
 }
 
 struct Plan {
@@ -146,9 +133,8 @@ struct Scene {
 impl Scene {
     fn new(context: &Context, io: &str) -> Result<Self> {
         let dir = scratch()?;
-        let stored = dir.path().join("stored.img");
         let seed = context.seed_for(&format!("sessions/{io}"));
-        random_file(&stored, IMAGE_BYTES, seed)?;
+        let stored = random_file(dir.path().join("stored.img"), IMAGE_BYTES, seed)?;
         let image = std::fs::read(&stored)?;
         let surroundings = Surroundings::variable("HIKYAKU_IO", io);
         let target = Target::serve_with(context, &[Disk::file(&stored)], None, &[], &surroundings)?;
@@ -188,7 +174,8 @@ fn many(context: &Context, io: &str, plan: &Plan) -> Result<Map<String, Value>> 
     let result = (|| {
         let began = Instant::now();
         let mut sessions = log_in(&served, plan.sessions)?;
-        facts.insert("logins_per_second".into(), json!(per_second(plan.sessions, began.elapsed())));
+        let rate = plan.sessions as f64 / began.elapsed().as_secs_f64();
+        facts.insert("logins_per_second".into(), json!(rate.round()));
         let idle_bytes = resident_bytes(pid)?.saturating_sub(before) / plan.sessions as u64;
         facts.insert("idle_session_bytes".into(), json!(idle_bytes));
         ensure!(
@@ -219,20 +206,12 @@ fn many(context: &Context, io: &str, plan: &Plan) -> Result<Map<String, Value>> 
         for session in sessions {
             session.logout()?;
         }
-        let until = Instant::now() + END_LIMIT;
-        while descriptors(pid)? > open && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let left = descriptors(pid)?;
-        ensure!(left <= open, "{left} descriptors after the last session, {open} before the first");
-        Ok(())
+        wait_until(END_LIMIT, || Ok(descriptors(pid)? <= open)).with_context(|| {
+            format!("{:?} descriptors after the last session, {open} before the first", descriptors(pid))
+        })
     })();
     served.blame(result)?;
     Ok(facts)
-}
-
-fn per_second(count: usize, took: Duration) -> f64 {
-    (count as f64 / took.as_secs_f64()).round()
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {

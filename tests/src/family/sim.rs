@@ -63,15 +63,8 @@ fn of(counts: &Map<String, Value>, what: &str) -> u64 {
 /// Events of `runs` runs, all of which must pass.
 fn simulate(simulator: &Path, scenario: &str, runs: u64, seed: u64) -> Result<Map<String, Value>> {
     let mut command = Command::new(simulator);
-    command.args([
-        "--json",
-        "--scenario",
-        scenario,
-        "--runs",
-        &runs.to_string(),
-        "--seed",
-        &seed.to_string(),
-    ]);
+    command.args(["--json", "--scenario", scenario]);
+    command.args(["--runs", &runs.to_string(), "--seed", &seed.to_string()]);
     let output = run(&mut command, LIMIT)?.success()?;
     serde_json::from_str(output.stdout.trim()).context("read the simulator's counts")
 }

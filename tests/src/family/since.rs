@@ -1,7 +1,7 @@
 //! `copy --since SNAPSHOT` on file systems that share blocks: images are changed in every way the kernel offers, mostly
 //! without a sync, and the updated destination must equal the present source.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const DISK_BYTES: u64 = 400 << 20;
 const ROOM: u64 = 32 << 20;
 
 fn tool(name: &str, arguments: &[&str]) -> Result<()> {
-    run(program(name)?.args(arguments), LIMIT)?.success().map(|_| ())
+    run(program(name)?.args(arguments), LIMIT)?.success().map(drop)
 }
 
 fn text(path: &Path) -> &str {
@@ -89,10 +89,8 @@ fn bring_up(
     destination: &Path,
     more: &[&str],
 ) -> Result<u64> {
-    let arguments = ["copy", text(image), text(destination), "--force", "--json", "--since", text(snapshot)];
-    let arguments = [&arguments, more].concat();
-    let told = context.ours(&arguments, LIMIT)?.success()?;
-    let told: serde_json::Value = serde_json::from_str(&told.stdout).context("copy --json")?;
+    let copy = ["copy", text(image), text(destination), "--force", "--json", "--since", text(snapshot)];
+    let told = context.ours(&[&copy, more].concat(), LIMIT)?.success()?.json()?;
     same_range(image, 0, destination, 0, std::fs::metadata(image)?.len())?;
     let bytes = |name: &str| told[name].as_u64().with_context(|| format!("{name} of {told}"));
     let moved = told["write"]["bytes"].as_u64().unwrap_or(u64::MAX);
@@ -110,9 +108,8 @@ fn rounds(
 ) -> Result<()> {
     let mut rng = context.rng(purpose);
     let dir = scratch()?;
-    let destination = dir.path().join("destination");
     patchy_file(image, BYTES, context.seed_for(purpose))?;
-    empty_file(&destination, ROOM)?;
+    let destination = dir.path().join("destination");
     std::fs::copy(image, &destination)?;
     OpenOptions::new().write(true).open(&destination)?.set_len(ROOM)?;
     for round in 0..context.amount(4, 60) {
@@ -154,17 +151,14 @@ fn snapshots(context: &Context, purpose: &str, options: &str, is_exact: bool) ->
 fn refusals(context: &Context) -> Result<()> {
     let dir = scratch()?;
     let mounted = Mounted::new(&["mkfs.xfs", "-q"], "loop", DISK_BYTES)?;
-    let image = mounted.path().join("image");
-    patchy_file(&image, 1 << 20, 1)?;
-    let [elsewhere, destination] = ["elsewhere", "destination"].map(|name| dir.path().join(name));
+    let image = patchy_file(mounted.path().join("image"), 1 << 20, 1)?;
+    let elsewhere = dir.path().join("elsewhere");
     std::fs::copy(&image, &elsewhere)?;
-    empty_file(&destination, 1 << 20)?;
+    let destination = empty_file(dir.path().join("destination"), 1 << 20)?;
     let refused = |from: &str, since: &str, code: i32| -> Result<()> {
         let arguments = ["copy", from, text(&destination), "--force", "--since", since];
         context.ours(&arguments, LIMIT)?.expect(code)?.says("--since hash")?;
-        let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut File::open(&destination)?, &mut bytes)?;
-        ensure!(bytes.iter().all(|byte| *byte == 0), "something was written");
+        ensure!(std::fs::read(&destination)?.iter().all(|byte| *byte == 0), "something was written");
         Ok(())
     };
     refused(text(&image), text(&elsewhere), 6)?;
@@ -174,7 +168,7 @@ fn refusals(context: &Context) -> Result<()> {
     refused(text(&image), "bitmap:b0", 2)
 }
 
-pub(crate) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("xfs-clones", || clones(context, "since/xfs", &["mkfs.xfs", "-q"]));
     cases.check("btrfs-snapshots", || snapshots(context, "since/btrfs", "loop", true));
     // The file system cannot report differences within a compressed extent.

@@ -13,46 +13,39 @@ use crate::{Cases, Context, Credentials, Disk, Scene, Served, Tgt, scratch};
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn copy(context: &Context, source: &str, destination: &str, more: &[&str]) -> Result<()> {
-    let mut arguments = vec!["copy", "--verify", source, destination];
-    arguments.extend(more);
-    context.ours(&arguments, LIMIT)?.success().map(|_| ())
+    let arguments = [&["copy", "--verify", source, destination], more].concat();
+    context.ours(&arguments, LIMIT)?.success().map(drop)
 }
 
-fn round_trip(context: &Context, source: &Path, endpoint_options: &str, served: &mut Served) -> Result<()> {
+/// A copy to the first LUN and back.
+fn round_trip(
+    context: &Context,
+    source: &Path,
+    options: &str,
+    more: &[&str],
+    served: &mut Served,
+) -> Result<()> {
     let dir = scratch()?;
-    let back = dir.path().join("back.img");
-    empty_file(&back, size_of(source)?)?;
-    let url = format!("{}{endpoint_options}", served.url(0));
-    let result = copy(context, &source.display().to_string(), &url, &[])
-        .and_then(|()| copy(context, &url, &back.display().to_string(), &[]))
+    let back = empty_file(dir.path().join("back.img"), size_of(source)?)?;
+    let url = format!("{}{options}", served.url(0));
+    let result = copy(context, &source.display().to_string(), &url, more)
+        .and_then(|()| copy(context, &url, &back.display().to_string(), more))
         .and_then(|()| same_file(source, &back));
     served.blame(result)
 }
 
-/// A copy to a LUN of tgt and back, whose kind follows from `index`.
+/// A round trip over a LUN of tgt, whose kind follows from `index`.
 fn there_and_back(context: &Context, index: usize, bytes: u64, seed: u64) -> Result<()> {
     let dir = scratch()?;
-    let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
-    if index % 3 == 2 {
-        patchy_file(&source, bytes, seed)?;
-    } else {
-        random_file(&source, bytes, seed)?;
-    }
-    empty_file(&stored, bytes)?;
-    let mut disk = Disk::file(&stored);
-    disk.thin = index % 3 == 2;
-    disk.block_size = (index % 2 == 1).then_some(4096);
-    let mut served = Served::Tgt(Tgt::serve(&[disk], None)?);
-    let allow = ["--allow", "sector-size"];
-    let result = copy(context, &source.display().to_string(), &served.url(0).to_string(), &allow);
-    served.blame(result)?;
-    let back = dir.path().join("back.img");
-    empty_file(&back, bytes)?;
-    let result = copy(context, &served.url(0).to_string(), &back.display().to_string(), &allow);
-    served.blame(result)?;
+    let thin = index % 3 == 2;
+    let make = if thin { patchy_file::<PathBuf> } else { random_file::<PathBuf> };
+    let source = make(dir.path().join("source.img"), bytes, seed)?;
+    let stored = empty_file(dir.path().join("stored.img"), bytes)?;
+    let block_size = (index % 2 == 1).then_some(4096);
+    let mut served = Served::Tgt(Tgt::serve(&[Disk { thin, block_size, ..Disk::file(&stored) }], None)?);
+    round_trip(context, &source, "", &["--allow", "sector-size"], &mut served)?;
     drop(served);
-    same_file(&source, &stored)?;
-    same_file(&source, &back)
+    same_file(&source, &stored)
 }
 
 struct Chap {
@@ -65,12 +58,10 @@ struct Chap {
 impl Chap {
     fn new(context: &Context, credentials: &Credentials) -> Result<Self> {
         let dir = scratch()?;
-        let (source, stored) = (dir.path().join("source.img"), dir.path().join("stored.img"));
-        random_file(&source, 16 << 20, context.seed_for("tgt/chap"))?;
-        empty_file(&stored, 16 << 20)?;
+        let source = random_file(dir.path().join("source.img"), 16 << 20, context.seed_for("tgt/chap"))?;
+        let stored = empty_file(dir.path().join("stored.img"), 16 << 20)?;
         let served = Served::Tgt(Tgt::serve(&[Disk::file(&stored)], Some(credentials))?);
-        let secret = credentials.secret_file(dir.path())?;
-        let options = format!(",chap-user={},chap-secret-file={}", credentials.user, secret.display());
+        let options = credentials.options(dir.path())?;
         Ok(Self { dir, source, served, options })
     }
 }
@@ -89,7 +80,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let mut chap = Scene::new(|| Chap::new(context, &credentials));
     cases.check("chap-round-trip", || {
         let Chap { source, served, options, .. } = chap.get_mut()?;
-        round_trip(context, source, options, served)
+        round_trip(context, source, options, &[], served)
     });
     cases.check("chap-from-environment", || {
         let Chap { source, served, options, .. } = chap.get()?;
@@ -99,21 +90,16 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         command.args(["compare", &source.display().to_string(), &served.url(0).to_string()]);
         command.env("LIBISCSI_CHAP_USERNAME", &credentials.user);
         command.env("LIBISCSI_CHAP_PASSWORD", &credentials.secret);
-        crate::run(&mut command, LIMIT)?.success().map(|_| ())
+        crate::run(&mut command, LIMIT)?.success().map(drop)
     });
     let wrong = Credentials { user: credentials.user.clone(), secret: "not-the-secret-1".into() };
     for (name, is_missing) in [("chap-wrong-secret-exits-4", false), ("chap-missing-exits-4", true)] {
         cases.check(name, || {
             let Chap { source, served, .. } = chap.get()?;
             let dir = scratch()?;
-            let file = wrong.secret_file(dir.path())?;
-            let options = match is_missing {
-                true => String::new(),
-                false => format!(",chap-user={},chap-secret-file={}", wrong.user, file.display()),
-            };
+            let options = if is_missing { String::new() } else { wrong.options(dir.path())? };
             let url = format!("{}{options}", served.url(0));
-            let output = context.ours(&["copy", &source.display().to_string(), &url], LIMIT)?;
-            let output = output.expect(4)?;
+            let output = context.ours(&["copy", &source.display().to_string(), &url], LIMIT)?.expect(4)?;
             for secret in [&credentials.secret, &wrong.secret] {
                 ensure!(!output.text().contains(secret.as_str()), "a secret is shown: {output}");
             }
@@ -122,8 +108,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     }
     cases.check("larger-destination-keeps-its-rest", || {
         let Chap { dir, source, .. } = chap.get()?;
-        let big = dir.path().join("big.img");
-        random_file(&big, 20 << 20, context.seed_for("tgt/big"))?;
+        let big = random_file(dir.path().join("big.img"), 20 << 20, context.seed_for("tgt/big"))?;
         let before = dir.path().join("before.img");
         std::fs::copy(&big, &before)?;
         let mut served = Served::Tgt(Tgt::serve(&[Disk::file(&big)], None)?);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::guest::{Said, bring_program, judge};
-use super::kernel::{build_guest, guest, script};
+use super::guest::{Said, judge, with_program};
+use super::kernel::script;
 use crate::files::empty_file;
 use crate::{Cases, Context, Scene, run, scratch};
 
@@ -26,13 +26,9 @@ const NAMES: &str = "whole since since-exact since-same since-released round-1 r
 const MORE_ROUNDS: &str = "round-4 round-5 round-6 round-7 round-8";
 
 fn boot(context: &Context) -> Result<Said> {
-    build_guest(context)?;
     let dir = scratch()?;
-    let image = dir.path().join("group");
-    empty_file(&image, BYTES)?;
-    let mut command = guest(context);
-    command.arg("run");
-    bring_program(&mut command, context, dir.path())?;
+    let image = empty_file(dir.path().join("group"), BYTES)?;
+    let mut command = with_program(context, dir.path())?;
     let drive = format!("if=none,id=group,format=raw,file={}", image.display());
     for argument in
         ["-device", "virtio-scsi-pci,id=scsi", "-drive", &drive, "-device", "scsi-hd,bus=scsi.0,drive=group"]

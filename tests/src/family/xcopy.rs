@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rand::RngExt;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::files::{empty_file, random_file, same_file, same_range};
 use crate::pdu::{Answer, Session};
 use crate::tap::{Tap, Way};
-use crate::{Cases, Context, Disk, Output, Running, Target, Url, scratch};
+use crate::{Cases, Context, Disk, Output, Running, Target, scratch, wait_until};
 
 const BYTES: u64 = 96 << 20;
 /// Low enough that a copy of `BYTES` takes several seconds on every machine.
@@ -35,9 +35,9 @@ impl Scene {
     /// `slow` limits the reads of the source to [`RATE`].
     fn new(context: &Context, purpose: &str, slow: bool) -> Result<Self> {
         let dir = scratch()?;
-        let (source, destination) = (dir.path().join("source.img"), dir.path().join("destination.img"));
-        random_file(&source, BYTES, context.seed_for(&format!("xcopy/{purpose}")))?;
-        empty_file(&destination, BYTES)?;
+        let seed = context.seed_for(&format!("xcopy/{purpose}"));
+        let source = random_file(dir.path().join("source.img"), BYTES, seed)?;
+        let destination = empty_file(dir.path().join("destination.img"), BYTES)?;
         let from = if slow { Disk::file(&source).option(RATE) } else { Disk::file(&source) };
         let target = Target::serve(context, &[from, Disk::file(&destination)], None, &[])?;
         Ok(Self { _dir: dir, source, destination, target })
@@ -61,12 +61,8 @@ impl Scene {
     }
 }
 
-fn said(output: &Output) -> Result<serde_json::Value> {
-    serde_json::from_str(output.stdout.trim()).with_context(|| format!("no JSON: {}", output.stdout))
-}
-
 fn is_remote(output: &Output) -> Result<bool> {
-    said(output)?["remote_copy"].as_bool().context("no remote_copy")
+    output.json()?["remote_copy"].as_bool().context("no remote_copy")
 }
 
 /// The whole source, or a part at other offsets: byte for byte, and at most [`THROUGH_HOST_MAX`] bytes pass through the
@@ -74,10 +70,7 @@ fn is_remote(output: &Output) -> Result<bool> {
 fn exact(context: &Context, whole: bool) -> Result<()> {
     let scene = Scene::new(context, "exact", false)?;
     let tap = Tap::passive(scene.target.url(0).port()?)?;
-    let [from, to] = [0, 1].map(|lun| {
-        let url = scene.target.url(lun);
-        Url { portal: tap.portal(), iqn: url.iqn.clone(), lun: url.lun }.to_string()
-    });
+    let [from, to] = [0, 1].map(|lun| scene.target.url(lun).at(&tap.portal()).to_string());
     let mut rng = context.rng("xcopy/range");
     let blocks = BYTES / 512;
     let (src, dst, size) = match whole {
@@ -86,21 +79,19 @@ fn exact(context: &Context, whole: bool) -> Result<()> {
     };
     let [src, dst, size] = [src, dst, size].map(|blocks| blocks * 512);
     let options = [("--src-offset", src), ("--dst-offset", dst), ("--size", size)];
-    let options: Vec<String> =
-        options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect();
-    let mut arguments = vec!["copy", &from, &to, "--json", "--remote-copy", "require"];
-    arguments.extend(options.iter().map(String::as_str));
+    let options = options.map(|(name, value)| format!("{name}={value}"));
+    let copy = ["copy", &from, &to, "--json", "--remote-copy", "require"];
+    let arguments = [&copy, &options.each_ref().map(String::as_str)[..]].concat();
     let output = context.ours(&arguments, COPY_LIMIT)?.success()?;
     ensure!(is_remote(&output)?, "it was not the target that copied");
-    let session = &said(&output)?["session_bytes"];
+    let session = &output.json()?["session_bytes"];
     let told = session["received"].as_u64().unwrap_or(u64::MAX) + session["sent"].as_u64().unwrap_or(0);
     ensure!(told < 64 << 10, "{told} bytes passed through the copying session");
     let passed: usize =
         tap.conversations().iter().flat_map(|one| Way::BOTH.map(|way| one.sent(way).len())).sum();
     ensure!(passed < THROUGH_HOST_MAX, "{passed} bytes passed through the host");
     same_range(&scene.source, src, &scene.destination, dst, size)?;
-    let empty = scene.source.with_extension("empty");
-    empty_file(&empty, BYTES)?;
+    let empty = empty_file(scene.source.with_extension("empty"), BYTES)?;
     same_range(&empty, 0, &scene.destination, 0, dst)?;
     same_range(&empty, 0, &scene.destination, dst + size, BYTES - dst - size)
 }
@@ -109,7 +100,7 @@ fn exact(context: &Context, whole: bool) -> Result<()> {
 fn ways(context: &Context) -> Result<()> {
     let scene = Scene::new(context, "ways", false)?;
     let output = scene.copy(context, &["--verify"])?.success()?;
-    ensure!(is_remote(&output)? && said(&output)?["verified"] == true, "{}", output.stdout);
+    ensure!(is_remote(&output)? && output.json()?["verified"] == true, "{}", output.stdout);
     same_file(&scene.source, &scene.destination)?;
     for extra in [&["--remote-copy", "off"][..], &["--rate", "1G"], &["--sparse", "off"]] {
         empty_file(&scene.destination, BYTES)?;
@@ -118,16 +109,13 @@ fn ways(context: &Context) -> Result<()> {
         same_file(&scene.source, &scene.destination)?;
     }
     let [from, to] = scene.urls();
-    let refused =
-        context.ours(&["copy", &from, &to, "--remote-copy", "require", "--rate", "1G"], COPY_LIMIT)?;
-    let refused = refused.expect(1)?;
-    ensure!(refused.stderr.contains("--remote-copy require"), "no way out: {}", refused.stderr);
+    let limited = ["copy", &from, &to, "--remote-copy", "require", "--rate", "1G"];
+    context.ours(&limited, COPY_LIMIT)?.expect(1)?.says("--remote-copy require")?;
     let file = scene.source.display().to_string();
     let arguments = ["copy", &file, &to, "--force", "--remote-copy", "require"];
     // The program that serves the destination writes to the source too, so the destination might be the source.
     context.ours(&arguments, COPY_LIMIT)?.expect(6)?;
-    context.ours(&[&arguments[..], &["--allow", "in-use"]].concat(), COPY_LIMIT)?.expect(1)?;
-    Ok(())
+    context.ours(&[&arguments[..], &["--allow", "in-use"]].concat(), COPY_LIMIT)?.expect(1).map(drop)
 }
 
 /// A running copy of which a few megabytes are done.
@@ -137,12 +125,11 @@ fn begun(context: &Context, scene: &Scene) -> Result<Running> {
     let mut command = context.command();
     command.args(["copy", &from, &format!("{to},timeout=5s"), "--remote-copy", "require"]);
     let mut copy = Running::start(&mut command)?;
-    let until = Instant::now() + COPY_LIMIT;
-    while fs::metadata(&scene.destination)?.blocks() * 512 < 20 << 20 {
-        ensure!(!copy.ended(), "the copy ended before it was disturbed\n{}", copy.stderr_tail());
-        ensure!(Instant::now() < until, "no data arrived");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let arrived = wait_until(COPY_LIMIT, || {
+        copy.alive().context("the copy, before it was disturbed")?;
+        Ok(fs::metadata(&scene.destination)?.blocks() * 512 >= 20 << 20)
+    });
+    arrived.context("data at the destination")?;
     Ok(copy)
 }
 
@@ -168,9 +155,8 @@ fn interrupted(context: &Context) -> Result<()> {
 fn target_killed(context: &Context) -> Result<()> {
     let mut scene = Scene::new(context, "killed", true)?;
     let copy = begun(context, &scene)?;
-    scene.target.kill();
-    copy.finish(COPY_LIMIT)?.expect(5)?.says("--force")?;
-    Ok(())
+    scene.target.running.kill();
+    copy.finish(COPY_LIMIT)?.expect(5)?.says("--force").map(drop)
 }
 
 /// EXTENDED COPY (LID1) with descriptors of `ends` and segments (source, destination, blocks, two LBAs).
@@ -210,12 +196,9 @@ fn naa(session: &mut Session, lun: u64) -> Result<[u8; 8]> {
     Ok(page[8..16].try_into()?)
 }
 
-fn ends_with(answer: &Answer, expected: (u8, u8, u8)) -> Result<()> {
-    // The data segment of a response is SenseLength and sense.
-    let sense = answer.sense.get(2..).unwrap_or_default();
-    ensure!(sense.len() >= 18, "status {:#x} without sense", answer.status);
-    let found = (sense[2] & 0xf, sense[12], sense[13]);
-    ensure!(found == expected, "ends with {found:02x?}, not {expected:02x?}");
+fn ends_with(answer: &Answer, expected: [u8; 3]) -> Result<()> {
+    let found = answer.sense_codes();
+    ensure!(found == expected, "status {:#x}, sense {found:02x?}, not {expected:02x?}", answer.status);
     Ok(())
 }
 
@@ -229,19 +212,18 @@ fn refusals(context: &Context) -> Result<()> {
     let mut session = scene.session()?;
     let (source, destination) = (naa(&mut session, 0)?, naa(&mut session, 1)?);
     let answer = extended_copy(&mut session, &[source, foreign], &[(0, 1, 8, 0, 0)])?;
-    ends_with(&answer, (0xa, 0x0d, 0x02)).context("a LUN of another target")?;
+    ends_with(&answer, [0xa, 0x0d, 0x02]).context("a LUN of another target")?;
     let segments = [(0, 1, 8, 0, 0), (0, 1, 9, 0, BYTES / 512 - 8)];
     let answer = extended_copy(&mut session, &[source, destination], &segments)?;
-    ends_with(&answer, (0xa, 0x0d, 0x01)).context("beyond the end")?;
+    ends_with(&answer, [0xa, 0x0d, 0x01]).context("beyond the end")?;
     same_file(&before, &scene.destination).context("a list that is refused changed something")?;
     drop(session);
     let disks = [Disk::file(&scene.source), Disk { read_only: true, ..Disk::file(&scene.destination) }];
-    scene.target.kill();
-    scene.target.restart(context, &disks)?;
+    scene.target.kill_and_restart(context, &disks)?;
     let mut session = scene.session()?;
     let ends = [naa(&mut session, 0)?, naa(&mut session, 1)?];
     let answer = extended_copy(&mut session, &ends, &[(0, 1, 8, 0, 0)])?;
-    ends_with(&answer, (0xa, 0x0d, 0x01)).context("a read-only destination")?;
+    ends_with(&answer, [0xa, 0x0d, 0x01]).context("a read-only destination")?;
     same_file(&before, &scene.destination)
 }
 
@@ -271,7 +253,7 @@ fn overlap(context: &Context, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("whole", || exact(context, true));
     cases.check("range", || exact(context, false));
     cases.check("ways", || ways(context));

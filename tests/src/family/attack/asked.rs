@@ -2,16 +2,14 @@
 
 mod target;
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use anyhow::{Result, ensure};
 
 use crate::files::empty_file;
+use crate::tap::{Middle, Tap, Way};
 use crate::{Cases, Context, Disk, Output, Target, scratch};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -28,58 +26,44 @@ struct Flip {
     text: &'static str,
     byte: usize,
     mask: u8,
-    /// Flips a bit of the target's data, not of the initiator's.
-    answers: bool,
+    way: Way,
 }
 
 /// A bit of the offer's value, of its name, and of the answer's value.
 const FLIPS: &[(&str, Flip)] = &[
-    ("value", Flip { text: "DataDigest=CRC32C", byte: 16, mask: 0x01, answers: false }),
-    ("name", Flip { text: "DataDigest=", byte: 9, mask: 0x01, answers: false }),
-    ("header", Flip { text: "HeaderDigest=", byte: 11, mask: 0x02, answers: false }),
-    ("answer", Flip { text: "DataDigest=", byte: 0, mask: 0x04, answers: true }),
+    ("value", Flip { text: "DataDigest=CRC32C", byte: 16, mask: 0x01, way: Way::ToTarget }),
+    ("name", Flip { text: "DataDigest=", byte: 9, mask: 0x01, way: Way::ToTarget }),
+    ("header", Flip { text: "HeaderDigest=", byte: 11, mask: 0x02, way: Way::ToTarget }),
+    ("answer", Flip { text: "DataDigest=", byte: 0, mask: 0x04, way: Way::ToInitiator }),
 ];
 
-/// A relay to `port` that flips one bit on each connection. Returns the relay's port and the count of flips.
-fn relay(port: u16, flip: Flip) -> Result<(u16, Arc<AtomicUsize>)> {
-    let listener = TcpListener::bind(("127.0.0.1", 0))?;
-    let (own, count) = (listener.local_addr()?.port(), Arc::<AtomicUsize>::default());
-    let flips = Arc::clone(&count);
-    // The thread ends with this process: a blocked accept costs nothing.
-    std::thread::spawn(move || {
-        for near in listener.incoming().flatten() {
-            let Ok(far) = TcpStream::connect(("127.0.0.1", port)) else { continue };
-            let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else { continue };
-            for (from, to, flipped) in [(near, far, !flip.answers), (far_too, near_too, flip.answers)] {
-                let flips = Arc::clone(&flips);
-                std::thread::spawn(move || pass(from, to, flipped.then_some(flip), &flips));
-            }
-        }
-    });
-    Ok((own, count))
+/// Login PDUs are short and arrive as a whole on loopback, so each read is searched by itself.
+struct Flipper {
+    flip: Option<Flip>,
+    flips: Arc<AtomicUsize>,
 }
 
-/// Login PDUs are short and arrive as a whole on loopback, so each read is searched by itself.
-fn pass(mut from: TcpStream, mut to: TcpStream, mut flip: Option<Flip>, flips: &AtomicUsize) {
-    let mut buffer = vec![0; 64 << 10];
-    while let Ok(count @ 1..) = from.read(&mut buffer) {
-        let bytes = &mut buffer[..count];
-        if let Some(wanted) = flip
+impl Middle for Flipper {
+    fn pass(&mut self, way: Way, bytes: &[u8], out: &mut Vec<u8>) -> bool {
+        out.extend_from_slice(bytes);
+        if let Some(wanted) = self.flip.filter(|flip| flip.way == way)
             && let Some(at) = bytes.windows(wanted.text.len()).position(|here| here == wanted.text.as_bytes())
         {
-            bytes[at + wanted.byte] ^= wanted.mask;
-            flips.fetch_add(1, Ordering::Relaxed);
-            flip = None;
+            out[at + wanted.byte] ^= wanted.mask;
+            self.flips.fetch_add(1, Ordering::Relaxed);
+            self.flip = None;
         }
-        if to.write_all(bytes).is_err() {
-            break;
-        }
+        true
     }
-    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
 }
 
-fn object(text: &str) -> Result<Value> {
-    serde_json::from_str(text.lines().last().context("no output")?).context("no JSON")
+/// A relay to `target` that flips one bit on each connection, and the count of flips.
+fn relay(target: &Target, flip: Flip) -> Result<(Tap, Arc<AtomicUsize>)> {
+    let count = Arc::<AtomicUsize>::default();
+    let flips = Arc::clone(&count);
+    let flipper =
+        move |_| -> Box<dyn Middle> { Box::new(Flipper { flip: Some(flip), flips: Arc::clone(&flips) }) };
+    Ok((Tap::start(target.url(0).port()?, Box::new(flipper))?, count))
 }
 
 fn initiator(context: &Context, cases: &mut Cases) {
@@ -89,22 +73,17 @@ fn initiator(context: &Context, cases: &mut Cases) {
     for (name, flip) in FLIPS {
         cases.check(&format!("asked-digests-flipped-{name}"), || {
             let dir = scratch()?;
-            let file = dir.path().join("disk.img");
-            empty_file(&file, BYTES)?;
+            let file = empty_file(dir.path().join("disk.img"), BYTES)?;
             let target = Target::serve(context, &[Disk::file(&file)], None, &[])?;
-            let url = target.url(0);
-            let (port, flips) = relay(url.port()?, *flip)?;
+            let (tap, flips) = relay(&target, *flip)?;
             let asked = "?header_digest=crc32c&data_digest=crc32c";
-            let output = copy(&format!("iscsi://127.0.0.1:{port}/{}/0{asked}", url.iqn))?;
+            let output = copy(&format!("{}{asked}", target.url(0).at(&tap.portal())))?;
             ensure!(flips.load(Ordering::Relaxed) > 0, "nothing was flipped");
-            let output = output.expect(4)?;
-            let cause = object(&output.stderr)?["error"]["cause"].to_string();
+            let cause = output.expect(4)?.json_error()?["cause"].to_string();
             ensure!(cause.contains("Diges"), "{cause}");
             // If only the target considers the login complete, no command follows.
-            ensure!(
-                std::fs::read(&file)?.iter().all(|byte| *byte == 0),
-                "data went out without the digests asked for"
-            );
+            let is_empty = std::fs::read(&file)?.iter().all(|byte| *byte == 0);
+            ensure!(is_empty, "data went out without the digests asked for");
             Ok(())
         });
     }
@@ -118,25 +97,20 @@ fn initiator(context: &Context, cases: &mut Cases) {
             // A listener on loopback does not require digests.
             ("", "None", "None"),
         ] {
-            let output = copy(&format!("{url}{asked}"))?.success()?;
-            let protection = object(&output.stdout)?["protection"].clone();
+            let protection = copy(&format!("{url}{asked}"))?.success()?.json()?["protection"].clone();
             let digests = &protection["digests"];
             ensure!(protection["kind"] == "none", "{asked}: {protection}");
             ensure!(digests["header"] == header && digests["data"] == data, "{asked}: {protection}");
         }
-        context.ours(&["info", &format!("{url}?data_digest=crc")], LIMIT)?.expect(2)?;
-        Ok(())
+        context.ours(&["info", &format!("{url}?data_digest=crc")], LIMIT)?.expect(2).map(drop)
     });
     cases.check("asked-digests-preferred-may-be-missing", || {
         let target = Target::serve(context, &[Disk::endpoint("mem:8M")], None, &[])?;
-        let url = target.url(0);
         // The list `CRC32C,None` without its first value.
-        let flip = Flip { text: "DataDigest=CRC32C", byte: 16, mask: 0x01, answers: false };
-        let (port, flips) = relay(url.port()?, flip)?;
-        let output =
-            copy(&format!("iscsi://127.0.0.1:{port}/{}/0?data_digest=prefer", url.iqn))?.success()?;
+        let (tap, flips) = relay(&target, FLIPS[0].1)?;
+        let output = copy(&format!("{}?data_digest=prefer", target.url(0).at(&tap.portal())))?.success()?;
         ensure!(flips.load(Ordering::Relaxed) > 0, "nothing was flipped");
-        let protection = object(&output.stdout)?["protection"].clone();
+        let protection = output.json()?["protection"].clone();
         ensure!(protection["digests"]["data"] == "None", "{protection}");
         Ok(())
     });

@@ -1,7 +1,7 @@
 //! First contact: replayed and garbled handshakes, floods from many addresses, idle connections.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::io::Write;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -9,21 +9,22 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Map, Value, json};
 
 use super::super::sealed::estate::{Estate, LIMIT, ours, refused};
-use super::super::sealed::flood::{enquiry, exchange, handshake_of};
+use super::super::sealed::flood::{
+    AUTHENTICATION_FAILURE, SERVICE_UNAVAILABLE, SUCCESS, Tally, enquiry, exchange, garbage, handshake_of,
+    plain_request,
+};
 use super::super::sealed::outer::{Forger, damage_message};
 use crate::files::empty_file;
-use crate::pdu::{self, Pdu, connect, connect_from, keys};
+use crate::pdu::{Pdu, connect, connect_from, keys, login_pdu};
+use crate::process::raise_descriptor_limit;
 use crate::procfs::{descriptors, resident_bytes, thread_cpu_seconds};
 use crate::tap::{Middle, Passive, Tap, Way};
-use crate::{Cases, Context, Credentials, Disk, Scene, Target, Url, scratch};
+use crate::{Cases, Context, Credentials, Disk, Scene, Server, Target, Url, scratch, wait_until};
 
 const BYTES: u64 = 4 << 20;
-const NAME: &str = "iqn.2026-11.org.example:visitor";
+const INITIATOR: [(&str, &str); 2] =
+    [("InitiatorName", "iqn.2026-11.org.example:visitor"), ("SessionType", "Normal")];
 const ANSWER: Duration = Duration::from_secs(10);
-/// Statuses of a Login Response: class and detail.
-const SUCCESS: [u8; 2] = [0, 0];
-const AUTHENTICATION_FAILURE: [u8; 2] = [2, 1];
-const SERVICE_UNAVAILABLE: [u8; 2] = [3, 1];
 const ADDRESSES: usize = 200;
 /// Threads of a flood: more than the target has cores.
 const THREADS: usize = 4;
@@ -39,22 +40,6 @@ const RETURNED_BYTES_MAX: u64 = 8 << 20;
 fn address(number: usize) -> Ipv4Addr {
     let [_, _, high, low] = u32::try_from(number % ADDRESSES).expect("few").to_be_bytes();
     Ipv4Addr::new(127, 77, high, low + 1)
-}
-
-fn plain_request() -> Vec<u8> {
-    let text = keys(&[("InitiatorName", NAME), ("SessionType", "Discovery"), ("AuthMethod", "None")]);
-    Pdu::new(pdu::LOGIN | pdu::IMMEDIATE, 0x81).with_data(text).encode()
-}
-
-/// The same requests with a random message of the right length.
-fn garbage([first, second]: &[Vec<u8>; 2]) -> [Vec<u8>; 2] {
-    let mut second = second.clone();
-    let from = 48 + "X-example.hikyaku.message=0b".len();
-    let to = second.len() - 8;
-    for (number, byte) in second[from..to].iter_mut().enumerate() {
-        *byte = b'A' + (number * 7 % 26) as u8;
-    }
-    [first.clone(), second]
 }
 
 fn request_status(source: Ipv4Addr, url: &Url, requests: &[Vec<u8>]) -> Result<[u8; 2]> {
@@ -80,34 +65,28 @@ struct Flood {
 
 /// Makes `count` connections from [`ADDRESSES`] addresses, one after the other in each of [`THREADS`] threads.
 fn flood(target: &Target, requests: &[Vec<u8>], count: usize) -> Result<Flood> {
-    let (refused, busy, other) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    let url = target.url(0);
+    let (tally, url) = (&Tally::default(), target.url(0));
     let (cpu, started) = (thread_cpu_seconds(target.pid())?, Instant::now());
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| {
-                let (refused, busy, other) = (&refused, &busy, &other);
-                scope.spawn(move || -> Result<()> {
-                    for number in (thread..count).step_by(THREADS) {
-                        let counter = match request_status(address(number), url, requests)? {
-                            AUTHENTICATION_FAILURE => refused,
-                            SERVICE_UNAVAILABLE => busy,
-                            _ => other,
-                        };
-                        counter.fetch_add(1, Ordering::Relaxed);
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
+        let attack = |thread: usize| {
+            move || -> Result<()> {
+                for number in (thread..count).step_by(THREADS) {
+                    tally.add(Some(request_status(address(number), url, requests)?));
+                }
+                Ok(())
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(attack(thread))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic in a flood"))
     })?;
     let seconds = started.elapsed().as_secs_f64();
+    let [refused, busy] = [AUTHENTICATION_FAILURE, SERVICE_UNAVAILABLE].map(|status| tally.of(status));
+    let cpu_each = (thread_cpu_seconds(target.pid())? - cpu) / count as f64;
     Ok(Flood {
-        refused: refused.into_inner(),
-        busy: busy.into_inner(),
-        other: other.into_inner(),
-        cpu_each: (thread_cpu_seconds(target.pid())? - cpu) / count as f64,
+        refused,
+        busy,
+        other: count as u64 - refused - busy,
+        cpu_each,
         per_second: count as f64 / seconds,
     })
 }
@@ -120,30 +99,24 @@ fn replays(context: &Context, estate: &Estate) -> Result<()> {
     let count = context.amount(400, 4000);
     let plain = flood(&target, &[plain_request()], count)?;
     ensure!(plain.refused == count as u64, "{} of {count} plain logins refused", plain.refused);
-    for (what, requests) in [("replayed", recorded.clone()), ("garbage", garbage(&recorded))] {
+    for (what, requests) in
+        [("replayed", recorded.clone()), ("garbage", garbage(&recorded, &mut context.rng("contact/garbage")))]
+    {
         let flood = flood(&target, &requests, count)?;
+        let Flood { refused, busy, other, .. } = flood;
         ensure!(
-            flood.refused == count as u64,
-            "{what}: of {count} first flights {} refused, {} busy, {} answered",
-            flood.refused,
-            flood.busy,
-            flood.other
+            refused == count as u64,
+            "{what}: of {count} first flights {refused} refused, {busy} busy, {other} answered"
         );
-        let ratio = flood.cpu_each / plain.cpu_each;
-        ensure!(
-            ratio < RATIO_MAX,
-            "{what}: {:.0} us each, {ratio:.1} times a plain login's refusal",
-            flood.cpu_each * 1e6
-        );
+        let (us, ratio) = (flood.cpu_each * 1e6, flood.cpu_each / plain.cpu_each);
+        ensure!(ratio < RATIO_MAX, "{what}: {us:.0} us each, {ratio:.1} times a plain login's refusal");
     }
     // At most one refusal in a second is logged in full.
-    let until = Instant::now() + LIMIT;
-    while !target.log().contains("its handshake was not made for this connection") {
-        ensure!(Instant::now() < until, "the log:\n{}", target.log());
+    wait_until(LIMIT, || {
         request_status(address(0), target.url(0), &recorded)?;
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+        Ok(target.log().contains("its handshake was not made for this connection"))
+    })
+    .with_context(|| format!("the log:\n{}", target.log()))
 }
 
 fn floods(context: &Context, estate: &Estate) -> Result<Map<String, Value>> {
@@ -153,11 +126,11 @@ fn floods(context: &Context, estate: &Estate) -> Result<Map<String, Value>> {
     let kinds = [
         ("plain", vec![plain_request()]),
         ("replayed", recorded.to_vec()),
-        ("garbage", garbage(&recorded).to_vec()),
+        ("garbage", garbage(&recorded, &mut context.rng("contact/garbage")).to_vec()),
         ("enquiries", enquiry().to_vec()),
     ];
     let mut facts = Map::new();
-    let mut plain = 0.0;
+    let mut plain = f64::NAN;
     for (name, requests) in &kinds {
         let Flood { refused, busy, other, cpu_each, per_second } = flood(&target, requests, count)?;
         if *name == "plain" {
@@ -168,14 +141,12 @@ fn floods(context: &Context, estate: &Estate) -> Result<Map<String, Value>> {
             cpu_each * 1e6,
             cpu_each / plain
         );
-        facts.insert(
-            (*name).to_owned(),
-            json!({
-                "connections": count, "status_0201": refused, "status_0301": busy, "answered": other,
-                "per_second": per_second.round(), "cpu_us_each": (cpu_each * 1e7).round() / 10.0,
-                "of_a_plain_login": (cpu_each / plain * 100.0).round() / 100.0,
-            }),
-        );
+        let figures = json!({
+            "connections": count, "status_0201": refused, "status_0301": busy, "answered": other,
+            "per_second": per_second.round(), "cpu_us_each": (cpu_each * 1e7).round() / 10.0,
+            "of_a_plain_login": (cpu_each / plain * 100.0).round() / 100.0,
+        });
+        facts.insert((*name).to_owned(), figures);
     }
     Ok(facts)
 }
@@ -212,12 +183,7 @@ fn flooding<T>(
 }
 
 fn until_busy(busy: &AtomicU64) -> Result<()> {
-    let until = Instant::now() + LIMIT;
-    while busy.load(Ordering::Relaxed) == 0 {
-        ensure!(Instant::now() < until, "the flood is never refused with 0301");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    wait_until(LIMIT, || Ok(busy.load(Ordering::Relaxed) > 0)).context("the flood is never refused with 0301")
 }
 
 /// A host with a listed key at the flooding address: each login succeeds on its first connection.
@@ -226,18 +192,17 @@ fn behind_a_flood(context: &Context, estate: &Estate) -> Result<()> {
     let tap = Tap::passive(target.url(0).port()?)?;
     let endpoint = estate.endpoint(&target, &tap.portal(), &estate.friend, "");
     let logins = context.amount(3, 30);
+    let enquiry = enquiry();
     flooding(
         &target,
-        &enquiry(),
+        &enquiry,
         |_| Ipv4Addr::LOCALHOST,
         |busy| {
             until_busy(busy)?;
-            for _ in 0..logins {
-                ours(context, &["info", &endpoint])?
-                    .success()
-                    .context("a listed key behind a flooding address")?;
-            }
-            Ok(())
+            (0..logins).try_for_each(|_| {
+                let info = ours(context, &["info", &endpoint])?.success();
+                info.context("a listed key behind a flooding address").map(drop)
+            })
         },
     )?;
     let connections = tap.conversations().len();
@@ -249,10 +214,10 @@ fn behind_a_flood(context: &Context, estate: &Estate) -> Result<()> {
 fn right_logins(context: &Context, estate: &Estate) -> Result<()> {
     let target = estate.serve(context, "require")?;
     let recorded = handshake_of(context, estate, &target, &estate.friend)?;
-    let endpoint = estate.endpoint(&target, &target.url(0).portal, &estate.friend, "");
+    let endpoint = estate.friend_at(&target);
     let logins = context.amount(6, 100);
-    for requests in [recorded.to_vec(), garbage(&recorded).to_vec(), enquiry().to_vec()] {
-        flooding(&target, &requests, address, |_| {
+    for requests in [&recorded, &garbage(&recorded, &mut context.rng("contact/garbage")), &enquiry()] {
+        flooding(&target, requests, address, |_| {
             for _ in 0..logins {
                 ours(context, &["info", &endpoint])?.success().context("a listed key beside a flood")?;
             }
@@ -279,35 +244,24 @@ impl Middle for Busy {
     }
 }
 
-type Command<'a> = &'a dyn Fn(&str) -> Vec<String>;
-
 /// Every command that logs in, or requests a key, retries for some seconds when the target is busy.
 fn busy_is_retried(context: &Context, estate: &Estate) -> Result<()> {
     let sealed = estate.serve(context, "require")?;
     let open = Target::serve(context, &[Disk::endpoint("mem:4M")], None, &[])?;
-    let image = estate.dir.path().join("image");
-    empty_file(&image, BYTES)?;
-    let image = image.display().to_string();
-    let commands: [(&Target, Command<'_>); 5] = [
-        (&open, &|portal| vec!["ls".into(), format!("iscsi://{portal}")]),
-        (&open, &|portal| vec!["info".into(), format!("iscsi://{portal}/{}/0", open.url(0).iqn)]),
-        (&open, &|portal| {
-            vec!["compare".into(), image.clone(), format!("iscsi://{portal}/{}/0", open.url(0).iqn)]
-        }),
-        (&sealed, &|portal| vec!["ls".into(), estate.endpoint(&sealed, portal, &estate.friend, "")]),
-        (&sealed, &|portal| {
-            vec![
-                "key".into(),
-                "trust".into(),
-                format!("iscsi://{portal}"),
-                "--key".into(),
-                estate.target.public.clone(),
-            ]
-        }),
+    let image = empty_file(estate.dir.path().join("image"), BYTES)?.display().to_string();
+    let (portal, key) = ("iscsi://PORTAL".to_owned(), &estate.target.public);
+    let lun = open.url(0).at("PORTAL").to_string();
+    let endpoint = estate.endpoint(&sealed, "PORTAL", &estate.friend, "");
+    let commands: [(&Target, &[&str]); 5] = [
+        (&open, &["ls", &portal]),
+        (&open, &["info", &lun]),
+        (&open, &["compare", &image, &lun]),
+        (&sealed, &["ls", &endpoint]),
+        (&sealed, &["key", "trust", &portal, "--key", key]),
     ];
     for (target, command) in commands {
         let tap = Tap::start(target.url(0).port()?, Box::new(|number| Box::new(Busy(number < 2))))?;
-        let arguments = command(&tap.portal());
+        let arguments: Vec<_> = command.iter().map(|word| word.replace("PORTAL", &tap.portal())).collect();
         let output = context.ours(&arguments, LIMIT)?.success().context("after two answers of 0301")?;
         ensure!(tap.conversations().len() > 2, "{}: it did not meet 0301", output.line);
     }
@@ -370,24 +324,17 @@ fn damaged_once(context: &Context, estate: &Estate) -> Result<()> {
 fn damaged_always(context: &Context, estate: &Estate) -> Result<()> {
     let target = estate.serve(context, "require")?;
     // Enquiries pass, so the target's key is known and correct.
-    let tap = Tap::start(
-        target.url(0).port()?,
-        Box::new(|_| {
-            Box::new(Forger::new(|way, n, pdu: &mut Pdu| {
-                if (way, n) == (Way::ToInitiator, 1) && pdu.data.len() > 1000 {
-                    damage_message(pdu);
-                }
-            }))
-        }),
-    )?;
+    let tap = Forger::tap(&target, |way, n, pdu| {
+        if (way, n) == (Way::ToInitiator, 1) && pdu.data.len() > 1000 {
+            damage_message(pdu);
+        }
+    })?;
     for command in ["info", "ls"] {
         let endpoint = estate.endpoint(&target, &tap.portal(), &estate.friend, "");
         let output = refused(ours(context, &[command, &endpoint])?)?;
         let text = output.stderr.to_lowercase();
-        ensure!(
-            text.contains("damaged on the way"),
-            "it does not say that the handshake was damaged:\n{text}"
-        );
+        let is_said = text.contains("damaged on the way");
+        ensure!(is_said, "it does not say that the handshake was damaged:\n{text}");
         for advice in ["key trust", "peers", "not the one we know", "not what the other side expects"] {
             ensure!(!text.contains(advice), "it advises about keys ({advice}):\n{text}");
         }
@@ -408,23 +355,16 @@ fn steps(url: &Url, target: &str, methods: &str) -> Result<Vec<Step>> {
     let mut stream = connect(url, ANSWER)?;
     let response = format!("0x{}", "5a".repeat(32));
     let texts = [
-        keys(&[
-            ("InitiatorName", NAME),
-            ("SessionType", "Normal"),
-            ("TargetName", target),
-            ("AuthMethod", methods),
-        ]),
+        keys(&[&INITIATOR[..], &[("TargetName", target), ("AuthMethod", methods)]].concat()),
         keys(&[("CHAP_A", "7,5")]),
         keys(&[("CHAP_N", "tester"), ("CHAP_R", &response)]),
     ];
     let (mut steps, mut exp_stat_sn) = (Vec::new(), 0);
     for (number, text) in texts.into_iter().enumerate() {
         let transit = if number == 1 { 0 } else { 0x81 };
-        let mut request = Pdu::new(pdu::LOGIN | pdu::IMMEDIATE, transit).with_data(text);
-        request.bhs[8..14].copy_from_slice(&[0x80, 0, 0, 0, 0, 9]);
-        request.set(16, 1).set(24, 1).set(28, exp_stat_sn);
-        stream.write_all(&request.encode())?;
-        let answer = receive(&mut stream)?;
+        let mut request = login_pdu(transit, [0x80, 0, 0, 0, 0, 9], text);
+        stream.write_all(&request.set(28, exp_stat_sn).encode())?;
+        let answer = Pdu::receive(&mut stream).context("an answer of the login")?;
         exp_stat_sn = answer.get(24).wrapping_add(1);
         let pairs = answer.data.split(|&byte| byte == 0).filter(|pair| !pair.is_empty());
         let text = pairs.map(|pair| {
@@ -432,23 +372,13 @@ fn steps(url: &Url, target: &str, methods: &str) -> Result<Vec<Step>> {
             let random = pair.starts_with("CHAP_I=") || pair.starts_with("CHAP_C=");
             if random { pair[..7].to_owned() } else { pair }
         });
-        let status = [answer.bhs[36], answer.bhs[37]];
+        let status = answer.status();
         steps.push(Step { flags: answer.bhs[1], status, text: text.collect() });
         if status != SUCCESS || answer.bhs[1] & 0x80 != 0 {
             break;
         }
     }
     Ok(steps)
-}
-
-fn receive(stream: &mut TcpStream) -> Result<Pdu> {
-    let mut bhs = [0; 48];
-    stream.read_exact(&mut bhs).context("an answer of the login")?;
-    let length = u32::from_be_bytes([0, bhs[5], bhs[6], bhs[7]]) as usize;
-    let mut data = vec![0; length.next_multiple_of(4)];
-    stream.read_exact(&mut data)?;
-    data.truncate(length);
-    Ok(Pdu { bhs, data })
 }
 
 /// The steps of a login to each name are the same, and end with this status.
@@ -479,32 +409,27 @@ fn unknown_with_acl(context: &Context, chap: bool) -> Result<()> {
     let (listed, beside) = ("iqn.2026-11.org.example:listed", "iqn.2026-11.org.example:beside");
     let secret = Credentials::example().secret_file(dir.path())?;
     let account = format!("chap-user = \"tester\"\nsecret-file = \"{}\"\n", secret.display());
-    let text = format!(
-        "[server]\n[[target]]\niqn = \"{listed}\"\n[[target.portal]]\naddress = \"127.0.0.1:0\"\n\
-         [[target.lun]]\nlun = 0\nendpoint = \"mem:4M\"\n\
-         [[target.acl]]\ninitiator = \"iqn.2026-11.org.example:somebody-else\"\n\
-         [[target]]\niqn = \"{beside}\"\n[[target.portal]]\naddress = \"127.0.0.1:0\"\n\
-         [[target.lun]]\nlun = 0\nendpoint = \"mem:4M\"\n\
-         [[target.acl]]\ninitiator = \"iqn.2026-11.org.example:yet-another\"\n{}",
-        if chap { account.as_str() } else { "" }
-    );
+    let target = |iqn: &str, initiator: &str| {
+        format!(
+            "[[target]]\niqn = \"{iqn}\"\n[[target.portal]]\naddress = \"127.0.0.1:0\"\n\
+             [[target.lun]]\nlun = 0\nendpoint = \"mem:4M\"\n\
+             [[target.acl]]\ninitiator = \"iqn.2026-11.org.example:{initiator}\"\n"
+        )
+    };
+    let targets = target(listed, "somebody-else") + &target(beside, "yet-another");
     let path = dir.path().join("hikyaku.toml");
-    std::fs::write(&path, text)?;
+    std::fs::write(&path, format!("[server]\n{targets}{}", if chap { account.as_str() } else { "" }))?;
     let mut command = context.command_in(dir.path());
-    command.args(["serve", "--config"]).arg(&path);
-    let mut running = crate::Running::start(&mut command)?;
-    let url = running.wait_stdout("a URL", LIMIT, |text| {
-        text.lines().find(|line| line.starts_with("iscsi://")).map(Url::parse)
-    })??;
+    let server = Server::start(command.args(["serve", "--config"]).arg(&path), 1)?;
     let status = if chap { AUTHENTICATION_FAILURE } else { [2, 2] };
-    alike(&url, &[listed, beside, UNKNOWN], status)
+    alike(&server.url, &[listed, beside, UNKNOWN], status)
 }
 
 /// Idle connections cost little memory, release it, and keep no login out.
 fn idle(context: &Context, estate: &Estate) -> Result<()> {
-    raise_descriptors(2 * IDLE as u64)?;
+    raise_descriptor_limit(2 * IDLE as u64)?;
     let target = estate.serve(context, "require")?;
-    let endpoint = estate.endpoint(&target, &target.url(0).portal, &estate.friend, "");
+    let endpoint = estate.friend_at(&target);
     ours(context, &["info", &endpoint])?.success()?;
     let (before, open) = (resident_bytes(target.pid())?, descriptors(target.pid())?);
     let offer = enquiry()[0].clone();
@@ -521,33 +446,15 @@ fn idle(context: &Context, estate: &Estate) -> Result<()> {
         }
         peak = peak.max(resident_bytes(target.pid())?);
         drop(connections);
-        let until = Instant::now() + LIMIT;
-        while descriptors(target.pid())? > open {
-            ensure!(Instant::now() < until, "{} descriptors stay open", descriptors(target.pid())?);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until(LIMIT, || Ok(descriptors(target.pid())? <= open))
+            .with_context(|| format!("descriptors stay open: {:?}", descriptors(target.pid())))?;
     }
     let after = resident_bytes(target.pid())?;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     println!("  idle: {:.1} MiB before, {:.1} at most, {:.1} after", mib(before), mib(peak), mib(after));
-    ensure!(
-        peak <= before + IDLE_BYTES_MAX,
-        "{IDLE} idle connections: {:.1} MiB more",
-        mib(peak) - mib(before)
-    );
+    let more = mib(peak) - mib(before);
+    ensure!(peak <= before + IDLE_BYTES_MAX, "{IDLE} idle connections: {more:.1} MiB more");
     ensure!(after <= before + RETURNED_BYTES_MAX, "{:.1} MiB are kept", mib(after) - mib(before));
-    Ok(())
-}
-
-fn raise_descriptors(count: u64) -> Result<()> {
-    // SAFETY: plain data that the calls fill in and read.
-    unsafe {
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        limit.rlim_cur = limit.rlim_cur.max(count).min(limit.rlim_max);
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        ensure!(limit.rlim_cur >= count, "only {} descriptors are allowed", limit.rlim_cur);
-    }
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use rand::rngs::StdRng;
 use tempfile::TempDir;
 
 use super::super::Ahead;
+use crate::seal::Keys;
 use crate::tap::{Middle, Passive, Tap, Way};
 use crate::{Cases, Context, Disk, Output, Running, Scene, Target, random, scratch};
 
@@ -146,27 +147,20 @@ impl Middle for Renamed {
     }
 }
 
-struct Keys {
+/// A target's keys, those of its peer, and the list of peers.
+struct Estate {
     dir: TempDir,
-    public: String,
+    target: Keys,
+    friend: Keys,
 }
 
-impl Keys {
+impl Estate {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
-        let key = |name: &str| -> Result<String> {
-            let path = dir.path().join(name).display().to_string();
-            let output = context.ours(&["key", "new", &path], LIMIT)?.success()?;
-            Ok(output.stdout.trim().to_owned())
-        };
-        let (public, friend) = (key("target.key")?, key("friend.key")?);
-        let peers = format!("[[peer]]\nname = \"friend\"\npublic-key = \"{friend}\"\n");
-        std::fs::write(dir.path().join("peers.toml"), peers)?;
-        Ok(Self { dir, public })
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).display().to_string()
+        let [target, friend] = ["target", "friend"].map(|name| Keys::new(context, dir.path(), name));
+        let (target, friend) = (target?, friend?);
+        std::fs::write(dir.path().join("peers.toml"), friend.peer("friend", ""))?;
+        Ok(Self { dir, target, friend })
     }
 }
 
@@ -203,7 +197,7 @@ impl Outcome {
 /// Starts a copy of seeded data; `middle` returns the attacker for the connection with a given number.
 fn start(
     context: &Context,
-    keys: &Keys,
+    estate: &Estate,
     kind: Kind,
     seed: u64,
     middle: impl Fn(usize, &Arc<AtomicUsize>) -> Box<dyn Middle> + Send + 'static,
@@ -214,7 +208,8 @@ fn start(
     let (source, destination) = if kind.is_upload { (&local, &served) } else { (&served, &local) };
     std::fs::write(source, &data)?;
     std::fs::write(destination, vec![0; BYTES])?;
-    let (identity, peers) = (keys.path("target.key"), keys.path("peers.toml"));
+    let Estate { dir: keys, target: own, friend } = estate;
+    let (identity, peers) = (own.path(), keys.path().join("peers.toml").display().to_string());
     let arguments: &[&str] = match kind.is_sealed {
         true => &["--seal", "require", "--identity", &identity, "--peers", &peers],
         false => &["--seal", "off"],
@@ -223,17 +218,15 @@ fn start(
     let done = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&done);
     let tap = Tap::start(target.url(0).port()?, Box::new(move |index| middle(index, &counted)))?;
-    let (portal, iqn) = (tap.portal(), &target.url(0).iqn);
+    let url = target.url(0).at(&tap.portal());
     let url = match kind.is_sealed {
-        true => format!(
-            "iscsi://{portal}/{iqn}/0,timeout={TIMEOUT_S}s,seal=require,suite={},identity={},peer-key={}",
-            SUITES[(seed % 4) as usize],
-            keys.path("friend.key"),
-            keys.public
-        ),
-        false => format!(
-            "iscsi://{portal}/{iqn}/0?header_digest=crc32c&data_digest=crc32c,timeout={TIMEOUT_S}s,seal=off"
-        ),
+        true => {
+            let (suite, identity, key) = (SUITES[(seed % 4) as usize], friend.path(), &own.public);
+            format!(
+                "{url},timeout={TIMEOUT_S}s,seal=require,suite={suite},identity={identity},peer-key={key}"
+            )
+        }
+        false => format!("{url}?header_digest=crc32c&data_digest=crc32c,timeout={TIMEOUT_S}s,seal=off"),
     };
     let local = local.display().to_string();
     let (from, to) = if kind.is_upload { (&local, &url) } else { (&url, &local) };
@@ -252,7 +245,7 @@ fn difference(found: &[u8], wanted: &[u8]) -> Option<usize> {
 impl Copying {
     fn finish(mut self) -> Result<(Outcome, Output)> {
         let output = self.running.finish(LIMIT)?;
-        ensure!(!self.target.ended(), "the target has ended by itself\n{}", self.target.log());
+        self.target.running.alive()?;
         let connections = self.tap.conversations().len();
         match judge(self.kind, &output, connections, &self.destination, &self.data) {
             Ok(outcome) => Ok((outcome, output)),
@@ -281,9 +274,9 @@ fn judge(kind: Kind, output: &Output, connections: usize, found: &Path, data: &[
     }
 }
 
-fn start_flipped(context: &Context, keys: &Keys, kind: Kind, name: &str) -> Result<Copying> {
+fn start_flipped(context: &Context, estate: &Estate, kind: Kind, name: &str) -> Result<Copying> {
     let seed = context.seed_for(&format!("attack/{name}"));
-    start(context, keys, kind, seed, move |index, done| {
+    start(context, estate, kind, seed, move |index, done| {
         let mut rng = random::seeded(seed ^ (index as u64) << 32 | 1);
         match index {
             0 => Box::new(Flips::draw(&mut rng, kind, done)),
@@ -293,7 +286,7 @@ fn start_flipped(context: &Context, keys: &Keys, kind: Kind, name: &str) -> Resu
     })
 }
 
-fn random(context: &Context, keys: &Scene<'_, Keys>, cases: &mut Cases) {
+fn random(context: &Context, estate: &Scene<'_, Estate>, cases: &mut Cases) {
     let kind = |number: usize| Kind::ALL[number % Kind::ALL.len()];
     let name = |number: usize| format!("flips-{}-{number}", kind(number).name());
     let mut outcomes = BTreeMap::<String, usize>::new();
@@ -305,7 +298,7 @@ fn random(context: &Context, keys: &Scene<'_, Keys>, cases: &mut Cases) {
         cases.check_some(sample, &name(number), || {
             copies += 1;
             let copying = ahead.take(context, number, COPIES, |number| {
-                start_flipped(context, keys.get()?, kind(number), &name(number))
+                start_flipped(context, estate.get()?, kind(number), &name(number))
             })?;
             let done = Arc::clone(&copying.done);
             let result = copying.finish();
@@ -321,46 +314,43 @@ fn random(context: &Context, keys: &Scene<'_, Keys>, cases: &mut Cases) {
     cases.fact("flips_outcomes", serde_json::to_value(outcomes).unwrap_or_default());
 }
 
-fn undisturbed(context: &Context, keys: &Keys, kind: Kind) -> Result<()> {
-    let copying = start(context, keys, kind, 1, |_, _| Box::new(Passive))?;
+fn undisturbed(context: &Context, estate: &Estate, kind: Kind) -> Result<()> {
+    let copying = start(context, estate, kind, 1, |_, _| Box::new(Passive))?;
     let (outcome, output) = copying.finish()?;
     ensure!(outcome == Outcome::Untouched, "{}: {output}", outcome.name());
     Ok(())
 }
 
 /// A requested digest is negotiated away by one bit: the copy is refused, and the message names the key.
-fn renamed(context: &Context, keys: &Keys, kind: Kind, key: &'static str, way: Way) -> Result<()> {
+fn renamed(context: &Context, estate: &Estate, kind: Kind, key: &'static str, way: Way) -> Result<()> {
     let data = (kind.data_way(), BYTES / 2);
-    let copying = start(context, keys, kind, 2, move |_, done| {
+    let copying = start(context, estate, kind, 2, move |_, done| {
         Box::new(Renamed { key, way, data, passed: [0; 2], done: Arc::clone(done) })
     })?;
     let done = Arc::clone(&copying.done);
     let (outcome, output) = copying.finish()?;
     ensure!(done.load(Ordering::Relaxed) > 0, "the login has no key {key}");
-    ensure!(
-        matches!(outcome, Outcome::Refused(_)),
-        "{key} was negotiated away, and the copy goes on without: {}",
-        outcome.name()
-    );
+    let (is_refused, name) = (matches!(outcome, Outcome::Refused(_)), outcome.name());
+    ensure!(is_refused, "{key} was negotiated away, and the copy goes on without: {name}");
     ensure!(output.stderr.contains(key), "the message does not name {key}:\n{}", output.stderr);
     Ok(())
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    let keys = Scene::new(|| Keys::new(context));
+    let estate = Scene::new(|| Estate::new(context));
     for kind in Kind::ALL {
         let name = format!("flips-control-{}", kind.name());
-        cases.check(&name, || undisturbed(context, keys.get()?, kind));
+        cases.check(&name, || undisturbed(context, estate.get()?, kind));
     }
     for kind in Kind::ALL.into_iter().filter(|kind| !kind.is_sealed) {
         for key in ["HeaderDigest", "DataDigest"] {
             for (way, side) in [(Way::ToTarget, "offer"), (Way::ToInitiator, "answer")] {
                 let name = format!("flips-{}-{}-{side}", kind.name(), key.to_lowercase());
-                cases.check(&name, || renamed(context, keys.get()?, kind, key, way));
+                cases.check(&name, || renamed(context, estate.get()?, kind, key, way));
             }
         }
     }
-    random(context, &keys, cases);
+    random(context, &estate, cases);
 }
 
 #[cfg(test)]
@@ -368,15 +358,7 @@ mod tests {
     use super::*;
 
     fn output(code: Option<i32>, stderr: &str) -> Output {
-        Output {
-            code,
-            signal: None,
-            timed_out: code.is_none(),
-            stdout: String::new(),
-            stderr: stderr.into(),
-            seconds: 0.0,
-            line: String::new(),
-        }
+        Output { code, timed_out: code.is_none(), stderr: stderr.into(), ..Output::default() }
     }
 
     #[test]

@@ -1,35 +1,25 @@
 //! Keys of a live session: renewal by a fresh exchange, and what the keys of one generation can decrypt.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use seal::Suite;
 
 use super::super::FULL_ONLY;
 use super::super::sealed::estate::Estate;
-use super::super::sealed::insider::who;
+use super::super::sealed::insider::{closed_silently, renew};
 use crate::pdu::Session;
-use crate::process::{Surroundings, run};
 use crate::seal::Who;
-use crate::{Cases, Context, Disk, Scene, Target, Url};
+use crate::{Cases, Context, Disk, Scene, Target, Url, run};
 
 const NAME: &str = "iqn.2026-11.org.example:fresh";
 const BYTES: u64 = 1 << 20;
-const CLOSED: Duration = Duration::from_secs(5);
 
 fn login(url: &Url, who: &Who, number: u8) -> Result<Session> {
     let mut session = Session::login_sealed(url, NAME, [0x80, 0, 0, 0, 1, number], who)?;
     session.blocks(0)?;
-    session.stream.set_read_timeout(Some(CLOSED))?;
     Ok(session)
-}
-
-fn exchange(session: &mut Session) -> Result<()> {
-    let seal = session.seal.as_mut().context("a sealed session")?;
-    let offer = seal.offer()?;
-    session.stream.write_all(&offer)?;
-    seal.receive_answer(&mut session.stream).context("the answer to an offer of fresh keys")
 }
 
 /// The target answers an offer at any time with its own fresh keys, and both directions continue in the next
@@ -39,7 +29,7 @@ fn answered(url: &Url, who: &Who) -> Result<()> {
     let mut session = login(url, who, 1)?;
     let data = vec![0x5a; 32 * 512];
     for generation in 1..=5_u16 {
-        exchange(&mut session)?;
+        renew(&mut session)?;
         session.write(0, 64, &data).with_context(|| format!("generation {generation}"))?;
         ensure!(session.read(0, 64, 32)? == data, "generation {generation}");
         let channel = &session.seal.as_ref().context("sealed")?.channel;
@@ -52,7 +42,7 @@ fn answered(url: &Url, who: &Who) -> Result<()> {
 /// An offer altered in transit ends its connection, and no other.
 fn altered(url: &Url, who: &Who) -> Result<()> {
     let mut other = login(url, who, 2)?;
-    exchange(&mut other)?;
+    renew(&mut other)?;
     for (number, at) in [2, 3, 4, 40, 1219, 1235].into_iter().enumerate() {
         let mut session = login(url, who, 3)?;
         let mut offer = session.seal.as_mut().context("sealed")?.offer()?;
@@ -61,14 +51,7 @@ fn altered(url: &Url, who: &Who) -> Result<()> {
         offer.resize(4096, 0);
         // The target may have closed before it received everything.
         let _ = session.stream.write_all(&offer);
-        let mut rest = Vec::new();
-        match session.stream.read_to_end(&mut rest) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                bail!("byte {at}: the connection stands")
-            }
-            // A reset also counts as the end.
-            _ => ensure!(rest.is_empty(), "byte {at}: it says {} bytes first", rest.len()),
-        }
+        closed_silently(session).with_context(|| format!("byte {at}"))?;
         other.read(0, number as u32, 1).with_context(|| format!("the other session, byte {at}"))?;
     }
     other.logout()
@@ -82,13 +65,11 @@ const COMPARED: u64 = UNIT_BYTES_DUE + (1 << 30);
 /// A real session that transfers more than 2^36 bytes exchanges keys once, and the data before and after the exchange
 /// is correct.
 fn after_64_gib(context: &Context, estate: &Estate) -> Result<()> {
-    let identity = estate.target.file.display().to_string();
-    let peers = estate.peers.display().to_string();
     let pattern = format!("pattern:{COMPARED}");
+    let (identity, peers) = (estate.target.path(), estate.peers.display().to_string());
     let arguments = ["--seal", "require", "--identity", &identity, "--peers", &peers];
-    let disks = [Disk::endpoint(&pattern)];
-    let target = Target::serve_with(context, &disks, None, &arguments, &Surroundings::default())?;
-    let endpoint = estate.endpoint(&target, &target.url(0).portal, &estate.friend, "");
+    let target = Target::serve(context, &[Disk::endpoint(&pattern)], None, &arguments)?;
+    let endpoint = estate.friend_at(&target);
     let mut command = context.command();
     command.args(["compare", &pattern, &endpoint]).env("HIKYAKU_LOG", "debug");
     let output = run(&mut command, Duration::from_secs(600))?.success()?;
@@ -105,7 +86,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     });
     let friend = |suite| {
         let (estate, target) = scene.get()?;
-        anyhow::Ok((target.url(0), who(&estate.friend, &estate.target, suite)?))
+        anyhow::Ok((target.url(0), estate.friend.who(&estate.target, suite)?))
     };
     for suite in [Suite::Aes256Gcm, Suite::Aegis128X2] {
         cases.check(&format!("fresh-offer-is-answered-{}", suite.name().to_lowercase()), || {

@@ -10,8 +10,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
+use crate::cases::Rows;
+use crate::files::random_file;
 use crate::process::{Running, Surroundings};
-use crate::{Cases, Context, Disk, Output, Scene, Target, run, scratch};
+use crate::seal::Keys;
+use crate::{Cases, Context, Disk, Output, Scene, Target, program, run, scratch};
 use steps::is_root;
 
 /// Time limit of a command: a refusal takes milliseconds, and a server that starts instead is killed here.
@@ -25,16 +28,16 @@ const TARGET_PASSWORD: &str = "battery-staple-42";
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
     let home = Scene::new(|| Home::new(context));
-    for file in Trusted::ALL {
+    for (file, of) in TRUSTED {
         for (name, mode) in [("group", 0o620), ("all", 0o602)] {
-            cases.check(&format!("host-{}-writable-by-{name}", file.name()), || {
+            cases.check(&format!("host-{of}-writable-by-{name}"), || {
                 let home = home.get()?;
                 let path = home.make(file)?;
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
                 refused(home.use_it(context, file)?, &path, &["others may write", &format!("{mode:03o}")])
             });
         }
-        cases.check(&format!("host-{}-of-a-stranger", file.name()), || {
+        cases.check(&format!("host-{of}-of-a-stranger"), || {
             if !is_root() {
                 return Ok(());
             }
@@ -43,19 +46,16 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
             std::os::unix::fs::chown(&path, Some(STRANGER), None)?;
             refused(home.use_it(context, file)?, &path, &["belongs to user 54321"])
         });
-        cases.check(&format!("host-{}-is-a-fifo", file.name()), || {
+        cases.check(&format!("host-{of}-is-a-fifo"), || {
             let home = home.get()?;
             let path = home.make(file)?;
             make_fifo(&path)?;
             let output = home.use_it(context, file)?;
-            ensure!(!output.timed_out, "{}: {output}", output.line);
-            let name = path.display().to_string();
-            ensure!(output.code != Some(0) && output.stderr.contains("FIFO"), "{output}");
-            ensure!(output.stderr.contains(&name), "{output}");
-            Ok(())
+            ensure!(!output.timed_out && output.code != Some(0), "{}: {output}", output.line);
+            output.says_all(&["FIFO", &path.display().to_string()]).map(drop)
         });
         if file.is_secret() {
-            cases.check(&format!("host-{}-readable-by-others", file.name()), || {
+            cases.check(&format!("host-{of}-readable-by-others"), || {
                 let home = home.get()?;
                 let path = home.make(file)?;
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o640))?;
@@ -63,10 +63,13 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
             });
         }
     }
-    cases.check("host-create-is-private", || create_is_private(context));
-    cases.check("host-hooks-see-no-password", || hooks_see_no_password(context));
-    cases.check("host-process-shows-no-password", || process_shows_no_password(context));
-    cases.check("host-messages-show-no-password", || messages_show_no_password(context));
+    let rows: Rows<'_> = &[
+        ("host-create-is-private", create_is_private),
+        ("host-hooks-see-no-password", hooks_see_no_password),
+        ("host-process-shows-no-password", process_shows_no_password),
+        ("host-messages-show-no-password", messages_show_no_password),
+    ];
+    cases.check_each(context, rows);
     cases.check("host-messages-command-no-terminal", || messages_command_no_terminal(context, home.get()?));
     for back_end in ["uring", "portable"] {
         cases.check(&format!("host-sandbox-{back_end}"), || sandboxed(context, back_end));
@@ -87,31 +90,18 @@ enum Trusted {
     TlsKey,
 }
 
+const TRUSTED: [(Trusted, &str); 8] = [
+    (Trusted::Peers, "peers"),
+    (Trusted::Config, "config"),
+    (Trusted::KnownTargets, "known-targets"),
+    (Trusted::ChapSecret, "chap-secret"),
+    (Trusted::InitiatorSecret, "initiator-secret"),
+    (Trusted::Psk, "psk"),
+    (Trusted::Identity, "identity"),
+    (Trusted::TlsKey, "tls-key"),
+];
+
 impl Trusted {
-    const ALL: [Self; 8] = [
-        Self::Peers,
-        Self::Config,
-        Self::KnownTargets,
-        Self::ChapSecret,
-        Self::InitiatorSecret,
-        Self::Psk,
-        Self::Identity,
-        Self::TlsKey,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Peers => "peers",
-            Self::Config => "config",
-            Self::KnownTargets => "known-targets",
-            Self::ChapSecret => "chap-secret",
-            Self::InitiatorSecret => "initiator-secret",
-            Self::Psk => "psk",
-            Self::Identity => "identity",
-            Self::TlsKey => "tls-key",
-        }
-    }
-
     fn is_secret(self) -> bool {
         !matches!(self, Self::Peers | Self::Config | Self::KnownTargets)
     }
@@ -119,18 +109,14 @@ impl Trusted {
 
 struct Home {
     directory: TempDir,
-    key: String,
-    public: String,
+    keys: Keys,
 }
 
 impl Home {
     fn new(context: &Context) -> Result<Self> {
         let directory = scratch()?;
-        let file = directory.path().join("first.key");
-        let made =
-            run(context.command_in(directory.path()).args(["key", "new"]).arg(&file), LIMIT)?.success()?;
-        let key = fs::read_to_string(&file)?.lines().last().context("a key file has a line")?.to_owned();
-        Ok(Self { directory, key, public: made.stdout.trim().to_owned() })
+        let keys = Keys::new(context, directory.path(), "first")?;
+        Ok(Self { directory, keys })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -148,16 +134,13 @@ impl Home {
         Ok(path)
     }
 
-    fn peers(&self, psk: bool) -> String {
-        let psk =
-            if psk { format!("psk-file = \"{}\"\n", self.path("psk").display()) } else { String::new() };
-        format!("[[peer]]\nname = \"laptop\"\npublic-key = \"{}\"\n{psk}", self.public)
-    }
-
     fn make(&self, file: Trusted) -> Result<PathBuf> {
-        let peers = self.write("peers.toml", &self.peers(matches!(file, Trusted::Psk)), 0o600)?;
-        let psk = self.write("psk", &format!("{}\n", self.key), 0o600)?;
-        let identity = self.write("target.key", &format!("{}\n", self.key), 0o600)?;
+        let key = self.keys.secret()?;
+        let psk = self.write("psk", &format!("{key}\n"), 0o600)?;
+        let of_psk = format!("psk-file = \"{}\"", psk.display());
+        let more = if matches!(file, Trusted::Psk) { &of_psk } else { "" };
+        let peers = self.write("peers.toml", &self.keys.peer("laptop", more), 0o600)?;
+        let identity = self.write("target.key", &format!("{key}\n"), 0o600)?;
         let secret = self.write("chap.secret", &format!("{PASSWORD}\n"), 0o600)?;
         Ok(match file {
             Trusted::Peers => peers,
@@ -173,13 +156,13 @@ impl Home {
                 self.write("hikyaku.toml", &text, 0o600)?
             }
             Trusted::KnownTargets => {
-                let line = format!("127.0.0.1:1 {}\n", self.public);
+                let line = format!("127.0.0.1:1 {}\n", self.keys.public);
                 self.write("config/hikyaku/known-targets", &line, 0o600)?
             }
             Trusted::TlsKey => {
                 let (certificate, key) = (self.path("tls.crt"), self.path("tls.key"));
                 let _ = fs::remove_file(&key);
-                let mut openssl = std::process::Command::new("openssl");
+                let mut openssl = program("openssl")?;
                 openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
                 openssl.args(["-nodes", "-days", "2", "-subj", "/CN=localhost", "-out"]).arg(&certificate);
                 run(openssl.arg("-keyout").arg(&key), LIMIT)?.success()?;
@@ -191,31 +174,25 @@ impl Home {
     fn use_it(&self, context: &Context, file: Trusted) -> Result<Output> {
         let path = |name: &str| self.path(name).display().to_string();
         let mut command = context.command_in(self.directory.path());
+        let serve = ["serve", "--listen", "127.0.0.1:0"];
         match file {
             Trusted::KnownTargets => command.args(["ls", "iscsi://127.0.0.1:1"]),
             Trusted::InitiatorSecret => {
                 let options = format!("chap-user=u,chap-secret-file={}", path("chap.secret"));
                 command.args(["info", &format!("iscsi://127.0.0.1:2/iqn.2026-11.example:x/0,{options}")])
             }
-            _ => {
-                command.args(["serve", "--listen", "127.0.0.1:0"]);
-                match file {
-                    Trusted::Config => command.args(["--config", &path("hikyaku.toml")]),
-                    Trusted::ChapSecret => command.args([
-                        "mem:1M",
-                        "--chap-user",
-                        "u",
-                        "--chap-secret-file",
-                        &path("chap.secret"),
-                    ]),
-                    Trusted::TlsKey => {
-                        command.args(["mem:1M", "--tls", &format!("{},{}", path("tls.crt"), path("tls.key"))])
-                    }
-                    _ => {
-                        let (peers, identity) = (path("peers.toml"), path("target.key"));
-                        command.args(["mem:1M", "--peers", &peers, "--identity", &identity])
-                    }
-                }
+            Trusted::Config => command.args(serve).args(["--config", &path("hikyaku.toml")]),
+            Trusted::ChapSecret => {
+                let secret = path("chap.secret");
+                command.args(serve).args(["mem:1M", "--chap-user", "u", "--chap-secret-file", &secret])
+            }
+            Trusted::TlsKey => {
+                let files = format!("{},{}", path("tls.crt"), path("tls.key"));
+                command.args(serve).args(["mem:1M", "--tls", &files])
+            }
+            Trusted::Peers | Trusted::Psk | Trusted::Identity => {
+                let (peers, identity) = (path("peers.toml"), path("target.key"));
+                command.args(serve).args(["mem:1M", "--peers", &peers, "--identity", &identity])
             }
         };
         run(&mut command, LIMIT)
@@ -231,24 +208,16 @@ pub(super) fn make_fifo(path: &Path) -> Result<()> {
 }
 
 fn refused(output: Output, path: &Path, words: &[&str]) -> Result<()> {
-    let output = output.expect(UNTRUSTED)?;
     let path = path.display().to_string();
-    for word in words.iter().chain(&[path.as_str(), "try: ch"]) {
-        ensure!(output.stderr.contains(word), "{}: no '{word}' in\n{}", output.line, output.stderr);
-    }
-    Ok(())
+    output.expect(UNTRUSTED)?.says_all(words)?.says_all(&[&path, "try: ch"]).map(drop)
 }
 
 /// `create` makes files for their owner only, whatever the umask allows.
 fn create_is_private(context: &Context) -> Result<()> {
     let home = scratch()?;
     let image = home.path().join("new.img");
-    let mut shell = std::process::Command::new("sh");
-    for (name, value) in context.command_in(home.path()).get_envs() {
-        if let Some(value) = value {
-            shell.env(name, value);
-        }
-    }
+    let mut shell = program("sh")?;
+    shell.envs(context.command_in(home.path()).get_envs().filter_map(|(name, value)| Some((name, value?))));
     shell.args(["-c", "umask 0; exec \"$@\"", "sh"]).arg(&context.hikyaku);
     let endpoint = format!("{},create,size=1M", image.display());
     run(shell.args(["copy", "pattern:1M", &endpoint]), LIMIT)?.success()?;
@@ -380,11 +349,10 @@ fn threads(pid: u32) -> Result<Vec<String>> {
 /// order.
 fn sandboxed(context: &Context, back_end: &str) -> Result<()> {
     let home = scratch()?;
-    let image = home.path().join("disk.img");
-    crate::files::random_file(&image, 8 << 20, context.seed_for("attack/host"))?;
+    let image = random_file(home.path().join("disk.img"), 8 << 20, context.seed_for("attack/host"))?;
     let surroundings = Surroundings::variable("HIKYAKU_IO", back_end);
     let disks = [Disk::file(&image), Disk::file(&home.path().join("other.img")).option("create,size=8M")];
-    let mut target = Target::serve_with(context, &disks, None, &[], &surroundings)?;
+    let target = Target::serve_with(context, &disks, None, &[], &surroundings)?;
     let bound = |when: &str| -> Result<()> {
         let threads = threads(target.pid())?;
         ensure!(threads.len() > 2, "{} threads", threads.len());
@@ -400,14 +368,13 @@ fn sandboxed(context: &Context, back_end: &str) -> Result<()> {
     };
     bound("ready")?;
     let (one, other) = (target.url(0).to_string(), target.url(1).to_string());
-    let copied = context.ours(&["copy", "--verify", "--force", "--offload", "off", &one, &other], LIMIT)?;
-    copied.success()?;
-    context.ours(&["copy", "--force", "--offload", "require", &one, &other], LIMIT)?.success()?;
+    for offload in [&["--offload", "off", "--verify"][..], &["--offload", "require"]] {
+        context.ours(&[&["copy", "--force", &one, &other], offload].concat(), LIMIT)?.success()?;
+    }
     bound("after copies")?;
     let log = target.log();
     ensure!(!log.contains("panicked") && !log.contains("not permitted"), "{log}");
-    target.signal(libc::SIGTERM)?;
-    target.finish(LIMIT)?.expect(0)?;
+    target.terminate(LIMIT)?.expect(0)?;
     ensure!(fs::read(&image)? == fs::read(home.path().join("other.img"))?, "the copies differ");
     Ok(())
 }

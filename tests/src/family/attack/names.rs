@@ -5,46 +5,33 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use serde_json::Value;
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use crate::pdu::{Pdu, keys};
-use crate::process::{Surroundings, enter};
-use crate::{Cases, Context, Output, Running, find_program, free_port, program, run, scratch};
+use crate::cases::Rows;
+use crate::pdu::{LOGIN_RESPONSE, Pdu, keys};
+use crate::process::{Surroundings, within};
+use crate::relay::Acceptor;
+use crate::{Cases, Context, Output, Running, Server, find_program, free_port, program, run, scratch};
 use steps::is_root;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const IQN: &str = "iqn.2026-11.example.attack:names";
-const LOGIN_RESPONSE: u8 = 0x23;
 const NOBODY: u32 = 65534;
 /// Files under `/etc` that the C library reads.
 const ETC_FILES: &[&str] = &["hosts", "host.conf", "nsswitch.conf", "passwd", "group", "ld.so.cache"];
 
-/// Spellings of 127.0.0.1 that connect to it.
-const SPELLINGS: &[&str] = &[
-    "localhost",
-    "LocalHost",
-    "127.1",
-    "127.0.0.01",
-    "2130706433",
-    "0x7f000001",
-    "[::ffff:127.0.0.1]",
-    "[::ffff:7f00:1]",
-    "127.0.0.1",
-    // Linux connects the unspecified address to the loopback address.
-    "0.0.0.0",
-    "0",
-    "[::ffff:0.0.0.0]",
-];
+/// Spellings of 127.0.0.1 that connect to it, separated by spaces. Linux connects the unspecified address to the
+/// loopback address.
+const SPELLINGS: &str = "localhost LocalHost 127.1 127.0.0.01 2130706433 0x7f000001 [::ffff:127.0.0.1] \
+    [::ffff:7f00:1] 127.0.0.1 0.0.0.0 0 [::ffff:0.0.0.0]";
 
 /// Lines of known targets that name no host; PORT and KEY stand for those of the known target.
 const MISTAKEN_LINES: &[&str] = &[
@@ -65,12 +52,13 @@ pub(in crate::family) struct Scene<'a> {
     pub(in crate::family) target_key: String,
 }
 
-struct Server {
+/// A target, sealed or not.
+struct Reached {
     running: Running,
     port: u16,
 }
 
-impl Server {
+impl Reached {
     fn saw_no_login(&self) -> Result<()> {
         let log = self.running.stderr();
         ensure!(!log.contains(" logged in "), "the rogue had a session:\n{log}");
@@ -110,34 +98,34 @@ impl<'a> Scene<'a> {
     }
 
     /// Serves 8 MiB at a port of the address `ip`, 0 for any.
-    fn serve(&self, port: u16, policy: &[&str], surroundings: &Surroundings, ip: &str) -> Result<Server> {
+    fn serve(&self, port: u16, policy: &[&str], surroundings: &Surroundings, ip: &str) -> Result<Reached> {
         let mut command = self.command();
         surroundings.apply(&mut command);
         command.args(["serve", "mem:8M", "--iqn", IQN, "--listen", &format!("{ip}:{port}")]).args(policy);
-        let mut running = Running::start(&mut command)?;
-        let port = running.wait_stdout("URL", LIMIT, |text| {
-            let line = text.lines().find(|line| line.starts_with("iscsi://"))?;
-            line.split('/').nth(2)?.rsplit(':').next()?.parse().ok()
-        })?;
-        Ok(Server { running, port })
+        let Server { running, url } = Server::start(&mut command, 1)?;
+        Ok(Reached { running, port: url.port()? })
     }
 
-    fn sealed(&self) -> Result<Server> {
+    fn sealed(&self) -> Result<Reached> {
         let (identity, peers) = (self.path("target.key"), self.path("peers.toml"));
         self.serve(0, &["--identity", &identity, "--peers", &peers], &Surroundings::default(), "127.0.0.1")
     }
 
-    fn rogue(&self, port: u16) -> Result<Server> {
+    fn rogue(&self, port: u16) -> Result<Reached> {
         self.serve(port, &["--seal", "off"], &Surroundings::default(), "127.0.0.1")
     }
 
     fn trust(&self, host: &str, port: u16) -> Result<()> {
         let url = format!("iscsi://{host}:{port}");
-        self.ours(&["key", "trust", &url, "--key", &self.target_key])?.success()?;
-        Ok(())
+        self.ours(&["key", "trust", &url, "--key", &self.target_key])?.success().map(drop)
     }
 
-    fn replaced(&self, known_as: &str) -> Result<Server> {
+    /// `copy` to the LUN `url` is refused, with these words.
+    fn copy_is_refused(&self, url: &str, words: &[&str]) -> Result<()> {
+        refused(self.ours(&["copy", "pattern:1M", url, "--force", "--json"])?, words)
+    }
+
+    fn replaced(&self, known_as: &str) -> Result<Reached> {
         let sealed = self.sealed()?;
         let port = sealed.port;
         self.trust(known_as, port)?;
@@ -180,8 +168,7 @@ fn lun(host: &str, port: u16) -> String {
 
 fn refused(output: Output, words: &[&str]) -> Result<()> {
     let output = output.expect(4)?;
-    let line = output.stderr.lines().last().context("nothing on stderr")?;
-    let error = serde_json::from_str::<Value>(line)?["error"].clone();
+    let error = output.json_error()?;
     let cause = error["cause"].as_str().unwrap_or_default();
     for word in words {
         ensure!(cause.contains(word), "{}: no {word:?} in {error}", output.line);
@@ -207,19 +194,16 @@ impl Namespace {
     }
 
     pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {
-        run(program("ip")?.args(arguments), LIMIT)?.success()?;
-        Ok(())
+        run(program("ip")?.args(arguments), LIMIT)?.success().map(drop)
     }
 
     /// Runs `work` on a thread inside the namespace.
     pub(super) fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let path = CString::new(format!("/run/netns/{}", self.name))?;
-        let work = || enter(&path).map_err(anyhow::Error::from).and_then(|()| work());
-        std::thread::scope(|scope| scope.spawn(work).join().map_err(|_| anyhow!("panicked"))?)
+        within(&CString::new(format!("/run/netns/{}", self.name))?, work)
     }
 
     pub(super) fn surroundings(&self) -> Surroundings {
-        Surroundings { network: Some(self.name.clone()), ..Surroundings::default() }
+        Surroundings::network(&self.name)
     }
 }
 
@@ -229,40 +213,23 @@ impl Drop for Namespace {
     }
 }
 
-fn redirector(to: String) -> Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0))?;
-    let port = listener.local_addr()?.port();
-    // The thread ends with this process: a blocked accept costs nothing.
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let mut request = [0; 48];
-            if stream.read_exact(&mut request).is_err() {
-                continue;
-            }
-            let length = u32::from_be_bytes([0, request[5], request[6], request[7]]) as usize;
-            let mut text = vec![0; length.next_multiple_of(4)];
-            if stream.read_exact(&mut text).is_err() {
-                continue;
-            }
-            // Status 0101, target moved temporarily.
-            let moved = keys(&[("TargetAddress", &to)]);
-            let mut response = Pdu::new(LOGIN_RESPONSE, 0).with_data(moved);
-            response.bhs[8..14].copy_from_slice(&request[8..14]);
-            response.bhs[16..20].copy_from_slice(&request[16..20]);
-            (response.bhs[36], response.bhs[37]) = (1, 1);
-            let _ = stream.write_all(&response.encode());
-        }
-    });
-    Ok(port)
+/// A target whose answer to every login is that it has moved temporarily (status 0101).
+fn redirector(to: String) -> Result<Acceptor> {
+    Acceptor::start(move |mut stream| {
+        let request = Pdu::receive(&mut stream)?;
+        let mut response = Pdu::new(LOGIN_RESPONSE, 0).with_data(keys(&[("TargetAddress", &to)]));
+        response.bhs[8..14].copy_from_slice(&request.bhs[8..14]);
+        response.bhs[16..20].copy_from_slice(&request.bhs[16..20]);
+        (response.bhs[36], response.bhs[37]) = (1, 1);
+        Ok(stream.write_all(&response.encode())?)
+    })
 }
 
 fn every_spelling_of_the_address(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let rogue = scene.replaced("127.0.0.1")?;
-    for spelling in SPELLINGS {
-        let url = lun(spelling, rogue.port);
-        let copy = scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?;
-        refused(copy, &["line 1 of", "known-targets"])?;
+    for spelling in SPELLINGS.split(' ') {
+        scene.copy_is_refused(&lun(spelling, rogue.port), &["line 1 of", "known-targets"])?;
     }
     for command in [&["info"][..], &["ls"], &["torture", "--destroy"], &["bench", "path"]] {
         let url = lun("localhost", rogue.port);
@@ -274,14 +241,13 @@ fn every_spelling_of_the_address(context: &Context) -> Result<()> {
 fn an_address_of_a_known_name(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let rogue = scene.replaced("localhost")?;
-    for spelling in SPELLINGS {
-        let url = lun(spelling, rogue.port);
-        refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of"])?;
+    for spelling in SPELLINGS.split(' ') {
+        scene.copy_is_refused(&lun(spelling, rogue.port), &["line 1 of"])?;
     }
     rogue.saw_no_login()
 }
 
-fn the_target_name_noted_at_the_first_sealed_login(context: &Context) -> Result<()> {
+fn the_target_name_noted_at_a_sealed_login(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let sealed = scene.sealed()?;
     scene.trust("127.0.0.1", sealed.port)?;
@@ -290,13 +256,10 @@ fn the_target_name_noted_at_the_first_sealed_login(context: &Context) -> Result<
     // For names and addresses, another port counts as another host.
     let rogue = scene.rogue(free_port()?)?;
     let url = lun("127.0.0.1", rogue.port);
-    refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of", IQN])?;
-    let protection = serde_json::from_str::<Value>(&report.stdout)?["protection"].clone();
-    ensure!(protection["kind"] == "seal", "{protection}");
-    ensure!(protection["peer"] == *scene.target_key, "{protection}");
-    let rogue_url = format!("{url},seal=off");
-    scene.ours(&["info", &rogue_url])?.success()?;
-    Ok(())
+    scene.copy_is_refused(&url, &["line 1 of", IQN])?;
+    let protection = report.json()?["protection"].clone();
+    ensure!(protection["kind"] == "seal" && protection["peer"] == *scene.target_key, "{protection}");
+    scene.ours(&["info", &format!("{url},seal=off")])?.success().map(drop)
 }
 
 fn the_target_name_told_by_discovery(context: &Context) -> Result<()> {
@@ -307,7 +270,7 @@ fn the_target_name_told_by_discovery(context: &Context) -> Result<()> {
     drop(sealed);
     let rogue = scene.rogue(free_port()?)?;
     let output = scene.ours(&["ls", &format!("iscsi://127.0.0.1:{}", rogue.port), "--json"])?.success()?;
-    let target = serde_json::from_str::<Value>(&output.stdout)?["targets"][0].clone();
+    let target = output.json()?["targets"][0].clone();
     ensure!(target["error"]["code"] == 4 && target["luns"] == serde_json::json!([]), "{target}");
     let log = rogue.running.stderr();
     ensure!(!log.contains(&format!("target_name=\"{IQN}\"")), "the rogue had a session:\n{log}");
@@ -318,21 +281,19 @@ fn a_known_address_behind_a_redirection(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let rogue = scene.replaced("127.0.0.1")?;
     for host in ["127.0.0.1", "0.0.0.0"] {
-        let url = lun("127.0.0.1", redirector(format!("{host}:{}", rogue.port))?);
-        refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of"])?;
+        let redirector = redirector(format!("{host}:{}", rogue.port))?;
+        scene.copy_is_refused(&lun("127.0.0.1", redirector.port()), &["line 1 of"])?;
     }
     rogue.saw_no_login()
 }
 
 fn the_unspecified_address_of_ipv6(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
-    let none = Surroundings::default();
-    let rogue = scene.serve(0, &["--seal", "off"], &none, "[::1]")?;
+    let rogue = scene.serve(0, &["--seal", "off"], &Surroundings::default(), "[::1]")?;
     fs::create_dir_all(scene.known_targets().parent().context("a directory")?)?;
     fs::write(scene.known_targets(), format!("[::1]:{} {}\n", rogue.port, scene.target_key))?;
     for spelling in ["[::]", "[::1]", "[0:0::0]"] {
-        let url = lun(spelling, rogue.port);
-        refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &["line 1 of"])?;
+        scene.copy_is_refused(&lun(spelling, rogue.port), &["line 1 of"])?;
     }
     rogue.saw_no_login()
 }
@@ -364,8 +325,7 @@ fn disagreement_names_both_lines(context: &Context) -> Result<()> {
     let report = scene.ours(&["info", &lun("localhost", port), "--json"])?;
     refused(report, &["line 1 of", "line 2 of", &other, &scene.target_key])?;
     // The name that is in one line only still works.
-    scene.ours(&["info", &lun("127.0.0.1", port)])?.success()?;
-    Ok(())
+    scene.ours(&["info", &lun("127.0.0.1", port)])?.success().map(drop)
 }
 
 fn no_configuration_directory(context: &Context) -> Result<()> {
@@ -389,7 +349,7 @@ fn client_seal_require(context: &Context) -> Result<()> {
     let at = format!("line 3 of {file}");
     for option in ["", ",seal=off"] {
         let url = lun("127.0.0.1", rogue.port) + option;
-        refused(scene.ours(&["copy", "pattern:1M", &url, "--force", "--json"])?, &[&at])?;
+        scene.copy_is_refused(&url, &[&at])?;
         refused(scene.ours(&["ls", &url, "--json"])?, &[&at])?;
     }
     fs::write(&file, "[client]\nseal = \"off\"\n")?;
@@ -397,7 +357,7 @@ fn client_seal_require(context: &Context) -> Result<()> {
     rogue.saw_no_login()
 }
 
-fn host_file_under_another_configuration_directory(context: &Context) -> Result<()> {
+fn host_file_elsewhere(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let rogue = scene.replaced("127.0.0.1")?;
     let known = fs::read_to_string(scene.known_targets())?;
@@ -442,7 +402,7 @@ fn beyond_loopback_unprotected_is_said(context: &Context) -> Result<()> {
     let said = output.stderr.lines().filter(|line| line.contains("not protected")).count();
     ensure!(said == 1, "{said} lines:\n{}", output.stderr);
     ensure!(output.stderr.contains(&format!("{BEYOND}:{}", plain.port)), "{}", output.stderr);
-    let protection = serde_json::from_str::<Value>(&output.stdout)?["protection"].clone();
+    let protection = output.json()?["protection"].clone();
     ensure!(protection["kind"] == "none" && protection["peer"].is_null(), "{protection}");
     let output = info(",seal=off")?;
     ensure!(!output.stderr.contains("not protected"), "{}", output.stderr);
@@ -450,27 +410,27 @@ fn beyond_loopback_unprotected_is_said(context: &Context) -> Result<()> {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    cases.check("names-every-spelling-of-the-address", || every_spelling_of_the_address(context));
-    cases.check("names-an-address-of-a-known-name", || an_address_of_a_known_name(context));
-    cases.check("names-the-target-name-noted-at-the-first-sealed-login", || {
-        the_target_name_noted_at_the_first_sealed_login(context)
-    });
-    cases.check("names-the-target-name-told-by-discovery", || the_target_name_told_by_discovery(context));
-    cases.check("names-a-known-address-behind-a-redirection", || {
-        a_known_address_behind_a_redirection(context)
-    });
-    cases.check("names-the-unspecified-address-of-ipv6", || the_unspecified_address_of_ipv6(context));
-    cases.check("names-a-mistaken-line-ends-the-command", || a_mistaken_line_ends_the_command(context));
-    cases.check("names-disagreement-names-both-lines", || disagreement_names_both_lines(context));
-    cases.check("names-no-configuration-directory", || no_configuration_directory(context));
-    cases.check("names-client-seal-require", || client_seal_require(context));
+    let rows: Rows<'_> = &[
+        ("names-every-spelling-of-the-address", every_spelling_of_the_address),
+        ("names-an-address-of-a-known-name", an_address_of_a_known_name),
+        ("names-the-target-name-noted-at-the-first-sealed-login", the_target_name_noted_at_a_sealed_login),
+        ("names-the-target-name-told-by-discovery", the_target_name_told_by_discovery),
+        ("names-a-known-address-behind-a-redirection", a_known_address_behind_a_redirection),
+        ("names-the-unspecified-address-of-ipv6", the_unspecified_address_of_ipv6),
+        ("names-a-mistaken-line-ends-the-command", a_mistaken_line_ends_the_command),
+        ("names-disagreement-names-both-lines", disagreement_names_both_lines),
+        ("names-no-configuration-directory", no_configuration_directory),
+        ("names-client-seal-require", client_seal_require),
+    ];
+    cases.check_each(context, rows);
     if !is_root() || find_program("unshare").is_none() || find_program("ip").is_none() {
         cases.note("names-host-*, names-beyond-loopback: they need root, unshare and ip");
         return;
     }
-    cases.check("names-host-file-under-another-configuration-directory", || {
-        host_file_under_another_configuration_directory(context)
-    });
-    cases.check("names-host-client-seal-require", || host_client_seal_require(context));
-    cases.check("names-beyond-loopback-unprotected-is-said", || beyond_loopback_unprotected_is_said(context));
+    let rows: Rows<'_> = &[
+        ("names-host-file-under-another-configuration-directory", host_file_elsewhere),
+        ("names-host-client-seal-require", host_client_seal_require),
+        ("names-beyond-loopback-unprotected-is-said", beyond_loopback_unprotected_is_said),
+    ];
+    cases.check_each(context, rows);
 }

@@ -6,26 +6,33 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use seal::Suite;
 
-use super::claims::{BACKUP, Estate, Keys, LAPTOP, LIMIT, Server, isid};
+use super::claims::{BACKUP, Estate, IQN, LAPTOP, LIMIT, SEALED, SECRET, as_user, isid};
+use crate::cases::Rows;
 use crate::pdu::{Session, cdb10};
 use crate::procfs;
-use crate::{Cases, Context};
+use crate::seal::Keys;
+use crate::{Cases, Context, Running, Server, Url, wait_until};
 
 /// Time limit for the end of a session whose rights were revoked.
 const ENDED: Duration = Duration::from_secs(1);
-const HUP: i32 = libc::SIGHUP;
 pub(super) const PLAIN: &str = "listen = [\"127.0.0.1:0\"]";
-const SEALED: &str = "listen = [\"127.0.0.1:0\"]\nidentity = \"DIR/target.key\"\npeers = \"DIR/peers.toml\"";
 /// ASC and ASCQ of sense data in fixed format, behind the two bytes of SenseLength.
 const ASC: std::ops::Range<usize> = 14..16;
 
-impl Server {
-    fn reload(&mut self) -> Result<String> {
-        let from = self.running.stderr().len();
-        self.running.signal(HUP)?;
-        self.logs(from, "SIGHUP: ")
-    }
+/// Requests a reload; returns the line of the log about it.
+fn reload(server: &mut Server) -> Result<String> {
+    let from = server.running.stderr().len();
+    server.running.signal(libc::SIGHUP)?;
+    server.logs(from, "SIGHUP: ")
+}
+
+/// As [`reload`], and demands `words` in the line.
+fn reloaded(server: &mut Server, words: &[&str]) -> Result<()> {
+    let line = reload(server)?;
+    ensure!(words.iter().all(|word| line.contains(word)), "no {words:?} in: {line}");
+    Ok(())
 }
 
 fn ends(mut session: Session, since: Instant) -> Result<()> {
@@ -49,9 +56,9 @@ struct Sealed {
 
 impl Sealed {
     fn new(context: &Context) -> Result<Self> {
-        let estate = Estate::new()?;
-        let [target, laptop, backup] = ["target", "laptop", "backup"].map(|name| estate.keys(context, name));
-        estate.disk("a.img", 1 << 20)?;
+        let estate = Estate::with_users(&[])?;
+        let [target, laptop, backup] =
+            ["target", "laptop", "backup"].map(|name| Keys::new(context, estate.dir.path(), name));
         estate.configure(SEALED, &[(0, "a.img")], "")?;
         let scene = Self { estate, target: target?, laptop: laptop?, backup: backup? };
         scene.peers(&[("laptop", &scene.laptop, ""), ("backup", &scene.backup, "")])?;
@@ -59,14 +66,13 @@ impl Sealed {
     }
 
     fn peers(&self, peers: &[(&str, &Keys, &str)]) -> Result<()> {
-        let peer = |(name, keys, more): &(&str, &Keys, &str)| {
-            format!("[[peer]]\nname = \"{name}\"\npublic-key = \"{}\"\n{more}\n", keys.public)
-        };
-        self.estate.write("peers.toml", &peers.iter().map(peer).collect::<String>())
+        let peers = peers.iter().map(|(name, keys, more)| keys.peer(name, more));
+        self.estate.write("peers.toml", &peers.collect::<String>())
     }
 
     fn login(&self, server: &Server, name: &str, keys: &Keys, number: u8) -> Result<Session> {
-        let mut session = Session::login_sealed(&server.url, name, isid(number), &keys.who(&self.target)?)?;
+        let who = keys.who(&self.target, Suite::ALL[0])?;
+        let mut session = Session::login_sealed(&server.url, name, isid(number), &who)?;
         session.blocks(0)?;
         Ok(session)
     }
@@ -80,59 +86,48 @@ fn peer_removed(context: &Context) -> Result<()> {
     let mut stays = scene.login(&server, BACKUP, &scene.backup, 2)?;
     scene.peers(&[("backup", &scene.backup, "")])?;
     let since = Instant::now();
-    let line = server.reload()?;
-    ensure!(line.contains("1 peer removed") && line.contains("1 session ended"), "{line}");
+    reloaded(&mut server, &["1 peer removed", "1 session ended"])?;
     ends(gone, since)?;
     stays.write(0, 0, &[1; 512]).context("the session of the other peer")?;
     ensure!(scene.login(&server, LAPTOP, &scene.laptop, 3).is_err(), "the removed key logs in again");
     // Reduced rights also end the session: the initiator logs in again with the remaining ones.
     scene.peers(&[("backup", &scene.backup, "luns = []")])?;
     let since = Instant::now();
-    server.reload()?;
+    reload(&mut server)?;
     ends(stays, since)
 }
 
 /// `after`: the new content of the secret's file; `None` removes the user.
 fn user_revoked(context: &Context, after: Option<&str>) -> Result<()> {
-    let estate = Estate::new()?;
-    estate.disk("a.img", 1 << 20)?;
+    let estate = Estate::with_users(&["a", "b"])?;
     let row =
         |user: &str| format!("[[target.acl]]\nchap-user = \"{user}\"\nsecret-file = \"DIR/{user}.secret\"\n");
-    for user in ["a", "b"] {
-        estate.write(&format!("{user}.secret"), "secret-of-16-byt\n")?;
-    }
     estate.configure(PLAIN, &[(0, "a.img")], &(row("a") + &row("b")))?;
     let mut server = estate.serve(context)?;
     // Long copies hold the sessions, because the harness's own initiator has no CHAP.
     let load = |user: &str| {
-        let url = server.as_user(user, "secret-of-16-byt", 0);
+        let url = format!("{},timeout=2s", as_user(&server, user, SECRET, 0));
         let mut command = context.command_in(estate.dir.path());
-        command.args(["copy", &format!("{url},timeout=2s"), "null:1M", "--rate", "32K", "--chunk", "4K"]);
-        crate::Running::start(&mut command)
+        Running::start(command.args(["copy", &url, "null:1M", "--rate", "32K", "--chunk", "4K"]))
     };
     let (gone, mut stays) = (load("a")?, load("b")?);
-    let until = Instant::now() + LIMIT;
-    while server.running.stderr().matches(" logged in ").count() < 2 {
-        ensure!(Instant::now() < until, "no sessions\n{}", server.running.stderr());
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until(LIMIT, || Ok(server.running.stderr().matches(" logged in ").count() >= 2))
+        .with_context(|| format!("no sessions\n{}", server.running.stderr()))?;
     match after {
         Some(secret) => estate.write("a.secret", &format!("{secret}\n"))?,
         None => estate.configure(PLAIN, &[(0, "a.img")], &row("b"))?,
     }
-    let line = server.reload()?;
-    ensure!(line.contains("ended"), "{line}");
+    reloaded(&mut server, &["ended"])?;
     let ended = gone.finish(LIMIT)?;
     // Exit code 5: the session ended before the copy began.
     ensure!(matches!(ended.code, Some(4 | 5)), "the copy of the removed user: {ended}");
     ensure!(!stays.ended(), "the copy of the other user ended");
-    context.ours(&["info", &server.as_user("a", "secret-of-16-byt", 0)], LIMIT)?.expect(4).map(drop)
+    context.ours(&["info", &as_user(&server, "a", SECRET, 0)], LIMIT)?.expect(4).map(drop)
 }
 
 /// An error in a file leaves the configuration unchanged, and the log names the line.
 fn bad_file(context: &Context) -> Result<()> {
-    let estate = Estate::new()?;
-    estate.disk("a.img", 1 << 20)?;
+    let estate = Estate::with_users(&[])?;
     estate.disk("b.img", 1 << 20)?;
     estate.configure(PLAIN, &[(0, "a.img")], "")?;
     let mut server = estate.serve(context)?;
@@ -150,8 +145,7 @@ fn bad_file(context: &Context) -> Result<()> {
     ];
     for (name, text, words) in &bad {
         estate.write("hikyaku.toml", text)?;
-        let line = server.reload().with_context(|| (*name).to_owned())?;
-        ensure!(line.contains(words) && line.contains("nothing is changed"), "{name}: {line}");
+        reloaded(&mut server, &[words, "nothing is changed"]).context(*name)?;
         session.write(0, 0, &[7; 512]).with_context(|| format!("{name}: the session"))?;
         ensure!(session.scsi(0, &cdb10(0x28, 0, 1), 512, &[])?.status == 0, "{name}: a unit attention");
     }
@@ -161,31 +155,27 @@ fn bad_file(context: &Context) -> Result<()> {
 /// A FIFO in place of a secret is an error like others: the reload ends, and the next one reads the file that is there
 /// then.
 fn fifo(context: &Context) -> Result<()> {
-    let estate = Estate::new()?;
-    estate.disk("a.img", 1 << 20)?;
+    let estate = Estate::with_users(&["a"])?;
     let row = "[[target.acl]]\nchap-user = \"a\"\nsecret-file = \"DIR/a.secret\"\n";
-    estate.write("a.secret", "secret-of-16-byt\n")?;
     estate.configure(PLAIN, &[(0, "a.img")], row)?;
     let mut server = estate.serve(context)?;
     super::host::make_fifo(&estate.path("a.secret"))?;
-    let line = server.reload().context("a reload that meets a FIFO")?;
-    ensure!(line.contains("nothing is changed") && line.contains("FIFO"), "{line}");
+    reloaded(&mut server, &["nothing is changed", "FIFO"]).context("a reload that meets a FIFO")?;
     estate.write("a.secret", "another-secret-16\n")?;
-    let line = server.reload().context("the reload after it")?;
+    let line = reload(&mut server).context("the reload after it")?;
     ensure!(!line.contains("nothing is changed"), "{line}");
     Ok(())
 }
 
 /// SIGTERM ends the server while a reload waits for a target that does not answer.
 fn terminated(context: &Context) -> Result<()> {
-    let estate = Estate::new()?;
-    estate.disk("a.img", 1 << 20)?;
+    let estate = Estate::with_users(&[])?;
     estate.configure(PLAIN, &[(0, "a.img")], "")?;
     let mut server = estate.serve(context)?;
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0))?;
-    let url = format!("iscsi://{}/{}/0,timeout=60s", silent.local_addr()?, super::claims::IQN);
+    let url = format!("iscsi://{}/{}/0,timeout=60s", silent.local_addr()?, IQN);
     estate.configure(PLAIN, &[(0, "a.img"), (1, &url)], "")?;
-    server.running.signal(HUP)?;
+    server.running.signal(libc::SIGHUP)?;
     // The login has begun.
     let (mut login, _) = silent.accept()?;
     login.set_read_timeout(Some(LIMIT))?;
@@ -213,32 +203,28 @@ fn attention(session: &mut Session, lun: u64) -> Result<[u8; 2]> {
 
 /// Units that are added, removed and enlarged are reported by unit attentions.
 fn units(context: &Context) -> Result<()> {
-    let estate = Estate::new()?;
-    estate.disk("a.img", 1 << 20)?;
+    let estate = Estate::with_users(&[])?;
     estate.disk("b.img", 2 << 20)?;
     estate.configure(PLAIN, &[(0, "a.img")], "")?;
     let mut server = estate.serve(context)?;
     let mut session = Session::login(&server.url, LAPTOP, isid(1))?;
     session.blocks(0)?;
     estate.configure(PLAIN, &[(0, "a.img"), (1, "b.img")], "")?;
-    let line = server.reload()?;
-    ensure!(line.contains("1 LUN added"), "{line}");
+    reloaded(&mut server, &["1 LUN added"])?;
     ensure!(attention(&mut session, 0)? == [0x3f, 0x0e], "no REPORTED LUNS DATA HAS CHANGED");
     ensure!(luns(&mut session)? == [0, 1]);
     ensure!(session.blocks(1)? == 4096);
     session.write(1, 0, &[0x11; 512])?;
     // The unit grows.
     std::fs::OpenOptions::new().write(true).open(estate.path("b.img"))?.set_len(4 << 20)?;
-    let line = server.reload()?;
-    ensure!(line.contains("1 LUN resized"), "{line}");
+    reloaded(&mut server, &["1 LUN resized"])?;
     ensure!(attention(&mut session, 1)? == [0x2a, 0x09], "no CAPACITY DATA HAS CHANGED");
     ensure!(session.blocks(1)? == 8192);
     session.write(1, 8191, &[0x22; 512])?;
     ensure!(session.read(1, 8191, 1)? == [0x22; 512] && session.read(1, 0, 1)? == [0x11; 512]);
     // The unit is removed, and its file is released.
     estate.configure(PLAIN, &[(0, "a.img")], "")?;
-    let line = server.reload()?;
-    ensure!(line.contains("1 LUN removed"), "{line}");
+    reloaded(&mut server, &["1 LUN removed"])?;
     ensure!(attention(&mut session, 0)? == [0x3f, 0x0e]);
     ensure!(luns(&mut session)? == [0]);
     ensure!(session.read(1, 0, 1).is_err(), "the removed unit answers");
@@ -249,11 +235,8 @@ fn units(context: &Context) -> Result<()> {
         .count();
     ensure!(held == 0, "{held} descriptors of the removed unit are open");
     // Another server can now lock the file.
-    let other = context.ours(
-        &[Path::new("copy"), Path::new("pattern:64K"), &estate.path("b.img"), Path::new("--force")],
-        LIMIT,
-    )?;
-    other.success().map(|_| ())
+    let other = [Path::new("copy"), Path::new("pattern:64K"), &estate.path("b.img"), Path::new("--force")];
+    context.ours(&other, LIMIT)?.success().map(drop)
 }
 
 /// A server configured by options reads its peers and secrets again.
@@ -261,15 +244,13 @@ fn by_flags(context: &Context) -> Result<()> {
     let scene = Sealed::new(context)?;
     let mut command = context.command_in(scene.estate.dir.path());
     let path = |name: &str| scene.estate.path(name).display().to_string();
-    command.args(["serve", &path("a.img"), "--iqn", super::claims::IQN, "--listen", "127.0.0.1:0"]);
+    command.args(["serve", &path("a.img"), "--iqn", IQN, "--listen", "127.0.0.1:0"]);
     command.args(["--identity", &path("target.key"), "--peers", &path("peers.toml")]);
-    let mut running = crate::Running::start(&mut command)?;
-    let url = running.wait_stdout("a URL", LIMIT, |text| text.lines().next().map(str::to_owned))?;
-    let mut server = Server { running, url: crate::Url::parse(&url)? };
+    let mut server = Server::start(&mut command, 1)?;
     let gone = scene.login(&server, LAPTOP, &scene.laptop, 1)?;
     scene.peers(&[("backup", &scene.backup, "")])?;
     let since = Instant::now();
-    server.reload()?;
+    reload(&mut server)?;
     ends(gone, since)
 }
 
@@ -291,7 +272,7 @@ fn held(pid: u32) -> Result<Held> {
 const GROWTH_MAX: u64 = 8 << 20;
 const SESSIONS: u8 = 4;
 
-fn load(server_url: &crate::Url, number: u8, stop: &AtomicBool, commands: &AtomicUsize) -> Result<()> {
+fn load(server_url: &Url, number: u8, stop: &AtomicBool, commands: &AtomicUsize) -> Result<()> {
     let mut session = Session::login(server_url, &format!("{LAPTOP}-{number}"), isid(number))?;
     session.blocks(0)?;
     let first = u32::from(number) * 256;
@@ -328,7 +309,7 @@ fn under_load(context: &Context) -> Result<()> {
             let more = [(0, "a.img"), (1, "b.img")];
             let luns = if round % 2 == 0 { &more[..] } else { &more[..1] };
             estate.configure(&server_keys[round % 2], luns, "")?;
-            let line = server.reload()?;
+            let line = reload(&mut server)?;
             ensure!(!line.contains("nothing is changed"), "{line}");
             if round == reloads / 10 / 2 * 2 + 1 {
                 before = Some(held(pid)?);
@@ -350,13 +331,16 @@ fn under_load(context: &Context) -> Result<()> {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    cases.check("reload-peer-removed", || peer_removed(context));
-    cases.check("reload-user-removed", || user_revoked(context, None));
-    cases.check("reload-secret-changed", || user_revoked(context, Some("another-secret-16")));
-    cases.check("reload-bad-file", || bad_file(context));
-    cases.check("reload-fifo", || fifo(context));
-    cases.check("reload-ended-by-sigterm", || terminated(context));
-    cases.check("reload-units", || units(context));
-    cases.check("reload-by-flags", || by_flags(context));
-    cases.check("reload-under-load", || under_load(context));
+    let rows: Rows<'_> = &[
+        ("reload-peer-removed", peer_removed),
+        ("reload-user-removed", |context| user_revoked(context, None)),
+        ("reload-secret-changed", |context| user_revoked(context, Some("another-secret-16"))),
+        ("reload-bad-file", bad_file),
+        ("reload-fifo", fifo),
+        ("reload-ended-by-sigterm", terminated),
+        ("reload-units", units),
+        ("reload-by-flags", by_flags),
+        ("reload-under-load", under_load),
+    ];
+    cases.check_each(context, rows);
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
+use crate::cases::Rows;
 use crate::pdu::{R2T, SCSI_RESPONSE, Session, cdb10};
-use crate::{Cases, Context, Running, Url, run, scratch};
+use crate::{Cases, Context, Server, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const WRITER: &str = "iqn.2026-11.org.example:writer";
@@ -40,8 +41,7 @@ const NO_UNIT: Option<[u8; 3]> = Some([0x05, 0x25, 0x00]);
 
 struct Scene {
     _home: TempDir,
-    running: Running,
-    url: Url,
+    server: Server,
 }
 
 impl Scene {
@@ -60,18 +60,13 @@ impl Scene {
         let file = home.path().join("hikyaku.toml");
         std::fs::write(&file, text.concat())?;
         let mut command = context.command_in(home.path());
-        let mut running = Running::start(command.arg("serve").arg("--config").arg(&file))?;
-        let url = running.wait_stdout("two URLs", LIMIT, |text| {
-            let mut lines = text.lines().filter(|line| line.starts_with("iscsi://"));
-            let first = lines.next().map(str::to_owned);
-            lines.next().and(first)
-        })?;
-        Ok(Self { _home: home, running, url: Url::parse(&url)? })
+        let server = Server::start(command.arg("serve").arg("--config").arg(&file), 2)?;
+        Ok(Self { _home: home, server })
     }
 
     fn session(&self, initiator: &str, luns: &[u64]) -> Result<Session> {
         let isid = [0x80, 0, 0, 0, 0, initiator.len() as u8];
-        let mut session = Session::login(&self.url, initiator, isid)?;
+        let mut session = Session::login(&self.server.url, initiator, isid)?;
         for lun in luns {
             session.good(*lun, &TEST_UNIT_READY, 0, &[])?;
         }
@@ -112,7 +107,7 @@ fn set_write_protect() -> ([u8; 6], Vec<u8>) {
     ([0x15, 0x10, 0, 0, list.len() as u8, 0], list)
 }
 
-fn read_only_cannot_protect_the_unit_from_others(context: &Context) -> Result<()> {
+fn cannot_protect_the_unit(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let (mut writer, mut reader) = (scene.writer()?, scene.reader()?);
     let (cdb, list) = set_write_protect();
@@ -120,14 +115,14 @@ fn read_only_cannot_protect_the_unit_from_others(context: &Context) -> Result<()
     ends(&mut writer, (0, &cdb10(0x2a, 0, 1)), &[7; 512], None, "a WRITE afterwards")
 }
 
-fn read_only_cannot_reserve_the_unit(context: &Context) -> Result<()> {
+fn cannot_reserve_the_unit(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let (mut writer, mut reader) = (scene.writer()?, scene.reader()?);
     ends(&mut reader, (0, &RESERVE_6), &[], DENIED, "RESERVE by a read-only initiator")?;
     ends(&mut writer, (0, &cdb10(0x2a, 0, 1)), &[7; 512], None, "a WRITE afterwards")
 }
 
-fn read_only_cannot_eject_or_keep_the_medium(context: &Context) -> Result<()> {
+fn cannot_eject_or_keep_the_medium(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let (mut writer, mut reader) = (scene.writer()?, scene.reader()?);
     ends(&mut reader, (0, &EJECT), &[], DENIED, "an eject by a read-only initiator")?;
@@ -138,7 +133,7 @@ fn read_only_cannot_eject_or_keep_the_medium(context: &Context) -> Result<()> {
     ends(&mut writer, (0, &LOAD), &[], None, "a load by its owner")
 }
 
-fn read_only_is_told_so_and_reads_without_errors(context: &Context) -> Result<()> {
+fn is_told_so_and_reads_without_errors(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let (mut writer, mut reader) = (scene.writer()?, scene.reader()?);
     for (session, expected, who) in [(&mut writer, 0, "the writer"), (&mut reader, 0x80, "the reader")] {
@@ -153,16 +148,15 @@ fn read_only_is_told_so_and_reads_without_errors(context: &Context) -> Result<()
     ends(&mut reader, (0, &cdb10(0x2a, 0, 1)), &[7; 512], PROTECTED, "WRITE")?;
     let same = cdb10(0x41, 0, 1);
     ends(&mut reader, (0, &same), &[7; 512], PROTECTED, "WRITE SAME")?;
-    let endpoint = format!("{},initiator={READER}", scene.url);
-    let output = run(context.command().args(["info", &endpoint, "--json"]), LIMIT)?.success()?;
-    let info: serde_json::Value = serde_json::from_str(&output.stdout)?;
+    let endpoint = format!("{},initiator={READER}", scene.server.url);
+    let info = run(context.command().args(["info", &endpoint, "--json"]), LIMIT)?.success()?.json()?;
     ensure!(info["facts"]["access"] == "ro", "info: {info}");
     let listed = run(context.command().args(["ls", &endpoint]), LIMIT)?.success()?;
     ensure!(listed.stdout.split_whitespace().any(|word| word == "ro"), "ls: {}", listed.stdout);
     Ok(())
 }
 
-fn read_only_cannot_end_the_tasks_and_sessions_of_others(context: &Context) -> Result<()> {
+fn cannot_end_tasks_and_sessions(context: &Context) -> Result<()> {
     let scene = Scene::new(context)?;
     let (mut writer, mut reader) = (scene.writer()?, scene.reader()?);
     for (function, name) in [
@@ -182,7 +176,7 @@ fn read_only_cannot_end_the_tasks_and_sessions_of_others(context: &Context) -> R
     ensure!(answer == COMPLETE, "ABORT TASK SET, of one's own tasks: response {answer}");
     let answer = writer.manage(WARM_RESET, 0)?;
     ensure!(answer == COMPLETE, "TARGET WARM RESET by an initiator with all rights: response {answer}");
-    let log = scene.running.stderr();
+    let log = scene.server.running.stderr();
     ensure!(log.contains("task management refused"), "the log does not name the refusal:\n{log}");
     Ok(())
 }
@@ -233,23 +227,14 @@ fn a_refused_reset_ends_no_task_of_its_sender(context: &Context) -> Result<()> {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    cases.check("rights-read-only-cannot-protect-the-unit-from-others", || {
-        read_only_cannot_protect_the_unit_from_others(context)
-    });
-    cases.check("rights-read-only-cannot-reserve-the-unit", || read_only_cannot_reserve_the_unit(context));
-    cases.check("rights-read-only-cannot-eject-or-keep-the-medium", || {
-        read_only_cannot_eject_or_keep_the_medium(context)
-    });
-    cases.check("rights-read-only-is-told-so-and-reads-without-errors", || {
-        read_only_is_told_so_and_reads_without_errors(context)
-    });
-    cases.check("rights-read-only-cannot-end-the-tasks-and-sessions-of-others", || {
-        read_only_cannot_end_the_tasks_and_sessions_of_others(context)
-    });
-    cases.check("rights-masked-units-are-not-reached-by-resets", || {
-        masked_units_are_not_reached_by_resets(context)
-    });
-    cases.check("rights-a-refused-reset-ends-no-task-of-its-sender", || {
-        a_refused_reset_ends_no_task_of_its_sender(context)
-    });
+    let rows: Rows<'_> = &[
+        ("rights-read-only-cannot-protect-the-unit-from-others", cannot_protect_the_unit),
+        ("rights-read-only-cannot-reserve-the-unit", cannot_reserve_the_unit),
+        ("rights-read-only-cannot-eject-or-keep-the-medium", cannot_eject_or_keep_the_medium),
+        ("rights-read-only-is-told-so-and-reads-without-errors", is_told_so_and_reads_without_errors),
+        ("rights-read-only-cannot-end-the-tasks-and-sessions-of-others", cannot_end_tasks_and_sessions),
+        ("rights-masked-units-are-not-reached-by-resets", masked_units_are_not_reached_by_resets),
+        ("rights-a-refused-reset-ends-no-task-of-its-sender", a_refused_reset_ends_no_task_of_its_sender),
+    ];
+    cases.check_each(context, rows);
 }

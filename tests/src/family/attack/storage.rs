@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::files::{Loop, can_loop, empty_file, random_file};
-use crate::{Cases, Context, Disk, Output, Target, run, scratch};
+use crate::{Cases, Context, Disk, Output, Running, Target, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const BYTES: u64 = 8 << 20;
@@ -29,19 +29,16 @@ fn copy(context: &Context, home: &Path, arguments: &[&str]) -> Result<Output> {
 }
 
 fn refused(output: Result<Output>, cause: &str) -> Result<()> {
-    let output = output?.expect(6)?;
-    ensure!(output.stderr.contains(cause), "{}", output.text());
-    Ok(())
+    output?.expect(6)?.says(cause).map(drop)
 }
 
 fn two_loops(context: &Context) -> Result<()> {
     let dir = scratch()?;
-    let file = dir.path().join("disk.img");
-    random_file(&file, BYTES, 1)?;
+    let file = random_file(dir.path().join("disk.img"), BYTES, 1)?;
     let before = fs::read(&file)?;
     let [whole, again] = [0, 0].map(|offset| Loop::attach_at(&file, offset));
     let (whole, again, tail) = (whole?, again?, Loop::attach_at(&file, 4 << 20)?);
-    let [whole, again, tail] = [&whole, &again, &tail].map(|device| device.path().display().to_string());
+    let [whole, again, tail] = [&whole, &again, &tail].map(Loop::text);
     for (from, to, more) in [
         (&whole, &again, ["--dst-offset", "1M", "--size", "4M"]),
         (&whole, &tail, ["--src-offset", "2M", "--size", "4M"]),
@@ -56,53 +53,42 @@ fn two_loops(context: &Context) -> Result<()> {
 
 fn beside_a_mount(context: &Context) -> Result<()> {
     let dir = scratch()?;
-    let (file, point) = (dir.path().join("disk.img"), dir.path().join("mnt"));
-    empty_file(&file, BYTES)?;
+    let (file, point) = (empty_file(dir.path().join("disk.img"), BYTES)?, dir.path().join("mnt"));
     fs::create_dir(&point)?;
     run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&file), LIMIT)?.success()?;
     let (mounted, beside) = (Loop::attach_at(&file, 0)?, Loop::attach_at(&file, 0)?);
     run(Command::new("mount").arg(mounted.path()).arg(&point), LIMIT)?.success()?;
-    let to = beside.path().display().to_string();
+    let to = beside.text();
     let into = copy(context, dir.path(), &["pattern:1M", &to, "--force"]);
     let from = copy(context, dir.path(), &[&to, "null:8M"]);
     let unmounted = run(Command::new("umount").arg(&point), LIMIT)?.success();
     refused(into, "it is mounted on")?;
-    let from = from?.success()?;
-    ensure!(from.stderr.contains("is mounted read-write on"), "{}", from.text());
+    from?.success()?.says("is mounted read-write on")?;
     unmounted.map(drop)
 }
 
 fn locked_as_one(context: &Context) -> Result<()> {
     let dir = scratch()?;
-    let file = dir.path().join("disk.img");
-    empty_file(&file, BYTES)?;
+    let file = empty_file(dir.path().join("disk.img"), BYTES)?;
     let (one, other) = (Loop::attach_at(&file, 0)?, Loop::attach_at(&file, 0)?);
-    let [one, other] = [&one, &other].map(|device| device.path().display().to_string());
-    let mut slow = context.command_in(dir.path());
-    slow.args(["copy", "pattern:8M", &one, "--force", "--rate", "1MB/s"]);
-    let mut slow = slow.stderr(std::process::Stdio::null()).stdout(std::process::Stdio::null()).spawn()?;
+    let mut command = context.command_in(dir.path());
+    command.args(["copy", "pattern:8M", &one.text(), "--force", "--rate", "1MB/s"]);
+    let mut slow = Running::start(&mut command)?;
     std::thread::sleep(Duration::from_secs(2));
-    let second = copy(context, dir.path(), &["pattern:1M", &other, "--force"]);
-    let running = slow.try_wait()?;
-    slow.kill()?;
-    slow.wait()?;
-    ensure!(running.is_none(), "the first copy ended early: {running:?}");
+    let second = copy(context, dir.path(), &["pattern:1M", &other.text(), "--force"]);
+    slow.alive().context("the first copy")?;
+    slow.kill();
     refused(second, "another program holds it exclusively")
 }
 
 fn served_source(context: &Context) -> Result<()> {
     let dir = scratch()?;
-    let file = dir.path().join("disk.img");
-    random_file(&file, BYTES, 1)?;
+    let file = random_file(dir.path().join("disk.img"), BYTES, 1)?;
     let before = fs::read(&file)?;
     let target = Target::serve(context, &[Disk::file(&file)], None, &[])?;
     let (from, to) = (file.display().to_string(), target.url(0).to_string());
-    refused(
-        copy(context, dir.path(), &[&from, &to, "--size", "4M", "--dst-offset", "2M", "--force"]),
-        "another program writes to",
-    )?;
+    let words = [&from, &to, "--size", "4M", "--dst-offset", "2M", "--force"];
+    refused(copy(context, dir.path(), &words), "another program writes to")?;
     ensure!(fs::read(&file)? == before, "the file was written");
-    let backup = copy(context, dir.path(), &[&from, "null:8M"])?.success()?;
-    ensure!(backup.stderr.contains("may mix several moments"), "{}", backup.text());
-    Ok(())
+    copy(context, dir.path(), &[&from, "null:8M"])?.success()?.says("may mix several moments").map(drop)
 }

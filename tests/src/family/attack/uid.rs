@@ -1,19 +1,21 @@
 //! Other users of this machine at a server on loopback without authentication.
 
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::claims::{IQN, LIMIT, isid};
+use super::claims::{IQN, LIMIT, SECRET, as_user as url_of, isid, refused};
 use super::names::{BEYOND, Namespace};
+use crate::cases::Rows;
 use crate::files::empty_file;
 use crate::pdu::{Pdu, SCSI_COMMAND, Session, cdb10, connect, login_request};
 use crate::process::Surroundings;
-use crate::{Cases, Context, Output, Running, Url, find_program, run, scratch};
+use crate::target::private_file;
+use crate::{Cases, Context, Output, Server, Url, find_program, run, scratch, wait_until};
 use steps::is_root;
 
 const NOBODY: u32 = 65534;
@@ -22,8 +24,7 @@ const NAME: &str = "iqn.2026-11.org.example:nobody";
 struct Scene {
     dir: tempfile::TempDir,
     image: PathBuf,
-    server: Running,
-    url: Url,
+    server: Server,
 }
 
 impl Scene {
@@ -34,24 +35,30 @@ impl Scene {
     fn new_in(context: &Context, listen: &str, more: &[&str], surroundings: &Surroundings) -> Result<Self> {
         let dir = scratch()?;
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
-        let image = dir.path().join("root.img");
-        empty_file(&image, 1 << 20)?;
+        let image = empty_file(dir.path().join("root.img"), 1 << 20)?;
         std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o600))?;
         let mut command = context.command_in(dir.path());
         command.arg("serve").arg(&image).args(["--iqn", IQN, "--listen", listen]).args(more);
         surroundings.apply(&mut command);
-        let mut server = Running::start(&mut command)?;
-        let url = server.wait_stdout("a URL", LIMIT, |text| text.lines().next().map(str::to_owned))?;
-        Ok(Self { dir, image, server, url: Url::parse(&url)? })
+        Ok(Self { dir, image, server: Server::start(&mut command, 1)? })
     }
 
-    fn as_nobody(&self, context: &Context, arguments: &[&str]) -> Result<Output> {
+    fn url(&self) -> &Url {
+        &self.server.url
+    }
+
+    /// The program with a home of the other user, not yet as that user.
+    fn home_of_nobody(&self, context: &Context, arguments: &[&str]) -> Result<Command> {
         let home = self.dir.path().join("nobody");
         std::fs::create_dir_all(&home)?;
         std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY))?;
         let mut command = context.command_in(&home);
-        command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/");
-        run(&mut command, LIMIT)
+        command.args(arguments).current_dir("/");
+        Ok(command)
+    }
+
+    fn as_nobody(&self, context: &Context, arguments: &[&str]) -> Result<Output> {
+        run(self.home_of_nobody(context, arguments)?.uid(NOBODY).gid(NOBODY), LIMIT)
     }
 
     fn untouched(&self) -> Result<()> {
@@ -61,18 +68,10 @@ impl Scene {
 
     /// Demands that the log names the refused user, and the option that admits it.
     fn logged(&self, who: &str) -> Result<()> {
-        let until = std::time::Instant::now() + Duration::from_secs(5);
-        loop {
-            let log = self.server.stderr();
-            if log.lines().any(|line| line.contains(who) && line.contains("--allow-user")) {
-                return Ok(());
-            }
-            ensure!(
-                std::time::Instant::now() < until,
-                "no line about {who} and --allow-user in its log:\n{log}"
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let is_said = |log: &str| log.lines().any(|line| line.contains(who) && line.contains("--allow-user"));
+        wait_until(Duration::from_secs(5), || Ok(is_said(&self.server.running.stderr()))).with_context(|| {
+            format!("no line about {who} and --allow-user in its log:\n{}", self.server.running.stderr())
+        })
     }
 }
 
@@ -89,23 +88,23 @@ fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
 }
 
 fn raw(scene: &Scene) -> Result<Session> {
-    as_user(NOBODY, || Session::login(&scene.url, NAME, isid(1)))
+    as_user(NOBODY, || Session::login(scene.url(), NAME, isid(1)))
 }
 
 /// The refusal at a server of one address family, by a socket of the same or another one; `through` is the address that
 /// the initiator connects to.
 fn refused_at(context: &Context, listen: &str, through: &str) -> Result<()> {
     let mut scene = Scene::new(context, listen, &[])?;
-    scene.url.portal = format!("{through}:{}", scene.url.port()?);
-    super::claims::refused(raw(&scene), "0201")?;
+    scene.server.url.portal = format!("{through}:{}", scene.url().port()?);
+    refused(raw(&scene), "0201")?;
     scene.logged("65534")?;
-    let url = scene.url.to_string();
+    let url = scene.url().to_string();
     scene.as_nobody(context, &["copy", "pattern:64K", &url, "--force"])?.expect(4)?.says("--allow-user")?;
     scene.as_nobody(context, &["info", &url])?.expect(4)?;
-    scene.as_nobody(context, &["ls", &format!("iscsi://{}", scene.url.portal)])?.expect(4)?;
+    scene.as_nobody(context, &["ls", &format!("iscsi://{}", scene.url().portal)])?.expect(4)?;
     scene.untouched()?;
     // The server's own user can still log in.
-    let mut own = Session::login(&scene.url, NAME, isid(2))?;
+    let mut own = Session::login(scene.url(), NAME, isid(2))?;
     own.write(0, 0, &[0xaa; 512])?;
     own.logout()
 }
@@ -121,15 +120,13 @@ fn allowed(context: &Context, who: &str) -> Result<()> {
 /// The option names another user: this one is refused.
 fn another_allowed(context: &Context) -> Result<()> {
     let scene = Scene::new(context, "127.0.0.1:0", &["--allow-user", "daemon"])?;
-    super::claims::refused(raw(&scene), "0201")?;
-    as_user(1, || Session::login(&scene.url, NAME, isid(3))).context("daemon")?.logout()
+    refused(raw(&scene), "0201")?;
+    as_user(1, || Session::login(scene.url(), NAME, isid(3))).context("daemon")?.logout()
 }
 
 fn unknown_user(context: &Context) -> Result<()> {
-    let output = context
-        .ours(&["serve", "mem:1M", "--listen", "127.0.0.1:0", "--allow-user", "no-such-user"], LIMIT)?;
-    output.expect(2)?.says("no-such-user")?;
-    Ok(())
+    let arguments = ["serve", "mem:1M", "--listen", "127.0.0.1:0", "--allow-user", "no-such-user"];
+    context.ours(&arguments, LIMIT)?.expect(2)?.says("no-such-user").map(drop)
 }
 
 /// The initiator chooses its source address. An address of the host outside the loopback network does not bypass the
@@ -140,13 +137,9 @@ fn another_source(context: &Context) -> Result<()> {
     let to_loopback = ["local", "127.0.0.1", "dev", "lo", "table", "local", "scope", "host", "src", BEYOND];
     namespace.ip(&[&["-n", name, "route", "change"], &to_loopback[..]].concat())?;
     let scene = Scene::new_in(context, "127.0.0.1:0", &[], &surroundings)?;
-    let url = scene.url.to_string();
+    let url = scene.url().to_string();
     for arguments in [&["copy", "pattern:64K", &url, "--force"][..], &["info", &url]] {
-        let home = scene.dir.path().join("nobody");
-        std::fs::create_dir_all(&home)?;
-        std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY))?;
-        let mut command = context.command_in(&home);
-        command.args(arguments).current_dir("/");
+        let mut command = scene.home_of_nobody(context, arguments)?;
         surroundings.apply(&mut command);
         // SAFETY: system calls on plain values between fork and exec, after the network namespace was entered.
         unsafe {
@@ -158,11 +151,8 @@ fn another_source(context: &Context) -> Result<()> {
         run(&mut command, LIMIT)?.expect(4)?;
     }
     scene.logged("65534")?;
-    ensure!(
-        scene.server.stderr().contains(BEYOND),
-        "it came from another address:\n{}",
-        scene.server.stderr()
-    );
+    let log = scene.server.running.stderr();
+    ensure!(log.contains(BEYOND), "it came from another address:\n{log}");
     scene.untouched()
 }
 
@@ -170,19 +160,19 @@ fn another_source(context: &Context) -> Result<()> {
 /// none.
 fn closed_early(context: &Context) -> Result<()> {
     let mut scene = Scene::new(context, "127.0.0.1:0", &[])?;
-    scene.server.signal(libc::SIGSTOP)?;
+    scene.server.running.signal(libc::SIGSTOP)?;
     let sent = as_user(NOBODY, || -> Result<()> {
         use std::io::Write;
-        let mut stream: TcpStream = connect(&scene.url, LIMIT)?;
-        let mut bytes = login_request(&scene.url, NAME, isid(1), false).encode();
-        bytes.extend(login_request(&scene.url, NAME, isid(1), true).encode());
+        let mut stream = connect(scene.url(), LIMIT)?;
+        let mut bytes = login_request(scene.url(), NAME, isid(1), false).encode();
+        bytes.extend(login_request(scene.url(), NAME, isid(1), true).encode());
         let mut write = Pdu::new(SCSI_COMMAND, 0x80 | 0x20 | 1).with_data(vec![0xee; 512]);
         write.bhs[32..42].copy_from_slice(&cdb10(0x2a, 0, 1));
         write.set(16, 9).set(20, 512).set(24, 1).set(28, 0);
         bytes.extend(write.encode());
         Ok(stream.write_all(&bytes)?)
     });
-    scene.server.signal(libc::SIGCONT)?;
+    scene.server.running.signal(libc::SIGCONT)?;
     sent?;
     scene.logged("--allow-user")?;
     scene.untouched()
@@ -191,13 +181,10 @@ fn closed_early(context: &Context) -> Result<()> {
 /// CHAP is a proof: the user is not checked.
 fn chap(context: &Context) -> Result<()> {
     let secret = scratch()?;
-    let file = secret.path().join("u.secret");
-    std::fs::write(&file, "secret-of-16-byt\n")?;
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
+    let file = private_file(secret.path().join("u.secret"), &format!("{SECRET}\n"))?;
     let file = file.display().to_string();
     let scene = Scene::new(context, "127.0.0.1:0", &["--chap-user", "u", "--chap-secret-file", &file])?;
-    let url = format!("iscsi://u%secret-of-16-byt@{}/{IQN}/0", scene.url.portal);
-    scene.as_nobody(context, &["info", &url])?.success().map(|_| ())
+    scene.as_nobody(context, &["info", &url_of(&scene.server, "u", SECRET, 0)])?.success().map(drop)
 }
 
 /// A server of another user admits root and its own user.
@@ -206,12 +193,10 @@ fn server_of_another(context: &Context) -> Result<()> {
     std::os::unix::fs::chown(dir.path(), Some(1), Some(1))?;
     let mut command = context.command_in(dir.path());
     command.args(["serve", "mem:1M", "--iqn", IQN, "--listen", "127.0.0.1:0"]).uid(1).gid(1).current_dir("/");
-    let mut server = Running::start(&mut command)?;
-    let url = server.wait_stdout("a URL", LIMIT, |text| text.lines().next().map(str::to_owned))?;
-    let url = Url::parse(&url)?;
+    let Server { running: _running, url } = Server::start(&mut command, 1)?;
     Session::login(&url, NAME, isid(1)).context("root")?.logout()?;
     as_user(1, || Session::login(&url, NAME, isid(2))).context("the server's own user")?.logout()?;
-    super::claims::refused(as_user(NOBODY, || Session::login(&url, NAME, isid(3))), "0201")
+    refused(as_user(NOBODY, || Session::login(&url, NAME, isid(3))), "0201")
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
@@ -229,11 +214,14 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     if find_program("ip").is_some() {
         cases.check("uid-another-source-address", || another_source(context));
     }
-    cases.check("uid-allowed-by-name", || allowed(context, "nobody"));
-    cases.check("uid-allowed-by-any", || allowed(context, "any"));
-    cases.check("uid-another-is-allowed", || another_allowed(context));
-    cases.check("uid-unknown-user", || unknown_user(context));
-    cases.check("uid-closed-early", || closed_early(context));
-    cases.check("uid-chap-counts-instead", || chap(context));
-    cases.check("uid-server-of-another-user", || server_of_another(context));
+    let rows: Rows<'_> = &[
+        ("uid-allowed-by-name", |context| allowed(context, "nobody")),
+        ("uid-allowed-by-any", |context| allowed(context, "any")),
+        ("uid-another-is-allowed", another_allowed),
+        ("uid-unknown-user", unknown_user),
+        ("uid-closed-early", closed_early),
+        ("uid-chap-counts-instead", chap),
+        ("uid-server-of-another-user", server_of_another),
+    ];
+    cases.check_each(context, rows);
 }

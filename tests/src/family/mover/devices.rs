@@ -10,39 +10,32 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use super::scene::{Guard, Kind, LIMIT, Scene, report};
+use super::scene::{Guard, Kind, LIMIT, Scene};
 use super::{Case, case, image};
-use crate::files::can_loop;
+use crate::files::{can_loop, copy_sparse};
 use crate::nbd::{At, Nbd};
-use crate::{Context, Output, Running, run};
+use crate::{Context, Output, Running, run, wait_until};
 
 /// Low enough that most of the copy remains after its first claim.
 const RATE: &str = "8MB/s";
 
 pub(super) fn moving(scene: &Scene, copy: &mut Running) -> Result<()> {
-    for _ in 0..2000 {
-        if scene.journal()?.is_some_and(|journal| journal.bytes('+') > 0) {
-            return Ok(());
-        }
-        ensure!(!copy.ended(), "the copy ended before it claimed anything: {}", copy.stderr_tail());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    anyhow::bail!("nothing is claimed")
+    let claims = wait_until(Duration::from_secs(10), || {
+        copy.alive().context("the copy, before it claimed anything")?;
+        Ok(scene.journal()?.is_some_and(|journal| journal.bytes('+') > 0))
+    });
+    claims.context("nothing is claimed")
 }
 
 fn stranger(scene: &mut Scene) -> Result<(PathBuf, PathBuf)> {
     let [file, was] = ["stranger", "stranger-was"].map(|name| scene.dir.path().join(name));
     image::make(&file, &mut scene.rng, 6)?;
-    run(Command::new("cp").arg("--sparse=always").args([&file, &was]), LIMIT)?.success()?;
+    copy_sparse(&file, &was)?;
     Ok((file, was))
 }
 
 fn failed(output: Output, code: i32, says: &[&str]) -> Result<Output> {
-    let output = output.expect(code)?;
-    for word in says {
-        ensure!(output.stderr.contains(word), "'{word}' is not in: {}", output.stderr);
-    }
-    Ok(output)
+    output.expect(code)?.says_all(says)
 }
 
 /// The URL refers to another disk from some moment on.
@@ -53,14 +46,22 @@ fn lun_swapped(context: &Context, seed: u64, source: bool) -> Result<()> {
     let options = if source { [",timeout=20s", ""] } else { ["", ",timeout=20s"] };
     let mut copy = scene.start(context, options, &["--rate", RATE, "--force"])?;
     moving(&scene, &mut copy)?;
-    let end = if source { &mut scene.source } else { &mut scene.destination };
-    end.serve_stranger(context, &file)?;
+    scene.end(source).serve_stranger(context, &file)?;
     failed(copy.finish(LIMIT)?, 1, &["another"])?;
     image::same(&was, &file).context("the stranger was written")?;
     scene.is_true()?;
-    let end = if source { &mut scene.source } else { &mut scene.destination };
-    end.serve_again(context)?;
-    Ok(())
+    scene.end(source).serve_again(context)
+}
+
+/// A copy to an NBD server that is killed after the first claim, and the server's address.
+fn to_killed_nbd(context: &Context, scene: &mut Scene, options: &str) -> Result<(At, Running)> {
+    let at = At::port()?;
+    let mut server = Nbd::qemu(at.clone(), &scene.destination.file, "raw", &["--discard=unmap"])?;
+    scene.destination.text = server.url("disk");
+    let mut copy = scene.start(context, ["", options], &["--rate", RATE, "--force"])?;
+    moving(scene, &mut copy)?;
+    server.kill();
+    Ok((at, copy))
 }
 
 fn nbd_swapped(context: &Context, seed: u64) -> Result<()> {
@@ -69,12 +70,7 @@ fn nbd_swapped(context: &Context, seed: u64) -> Result<()> {
     for path in [&file, &was] {
         OpenOptions::new().write(true).open(path)?.set_len(image::BYTES + (1 << 20))?;
     }
-    let at = At::port()?;
-    let mut server = Nbd::qemu(at.clone(), &scene.destination.file, "raw", &["--discard=unmap"])?;
-    scene.destination.text = server.url("disk");
-    let mut copy = scene.start(context, ["", ",timeout=20s"], &["--rate", RATE, "--force"])?;
-    moving(&scene, &mut copy)?;
-    server.kill();
+    let (at, copy) = to_killed_nbd(context, &mut scene, ",timeout=20s")?;
     let _server = Nbd::qemu(at, &file, "raw", &["--discard=unmap"])?;
     failed(copy.finish(LIMIT)?, 1, &["another export"])?;
     image::same(&was, &file).context("the stranger was written")?;
@@ -84,19 +80,13 @@ fn nbd_swapped(context: &Context, seed: u64) -> Result<()> {
 /// The export vanishes: exit code 5. When it is back, the copy can be resumed.
 fn nbd_vanishes(context: &Context, seed: u64) -> Result<()> {
     let mut scene = Scene::new(context, seed, Kind::File, Kind::File)?;
-    let at = At::port()?;
-    let mut server = Nbd::qemu(at.clone(), &scene.destination.file, "raw", &["--discard=unmap"])?;
-    scene.destination.text = server.url("disk");
-    let mut copy = scene.start(context, ["", ",timeout=1s"], &["--rate", RATE, "--force"])?;
-    moving(&scene, &mut copy)?;
-    server.kill();
+    let (at, copy) = to_killed_nbd(context, &mut scene, ",timeout=1s")?;
     failed(copy.finish(LIMIT)?, 5, &["--resume"])?;
     scene.is_true()?;
     let server = Nbd::qemu(at, &scene.destination.file, "raw", &["--discard=unmap"])?;
     scene.destination.guard = Guard::Nbd { _server: server };
     // The earlier endpoint had a timeout, which is no part of the identity.
-    let journal = scene.journal()?.context("a journal")?.path.display().to_string();
-    scene.run(context, ["", ""], &["--resume", &journal])?.success()?;
+    scene.run(context, ["", ""], &["--resume", &scene.journal_text()?])?.success()?;
     scene.is_done()
 }
 
@@ -127,7 +117,7 @@ fn source_shrunk(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     const GONE: u64 = 64 << 10;
     let scene = Scene::new(context, seed, kind, Kind::File)?;
     let keep = scene.dir.path().join("keep");
-    run(Command::new("cp").arg("--sparse=always").args([&scene.source.file, &keep]), LIMIT)?.success()?;
+    copy_sparse(&scene.source.file, &keep)?;
     let rate = if kind == Kind::Loop { "800MB/s" } else { RATE };
     let mut copy = scene.start(context, ["", ""], &["--rate", rate, "--force", "--json"])?;
     moving(&scene, &mut copy)?;
@@ -140,7 +130,7 @@ fn source_shrunk(context: &Context, seed: u64, kind: Kind) -> Result<()> {
         return image::of_both(&keep, &scene.before, &scene.destination.file, &finished);
     }
     let output = failed(output, 7, &["cannot be read", "--resume"])?;
-    ensure!(report(&output)?["unreadable"] == json!([[places[0].0, GONE]]), "{}", output.stdout);
+    ensure!(output.json()?["unreadable"] == json!([[places[0].0, GONE]]), "{}", output.stdout);
     image::same_but(&keep, &scene.before, &scene.destination.file, &places)
 }
 
@@ -154,20 +144,19 @@ fn destination_detached(context: &Context, seed: u64) -> Result<()> {
     scene.is_done()
 }
 
-pub(super) fn cases(context: &Context) -> Vec<Case<'_>> {
-    let add = |name: &str, play: fn(&Context, u64) -> Result<()>| case(context, name.to_owned(), play);
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = vec![
-        add("swapped-lun-source", |context, seed| lun_swapped(context, seed, true)),
-        add("swapped-lun-destination", |context, seed| lun_swapped(context, seed, false)),
-        add("swapped-nbd-destination", nbd_swapped),
-        add("vanished-nbd-destination", nbd_vanishes),
-        add("shrunk-file-source", |context, seed| source_shrunk(context, seed, Kind::File)),
+        case("swapped-lun-source", |context, seed| lun_swapped(context, seed, true)),
+        case("swapped-lun-destination", |context, seed| lun_swapped(context, seed, false)),
+        case("swapped-nbd-destination", nbd_swapped),
+        case("vanished-nbd-destination", nbd_vanishes),
+        case("shrunk-file-source", |context, seed| source_shrunk(context, seed, Kind::File)),
     ];
     if can_loop() {
         cases.extend([
-            add("swapped-device-source", source_device_swapped),
-            add("shrunk-device-source", |context, seed| source_shrunk(context, seed, Kind::Loop)),
-            add("detached-device-destination", destination_detached),
+            case("swapped-device-source", source_device_swapped),
+            case("shrunk-device-source", |context, seed| source_shrunk(context, seed, Kind::Loop)),
+            case("detached-device-destination", destination_detached),
         ]);
     }
     cases

@@ -2,16 +2,15 @@
 //! data.
 
 use std::fs::File;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use rand::RngExt;
 use serde_json::json;
 
-use super::scene::{Guard, Kind, LIMIT, Scene, report};
+use super::scene::{Guard, Kind, LIMIT, Scene};
 use super::{Case, case, image};
-use crate::files::{can_loop, data_of};
+use crate::files::{Loop, can_loop, data_of, empty_file};
 use crate::nbd::{At, Nbd};
 use crate::{Context, Disk, Target, Tier, run};
 
@@ -79,18 +78,16 @@ impl Fault {
         Ok(bad)
     }
 
-    fn serve(
-        &self,
-        context: &Context,
-        scene: &Scene,
-        file: &Path,
-        bad: &[(u64, u64)],
-    ) -> Result<(String, Guard)> {
+    /// Options of the `fault` layer.
+    fn options(&self, bad: &[(u64, u64)]) -> Vec<String> {
+        let verb = if self.reading { "read" } else { "write" };
+        bad.iter().map(|(start, length)| format!("fault={verb}-error@{start}+{length}")).collect()
+    }
+
+    fn serve(&self, context: &Context, scene: &Scene, bad: &[(u64, u64)]) -> Result<(String, Guard)> {
+        let file = if self.reading { &scene.source.file } else { &scene.destination.file };
         if self.at == Where::Target {
-            let disk = bad.iter().fold(Disk::file(file), |disk, (start, length)| {
-                let verb = if self.reading { "read" } else { "write" };
-                disk.option(format!("fault={verb}-error@{start}+{length}"))
-            });
+            let disk = Disk { options: self.options(bad), ..Disk::file(file) };
             let target = Target::serve(context, &[disk], None, &[])?;
             return Ok((target.url(0).to_string(), Guard::Lun(Box::new(target))));
         }
@@ -120,22 +117,19 @@ impl Fault {
         let bad = Self::draw(&mut scene)?;
         let mut layer = String::new();
         if self.at == Where::Layer {
-            let verb = if self.reading { "read" } else { "write" };
-            layer =
-                bad.iter().map(|(start, length)| format!(",fault={verb}-error@{start}+{length}")).collect();
+            layer = format!(",{}", self.options(&bad).join(","));
         } else {
-            let file = if self.reading { scene.source.file.clone() } else { scene.destination.file.clone() };
-            let (text, guard) = self.serve(context, &scene, &file, &bad)?;
-            let end = if self.reading { &mut scene.source } else { &mut scene.destination };
+            let (text, guard) = self.serve(context, &scene, &bad)?;
+            let end = scene.end(self.reading);
             (end.text, end.guard) = (text, guard);
         }
         let options = if self.reading { [&layer, ""] } else { ["", layer.as_str()] };
         self.judge(context, &scene, options, &bad)?;
         // The rest is copied without the fault: under another name if another server has to replace the first.
         if self.at != Where::Layer {
-            let end = if self.reading { &mut scene.source } else { &mut scene.destination };
+            let end = scene.end(self.reading);
             (end.text, end.guard) = (end.file.display().to_string(), Guard::File);
-            let journal = scene.journal()?.context("a journal")?.path.display().to_string();
+            let journal = scene.journal_text()?;
             scene.run(context, ["", ""], &["--resume", &journal])?.expect(6)?;
             scene.run(context, ["", ""], &["--resume", &journal, "--force"])?.success()?;
             return scene.is_done();
@@ -147,20 +141,15 @@ impl Fault {
         let Expected { code, says, lists } = self.expected;
         let verify = if context.tier == Tier::Full { &["--verify"][..] } else { &[] };
         let more = [&["--force", "--json"][..], verify].concat();
-        let output = scene.run(context, options, &more)?.expect(*code)?;
-        for word in *says {
-            ensure!(output.stderr.contains(word), "'{word}' is not in: {}", output.stderr);
-        }
+        let output = scene.run(context, options, &more)?.expect(*code)?.says_all(says)?;
         if !lists {
             let journal = scene.is_true()?.context("a journal")?;
             let never = |at: u64| !journal.finished().iter().any(|(start, end)| (*start..*end).contains(&at));
-            ensure!(
-                self.at == Where::Kit || bad.iter().all(|(start, _)| never(*start)),
-                "{journal:?} of {bad:?}"
-            );
+            let is_right = self.at == Where::Kit || bad.iter().all(|(start, _)| never(*start));
+            ensure!(is_right, "{journal:?} of {bad:?}");
             return Ok(());
         }
-        let told = report(&output)?;
+        let told = output.json()?;
         let list: Vec<_> = bad.iter().map(|(start, length)| json!([start, length])).collect();
         ensure!(told["unreadable"] == json!(list), "{bad:?} are unreadable: {told}");
         image::same_but(&scene.source.file, &scene.before, &scene.destination.file, bad)?;
@@ -185,15 +174,14 @@ fn full(context: &Context, seed: u64, what: Full) -> Result<()> {
     let taken = image::pieces(&scene.source.file, 4096)? * 4096;
     let room = scene.rng.random_range(taken / 8..taken * 3 / 4) & !4095;
     let small = Small::new(room)?;
-    let file = small.0.path().join("destination");
-    File::create(&file)?.set_len(image::BYTES)?;
-    File::create(&scene.before)?.set_len(image::BYTES)?;
+    let file = empty_file(small.0.path().join("destination"), image::BYTES)?;
+    empty_file(&scene.before, image::BYTES)?;
     scene.destination.file.clone_from(&file);
     (scene.destination.text, scene.destination.guard) = match what {
         Full::File => (file.display().to_string(), Guard::File),
         Full::Loop => {
-            let device = crate::files::Loop::attach(&file, 512, false)?;
-            (device.path().display().to_string(), Guard::Loop { _device: device })
+            let device = Loop::attach(&file, 512, false)?;
+            (device.text(), Guard::Loop { _device: device })
         }
         Full::Lun => {
             let target = Target::serve(context, &[Disk::file(&file)], None, &[])?;
@@ -206,10 +194,7 @@ fn full(context: &Context, seed: u64, what: Full) -> Result<()> {
         scene.chunk = "4K";
         more.extend(["--depth", "1"]);
     }
-    let output = scene.run(context, ["", ""], &more)?.expect(FULL.code)?;
-    for word in FULL.says {
-        ensure!(output.stderr.contains(word), "'{word}' is not in: {}", output.stderr);
-    }
+    scene.run(context, ["", ""], &more)?.expect(FULL.code)?.says_all(FULL.says)?;
     scene.is_true()?;
     small.grow()?;
     scene.finish(context)?;
@@ -223,15 +208,18 @@ struct Small(tempfile::TempDir);
 impl Small {
     fn new(bytes: u64) -> Result<Self> {
         let small = Self(crate::scratch()?);
-        let options = format!("size={bytes}");
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(small.0.path()), LIMIT)?
-            .success()?;
+        small.mount(&format!("size={bytes}"))?;
         Ok(small)
     }
 
+    fn mount(&self, options: &str) -> Result<()> {
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(self.0.path());
+        run(&mut mount, LIMIT)?.success().map(drop)
+    }
+
     fn grow(&self) -> Result<()> {
-        run(Command::new("mount").args(["-o", "remount,size=256M"]).arg(self.0.path()), LIMIT)?.success()?;
-        Ok(())
+        self.mount("remount,size=256M")
     }
 }
 
@@ -241,17 +229,17 @@ impl Drop for Small {
     }
 }
 
-pub(super) fn cases(context: &Context) -> Vec<Case<'_>> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for again in 0..8 {
-        for fault in FAULTS {
-            cases.push(case(context, format!("{}-{again}", fault.name), |context, seed| {
-                fault.play(context, seed)
-            }));
-        }
+        cases.extend(
+            FAULTS.iter().map(|fault| {
+                case(format!("{}-{again}", fault.name), |context, seed| fault.play(context, seed))
+            }),
+        );
         for what in [Full::File, Full::Loop, Full::Lun].into_iter().filter(|_| can_loop()) {
             let name = format!("full-{what:?}-{again}").to_lowercase();
-            cases.push(case(context, name, move |context, seed| full(context, seed, what)));
+            cases.push(case(name, move |context, seed| full(context, seed, what)));
         }
     }
     cases

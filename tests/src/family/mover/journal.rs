@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 use rand::RngExt;
 
 use super::devices::moving;
-use super::scene::{Kind, LIMIT, Scene, report};
+use super::scene::{Kind, LIMIT, Scene};
 use super::{Case, case, image};
-use crate::files::can_loop;
-use crate::{Context, Output, run};
+use crate::files::{can_loop, copy_sparse};
+use crate::{Context, run};
 
 fn half(context: &Context, seed: u64, source: Kind, destination: Kind) -> Result<(Scene, String)> {
     let scene = Scene::new(context, seed, source, destination)?;
@@ -20,26 +20,19 @@ fn half(context: &Context, seed: u64, source: Kind, destination: Kind) -> Result
     let chunks = image::pieces(&scene.source.file, 256 << 10)?;
     let fault = format!(",fault=write-error:after={}", chunks / 2);
     scene.run(context, ["", &fault], &["--force"])?.expect(1)?;
-    let journal = scene.is_true()?.context("a journal")?.path.display().to_string();
+    scene.is_true()?;
+    let journal = scene.journal_text()?;
     Ok((scene, journal))
 }
 
 /// Demands a refusal with its reason, and an unchanged destination and journal.
-fn refused(
-    context: &Context,
-    scene: &Scene,
-    journal: &str,
-    destination: &Path,
-    reason: &str,
-) -> Result<Output> {
+fn refused(context: &Context, scene: &Scene, journal: &str, destination: &Path, reason: &str) -> Result<()> {
     let copy = scene.dir.path().join("was");
-    run(Command::new("cp").arg("--sparse=always").args([destination, &copy]), LIMIT)?.success()?;
+    copy_sparse(destination, &copy)?;
     let was = fs::read(journal)?;
-    let output = scene.run(context, ["", ""], &["--resume", journal])?.expect(6)?;
-    ensure!(output.stderr.contains(reason), "'{reason}' is not in: {}", output.stderr);
+    scene.run(context, ["", ""], &["--resume", journal])?.expect(6)?.says(reason)?;
     ensure!(fs::read(journal)? == was, "the journal was written");
-    image::same(&copy, destination).context("a copy that is refused wrote something")?;
-    Ok(output)
+    image::same(&copy, destination).context("a copy that is refused wrote something")
 }
 
 /// One changed bit or byte, or a truncation, anywhere.
@@ -75,7 +68,7 @@ fn exchanged(context: &Context, seed: u64, kind: Kind, source: bool) -> Result<(
     let (mut scene, journal) = half(context, seed, from, to)?;
     let other = scene.dir.path().join("other");
     image::make(&other, &mut scene.rng, 4)?;
-    let end = if source { &mut scene.source } else { &mut scene.destination };
+    let end = scene.end(source);
     match kind {
         Kind::Lun => end.serve_stranger(context, &other)?,
         Kind::Loop => {
@@ -87,14 +80,14 @@ fn exchanged(context: &Context, seed: u64, kind: Kind, source: bool) -> Result<(
     }
     let watched = if source || kind == Kind::File { scene.destination.file.clone() } else { other };
     let word = if source { "another source" } else { "another destination" };
-    refused(context, &scene, &journal, &watched, word).map(drop)
+    refused(context, &scene, &journal, &watched, word)
 }
 
 /// Another program writes to the source between the two copies.
 fn changed_between(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     let (mut scene, journal) = half(context, seed, kind, Kind::File)?;
     write_to_source(&mut scene)?;
-    refused(context, &scene, &journal, &scene.destination.file, "the source has changed").map(drop)
+    refused(context, &scene, &journal, &scene.destination.file, "the source has changed")
 }
 
 fn write_to_source(scene: &mut Scene) -> Result<()> {
@@ -102,8 +95,7 @@ fn write_to_source(scene: &mut Scene) -> Result<()> {
     let mut command = Command::new("dd");
     command.arg("if=/dev/urandom").arg(format!("of={}", scene.source.text));
     command.args(["bs=4096", "count=1", "conv=notrunc,fsync", "status=none"]);
-    run(command.arg(format!("seek={}", place / 4096)), LIMIT)?.success()?;
-    Ok(())
+    run(command.arg(format!("seek={}", place / 4096)), LIMIT)?.success().map(drop)
 }
 
 /// Another program writes to the source during the copy, which reports it.
@@ -116,10 +108,8 @@ fn changed_under(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     copy.signal(libc::SIGSTOP)?;
     write_to_source(&mut scene)?;
     copy.signal(libc::SIGCONT)?;
-    let output = copy.finish(LIMIT)?.success()?;
-    let told = report(&output)?;
+    let told = copy.finish(LIMIT)?.success()?.says("was written while it was copied")?.json()?;
     ensure!(told["source_changed"] == true && told["source_consistent"] == false, "{told}");
-    ensure!(output.stderr.contains("was written while it was copied"), "{}", output.stderr);
     Ok(())
 }
 
@@ -130,7 +120,7 @@ fn two_movers(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     // The first copy is ended long before its completion.
     let mut first = scene.start(context, ["", ""], &["--rate", "1MB/s", "--force"])?;
     moving(&scene, &mut first)?;
-    let journal = scene.journal()?.context("the first has ended")?.path.display().to_string();
+    let journal = scene.journal_text().context("the first has ended")?;
     for more in [["--force", "--quiet"], ["--resume", &journal]] {
         scene.run(context, ["", ""], &more)?.expect(6).with_context(|| format!("{more:?}"))?;
     }
@@ -139,31 +129,28 @@ fn two_movers(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     scene.finish(context)
 }
 
-pub(super) fn cases(context: &Context) -> Vec<Case<'_>> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for again in 0..40 {
         let name = format!("journal-damaged-{again}");
-        cases.push(case(context, name, |context, seed| damaged(context, seed, 25)));
+        cases.push(case(name, |context, seed| damaged(context, seed, 25)));
     }
-    let due = |kinds: &[Kind]| {
-        let due = kinds.iter().copied().filter(|kind| can_loop() || !kind.needs_root());
-        due.collect::<Vec<_>>()
-    };
-    for kind in due(&[Kind::File, Kind::Loop, Kind::Lun]) {
+    let due = |kind: &Kind| can_loop() || !kind.needs_root();
+    for kind in [Kind::File, Kind::Loop, Kind::Lun].into_iter().filter(due) {
         for source in [true, false] {
             let name = format!("exchanged-{}-{}", if source { "source" } else { "destination" }, kind.name());
-            cases.push(case(context, name, move |context, seed| exchanged(context, seed, kind, source)));
+            cases.push(case(name, move |context, seed| exchanged(context, seed, kind, source)));
         }
     }
-    for kind in due(&[Kind::File, Kind::Loop]) {
+    for kind in [Kind::File, Kind::Loop].into_iter().filter(due) {
         let name = format!("changed-between-{}", kind.name());
-        cases.push(case(context, name, move |context, seed| changed_between(context, seed, kind)));
+        cases.push(case(name, move |context, seed| changed_between(context, seed, kind)));
         let name = format!("changed-under-{}", kind.name());
-        cases.push(case(context, name, move |context, seed| changed_under(context, seed, kind)));
+        cases.push(case(name, move |context, seed| changed_under(context, seed, kind)));
     }
-    for kind in due(&[Kind::File, Kind::Loop, Kind::Lun, Kind::Nbd]) {
+    for kind in [Kind::File, Kind::Loop, Kind::Lun, Kind::Nbd].into_iter().filter(due) {
         let name = format!("two-movers-{}", kind.name());
-        cases.push(case(context, name, move |context, seed| two_movers(context, seed, kind)));
+        cases.push(case(name, move |context, seed| two_movers(context, seed, kind)));
     }
     cases
 }

@@ -17,22 +17,23 @@ use anyhow::Result;
 
 use crate::{Cases, Context};
 
-type Case<'a> = (String, Box<dyn Fn() -> Result<()> + 'a>);
+/// A name, and a function of the context and of a seed that follows from the name.
+type Case = (String, Box<dyn Fn(&Context, u64) -> Result<()>>);
 
 /// Cases of each group in a sample, which takes some twenty seconds.
 const SAMPLE: usize = 5;
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let groups = [
-        ("faults", faults::cases(context)),
-        ("journal", journal::cases(context)),
-        ("devices", devices::cases(context)),
-        ("pairs", interrupt::pairs(context)),
-        ("steps", interrupt::steps(context)),
+        ("faults", faults::cases()),
+        ("journal", journal::cases()),
+        ("devices", devices::cases()),
+        ("pairs", interrupt::pairs()),
+        ("steps", interrupt::steps()),
     ];
     for (group, all) in groups {
         for (name, play) in all {
-            cases.check_some((group, SAMPLE), &name, play);
+            cases.check_some((group, SAMPLE), &name, || play(context, seed(context, &name)));
         }
     }
     if !crate::files::can_loop() {
@@ -41,14 +42,12 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     Ok(())
 }
 
-/// A case whose seed follows from its name.
-fn case<'a>(
-    context: &'a Context,
-    name: String,
-    play: impl Fn(&'a Context, u64) -> Result<()> + 'a,
-) -> Case<'a> {
-    let seed = context.seed_for(&format!("mover/{name}"));
-    (name, Box::new(move || play(context, seed)))
+fn case(name: impl Into<String>, play: impl Fn(&Context, u64) -> Result<()> + 'static) -> Case {
+    (name.into(), Box::new(play))
+}
+
+fn seed(context: &Context, name: &str) -> u64 {
+    context.seed_for(&format!("mover/{name}"))
 }
 
 /// Runs cases that detect the effect of a defect on data, until one fails; returns its message. For the family
@@ -60,10 +59,10 @@ pub(super) fn verdict(context: &Context) -> Result<Option<String>> {
         "machine-cut-xfs-at-next-open",
         "swapped-lun-destination",
     ];
-    let groups = [interrupt::pairs(context), interrupt::steps(context), devices::cases(context)];
-    let telling = |(name, _): &Case<'_>| TELLING.iter().any(|telling| name.starts_with(telling));
+    let groups = [interrupt::pairs(), interrupt::steps(), devices::cases()];
+    let telling = |(name, _): &Case| TELLING.iter().any(|telling| name.starts_with(telling));
     for (name, play) in groups.into_iter().flatten().filter(telling) {
-        if let Err(error) = play() {
+        if let Err(error) = play(context, seed(context, &name)) {
             return Ok(Some(format!("{name}: {error:#}").lines().next().unwrap_or_default().to_owned()));
         }
     }

@@ -7,12 +7,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use rand::RngExt;
 use rand::rngs::StdRng;
-use serde_json::Value;
 use tempfile::TempDir;
 
 use super::image;
 use super::map::{self, Journal};
-use crate::files::{Loop, can_loop};
+use crate::files::{Loop, can_loop, copy_sparse, empty_file};
 use crate::nbd::{At, Nbd};
 use crate::{Context, Disk, Output, Running, Target, random, run, scratch};
 
@@ -35,16 +34,8 @@ impl Kind {
     pub(super) const ALL: [Self; 7] =
         [Self::File, Self::Loop, Self::Lun, Self::Nbd, Self::Ext4, Self::Xfs, Self::Loop4096];
 
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-            Self::Loop => "loop",
-            Self::Loop4096 => "loop-4096",
-            Self::Lun => "lun",
-            Self::Nbd => "nbd",
-        }
+    pub(super) fn name(self) -> String {
+        format!("{self:?}").to_lowercase().replace("loop4096", "loop-4096")
     }
 
     pub(super) fn needs_root(self) -> bool {
@@ -62,11 +53,12 @@ impl Mounted {
     pub(in crate::family) fn new(make: &[&str], options: &str, bytes: u64) -> Result<Self> {
         ensure!(can_loop(), "file systems in files need root and /dev/loop-control");
         let (image, point) = (scratch()?, scratch()?);
-        let path = image.path().join("fs");
-        std::fs::File::create(&path)?.set_len(bytes)?;
+        let path = empty_file(image.path().join("fs"), bytes)?;
         run(crate::program(make[0])?.args(&make[1..]).arg(&path), LIMIT)?.success()?;
         let mounted = Self { point, image };
-        mounted.mount(options)?;
+        let mut mount = Command::new("mount");
+        mount.args(["-o", options]).args([&path, mounted.path()]);
+        run(&mut mount, LIMIT)?.success()?;
         Ok(mounted)
     }
 
@@ -76,12 +68,6 @@ impl Mounted {
 
     pub(super) fn xfs(bytes: u64) -> Result<Self> {
         Self::new(&["mkfs.xfs", "-q", "-f"], "loop", bytes)
-    }
-
-    fn mount(&self, options: &str) -> Result<()> {
-        run(Command::new("mount").args(["-o", options]).arg(self.image()).arg(self.path()), LIMIT)?
-            .success()?;
-        Ok(())
     }
 
     pub(super) fn image(&self) -> PathBuf {
@@ -125,7 +111,6 @@ impl End {
         kind: Kind,
         dir: &Path,
         name: &str,
-        options: &[&str],
         fill: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Self> {
         let mut file = dir.join(name);
@@ -145,11 +130,10 @@ impl End {
             Kind::Loop | Kind::Loop4096 => {
                 let sector = if kind == Kind::Loop { 512 } else { 4096 };
                 let device = Loop::attach(&file, sector, false)?;
-                (device.path().display().to_string(), Guard::Loop { _device: device })
+                (device.text(), Guard::Loop { _device: device })
             }
             Kind::Lun => {
-                let disk = options.iter().fold(Disk::file(&file), |disk, option| disk.option(*option));
-                let target = Target::serve(context, &[disk], None, &[])?;
+                let target = Target::serve(context, &[Disk::file(&file)], None, &[])?;
                 (target.url(0).to_string(), Guard::Lun(Box::new(target)))
             }
             Kind::Nbd => {
@@ -162,14 +146,12 @@ impl End {
 
     pub(super) fn serve_again(&mut self, context: &Context) -> Result<()> {
         let disk = Disk::file(&self.file);
-        let target = self.target()?;
-        target.kill();
-        target.restart(context, &[disk])
+        self.target()?.kill_and_restart(context, &[disk])
     }
 
     pub(super) fn serve_stranger(&mut self, context: &Context, file: &Path) -> Result<()> {
         let target = self.target()?;
-        target.kill();
+        target.running.kill();
         target.forget()?;
         target.restart(context, &[Disk::file(file)])
     }
@@ -196,29 +178,15 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(context: &Context, seed: u64, source: Kind, destination: Kind) -> Result<Self> {
-        Self::with_options(context, seed, source, destination, &[])
-    }
-
-    /// As [`Scene::new`], with these options of the target that serves the destination.
-    pub(super) fn with_options(
-        context: &Context,
-        seed: u64,
-        source: Kind,
-        destination: Kind,
-        options: &[&str],
-    ) -> Result<Self> {
         let dir = scratch()?;
         let mut rng = random::seeded(seed);
         let before = dir.path().join("before");
         image::make(&before, &mut rng, 8)?;
         let patches = rng.random_range(10..20);
         let mut make = |path: &Path| image::make(path, &mut rng, patches);
-        let source = End::new(context, source, dir.path(), "source", &[], &mut make)?;
-        let fill = |path: &Path| {
-            run(Command::new("cp").arg("--sparse=always").arg(&before).arg(path), LIMIT)?.success()?;
-            Ok(())
-        };
-        let destination = End::new(context, destination, dir.path(), "destination", options, fill)?;
+        let source = End::new(context, source, dir.path(), "source", &mut make)?;
+        let fill = |path: &Path| copy_sparse(&before, path);
+        let destination = End::new(context, destination, dir.path(), "destination", fill)?;
         let portable = rng.random_range(0..3) == 0;
         Ok(Self { source, destination, before, dir, rng, portable, chunk: "256K" })
     }
@@ -231,24 +199,26 @@ impl Scene {
         self.home().join("state")
     }
 
+    /// The source or the destination.
+    pub(super) fn end(&mut self, is_source: bool) -> &mut End {
+        if is_source { &mut self.source } else { &mut self.destination }
+    }
+
+    /// Path of the journal, which must be there.
+    pub(super) fn journal_text(&self) -> Result<String> {
+        Ok(self.journal()?.context("a journal")?.path.display().to_string())
+    }
+
     pub(super) fn journal(&self) -> Result<Option<Journal>> {
         map::only(&self.state())
     }
 
-    /// A `copy` command; `options` are appended to the endpoints.
-    pub(super) fn command(&self, context: &Context, options: [&str; 2], more: &[&str]) -> Command {
-        let mut command = context.command_in(&self.home());
-        self.arguments(&mut command, options, more);
-        command
-    }
-
-    /// The same command under strace, which `injects`; `paths`, if any, restrict it to calls on these files.
+    /// A `copy` command under strace, which `injects`; `paths`, if any, restrict it to calls on these files.
     pub(super) fn traced(
         &self,
         context: &Context,
         injects: &str,
         paths: &[&Path],
-        options: [&str; 2],
         more: &[&str],
     ) -> Result<Command> {
         let ours = context.command_in(&self.home());
@@ -260,8 +230,7 @@ impl Scene {
         for path in paths {
             command.arg("-P").arg(path);
         }
-        command.arg(&context.hikyaku);
-        self.arguments(&mut command, options, more);
+        self.arguments(command.arg(&context.hikyaku), ["", ""], more);
         Ok(command)
     }
 
@@ -275,8 +244,11 @@ impl Scene {
         command.args(["--chunk", self.chunk, "--allow", "sector-size"]).args(more);
     }
 
+    /// Starts `copy`; `options` are appended to the endpoints.
     pub(super) fn start(&self, context: &Context, options: [&str; 2], more: &[&str]) -> Result<Running> {
-        Running::start(&mut self.command(context, options, more))
+        let mut command = context.command_in(&self.home());
+        self.arguments(&mut command, options, more);
+        Running::start(&mut command)
     }
 
     pub(super) fn run(&self, context: &Context, options: [&str; 2], more: &[&str]) -> Result<Output> {
@@ -301,8 +273,7 @@ impl Scene {
             Some(path) => vec!["--resume", path, "--json"],
             None => vec!["--force", "--json"],
         };
-        let output = self.run(context, ["", ""], &more)?.success()?;
-        let report = report(&output)?;
+        let report = self.run(context, ["", ""], &more)?.success()?.json()?;
         let claimed = journal.map_or(0, |journal| journal.bytes('+'));
         ensure!(report["resumed_bytes"] == claimed, "{claimed} bytes were claimed: {report}");
         self.is_done()
@@ -313,9 +284,4 @@ impl Scene {
         ensure!(map::all(&self.state())?.is_empty(), "a journal is left");
         Ok(())
     }
-}
-
-pub(super) fn report(output: &Output) -> Result<Value> {
-    let last = output.stdout.lines().last().context("no report")?;
-    serde_json::from_str(last).with_context(|| last.to_owned())
 }

@@ -1,7 +1,6 @@
 //! Attacks on encrypted records in transit: one deed on each connection, at one place.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::records::{Part, Piece, Records};
@@ -32,20 +31,15 @@ pub(super) enum Deed {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Done(Arc<Mutex<Option<Instant>>>, Arc<AtomicBool>);
+pub(super) struct Done(Arc<OnceLock<Instant>>);
 
 impl Done {
     pub(super) fn at(&self) -> Option<Instant> {
-        *self.0.lock().expect("no panic under this lock")
+        self.0.get().copied()
     }
 
     fn now(&self) {
-        *self.0.lock().expect("no panic under this lock") = Some(Instant::now());
-        self.1.store(true, Ordering::Relaxed);
-    }
-
-    fn is_done(&self) -> bool {
-        self.1.load(Ordering::Relaxed)
+        self.0.get_or_init(Instant::now);
     }
 }
 
@@ -63,16 +57,8 @@ pub(super) struct Attack {
 
 impl Attack {
     pub(super) fn new(way: Way, aim: Aim, deed: Deed, done: Done) -> Self {
-        Self {
-            way,
-            aim,
-            deed,
-            done,
-            records: Records::default(),
-            passed: 0,
-            held: Vec::new(),
-            earlier: Vec::new(),
-        }
+        let records = Records::default();
+        Self { way, aim, deed, done, records, passed: 0, held: Vec::new(), earlier: Vec::new() }
     }
 
     /// Offset of the attacked byte within the piece, if it lies there.
@@ -95,7 +81,7 @@ impl Attack {
 
     /// Passes one piece on; `false` ends the connection.
     fn on_piece(&mut self, mut piece: Piece, out: &mut Vec<u8>) -> bool {
-        if self.done.is_done() {
+        if self.done.at().is_some() {
             out.extend(piece.bytes);
             return true;
         }
@@ -162,13 +148,9 @@ impl Middle for Attack {
             out.extend_from_slice(bytes);
             return true;
         }
-        let pieces = if bytes.is_empty() {
-            self.records.flush().into_iter().collect()
-        } else {
-            self.records.split(bytes)
-        };
+        let pieces = self.records.split_or_flush(bytes);
         let goes_on = pieces.into_iter().all(|piece| self.on_piece(piece, out));
-        if bytes.is_empty() && !self.done.is_done() {
+        if bytes.is_empty() && self.done.at().is_none() {
             self.release(out);
         }
         goes_on

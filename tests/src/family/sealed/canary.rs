@@ -20,14 +20,15 @@ const MARKER: &[u8; 16] = b"k\xe5Gr\x91-fv\x0b~WQ\xc3s%J";
 /// Bytes of a shifted form that identify it: a random match has probability 2^-64 at each place.
 const WINDOW: usize = 8;
 const SUITES: [&str; 4] = ["AES-256-GCM", "AEGIS-256X4", "AEGIS-128X2", "ChaCha20-Poly1305"];
+const WORDS: [&str; 4] = [PRODUCT, "SendTargets", "MaxRecvDataSegmentLength", "TargetAddress"];
 /// Delay until the last packets are captured.
 const LAST_PACKETS: Duration = Duration::from_millis(100);
 
-fn found(bytes: &[u8], words: &[String]) -> Vec<String> {
+fn found(bytes: &[u8], words: &[&str]) -> Vec<String> {
     let doubled = [&MARKER[..], &MARKER[..]].concat();
     let forms = doubled.windows(WINDOW).take(MARKER.len()).map(|form| (form, "the marker"));
     let needles: Vec<(&[u8], &str)> =
-        forms.chain(words.iter().map(|word| (word.as_bytes(), word.as_str()))).collect();
+        forms.chain(words.iter().map(|word| (word.as_bytes(), *word))).collect();
     // A table of two-byte prefixes excludes nearly every place.
     let pair = |bytes: &[u8]| usize::from(bytes[0]) << 8 | usize::from(bytes[1]);
     let mut begins = vec![false; 1 << 16];
@@ -52,9 +53,8 @@ fn listen(
     suite: Option<&str>,
 ) -> Result<(Vec<String>, usize)> {
     let dir = estate.dir.path();
-    let (source, back) = (dir.join("marked.img"), dir.join("back.img"));
+    let (source, back) = (dir.join("marked.img"), empty_file(dir.join("back.img"), BYTES as u64)?);
     std::fs::write(&source, MARKER.repeat(BYTES / MARKER.len()))?;
-    empty_file(&back, BYTES as u64)?;
     let port = target.url(0).port()?;
     let capture = if is_root() { Some(Capture::start(port)?) } else { None };
     let tap = Tap::passive(port)?;
@@ -62,23 +62,22 @@ fn listen(
         Some(suite) => estate.endpoint(target, &tap.portal(), &estate.friend, &format!(",suite={suite}")),
         None => Estate::plain(target, &tap.portal()),
     };
-    let path = source.display().to_string();
-    context.ours(&["copy", "--verify", "--force", &path, &endpoint], LIMIT)?.success()?;
-    context.ours(&["copy", "--force", &endpoint, &back.display().to_string()], LIMIT)?.success()?;
+    let [from, to] = [&source, &back].map(|path| path.display().to_string());
+    let ours = |arguments: &[&str]| context.ours(arguments, LIMIT)?.success();
+    ours(&["copy", "--verify", "--force", &from, &endpoint])?;
+    ours(&["copy", "--force", &endpoint, &to])?;
     ensure!(std::fs::read(&back)? == std::fs::read(&source)?, "what comes back differs");
-    context.ours(&["info", &endpoint], LIMIT)?.success()?;
+    ours(&["info", &endpoint])?;
     let portal = endpoint.replacen(&format!("/{}/0", target.url(0).iqn), "", 1);
-    let listed = context.ours(&["ls", &portal], LIMIT)?.success()?;
+    let listed = ours(&["ls", &portal])?;
     ensure!(listed.stdout.contains(&target.url(0).iqn), "it lists: {listed}");
 
-    let mut words = vec![PRODUCT.to_owned(), "SendTargets".to_owned(), "MaxRecvDataSegmentLength".to_owned()];
-    words.push("TargetAddress".to_owned());
     let mut result = Vec::new();
     let mut volume = 0;
     for conversation in tap.conversations() {
         for way in Way::BOTH {
             volume += conversation.sent(way).len();
-            let of = found(conversation.sent(way), &words);
+            let of = found(conversation.sent(way), &WORDS);
             result.extend(of.into_iter().map(|what| format!("{what}, {way:?}, by the relay")));
         }
     }
@@ -90,7 +89,7 @@ fn listen(
         ensure!(captured.dropped == 0, "the capture missed {} packets", captured.dropped);
         ensure!(bytes > 3 * BYTES, "the capture has {bytes} bytes only");
         for sent in &captured.sent {
-            result.extend(found(sent, &words).into_iter().map(|what| format!("{what}, on lo")));
+            result.extend(found(sent, &WORDS).into_iter().map(|what| format!("{what}, on lo")));
         }
         volume += bytes;
     }
@@ -113,7 +112,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("canary-portable", || {
         let estate = estate.get()?;
         let portable = Surroundings::variable("HIKYAKU_IO", "portable");
-        let target = estate.serve_in(context, "require", &[], &portable)?;
+        let target = estate.serve_in(context, "require", &portable)?;
         let (found, _) = listen(context, estate, &target, Some(SUITES[0]))?;
         ensure!(found.is_empty(), "readable on the way: {found:#?}");
         Ok(())
@@ -124,7 +123,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         let (found, _) = listen(context, estate, &target, None)?;
         let places = if is_root() { ["by the relay", "on lo"].as_slice() } else { &["by the relay"] };
         for place in places {
-            for what in ["the marker", PRODUCT, "SendTargets", "MaxRecvDataSegmentLength", "TargetAddress"] {
+            for what in ["the marker"].into_iter().chain(WORDS) {
                 let is_found = found.iter().any(|line| line.starts_with(what) && line.ends_with(place));
                 ensure!(is_found, "{what} was not found {place}: {found:#?}");
             }
@@ -149,7 +148,7 @@ mod tests {
         }
         let mut other = stream;
         other.iter_mut().for_each(|byte| *byte ^= 1);
-        assert!(found(&other, &["word".into()]).is_empty());
-        assert_eq!(found(b"a word", &["word".into()]), ["word, at 2"]);
+        assert!(found(&other, &["word"]).is_empty());
+        assert_eq!(found(b"a word", &["word"]), ["word, at 2"]);
     }
 }

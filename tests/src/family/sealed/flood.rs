@@ -1,9 +1,11 @@
 //! Many handshakes by attackers without a key: the target's CPU time and memory stay bounded, too many concurrent
 //! handshakes are refused as busy (0301), and initiators with a key get in.
 
-use std::io::{Read, Write};
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -11,13 +13,16 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::estate::{Estate, LIMIT};
-use crate::pdu::{self, Pdu, connect, connect_from, keys};
+use crate::pdu::{Pdu, connect, connect_from, keys, login_pdu};
 use crate::procfs::{cpu_seconds, descriptors, resident_bytes};
-use crate::records::{Part, Records};
+use crate::records::outer;
+use crate::seal::Keys;
 use crate::tap::{Tap, Way};
-use crate::{Cases, Context, Scene, Target, Url, random};
+use crate::{Cases, Context, Scene, Target, Url, random, wait_until};
 
 const BYTES: u64 = 4 << 20;
+const DISCOVERY: [(&str, &str); 2] =
+    [("InitiatorName", "iqn.2026-11.org.example:visitor"), ("SessionType", "Discovery")];
 const ATTACKERS: usize = 8;
 /// Source address of the attackers; initiators with a key use another one.
 const ATTACKERS_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -31,41 +36,36 @@ const DESCRIPTOR_GROWTH_MAX: usize = 16;
 /// Log lines about failed connections: four in full, and one that counts the others.
 const LINES_PER_SECOND_MAX: usize = 5;
 
+/// The two requests of an outer login.
+type Requests = [Vec<u8>; 2];
+
+/// Statuses of a Login Response: class and detail.
+pub(crate) const SUCCESS: [u8; 2] = [0, 0];
+pub(crate) const AUTHENTICATION_FAILURE: [u8; 2] = [2, 1];
+pub(crate) const SERVICE_UNAVAILABLE: [u8; 2] = [3, 1];
+
+/// Numbers of connections by the status of the last answer; `None` if the target closed instead.
 #[derive(Debug, Default)]
-struct Tally {
-    handshakes: AtomicU64,
-    answered: AtomicU64,
-    /// 0201.
-    refused: AtomicU64,
-    /// 0301.
-    busy: AtomicU64,
-    /// 0200.
-    wrong: AtomicU64,
-    closed: AtomicU64,
-}
+pub(crate) struct Tally(Mutex<BTreeMap<Option<[u8; 2]>, u64>>);
 
 impl Tally {
-    fn add(&self, status: Option<[u8; 2]>) {
-        self.handshakes.fetch_add(1, Ordering::Relaxed);
-        let counter = match status {
-            Some([0, 0]) => &self.answered,
-            Some([2, 1]) => &self.refused,
-            Some([3, 1]) => &self.busy,
-            Some([2, 0]) => &self.wrong,
-            _ => &self.closed,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn add(&self, status: Option<[u8; 2]>) {
+        *self.0.lock().expect("no panic under this lock").entry(status).or_default() += 1;
+    }
+
+    pub(crate) fn of(&self, status: [u8; 2]) -> u64 {
+        self.0.lock().expect("no panic under this lock").get(&Some(status)).copied().unwrap_or(0)
+    }
+
+    fn all(&self) -> u64 {
+        self.0.lock().expect("no panic under this lock").values().sum()
     }
 }
 
 /// Sends a PDU of the outer login; returns the status of the response.
 pub(crate) fn exchange(stream: &mut TcpStream, bytes: &[u8]) -> Option<[u8; 2]> {
     stream.write_all(bytes).ok()?;
-    let mut header = [0; 48];
-    stream.read_exact(&mut header).ok()?;
-    let data = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
-    stream.read_exact(&mut vec![0; data.next_multiple_of(4)]).ok()?;
-    Some([header[36], header[37]])
+    Some(Pdu::receive(stream).ok()?.status())
 }
 
 /// The two requests of a real handshake. The response to the first contains a nonce, so that the second is refused on
@@ -74,39 +74,53 @@ pub(crate) fn handshake_of(
     context: &Context,
     estate: &Estate,
     target: &Target,
-    who: &super::estate::Keys,
-) -> Result<[Vec<u8>; 2]> {
+    who: &Keys,
+) -> Result<Requests> {
     let tap = Tap::passive(target.url(0).port()?)?;
     context.ours(&["info", &estate.endpoint(target, &tap.portal(), who, "")], LIMIT)?;
     let all = tap.conversations();
     let sent = all.first().context("it did not connect")?.sent(Way::ToTarget);
-    let pieces = Records::default().split(sent);
-    let of = |number| -> Vec<u8> {
-        let own =
-            pieces.iter().filter(|piece| piece.place.part == Part::Outer && piece.place.number == number);
-        own.flat_map(|piece| piece.bytes.clone()).collect()
-    };
-    let requests = [of(0), of(1)];
+    let requests = outer(sent);
     ensure!(requests.iter().all(|request| request.len() > 48), "no whole handshake was seen");
     Ok(requests)
 }
 
+/// A request for discovery without authentication.
+pub(crate) fn plain_request() -> Vec<u8> {
+    login_pdu(0x81, [0; 6], keys(&[&DISCOVERY[..], &[("AuthMethod", "None")]].concat())).encode()
+}
+
+/// A handshake's requests with a random message of the right length.
+pub(crate) fn garbage([first, second]: &[Vec<u8>; 2], rng: &mut StdRng) -> [Vec<u8>; 2] {
+    let mut second = second.clone();
+    // Offset behind the header, the key and 0b.
+    let from = 48 + "X-example.hikyaku.message=0b".len();
+    let to = second.len() - 8;
+    for byte in &mut second[from..to] {
+        *byte = b'A' + rng.random_range(0..26);
+    }
+    [first.clone(), second]
+}
+
 /// The two requests of an enquiry for the target's key (XX), which needs no key.
 pub(crate) fn enquiry() -> [Vec<u8>; 2] {
-    let offer = keys(&[
-        ("InitiatorName", "iqn.2026-11.org.example:visitor"),
-        ("SessionType", "Discovery"),
+    let sealing = [
         ("AuthMethod", "Z-example.hikyaku.seal1"),
         ("X-example.hikyaku.suite", "AES-256-GCM"),
         ("X-example.hikyaku.unit", "65536"),
         ("X-example.hikyaku.pattern", "XX"),
-    ]);
+    ];
     let message = keys(&[("X-example.hikyaku.message", &format!("0b{}=", "A".repeat(43)))]);
-    [(offer, 0), (message, 1)].map(|(text, exp_stat_sn)| {
-        let mut request = Pdu::new(pdu::LOGIN | pdu::IMMEDIATE, 0).with_data(text);
-        request.set(24, 1).set(28, exp_stat_sn);
-        request.encode()
-    })
+    [(keys(&[&DISCOVERY[..], &sealing].concat()), 0), (message, 1)]
+        .map(|(text, exp_stat_sn)| login_pdu(0, [0; 6], text).set(28, exp_stat_sn).encode())
+}
+
+/// Sends the second request if the first is answered; returns the last status.
+fn both(stream: &mut TcpStream, [first, second]: &[Vec<u8>; 2]) -> Option<[u8; 2]> {
+    match exchange(stream, first) {
+        Some([0, 0]) => exchange(stream, second),
+        status => status,
+    }
 }
 
 enum Flood {
@@ -125,23 +139,8 @@ impl Flood {
         let mut stream = connect_from(ATTACKERS_ADDRESS, url, ANSWER)?;
         match self {
             Self::Offers(offer) => tally.add(exchange(&mut stream, offer)),
-            Self::Again([first, second]) => match exchange(&mut stream, first) {
-                Some([0, 0]) => tally.add(exchange(&mut stream, second)),
-                status => tally.add(status),
-            },
-            Self::Garbage([first, second]) => {
-                let mut second = second.clone();
-                // Offset behind the header, the key and 0b.
-                let from = 48 + "X-example.hikyaku.message=0b".len();
-                let to = second.len() - 8;
-                for byte in &mut second[from..to] {
-                    *byte = b'A' + rng.random_range(0..26);
-                }
-                match exchange(&mut stream, first) {
-                    Some([0, 0]) => tally.add(exchange(&mut stream, &second)),
-                    status => tally.add(status),
-                }
-            }
+            Self::Again(requests) => tally.add(both(&mut stream, requests)),
+            Self::Garbage(requests) => tally.add(both(&mut stream, &garbage(requests, rng))),
             Self::Mutated(requests) => {
                 let mut status = None;
                 for request in requests {
@@ -188,7 +187,7 @@ fn flood(
     let (tally, stop) = (Tally::default(), AtomicBool::new(false));
     let pid = target.pid();
     let (resident, open) = (resident_bytes(pid)?, descriptors(pid)?);
-    let endpoint = estate.endpoint(target, &target.url(0).portal, &estate.friend, "");
+    let endpoint = estate.friend_at(target);
     let url = target.url(0).clone();
     let logged_before = target.refusals();
     let started = Instant::now();
@@ -225,10 +224,10 @@ fn flood(
     });
     let (used, passed) = (cpu_seconds(pid)?, started.elapsed().as_secs_f64());
     result.with_context(|| format!("{tally:?}\n--- log of the target\n{}", target.log()))?;
-    let handshakes = tally.handshakes.load(Ordering::Relaxed);
+    let handshakes = tally.all();
     let cpu_each = (used.0 + used.1 - cpu.0 - cpu.1) / handshakes.max(1) as f64;
     let logged = target.refusals() - logged_before;
-    let is_logged = logged > 0 || tally.refused.load(Ordering::Relaxed) == 0;
+    let is_logged = logged > 0 || tally.of(AUTHENTICATION_FAILURE) == 0;
     let measured = Measured { tally, seconds: passed, cpu_each, longest, sessions };
     ensure!(handshakes > 100, "a flood of {handshakes} handshakes is none");
     ensure!(cpu_each < HANDSHAKE_CPU_S_MAX, "{cpu_each:.4} s of processor time each: {measured:?}");
@@ -236,11 +235,8 @@ fn flood(
     ensure!(peak <= resident + RESIDENT_GROWTH_MAX, "resident {peak} bytes, {resident} at first");
     let logged_max = LINES_PER_SECOND_MAX * (passed.ceil() as usize + 1);
     ensure!(is_logged && logged <= logged_max, "{logged} lines of refusals in {passed:.1} s");
-    let until = Instant::now() + ANSWER;
-    while descriptors(pid)? > open + DESCRIPTOR_GROWTH_MAX {
-        ensure!(Instant::now() < until, "{} descriptors stay open, {open} before", descriptors(pid)?);
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_until(ANSWER, || Ok(descriptors(pid)? <= open + DESCRIPTOR_GROWTH_MAX))
+        .with_context(|| format!("{:?} descriptors stay open, {open} before", descriptors(pid)))?;
     estate.serves_on(context, target)?;
     Ok(measured)
 }
@@ -280,15 +276,14 @@ fn named(context: &Context, ground: &mut Ground, name: &str, make: Make) -> Resu
     let seconds = context.amount(2, 15) as f64;
     let measured = flood(context, &ground.estate, &mut ground.target, &what, seconds)?;
     println!("  {name}: {measured:?}");
-    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let tally = &measured.tally;
+    let [answered, refused, busy] =
+        [SUCCESS, AUTHENTICATION_FAILURE, SERVICE_UNAVAILABLE].map(|status| measured.tally.of(status));
     match name {
         // None of these is charged to an allowance, because their mac is wrong.
         "unknown-key" | "known-key-again" | "garbage" => {
-            let others = count(&tally.answered) + count(&tally.busy);
-            ensure!(count(&tally.refused) > 0 && others == 0, "{measured:?}");
+            ensure!(refused > 0 && answered + busy == 0, "{measured:?}");
         }
-        "enquiries" => ensure!(count(&tally.answered) > 0, "{measured:?}"),
+        "enquiries" => ensure!(answered > 0, "{measured:?}"),
         _ => {}
     }
     Ok(measured)
@@ -296,12 +291,12 @@ fn named(context: &Context, ground: &mut Ground, name: &str, make: Make) -> Resu
 
 impl Measured {
     fn facts(&self) -> serde_json::Value {
-        let handshakes = self.tally.handshakes.load(Ordering::Relaxed);
+        let handshakes = self.tally.all();
         serde_json::json!({
             "handshakes": handshakes,
             "per_second": (handshakes as f64 / self.seconds).round(),
             "cpu_us_each": (self.cpu_each * 1e6).round(),
-            "status_0301": self.tally.busy.load(Ordering::Relaxed),
+            "status_0301": self.tally.of(SERVICE_UNAVAILABLE),
             "longest_wait_of_a_friend_s": (self.longest * 1000.0).round() / 1000.0,
             "sessions_of_a_friend": self.sessions,
         })
@@ -311,12 +306,7 @@ impl Measured {
 /// A first request without an offer of sealing costs next to nothing.
 fn plain_logins(target: &Target) -> Result<()> {
     let before = cpu_seconds(target.pid())?;
-    let text = keys(&[
-        ("InitiatorName", "iqn.2026-11.org.example:x"),
-        ("SessionType", "Discovery"),
-        ("AuthMethod", "None"),
-    ]);
-    let request = Pdu::new(pdu::LOGIN | pdu::IMMEDIATE, 0x81).with_data(text).encode();
+    let request = plain_request();
     for _ in 0..500 {
         let mut stream = connect(target.url(0), ANSWER)?;
         ensure!(exchange(&mut stream, &request) == Some([2, 1]), "not refused with 0201");
@@ -333,7 +323,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     for (name, make) in FLOODS {
         cases.check(&format!("flood-{name}"), || {
             let measured = named(context, ground.get_mut()?, name, make)?;
-            busy += measured.tally.busy.load(Ordering::Relaxed);
+            busy += measured.tally.of(SERVICE_UNAVAILABLE);
             facts.insert(name.to_owned(), measured.facts());
             Ok(())
         });

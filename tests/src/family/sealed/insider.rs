@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rand::RngExt;
-use seal::{Descriptor, Identity, PublicKey, Suite};
+use seal::{Descriptor, Suite};
 
-use super::estate::{Estate, Keys};
+use super::estate::Estate;
 use crate::family::bad_input::template;
 use crate::pdu::{self, IMMEDIATE, NOP_OUT, Pdu, Session, cdb10, connect};
 use crate::seal::{Sealed, UNIT_BYTES, Who};
@@ -20,11 +20,6 @@ const CLOSED: Duration = Duration::from_secs(5);
 const BLOCK_BYTES: usize = 512;
 /// Rekeys of one session: more than the byte that identifies generations can count.
 const RENEWALS: usize = 300;
-
-pub(crate) fn who(keys: &Keys, target: &Keys, suite: Suite) -> Result<Who> {
-    let identity = Identity::parse(&keys.secret()?).context("the identity")?;
-    Ok(Who { identity, target: PublicKey::parse(&target.public).context("the target's key")?, suite })
-}
 
 struct Insider {
     target: Target,
@@ -38,8 +33,8 @@ impl Insider {
         let target = estate.serve(context, "require")?;
         Ok(Self {
             url: target.url(0).clone(),
-            friend: who(&estate.friend, &estate.target, Suite::Aes256Gcm)?,
-            stranger: who(&estate.stranger, &estate.target, Suite::Aes256Gcm)?,
+            friend: estate.friend.who(&estate.target, Suite::Aes256Gcm)?,
+            stranger: estate.stranger.who(&estate.target, Suite::Aes256Gcm)?,
             target,
         })
     }
@@ -51,7 +46,7 @@ impl Insider {
     }
 }
 
-fn closed_silently(mut session: Session) -> Result<()> {
+pub(crate) fn closed_silently(mut session: Session) -> Result<()> {
     session.stream.set_read_timeout(Some(CLOSED))?;
     let mut rest = Vec::new();
     match session.stream.read_to_end(&mut rest) {
@@ -78,8 +73,7 @@ fn spoiled(
     let mut header = pdu.bhs.to_vec();
     spoil(&mut header, &mut descriptors, &mut body);
     let record = seal.record(&header, &descriptors, &body);
-    session.stream.write_all(&record)?;
-    Ok(())
+    Ok(session.stream.write_all(&record)?)
 }
 
 type Spoil = fn(&mut Vec<u8>, &mut Vec<Descriptor>, &mut Vec<u8>);
@@ -163,17 +157,16 @@ fn in_the_clear(insider: &Insider) -> Result<()> {
     Ok(())
 }
 
-fn renew(session: &mut Session) -> Result<()> {
+pub(crate) fn renew(session: &mut Session) -> Result<()> {
     let seal = session.seal.as_mut().context("a sealed session")?;
     let offer = seal.offer()?;
     session.stream.write_all(&offer)?;
-    seal.receive_answer(&mut session.stream)
+    seal.receive_answer(&mut session.stream).context("the answer to an offer of fresh keys")
 }
 
 /// More generations than a byte counts, with reads and writes between them.
 fn renewals(insider: &Insider) -> Result<()> {
     let mut session = insider.login(5)?;
-    session.blocks(0)?;
     let data = vec![0x5a; 16 * BLOCK_BYTES];
     for round in 0..RENEWALS {
         renew(&mut session).with_context(|| format!("exchange {round}"))?;
@@ -192,37 +185,30 @@ fn inner_login(insider: &Insider) -> Result<()> {
     let mut stream = connect(&insider.url, CLOSED)?;
     let isid = [0x80, 0, 0, 0, 0, 6];
     let mut seal = Sealed::begin(&mut stream, &insider.url, NAME, isid, &insider.friend)?;
-    let mut request = pdu::login_request(&insider.url, NAME, isid, false);
-    let text = String::from_utf8(request.data.clone())?;
-    request =
-        request.with_data(text.replace("AuthMethod=None", "AuthMethod=Z-example.hikyaku.seal1").into_bytes());
-    stream.write_all(&seal.seal(&request))?;
-    let refused = match seal.receive(&mut stream) {
-        Ok(answer) => {
-            (answer.bhs[36], answer.bhs[37]) != (0, 0)
-                || String::from_utf8_lossy(&answer.data).contains("Reject")
-        }
-        Err(_) => true,
+    let request = |operational: bool, from: &str, to: &str| -> Result<Pdu> {
+        let request = pdu::login_request(&insider.url, NAME, isid, operational);
+        let text = String::from_utf8(request.data.clone())?;
+        Ok(request.with_data(text.replace(from, to).into_bytes()))
     };
+    let again = request(false, "AuthMethod=None", "AuthMethod=Z-example.hikyaku.seal1")?;
+    stream.write_all(&seal.seal(&again))?;
+    let refused = seal.receive(&mut stream).map_or(true, |answer| {
+        answer.status() != [0, 0] || String::from_utf8_lossy(&answer.data).contains("Reject")
+    });
     ensure!(refused, "a seal within the seal is not refused");
 
     let mut stream = connect(&insider.url, CLOSED)?;
     let mut seal = Sealed::begin(&mut stream, &insider.url, NAME, isid, &insider.friend)?;
     let mut exp_stat_sn = 0;
     for operational in [false, true] {
-        let mut request = pdu::login_request(&insider.url, NAME, isid, operational);
-        let text = String::from_utf8(request.data.clone())?;
-        request = request.with_data(text.replace("Digest=None", "Digest=CRC32C,None").into_bytes());
-        request.set(28, exp_stat_sn);
-        stream.write_all(&seal.seal(&request))?;
+        let mut request = request(operational, "Digest=None", "Digest=CRC32C,None")?;
+        stream.write_all(&seal.seal(request.set(28, exp_stat_sn)))?;
         let answer = seal.receive(&mut stream)?;
-        ensure!((answer.bhs[36], answer.bhs[37]) == (0, 0), "status {:02x?}", &answer.bhs[36..38]);
+        ensure!(answer.status() == [0, 0], "status {:02x?}", answer.status());
         exp_stat_sn = answer.get(24).wrapping_add(1);
         let text = String::from_utf8_lossy(&answer.data).into_owned();
         ensure!(!text.contains("CRC32C"), "a digest within the seal: {text:?}");
-        if operational {
-            ensure!(text.contains("HeaderDigest=None"), "{text:?}");
-        }
+        ensure!(!operational || text.contains("HeaderDigest=None"), "{text:?}");
     }
     Ok(())
 }
@@ -246,7 +232,7 @@ fn reinstatement(insider: &Insider) -> Result<()> {
 fn reinstatement_in_the_clear(context: &Context, estate: &Estate) -> Result<()> {
     let target = estate.serve(context, "offer")?;
     let url = target.url(0).clone();
-    let friend = who(&estate.friend, &estate.target, Suite::Aes256Gcm)?;
+    let friend = estate.friend.who(&estate.target, Suite::Aes256Gcm)?;
     let isid = [0x80, 0, 0, 0, 0, 8];
     let mut first = Session::login_sealed(&url, NAME, isid, &friend)?;
     first.blocks(0)?;
@@ -257,14 +243,10 @@ fn reinstatement_in_the_clear(context: &Context, estate: &Estate) -> Result<()> 
 
 /// A peer whose key is bound to a name may not use another, whatever the outer login contained.
 fn bound_name(context: &Context, estate: &Estate) -> Result<()> {
-    let entry = format!(
-        "[[peer]]\nname = \"friend\"\npublic-key = \"{}\"\ninitiator = \"{NAME}\"\n",
-        estate.friend.public
-    );
-    std::fs::write(&estate.peers, entry)?;
+    estate.admit_friend(&format!("initiator = \"{NAME}\""))?;
     let target = estate.serve(context, "require")?;
     let url = target.url(0).clone();
-    let friend = who(&estate.friend, &estate.target, Suite::Aes256Gcm)?;
+    let friend = estate.friend.who(&estate.target, Suite::Aes256Gcm)?;
     let isid = [0x80, 0, 0, 0, 0, 9];
     Session::login_sealed(&url, NAME, isid, &friend).context("under its own name")?.logout()?;
     let mut stream = connect(&url, CLOSED)?;
@@ -304,15 +286,15 @@ fn garbage(context: &Context, insider: &Insider, connections: usize) -> Result<(
 fn well_behaved(context: &Context, estate: &Estate, target: &Target) -> Result<()> {
     let mut rng = context.rng("sealed/insider/well-behaved");
     for suite in Suite::ALL {
-        let friend = who(&estate.friend, &estate.target, suite)?;
+        let friend = estate.friend.who(&estate.target, suite)?;
         let mut session = Session::login_sealed(target.url(0), NAME, [0x80, 0, 0, 0, 0, 12], &friend)?;
         session.blocks(0)?;
         for blocks in [1u16, 15, 16, 17, 128, 511] {
             let data = random::bytes(&mut rng, usize::from(blocks) * BLOCK_BYTES);
             let lba = rng.random_range(0..1000);
             session.write(0, lba, &data).with_context(|| format!("{}: write {blocks}", suite.name()))?;
-            let back =
-                session.read(0, lba, blocks).with_context(|| format!("{}: read {blocks}", suite.name()))?;
+            let back = session.read(0, lba, blocks);
+            let back = back.with_context(|| format!("{}: read {blocks}", suite.name()))?;
             ensure!(back == data, "{}: {blocks} blocks differ", suite.name());
         }
         let mut ping = Pdu::new(NOP_OUT | IMMEDIATE, 0x80).with_data(b"are you there".to_vec());
@@ -365,7 +347,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         estate.get()?.serves_on(context, &mut insider.target)
     });
     drop(insider);
-    cases
-        .check("insider-reinstatement-from-the-clear", || reinstatement_in_the_clear(context, estate.get()?));
+    let in_the_clear = || reinstatement_in_the_clear(context, estate.get()?);
+    cases.check("insider-reinstatement-from-the-clear", in_the_clear);
     cases.check("insider-name-bound-to-its-key", || bound_name(context, estate.get()?));
 }

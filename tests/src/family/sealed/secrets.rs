@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use base64::engine::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 
-use super::estate::{Estate, Keys, LIMIT};
-use crate::process::{Running, Surroundings};
-use crate::{Cases, Context, run};
+use super::estate::{Estate, LIMIT};
+use crate::files::random_file;
+use crate::process::Surroundings;
+use crate::seal::Keys;
+use crate::{Cases, Context, Server, run};
 
 const BYTES: u64 = 4 << 20;
 /// Time limit for a killed target to write its core.
@@ -16,7 +20,7 @@ const CORE_LIMIT: Duration = Duration::from_secs(20);
 
 /// One secret in every possible form: base64, raw bytes, hexadecimal.
 fn forms(text: &str) -> Vec<Vec<u8>> {
-    let raw = decode(text);
+    let raw = STANDARD.decode(text).expect("base64");
     let hex: String = raw.iter().map(|byte| format!("{byte:02x}")).collect();
     let list = raw.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
     // Without the last characters, which differ between variants of base64.
@@ -27,20 +31,6 @@ fn forms(text: &str) -> Vec<Vec<u8>> {
         hex.into_bytes(),
         list.into_bytes(),
     ]
-}
-
-fn decode(text: &str) -> Vec<u8> {
-    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let (mut bits, mut count, mut bytes) = (0u32, 0, Vec::new());
-    for value in text.bytes().filter_map(|byte| ALPHABET.iter().position(|&letter| letter == byte)) {
-        bits = bits << 6 | value as u32;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-        }
-    }
-    bytes
 }
 
 fn absent(place: &str, bytes: &[u8], secrets: &[String]) -> Result<()> {
@@ -59,26 +49,20 @@ fn talk(context: &Context) -> Result<()> {
     let psk = Keys::new(context, estate.dir.path(), "psk")?;
     let secrets = [&estate.target, &estate.friend, &estate.stranger, &psk].map(Keys::secret);
     let secrets = secrets.into_iter().collect::<Result<Vec<_>>>()?;
-    let entry = format!(
-        "[[peer]]\nname = \"friend\"\npublic-key = \"{}\"\npsk-file = \"{}\"\n",
-        estate.friend.public,
-        psk.file.display()
-    );
-    std::fs::write(&estate.peers, entry)?;
+    estate.admit_friend(&format!("psk-file = \"{}\"", psk.path()))?;
     let trace = Surroundings::variable("HIKYAKU_LOG", "trace");
-    let mut target = estate.serve_in(context, "require", &[], &trace)?;
+    let target = estate.serve_in(context, "require", &trace)?;
     let portal = target.url(0).portal.clone();
-    let with_psk = format!(",log,psk-file={}", psk.file.display());
+    let with_psk = format!(",log,psk-file={}", psk.path());
     let endpoint = estate.endpoint(&target, &portal, &estate.friend, &with_psk);
     let source = estate.dir.path().join("source.img");
-    crate::files::random_file(&source, BYTES, context.seed_for("sealed/secrets"))?;
-    let source = source.display().to_string();
+    let source = random_file(source, BYTES, context.seed_for("sealed/secrets"))?.display().to_string();
     let commands: [&[&str]; 5] = [
         &["copy", "--verify", "--force", "--json", &source, &endpoint],
         &["info", "--json", &endpoint],
         &["info", &endpoint],
         &["info", "--json", &estate.endpoint(&target, &portal, &estate.stranger, ",log")],
-        &["key", "public", "--json", &estate.friend.file.display().to_string()],
+        &["key", "public", "--json", &estate.friend.path()],
     ];
     for arguments in commands {
         let mut command = context.command();
@@ -91,13 +75,9 @@ fn talk(context: &Context) -> Result<()> {
     for file in ["cmdline", "environ"] {
         absent(file, &std::fs::read(format!("/proc/{pid}/{file}"))?, &secrets)?;
     }
-    target.signal(libc::SIGTERM)?;
-    let output = target.finish(LIMIT)?;
-    ensure!(
-        output.stderr.contains("TRACE") || output.stderr.contains("DEBUG"),
-        "it hardly logs:\n{}",
-        output.stderr
-    );
+    let output = target.terminate(LIMIT)?;
+    let is_verbose = output.stderr.contains("TRACE") || output.stderr.contains("DEBUG");
+    ensure!(is_verbose, "it hardly logs:\n{}", output.stderr);
     absent("the target's log", output.text().as_bytes(), &secrets)
 }
 
@@ -131,12 +111,7 @@ fn crash(context: &Context, estate: &Estate, arguments: &[&str]) -> Result<(libc
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir)?;
     let mut command = context.command();
-    command
-        .current_dir(&dir)
-        .arg("serve")
-        .args(["--listen", "127.0.0.1:0"])
-        .args(arguments)
-        .arg(&estate.file);
+    command.current_dir(&dir).args(["serve", "--listen", "127.0.0.1:0"]).args(arguments).arg(&estate.file);
     // SAFETY: one system call with plain values between fork and exec.
     unsafe {
         use std::os::unix::process::CommandExt;
@@ -148,8 +123,7 @@ fn crash(context: &Context, estate: &Estate, arguments: &[&str]) -> Result<(libc
             }
         });
     }
-    let mut running = Running::start(&mut command)?;
-    running.wait_stdout("URL", CORE_LIMIT, |text| text.contains('\n').then_some(()))?;
+    let mut running = Server::start(&mut command, 1)?.running;
     let limit = lift_core_limit(running.pid())?;
     running.signal(libc::SIGABRT)?;
     let output = running.finish(CORE_LIMIT)?;
@@ -161,7 +135,7 @@ fn crash(context: &Context, estate: &Estate, arguments: &[&str]) -> Result<(libc
 /// writes cores.
 fn core_dump(context: &Context) -> Result<bool> {
     let estate = Estate::new(context, BYTES)?;
-    let (identity, peers) = (estate.target.file.display().to_string(), estate.peers.display().to_string());
+    let (identity, peers) = (estate.target.path(), estate.peers.display().to_string());
     let (limit, with_keys) =
         crash(context, &estate, &["--seal", "require", "--identity", &identity, "--peers", &peers])?;
     ensure!((limit.rlim_cur, limit.rlim_max) == (0, 0), "its limit for cores is {}", limit.rlim_max);
@@ -177,13 +151,11 @@ fn files(context: &Context) -> Result<()> {
     let estate = Estate::new(context, BYTES)?;
     let mode = std::fs::metadata(&estate.target.file)?.permissions().mode() & 0o777;
     ensure!(mode == 0o600, "`key new` makes a file of mode {mode:03o}");
-    let again = context.ours(&["key", "new", &estate.target.file.display().to_string()], LIMIT)?;
-    ensure!(again.code == Some(6), "a second `key new` on one file: {again}");
+    context.ours(&["key", "new", &estate.target.path()], LIMIT)?.expect(6)?;
     let target = estate.serve(context, "require")?;
-    let endpoint = estate.endpoint(&target, &target.url(0).portal, &estate.friend, "");
+    let endpoint = estate.friend_at(&target);
     std::fs::set_permissions(&estate.friend.file, std::fs::Permissions::from_mode(0o644))?;
-    context.ours(&["info", &endpoint], LIMIT)?.expect(4)?.says("chmod 600")?;
-    Ok(())
+    context.ours(&["info", &endpoint], LIMIT)?.expect(4)?.says("chmod 600").map(drop)
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
@@ -208,7 +180,7 @@ mod tests {
     fn every_form_is_found() {
         let key = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=".to_owned();
         let raw: Vec<u8> = (1..=32).collect();
-        assert_eq!(decode(&key), raw);
+        assert!(forms(&key).contains(&raw));
         for form in forms(&key) {
             let hidden = [b"before".as_slice(), &form, b"after"].concat();
             assert!(absent("here", &hidden, std::slice::from_ref(&key)).is_err());

@@ -16,10 +16,11 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::attack::{Aim, Attack, Deed, Done};
-use super::estate::{Estate, LIMIT};
+use super::estate::{Estate, LIMIT, TIMEOUT_S};
+use super::flood::exchange;
 use crate::pdu::connect;
-use crate::records::{Part, Records};
-use crate::tap::{Conversation, Passive, Tap, Way};
+use crate::records::{Part, Records, outer};
+use crate::tap::{Conversation, Middle, Passive, Tap, Way};
 use crate::{Cases, Context, Output, Scene, Target, random};
 
 const BYTES: usize = 2 << 20;
@@ -64,16 +65,6 @@ enum Class {
 const CLASSES: [Class; 5] = [Class::Login, Class::Small, Class::Data, Class::Bare, Class::Last];
 
 impl Class {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Login => "login",
-            Self::Small => "small",
-            Self::Data => "data",
-            Self::Bare => "bare",
-            Self::Last => "last",
-        }
-    }
-
     fn of(seen: &Seen, last: u64) -> Self {
         match seen {
             Seen { number: 0, .. } => Self::Login,
@@ -136,10 +127,8 @@ impl Run {
 
     /// Demands that the first connection was ended: otherwise the deed was not detected.
     fn noticed(&self) -> Result<()> {
-        ensure!(
-            self.output.code != Some(0) || self.conversations.len() > 1,
-            "nobody noticed: the copy succeeded over the first connection"
-        );
+        let is_noticed = self.output.code != Some(0) || self.conversations.len() > 1;
+        ensure!(is_noticed, "nobody noticed: the copy succeeded over the first connection");
         Ok(())
     }
 }
@@ -167,15 +156,14 @@ impl<'a> Bench<'a> {
         Ok(Self { context, estate, target, source, runs: 0, codes: BTreeMap::new() })
     }
 
-    fn tap(&self, attack: Option<Attack>) -> Result<Tap> {
-        let mut attack = attack;
-        Tap::start(
-            self.target.url(0).port()?,
-            Box::new(move |_| match attack.take() {
+    fn tap(&self, mut attack: Option<Attack>) -> Result<Tap> {
+        let chooser = move |_| -> Box<dyn Middle> {
+            match attack.take() {
                 Some(attack) => Box::new(attack),
                 None => Box::new(Passive),
-            }),
-        )
+            }
+        };
+        Tap::start(self.target.url(0).port()?, Box::new(chooser))
     }
 
     fn run(&mut self, tap: &Tap, is_sealed: bool) -> Result<Run> {
@@ -188,8 +176,8 @@ impl<'a> Bench<'a> {
             true => self.estate.endpoint(&self.target, &tap.portal(), &self.estate.friend, ""),
             false => Estate::plain(&self.target, &tap.portal()),
         };
-        let endpoint = endpoint
-            .replace(&format!("timeout={}s", super::estate::TIMEOUT_S), &format!("timeout={REPLY_LIMIT_S}s"));
+        let endpoint =
+            endpoint.replace(&format!("timeout={TIMEOUT_S}s"), &format!("timeout={REPLY_LIMIT_S}s"));
         let path = self.source.display().to_string();
         let output = self.context.ours(&["copy", "--verify", "--force", &path, &endpoint], LIMIT)?;
         *self.codes.entry(output.code.unwrap_or(-1)).or_default() += 1;
@@ -323,24 +311,11 @@ fn session_again(bench: &mut Bench<'_>, recorded: &Conversation) -> Result<()> {
     std::thread::sleep(LOGGED);
     let logins = bench.target.logins();
     let sent = recorded.sent(Way::ToTarget);
-    let mut outer = Vec::new();
-    for number in 0..2 {
-        let pieces = Records::default().split(sent).into_iter();
-        let own = pieces.filter(|piece| piece.place.part == Part::Outer && piece.place.number == number);
-        outer.push(own.flat_map(|piece| piece.bytes).collect::<Vec<u8>>());
-    }
+    let outer = outer(sent);
     let mut stream = connect(bench.target.url(0), NOTICED)?;
     for (pdu, status) in outer.iter().zip([[0, 0], [2, 1]]) {
-        stream.write_all(pdu)?;
-        let mut header = [0; 48];
-        stream.read_exact(&mut header).context("the answer to a handshake that was replayed")?;
-        ensure!(
-            header[36..38] == status,
-            "status {:02x?} for a handshake that was replayed, and not {status:02x?}",
-            &header[36..38]
-        );
-        let data = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
-        stream.read_exact(&mut vec![0; data.next_multiple_of(4)])?;
+        let found = exchange(&mut stream, pdu).context("the answer to a handshake that was replayed")?;
+        ensure!(found == status, "status {found:02x?} for a replayed handshake, and not {status:02x?}");
     }
     let rest = &sent[outer.iter().map(Vec::len).sum()..];
     // The target may close before it has received everything.
@@ -394,7 +369,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     });
     let mut classes = BTreeMap::<String, u64>::new();
     for (class, part, way) in flipped_places() {
-        let kind = format!("tamper-flip-{}-{part:?}-{way:?}", class.name()).to_lowercase();
+        let kind = format!("tamper-flip-{class:?}-{part:?}-{way:?}").to_lowercase();
         // The data of both directions always; a sample of the rest.
         let is_data = class == Class::Data && matches!(part, Part::Head | Part::Body);
         let sample = if is_data { (kind.as_str(), 1) } else { ("flips", SAMPLE) };
@@ -443,17 +418,8 @@ mod tests {
 
     #[test]
     fn false_blocks_and_false_success_are_found() {
-        let output = |code| Output {
-            code: Some(code),
-            signal: None,
-            timed_out: false,
-            stdout: String::new(),
-            stderr: String::new(),
-            seconds: 0.0,
-            line: String::new(),
-        };
         let run = |code, fill: u8| Run {
-            output: output(code),
+            output: Output { code: Some(code), ..Output::default() },
             conversations: Vec::new(),
             before: vec![0; 2 * BLOCK_BYTES],
             source: vec![1; 2 * BLOCK_BYTES],

@@ -10,11 +10,12 @@ use rand::RngExt;
 use serde_json::Value;
 
 use self::scene::{
-    BYTES, Disturbance, KILL, LIFE_MS, LOGIN, POWER, READY_LIMIT, SLACK, Scene, Stand, TIMEOUT,
+    BYTES, CUT, Disturbance, KILL, LIFE_MS, LOGIN, POWER, READY_LIMIT, SLACK, STOP, Scene, Stand, TIMEOUT,
+    TWO_CLIENTS,
 };
 use crate::files::empty_file;
 use crate::process::Surroundings;
-use crate::{Cases, Context, Disk, Output, Running, Tgt, Tier, find_program, scratch};
+use crate::{Cases, Context, Disk, Output, Running, Tgt, Tier, find_program, scratch, wait_until};
 
 const KILLS_MIN: usize = 1000;
 
@@ -23,63 +24,27 @@ const SCENES: &[Scene] = &[
     Scene { name: "kill-three-clients", arguments: &["--clients", "3"], weight: 3, ..KILL },
     Scene { name: "kill-writethrough", options: ",cache=writethrough", weight: 2, ..KILL },
     Scene { name: "kill-4096-byte-blocks", options: ",block-size=4096", ..KILL },
-    Scene { name: "kill-portable", portable: true, arguments: &["--clients", "2"], weight: 2, ..KILL },
-    // Over the crash layer: everything that an orderly end does not flush is lost.
-    Scene {
-        name: "stop",
-        disturbance: Disturbance::Stop,
-        options: ",crash=never",
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
+    Scene { name: "kill-portable", portable: true, arguments: TWO_CLIENTS, weight: 2, ..KILL },
+    Scene { arguments: TWO_CLIENTS, ..STOP },
     // The delay prolongs the checks before the clients' work, so that waiting clients can miss events meanwhile.
-    Scene {
-        name: "stop-slow",
-        disturbance: Disturbance::Stop,
-        options: ",crash=never,delay=60ms",
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
-    Scene { name: "cut", disturbance: Disturbance::Cut, arguments: &["--clients", "2"], ..KILL },
-    Scene { name: "cut-portable", disturbance: Disturbance::Cut, portable: true, ..KILL },
+    Scene { name: "stop-slow", options: ",crash=never,delay=60ms", arguments: TWO_CLIENTS, ..STOP },
+    Scene { arguments: TWO_CLIENTS, ..CUT },
+    Scene { name: "cut-portable", portable: true, ..CUT },
     POWER,
     Scene { name: "power-writethrough", options: ",cache=writethrough", ..POWER },
     Scene { name: "power-portable", portable: true, ..POWER },
-    Scene {
-        name: "kill-sealed",
-        seal: Some("AES-256-GCM"),
-        arguments: &["--clients", "2"],
-        weight: 2,
-        ..KILL
-    },
+    Scene { name: "kill-sealed", seal: Some("AES-256-GCM"), arguments: TWO_CLIENTS, weight: 2, ..KILL },
     Scene { name: "kill-sealed-portable", seal: Some("AEGIS-128X2"), portable: true, ..KILL },
-    Scene {
-        name: "cut-sealed",
-        seal: Some("AEGIS-256X4"),
-        disturbance: Disturbance::Cut,
-        arguments: &["--clients", "2"],
-        ..KILL
-    },
-    Scene {
-        name: "cut-sealed-portable",
-        seal: Some("AES-256-GCM"),
-        disturbance: Disturbance::Cut,
-        portable: true,
-        ..KILL
-    },
-    Scene {
-        name: "stop-sealed",
-        seal: Some("AES-256-GCM"),
-        disturbance: Disturbance::Stop,
-        options: ",crash=never",
-        ..KILL
-    },
+    Scene { name: "cut-sealed", seal: Some("AEGIS-256X4"), arguments: TWO_CLIENTS, ..CUT },
+    Scene { name: "cut-sealed-portable", seal: Some("AES-256-GCM"), portable: true, ..CUT },
+    Scene { name: "stop-sealed", seal: Some("AES-256-GCM"), ..STOP },
     Scene { name: "power-sealed", seal: Some("ChaCha20-Poly1305"), ..POWER },
     // Control: losses without an announcement are detected.
-    Scene { name: "power-unannounced-is-caught", arguments: &["--clients", "2"], expect: 3, ..POWER },
+    Scene { name: "power-unannounced-is-caught", arguments: TWO_CLIENTS, expect: 3, ..POWER },
 ];
 
-#[derive(Debug, Default)]
+/// Counts of all cases, which are the facts of the family.
+#[derive(Debug, Default, serde::Serialize)]
 struct Sums {
     kills: u64,
     stops: u64,
@@ -104,13 +69,12 @@ impl Sums {
 /// Demands the exit code `expect` and adds the counts of the report to `sums`.
 fn verdict(output: Output, expect: i32, sums: &mut Sums) -> Result<()> {
     let output = output.expect(expect)?;
-    let line = output.stdout.lines().last().context("no verdict")?;
-    let object: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+    let object = output.json().context("no verdict")?;
     let kept = object["kept"].as_bool() == Some(true);
-    ensure!(kept == (expect == 0), "the verdict contradicts the exit code: {line}");
+    ensure!(kept == (expect == 0), "the verdict contradicts the exit code: {object}");
     if expect == 0 {
         sums.add(&object);
-        ensure!(object["connections_lost"].as_u64() > Some(0), "it was never disturbed: {line}");
+        ensure!(object["connections_lost"].as_u64() > Some(0), "it was never disturbed: {object}");
     }
     Ok(())
 }
@@ -137,14 +101,13 @@ fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<(
         let journal = journal.display().to_string();
         let arguments = ["--seconds", "60", "--clients", "2", "--journal", &journal];
         let mut torture = stand.torture(context, &url, &arguments, rng.random_range(0..1 << 32))?;
-        let until = Instant::now() + READY_LIMIT;
-        while !fs::metadata(&journal).is_ok_and(|found| found.len() > 0) {
-            ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
-            ensure!(Instant::now() < until, "it writes no journal\n{}", torture.stderr_tail());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let begun = wait_until(READY_LIMIT, || {
+            torture.alive()?;
+            Ok(fs::metadata(&journal).is_ok_and(|found| found.len() > 0))
+        });
+        begun.with_context(|| format!("it writes no journal\n{}", torture.stderr_tail()))?;
         std::thread::sleep(Duration::from_millis(rng.random_range(300..1500)));
-        ensure!(!torture.ended(), "it ended by itself\n{}", torture.stderr_tail());
+        torture.alive()?;
         torture.signal(libc::SIGKILL)?;
         torture.finish(READY_LIMIT)?;
         sums.torture_kills += 1;
@@ -156,9 +119,7 @@ fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<(
         }
         let mut command = stand.command(context);
         command.args(["torture", &url, "--check", &journal, "--json"]);
-        let output = crate::run(&mut command, SLACK)?.success()?;
-        let object: Value = serde_json::from_str(output.stdout.lines().last().context("no verdict")?)?;
-        sums.add(&object);
+        sums.add(&crate::run(&mut command, SLACK)?.success()?.json()?);
         drop(target);
     }
     Ok(())
@@ -167,20 +128,13 @@ fn torture_killed(context: &Context, rounds: usize, sums: &mut Sums) -> Result<(
 fn tgt(context: &Context, seconds: u64, sums: &mut Sums) -> Result<()> {
     let mut rng = context.rng("torture/tgt");
     let dir = scratch()?;
-    let file = dir.path().join("disk.img");
-    empty_file(&file, BYTES)?;
+    let file = empty_file(dir.path().join("disk.img"), BYTES)?;
     let disks = [Disk::file(&file)];
     let mut target = Tgt::serve(&disks, None)?;
     let mut command = context.command();
     let seed = rng.random_range(0..u64::from(u32::MAX)).to_string();
-    command.args([
-        "torture",
-        &format!("{},{TIMEOUT}", target.url(0)),
-        "--destroy",
-        "--json",
-        "--seed",
-        &seed,
-    ]);
+    let url = format!("{},{TIMEOUT}", target.url(0));
+    command.args(["torture", &url, "--destroy", "--json", "--seed", &seed]);
     command.args(["--seconds", &seconds.to_string(), "--clients", "2"]);
     let mut torture = Running::start(&mut command)?;
     let calm = Instant::now() + Duration::from_secs(seconds) + SLACK / 4;
@@ -215,18 +169,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ensure!(sums.kills >= least, "the target was killed {} times only", sums.kills);
         Ok(())
     });
-    for (name, value) in [
-        ("kills", sums.kills),
-        ("stops", sums.stops),
-        ("tgt_kills", sums.tgt_kills),
-        ("torture_kills", sums.torture_kills),
-        ("cuts", sums.cuts),
-        ("power_cuts", sums.power_cuts),
-        ("connections_lost", sums.connections_lost),
-        ("sectors_judged", sums.sectors_judged),
-        ("lost", sums.lost),
-    ] {
-        cases.fact(name, value);
+    for (name, count) in serde_json::to_value(&sums)?.as_object().into_iter().flatten() {
+        cases.fact(name, count.clone());
     }
     Ok(())
 }

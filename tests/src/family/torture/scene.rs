@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use crate::files::empty_file;
 use crate::process::Surroundings;
 use crate::relay::Relay;
+use crate::seal::Keys;
 use crate::{Context, Output, Running, free_port, scratch};
 
 pub(super) const BYTES: u64 = 8 << 20;
@@ -70,6 +71,12 @@ pub(crate) const POWER: Scene = Scene {
     arguments: &["--clients", "2", "--cuts"],
     ..KILL
 };
+pub(crate) const TWO_CLIENTS: &[&str] = &["--clients", "2"];
+pub(crate) const CUT: Scene = Scene { name: "cut", disturbance: Disturbance::Cut, ..KILL };
+/// Over the crash layer: everything that an orderly end does not flush is lost.
+pub(crate) const STOP: Scene =
+    Scene { name: "stop", disturbance: Disturbance::Stop, options: ",crash=never", ..KILL };
+
 /// A directory with a file, and a target on it that can be restarted.
 pub(crate) struct Stand {
     pub(crate) dir: TempDir,
@@ -90,18 +97,14 @@ struct Seal {
 impl Seal {
     /// Makes keys for both sides in `dir`.
     fn new(context: &Context, dir: &Path, suite: &str) -> Result<Self> {
-        let path = |name: &str| dir.join(name).display().to_string();
-        let key = |name: &str| -> Result<String> {
-            let output = context.ours(&["key", "new", &path(name)], READY_LIMIT)?.success()?;
-            Ok(output.stdout.trim().to_owned())
-        };
-        let (target, initiator) = (key("target.key")?, key("initiator.key")?);
-        let peers = format!("[[peer]]\nname = \"torture\"\npublic-key = \"{initiator}\"\n");
-        std::fs::write(path("peers.toml"), peers)?;
-        let arguments =
-            ["--seal", "require", "--identity", &path("target.key"), "--peers", &path("peers.toml")];
+        let [target, initiator] = ["target", "initiator"].map(|name| Keys::new(context, dir, name));
+        let (target, initiator) = (target?, initiator?);
+        let peers = dir.join("peers.toml");
+        std::fs::write(&peers, initiator.peer("torture", ""))?;
+        let peers = peers.display().to_string();
+        let arguments = ["--seal", "require", "--identity", &target.path(), "--peers", &peers];
         let options =
-            format!(",seal=require,identity={},peer-key={target},suite={suite}", path("initiator.key"));
+            format!(",seal=require,identity={},peer-key={},suite={suite}", initiator.path(), target.public);
         Ok(Self { arguments: arguments.map(str::to_owned).to_vec(), options })
     }
 }
@@ -109,8 +112,7 @@ impl Seal {
 impl Stand {
     pub(crate) fn new(surroundings: &Surroundings) -> Result<Self> {
         let dir = scratch()?;
-        let file = dir.path().join("disk.img");
-        empty_file(&file, BYTES)?;
+        let file = empty_file(dir.path().join("disk.img"), BYTES)?;
         Ok(Self { dir, file, port: free_port()?, surroundings: surroundings.clone(), seal: None })
     }
 

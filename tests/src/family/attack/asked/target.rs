@@ -5,9 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::super::names::{BEYOND, Namespace};
-use crate::pdu::{IMMEDIATE, LOGIN, Pdu, Session, cdb10, connect, keys};
-use crate::process::Surroundings;
-use crate::{Cases, Context, Disk, Running, Target, Url, scratch};
+use crate::pdu::{Session, cdb10, connect, keys, login_pdu};
+use crate::{Cases, Context, Disk, Server, Target, Url, scratch};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const INITIATOR: &str = "iqn.2026-11.org.example:asked";
@@ -41,15 +40,11 @@ fn cdb16(code: u8, flags: u8, blocks: u8) -> [u8; 16] {
 fn negotiate(url: &Url, wishes: &[(&str, &str)]) -> Result<Vec<(String, String)>> {
     let mut session = Session::bare(connect(url, LIMIT)?);
     let base = [("InitiatorName", INITIATOR), ("TargetName", &url.iqn), ("SessionType", "Normal")];
-    let mut request =
-        Pdu::new(LOGIN | IMMEDIATE, 0x80 | 1 << 2 | 3).with_data(keys(&[&base[..], wishes].concat()));
-    request.bhs[8..14].copy_from_slice(&ISID);
-    request.set(16, 1).set(24, 1);
-    session.send(&request)?;
+    session.send(&login_pdu(0x80 | 1 << 2 | 3, ISID, keys(&[&base[..], wishes].concat())))?;
     let answer = session.receive()?;
-    let status = (answer.bhs[36], answer.bhs[37]);
-    if status != (0, 0) {
-        bail!("login refused with {:02x}{:02x}", status.0, status.1);
+    let [class, detail] = answer.status();
+    if (class, detail) != (0, 0) {
+        bail!("login refused with {class:02x}{detail:02x}");
     }
     let text = String::from_utf8(answer.data)?;
     let pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
@@ -108,17 +103,12 @@ fn keeps_digests_beyond_loopback(context: &Context) -> Result<()> {
     let network = Namespace::new("asked")?;
     let home = scratch()?;
     let mut command = context.command_in(home.path());
-    let surroundings = Surroundings { network: Some(network.name.clone()), ..Surroundings::default() };
-    surroundings.apply(&mut command);
+    network.surroundings().apply(&mut command);
     // Storage beyond loopback without authentication needs `--seal off`.
     command.args(["serve", "mem:4M", "--seal", "off", "--listen", "0.0.0.0:0"]);
-    let mut running = Running::start(&mut command)?;
-    let url = running.wait_stdout("a URL", LIMIT, |text| {
-        text.lines().find(|line| line.starts_with("iscsi://")).map(str::to_owned)
-    })?;
-    let url = Url::parse(&url)?;
+    let Server { running: _running, url } = Server::start(&mut command, 1)?;
     let port = url.port()?;
-    let at = |address: &str| Url { portal: format!("{address}:{port}"), ..url.clone() };
+    let at = |address: &str| url.at(&format!("{address}:{port}"));
     network.within(|| {
         for key in ["HeaderDigest", "DataDigest"] {
             for (address, offer, expected) in [
@@ -151,11 +141,9 @@ fn ends_a_login_that_does_not_know_a_standard_key(context: &Context) -> Result<(
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
-    cases.check("asked-target-refuses-data-out-of-a-length-that-does-not-fit", || {
-        refuses_data_out_of_a_length_that_does_not_fit(context)
-    });
+    let unfit = "asked-target-refuses-data-out-of-a-length-that-does-not-fit";
+    let unknown = "asked-target-ends-a-login-that-does-not-know-a-standard-key";
+    cases.check(unfit, || refuses_data_out_of_a_length_that_does_not_fit(context));
     cases.check("asked-target-keeps-digests-beyond-loopback", || keeps_digests_beyond_loopback(context));
-    cases.check("asked-target-ends-a-login-that-does-not-know-a-standard-key", || {
-        ends_a_login_that_does_not_know_a_standard_key(context)
-    });
+    cases.check(unknown, || ends_a_login_that_does_not_know_a_standard_key(context));
 }
