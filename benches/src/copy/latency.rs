@@ -78,6 +78,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
     }
     let what = "slower devices: least part of what buffers x chunk / latency and the rate allow";
     bars.push(Bar::at_least(what, least, 0.9));
-    let row = |((rate, depth), runs): (&(Option<u64>, u64), &Vec<f64>)| json!({ "rate_mb": rate, "depth": depth, "mb_per_s": Spread::of(runs) });
-    Ok(Found { table, bars, rows: cells.iter().zip(&runs).map(row).collect() })
+    let rows = cells.iter().zip(&runs).map(
+        |((rate, depth), runs)| json!({ "rate_mb": rate, "depth": depth, "mb_per_s": Spread::of(runs) }),
+    );
+    Ok(Found { table, bars, rows: rows.collect() })
 }

@@ -110,15 +110,15 @@ fn what_was_written_is_found_again() {
 fn a_write_lost_misplaced_or_torn_is_found() {
     // 128 blocks; in the last round, request 133 writes the fifth block.
     for (how, offset) in [(How::Drop, 4 * 8192 + 8), (How::Tear, 4 * 8192 + 4096 + 8)] {
-        assert_eq!(difference(wrong(how, 133, PLAN, 200)), offset);
+        assert_eq!(difference(&wrong(how, 133, PLAN, 200)), offset);
     }
-    let misplaced = difference(wrong(How::Misplace, 200, PLAN, 200));
+    let misplaced = difference(&wrong(How::Misplace, 200, PLAN, 200));
     assert_eq!(misplaced / 8192, 71, "request 200 is block 71");
 }
 
 #[track_caller]
-fn difference(result: Result<u64, LoadError>) -> u64 {
-    let Err(LoadError::Difference { offset }) = result else { panic!("{result:?}") };
+fn difference(result: &Result<u64, LoadError>) -> u64 {
+    let Err(LoadError::Difference { offset }) = *result else { panic!("{result:?}") };
     offset
 }
 
