@@ -107,7 +107,8 @@ impl TestProgram {
 /// Builds all test programs and, in the same run, `hikyaku` and `hikyaku-sim`: packages built one by one would compile
 /// the dependencies again with other features.
 fn test_programs() -> Result<Vec<TestProgram>> {
-    let mut build = cargo(&["build", "--workspace", "--tests", "--bin=hikyaku", "--bin=hikyaku-sim"]);
+    let mut build =
+        cargo(&["build", "--workspace", "--tests", "--examples", "--bin=hikyaku", "--bin=hikyaku-sim"]);
     build.args(["--message-format", "json-render-diagnostics"]);
     let output = build.stderr(Stdio::inherit()).output().context("start cargo")?;
     ensure!(output.status.success(), "the tests do not build");
