@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use steps::build::show;
+use steps::build::{STEP_LIMIT, show};
 use steps::{cargo, fresh_seed, must, repository, target_directory};
 
 use crate::process::tail;
@@ -186,7 +186,7 @@ impl Fuzzers {
 
     fn replay(&self, name: &str, files: &[PathBuf]) -> Result<bool> {
         let files: Vec<PathBuf> = files.iter().map(std::path::absolute).collect::<Result<_, _>>()?;
-        show(self.command(name)?.args(files), |_| ())
+        show(self.command(name)?.args(files), STEP_LIMIT, |_| ())
     }
 
     /// Replaces the kept inputs of a target by a minimal set with the coverage of the kept and the found ones.

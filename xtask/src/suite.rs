@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use steps::build::{Steps, UnitCounts, binary, binary_of, show};
+use steps::build::{RUN_LIMIT, STEP_LIMIT, Steps, UnitCounts, binary, binary_of, show};
 use steps::packages::{self, Purpose};
 use steps::settings::{Settings, Tally, VARIABLE, print_summary, results, totals};
 use steps::{Against, Share, Tier, cargo, fresh_seed, line_of, must, repository, target_directory};
@@ -24,7 +24,7 @@ fn families(settings: &Settings, built: Option<&TestProgram>) -> Result<Command>
 
 /// Prints the families of `settings`, by default all.
 fn overview(settings: Settings) -> Result<bool> {
-    show(&mut families(&Settings { is_overview: true, ..settings }, None)?, |_| ())
+    show(&mut families(&Settings { is_overview: true, ..settings }, None)?, STEP_LIMIT, |_| ())
 }
 
 pub(crate) fn list() -> Result<bool> {
@@ -51,7 +51,7 @@ fn run_families(
     if let Some(filter) = filter {
         command.args(["--include-ignored", filter]);
     }
-    let ok = show(&mut command, |_| ())?;
+    let ok = show(&mut command, RUN_LIMIT, |_| ())?;
     let tallies = results(&report)?;
     ensure!(ok || totals(&tallies).1 > 0, "the test program failed without a failed case");
     Ok(tallies)
@@ -124,7 +124,7 @@ fn unit_tests(family: &str, commands: Vec<Command>) -> Result<Tally> {
     let mut ok = true;
     for mut command in commands {
         println!("{}", line_of(&command));
-        ok &= show(&mut command, |line| {
+        ok &= show(&mut command, STEP_LIMIT, |line| {
             counts.add(line);
             if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
                 names.push(name.to_owned());

@@ -11,7 +11,9 @@ use anyhow::{Context as _, Result, bail};
 use crate::{Tier, line_of};
 
 /// Time limit of one cargo step with an empty cache, on two cores.
-const STEP_LIMIT: Duration = Duration::from_secs(20 * 60);
+pub const STEP_LIMIT: Duration = Duration::from_secs(20 * 60);
+/// Time limit of a run of the families, each of whose cases has a limit of its own.
+pub const RUN_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug)]
 struct Done {
@@ -102,7 +104,7 @@ pub fn target_directory() -> Result<PathBuf> {
 
 /// Runs a command, passing its output on immediately and each line of standard output also to `on_line`. Returns
 /// whether it exited 0; after the limit it is killed, which is an error.
-pub fn show(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool> {
+pub fn show(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<bool> {
     let line = line_of(command);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start {line}"))?;
@@ -110,7 +112,7 @@ pub fn show(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool
     let (over, ended) = mpsc::channel::<()>();
     let pid = child.id().cast_signed();
     let watchdog = std::thread::spawn(move || {
-        let late = ended.recv_timeout(STEP_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout);
+        let late = ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
         if late {
             // SAFETY: a plain system call; the child is reaped only after this thread was signalled to end.
             unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -123,7 +125,7 @@ pub fn show(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool
         on_line(&text);
     }
     // The pipe is closed: the command is about to end, or has closed its output.
-    let deadline = Instant::now() + STEP_LIMIT;
+    let deadline = Instant::now() + limit;
     let status = loop {
         // SAFETY: waits without reaping, so that the id stays the child's own for the watchdog.
         let ended = unsafe {
@@ -138,7 +140,7 @@ pub fn show(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool
         std::thread::sleep(Duration::from_millis(10));
     };
     if watchdog.join().unwrap_or(false) {
-        bail!("{line}: killed after {STEP_LIMIT:?}");
+        bail!("{line}: killed after {limit:?}");
     }
     Ok(status.success())
 }
@@ -146,7 +148,7 @@ pub fn show(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool
 /// As [`show`]; an exit code other than 0 is an error.
 pub fn must(command: &mut Command) -> Result<()> {
     let line = line_of(command);
-    if show(command, |_| ())? { Ok(()) } else { bail!("{line} failed") }
+    if show(command, STEP_LIMIT, |_| ())? { Ok(()) } else { bail!("{line} failed") }
 }
 
 /// Passed and failed tests in the output of `cargo test`.
@@ -199,10 +201,13 @@ mod tests {
     #[test]
     fn show_passes_lines_and_status() {
         let mut lines = Vec::new();
-        let ok = show(Command::new("sh").args(["-c", "echo one; echo two; exit 1"]), |line| {
+        let mut command = Command::new("sh");
+        let ok = show(command.args(["-c", "echo one; echo two; exit 1"]), STEP_LIMIT, |line| {
             lines.push(line.to_owned());
         });
         assert!(!ok.unwrap());
         assert_eq!(lines, ["one", "two"]);
+        let late = show(Command::new("sleep").arg("60"), Duration::from_millis(100), |_| ());
+        assert!(late.unwrap_err().to_string().contains("killed after 100ms"));
     }
 }
