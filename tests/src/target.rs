@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::process::{Surroundings, tail, wait_until};
 use super::{Context, Output, Running, Tgt};
 
-const READY_LIMIT: Duration = Duration::from_secs(20);
+const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of a line of the log.
 const LOG_LIMIT: Duration = Duration::from_secs(10);
 /// Value of `HIKYAKU_LOG` that [`Target::memory_at_rest`] needs.

@@ -19,7 +19,8 @@ use crate::{Context, Output, Running, free_port, scratch};
 pub(super) const BYTES: u64 = 8 << 20;
 const IQN: &str = "iqn.2026-11.org.example:torture";
 pub(super) const TIMEOUT: &str = "timeout=20s";
-pub(crate) const READY_LIMIT: Duration = Duration::from_secs(20);
+/// A start flushes the state file, which takes many seconds on a disk that is busy with other writes.
+pub(crate) const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit beyond the clients' work, for filling, checking and reconnecting.
 pub(super) const SLACK: Duration = Duration::from_secs(120);
 /// Time until a target is disturbed, in milliseconds.
