@@ -54,10 +54,12 @@ pub fn header(name: &str) -> Map<String, Value> {
 }
 
 pub fn write(name: &str, content: &Map<String, Value>) -> Result<()> {
-    let dir = repository().join("docs/evidence");
+    let root = repository();
+    let dir = root.join("docs/evidence");
     fs::create_dir_all(&dir)?;
     let path = dir.join(format!("{name}.json"));
-    let mut text = serde_json::to_string_pretty(content)?;
+    // Messages quote command lines: where the checkout lies is no result.
+    let mut text = serde_json::to_string_pretty(content)?.replace(&format!("{}/", root.display()), "");
     text.push('\n');
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     println!("wrote docs/evidence/{name}.json");

@@ -16,7 +16,7 @@ use node::initiator::{InitiatorSealing, Options};
 use node::target::{Access, Peer, Sealing, ServerConfig};
 use seal::{Identity, Suite};
 use support::host::{Host, options};
-use support::{Guard, PATIENCE, config, lun, medium};
+use support::{Guard, TIME_LIMIT, config, lun, medium};
 
 struct Counting;
 
@@ -73,7 +73,7 @@ fn perform(io: &mut Io, endpoint: &mut dyn Endpoint, commands: u64, kind: impl F
     for id in 0..commands {
         endpoint.submit(io, Request { id, kind: kind(id) }, &mut done);
         while done.is_empty() {
-            assert!(start.elapsed() < 4 * PATIENCE, "{id} of {commands} have ended");
+            assert!(start.elapsed() < 4 * TIME_LIMIT, "{id} of {commands} have ended");
             io.turn_until(Some(io.now() + Duration::from_millis(100)), &mut events).unwrap();
             for event in events.drain(..) {
                 endpoint.on_event(io, event, &mut done);
@@ -125,7 +125,7 @@ fn a_command_allocates_a_few_times_at_most_sealed_or_not() {
         let guard = Guard::start_with(ServerConfig { sealing, ..server });
         let sealing =
             suite.map(|_| InitiatorSealing::new(SealPolicy::Require, Arc::clone(&theirs), ours.public()));
-        let options = Options { timeout: PATIENCE, sealing, ..options() };
+        let options = Options { timeout: TIME_LIMIT, sealing, ..options() };
         let mut host = Host::open(guard.address(), 0, options).unwrap();
         for length in [4 << 10, 256_u64 << 10] {
             let further = if suite.is_some() { length.div_ceil(SEALED_SEGMENT_BYTES) - 1 } else { 0 };

@@ -14,7 +14,7 @@ use iscsi::initiator::{Direction, Event};
 use iscsi::wire::{TmFunction, TmResult};
 use node::target::{Access, ServeError, Server, ServerConfig};
 use scsi::cdb;
-use support::{Client, Guard, PATIENCE, config, eventually, lun, medium};
+use support::{Client, Guard, TIME_LIMIT, config, eventually, lun, medium};
 
 const BLOCKS_8M: u32 = (8 << 20) / 512;
 
@@ -225,7 +225,7 @@ fn stop_ends_although_storage_never_answers() {
     let start = Instant::now();
     server.handle().drain();
     let ended = server.wait();
-    assert!(start.elapsed() < PATIENCE);
+    assert!(start.elapsed() < TIME_LIMIT);
     let Err(ServeError::Unfinished(text)) = ended else { panic!("{ended:?}") };
     assert!(text.contains("LUN 0") && !text.contains("LUN 1"), "{text}");
 }

@@ -303,7 +303,11 @@ fn a_target_before_it_tells_each_initiator_once() {
     assert_eq!((flush_at(&mut one), flush_at(&mut two)), (0, 0));
     one.command(0, cdb::write_10(0, 8, false), Direction::Out, &[8; 4096]).unwrap();
     machine.cycle();
-    assert_eq!((flush_at(&mut two), flush_at(&mut one)), (2, 2), "each is told");
+    assert_eq!(
+        (flush_at(&mut two), flush_at(&mut one)),
+        (2, 2),
+        "the first command of each session after the power cut ends in CHECK CONDITION"
+    );
     assert_eq!(machine.disk.durable(0), 9);
     one.command(0, cdb::write_10(0, 8, false), Direction::Out, &[8; 4096]).unwrap();
     assert_eq!((flush_at(&mut two), flush_at(&mut one)), (0, 0), "once");

@@ -10,7 +10,7 @@ use io::Io;
 use node::initiator::Options;
 use node::target::{Access, ServerConfig};
 use support::host::{Host, options, remote};
-use support::{Guard, PATIENCE, config, lun, medium};
+use support::{Guard, TIME_LIMIT, config, lun, medium};
 
 fn with_timeout(timeout: Duration) -> Options {
     Options { timeout, ..options() }
@@ -60,7 +60,7 @@ fn a_lun_that_idled_while_another_was_opened_still_gives_up_in_time() {
 #[test]
 fn a_request_under_way_when_the_endpoint_is_closed_is_told_of() {
     let target = Guard::of("mem:8M");
-    let mut host = Host::open(target.address(), 0, with_timeout(PATIENCE)).unwrap();
+    let mut host = Host::open(target.address(), 0, with_timeout(TIME_LIMIT)).unwrap();
     let into = host.take(4096);
     host.submit(7, Kind::Read { offset: 0, into });
     host.endpoint.close(&mut host.io);
@@ -88,7 +88,7 @@ fn comes_back_after(other: impl Fn(ServerConfig) -> ServerConfig) {
     let _target = Guard::start_with(at(settings()));
     let start = Instant::now();
     while read(&mut host).is_err() {
-        assert!(start.elapsed() < PATIENCE, "it does not come back");
+        assert!(start.elapsed() < TIME_LIMIT, "it does not come back");
     }
 }
 

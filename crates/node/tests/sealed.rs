@@ -16,7 +16,7 @@ use node::{Psk, SealPolicy};
 use seal::{Identity, PublicKey, Suite};
 use support::host::{self, Host, new_io};
 use support::relay::Acceptor;
-use support::{Guard, IQN, PATIENCE, config, eventually, lun, medium};
+use support::{Guard, IQN, TIME_LIMIT, config, eventually, lun, medium};
 
 const TARGET: u8 = 1;
 const INITIATOR: u8 = 2;
@@ -53,7 +53,7 @@ fn sealing(policy: SealPolicy) -> InitiatorSealing {
 }
 
 fn options(sealing: Option<InitiatorSealing>) -> Options {
-    Options { timeout: PATIENCE, sealing, ..host::options() }
+    Options { timeout: TIME_LIMIT, sealing, ..host::options() }
 }
 
 fn open(address: SocketAddr, sealing: Option<InitiatorSealing>) -> Result<Host, OpenError> {
@@ -275,7 +275,7 @@ impl Way {
     /// Forwards the bytes received at position `at`, as far and as soon as permitted.
     fn pass(&self, at: u64, bytes: &[u8], mut to: &TcpStream) -> std::io::Result<()> {
         let (mut sent, start) = (0, Instant::now());
-        while sent < bytes.len() && start.elapsed() < PATIENCE {
+        while sent < bytes.len() && start.elapsed() < TIME_LIMIT {
             let hold = self.hold.load(Ordering::SeqCst);
             let may = if hold == 0 { bytes.len() } else { bytes.len().min(hold.saturating_sub(at) as usize) };
             let now = sent..may.max(sent);

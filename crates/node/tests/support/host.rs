@@ -8,7 +8,7 @@ use block::{Completion, Endpoint, IoError, Kind, Medium, OpenError, Request, clo
 use io::{Event, Io};
 use node::initiator::{IscsiMedium, Options, Url};
 
-use super::{IQN, PATIENCE};
+use super::{IQN, TIME_LIMIT};
 
 pub(crate) fn new_io() -> Io {
     Io::new(PoolLimits::default()).unwrap()
@@ -66,7 +66,7 @@ impl Host {
     pub(crate) fn turn_until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
         let start = Instant::now();
         while !condition(self) {
-            assert!(start.elapsed() < 2 * PATIENCE, "{what}");
+            assert!(start.elapsed() < 2 * TIME_LIMIT, "{what}");
             self.turn(|_| {});
         }
     }

@@ -22,7 +22,7 @@ use scsi::cdb::Cdb;
 pub(crate) const IQN: &str = "iqn.2026-11.example:loopback";
 
 /// Timeout for events that happen soon, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) fn medium(words: &str) -> Arc<dyn Medium> {
     let options = OpenOptions { writable: true, request_alignment: 512, allow_in_use: false };
@@ -86,7 +86,7 @@ impl Drop for Guard {
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < TIME_LIMIT, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -122,8 +122,8 @@ impl Client {
         let machine = Connection::new(config, entropy, Duration::ZERO).unwrap();
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIME_LIMIT))?;
+        stream.set_write_timeout(Some(TIME_LIMIT))?;
         let (buffers, inbox) = (Vec::new(), Vec::new());
         let mut client = Self { stream, machine, buffers, inbox, began: Instant::now() };
         match client.next_event()? {
