@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use rand::{Rng, RngExt};
+use rand::RngExt;
 use steps::is_root;
 use tempfile::TempDir;
 
@@ -47,7 +47,7 @@ pub fn random_file<P: Into<PathBuf>>(path: P, bytes: u64, seed: u64) -> Result<P
     let mut left = bytes;
     while left > 0 {
         let part = left.min(BLOCK as u64) as usize;
-        rng.fill_bytes(&mut buffer[..part]);
+        random::fill(&mut rng, &mut buffer[..part]);
         file.write_all(&buffer[..part]).with_context(|| format!("write {}", path.display()))?;
         left -= part as u64;
     }
@@ -67,7 +67,7 @@ pub fn patchy_file<P: Into<PathBuf>>(path: P, bytes: u64, seed: u64) -> Result<P
         let kind = rng.random_range(0..4);
         match kind {
             0 | 1 => slice.fill(0),
-            _ => rng.fill_bytes(slice),
+            _ => random::fill(&mut rng, slice),
         }
         // A stretch that is not written stays a hole.
         if kind > 0 {

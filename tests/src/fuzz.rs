@@ -108,7 +108,8 @@ pub fn build(names: &[String]) -> Result<Fuzzers> {
 }
 
 /// Builds the programs of `names` for runs so short that compiling would take longer than fuzzing: with coverage of this
-/// workspace's code only, over the dependencies that its unit tests use.
+/// workspace's code only, over the dependencies that its unit tests use. All of it
+/// as the unit tests compile it: optimised, it would run at twice the rate after a build of two minutes.
 pub fn build_briefly(names: &[String]) -> Result<Fuzzers> {
     demand_compiler()?;
     let target = target_directory()?;
@@ -119,8 +120,7 @@ pub fn build_briefly(names: &[String]) -> Result<Fuzzers> {
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
     let mut command = cargo(&["build", "--workspace", "--features", "hikyaku-fuzz/libfuzzer"]);
     command.args(names.iter().map(|name| format!("--bin=fuzz-{name}")));
-    command.env("RUSTC_WORKSPACE_WRAPPER", wrapper).env("CARGO_INCREMENTAL", "0");
-    must(command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1"))?;
+    must(command.env("RUSTC_WORKSPACE_WRAPPER", wrapper).env("CARGO_INCREMENTAL", "0"))?;
     Ok(Fuzzers { programs: target.join("debug"), work })
 }
 

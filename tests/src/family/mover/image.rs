@@ -7,9 +7,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rand::rngs::StdRng;
-use rand::{Rng, RngExt};
+use rand::RngExt;
 
 use crate::files::data_of;
+use crate::random;
 
 /// A little more than the size from which a copy keeps a journal by default (1 GiB).
 pub(super) const BYTES: u64 = (1 << 30) + (16 << 20);
@@ -30,7 +31,7 @@ pub(super) fn make(path: &Path, rng: &mut StdRng, patches: usize) -> Result<()> 
         };
         let mut bytes = vec![0; length as usize];
         if rng.random_range(0..8) > 0 {
-            rng.fill_bytes(&mut bytes);
+            random::fill(rng, &mut bytes);
         }
         bytes[0] |= 1;
         *bytes.last_mut().expect("it has bytes") |= 1;
