@@ -6,9 +6,9 @@ use iscsi::login::outer::target;
 use iscsi::login::outer::{Choice, MESSAGE_MAX, METHOD, NONCE_BYTES, Pattern, SUITES_MAX, Transcript};
 use iscsi::machine::{Fatal, Machine, Payload, Placement, Transmit};
 use iscsi::params::{Params, SessionType};
-use iscsi::target::{AuthRequirement, Connection, Policy};
+use iscsi::target::Connection;
 use iscsi::wire::{Bhs, Isid, LoginResponse, LoginStatus};
-use iscsi_test::{INITIATOR, NOW, TARGET, name};
+use iscsi_test::{INITIATOR, NOW, TARGET, name, policy};
 
 use crate::edge::{placement, received};
 use crate::{Source, heap};
@@ -312,12 +312,7 @@ fn at_ordinary(machine: &mut Connection, give: impl FnOnce(&mut Connection) -> R
     }
     while let Some(event) = machine.poll_event() {
         match event {
-            iscsi::target::Event::Identify(_) => machine.identify(Ok(Policy {
-                auth: AuthRequirement::None,
-                portal_group_tag: 1,
-                target_alias: None,
-                params: Params::default(),
-            })),
+            iscsi::target::Event::Identify(_) => machine.identify(Ok(policy(Params::default()))),
             iscsi::target::Event::SessionReady(_) => machine.refuse_session(LoginStatus::OutOfResources),
             _ => {}
         }
