@@ -199,8 +199,7 @@ pub fn raise_descriptor_limit(wanted: u64) -> Result<()> {
         limit.rlim_cur = limit.rlim_max.min(wanted.max(limit.rlim_cur));
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
     }
-    ensure!(limit.rlim_cur >= wanted, "the limit on open descriptors (ulimit -Hn) is below {wanted}");
-    Ok(())
+    demand!(limit.rlim_cur >= wanted, "the limit on open descriptors (ulimit -Hn) is below {wanted}")
 }
 
 #[derive(Debug, Default)]
@@ -340,8 +339,7 @@ impl Running {
     }
 
     pub fn alive(&mut self) -> Result<()> {
-        ensure!(!self.ended(), "{}: has ended by itself\n--- its log\n{}", self.line, self.stderr_tail());
-        Ok(())
+        demand!(!self.ended(), "{}: has ended by itself\n--- its log\n{}", self.line, self.stderr_tail())
     }
 
     pub fn stderr(&self) -> String {

@@ -107,12 +107,10 @@ fn disk(mut source: Source<'_>) {
             }
             224..=239 => {
                 status = source.byte();
-                let count = source.below(40);
-                sense = source.take(count).to_vec();
+                sense = source.some(40).to_vec();
             }
             240.. => {
-                let count = source.below(64);
-                data = source.take(count).to_vec();
+                data = source.some(64).to_vec();
             }
         }
         (status, sense, data)

@@ -458,10 +458,7 @@ fn segment(source: &mut Source<'_>, length: u32) -> Vec<u8> {
             bytes.extend(header);
         }
         2 => words::pair(source, &mut bytes),
-        _ => {
-            let count = source.below(64);
-            bytes.extend_from_slice(source.take(count));
-        }
+        _ => bytes.extend_from_slice(source.some(64)),
     }
     bytes.resize(length, 0);
     bytes

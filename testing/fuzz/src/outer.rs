@@ -158,10 +158,7 @@ impl<'a> Ends<'a> {
             144..=151 => pdu.ahs = vec![source.byte(); 4 * source.below(4)],
             152..=159 => pdu.segment.truncate(source.number() as usize),
             160..=167 => pdu.segment.resize(source.number().min(8192) as usize, source.byte()),
-            168..=175 => {
-                let count = source.below(200);
-                pdu.segment = source.take(count).to_vec();
-            }
+            168..=175 => pdu.segment = source.some(200).to_vec(),
             _ => {
                 let mut pairs: Vec<_> = pdu.segment.split_inclusive(|&byte| byte == 0).collect();
                 let at = source.below(pairs.len().max(1));

@@ -561,10 +561,7 @@ fn segment(source: &mut Source<'_>, length: u32) -> Vec<u8> {
     match source.byte() % 8 {
         0..=2 => iscsi::text::emit("SendTargets", source.pick(&["All", "", TARGET]), &mut text),
         3..=5 => words::pair(source, &mut text),
-        _ => {
-            let count = source.below(64);
-            text.extend_from_slice(source.take(count));
-        }
+        _ => text.extend_from_slice(source.some(64)),
     }
     if source.flag() {
         text.resize(length as usize, 0);

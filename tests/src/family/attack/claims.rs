@@ -97,8 +97,7 @@ pub(super) fn refused(login: Result<Session>, status: &str) -> Result<()> {
         Err(error) => {
             let text = format!("{error:#}");
             let words = [format!("refused with {status}"), format!("status {status}")];
-            ensure!(words.iter().any(|words| text.contains(words)), "{text}");
-            Ok(())
+            demand!(words.iter().any(|words| text.contains(words)), "{text}")
         }
     }
 }
@@ -152,8 +151,7 @@ fn contradiction(context: &Context) -> Result<()> {
     let peers = estate.path("peers.toml").display().to_string();
     let arguments = ["serve", "mem:1M", "--listen", "127.0.0.1:0", "--seal", "off", "--peers", &peers];
     let said = Server::start(context.command().args(arguments), 1)?.running.stderr();
-    ensure!(said.contains("no session is sealed") && said.contains(&peers), "{said}");
-    Ok(())
+    demand!(said.contains("no session is sealed") && said.contains(&peers), "{said}")
 }
 
 /// The same configuration passes if every row requires a proof.
@@ -196,8 +194,7 @@ fn name_of_another(context: &Context) -> Result<()> {
     let mut typed =
         Session::login_sealed(&server.url, LAPTOP, isid(2), &backup.who(&target, Suite::ALL[0])?)?;
     ensure!(typed.read(0, 0, 1).is_err(), "peer `backup` reads the LUN of `laptop` by its name");
-    ensure!(typed.read(1, 0, 1)? == [0; 512], "its own LUN");
-    Ok(())
+    demand!(typed.read(1, 0, 1)? == [0; 512], "its own LUN")
 }
 
 /// A row by a name without a bound key is an error in the configuration, reported with its line.
@@ -239,8 +236,7 @@ fn user_decides(context: &Context) -> Result<()> {
     // Discovery lists the LUNs that the user may use.
     let portal = format!("iscsi://a%secret-of-a-16-b@{}", server.url.portal);
     let listed = context.ours(&["ls", &portal], LIMIT)?.success()?;
-    ensure!(listed.stdout.contains(IQN), "{}", listed.stdout);
-    Ok(())
+    demand!(listed.stdout.contains(IQN), "{}", listed.stdout)
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

@@ -61,8 +61,7 @@ struct Reached {
 impl Reached {
     fn saw_no_login(&self) -> Result<()> {
         let log = self.running.stderr();
-        ensure!(!log.contains(" logged in "), "the rogue had a session:\n{log}");
-        Ok(())
+        demand!(!log.contains(" logged in "), "the rogue had a session:\n{log}")
     }
 }
 
@@ -273,8 +272,7 @@ fn the_target_name_told_by_discovery(context: &Context) -> Result<()> {
     let target = output.json()?["targets"][0].clone();
     ensure!(target["error"]["code"] == 4 && target["luns"] == serde_json::json!([]), "{target}");
     let log = rogue.running.stderr();
-    ensure!(!log.contains(&format!("target_name=\"{IQN}\"")), "the rogue had a session:\n{log}");
-    Ok(())
+    demand!(!log.contains(&format!("target_name=\"{IQN}\"")), "the rogue had a session:\n{log}")
 }
 
 fn a_known_address_behind_a_redirection(context: &Context) -> Result<()> {
@@ -405,8 +403,7 @@ fn beyond_loopback_unprotected_is_said(context: &Context) -> Result<()> {
     let protection = output.json()?["protection"].clone();
     ensure!(protection["kind"] == "none" && protection["peer"].is_null(), "{protection}");
     let output = info(",seal=off")?;
-    ensure!(!output.stderr.contains("not protected"), "{}", output.stderr);
-    Ok(())
+    demand!(!output.stderr.contains("not protected"), "{}", output.stderr)
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

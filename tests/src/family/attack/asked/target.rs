@@ -27,8 +27,7 @@ fn misfits(session: &mut Session, name: &str, cdb: &[u8], needed: usize, offered
         answer.sense_codes()
     );
     let expected = needed as i64 - offered as i64;
-    ensure!(answer.residual == expected, "{name}: residual {} instead of {expected}", answer.residual);
-    Ok(())
+    demand!(answer.residual == expected, "{name}: residual {} instead of {expected}", answer.residual)
 }
 
 /// A 16-byte CDB with a transfer length of `blocks`.
@@ -95,8 +94,7 @@ fn refuses_data_out_of_a_length_that_does_not_fit(context: &Context) -> Result<(
     // An accepted list has no residual.
     let list = [0; 24];
     let answer = session.scsi(0, &[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], 0, &list)?;
-    ensure!((answer.status, answer.residual) == (0, 0), "UNMAP of nothing: {answer:?}");
-    Ok(())
+    demand!((answer.status, answer.residual) == (0, 0), "UNMAP of nothing: {answer:?}")
 }
 
 fn keeps_digests_beyond_loopback(context: &Context) -> Result<()> {
