@@ -63,7 +63,7 @@ fn other<'a>(runs: &'a [Run], run: &Run) -> Option<&'a Run> {
 }
 
 fn report(runs: &[Run]) -> Report {
-    let mut table = Table::new(&["work", "count", "user, instructions", "kernel", "user by kernel", ""]);
+    let mut table = Table::new("work | count | user, instructions | kernel | user by kernel | ");
     let mut rows = Vec::new();
     for user in runs.iter().filter(|run| run.mode == "user") {
         let kernel = other(runs, user).expect("they were paired");
