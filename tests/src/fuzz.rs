@@ -177,9 +177,7 @@ impl Fuzzers {
     /// Result of a run; a crash is an error that states how to replay it.
     pub fn report(&self, name: &str, running: Running, time: Duration) -> Result<Report> {
         let output = running.finish(time + GRACE)?;
-        if output.code != Some(0) {
-            bail!("{}", crash(name, &output));
-        }
+        ensure!(output.code == Some(0), "{}", crash(name, &output));
         let (kept, _) = archived(name)?;
         report(&output, kept).with_context(|| format!("figures of {name}"))
     }

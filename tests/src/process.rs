@@ -365,10 +365,7 @@ impl Running {
         }
         // SAFETY: a plain system call; the child is not reaped yet, so the id is still its own.
         let result = unsafe { libc::kill(self.pid().cast_signed(), signal) };
-        if result != 0 {
-            bail!("signal {signal} to {}: {}", self.line, std::io::Error::last_os_error());
-        }
-        Ok(())
+        demand!(result == 0, "signal {signal} to {}: {}", self.line, std::io::Error::last_os_error())
     }
 
     fn wait_status(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {

@@ -328,10 +328,8 @@ fn compare_cases(context: &Context, cases: &mut Cases) {
 /// Demands the JSON object of an error with all its members.
 pub(super) fn is_whole_error(output: &Output) -> Result<()> {
     let error = output.json_error()?;
-    for key in ["code", "attempted", "object", "cause", "hint"] {
-        ensure!(!error[key].is_null(), "no error.{key} in {error}");
-    }
-    Ok(())
+    let keys = ["code", "attempted", "object", "cause", "hint"];
+    keys.iter().try_for_each(|key| demand!(!error[key].is_null(), "no error.{key} in {error}"))
 }
 
 fn json_cases(context: &Context, cases: &mut Cases) {

@@ -74,10 +74,8 @@ impl Estate {
     /// Demands that `check` and `serve` refuse the configuration with this exit code and these words.
     fn refused(&self, context: &Context, code: i32, words: &[&str]) -> Result<()> {
         let serve = [Path::new("serve"), Path::new("--config"), &self.path("hikyaku.toml")];
-        for output in [self.check(context)?, context.ours(&serve, LIMIT)?] {
-            output.expect(code)?.says_all(words)?;
-        }
-        Ok(())
+        let outputs = [self.check(context)?, context.ours(&serve, LIMIT)?];
+        outputs.into_iter().try_for_each(|output| output.expect(code)?.says_all(words).map(drop))
     }
 
     pub(super) fn serve(&self, context: &Context) -> Result<Server> {
@@ -138,10 +136,8 @@ fn logged(context: &Context) -> Result<()> {
     let from = server.running.stderr().len();
     info(&url("u", SECRET))?.success()?;
     let line = server.logs(from, "logged in")?;
-    for part in ["chap_user=\"u\"", "protection=\"chap\"", "luns=\"0,ro\""] {
-        ensure!(line.contains(part), "no {part} in {line}");
-    }
-    Ok(())
+    let parts = ["chap_user=\"u\"", "protection=\"chap\"", "luns=\"0,ro\""];
+    parts.iter().try_for_each(|part| demand!(line.contains(part), "no {part} in {line}"))
 }
 
 /// `--seal off` makes a list of peers ineffective, which is reported.

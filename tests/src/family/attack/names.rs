@@ -169,10 +169,8 @@ fn refused(output: Output, words: &[&str]) -> Result<()> {
     let output = output.expect(4)?;
     let error = output.json_error()?;
     let cause = error["cause"].as_str().unwrap_or_default();
-    for word in words {
-        ensure!(cause.contains(word), "{}: no {word:?} in {error}", output.line);
-    }
-    Ok(())
+    let has = |word: &&str| demand!(cause.contains(*word), "{}: no {word:?} in {error}", output.line);
+    words.iter().try_for_each(has)
 }
 
 /// A network namespace whose loopback device also has an address outside the loopback network.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::super::names::{BEYOND, Namespace};
 use crate::pdu::{Session, cdb10, connect, keys, login_pdu};
@@ -42,9 +42,7 @@ fn negotiate(url: &Url, wishes: &[(&str, &str)]) -> Result<Vec<(String, String)>
     session.send(&login_pdu(0x80 | 1 << 2 | 3, ISID, keys(&[&base[..], wishes].concat())))?;
     let answer = session.receive()?;
     let [class, detail] = answer.status();
-    if (class, detail) != (0, 0) {
-        bail!("login refused with {class:02x}{detail:02x}");
-    }
+    ensure!((class, detail) == (0, 0), "login refused with {class:02x}{detail:02x}");
     let text = String::from_utf8(answer.data)?;
     let pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
     Ok(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
