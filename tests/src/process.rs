@@ -431,15 +431,11 @@ mod tests {
     fn output_and_code_are_collected() {
         let script = "echo out; echo err >&2; exit 3";
         let output = run(Command::new("sh").args(["-c", script]), Duration::from_secs(10)).unwrap();
-        assert_eq!(
-            (output.code, output.stdout.as_str(), output.stderr.as_str()),
-            (Some(3), "out\n", "err\n")
-        );
+        let ended = (output.code, output.stdout.as_str(), output.stderr.as_str());
+        assert_eq!(ended, (Some(3), "out\n", "err\n"));
         let message = format!("{:#}", output.success().unwrap_err());
-        assert!(
-            message.ends_with(": expected exit 0, got exit 3: err\n--- stdout\nout\n--- stderr\nerr"),
-            "{message}"
-        );
+        let told = message.ends_with(": expected exit 0, got exit 3: err\n--- stdout\nout\n--- stderr\nerr");
+        assert!(told, "{message}");
     }
 
     #[test]

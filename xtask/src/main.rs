@@ -105,7 +105,10 @@ fn forward(fixed: &[&str], forwarded: &Forwarded) -> Result<bool> {
 }
 
 fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
-    ensure!(["target", "ends", "sealed", "copy", "versus"].contains(&name), "no benchmark {name}; there are target, ends, sealed, copy and versus");
+    ensure!(
+        ["target", "ends", "sealed", "copy", "versus"].contains(&name),
+        "no benchmark {name}; there are target, ends, sealed, copy and versus"
+    );
     let fixed = ["bench", "--profile", "dev", "--package", "hikyaku-benches", "--bench", name, "--"];
     forward(&fixed, forwarded)
 }

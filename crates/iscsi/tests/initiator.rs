@@ -228,10 +228,8 @@ fn write_goes_out_as_negotiated() {
                     seen.push((true, offset, length, command.is_final));
                 }
                 InitiatorPdu::DataOut(data) => {
-                    assert_eq!(
-                        (data.data_sn, data.buffer_offset, data.ttt),
-                        (DataSn(sn), offset, Ttt::RESERVED)
-                    );
+                    let told = (data.data_sn, data.buffer_offset, data.ttt);
+                    assert_eq!(told, (DataSn(sn), offset, Ttt::RESERVED));
                     sn += 1;
                     seen.push((false, offset, length, data.is_final));
                 }
@@ -255,18 +253,16 @@ fn r2ts_are_answered_in_segments() {
         assert_eq!(data.lun, 5);
         seen.push((data.ttt.0, data.data_sn.0, data.buffer_offset, length, data.is_final));
     }
-    assert_eq!(
-        seen,
-        [
-            (11, 0, 0, 1024, false),
-            (11, 1, 1024, 1024, false),
-            (11, 2, 2048, 452, true),
-            (12, 0, 2500, 1024, false),
-            (12, 1, 3524, 1024, false),
-            (12, 2, 4548, 1024, false),
-            (12, 3, 5572, 428, true),
-        ]
-    );
+    let expected = [
+        (11, 0, 0, 1024, false),
+        (11, 1, 1024, 1024, false),
+        (11, 2, 2048, 452, true),
+        (12, 0, 2500, 1024, false),
+        (12, 1, 3524, 1024, false),
+        (12, 2, 4548, 1024, false),
+        (12, 3, 5572, 428, true),
+    ];
+    assert_eq!(seen, expected);
     initiator.respond(itt);
     assert!(
         matches!(initiator.log.pop(), Some(Event::Complete(outcome)) if outcome.task == task && outcome.sense.is_empty())
@@ -518,20 +514,16 @@ fn discovery_reads_hostile_answers() {
         .iter()
         .map(|t| (t.name.as_str(), t.addresses.iter().map(ToString::to_string).collect::<Vec<_>>()))
         .collect();
-    assert_eq!(
-        seen,
-        [
-            ("iqn.2026-11.test:a", vec!["10.0.0.1:3260,1".to_owned()]),
-            ("iqn.2026-11.test:c", vec!["[::1]:3260,2".to_owned()])
-        ]
-    );
+    let expected = [
+        ("iqn.2026-11.test:a", vec!["10.0.0.1:3260,1".to_owned()]),
+        ("iqn.2026-11.test:c", vec!["[::1]:3260,2".to_owned()]),
+    ];
+    assert_eq!(seen, expected);
     // A SendTargets response that never ends.
     initiator.machine.send_targets();
     initiator.one();
-    assert!(
-        initiator.give(&text_response(request.itt, Ttt::RESERVED, &[]).emit(), &[]).is_err(),
-        "of the last exchange"
-    );
+    let late = initiator.give(&text_response(request.itt, Ttt::RESERVED, &[]).emit(), &[]);
+    assert!(late.is_err(), "of the last exchange");
 }
 
 #[test]

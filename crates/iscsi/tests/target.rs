@@ -598,10 +598,8 @@ fn more_data_than_wanted_is_cut() {
     let mut target = Target::open(Answer::WantBytes(512));
     let task = TaskId(0);
     assert_eq!(target.send_write(1, 1500, 500, false), Placement::Task { task, offset: 0, length: 500 });
-    assert_eq!(
-        target.data(1, Ttt::RESERVED, 0, 500, 500, false),
-        Ok(Placement::Task { task, offset: 500, length: 12 })
-    );
+    let expected = Ok(Placement::Task { task, offset: 500, length: 12 });
+    assert_eq!(target.data(1, Ttt::RESERVED, 0, 500, 500, false), expected);
     assert_eq!(target.data_out(), 1);
     target.machine.complete(task, Completion { transfer: 512, ..Completion::default() });
     target.silent();
@@ -633,16 +631,14 @@ fn data_in_sequences_and_collapsed_status() {
     let sent: Vec<DataIn> = target.sent.iter().map(data_in).collect();
     let fields = |d: &DataIn| (d.data_sn.0, d.buffer_offset, d.data_segment_length, d.is_final, d.status);
     let seen: Vec<_> = sent.iter().map(fields).collect();
-    assert_eq!(
-        seen,
-        [
-            (0, 0, 1024, false, None),
-            (1, 1024, 1024, true, None),
-            (2, 2048, 1024, false, None),
-            (3, 3072, 1024, true, None),
-            (4, 4096, 404, true, Some(0)),
-        ]
-    );
+    let expected = [
+        (0, 0, 1024, false, None),
+        (1, 1024, 1024, true, None),
+        (2, 2048, 1024, false, None),
+        (3, 3072, 1024, true, None),
+        (4, 4096, 404, true, Some(0)),
+    ];
+    assert_eq!(seen, expected);
     // `end` is the end of the data sent, not of the data expected.
     for payload in &target.payloads[target.payloads.len() - 5..] {
         assert!(matches!(payload, Payload::Task { end: 4500, .. }), "{payload:?}");
@@ -702,10 +698,8 @@ fn bidirectional_command_has_two_residuals() {
     target.complete(TaskId(0), done);
     let [TargetPdu::DataIn(data), TargetPdu::ScsiResponse(response)] = target.sent[..] else { panic!() };
     assert_eq!((data.status, data.data_segment_length), (None, 1000));
-    assert_eq!(
-        (response.residual, response.bidi_residual),
-        (Residual::Underflow(512), Residual::Overflow(1000))
-    );
+    let residuals = (response.residual, response.bidi_residual);
+    assert_eq!(residuals, (Residual::Underflow(512), Residual::Overflow(1000)));
 }
 
 #[test]

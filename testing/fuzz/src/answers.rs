@@ -67,10 +67,8 @@ fn parsers(bytes: &[u8]) {
         let _ = (sense.meaning(), sense.key.name(), judge(&sense));
         // Parsed sense survives emission and parsing, except INFORMATION that does not fit the fixed format.
         let again = Sense::parse(&sense.to_bytes());
-        assert_eq!(
-            again.map(|again| (again.key, again.asc, again.ascq)),
-            Some((sense.key, sense.asc, sense.ascq))
-        );
+        let again = again.map(|again| (again.key, again.asc, again.ascq));
+        assert_eq!(again, Some((sense.key, sense.asc, sense.ascq)));
     }
     if let Some(access) = cdb::Access::parse(bytes) {
         assert!(access.blocks <= u32::MAX.into());

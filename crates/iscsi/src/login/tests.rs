@@ -525,10 +525,8 @@ fn initiators_habits() {
         "{NAMES}AuthMethod=CHAP,None\0HeaderDigest=None\0MaxRecvDataSegmentLength=65536\0InitialR2T=No\0"
     );
     assert!(hand.send(0x83, &all).transit);
-    assert_eq!(
-        hand.text(),
-        "TargetPortalGroupTag=1 HeaderDigest=None InitialR2T=No AuthMethod=None MaxRecvDataSegmentLength=262144 "
-    );
+    let expected = "TargetPortalGroupTag=1 HeaderDigest=None InitialR2T=No AuthMethod=None MaxRecvDataSegmentLength=262144 ";
+    assert_eq!(hand.text(), expected);
     let negotiated = hand.complete.unwrap().negotiated;
     assert_eq!((negotiated.max_send_data_segment_length, negotiated.initial_r2t), (65536, false));
 
@@ -808,10 +806,8 @@ fn target_that_reflects_is_not_believed() {
     let text = String::from_utf8(answer.text).unwrap();
     let reflected = text.split('\0').find(|pair| pair.starts_with("CHAP_R")).unwrap();
     let end = receive(&mut login, &format!("CHAP_N=alice\0{reflected}\0"));
-    assert_eq!(
-        end.err(),
-        Some(initiator::LoginError::TargetNotAuthenticated("it reflected our own response"))
-    );
+    let expected = Some(initiator::LoginError::TargetNotAuthenticated("it reflected our own response"));
+    assert_eq!(end.err(), expected);
 }
 
 /// Texts of the pairs that a hostile peer is likely to send, and arbitrary bytes.

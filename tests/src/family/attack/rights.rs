@@ -92,11 +92,8 @@ fn ends(
 ) -> Result<()> {
     let answer = session.scsi(lun, cdb, 0, out)?;
     let found = (answer.status != 0).then(|| answer.sense_codes());
-    ensure!(
-        found == expected,
-        "{what}: status {:#04x}, sense {found:02x?} instead of {expected:02x?}",
-        answer.status
-    );
+    let status = answer.status;
+    ensure!(found == expected, "{what}: status {status:#04x}, sense {found:02x?} instead of {expected:02x?}");
     Ok(())
 }
 
@@ -214,12 +211,9 @@ fn a_refused_reset_ends_no_task_of_its_sender(context: &Context) -> Result<()> {
     ensure!(answer == UNAUTHORIZED, "LOGICAL UNIT RESET: response {answer}");
     reader.send_burst(&r2t, &zeros)?;
     let response = reader.receive().context("the answer to the VERIFY")?;
-    ensure!(
-        response.opcode() == SCSI_RESPONSE && response.bhs[3] == 0,
-        "opcode {:#x}, status {:#x} answer the VERIFY",
-        response.opcode(),
-        response.bhs[3]
-    );
+    let (opcode, status) = (response.opcode(), response.bhs[3]);
+    let is_good = opcode == SCSI_RESPONSE && status == 0;
+    ensure!(is_good, "opcode {opcode:#x}, status {status:#x} answer the VERIFY");
     Ok(())
 }
 

@@ -115,10 +115,8 @@ fn keeps_digests_beyond_loopback(context: &Context) -> Result<()> {
                 ("127.0.0.1", "CRC32C,None", "CRC32C"),
             ] {
                 let found = agreed(&at(address), key, offer)?;
-                ensure!(
-                    found.as_deref() == Some(expected),
-                    "{key}={offer} from {address}: {found:?} instead of {expected}"
-                );
+                let is_so = found.as_deref() == Some(expected);
+                ensure!(is_so, "{key}={offer} from {address}: {found:?} instead of {expected}");
             }
         }
         Ok(())
