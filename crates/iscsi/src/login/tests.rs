@@ -525,7 +525,8 @@ fn initiators_habits() {
         "{NAMES}AuthMethod=CHAP,None\0HeaderDigest=None\0MaxRecvDataSegmentLength=65536\0InitialR2T=No\0"
     );
     assert!(hand.send(0x83, &all).transit);
-    let expected = "TargetPortalGroupTag=1 HeaderDigest=None InitialR2T=No AuthMethod=None MaxRecvDataSegmentLength=262144 ";
+    let expected = "TargetPortalGroupTag=1 HeaderDigest=None InitialR2T=No AuthMethod=None \
+                    MaxRecvDataSegmentLength=262144 ";
     assert_eq!(hand.text(), expected);
     let negotiated = hand.complete.unwrap().negotiated;
     assert_eq!((negotiated.max_send_data_segment_length, negotiated.initial_r2t), (65536, false));
