@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -285,9 +285,7 @@ fn mib(bytes: u64) -> f64 {
 
 /// Compares the last quarter with the first. At rest the only borrowed areas are those that the threads keep.
 fn judge(samples: &[Sample]) -> Result<()> {
-    if samples.len() < 8 {
-        bail!("only {} samples after warming up: too short to judge growth", samples.len());
-    }
+    ensure!(samples.len() >= 8, "only {} samples after warming up: too short to judge growth", samples.len());
     let quarter = samples.len() / 4;
     let (first, last) = (&samples[..quarter], &samples[samples.len() - quarter..]);
     let resident = |part: &[Sample]| part.iter().map(|sample| sample.resident).max().unwrap_or(0);

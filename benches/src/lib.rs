@@ -15,7 +15,7 @@ use std::fs::{File, TryLockError};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser as _;
 use serde_json::{Value, json};
 
@@ -115,9 +115,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
     };
     steps::packages::ensure(steps::packages::Purpose::Bench)?;
     let reps = common.reps;
-    if reps == 0 || reps > 1000 {
-        bail!("--reps wants 1 to 1000");
-    }
+    ensure!((1..=1000).contains(&reps), "--reps wants 1 to 1000");
     let hikyaku = steps::build::binary(common.hikyaku.as_ref())?;
     // A fixed seed: random choices are the same in every run.
     let context = Context::new(hikyaku, 1, Tier::Full, Against::Ours)?;
@@ -165,9 +163,7 @@ fn filter_rows<T>(rows: Vec<T>, pattern: Option<&str>, name: impl Fn(&T) -> Stri
             _ => bail!("--rows {pattern}: {}", output.stderr),
         }
     }
-    if kept.is_empty() {
-        bail!("--rows {pattern} matches nothing");
-    }
+    ensure!(!kept.is_empty(), "--rows {pattern} matches nothing");
     Ok(kept)
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use rand::RngExt;
 use steps::is_root;
 use tempfile::TempDir;
@@ -129,9 +129,7 @@ pub fn same_range(left: &Path, left_offset: u64, right: &Path, right_offset: u64
 
 pub fn same_file(left: &Path, right: &Path) -> Result<()> {
     let (a, b) = (size_of(left)?, size_of(right)?);
-    if a != b {
-        bail!("sizes differ: {} has {a} bytes, {} has {b}", left.display(), right.display());
-    }
+    ensure!(a == b, "sizes differ: {} has {a} bytes, {} has {b}", left.display(), right.display());
     same_range(left, 0, right, 0, a)
 }
 

@@ -108,8 +108,8 @@ pub fn build(names: &[String]) -> Result<Fuzzers> {
 }
 
 /// Builds the programs of `names` for runs so short that compiling would take longer than fuzzing: with coverage of this
-/// workspace's code only, over the dependencies that its unit tests use. All of it
-/// as the unit tests compile it: optimised, it would run at twice the rate after a build of two minutes.
+/// workspace's code only, over the dependencies that its unit tests use, and without optimisation: optimised programs would
+/// run at twice the rate after a build of two minutes.
 pub fn build_briefly(names: &[String]) -> Result<Fuzzers> {
     demand_compiler()?;
     let target = target_directory()?;
@@ -177,9 +177,7 @@ impl Fuzzers {
     /// Result of a run; a crash is an error that states how to replay it.
     pub fn report(&self, name: &str, running: Running, time: Duration) -> Result<Report> {
         let output = running.finish(time + GRACE)?;
-        if output.code != Some(0) {
-            bail!("{}", crash(name, &output));
-        }
+        ensure!(output.code == Some(0), "{}", crash(name, &output));
         let (kept, _) = archived(name)?;
         report(&output, kept).with_context(|| format!("figures of {name}"))
     }

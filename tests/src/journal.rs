@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 /// The file: a line with seed and commit, then a line for each passed case.
 #[derive(Debug)]
@@ -34,9 +34,11 @@ impl Journal {
         let ["seed", seed, "commit", earlier] = head[..] else {
             bail!("{}: not a journal of a nightly run", path.display());
         };
-        if earlier != commit {
-            bail!("{}: began at commit {earlier}, this is {commit}; start without --resume", path.display());
-        }
+        ensure!(
+            earlier == commit,
+            "{}: began at commit {earlier}, this is {commit}; start without --resume",
+            path.display()
+        );
         // A torn last line has no newline and is ignored.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         let passed = whole.lines().skip(1).map(str::to_owned).collect();

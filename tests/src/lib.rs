@@ -3,6 +3,13 @@
 //!
 //! Of the product only wire formats are used (`seal`, `nbd`, `io`): a family runs the built program as its users do.
 
+/// `ensure!` as the value of a body: its last check.
+macro_rules! demand {
+    ($condition:expr, $($message:tt)+) => {
+        if $condition { Ok(()) } else { Err(anyhow::anyhow!($($message)+)) }
+    };
+}
+
 pub mod capture;
 pub mod cases;
 pub mod cutter;

@@ -427,8 +427,7 @@ impl Session {
         pdu.set(16, itt).set(24, self.cmd_sn).set(28, self.exp_stat_sn);
         self.send(&pdu)?;
         let answer = self.answer_to(itt, LOGOUT_RESPONSE)?;
-        ensure!(answer.bhs[2] == 0, "logout refused with {}", answer.bhs[2]);
-        Ok(())
+        demand!(answer.bhs[2] == 0, "logout refused with {}", answer.bhs[2])
     }
 }
 

@@ -199,8 +199,7 @@ pub fn raise_descriptor_limit(wanted: u64) -> Result<()> {
         limit.rlim_cur = limit.rlim_max.min(wanted.max(limit.rlim_cur));
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
     }
-    ensure!(limit.rlim_cur >= wanted, "the limit on open descriptors (ulimit -Hn) is below {wanted}");
-    Ok(())
+    demand!(limit.rlim_cur >= wanted, "the limit on open descriptors (ulimit -Hn) is below {wanted}")
 }
 
 #[derive(Debug, Default)]
@@ -340,8 +339,7 @@ impl Running {
     }
 
     pub fn alive(&mut self) -> Result<()> {
-        ensure!(!self.ended(), "{}: has ended by itself\n--- its log\n{}", self.line, self.stderr_tail());
-        Ok(())
+        demand!(!self.ended(), "{}: has ended by itself\n--- its log\n{}", self.line, self.stderr_tail())
     }
 
     pub fn stderr(&self) -> String {
@@ -367,10 +365,7 @@ impl Running {
         }
         // SAFETY: a plain system call; the child is not reaped yet, so the id is still its own.
         let result = unsafe { libc::kill(self.pid().cast_signed(), signal) };
-        if result != 0 {
-            bail!("signal {signal} to {}: {}", self.line, std::io::Error::last_os_error());
-        }
-        Ok(())
+        demand!(result == 0, "signal {signal} to {}: {}", self.line, std::io::Error::last_os_error())
     }
 
     fn wait_status(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
@@ -436,15 +431,11 @@ mod tests {
     fn output_and_code_are_collected() {
         let script = "echo out; echo err >&2; exit 3";
         let output = run(Command::new("sh").args(["-c", script]), Duration::from_secs(10)).unwrap();
-        assert_eq!(
-            (output.code, output.stdout.as_str(), output.stderr.as_str()),
-            (Some(3), "out\n", "err\n")
-        );
+        let ended = (output.code, output.stdout.as_str(), output.stderr.as_str());
+        assert_eq!(ended, (Some(3), "out\n", "err\n"));
         let message = format!("{:#}", output.success().unwrap_err());
-        assert!(
-            message.ends_with(": expected exit 0, got exit 3: err\n--- stdout\nout\n--- stderr\nerr"),
-            "{message}"
-        );
+        let told = message.ends_with(": expected exit 0, got exit 3: err\n--- stdout\nout\n--- stderr\nerr");
+        assert!(told, "{message}");
     }
 
     #[test]

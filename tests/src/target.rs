@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tempfile::TempDir;
 
 use super::process::{Surroundings, tail, wait_until};
@@ -197,9 +197,7 @@ impl Target {
             command.arg(credentials.secret_file(home.path())?);
         }
         let (running, urls) = start(command.args(disks.iter().map(Disk::argument)), disks.len())?;
-        if urls.len() != disks.len() {
-            bail!("{} LUNs, and the URLs {urls:?}", disks.len());
-        }
+        ensure!(urls.len() == disks.len(), "{} LUNs, and the URLs {urls:?}", disks.len());
         Ok(Self { running, urls, home })
     }
 
@@ -208,9 +206,7 @@ impl Target {
         let mut command = context.command_in(self.home.path());
         command.args(["serve", "--listen", &self.urls[0].portal]).args(disks.iter().map(Disk::argument));
         let (running, urls) = start(&mut command, disks.len())?;
-        if urls != self.urls {
-            bail!("restarted, the target serves {urls:?} instead of {:?}", self.urls);
-        }
+        ensure!(urls == self.urls, "restarted, the target serves {urls:?} instead of {:?}", self.urls);
         self.running = running;
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use steps::{Against, cargo};
 
@@ -105,9 +105,10 @@ fn forward(fixed: &[&str], forwarded: &Forwarded) -> Result<bool> {
 }
 
 fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
-    if !["target", "ends", "sealed", "copy", "versus"].contains(&name) {
-        bail!("no benchmark {name}; there are target, ends, sealed, copy and versus");
-    }
+    ensure!(
+        ["target", "ends", "sealed", "copy", "versus"].contains(&name),
+        "no benchmark {name}; there are target, ends, sealed, copy and versus"
+    );
     let fixed = ["bench", "--profile", "dev", "--package", "hikyaku-benches", "--bench", name, "--"];
     forward(&fixed, forwarded)
 }

@@ -59,12 +59,8 @@ fn families<'a>(paths: impl Iterator<Item = &'a str>) -> Vec<String> {
 fn git(arguments: &[&str]) -> Result<String> {
     let output =
         Command::new("git").args(arguments).current_dir(repository()).output().context("start git")?;
-    ensure!(
-        output.status.success(),
-        "git {}: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "git {}: {error}", arguments.join(" "));
     Ok(String::from_utf8(output.stdout)?)
 }
 

@@ -16,7 +16,7 @@ mod tools;
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::bars::Bar;
@@ -68,9 +68,7 @@ fn number(report: &Value, pointer: &str) -> Result<f64> {
 }
 
 pub(super) fn run_table(common: &Common, size_mib: u64, all: bool, context: Context) -> Result<()> {
-    if !can_loop() {
-        bail!("this benchmark makes loop devices: run it as root, where /dev/loop-control exists");
-    }
+    ensure!(can_loop(), "this benchmark makes loop devices: run it as root, where /dev/loop-control exists");
     ensure!((64..=65_536).contains(&size_mib), "--size wants 64 to 65536 MiB");
     let bytes = if common.quick { 512 << 20 } else { size_mib << 20 };
     let bench = Bench { context, reps: common.reps, all, bytes };

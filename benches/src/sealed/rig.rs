@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::RUN_LIMIT;
 use crate::ends::run::{LUN_BYTES, PATTERN, Sample};
@@ -248,9 +248,7 @@ impl<'a> Rig<'a> {
         let (Protection::Sealed(suite) | Protection::Late(suite)) = protection else { return Ok(()) };
         let endpoint = self.endpoint(protection, false, portal)?;
         let info = self.ours(protection, &["info", &endpoint, "--json"])?.success()?.stdout;
-        if !info.contains(suite) {
-            bail!("info does not name {suite}: {info}");
-        }
+        ensure!(info.contains(suite), "info does not name {suite}: {info}");
         Ok(())
     }
 }

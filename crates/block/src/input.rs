@@ -61,10 +61,8 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(path_of(&pipe, "/proc/self/fd"), &link).unwrap();
         assert!(open_input(&link).is_err());
-        assert!(
-            open_input(&fifo.with_file_name("none"))
-                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-        );
+        let none = open_input(&fifo.with_file_name("none"));
+        assert!(none.is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
     }
 
     #[test]

@@ -187,10 +187,8 @@ fn rows_by_user_carry_luns_and_mode() {
 fn users_and_directories_of_the_server() {
     let of = |keys: &str| parse(&GOOD.replacen("drain-timeout = \"5s\"", keys, 1));
     let config = of("allow-user = [\"backup\", \"1000\"]\nstorage = [\"/srv\"]").unwrap();
-    assert_eq!(
-        (config.allow_users, config.storage),
-        (vec!["backup".into(), "1000".into()], vec!["/srv".into()])
-    );
+    let allowed = (config.allow_users, config.storage);
+    assert_eq!(allowed, (vec!["backup".into(), "1000".into()], vec!["/srv".into()]));
     let (range, cause) = of("storage = [\"/srv\", \"disks\"]").unwrap_err();
     assert!(!range.is_empty() && cause.contains("whole path"), "{cause}");
 }

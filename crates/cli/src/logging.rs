@@ -121,9 +121,8 @@ mod tests {
         });
         let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
         let escaped = r"a\u{1b}[31m\u{202e}\u{d}";
-        assert_eq!(
-            text,
-            format!(" INFO from {escaped} name=\"{}\" shown={escaped} count=2\n", r"a\u{1b}[31m\u{202e}\r")
-        );
+        let expected =
+            format!(" INFO from {escaped} name=\"{}\" shown={escaped} count=2\n", r"a\u{1b}[31m\u{202e}\r");
+        assert_eq!(text, expected);
     }
 }

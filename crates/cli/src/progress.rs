@@ -167,10 +167,8 @@ mod tests {
 
     #[test]
     fn words_say_what_is_known() {
-        assert_eq!(
-            words(&sample()),
-            "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by destination, depth 8"
-        );
+        let expected = "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by destination, depth 8";
+        assert_eq!(words(&sample()), expected);
         let sample = Sample { rate: 0, eta: None, retries: 2, limited_by: "", depth: 0, ..sample() };
         assert_eq!(words(&sample), "512 MiB of 1 GiB, 2 retries");
         assert_eq!(words(&Sample { total: 0, ..sample }), "512 MiB, 2 retries");
@@ -196,9 +194,7 @@ mod tests {
     #[test]
     fn object_has_every_field() {
         let value = object(&Sample { eta: None, ..sample() });
-        assert_eq!(
-            value.to_string(),
-            r#"{"progress":{"phase":"copy","bytes":536870912,"total":1073741824,"mb_per_s":256.0,"eta_s":null,"retries":0,"limited_by":"destination","depth":8}}"#
-        );
+        let expected = r#"{"progress":{"phase":"copy","bytes":536870912,"total":1073741824,"mb_per_s":256.0,"eta_s":null,"retries":0,"limited_by":"destination","depth":8}}"#;
+        assert_eq!(value.to_string(), expected);
     }
 }

@@ -365,10 +365,8 @@ mod tests {
         fs::write(home.path().join(FILE), text).unwrap();
         assert_eq!(state.host_name().unwrap(), "x");
         let kept = Identity { naa: 0x3000_0000_0000_0005, serial: "s".into() };
-        assert_eq!(
-            state.identity("iqn.a", 0, "file 1").unwrap(),
-            Given { identity: kept.clone(), before: None }
-        );
+        let given = state.identity("iqn.a", 0, "file 1").unwrap();
+        assert_eq!(given, Given { identity: kept.clone(), before: None });
         assert_eq!(state.identity("iqn.a", 0, "file 1").unwrap().identity, kept);
         assert_ne!(state.identity("iqn.a", 0, "file 2").unwrap().identity, kept);
     }

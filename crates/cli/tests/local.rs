@@ -70,10 +70,9 @@ fn verification_that_fails_is_told_in_json() {
 fn destination_missing_is_refused_and_not_made() {
     let place = Place::with_sample(MIB);
     let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
-    assert_eq!(
-        ran.stderr,
-        "error: cannot copy to b.img: it does not exist\n  try: to make a new file: b.img,create,size=SIZE\n"
-    );
+    let expected =
+        "error: cannot copy to b.img: it does not exist\n  try: to make a new file: b.img,create,size=SIZE\n";
+    assert_eq!(ran.stderr, expected);
     assert!(!place.path("b.img").exists());
     place.run(&["copy", "a.img", "/dev/hikyaku-test,create,size=1M", "--json"]).expect(6);
 }
@@ -196,10 +195,8 @@ fn dry_run_tells_everything_and_changes_nothing() {
     let estimate = &object["estimate"];
     assert!(estimate["data_bytes"] == 2 * MIB && estimate["seconds_at_least"].is_number(), "{object}");
     let told = place.run(&["copy", "a.img", "b.img,grow,size=2M", "--dry-run", "--force"]).expect(0).stdout;
-    assert!(
-        told.contains("at least") && told.contains("not known: how fast the destination writes"),
-        "{told}"
-    );
+    let says = told.contains("at least") && told.contains("not known: how fast the destination writes");
+    assert!(says, "{told}");
     assert_eq!(fs::metadata(place.path("b.img")).unwrap().len(), MIB as u64);
 }
 
@@ -213,10 +210,8 @@ fn compare_tells_the_first_difference() {
     file.write_all(b"\x55\xaa\x55\xaa").unwrap();
     assert_eq!(place.run(&["compare", "a.img", "b.img"]).expect(3).stdout, "they differ at offset 2000000\n");
     let object = place.run(&["compare", "a.img", "b.img", "--json"]).expect(3).json();
-    assert_eq!(
-        (&object["schema"], &object["equal"], &object["offset"]),
-        (&1.into(), &false.into(), &2_000_000.into())
-    );
+    let told = (&object["schema"], &object["equal"], &object["offset"]);
+    assert_eq!(told, (&1.into(), &false.into(), &2_000_000.into()));
     place.run(&["compare", "a.img", "b.img", "--size", "1M"]).expect(0);
     place.sample("short.img", MIB);
     let object = place.run(&["compare", "a.img", "short.img", "--json"]).expect(3).json();
@@ -314,10 +309,8 @@ fn check_names_the_line() {
     let place = Place::with_sample(MIB);
     let good = "[[target]]\niqn = \"iqn.2026-11.example:a\"\n[[target.lun]]\nlun = 0\nendpoint = \"a.img\"\n";
     let file = place.file("good.toml", good.as_bytes());
-    assert_eq!(
-        place.run(&["check", text(&file)]).expect(0).stdout,
-        format!("{}: good: 1 target, 1 LUN\n", file.display())
-    );
+    let expected = format!("{}: good: 1 target, 1 LUN\n", file.display());
+    assert_eq!(place.run(&["check", text(&file)]).expect(0).stdout, expected);
     assert_eq!(place.run(&["check", "good.toml", "--json"]).expect(0).json()["ok"], true);
     place.file("bad.toml", good.replace("lun = 0", "lon = 0").as_bytes());
     place.run(&["check", "bad.toml"]).expect(2).on_stderr("line 4, column 1: unknown field `lon`");
@@ -395,14 +388,10 @@ fn a_report_is_written_however_it_ends() {
     let page = |name: &str| fs::read_to_string(place.path(name)).unwrap();
     place.run(&["copy", "a.img", "b.img,create,size=8M", "--verify", "--report", "r.html"]).expect(0);
     let done = page("r.html");
-    assert!(
-        done.contains("<h1>Copied a.img to b.img,create,size=8M</h1>") && done.contains("Limited by"),
-        "{done}"
-    );
-    assert!(
-        ["<svg", "copy", "verify", "Reads", "s/GB", "8388608 (8 MiB)"].iter().all(|word| done.contains(word)),
-        "{done}"
-    );
+    let says = done.contains("<h1>Copied a.img to b.img,create,size=8M</h1>") && done.contains("Limited by");
+    assert!(says, "{done}");
+    let words = ["<svg", "copy", "verify", "Reads", "s/GB", "8388608 (8 MiB)"];
+    assert!(words.iter().all(|word| done.contains(word)), "{done}");
     // The file exists now: `create` would refuse it.
     assert!(done.contains("hikyaku copy a.img b.img --verify --report r.html"), "{done}");
     // An earlier report is replaced, even if the copy did not begin; any other file is not.

@@ -22,11 +22,7 @@ fn portal(serving: &Serving) -> &str {
 #[test]
 fn a_failed_ls_does_not_suggest_itself() {
     let failed = Place::new().run(&["ls", "iscsi://127.0.0.1:1,timeout=1s"]).expect(5);
-    assert!(
-        failed.stderr.contains("try: check the address, the port and the firewall\n"),
-        "{}",
-        failed.stderr
-    );
+    failed.on_stderr("try: check the address, the port and the firewall\n");
 }
 
 #[test]
@@ -103,10 +99,8 @@ fn ls_and_info_tell_what_is_there() {
     assert_eq!(plain.lines().next().unwrap().split('\t').nth(3), Some("2 MiB"));
     let object = place.run(&["info", &serving.urls[0], "--json"]).expect(0).json();
     assert_eq!((&object["size_bytes"], &object["block_size"]), (&(2 * MIB).into(), &512.into()));
-    assert_eq!(
-        (&object["facts"]["serial"], &object["facts"]["product"]),
-        (&"S3RIAL".into(), &"shelf".into())
-    );
+    let told = (&object["facts"]["serial"], &object["facts"]["product"]);
+    assert_eq!(told, (&"S3RIAL".into(), &"shelf".into()));
     assert!(object["facts"]["MaxBurstLength"].is_string(), "{object}");
 }
 

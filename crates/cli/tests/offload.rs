@@ -136,11 +136,8 @@ fn what_asks_for_something_else_is_not_offloaded(place: &Place) {
     for (options, source) in cases {
         let words = [&["copy", source, "mnt/b", "--json"], options].concat();
         let ran = place.run(&words).expect(0).json();
-        assert_eq!(
-            (&ran["offload"], &ran["offloaded_bytes"]),
-            (&"none".into(), &0.into()),
-            "{words:?}: {ran}"
-        );
+        let offloaded = (&ran["offload"], &ran["offloaded_bytes"]);
+        assert_eq!(offloaded, (&"none".into(), &0.into()), "{words:?}: {ran}");
         if !options.contains(&"--offload") {
             place.run(&[&words[..], &["--offload", "require"]].concat()).expect(1);
         }

@@ -105,11 +105,8 @@ fn a_snapshot_goes_with_a_copy_that_fails_or_is_killed() {
     let played = Played::new(&["zfs"], ZFS);
     played.place.file("b.img", b"");
     ran(played.zfs(&[])).expect(6);
-    assert!(
-        played.snapshots() == 0 && played.log().last().unwrap().contains("destroy"),
-        "{:?}",
-        played.log()
-    );
+    let destroyed = played.snapshots() == 0 && played.log().last().unwrap().contains("destroy");
+    assert!(destroyed, "{:?}", played.log());
 
     fs::remove_file(played.place.path("b.img")).unwrap();
     let mut copy = spawn(&mut played.zfs(&["--rate", "64K", "--chunk", "64K"]));

@@ -183,11 +183,8 @@ fn requests_end_at_disks() {
     // The simulated sysfs does not contain the device of the test's own file system, so that counts as a disk.
     let expected = BTreeSet::from_iter((libc::major(file) != 0).then_some(file));
     assert_eq!(kernel.disks(Node::of(&machine.image).unwrap(), &machine.image), expected, "a file");
-    assert_eq!(
-        kernel.disks(Node::of(Path::new("/dev/shm")).unwrap(), Path::new("/dev/shm")),
-        BTreeSet::new(),
-        "memory"
-    );
+    let disks = kernel.disks(Node::of(Path::new("/dev/shm")).unwrap(), Path::new("/dev/shm"));
+    assert_eq!(disks, BTreeSet::new(), "memory");
     let mut disks = BTreeSet::new();
     kernel.sink(libc::makedev(7, 0), 16, &mut disks);
     assert_eq!(disks, expected, "a loop device over the file");
@@ -208,10 +205,9 @@ fn links_lead_to_the_same_file() {
 #[test]
 fn users_of_a_file_are_named() {
     let Machine { root: _root, kernel, image } = Machine::new();
-    assert_eq!(
-        kernel.users(&image),
-        ["loop device /dev/loop0 is set up over it", "it is mounted on /mnt", "it is used as swap"]
-    );
+    let expected =
+        ["loop device /dev/loop0 is set up over it", "it is mounted on /mnt", "it is used as swap"];
+    assert_eq!(kernel.users(&image), expected);
     assert_eq!(kernel.written_at(&image), None, "mounted read-only");
     assert!(kernel.users(Path::new("/nonexistent")).is_empty());
 }
@@ -296,10 +292,8 @@ fn a_disk_that_takes_over_a_name_is_noticed() {
     machine.remove("sdb", "8:16");
     assert_eq!(devices.check_cached(&opened), Ok(()), "no uevent has been applied yet");
     devices.apply(&event);
-    assert_eq!(
-        (devices.check_cached(&opened), devices.check_probed(&opened)),
-        (Err(Lost::Gone), Err(Lost::Gone))
-    );
+    let checks = (devices.check_cached(&opened), devices.check_probed(&opened));
+    assert_eq!(checks, (Err(Lost::Gone), Err(Lost::Gone)));
 
     machine.add("sdb", "8:16", 4096, 77);
     devices.apply(&event);

@@ -325,10 +325,9 @@ mod tests {
     fn pairs_parse() {
         let text = b"InitiatorName=iqn.2026-01.a:b\0X-com.x=a=b\0\0Empty=\0Last=1";
         let pairs: Vec<_> = parse(text).unwrap().iter().map(|p| (p.key, p.value)).collect();
-        assert_eq!(
-            pairs,
-            [("InitiatorName", "iqn.2026-01.a:b"), ("X-com.x", "a=b"), ("Empty", ""), ("Last", "1")]
-        );
+        let expected =
+            [("InitiatorName", "iqn.2026-01.a:b"), ("X-com.x", "a=b"), ("Empty", ""), ("Last", "1")];
+        assert_eq!(pairs, expected);
         assert_eq!(parse(b"").unwrap(), []);
         assert_eq!(parse(b"\0\0\0\0").unwrap(), []);
     }

@@ -7,9 +7,9 @@ use std::cell::Cell;
 use iscsi::initiator::{self, Direction};
 use iscsi::machine::{Machine, Payload, Placement, Received};
 use iscsi::params::Params;
-use iscsi::target::{self, AuthRequirement, Completion, Policy};
+use iscsi::target::{self, Completion};
 use iscsi::wire::Attribute;
-use iscsi_test::NOW;
+use iscsi_test::{NOW, policy};
 
 struct Counting;
 
@@ -45,12 +45,11 @@ static COUNTING: Counting = Counting;
 fn target_events(target: &mut target::Connection) {
     while let Some(event) = target.poll_event() {
         match event {
-            target::Event::Identify(_) => target.identify(Ok(Policy {
-                auth: AuthRequirement::None,
-                portal_group_tag: 1,
-                target_alias: None,
-                params: Params { max_burst_length: 65536, first_burst_length: 65536, ..Params::default() },
-            })),
+            target::Event::Identify(_) => target.identify(Ok(policy(Params {
+                max_burst_length: 65536,
+                first_burst_length: 65536,
+                ..Params::default()
+            }))),
             target::Event::SessionReady(_) => target.accept_session(1),
             target::Event::Command(command) if command.write => {
                 target.want_data_out(command.task, command.expected);

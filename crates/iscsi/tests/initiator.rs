@@ -8,10 +8,10 @@ use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, TaskId, Trans
 use iscsi::params::{Params, SessionType};
 use iscsi::wire::{
     AsyncEvent, AsyncMessage, Attribute, CmdSn, DataIn, DataSn, InitiatorPdu, Isid, Itt, LoginResponse,
-    LoginStatus, LogoutReason, LogoutResponse, LogoutResult, NopIn, R2t, Reject, RejectReason, Residual,
-    ScsiResponse, ServiceResponse, StatSn, TextResponse, TmFunction, TmResponse, TmResult, Ttt,
+    LoginStatus, LogoutReason, LogoutResponse, LogoutResult, NopIn, R2t, Reject, RejectReason, ScsiResponse,
+    StatSn, TextResponse, TmFunction, TmResponse, TmResult, Ttt,
 };
-use iscsi_test::{NOW, login_response, name};
+use iscsi_test::{NOW, answer, login_response, name};
 
 struct Initiator {
     machine: Connection,
@@ -109,18 +109,13 @@ impl Initiator {
     fn data_in(&self, itt: Itt, sn: u32, offset: u32, length: u32, status: Option<u8>) -> [u8; 48] {
         DataIn {
             is_final: true,
-            acknowledge: false,
             status,
-            lun: 0,
             itt,
             ttt: Ttt::RESERVED,
-            stat_sn: self.stat_sn,
-            exp_cmd_sn: FIRST.plus(1),
-            max_cmd_sn: FIRST.plus(4),
             data_sn: DataSn(sn),
             buffer_offset: offset,
-            residual: Residual::None,
             data_segment_length: length,
+            ..answer(self.stat_sn, FIRST.plus(1), FIRST.plus(4))
         }
         .emit()
     }
@@ -130,29 +125,20 @@ impl Initiator {
             lun: 5,
             itt,
             ttt: Ttt(ttt),
-            stat_sn: self.stat_sn,
-            exp_cmd_sn: FIRST.plus(1),
-            max_cmd_sn: FIRST.plus(4),
             r2t_sn: DataSn(sn),
             buffer_offset: offset,
             desired_data_transfer_length: length,
+            ..answer(self.stat_sn, FIRST.plus(1), FIRST.plus(4))
         }
         .emit()
     }
 
     fn response(&mut self, itt: Itt, status: u8, length: u32) -> ScsiResponse {
         ScsiResponse {
-            response: ServiceResponse::Completed,
             status,
             itt,
-            snack_tag: 0,
-            stat_sn: self.stat_sn.take(),
-            exp_cmd_sn: FIRST.plus(1),
-            max_cmd_sn: FIRST.plus(4),
-            exp_data_sn: DataSn(0),
-            bidi_residual: Residual::None,
-            residual: Residual::None,
             data_segment_length: length,
+            ..answer(self.stat_sn.take(), FIRST.plus(1), FIRST.plus(4))
         }
     }
 }
@@ -242,10 +228,8 @@ fn write_goes_out_as_negotiated() {
                     seen.push((true, offset, length, command.is_final));
                 }
                 InitiatorPdu::DataOut(data) => {
-                    assert_eq!(
-                        (data.data_sn, data.buffer_offset, data.ttt),
-                        (DataSn(sn), offset, Ttt::RESERVED)
-                    );
+                    let told = (data.data_sn, data.buffer_offset, data.ttt);
+                    assert_eq!(told, (DataSn(sn), offset, Ttt::RESERVED));
                     sn += 1;
                     seen.push((false, offset, length, data.is_final));
                 }
@@ -269,18 +253,16 @@ fn r2ts_are_answered_in_segments() {
         assert_eq!(data.lun, 5);
         seen.push((data.ttt.0, data.data_sn.0, data.buffer_offset, length, data.is_final));
     }
-    assert_eq!(
-        seen,
-        [
-            (11, 0, 0, 1024, false),
-            (11, 1, 1024, 1024, false),
-            (11, 2, 2048, 452, true),
-            (12, 0, 2500, 1024, false),
-            (12, 1, 3524, 1024, false),
-            (12, 2, 4548, 1024, false),
-            (12, 3, 5572, 428, true),
-        ]
-    );
+    let expected = [
+        (11, 0, 0, 1024, false),
+        (11, 1, 1024, 1024, false),
+        (11, 2, 2048, 452, true),
+        (12, 0, 2500, 1024, false),
+        (12, 1, 3524, 1024, false),
+        (12, 2, 4548, 1024, false),
+        (12, 3, 5572, 428, true),
+    ];
+    assert_eq!(seen, expected);
     initiator.respond(itt);
     assert!(
         matches!(initiator.log.pop(), Some(Event::Complete(outcome)) if outcome.task == task && outcome.sense.is_empty())
@@ -389,10 +371,8 @@ fn ping_in(stat_sn: StatSn, length: u32) -> NopIn {
         lun: 3,
         itt: Itt::RESERVED,
         ttt: Ttt(77),
-        stat_sn,
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST.plus(3),
         data_segment_length: length,
+        ..answer(stat_sn, FIRST, FIRST.plus(3))
     }
 }
 
@@ -448,11 +428,8 @@ fn rejects_fail_the_task_or_the_connection() {
         let refused = initiator.machine.poll_transmit().unwrap().header;
         let reject = Reject {
             reason,
-            stat_sn: initiator.stat_sn.take(),
-            exp_cmd_sn: FIRST,
-            max_cmd_sn: FIRST.plus(9),
-            data_sn: DataSn(0),
             data_segment_length: 48,
+            ..answer(initiator.stat_sn.take(), FIRST, FIRST.plus(9))
         };
         initiator.give(&reject.emit(), &refused).unwrap();
         (task, reject, refused)
@@ -479,11 +456,8 @@ fn management_ends_what_it_concerned() {
     let (after, _) = initiator.submit(Direction::None, 0);
     let response = TmResponse {
         result: TmResult::Complete,
-        information: 0,
         itt: sent.itt,
-        stat_sn: initiator.stat_sn.take(),
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST.plus(9),
+        ..answer(initiator.stat_sn.take(), FIRST, FIRST.plus(9))
     };
     initiator.give(&response.emit(), &[]).unwrap();
     assert!(matches!(
@@ -514,13 +488,10 @@ fn text_response(itt: Itt, ttt: Ttt, segment: &[u8]) -> TextResponse {
     TextResponse {
         is_final: ttt.is_reserved(),
         continues: !ttt.is_reserved(),
-        lun: 0,
         itt,
         ttt,
-        stat_sn: StatSn(0),
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST,
         data_segment_length: segment.len() as u32,
+        ..answer(StatSn(0), FIRST, FIRST)
     }
 }
 
@@ -543,20 +514,16 @@ fn discovery_reads_hostile_answers() {
         .iter()
         .map(|t| (t.name.as_str(), t.addresses.iter().map(ToString::to_string).collect::<Vec<_>>()))
         .collect();
-    assert_eq!(
-        seen,
-        [
-            ("iqn.2026-11.test:a", vec!["10.0.0.1:3260,1".to_owned()]),
-            ("iqn.2026-11.test:c", vec!["[::1]:3260,2".to_owned()])
-        ]
-    );
+    let expected = [
+        ("iqn.2026-11.test:a", vec!["10.0.0.1:3260,1".to_owned()]),
+        ("iqn.2026-11.test:c", vec!["[::1]:3260,2".to_owned()]),
+    ];
+    assert_eq!(seen, expected);
     // A SendTargets response that never ends.
     initiator.machine.send_targets();
     initiator.one();
-    assert!(
-        initiator.give(&text_response(request.itt, Ttt::RESERVED, &[]).emit(), &[]).is_err(),
-        "of the last exchange"
-    );
+    let late = initiator.give(&text_response(request.itt, Ttt::RESERVED, &[]).emit(), &[]);
+    assert!(late.is_err(), "of the last exchange");
 }
 
 #[test]
@@ -578,15 +545,8 @@ fn async_messages_and_logout() {
     let mut initiator = Initiator::new(KEYS);
     let header = AsyncMessage {
         event: AsyncEvent::LogoutRequested,
-        vcode: 0,
-        lun: 0,
-        stat_sn: initiator.stat_sn.take(),
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST.plus(3),
-        parameter1: 0,
-        parameter2: 0,
         parameter3: 10,
-        data_segment_length: 0,
+        ..answer(initiator.stat_sn.take(), FIRST, FIRST.plus(3))
     };
     initiator.give(&header.emit(), &[]).unwrap();
     let Some(Event::Async(notice)) = initiator.log.pop() else { panic!() };
@@ -597,11 +557,8 @@ fn async_messages_and_logout() {
     let response = LogoutResponse {
         result: LogoutResult::Closed,
         itt: request.itt,
-        stat_sn: initiator.stat_sn.take(),
-        exp_cmd_sn: FIRST,
-        max_cmd_sn: FIRST,
         time2wait: 2,
-        time2retain: 0,
+        ..answer(initiator.stat_sn.take(), FIRST, FIRST)
     };
     initiator.give(&response.emit(), &[]).unwrap();
     assert!(matches!(initiator.log.pop(), Some(Event::LoggedOut { result: LogoutResult::Closed })));

@@ -84,10 +84,8 @@ fn both_agree_and_hold_the_same_transcript() {
     let question = vec![0xfe; MESSAGE_MAX];
     initiator.send_message(&question);
     give(&mut target, &sent(&mut initiator)).unwrap();
-    assert_eq!(
-        target.poll_event(),
-        Some(target::Event::Message { message: question.clone(), transcript: transcript.clone() })
-    );
+    let expected = Some(target::Event::Message { message: question.clone(), transcript: transcript.clone() });
+    assert_eq!(target.poll_event(), expected);
     target.answer(ANSWER);
     give(&mut initiator, &sent(&mut target)).unwrap();
     assert_eq!(initiator.poll_event(), Some(initiator::Event::Answer(ANSWER.into())));

@@ -4,14 +4,14 @@ use iscsi::limits;
 use iscsi::machine::{Fatal, Machine, Payload, Placement, Received, TargetRecord, TaskId, Transmit};
 use iscsi::name::TargetAddress;
 use iscsi::params::{Params, SessionType};
-use iscsi::target::{AuthRequirement, Command, Completion, Config, Connection, Event, Policy, Scope};
+use iscsi::target::{Command, Completion, Config, Connection, Event, Scope};
 use iscsi::wire::{
     Attribute, Bhs, CmdSn, DataIn, DataOut, DataSn, Itt, LoginRequest, LoginStatus, LogoutReason,
     LogoutRequest, LogoutResponse, LogoutResult, NopIn, NopOut, R2t, Reject, RejectReason, Residual,
     ScsiCommand, ScsiResponse, Snack, SnackType, StatSn, TargetPdu, TextRequest, TextResponse, TmFunction,
     TmRequest, TmResponse, TmResult, Ttt,
 };
-use iscsi_test::{NOW, Random, name};
+use iscsi_test::{NOW, Random, name, policy, request};
 use std::time::Duration;
 
 #[derive(Clone, Copy)]
@@ -87,12 +87,7 @@ impl Target {
                         ..Params::default()
                     };
                     assert_eq!(identity.session_type == SessionType::Normal, identity.target_name.is_some());
-                    self.machine.identify(Ok(Policy {
-                        auth: AuthRequirement::None,
-                        portal_group_tag: 1,
-                        target_alias: None,
-                        params,
-                    }));
+                    self.machine.identify(Ok(policy(params)));
                 }
                 Event::SessionReady(_) => self.machine.accept_session(5),
                 Event::Command(command) => match self.answer {
@@ -186,19 +181,11 @@ impl Target {
 
     fn cmd(&mut self, itt: u32) -> ScsiCommand {
         ScsiCommand {
-            immediate: false,
             is_final: true,
-            read: false,
-            write: false,
             attribute: Attribute::Simple,
             lun: LUN,
             itt: Itt(itt),
-            expected_data_transfer_length: 0,
-            cmd_sn: self.cmd_sn.take(),
-            exp_stat_sn: StatSn(0),
-            cdb: [0; 16],
-            total_ahs_length: 0,
-            data_segment_length: 0,
+            ..request(false, self.cmd_sn.take(), StatSn(0))
         }
     }
 
@@ -298,10 +285,10 @@ fn data_out(itt: u32, ttt: Ttt, sn: u32, offset: u32, length: u32, is_final: boo
         lun: LUN,
         itt: Itt(itt),
         ttt,
-        exp_stat_sn: StatSn(0),
         data_sn: DataSn(sn),
         buffer_offset: offset,
         data_segment_length: length,
+        ..request(false, CmdSn(0), StatSn(0))
     }
     .emit()
 }
@@ -611,10 +598,8 @@ fn more_data_than_wanted_is_cut() {
     let mut target = Target::open(Answer::WantBytes(512));
     let task = TaskId(0);
     assert_eq!(target.send_write(1, 1500, 500, false), Placement::Task { task, offset: 0, length: 500 });
-    assert_eq!(
-        target.data(1, Ttt::RESERVED, 0, 500, 500, false),
-        Ok(Placement::Task { task, offset: 500, length: 12 })
-    );
+    let expected = Ok(Placement::Task { task, offset: 500, length: 12 });
+    assert_eq!(target.data(1, Ttt::RESERVED, 0, 500, 500, false), expected);
     assert_eq!(target.data_out(), 1);
     target.machine.complete(task, Completion { transfer: 512, ..Completion::default() });
     target.silent();
@@ -646,16 +631,14 @@ fn data_in_sequences_and_collapsed_status() {
     let sent: Vec<DataIn> = target.sent.iter().map(data_in).collect();
     let fields = |d: &DataIn| (d.data_sn.0, d.buffer_offset, d.data_segment_length, d.is_final, d.status);
     let seen: Vec<_> = sent.iter().map(fields).collect();
-    assert_eq!(
-        seen,
-        [
-            (0, 0, 1024, false, None),
-            (1, 1024, 1024, true, None),
-            (2, 2048, 1024, false, None),
-            (3, 3072, 1024, true, None),
-            (4, 4096, 404, true, Some(0)),
-        ]
-    );
+    let expected = [
+        (0, 0, 1024, false, None),
+        (1, 1024, 1024, true, None),
+        (2, 2048, 1024, false, None),
+        (3, 3072, 1024, true, None),
+        (4, 4096, 404, true, Some(0)),
+    ];
+    assert_eq!(seen, expected);
     // `end` is the end of the data sent, not of the data expected.
     for payload in &target.payloads[target.payloads.len() - 5..] {
         assert!(matches!(payload, Payload::Task { end: 4500, .. }), "{payload:?}");
@@ -715,10 +698,8 @@ fn bidirectional_command_has_two_residuals() {
     target.complete(TaskId(0), done);
     let [TargetPdu::DataIn(data), TargetPdu::ScsiResponse(response)] = target.sent[..] else { panic!() };
     assert_eq!((data.status, data.data_segment_length), (None, 1000));
-    assert_eq!(
-        (response.residual, response.bidi_residual),
-        (Residual::Underflow(512), Residual::Overflow(1000))
-    );
+    let residuals = (response.residual, response.bidi_residual);
+    assert_eq!(residuals, (Residual::Underflow(512), Residual::Overflow(1000)));
 }
 
 #[test]
@@ -763,15 +744,12 @@ fn two_reads_take_turns_and_keep_their_order() {
 impl Target {
     fn manage(&mut self, function: TmFunction, itt: u32, reference: u32, ref_cmd_sn: CmdSn) {
         let header = TmRequest {
-            immediate: true,
             function,
             lun: LUN,
             itt: Itt(itt),
             referenced_task_tag: Itt(reference),
-            cmd_sn: self.cmd_sn,
-            exp_stat_sn: StatSn(0),
             ref_cmd_sn,
-            exp_data_sn: DataSn(0),
+            ..request(true, self.cmd_sn, StatSn(0))
         };
         self.give(&header.emit(), &[]).unwrap();
     }
@@ -911,15 +889,12 @@ impl Target {
 
 fn text_request(itt: u32, ttt: Ttt, continues: bool, data: &[u8]) -> [u8; 48] {
     TextRequest {
-        immediate: true,
         is_final: !continues,
         continues,
-        lun: 0,
         itt: Itt(itt),
         ttt,
-        cmd_sn: CmdSn(1),
-        exp_stat_sn: StatSn(0),
         data_segment_length: data.len() as u32,
+        ..request(true, CmdSn(1), StatSn(0))
     }
     .emit()
 }
@@ -993,15 +968,7 @@ fn discovery_session_takes_no_commands() {
 }
 
 fn pong(ttt: Ttt) -> NopOut {
-    NopOut {
-        immediate: true,
-        lun: 0,
-        itt: Itt::RESERVED,
-        ttt,
-        cmd_sn: CmdSn(1),
-        exp_stat_sn: StatSn(0),
-        data_segment_length: 0,
-    }
+    NopOut { itt: Itt::RESERVED, ttt, ..request(true, CmdSn(1), StatSn(0)) }
 }
 
 #[test]
@@ -1060,14 +1027,8 @@ fn login_is_timed() {
 fn logout_waits_for_tasks_and_closes() {
     let mut target = Target::new(OPEN_KEYS);
     target.send_read(1, 512);
-    let header = |reason, cid, itt| LogoutRequest {
-        immediate: true,
-        reason,
-        itt: Itt(itt),
-        cid,
-        cmd_sn: CmdSn(2),
-        exp_stat_sn: StatSn(0),
-    };
+    let header =
+        |reason, cid, itt| LogoutRequest { reason, itt: Itt(itt), cid, ..request(true, CmdSn(2), StatSn(0)) };
     for (reason, cid, result) in [
         (LogoutReason::CloseConnection, 8, LogoutResult::CidNotFound),
         (LogoutReason::RemoveConnectionForRecovery, 9, LogoutResult::RecoveryNotSupported),
@@ -1096,15 +1057,8 @@ fn with_opcode(first: u8) -> [u8; 48] {
 #[test]
 fn rejects() {
     let mut target = Target::new(OPEN_KEYS);
-    let snack = Snack {
-        kind: SnackType::Status,
-        lun: 0,
-        itt: Itt(1),
-        tag: u32::MAX,
-        exp_stat_sn: StatSn(0),
-        beg_run: 0,
-        run_length: 0,
-    };
+    let snack =
+        Snack { kind: SnackType::Status, itt: Itt(1), tag: u32::MAX, ..request(false, CmdSn(0), StatSn(0)) };
     target.give(&snack.emit(), &[]).unwrap();
     assert_eq!(target.reject().reason, RejectReason::SnackReject);
     target.give(&with_opcode(0x5c), &[]).unwrap();

@@ -229,10 +229,8 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_said() {
         let broken = estimate_of("pattern:4M,fault=read-error", &Plan::default());
-        assert!(
-            broken.reading().is_none() && broken.unknown().join(" ").contains("what cannot be read"),
-            "{broken:?}"
-        );
+        let unknown = broken.unknown().join(" ");
+        assert!(broken.reading().is_none() && unknown.contains("what cannot be read"), "{broken:?}");
         assert!(broken.sentences().contains("nothing could be read"), "{}", broken.sentences());
     }
 }

@@ -196,14 +196,10 @@ mod tests {
     #[test]
     fn says_what_on_what_why_and_what_to_try() {
         let failure = Failure::refused("copy to", "/dev/sdx", "it holds an xfs filesystem").hint("--force");
-        assert_eq!(
-            failure.to_string(),
-            "cannot copy to /dev/sdx: it holds an xfs filesystem\n  try: --force"
-        );
-        assert_eq!(
-            failure.to_json().to_string(),
-            r#"{"error":{"code":6,"attempted":"copy to","object":"/dev/sdx","cause":"it holds an xfs filesystem","hint":"--force"}}"#
-        );
+        let expected = "cannot copy to /dev/sdx: it holds an xfs filesystem\n  try: --force";
+        assert_eq!(failure.to_string(), expected);
+        let expected = r#"{"error":{"code":6,"attempted":"copy to","object":"/dev/sdx","cause":"it holds an xfs filesystem","hint":"--force"}}"#;
+        assert_eq!(failure.to_json().to_string(), expected);
     }
 
     #[test]

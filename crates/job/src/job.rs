@@ -168,11 +168,8 @@ mod tests {
             job(&first, &slow, "a.img", "b.img,create,size=4M").copy(&mut Record::new()).unwrap_err();
         assert_eq!(failure.ending, Ending::Interrupted(libc::SIGTERM));
         let name = failure.hint.rsplit(' ').next().unwrap();
-        assert!(
-            failure.hint.contains("--rate 2097152 --offload off --resume ") && name.len() == 16,
-            "{}",
-            failure.hint
-        );
+        let hint = &failure.hint;
+        assert!(hint.contains("--rate 2097152 --offload off --resume ") && name.len() == 16, "{hint}");
         let second = Quiet { state_dir: first.state_dir.clone(), ..Quiet::default() };
         let again = Request { resume: Some(name.to_owned()), ..request };
         let copied = job(&second, &again, "a.img", "b.img,create,size=4M").copy(&mut Record::new()).unwrap();

@@ -135,24 +135,21 @@ mod tests {
         let runs = cut(400 * K, 4096, 1 << 20, &map);
         let first = 12_288;
         let hole = 300 * K - first;
-        assert_eq!(
-            runs,
-            [(0, first as u32, false), (first, hole as u32, true), (300 * K, 100 * K as u32, false)]
-        );
+        let expected =
+            [(0, first as u32, false), (first, hole as u32, true), (300 * K, 100 * K as u32, false)];
+        assert_eq!(runs, expected);
     }
 
     #[test]
     fn a_hole_to_an_odd_end_and_a_long_one_in_parts() {
         let total = 150 * K * K + 77;
         let most = HOLE_BYTES_MAX as u32;
-        assert_eq!(
-            cut(total, 4096, 1 << 20, &[(u64::MAX, false)]),
-            [
-                (0, most, true),
-                (HOLE_BYTES_MAX, most, true),
-                (2 * HOLE_BYTES_MAX, (total - 2 * HOLE_BYTES_MAX) as u32, true)
-            ]
-        );
+        let expected = [
+            (0, most, true),
+            (HOLE_BYTES_MAX, most, true),
+            (2 * HOLE_BYTES_MAX, (total - 2 * HOLE_BYTES_MAX) as u32, true),
+        ];
+        assert_eq!(cut(total, 4096, 1 << 20, &[(u64::MAX, false)]), expected);
     }
 
     #[test]

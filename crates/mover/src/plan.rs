@@ -308,10 +308,9 @@ mod tests {
     fn all_of_the_source_by_default() {
         let plan = Plan { src_offset: 512, ..Plan::default() };
         let checked = plan_check(&capability(10 << 20, 512), &capability(1 << 30, 512), &plan).unwrap();
-        assert_eq!(
-            checked,
-            Checked { bytes: (10 << 20) - 512, chunk: 512 << 10, depth: 4, unit: 4096, block: 512 }
-        );
+        let expected =
+            Checked { bytes: (10 << 20) - 512, chunk: 512 << 10, depth: 4, unit: 4096, block: 512 };
+        assert_eq!(checked, expected);
     }
 
     #[test]
@@ -328,9 +327,8 @@ mod tests {
         assert!(matches!(plan_check(&a, &b, &plan), Err(Refusal::SourceTooSmall { .. })));
         let plan = Plan { src_offset: u64::MAX, ..Plan::default() };
         assert!(matches!(plan_check(&a, &b, &plan), Err(Refusal::SourceTooSmall { .. })));
-        assert!(
-            compare_check(&capability(u64::MAX, 1), &capability(u64::MAX, 512), &Plan::default()).is_err()
-        );
+        let checked = compare_check(&capability(u64::MAX, 1), &capability(u64::MAX, 512), &Plan::default());
+        assert!(checked.is_err());
         assert!(compare_check(&capability(u64::MAX, 1), &capability(u64::MAX, 1), &Plan::default()).is_ok());
     }
 
@@ -339,19 +337,13 @@ mod tests {
         let (a, b) = (capability(1 << 20, 1), capability(1 << 20, 512));
         let check = |a: &Capability, b: &Capability, plan: Plan| plan_check(a, b, &plan).unwrap_err();
         let small = capability((1 << 20) - 512, 512);
-        assert_eq!(
-            check(&a, &small, Plan::default()),
-            Refusal::DestinationTooSmall { offset: 0, bytes: 1 << 20, size: (1 << 20) - 512 }
-        );
-        assert_eq!(
-            check(&a, &Capability { read_only: true, ..b.clone() }, Plan::default()),
-            Refusal::ReadOnly
-        );
+        let expected = Refusal::DestinationTooSmall { offset: 0, bytes: 1 << 20, size: (1 << 20) - 512 };
+        assert_eq!(check(&a, &small, Plan::default()), expected);
+        let read_only = Capability { read_only: true, ..b.clone() };
+        assert_eq!(check(&a, &read_only, Plan::default()), Refusal::ReadOnly);
         let other = Capability { block_size: 4096, ..b.clone() };
-        assert_eq!(
-            check(&a, &other, Plan::default()),
-            Refusal::BlockSize { source_bytes: 512, destination_bytes: 4096 }
-        );
+        let expected = Refusal::BlockSize { source_bytes: 512, destination_bytes: 4096 };
+        assert_eq!(check(&a, &other, Plan::default()), expected);
         assert!(plan_check(&a, &other, &Plan { allow_block_size: true, ..Plan::default() }).is_ok());
         assert_eq!(
             check(&a, &b, Plan { dst_offset: 100, size: Some(512), ..Plan::default() }),

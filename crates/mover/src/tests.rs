@@ -200,10 +200,8 @@ fn one_flush_after_all_writes() {
     pair.copy(&small(16 * KC, 4)).unwrap();
     let log = pair.log.borrow();
     assert_eq!(log.count('d', "flush"), 1);
-    assert!(
-        matches!(log.did[log.did.len() - 2], Did::Submitted { verb: "flush", .. }),
-        "nothing comes later"
-    );
+    let flushed = matches!(log.did[log.did.len() - 2], Did::Submitted { verb: "flush", .. });
+    assert!(flushed, "nothing comes later");
     assert!(matches!(log.did.last(), Some(Did::Completed { verb: "flush", .. })));
 }
 

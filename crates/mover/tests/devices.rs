@@ -152,10 +152,8 @@ fn assert_no_byte_is_lost(destination: &Path, grain: u64, seeds: std::ops::Range
         expected[to..to + size].copy_from_slice(&bytes[from..from + size]);
         let found = fs::read(destination).unwrap();
         let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
-        assert!(
-            found.len() == expected.len() && wrong.is_none(),
-            "seed {seed}, {plan:?}: byte {wrong:?}; {report:?}"
-        );
+        let same = found.len() == expected.len() && wrong.is_none();
+        assert!(same, "seed {seed}, {plan:?}: byte {wrong:?}; {report:?}");
     }
 }
 
@@ -220,10 +218,7 @@ fn a_chunk_is_one_request_of_each_device() {
         assert_eq!(after[0].sectors_read - before[0].sectors_read, BYTES / 512);
         assert_eq!(after[1].sectors_written - before[1].sectors_written, BYTES / 512);
         assert_eq!(after[1].reads, before[1].reads, "nothing is read first");
-        assert_eq!(
-            loops.iter().map(Loop::cached_bytes).collect::<Vec<_>>(),
-            cached,
-            "the page cache has grown"
-        );
+        let now = loops.iter().map(Loop::cached_bytes).collect::<Vec<_>>();
+        assert_eq!(now, cached, "the page cache has grown");
     }
 }

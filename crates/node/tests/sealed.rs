@@ -369,17 +369,12 @@ fn flip_bits(suite: Suite) {
                 assert!(result.is_ok(), "{suite:?} {ahead}: {result:?}");
             }
             assert!(into.as_slice() == data, "{suite:?}, flipped at {ahead}, reads: {reads}");
-            assert!(
-                remote.endpoint.inspect().losses() > lost,
-                "{suite:?}, flipped at {ahead}, reads: {reads}: the flip was not detected"
-            );
+            let detected = remote.endpoint.inspect().losses() > lost;
+            assert!(detected, "{suite:?}, flipped at {ahead}, reads: {reads}: the flip was not detected");
         }
     }
-    assert_eq!(
-        remote.endpoint.inspect().retries(),
-        remote.endpoint.inspect().losses(),
-        "each time the one command was sent again"
-    );
+    let (retries, losses) = (remote.endpoint.inspect().retries(), remote.endpoint.inspect().losses());
+    assert_eq!(retries, losses, "each time the one command was sent again");
 }
 
 /// Turns the loop until `condition` holds; what completes meanwhile succeeds.

@@ -115,10 +115,8 @@ mod tests {
                 _ => done += u64::from(command.blocks) * u64::from(disk.block_size),
             }
             if matches!(command.verb, Verb::Read | Verb::Write { .. }) {
-                assert_eq!(
-                    command.data.as_ref().map(Span::len),
-                    Some(command.blocks as usize * disk.block_size as usize)
-                );
+                let expected = Some(command.blocks as usize * disk.block_size as usize);
+                assert_eq!(command.data.as_ref().map(Span::len), expected);
             }
             commands.push((command.verb, command.lba, command.blocks));
         }
@@ -131,10 +129,8 @@ mod tests {
         let into = pool.take(10240).unwrap();
         let read = Kind::Read { offset: 512, into };
         assert_eq!(walk(&read, &example(), 10240), [(Verb::Read, 1, 20)]);
-        assert_eq!(
-            walk(&read, &example(), 4096),
-            [(Verb::Read, 1, 8), (Verb::Read, 9, 8), (Verb::Read, 17, 4)]
-        );
+        let expected = [(Verb::Read, 1, 8), (Verb::Read, 9, 8), (Verb::Read, 17, 4)];
+        assert_eq!(walk(&read, &example(), 4096), expected);
         assert_eq!(walk(&Kind::Flush, &example(), 4096), [(Verb::Flush, 0, 0)]);
     }
 

@@ -95,21 +95,16 @@ mod tests {
         assert_eq!((short.blocks, short.block_size, short.thin), (10, 512, false));
         let mut data = [0; 32];
         (data[7], data[8], data[13]) = (9, 0x80, 0x0f);
-        assert_eq!(
-            Capacity::parse_16(&data).and_then(|capacity| capacity.physical_block_size()),
-            None,
-            "overflow"
-        );
+        let size = Capacity::parse_16(&data).and_then(|capacity| capacity.physical_block_size());
+        assert_eq!(size, None, "overflow");
     }
 
     #[test]
     fn luns_hostile() {
         assert_eq!(LunList::parse(&[0, 0, 0, 8]), None, "header_truncated");
         let mut data = vec![0, 0, 0, 16, 0, 0, 0, 0];
-        assert_eq!(
-            LunList::parse(&data).map(|list| (list.luns, list.missing_bytes)),
-            Some((vec![], Some(24)))
-        );
+        let list = LunList::parse(&data).map(|list| (list.luns, list.missing_bytes));
+        assert_eq!(list, Some((vec![], Some(24))));
         data.extend([0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0]);
         assert_eq!(LunList::parse(&data).map(|list| list.luns), Some(vec![1 << 48]), "second lun cut");
         let huge = LunList::parse(&[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]).expect("header is there");

@@ -291,11 +291,8 @@ mod tests {
         assert_eq!(page(&[1, 3, 0, 0])[0].id, other(3, &[]), "naa_empty");
         assert_eq!(page(&[2, 1, 0, 1, b'x'])[0].id, other(1, b"x"), "t10_short");
         assert_eq!(page(&[1, 0x14, 0, 4, 9, 9, 0, 7])[0].id, DesignatorId::RelativePort(7));
-        assert_eq!(
-            page(&[3, 0x28, 0, 4, b'i', 7, 0, 0])[0].id,
-            DesignatorId::Name("i?".into()),
-            "name_control"
-        );
+        let control = page(&[3, 0x28, 0, 4, b'i', 7, 0, 0]);
+        assert_eq!(control[0].id, DesignatorId::Name("i?".into()), "name_control");
     }
 
     #[test]
@@ -303,10 +300,8 @@ mod tests {
         let mut data = vec![0, 0xb0, 0, 0x0c];
         data.extend([0, 0, 0, 8, 0, 0, 1, 0, 0, 0, 0, 9]);
         let limits = BlockLimits::parse(&data).expect("SBC-2 page");
-        assert_eq!(
-            (limits.granularity_blocks, limits.transfer_max_blocks, limits.transfer_optimal_blocks),
-            (8, 256, 9)
-        );
+        let blocks = (limits.granularity_blocks, limits.transfer_max_blocks, limits.transfer_optimal_blocks);
+        assert_eq!(blocks, (8, 256, 9));
         assert_eq!((limits.unmap_max_blocks, limits.unmap_alignment), (0, None));
         assert_eq!(BlockLimits::parse(&data[..15]), None, "cut");
     }

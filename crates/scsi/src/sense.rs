@@ -430,9 +430,7 @@ mod tests {
 
     #[test]
     fn says_what_it_means() {
-        assert_eq!(
-            Sense::field_in_cdb(0, None).to_string(),
-            "sense 05/24/00 ILLEGAL REQUEST, INVALID FIELD IN CDB"
-        );
+        let text = Sense::field_in_cdb(0, None).to_string();
+        assert_eq!(text, "sense 05/24/00 ILLEGAL REQUEST, INVALID FIELD IN CDB");
     }
 }

@@ -67,10 +67,8 @@ fn parsers(bytes: &[u8]) {
         let _ = (sense.meaning(), sense.key.name(), judge(&sense));
         // Parsed sense survives emission and parsing, except INFORMATION that does not fit the fixed format.
         let again = Sense::parse(&sense.to_bytes());
-        assert_eq!(
-            again.map(|again| (again.key, again.asc, again.ascq)),
-            Some((sense.key, sense.asc, sense.ascq))
-        );
+        let again = again.map(|again| (again.key, again.asc, again.ascq));
+        assert_eq!(again, Some((sense.key, sense.asc, sense.ascq)));
     }
     if let Some(access) = cdb::Access::parse(bytes) {
         assert!(access.blocks <= u32::MAX.into());
@@ -107,12 +105,10 @@ fn disk(mut source: Source<'_>) {
             }
             224..=239 => {
                 status = source.byte();
-                let count = source.below(40);
-                sense = source.take(count).to_vec();
+                sense = source.some(40).to_vec();
             }
             240.. => {
-                let count = source.below(64);
-                data = source.take(count).to_vec();
+                data = source.some(64).to_vec();
             }
         }
         (status, sense, data)

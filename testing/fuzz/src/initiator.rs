@@ -15,7 +15,7 @@ use iscsi::wire::{
     ServiceResponse, StatSn, TextResponse, TmFunction, TmResponse, TmResult, Ttt,
 };
 
-use iscsi_test::NOW;
+use iscsi_test::{NOW, answer};
 
 use crate::{Source, edge, heap, words};
 
@@ -332,18 +332,14 @@ impl Session {
                 task.data_sn = task.data_sn.next();
                 let header = DataIn {
                     is_final: status.is_some() || source.flag(),
-                    acknowledge: false,
                     status,
-                    lun: 0,
                     itt: task.itt,
                     ttt: Ttt::RESERVED,
-                    stat_sn,
-                    exp_cmd_sn,
-                    max_cmd_sn,
                     data_sn,
                     buffer_offset,
                     residual: if status.is_some() { residual } else { Residual::None },
                     data_segment_length: length,
+                    ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
                 };
                 if status.is_some() && !source.rarely(16) {
                     self.sent.remove(index);
@@ -357,15 +353,12 @@ impl Session {
                 task.done += desired.min(left);
                 task.data_sn = task.data_sn.next();
                 let header = R2t {
-                    lun: 0,
                     itt: task.itt,
                     ttt: if wild { Ttt::RESERVED } else { Ttt(source.byte().into()) },
-                    stat_sn,
-                    exp_cmd_sn,
-                    max_cmd_sn,
                     r2t_sn: data_sn,
                     buffer_offset,
                     desired_data_transfer_length: if wild { source.number() } else { desired },
+                    ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
                 };
                 return Some(header.emit());
             }
@@ -374,14 +367,10 @@ impl Session {
                 response,
                 status: source.pick(&[0, 2, 8, 0x28]),
                 itt: task.itt,
-                snack_tag: 0,
-                stat_sn,
-                exp_cmd_sn,
-                max_cmd_sn,
                 exp_data_sn: data_sn,
-                bidi_residual: Residual::None,
                 residual,
                 data_segment_length: if source.flag() { size.min(300) } else { 0 },
+                ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
             };
             if !source.rarely(16) {
                 self.sent.remove(index);
@@ -391,11 +380,8 @@ impl Session {
         Some(match choice {
             0..=20 => TmResponse {
                 result: TmResult::from_code(source.pick(&[0, 1, 255, 5])),
-                information: 0,
                 itt: self.pending_tag(source, Opcode::TmRequest)?,
-                stat_sn,
-                exp_cmd_sn,
-                max_cmd_sn,
+                ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
             }
             .emit(),
             21..=23 => {
@@ -404,59 +390,42 @@ impl Session {
                 TextResponse {
                     is_final,
                     continues: !is_final,
-                    lun: 0,
                     itt,
                     ttt: if is_final { Ttt::RESERVED } else { Ttt(3) },
-                    stat_sn,
-                    exp_cmd_sn,
-                    max_cmd_sn,
                     data_segment_length: size,
+                    ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
                 }
                 .emit()
             }
             24 => LogoutResponse {
                 result: LogoutResult::from_code(source.byte() % 4),
                 itt: self.pending_tag(source, Opcode::LogoutRequest)?,
-                stat_sn,
-                exp_cmd_sn,
-                max_cmd_sn,
-                time2wait: 0,
-                time2retain: 0,
+                ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
             }
             .emit(),
             25 => Reject {
                 reason: RejectReason::from_code(source.byte() % 13),
-                stat_sn,
-                exp_cmd_sn,
-                max_cmd_sn,
-                data_sn: DataSn(0),
                 data_segment_length: source.pick(&[48, 0, 47, 60]),
+                ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
             }
             .emit(),
             26 => AsyncMessage {
-                lun: 0,
-                stat_sn,
-                exp_cmd_sn,
-                max_cmd_sn,
                 event: AsyncEvent::from_code(source.byte() % 6),
-                vcode: 0,
                 parameter1: source.u16(),
                 parameter2: source.u16(),
                 parameter3: source.u16(),
                 data_segment_length: size,
+                ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
             }
             .emit(),
             27 if wild => source.array(),
             _ => {
-                let answer = self.pending_tag(source, Opcode::NopOut);
+                let asked = self.pending_tag(source, Opcode::NopOut);
                 NopIn {
-                    lun: 0,
-                    itt: answer.unwrap_or(Itt::RESERVED),
-                    ttt: if answer.is_some() || source.flag() { Ttt::RESERVED } else { Ttt(source.u32()) },
-                    stat_sn,
-                    exp_cmd_sn,
-                    max_cmd_sn,
+                    itt: asked.unwrap_or(Itt::RESERVED),
+                    ttt: if asked.is_some() || source.flag() { Ttt::RESERVED } else { Ttt(source.u32()) },
                     data_segment_length: size,
+                    ..answer(stat_sn, exp_cmd_sn, max_cmd_sn)
                 }
                 .emit()
             }
@@ -489,10 +458,7 @@ fn segment(source: &mut Source<'_>, length: u32) -> Vec<u8> {
             bytes.extend(header);
         }
         2 => words::pair(source, &mut bytes),
-        _ => {
-            let count = source.below(64);
-            bytes.extend_from_slice(source.take(count));
-        }
+        _ => bytes.extend_from_slice(source.some(64)),
     }
     bytes.resize(length, 0);
     bytes

@@ -122,7 +122,7 @@ fn compose(
         }
         // A received value, under the same key or another.
         128..=191 => {
-            let key = source.pick(words::KEYS);
+            let key = source.pick(&words::KEYS);
             if let Some(value) = received.value(key) {
                 let under = if source.flag() { key } else { source.pick(&["CHAP_R", "CHAP_C", "CHAP_I"]) };
                 text::emit(under, value, &mut text);

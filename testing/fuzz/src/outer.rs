@@ -6,9 +6,9 @@ use iscsi::login::outer::target;
 use iscsi::login::outer::{Choice, MESSAGE_MAX, METHOD, NONCE_BYTES, Pattern, SUITES_MAX, Transcript};
 use iscsi::machine::{Fatal, Machine, Payload, Placement, Transmit};
 use iscsi::params::{Params, SessionType};
-use iscsi::target::{AuthRequirement, Connection, Policy};
+use iscsi::target::Connection;
 use iscsi::wire::{Bhs, Isid, LoginResponse, LoginStatus};
-use iscsi_test::{INITIATOR, NOW, TARGET, name};
+use iscsi_test::{INITIATOR, NOW, TARGET, name, policy};
 
 use crate::edge::{placement, received};
 use crate::{Source, heap};
@@ -158,10 +158,7 @@ impl<'a> Ends<'a> {
             144..=151 => pdu.ahs = vec![source.byte(); 4 * source.below(4)],
             152..=159 => pdu.segment.truncate(source.number() as usize),
             160..=167 => pdu.segment.resize(source.number().min(8192) as usize, source.byte()),
-            168..=175 => {
-                let count = source.below(200);
-                pdu.segment = source.take(count).to_vec();
-            }
+            168..=175 => pdu.segment = source.some(200).to_vec(),
             _ => {
                 let mut pairs: Vec<_> = pdu.segment.split_inclusive(|&byte| byte == 0).collect();
                 let at = source.below(pairs.len().max(1));
@@ -312,12 +309,7 @@ fn at_ordinary(machine: &mut Connection, give: impl FnOnce(&mut Connection) -> R
     }
     while let Some(event) = machine.poll_event() {
         match event {
-            iscsi::target::Event::Identify(_) => machine.identify(Ok(Policy {
-                auth: AuthRequirement::None,
-                portal_group_tag: 1,
-                target_alias: None,
-                params: Params::default(),
-            })),
+            iscsi::target::Event::Identify(_) => machine.identify(Ok(policy(Params::default()))),
             iscsi::target::Event::SessionReady(_) => machine.refuse_session(LoginStatus::OutOfResources),
             _ => {}
         }

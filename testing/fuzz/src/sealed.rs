@@ -199,10 +199,8 @@ impl<'a> Receiver<'a> {
             assert_eq!(is_whole, expected, "whether PDU {index} leaves a unit open");
         }
         let behind = &bytes[pdu.end.min(bytes.len())..];
-        assert!(
-            behind.len() <= MARGIN && behind.iter().all(|byte| *byte == UNTOUCHED),
-            "PDU {index} went too far"
-        );
+        let kept = behind.len() <= MARGIN && behind.iter().all(|byte| *byte == UNTOUCHED);
+        assert!(kept, "PDU {index} went too far");
     }
 
     /// Checks the state after PDU `index` ended the connection.
@@ -211,10 +209,8 @@ impl<'a> Receiver<'a> {
         assert!(reason.is_some() || self.pdus.is_empty(), "PDU {index} was refused without a reason");
         let Some(Pdu { wiped: Some(unit), buffer: Some(buffer), .. }) = self.pdus.get(index) else { return };
         if reason == Some(index) {
-            assert!(
-                buffer.as_slice()[unit.clone()].iter().all(|byte| *byte == 0),
-                "what does not open is left"
-            );
+            let cleared = buffer.as_slice()[unit.clone()].iter().all(|byte| *byte == 0);
+            assert!(cleared, "what does not open is left");
         }
     }
 

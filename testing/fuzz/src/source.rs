@@ -24,6 +24,12 @@ impl<'a> Source<'a> {
         taken
     }
 
+    /// Fewer than `bound` bytes.
+    pub fn some(&mut self, bound: usize) -> &'a [u8] {
+        let count = self.below(bound);
+        self.take(count)
+    }
+
     pub fn rest(&mut self) -> &'a [u8] {
         self.take(usize::MAX)
     }

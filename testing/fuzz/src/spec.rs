@@ -54,10 +54,8 @@ fn words(bytes: &[u8]) {
     if let Ok(url) = Url::parse(&clean) {
         let shown = url.to_string();
         let again = Url::parse(&shown).expect("an address is shown as one can write it");
-        assert_eq!(
-            (&again.host, again.port, &again.target, again.lun),
-            (&url.host, url.port, &url.target, url.lun)
-        );
+        let read = (&again.host, again.port, &again.target, again.lun);
+        assert_eq!(read, (&url.host, url.port, &url.target, url.lun));
         let shown = |url: &Url| url.user.as_deref().map(shown_user);
         assert!(again.password.is_none() && shown(&again) == shown(&url));
     }

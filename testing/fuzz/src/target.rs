@@ -11,13 +11,14 @@ use std::time::Duration;
 use iscsi::limits;
 use iscsi::machine::{Fatal, Machine, Placement, Received, TargetRecord, TaskId};
 use iscsi::name::TargetAddress;
-use iscsi::target::{self, AuthRequirement, Completion, Event, ManagementId, Policy, TextId};
+use iscsi::params::Params;
+use iscsi::target::{self, Completion, Event, ManagementId, TextId};
 use iscsi::wire::{
     Attribute, Bhs, CmdSn, DataOut, DataSn, InitiatorPdu, Itt, LogoutReason, LogoutRequest, NopOut, R2t,
     ScsiCommand, Snack, SnackType, StatSn, TargetPdu, TextRequest, TmFunction, TmRequest, TmResult, Ttt,
 };
 
-use iscsi_test::{INITIATOR, NOW, TARGET};
+use iscsi_test::{INITIATOR, NOW, TARGET, policy, request};
 
 use crate::{Source, edge, heap, words};
 
@@ -204,15 +205,9 @@ impl Session {
     fn drain(&mut self, source: &mut Source<'_>) {
         while let Some(event) = self.machine.poll_event() {
             match event {
-                Event::Identify(_) => self.machine.identify(Ok(Policy {
-                    auth: AuthRequirement::None,
-                    portal_group_tag: 1,
-                    target_alias: None,
-                    params: iscsi::params::Params {
-                        max_recv_data_segment_length: 8192,
-                        ..Default::default()
-                    },
-                })),
+                Event::Identify(_) => self
+                    .machine
+                    .identify(Ok(policy(Params { max_recv_data_segment_length: 8192, ..Params::default() }))),
                 Event::SessionReady(_) => self.machine.accept_session(1),
                 Event::Command(command) => {
                     let task = Task {
@@ -365,26 +360,22 @@ impl Session {
             0..=9 => self.command(source, itt, immediate, cmd_sn),
             10..=13 => DataOut {
                 is_final: source.flag(),
-                lun: 0,
                 itt,
                 ttt: Ttt::RESERVED,
-                exp_stat_sn,
                 data_sn: DataSn(source.below(3) as u32),
                 buffer_offset: source.number(),
                 data_segment_length: source.number().min(8192),
+                ..request(immediate, cmd_sn, exp_stat_sn)
             }
             .emit(),
             14..=20 if !self.r2ts.is_empty() => self.answer(source),
             14..=22 => TmRequest {
-                immediate,
                 function: TmFunction::from_code(source.byte() % 16),
                 lun: u64::from(source.byte() % 2) << 48,
                 itt,
                 referenced_task_tag: Itt(source.below(12) as u32),
-                cmd_sn,
-                exp_stat_sn,
                 ref_cmd_sn: self.cmd_sn.minus(source.below(4) as u32),
-                exp_data_sn: DataSn(0),
+                ..request(immediate, cmd_sn, exp_stat_sn)
             }
             .emit(),
             23..=25 => {
@@ -393,48 +384,39 @@ impl Session {
                 let continues = source.rarely(4);
                 let length = if source.rarely(4) { 0 } else { source.number().min(8192) };
                 TextRequest {
-                    immediate,
                     is_final: !continues && !source.rarely(4),
                     continues,
-                    lun: 0,
                     itt,
                     ttt,
-                    cmd_sn,
-                    exp_stat_sn,
                     data_segment_length: length,
+                    ..request(immediate, cmd_sn, exp_stat_sn)
                 }
                 .emit()
             }
             26 if source.rarely(8) => LogoutRequest {
-                immediate,
                 reason: LogoutReason::from_code(source.byte() % 4),
                 itt,
                 cid: u16::from(source.rarely(4)),
-                cmd_sn,
-                exp_stat_sn,
+                ..request(immediate, cmd_sn, exp_stat_sn)
             }
             .emit(),
             27 => Snack {
                 kind: SnackType::from_code(source.byte() % 4),
-                lun: 0,
                 itt,
                 tag: source.u32(),
-                exp_stat_sn,
                 beg_run: source.u32(),
                 run_length: source.u32(),
+                ..request(immediate, cmd_sn, exp_stat_sn)
             }
             .emit(),
             28 => source.array(),
             _ => {
                 let ping = self.pings.pop();
                 NopOut {
-                    immediate,
-                    lun: 0,
                     itt: if ping.is_some() { Itt::RESERVED } else { itt },
                     ttt: ping.unwrap_or(Ttt::RESERVED),
-                    cmd_sn,
-                    exp_stat_sn,
                     data_segment_length: source.number().min(8192),
+                    ..request(immediate, cmd_sn, exp_stat_sn)
                 }
                 .emit()
             }
@@ -446,7 +428,6 @@ impl Session {
         let expected = source.number();
         let length = if write && source.flag() { source.number().min(expected).min(8192) } else { 0 };
         ScsiCommand {
-            immediate,
             is_final: !source.rarely(3),
             read,
             write,
@@ -454,11 +435,9 @@ impl Session {
             lun: u64::from(source.byte() % 2) << 48,
             itt,
             expected_data_transfer_length: expected,
-            cmd_sn,
-            exp_stat_sn: StatSn(0),
-            cdb: [0; 16],
             total_ahs_length: if source.rarely(16) { source.byte() % 8 * 4 } else { 0 }.into(),
             data_segment_length: length,
+            ..request(immediate, cmd_sn, StatSn(0))
         }
         .emit()
     }
@@ -475,14 +454,13 @@ impl Session {
         let wrong = source.rarely(16);
         let header = DataOut {
             is_final,
-            lun: 0,
             itt: r2t.itt,
             ttt: r2t.ttt,
-            exp_stat_sn: StatSn(0),
             // The stored R2T tracks its answer: here its R2TSN counts the PDUs sent.
             data_sn: if wrong { DataSn(source.byte().into()) } else { r2t.r2t_sn },
             buffer_offset: if wrong { source.number() } else { r2t.buffer_offset },
             data_segment_length: length,
+            ..request(false, CmdSn(0), StatSn(0))
         }
         .emit();
         r2t.r2t_sn = r2t.r2t_sn.next();
@@ -583,10 +561,7 @@ fn segment(source: &mut Source<'_>, length: u32) -> Vec<u8> {
     match source.byte() % 8 {
         0..=2 => iscsi::text::emit("SendTargets", source.pick(&["All", "", TARGET]), &mut text),
         3..=5 => words::pair(source, &mut text),
-        _ => {
-            let count = source.below(64);
-            text.extend_from_slice(source.take(count));
-        }
+        _ => text.extend_from_slice(source.some(64)),
     }
     if source.flag() {
         text.resize(length as usize, 0);

@@ -33,10 +33,7 @@ pub fn unit(bytes: &[u8]) {
 
 /// Any configuration, valid or not.
 pub(crate) fn config(source: &mut Source<'_>) -> UnitConfig {
-    let text = |source: &mut Source<'_>| {
-        let count = source.below(80);
-        String::from_utf8_lossy(source.take(count)).into_owned()
-    };
+    let text = |source: &mut Source<'_>| String::from_utf8_lossy(source.some(80)).into_owned();
     let own_words = source.rarely(8);
     UnitConfig {
         blocks: source.pick(&[1000, 0, 1, 1 << 32, (1 << 32) - 1, u64::MAX, u64::MAX / 512, 20_000_000]),
@@ -85,8 +82,7 @@ fn block(source: &mut Source<'_>) -> Vec<u8> {
     let fact = &facts[source.below(facts.len())];
     let mut cdb = source.array::<16>().to_vec();
     if source.rarely(16) {
-        let more = source.below(EXTENDED_CDB_MAX);
-        cdb.extend_from_slice(source.take(more));
+        cdb.extend_from_slice(source.some(EXTENDED_CDB_MAX));
     }
     if !source.rarely(32) {
         cdb[0] = fact.code;
@@ -196,8 +192,7 @@ fn list(source: &mut Source<'_>, bytes: u32) -> Vec<u8> {
         }
         _ => {}
     }
-    let count = source.below(64);
-    list.extend_from_slice(source.take(count));
+    list.extend_from_slice(source.some(64));
     if !source.rarely(8) {
         list.resize(bytes, 0);
     }

@@ -20,11 +20,8 @@ fn encode(transmit: &Transmit, buffers: &Buffers, wire: &mut Vec<u8>) {
             &buffers[&task.0][*offset as usize..(*offset + *length) as usize]
         }
     };
-    assert_eq!(
-        Bhs(&transmit.header).data_segment_length() as usize,
-        data.len(),
-        "header and payload disagree"
-    );
+    let told = Bhs(&transmit.header).data_segment_length() as usize;
+    assert_eq!(told, data.len(), "header and payload disagree");
     wire.extend_from_slice(&transmit.header);
     if transmit.digests.header {
         wire.extend_from_slice(&digest::header(&transmit.header, &[]));

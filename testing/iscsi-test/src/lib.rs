@@ -2,16 +2,20 @@
 //! memory, with users at both ends. For tests only: it panics when an invariant does not hold.
 #![forbid(unsafe_code)]
 
+mod blank;
 mod edge;
 mod pair;
 mod users;
 
+pub use blank::{answer, request};
 pub use pair::Pair;
 pub use users::{FAIL, Load, NONE, READ, WRITE};
 
 use std::time::Duration;
 
 use iscsi::name::IscsiName;
+use iscsi::params::Params;
+use iscsi::target::{AuthRequirement, Policy};
 use iscsi::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn};
 
 /// The fixed time of sessions without a clock.
@@ -56,6 +60,11 @@ pub fn name(text: &str) -> IscsiName {
 /// The initiator's configuration of a login without authentication.
 pub fn login() -> iscsi::login::initiator::Config {
     iscsi::login::initiator::Config::normal(name(INITIATOR), Isid::random([0; 3], 0), name(TARGET))
+}
+
+/// The target's policy of sessions without authentication.
+pub fn policy(params: Params) -> Policy {
+    Policy { auth: AuthRequirement::None, portal_group_tag: 1, target_alias: None, params }
 }
 
 /// The only request of a login without authentication, with this text.

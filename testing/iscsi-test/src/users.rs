@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use iscsi::initiator::{self, Command, Direction, Outcome, TaskError};
 use iscsi::machine::TaskId;
 use iscsi::params::Params;
-use iscsi::target::{self, AuthRequirement, Completion, ManagementId, Policy};
+use iscsi::target::{self, Completion, ManagementId};
 use iscsi::wire::{Attribute, LogoutResult, Residual, TmFunction, TmResult};
 
-use crate::Random;
 use crate::edge::Buffers;
+use crate::{Random, policy};
 
 pub const READ: u8 = 1;
 pub const WRITE: u8 = 2;
@@ -68,12 +68,7 @@ impl Storage {
     pub(crate) fn drain(&mut self, machine: &mut target::Connection, buffers: &mut Buffers) {
         while let Some(event) = machine.poll_event() {
             match event {
-                target::Event::Identify(_) => machine.identify(Ok(Policy {
-                    auth: AuthRequirement::None,
-                    portal_group_tag: 1,
-                    target_alias: None,
-                    params: self.params.clone(),
-                })),
+                target::Event::Identify(_) => machine.identify(Ok(policy(self.params.clone()))),
                 target::Event::SessionReady(_) => machine.accept_session(7),
                 target::Event::Command(command) => {
                     let slot = command.task.0;

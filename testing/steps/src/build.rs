@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{Tier, line_of};
 
@@ -139,9 +139,7 @@ pub fn show(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str
         }
         std::thread::sleep(Duration::from_millis(10));
     };
-    if watchdog.join().unwrap_or(false) {
-        bail!("{line}: killed after {limit:?}");
-    }
+    ensure!(!watchdog.join().unwrap_or(false), "{line}: killed after {limit:?}");
     Ok(status.success())
 }
 

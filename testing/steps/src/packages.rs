@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 
 use crate::{cargo, find_program, is_root, must, target_directory};
 
@@ -120,18 +120,14 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
                 .stderr(Stdio::null())
                 .status()
                 .is_ok_and(|status| status.success()));
-    if !may {
-        bail!("the tests drive peers that are not installed; as root:\n  {line}");
-    }
+    ensure!(may, "the tests drive peers that are not installed; as root:\n  {line}");
     println!("installing {}", packages.join(" "));
     apt(sudo, &["update", "-qq"])?;
     let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
     arguments.extend(&packages);
     apt(sudo, &arguments)?;
     let still = missing(purpose);
-    if !still.is_empty() {
-        bail!("installed, but still not found: {}; try\n  {line}", still.join(" "));
-    }
+    ensure!(still.is_empty(), "installed, but still not found: {}; try\n  {line}", still.join(" "));
     Ok(())
 }
 

@@ -441,8 +441,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         let result = witness.finish();
         attacked.get()?.served.borrow_mut().blame(result)?;
         rounds = witness.rounds.load(Ordering::Relaxed);
-        ensure!(rounds > 0, "the other session never completed a round");
-        Ok(())
+        demand!(rounds > 0, "the other session never completed a round")
     });
     cases.check_sum("descriptors-returned", connections > 0, || {
         settle(attacked.get()?.pid, witness.get()?.open)
@@ -450,8 +449,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check_sum("memory-bounded", connections > 0, || {
         let (now, resident) = (resident_bytes(attacked.get()?.pid)?, witness.get()?.resident);
         let limit = resident + RESIDENT_GROWTH_MAX;
-        ensure!(now <= limit, "resident {now} bytes, {resident} at first, limit {limit}");
-        Ok(())
+        demand!(now <= limit, "resident {now} bytes, {resident} at first, limit {limit}")
     });
     cases.check("serves-on", || {
         let Attacked { served, url, reference, .. } = attacked.get()?;
@@ -465,8 +463,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let before = attacked.into_made().map(|attacked| attacked.reference);
     cases.check_sum("read-only-file-unchanged", before.is_some(), || {
         let now = std::fs::read(dir.get()?.path().join(READ_ONLY))?;
-        ensure!(Some(now) == before, "the file was changed");
-        Ok(())
+        demand!(Some(now) == before, "the file was changed")
     });
     cases.fact("connections", connections);
     cases.fact("other_session_rounds", rounds);

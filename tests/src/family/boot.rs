@@ -87,8 +87,7 @@ fn ipxe(context: &Context, credentials: Option<&Credentials>) -> Result<()> {
     target.running.alive()?;
     let mut sectors = [0; 2 * SECTOR];
     std::fs::File::open(&image)?.read_exact_at(&mut sectors, SECTOR as u64)?;
-    ensure!(sectors[..SECTOR] == sectors[SECTOR..], "what the boot sector wrote is not on the disk");
-    Ok(())
+    demand!(sectors[..SECTOR] == sectors[SECTOR..], "what the boot sector wrote is not on the disk")
 }
 
 /// The variable of OVMF's iSCSI driver for "Attempt 1", in the format found in its own variables: everything not named
@@ -197,8 +196,7 @@ fn ovmf(context: &Context, credentials: Option<&Credentials>) -> Result<()> {
     let mut start = vec![0; 8 << 20];
     std::fs::File::open(&image)?.read_exact_at(&mut start, 0)?;
     let is_there = start.windows(proof.len()).any(|found| found == proof);
-    ensure!(is_there, "what the shell wrote is not on the disk");
-    Ok(())
+    demand!(is_there, "what the shell wrote is not on the disk")
 }
 
 type Boot = fn(&Context, Option<&Credentials>) -> Result<()>;

@@ -68,8 +68,7 @@ fn contains(output: &Output, words: &[&str]) -> Result<()> {
     let text = output.text();
     let missing: Vec<_> =
         words.iter().filter(|word| !text.to_lowercase().contains(&word.to_lowercase())).collect();
-    ensure!(missing.is_empty(), "{}: the output lacks {missing:?}:\n{text}", output.line);
-    Ok(())
+    demand!(missing.is_empty(), "{}: the output lacks {missing:?}:\n{text}", output.line)
 }
 
 fn usage_cases(context: &Context, cases: &mut Cases) {
@@ -102,8 +101,7 @@ fn usage_cases(context: &Context, cases: &mut Cases) {
         let names: Vec<String> = fs::read_dir(dir.path())?
             .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
             .collect();
-        ensure!(names.iter().any(|name| name.starts_with("hikyaku") && name.ends_with(".1")), "{names:?}");
-        Ok(())
+        demand!(names.iter().any(|name| name.starts_with("hikyaku") && name.ends_with(".1")), "{names:?}")
     });
 }
 
@@ -140,8 +138,7 @@ fn refusal_cases(context: &Context, cases: &mut Cases) {
         let files = Files::new(context)?;
         let missing = files.path("missing.img");
         ours(context, &["copy", &text(&files.source), &text(&missing)])?.expect(6)?;
-        ensure!(!missing.exists(), "it was created");
-        Ok(())
+        demand!(!missing.exists(), "it was created")
     });
     for (suffix, more) in [("", &[][..]), ("-even-forced", &["--force"])] {
         cases.check(&format!("refuses-smaller-destination{suffix}"), || {
@@ -189,8 +186,7 @@ fn refusal_cases(context: &Context, cases: &mut Cases) {
         ours(context, &["copy", &from, &to])?.success()?;
         same_file(&files.source, &new)?;
         let output = ours(context, &["copy", &from, &to])?;
-        ensure!(output.code != Some(0), "`create` took a file that exists");
-        Ok(())
+        demand!(output.code != Some(0), "`create` took a file that exists")
     });
 }
 
@@ -270,8 +266,7 @@ fn chap_cases(context: &Context, cases: &mut Cases) {
         let lun = lun.get()?;
         let other = Url { lun: 99, ..lun.url.clone() };
         let output = ours(context, &["info", &with_chap(lun, &other, &credentials.user)?])?;
-        ensure!(matches!(output.code, Some(1 | 5)), "{output}");
-        Ok(())
+        demand!(matches!(output.code, Some(1 | 5)), "{output}")
     });
     cases.check("target-lives", || lun.get_mut()?.served.alive());
 }
@@ -294,8 +289,7 @@ fn unreachable_cases(context: &Context, cases: &mut Cases) {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
         let to = format!("{},timeout=2s", nobody()?.at(&listener.local_addr()?.to_string()));
         let output = ours(context, &["copy", &text(&files.source), &to])?.expect(5)?;
-        ensure!(output.seconds < 15.0, "it took {:.1} s with timeout=2s", output.seconds);
-        Ok(())
+        demand!(output.seconds < 15.0, "it took {:.1} s with timeout=2s", output.seconds)
     });
 }
 
@@ -320,8 +314,7 @@ fn compare_cases(context: &Context, cases: &mut Cases) {
     cases.check("compare-difference-exits-3-with-offset", || contains(&compare(&[])?, &[&at.to_string()]));
     cases.check("compare-json-difference", || {
         let value = compare(&["--json"])?.json()?;
-        ensure!(value["schema"] == 1 || value["error"].is_object(), "{value}");
-        Ok(())
+        demand!(value["schema"] == 1 || value["error"].is_object(), "{value}")
     });
     cases.check("compare-over-iscsi-exits-3", || {
         let files = files.get()?;
@@ -335,10 +328,8 @@ fn compare_cases(context: &Context, cases: &mut Cases) {
 /// Demands the JSON object of an error with all its members.
 pub(super) fn is_whole_error(output: &Output) -> Result<()> {
     let error = output.json_error()?;
-    for key in ["code", "attempted", "object", "cause", "hint"] {
-        ensure!(!error[key].is_null(), "no error.{key} in {error}");
-    }
-    Ok(())
+    let keys = ["code", "attempted", "object", "cause", "hint"];
+    keys.iter().try_for_each(|key| demand!(!error[key].is_null(), "no error.{key} in {error}"))
 }
 
 fn json_cases(context: &Context, cases: &mut Cases) {
@@ -367,16 +358,14 @@ fn json_cases(context: &Context, cases: &mut Cases) {
             let output = ours(context, &["info", "--json", &endpoint])?.success()?;
             let value = output.json()?;
             let has_size = output.stdout.contains(&BYTES.to_string());
-            ensure!(value["schema"] == 1 && has_size, "no schema or size in {value}");
-            Ok(())
+            demand!(value["schema"] == 1 && has_size, "no schema or size in {value}")
         });
     }
     cases.check("ls-json", || {
         let Lun { url, .. } = lun.get()?;
         let output = ours(context, &["ls", "--json", &format!("iscsi://{}", url.portal)])?.success()?;
         let value = output.json()?;
-        ensure!(value["schema"] == 1 && output.stdout.contains(&url.iqn), "{value}");
-        Ok(())
+        demand!(value["schema"] == 1 && output.stdout.contains(&url.iqn), "{value}")
     });
     cases.check("ls-text", || {
         let Lun { url, .. } = lun.get()?;
@@ -426,8 +415,7 @@ fn bench_path_cases(context: &Context, cases: &mut Cases) {
         let value = bench(&url, &["--write", "--destroy", "--verify", "--random"])?.success()?.json()?;
         let row = &value["rows"][0];
         ensure!(row["verified"] == true && row["bytes_compared"].as_u64() > Some(0), "{row}");
-        ensure!(row["flush_s"].is_number(), "{row}");
-        Ok(())
+        demand!(row["flush_s"].is_number(), "{row}")
     });
     cases.check("bench-path-reads-are-verified", || {
         let Lun { files, url, .. } = lun.get()?;
@@ -521,8 +509,7 @@ fn config_cases(context: &Context, cases: &mut Cases) {
         ours(context, &["check", &text(&file)])?.success()?;
         let server = Server::start(context.command().args(["serve", "--config", &text(&file)]), 1)?;
         let Url { iqn, lun, .. } = &server.url;
-        ensure!(iqn == "iqn.2026-11.org.example:conf" && *lun == 0, "{}", server.url);
-        Ok(())
+        demand!(iqn == "iqn.2026-11.org.example:conf" && *lun == 0, "{}", server.url)
     });
     cases.check("config-of-an-initiator-alone", || {
         let files = Files::new(context)?;
@@ -578,21 +565,18 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ours(context, &["copy", &text(&patchy), &text(&files.destination)])?.success()?;
         same_file(&patchy, &files.destination)?;
         let (stored, size) = (fs::metadata(&files.destination)?.blocks() * 512, size_of(&patchy)?);
-        ensure!(stored < size, "a sparse source filled the destination: {stored} of {size} bytes allocated");
-        Ok(())
+        demand!(stored < size, "a sparse source filled the destination: {stored} of {size} bytes allocated")
     });
     cases.check("demo", || {
         let dir = scratch()?;
         let demo = run(context.command().arg("demo").current_dir(dir.path()), Duration::from_secs(120));
         let output = demo?.success()?;
-        ensure!(!output.stdout.trim().is_empty(), "it says nothing");
-        Ok(())
+        demand!(!output.stdout.trim().is_empty(), "it says nothing")
     });
     cases.check("sigpipe-is-quiet", || {
         let script = format!("'{}' --help | head -1 >/dev/null", text(&context.hikyaku));
         let output = run(Command::new("bash").args(["-c", &script]), LIMIT)?;
-        ensure!(!output.stderr.contains("panicked"), "{}", output.stderr);
-        Ok(())
+        demand!(!output.stderr.contains("panicked"), "{}", output.stderr)
     });
     Ok(())
 }

@@ -314,8 +314,7 @@ impl Survived {
             _ => context.amount(3, 15),
         };
         ensure!(faults >= least, "only {faults} {word}, wanted {least}");
-        ensure!(fault == Fault::Power || repeated > 0, "no command was in flight");
-        Ok(())
+        demand!(fault == Fault::Power || repeated > 0, "no command was in flight")
     }
 
     fn is_there(&self, kind: usize) -> Result<()> {
@@ -324,8 +323,7 @@ impl Survived {
         checked.add(&format!("{}\n", lines.collect::<Vec<_>>().join("\n")));
         let (found, last) = (checked.0[kind], self.outcome.reported.0[kind]);
         ensure!(last > 0, "nothing was done");
-        ensure!(found >= last, "checked up to {found}, reported {last}");
-        Ok(())
+        demand!(found >= last, "checked up to {found}, reported {last}")
     }
 }
 

@@ -71,8 +71,7 @@ impl Said {
         let is_ended = self.text.lines().any(|line| line.trim() == "GUEST-RC 0");
         ensure!(is_ended, "{}", tail(&self.text, 3000));
         let others: Vec<_> = self.results.keys().filter(|name| !names.contains(&name.as_str())).collect();
-        ensure!(others.is_empty(), "no case is listed for {others:?}");
-        Ok(())
+        demand!(others.is_empty(), "no case is listed for {others:?}")
     }
 }
 

@@ -89,24 +89,21 @@ fn initiator_cases(context: &Context, cases: &mut Cases, (name, block, chap): (&
         let name = format!("initiator-{name}/{}", step.to_lowercase().replace(' ', "-"));
         cases.check_some(INITIATORS, &name, || {
             let text = text.get()?;
-            ensure!(text.lines().any(|line| line.trim() == *step), "no {step} in:\n{}", tail(text, 3000));
-            Ok(())
+            demand!(text.lines().any(|line| line.trim() == *step), "no {step} in:\n{}", tail(text, 3000))
         });
     }
     cases.check_some(INITIATORS, &format!("initiator-{name}/size"), || {
         let wanted = format!("SIZE {BYTES} BLOCK {block} ");
         let line = text.get()?.lines().find(|line| line.starts_with("SIZE ")).context("no SIZE")?;
         ensure!(line.starts_with(&wanted), "{line}, expected {wanted}");
-        ensure!(!line.contains("DISCARD 0 "), "the kernel sees no UNMAP: {line}");
-        Ok(())
+        demand!(!line.contains("DISCARD 0 "), "the kernel sees no UNMAP: {line}")
     });
 }
 
 fn wrong_secret_case(context: &Context) -> Result<()> {
     let wrong = Credentials { secret: "not-the-secret-1".into(), ..Credentials::example() };
     let text = booted(context, 512, Some(&wrong), Some(&Credentials::example()))?;
-    ensure!(text.contains("LOGIN-FAILED") && !text.contains("LOGIN-OK"), "let in:\n{}", tail(&text, 2000));
-    Ok(())
+    demand!(text.contains("LOGIN-FAILED") && !text.contains("LOGIN-OK"), "let in:\n{}", tail(&text, 2000))
 }
 
 fn start_lio(context: &Context, credentials: Option<&Credentials>) -> Result<(Running, Url)> {

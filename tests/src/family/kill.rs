@@ -91,8 +91,7 @@ fn names_a_way_out(Output { stderr, .. }: &Output, object: &str) -> Result<()> {
     let text = stderr.to_lowercase();
     ensure!(stderr.contains(object), "the message does not name {object}:\n{stderr}");
     let words = ["try", "check", "resume", "start", "again", "run"];
-    ensure!(words.iter().any(|word| text.contains(word)), "the message names nothing to do:\n{stderr}");
-    Ok(())
+    demand!(words.iter().any(|word| text.contains(word)), "the message names nothing to do:\n{stderr}")
 }
 
 fn target_killed(context: &Context, extra: &[&str]) -> Result<Output> {

@@ -25,8 +25,7 @@ fn tool(name: &str, arguments: &[&str]) -> Result<String> {
 }
 
 fn contains(text: &str, wanted: &str) -> Result<()> {
-    ensure!(text.contains(wanted), "no {wanted:?} in:\n{text}");
-    Ok(())
+    demand!(text.contains(wanted), "no {wanted:?} in:\n{text}")
 }
 
 struct Open {
@@ -93,8 +92,7 @@ fn identity_cases(cases: &mut Cases, open: &Scene<'_, Open>) {
         cases.check(name, || {
             let (a, b) = (page(code, &open.get()?.first)?, page(code, &open.get()?.second)?);
             contains(&a, wanted)?;
-            ensure!(a != b, "two LUNs with one identity:\n{a}");
-            Ok(())
+            demand!(a != b, "two LUNs with one identity:\n{a}")
         });
     }
     for (name, code, wanted) in
@@ -105,15 +103,13 @@ fn identity_cases(cases: &mut Cases, open: &Scene<'_, Open>) {
     cases.check("inq-unknown-page-refused", || {
         let Open { first, .. } = open.get()?;
         let output = run(program("iscsi-inq")?.args(["-e", "1", "-c", "85", &first.to_string()]), LIMIT)?;
-        ensure!(output.code != Some(0), "page 0x55 was answered: {output}");
-        Ok(())
+        demand!(output.code != Some(0), "page 0x55 was answered: {output}")
     });
     cases.check("inq-missing-lun", || {
         let missing = Url { lun: 77, ..open.get()?.first.clone() };
         let output = run(program("iscsi-inq")?.arg(missing.to_string()), LIMIT)?;
         let absent = output.code != Some(0) || !output.stdout.contains("Qualifier:CONNECTED");
-        ensure!(absent, "LUN 77 seems to exist: {output}");
-        Ok(())
+        demand!(absent, "LUN 77 seems to exist: {output}")
     });
 }
 
@@ -180,8 +176,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
             let wrong = Credentials { secret: "not-the-secret-1".into(), ..credentials.clone() };
             let url = if is_missing { served.url(0).to_string() } else { served.url(0).with(&wrong) };
             let output = run(program("iscsi-inq")?.arg(url), LIMIT)?;
-            ensure!(output.code != Some(0), "let in: {output}");
-            Ok(())
+            demand!(output.code != Some(0), "let in: {output}")
         });
     }
     cases.check("target-lives-chap", || closed.get_mut()?.served.alive());

@@ -207,8 +207,7 @@ fn line(mutant: &str, runs: &[Option<u64>], real: Option<&Value>) -> String {
 }
 
 fn unharmed(verdict: Option<&str>) -> Result<()> {
-    ensure!(verdict.is_none(), "without a defect: {verdict:?}");
-    Ok(())
+    demand!(verdict.is_none(), "without a defect: {verdict:?}")
 }
 
 #[derive(Default)]
@@ -229,8 +228,7 @@ impl Seen {
             .push(json!({"mutant": mutant, "simulated_runs": runs, "simulator": simulated, "real": real}));
         ensure!(real_only || simulated.is_some(), "{RUNS} simulated runs did not see it, {STARTS} times");
         let exempt = SIMULATED_ONLY.contains(&mutant);
-        ensure!(exempt || real.is_some(), "no scene of the real program showed it");
-        Ok(())
+        demand!(exempt || real.is_some(), "no scene of the real program showed it")
     }
 }
 

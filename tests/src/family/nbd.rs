@@ -131,8 +131,7 @@ fn servers(context: &Context, cases: &mut Cases) {
         let server = Nbd::kit(At::port()?, &["memory", &size])?;
         let info = ours(context, &["info", "--json", &server.url("")])?.success()?.json()?;
         ensure!(info["size_bytes"] == BYTES && info["facts"]["kind"] == "NBD export", "{info}");
-        ensure!(info["facts"]["metadata contexts"] == "base:allocation", "{info}");
-        Ok(())
+        demand!(info["facts"]["metadata contexts"] == "base:allocation", "{info}")
     });
 }
 
@@ -279,8 +278,7 @@ fn deaths(context: &Context, cases: &mut Cases) {
         wait_moving(stored, &mut copy)?;
         server.kill();
         let output = copy.finish(LIMIT)?.expect(5)?;
-        ensure!(output.text().contains("nothing completed"), "{output}");
-        Ok(())
+        demand!(output.text().contains("nothing completed"), "{output}")
     });
     for index in 0..12 {
         cases.check_some(("cut-connections", 1), &format!("cut-connections-{index}"), || {

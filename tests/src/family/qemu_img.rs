@@ -149,8 +149,7 @@ fn pattern_cases(context: &Context, cases: &mut Cases) {
         qemu_io(&["-f", "raw", text], &["write -P 0x5a 1M 128k".into(), "flush".into()])?;
         let mut bytes = vec![0u8; 128 << 10];
         fs::File::open(stored)?.read_exact_at(&mut bytes, 1 << 20)?;
-        ensure!(bytes.iter().all(|byte| *byte == 0x5a), "the flushed pattern is not in the file");
-        Ok(())
+        demand!(bytes.iter().all(|byte| *byte == 0x5a), "the flushed pattern is not in the file")
     });
     cases.check("pattern-mismatch-is-noticed", || {
         let Patterns { text, stored, .. } = patterns.get()?;
@@ -159,8 +158,7 @@ fn pattern_cases(context: &Context, cases: &mut Cases) {
         // The medium was changed without the target's knowledge; a target without its own cache must return the new
         // content.
         let read = qemu_io(&["-f", "raw", "-t", "none", text], &["read -P 0x33 0 64k".into()]);
-        ensure!(read.is_err(), "a damaged byte was not noticed: {read:?}");
-        Ok(())
+        demand!(read.is_err(), "a damaged byte was not noticed: {read:?}")
     });
     cases.check("discard-reads-zero", || {
         let Patterns { text, served, .. } = patterns.get_mut()?;
@@ -171,14 +169,12 @@ fn pattern_cases(context: &Context, cases: &mut Cases) {
     cases.check("info-size", || {
         let info = qemu_img(&["info", "-f", "raw", "--output=json", &patterns.get()?.text])?;
         let info: serde_json::Value = serde_json::from_str(&info).context("qemu-img info")?;
-        ensure!(info["virtual-size"] == PATTERN_BYTES, "virtual-size {}", info["virtual-size"]);
-        Ok(())
+        demand!(info["virtual-size"] == PATTERN_BYTES, "virtual-size {}", info["virtual-size"])
     });
     cases.check("past-the-end-refused", || {
         let commands = [format!("read {PATTERN_BYTES} 512")];
         let text = &patterns.get()?.text;
-        ensure!(qemu_io(&["-f", "raw", text], &commands).is_err(), "a read past the end succeeded");
-        Ok(())
+        demand!(qemu_io(&["-f", "raw", text], &commands).is_err(), "a read past the end succeeded")
     });
     for digest in ["crc32c", "crc32c-none", "none-crc32c", "none"] {
         cases.check(&format!("digest-{digest}"), || {

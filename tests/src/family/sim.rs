@@ -50,8 +50,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         let cuts = ["target_cuts", "target_kills", "initiator_cuts", "resets", "half_dead"];
         let cuts: u64 = cuts.iter().map(|what| of(&total, what)).sum();
         let wanted = context.amount(CUTS_MIN as usize / 20, CUTS_MIN as usize) as u64;
-        ensure!(cuts >= wanted, "{cuts} cuts, fewer than {wanted}");
-        Ok(())
+        demand!(cuts >= wanted, "{cuts} cuts, fewer than {wanted}")
     });
     Ok(())
 }

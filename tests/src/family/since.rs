@@ -38,8 +38,7 @@ fn change(path: &Path, rng: &mut StdRng) -> Result<u64> {
     let fallocate = |mode: i32, start: u64, length: u64| -> Result<()> {
         // SAFETY: a plain system call on an open descriptor.
         let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, start as i64, length as i64) };
-        ensure!(result == 0, "fallocate: {}", std::io::Error::last_os_error());
-        Ok(())
+        demand!(result == 0, "fallocate: {}", std::io::Error::last_os_error())
     };
     match rng.random_range(0..8) {
         0 => fallocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, start, length)?,
@@ -158,8 +157,7 @@ fn refusals(context: &Context) -> Result<()> {
     let refused = |from: &str, since: &str, code: i32| -> Result<()> {
         let arguments = ["copy", from, text(&destination), "--force", "--since", since];
         context.ours(&arguments, LIMIT)?.expect(code)?.says("--since hash")?;
-        ensure!(std::fs::read(&destination)?.iter().all(|byte| *byte == 0), "something was written");
-        Ok(())
+        demand!(std::fs::read(&destination)?.iter().all(|byte| *byte == 0), "something was written")
     };
     refused(text(&image), text(&elsewhere), 6)?;
     refused(text(&elsewhere), text(&elsewhere), 6)?;

@@ -198,8 +198,7 @@ fn naa(session: &mut Session, lun: u64) -> Result<[u8; 8]> {
 
 fn ends_with(answer: &Answer, expected: [u8; 3]) -> Result<()> {
     let found = answer.sense_codes();
-    ensure!(found == expected, "status {:#x}, sense {found:02x?}, not {expected:02x?}", answer.status);
-    Ok(())
+    demand!(found == expected, "status {:#x}, sense {found:02x?}, not {expected:02x?}", answer.status)
 }
 
 /// Lists that name a unit that is not reachable, or must not be written.

@@ -36,8 +36,7 @@ impl Series {
 
     /// A row for each line, under the heading `corner`.
     pub(crate) fn table(&self, corner: &str) -> String {
-        let heading = std::iter::once(corner).chain(self.places.iter().map(String::as_str));
-        let mut table = Table::new(&heading.collect::<Vec<_>>());
+        let mut table = Table::new(&format!("{corner} | {}", self.places.join(" | ")));
         for line in &self.lines {
             let cells = line.values.iter().map(|value| value.map(|value| value.show()).unwrap_or_default());
             table.row(std::iter::once(line.name.clone()).chain(cells).collect());
@@ -52,8 +51,9 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(heading: &[&str]) -> Self {
-        Self { rows: vec![heading.iter().map(|cell| (*cell).to_owned()).collect()] }
+    /// The cells of the heading are separated as in Markdown: ` | `.
+    pub(crate) fn new(heading: &str) -> Self {
+        Self { rows: vec![heading.split(" | ").map(str::to_owned).collect()] }
     }
 
     /// Adds a row with one cell per column.
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let mut table = Table::new(&["row", "MB/s"]);
+        let mut table = Table::new("row | MB/s");
         table.row(vec!["plain".into(), "7".into()]);
         assert_eq!(table.render(), "| row   | MB/s |\n|-------|------|\n| plain | 7    |\n");
     }

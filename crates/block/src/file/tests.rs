@@ -134,11 +134,8 @@ fn holes_are_found() {
     assert_eq!(data, 65536);
     let discard = Kind::Discard { offset: 266_240, length: 4096 };
     perform(&mut io, &mut *endpoint, discard).result.unwrap();
-    assert_eq!(
-        endpoint.extent(262_144),
-        Extent { end: 266_240, data: true },
-        "remembered extents are dropped"
-    );
+    let expected = Extent { end: 266_240, data: true };
+    assert_eq!(endpoint.extent(262_144), expected, "remembered extents are dropped");
     // A hole punched by another program: the recorded data extent stays valid, also for an endpoint attached later.
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, punch, 262_144, 4096).unwrap();

@@ -69,11 +69,8 @@ fn what_a_lost_link_left_unanswered_is_sent_again_in_its_first_order() {
     assert_eq!((pair.remote.inspect().retries(), pair.remote.inspect().losses()), (2, 1));
     assert_eq!(pair.far.borrow().changes, ["cut, 3 unanswered, 100 ms"]);
     pair.pass(Backoff::MIN + TICK);
-    assert_eq!(
-        pair.commands(),
-        [0, 2, 3].map(Command::Write),
-        "what waited for a time, too; then what is new"
-    );
+    let expected = [0, 2, 3].map(Command::Write);
+    assert_eq!(pair.commands(), expected, "what waited for a time, too; then what is new");
     for task in 0..4 {
         pair.answer(task);
     }

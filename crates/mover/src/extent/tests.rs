@@ -6,146 +6,88 @@ use crate::scripted::Random;
 const K: usize = 1024;
 const UNIT: usize = 4 * K;
 
-/// Bytes from a list of lengths and letters: `d` and `e` are two kinds of data, `z` is zero.
-fn bytes(stretches: &[(usize, char)]) -> Vec<u8> {
-    let value = |letter| if letter == 'z' { 0 } else { letter as u8 };
-    stretches.iter().flat_map(|(length, letter)| std::iter::repeat_n(value(*letter), *length)).collect()
+/// Bytes from lengths and letters, as in `4Kz 60K+5d`: `d` and `e` are two kinds of data, `z` is zero.
+fn bytes(stretches: &str) -> Vec<u8> {
+    let number = |text: &str| match text.strip_suffix('K') {
+        Some(kib) => kib.parse::<usize>().unwrap() * K,
+        None => text.parse().unwrap(),
+    };
+    let stretch = |word: &str| {
+        let (length, letter) = word.split_at(word.len() - 1);
+        let value = if letter == "z" { 0 } else { letter.as_bytes()[0] };
+        vec![value; length.split('+').map(number).sum()]
+    };
+    stretches.split(' ').flat_map(stretch).collect()
 }
 
-/// Begin and end of each extent, and whether it is zero.
-fn told(extents: &[WriteExtent]) -> Vec<(usize, usize, char)> {
-    let letter = |extent: &WriteExtent| if extent.zero { 'z' } else { 'w' };
-    extents
-        .iter()
-        .map(|extent| (extent.range.start as usize, extent.range.end as usize, letter(extent)))
-        .collect()
+/// The length of each extent, and whether it is zero (`z`) or written (`w`), with the gaps before extents (`-`).
+fn told(extents: &[WriteExtent]) -> String {
+    let length = |bytes: usize| match (bytes / K, bytes % K) {
+        (0, rest) => rest.to_string(),
+        (kib, 0) => format!("{kib}K"),
+        (kib, rest) => format!("{kib}K+{rest}"),
+    };
+    let (mut words, mut at) = (Vec::new(), 0);
+    for WriteExtent { range, zero } in extents {
+        let (start, end) = (range.start as usize, range.end as usize);
+        if at != start {
+            words.push(length(start - at) + "-");
+        }
+        words.push(length(end - start) + if *zero { "z" } else { "w" });
+        at = end;
+    }
+    words.join(" ")
 }
 
 #[test]
 fn zeroes_inside_of_data() {
-    type Row<'a> = (&'a str, &'a [(usize, char)], &'a [(usize, usize, char)]);
-    let rows: &[Row] = &[
-        ("data", &[(1024 * K, 'd')], &[(0, 1024 * K, 'w')]),
-        ("a short chunk of data", &[(5, 'd')], &[(0, 5, 'w')]),
-        ("zeroes", &[(1024 * K, 'z')], &[(0, 1024 * K, 'z')]),
-        ("a short chunk of zeroes", &[(5, 'z')], &[(0, 5, 'z')]),
-        ("a last byte", &[(1024 * K - 1, 'z'), (1, 'd')], &[(0, 1020 * K, 'z'), (1020 * K, 1024 * K, 'w')]),
-        ("a first byte", &[(1, 'd'), (1024 * K - 1, 'z')], &[(0, 4 * K, 'w'), (4 * K, 1024 * K, 'z')]),
-        (
-            "64 KiB where 64 KiB begin",
-            &[(64 * K, 'd'), (64 * K, 'z'), (64 * K, 'd')],
-            &[(0, 64 * K, 'w'), (64 * K, 128 * K, 'z'), (128 * K, 192 * K, 'w')],
-        ),
-        (
-            "64 KiB elsewhere",
-            &[(100 * K, 'd'), (64 * K, 'z'), (4 * K, 'd')],
-            &[(0, 100 * K, 'w'), (100 * K, 164 * K, 'z'), (164 * K, 168 * K, 'w')],
-        ),
-        ("60 KiB", &[(4 * K, 'd'), (60 * K, 'z'), (64 * K, 'd')], &[(0, 128 * K, 'w')]),
-        ("60 KiB at the start", &[(60 * K, 'z'), (4 * K, 'd')], &[(0, 64 * K, 'w')]),
-        ("60 KiB at the end", &[(68 * K, 'd'), (60 * K, 'z')], &[(0, 128 * K, 'w')]),
-        (
-            "67 KiB in 60 KiB of whole units",
-            &[(1, 'd'), (67 * K, 'z'), (64 * K, 'd')],
-            &[(0, 131 * K + 1, 'w')],
-        ),
-        (
-            "64 KiB to an odd end",
-            &[(4 * K, 'd'), (64 * K + 5, 'z')],
-            &[(0, 4 * K, 'w'), (4 * K, 68 * K + 5, 'z')],
-        ),
-        ("60 KiB and a tail", &[(8 * K, 'd'), (60 * K + 5, 'z')], &[(0, 68 * K + 5, 'w')]),
-        (
-            "many",
-            &[
-                (64 * K, 'z'),
-                (4 * K, 'd'),
-                (124 * K, 'z'),
-                (4 * K, 'd'),
-                (60 * K, 'z'),
-                (4 * K, 'd'),
-                (76 * K, 'z'),
-            ],
-            &[
-                (0, 64 * K, 'z'),
-                (64 * K, 68 * K, 'w'),
-                (68 * K, 192 * K, 'z'),
-                (192 * K, 260 * K, 'w'),
-                (260 * K, 336 * K, 'z'),
-            ],
-        ),
+    let rows: [(&str, &str, &str); 15] = [
+        ("data", "1024Kd", "1024Kw"),
+        ("a short chunk of data", "5d", "5w"),
+        ("zeroes", "1024Kz", "1024Kz"),
+        ("a short chunk of zeroes", "5z", "5z"),
+        ("a last byte", "1023K+1023z 1d", "1020Kz 4Kw"),
+        ("a first byte", "1d 1023K+1023z", "4Kw 1020Kz"),
+        ("64 KiB where 64 KiB begin", "64Kd 64Kz 64Kd", "64Kw 64Kz 64Kw"),
+        ("64 KiB elsewhere", "100Kd 64Kz 4Kd", "100Kw 64Kz 4Kw"),
+        ("60 KiB", "4Kd 60Kz 64Kd", "128Kw"),
+        ("60 KiB at the start", "60Kz 4Kd", "64Kw"),
+        ("60 KiB at the end", "68Kd 60Kz", "128Kw"),
+        ("67 KiB in 60 KiB of whole units", "1d 67Kz 64Kd", "131K+1w"),
+        ("64 KiB to an odd end", "4Kd 64K+5z", "4Kw 64K+5z"),
+        ("60 KiB and a tail", "8Kd 60K+5z", "68K+5w"),
+        ("many", "64Kz 4Kd 124Kz 4Kd 60Kz 4Kd 76Kz", "64Kz 4Kw 124Kz 68Kw 76Kz"),
     ];
     for (name, new, expected) in rows {
         let new = bytes(new);
-        assert_eq!(told(&extents(&new, None, UNIT, true)), *expected, "{name}");
-        assert_eq!(told(&extents(&new, None, UNIT, false)), [(0, new.len(), 'w')], "{name}, not sparse");
+        assert_eq!(told(&extents(&new, None, UNIT, true)), expected, "{name}");
+        let whole = WriteExtent { range: 0..new.len() as u32, zero: false };
+        assert_eq!(extents(&new, None, UNIT, false), [whole], "{name}, not sparse");
     }
 }
 
 #[test]
 fn what_differs() {
-    type Stretches<'a> = &'a [(usize, char)];
-    type Row<'a> = (&'a str, Stretches<'a>, Stretches<'a>, &'a [(usize, usize, char)]);
-    let rows: &[Row] = &[
-        ("nothing", &[(1024 * K, 'd')], &[(1024 * K, 'd')], &[]),
-        ("nothing, zero", &[(1024 * K, 'z')], &[(1024 * K, 'z')], &[]),
-        ("all", &[(1024 * K, 'd')], &[(1024 * K, 'e')], &[(0, 1024 * K, 'w')]),
-        (
-            "a byte",
-            &[(128 * K, 'd')],
-            &[(70 * K, 'd'), (1, 'e'), (58 * K - 1, 'd')],
-            &[(68 * K, 72 * K, 'w')],
-        ),
-        (
-            "both edges, far apart",
-            &[(1024 * K + 7, 'd')],
-            &[(1, 'e'), (1024 * K + 5, 'd'), (1, 'e')],
-            &[(0, 4 * K, 'w'), (1024 * K, 1024 * K + 7, 'w')],
-        ),
-        (
-            "a gap of 16 KiB",
-            &[(1024 * K, 'd')],
-            &[(4 * K, 'e'), (16 * K, 'd'), (4 * K, 'e'), (1000 * K, 'd')],
-            &[(0, 24 * K, 'w')],
-        ),
-        (
-            "a gap of 20 KiB",
-            &[(1024 * K, 'd')],
-            &[(4 * K, 'e'), (20 * K, 'd'), (4 * K, 'e'), (996 * K, 'd')],
-            &[(0, 4 * K, 'w'), (24 * K, 28 * K, 'w')],
-        ),
-        ("now zero", &[(128 * K, 'z')], &[(128 * K, 'd')], &[(0, 128 * K, 'z')]),
-        (
-            "a byte, now zero",
-            &[(128 * K, 'z')],
-            &[(9 * K, 'z'), (1, 'd'), (119 * K - 1, 'z')],
-            &[(0, 128 * K, 'z')],
-        ),
-        (
-            "zeroes that were zero stay",
-            &[(64 * K, 'd'), (64 * K, 'z'), (64 * K, 'd')],
-            &[(60 * K, 'd'), (4 * K, 'e'), (64 * K, 'z'), (4 * K, 'e'), (60 * K, 'd')],
-            &[(60 * K, 64 * K, 'w'), (128 * K, 132 * K, 'w')],
-        ),
-        (
-            "zeroes between what differs",
-            &[(64 * K, 'd'), (64 * K, 'z'), (64 * K, 'd')],
-            &[(60 * K, 'd'), (4 * K, 'e'), (64 * K, 'd'), (4 * K, 'e'), (60 * K, 'd')],
-            &[(60 * K, 64 * K, 'w'), (64 * K, 128 * K, 'z'), (128 * K, 132 * K, 'w')],
-        ),
-        (
-            "short zeroes are data",
-            &[(4 * K, 'd'), (60 * K, 'z'), (64 * K, 'd')],
-            &[(60 * K, 'd'), (4 * K, 'e'), (64 * K, 'd')],
-            &[(4 * K, 64 * K, 'w')],
-        ),
+    let rows: [(&str, &str, &str, &str); 12] = [
+        ("nothing", "1024Kd", "1024Kd", ""),
+        ("nothing, zero", "1024Kz", "1024Kz", ""),
+        ("all", "1024Kd", "1024Ke", "1024Kw"),
+        ("a byte", "128Kd", "70Kd 1e 57K+1023d", "68K- 4Kw"),
+        ("both edges, far apart", "1024K+7d", "1e 1024K+5d 1e", "4Kw 1020K- 7w"),
+        ("a gap of 16 KiB", "1024Kd", "4Ke 16Kd 4Ke 1000Kd", "24Kw"),
+        ("a gap of 20 KiB", "1024Kd", "4Ke 20Kd 4Ke 996Kd", "4Kw 20K- 4Kw"),
+        ("now zero", "128Kz", "128Kd", "128Kz"),
+        ("a byte, now zero", "128Kz", "9Kz 1d 118K+1023z", "128Kz"),
+        ("zeroes that were zero stay", "64Kd 64Kz 64Kd", "60Kd 4Ke 64Kz 4Ke 60Kd", "60K- 4Kw 64K- 4Kw"),
+        ("zeroes between what differs", "64Kd 64Kz 64Kd", "60Kd 4Ke 64Kd 4Ke 60Kd", "60K- 4Kw 64Kz 4Kw"),
+        ("short zeroes are data", "4Kd 60Kz 64Kd", "60Kd 4Ke 64Kd", "4K- 60Kw"),
     ];
     for (name, new, old, expected) in rows {
         let (new, old) = (bytes(new), bytes(old));
-        assert_eq!(told(&extents(&new, Some(&old), UNIT, true)), *expected, "{name}");
+        assert_eq!(told(&extents(&new, Some(&old), UNIT, true)), expected, "{name}");
     }
-    let (new, old) = (bytes(&[(128 * K, 'z')]), bytes(&[(9 * K, 'z'), (1, 'd'), (119 * K - 1, 'z')]));
-    assert_eq!(told(&extents(&new, Some(&old), UNIT, false)), [(8 * K, 12 * K, 'w')], "not sparse");
+    let (new, old) = (bytes("128Kz"), bytes("9Kz 1d 118K+1023z"));
+    assert_eq!(told(&extents(&new, Some(&old), UNIT, false)), "8K- 4Kw", "not sparse");
 }
 
 #[test]
@@ -153,7 +95,7 @@ fn a_long_chunk_is_not_written_in_more_requests_than_the_bound() {
     let new = vec![1; CHUNK_BYTES_MAX as usize];
     let mut old = new.clone();
     old.iter_mut().step_by(24 * K).for_each(|byte| *byte = 2);
-    assert_eq!(told(&extents(&new, Some(&old), UNIT, true)).len(), 1, "gaps of 20 KiB are closed");
+    assert_eq!(extents(&new, Some(&old), UNIT, true).len(), 1, "gaps of 20 KiB are closed");
     old.clone_from(&new);
     old.iter_mut().step_by(72 * K).for_each(|byte| *byte = 2);
     let written = extents(&new, Some(&old), UNIT, true);
@@ -162,14 +104,11 @@ fn a_long_chunk_is_not_written_in_more_requests_than_the_bound() {
 
 #[test]
 fn without_zeroes_by_name_what_touches_is_one_write() {
-    let new = bytes(&[(64 * K, 'd'), (64 * K, 'z'), (128 * K, 'd'), (8 * K, 'z')]);
-    let old = bytes(&[(64 * K, 'e'), (64 * K, 'd'), (64 * K, 'e'), (60 * K, 'd'), (12 * K, 'd')]);
+    let new = bytes("64Kd 64Kz 128Kd 8Kz");
+    let old = bytes("64Ke 64Kd 64Ke 60Kd 12Kd");
     let found = extents(&new, Some(&old), UNIT, true);
-    assert_eq!(
-        told(&found),
-        [(0, 64 * K, 'w'), (64 * K, 128 * K, 'z'), (128 * K, 192 * K, 'w'), (256 * K, 264 * K, 'w')]
-    );
-    assert_eq!(told(&without_zeroes(found)), [(0, 192 * K, 'w'), (256 * K, 264 * K, 'w')]);
+    assert_eq!(told(&found), "64Kw 64Kz 64Kw 64K- 8Kw");
+    assert_eq!(told(&without_zeroes(found)), "192Kw 64K- 8Kw");
 }
 
 /// The treatment of each unit, from a look at every byte.
@@ -235,21 +174,17 @@ fn any_chunk_is_cut_as_the_model_cuts_it() {
         let found = extents(&new, old, unit, sparse);
         let mut letters = vec!['-'; length.div_ceil(unit)];
         let mut last = None;
-        for (start, end, letter) in told(&found) {
+        for WriteExtent { range, zero } in &found {
+            let (start, end) = (range.start as usize, range.end as usize);
             assert!(start < end && start.is_multiple_of(unit), "seed {seed}: {start}..{end}");
             assert!(end == length || end < length && end.is_multiple_of(unit), "seed {seed}: {start}..{end}");
-            assert!(
-                last.is_none_or(|(at, is)| start > at || start == at && letter != is),
-                "seed {seed}: {found:?}"
-            );
-            letters[start / unit..end.div_ceil(unit)].fill(letter);
-            last = Some((end, letter));
+            let follows = last.is_none_or(|(at, is)| start > at || start == at && zero != is);
+            assert!(follows, "seed {seed}: {found:?}");
+            letters[start / unit..end.div_ceil(unit)].fill(if *zero { 'z' } else { 'w' });
+            last = Some((end, zero));
         }
-        let wanted: String = model(&new, old, unit, sparse).into_iter().collect();
-        assert_eq!(
-            letters.into_iter().collect::<String>(),
-            wanted,
-            "seed {seed}, unit {unit}, {length} bytes"
-        );
+        let shown = |letters: Vec<char>| letters.into_iter().collect::<String>();
+        let wanted = shown(model(&new, old, unit, sparse));
+        assert_eq!(shown(letters), wanted, "seed {seed}, unit {unit}, {length} bytes");
     }
 }

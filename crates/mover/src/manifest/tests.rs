@@ -153,23 +153,21 @@ fn the_text_of_version_1() {
     let text = three().emit();
     let lines: Vec<_> = text.lines().collect();
     let names: Vec<_> = lines.iter().map(|line| line.split(':').next().unwrap()).take(12).collect();
-    assert_eq!(
-        names,
-        [
-            "# Manifest of hikyaku copy, version 1",
-            "# source",
-            "# destination",
-            "# source-storage",
-            "# source-contents",
-            "# destination-storage",
-            "# source-offset",
-            "# destination-offset",
-            "# bytes",
-            "# chunk",
-            "# extent",
-            "# range-blake3",
-        ]
-    );
+    let expected = [
+        "# Manifest of hikyaku copy, version 1",
+        "# source",
+        "# destination",
+        "# source-storage",
+        "# source-contents",
+        "# destination-storage",
+        "# source-offset",
+        "# destination-offset",
+        "# bytes",
+        "# chunk",
+        "# extent",
+        "# range-blake3",
+    ];
+    assert_eq!(names, expected);
     assert_eq!(lines[12], "#      pos        size  content  value");
     assert_eq!(lines[13], format!("0x00000000  0x{E:08X}  +  {}", blake3::hash(&[1])));
     assert_eq!((lines.len(), &lines[16][..10]), (17, "# blake3: "));

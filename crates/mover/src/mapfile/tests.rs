@@ -108,10 +108,8 @@ fn a_forged_map_is_checked_all_the_same() {
 fn errors_say_what_to_do() {
     let text = mapfile(5).emit();
     assert_eq!(Mapfile::parse(b""), Err(MapfileError::Foreign));
-    assert_eq!(
-        Mapfile::parse(b"# Mapfile. Created by GNU ddrescue version 1.27\n"),
-        Err(MapfileError::Foreign)
-    );
+    let parsed = Mapfile::parse(b"# Mapfile. Created by GNU ddrescue version 1.27\n");
+    assert_eq!(parsed, Err(MapfileError::Foreign));
     let later = text.replacen("version 1\n", "version 2\n", 1);
     let error = Mapfile::parse(later.as_bytes()).unwrap_err();
     assert_eq!(error, MapfileError::Version("2".to_owned()));

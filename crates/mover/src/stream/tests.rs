@@ -78,10 +78,8 @@ impl Endpoint for Blocks {
 
     fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
         if let Some((offset, length)) = request.kind.range() {
-            assert!(
-                offset % 512 == 0 && length % 512 == 0 && (1..=64 << 10).contains(&length),
-                "{offset} {length}"
-            );
+            let whole = offset % 512 == 0 && length % 512 == 0 && (1..=64 << 10).contains(&length);
+            assert!(whole, "{offset} {length}");
         }
         self.0.submit(io, request, done);
     }
@@ -219,10 +217,8 @@ fn a_reader_that_goes_away_ends_it() {
     let mut bench = Bench::new(SIZE, None);
     let (result, some) = bench.get(&Plan::default(), 100_000);
     let error = result.unwrap_err();
-    assert!(
-        matches!(&error, CopyError::Write { error, .. } if error.text.contains("broken pipe")),
-        "{error}"
-    );
+    let broken = matches!(&error, CopyError::Write { error, .. } if error.text.contains("broken pipe"));
+    assert!(broken, "{error}");
     assert_eq!(some.len(), 100_000);
 }
 

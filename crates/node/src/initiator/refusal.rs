@@ -69,10 +69,8 @@ mod tests {
         assert!(matches!(&error, OpenError::Missing(text) if text.contains("hikyaku ls")), "{error:?}");
         let refused = NegotiationError::DigestRefused { key: "DataDigest", answer: "None".into() };
         let error = login_error(&url, &LoginError::Negotiation(refused));
-        assert!(
-            matches!(&error, OpenError::Unprotected(text) if text.contains("DataDigest=CRC32C")),
-            "{error:?}"
-        );
+        let named = matches!(&error, OpenError::Unprotected(text) if text.contains("DataDigest=CRC32C"));
+        assert!(named, "{error:?}");
         let error = login_error(&url, &LoginError::Authorization);
         assert!(matches!(error, OpenError::Authentication(_)), "{error:?}");
     }

@@ -491,9 +491,8 @@ mod tests {
         let config = sealing(SealPolicy::Offer, vec![peer("p")], Vec::new());
         assert_eq!(config.peer(&seal::PublicKey([1; 32])).map(|peer| peer.name.as_str()), Some("p"));
         assert!(config.peer(&seal::PublicKey([2; 32])).is_none());
-        assert!(
-            sealing(SealPolicy::Off, vec![peer("p")], Vec::new()).peer(&seal::PublicKey([1; 32])).is_none()
-        );
+        let off = sealing(SealPolicy::Off, vec![peer("p")], Vec::new());
+        assert!(off.peer(&seal::PublicKey([1; 32])).is_none());
     }
 
     #[test]
@@ -564,10 +563,8 @@ mod tests {
         let mut config = config(vec![target("iqn.2000-01.t:x", Vec::new(), &[])]);
         config.targets[0].access.initiators = rows;
         assert_eq!(offered(&config), ["u", "v"]);
-        assert_eq!(
-            [decided(&config, None, Some("u")), decided(&config, None, Some("v"))],
-            [Ok(vec![1]), Ok(vec![2])]
-        );
+        let found = [decided(&config, None, Some("u")), decided(&config, None, Some("v"))];
+        assert_eq!(found, [Ok(vec![1]), Ok(vec![2])]);
         assert!(decided(&config, None, None).is_err() && decided(&config, None, Some("w")).is_err());
         // An account without a row gets full access.
         config.targets[0].access.chap.push(account("w"));

@@ -190,10 +190,8 @@ mod tests {
             (F::ItNexusReset, [none, none, none]),
             (F::QueryAsynchronousEvent, [none, none, none]),
         ];
-        assert!(
-            (1..).zip(&rows).all(|(code, (function, _))| F::from_code(code) == *function),
-            "all there are"
-        );
+        let same = (1..).zip(&rows).all(|(code, (function, _))| F::from_code(code) == *function);
+        assert!(same, "all there are");
         for (function, expected) in rows {
             let standings = [Some(Rights::ReadWrite), Some(Rights::ReadOnly), None];
             for (rights, expected) in standings.into_iter().zip(expected) {

@@ -224,11 +224,8 @@ mod tests {
         sessions.release(connection(0));
         assert_eq!(former(claim("a", 2, 0)).1, None, "another ISID");
         assert_eq!(former(claim("b", 1, 1)).1, None, "another initiator");
-        assert_eq!(
-            former(Claim { target: Some("iqn.u".into()), ..claim("a", 1, 2) }).1,
-            None,
-            "another target"
-        );
+        let elsewhere = Claim { target: Some("iqn.u".into()), ..claim("a", 1, 2) };
+        assert_eq!(former(elsewhere).1, None, "another target");
         let (second, again) = former(claim("a", 1, 3));
         assert_eq!(again, Some(first));
         sessions.release(connection(3));

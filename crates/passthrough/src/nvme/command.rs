@@ -136,11 +136,8 @@ mod tests {
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!((bytes[0], word(4), word(36)), (2, 7, 4096), "opcode, nsid, data_len");
         assert_eq!(bytes[24..32], 0x1122_3344_5566_7788u64.to_ne_bytes(), "addr");
-        assert_eq!(
-            [word(40), word(44), word(48), word(52)],
-            [0x0506_0708, 0x0102_0304, 7, 0],
-            "cdw10 to cdw13"
-        );
+        let dwords = [word(40), word(44), word(48), word(52)];
+        assert_eq!(dwords, [0x0506_0708, 0x0102_0304, 7, 0], "cdw10 to cdw13");
         assert_eq!((word(8), word(12), word(16), word(32), word(64), word(68)), (0, 0, 0, 0, TIMEOUT_MS, 0));
         assert_eq!(command(Verb::Flush, 0).emit(5)[24..40], [0; 16], "no data, no address");
     }

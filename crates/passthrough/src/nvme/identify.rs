@@ -209,9 +209,7 @@ mod tests {
         assert!(with(26, 0xff).contains("2^0"), "format_beyond_the_table");
         assert!(disk(&controller, &[0; IDENTIFY_BYTES]).unwrap_err().contains("not active"));
         assert!(disk(&[0xff; IDENTIFY_BYTES], &[0xff; IDENTIFY_BYTES]).is_err());
-        assert!(
-            disk(&[0xff; IDENTIFY_BYTES], &namespace).unwrap().transfer_blocks_max.is_none(),
-            "mdts_huge"
-        );
+        let huge = disk(&[0xff; IDENTIFY_BYTES], &namespace).unwrap();
+        assert!(huge.transfer_blocks_max.is_none(), "mdts_huge");
     }
 }

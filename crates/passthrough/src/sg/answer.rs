@@ -189,10 +189,8 @@ mod tests {
             [(0x29, 0x00, true), (0x29, 0x01, true), (0x29, 0x07, false), (0x2a, 0x09, false)]
         {
             let verdict = check(&sense(SenseKey::UnitAttention, asc, ascq));
-            assert!(
-                matches!(verdict, Verdict::Again { lost, .. } if lost == expected),
-                "{asc:02x}/{ascq:02x}"
-            );
+            let again = matches!(verdict, Verdict::Again { lost, .. } if lost == expected);
+            assert!(again, "{asc:02x}/{ascq:02x}");
         }
     }
 

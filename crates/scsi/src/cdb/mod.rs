@@ -314,20 +314,16 @@ mod tests {
 
     #[test]
     fn builders_emit_the_standard_layout() {
-        assert_eq!(
-            read_16(0x0102_0304_0506_0708, 0x0a0b_0c0d, true).as_bytes(),
-            [0x88, 0x08, 1, 2, 3, 4, 5, 6, 7, 8, 0x0a, 0x0b, 0x0c, 0x0d, 0, 0]
-        );
+        let expected = [0x88, 0x08, 1, 2, 3, 4, 5, 6, 7, 8, 0x0a, 0x0b, 0x0c, 0x0d, 0, 0];
+        assert_eq!(read_16(0x0102_0304_0506_0708, 0x0a0b_0c0d, true).as_bytes(), expected);
         assert_eq!(write_10(0x0102_0304, 0x0506, false).as_bytes(), [0x2a, 0, 1, 2, 3, 4, 0, 5, 6, 0]);
         assert_eq!(inquiry(Some(0x83), 0x0100).as_bytes(), [0x12, 1, 0x83, 1, 0, 0]);
         assert_eq!(inquiry(None, 36).as_bytes(), [0x12, 0, 0, 0, 36, 0]);
         assert_eq!(read_capacity_16(32).padded()[..2], [0x9e, 0x10]);
         assert_eq!(write_same_16(1, 2, true, true).as_bytes()[..2], [0x93, 0x09]);
         assert_eq!(mode_sense_10(0x08, 0x0201).as_bytes(), [0x5a, 0x08, 0x08, 0, 0, 0, 0, 2, 1, 0]);
-        assert_eq!(
-            report_supported_opcode(0x9e, 0x10, 20).as_bytes(),
-            [0xa3, 0x0c, 3, 0x9e, 0, 0x10, 0, 0, 0, 20, 0, 0]
-        );
+        let expected = [0xa3, 0x0c, 3, 0x9e, 0, 0x10, 0, 0, 0, 20, 0, 0];
+        assert_eq!(report_supported_opcode(0x9e, 0x10, 20).as_bytes(), expected);
     }
 
     #[test]

@@ -64,10 +64,8 @@ mod tests {
         for code in [POWER_ON, MODE_CHANGED, POWER_ON] {
             attentions.push(code);
         }
-        assert_eq!(
-            [attentions.pop(), attentions.pop(), attentions.pop()],
-            [Some(POWER_ON), Some(MODE_CHANGED), None]
-        );
+        let told = [attentions.pop(), attentions.pop(), attentions.pop()];
+        assert_eq!(told, [Some(POWER_ON), Some(MODE_CHANGED), None]);
     }
 
     #[test]

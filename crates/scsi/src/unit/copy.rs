@@ -268,10 +268,9 @@ mod tests {
     /// Sends the list; returns the resulting copy, or key, code and qualifier.
     fn begin(unit: &mut LogicalUnit, nexus: NexusId, list: &CopyList) -> Result<CopyList, (u8, u8, u8)> {
         let (cdb, bytes) = cdb::extended_copy(list);
-        assert_eq!(
-            codes(unit.command(nexus, RW, cdb.as_bytes(), &[]))?,
-            Step::Collect { list_bytes: bytes.len() as u32, bytes: bytes.len() as u32 }
-        );
+        let length = bytes.len() as u32;
+        let collect = Step::Collect { list_bytes: length, bytes: length };
+        assert_eq!(codes(unit.command(nexus, RW, cdb.as_bytes(), &[]))?, collect);
         match codes(unit.parameters(nexus, RW, cdb.as_bytes(), &bytes))? {
             Step::Copy(list) => Ok(list),
             other => panic!("{other:?}"),
@@ -297,10 +296,8 @@ mod tests {
         let most = Step::Collect { list_bytes: u32::MAX, bytes: PARAMETER_LIST_MAX_BYTES };
         assert_eq!(unit.command(A, RW, &cdb(u32::MAX), &[]), most);
         let (cdb, bytes) = cdb::extended_copy(&list(Some(1)));
-        assert_eq!(
-            codes(unit.parameters(A, RW, cdb.as_bytes(), &bytes[..bytes.len() - 1])),
-            Err((5, 0x1a, 0))
-        );
+        let ended = codes(unit.parameters(A, RW, cdb.as_bytes(), &bytes[..bytes.len() - 1]));
+        assert_eq!(ended, Err((5, 0x1a, 0)));
     }
 
     #[test]

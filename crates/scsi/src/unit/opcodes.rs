@@ -247,10 +247,8 @@ mod tests {
         for opcode in &TABLE {
             assert_eq!(Some(opcode.length()), crate::cdb::length(opcode.code()), "{:02x}", opcode.code());
             assert!(opcode.medium || !matches!(opcode.need, Need::Read | Need::Write));
-            assert_eq!(
-                opcode.service_action.unwrap_or(0),
-                if opcode.service_action.is_some() { opcode.usage[1] & 0x1f } else { 0 }
-            );
+            let expected = if opcode.service_action.is_some() { opcode.usage[1] & 0x1f } else { 0 };
+            assert_eq!(opcode.service_action.unwrap_or(0), expected);
         }
     }
 

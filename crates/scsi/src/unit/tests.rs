@@ -127,20 +127,15 @@ fn access(code: u8, flags: u8, lba: u64, blocks: u32) -> Vec<u8> {
 
 const READS: [u8; 4] = [op::READ_6, op::READ_10, op::READ_12, op::READ_16];
 const WRITES: [u8; 4] = [op::WRITE_6, op::WRITE_10, op::WRITE_12, op::WRITE_16];
-const VERIFIES: [u8; 6] = [
-    op::VERIFY_10,
-    op::VERIFY_12,
-    op::VERIFY_16,
-    op::WRITE_VERIFY_10,
-    op::WRITE_VERIFY_12,
-    op::WRITE_VERIFY_16,
-];
+const VERIFIES: [u8; 3] = [op::VERIFY_10, op::VERIFY_12, op::VERIFY_16];
+const WRITE_VERIFIES: [u8; 3] = [op::WRITE_VERIFY_10, op::WRITE_VERIFY_12, op::WRITE_VERIFY_16];
 const PRE_FETCHES: [u8; 2] = [op::PRE_FETCH_10, op::PRE_FETCH_16];
 const FLUSHES: [u8; 2] = [op::SYNCHRONIZE_CACHE_10, op::SYNCHRONIZE_CACHE_16];
 const SAMES: [u8; 2] = [op::WRITE_SAME_10, op::WRITE_SAME_16];
 
 fn all_accesses() -> impl Iterator<Item = u8> {
-    [&READS[..], &WRITES, &VERIFIES, &PRE_FETCHES, &FLUSHES, &SAMES].into_iter().flatten().copied()
+    let writes = WRITES.into_iter().chain(WRITE_VERIFIES).chain(SAMES);
+    READS.into_iter().chain(VERIFIES).chain(PRE_FETCHES).chain(FLUSHES).chain(writes)
 }
 
 #[test]
@@ -226,10 +221,8 @@ fn dpo_and_fua_reach_the_storage() {
         assert_eq!(media(&mut unit, access(code, 0x08, 0, 1)).op, MediaOp::Write { durable: true });
     }
     let mut through = unit_of(UnitConfig { write_cache: false, ..config() });
-    for cdb in
-        [access(op::WRITE_6, 0, 0, 1), access(op::WRITE_16, 0, 0, 1), access(op::WRITE_SAME_16, 1, 0, 1)]
-    {
-        assert!(media(&mut through, &cdb).durable(), "{cdb:02x?}");
+    for (code, flags) in [(op::WRITE_6, 0), (op::WRITE_16, 0), (op::WRITE_SAME_16, 1)] {
+        assert!(media(&mut through, access(code, flags, 0, 1)).durable(), "{code:02x}");
     }
 }
 
@@ -242,7 +235,7 @@ fn verify_bytchk() {
         (0x04, None),
         (0x06, Some((Compare::One, 512))),
     ];
-    for code in [op::VERIFY_10, op::VERIFY_12, op::VERIFY_16] {
+    for code in VERIFIES {
         for (flags, expected) in vectors {
             let cdb = access(code, flags, 7, 3);
             match expected {
@@ -254,11 +247,8 @@ fn verify_bytchk() {
             }
         }
     }
-    assert_eq!(
-        media(&mut unit, access(op::VERIFY_16, 0x06, 0, 0)).data_out_bytes(512),
-        0,
-        "nothing to compare"
-    );
+    let none = media(&mut unit, access(op::VERIFY_16, 0x06, 0, 0));
+    assert_eq!(none.data_out_bytes(512), 0, "nothing to compare");
     for flags in [0x04, 0x06] {
         assert_eq!(run(&mut unit, A, access(op::WRITE_VERIFY_16, flags, 0, 1)), IN_CDB);
     }
@@ -294,11 +284,8 @@ fn write_same_fields() {
     assert_eq!(work.op, MediaOp::WriteSame { unmap: true, zero: false, durable: false });
     assert_eq!(work.data_out_bytes(512), 512);
     assert_eq!(media(&mut thin, cdb::write_same_16(3, 4, true, true)).data_out_bytes(512), 0, "NDOB");
-    assert_eq!(
-        media(&mut thin, access(op::WRITE_SAME_10, 0x01, 0, 1)).data_out_bytes(512),
-        512,
-        "no NDOB in 10"
-    );
+    let ten = media(&mut thin, access(op::WRITE_SAME_10, 0x01, 0, 1));
+    assert_eq!(ten.data_out_bytes(512), 512, "no NDOB in 10");
 }
 
 /// FCP-4 9.4.2.6 leaves targets the choice that [`Media::accepts_data_out`] makes; iSCSI does not define it.
@@ -407,17 +394,16 @@ fn every_command_for_every_standing() {
             RECEIVE_COPY_RESULTS => cdb[13] = 64,
             _ => {}
         }
-        for (standing, expected) in
-            [(Standing::ReadWrite, GOOD), (Standing::ReadOnly, read_only), (Standing::Masked, masked)]
-        {
+        use Standing::*;
+        for (standing, expected) in [(ReadWrite, GOOD), (ReadOnly, read_only), (Masked, masked)] {
             let mut unit = unit();
             let record = CopyList { list_id: Some(0), cscds: Vec::new(), segments: Vec::new() };
             let (copy, list) = cdb::extended_copy(&record);
             assert!(matches!(unit.parameters(A, RW, copy.as_bytes(), &list), Step::Copy(_)));
             let step = match standing {
-                Standing::ReadWrite => unit.command(A, RW, &cdb, &[0]),
-                Standing::ReadOnly => unit.command(A, Rights::ReadOnly, &cdb, &[0]),
-                Standing::Masked => Step::Done(crate::no_unit(&cdb, &[])),
+                ReadWrite => unit.command(A, RW, &cdb, &[0]),
+                ReadOnly => unit.command(A, Rights::ReadOnly, &cdb, &[0]),
+                Masked => Step::Done(crate::no_unit(&cdb, &[])),
             };
             assert_eq!(codes(step).map(drop), expected, "{code:02x} {action:?} {standing:?}");
         }
@@ -468,10 +454,8 @@ fn write_same_maximum_length_is_the_one_told() {
 /// UNMAP with a list built by the initiator's side, then modified.
 fn unmapped(unit: &mut LogicalUnit, ranges: &[Range], change: impl FnOnce(&mut Vec<u8>)) -> Step {
     let (cdb, mut list) = cdb::unmap(ranges).expect("fits a list");
-    assert_eq!(
-        unit.command(A, RW, cdb.as_bytes(), &[]),
-        Step::Collect { list_bytes: list.len() as u32, bytes: list.len() as u32 }
-    );
+    let bytes = list.len() as u32;
+    assert_eq!(unit.command(A, RW, cdb.as_bytes(), &[]), Step::Collect { list_bytes: bytes, bytes });
     change(&mut list);
     unit.parameters(A, RW, cdb.as_bytes(), &list)
 }
@@ -497,9 +481,8 @@ fn unmap_ranges() {
     for (name, ranges, expected) in vectors {
         assert_eq!(codes(unmapped(&mut unit, ranges, |_| {})).map(drop), expected, "{name}");
     }
-    let Step::Media(work) = unmapped(&mut unit, &[range(1, 2), range(9, 0), range(3, 4)], |_| {}) else {
-        panic!()
-    };
+    let ranges = [range(1, 2), range(9, 0), range(3, 4)];
+    let Step::Media(work) = unmapped(&mut unit, &ranges, |_| {}) else { panic!() };
     assert_eq!(work.op, MediaOp::Unmap { ranges: vec![range(1, 2), range(3, 4)], durable: false });
     assert_eq!((work.blocks, work.data_out_bytes(512)), (6, 0));
 }
@@ -580,16 +563,9 @@ fn lba_status_of_blocks_that_exist() {
 fn lba_status_asks_for_what_the_answer_can_hold() {
     let mut unit = unit_of(UnitConfig { blocks: 1 << 60, ..config() });
     let whole = u64::from(u32::MAX);
-    for (allocation, expected) in [
-        (0, 1),
-        (7, 1),
-        (23, 1),
-        (24, 1),
-        (39, 1),
-        (40, 2),
-        (8 + 16 * LBA_STATUS_DESCRIPTORS_MAX, LBA_STATUS_DESCRIPTORS_MAX),
-        (u32::MAX, LBA_STATUS_DESCRIPTORS_MAX),
-    ] {
+    let max = LBA_STATUS_DESCRIPTORS_MAX;
+    let vectors = [(0, 1), (7, 1), (23, 1), (24, 1), (39, 1), (40, 2), (8 + 16 * max, max), (u32::MAX, max)];
+    for (allocation, expected) in vectors {
         let work = media(&mut unit, cdb::get_lba_status(5, allocation));
         assert_eq!(work.op, MediaOp::LbaStatus { descriptors_max: expected }, "{allocation}");
         assert_eq!((work.lba, work.blocks), (5, u64::from(expected) * whole), "{allocation}");
@@ -704,7 +680,7 @@ fn lba_status_conditions() {
 #[test]
 fn read_only_refuses_writes() {
     let mut unit = unit_of(UnitConfig { read_only: true, ..config() });
-    for code in [&WRITES[..], &VERIFIES[3..], &SAMES].into_iter().flatten() {
+    for code in [&WRITES[..], &WRITE_VERIFIES, &SAMES].into_iter().flatten() {
         assert_eq!(run(&mut unit, A, access(*code, 0, 0, 1)), PROTECTED, "{code:02x}");
     }
     assert_eq!(run(&mut unit, A, access(op::WRITE_SAME_16, 0x08, 0, 1)), PROTECTED);
@@ -725,11 +701,8 @@ fn capacity() {
     for allocation in 0..=40 {
         assert_eq!(data(&mut unit, cdb::read_capacity_16(allocation)).len(), allocation.min(32) as usize);
     }
-    assert_eq!(
-        run(&mut unit, A, [op::READ_CAPACITY_10, 0, 0, 0, 0, 1, 0, 0, 0, 0]),
-        IN_CDB,
-        "LBA without PMI"
-    );
+    let at_one = [op::READ_CAPACITY_10, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+    assert_eq!(run(&mut unit, A, at_one), IN_CDB, "LBA without PMI");
     let mut large = unit_of(UnitConfig { blocks: (1 << 32) + 1, ..config() });
     assert_eq!(data(&mut large, cdb::read_capacity_10())[..4], [0xff; 4]);
 }
@@ -745,10 +718,8 @@ fn inquiry_standard() {
     assert_eq!(whole[3], 0x12, "HISUP, format 2, no AERC, no TRMTSK");
     assert_eq!(whole[58..66], [0x00, 0xa0, 0x09, 0x60, 0x04, 0x60, 0x04, 0xc0]);
     for allocation in 0..=260 {
-        assert_eq!(
-            data(&mut unit, cdb::inquiry(None, allocation)),
-            whole[..whole.len().min(allocation.into())]
-        );
+        let cut = &whole[..whole.len().min(allocation.into())];
+        assert_eq!(data(&mut unit, cdb::inquiry(None, allocation)), cut);
     }
     assert_eq!(run(&mut unit, A, [op::INQUIRY, 0, 1, 1, 0, 0]), IN_CDB, "page code without EVPD");
     assert_eq!(run(&mut unit, A, [op::INQUIRY, 1, 0x81, 1, 0, 0]), IN_CDB, "unknown page");
@@ -773,17 +744,15 @@ fn inquiry_identification() {
     let page = data(&mut unit, cdb::inquiry(Some(0x83), 1024));
     let ids: Vec<DesignatorId> =
         inquiry::designators(&page).expect("page 83h").into_iter().map(|designator| designator.id).collect();
-    assert_eq!(
-        ids,
-        [
-            DesignatorId::Naa(vec![0x32, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0]),
-            DesignatorId::T10 { vendor: "HIKYAKU".into(), id: "c0ffee".into() },
-            DesignatorId::RelativePort(1),
-            DesignatorId::PortGroup(1),
-            DesignatorId::Name("iqn.2026-11.example:disk,t,0x0001".into()),
-            DesignatorId::Name("iqn.2026-11.example:disk".into()),
-        ]
-    );
+    let expected = [
+        DesignatorId::Naa(vec![0x32, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0]),
+        DesignatorId::T10 { vendor: "HIKYAKU".into(), id: "c0ffee".into() },
+        DesignatorId::RelativePort(1),
+        DesignatorId::PortGroup(1),
+        DesignatorId::Name("iqn.2026-11.example:disk,t,0x0001".into()),
+        DesignatorId::Name("iqn.2026-11.example:disk".into()),
+    ];
+    assert_eq!(ids, expected);
     let mut long = unit_of(UnitConfig { target_name: "é".repeat(500), serial: "x".repeat(500), ..config() });
     let page = data(&mut long, cdb::inquiry(Some(0x83), 4096));
     assert_eq!(inquiry::designators(&page).map(|list| list.len()), Some(6), "overlong names are cut");
@@ -1081,11 +1050,9 @@ fn prevent_is_per_nexus_and_ends_with_it() {
 fn mode_select(unit: &mut LogicalUnit, page: &[u8]) -> Step {
     let mut list = vec![0; 4];
     list.extend(page);
-    let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8, 0];
-    assert_eq!(
-        unit.command(A, RW, &cdb, &[]),
-        Step::Collect { list_bytes: list.len() as u32, bytes: list.len() as u32 }
-    );
+    let bytes = list.len() as u32;
+    let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, bytes as u8, 0];
+    assert_eq!(unit.command(A, RW, &cdb, &[]), Step::Collect { list_bytes: bytes, bytes });
     unit.parameters(A, RW, &cdb, &list)
 }
 
@@ -1098,11 +1065,7 @@ fn page(unit: &mut LogicalUnit, control: u8, code: u8) -> Vec<u8> {
 fn mode_sense_pages() {
     let mut unit = unit();
     let all = page(&mut unit, 0, 0x3f);
-    let mut singles = Vec::new();
-    for code in [0x01, 0x08, 0x0a, 0x1c] {
-        singles.extend(page(&mut unit, 0, code));
-    }
-    assert_eq!(all, singles);
+    assert_eq!(all, [0x01, 0x08, 0x0a, 0x1c].map(|code| page(&mut unit, 0, code)).concat());
     let six = data(&mut unit, [op::MODE_SENSE_6, 0, 0x3f, 0xff, 255, 0]);
     assert_eq!((usize::from(six[0]) + 1, six[3]), (six.len(), 8));
     assert_eq!(six[4..12], [0, 0, 0x27, 0x10, 0, 0, 2, 0], "short block descriptor");
@@ -1220,11 +1183,8 @@ fn mode_select_block_descriptor() {
         assert_eq!(codes(unit().parameters(A, RW, &cdb, list)).map(drop), expected, "{name}");
     }
     let cdb = [op::MODE_SELECT_6, 0x10, 0, 0, 24, 0];
-    assert_eq!(
-        codes(unit().parameters(A, RW, &cdb, &[0; 23])).map(drop),
-        LIST_LENGTH,
-        "shorter than requested"
-    );
+    let ended = codes(unit().parameters(A, RW, &cdb, &[0; 23])).map(drop);
+    assert_eq!(ended, LIST_LENGTH, "shorter than requested");
     let ten = [op::MODE_SELECT_10, 0x10, 0, 0, 0, 0, 0, 0, 16, 0];
     let list = [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0x27, 0x10, 0, 0, 2, 0];
     assert_eq!(codes(unit().parameters(A, RW, &ten, &list)).map(drop), GOOD);

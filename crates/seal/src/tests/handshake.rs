@@ -9,6 +9,11 @@ fn start(target: PublicKey, prologue: &[u8], psk: Option<&[u8; 32]>) -> (Initiat
     Initiator::start(&identities().0, target, prologue, psk, SUITE, &entropy(3))
 }
 
+/// The target's answer to a message without prologue and pre-shared key.
+fn answered(target: &Identity, m1: &[u8], suite: Suite, seed: u8) -> (Vec<u8>, Channel) {
+    Responder::read(target, b"", m1).unwrap().finish(None, suite, &entropy(seed)).unwrap()
+}
+
 /// Runs a handshake; fails unless both sides derive the same keys.
 fn run(
     ours: &[u8],
@@ -39,7 +44,7 @@ fn section3_message_lengths_are_the_protocols() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
     assert_eq!(m1.len(), 16 + 32 + 48 + 1184 + 16);
-    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
+    let (answer, _) = answered(&target, &m1, SUITE, 4);
     assert_eq!(answer.len(), 1088 + 32 + 16);
 }
 
@@ -106,7 +111,7 @@ fn section3_only_the_named_target_can_answer() {
     let (initiator, _) = start(target.public(), b"", None);
     // The impostor answers a message that was made for its own key.
     let (_, m1) = start(impostor.public(), b"", None);
-    let (answer, _) = Responder::read(&impostor, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
+    let (answer, _) = answered(&impostor, &m1, SUITE, 4);
     assert_eq!(initiator.finish(&answer).unwrap_err(), Broken);
 }
 
@@ -122,7 +127,7 @@ fn section3_reflected_message_is_no_answer() {
 fn section3_answer_to_an_earlier_handshake_is_refused() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
-    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
+    let (answer, _) = answered(&target, &m1, SUITE, 4);
     let (later, _) = Initiator::start(&identities().0, target.public(), b"", None, SUITE, &entropy(30));
     assert_eq!(later.finish(&answer).unwrap_err(), Broken);
 }
@@ -131,10 +136,8 @@ fn section3_answer_to_an_earlier_handshake_is_refused() {
 fn section3_replayed_message_1_gives_keys_that_its_replayer_does_not_have() {
     let target = identities().1;
     let (initiator, m1) = start(target.public(), b"", None);
-    let (answer, mut first) =
-        Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
-    let (_, mut second) =
-        Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(5)).unwrap();
+    let (answer, mut first) = answered(&target, &m1, SUITE, 4);
+    let (_, mut second) = answered(&target, &m1, SUITE, 5);
     let record = seal(&mut initiator.finish(&answer).unwrap().sealer, 1, &[]);
     assert_eq!(open(&mut second.opener, &record).unwrap_err(), Broken);
     open(&mut first.opener, &record).unwrap();
@@ -162,7 +165,7 @@ fn section3_every_bit_of_message_1_counts() {
 fn section3_every_bit_of_the_answer_counts() {
     let target = identities().1;
     let (_, m1) = start(target.public(), b"", None);
-    let (answer, _) = Responder::read(&target, b"", &m1).unwrap().finish(None, SUITE, &entropy(4)).unwrap();
+    let (answer, _) = answered(&target, &m1, SUITE, 4);
     for (bit, bad) in bit_flips(&answer).enumerate().filter(|(bit, _)| bit % 23 == 0 || *bit >= 1088 * 8) {
         assert!(start(target.public(), b"", None).0.finish(&bad).is_err(), "bit {bit}");
     }
@@ -178,8 +181,7 @@ fn section3_suite_of_the_other_side_does_not_open() {
     let target = identities().1;
     for suite in Suite::ALL.into_iter().filter(|suite| *suite != SUITE) {
         let (initiator, m1) = start(target.public(), b"", None);
-        let (answer, mut theirs) =
-            Responder::read(&target, b"", &m1).unwrap().finish(None, suite, &entropy(4)).unwrap();
+        let (answer, mut theirs) = answered(&target, &m1, suite, 4);
         let record = seal(&mut initiator.finish(&answer).unwrap().sealer, 1, &[]);
         assert_eq!(open(&mut theirs.opener, &record).unwrap_err(), Broken);
     }
@@ -223,10 +225,8 @@ fn identity_text_round_trips_and_is_44_characters() {
 #[test]
 fn identity_is_x25519_of_rfc_7748_section_6_1() {
     let alice = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
-    assert_eq!(
-        Identity::parse(alice).unwrap().public().to_string(),
-        "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo="
-    );
+    let public = Identity::parse(alice).unwrap().public().to_string();
+    assert_eq!(public, "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=");
 }
 
 #[test]

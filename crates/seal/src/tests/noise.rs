@@ -10,7 +10,6 @@ use super::*;
 use kem::CT_BYTES;
 
 use crate::handshake::{MAC_BYTES, PROTOCOL, mac, psk};
-use crate::schedule::Ratchet;
 
 /// The primitives of snow without randomness: the test provides the ephemeral keys.
 struct Resolver;
@@ -38,13 +37,16 @@ impl snow::types::Random for NoRandom {
     }
 }
 
-fn builder(protocol: &str) -> Builder<'static> {
+/// Snow's state with a static and an ephemeral key of these seeds.
+fn snow(protocol: &str, [s, e]: [u8; 2], initiator: bool, remote: Option<&[u8; 32]>) -> HandshakeState {
     let params: NoiseParams = protocol.parse().unwrap();
-    Builder::with_resolver(params, Box::new(Resolver)).prologue(b"prologue").unwrap()
-}
-
-fn private(seed: u8) -> [u8; 32] {
-    entropy(seed)
+    let (s, e): ([u8; 32], [u8; 32]) = (entropy(s), entropy(e));
+    let mut builder = Builder::with_resolver(params, Box::new(Resolver)).prologue(b"prologue").unwrap();
+    builder = builder.local_private_key(&s).unwrap().fixed_ephemeral_key_for_testing_only(&e);
+    if let Some(remote) = remote {
+        builder = builder.remote_public_key(remote).unwrap();
+    }
+    if initiator { builder.build_initiator() } else { builder.build_responder() }.unwrap()
 }
 
 fn hash_and_keys(mut noise: HandshakeState) -> ([u8; 32], [u8; 32], [u8; 32]) {
@@ -65,21 +67,9 @@ fn assert_same(ours: &mut Sealer, (hash, first, second): ([u8; 32], [u8; 32], [u
 fn section3_our_initiator_and_snows_responder_agree() {
     let (initiator, target) = identities();
     let pair_key = [9; 32];
-    let (start, m1) = Initiator::start(
-        &initiator,
-        target.public(),
-        b"prologue",
-        Some(&pair_key),
-        Suite::Aes256Gcm,
-        &entropy(5),
-    );
-    let (s, e) = (private(2), private(6));
-    let mut noise = builder(PROTOCOL)
-        .local_private_key(&s)
-        .unwrap()
-        .fixed_ephemeral_key_for_testing_only(&e)
-        .build_responder()
-        .unwrap();
+    let (key, suite) = (target.public(), Suite::Aes256Gcm);
+    let (start, m1) = Initiator::start(&initiator, key, b"prologue", Some(&pair_key), suite, &entropy(5));
+    let mut noise = snow(PROTOCOL, [2, 6], false, None);
     let mut ek = [0; 2000];
     let ek_bytes = noise.read_message(&m1[MAC_BYTES..], &mut ek).unwrap();
     assert_eq!(noise.get_remote_static().unwrap(), initiator.public().0);
@@ -96,16 +86,7 @@ fn section3_our_initiator_and_snows_responder_agree() {
 #[test]
 fn section3_our_responder_and_snows_initiator_agree() {
     let (initiator, target) = identities();
-    let (s, e) = (private(1), private(5));
-    let rs = target.public().0;
-    let mut noise = builder(PROTOCOL)
-        .local_private_key(&s)
-        .unwrap()
-        .remote_public_key(&rs)
-        .unwrap()
-        .fixed_ephemeral_key_for_testing_only(&e)
-        .build_initiator()
-        .unwrap();
+    let mut noise = snow(PROTOCOL, [1, 5], true, Some(&target.public().0));
     let dk = DecapsulationKey::from_seed([8; 64].into());
     let mut m1 = [0; 2000];
     noise.set_psk(2, &[0; 32]).unwrap();
@@ -125,26 +106,15 @@ fn section3_our_responder_and_snows_initiator_agree() {
 fn section3_xx_agrees_with_snow_both_ways() {
     const XX: &str = "Noise_XX_25519_ChaChaPoly_SHA256";
     let (_, target) = identities();
-    let (s, e) = (private(2), private(6));
     let mut buffer = [0; 200];
 
     let (enquirer, m1) = Enquirer::start(b"prologue", &entropy(5));
-    let mut noise = builder(XX)
-        .local_private_key(&s)
-        .unwrap()
-        .fixed_ephemeral_key_for_testing_only(&e)
-        .build_responder()
-        .unwrap();
+    let mut noise = snow(XX, [2, 6], false, None);
     noise.read_message(&m1, &mut []).unwrap();
     let bytes = noise.write_message(&[], &mut buffer).unwrap();
     assert_eq!(enquirer.finish(&buffer[..bytes]), Ok(target.public()));
 
-    let mut noise = builder(XX)
-        .local_private_key(&s)
-        .unwrap()
-        .fixed_ephemeral_key_for_testing_only(&e)
-        .build_initiator()
-        .unwrap();
+    let mut noise = snow(XX, [2, 6], true, None);
     let bytes = noise.write_message(&[], &mut buffer).unwrap();
     let answer = answer_enquiry(&target, b"prologue", &buffer[..bytes], &entropy(7)).unwrap();
     noise.read_message(&answer, &mut []).unwrap();

@@ -1,10 +1,16 @@
 //! Section 5: which records open.
 
 use super::*;
-use crate::head::Descriptors;
 
 fn parsed(head: &[u8]) -> Result<(usize, usize), Broken> {
-    parse_head(head).map(|(header, descriptors): (&[u8], Descriptors<'_>)| (header.len(), descriptors.len()))
+    parse_head(head).map(|(header, descriptors)| (header.len(), descriptors.len()))
+}
+
+/// Asserts that a unit does not open, and that nothing of it is left.
+#[track_caller]
+fn unit_refused(opener: &mut Opener, descriptor: &Descriptor, mut unit: Vec<u8>, what: &str) {
+    assert_eq!(opener.open_unit(descriptor, &mut unit), Err(Broken), "{what}");
+    assert!(unit.iter().all(|&byte| byte == 0), "{what}: what did not verify is not shown");
 }
 
 #[test]
@@ -17,11 +23,8 @@ fn section5_records_open_in_order_both_ways() {
             for number in 0..5 {
                 let (first, second) = (plain(1000 + usize::from(number)), plain(1));
                 let record = seal(sealer, number, &[&first, &second]);
-                assert_eq!(
-                    open(opener, &record),
-                    Ok((header(number).to_vec(), vec![first, second])),
-                    "{suite:?}"
-                );
+                let expected = (header(number).to_vec(), vec![first, second]);
+                assert_eq!(open(opener, &record), Ok(expected), "{suite:?}");
             }
             assert_eq!(open(opener, &seal(sealer, 9, &[])), Ok((header(9).to_vec(), vec![])));
         }
@@ -51,10 +54,8 @@ fn section5_longest_head_travels() {
     let descriptors: Vec<_> = (0..DESCRIPTORS_MAX).map(|_| ours.sealer.seal_in_place(&mut [0])).collect();
     let (prefix, mut head) = head_of(&mut ours.sealer, &longest, &descriptors);
     assert_eq!(head.len(), HEAD_BYTES_MAX + TAG_BYTES);
-    assert_eq!(
-        theirs.opener.open_head(prefix, &mut head),
-        Ok(Head { kind: Kind::Pdu, bytes: HEAD_BYTES_MAX })
-    );
+    let opened = Head { kind: Kind::Pdu, bytes: HEAD_BYTES_MAX };
+    assert_eq!(theirs.opener.open_head(prefix, &mut head), Ok(opened));
     let (header, opened) = parse_head(&head[..HEAD_BYTES_MAX]).unwrap();
     assert_eq!(header, longest);
     assert!(opened.eq(descriptors));
@@ -69,38 +70,22 @@ fn section5_every_bit_of_prefix_head_and_units_counts() {
             let bad = Sealed { prefix: prefix.try_into().unwrap(), ..record.clone() };
             assert_eq!(open(&mut theirs.opener, &bad).unwrap_err(), Broken, "{suite:?} prefix bit {bit}");
             // The head as it is, for any length in the prefix.
-            let mut head = record.head.clone();
-            assert_eq!(
-                theirs.opener.open_head(bad.prefix, &mut head),
-                Err(Broken),
-                "{suite:?} prefix bit {bit}"
-            );
+            let opened = theirs.opener.open_head(bad.prefix, &mut record.head.clone());
+            assert_eq!(opened, Err(Broken), "{suite:?} prefix bit {bit}");
         }
-        for (bit, head) in bit_flips(&record.head).enumerate() {
-            let mut head = head;
-            assert_eq!(
-                theirs.opener.open_head(record.prefix, &mut head),
-                Err(Broken),
-                "{suite:?} head bit {bit}"
-            );
-            let head_bytes = head.len() - TAG_BYTES;
-            assert!(
-                head[..head_bytes].iter().all(|&byte| byte == 0),
-                "{suite:?}: what did not verify is not shown"
-            );
+        for (bit, mut head) in bit_flips(&record.head).enumerate() {
+            let opened = theirs.opener.open_head(record.prefix, &mut head);
+            assert_eq!(opened, Err(Broken), "{suite:?} head bit {bit}");
+            let shown = head[..head.len() - TAG_BYTES].iter().any(|&byte| byte != 0);
+            assert!(!shown, "{suite:?}: what did not verify is not shown");
         }
         // No failed attempt advanced the counter: the record still opens. Then its units.
         let mut head = record.head.clone();
         let head_bytes = theirs.opener.open_head(record.prefix, &mut head).unwrap().bytes;
         let (_, descriptors) = parse_head(&head[..head_bytes]).unwrap();
         for (descriptor, unit) in descriptors.zip(&record.units) {
-            for (bit, mut unit) in bit_flips(unit).enumerate() {
-                assert_eq!(
-                    theirs.opener.open_unit(&descriptor, &mut unit),
-                    Err(Broken),
-                    "{suite:?} unit bit {bit}"
-                );
-                assert!(unit.iter().all(|&byte| byte == 0), "{suite:?}: what did not verify is not shown");
+            for (bit, unit) in bit_flips(unit).enumerate() {
+                unit_refused(&mut theirs.opener, &descriptor, unit, &format!("{suite:?} unit bit {bit}"));
             }
             let mut bads = vec![descriptor; 128 + 64 + 32];
             for (bit, bad) in bads.iter_mut().enumerate() {
@@ -111,9 +96,7 @@ fn section5_every_bit_of_prefix_head_and_units_counts() {
                 }
             }
             for bad in bads {
-                let mut unit = unit.clone();
-                assert_eq!(theirs.opener.open_unit(&bad, &mut unit), Err(Broken), "{suite:?} {bad:?}");
-                assert!(unit.iter().all(|&byte| byte == 0), "{suite:?}: what did not verify is not shown");
+                unit_refused(&mut theirs.opener, &bad, unit.clone(), &format!("{suite:?} {bad:?}"));
             }
             theirs.opener.open_unit(&descriptor, &mut unit.clone()).unwrap();
         }
@@ -134,11 +117,10 @@ fn section5_truncated_head_or_unit_does_not_open() {
     let head_bytes = theirs.opener.open_head(record.prefix, &mut head).unwrap().bytes;
     let descriptor = parse_head(&head[..head_bytes]).unwrap().1.next().unwrap();
     for bytes in 0..100 {
-        let mut unit = record.units[0][..bytes].to_vec();
-        assert_eq!(theirs.opener.open_unit(&descriptor, &mut unit), Err(Broken));
-        let shorter = Descriptor { length: bytes as u32, ..descriptor };
-        let mut unit = record.units[0][..bytes].to_vec();
-        assert_eq!(theirs.opener.open_unit(&shorter, &mut unit), Err(Broken));
+        for descriptor in [descriptor, Descriptor { length: bytes as u32, ..descriptor }] {
+            let mut unit = record.units[0][..bytes].to_vec();
+            assert_eq!(theirs.opener.open_unit(&descriptor, &mut unit), Err(Broken));
+        }
     }
 }
 

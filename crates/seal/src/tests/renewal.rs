@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::limits::Limits;
 use crate::schedule::{Ratchet, Use};
 
 const SUITE: Suite = Suite::ChaCha20Poly1305;

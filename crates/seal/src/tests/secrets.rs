@@ -23,10 +23,9 @@ fn debug_shows_no_secret() {
         format!("{:?}", Enquirer::start(b"", &entropy(3)).0),
         format!("{:?}", pair(Suite::Aegis256X4).0),
     ];
-    assert_eq!(
-        shown[0],
-        format!("Identity(PublicKey({}))", initiator.public()).replace("PublicKey(", "").replace("))", ")")
-    );
+    let expected =
+        format!("Identity(PublicKey({}))", initiator.public()).replace("PublicKey(", "").replace("))", ")");
+    assert_eq!(shown[0], expected);
     assert_eq!(shown[1], format!("Initiator {{ identity: Identity({}), .. }}", initiator.public()));
     assert_eq!(shown[2], format!("Responder {{ initiator: PublicKey({}), .. }}", initiator.public()));
     assert_eq!(shown_flight, "FirstFlight { .. }");

@@ -83,8 +83,7 @@ fn initiator(context: &Context, cases: &mut Cases) {
             ensure!(cause.contains("Diges"), "{cause}");
             // If only the target considers the login complete, no command follows.
             let is_empty = std::fs::read(&file)?.iter().all(|byte| *byte == 0);
-            ensure!(is_empty, "data went out without the digests asked for");
-            Ok(())
+            demand!(is_empty, "data went out without the digests asked for")
         });
     }
     cases.check("asked-digests-are-told", || {
@@ -111,7 +110,6 @@ fn initiator(context: &Context, cases: &mut Cases) {
         let output = copy(&format!("{}?data_digest=prefer", target.url(0).at(&tap.portal())))?.success()?;
         ensure!(flips.load(Ordering::Relaxed) > 0, "nothing was flipped");
         let protection = output.json()?["protection"].clone();
-        ensure!(protection["digests"]["data"] == "None", "{protection}");
-        Ok(())
+        demand!(protection["digests"]["data"] == "None", "{protection}")
     });
 }

@@ -74,10 +74,8 @@ impl Estate {
     /// Demands that `check` and `serve` refuse the configuration with this exit code and these words.
     fn refused(&self, context: &Context, code: i32, words: &[&str]) -> Result<()> {
         let serve = [Path::new("serve"), Path::new("--config"), &self.path("hikyaku.toml")];
-        for output in [self.check(context)?, context.ours(&serve, LIMIT)?] {
-            output.expect(code)?.says_all(words)?;
-        }
-        Ok(())
+        let outputs = [self.check(context)?, context.ours(&serve, LIMIT)?];
+        outputs.into_iter().try_for_each(|output| output.expect(code)?.says_all(words).map(drop))
     }
 
     pub(super) fn serve(&self, context: &Context) -> Result<Server> {
@@ -97,8 +95,7 @@ pub(super) fn refused(login: Result<Session>, status: &str) -> Result<()> {
         Err(error) => {
             let text = format!("{error:#}");
             let words = [format!("refused with {status}"), format!("status {status}")];
-            ensure!(words.iter().any(|words| text.contains(words)), "{text}");
-            Ok(())
+            demand!(words.iter().any(|words| text.contains(words)), "{text}")
         }
     }
 }
@@ -139,10 +136,8 @@ fn logged(context: &Context) -> Result<()> {
     let from = server.running.stderr().len();
     info(&url("u", SECRET))?.success()?;
     let line = server.logs(from, "logged in")?;
-    for part in ["chap_user=\"u\"", "protection=\"chap\"", "luns=\"0,ro\""] {
-        ensure!(line.contains(part), "no {part} in {line}");
-    }
-    Ok(())
+    let parts = ["chap_user=\"u\"", "protection=\"chap\"", "luns=\"0,ro\""];
+    parts.iter().try_for_each(|part| demand!(line.contains(part), "no {part} in {line}"))
 }
 
 /// `--seal off` makes a list of peers ineffective, which is reported.
@@ -152,8 +147,7 @@ fn contradiction(context: &Context) -> Result<()> {
     let peers = estate.path("peers.toml").display().to_string();
     let arguments = ["serve", "mem:1M", "--listen", "127.0.0.1:0", "--seal", "off", "--peers", &peers];
     let said = Server::start(context.command().args(arguments), 1)?.running.stderr();
-    ensure!(said.contains("no session is sealed") && said.contains(&peers), "{said}");
-    Ok(())
+    demand!(said.contains("no session is sealed") && said.contains(&peers), "{said}")
 }
 
 /// The same configuration passes if every row requires a proof.
@@ -196,8 +190,7 @@ fn name_of_another(context: &Context) -> Result<()> {
     let mut typed =
         Session::login_sealed(&server.url, LAPTOP, isid(2), &backup.who(&target, Suite::ALL[0])?)?;
     ensure!(typed.read(0, 0, 1).is_err(), "peer `backup` reads the LUN of `laptop` by its name");
-    ensure!(typed.read(1, 0, 1)? == [0; 512], "its own LUN");
-    Ok(())
+    demand!(typed.read(1, 0, 1)? == [0; 512], "its own LUN")
 }
 
 /// A row by a name without a bound key is an error in the configuration, reported with its line.
@@ -239,8 +232,7 @@ fn user_decides(context: &Context) -> Result<()> {
     // Discovery lists the LUNs that the user may use.
     let portal = format!("iscsi://a%secret-of-a-16-b@{}", server.url.portal);
     let listed = context.ours(&["ls", &portal], LIMIT)?.success()?;
-    ensure!(listed.stdout.contains(IQN), "{}", listed.stdout);
-    Ok(())
+    demand!(listed.stdout.contains(IQN), "{}", listed.stdout)
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

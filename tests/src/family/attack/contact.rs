@@ -206,8 +206,7 @@ fn behind_a_flood(context: &Context, estate: &Estate) -> Result<()> {
         },
     )?;
     let connections = tap.conversations().len();
-    ensure!(connections == logins, "{connections} connections for {logins} logins");
-    Ok(())
+    demand!(connections == logins, "{connections} connections for {logins} logins")
 }
 
 /// 100 logins with a listed key from a separate address, during floods from 200 others.
@@ -454,8 +453,7 @@ fn idle(context: &Context, estate: &Estate) -> Result<()> {
     println!("  idle: {:.1} MiB before, {:.1} at most, {:.1} after", mib(before), mib(peak), mib(after));
     let more = mib(peak) - mib(before);
     ensure!(peak <= before + IDLE_BYTES_MAX, "{IDLE} idle connections: {more:.1} MiB more");
-    ensure!(after <= before + RETURNED_BYTES_MAX, "{:.1} MiB are kept", mib(after) - mib(before));
-    Ok(())
+    demand!(after <= before + RETURNED_BYTES_MAX, "{:.1} MiB are kept", mib(after) - mib(before))
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

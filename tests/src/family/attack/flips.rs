@@ -317,8 +317,7 @@ fn random(context: &Context, estate: &Scene<'_, Estate>, cases: &mut Cases) {
 fn undisturbed(context: &Context, estate: &Estate, kind: Kind) -> Result<()> {
     let copying = start(context, estate, kind, 1, |_, _| Box::new(Passive))?;
     let (outcome, output) = copying.finish()?;
-    ensure!(outcome == Outcome::Untouched, "{}: {output}", outcome.name());
-    Ok(())
+    demand!(outcome == Outcome::Untouched, "{}: {output}", outcome.name())
 }
 
 /// A requested digest is negotiated away by one bit: the copy is refused, and the message names the key.
@@ -332,8 +331,7 @@ fn renamed(context: &Context, estate: &Estate, kind: Kind, key: &'static str, wa
     ensure!(done.load(Ordering::Relaxed) > 0, "the login has no key {key}");
     let (is_refused, name) = (matches!(outcome, Outcome::Refused(_)), outcome.name());
     ensure!(is_refused, "{key} was negotiated away, and the copy goes on without: {name}");
-    ensure!(output.stderr.contains(key), "the message does not name {key}:\n{}", output.stderr);
-    Ok(())
+    demand!(output.stderr.contains(key), "the message does not name {key}:\n{}", output.stderr)
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

@@ -74,8 +74,7 @@ fn after_64_gib(context: &Context, estate: &Estate) -> Result<()> {
     command.args(["compare", &pattern, &endpoint]).env("HIKYAKU_LOG", "debug");
     let output = run(&mut command, Duration::from_secs(600))?.success()?;
     let exchanges = output.stderr.matches("an exchange of fresh keys goes on").count();
-    ensure!(exchanges == 1, "{exchanges} exchanges in {COMPARED} bytes");
-    Ok(())
+    demand!(exchanges == 1, "{exchanges} exchanges in {COMPARED} bytes")
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

@@ -203,8 +203,7 @@ pub(super) fn make_fifo(path: &Path) -> Result<()> {
     let _ = fs::remove_file(path);
     let name = std::ffi::CString::new(path.to_str().context("a path of text")?)?;
     // SAFETY: the name outlives the call.
-    ensure!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) } == 0, "{}", std::io::Error::last_os_error());
-    Ok(())
+    demand!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) } == 0, "{}", std::io::Error::last_os_error())
 }
 
 fn refused(output: Output, path: &Path, words: &[&str]) -> Result<()> {
@@ -222,8 +221,7 @@ fn create_is_private(context: &Context) -> Result<()> {
     let endpoint = format!("{},create,size=1M", image.display());
     run(shell.args(["copy", "pattern:1M", &endpoint]), LIMIT)?.success()?;
     let mode = fs::metadata(&image)?.mode() & 0o777;
-    ensure!(mode == 0o600, "the new image has mode {mode:03o}");
-    Ok(())
+    demand!(mode == 0o600, "the new image has mode {mode:03o}")
 }
 
 /// Child processes of the program get no password in their environment, and find none in the program's process.
@@ -241,10 +239,8 @@ fn hooks_see_no_password(context: &Context) -> Result<()> {
     run(&mut command, LIMIT)?.success()?;
     let text = String::from_utf8_lossy(&fs::read(&seen)?).into_owned();
     ensure!(text.contains("user-of-a-hook"), "the hook saw no environment: {text}");
-    for password in [PASSWORD, TARGET_PASSWORD] {
-        ensure!(!text.contains(password), "the hook's environment has the password");
-    }
-    Ok(())
+    let shown = [PASSWORD, TARGET_PASSWORD].iter().any(|password| text.contains(password));
+    demand!(!shown, "the hook's environment has the password")
 }
 
 /// During a login that hangs, neither arguments nor environment show a password.
@@ -375,8 +371,7 @@ fn sandboxed(context: &Context, back_end: &str) -> Result<()> {
     let log = target.log();
     ensure!(!log.contains("panicked") && !log.contains("not permitted"), "{log}");
     target.terminate(LIMIT)?.expect(0)?;
-    ensure!(fs::read(&image)? == fs::read(home.path().join("other.img"))?, "the copies differ");
-    Ok(())
+    demand!(fs::read(&image)? == fs::read(home.path().join("other.img"))?, "the copies differ")
 }
 
 fn sandbox_off(context: &Context) -> Result<()> {
@@ -386,6 +381,5 @@ fn sandbox_off(context: &Context) -> Result<()> {
             ensure!(status.contains(line), "no '{line}' in\n{status}");
         }
     }
-    ensure!(target.log().contains("not confined"), "{}", target.log());
-    Ok(())
+    demand!(target.log().contains("not confined"), "{}", target.log())
 }

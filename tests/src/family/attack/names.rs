@@ -61,8 +61,7 @@ struct Reached {
 impl Reached {
     fn saw_no_login(&self) -> Result<()> {
         let log = self.running.stderr();
-        ensure!(!log.contains(" logged in "), "the rogue had a session:\n{log}");
-        Ok(())
+        demand!(!log.contains(" logged in "), "the rogue had a session:\n{log}")
     }
 }
 
@@ -170,10 +169,8 @@ fn refused(output: Output, words: &[&str]) -> Result<()> {
     let output = output.expect(4)?;
     let error = output.json_error()?;
     let cause = error["cause"].as_str().unwrap_or_default();
-    for word in words {
-        ensure!(cause.contains(word), "{}: no {word:?} in {error}", output.line);
-    }
-    Ok(())
+    let has = |word: &&str| demand!(cause.contains(*word), "{}: no {word:?} in {error}", output.line);
+    words.iter().try_for_each(has)
 }
 
 /// A network namespace whose loopback device also has an address outside the loopback network.
@@ -273,8 +270,7 @@ fn the_target_name_told_by_discovery(context: &Context) -> Result<()> {
     let target = output.json()?["targets"][0].clone();
     ensure!(target["error"]["code"] == 4 && target["luns"] == serde_json::json!([]), "{target}");
     let log = rogue.running.stderr();
-    ensure!(!log.contains(&format!("target_name=\"{IQN}\"")), "the rogue had a session:\n{log}");
-    Ok(())
+    demand!(!log.contains(&format!("target_name=\"{IQN}\"")), "the rogue had a session:\n{log}")
 }
 
 fn a_known_address_behind_a_redirection(context: &Context) -> Result<()> {
@@ -405,8 +401,7 @@ fn beyond_loopback_unprotected_is_said(context: &Context) -> Result<()> {
     let protection = output.json()?["protection"].clone();
     ensure!(protection["kind"] == "none" && protection["peer"].is_null(), "{protection}");
     let output = info(",seal=off")?;
-    ensure!(!output.stderr.contains("not protected"), "{}", output.stderr);
-    Ok(())
+    demand!(!output.stderr.contains("not protected"), "{}", output.stderr)
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

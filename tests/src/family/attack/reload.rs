@@ -31,8 +31,7 @@ fn reload(server: &mut Server) -> Result<String> {
 /// As [`reload`], and demands `words` in the line.
 fn reloaded(server: &mut Server, words: &[&str]) -> Result<()> {
     let line = reload(server)?;
-    ensure!(words.iter().all(|word| line.contains(word)), "no {words:?} in: {line}");
-    Ok(())
+    demand!(words.iter().all(|word| line.contains(word)), "no {words:?} in: {line}")
 }
 
 fn ends(mut session: Session, since: Instant) -> Result<()> {
@@ -43,8 +42,7 @@ fn ends(mut session: Session, since: Instant) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => return Err(error).context("the session lives on"),
     }
-    ensure!(since.elapsed() < ENDED, "the session ends only after {:?}", since.elapsed());
-    Ok(())
+    demand!(since.elapsed() < ENDED, "the session ends only after {:?}", since.elapsed())
 }
 
 struct Sealed {
@@ -163,8 +161,7 @@ fn fifo(context: &Context) -> Result<()> {
     reloaded(&mut server, &["nothing is changed", "FIFO"]).context("a reload that meets a FIFO")?;
     estate.write("a.secret", "another-secret-16\n")?;
     let line = reload(&mut server).context("the reload after it")?;
-    ensure!(!line.contains("nothing is changed"), "{line}");
-    Ok(())
+    demand!(!line.contains("nothing is changed"), "{line}")
 }
 
 /// SIGTERM ends the server while a reload waits for a target that does not answer.
@@ -326,8 +323,7 @@ fn under_load(context: &Context) -> Result<()> {
     ensure!(commands.load(Ordering::Relaxed) > 0, "no load");
     ensure!(after.descriptors <= before.descriptors, "descriptors: {before:?}, then {after:?}");
     ensure!(after.threads.len() <= before.threads.len(), "threads: {before:?}, then {after:?}");
-    ensure!(after.resident <= before.resident + GROWTH_MAX, "memory: {before:?}, then {after:?}");
-    Ok(())
+    demand!(after.resident <= before.resident + GROWTH_MAX, "memory: {before:?}, then {after:?}")
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

@@ -92,11 +92,8 @@ fn ends(
 ) -> Result<()> {
     let answer = session.scsi(lun, cdb, 0, out)?;
     let found = (answer.status != 0).then(|| answer.sense_codes());
-    ensure!(
-        found == expected,
-        "{what}: status {:#04x}, sense {found:02x?} instead of {expected:02x?}",
-        answer.status
-    );
+    let status = answer.status;
+    ensure!(found == expected, "{what}: status {status:#04x}, sense {found:02x?} instead of {expected:02x?}");
     Ok(())
 }
 
@@ -152,8 +149,7 @@ fn is_told_so_and_reads_without_errors(context: &Context) -> Result<()> {
     let info = run(context.command().args(["info", &endpoint, "--json"]), LIMIT)?.success()?.json()?;
     ensure!(info["facts"]["access"] == "ro", "info: {info}");
     let listed = run(context.command().args(["ls", &endpoint]), LIMIT)?.success()?;
-    ensure!(listed.stdout.split_whitespace().any(|word| word == "ro"), "ls: {}", listed.stdout);
-    Ok(())
+    demand!(listed.stdout.split_whitespace().any(|word| word == "ro"), "ls: {}", listed.stdout)
 }
 
 fn cannot_end_tasks_and_sessions(context: &Context) -> Result<()> {
@@ -177,8 +173,7 @@ fn cannot_end_tasks_and_sessions(context: &Context) -> Result<()> {
     let answer = writer.manage(WARM_RESET, 0)?;
     ensure!(answer == COMPLETE, "TARGET WARM RESET by an initiator with all rights: response {answer}");
     let log = scene.server.running.stderr();
-    ensure!(log.contains("task management refused"), "the log does not name the refusal:\n{log}");
-    Ok(())
+    demand!(log.contains("task management refused"), "the log does not name the refusal:\n{log}")
 }
 
 fn masked_units_are_not_reached_by_resets(context: &Context) -> Result<()> {
@@ -199,8 +194,7 @@ fn masked_units_are_not_reached_by_resets(context: &Context) -> Result<()> {
     }
     ends(&mut masked, (0, &cdb10(0x28, 0, 1)), &[], NO_UNIT, "READ of a masked unit")?;
     let answer = masked.manage(LUN_RESET, 1)?;
-    ensure!(answer == COMPLETE, "LOGICAL UNIT RESET of a unit that is seen: response {answer}");
-    Ok(())
+    demand!(answer == COMPLETE, "LOGICAL UNIT RESET of a unit that is seen: response {answer}")
 }
 
 fn a_refused_reset_ends_no_task_of_its_sender(context: &Context) -> Result<()> {
@@ -217,12 +211,9 @@ fn a_refused_reset_ends_no_task_of_its_sender(context: &Context) -> Result<()> {
     ensure!(answer == UNAUTHORIZED, "LOGICAL UNIT RESET: response {answer}");
     reader.send_burst(&r2t, &zeros)?;
     let response = reader.receive().context("the answer to the VERIFY")?;
-    ensure!(
-        response.opcode() == SCSI_RESPONSE && response.bhs[3] == 0,
-        "opcode {:#x}, status {:#x} answer the VERIFY",
-        response.opcode(),
-        response.bhs[3]
-    );
+    let (opcode, status) = (response.opcode(), response.bhs[3]);
+    let is_good = opcode == SCSI_RESPONSE && status == 0;
+    ensure!(is_good, "opcode {opcode:#x}, status {status:#x} answer the VERIFY");
     Ok(())
 }
 

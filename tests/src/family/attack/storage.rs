@@ -47,8 +47,7 @@ fn two_loops(context: &Context) -> Result<()> {
         let words = [&[from.as_str(), to, "--force"], &more[..]].concat();
         refused(copy(context, dir.path(), &words), "the same storage as the source")?;
     }
-    ensure!(fs::read(&file)? == before, "the file was written");
-    Ok(())
+    demand!(fs::read(&file)? == before, "the file was written")
 }
 
 fn beside_a_mount(context: &Context) -> Result<()> {

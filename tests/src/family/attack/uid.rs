@@ -62,8 +62,7 @@ impl Scene {
     }
 
     fn untouched(&self) -> Result<()> {
-        ensure!(std::fs::read(&self.image)?.iter().all(|byte| *byte == 0), "the image was written");
-        Ok(())
+        demand!(std::fs::read(&self.image)?.iter().all(|byte| *byte == 0), "the image was written")
     }
 
     /// Demands that the log names the refused user, and the option that admits it.

@@ -155,8 +155,7 @@ impl Fault {
         image::same_but(&scene.source.file, &scene.before, &scene.destination.file, bad)?;
         let journal = scene.journal()?.context("a journal")?;
         let bytes: u64 = bad.iter().map(|(_, length)| length).sum();
-        ensure!(journal.bytes('-') == bytes && journal.bytes('+') == image::BYTES - bytes, "{journal:?}");
-        Ok(())
+        demand!(journal.bytes('-') == bytes && journal.bytes('+') == image::BYTES - bytes, "{journal:?}")
     }
 }
 

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rand::rngs::StdRng;
 use rand::RngExt;
+use rand::rngs::StdRng;
 
 use crate::files::data_of;
 use crate::random;
@@ -102,8 +102,7 @@ fn sectors(paths: &[&Path], mut look: impl FnMut(u64, &[&[u8]]) -> Result<()>) -
 
 pub(super) fn same(left: &Path, right: &Path) -> Result<()> {
     sectors(&[left, right], |at, parts| {
-        ensure!(parts[0] == parts[1], "{} and {} differ at {at}", left.display(), right.display());
-        Ok(())
+        demand!(parts[0] == parts[1], "{} and {} differ at {at}", left.display(), right.display())
     })
 }
 
@@ -122,8 +121,7 @@ pub(super) fn of_both(
         if finished.iter().any(|(start, end)| (*start..*end).contains(&at)) {
             bail!("the map says that {at} is copied, but the destination does not hold the source there");
         }
-        ensure!(parts[2] == parts[1], "the destination holds at {at} neither the source's bytes nor its own");
-        Ok(())
+        demand!(parts[2] == parts[1], "the destination holds at {at} neither the source's bytes nor its own")
     })
 }
 
@@ -132,8 +130,7 @@ pub(super) fn same_but(source: &Path, before: &Path, destination: &Path, but: &[
     sectors(&[source, before, destination], |at, parts| {
         let kept = but.iter().any(|(start, length)| (*start..start + length).contains(&at));
         let (expected, whose) = if kept { (parts[1], "its own") } else { (parts[0], "the source's") };
-        ensure!(parts[2] == expected, "the destination does not hold {whose} bytes at {at}");
-        Ok(())
+        demand!(parts[2] == expected, "the destination does not hold {whose} bytes at {at}")
     })
 }
 

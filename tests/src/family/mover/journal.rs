@@ -109,8 +109,7 @@ fn changed_under(context: &Context, seed: u64, kind: Kind) -> Result<()> {
     write_to_source(&mut scene)?;
     copy.signal(libc::SIGCONT)?;
     let told = copy.finish(LIMIT)?.success()?.says("was written while it was copied")?.json()?;
-    ensure!(told["source_changed"] == true && told["source_consistent"] == false, "{told}");
-    Ok(())
+    demand!(told["source_changed"] == true && told["source_consistent"] == false, "{told}")
 }
 
 /// A second copy to a destination that another copy writes to is refused, with the first one's journal too; the first

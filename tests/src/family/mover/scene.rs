@@ -281,7 +281,6 @@ impl Scene {
 
     pub(super) fn is_done(&self) -> Result<()> {
         image::same(&self.source.file, &self.destination.file)?;
-        ensure!(map::all(&self.state())?.is_empty(), "a journal is left");
-        Ok(())
+        demand!(map::all(&self.state())?.is_empty(), "a journal is left")
     }
 }

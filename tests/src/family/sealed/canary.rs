@@ -104,8 +104,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         cases.check_some(("suites", 2), &format!("canary-{suite}"), || {
             let (found, bytes) = listen(context, estate.get()?, target.get()?, Some(suite))?;
             volume += bytes;
-            ensure!(found.is_empty(), "readable on the way: {found:#?}");
-            Ok(())
+            demand!(found.is_empty(), "readable on the way: {found:#?}")
         });
     }
     drop(target);
@@ -114,8 +113,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         let portable = Surroundings::variable("HIKYAKU_IO", "portable");
         let target = estate.serve_in(context, "require", &portable)?;
         let (found, _) = listen(context, estate, &target, Some(SUITES[0]))?;
-        ensure!(found.is_empty(), "readable on the way: {found:#?}");
-        Ok(())
+        demand!(found.is_empty(), "readable on the way: {found:#?}")
     });
     cases.check("canary-control-sings-in-the-clear", || {
         let estate = estate.get()?;

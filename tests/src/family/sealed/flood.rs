@@ -313,8 +313,7 @@ fn plain_logins(target: &Target) -> Result<()> {
     }
     let after = cpu_seconds(target.pid())?;
     let each = (after.0 + after.1 - before.0 - before.1) / 500.0;
-    ensure!(each < HANDSHAKE_CPU_S_MAX / 2.0, "{each:.5} s of processor time each");
-    Ok(())
+    demand!(each < HANDSHAKE_CPU_S_MAX / 2.0, "{each:.5} s of processor time each")
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
@@ -329,8 +328,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         });
     }
     cases.check_sum("flood-is-told-0301", facts.len() == FLOODS.len(), || {
-        ensure!(busy > 0, "no handshake is refused as one too many (0301)");
-        Ok(())
+        demand!(busy > 0, "no handshake is refused as one too many (0301)")
     });
     cases.fact("floods", facts);
     cases.check("flood-plain-logins-are-refused-cheaply", || plain_logins(&ground.get()?.target));

@@ -153,8 +153,7 @@ fn in_the_clear(insider: &Insider) -> Result<()> {
     let isid = [0x80, 0, 0, 0, 0, 4];
     Sealed::begin(&mut stream, &insider.url, NAME, isid, &insider.friend)?;
     let login = Session::login_over(stream, None, &insider.url, NAME, isid);
-    ensure!(login.is_err(), "a login in the clear behind a handshake");
-    Ok(())
+    demand!(login.is_err(), "a login in the clear behind a handshake")
 }
 
 pub(crate) fn renew(session: &mut Session) -> Result<()> {
@@ -335,8 +334,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         in_the_clear(insider.get()?)
     });
     cases.check_sum("insider-stored-nothing", before.is_made(), || {
-        ensure!(std::fs::read(&estate.get()?.file)? == *before.get()?, "what did not verify was stored");
-        Ok(())
+        demand!(std::fs::read(&estate.get()?.file)? == *before.get()?, "what did not verify was stored")
     });
     cases.check("insider-300-generations", || renewals(insider.get()?));
     cases.check("insider-inner-login-has-no-digests-and-no-seal", || inner_login(insider.get()?));

@@ -198,8 +198,7 @@ fn forged(context: &Context, estate: &Estate, target: &mut Target, forgery: &'st
     ensure!(matches!(output.code, Some(1 | 4 | 5)), "only a failure would be honest: {output}");
     in_the_clear(&tap)?;
     estate.serves_on(context, target)?;
-    ensure!(target.logins() == logins + 1, "the target let it in\n{}", target.log());
-    Ok(())
+    demand!(target.logins() == logins + 1, "the target let it in\n{}", target.log())
 }
 
 fn in_the_clear(tap: &Tap) -> Result<()> {
@@ -380,8 +379,7 @@ fn relay_alone(context: &Context, estate: &Estate) -> Result<()> {
     let tap = Forger::tap(&target, |_, _, _| {})?;
     let endpoint = estate.endpoint(&target, &tap.portal(), &estate.friend, "");
     ours(context, &["info", &endpoint])?.success()?;
-    ensure!(!tap.conversations().is_empty(), "nothing came through the relay");
-    Ok(())
+    demand!(!tap.conversations().is_empty(), "nothing came through the relay")
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {

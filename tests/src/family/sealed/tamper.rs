@@ -128,8 +128,7 @@ impl Run {
     /// Demands that the first connection was ended: otherwise the deed was not detected.
     fn noticed(&self) -> Result<()> {
         let is_noticed = self.output.code != Some(0) || self.conversations.len() > 1;
-        ensure!(is_noticed, "nobody noticed: the copy succeeded over the first connection");
-        Ok(())
+        demand!(is_noticed, "nobody noticed: the copy succeeded over the first connection")
     }
 }
 
@@ -326,8 +325,7 @@ fn session_again(bench: &mut Bench<'_>, recorded: &Conversation) -> Result<()> {
     ensure!(more.is_empty(), "the target answers records that were replayed with {} bytes", more.len());
     ensure!(std::fs::read(&bench.estate.file)?.iter().all(|&byte| byte == 0), "replayed data was stored");
     bench.estate.serves_on(bench.context, &mut bench.target)?;
-    ensure!(bench.target.logins() == logins + 1, "a session that was replayed logged in");
-    Ok(())
+    demand!(bench.target.logins() == logins + 1, "a session that was replayed logged in")
 }
 
 /// In a plain session a flipped bit of written data is not detected in transit: `honest` must find it.
@@ -338,8 +336,7 @@ fn plain_flip_is_found(context: &Context) -> Result<()> {
     let tap = bench.tap(Some(Attack::new(Way::ToTarget, aim, Deed::Flip(1), done.clone())))?;
     let run = bench.run(&tap, false)?;
     ensure!(done.at().is_some(), "the place was not met");
-    ensure!(run.honest().is_err(), "a bit was altered in the clear, and nothing is found wrong");
-    Ok(())
+    demand!(run.honest().is_err(), "a bit was altered in the clear, and nothing is found wrong")
 }
 
 /// The places whose bits are flipped: those that occur in a copy. The initiator's records have either data or none.
@@ -364,8 +361,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         let aim = Aim::Place { part: Part::Body, number: 0, offset: 0 };
         let result = bench.get_mut()?.0.attack(Way::ToTarget, aim, &Deed::Flip(0), true);
         let error = result.err().context("nothing was altered, and it was noticed")?;
-        ensure!(format!("{error:#}").contains("nobody noticed"), "{error:#}");
-        Ok(())
+        demand!(format!("{error:#}").contains("nobody noticed"), "{error:#}")
     });
     let mut classes = BTreeMap::<String, u64>::new();
     for (class, part, way) in flipped_places() {

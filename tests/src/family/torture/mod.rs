@@ -166,8 +166,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     }
     cases.check_sum("a-thousand-kills", complete == SCENES.len() + 1, || {
         let least = context.amount(0, KILLS_MIN) as u64;
-        ensure!(sums.kills >= least, "the target was killed {} times only", sums.kills);
-        Ok(())
+        demand!(sums.kills >= least, "the target was killed {} times only", sums.kills)
     });
     for (name, count) in serde_json::to_value(&sums)?.as_object().into_iter().flatten() {
         cases.fact(name, count.clone());

@@ -256,7 +256,7 @@ fn text_of_model(curves: &[Curve]) -> String {
     if curves.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&["device", "buffers", "model MB/s", "measured", "of model", "of at once"]);
+    let mut table = Table::new("device | buffers | model MB/s | measured | of model | of at once");
     let mut knees = String::new();
     for curve in curves {
         for point in &curve.points {
@@ -289,18 +289,10 @@ fn text_of_model(curves: &[Curve]) -> String {
 }
 
 fn text_of_cost(table: &[Measured]) -> String {
-    let mut costs = Table::new(&[
-        "for a GB",
-        "process CPU s user + system",
-        "machine us",
-        "sy",
-        "wa",
-        "hi",
-        "si",
-        "context switches",
-        "device reads, writes (GiB)",
-        "page cache growth",
-    ]);
+    let mut costs = Table::new(
+        "for a GB | process CPU s user + system | machine us | sy | wa | hi | si | context switches | \
+         device reads, writes (GiB) | page cache growth",
+    );
     let rows: Vec<&Measured> =
         table.iter().filter(|one| one.is_main && one.row.speed == Speed::default()).collect();
     if rows.is_empty() {
@@ -323,14 +315,9 @@ fn text_beside(beside_copies: &[BesideCopy]) -> String {
     if beside_copies.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&[
-        "beside",
-        "reads of the source: p50 us",
-        "p99 us",
-        "writes of the destination: p50 us",
-        "p99 us",
-        "copied MB/s",
-    ]);
+    let mut table = Table::new(
+        "beside | reads of the source: p50 us | p99 us | writes of the destination: p50 us | p99 us | copied MB/s",
+    );
     for beside_copy in beside_copies {
         let us = |end: usize, value: fn(&Pacing) -> f64| beside_copy.pacing(end, value).show();
         table.row(vec![

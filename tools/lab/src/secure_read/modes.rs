@@ -63,7 +63,7 @@ fn other<'a>(runs: &'a [Run], run: &Run) -> Option<&'a Run> {
 }
 
 fn report(runs: &[Run]) -> Report {
-    let mut table = Table::new(&["work", "count", "user, instructions", "kernel", "user by kernel", ""]);
+    let mut table = Table::new("work | count | user, instructions | kernel | user by kernel | ");
     let mut rows = Vec::new();
     for user in runs.iter().filter(|run| run.mode == "user") {
         let kernel = other(runs, user).expect("they were paired");
@@ -102,10 +102,8 @@ mod tests {
     fn modes_are_set_side_by_side() {
         let report = report(&parse(GUEST).unwrap());
         assert_eq!(report.json["rows"][0]["user_by_kernel"], 1.1);
-        assert_eq!(
-            (&report.json["rows"][1]["together"], &report.json["rows"][1]["user_by_kernel"]),
-            (&json!(true), &json!(2.5))
-        );
+        let row = &report.json["rows"][1];
+        assert_eq!((&row["together"], &row["user_by_kernel"]), (&json!(true), &json!(2.5)));
         assert!(report.text.contains("both at once"), "{}", report.text);
     }
 

@@ -60,16 +60,9 @@ pub(super) fn text(lines: &[Line]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&[
-        "over",
-        "cipher",
-        "block",
-        "ideal MB/s",
-        "sealed ahead",
-        "no overlap",
-        "ahead of ideal",
-        "cores it takes",
-    ]);
+    let mut table = Table::new(
+        "over | cipher | block | ideal MB/s | sealed ahead | no overlap | ahead of ideal | cores it takes",
+    );
     for line in lines {
         table.row(vec![
             line.over.name().to_owned(),

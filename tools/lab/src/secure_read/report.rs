@@ -211,17 +211,10 @@ pub(super) fn rates(rows: &[&Measured]) -> Series {
 }
 
 fn details(rows: &[&Measured]) -> String {
-    let mut table = Table::new(&[
-        "row",
-        "MB/s",
-        "target CPU s/GB user + system",
-        "initiator",
-        "cycle us",
-        "packet gap us",
-        "opening gap us",
-        "hidden",
-        "bystander",
-    ]);
+    let mut table = Table::new(
+        "row | MB/s | target CPU s/GB user + system | initiator | cycle us | packet gap us | \
+         opening gap us | hidden | bystander",
+    );
     for measured in rows {
         let cpu = |side: fn(&Sample) -> Cpu| {
             let [user, system] = measured.per_gb(side);

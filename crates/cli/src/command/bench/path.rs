@@ -442,9 +442,7 @@ mod tests {
             "expect: large reads move about 2.10 GB/s (1 MiB each, 32 in flight); one of 4 KiB at a time takes \
              95 us (one in a hundred over 190 us); at most about 100000 requests a second (4 KiB each, 32 in flight)"
         );
-        assert_eq!(
-            rows[0].cpu_s_per_gb(Usage { cpu: Duration::from_millis(4096), ..Default::default() }),
-            100.0
-        );
+        let usage = Usage { cpu: Duration::from_millis(4096), ..Default::default() };
+        assert_eq!(rows[0].cpu_s_per_gb(usage), 100.0);
     }
 }

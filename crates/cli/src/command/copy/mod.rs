@@ -96,9 +96,7 @@ mod tests {
         let Command::Copy(args) = Cli::parse_from(words).command else { unreachable!() };
         let requested = requested(&args);
         assert_eq!(requested.destination, "iscsi://me@host/iqn.2026-11.x:y/0");
-        assert_eq!(
-            (requested.source.as_str(), requested.src_offset, requested.dst_offset),
-            ("a.img", 0, 4096)
-        );
+        let ends = (requested.source.as_str(), requested.src_offset, requested.dst_offset);
+        assert_eq!(ends, ("a.img", 0, 4096));
     }
 }

@@ -69,14 +69,12 @@ mod tests {
     #[test]
     fn lines_to_paste() {
         let luns = [("iqn.x:a".to_owned(), 0), ("iqn.x:a".to_owned(), 1)];
-        assert_eq!(
-            ready_made("127.0.0.1:3260", &luns, false),
-            [
-                "kernel:  iscsiadm -m discovery -t sendtargets -p 127.0.0.1:3260",
-                "kernel:  iscsiadm -m node -T iqn.x:a -p 127.0.0.1:3260 --login",
-                "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/0",
-                "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/1",
-            ]
-        );
+        let expected = [
+            "kernel:  iscsiadm -m discovery -t sendtargets -p 127.0.0.1:3260",
+            "kernel:  iscsiadm -m node -T iqn.x:a -p 127.0.0.1:3260 --login",
+            "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/0",
+            "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/1",
+        ];
+        assert_eq!(ready_made("127.0.0.1:3260", &luns, false), expected);
     }
 }

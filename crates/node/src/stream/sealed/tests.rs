@@ -314,11 +314,8 @@ fn run(seed: u64, hogged: bool, renew_every: u32) {
     let generations = initiator.stream.generation();
     assert!(target.stream.generation().abs_diff(generations) <= 1, "an exchange takes both directions");
     assert!(ahead > 0, "{ahead} units sealed ahead");
-    assert_eq!(
-        initiator.stream.sealed_send().unwrap().waiting_bytes(),
-        0,
-        "every one was sent, or dropped with its task"
-    );
+    let waiting = initiator.stream.sealed_send().unwrap().waiting_bytes();
+    assert_eq!(waiting, 0, "every one was sent, or dropped with its task");
     assert_eq!(stalls > 0, hogged, "{stalls} stalls");
     println!("{generations} generations, {ahead} units sealed ahead");
     assert_eq!(generations > 2, renew_every > 0, "{generations} generations");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::super::names::{BEYOND, Namespace};
 use crate::pdu::{Session, cdb10, connect, keys, login_pdu};
@@ -27,8 +27,7 @@ fn misfits(session: &mut Session, name: &str, cdb: &[u8], needed: usize, offered
         answer.sense_codes()
     );
     let expected = needed as i64 - offered as i64;
-    ensure!(answer.residual == expected, "{name}: residual {} instead of {expected}", answer.residual);
-    Ok(())
+    demand!(answer.residual == expected, "{name}: residual {} instead of {expected}", answer.residual)
 }
 
 /// A 16-byte CDB with a transfer length of `blocks`.
@@ -43,9 +42,7 @@ fn negotiate(url: &Url, wishes: &[(&str, &str)]) -> Result<Vec<(String, String)>
     session.send(&login_pdu(0x80 | 1 << 2 | 3, ISID, keys(&[&base[..], wishes].concat())))?;
     let answer = session.receive()?;
     let [class, detail] = answer.status();
-    if (class, detail) != (0, 0) {
-        bail!("login refused with {class:02x}{detail:02x}");
-    }
+    ensure!((class, detail) == (0, 0), "login refused with {class:02x}{detail:02x}");
     let text = String::from_utf8(answer.data)?;
     let pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
     Ok(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
@@ -95,8 +92,7 @@ fn refuses_data_out_of_a_length_that_does_not_fit(context: &Context) -> Result<(
     // An accepted list has no residual.
     let list = [0; 24];
     let answer = session.scsi(0, &[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], 0, &list)?;
-    ensure!((answer.status, answer.residual) == (0, 0), "UNMAP of nothing: {answer:?}");
-    Ok(())
+    demand!((answer.status, answer.residual) == (0, 0), "UNMAP of nothing: {answer:?}")
 }
 
 fn keeps_digests_beyond_loopback(context: &Context) -> Result<()> {
@@ -119,10 +115,8 @@ fn keeps_digests_beyond_loopback(context: &Context) -> Result<()> {
                 ("127.0.0.1", "CRC32C,None", "CRC32C"),
             ] {
                 let found = agreed(&at(address), key, offer)?;
-                ensure!(
-                    found.as_deref() == Some(expected),
-                    "{key}={offer} from {address}: {found:?} instead of {expected}"
-                );
+                let is_so = found.as_deref() == Some(expected);
+                ensure!(is_so, "{key}={offer} from {address}: {found:?} instead of {expected}");
             }
         }
         Ok(())
