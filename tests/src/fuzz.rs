@@ -184,7 +184,7 @@ impl Fuzzers {
 
     fn replay(&self, name: &str, files: &[PathBuf]) -> Result<bool> {
         let files: Vec<PathBuf> = files.iter().map(std::path::absolute).collect::<Result<_, _>>()?;
-        show(self.command(name)?.args(files), STEP_LIMIT, |_| ())
+        show(self.command(name)?.args(files), STEP_LIMIT)
     }
 
     /// Replaces the kept inputs of a target by a minimal set with the coverage of the kept and the found ones.

@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use steps::build::{RUN_LIMIT, STEP_LIMIT, Steps, UnitCounts, binary, binary_of, show};
+use steps::build::{RUN_LIMIT, STEP_LIMIT, Steps, UnitCounts, binary, binary_of, follow, show};
 use steps::packages::{self, Purpose};
 use steps::settings::{Settings, Tally, VARIABLE, print_summary, results, totals};
 use steps::{Against, Share, Tier, cargo, fresh_seed, line_of, must, repository, target_directory};
@@ -24,7 +27,7 @@ fn families(settings: &Settings, built: Option<&TestProgram>) -> Result<Command>
 
 /// Prints the families of `settings`, by default all.
 fn overview(settings: Settings) -> Result<bool> {
-    show(&mut families(&Settings { is_overview: true, ..settings }, None)?, STEP_LIMIT, |_| ())
+    show(&mut families(&Settings { is_overview: true, ..settings }, None)?, STEP_LIMIT)
 }
 
 pub(crate) fn list() -> Result<bool> {
@@ -51,7 +54,7 @@ fn run_families(
     if let Some(filter) = filter {
         command.args(["--include-ignored", filter]);
     }
-    let ok = show(&mut command, RUN_LIMIT, |_| ())?;
+    let ok = show(&mut command, RUN_LIMIT)?;
     let tallies = results(&report)?;
     ensure!(ok || totals(&tallies).1 > 0, "the test program failed without a failed case");
     Ok(tallies)
@@ -116,21 +119,46 @@ fn test_programs() -> Result<Vec<TestProgram>> {
     lines.filter_map(|line| TestProgram::parse(line).transpose()).collect()
 }
 
-/// Runs cargo's tests and returns their results as a family.
+/// Test programs that run at once: many of their tests wait.
+const PROGRAMS_AT_ONCE: usize = 2;
+
+/// Runs cargo's tests and returns their results as a family. Of several programs, each is printed when it has ended.
 fn unit_tests(family: &str, commands: Vec<Command>) -> Result<Tally> {
-    let started = std::time::Instant::now();
-    let mut counts = UnitCounts::default();
-    let mut names = Vec::new();
-    let mut ok = true;
-    for mut command in commands {
-        println!("{}", line_of(&command));
-        ok &= show(&mut command, STEP_LIMIT, |line| {
-            counts.add(line);
+    let started = Instant::now();
+    let is_alone = commands.len() == 1;
+    let queue = Mutex::new(commands.into_iter());
+    let run = |output: Sender<Vec<String>>| -> Result<bool> {
+        let mut ok = true;
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(mut command) = next else { return Ok(ok) };
+            let mut lines = vec![line_of(&command)];
+            ok &= follow(&mut command, STEP_LIMIT, |line| {
+                lines.push(line.to_owned());
+                if is_alone {
+                    _ = output.send(std::mem::take(&mut lines));
+                }
+            })?;
+            _ = output.send(lines);
+        }
+    };
+    let (mut counts, mut names) = (UnitCounts::default(), Vec::new());
+    let ok = std::thread::scope(|scope| {
+        let (output, printed) = mpsc::channel();
+        let runs = [(); PROGRAMS_AT_ONCE].map(|()| {
+            let output = output.clone();
+            scope.spawn(|| run(output))
+        });
+        drop(output);
+        for line in printed.into_iter().flatten() {
+            println!("{line}");
+            counts.add(&line);
             if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
                 names.push(name.to_owned());
             }
-        })?;
-    }
+        }
+        runs.into_iter().try_fold(true, |ok, run| anyhow::Ok(ok & run.join().expect("it does not panic")?))
+    })?;
     let mut failures: Vec<_> =
         names.into_iter().map(|case| (case, "see its output above".to_owned())).collect();
     if !ok && failures.is_empty() {

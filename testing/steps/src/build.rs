@@ -102,9 +102,14 @@ pub fn target_directory() -> Result<PathBuf> {
     Ok(value["target_directory"].as_str().context("no target_directory")?.into())
 }
 
-/// Runs a command, passing its output on immediately and each line of standard output also to `on_line`. Returns
-/// whether it exited 0; after the limit it is killed, which is an error.
-pub fn show(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<bool> {
+/// Runs a command and prints its output immediately. Returns whether it exited 0; after the limit it is killed, which is
+/// an error.
+pub fn show(command: &mut Command, limit: Duration) -> Result<bool> {
+    follow(command, limit, |line| println!("{line}"))
+}
+
+/// As [`show`], but passes each line of standard output to `on_line` instead of printing it.
+pub fn follow(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<bool> {
     let line = line_of(command);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start {line}"))?;
@@ -121,7 +126,6 @@ pub fn show(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str
     });
     for text in BufReader::new(stdout).lines() {
         let Ok(text) = text else { break };
-        println!("{text}");
         on_line(&text);
     }
     // The pipe is closed: the command is about to end, or has closed its output.
@@ -146,7 +150,7 @@ pub fn show(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str
 /// As [`show`]; an exit code other than 0 is an error.
 pub fn must(command: &mut Command) -> Result<()> {
     let line = line_of(command);
-    if show(command, STEP_LIMIT, |_| ())? { Ok(()) } else { bail!("{line} failed") }
+    if show(command, STEP_LIMIT)? { Ok(()) } else { bail!("{line} failed") }
 }
 
 /// Passed and failed tests in the output of `cargo test`.
@@ -200,12 +204,12 @@ mod tests {
     fn show_passes_lines_and_status() {
         let mut lines = Vec::new();
         let mut command = Command::new("sh");
-        let ok = show(command.args(["-c", "echo one; echo two; exit 1"]), STEP_LIMIT, |line| {
+        let ok = follow(command.args(["-c", "echo one; echo two; exit 1"]), STEP_LIMIT, |line| {
             lines.push(line.to_owned());
         });
         assert!(!ok.unwrap());
         assert_eq!(lines, ["one", "two"]);
-        let late = show(Command::new("sleep").arg("60"), Duration::from_millis(100), |_| ());
+        let late = show(Command::new("sleep").arg("60"), Duration::from_millis(100));
         assert!(late.unwrap_err().to_string().contains("killed after 100ms"));
     }
 }
