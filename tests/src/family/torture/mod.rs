@@ -148,7 +148,7 @@ fn tgt(context: &Context, seconds: u64, sums: &mut Sums) -> Result<()> {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
-    let unit = context.amount(3, 36) as u64;
+    let unit = context.amount(2, 36) as u64;
     let (mut sums, mut complete) = (Sums::default(), 0);
     for scene in SCENES {
         let weight = if context.tier == Tier::Full { scene.weight } else { 1 };
