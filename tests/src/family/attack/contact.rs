@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::pdu::{Pdu, connect, connect_from, keys, login_pdu};
 use crate::process::raise_descriptor_limit;
 use crate::procfs::{descriptors, resident_bytes, thread_cpu_seconds};
 use crate::tap::{Middle, Passive, Tap, Way};
-use crate::{Cases, Context, Credentials, Disk, Scene, Server, Target, Url, scratch, wait_until};
+use crate::{Cases, Context, Credentials, Disk, Scene, Server, Target, Tier, Url, scratch, wait_until};
 
 const BYTES: u64 = 4 << 20;
 const INITIATOR: [(&str, &str); 2] =
@@ -29,9 +30,13 @@ const ADDRESSES: usize = 200;
 /// Threads of a flood: more than the target has cores.
 const THREADS: usize = 4;
 /// CPU time of a refusal that needs no DH, in units of a plain login's refusal. The full tier records the measured
-/// ratio (the bar there is 1.5); a case that runs beside others can only distinguish a hash from four DH and an ML-KEM
-/// encapsulation.
+/// ratio (the bar there is 1.5); a case that runs beside others can only distinguish a hash from a DH.
 const RATIO_MAX: f64 = 3.0;
+/// The same for the debug build of a sample, in which the frame around the hash is slow and the DH, a dependency's, is
+/// not: it only distinguishes a hash from four DH and an ML-KEM encapsulation.
+const DEBUG_RATIO_MAX: f64 = 5.0;
+/// Rounds of a flood whose cheapest counts: other work on the machine makes the same code dearer.
+const ROUNDS: usize = 8;
 /// Number of idle connections, and the permitted growth of `serve`.
 const IDLE: usize = 5000;
 const IDLE_BYTES_MAX: u64 = 48 << 20;
@@ -63,14 +68,16 @@ struct Flood {
     per_second: f64,
 }
 
-/// Makes `count` connections from [`ADDRESSES`] addresses, one after the other in each of [`THREADS`] threads.
-fn flood(target: &Target, requests: &[Vec<u8>], count: usize) -> Result<Flood> {
+/// Makes the connections of these numbers from [`ADDRESSES`] addresses, one after the other in each of [`THREADS`]
+/// threads.
+fn flood(target: &Target, requests: &[Vec<u8>], numbers: Range<usize>) -> Result<Flood> {
+    let (count, start) = (numbers.len(), numbers.start);
     let (tally, url) = (&Tally::default(), target.url(0));
     let (cpu, started) = (thread_cpu_seconds(target.pid())?, Instant::now());
     std::thread::scope(|scope| {
         let attack = |thread: usize| {
             move || -> Result<()> {
-                for number in (thread..count).step_by(THREADS) {
+                for number in (start + thread..numbers.end).step_by(THREADS) {
                     tally.add(Some(request_status(address(number), url, requests)?));
                 }
                 Ok(())
@@ -96,20 +103,23 @@ fn flood(target: &Target, requests: &[Vec<u8>], count: usize) -> Result<Flood> {
 fn replays(context: &Context, estate: &Estate) -> Result<()> {
     let target = estate.serve(context, "require")?;
     let recorded = handshake_of(context, estate, &target, &estate.friend)?;
-    let count = context.amount(400, 4000);
-    let plain = flood(&target, &[plain_request()], count)?;
-    ensure!(plain.refused == count as u64, "{} of {count} plain logins refused", plain.refused);
-    for (what, requests) in
-        [("replayed", recorded.clone()), ("garbage", garbage(&recorded, &mut context.rng("contact/garbage")))]
-    {
-        let flood = flood(&target, &requests, count)?;
-        let Flood { refused, busy, other, .. } = flood;
-        ensure!(
-            refused == count as u64,
-            "{what}: of {count} first flights {refused} refused, {busy} busy, {other} answered"
-        );
-        let (us, ratio) = (flood.cpu_each * 1e6, flood.cpu_each / plain.cpu_each);
-        ensure!(ratio < RATIO_MAX, "{what}: {us:.0} us each, {ratio:.1} times a plain login's refusal");
+    let garbage = garbage(&recorded, &mut context.rng("contact/garbage"));
+    let kinds = [("plain", &[plain_request()][..]), ("replayed", &recorded), ("garbage", &garbage)];
+    let count = context.amount(400, 4000) / ROUNDS;
+    let mut least = kinds.map(|_| f64::INFINITY);
+    for round in 0..ROUNDS {
+        for ((what, requests), least) in kinds.iter().zip(&mut least) {
+            let flood = flood(&target, requests, round * count..(round + 1) * count)?;
+            let Flood { refused, busy, other, cpu_each, .. } = flood;
+            let of = format!("{what}: of {count} first flights");
+            ensure!(refused == count as u64, "{of} {refused} refused, {busy} busy, {other} answered");
+            *least = least.min(cpu_each);
+        }
+    }
+    let max = if context.tier == Tier::Full { RATIO_MAX } else { DEBUG_RATIO_MAX };
+    for ((what, _), each) in kinds.iter().zip(least) {
+        let (us, ratio) = (each * 1e6, each / least[0]);
+        ensure!(ratio < max, "{what}: {us:.0} us each, {ratio:.1} times a plain login's refusal");
     }
     // At most one refusal in a second is logged in full.
     wait_until(LIMIT, || {
@@ -132,7 +142,7 @@ fn floods(context: &Context, estate: &Estate) -> Result<Map<String, Value>> {
     let mut facts = Map::new();
     let mut plain = f64::NAN;
     for (name, requests) in &kinds {
-        let Flood { refused, busy, other, cpu_each, per_second } = flood(&target, requests, count)?;
+        let Flood { refused, busy, other, cpu_each, per_second } = flood(&target, requests, 0..count)?;
         if *name == "plain" {
             plain = cpu_each;
         }
