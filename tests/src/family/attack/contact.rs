@@ -99,7 +99,7 @@ fn flood(target: &Target, requests: &[Vec<u8>], numbers: Range<usize>) -> Result
 }
 
 /// A recorded first flight of a listed key, and garbage of its length, are refused before any DH. The log reports it,
-/// and a refusal costs the target at most [`RATIO_MAX`] times that of a plain login.
+/// and a refusal costs the target at most [`RATIO_MAX`] times that of a plain login, [`DEBUG_RATIO_MAX`] in a sample.
 fn replays(context: &Context, estate: &Estate) -> Result<()> {
     let target = estate.serve(context, "require")?;
     let recorded = handshake_of(context, estate, &target, &estate.friend)?;

@@ -128,7 +128,7 @@ impl Run {
     /// Demands that the first connection was ended: otherwise the deed was not detected.
     fn noticed(&self) -> Result<()> {
         let is_noticed = self.output.code != Some(0) || self.conversations.len() > 1;
-        demand!(is_noticed, "nobody noticed: the copy succeeded over the first connection")
+        demand!(is_noticed, "no end detected the tampering: the copy succeeded over the first connection")
     }
 }
 
@@ -361,7 +361,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         let aim = Aim::Place { part: Part::Body, number: 0, offset: 0 };
         let result = bench.get_mut()?.0.attack(Way::ToTarget, aim, &Deed::Flip(0), true);
         let error = result.err().context("nothing was altered, and it was noticed")?;
-        demand!(format!("{error:#}").contains("nobody noticed"), "{error:#}")
+        demand!(format!("{error:#}").contains("no end detected"), "{error:#}")
     });
     let mut classes = BTreeMap::<String, u64>::new();
     for (class, part, way) in flipped_places() {
