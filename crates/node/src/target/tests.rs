@@ -87,6 +87,6 @@ impl TargetEnd {
     }
 
     pub(crate) fn refusal(&self) -> Option<&str> {
-        self.connection.login.refusal.as_deref()
+        self.connection.login.refusal.as_ref().map(|refusal| refusal.reason.as_str())
     }
 }

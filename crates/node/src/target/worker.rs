@@ -21,6 +21,7 @@ use super::lun::Lun;
 use super::mail::{Change, ConnectionId, Mail};
 use super::management;
 use super::portals::{Portals, tune};
+use super::refusals::Refused;
 use super::shared::{Shared, least_loaded};
 use super::tasks::Tasks;
 use super::units::Units;
@@ -384,8 +385,8 @@ impl Worker {
     fn retire(&mut self, slot: usize, connection: Connection) {
         let id = connection.id;
         self.slots[slot].timer = connection.timer;
-        if let Some(reason) = &connection.login.refusal {
-            self.log_refusal(connection.login.peer, reason);
+        if let Some(refusal) = &connection.login.refusal {
+            self.log_refusal(connection.login.peer, refusal);
         }
         connection.end(&self.units.luns);
         self.release_session(id);
@@ -427,8 +428,8 @@ impl Worker {
         let Ok((peer, local)) = io::addresses(&socket) else { return };
         let worker = least_loaded(&self.shared);
         if self.shared.load[worker].load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-            return self
-                .log_refusal(peer, &format!("there are {CONNECTIONS_MAX} connections for every thread"));
+            let reason = format!("there are {CONNECTIONS_MAX} connections for every thread");
+            return self.log_refusal(peer, &reason.as_str().into());
         }
         self.shared.load[worker].fetch_add(1, Ordering::Relaxed);
         if worker == self.index {
@@ -444,7 +445,7 @@ impl Worker {
         }
         let adopted = self.phase == Phase::Serving && self.occupy(socket, peer, local);
         if !adopted {
-            self.log_refusal(peer, "no memory, or the server is ending");
+            self.log_refusal(peer, &"no memory, or the server is ending".into());
             self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -499,8 +500,8 @@ impl Worker {
         }
     }
 
-    fn log_refusal(&mut self, peer: SocketAddr, reason: &str) {
-        if let Some(at) = self.shared.refusals.log(self.io.now(), peer, reason) {
+    fn log_refusal(&mut self, peer: SocketAddr, refused: &Refused) {
+        if let Some(at) = self.shared.refusals.log(self.io.now(), peer, refused) {
             self.io.timer(Token { owner: self.owner, key: KEY_REFUSALS }, at);
         }
     }
