@@ -7,6 +7,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use iscsi::login::target::{AuthRequirement, Denial, Identity, Policy, Refusal};
 use iscsi::machine::TargetRecord;
@@ -20,14 +21,15 @@ use super::config::{LocalUsers, Peer, ServerConfig};
 use super::context::Context;
 use super::local_user;
 use super::login::{self, Claims, Denied, Grant};
-use super::lun::Lun;
+use super::lun::{Lun, Seen};
 use super::mail::{ConnectionId, Mail};
 use super::refusals::Refused;
 use super::session::Session;
-use super::sessions::{Admission, Claim};
+use super::sessions::{About, Admission, Claim};
 use super::shared::Shared;
 use super::slots::Slots;
 use super::state::State;
+use super::usage::Usage;
 use crate::sealing::Protection;
 use crate::stream::{Counters, sealed_segment_max};
 
@@ -47,6 +49,7 @@ struct Pending {
     tsih: u16,
     target: Option<String>,
     user: Option<String>,
+    keys: Vec<(&'static str, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +222,7 @@ impl Login {
             tsih: ready.identity.tsih,
             target: ready.identity.target_name.as_ref().map(ToString::to_string),
             user: ready.authenticated_as,
+            keys: ready.negotiated.pairs(),
         });
     }
 
@@ -246,6 +250,7 @@ impl Login {
         let luns =
             target.map(|index| state.visible_luns(index, grant.row.as_ref(), peer)).unwrap_or_default();
         let exclusive = luns.iter().map(|seen| seen.lun);
+        let usage = Arc::<Usage>::default();
         let claim = Claim {
             initiator: pending.initiator.clone(),
             isid: pending.isid,
@@ -254,12 +259,14 @@ impl Login {
             peer_key: peer.map(|peer| peer.public_key),
             connection: self.id,
             exclusive: exclusive.filter(|lun| context.luns[*lun].config.exclusive).collect(),
+            about: self.about(&state.config, &pending, &luns),
+            usage: Arc::clone(&usage),
         };
         Some(Err(match context.shared.sessions.claim(claim) {
             Admission::Granted { tsih, nexus, former } => {
                 let Pending { initiator, user, target: target_name, .. } = pending;
                 let inventory = luns.iter().map(|seen| seen.wire).collect();
-                let session = Session { nexus, target, initiator, user, grant, luns, inventory };
+                let session = Session { nexus, target, initiator, user, grant, luns, inventory, usage };
                 self.begin(context, &state.config, session, target_name.as_deref(), (tsih, former));
                 return Some(Ok(tsih));
             }
@@ -321,6 +328,21 @@ impl Login {
         );
         self.session = Some(session);
         self.basis = None;
+    }
+
+    fn about(&self, config: &ServerConfig, pending: &Pending, luns: &[Seen]) -> About {
+        About {
+            listed_as: self.listed_as().map(str::to_owned),
+            chap_user: pending.user.clone(),
+            protection: self.protection_kind(config, pending.user.as_deref()),
+            suite: match self.protection {
+                Protection::Sealed { suite, .. } => Some(suite.name()),
+                _ => None,
+            },
+            keys: pending.keys.clone(),
+            luns: login::visible_luns(luns),
+            since: Some(SystemTime::now()),
+        }
     }
 
     fn protection_kind(&self, config: &ServerConfig, user: Option<&str>) -> &'static str {
@@ -412,7 +434,7 @@ impl Login {
             context.luns[seen.lun].detach(nexus);
         }
         let exclusive = luns.iter().map(|seen| seen.lun).filter(|lun| context.luns[*lun].config.exclusive);
-        context.shared.sessions.set_exclusive(self.id, exclusive.collect());
+        context.shared.sessions.set_luns(self.id, login::visible_luns(&luns), exclusive.collect());
         session.inventory = luns.iter().map(|seen| seen.wire).collect();
         session.luns = luns;
         Some(Revised::Units)

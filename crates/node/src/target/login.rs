@@ -78,13 +78,16 @@ pub(super) fn meaning(status: LoginStatus) -> String {
     }
 }
 
-/// The units of a session, for the log: `0 1,ro`.
+/// The LUNs of a session, and whether they are read-only for it, for reports.
+pub(super) fn visible_luns(luns: &[Seen]) -> Vec<(u16, bool)> {
+    let number = |seen: &Seen| scsi::lun::from_wire(seen.wire).expect("made of a number");
+    luns.iter().map(|seen| (number(seen), seen.rights == Rights::ReadOnly)).collect()
+}
+
+/// The same for the log: `0 1,ro`.
 pub(super) fn listed(luns: &[Seen]) -> String {
-    let one = |seen: &Seen| match seen.rights {
-        Rights::ReadOnly => format!("{},ro", seen.wire),
-        Rights::ReadWrite => seen.wire.to_string(),
-    };
-    luns.iter().map(one).collect::<Vec<_>>().join(" ")
+    let one = |(number, read_only)| format!("{number}{}", if read_only { ",ro" } else { "" });
+    visible_luns(luns).into_iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
 /// The response for a target that does not exist, and for one that denies the initiator whatever it proves. It is the
@@ -386,6 +389,13 @@ mod tests {
         assert_eq!(names(None), ["iqn.2000-01.t:open"]);
         assert_eq!(names(Some("u")).len(), 2);
         assert_eq!(names(Some("v")).len(), 1);
+    }
+
+    #[test]
+    fn luns_are_listed_by_number() {
+        let seen = |number, rights| Seen { wire: scsi::lun::to_wire(number).unwrap(), lun: 0, rights };
+        let luns = [seen(0, Rights::ReadWrite), seen(1, Rights::ReadOnly), seen(300, Rights::ReadWrite)];
+        assert_eq!(listed(&luns), "0 1,ro 300");
     }
 
     /// A server with `peers`.

@@ -48,7 +48,7 @@ impl RefusalLog {
             match reason.as_str() {
                 ENQUIRY => tracing::info!(%peer, "sent this server's public key"),
                 _ => {
-                    tracing::warn!(%peer, initiator, target_name, chap_user, listed_as, reason, "no session")
+                    tracing::warn!(%peer, initiator, target_name, chap_user, listed_as, reason, "no session");
                 }
             }
         }
@@ -68,7 +68,6 @@ impl RefusalLog {
         }
     }
 
-    #[expect(dead_code, reason = "for the metrics")]
     /// Total number of connections without a session, enquiries about the key not counted.
     pub(super) fn total(&self) -> u64 {
         self.refusals().total

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -9,19 +10,35 @@ use area::PoolLimits;
 use io::{Io, Listener, Thread};
 
 use super::config::{Confine, ServeError, ServerConfig, check};
-use super::lun::{Lun, capability_of};
+use super::lun::{Lun, LunStatus, capability_of};
 use super::mail::Mail;
 use super::reload::Reloader;
 use super::sessions::SessionStatus;
 use super::shared::{POOL, Shared};
 use super::state::State;
 use super::worker::Worker;
+use crate::SealPolicy;
 
 /// Backlog of a listening socket, in connections.
 const BACKLOG: i32 = 1024;
 /// How long a port may remain in use by a dead server, and the interval of retries.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTEN_PAUSE: Duration = Duration::from_millis(10);
+
+/// A server at one moment.
+#[derive(Clone, Debug)]
+pub struct ServerStatus {
+    pub addresses: Vec<SocketAddr>,
+    pub sessions: Vec<SessionStatus>,
+    /// The units of all targets.
+    pub luns: Vec<LunStatus>,
+    /// Live connections, logged in or not.
+    pub connections: usize,
+    /// Connections that came to no session since the start.
+    pub refused: u64,
+    pub sealing: SealPolicy,
+    pub draining: bool,
+}
 
 #[derive(Clone, Debug)]
 pub struct ServerHandle {
@@ -38,6 +55,7 @@ impl ServerHandle {
     /// the threads end. Takes at most the configured drain timeout, plus the time for outstanding I/O and the last
     /// flush. Further calls have no effect.
     pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.send_all(|| Mail::Drain);
     }
 
@@ -48,6 +66,28 @@ impl ServerHandle {
 
     pub fn sessions(&self) -> Vec<SessionStatus> {
         self.shared.sessions.status()
+    }
+
+    pub fn status(&self) -> ServerStatus {
+        let state = self.shared.state();
+        let targets = state.config.targets.iter().zip(&state.luns);
+        ServerStatus {
+            addresses: self.shared.addresses.clone(),
+            sessions: self.sessions(),
+            luns: targets.flat_map(|(target, luns)| luns.iter().map(|lun| lun.status(&target.iqn))).collect(),
+            connections: self.shared.load.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
+            refused: self.shared.refusals.total(),
+            sealing: state.config.seal_policy(),
+            draining: self.shared.draining.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Closes the connection of a session. Its initiator may log in again. False: there is no such session.
+    pub fn end_session(&self, tsih: u16) -> bool {
+        let Some(connection) = self.shared.sessions.connection_of(tsih) else { return false };
+        let reason = "ended by the operator";
+        self.shared.mailboxes[connection.worker].send(Mail::Close { connection, reason });
+        true
     }
 }
 
@@ -72,11 +112,11 @@ impl Server {
 
     fn start_threads(config: ServerConfig, confine: Option<Confine>) -> Result<Self, ServeError> {
         check(&config)?;
-        let luns = open_luns(&config)?;
-        let listeners: Vec<_> = config.listen.iter().map(|at| listen(*at)).collect::<Result<_, _>>()?;
-        let addresses = listeners.iter().map(|listener| listener.address).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = config.threads.unwrap_or(cores).max(1);
+        let luns = open_luns(&config, workers)?;
+        let listeners: Vec<_> = config.listen.iter().map(|at| listen(*at)).collect::<Result<_, _>>()?;
+        let addresses = listeners.iter().map(|listener| listener.address).collect();
         let shared = Arc::new(Shared::new(State { config, luns }, addresses, workers));
         let (opened, openings) = mpsc::channel();
         let mut listeners = Some(listeners);
@@ -177,7 +217,7 @@ fn work(
     result
 }
 
-fn open_luns(config: &ServerConfig) -> Result<Vec<Vec<Arc<Lun>>>, ServeError> {
+fn open_luns(config: &ServerConfig, workers: usize) -> Result<Vec<Vec<Arc<Lun>>>, ServeError> {
     let mut io = Io::new(PoolLimits::default()).map_err(ServeError::Loop)?;
     let (mut luns, mut slot) = (Vec::new(), 0);
     for target in &config.targets {
@@ -185,7 +225,7 @@ fn open_luns(config: &ServerConfig) -> Result<Vec<Vec<Arc<Lun>>>, ServeError> {
         for lun in &target.luns {
             let failed = |cause| ServeError::Lun { target: target.iqn.clone(), lun: lun.lun, cause };
             let capability = capability_of(&mut io, lun.medium.as_ref()).map_err(failed)?;
-            own.push(Arc::new(Lun::new(target, lun, &capability, slot)?));
+            own.push(Arc::new(Lun::new(target, lun, &capability, slot, workers)?));
             slot += 1;
         }
         luns.push(own);
