@@ -4,7 +4,7 @@ use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
-    bench, check, compare, completions, copy, demo, info, key, lab, ls, man, serve, torture,
+    bench, check, compare, completions, copy, ctl, demo, info, key, lab, ls, man, serve, status, torture,
 };
 
 /// Commands listed under "Research" in the help.
@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Ls(ls::Args),
     Info(info::Args),
     Key(key::Args),
+    Status(status::Args),
+    Ctl(ctl::Args),
     Check(check::Args),
     Demo(demo::Args),
     Bench(bench::Args),
@@ -54,6 +56,8 @@ impl Command {
             Self::Ls(args) => args.json,
             Self::Info(args) => args.json,
             Self::Key(args) => args.json(),
+            Self::Status(args) => args.json,
+            Self::Ctl(args) => args.json,
             Self::Check(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),

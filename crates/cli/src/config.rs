@@ -23,7 +23,7 @@ pub(crate) const DEFAULT_FILE: &str = "/etc/hikyaku/hikyaku.toml";
 /// Highest LUN of the flat addressing method.
 const LUN_MAX: u16 = 16383;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Config {
     /// Addresses to listen on; empty for the default.
     pub(crate) listen: Vec<SocketAddr>,
@@ -43,7 +43,7 @@ pub(crate) struct Config {
     pub(crate) targets: Vec<Target>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Target {
     /// iSCSI name; `None` for this host's default.
     pub(crate) iqn: Option<String>,
@@ -52,7 +52,7 @@ pub(crate) struct Target {
     pub(crate) acls: Vec<Acl>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lun {
     /// LUN, 0 to 16383.
     pub(crate) lun: u16,
@@ -63,7 +63,7 @@ pub(crate) struct Lun {
     pub(crate) naa: Option<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Acl {
     /// Initiator name; `None` for any initiator that proves the secret.
     pub(crate) initiator: Option<String>,

@@ -48,7 +48,7 @@ pub(crate) fn is_option(name: &str) -> bool {
 }
 
 /// An endpoint as typed by the user, without its secrets.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Named {
     /// The text without secrets, for messages.
     pub(crate) text: String,

@@ -7,6 +7,7 @@ mod args;
 mod command;
 mod config;
 mod context;
+mod control;
 mod endpoint;
 #[doc(hidden)]
 pub mod fuzz;

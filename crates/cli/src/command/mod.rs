@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod copy;
+pub(crate) mod ctl;
 pub(crate) mod demo;
 pub(crate) mod info;
 pub(crate) mod key;
@@ -12,6 +13,7 @@ pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod serve;
+pub(crate) mod status;
 pub(crate) mod torture;
 
 use crate::args::Command;
@@ -26,6 +28,8 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Ls(args) => ls::run(context, &args),
         Command::Info(args) => info::run(context, &args),
         Command::Key(args) => key::run(context, &args),
+        Command::Status(args) => status::run(context, &args),
+        Command::Ctl(args) => ctl::run(context, &args),
         Command::Check(args) => check::run(context, &args),
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),

@@ -1,26 +1,31 @@
 //! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
 mod luns;
+mod operate;
 mod sandbox;
+mod status;
 mod urls;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::mpsc::{self, SyncSender};
 use std::time::{Duration, Instant};
 
 use node::target::{
-    Access, AclEntry, ChapAccount, Confine, LocalUsers, LunConfig, Reloaded, Reloader, ServeError, Server,
-    ServerConfig, ServerHandle, TargetConfig,
+    Access, AclEntry, ChapAccount, Confine, LocalUsers, LunConfig, ServeError, Server, ServerConfig,
+    ServerHandle, TargetConfig,
 };
 use node::{SealPolicy, TlsIdentity};
 
 use crate::config::{Account, Acl, Config, DEFAULT_FILE, Lun, Target};
 use crate::context::Context;
+use crate::control::listen::ControlSocket;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
+use operate::{Operator, Order};
+
 use crate::{logging, names, output, secret, sys, trust, units};
 
 /// Time for which an ended server waits for an unfinished reload.
@@ -123,10 +128,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
     let config = gather(context, args)?;
     check_exposure(context, &config, args.tls.is_some())?;
-    let mut live = build(context, &config, None)?;
+    let mut live = build(context, config, None)?;
     live.server.tls = tls(args)?;
-    let confine = sandbox::confine(args, &config)?;
-    serve(context, args, live, config.targets.iter().any(Target::has_chap), confine.as_ref())
+    let control = operate::socket();
+    let runtime = control.as_ref().map(ControlSocket::directory);
+    let confine = sandbox::confine(args, &live.config, runtime)?;
+    serve(context, args, live, confine.as_ref(), control.as_ref())
 }
 
 fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
@@ -364,6 +371,8 @@ impl Target {
 }
 
 struct Live {
+    /// The configuration as read, with the changes since.
+    config: Config,
     server: ServerConfig,
     /// LUNs of each target as configured: number, endpoint and serial number.
     requested: Vec<Vec<Requested>>,
@@ -372,9 +381,9 @@ struct Live {
 type Requested = (u16, String, Option<String>);
 
 /// Opens the storage of a configuration. LUNs configured identically in `before` are taken over and not opened again.
-fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Live, Failure> {
-    let sealing = trust::sealing(context, config)?;
-    let accesses = accesses(context, config)?;
+fn build(context: &Context, config: Config, before: Option<&Live>) -> Result<Live, Failure> {
+    let sealing = trust::sealing(context, &config)?;
+    let accesses = accesses(context, &config)?;
     let (mut targets, mut requested) = (Vec::new(), Vec::new());
     for (target, access) in config.targets.iter().zip(accesses) {
         let own: Vec<Requested> =
@@ -411,12 +420,12 @@ fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Li
         sealing,
         tls: None,
         targets,
-        local_users: local_users(config)?,
+        local_users: local_users(&config)?,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
         // One thread uses one connection: NBD servers need not support several, and many do not.
         threads: exports.then_some(1),
     };
-    Ok(Live { server, requested })
+    Ok(Live { config, server, requested })
 }
 
 impl Live {
@@ -452,10 +461,12 @@ fn serve(
     context: &Context,
     args: &Args,
     live: Live,
-    has_chap: bool,
     confine: Option<&Confine>,
+    control: Option<&ControlSocket>,
 ) -> Result<Exit, Failure> {
     let config = live.server.clone();
+    let has_chap = live.config.targets.iter().any(Target::has_chap);
+    let file = live.config.file.clone();
     let advertise = config.advertise.clone();
     let luns: Vec<(String, u16)> = config
         .targets
@@ -477,14 +488,14 @@ fn serve(
     let handle = server.handle();
     let ended = std::thread::scope(|scope| {
         let caught = signals.handle();
-        // Capacity 1: a waiting reload reads the files when it starts, so further requests add nothing.
-        let (send, reloads) = mpsc::sync_channel(1);
+        // Capacity 1: a waiting reload reads the files when it starts, so further signals add nothing.
+        let (send, orders) = mpsc::sync_channel(1);
         let (ready, readiness) = mpsc::channel();
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let failed = |error: std::io::Error| Failure::failed("catch signals", "", error);
         let started = spawn("reload").spawn_scoped(scope, {
             let handle = handle.clone();
-            move || reload(context, args, live, &handle, confine, &ready, &reloads)
+            move || operate::obey(context, args, live, &handle, confine, &ready, &orders)
         });
         let started = started.map_err(failed).and_then(|reload| {
             readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error))?;
@@ -493,6 +504,12 @@ fn serve(
                 confine();
             }
             let (signals, handle) = (&mut signals, &handle);
+            if let Some(control) = control {
+                let operator = Operator::new(handle, send.clone(), file);
+                spawn("control")
+                    .spawn_scoped(scope, move || control.serve(|request| operator.answer(request)))
+                    .map_err(failed)?;
+            }
             let caught =
                 spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &send, drain_timeout));
             caught.map(|_| reload).map_err(failed)
@@ -503,6 +520,7 @@ fn serve(
                 handle.stop();
                 let _ = server.wait();
                 caught.close();
+                control.iter().for_each(|control| control.close());
                 return Err(error);
             }
         };
@@ -528,6 +546,7 @@ fn serve(
         output::announce(&all.join("\n"));
         let ended = server.wait().map_err(|error| failure(&error));
         caught.close();
+        control.iter().for_each(|control| control.close());
         let until = Instant::now() + RELOAD_WAIT_MAX;
         while !reload.is_finished() {
             if Instant::now() >= until {
@@ -559,7 +578,7 @@ fn abandon(ended: Result<(), Failure>) -> ! {
 fn obey(
     signals: &mut signal_hook::iterator::Signals,
     handle: &ServerHandle,
-    reload: &SyncSender<()>,
+    reload: &SyncSender<Order>,
     drain_timeout: Duration,
 ) {
     let mut draining = false;
@@ -568,7 +587,7 @@ fn obey(
             if draining {
                 tracing::warn!("SIGHUP: the server is draining; nothing is changed");
             } else {
-                let _ = reload.try_send(());
+                let _ = reload.try_send(Order::Reload(None));
             }
         } else if draining {
             tracing::warn!("second signal: flushing and ending now");
@@ -582,62 +601,4 @@ fn obey(
             handle.drain();
         }
     }
-}
-
-/// Reloads on each request, until all senders of requests are dropped. Sends the result of its set-up to `ready` once.
-fn reload(
-    context: &Context,
-    args: &Args,
-    mut live: Live,
-    handle: &ServerHandle,
-    confine: Option<&Confine>,
-    ready: &mpsc::Sender<Result<(), ServeError>>,
-    reloads: &Receiver<()>,
-) {
-    let mut reloader = match handle.reloader() {
-        Ok(reloader) => reloader,
-        Err(error) => return drop(ready.send(Err(error))),
-    };
-    // Confines this thread after its loop is created.
-    if let Some(confine) = confine {
-        confine();
-    }
-    let _ = ready.send(Ok(()));
-    while reloads.recv().is_ok() {
-        match reload_once(context, args, &mut live, &mut reloader) {
-            Ok(reloaded) => tracing::info!("SIGHUP: {reloaded}"),
-            Err(error) => {
-                let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-                let hint = match confine.is_some() && text.contains("Permission denied") {
-                    true => {
-                        " (the sandbox opens new files only beside those of the LUNs, in [server] storage, and beside the configuration, as these were at the start)"
-                    }
-                    false => "",
-                };
-                tracing::error!("SIGHUP: nothing is changed: {text}{hint}");
-            }
-        }
-    }
-}
-
-/// Reads the configuration file, or the files that flags name, and applies it. An error changes nothing.
-fn reload_once(
-    context: &Context,
-    args: &Args,
-    live: &mut Live,
-    reloader: &mut Reloader,
-) -> Result<Reloaded, Failure> {
-    let config = gather(context, args)?;
-    check_exposure(context, &config, args.tls.is_some())?;
-    // Checked before anything is opened: this process itself holds the lock of a renamed target's storage.
-    let is_known = |target: &Target| live.target(target.iqn.as_deref()).is_some();
-    if config.targets.len() != live.server.targets.len() || !config.targets.iter().all(is_known) {
-        let restart = ServeError::Restart("a target that is added, removed or renamed".to_owned());
-        return Err(failure(&restart));
-    }
-    let mut next = build(context, &config, Some(live))?;
-    next.server.tls = tls(args)?;
-    let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
-    *live = next;
-    Ok(reloaded)
 }
