@@ -88,12 +88,11 @@ fn read<'a>(processes: impl Iterator<Item = &'a Process>) -> Vec<(Process, Value
 
 /// Adds rates and percentiles of the time between two readings to each session and LUN of the later one.
 fn add_rates(before: &Value, after: &mut Value, seconds: f64) {
-    let keys: [(&str, fn(&Value) -> String); 2] = [
-        ("sessions", |session| format!("{} {}", session["tsih"], session["since_unix_s"])),
-        ("luns", |lun| format!("{} {} {}", lun["target"], lun["lun"], lun["storage"])),
-    ];
-    for (list, key) in keys {
-        let earlier: HashMap<String, &Value> =
+    for (list, fields) in
+        [("sessions", &["tsih", "since_unix_s"][..]), ("luns", &["target", "lun", "storage"])]
+    {
+        let key = |one: &Value| fields.iter().map(|field| one[*field].to_string()).collect::<Vec<_>>();
+        let earlier: HashMap<Vec<String>, &Value> =
             before[list].as_array().into_iter().flatten().map(|one| (key(one), one)).collect();
         for one in after[list].as_array_mut().into_iter().flatten() {
             // A session that began meanwhile counts from zero.

@@ -126,12 +126,12 @@ impl Drop for ControlSocket {
 fn talk(stream: &UnixStream, answer: impl Fn(Request) -> Result<Value, Failure>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = Vec::new();
+    BufReader::new(stream.take(REQUEST_BYTES_MAX as u64 + 1)).read_until(b'\n', &mut line)?;
     let user = socket_peercred(stream)?.uid.as_raw();
     if user != sys::user() && user != 0 {
         return respond(stream, &refused("the socket is for the user of this process and root"));
     }
-    let mut line = Vec::new();
-    BufReader::new(stream.take(REQUEST_BYTES_MAX as u64 + 1)).read_until(b'\n', &mut line)?;
     let response = match Request::parse(&line) {
         Ok(request) => answer(request).unwrap_or_else(|failure| failure.to_json()),
         Err(cause) => refused(&cause),

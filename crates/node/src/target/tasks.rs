@@ -589,6 +589,7 @@ impl Tasks {
             class: task.class,
             bytes: if is_good { transfer.max(data_in) } else { 0 },
             status: outcome.status,
+            sense_key: outcome.sense.as_ref().map(|sense| sense.key),
             time: task.timed.map(|(since, count)| (context.thread.io.now().saturating_sub(since), count)),
         };
         context.session.usage.add(ended);

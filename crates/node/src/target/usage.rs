@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use scsi::SenseKey;
 
 /// Of the commands that arrive while others are in progress, one in this many is timed.
 const TIMED_ONE_IN: u64 = 8;
@@ -44,7 +45,10 @@ pub(super) struct Usage {
 }
 
 #[derive(Debug)]
-struct Times(Histogram<u64>);
+struct Times {
+    histogram: Histogram<u64>,
+    sum: Duration,
+}
 
 /// The counters of [`Usage`] at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,12 +57,14 @@ pub struct UsageStatus {
     pub commands: [u64; 3],
     /// Bytes of data transferred by them.
     pub bytes: [u64; 3],
-    /// Of them: CHECK CONDITION.
+    /// Of them: MEDIUM ERROR, HARDWARE ERROR, DATA PROTECT and ABORTED COMMAND.
     pub errors: u64,
     /// Of them: BUSY and TASK SET FULL, which the initiator retries.
     pub refused: u64,
     /// Service times: upper bounds of the intervals in microseconds, ascending, and the estimated number of commands.
     pub times_us: [Vec<(u64, u64)>; 3],
+    /// Estimated sum of the service times.
+    pub times_sum: [Duration; 3],
 }
 
 /// The end of a command.
@@ -67,6 +73,7 @@ pub(super) struct Ended {
     pub(super) class: Class,
     pub(super) bytes: u64,
     pub(super) status: scsi::Status,
+    pub(super) sense_key: Option<SenseKey>,
     /// The service time, and the number of commands that it stands for.
     pub(super) time: Option<(Duration, u64)>,
 }
@@ -78,7 +85,7 @@ impl Usage {
         add(&self.commands[class], 1);
         add(&self.bytes[class], ended.bytes);
         match ended.status {
-            scsi::Status::CheckCondition => add(&self.errors, 1),
+            scsi::Status::CheckCondition if ended.sense_key.is_some_and(is_error) => add(&self.errors, 1),
             scsi::Status::Busy | scsi::Status::TaskSetFull => add(&self.refused, 1),
             _ => {}
         }
@@ -86,9 +93,12 @@ impl Usage {
             let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).clamp(1, MICROSECONDS_MAX);
             let mut times = lock(&self.times[class]);
             let times = times.get_or_insert_with(|| {
-                Times(Histogram::new_with_bounds(1, MICROSECONDS_MAX, 1).expect("bounds and digits in range"))
+                let histogram = Histogram::new_with_bounds(1, MICROSECONDS_MAX, 1);
+                Times { histogram: histogram.expect("bounds and digits in range"), sum: Duration::ZERO }
             });
-            times.0.record_n(micros, count).expect("within the bounds");
+            times.histogram.record_n(micros, count).expect("within the bounds");
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            times.sum = times.sum.saturating_add(time.saturating_mul(count));
         }
     }
 
@@ -98,7 +108,8 @@ impl Usage {
             status.commands[class] += self.commands[class].load(Ordering::Relaxed);
             status.bytes[class] += self.bytes[class].load(Ordering::Relaxed);
             if let Some(times) = &*lock(&self.times[class]) {
-                let recorded = times.0.iter_recorded();
+                status.times_sum[class] = status.times_sum[class].saturating_add(times.sum);
+                let recorded = times.histogram.iter_recorded();
                 let recorded = recorded.map(|step| (step.value_iterated_to(), step.count_at_value()));
                 merge(&mut status.times_us[class], recorded);
             }
@@ -112,6 +123,12 @@ impl Usage {
         self.add_to(&mut status);
         status
     }
+}
+
+/// Whether an operator should know of it: not the answers to questions that a unit does not support, nor unit attentions.
+fn is_error(key: SenseKey) -> bool {
+    use SenseKey::{AbortedCommand, DataProtect, HardwareError, MediumError};
+    matches!(key, MediumError | HardwareError | DataProtect | AbortedCommand)
 }
 
 /// Counts are right after every statement: poisoning is ignored.
@@ -156,7 +173,7 @@ mod tests {
 
     fn ended(class: Class, bytes: u64, micros: u64, count: u64) -> Ended {
         let time = Some((Duration::from_micros(micros), count));
-        Ended { class, bytes, status: scsi::Status::Good, time }
+        Ended { class, bytes, status: scsi::Status::Good, sense_key: None, time }
     }
 
     #[test]
@@ -167,11 +184,16 @@ mod tests {
         other.add(ended(Class::Read, 512, 10, 2));
         other.add(ended(Class::Write, 100, 0, 1));
         other.add(Ended { status: scsi::Status::TaskSetFull, time: None, ..ended(Class::Other, 0, 0, 0) });
-        other.add(Ended { status: scsi::Status::CheckCondition, time: None, ..ended(Class::Other, 0, 0, 0) });
+        for sense_key in [SenseKey::MediumError, SenseKey::UnitAttention, SenseKey::IllegalRequest] {
+            let status = scsi::Status::CheckCondition;
+            let refused = ended(Class::Other, 0, 0, 0);
+            other.add(Ended { status, sense_key: Some(sense_key), time: None, ..refused });
+        }
         let mut status = one.status();
         other.add_to(&mut status);
-        assert_eq!((status.commands, status.bytes), ([3, 1, 2], [8704, 100, 0]));
+        assert_eq!((status.commands, status.bytes), ([3, 1, 4], [8704, 100, 0]));
         assert_eq!((status.errors, status.refused), (1, 1));
+        assert_eq!(status.times_sum[0], Duration::from_micros(10 + 8 * 1000 + 2 * 10));
         let [reads, writes, others] = status.times_us;
         assert_eq!(reads[0], (10, 3));
         assert!((1000..1064).contains(&reads[1].0) && reads[1].1 == 8, "{reads:?}");
