@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -396,12 +396,55 @@ fn counted(log: &str) -> Result<usize> {
     Ok(all)
 }
 
+/// The response to a request for metrics, head and body.
+fn http(address: &str, request: &str) -> Result<(String, String)> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(request.as_bytes())?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let (head, body) =
+        response.split_once("\r\n\r\n").with_context(|| format!("no response: {response:?}"))?;
+    Ok((head.to_owned(), body.to_owned()))
+}
+
+/// Metrics are scraped while a connection hangs; a token is required beyond loopback, and is checked.
+fn metrics(context: &Context) -> Result<()> {
+    let home = Home::new()?;
+    private_file(home.path("token"), "0123456789abcdef\n")?;
+    let exposed = ["serve", "a.img", "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"];
+    home.run(context, &exposed)?.expect(6)?.says("--metrics-token-file")?;
+    let with = ["a.img", "--iqn", OPEN, "--metrics", "127.0.0.1:0", "--metrics-token-file", "token"];
+    let server = home.serve(context, &with, 1)?;
+    let line = server.logs(0, "metrics: http://")?;
+    let address =
+        line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context("no address")?;
+    let slow = TcpStream::connect(address)?;
+    let authorized = "GET /metrics HTTP/1.1\r\nAuthorization: Bearer 0123456789abcdef\r\n\r\n";
+    home.run(context, &["copy", "pattern:1M:7", &server.url.to_string(), "-q"])?.success()?;
+    let (head, body) = http(address, authorized)?;
+    ensure!(head.starts_with("HTTP/1.1 200 ") && head.contains("openmetrics-text"), "{head}");
+    let written = format!("hikyaku_data_bytes_total{{target=\"{OPEN}\",lun=\"0\",class=\"write\"}} 1048576");
+    ensure!(body.lines().any(|line| line == written) && body.ends_with("# EOF\n"), "{body}");
+    drop(slow);
+    for (request, status) in [
+        ("GET /metrics HTTP/1.1\r\n\r\n", "401"),
+        ("GET /metrics HTTP/1.1\r\nAuthorization: Bearer 0123456789abcdee\r\n\r\n", "401"),
+        ("\u{1b}\r\n\r\n", "400"),
+    ] {
+        let (head, _) = http(address, request)?;
+        ensure!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {head}");
+    }
+    Session::login(&server.url, NAME, [0x80, 0, 0, 0, 0, 1])?.read(0, 0, 1).map(drop)
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let rows: Rows<'_> = &[
         ("status-has-what-was-done", seen),
         ("status-has-sessions", sessions),
         ("ctl-luns", luns),
         ("control-socket-hostile", socket),
+        ("metrics", metrics),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),
     ];

@@ -1,6 +1,7 @@
 //! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
 mod luns;
+mod metrics;
 mod operate;
 mod sandbox;
 mod status;
@@ -24,6 +25,7 @@ use crate::control::listen::ControlSocket;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
+use metrics::Metrics;
 use operate::{Operator, Order};
 
 use crate::{logging, names, output, secret, sys, trust, units};
@@ -115,6 +117,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     sandbox: sandbox::Sandbox,
 
+    /// Address of metrics for Prometheus (/metrics) and of a health check (/health)
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_metrics)]
+    metrics: Option<SocketAddr>,
+
+    /// File with the bearer token that a request for metrics must carry; required beyond loopback
+    #[arg(long, value_name = "FILE", requires = "metrics")]
+    metrics_token_file: Option<PathBuf>,
+
     /// Longest time a drain takes [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
     drain_timeout: Option<Duration>,
@@ -124,16 +134,21 @@ fn parse_seal(text: &str) -> Result<SealPolicy, String> {
     SealPolicy::from_name(text).ok_or_else(|| "say off, offer or require".to_owned())
 }
 
+fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write for example 127.0.0.1:9260".to_owned())
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
     let config = gather(context, args)?;
     check_exposure(context, &config, args.tls.is_some())?;
     let mut live = build(context, config, None)?;
     live.server.tls = tls(args)?;
+    let metrics = args.metrics.map(|at| Metrics::bind(at, args.metrics_token_file.as_deref())).transpose()?;
     let control = operate::socket();
     let runtime = control.as_ref().map(ControlSocket::directory);
     let confine = sandbox::confine(args, &live.config, runtime)?;
-    serve(context, args, live, confine.as_ref(), control.as_ref())
+    serve(context, args, live, confine.as_ref(), (control.as_ref(), metrics))
 }
 
 fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
@@ -462,7 +477,7 @@ fn serve(
     args: &Args,
     live: Live,
     confine: Option<&Confine>,
-    control: Option<&ControlSocket>,
+    (control, metrics): (Option<&ControlSocket>, Option<Metrics>),
 ) -> Result<Exit, Failure> {
     let config = live.server.clone();
     let has_chap = live.config.targets.iter().any(Target::has_chap);
@@ -502,6 +517,12 @@ fn serve(
             if let Some(confine) = confine {
                 // Confines this thread and those that it starts later.
                 confine();
+            }
+            if let Some(metrics) = metrics {
+                let handle = handle.clone();
+                metrics.address().into_iter().for_each(|at| tracing::info!("metrics: http://{at}/metrics"));
+                // It ends with the process.
+                spawn("metrics").spawn(move || metrics.serve(&handle)).map_err(failed)?;
             }
             let (signals, handle) = (&mut signals, &handle);
             if let Some(control) = control {

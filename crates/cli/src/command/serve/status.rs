@@ -23,7 +23,7 @@ pub(super) fn json(status: &ServerStatus, file: Option<&Path>, since: SystemTime
     })
 }
 
-fn unix_seconds(moment: SystemTime) -> u64 {
+pub(super) fn unix_seconds(moment: SystemTime) -> u64 {
     moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
