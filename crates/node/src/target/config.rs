@@ -265,7 +265,7 @@ pub enum ServeError {
     Loop(std::io::Error),
 }
 
-/// Restricts the calling thread to what a server needs once everything is open; see [`super::Server::start_confined`].
+/// Restricts the calling thread to what a server needs once everything is open; see [`super::Server::start_with`].
 pub type Confine = Arc<dyn Fn() + Send + Sync>;
 
 pub(super) fn check(config: &ServerConfig) -> Result<(), ServeError> {

@@ -25,6 +25,17 @@ pub(super) struct Seen {
     pub(super) rights: Rights,
 }
 
+/// The identity of a unit, and what a nexus may rely on without a report of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerUnit {
+    pub naa: u64,
+    pub serial: String,
+    pub blocks: u64,
+    pub block_size: u32,
+    pub read_only: bool,
+    pub write_cache: bool,
+}
+
 /// A logical unit at one moment.
 #[derive(Clone, Debug)]
 pub struct LunStatus {
@@ -150,6 +161,12 @@ impl Lun {
     /// The counters that `worker` adds to.
     pub(super) fn usage(&self, worker: usize) -> &Usage {
         &self.usage[worker]
+    }
+
+    pub(super) fn former_unit(&self) -> FormerUnit {
+        let unit = self.unit();
+        let UnitConfig { naa, ref serial, blocks, block_size, read_only, write_cache, .. } = *unit.config();
+        FormerUnit { naa, serial: serial.clone(), blocks, block_size, read_only, write_cache }
     }
 
     pub(super) fn status(&self, target: &str) -> LunStatus {

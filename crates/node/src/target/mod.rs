@@ -51,8 +51,8 @@ pub use config::{
     Access, AclEntry, ChapAccount, Confine, Held, LocalUsers, LunConfig, Peer, Sealing, ServeError,
     ServerConfig, TargetConfig,
 };
-pub use lun::{LunState, LunStatus};
+pub use lun::{FormerUnit, LunState, LunStatus};
 pub use reload::{Reloaded, Reloader};
-pub use server::{Server, ServerHandle, ServerStatus};
-pub use sessions::{About, SessionStatus};
+pub use server::{Inherited, Server, ServerHandle, ServerStatus};
+pub use sessions::{About, FormerPort, SessionStatus};
 pub use usage::{Class, UsageStatus};

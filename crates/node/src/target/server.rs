@@ -1,6 +1,7 @@
 //! Start, drain and end of a server.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -10,10 +11,10 @@ use area::PoolLimits;
 use io::{Io, Listener, Thread};
 
 use super::config::{Confine, ServeError, ServerConfig, check};
-use super::lun::{Lun, LunStatus, capability_of};
+use super::lun::{Lun, LunState, LunStatus, capability_of};
 use super::mail::Mail;
 use super::reload::Reloader;
-use super::sessions::SessionStatus;
+use super::sessions::{FormerPort, SessionStatus};
 use super::shared::{POOL, Shared};
 use super::state::State;
 use super::worker::Worker;
@@ -24,6 +25,14 @@ const BACKLOG: i32 = 1024;
 /// How long a port may remain in use by a dead server, and the interval of retries.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTEN_PAUSE: Duration = Duration::from_millis(10);
+
+/// What an earlier process leaves to this one.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Listening sockets: those with a configured address are used, the others closed.
+    pub listeners: Vec<Listener>,
+    pub ports: Vec<FormerPort>,
+}
 
 /// A server at one moment.
 #[derive(Clone, Debug)]
@@ -57,6 +66,39 @@ impl ServerHandle {
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.send_all(|| Mail::Drain);
+    }
+
+    /// The listening sockets are kept by another process, which will serve after this one: a drain leaves them open, so
+    /// that new connections wait in their backlog, and gives sessions less time to log out.
+    pub fn hand_over(&self) {
+        self.shared.set_hand_over();
+    }
+
+    /// The initiator ports for the process that serves next. Only after [`Server::wait`] has returned without an error,
+    /// which means that all storage is flushed.
+    pub fn former_ports(&self) -> Vec<FormerPort> {
+        let state = self.shared.state();
+        let units = |port: &FormerPort, nexus| {
+            let target = state.target(&port.target);
+            let luns = target.map(|index| &state.luns[index][..]).unwrap_or_default();
+            let recallable = luns.iter().filter(|lun| {
+                lun.status(&port.target).state == LunState::Ready && lun.unit().is_recallable(nexus)
+            });
+            recallable.map(|lun| lun.former_unit()).collect::<Vec<_>>()
+        };
+        let ports = self.shared.sessions.former().into_iter();
+        let ports = ports.map(|(port, nexus)| FormerPort { units: units(&port, nexus), ..port });
+        ports.filter(|port| !port.units.is_empty()).collect()
+    }
+
+    /// Whether every thread answers within `timeout`.
+    pub fn is_responsive(&self, timeout: Duration) -> bool {
+        let (answer, answers) = mpsc::channel();
+        self.shared.send_all(|| Mail::Probe { answer: answer.clone() });
+        drop(answer);
+        let until = Instant::now() + timeout;
+        let answered = |()| answers.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok();
+        self.shared.mailboxes.iter().map(|_| ()).all(answered)
     }
 
     /// Flushes and ends now, without waiting for logouts.
@@ -96,31 +138,46 @@ impl ServerHandle {
 pub struct Server {
     shared: Arc<Shared>,
     threads: Vec<Thread<Result<(), ServeError>>>,
+    /// Duplicates of the listening sockets.
+    sockets: Vec<OwnedFd>,
 }
 
 impl Server {
     pub fn start(config: ServerConfig) -> Result<Self, ServeError> {
-        Self::start_threads(config, None)
+        Self::start_with(config, None, Inherited::default())
     }
 
-    /// As [`Self::start`]; each thread calls `confine` after it has created its loop and opened its storage, and before
-    /// it serves. Since no loop can be created later, the threads of third-party copies start at once and stay. The
-    /// calling thread must confine itself.
-    pub fn start_confined(config: ServerConfig, confine: Confine) -> Result<Self, ServeError> {
-        Self::start_threads(config, Some(confine))
-    }
-
-    fn start_threads(config: ServerConfig, confine: Option<Confine>) -> Result<Self, ServeError> {
+    /// As [`Self::start`]. With `confine`, each thread calls it after it has created its loop and opened its storage, and
+    /// before it serves; since no loop can be created later, the threads of third-party copies start at once and stay.
+    /// The calling thread must confine itself.
+    pub fn start_with(
+        config: ServerConfig,
+        confine: Option<Confine>,
+        inherited: Inherited,
+    ) -> Result<Self, ServeError> {
+        let Inherited { listeners: mut inherited, ports } = inherited;
         check(&config)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = config.threads.unwrap_or(cores).max(1);
         let luns = open_luns(&config, workers)?;
-        let listeners: Vec<_> = config.listen.iter().map(|at| listen(*at)).collect::<Result<_, _>>()?;
+        let listeners: Vec<Listener> = config
+            .listen
+            .iter()
+            .map(|at| match inherited.iter().position(|listener| listener.address == *at) {
+                Some(index) => Ok(inherited.swap_remove(index)),
+                None => listen(*at),
+            })
+            .collect::<Result<_, _>>()?;
+        drop(inherited);
+        let sockets: Result<Vec<_>, _> =
+            listeners.iter().map(|listener| listener.socket.try_clone()).collect();
+        let sockets = sockets.map_err(ServeError::Loop)?;
         let addresses = listeners.iter().map(|listener| listener.address).collect();
         let shared = Arc::new(Shared::new(State { config, luns }, addresses, workers));
+        recall(&shared, &ports);
         let (opened, openings) = mpsc::channel();
         let mut listeners = Some(listeners);
-        let mut server = Self { shared, threads: Vec::with_capacity(workers) };
+        let mut server = Self { shared, threads: Vec::with_capacity(workers), sockets };
         for index in 0..workers {
             let (shared, opened) = (Arc::clone(&server.shared), opened.clone());
             let listeners = listeners.take().unwrap_or_default();
@@ -161,6 +218,11 @@ impl Server {
     /// The listening addresses, with the actual ports.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.shared.addresses.clone()
+    }
+
+    /// The listening sockets, for a process that keeps them beyond this one's end.
+    pub fn sockets(&self) -> &[OwnedFd] {
+        &self.sockets
     }
 
     pub fn handle(&self) -> ServerHandle {
@@ -231,6 +293,18 @@ fn open_luns(config: &ServerConfig, workers: usize) -> Result<Vec<Vec<Arc<Lun>>>
         luns.push(own);
     }
     Ok(luns)
+}
+
+/// Remembers the ports of an earlier process at the units that are still the same.
+fn recall(shared: &Shared, ports: &[FormerPort]) {
+    let state = shared.state();
+    for port in ports {
+        let nexus = shared.sessions.recall(port);
+        let Some(target) = state.target(&port.target) else { continue };
+        for lun in state.luns[target].iter().filter(|lun| port.units.contains(&lun.former_unit())) {
+            lun.unit().recall(nexus);
+        }
+    }
 }
 
 /// Retries if the address is in use: the kernel releases the port of a killed server only after its ring has ended.

@@ -9,6 +9,7 @@ use iscsi::wire::Isid;
 use scsi::NexusId;
 use seal::PublicKey;
 
+use super::lun::FormerUnit;
 use super::mail::ConnectionId;
 use super::usage::{Usage, UsageStatus};
 
@@ -39,6 +40,17 @@ pub struct About {
     /// Visible LUNs, and whether they are read-only for this session.
     pub luns: Vec<(u16, bool)>,
     pub since: Option<SystemTime>,
+}
+
+/// An initiator port that had a session, and the units that are flushed and owe it no report of lost state. A process
+/// that serves after this one tells it I_T NEXUS LOSS instead of POWER ON: its acknowledged writes are safe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerPort {
+    pub initiator: String,
+    pub peer_key: Option<PublicKey>,
+    pub isid: [u8; 6],
+    pub target: String,
+    pub units: Vec<FormerUnit>,
 }
 
 #[derive(Debug)]
@@ -194,6 +206,30 @@ impl Sessions {
             entry.luns = exclusive;
             entry.status.about.luns = visible;
         }
+    }
+
+    /// The ended sessions whose ports are remembered, oldest first: initiator, key, ISID, target and nexus.
+    pub(super) fn former(&self) -> Vec<(FormerPort, NexusId)> {
+        let inner = self.inner.lock().expect("no panic while locked");
+        let port = |former: &Former| {
+            let Former { initiator, peer_key, isid, target, nexus } = former;
+            let (initiator, target) = (initiator.clone(), target.clone());
+            (FormerPort { initiator, peer_key: *peer_key, isid: isid.0, target, units: Vec::new() }, *nexus)
+        };
+        inner.former.iter().map(port).collect()
+    }
+
+    /// Remembers a port of an earlier process. Returns the number of its nexus here.
+    pub(super) fn recall(&self, port: &FormerPort) -> NexusId {
+        let mut inner = self.inner.lock().expect("no panic while locked");
+        inner.nexus_last += 1;
+        let nexus = inner.nexus_last;
+        if inner.former.len() == FORMER_MAX {
+            inner.former.pop_front();
+        }
+        let FormerPort { initiator, peer_key, isid, target, .. } = port.clone();
+        inner.former.push_back(Former { initiator, peer_key, isid: Isid(isid), target, nexus });
+        nexus
     }
 
     pub(super) fn connection_of(&self, tsih: u16) -> Option<ConnectionId> {

@@ -34,6 +34,8 @@ pub(super) struct Shared {
     pub(super) addresses: Vec<SocketAddr>,
     /// A drain was requested; for the status only.
     pub(super) draining: AtomicBool,
+    /// Another process shares the listening sockets, and will serve when this one has ended.
+    hands_over: AtomicBool,
 }
 
 impl Shared {
@@ -50,7 +52,16 @@ impl Shared {
             load: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             addresses,
             draining: AtomicBool::new(false),
+            hands_over: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn hands_over(&self) -> bool {
+        self.hands_over.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_hand_over(&self) {
+        self.hands_over.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn state(&self) -> Arc<State> {

@@ -43,6 +43,8 @@ const SEND_BYTES_MIN: usize = 64 << 10;
 /// Bound of the connections of one thread that a panic may end; one more ends the server. A defect that recurs so often
 /// is not worth surviving, and each panic costs a slot.
 const PANICS_MAX: usize = 64;
+/// How long sessions may take to log out when another process will serve them: those that have, wait for it.
+const HAND_OVER_MAX: Duration = Duration::from_millis(300);
 /// Time for the last flush, which may have to write the dirty pages of the page cache.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
 /// Upper half of the ids of the worker's own requests.
@@ -534,15 +536,19 @@ impl Worker {
                 let _ = answer.send(ended);
             }
             Mail::Drain if self.phase == Phase::Serving => {
-                let until = self.deadline(self.shared.state().config.drain_timeout);
+                let timeout = self.shared.state().config.drain_timeout;
+                let hand_over = self.shared.hands_over().then_some(HAND_OVER_MAX);
+                let until = self.deadline(hand_over.map_or(timeout, |max| max.min(timeout)));
                 self.phase = Phase::Draining(until);
-                self.portals.close();
+                self.portals.close(&mut self.io, self.shared.hands_over());
                 self.for_each(|connection, context| connection.drain(context.io.now()));
             }
             Mail::Drain => {}
+            // The receiver may have timed out.
+            Mail::Probe { answer } => drop(answer.send(())),
             Mail::Stop => {
                 if matches!(self.phase, Phase::Serving | Phase::Draining(_)) {
-                    self.portals.close();
+                    self.portals.close(&mut self.io, self.shared.hands_over());
                     self.cut();
                 }
             }
@@ -607,7 +613,10 @@ impl Worker {
         let now = self.io.now();
         match self.phase {
             Phase::Draining(until) if now >= until => {
-                tracing::warn!("sessions did not log out in time: closing them");
+                match self.shared.hands_over() {
+                    true => tracing::info!("sessions did not log out: closing them for the hand-over"),
+                    false => tracing::warn!("sessions did not log out in time: closing them"),
+                }
                 self.cut();
             }
             Phase::Flushing { outstanding, until } if now >= until && outstanding > 0 => {

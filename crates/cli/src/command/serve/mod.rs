@@ -1,6 +1,8 @@
 //! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
+mod heritage;
 mod luns;
+mod manager;
 mod metrics;
 mod operate;
 mod sandbox;
@@ -14,8 +16,8 @@ use std::sync::mpsc::{self, SyncSender};
 use std::time::{Duration, Instant};
 
 use node::target::{
-    Access, AclEntry, ChapAccount, Confine, LocalUsers, LunConfig, ServeError, Server, ServerConfig,
-    ServerHandle, TargetConfig,
+    Access, AclEntry, ChapAccount, Confine, Inherited, LocalUsers, LunConfig, ServeError, Server,
+    ServerConfig, ServerHandle, TargetConfig,
 };
 use node::{SealPolicy, TlsIdentity};
 
@@ -41,7 +43,7 @@ const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// Prints one URL per LUN on stdout when ready; logs go to stderr. SIGHUP reloads the configuration file, or the files that flags
 /// name; a file with a mistake changes nothing. SIGTERM and SIGINT drain: no new logins,
 /// tasks in flight finished and flushed, a request to log out to each session; a second one flushes and ends at once.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough, serial=, naa=, vendor=, product=,
 rotational=yes|no, removable, shared, exclusive.
@@ -125,6 +127,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "metrics")]
     metrics_token_file: Option<PathBuf>,
 
+    /// Addresses of the listening sockets that the service manager has passed.
+    #[arg(skip)]
+    inherited: Vec<SocketAddr>,
+
     /// Longest time a drain takes [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
     drain_timeout: Option<Duration>,
@@ -134,13 +140,27 @@ fn parse_seal(text: &str) -> Result<SealPolicy, String> {
     SealPolicy::from_name(text).ok_or_else(|| "say off, offer or require".to_owned())
 }
 
+/// What connects the server with the machine besides its portals and storage.
+struct Outside {
+    control: Option<ControlSocket>,
+    metrics: Option<Metrics>,
+    /// What the service manager has kept.
+    inherited: Inherited,
+}
+
 fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "write for example 127.0.0.1:9260".to_owned())
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
+    let inherited = manager::inherited();
+    let addresses = inherited.listeners.iter().map(|listener| listener.address);
+    let args = &Args { inherited: addresses.collect(), ..args.clone() };
     let config = gather(context, args)?;
+    for address in args.inherited.iter().filter(|address| !config.listen.contains(address)) {
+        tracing::warn!("the socket {address} of the service manager is not used: listen does not name it");
+    }
     check_exposure(context, &config, args.tls.is_some())?;
     let mut live = build(context, config, None)?;
     live.server.tls = tls(args)?;
@@ -148,7 +168,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let control = operate::socket();
     let runtime = control.as_ref().map(ControlSocket::directory);
     let confine = sandbox::confine(args, &live.config, runtime)?;
-    serve(context, args, live, confine.as_ref(), (control.as_ref(), metrics))
+    serve(context, args, live, confine.as_ref(), Outside { control, metrics, inherited })
 }
 
 fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
@@ -190,6 +210,9 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     }
     if !args.listen.is_empty() {
         config.listen.clone_from(&args.listen);
+    }
+    if config.listen.is_empty() {
+        config.listen.clone_from(&args.inherited);
     }
     if config.listen.is_empty() {
         config.listen.push(SocketAddr::from(([127, 0, 0, 1], names::ISCSI_PORT)));
@@ -477,8 +500,10 @@ fn serve(
     args: &Args,
     live: Live,
     confine: Option<&Confine>,
-    (control, metrics): (Option<&ControlSocket>, Option<Metrics>),
+    outside: Outside,
 ) -> Result<Exit, Failure> {
+    let Outside { control, metrics, inherited } = outside;
+    let control = control.as_ref();
     let config = live.server.clone();
     let has_chap = live.config.targets.iter().any(Target::has_chap);
     let file = live.config.file.clone();
@@ -495,12 +520,16 @@ fn serve(
     let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
     sys::raise_descriptor_limit();
-    let server = match confine {
-        Some(confine) => Server::start_confined(config, Arc::clone(confine)),
-        None => Server::start(config),
-    };
+    // Created before the sandbox forbids it.
+    let ports = manager::is_there().then(heritage::create).transpose();
+    let ports = ports.map_err(|error| Failure::failed("create a memory file", "", error))?;
+    let server = Server::start_with(config, confine.map(Arc::clone), inherited);
     let server = server.map_err(|error| failure(&error))?;
     let handle = server.handle();
+    let hands_over = manager::store(server.sockets());
+    if hands_over {
+        handle.hand_over();
+    }
     let ended = std::thread::scope(|scope| {
         let caught = signals.handle();
         // Capacity 1: a waiting reload reads the files when it starts, so further signals add nothing.
@@ -517,6 +546,11 @@ fn serve(
             if let Some(confine) = confine {
                 // Confines this thread and those that it starts later.
                 confine();
+            }
+            if manager::is_there() {
+                let handle = handle.clone();
+                // It ends with the process.
+                spawn("watchdog").spawn(move || manager::watch(&handle)).map_err(failed)?;
             }
             if let Some(metrics) = metrics {
                 let handle = handle.clone();
@@ -565,7 +599,11 @@ fn serve(
             }
         }
         output::announce(&all.join("\n"));
+        manager::ready(&format!("{} LUNs, {portal}", all.len()));
         let ended = server.wait().map_err(|error| failure(&error));
+        if let (Ok(()), Some(file), true) = (&ended, ports, hands_over) {
+            manager::store_ports(file, &handle.former_ports());
+        }
         caught.close();
         control.iter().for_each(|control| control.close());
         let until = Instant::now() + RELOAD_WAIT_MAX;
@@ -619,6 +657,7 @@ fn obey(
                 "draining, at most {}; signal again to end at once",
                 units::duration(drain_timeout)
             );
+            manager::stopping();
             handle.drain();
         }
     }

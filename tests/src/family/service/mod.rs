@@ -1,5 +1,7 @@
 //! A server as its operator sees it: the control socket, `status` and `ctl`, discovery, and refused logins in the log.
 
+mod manager;
+
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -445,6 +447,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("ctl-luns", luns),
         ("control-socket-hostile", socket),
         ("metrics", metrics),
+        ("restart-under-load", manager::restart),
+        ("socket-activation", manager::activated),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),
     ];
