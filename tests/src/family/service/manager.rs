@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use sendfd::RecvWithFd;
 
 use super::{Home, LIMIT, OPEN, http, prints};
-use crate::{Context, Running, Url, free_port};
+use crate::{Context, Running, Url, free_port, program};
 
 /// First descriptor that a service manager passes (sd_listen_fds(3)).
 const FIRST: RawFd = 3;
@@ -95,8 +95,9 @@ fn serve(command: &mut Command) -> Result<(Running, Url)> {
     Ok((running, url))
 }
 
-/// A restart under load: the sockets stay open, and no command of busy sessions fails.
-pub(super) fn restart(context: &Context) -> Result<()> {
+/// A restart under load: the sockets stay open, and no command of busy sessions, ours and QEMU's, fails. Returns the longest
+/// time of a command of ours in microseconds.
+pub(super) fn restart(context: &Context) -> Result<u64> {
     let home = Home::new()?;
     let sessions = context.amount(4, 64);
     let listen = format!("127.0.0.1:{}", free_port()?);
@@ -128,7 +129,11 @@ pub(super) fn restart(context: &Context) -> Result<()> {
         Running::start(&mut command)
     };
     let busy: Vec<Running> = (0..sessions).map(load).collect::<Result<_>>()?;
-    let logged_in = || Ok(old.stderr().matches(" logged in ").count() >= sessions);
+    let mut qemu = program("qemu-img")?;
+    qemu.args(["bench", "-t", "none", "-f", "raw", "-c", "60000", "-s", "4096", "-d", "4"])
+        .arg(url.to_string());
+    let qemu = Running::start(&mut qemu)?;
+    let logged_in = || Ok(old.stderr().matches(" logged in ").count() >= sessions + 1);
     crate::wait_until(LIMIT, logged_in)?;
     std::thread::sleep(Duration::from_millis(500));
     manager.states.clear();
@@ -142,13 +147,18 @@ pub(super) fn restart(context: &Context) -> Result<()> {
     ensure!(again.portal == url.portal, "{} and {}", again.portal, url.portal);
     manager.wait("FDSTOREREMOVE=1")?;
     drop(waiting);
+    let qemu = qemu.finish(LIMIT)?;
+    ensure!(qemu.code == Some(0), "a command of QEMU failed: {qemu}");
+    let mut longest = 0;
     for running in busy {
         let output = running.finish(LIMIT)?;
         let log = || format!("{output}\n--- log\n{}", new.stderr());
         ensure!(output.code == Some(0), "a command failed: {}", log());
-        ensure!(!output.stdout.is_empty(), "{}", log());
+        let us = output.json()?["rows"][0]["latency_us"]["max"].as_u64();
+        longest = longest.max(us.with_context(log)?);
     }
-    prints(&home.run(context, &["status", "--interval", "0s"])?.success()?, &new.pid().to_string())
+    prints(&home.run(context, &["status", "--interval", "0s"])?.success()?, &new.pid().to_string())?;
+    Ok(longest)
 }
 
 /// A socket unit: the server listens where the service manager does, and says which sockets it does not use.
