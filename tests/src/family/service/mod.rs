@@ -441,6 +441,31 @@ fn metrics(context: &Context) -> Result<()> {
     Session::login(&server.url, NAME, [0x80, 0, 0, 0, 0, 1])?.read(0, 0, 1).map(drop)
 }
 
+/// `--log json`: an object a line, with the fields of a refusal; names that an initiator sends forge no line.
+fn log_json(context: &Context) -> Result<()> {
+    let home = Home::new()?;
+    let chap =
+        ["a.img", "--chap-user", "u", "--chap-secret-file", "u.secret", "--iqn", CLOSED, "--log", "json"];
+    let server = home.serve(context, &chap, 1)?;
+    let user = "x\", \"level\": \"ERROR\nWARN no session peer=1.2.3.4:5 \u{1b}[2J\u{202e}";
+    let status = wrong_login(Ipv4Addr::LOCALHOST, &server.url, user)?;
+    ensure!(status == [2, 1], "{status:?}");
+    server.logs(0, "no session")?;
+    let log = server.running.stderr();
+    let mut refusals = 0;
+    for line in log.lines() {
+        let object: Value = serde_json::from_str(line).with_context(|| format!("{line:?}"))?;
+        if object["fields"]["message"] == "no session" {
+            refusals += 1;
+            expect(&object, "/fields/chap_user", user)?;
+            expect(&object, "/fields/initiator", NAME)?;
+        }
+        ensure!(!line.contains(['\u{1b}', '\u{202e}']), "{line:?}");
+    }
+    ensure!(refusals == 1, "{refusals} refusals in {log}");
+    Ok(())
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let rows: Rows<'_> = &[
         ("status-has-what-was-done", seen),
@@ -448,6 +473,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("ctl-luns", luns),
         ("control-socket-hostile", socket),
         ("metrics", metrics),
+        ("log-json-forges-no-line", log_json),
         ("socket-activation", manager::activated),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),

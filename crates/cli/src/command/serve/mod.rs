@@ -127,6 +127,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "metrics")]
     metrics_token_file: Option<PathBuf>,
 
+    /// Form of the log [default: journal if the systemd journal reads stderr, otherwise text]
+    #[arg(long, value_name = "FORM", value_enum)]
+    pub(crate) log: Option<logging::Form>,
+
     /// Addresses of the listening sockets that the service manager has passed.
     #[arg(skip)]
     inherited: Vec<SocketAddr>,
