@@ -133,7 +133,7 @@ pub(super) fn restart(context: &Context) -> Result<u64> {
     qemu.args(["bench", "-t", "none", "-f", "raw", "-c", "60000", "-s", "4096", "-d", "4"])
         .arg(url.to_string());
     let qemu = Running::start(&mut qemu)?;
-    let logged_in = || Ok(old.stderr().matches(" logged in ").count() >= sessions + 1);
+    let logged_in = || Ok(old.stderr().matches(" logged in ").count() > sessions);
     crate::wait_until(LIMIT, logged_in)?;
     std::thread::sleep(Duration::from_millis(500));
     manager.states.clear();
