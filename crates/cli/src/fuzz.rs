@@ -2,8 +2,10 @@
 
 use host::signature::{self, Ends, HEAD_BYTES, TAIL_BYTES};
 
+use crate::command::serve::{heritage, metrics};
 use crate::config::{Config, position};
 use crate::context::Context;
+use crate::control::Request;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::secret::take_url_secrets;
 use crate::trust::{known, peers};
@@ -50,6 +52,21 @@ pub fn signatures(head: &[u8], tail: &[u8], size_bytes: u64) -> Vec<&'static str
     let head = &head[..head.len().min(HEAD_BYTES)];
     let tail = &tail[tail.len() - tail.len().min(TAIL_BYTES)..];
     signature::probe(&Ends { head, tail, size_bytes })
+}
+
+/// The answer to a request at the control socket, as text: the request as it was understood, or the error.
+pub fn control_request(line: &[u8]) -> Result<String, String> {
+    Request::parse(line).map(|request| format!("{request:?}"))
+}
+
+/// The response to the bytes of a request for metrics of an idle server with a token.
+pub fn metrics_response(request: &[u8]) -> String {
+    metrics::fuzzed(request)
+}
+
+/// The ports that an earlier process has left in these bytes.
+pub fn heritage(bytes: &[u8]) -> Option<usize> {
+    heritage::parse(bytes).ok().map(|ports| ports.len())
 }
 
 pub fn shown(number: u64) -> [String; 3] {

@@ -15,6 +15,7 @@ mod outer;
 mod pair;
 mod record;
 mod sealed;
+mod service;
 mod source;
 mod spec;
 mod stream;
@@ -38,7 +39,7 @@ macro_rules! targets {
 // In the order in which the tests draw random inputs.
 targets!(
     answers, spec, wire, text, login, mapfile, nbd, outer, target, initiator, pair, record, sealed, stream,
-    unit,
+    unit, service,
 );
 
 #[cfg(test)]

@@ -72,7 +72,11 @@ pub(super) fn read(file: OwnedFd) -> io::Result<Vec<FormerPort>> {
     if file.take(BYTES_MAX + 1).read_to_end(&mut bytes)? as u64 > BYTES_MAX {
         return Err(io::Error::other("it is too long"));
     }
-    let Contents { version, ports } = serde_json::from_slice(&bytes)?;
+    parse(&bytes)
+}
+
+pub(crate) fn parse(bytes: &[u8]) -> io::Result<Vec<FormerPort>> {
+    let Contents { version, ports } = serde_json::from_slice(bytes)?;
     if version != VERSION {
         return Err(io::Error::other(format!("it has version {version}")));
     }

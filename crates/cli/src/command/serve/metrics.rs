@@ -149,6 +149,20 @@ fn respond(
     }
 }
 
+/// For the fuzzer.
+pub(crate) fn fuzzed(request: &[u8]) -> String {
+    let idle = ServerStatus {
+        addresses: Vec::new(),
+        sessions: Vec::new(),
+        luns: Vec::new(),
+        connections: 0,
+        refused: 0,
+        sealing: node::SealPolicy::Off,
+        draining: false,
+    };
+    respond(request, Some(&Sha256::digest("token").into()), &mut || (idle.clone(), 0))
+}
+
 fn is_authorized(headers: &[httparse::Header<'_>], token: &TokenDigest) -> bool {
     let mut given = headers.iter().filter(|header| header.name.eq_ignore_ascii_case("authorization"));
     given.any(|header| {

@@ -1,9 +1,9 @@
 //! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
-mod heritage;
+pub(crate) mod heritage;
 mod luns;
 mod manager;
-mod metrics;
+pub(crate) mod metrics;
 mod operate;
 mod sandbox;
 mod status;
