@@ -3,6 +3,7 @@
 //! This crate is the command line: arguments, refusals, progress, exit codes. The copy engine is in `mover`, iSCSI in
 //! `node`. Begin with `args.rs`, then `command/`.
 
+mod advice;
 mod args;
 mod command;
 mod config;
@@ -54,7 +55,9 @@ pub fn main() -> ExitCode {
         Err(error) => return usage(&error, &arguments),
     };
     let json = cli.command.json();
-    let context = Context { json, quiet: cli.quiet, secrets, environment, ..Context::default() };
+    let words = arguments.iter().skip(1).map(|word| secret::shown(&word.to_string_lossy())).collect();
+    let context =
+        Context { json, quiet: cli.quiet, arguments: words, secrets, environment, ..Context::default() };
     // A server handles signals itself.
     let is_server = matches!(cli.command, Command::Serve(_));
     let level = if is_server { "info" } else { "warn" };

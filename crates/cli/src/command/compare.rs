@@ -64,11 +64,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     };
     let second = Named::parse(context, second, &[])?;
     let mut io = job::event_loop()?;
-    let open = |named: &Named, offset: u64| {
+    let open = |attempted: &str, named: &Named, offset: u64| {
         let request_alignment = request_alignment(offset, plan.chunk);
-        named.open(context, &OpenOptions { writable: false, request_alignment, allow_in_use: false })
+        let options = OpenOptions { writable: false, request_alignment, allow_in_use: false };
+        named.open_to(attempted, context, &options)
     };
-    let media = [open(&first, plan.src_offset)?, open(&second, plan.dst_offset)?];
+    let media = [
+        open("open the first endpoint", &first, plan.src_offset)?,
+        open("open the second endpoint", &second, plan.dst_offset)?,
+    ];
     let mut endpoints = endpoint::attach(&mut io, &[(&first, &media[0]), (&second, &media[1])])?;
     let (mut b, mut a) = (endpoints.remove(1), endpoints.remove(0));
     let result = {

@@ -1,15 +1,16 @@
 //! `info`: prints the properties of an endpoint.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use block::{Capability, OpenOptions};
-use host::{Entry, Kernel, Node, number_text};
+use host::{Entry, Image, Kernel, Node, number_text};
 use serde_json::{Map, Value, json};
 
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::{output, protection, units};
+use crate::{advice, output, protection, units};
 
 /// Show what an endpoint is: size, blocks, abilities, what it holds; of a device or file also its users and which disks it
 /// lies on; of a LUN also what was negotiated and its identity
@@ -30,7 +31,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let named = Named::parse(context, &args.endpoint, &[])?;
+    let mut named = Named::parse(context, &args.endpoint, &[])?;
+    let image = ImageFile::of(context, &named);
+    if image.is_some() {
+        named.set("format", "raw");
+    }
     let mut io = job::event_loop()?;
     let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: true };
     let medium = named.open(context, &options)?;
@@ -42,6 +47,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if args.json {
         let mut object = object(&named.text, &capability, &facts);
         object["holds"] = json!(holds.ok());
+        object["image"] = image.map_or(Value::Null, |image| image.object());
         if let Some(local) = local {
             local.add_to(&mut object);
         }
@@ -55,6 +61,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             Err(error) => format!("unknown: {error}"),
         };
         rows.push(row("holds", holds));
+        rows.extend(image.iter().flat_map(ImageFile::rows).map(|(name, value)| row(name, value)));
         rows.extend(local.iter().flat_map(Local::rows).map(|(name, value)| row(name, value)));
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let lines: Vec<String> =
@@ -71,6 +78,7 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "schema": output::SCHEMA,
         "endpoint": name,
         "size_bytes": capability.size_bytes,
+        "odd_bytes": odd_bytes(capability),
         "block_size": capability.block_size,
         "physical_block_size": capability.physical_block_size,
         "granularity": capability.granularity,
@@ -85,6 +93,45 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "protection": protection::of(facts),
         "facts": named,
     })
+}
+
+/// Bytes after the last whole block.
+fn odd_bytes(capability: &Capability) -> u64 {
+    capability.size_bytes % u64::from(capability.block_size)
+}
+
+/// A file in an image format. It is described as the file that it is, with the size of its disk and how to open that.
+struct ImageFile {
+    image: Image,
+    hint: String,
+}
+
+impl ImageFile {
+    /// `None` if the endpoint is no such file, or if `format=` says how to take it.
+    fn of(context: &Context, named: &Named) -> Option<Self> {
+        let path = named.path().filter(|_| named.spec.get("format").is_none())?;
+        let kind = path.metadata().ok()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return None;
+        }
+        let image = Image::of(&block::open_input(path).ok()?)?;
+        Some(Self { image, hint: advice::image(path, image.format, false, &named.text, &context.arguments) })
+    }
+
+    fn object(&self) -> Value {
+        json!({ "format": self.image.format, "disk_bytes": self.image.disk_bytes, "hint": self.hint })
+    }
+
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let disk = match self.image.disk_bytes {
+            Some(bytes) => format!("a disk of {} ({bytes} bytes)", units::bytes(bytes)),
+            None => "a disk of unknown size".to_owned(),
+        };
+        let format = self.image.format;
+        let mut rows = vec![("image", format!("{format}, {disk}, which is not interpreted; to open it:"))];
+        rows.extend(self.hint.lines().map(|line| ("", line.trim().to_owned())));
+        rows
+    }
 }
 
 /// Facts about a file or device of this machine.
@@ -156,7 +203,12 @@ impl Local {
 
 fn rows(name: &str, capability: &Capability, facts: &[(&'static str, String)]) -> Vec<(String, String)> {
     let yes = |value: bool| if value { "yes" } else { "no" }.to_owned();
-    let size = format!("{} ({} bytes)", units::bytes(capability.size_bytes), capability.size_bytes);
+    let mut size = format!("{} ({} bytes)", units::bytes(capability.size_bytes), capability.size_bytes);
+    match (capability.size_bytes, odd_bytes(capability)) {
+        (0, _) => size += ": empty; the option grow,size=SIZE makes a file larger",
+        (_, 0) => {}
+        (_, odd) => size += &format!(": the last {odd} do not fill a block, and `serve` leaves them out"),
+    }
     let own = [
         ("endpoint", name.to_owned()),
         ("size", size),

@@ -50,7 +50,8 @@ pub(crate) struct Args {
     #[arg(value_name = "ENDPOINT", conflicts_with = "config")]
     endpoints: Vec<String>,
 
-    /// Address to listen on; may be repeated; port 0 takes any free one [default: 127.0.0.1:3260]
+    /// Address to listen on; a port alone is one of 127.0.0.1; may be repeated; port 0 takes any free one [default:
+    /// 127.0.0.1:3260]
     #[arg(long, value_name = "ADDR:PORT", value_parser = names::parse_listen)]
     listen: Vec<SocketAddr>,
 
