@@ -13,6 +13,8 @@ use crate::sys;
 
 /// Entries of a directory that are compared with a name that is missing there.
 const NEIGHBOURS_MAX: usize = 4096;
+/// Commas of a name up to which a file of that name is looked for.
+const COMMAS_MAX: usize = 16;
 /// Maximum length of a Unix socket's path: `sun_path` of unix(7) without the final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Words of other programs for options of ours.
@@ -54,7 +56,7 @@ pub(crate) fn unknown_option(words: &str, option: &str, known: &[&str]) -> Strin
 /// The endpoint with the commas of its path doubled, if the path with commas is a file that exists.
 fn with_commas_doubled(words: &str) -> Option<String> {
     let parts = parts_of(words);
-    (2..=parts.len()).rev().find_map(|count| {
+    (2..=parts.len().min(COMMAS_MAX)).rev().find_map(|count| {
         let name = parts[..count].join(",");
         let rest: String = parts[count..].iter().map(|part| format!(",{part}")).collect();
         fs::symlink_metadata(&name).ok().map(|_| name.replace(',', ",,") + &rest)
@@ -155,6 +157,11 @@ fn neighbour(path: &Path, parent: &Path) -> Option<String> {
     let entries = fs::read_dir(parent).ok()?.take(NEIGHBOURS_MAX).flatten();
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let found = nearest(name, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    // Of short names with one extension, such as a.img and b.img, none is meant for the other.
+    let stem = path.file_stem()?.to_str()?.chars().count();
+    if 2 * strsim::damerau_levenshtein(name, found) >= stem {
+        return None;
+    }
     Some(path.with_file_name(found).display().to_string())
 }
 
@@ -278,6 +285,8 @@ mod tests {
         let at = |name: &str| missing(&dir.path().join(name));
         assert_eq!(at("dsik.img"), format!("did you mean {}/disk.img?", dir.path().display()));
         assert_eq!(at("other.raw"), "check the name");
+        fs::write(dir.path().join("a.img"), "").unwrap();
+        assert_eq!(at("b.img"), "check the name");
         assert!(at("none/disk.img").starts_with("make the directory first"), "{}", at("none/disk.img"));
         assert!(at("disk.img/").ends_with("without the / at its end"), "{}", at("disk.img/"));
         assert_eq!(missing(Path::new("/dev/sdnone")), "`lsblk` lists the disks of this machine");

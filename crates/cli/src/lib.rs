@@ -60,7 +60,7 @@ pub fn main() -> ExitCode {
         Context { json, quiet: cli.quiet, arguments: words, secrets, environment, ..Context::default() };
     // A server handles signals itself.
     let is_server = matches!(cli.command, Command::Serve(_));
-    let level = if is_server { "info" } else { "warn" };
+    let level = if is_server && !cli.quiet { "info" } else { "warn" };
     logging::start(level, json);
     if !context.secrets.is_empty() {
         context.warn("a password in a URL is seen by others while the command starts; use chap-secret-file= or LIBISCSI_CHAP_PASSWORD");

@@ -101,6 +101,8 @@ impl Failure {
         let (ending, hint) = match error {
             // Each of these texts says what to write instead.
             OpenError::Usage(_) => (Ending::Usage, ""),
+            // The text says which command lists what is there.
+            OpenError::Missing(_) if object.contains("://") => (Ending::Failed, ""),
             OpenError::Missing(_) => (Ending::Failed, "check the name"),
             OpenError::Denied(_) => {
                 (Ending::Failed, "run it with sudo, or as the owner of the file or device")
@@ -180,6 +182,12 @@ impl Failure {
 /// The cause without the object's name, if the cause begins with it: the failure's text already contains the name.
 fn once(object: &str, cause: &dyn fmt::Display) -> String {
     let cause = cause.to_string();
+    let location = object.split(',').next().unwrap_or_default();
+    if let Some(rest) = cause.strip_prefix(location).and_then(|rest| rest.strip_prefix(' '))
+        && !location.is_empty()
+    {
+        return format!("it {rest}");
+    }
     let Some((name, rest)) = cause.split_once(": ") else {
         return cause;
     };
@@ -242,6 +250,10 @@ mod tests {
         assert_eq!(failure.cause, "no answer");
         let failure = Failure::open("open", "a.img", &OpenError::Failed("opening a.img: denied".into()));
         assert_eq!(failure.cause, "denied");
+        let failure = Failure::open("open", "a.img,ro", &OpenError::Usage("a.img is a directory".into()));
+        assert_eq!(failure.cause, "it is a directory");
+        let failure = Failure::open("open", "a", &OpenError::Usage("a.img is a directory".into()));
+        assert_eq!(failure.cause, "a.img is a directory");
         let failure = Failure::open("open", "a.img", &OpenError::Failed("growing a.img: denied".into()));
         assert_eq!(failure.cause, "growing a.img: denied");
     }

@@ -16,7 +16,7 @@ use crate::error::{Exit, Failure};
 use crate::progress::Progress;
 use crate::{output, protection, units};
 
-/// Compare two endpoints; exit 3 at the first difference and print its offset
+/// Compare two endpoints: exit 3 and the offset if they differ
 ///
 /// With --manifest one endpoint is compared with what `copy --manifest` wrote down, to its end, and all extents that are not
 /// what they were are named. Exit 7 if none was found, but some could not be read, or were not known when it was made.
@@ -25,7 +25,8 @@ use crate::{output, protection, units};
 hikyaku compare [OPTIONS] <A> <B>
        hikyaku compare [OPTIONS] <A> --manifest <FILE>")]
 #[command(after_help = "\
-Without --size, endpoints of different length differ at the latest where the shorter one ends.
+Without --size, endpoints of different length differ at the latest where the
+shorter one ends.
 
 Examples:
   hikyaku compare disk.img iscsi://host/iqn.2026-11.example:disks/0

@@ -12,8 +12,10 @@ use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
 use crate::{advice, output, protection, units};
 
-/// Show what an endpoint is: size, blocks, abilities, what it holds; of a device or file also its users and which disks it
-/// lies on; of a LUN also what was negotiated and its identity
+/// Show what an endpoint is, holds and can do
+///
+/// Size, blocks, abilities, what it holds; of a device or file also its users and which disks it lies on; of an image file the size
+/// of its disk and how to open that; of a LUN also what was negotiated and its identity.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -53,7 +55,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         }
         output::json(&object);
     } else {
-        let mut rows = rows(&named.text, &capability, &facts);
+        let mut rows = rows(&named.text, &capability, &facts, image.is_some());
         let row = |name: &str, value: String| (name.to_owned(), value);
         let holds = match holds {
             Ok(holds) if holds.is_empty() => "nothing known".to_owned(),
@@ -92,7 +94,35 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "read_only": facts.iter().find(|(name, _)| *name == "mode").map(|(_, mode)| mode == "ro"),
         "protection": protection::of(facts),
         "facts": named,
+        "values": values(facts),
     })
+}
+
+/// Facts that are numbers, and their names in `values`, with the unit where the standard's name does not imply bytes.
+const NUMBERS: [(&str, &str); 8] = [
+    ("MaxRecvDataSegmentLength", "MaxRecvDataSegmentLength"),
+    ("target's MaxRecvDataSegmentLength", "target_MaxRecvDataSegmentLength"),
+    ("MaxBurstLength", "MaxBurstLength"),
+    ("FirstBurstLength", "FirstBurstLength"),
+    ("MaxOutstandingR2T", "MaxOutstandingR2T"),
+    ("ErrorRecoveryLevel", "ErrorRecoveryLevel"),
+    ("maximum transfer length", "transfer_blocks_max"),
+    ("maximum unmap LBA count", "unmap_blocks_max"),
+];
+/// Facts that are `true` and `false`, or RFC 7143's `Yes` and `No`.
+const FLAGS: [&str; 5] = ["InitialR2T", "ImmediateData", "FUA", "WCE", "LBPRZ"];
+
+/// The facts that are numbers or flags, as such.
+fn values(facts: &[(&'static str, String)]) -> Value {
+    let value = |(name, text): &(&'static str, String)| {
+        if FLAGS.contains(name) {
+            return Some(((*name).to_owned(), json!(matches!(text.as_str(), "Yes" | "true"))));
+        }
+        let (_, named) = NUMBERS.iter().find(|(fact, _)| fact == name)?;
+        let number = text.split(' ').next()?.parse::<u64>().ok()?;
+        Some(((*named).to_owned(), json!(number)))
+    };
+    Value::Object(facts.iter().filter_map(value).collect())
 }
 
 /// Bytes after the last whole block.
@@ -201,10 +231,16 @@ impl Local {
     }
 }
 
-fn rows(name: &str, capability: &Capability, facts: &[(&'static str, String)]) -> Vec<(String, String)> {
+fn rows(
+    name: &str,
+    capability: &Capability,
+    facts: &[(&'static str, String)],
+    is_image: bool,
+) -> Vec<(String, String)> {
     let yes = |value: bool| if value { "yes" } else { "no" }.to_owned();
     let mut size = format!("{} ({} bytes)", units::bytes(capability.size_bytes), capability.size_bytes);
     match (capability.size_bytes, odd_bytes(capability)) {
+        _ if is_image => {}
         (0, _) => size += ": empty; the option grow,size=SIZE makes a file larger",
         (_, 0) => {}
         (_, odd) => size += &format!(": the last {odd} do not fill a block, and `serve` leaves them out"),
@@ -226,4 +262,31 @@ fn rows(name: &str, capability: &Capability, facts: &[(&'static str, String)]) -
         .map(|(name, value)| (name.to_owned(), value))
         .chain(facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_flags_are_values() {
+        let facts = [
+            ("MaxBurstLength", "262144"),
+            ("target's MaxRecvDataSegmentLength", "8192"),
+            ("maximum transfer length", "16384 blocks"),
+            ("InitialR2T", "No"),
+            ("WCE", "true"),
+            // A serial number stays text, whatever its characters.
+            ("serial", "0123"),
+        ];
+        let facts = facts.map(|(name, text)| (name, text.to_owned()));
+        let expected = json!({
+            "MaxBurstLength": 262_144,
+            "target_MaxRecvDataSegmentLength": 8192,
+            "transfer_blocks_max": 16384,
+            "InitialR2T": false,
+            "WCE": true,
+        });
+        assert_eq!(values(&facts), expected);
+    }
 }

@@ -111,7 +111,16 @@ pub(super) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Mediu
     let open = |lun: &&Lun| {
         let writable = !is_read_only(lun)?;
         let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
-        let medium = lun.endpoint.open_to("serve", context, &options)?;
+        let medium = lun.endpoint.open_to("serve", context, &options).map_err(|failure| {
+            let is_same = |other: &&&Lun| !std::ptr::eq(**other, *lun) && other.endpoint.path() == lun.endpoint.path();
+            match luns.iter().find(is_same).filter(|_| failure.ending == Exit::Refused) {
+                Some(other) => failure.hint(format!(
+                    "name it once: it is LUN {} and LUN {}, and two LUNs of one file would be two disks to initiators",
+                    other.lun, lun.lun
+                )),
+                None => failure,
+            }
+        })?;
         check_size(context, lun, &*medium)?;
         Ok(medium)
     };
