@@ -15,9 +15,9 @@ const FAMILIES_MAX: usize = 6;
 /// Beginning of a path, and the families that examine the code below it. The first match counts; a path that matches
 /// none belongs to all families alike.
 const TABLE: &[(&str, &[&str])] = &[
-    ("crates/cli/", &["cli-contract"]),
+    ("crates/cli/", &["cli-contract", "messages"]),
     ("crates/confine/", &["attack"]),
-    ("crates/host/", &["since", "cli-contract"]),
+    ("crates/host/", &["since", "cli-contract", "messages"]),
     ("crates/iscsi/", &["bad-input", "conformance", "libiscsi-tools"]),
     ("crates/job/", &["mover", "copy-matrix", "since"]),
     ("crates/kem/", &["sealed"]),

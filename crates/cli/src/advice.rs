@@ -186,7 +186,7 @@ pub(crate) fn denied(path: &Path, writable: bool) -> String {
 }
 
 /// Lines that make the disk of an image available: `qemu-nbd` at a socket beside the image, then the same command with
-/// its URL. `arguments` are those of this process, without secrets; `words` is the endpoint among them.
+/// its URL, then the end of `qemu-nbd`. `arguments` are those of this process, without secrets; `words` is the endpoint among them.
 pub(crate) fn image(path: &Path, format: &str, writable: bool, words: &str, arguments: &[String]) -> String {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut socket = format!("{}.sock", whole.display());
@@ -195,7 +195,9 @@ pub(crate) fn image(path: &Path, format: &str, writable: bool, words: &str, argu
     }
     let read_only = if writable { "" } else { " -r" };
     let file = quoted(&path.display().to_string());
-    let serve = format!("qemu-nbd --fork -t{read_only} -f {format} -k {} {file}", quoted(&socket));
+    let pid = quoted(&format!("{}.pid", socket.trim_end_matches(".sock")));
+    let serve =
+        format!("qemu-nbd --fork -t{read_only} -f {format} -k {} --pid-file {pid} {file}", quoted(&socket));
     let options: String = parts_of(words)[1..].iter().map(|option| format!(",{option}")).collect();
     let uri = Uri { place: Place::Unix(PathBuf::from(&socket)), export: String::new() };
     let url = uri.to_string().replace(',', ",,") + &options;
@@ -206,8 +208,7 @@ pub(crate) fn image(path: &Path, format: &str, writable: bool, words: &str, argu
         .collect();
     let then = if is_there { format!("hikyaku {}", shell::line(&again)) } else { quoted(&url) };
     format!(
-        "{serve}\n       {then}\n  (`pkill -f {}` ends qemu-nbd); or {file},format=raw for the bytes of the image itself",
-        quoted(&socket)
+        "{serve}\n       {then}\n       kill $(cat {pid})\n   or: {file},format=raw for the bytes of the image itself"
     )
 }
 
@@ -303,12 +304,17 @@ mod tests {
         let mut lines = hint.lines().map(str::trim);
         assert_eq!(
             lines.next(),
-            Some("qemu-nbd --fork -t -r -f qcow2 -k '/a b/x.qcow2.sock' '/a b/x.qcow2'")
+            Some(
+                "qemu-nbd --fork -t -r -f qcow2 -k '/a b/x.qcow2.sock' --pid-file '/a b/x.qcow2.pid' '/a b/x.qcow2'"
+            )
         );
         assert_eq!(lines.next(), Some("hikyaku copy 'nbd+unix:///?socket=/a%20b/x.qcow2.sock,ro' out.img"));
         let deep = format!("/{}/x.vmdk", "d".repeat(200));
         let hint = image(Path::new(&deep), "vmdk", true, &deep, &[]);
-        assert!(hint.starts_with("qemu-nbd --fork -t -f vmdk -k image.sock /ddd"), "{hint}");
+        assert!(
+            hint.starts_with("qemu-nbd --fork -t -f vmdk -k image.sock --pid-file image.pid /ddd"),
+            "{hint}"
+        );
         assert!(hint.contains("\n       'nbd+unix:///?socket=image.sock'\n"), "{hint}");
     }
 }

@@ -10,7 +10,7 @@ use crate::command::{
 /// Commands listed under "Research" in the help.
 const RESEARCH: &[&str] = &["bench", "lab"];
 
-/// Moves block data between disks: iSCSI target, initiator and data mover
+/// Moves block data between disks: iSCSI target and initiator in user space, io_uring data mover.
 #[derive(Debug, Parser)]
 #[command(
     name = "hikyaku",
@@ -99,16 +99,17 @@ Environment:
   LIBISCSI_CHAP_TARGET_USERNAME, LIBISCSI_CHAP_TARGET_PASSWORD
                              mutual CHAP
   HIKYAKU_LOG=debug          logs on stderr
-  HIKYAKU_IO=uring|portable  io_uring, or epoll and threads [default: what works]
+  HIKYAKU_IO=uring|portable  io_uring [default where it works], or epoll and
+                             threads
   XDG_STATE_HOME             where identities of LUNs are kept
   XDG_CONFIG_HOME            where keys are kept: hikyaku/identity and
                              hikyaku/known-targets
 
 Examples:
-  hikyaku demo                                          try everything on loopback
-  hikyaku serve disk.img                                offer a file, print its URL
+  hikyaku demo                                          try it on loopback
+  hikyaku serve disk.img                                offer a file as a disk
   hikyaku copy disk.img iscsi://host/iqn.../0 --verify  copy and read back
-  hikyaku ls iscsi://host                               what does that host offer?";
+  hikyaku ls iscsi://host                               what that host offers?";
 
 const COPY_EXAMPLES: &str = "\
 Examples:
@@ -135,9 +136,12 @@ const COPY_RARE: &[&str] = &[
 
 /// The command tree, with a help page that lists everyday commands first.
 pub(crate) fn command() -> clap::Command {
-    let command = Cli::command().mut_subcommand("copy", |copy| {
-        let all = copy.get_after_help().cloned().unwrap_or_default();
-        copy.after_help(COPY_EXAMPLES).after_long_help(all).mut_args(|argument| {
+    let command = Cli::command().mut_subcommands(|sub| {
+        if sub.get_name() != "copy" {
+            return sub;
+        }
+        let all = sub.get_after_help().cloned().unwrap_or_default();
+        sub.after_help(COPY_EXAMPLES).after_long_help(all).mut_args(|argument| {
             let is_rare = COPY_RARE.contains(&argument.get_id().as_str());
             argument.hide_short_help(is_rare)
         })
@@ -192,23 +196,21 @@ mod tests {
 
     #[test]
     fn help_fits_a_terminal_of_80_columns() {
-        fn walk(command: &mut clap::Command) {
-            for help in [command.render_help(), command.render_long_help()] {
-                for line in help.to_string().lines() {
-                    assert!(line.chars().count() <= COLUMNS, "{}: {line}", command.get_name());
-                }
-            }
-            // What is written in columns would be wrapped within them.
-            for text in [command.get_after_help(), command.get_after_long_help()].into_iter().flatten() {
-                for line in text.to_string().lines() {
-                    assert!(line.chars().count() <= COLUMNS, "{}: {line}", command.get_name());
-                }
-            }
-            command.get_subcommands_mut().for_each(walk);
+        fn walk(command: &mut clap::Command, wide: &mut Vec<String>) {
+            let helps = [command.render_help(), command.render_long_help()].map(|help| help.to_string());
+            // As written: lines in columns would be wrapped within a column.
+            let after = [command.get_after_help(), command.get_after_long_help()];
+            let after: Vec<String> = after.into_iter().flatten().map(ToString::to_string).collect();
+            let lines = helps.iter().chain(&after).flat_map(|text| text.lines());
+            let too_wide = lines.filter(|line| line.chars().count() > COLUMNS);
+            wide.extend(too_wide.map(|line| format!("{}: {line}", command.get_name())));
+            command.get_subcommands_mut().for_each(|sub| walk(sub, wide));
         }
         let mut command = command().term_width(COLUMNS);
         command.build();
-        walk(&mut command);
+        let mut wide = Vec::new();
+        walk(&mut command, &mut wide);
+        assert!(wide.is_empty(), "{}", wide.join("\n"));
     }
 
     #[test]

@@ -34,7 +34,7 @@ const ENQUIRY_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Enrolment, in three lines:
-  hikyaku key new                      on both hosts, once; prints the public key
+  hikyaku key new                      once on both hosts; prints a public key
   hikyaku serve disk.img --peers FILE  on the target; FILE lists the initiator:
                                        [[peer]]
                                        name = \"laptop\"
@@ -90,8 +90,8 @@ struct OfFile {
 #[command(after_help = "\
 Examples:
   hikyaku key trust iscsi://host          shows the key, asks for confirmation
-  hikyaku key trust iscsi://host --key K  only if it is this one; also replaces a
-                                          key that has changed")]
+  hikyaku key trust iscsi://host --key K  only if it is this one, even if
+                                          another one is known")]
 struct TrustArgs {
     /// The portal, iscsi://host or iscsi://host:port; a target or LUN in the URL is ignored
     #[arg(value_name = "URL")]
