@@ -258,6 +258,7 @@ impl Row {
         let LoadFigures { operations, duration, flush, latency, spin } = self.figures;
         json!({
             "block": self.block,
+            "block_bytes": self.block,
             "depth": self.depth,
             "operations": operations,
             "bytes": self.bytes(),
