@@ -423,7 +423,7 @@ fn denied(context: &Context, place: &Place) -> Result<()> {
     if is_root() {
         command.uid(NOBODY).gid(NOBODY);
     } else {
-        fs::set_permissions(place.path("closed.img"), fs::Permissions::from_mode(0))?;
+        fs::set_permissions(place.path("closed.img"), fs::Permissions::from_mode(0o000))?;
     }
     let output = run(&mut command, LIMIT)?.orderly()?.expect(1)?;
     output
