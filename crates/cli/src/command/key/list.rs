@@ -40,7 +40,7 @@ Examples:
   hikyaku key forget host:3261
   hikyaku key forget iqn.2026-11.example:disks")]
 pub(super) struct ForgetArgs {
-    /// host[:port], iscsi://host[:port] or the name of a target, as `key list` prints them
+    /// `host[:port]`, `iscsi://host[:port]` or the name of a target, as `key list` prints them
     #[arg(value_name = "NAME|URL")]
     name: String,
 
