@@ -34,6 +34,36 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("latency", "delay"),
 ];
 
+/// Words of other programs for commands of ours.
+const COMMANDS: &[(&str, &[&str])] = &[
+    ("copy", &["cp", "dd", "clone", "convert", "import", "mirror"]),
+    ("compare", &["cmp", "diff", "verify"]),
+    ("ls", &["list", "discover", "discovery"]),
+    ("info", &["show", "stat", "inspect", "identify"]),
+    ("serve", &["target", "export", "share", "server"]),
+];
+
+/// The command that was meant by a word that is none, or by an endpoint in the place of a command; `rest` are the
+/// arguments after it.
+pub(crate) fn command(word: &str, rest: &[String]) -> Option<String> {
+    let line = |command: &str, words: &[String]| {
+        let words: Vec<String> =
+            ["hikyaku", command].iter().map(|&word| word.to_owned()).chain(words.to_vec()).collect();
+        Some(shell::line(&words))
+    };
+    if let Some((command, _)) = COMMANDS.iter().find(|(_, words)| words.contains(&word)) {
+        return line(command, rest);
+    }
+    let is_url = word.contains("://");
+    let words = [&[word.to_owned()], rest].concat();
+    match (is_url || Path::new(word).exists(), rest.iter().any(|word| !word.starts_with('-'))) {
+        (false, _) => None,
+        (true, true) => line("copy", &words),
+        (true, false) if is_url => line("ls", &words),
+        (true, false) => line("info", &words),
+    }
+}
+
 /// For an unknown option of an endpoint. `words` is the endpoint's text without secrets.
 pub(crate) fn unknown_option(words: &str, option: &str, known: &[&str]) -> String {
     if let Some(words) = with_commas_doubled(words) {
@@ -245,6 +275,22 @@ mod tests {
         }
         assert_eq!(meant_url("host", true).as_deref(), Some("iscsi://host"));
         assert_eq!(meant_url("/dev/sda", true), None);
+    }
+
+    #[test]
+    fn a_command_is_suggested_for_other_programs_words_and_for_endpoints() {
+        for (words, expected) in [
+            (&["cp", "a.img", "b.img"][..], Some("hikyaku copy a.img b.img")),
+            (&["discover", "iscsi://host"], Some("hikyaku ls iscsi://host")),
+            (&["iscsi://host"], Some("hikyaku ls iscsi://host")),
+            (&["/dev/null", "--json"], Some("hikyaku info /dev/null --json")),
+            (&["/dev/null", "my disk.img"], Some("hikyaku copy /dev/null 'my disk.img'")),
+            (&["/none/none.img"], None),
+            (&["frobnicate"], None),
+        ] {
+            let rest: Vec<String> = words[1..].iter().map(|&word| word.to_owned()).collect();
+            assert_eq!(command(words[0], &rest).as_deref(), expected, "{words:?}");
+        }
     }
 
     #[test]

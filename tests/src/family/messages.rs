@@ -333,6 +333,18 @@ const ROWS: &[Row] = &[
         "error: unrecognized subcommand 'serv'\n\n  tip: a similar subcommand exists: 'serve'\n...",
     ),
     (
+        "command-of-other-programs",
+        &["cp", "disk.img", "b.img"],
+        2,
+        "error: unrecognized subcommand 'cp'\n\n  tip: type: hikyaku copy disk.img b.img\n...",
+    ),
+    (
+        "endpoint-without-a-command",
+        &["disk.img"],
+        2,
+        "error: unrecognized subcommand 'disk.img'\n\n  tip: type: hikyaku info disk.img\n...",
+    ),
+    (
         "long-option-misspelt",
         &["info", "disk.img", "--jsn"],
         2,
