@@ -127,7 +127,7 @@ fn values(facts: &[(&'static str, String)]) -> Value {
 
 /// Bytes after the last whole block.
 fn odd_bytes(capability: &Capability) -> u64 {
-    capability.size_bytes % u64::from(capability.block_size)
+    capability.size_bytes.checked_rem(capability.block_size.into()).unwrap_or(0)
 }
 
 /// A file in an image format. It is described as the file that it is, with the size of its disk and how to open that.
