@@ -27,6 +27,7 @@ pub mod random;
 pub mod records;
 pub mod relay;
 pub mod run;
+pub mod schema;
 pub mod seal;
 #[cfg(test)]
 mod statements;

@@ -15,11 +15,11 @@ const FAMILIES_MAX: usize = 6;
 /// Beginning of a path, and the families that examine the code below it. The first match counts; a path that matches
 /// none belongs to all families alike.
 const TABLE: &[(&str, &[&str])] = &[
-    ("crates/cli/", &["cli-contract", "service"]),
+    ("crates/cli/", &["cli-contract", "service", "messages", "json"]),
     ("crates/confine/", &["attack"]),
-    ("crates/host/", &["since", "cli-contract"]),
+    ("crates/host/", &["since", "cli-contract", "messages"]),
     ("crates/iscsi/", &["bad-input", "conformance", "libiscsi-tools"]),
-    ("crates/job/", &["mover", "copy-matrix", "since"]),
+    ("crates/job/", &["mover", "copy-matrix", "since", "json"]),
     ("crates/kem/", &["sealed"]),
     ("crates/mover/", &["mover", "copy-matrix", "xcopy"]),
     ("crates/nbd/", &["nbd", "copy-matrix"]),

@@ -1,6 +1,7 @@
 //! Errors of storage. The kind decides on the sense data and on retries; the text is for the user.
 
 use std::io;
+use std::path::PathBuf;
 
 use thiserror::Error;
 
@@ -62,10 +63,16 @@ pub enum OpenError {
     Usage(String),
     #[error("{0}")]
     Missing(String),
+    /// This user has no right to open the storage.
+    #[error("{0}")]
+    Denied(String),
+    /// The file begins like an image of this format (QEMU's name), and formats are not interpreted.
+    #[error("{} is a {format} image, whose content is not interpreted", path.display())]
+    Format { path: PathBuf, format: &'static str },
     /// The LUN or export at this address is not the one of before.
     #[error("{0}")]
     Exchanged(String),
-    /// The storage exists and must not be used: held, locked, an image format, the same as another endpoint.
+    /// The storage exists and must not be used: held, locked, the same as another endpoint.
     #[error("{0}")]
     Refused(String),
     #[error("{0}")]

@@ -21,7 +21,10 @@ const RESEARCH: &[&str] = &["bench", "lab"];
     arg_required_else_help = true
 )]
 pub(crate) struct Cli {
-    /// No progress and no remarks: results, warnings and errors only
+    /// Print only what was asked for, warnings and errors
+    ///
+    /// No progress, no remarks, no log of a server without warnings, and no summary of a copy or comparison that succeeds: its exit
+    /// code says so.
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
 
@@ -71,46 +74,82 @@ impl Command {
 const AFTER_HELP: &str = "\
 Endpoints, ENDPOINT[,option=value...] (write a comma in a path twice):
   PATH, file:PATH                     regular file or block device
-  iscsi://[user@]host[:port]/iqn/lun  remote LUN
+  iscsi://[user@]host[:port]/iqn/lun  remote LUN; see `hikyaku ls`
   nbd://host[:port]/name              export of an NBD server (qemu-nbd, nbdkit)
   nbd+unix:///name?socket=PATH        the same on this machine
   -                                   standard input or output, in copy only
   mem:SIZE, null:SIZE                 memory; discards writes and reads zeroes
   pattern:SIZE[:SEED]                 reproducible data, read-only
 Options of an endpoint:
-  any                ro, delay=2ms, limit=100MB/s, iops=N, fault=SPEC, crash=SPEC, log
-  file or device     size=, create (with size=), grow, format=raw, block-size=512|4096,
-                     physical-block=4096
-  remote LUN         initiator=IQN, timeout=30s, chap-user=, chap-secret-file=,
-                     mutual-chap-user=, mutual-chap-secret-file=,
-                     seal=off|offer|require [where the target's key is known: require unless off],
-                     identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME,
-                     tls=CERTIFICATES
-  NBD export         timeout=30s
+  any             ro, delay=2ms, limit=100MB/s, iops=N, fault=SPEC, crash=SPEC,
+                  log
+  file or device  size=, create (with size=), grow, format=raw,
+                  block-size=512|4096, physical-block=4096
+  remote LUN      initiator=IQN, timeout=30s, chap-user=, chap-secret-file=,
+                  mutual-chap-user=, mutual-chap-secret-file=,
+                  seal=off|offer|require [require if the target's key is known],
+                  identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME,
+                  tls=CERTIFICATES
+  NBD export      timeout=30s
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:
   0 done, 1 failed, 2 usage, 3 difference, 4 authentication or seal refused,
-  5 unreachable or timed out, 6 refused to protect data, 7 a part of the source
-  cannot be read, 130/143 interrupted
+  5 unreachable or timed out, 6 refused to protect data, 7 done except for areas
+  of the source that cannot be read, 130/143 interrupted
 
 Environment:
-  LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD                 CHAP
-  LIBISCSI_CHAP_TARGET_USERNAME, LIBISCSI_CHAP_TARGET_PASSWORD   mutual CHAP
-  HIKYAKU_LOG=debug                                              logs on stderr
-  HIKYAKU_IO=uring|portable                                      io_uring, or epoll and threads [default: what works]
-  XDG_STATE_HOME                                                 where identities of LUNs are kept
-  XDG_CONFIG_HOME                                                where keys are kept: hikyaku/identity, hikyaku/known-targets
+  LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD    CHAP
+  LIBISCSI_CHAP_TARGET_USERNAME, LIBISCSI_CHAP_TARGET_PASSWORD
+                             mutual CHAP
+  HIKYAKU_LOG=debug          logs on stderr
+  HIKYAKU_IO=uring|portable  io_uring [default where it works], or epoll and
+                             threads
+  XDG_STATE_HOME             where identities of LUNs are kept
+  XDG_CONFIG_HOME            where keys are kept: hikyaku/identity and
+                             hikyaku/known-targets
 
 Examples:
-  hikyaku demo                                          try everything on loopback
-  hikyaku serve disk.img                                offer a file, print its URL
+  hikyaku demo                                          try it on loopback
+  hikyaku serve disk.img                                offer a file as a disk
   hikyaku copy disk.img iscsi://host/iqn.../0 --verify  copy and read back
-  hikyaku ls iscsi://host                               what does that host offer?";
+  hikyaku ls iscsi://host                               what that host offers?";
+
+const COPY_EXAMPLES: &str = "\
+Examples:
+  hikyaku copy disk.img /dev/sdx --verify
+  hikyaku copy disk.img /dev/sdx --dry-run
+  hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0
+  hikyaku copy disk.img /dev/sdx --since hash --force
+  zstdcat disk.img.zst | hikyaku copy - /dev/sdx --verify";
+
+/// Options of `copy` that `copy -h` leaves to `copy --help`.
+const COPY_RARE: &[&str] = &[
+    "src_offset",
+    "dst_offset",
+    "manifest",
+    "sparse",
+    "remote_copy",
+    "offload",
+    "depth",
+    "chunk",
+    "pre",
+    "post",
+    "report",
+];
 
 /// The command tree, with a help page that lists everyday commands first.
 pub(crate) fn command() -> clap::Command {
-    let command = Cli::command();
+    let command = Cli::command().mut_subcommands(|sub| {
+        if sub.get_name() != "copy" {
+            return sub;
+        }
+        let all = sub.get_after_help().cloned().unwrap_or_default();
+        sub.after_help(COPY_EXAMPLES).after_long_help(all).mut_args(|argument| {
+            let is_rare = COPY_RARE.contains(&argument.get_id().as_str());
+            argument.hide_short_help(is_rare)
+        })
+    });
     let template = help_template(&command);
     command.help_template(template)
 }
@@ -154,6 +193,45 @@ mod tests {
         for name in ["bench", "lab"] {
             assert!(help[research..options].contains(&format!("\n  {name} ")), "{name}\n{help}");
         }
+    }
+
+    /// The columns of a terminal that help is written for.
+    const COLUMNS: usize = 80;
+
+    #[test]
+    fn help_fits_a_terminal_of_80_columns() {
+        fn walk(command: &mut clap::Command, wide: &mut Vec<String>) {
+            let helps = [command.render_help(), command.render_long_help()].map(|help| help.to_string());
+            // As written: lines in columns would be wrapped within a column.
+            let after = [command.get_after_help(), command.get_after_long_help()];
+            let after: Vec<String> = after.into_iter().flatten().map(ToString::to_string).collect();
+            let lines = helps.iter().chain(&after).flat_map(|text| text.lines());
+            let too_wide = lines.filter(|line| line.chars().count() > COLUMNS);
+            wide.extend(too_wide.map(|line| format!("{}: {line}", command.get_name())));
+            command.get_subcommands_mut().for_each(|sub| walk(sub, wide));
+        }
+        let mut command = command().term_width(COLUMNS);
+        command.build();
+        let mut wide = Vec::new();
+        walk(&mut command, &mut wide);
+        assert!(wide.is_empty(), "{}", wide.join("\n"));
+    }
+
+    #[test]
+    fn copy_h_is_one_page() {
+        let mut command = command().term_width(COLUMNS);
+        command.build();
+        let copy = command.find_subcommand_mut("copy").unwrap();
+        for name in COPY_RARE {
+            assert!(copy.get_arguments().any(|argument| argument.get_id() == name), "{name}");
+        }
+        let help = copy.render_help().to_string();
+        assert!(help.lines().count() <= 40, "{} lines\n{help}", help.lines().count());
+        for option in ["--verify", "--resume", "--since", "--force", "--dry-run", "--json"] {
+            assert!(help.contains(option), "{option}\n{help}");
+        }
+        let long = copy.render_long_help().to_string();
+        assert!(long.contains("--offload") && long.contains("--chunk"), "{long}");
     }
 
     #[test]

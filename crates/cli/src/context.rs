@@ -14,6 +14,8 @@ pub(crate) struct Context {
     pub(crate) json: bool,
     /// No progress and no remarks; warnings and results stay.
     pub(crate) quiet: bool,
+    /// The arguments of this process, without secrets, for hints that repeat the command.
+    pub(crate) arguments: Vec<String>,
     /// Secrets removed from URLs, by the remaining URL.
     pub(crate) secrets: HashMap<String, UrlSecrets>,
     /// Passwords removed from the environment, by variable.

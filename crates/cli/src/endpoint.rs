@@ -18,7 +18,7 @@ use crate::secret::{self, Password, UrlSecrets, take_url_secrets};
 use crate::state::{StateDir, new_host_name};
 use crate::trust::client::{self, Client};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
-use crate::{names, units};
+use crate::{advice, names, units};
 
 /// Time without a completion after which an NBD server counts as lost; the option `timeout=` overrides it.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -81,9 +81,10 @@ impl Named {
             }
             Location::Url(url) if !url.starts_with("iscsi://") => {
                 let scheme = url.split("://").next().unwrap_or_default();
-                return Err(usage(format!(
+                let cause = format!(
                     "'{scheme}' is not a scheme that this release supports; it supports iscsi, nbd and nbd+unix"
-                )));
+                );
+                return Err(usage(cause).hint(advice::scheme(&text)));
             }
             _ => {}
         }
@@ -97,7 +98,10 @@ impl Named {
         };
         let mut known: Vec<&str> = own.chain(extra).copied().collect();
         known.dedup();
-        spec.only(&known).map_err(|error| usage(error.0))?;
+        if let Some((name, _)) = spec.options.iter().find(|(name, _)| !known.contains(&name.as_str())) {
+            let cause = format!("unknown option '{name}'; known here: {}", known.join(", "));
+            return Err(usage(cause).hint(advice::unknown_option(&text, name, &known)));
+        }
         Ok(Self { text, spec, secrets, sealing: None, client: OnceLock::new() })
     }
 
@@ -119,7 +123,28 @@ impl Named {
     /// Opens the endpoint. Remote storage is contacted only when the medium is attached.
     pub(crate) fn open(&self, context: &Context, options: &OpenOptions) -> Result<Arc<dyn Medium>, Failure> {
         let attempted = if options.writable { "open for writing" } else { "open" };
-        let failed = |error: OpenError| Failure::open(attempted, self.text.clone(), &error);
+        self.open_to(attempted, context, options)
+    }
+
+    /// [`Self::open`], with the attempt as failures name it.
+    pub(crate) fn open_to(
+        &self,
+        attempted: &str,
+        context: &Context,
+        options: &OpenOptions,
+    ) -> Result<Arc<dyn Medium>, Failure> {
+        let failed = |error: OpenError| {
+            let failure = Failure::open(attempted, self.text.clone(), &error);
+            let hint = match (&error, self.path()) {
+                (OpenError::Missing(_), Some(path)) => advice::missing(path),
+                (OpenError::Denied(_), Some(path)) => advice::denied(path, options.writable),
+                (OpenError::Format { path, format }, _) => {
+                    advice::image(path, format, options.writable, &self.text, &context.arguments)
+                }
+                _ => return failure,
+            };
+            failure.hint(hint)
+        };
         match &self.spec.location {
             Location::Url(url) => {
                 let read_only =
@@ -255,6 +280,11 @@ impl Named {
     /// The failure of an attempt. A refused login is explained with the result of a query to the portal.
     pub(crate) fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
         let failure = Failure::open(attempted, self.text.clone(), error);
+        if let (OpenError::Missing(_), Location::Url(url)) = (error, &self.spec.location)
+            && let Ok(url) = Url::parse(url)
+        {
+            return failure.hint(format!("hikyaku ls iscsi://{}", url.address()));
+        }
         match self.client.get() {
             // Damage in transit has nothing to do with keys.
             _ if matches!(error, OpenError::Damaged(_)) => failure,

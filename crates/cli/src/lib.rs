@@ -3,6 +3,7 @@
 //! This crate is the command line: arguments, refusals, progress, exit codes. The copy engine is in `mover`, iSCSI in
 //! `node`. Begin with `args.rs`, then `command/`.
 
+mod advice;
 mod args;
 mod command;
 mod config;
@@ -30,7 +31,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use args::{Cli, Command};
 use context::Context;
@@ -48,17 +49,22 @@ pub fn main() -> ExitCode {
     }
     let matches = match args::command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
-        Err(error) => return usage(&error, &arguments),
+        Err(mut error) => {
+            advise(&mut error, &arguments);
+            return usage(&error, &arguments);
+        }
     };
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
     };
     let json = cli.command.json();
-    let context = Context { json, quiet: cli.quiet, secrets, environment, ..Context::default() };
+    let words = arguments.iter().skip(1).map(|word| secret::shown(&word.to_string_lossy())).collect();
+    let context =
+        Context { json, quiet: cli.quiet, arguments: words, secrets, environment, ..Context::default() };
     // A server handles signals itself.
     let is_server = matches!(cli.command, Command::Serve(_));
-    let level = if is_server { "info" } else { "warn" };
+    let level = if is_server && !cli.quiet { "info" } else { "warn" };
     let form = match &cli.command {
         Command::Serve(args) => args.log,
         _ if json => Some(logging::Form::Json),
@@ -119,6 +125,17 @@ fn hide_variables() -> HashMap<&'static str, Password> {
     secret::VARIABLES.into_iter().filter_map(take).collect()
 }
 
+/// Replaces clap's suggestions for an unknown command where the word says more than its spelling.
+fn advise(error: &mut clap::Error, arguments: &[OsString]) {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return };
+    let rest = arguments.iter().skip_while(|argument| *argument != word.as_str()).skip(1);
+    let rest: Vec<String> = rest.map(|argument| secret::shown(&argument.to_string_lossy())).collect();
+    let Some(command) = advice::command(word, &rest) else { return };
+    error.remove(ContextKind::SuggestedSubcommand);
+    let tip = ContextValue::StyledStrs(vec![format!("type: {command}").into()]);
+    error.insert(ContextKind::Suggested, tip);
+}
+
 /// Prints help and version on stdout; explains a wrong command line on stderr, as JSON with `--json`.
 fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let is_answer = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
@@ -134,11 +151,18 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     }
     let text = error.to_string();
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let cause: Vec<&str> = lines.take_while(|line| !line.starts_with("Usage:")).collect();
+    let lines =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let (tips, cause): (Vec<&str>, Vec<&str>) = lines.partition(|line| line.starts_with("tip: "));
     let cause = cause.join(" ");
     let cause = cause.strip_prefix("error: ").unwrap_or(&cause);
     let command = arguments.get(1).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let hint = format!("hikyaku {command} --help");
+    // "to pass '--x' as a value, use '-- --x'" is seldom meant.
+    let hint = match tips.iter().find(|tip| !tip.starts_with("tip: to pass ")) {
+        Some(tip) => tip.trim_start_matches("tip: ").to_owned(),
+        None if error.kind() == ErrorKind::InvalidSubcommand => "hikyaku --help".to_owned(),
+        None => format!("hikyaku {command} --help"),
+    };
     report(&Failure::usage("understand the command line of", command, cause).hint(hint), true);
     ExitCode::from(Exit::Usage.code())
 }

@@ -1,6 +1,6 @@
 //! iSCSI names and addresses in user input.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use iscsi::name::IscsiName;
 pub(crate) use iscsi::name::PORT as ISCSI_PORT;
@@ -12,18 +12,37 @@ pub(crate) fn parse_iscsi_name(name: &str) -> Result<String, String> {
         .map_err(|error| format!("'{name}': {error}; write for example iqn.2026-11.com.example:disks"))
 }
 
-/// Parses `ADDR`, `ADDR:PORT`, `[V6]:PORT` or `NAME:PORT`; the port defaults to 3260.
+/// Parses `ADDR`, `ADDR:PORT`, `[V6]:PORT`, `NAME:PORT` or `PORT`; the port defaults to 3260, the address to 127.0.0.1,
+/// as for `ssh -D`.
 pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    }
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    if let Some((address, port)) = address_and_perhaps_port(text) {
+        return Err(format!(
+            "the end of '{text}' can be a port or a part of the address; write [{address}]:{port}, or [{text}]:{ISCSI_PORT}"
+        ));
+    }
     if let Ok(address) = bare.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, ISCSI_PORT));
     }
     // The resolver would accept a bare number as an IPv4 address.
-    if let Ok(port) = text.parse::<u16>() {
-        return Err(format!("'{text}' is a port alone; write 127.0.0.1:{port} or 0.0.0.0:{port}"));
+    if text.parse::<u64>().is_ok() {
+        return Err(format!("'{text}' is not a port, a number up to 65535"));
+    }
+    if let Some(port) = text.strip_prefix(':').or_else(|| text.strip_prefix("*:")) {
+        return Err(format!(
+            "'{text}' has no address; write 127.0.0.1:{port} for this machine alone, 0.0.0.0:{port} or [::]:{port} for all its \
+             addresses"
+        ));
+    }
+    if let Some((_, rest)) = text.split_once("://") {
+        let portal = rest.split('/').next().unwrap_or_default();
+        return Err(format!("'{text}' is a URL; write the address alone: {portal}"));
     }
     let resolved = if text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
         text.to_socket_addrs()
@@ -37,6 +56,13 @@ pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         .map_err(|error| wrong(error.to_string()))?
         .next()
         .ok_or_else(|| wrong("it has no address".to_owned()))
+}
+
+/// An IPv6 address without brackets whose last group may be a port: `::1:3260` is `::1` and a port, or one address.
+fn address_and_perhaps_port(text: &str) -> Option<(Ipv6Addr, u16)> {
+    text.parse::<Ipv6Addr>().ok()?;
+    let (address, port) = text.rsplit_once(':')?;
+    Some((address.parse().ok()?, port.parse().ok()?))
 }
 
 /// The address of a listener as seen by other hosts: for a wildcard, the source address of the default route.
@@ -55,11 +81,7 @@ pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     });
     let ip = local.map_or_else(
         |_| {
-            if address.is_ipv4() {
-                IpAddr::V4(Ipv4Addr::LOCALHOST)
-            } else {
-                IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)
-            }
+            if address.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) }
         },
         |local| local.ip(),
     );
@@ -93,13 +115,32 @@ mod tests {
             ("[::1]:3261", "[::1]:3261"),
             ("[::1]", "[::1]:3260"),
             ("::1", "[::1]:3260"),
+            ("::", "[::]:3260"),
+            ("2001:db8::1", "[2001:db8::1]:3260"),
+            ("2001:db8:0:0:0:0:0:3260", "[2001:db8::3260]:3260"),
+            ("[::1:3273]:1", "[::1:3273]:1"),
             ("0.0.0.0", "0.0.0.0:3260"),
+            ("3261", "127.0.0.1:3261"),
+            ("0", "127.0.0.1:0"),
         ];
         for (text, address) in all {
             assert_eq!(parse_listen(text).unwrap().to_string(), address, "{text}");
         }
-        for wrong in ["", "3271", "127.0.0.1:99999", "256.0.0.1:1", "no.such.host.invalid:1"] {
-            assert!(parse_listen(wrong).is_err(), "{wrong}");
+        for (wrong, hint) in [
+            ("", "write 127.0.0.1:3260"),
+            ("65536", "a number up to 65535"),
+            ("99999999999999999999", "write 127.0.0.1:3260"),
+            (":3261", "0.0.0.0:3261"),
+            ("*:3261", "0.0.0.0:3261"),
+            ("::1:3273", "write [::1]:3273, or [::1:3273]:3260"),
+            ("fe80::1:2", "write [fe80::1]:2"),
+            ("iscsi://127.0.0.1:3261/", "the address alone: 127.0.0.1:3261"),
+            ("127.0.0.1:99999", "write 127.0.0.1:3260"),
+            ("256.0.0.1:1", "write 127.0.0.1:3260"),
+            ("no.such.host.invalid:1", "write 127.0.0.1:3260"),
+        ] {
+            let error = parse_listen(wrong).unwrap_err();
+            assert!(error.contains(hint), "{wrong}: {error}");
         }
     }
 

@@ -99,7 +99,7 @@ pub(crate) fn is_lively() -> bool {
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// A table of text: aligned with a heading on a terminal, tab-separated without one in a pipe.
+/// A table of text with a heading: aligned on a terminal, tab-separated in a pipe.
 #[derive(Debug)]
 pub(crate) struct Table {
     heading: Vec<&'static str>,
@@ -118,12 +118,11 @@ impl Table {
 
     /// The table as text, without a final newline.
     pub(crate) fn render(&self, for_people: bool) -> String {
-        if !for_people {
-            let rows: Vec<String> = self.rows.iter().map(|row| row.join("\t")).collect();
-            return rows.join("\n");
-        }
         let heading: Vec<String> = self.heading.iter().map(|name| name.to_uppercase()).collect();
         let lines: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
+        if !for_people {
+            return lines.iter().map(|line| line.join("\t")).collect::<Vec<_>>().join("\n");
+        }
         let widths: Vec<usize> = (0..heading.len())
             .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
             .collect();
@@ -158,11 +157,11 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_aligned_for_people_and_plain_in_a_pipe() {
+    fn tables_have_a_heading_and_are_aligned_for_people() {
         let mut table = Table::new(&["lun", "size"]);
         table.row(vec!["0".to_owned(), "256 MiB".to_owned()]);
         table.row(vec!["12".to_owned(), "1 GiB".to_owned()]);
         assert_eq!(table.render(true), "LUN  SIZE\n0    256 MiB\n12   1 GiB");
-        assert_eq!(table.render(false), "0\t256 MiB\n12\t1 GiB");
+        assert_eq!(table.render(false), "LUN\tSIZE\n0\t256 MiB\n12\t1 GiB");
     }
 }

@@ -127,7 +127,8 @@ fn words(sample: &Sample) -> String {
         words += &format!(", {}", units::retries(sample.retries));
     }
     if !sample.limited_by.is_empty() {
-        words += &format!(", limited by {}", sample.limited_by);
+        let limit = if sample.limited_by == "balanced" { "both ends alike" } else { sample.limited_by };
+        words += &format!(", limited by {limit}");
     }
     if sample.depth > 0 {
         words += &format!(", depth {}", sample.depth);

@@ -36,6 +36,18 @@ pub(crate) fn is_root() -> bool {
     user() == 0
 }
 
+/// The name of a group in `/etc/group`, where the groups of devices are.
+pub(crate) fn group_name(gid: u32) -> Option<String> {
+    let groups = fs::read_to_string("/etc/group").ok()?;
+    let number = gid.to_string();
+    let mut names = groups.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1) == Some(&*number)).then(|| name.to_owned())
+    });
+    names.next()
+}
+
 const USER_ENTRY_BYTES: usize = 16 << 10;
 
 /// The user ID of a name, from the system's user database. `None`: there is no such user.

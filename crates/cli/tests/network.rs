@@ -95,8 +95,9 @@ fn ls_and_info_tell_what_is_there() {
     let of_target = place.run(&["ls", parent(&serving.urls[0]), "--json"]).expect(0).json();
     assert_eq!(of_target["targets"][0]["luns"], target["luns"]);
     let plain = place.run(&["ls", portal(&serving)]).expect(0).stdout;
-    assert_eq!(plain.lines().count(), 2, "{plain}");
-    assert_eq!(plain.lines().next().unwrap().split('\t').nth(3), Some("2 MiB"));
+    assert_eq!(plain.lines().count(), 3, "{plain}");
+    let column = |line: usize| plain.lines().nth(line).unwrap().split('\t').nth(3);
+    assert_eq!([0, 1].map(column), [Some("SIZE"), Some("2 MiB")]);
     let object = place.run(&["info", &serving.urls[0], "--json"]).expect(0).json();
     assert_eq!((&object["size_bytes"], &object["block_size"]), (&(2 * MIB).into(), &512.into()));
     let told = (&object["facts"]["serial"], &object["facts"]["product"]);

@@ -15,6 +15,7 @@
 mod entry;
 mod fingerprint;
 mod generic;
+mod image;
 mod kernel;
 mod manager;
 mod mounts;
@@ -30,6 +31,7 @@ pub mod thin;
 pub use entry::{Entry, Limits, Traffic};
 pub use fingerprint::Fingerprint;
 pub use generic::{Family, Generic, Namespace};
+pub use image::Image;
 pub use kernel::{Kernel, Node, number_text};
 pub use manager::{Devices, Lost};
 pub use names::lasting_name;

@@ -6,6 +6,8 @@ use std::fmt;
 use block::{IoError, IoErrorKind, OpenError};
 use serde_json::{Value, json};
 
+use crate::SCHEMA;
+
 /// How a job or a command ended; [`Ending::code`] is its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -97,8 +99,21 @@ impl Failure {
     pub fn open(attempted: impl Into<String>, object: impl Into<String>, error: &OpenError) -> Self {
         let (attempted, object) = (attempted.into(), object.into());
         let (ending, hint) = match error {
-            OpenError::Usage(_) => (Ending::Usage, "see `hikyaku help` for the forms an endpoint can have"),
+            // Each of these texts says what to write instead.
+            OpenError::Usage(_) => (Ending::Usage, ""),
+            // The text says which command lists what is there.
+            OpenError::Missing(_) if object.contains("://") => (Ending::Failed, ""),
             OpenError::Missing(_) => (Ending::Failed, "check the name"),
+            OpenError::Denied(_) => {
+                (Ending::Failed, "run it with sudo, or as the owner of the file or device")
+            }
+            OpenError::Format { path, format } => {
+                let path = path.display();
+                let hint = format!(
+                    "qemu-img convert -f {format} -O raw {path} OUT, or {path},format=raw to use the bytes of the image itself"
+                );
+                return Self::refused(attempted, object.clone(), once(&object, error)).hint(hint);
+            }
             OpenError::Exchanged(_) => (Ending::Failed, "see which one it is now"),
             OpenError::Refused(_) => (Ending::Refused, ""),
             OpenError::Authentication(_) => (
@@ -154,7 +169,7 @@ impl Failure {
     }
 
     pub fn to_json(&self) -> Value {
-        json!({ "error": {
+        json!({ "schema": SCHEMA, "error": {
             "code": self.ending.code(),
             "attempted": self.attempted,
             "object": self.object,
@@ -167,10 +182,17 @@ impl Failure {
 /// The cause without the object's name, if the cause begins with it: the failure's text already contains the name.
 fn once(object: &str, cause: &dyn fmt::Display) -> String {
     let cause = cause.to_string();
-    match cause.split_once(": ") {
-        Some((name, rest)) if !name.is_empty() && object.starts_with(name) => rest.to_owned(),
-        _ => cause,
+    let location = object.split(',').next().unwrap_or_default();
+    if let Some(rest) = cause.strip_prefix(location).and_then(|rest| rest.strip_prefix(' '))
+        && !location.is_empty()
+    {
+        return format!("it {rest}");
     }
+    let Some((name, rest)) = cause.split_once(": ") else {
+        return cause;
+    };
+    let name = name.strip_prefix("opening ").unwrap_or(name);
+    if !name.is_empty() && object.starts_with(name) { rest.to_owned() } else { cause }
 }
 
 impl fmt::Display for Failure {
@@ -198,7 +220,7 @@ mod tests {
         let failure = Failure::refused("copy to", "/dev/sdx", "it holds an xfs filesystem").hint("--force");
         let expected = "cannot copy to /dev/sdx: it holds an xfs filesystem\n  try: --force";
         assert_eq!(failure.to_string(), expected);
-        let expected = r#"{"error":{"code":6,"attempted":"copy to","object":"/dev/sdx","cause":"it holds an xfs filesystem","hint":"--force"}}"#;
+        let expected = r#"{"schema":1,"error":{"code":6,"attempted":"copy to","object":"/dev/sdx","cause":"it holds an xfs filesystem","hint":"--force"}}"#;
         assert_eq!(failure.to_json().to_string(), expected);
     }
 
@@ -227,7 +249,13 @@ mod tests {
         let failure = Failure::open("open", "iscsi://h/iqn.x/0,timeout=2s", &error);
         assert_eq!(failure.cause, "no answer");
         let failure = Failure::open("open", "a.img", &OpenError::Failed("opening a.img: denied".into()));
-        assert_eq!(failure.cause, "opening a.img: denied");
+        assert_eq!(failure.cause, "denied");
+        let failure = Failure::open("open", "a.img,ro", &OpenError::Usage("a.img is a directory".into()));
+        assert_eq!(failure.cause, "it is a directory");
+        let failure = Failure::open("open", "a", &OpenError::Usage("a.img is a directory".into()));
+        assert_eq!(failure.cause, "a.img is a directory");
+        let failure = Failure::open("open", "a.img", &OpenError::Failed("growing a.img: denied".into()));
+        assert_eq!(failure.cause, "growing a.img: denied");
     }
 
     #[test]
@@ -248,6 +276,8 @@ mod tests {
         let all = [
             (OpenError::Usage("x".into()), 2),
             (OpenError::Missing("x".into()), 1),
+            (OpenError::Denied("x".into()), 1),
+            (OpenError::Format { path: "x".into(), format: "qcow2" }, 6),
             (OpenError::Refused("x".into()), 6),
             (OpenError::Authentication("x".into()), 4),
             (OpenError::Unprotected("x".into()), 4),

@@ -155,6 +155,7 @@ pub fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> Value {
         "verify_s": units::rounded(report.verify_seconds),
         "zero_bytes_skipped": report.zero_bytes_skipped,
         "chunk": report.chunk,
+        "chunk_bytes": report.chunk,
         "depth_max": report.depth_max,
         "retries": report.retries,
         "copied_again": report.copied_again,

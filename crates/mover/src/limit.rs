@@ -33,9 +33,13 @@ impl Limit {
     }
 }
 
+/// For a sentence: "limited by ...".
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(match self {
+            Self::Balanced => "source and destination alike",
+            _ => self.name(),
+        })
     }
 }
 

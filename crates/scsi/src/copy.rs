@@ -244,7 +244,7 @@ impl CopyFailure {
     }
 }
 
-/// RECEIVE COPY OPERATING PARAMETERS data (SPC-4 6.24.4): the fields that a block to block copy needs.
+/// RECEIVE COPY OPERATING PARAMETERS data (SPC-4 6.22): the fields that a block to block copy needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyParameters {
     pub cscds_max: u16,

@@ -9,9 +9,11 @@ mod copy_matrix;
 mod foreign;
 mod fuzz;
 mod guest;
+mod json;
 mod kernel;
 mod kill;
 mod libiscsi_tools;
+mod messages;
 mod mover;
 mod mutants;
 mod nbd;
@@ -74,6 +76,8 @@ const fn family(name: &'static str, examine: Examine, about: &'static str) -> Fa
 /// All families, cheapest first.
 pub const FAMILIES: &[Family] = &[
     family("cli-contract", cli_contract::examine, "exit codes, messages, JSON and refusals"),
+    family("messages", messages::examine, "what is said after common mistakes, and what to type instead"),
+    family("json", json::examine, "JSON of each command beside its schema in docs/schema"),
     family("sim", sim::examine, "simulated cuts, kills and lost connections"),
     family("libiscsi-tools", libiscsi_tools::examine, "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp")
         .of_any_target(),

@@ -73,7 +73,8 @@ struct DataExtent {
 fn failed(path: &Path, verb: &str, error: &Error) -> OpenError {
     let text = format!("{verb} {}: {error}", path.display());
     match error.raw_os_error() {
-        Some(libc::ENOENT) => OpenError::Missing(text),
+        Some(libc::ENOENT | libc::ENOTDIR) => OpenError::Missing(text),
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => OpenError::Denied(text),
         Some(libc::EBUSY) => OpenError::Refused(format!(
             "{text}: it is mounted or held by another program; unmount it or end that program first"
         )),
@@ -224,7 +225,19 @@ impl FileMedium {
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<bool, OpenError> {
     let is_device = metadata.file_type().is_block_device();
     if !is_device && !metadata.is_file() {
-        return Err(OpenError::Usage(format!("{} is neither a file nor a block device", path.display())));
+        let kind = metadata.file_type();
+        let what = match () {
+            () if kind.is_dir() => "is a directory; name a file in it",
+            () if kind.is_char_device() => {
+                "is a character device; mem:SIZE, null:SIZE and pattern:SIZE are memory, nothing and made-up data"
+            }
+            () if kind.is_socket() => "is a socket; an NBD server behind it is nbd+unix:///NAME?socket=PATH",
+            () => "is a FIFO; only `copy` reads a pipe, from its standard input: -",
+        };
+        return Err(OpenError::Usage(format!(
+            "{} {what} (neither a regular file nor a block device)",
+            path.display()
+        )));
     }
     Ok(is_device)
 }

@@ -96,11 +96,6 @@ pub(super) fn refuse_other_formats(path: &Path, file: &File) -> std::result::Res
     let length = file.read_at(&mut head, 0).unwrap_or(0);
     match signature::image(&head[..length]) {
         None => Ok(()),
-        Some(format) => Err(OpenError::Refused(format!(
-            "{0} looks like {format}, which is not interpreted; serve its content with \
-             'qemu-nbd --format={format} {0}' or convert it with 'qemu-img convert -O raw {0} OUT', or say \
-             {0},format=raw to use the bytes as they are",
-            path.display(),
-        ))),
+        Some(format) => Err(OpenError::Format { path: path.to_owned(), format }),
     }
 }

@@ -16,7 +16,7 @@ use crate::error::{Exit, Failure};
 use crate::progress::Progress;
 use crate::{output, protection, units};
 
-/// Compare two endpoints; exit 3 at the first difference and print its offset
+/// Compare two endpoints: exit 3 and the offset if they differ
 ///
 /// With --manifest one endpoint is compared with what `copy --manifest` wrote down, to its end, and all extents that are not
 /// what they were are named. Exit 7 if none was found, but some could not be read, or were not known when it was made.
@@ -25,7 +25,8 @@ use crate::{output, protection, units};
 hikyaku compare [OPTIONS] <A> <B>
        hikyaku compare [OPTIONS] <A> --manifest <FILE>")]
 #[command(after_help = "\
-Without --size, endpoints of different length differ at the latest where the shorter one ends.
+Without --size, endpoints of different length differ at the latest where the
+shorter one ends.
 
 Examples:
   hikyaku compare disk.img iscsi://host/iqn.2026-11.example:disks/0
@@ -64,11 +65,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     };
     let second = Named::parse(context, second, &[])?;
     let mut io = job::event_loop()?;
-    let open = |named: &Named, offset: u64| {
+    let open = |attempted: &str, named: &Named, offset: u64| {
         let request_alignment = request_alignment(offset, plan.chunk);
-        named.open(context, &OpenOptions { writable: false, request_alignment, allow_in_use: false })
+        let options = OpenOptions { writable: false, request_alignment, allow_in_use: false };
+        named.open_to(attempted, context, &options)
     };
-    let media = [open(&first, plan.src_offset)?, open(&second, plan.dst_offset)?];
+    let media = [
+        open("open the first endpoint", &first, plan.src_offset)?,
+        open("open the second endpoint", &second, plan.dst_offset)?,
+    ];
     let mut endpoints = endpoint::attach(&mut io, &[(&first, &media[0]), (&second, &media[1])])?;
     let (mut b, mut a) = (endpoints.remove(1), endpoints.remove(0));
     let result = {

@@ -21,11 +21,11 @@ use crate::output;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  hikyaku ctl reload                        as SIGHUP, and prints what has changed
-  hikyaku ctl lun add /srv/b.img,ro --lun 1 until the next reload; write it into the configuration to keep it
-  hikyaku ctl lun resize                    after a file or volume has grown
-  hikyaku ctl session end 3                 the initiator may log in again
-  hikyaku ctl drain                         as SIGTERM")]
+  hikyaku ctl reload                         as SIGHUP, prints what has changed
+  hikyaku ctl lun add /srv/b.img,ro --lun 1  until the next reload
+  hikyaku ctl lun resize                     after a file or volume has grown
+  hikyaku ctl session end 3                  the initiator may log in again
+  hikyaku ctl drain                          as SIGTERM")]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,

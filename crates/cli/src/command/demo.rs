@@ -32,7 +32,7 @@ const TARGET: &str = "iqn.2026-11.example.hikyaku:demo";
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 const STEPS: u32 = 5;
 
-/// Try everything on loopback: serve, copy, verify, compare, in under a minute
+/// Try it on loopback in a minute: serve, copy, verify, compare
 ///
 /// The sessions are sealed (encrypted and authenticated) under keys made for this run. Nothing needs to be installed or
 /// configured, no root, no kernel module; nothing is left behind.

@@ -1,18 +1,21 @@
 //! `info`: prints the properties of an endpoint.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use block::{Capability, OpenOptions};
-use host::{Entry, Kernel, Node, number_text};
+use host::{Entry, Image, Kernel, Node, number_text};
 use serde_json::{Map, Value, json};
 
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
-use crate::{output, protection, units};
+use crate::{advice, output, protection, units};
 
-/// Show what an endpoint is: size, blocks, abilities, what it holds; of a device or file also its users and which disks it
-/// lies on; of a LUN also what was negotiated and its identity
+/// Show what an endpoint is, holds and can do
+///
+/// Size, blocks, abilities, what it holds; of a device or file also its users and which disks it lies on; of an image file the size
+/// of its disk and how to open that; of a LUN also what was negotiated and its identity.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -30,7 +33,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let named = Named::parse(context, &args.endpoint, &[])?;
+    let mut named = Named::parse(context, &args.endpoint, &[])?;
+    let image = ImageFile::of(context, &named);
+    if image.is_some() {
+        named.set("format", "raw");
+    }
     let mut io = job::event_loop()?;
     let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: true };
     let medium = named.open(context, &options)?;
@@ -42,12 +49,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if args.json {
         let mut object = object(&named.text, &capability, &facts);
         object["holds"] = json!(holds.ok());
+        object["image"] = image.map_or(Value::Null, |image| image.object());
         if let Some(local) = local {
             local.add_to(&mut object);
         }
         output::json(&object);
     } else {
-        let mut rows = rows(&named.text, &capability, &facts);
+        let mut rows = rows(&named.text, &capability, &facts, image.is_some());
         let row = |name: &str, value: String| (name.to_owned(), value);
         let holds = match holds {
             Ok(holds) if holds.is_empty() => "nothing known".to_owned(),
@@ -55,6 +63,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             Err(error) => format!("unknown: {error}"),
         };
         rows.push(row("holds", holds));
+        rows.extend(image.iter().flat_map(ImageFile::rows).map(|(name, value)| row(name, value)));
         rows.extend(local.iter().flat_map(Local::rows).map(|(name, value)| row(name, value)));
         let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let lines: Vec<String> =
@@ -71,6 +80,7 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "schema": output::SCHEMA,
         "endpoint": name,
         "size_bytes": capability.size_bytes,
+        "odd_bytes": odd_bytes(capability),
         "block_size": capability.block_size,
         "physical_block_size": capability.physical_block_size,
         "granularity": capability.granularity,
@@ -84,7 +94,74 @@ fn object(name: &str, capability: &Capability, facts: &[(&'static str, String)])
         "read_only": facts.iter().find(|(name, _)| *name == "mode").map(|(_, mode)| mode == "ro"),
         "protection": protection::of(facts),
         "facts": named,
+        "values": values(facts),
     })
+}
+
+/// Facts that are numbers, and their names in `values`, with the unit where the standard's name does not imply bytes.
+const NUMBERS: [(&str, &str); 8] = [
+    ("MaxRecvDataSegmentLength", "MaxRecvDataSegmentLength"),
+    ("target's MaxRecvDataSegmentLength", "target_MaxRecvDataSegmentLength"),
+    ("MaxBurstLength", "MaxBurstLength"),
+    ("FirstBurstLength", "FirstBurstLength"),
+    ("MaxOutstandingR2T", "MaxOutstandingR2T"),
+    ("ErrorRecoveryLevel", "ErrorRecoveryLevel"),
+    ("maximum transfer length", "transfer_blocks_max"),
+    ("maximum unmap LBA count", "unmap_blocks_max"),
+];
+/// Facts that are `true` and `false`, or RFC 7143's `Yes` and `No`.
+const FLAGS: [&str; 5] = ["InitialR2T", "ImmediateData", "FUA", "WCE", "LBPRZ"];
+
+/// The facts that are numbers or flags, as such.
+fn values(facts: &[(&'static str, String)]) -> Value {
+    let value = |(name, text): &(&'static str, String)| {
+        if FLAGS.contains(name) {
+            return Some(((*name).to_owned(), json!(matches!(text.as_str(), "Yes" | "true"))));
+        }
+        let (_, named) = NUMBERS.iter().find(|(fact, _)| fact == name)?;
+        let number = text.split(' ').next()?.parse::<u64>().ok()?;
+        Some(((*named).to_owned(), json!(number)))
+    };
+    Value::Object(facts.iter().filter_map(value).collect())
+}
+
+/// Bytes after the last whole block.
+fn odd_bytes(capability: &Capability) -> u64 {
+    capability.size_bytes.checked_rem(capability.block_size.into()).unwrap_or(0)
+}
+
+/// A file in an image format. It is described as the file that it is, with the size of its disk and how to open that.
+struct ImageFile {
+    image: Image,
+    hint: String,
+}
+
+impl ImageFile {
+    /// `None` if the endpoint is no such file, or if `format=` says how to take it.
+    fn of(context: &Context, named: &Named) -> Option<Self> {
+        let path = named.path().filter(|_| named.spec.get("format").is_none())?;
+        let kind = path.metadata().ok()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return None;
+        }
+        let image = Image::of(&block::open_input(path).ok()?)?;
+        Some(Self { image, hint: advice::image(path, image.format, false, &named.text, &context.arguments) })
+    }
+
+    fn object(&self) -> Value {
+        json!({ "format": self.image.format, "disk_bytes": self.image.disk_bytes, "hint": self.hint })
+    }
+
+    fn rows(&self) -> Vec<(&'static str, String)> {
+        let disk = match self.image.disk_bytes {
+            Some(bytes) => format!("a disk of {} ({bytes} bytes)", units::bytes(bytes)),
+            None => "a disk of unknown size".to_owned(),
+        };
+        let format = self.image.format;
+        let mut rows = vec![("image", format!("{format}, {disk}, which is not interpreted; to open it:"))];
+        rows.extend(self.hint.lines().map(|line| ("", line.trim().to_owned())));
+        rows
+    }
 }
 
 /// Facts about a file or device of this machine.
@@ -154,9 +231,20 @@ impl Local {
     }
 }
 
-fn rows(name: &str, capability: &Capability, facts: &[(&'static str, String)]) -> Vec<(String, String)> {
+fn rows(
+    name: &str,
+    capability: &Capability,
+    facts: &[(&'static str, String)],
+    is_image: bool,
+) -> Vec<(String, String)> {
     let yes = |value: bool| if value { "yes" } else { "no" }.to_owned();
-    let size = format!("{} ({} bytes)", units::bytes(capability.size_bytes), capability.size_bytes);
+    let mut size = format!("{} ({} bytes)", units::bytes(capability.size_bytes), capability.size_bytes);
+    match (capability.size_bytes, odd_bytes(capability)) {
+        _ if is_image => {}
+        (0, _) => size += ": empty; the option grow,size=SIZE makes a file larger",
+        (_, 0) => {}
+        (_, odd) => size += &format!(": the last {odd} do not fill a block, and `serve` leaves them out"),
+    }
     let own = [
         ("endpoint", name.to_owned()),
         ("size", size),
@@ -174,4 +262,31 @@ fn rows(name: &str, capability: &Capability, facts: &[(&'static str, String)]) -
         .map(|(name, value)| (name.to_owned(), value))
         .chain(facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_flags_are_values() {
+        let facts = [
+            ("MaxBurstLength", "262144"),
+            ("target's MaxRecvDataSegmentLength", "8192"),
+            ("maximum transfer length", "16384 blocks"),
+            ("InitialR2T", "No"),
+            ("WCE", "true"),
+            // A serial number stays text, whatever its characters.
+            ("serial", "0123"),
+        ];
+        let facts = facts.map(|(name, text)| (name, text.to_owned()));
+        let expected = json!({
+            "MaxBurstLength": 262_144,
+            "target_MaxRecvDataSegmentLength": 8192,
+            "transfer_blocks_max": 16384,
+            "InitialR2T": false,
+            "WCE": true,
+        });
+        assert_eq!(values(&facts), expected);
+    }
 }

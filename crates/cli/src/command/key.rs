@@ -1,6 +1,8 @@
 //! `key`: keys of sealed sessions. Creates a host's key pair, prints its public key, and stores the public keys of
 //! trusted targets.
 
+mod list;
+
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -8,6 +10,7 @@ use std::time::Duration;
 
 use block::Location;
 use clap::Subcommand;
+use job::shell::quoted;
 use node::initiator::{Url, enquire};
 use seal::PublicKey;
 use serde_json::{Value, json};
@@ -15,15 +18,15 @@ use serde_json::{Value, json};
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
-use crate::output;
 use crate::trust::client::{self, Trusted};
 use crate::trust::known::{KnownTargets, Place, Query};
 use crate::trust::{fingerprint, identity};
+use crate::{advice, output};
 
 /// Timeout of the query for a portal's key.
 const ENQUIRY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Make a key for sealed sessions, show it, trust a target's
+/// Make, show, trust, list and forget keys of sealed sessions
 ///
 /// Both sides of a sealed session know each other by their public keys: 44 characters, as WireGuard writes them. This
 /// host's key lies in $XDG_CONFIG_HOME/hikyaku/identity, the targets it trusts in known-targets beside it (for root without
@@ -31,9 +34,13 @@ const ENQUIRY_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Enrolment, in three lines:
-  hikyaku key new                      on both hosts, once; prints the public key
-  hikyaku serve disk.img --peers FILE  where FILE lists the initiator: [[peer]] name = \"laptop\" public-key = \"...\"
-  hikyaku key trust iscsi://host       on the initiator; compare the key that is shown with the target's")]
+  hikyaku key new                      once on both hosts; prints a public key
+  hikyaku serve disk.img --peers FILE  on the target; FILE lists the initiator:
+                                       [[peer]]
+                                       name = \"laptop\"
+                                       public-key = \"...\"
+  hikyaku key trust iscsi://host       on the initiator; compare the key that is
+                                       shown with the target's")]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,
@@ -44,6 +51,8 @@ impl Args {
         match &self.action {
             Action::New(args) | Action::Public(args) => args.json,
             Action::Trust(args) => args.json,
+            Action::List(args) => args.json,
+            Action::Forget(args) => args.json,
         }
     }
 }
@@ -57,6 +66,8 @@ enum Action {
     /// Print the public key of a file made by `key new`
     Public(OfFile),
     Trust(TrustArgs),
+    List(list::ListArgs),
+    Forget(list::ForgetArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,8 +89,9 @@ struct OfFile {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  hikyaku key trust iscsi://host              shows the key and asks for confirmation
-  hikyaku key trust iscsi://host --key K      only if it is this one; also replaces a key that has changed")]
+  hikyaku key trust iscsi://host          shows the key, asks for confirmation
+  hikyaku key trust iscsi://host --key K  only if it is this one, even if
+                                          another one is known")]
 struct TrustArgs {
     /// The portal, iscsi://host or iscsi://host:port; a target or LUN in the URL is ignored
     #[arg(value_name = "URL")]
@@ -115,6 +127,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             show(of, &key);
         }
         Action::Trust(args) => trust(context, args)?,
+        Action::List(args) => list::list(context, args)?,
+        Action::Forget(args) => list::forget(context, args)?,
     }
     Ok(Exit::Done)
 }
@@ -136,9 +150,9 @@ fn with_key(mut object: Value, key: &PublicKey) -> Value {
 fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     let named = Named::parse(context, &args.url, &[])?;
     let Location::Url(text) = &named.spec.location else {
-        return Err(
-            Failure::usage("trust", named.text, "it is not a URL").hint("hikyaku key trust iscsi://host")
-        );
+        let url = advice::meant_url(&named.text, true).unwrap_or_else(|| "iscsi://host".to_owned());
+        return Err(Failure::usage("trust", named.text, "it is not a URL")
+            .hint(format!("hikyaku key trust {}", quoted(&url))));
     };
     let url = Url::parse(text).map_err(|error| Failure::usage("trust", named.text.clone(), error))?;
     let portal = client::portal(&url);

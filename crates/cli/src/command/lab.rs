@@ -11,7 +11,7 @@ use crate::error::{Exit, Failure};
 /// Name of the program, searched for in this program's directory, then in `PATH`.
 const PROGRAM: &str = "hikyaku-lab";
 
-/// Run an experiment of the papers this program comes from, or list them
+/// Run or list experiments of the papers behind this program
 ///
 /// The experiments are in a program of their own, hikyaku-lab, beside this one or in PATH; `hikyaku lab --help` explains its arguments.
 #[derive(Debug, clap::Args)]

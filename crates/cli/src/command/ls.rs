@@ -1,6 +1,7 @@
 //! `ls`: lists the targets and LUNs of a portal or target.
 
 use block::{Location, OpenError};
+use job::shell::quoted;
 use node::initiator::{LunInfo, Options, Url, discover, list_luns};
 use serde_json::{Value, json};
 
@@ -8,7 +9,7 @@ use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::output::{self, Table};
-use crate::{protection, units};
+use crate::{advice, protection, units};
 
 /// List targets, portals and LUNs
 ///
@@ -40,9 +41,11 @@ struct Found {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let named = Named::parse(context, &args.url, &[])?;
     let Location::Url(text) = &named.spec.location else {
-        let cause = "it is not a URL";
-        return Err(Failure::usage("list", named.text, cause)
-            .hint("hikyaku ls iscsi://host, or hikyaku info ENDPOINT"));
+        let hint = match advice::meant_url(&named.text, true) {
+            Some(url) => format!("hikyaku ls {}", quoted(&url)),
+            None => format!("hikyaku info {}, or hikyaku ls iscsi://host", quoted(&named.text)),
+        };
+        return Err(Failure::usage("list", named.text, "it is not a URL").hint(hint));
     };
     let url = Url::parse(text).map_err(|error| Failure::usage("list", named.text.clone(), error))?;
     let options = named.initiator_options(context, &url)?;

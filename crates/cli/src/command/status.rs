@@ -15,17 +15,18 @@ use crate::units;
 pub(super) const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 const CLASSES: [&str; 3] = ["read", "write", "other"];
 
-/// Show running servers: their LUNs and sessions, with rates and service times
+/// Show running servers, their LUNs and sessions
 ///
-/// Rates and service times are those of an interval of one second, which the command waits for.
+/// With rates and service times, which are those of an interval of one second that the command waits for.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hikyaku status
   hikyaku status --interval 10s --json
 
-P50 and P99 are service times at the target: from a command's header to its response in the send queue.
-RETRIES counts commands answered with BUSY or TASK SET FULL, which an initiator sends again.")]
+P50 and P99 are service times at the target: from a command's header to its
+response in the send queue. RETRIES counts commands answered with BUSY or TASK
+SET FULL, which an initiator sends again.")]
 pub(crate) struct Args {
     /// Interval of the rates; 0s: counters only
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = units::parse_duration)]

@@ -2,7 +2,7 @@
 //! genpsk`; lines that begin with `#` are comments.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,8 @@ use crate::sys;
 const FILE: &str = "identity";
 /// Maximum bytes of a key file; a device given by mistake is not read to its end.
 const FILE_BYTES_MAX: usize = 1024;
+/// Characters of a key, private or public.
+const KEY_CHARACTERS: usize = 44;
 const HEADING: &str = "# hikyaku identity 1: the private half of a key pair; keep it secret\n";
 
 pub(crate) fn default_file() -> Result<PathBuf, Failure> {
@@ -94,9 +96,27 @@ pub(crate) fn load_psk(path: &Path) -> Result<Psk, Failure> {
     Ok(psk)
 }
 
+/// False only if the file can be read and has no line of the length of a key. Its content is not used otherwise.
+fn may_hold_key(path: &Path) -> bool {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX + 1));
+    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
+    let read =
+        block::open_input(path).and_then(|file| file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes));
+    if !is_file || read.is_err() {
+        return true;
+    }
+    let is_key = |line: &[u8]| {
+        let line = line.trim_ascii();
+        let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=".contains(byte);
+        line.len() == KEY_CHARACTERS && line.ends_with(b"=") && line.iter().all(is_base64)
+    };
+    bytes.split(|byte| *byte == b'\n').any(is_key)
+}
+
 fn not_a_key(path: &Path, what: &str) -> Failure {
     let cause = "it does not hold a key, 44 characters of base64";
     Failure::failed(format!("read {what}"), path.display().to_string(), cause)
+        .hint("a file made by `hikyaku key new`, `wg genkey` or `wg genpsk`")
 }
 
 /// Reads the single line of a file that only this user can read.
@@ -104,7 +124,10 @@ fn read_line(path: &Path, what: &str) -> Result<Zeroizing<String>, Failure> {
     let object = path.display().to_string();
     let failed =
         |cause: &dyn std::fmt::Display| Failure::failed(format!("read {what}"), object.clone(), cause);
-    let text = file::read_text(path, what, Keeping::Secret, FILE_BYTES_MAX)?;
+    let text = file::read_text(path, what, Keeping::Secret, FILE_BYTES_MAX).map_err(|failure| {
+        // Advice on the mode of a file that holds no key would only mislead.
+        if may_hold_key(path) { failure } else { not_a_key(path, what) }
+    })?;
     let text = text.map_err(|error| failed(&error))?;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     match (lines.next(), lines.next()) {
@@ -149,10 +172,20 @@ mod tests {
     #[test]
     fn a_key_that_others_can_read_is_refused_with_the_remedy() {
         for mode in [0o640, 0o604, 0o620, 0o666] {
-            let (_dir, path) = file("k", "x\n", mode);
+            let (_dir, path) = file("k", "6IB3dX4mJQMqxHKb7bLYL4ZlvVQcsGGDHmPmUJBjgnM=\n", mode);
             let failure = failure_of(&path);
             assert_eq!(failure.ending, Exit::Authentication);
             assert!(failure.hint.starts_with(&format!("chmod 600 {}", path.display())), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_key_gets_no_advice_on_its_mode() {
+        for text in ["root:x:0:0:root:/root:/bin/sh\n", "", "6IB3dX4mJQMqxHKb7bLYL4ZlvVQcsGGDHmPmUJBjgnM\n"] {
+            let (_dir, path) = file("passwd", text, 0o644);
+            let failure = failure_of(&path);
+            assert_eq!(failure.cause, "it does not hold a key, 44 characters of base64");
+            assert!(!failure.hint.contains("chmod"), "{failure}");
         }
     }
 

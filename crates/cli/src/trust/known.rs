@@ -6,16 +6,19 @@
 //!
 //! in the user's file, which is replaced as a whole, and in the host's file, `/etc/hikyaku/known-targets`. A line
 //! matches by each of its names: the host and the addresses that `key trust` found, with their port, and the target
-//! names of later sealed sessions.
+//! names of later sealed sessions. A remark `# since DATE` below a line says when its key was trusted.
+
+mod list;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use job::lock::{self, Hold};
+use job::units;
 use seal::PublicKey;
 
 use super::file::{self, Keeping, LIST_BYTES_MAX};
@@ -23,9 +26,13 @@ use super::{HOST_DIRECTORY, config_file, for_all_to_read, make_directory};
 use crate::error::{Exit, Failure};
 use crate::names;
 
+pub(crate) use list::{Forgotten, Listed};
+
 const FILE: &str = "known-targets";
 /// Replacing takes milliseconds; a process that holds the lock longer than this is stuck.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Begins the remark below a line that `key trust` wrote.
+const SINCE: &str = "# since ";
 const ADDRESSES_MAX: usize = 16;
 /// Maximum number of target names per line; further names are not recorded.
 const TARGETS_MAX: usize = 256;
@@ -308,12 +315,25 @@ fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> 
         return Ok(());
     }
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-    for entry in &after {
-        match before.iter().find(|old| old.line == entry.line) {
-            Some(old) if old == entry => {}
-            Some(old) => lines[old.line - 1] = entry.text(),
-            None => lines.push(entry.text()),
+    let since = format!("{SINCE}{}", units::utc(SystemTime::now()));
+    // From the last line on: the numbers of those before it stay valid.
+    for old in before.iter().rev() {
+        let at = old.line - 1;
+        let has_since = lines.get(old.line).is_some_and(|line| line.starts_with(SINCE));
+        let remark = old.line..old.line + usize::from(has_since);
+        match after.iter().find(|entry| entry.line == old.line) {
+            Some(entry) if entry == old => {}
+            Some(entry) => {
+                if entry.key != old.key {
+                    lines.splice(remark, [since.clone()]);
+                }
+                lines[at] = entry.text();
+            }
+            None => drop(lines.drain(at..remark.end)),
         }
+    }
+    for entry in after.iter().filter(|entry| entry.line == 0) {
+        lines.extend([entry.text(), since.clone()]);
     }
     write(path, &(lines.join("\n") + "\n"), is_of_host).map_err(|error| failed(path, "write", error))
 }
@@ -419,8 +439,11 @@ mod tests {
             KnownTargets::read_files(Some(self.path("own")), self.path("host")).unwrap()
         }
 
+        /// The file without the remarks on dates.
         fn text(&self, name: &str) -> String {
-            fs::read_to_string(self.path(name)).unwrap()
+            let text = fs::read_to_string(self.path(name)).unwrap();
+            let lines = text.lines().filter(|line| !line.starts_with(SINCE));
+            lines.map(|line| format!("{line}\n")).collect()
         }
 
         fn key_of(
@@ -490,7 +513,8 @@ mod tests {
         fs::write(&elsewhere, "# remark\n").unwrap();
         read().unwrap().set(&place("h:1"), &[], &key(1)).unwrap();
         assert!(fs::symlink_metadata(&own).unwrap().is_symlink());
-        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), format!("# remark\nh:1 {}\n", key(1)));
+        let text = fs::read_to_string(&elsewhere).unwrap();
+        assert!(text.starts_with(&format!("# remark\nh:1 {}\n{SINCE}20", key(1))), "{text}");
         // The directory may be the link, too.
         fs::remove_dir_all(files.path("elsewhere")).unwrap();
         std::os::unix::fs::symlink("/nonexistent", files.path("elsewhere")).unwrap();
@@ -516,7 +540,8 @@ mod tests {
         // The address now belongs to another name too: both lines match one target.
         set("new:3260", &["10.0.0.1:3260"], 4);
         assert_eq!(files.key_of(&["h:3260"], None).unwrap(), Some((3, key(4))));
-        assert_eq!(files.key_of(&["new:3260"], None).unwrap(), Some((5, key(4))));
+        // Below the line of h its new date.
+        assert_eq!(files.key_of(&["new:3260"], None).unwrap(), Some((6, key(4))));
         assert!(files.text("own").starts_with("# remark\n\n"), "{}", files.text("own"));
         assert_eq!(fs::metadata(files.path("own")).unwrap().permissions().mode() & 0o777, 0o600);
     }

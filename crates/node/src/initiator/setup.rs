@@ -139,13 +139,11 @@ impl Setup {
                 return Err(OpenError::Refused("another initiator has reserved the LUN".into()));
             }
             Query::Ready if !good && answer.sense.as_ref().is_some_and(is_no_unit) => {
-                return Err(OpenError::Missing(
-                    "the target has no such LUN; list them with hikyaku ls".into(),
-                ));
+                return Err(OpenError::Missing("the target has no such LUN".into()));
             }
             Query::Standard => match &self.disk.standard {
                 Some(standard) if standard.qualifier != 0 => {
-                    let text = "the target has no such LUN; list them with hikyaku ls";
+                    let text = "the target has no such LUN";
                     return Err(OpenError::Missing(text.into()));
                 }
                 Some(standard) if standard.is_disk() => {}

@@ -63,7 +63,10 @@ impl Url {
             None => None,
             Some(lun) => {
                 let number = lun.parse().ok().filter(|number| scsi::lun::to_wire(*number).is_some());
-                Some(number.ok_or_else(|| wrong("the LUN is not a number from 0 to 16383"))?)
+                Some(number.ok_or_else(|| match lun.strip_suffix('/') {
+                    Some(_) => wrong("nothing follows the LUN, no / either"),
+                    None => wrong("the LUN is not a number from 0 to 16383"),
+                })?)
             }
         };
         let arguments = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {

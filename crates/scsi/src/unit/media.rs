@@ -202,7 +202,7 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// [`LogicalUnit::check_range`] and MAXIMUM TRANSFER LENGTH (SBC-3 6.5.4).
+    /// [`LogicalUnit::check_range`] and MAXIMUM TRANSFER LENGTH (SBC-3 6.5.3).
     fn check_transfer(&self, cdb: &[u8], access: &Access) -> Result<(), Stop> {
         self.check_range(access.lba, access.blocks)?;
         let max = self.transfer_max_blocks();

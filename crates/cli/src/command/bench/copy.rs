@@ -109,6 +109,7 @@ impl Row {
     fn object(&self) -> Value {
         let mut object = job::object(&self.report, self.cpu, true);
         object["chunk"] = json!(self.chunk);
+        object["chunk_bytes"] = json!(self.chunk);
         object["depth"] = json!(self.depth);
         object
     }

@@ -36,9 +36,13 @@ const RANGE_DEFAULT_MAX: u64 = 1 << 30;
 #[command(after_help = "\
 Examples:
   hikyaku bench path iscsi://host/iqn.2026-11.example:disks/0
-  hikyaku bench path iscsi://host/iqn.2026-11.example:disks/0 --block-size 4K --depth 32 --random --json
-  hikyaku bench path iscsi://host/iqn.2026-11.example:scratch/0 --write --destroy --verify
-  hikyaku copy --force pattern:1G iscsi://host/iqn.2026-11.example:scratch/0   # then bench path --verify")]
+  hikyaku bench path iscsi://host/iqn.2026-11.example:disks/0 \\
+      --block-size 4K --depth 32 --random --json
+  hikyaku bench path iscsi://host/iqn.2026-11.example:scratch/0 \\
+      --write --destroy --verify
+
+With --verify, reads are compared with what this wrote:
+  hikyaku copy --force pattern:1G iscsi://host/iqn.2026-11.example:scratch/0")]
 pub(crate) struct Args {
     /// The endpoint to measure
     #[arg(value_name = "ENDPOINT")]
@@ -254,6 +258,7 @@ impl Row {
         let LoadFigures { operations, duration, flush, latency, spin } = self.figures;
         json!({
             "block": self.block,
+            "block_bytes": self.block,
             "depth": self.depth,
             "operations": operations,
             "bytes": self.bytes(),

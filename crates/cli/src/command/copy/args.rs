@@ -25,7 +25,8 @@ Examples:
   hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
   hikyaku copy disk.img /dev/sdx --dry-run
   zstdcat disk.img.zst | hikyaku copy - /dev/sdx --verify
-  hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' --post 'fsfreeze -u /data'
+  hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' \\
+      --post 'fsfreeze -u /data'
   hikyaku copy /srv/vm.img backup.img --snapshot auto")]
 pub(crate) struct Args {
     /// Where from; `-` is standard input, until it ends or for --size bytes
@@ -39,7 +40,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) range: Range,
 
-    /// Read the destination back after the flush and compare it with what was read from the source
+    /// Read the destination back and compare it with the source
+    ///
+    /// After the flush, with the hash of what was read from the source.
     #[arg(long)]
     verify: bool,
 
@@ -50,18 +53,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "verify", conflicts_with = "dry_run")]
     manifest: Option<PathBuf>,
 
-    /// Go on with an earlier copy: the name or the file of its journal; without a value, the error lists the journals
+    /// Go on with an earlier copy, by its journal
+    ///
+    /// The value is the name or the file of the journal; without a value, the error lists the journals.
     #[arg(long, value_name = "ID|FILE", num_args = 0..=1, default_missing_value = "")]
     resume: Option<String>,
 
-    /// Copy only what has changed: compared with the destination (hash), marked by a dirty bitmap of an NBD source, or
-    /// not shared with an earlier clone or snapshot of the file or thin volume
+    /// Copy only what has changed: hash compares with the destination, bitmap:NAME is a dirty bitmap of an NBD source,
+    /// SNAP an earlier clone or snapshot of the file or thin volume
     ///
     /// hash reads both ends and writes what differs: it needs no record of changes and is always right. The other two read and
     /// write only what has changed, on your assurance that the destination holds what the source held when the bitmap or the
     /// snapshot was made, and nothing else since; --verify checks. What is unknown counts as changed. SNAP is a file on
     /// the same xfs or btrfs, or a thin volume (LVM) of the source's pool.
-    #[arg(long, value_name = "SNAP|bitmap:NAME|hash", value_parser = str::parse::<Since>)]
+    #[arg(long, value_name = "WHAT", value_parser = str::parse::<Since>)]
     pub(super) since: Option<Since>,
 
     /// Make holes and blocks of zeroes zero instead of moving their zeroes
@@ -97,7 +102,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     hooks: Hooks,
 
-    /// Print what would be done and what would be refused; write nothing
+    /// Print what would be done or refused; write nothing
     #[arg(long)]
     pub(super) dry_run: bool,
 
@@ -109,8 +114,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "F.html", conflicts_with = "dry_run")]
     pub(super) report: Option<PathBuf>,
 
-    /// Overwrite a destination that holds a known file system, partition table or volume; resume although the journal
-    /// is of other storage
+    /// Overwrite what the destination holds
+    ///
+    /// A known file system, partition table or volume; with --resume, go on although the journal is of other storage.
     #[arg(long)]
     force: bool,
 

@@ -30,6 +30,7 @@ fn object(job: &Job<'_>, findings: &Findings) -> Value {
         "dst_offset": plan.dst_offset,
         "bytes": checked.map(|checked| checked.bytes),
         "chunk": checked.map(|checked| checked.chunk),
+        "chunk_bytes": checked.map(|checked| checked.chunk),
         "depth": checked.map(|checked| checked.depth),
         "verify": plan.verify,
         "sparse": plan.sparse,

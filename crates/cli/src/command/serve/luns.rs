@@ -38,13 +38,13 @@ pub(super) fn claim(
 ) -> Result<Claimed, Failure> {
     let state = StateDir::locate()?;
     if let Some(iqn) = iqn {
-        return claim_as(context, &state, iqn, luns, media)?
+        return claim_as(context, &state, iqn, false, luns, media)?
             .map_err(|(lun, naa)| already_live(iqn, lun, naa));
     }
     let host = state.host_name()?;
     for number in 1..=DEFAULT_NAMES_MAX {
         let iqn = if number == 1 { host.clone() } else { format!("{host}.{number}") };
-        if let Ok(claimed) = claim_as(context, &state, &iqn, luns, media)? {
+        if let Ok(claimed) = claim_as(context, &state, &iqn, true, luns, media)? {
             if number > 1 {
                 context.warn(&format!(
                     "{host} is live in another process; this target is {iqn} (choose with --iqn)"
@@ -66,6 +66,7 @@ fn claim_as(
     context: &Context,
     state: &StateDir,
     iqn: &str,
+    is_default: bool,
     luns: &[&Lun],
     media: &[Arc<dyn Medium>],
 ) -> Result<Result<Claimed, (u16, u64)>, Failure> {
@@ -79,11 +80,13 @@ fn claim_as(
             None => return Ok(Err((lun.lun, identity.naa))),
         }
         if let Some(Identity { naa, serial }) = before.filter(|_| lun.naa.is_none()) {
-            context.warn(&format!(
+            let text = format!(
                 "LUN {} of {iqn} has other storage than before and is another disk to initiators; if it is the same \
                  disk, moved or restored, say naa={naa:016x},serial={serial}",
                 lun.lun
-            ));
+            );
+            // Under the default name one image after the other is served: no initiator relies on it.
+            if is_default { tracing::info!("{text}") } else { context.warn(&text) }
         }
         if let Some(serial) = &lun.serial {
             identity.serial.clone_from(serial);
@@ -108,9 +111,48 @@ pub(super) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Mediu
     let open = |lun: &&Lun| {
         let writable = !is_read_only(lun)?;
         let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
-        lun.endpoint.open(context, &options)
+        let medium = lun.endpoint.open_to("serve", context, &options).map_err(|failure| {
+            let is_same = |other: &&&Lun| !std::ptr::eq(**other, *lun) && other.endpoint.path() == lun.endpoint.path();
+            match luns.iter().find(is_same).filter(|_| failure.ending == Exit::Refused) {
+                Some(other) => failure.hint(format!(
+                    "name it once: it is LUN {} and LUN {}, and two LUNs of one file would be two disks to initiators",
+                    other.lun, lun.lun
+                )),
+                None => failure,
+            }
+        })?;
+        check_size(context, lun, &*medium)?;
+        Ok(medium)
     };
     luns.iter().map(open).collect()
+}
+
+/// Refuses local storage that is smaller than a block; warns if it ends within one.
+fn check_size(context: &Context, lun: &Lun, medium: &dyn Medium) -> Result<(), Failure> {
+    let spec = &lun.endpoint.spec;
+    let size_bytes = match &spec.location {
+        Location::Memory { size } | Location::Null { size } | Location::Pattern { size, .. } => Some(*size),
+        _ => spec.size("size").map_err(|error| usage(lun, error.0))?.or_else(|| medium.current_size()),
+    };
+    let block =
+        spec.block_size("block-size").map_err(|error| usage(lun, error.0))?.unwrap_or(REQUEST_ALIGNMENT);
+    let Some(size_bytes) = size_bytes else { return Ok(()) };
+    if size_bytes < u64::from(block) {
+        let failure = usage(lun, format!("it has {size_bytes} bytes, less than one block of {block}"));
+        let file = lun.endpoint.path().filter(|path| path.is_file());
+        return Err(match file {
+            Some(path) => failure.hint(format!("{},grow,size=64G, which makes it larger", path.display())),
+            None => failure,
+        });
+    }
+    let rest = size_bytes % u64::from(block);
+    if rest > 0 {
+        context.warn(&format!(
+            "{} has {size_bytes} bytes: the last {rest} do not fill a block of {block}, and initiators do not see them",
+            lun.endpoint.text
+        ));
+    }
+    Ok(())
 }
 
 fn usage(lun: &Lun, cause: String) -> Failure {

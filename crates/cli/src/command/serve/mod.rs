@@ -45,21 +45,25 @@ const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// tasks in flight finished and flushed, a request to log out to each session; a second one flushes and ends at once.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
-Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough, serial=, naa=, vendor=, product=,
-rotational=yes|no, removable, shared, exclusive.
+Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough,
+serial=, naa=, vendor=, product=, rotational=yes|no, removable, shared,
+exclusive.
 
 Examples:
-  hikyaku serve disk.img                                 LUN 0 at 127.0.0.1:3260
-  hikyaku serve /dev/vg/a b.img,ro --listen 127.0.0.1:0  two LUNs on a free port
-  hikyaku serve disk.img --listen 0.0.0.0 --peers peers.toml   sealed, for those whose keys are listed
-  hikyaku serve disk.img --listen 0.0.0.0 --chap-user u --chap-secret-file u.secret
+  hikyaku serve disk.img                         LUN 0 at 127.0.0.1:3260
+  hikyaku serve /dev/vg/a b.img,ro --listen 0    two LUNs on a free port
+  hikyaku serve disk.img --listen 0.0.0.0 --peers peers.toml
+                                                 sealed, for the keys listed
+  hikyaku serve disk.img --listen 0.0.0.0 --chap-user u \\
+      --chap-secret-file u.secret
   hikyaku serve --config /etc/hikyaku/hikyaku.toml")]
 pub(crate) struct Args {
     /// What to offer, as LUN 0, 1, ... (or lun=N); with neither this nor --config, /etc/hikyaku/hikyaku.toml
     #[arg(value_name = "ENDPOINT", conflicts_with = "config")]
     endpoints: Vec<String>,
 
-    /// Address to listen on; may be repeated; port 0 takes any free one [default: 127.0.0.1:3260]
+    /// Address to listen on; a port alone is one of 127.0.0.1; may be repeated; port 0 takes any free one [default:
+    /// 127.0.0.1:3260]
     #[arg(long, value_name = "ADDR:PORT", value_parser = names::parse_listen)]
     listen: Vec<SocketAddr>,
 

@@ -31,7 +31,7 @@ const REQUEST_SECTORS_MAX: u64 = 2048;
 const CLIENTS_MAX: u32 = 32;
 const SECONDS_DEFAULT: Duration = Duration::from_secs(60);
 
-/// Prove or refute that storage keeps what it acknowledged; overwrites it
+/// Test that storage keeps what it acknowledged; overwrites it
 ///
 /// Stamps every sector of 512 bytes with its address, a sequence number and a CRC, then reads, writes, discards and
 /// flushes in requests that overlap, of several sessions at once. Every read must return what some order of the requests
@@ -39,11 +39,12 @@ const SECONDS_DEFAULT: Duration = Duration::from_secs(60);
 /// read back and judged. Exit 0: no acknowledged byte was lost; 3: some were.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Without --cuts, what was acknowledged must survive whatever happens, as it does when a process is killed. With --cuts, any
-lost connection may have been a power cut: what was neither flushed nor written with FUA may be gone.
+Without --cuts, what was acknowledged must survive whatever happens, as it does
+when a process is killed. With --cuts, any lost connection may have been a power
+cut: what was neither flushed nor written with FUA may be gone.
 
 Examples:
-  hikyaku torture iscsi://host/iqn.2026-11.example:disks/0 --destroy --seconds 300
+  hikyaku torture iscsi://host/iqn.2026-11.example:disks/0 --destroy
   hikyaku torture /dev/sdx --destroy --journal /var/tmp/sdx.journal
   hikyaku torture /dev/sdx --check /var/tmp/sdx.journal --cuts
   hikyaku serve disk.img,crash=after=500:seed=7 --listen 127.0.0.1:3260")]
