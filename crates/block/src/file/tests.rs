@@ -1,5 +1,6 @@
 //! Tests with real files: O_DIRECT, the cached tail, holes, refusals.
 
+use std::io::ErrorKind;
 use std::fs;
 
 use rustix::fs::FallocateFlags;
