@@ -1,5 +1,7 @@
 //! Progress of a long command on stderr: a bar on a terminal, otherwise a line every few seconds, or JSON lines.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -37,6 +39,9 @@ impl Style {
 pub(crate) struct Progress {
     style: Style,
     next: Instant,
+    /// Set by SIGUSR1.
+    shows_now: Arc<AtomicBool>,
+    is_json: bool,
 }
 
 impl Progress {
@@ -55,10 +60,13 @@ impl Progress {
             Style::Lines
         };
         let next = Instant::now() + style.period();
-        Self { style, next }
+        Self { style, next, shows_now: Arc::clone(&context.shows_now), is_json: context.json }
     }
 
     pub(crate) fn update(&mut self, sample: &Sample) {
+        if self.shows_now.swap(false, Ordering::Relaxed) {
+            self.show(sample);
+        }
         let now = Instant::now();
         if now < self.next {
             return;
@@ -71,15 +79,20 @@ impl Progress {
                 bar.set_position(sample.bytes);
                 bar.set_message(bar_words(sample));
             }
-            Style::Lines => {
-                let percent = match sample.total {
-                    0 => String::new(),
-                    total => format!("{:.0}% ", (sample.bytes as f64 / total as f64 * 100.0).min(100.0)),
-                };
-                output::note(&format!("{} {percent}{}", sample.phase, words(sample)));
-            }
+            Style::Lines => output::note(&line(sample)),
             Style::Json => output::note_json(&object(sample)),
             Style::Quiet => {}
+        }
+    }
+
+    /// Prints one line now, also with `--quiet`.
+    fn show(&self, sample: &Sample) {
+        match &self.style {
+            Style::Json => output::note_json(&object(sample)),
+            Style::Bar(bar) => bar.suspend(|| output::note(&line(sample))),
+            Style::Lines => output::note(&line(sample)),
+            Style::Quiet if self.is_json => output::note_json(&object(sample)),
+            Style::Quiet => output::note(&line(sample)),
         }
     }
 
@@ -91,6 +104,14 @@ impl Progress {
 
     /// Removes the bar, so that later output begins on a clean line. A drop does the same.
     pub(crate) fn finish(self) {}
+}
+
+fn line(sample: &Sample) -> String {
+    let percent = match sample.total {
+        0 => String::new(),
+        total => format!("{:.0}% ", (sample.bytes as f64 / total as f64 * 100.0).min(100.0)),
+    };
+    format!("{} {percent}{}", sample.phase, words(sample))
 }
 
 /// What a bar and its percentage do not say, in few columns: `of 2 GiB, 336 MB/s (destination), 2.96 s left, depth 8`.

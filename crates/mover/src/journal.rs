@@ -75,6 +75,10 @@ impl FileJournal {
         Ok(Self { path: path.to_owned(), shared, thread: Some(thread), every: CHECKPOINT_EVERY })
     }
 
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Sets the interval between claims, in loop time.
     pub fn claiming_every(mut self, every: Duration) -> Self {
         self.every = every;
