@@ -119,6 +119,18 @@ fn a_file_made_for_nothing_is_removed() {
 }
 
 #[test]
+fn holes_are_not_counted_as_moved() {
+    let place = Place::with_sample(MIB);
+    File::options().write(true).open(place.path("a.img")).unwrap().set_len(64 << 20).unwrap();
+    let told = place.run(&["copy", "a.img", "b.img"]).expect(0).stdout;
+    assert!(told.starts_with("copied 1 MiB data of 64 MiB in "), "{told}");
+    let object = place.run(&["copy", "a.img", "c.img", "--offload", "off", "--json"]).expect(0).json();
+    let rates = ["mb_per_s", "data_mb_per_s"].map(|name| object[name].as_f64().unwrap());
+    let ratio = rates[0] / rates[1];
+    assert!(object["data_bytes"] == MIB && object["bytes"] == 64 << 20 && (60.0..68.0).contains(&ratio), "{object}");
+}
+
+#[test]
 fn a_file_system_with_too_little_space_is_refused() {
     let place = Place::new();
     File::create(place.path("huge.img")).unwrap().set_len(1 << 42).unwrap();
@@ -512,7 +524,7 @@ fn copy_from_standard_input() {
     run(&["copy", "-", "-"], &bytes[..1000]).expect(2);
     run(&["compare", "-", "b.img"], &bytes[..1000]).expect(2);
     let mut onto_itself = place.command();
-    onto_itself.args(["copy", "-", "b.img", "--force"]).stdin(fs::File::open(place.path("b.img")).unwrap());
+    onto_itself.args(["copy", "-", "b.img", "--force"]).stdin(File::open(place.path("b.img")).unwrap());
     assert_eq!(onto_itself.output().unwrap().status.code(), Some(6));
 }
 

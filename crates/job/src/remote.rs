@@ -127,8 +127,8 @@ struct Claims<'a> {
 impl RemoteObserver for Claims<'_> {
     fn on_progress(&mut self, done: u64) -> bool {
         let bytes = self.resumed_bytes + done;
-        let sample =
-            Sample { phase: "copy", bytes, total: self.total, limited_by: "target", ..Sample::default() };
+        let sample = Sample { phase: "copy", bytes, data_bytes: done, total: self.total, ..Sample::default() };
+        let sample = Sample { limited_by: "target", ..sample };
         self.watch.update(&sample);
         !self.stop.is_requested()
     }
@@ -210,8 +210,10 @@ impl ByTarget {
             "remote_copy": true,
             "offload": "none",
             "bytes": self.bytes,
+            "data_bytes": self.bytes - self.resumed_bytes,
             "seconds": units::rounded(seconds),
             "mb_per_s": units::rounded(outcome::mb_per_s(self.bytes - self.resumed_bytes, seconds)),
+            "data_mb_per_s": units::rounded(outcome::mb_per_s(self.bytes - self.resumed_bytes, seconds)),
             "resumed_bytes": self.resumed_bytes,
             "claims": self.claims,
             "commands": self.report.commands,

@@ -138,7 +138,7 @@ fn refusal_cases(context: &Context, cases: &mut Cases) {
         let files = Files::new(context)?;
         let (source, missing) = (text(&files.source), files.path("missing.img"));
         ours(context, &["copy", &source, &text(&missing)])?.success()?;
-        let [one, other] = [&files.source, &missing].map(std::fs::read);
+        let [one, other] = [&files.source, &missing].map(fs::read);
         demand!(one? == other?, "it is no copy")
     });
     cases.check("refuses-what-is-missing-otherwise", || {
