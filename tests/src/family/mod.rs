@@ -18,6 +18,7 @@ mod nbd;
 mod nfs;
 mod passthrough;
 mod qemu_img;
+mod report;
 mod seal_contract;
 mod seal_model;
 mod sealed;
@@ -73,6 +74,7 @@ const fn family(name: &'static str, examine: Examine, about: &'static str) -> Fa
 /// All families, cheapest first.
 pub const FAMILIES: &[Family] = &[
     family("cli-contract", cli_contract::examine, "exit codes, messages, JSON and refusals"),
+    family("report", report::examine, "the HTML report of a copy in Chromium, desktop and phone"),
     family("sim", sim::examine, "simulated cuts, kills and lost connections"),
     family("libiscsi-tools", libiscsi_tools::examine, "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp")
         .of_any_target(),
