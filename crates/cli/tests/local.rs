@@ -81,7 +81,8 @@ fn a_missing_file_is_made_and_anything_else_that_is_missing_is_refused() {
         let name = destination.replace(",,", "\0").split(',').next().unwrap().replace('\0', ",");
         let made = fs::metadata(place.path(&name)).unwrap();
         assert_eq!((made.len(), made.permissions().mode() & 0o777), (bytes as u64, 0o600), "{destination}");
-        let larger = ran.stderr.contains("will be larger than the source by 1 MiB: 4194304 bytes, 3145728 are");
+        let larger =
+            ran.stderr.contains("will be larger than the source by 1 MiB: 4194304 bytes, 3145728 are");
         assert_eq!(larger, bytes == 4 * MIB, "{destination}: {}", ran.stderr);
     }
     std::os::unix::fs::symlink("nowhere", place.path("link.img")).unwrap();
@@ -127,7 +128,10 @@ fn holes_are_not_counted_as_moved() {
     let object = place.run(&["copy", "a.img", "c.img", "--offload", "off", "--json"]).expect(0).json();
     let rates = ["mb_per_s", "data_mb_per_s"].map(|name| object[name].as_f64().unwrap());
     let ratio = rates[0] / rates[1];
-    assert!(object["data_bytes"] == MIB && object["bytes"] == 64 << 20 && (60.0..68.0).contains(&ratio), "{object}");
+    assert!(
+        object["data_bytes"] == MIB && object["bytes"] == 64 << 20 && (60.0..68.0).contains(&ratio),
+        "{object}"
+    );
 }
 
 #[test]
@@ -167,7 +171,10 @@ fn a_source_is_never_made() {
     let place = Place::new();
     place.file("b.img", &vec![7; MIB]);
     let missing = place.run(&["copy", "no.img", "b.img"]).expect(1);
-    assert_eq!(missing.stderr, "error: cannot copy from no.img: it does not exist\n  try: check the name of the source\n");
+    assert_eq!(
+        missing.stderr,
+        "error: cannot copy from no.img: it does not exist\n  try: check the name of the source\n"
+    );
     assert_eq!(fs::read(place.path("b.img")).unwrap(), vec![7; MIB]);
     place.run(&["copy", "no.img", "new.img", "--dry-run"]).expect(1).on_stderr("copy from no.img");
     assert!(!place.path("new.img").exists());

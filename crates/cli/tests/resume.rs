@@ -161,7 +161,10 @@ fn the_same_command_goes_on() {
     let destination = format!("b.img,create,size={SIZE}");
     // Another part of the same range is another copy.
     File::create(place.path("old.img")).unwrap().set_len(SIZE).unwrap();
-    place.run(&["copy", "a.img", "b.img", "--since", "hash"]).expect(6).on_stderr("another part (all, here since");
+    place
+        .run(&["copy", "a.img", "b.img", "--since", "hash"])
+        .expect(6)
+        .on_stderr("another part (all, here since");
     let ran = place.run(&["copy", "a.img", &destination, "--dry-run"]).expect(0);
     assert!(!ran.stdout.contains("refused"), "{}", ran.stdout);
     let ran = place.run(&["copy", "a.img", &destination]).expect(0);
@@ -185,10 +188,13 @@ fn the_same_command_is_refused_where_something_has_changed() {
         assert_eq!(wait(&mut copy), 129);
         File::options().write(true).open(place.path(file)).unwrap().write_all_at(b"changed", offset).unwrap();
         let ran = place.run(&["copy", "a.img", "b.img", "--chunk", "64K", "--allow", "in-use"]).expect(6);
-        let cause = if file == "a.img" { "the source has changed" } else { "does not hold at offset 1063260160" };
+        let cause =
+            if file == "a.img" { "the source has changed" } else { "does not hold at offset 1063260160" };
         assert!(ran.stderr.contains(cause), "{file}: {}", ran.stderr);
         let [resume, anew] = both_commands(&ran.stderr);
-        assert!(resume.contains(&"--resume".to_owned()) && anew.ends_with(&["--resume".into(), "off".into()]));
+        assert!(
+            resume.contains(&"--resume".to_owned()) && anew.ends_with(&["--resume".into(), "off".into()])
+        );
         assert!(anew.join(" ").contains("--chunk 65536 --allow in-use"), "{anew:?}");
         run(&place, &anew).expect(0);
         place.run(&["compare", "a.img", "b.img"]).expect(0);
@@ -250,7 +256,10 @@ fn signals_interrupt_show_progress_or_are_ignored() {
     let mut command = Command::new("nohup");
     command.current_dir(place.path("")).env("XDG_STATE_HOME", place.path("state"));
     let program = place.command().get_program().to_owned();
-    command.arg(program).args(["copy", "a.img", "b.img", "--rate", "2M", "--chunk", "256K"]).stdin(Stdio::null());
+    command
+        .arg(program)
+        .args(["copy", "a.img", "b.img", "--rate", "2M", "--chunk", "256K"])
+        .stdin(Stdio::null());
     let mut copy = started(&place, &mut command, MIB);
     kill("-HUP", copy.id());
     let mut lines = BufReader::new(copy.stderr.take().unwrap()).lines().map(Result::unwrap);

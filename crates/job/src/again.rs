@@ -44,7 +44,8 @@ fn line(job: &Job<'_>, is_anew: bool) -> String {
     }
     let depth = plan.depth.map(u64::from);
     let chunk = plan.chunk.map(u64::from);
-    for (name, value) in [("--size", plan.size), ("--rate", plan.rate), ("--depth", depth), ("--chunk", chunk)]
+    for (name, value) in
+        [("--size", plan.size), ("--rate", plan.rate), ("--depth", depth), ("--chunk", chunk)]
     {
         if let Some(value) = value {
             option(name, value.to_string());
@@ -81,7 +82,8 @@ fn line(job: &Job<'_>, is_anew: bool) -> String {
     }
     let allowed =
         [("in-use", *allow_in_use), ("sector-size", plan.allow_block_size), ("space", *allow_space)];
-    let allowed: Vec<_> = allowed.iter().filter(|(_, is_allowed)| *is_allowed).map(|(name, _)| *name).collect();
+    let allowed: Vec<_> =
+        allowed.iter().filter(|(_, is_allowed)| *is_allowed).map(|(name, _)| *name).collect();
     if !allowed.is_empty() {
         option("--allow", allowed.join(","));
     }
@@ -142,8 +144,7 @@ mod tests {
         let allowed = "--allow 'in-use,sector-size,space'";
         let first = format!("{common} {allowed} --report r.html --resume x");
         assert_eq!(resume(&job, "x"), first);
-        let second =
-            format!("{common} --since bitmap:b0 {allowed} --force --report r.html --resume off");
+        let second = format!("{common} --since bitmap:b0 {allowed} --force --report r.html --resume off");
         assert_eq!(anew(&job), second);
         assert_eq!(part(&request), "since bitmap:b0");
         let plain = Request::default();

@@ -1,6 +1,7 @@
 //! The journals of interrupted copies in the state directory: listed, found again, expired.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -34,13 +35,16 @@ pub struct Interrupted {
     path: PathBuf,
 }
 
-/// Lists the journals in the state directory, the newest first. Files that are no journals are left out.
+/// Lists the journals in the state directory, the newest first. Files that are no journals are left out, and those of
+/// other users: a journal contains a command line that resumes its copy.
 pub fn list(state: &Path) -> Vec<Interrupted> {
+    let own = rustix::process::geteuid().as_raw();
     let entries = fs::read_dir(state.join(JOURNALS)).into_iter().flatten().flatten();
     let read = |entry: fs::DirEntry| {
         let path = entry.path();
         let id = entry.file_name().to_str()?.strip_suffix(".map")?.to_owned();
-        let written = entry.metadata().ok()?.modified().ok()?;
+        let metadata = entry.metadata().ok().filter(|metadata| metadata.uid() == own)?;
+        let written = metadata.modified().ok()?;
         let Mapfile { label, origin, map } = Mapfile::parse(&read_mapfile(&path).ok()?).ok()?;
         Some(Interrupted { id, label, origin, map, written, path })
     };
@@ -87,8 +91,9 @@ impl Interrupted {
 
     /// Whether the journal is of a copy between these addresses, as far as their texts show.
     fn is_between(&self, source: &dyn Address, destination: &dyn Address) -> bool {
-        let is_same =
-            |text: &str, end: &dyn Address| Spec::parse(text).is_ok_and(|spec| spec.location == end.spec().location);
+        let is_same = |text: &str, end: &dyn Address| {
+            Spec::parse(text).is_ok_and(|spec| spec.location == end.spec().location)
+        };
         is_same(&self.label.source, source) && is_same(&self.label.destination, destination)
     }
 
@@ -101,7 +106,10 @@ impl Interrupted {
 pub fn hint(state: &Path, journals: &[Interrupted]) -> String {
     let lines: Vec<_> = journals.iter().take(HINTED_MAX).map(Interrupted::words).collect();
     let lines = if lines.is_empty() { "none".to_owned() } else { lines.join(", ") };
-    format!("--resume takes the name or the file of a journal; in {}: {lines}", state.join(JOURNALS).display())
+    format!(
+        "--resume takes the name or the file of a journal; in {}: {lines}",
+        state.join(JOURNALS).display()
+    )
 }
 
 /// Whether some journal is of a copy between the addresses of `job`.
@@ -142,9 +150,8 @@ pub(crate) fn find(
     let Ok(state) = job.host.state_dir() else { return Ok(None) };
     let is_same = |journal: &Interrupted| {
         let theirs = &journal.label;
-        let storage = |label: &Label| {
-            [label.source_was.storage.clone(), label.destination_was.storage.clone()]
-        };
+        let storage =
+            |label: &Label| [label.source_was.storage.clone(), label.destination_was.storage.clone()];
         let range = |label: &Label| [label.src_offset, label.dst_offset, label.bytes];
         storage(theirs) == storage(label) && range(theirs) == range(label) && journal.done_bytes() > 0
     };
@@ -181,7 +188,11 @@ pub(crate) fn find(
 
 /// Compares a few places that the journal lists as finished. Returns the first offset of the destination with a
 /// difference. Places that cannot be read are left out: the copy itself reports them.
-fn difference(io: &mut Io, [source, destination]: [&mut dyn Endpoint; 2], found: &Interrupted) -> Option<u64> {
+fn difference(
+    io: &mut Io,
+    [source, destination]: [&mut dyn Endpoint; 2],
+    found: &Interrupted,
+) -> Option<u64> {
     let Interrupted { label, map, .. } = found;
     let unit = u64::from(source.capability().granularity.max(destination.capability().granularity).max(4096));
     let step = (found.done_bytes() / PLACES).max(unit);
@@ -231,7 +242,9 @@ pub(crate) fn overwritten(job: &Job<'_>, state: &Path, label: &Label, own: &Path
             same.push(journal.path);
         } else if journal::remove(&journal.path) && journal.done_bytes() > 0 {
             let words = journal.words();
-            job.host.warn(&format!("this copy overwrites what an earlier one wrote: removed its journal {words}"));
+            job.host.warn(&format!(
+                "this copy overwrites what an earlier one wrote: removed its journal {words}"
+            ));
         }
     }
     same

@@ -13,7 +13,9 @@ use mover::{Checked, Refusal};
 use crate::address::creates;
 use crate::journal::Earlier;
 use crate::space::{self, Standing};
-use crate::{Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, units};
+use crate::{
+    Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, units,
+};
 
 /// Opens both endpoints and makes all checks. The first refusal is the failure. `source_was`: the source before its
 /// snapshot, if the copy is from one; `named`: the journal to resume, if the request names it.
@@ -53,10 +55,7 @@ pub fn prepare(
 }
 
 /// [`prepare`] for a source that is a stream. The file is the one that was made for it.
-pub(crate) fn prepare_destination(
-    job: &Job<'_>,
-    io: &mut Io,
-) -> Result<(Opened, Option<NewFile>), Failure> {
+pub(crate) fn prepare_destination(job: &Job<'_>, io: &mut Io) -> Result<(Opened, Option<NewFile>), Failure> {
     let mut inspection = Inspection::new(job, None);
     inspection.look_at_paths();
     inspection.look_at_stream();
@@ -128,7 +127,7 @@ impl<'a> Inspection<'a> {
     /// Makes the checks that need neither endpoint open.
     pub(crate) fn look_at_paths(&mut self) {
         let Job { request, source, destination, .. } = self.job;
-        if source.path().is_some_and(|path| is_missing(path)) && !source.creates() {
+        if source.path().is_some_and(is_missing) && !source.creates() {
             let failure = Failure::failed("copy from", source.text(), "it does not exist");
             self.refusals.push(failure.hint("check the name of the source"));
         }
@@ -229,7 +228,10 @@ impl<'a> Inspection<'a> {
             match space::size_of_new(self.job, source_bytes) {
                 Err(failure) => self.refusals.push(failure),
                 Ok(size) if u128::from(size) < needed => {
-                    self.refuse(format!("it would have {size} bytes; {needed} are needed"), format!("size={needed}"));
+                    self.refuse(
+                        format!("it would have {size} bytes; {needed} are needed"),
+                        format!("size={needed}"),
+                    );
                 }
                 Ok(size) if u128::from(size) > needed && !self.is_rehearsal => {
                     let more = u64::try_from(u128::from(size) - needed).unwrap_or(u64::MAX);
@@ -264,7 +266,10 @@ impl<'a> Inspection<'a> {
             (Ok(Some(size)), Some(bytes)) => {
                 let needed = u128::from(request.plan.dst_offset) + u128::from(bytes);
                 if u128::from(size) < needed {
-                    self.refuse(format!("it would have {size} bytes; {needed} are needed"), format!("size={needed}"));
+                    self.refuse(
+                        format!("it would have {size} bytes; {needed} are needed"),
+                        format!("size={needed}"),
+                    );
                 }
             }
             _ => {}
@@ -424,7 +429,9 @@ mod tests {
         let (_directory, [one, other, link]) = files();
         let prepared = |destination: &str| {
             with_job(&one, destination, |job| {
-                prepare(job, &mut crate::event_loop().unwrap(), None, None).map(drop).map_err(|failure| failure.cause)
+                prepare(job, &mut crate::event_loop().unwrap(), None, None)
+                    .map(drop)
+                    .map_err(|failure| failure.cause)
             })
         };
         assert_eq!(prepared(&other), Ok(()));

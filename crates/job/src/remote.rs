@@ -127,7 +127,8 @@ struct Claims<'a> {
 impl RemoteObserver for Claims<'_> {
     fn on_progress(&mut self, done: u64) -> bool {
         let bytes = self.resumed_bytes + done;
-        let sample = Sample { phase: "copy", bytes, data_bytes: done, total: self.total, ..Sample::default() };
+        let sample =
+            Sample { phase: "copy", bytes, data_bytes: done, total: self.total, ..Sample::default() };
         let sample = Sample { limited_by: "target", ..sample };
         self.watch.update(&sample);
         !self.stop.is_requested()
@@ -186,8 +187,12 @@ fn verify(job: &Job<'_>, io: &mut Io, pair: &mut Pair, record: &mut Record) -> R
             Some(at) => {
                 let offset = plan.dst_offset + at;
                 let Pair { checked, source_consistent, .. } = pair;
-                let mismatch =
-                    Mismatch { bytes: checked.bytes, offset, length: 1, source_consistent: *source_consistent };
+                let mismatch = Mismatch {
+                    bytes: checked.bytes,
+                    offset,
+                    length: 1,
+                    source_consistent: *source_consistent,
+                };
                 job.host.on_mismatch(&mismatch);
                 CopyError::Verify { offset, length: 1 }
             }

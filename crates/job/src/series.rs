@@ -135,7 +135,8 @@ impl Series {
             let seconds = (*at - from).as_secs_f64();
             let rate = match before {
                 Some((_, earlier)) if earlier.phase == sample.phase => {
-                    sample.data_bytes.saturating_sub(earlier.data_bytes) as f64 / seconds.max(INTERVAL_SECONDS_MIN)
+                    sample.data_bytes.saturating_sub(earlier.data_bytes) as f64
+                        / seconds.max(INTERVAL_SECONDS_MIN)
                 }
                 // Storage or a target that copies by itself gives neither rate nor depth.
                 _ if sample.rate == 0 && sample.depth == 0 => {
@@ -175,7 +176,10 @@ mod tests {
         for index in 1..=50_000u32 {
             let phase = if index <= 40_000 { "copy" } else { "verify" };
             let bytes = u64::from(if index <= 40_000 { index } else { index - 40_000 }) * 1000;
-            series.push(start + step * index, &Sample { phase, bytes, data_bytes: bytes, data_rate: 5000, rate: 5000, ..Sample::default() });
+            series.push(
+                start + step * index,
+                &Sample { phase, bytes, data_bytes: bytes, data_rate: 5000, rate: 5000, ..Sample::default() },
+            );
             assert!(series.points.len() <= POINTS_MAX);
         }
         assert!(series.points.len() > POINTS_MAX / 4, "{}", series.points.len());
@@ -222,7 +226,9 @@ mod tests {
     fn holes_are_no_peak() {
         let start = Instant::now();
         let mut series = Series::new(start);
-        for (millis, bytes, data_bytes) in [(200, 100 << 30, 0), (400, 101 << 30, 1 << 20), (460, 1 << 40, 2 << 20)] {
+        for (millis, bytes, data_bytes) in
+            [(200, 100 << 30, 0), (400, 101 << 30, 1 << 20), (460, 1 << 40, 2 << 20)]
+        {
             let (rate, depth) = (bytes * 5, 4);
             let sample = Sample { phase: "copy", bytes, data_bytes, rate, depth, ..Sample::default() };
             series.push(start + Duration::from_millis(millis), &sample);
@@ -248,7 +254,10 @@ mod tests {
         series.push(start + Duration::from_millis(200), &sample);
         assert_eq!(series.intervals()[0].rate, 0.0);
         let mut series = Series::new(start);
-        series.push(start + Duration::from_secs(2), &Sample { bytes: 2000, data_bytes: 2000, depth: 0, ..sample });
+        series.push(
+            start + Duration::from_secs(2),
+            &Sample { bytes: 2000, data_bytes: 2000, depth: 0, ..sample },
+        );
         assert_eq!(series.intervals()[0].rate, 1000.0, "by storage itself");
     }
 }

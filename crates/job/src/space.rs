@@ -87,15 +87,22 @@ pub(crate) fn shortage(job: &Job<'_>, source: &mut dyn Endpoint) -> Option<Resul
     let free = block::free_bytes(path).ok()?;
     let allocated = there.map_or(0, |there| there.blocks() * 512);
     let start = request.plan.src_offset;
-    let range = [start, start + u64::try_from(needed(job, source.capability().size_bytes)).ok()?
-        .saturating_sub(request.plan.dst_offset)];
+    let range = [
+        start,
+        start
+            + u64::try_from(needed(job, source.capability().size_bytes))
+                .ok()?
+                .saturating_sub(request.plan.dst_offset),
+    ];
     let data = known_data(source, range, request.plan.sparse);
     if data <= free.saturating_add(allocated) {
         return None;
     }
     let has = format!("{} has {} free", directory(path).display(), units::bytes(free));
     let cause = match allocated {
-        0 => format!("its file system is too small: {has}, and the source has {} of data", units::bytes(data)),
+        0 => {
+            format!("its file system is too small: {has}, and the source has {} of data", units::bytes(data))
+        }
         _ => format!(
             "its file system is too small: {has}, the file has {}, and the source has {} of data",
             units::bytes(allocated),
@@ -116,7 +123,8 @@ fn shares_blocks(job: &Job<'_>, path: &Path) -> bool {
     let Some(source) = job.source.path().filter(|_| job.request.offload != Choice::Off) else { return false };
     let directory = directory(path);
     let kind = rustix::fs::statfs(&directory).map(|found| found.f_type);
-    let never = kind.is_ok_and(|kind| NEVER_SHARING.iter().any(|magic| i128::from(*magic) == i128::from(kind)));
+    let never =
+        kind.is_ok_and(|kind| NEVER_SHARING.iter().any(|magic| i128::from(*magic) == i128::from(kind)));
     !never && of(source).is_some() && of(source) == of(&directory)
 }
 

@@ -94,7 +94,9 @@ fn unsuitable(request: &Request, from: bool, to: bool) -> Result<(), Failure> {
         () if from && to => "only one of the two can be a stream",
         () if from && std::io::stdin().is_terminal() => "standard input is a terminal",
         () if to && std::io::stdout().is_terminal() => "standard output is a terminal",
-        () if !matches!(request.resume, Resume::Found | Resume::Off) => "a stream cannot be read or written from the middle (--resume)",
+        () if !matches!(request.resume, Resume::Found | Resume::Off) => {
+            "a stream cannot be read or written from the middle (--resume)"
+        }
         () if request.since.is_some() => "a stream has no earlier state, and is not compared (--since)",
         () if request.manifest.is_some() => "a stream is not verified extent by extent (--manifest)",
         () if request.remote_copy == Choice::Require => "a stream is no LUN (--remote-copy require)",

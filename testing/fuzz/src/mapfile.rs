@@ -2,7 +2,9 @@
 //! reached.
 
 use block::Fingerprint;
-use mover::{Content, EXTENT_BYTES_MIN, EXTENTS_MAX, Label, Manifest, Map, Mapfile, Origin, Status, Sum, Sums};
+use mover::{
+    Content, EXTENT_BYTES_MIN, EXTENTS_MAX, Label, Manifest, Map, Mapfile, Origin, Status, Sum, Sums,
+};
 
 use crate::{Source, heap};
 

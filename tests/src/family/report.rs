@@ -38,7 +38,8 @@ fn copied(context: &Context) -> Result<Scenery> {
         RATE.to_string(),
         report.display().to_string(),
     ];
-    let words = ["copy", &from, &to, "--rate", &rate, "--chunk", "256K", "--offload", "off", "--report", &page];
+    let words =
+        ["copy", &from, &to, "--rate", &rate, "--chunk", "256K", "--offload", "off", "--report", &page];
     context.ours(&words, LIMIT)?.success()?;
     Ok(Scenery { dir, report })
 }
@@ -55,7 +56,13 @@ fn measured(dir: &Path, report: &Path, [width, height]: [u32; 2], is_dark: bool)
     );
     fs::write(&page, text)?;
     let mut command = Command::new(find_program("chromium").context("chromium is not installed")?);
-    command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000"]);
+    command.args([
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--dump-dom",
+        "--virtual-time-budget=5000",
+    ]);
     command.arg(format!("--user-data-dir={}", dir.join("chromium").display()));
     // 0: dark, 1: light.
     command.arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!is_dark)));
@@ -72,7 +79,10 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 fn check(found: &Value, width: u32) -> Result<()> {
     let none = |name: &str| found[name].as_array().is_some_and(Vec::is_empty);
-    ensure!(found["width"] == width && found["scroll_width"] == found["inner_width"], "it is too wide: {found}");
+    ensure!(
+        found["width"] == width && found["scroll_width"] == found["inner_width"],
+        "it is too wide: {found}"
+    );
     ensure!(none("overlaps") && none("outside"), "boxes overlap or leave the page: {found}");
     // The source is 64 GiB of holes and 8 MiB of data at 16 MB/s.
     let rates = numbers(&found["rates"]);

@@ -28,14 +28,15 @@ impl NewFile {
             return Err(OpenError::Refused(format!("{}: no plain file is made under /dev", path.display())));
         }
         let mut options = FileOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).open(path).map_err(
-            |error| match error.kind() {
-                ErrorKind::AlreadyExists => {
-                    OpenError::Refused(format!("{} exists; leave out create to use it", path.display()))
+        let file =
+            options.write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
+                match error.kind() {
+                    ErrorKind::AlreadyExists => {
+                        OpenError::Refused(format!("{} exists; leave out create to use it", path.display()))
+                    }
+                    _ => failed(path, "creating", &error),
                 }
-                _ => failed(path, "creating", &error),
-            },
-        )?;
+            })?;
         let new = Self { path: path.to_owned(), file, is_kept: false };
         new.file.set_len(size).map_err(|error| failed(path, "sizing", &error))?;
         Ok(new)
@@ -110,7 +111,11 @@ mod tests {
                 std::fs::remove_file(&path).unwrap();
                 std::fs::write(&path, "").unwrap();
             }
-            if keeps { new.keep() } else { drop(new) }
+            if keeps {
+                new.keep();
+            } else {
+                drop(new);
+            }
             assert!(path.exists(), "{name}");
         }
     }

@@ -297,8 +297,12 @@ impl Args {
             args.report = typed.report.clone().or(args.report.take());
         }
         if bare != *typed {
-            return Err(Failure::usage("resume", id, "only --verify, --rate, --force, --dry-run, --json and --report can be added")
-                .hint("give SRC and DST, and all options"));
+            return Err(Failure::usage(
+                "resume",
+                id,
+                "only --verify, --rate, --force, --dry-run, --json and --report can be added",
+            )
+            .hint("give SRC and DST, and all options"));
         }
         self.resume = Some(id.to_owned());
         Ok(())

@@ -94,9 +94,11 @@ pub(super) fn resumed(context: &Context, args: &Args) -> Result<Args, Failure> {
         return Err(Failure::usage("resume", object, cause).hint(journals::hint(&state, &all)));
     };
     let failed = |cause: String| {
-        Failure::failed("resume", found.words(), cause).hint("the whole command line, with --resume and the name")
+        Failure::failed("resume", found.words(), cause)
+            .hint("the whole command line, with --resume and the name")
     };
-    let origin = found.origin.as_ref().ok_or_else(|| failed("an earlier release made its journal".to_owned()))?;
+    let origin =
+        found.origin.as_ref().ok_or_else(|| failed("an earlier release made its journal".to_owned()))?;
     let words = job::shell::split(&origin.command).unwrap_or_default();
     let parsed = Cli::try_parse_from(&words).map(|cli| cli.command);
     let Ok(Command::Copy(mut before)) = parsed else {
