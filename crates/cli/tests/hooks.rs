@@ -93,11 +93,18 @@ fn a_refusal_costs_no_freeze() {
         (["a.img", "b.img,create,size=4K"], 6),
         (["a.img", "a.img"], 6),
         (["-", "b.img"], 6),
-        (["a.img", &gone], 5),
     ] {
         place.run(&[&["copy"], &words[..], &HOOKS[..]].concat()).expect(code);
         assert_eq!(log(&place), "", "{words:?}");
         assert!(!place.path("b.img").exists(), "{words:?}");
+    }
+    // What --pre may make: a device, and a target.
+    for (words, code) in
+        [(["/dev/hikyaku-none", "b.img"], 1), (["a.img", "/dev/hikyaku-none"], 6), (["a.img", &gone], 5)]
+    {
+        fs::remove_file(place.path("log")).unwrap_or_default();
+        place.run(&[&["copy"], &words[..], &HOOKS[..]].concat()).expect(code);
+        assert!(log(&place).ends_with(&format!("post {code}\n")), "{words:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use mover::{Checked, Plan};
 use crate::address::Local;
 use crate::estimate::{Estimate, estimate};
 use crate::journal::{Earlier, label_of};
-use crate::refusals::Inspection;
+use crate::refusals::{Inspection, MISSING};
 use crate::{Address, Ending, Failure, Job, since, space, stream};
 
 #[derive(Debug)]
@@ -47,8 +47,25 @@ pub(crate) fn find(job: &Job<'_>, io: &mut Io, earlier: Option<Earlier>) -> Resu
     Ok(Findings { refusals, plan, checked, changed_bytes, estimate, source_consistent })
 }
 
-/// Makes the same checks before `--pre` runs. The first refusal is the failure.
+/// Makes the same checks before `--pre` runs. The first refusal is the failure; a device that is missing and an end that
+/// cannot be opened yet are none, because `--pre` may make them: activate a volume, log in to a target.
 pub(crate) fn rehearse(job: &Job<'_>, earlier: Option<Earlier>) -> Result<(), Failure> {
+    let is_awaited =
+        |end: &dyn Address| end.path().is_some_and(|path| !path.exists() && block::is_among_devices(path));
+    if is_awaited(&*job.source) || is_awaited(&*job.destination) && !job.creates {
+        return Ok(());
+    }
+    match check_all(job, earlier) {
+        Err(failure) if failure.attempted != MISSING && may_be_mended(failure.ending) => Ok(()),
+        checked => checked,
+    }
+}
+
+fn may_be_mended(ending: Ending) -> bool {
+    matches!(ending, Ending::Failed | Ending::Authentication | Ending::Unreachable)
+}
+
+fn check_all(job: &Job<'_>, earlier: Option<Earlier>) -> Result<(), Failure> {
     let mut inspection = Inspection::rehearsal(job, earlier);
     if job.source.is_stream() || job.destination.is_stream() {
         stream::check(job)?;
@@ -75,7 +92,7 @@ fn look<'a>(io: &mut Io, mut inspection: Inspection<'a>) -> Result<Looked<'a>, F
     // The reason why a source is missing is the same failure in words of its own.
     let opened = inspection.open_source(io);
     let (_medium, mut source) = match opened {
-        Err(_) if inspection.refusals.iter().any(|refusal| refusal.attempted == "copy from") => {
+        Err(_) if inspection.refusals.iter().any(|refusal| refusal.attempted == MISSING) => {
             return Err(inspection.refusals.remove(0));
         }
         opened => opened?,

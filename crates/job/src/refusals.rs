@@ -17,6 +17,9 @@ use crate::{
     Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, units,
 };
 
+/// What is attempted where a source is missing.
+pub(crate) const MISSING: &str = "copy from";
+
 /// Opens both endpoints and makes all checks. The first refusal is the failure. `source_was`: the source before its
 /// snapshot, if the copy is from one; `named`: the journal to resume, if the request names it.
 pub fn prepare(
@@ -128,7 +131,7 @@ impl<'a> Inspection<'a> {
     pub(crate) fn look_at_paths(&mut self) {
         let Job { request, source, destination, .. } = self.job;
         if source.path().is_some_and(is_missing) && !source.creates() {
-            let failure = Failure::failed("copy from", source.text(), "it does not exist");
+            let failure = Failure::failed(MISSING, source.text(), "it does not exist");
             self.refusals.push(failure.hint("check the name of the source"));
         }
         match space::standing(&**destination, self.job.creates) {

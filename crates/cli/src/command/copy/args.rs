@@ -250,7 +250,8 @@ enum Snapshotting {
 struct Hooks {
     /// Run this by `sh -c` before the copy: to freeze a file system, to bring a database to rest
     ///
-    /// Whatever would refuse the copy is checked before, and again after it. If it fails nothing is copied. HIKYAKU_SOURCE and HIKYAKU_DESTINATION name the two ends. What it prints goes to stderr.
+    /// What would refuse the copy is checked before it, and again after it; it may make a device or start a server. If it fails nothing is
+    /// copied. HIKYAKU_SOURCE and HIKYAKU_DESTINATION name the two ends. What it prints goes to stderr.
     /// It may take as long as it likes.
     #[arg(long, value_name = "CMD")]
     pre: Option<String>,
