@@ -166,7 +166,7 @@ fn the_same_command_goes_on() {
         .expect(6)
         .on_stderr("another part (all, here since");
     let ran = place.run(&["copy", "a.img", &destination, "--dry-run"]).expect(0);
-    assert!(!ran.stdout.contains("refused"), "{}", ran.stdout);
+    assert!(!ran.stdout.contains("refused") && ran.stdout.contains(&id), "{}", ran.stdout);
     let ran = place.run(&["copy", "a.img", &destination]).expect(0);
     let says = format!("resuming the interrupted copy {id}; --resume off begins anew: 101");
     assert!(ran.stderr.contains(&says) && ran.stdout.contains("of it before"), "{}", ran.stderr);

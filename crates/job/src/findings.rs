@@ -19,6 +19,8 @@ pub struct Findings {
     pub plan: Plan,
     /// The plan divided into chunks; `None` if the destination cannot be opened or the engine refuses the plan.
     pub checked: Option<Checked>,
+    /// The journal of the interrupted copy that would be resumed, as an argument of `--resume`.
+    pub resumes: Option<String>,
     /// Bytes that may differ; `None` if that is unknown before the comparison.
     pub changed_bytes: Option<u64>,
     /// The expected duration; `None` if only changed areas are copied and their size is unknown.
@@ -44,7 +46,8 @@ pub(crate) fn find(job: &Job<'_>, io: &mut Io, earlier: Option<Earlier>) -> Resu
         .filter(|_| changed_bytes.is_none())
         .map(|checked| estimate(io, &mut *source, &plan, &checked));
     crate::close(io, [source]);
-    Ok(Findings { refusals, plan, checked, changed_bytes, estimate, source_consistent })
+    let resumes = earlier.map(|earlier| earlier.name);
+    Ok(Findings { refusals, plan, checked, resumes, changed_bytes, estimate, source_consistent })
 }
 
 /// Makes the same checks before `--pre` runs. The first refusal is the failure; a device that is missing and an end that

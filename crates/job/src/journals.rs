@@ -102,7 +102,7 @@ impl Interrupted {
     }
 }
 
-/// Journals within a sentence, at most [`HINTED_MAX`].
+/// The first journals within a sentence, with what `--resume` takes.
 pub fn hint(state: &Path, journals: &[Interrupted]) -> String {
     let lines: Vec<_> = journals.iter().take(HINTED_MAX).map(Interrupted::words).collect();
     let lines = if lines.is_empty() { "none".to_owned() } else { lines.join(", ") };

@@ -13,7 +13,7 @@ pub fn line(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// The words of a command line that [`line`] or [`quoted`] made; `None` if its quotes do not match.
+/// The words of a command line that [`line()`] or [`quoted`] made; `None` if its quotes do not match.
 pub fn split(line: &str) -> Option<Vec<String>> {
     shlex::split(line)
 }
