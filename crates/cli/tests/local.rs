@@ -96,9 +96,11 @@ fn a_missing_file_is_made_and_anything_else_that_is_missing_is_refused() {
         ("new.img,ro", 6, "it does not exist"),
         ("new.img,create,size=1M", 6, "it would have 1048576 bytes; 3145728 are needed"),
         ("b.img,create", 6, "it exists"),
+        ("new.img --since b.img", 2, "holds nothing of the source yet"),
     ] {
         for more in [&[][..], &["--dry-run"]] {
-            let ran = place.run(&[&["copy", "a.img", destination][..], more].concat()).expect(code);
+            let typed: Vec<_> = ["copy", "a.img"].into_iter().chain(destination.split(' ')).collect();
+            let ran = place.run(&[&typed[..], more].concat()).expect(code);
             assert!((ran.stdout + &ran.stderr).contains(words), "{destination}: {}", ran.stderr);
         }
     }

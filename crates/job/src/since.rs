@@ -75,7 +75,8 @@ impl Changes {
 /// Refuses a destination that would be created: a new file has no state that a snapshot or a bitmap refers to.
 pub fn check(job: &Job<'_>) -> Result<(), Failure> {
     let trusts = job.request.since.as_ref().is_some_and(|since| *since != Since::Hash);
-    if !trusts || job.request.resume != Resume::Found || !job.creates {
+    let is_new = job.creates || job.destination.path().is_some_and(|path| !path.exists());
+    if !trusts || !is_new || matches!(job.request.resume, Resume::Only | Resume::Named(_)) {
         return Ok(());
     }
     let cause = "a file that is made now holds nothing of the source yet";

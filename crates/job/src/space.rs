@@ -86,15 +86,10 @@ pub(crate) fn shortage(job: &Job<'_>, source: &mut dyn Endpoint) -> Option<Resul
     }
     let free = block::free_bytes(path).ok()?;
     let allocated = there.map_or(0, |there| there.blocks() * 512);
-    let start = request.plan.src_offset;
-    let range = [
-        start,
-        start
-            + u64::try_from(needed(job, source.capability().size_bytes))
-                .ok()?
-                .saturating_sub(request.plan.dst_offset),
-    ];
-    let data = known_data(source, range, request.plan.sparse);
+    let size = source.capability().size_bytes;
+    let start = request.plan.src_offset.min(size);
+    let bytes = request.plan.size.unwrap_or(u64::MAX).min(size - start);
+    let data = known_data(source, [start, start + bytes], request.plan.sparse);
     if data <= free.saturating_add(allocated) {
         return None;
     }
