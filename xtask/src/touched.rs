@@ -19,6 +19,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/confine/", &["attack"]),
     ("crates/host/", &["since", "cli-contract", "messages"]),
     ("crates/iscsi/", &["bad-input", "conformance", "libiscsi-tools"]),
+    ("crates/job/src/report/", &["report"]),
     ("crates/job/", &["mover", "copy-matrix", "since", "json"]),
     ("crates/kem/", &["sealed"]),
     ("crates/mover/", &["mover", "copy-matrix", "xcopy"]),

@@ -27,7 +27,7 @@ pub use endpoint::{
     RequestId, State,
 };
 pub use error::{IoError, IoErrorKind, OpenError};
-pub use file::FileMedium;
+pub use file::{FileMedium, NewFile, free_bytes, is_among_devices};
 pub use host::Fingerprint;
 pub use input::open_input;
 pub use memory::{MemoryMedium, NullMedium};

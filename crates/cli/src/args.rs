@@ -136,6 +136,7 @@ const COPY_RARE: &[&str] = &[
     "pre",
     "post",
     "report",
+    "snapshot",
 ];
 
 /// The command tree, with a help page that lists everyday commands first.

@@ -1,13 +1,15 @@
 //! The context of every command: form of the output, stop flag, and secrets from the arguments.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use job::Stop;
 use serde_json::json;
+use signal_hook::iterator::Signals;
 
-use crate::output;
 use crate::secret::{Password, UrlSecrets};
+use crate::{output, sys};
 
 #[derive(Debug, Default)]
 pub(crate) struct Context {
@@ -21,6 +23,8 @@ pub(crate) struct Context {
     /// Passwords removed from the environment, by variable.
     pub(crate) environment: HashMap<&'static str, Password>,
     pub(crate) stop: Stop,
+    /// Set by SIGUSR1: the display of progress prints a line now.
+    pub(crate) shows_now: Arc<AtomicBool>,
     /// Warnings already printed that are printed only once.
     pub(crate) once: Once,
 }
@@ -43,12 +47,19 @@ pub(crate) fn warn(json: bool, text: &str) {
     }
 }
 
-/// Starts the thread that receives SIGINT and SIGTERM. With `prints`, the first signal prints its effect on stderr.
-pub(crate) fn listen(stop: &Stop, prints: bool) -> std::io::Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM])?;
-    let stop = stop.clone();
+/// Starts the thread that receives SIGINT, SIGTERM, SIGHUP (unless it was ignored at the start, as nohup does) and
+/// SIGUSR1. With `prints`, the first signal that ends the command prints its effect on stderr.
+pub(crate) fn listen(context: &Context, prints: bool) -> std::io::Result<()> {
+    let ends = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+    let is_caught = |number: &i32| *number != libc::SIGHUP || !sys::is_ignored(*number);
+    let mut signals = Signals::new(ends.into_iter().filter(is_caught).chain([libc::SIGUSR1]))?;
+    let (stop, shows_now) = (context.stop.clone(), Arc::clone(&context.shows_now));
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for number in signals.forever() {
+            if number == libc::SIGUSR1 {
+                shows_now.store(true, Ordering::Relaxed);
+                continue;
+            }
             if !stop.request(number) {
                 std::process::exit(128 + number);
             }

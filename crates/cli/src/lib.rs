@@ -74,7 +74,7 @@ pub fn main() -> ExitCode {
     if !context.secrets.is_empty() {
         context.warn("a password in a URL is seen by others while the command starts; use chap-secret-file= or LIBISCSI_CHAP_PASSWORD");
     }
-    if !is_server && let Err(error) = context::listen(&context.stop, !json && !context.quiet) {
+    if !is_server && let Err(error) = context::listen(&context, !json && !context.quiet) {
         context.warn(&format!("signals cannot be caught ({error}): an interruption will not be orderly"));
     }
     match command::run(&context, cli.command) {

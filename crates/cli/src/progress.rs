@@ -1,5 +1,7 @@
 //! Progress of a long command on stderr: a bar on a terminal, otherwise a line every few seconds, or JSON lines.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -37,6 +39,9 @@ impl Style {
 pub(crate) struct Progress {
     style: Style,
     next: Instant,
+    /// Set by SIGUSR1.
+    shows_now: Arc<AtomicBool>,
+    is_json: bool,
 }
 
 impl Progress {
@@ -55,10 +60,13 @@ impl Progress {
             Style::Lines
         };
         let next = Instant::now() + style.period();
-        Self { style, next }
+        Self { style, next, shows_now: Arc::clone(&context.shows_now), is_json: context.json }
     }
 
     pub(crate) fn update(&mut self, sample: &Sample) {
+        if self.shows_now.swap(false, Ordering::Relaxed) {
+            self.show(sample);
+        }
         let now = Instant::now();
         if now < self.next {
             return;
@@ -71,15 +79,20 @@ impl Progress {
                 bar.set_position(sample.bytes);
                 bar.set_message(bar_words(sample));
             }
-            Style::Lines => {
-                let percent = match sample.total {
-                    0 => String::new(),
-                    total => format!("{:.0}% ", (sample.bytes as f64 / total as f64 * 100.0).min(100.0)),
-                };
-                output::note(&format!("{} {percent}{}", sample.phase, words(sample)));
-            }
+            Style::Lines => output::note(&line(sample)),
             Style::Json => output::note_json(&object(sample)),
             Style::Quiet => {}
+        }
+    }
+
+    /// Prints one line now, also with `--quiet`.
+    fn show(&self, sample: &Sample) {
+        match &self.style {
+            Style::Json => output::note_json(&object(sample)),
+            Style::Bar(bar) => bar.suspend(|| output::note(&line(sample))),
+            Style::Lines => output::note(&line(sample)),
+            Style::Quiet if self.is_json => output::note_json(&object(sample)),
+            Style::Quiet => output::note(&line(sample)),
         }
     }
 
@@ -93,6 +106,14 @@ impl Progress {
     pub(crate) fn finish(self) {}
 }
 
+fn line(sample: &Sample) -> String {
+    let percent = match sample.total {
+        0 => String::new(),
+        total => format!("{:.0}% ", (sample.bytes as f64 / total as f64 * 100.0).min(100.0)),
+    };
+    format!("{} {percent}{}", sample.phase, words(sample))
+}
+
 /// What a bar and its percentage do not say, in few columns: `of 2 GiB, 336 MB/s (destination), 2.96 s left, depth 8`.
 fn bar_words(sample: &Sample) -> String {
     let bytes = match sample.total {
@@ -103,7 +124,7 @@ fn bar_words(sample: &Sample) -> String {
         "" => String::new(),
         limit => format!(" ({limit})"),
     };
-    let rate = (sample.rate > 0).then(|| format!("{}{limit}", units::rate(sample.rate as f64)));
+    let rate = (sample.data_rate > 0).then(|| format!("{}{limit}", units::rate(sample.data_rate as f64)));
     let eta = sample.eta.map(|eta| format!("{} left", units::duration(eta)));
     let depth = (sample.depth > 0).then(|| format!("depth {}", sample.depth));
     let retries = (sample.retries > 0).then(|| units::retries(sample.retries));
@@ -112,13 +133,14 @@ fn bar_words(sample: &Sample) -> String {
 }
 
 fn words(sample: &Sample) -> String {
-    let mut words = units::bytes(sample.bytes);
-    // The size of a stream is unknown.
-    if sample.total > 0 {
-        words += &format!(" of {}", units::bytes(sample.total));
-    }
-    if sample.rate > 0 {
-        words += &format!(", {}", units::rate(sample.rate as f64));
+    let mut words = match (sample.total, sample.data_bytes < sample.bytes) {
+        // The size of a stream is unknown.
+        (0, _) => units::bytes(sample.bytes),
+        (total, true) => units::data(sample.data_bytes, sample.bytes, total),
+        (total, false) => format!("{} of {}", units::bytes(sample.bytes), units::bytes(total)),
+    };
+    if sample.data_rate > 0 {
+        words += &format!(", {}", units::rate(sample.data_rate as f64));
     }
     if let Some(eta) = sample.eta {
         words += &format!(", {} left", units::duration(eta));
@@ -142,6 +164,8 @@ fn object(sample: &Sample) -> Value {
         "bytes": sample.bytes,
         "total": sample.total,
         "mb_per_s": units::rounded(sample.rate as f64 / 1e6),
+        "data_bytes": sample.data_bytes,
+        "data_mb_per_s": units::rounded(sample.data_rate as f64 / 1e6),
         "eta_s": sample.eta.map(|eta| units::rounded(eta.as_secs_f64())),
         "retries": sample.retries,
         "limited_by": sample.limited_by,
@@ -159,6 +183,8 @@ mod tests {
             bytes: 512 << 20,
             total: 1 << 30,
             rate: 256_000_000,
+            data_bytes: 512 << 20,
+            data_rate: 256_000_000,
             eta: Some(Duration::from_millis(2100)),
             retries: 0,
             limited_by: "destination",
@@ -170,7 +196,9 @@ mod tests {
     fn words_say_what_is_known() {
         let expected = "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by destination, depth 8";
         assert_eq!(words(&sample()), expected);
-        let sample = Sample { rate: 0, eta: None, retries: 2, limited_by: "", depth: 0, ..sample() };
+        let holes = Sample { data_bytes: 3 << 20, data_rate: 2_000_000, limited_by: "", ..sample() };
+        assert_eq!(words(&holes), "3 MiB data of 1 GiB, 2.0 MB/s, 2.10 s left, depth 8");
+        let sample = Sample { data_rate: 0, eta: None, retries: 2, limited_by: "", depth: 0, ..sample() };
         assert_eq!(words(&sample), "512 MiB of 1 GiB, 2 retries");
         assert_eq!(words(&Sample { total: 0, ..sample }), "512 MiB, 2 retries");
     }
@@ -180,6 +208,7 @@ mod tests {
         let longest = Sample {
             phase: "verify",
             bytes: 900 << 30,
+            data_bytes: 900 << 30,
             total: 1023 << 29,
             eta: Some(Duration::from_secs(59 * 60 + 59)),
             depth: 16,
@@ -188,14 +217,14 @@ mod tests {
         let words = bar_words(&longest);
         assert_eq!(words, "of 511.5 GiB, 256 MB/s (destination), 59m59s left, depth 16");
         assert!("verify [======] 100% ".len() + words.len() <= 80 && BAR.contains("{bar:6}"), "{words}");
-        let words = bar_words(&Sample { rate: 0, eta: None, retries: 1, total: 0, depth: 0, ..longest });
+        let words = bar_words(&Sample { data_rate: 0, eta: None, retries: 1, total: 0, depth: 0, ..longest });
         assert_eq!(words, "900 GiB, 1 retry");
     }
 
     #[test]
     fn object_has_every_field() {
         let value = object(&Sample { eta: None, ..sample() });
-        let expected = r#"{"progress":{"phase":"copy","bytes":536870912,"total":1073741824,"mb_per_s":256.0,"eta_s":null,"retries":0,"limited_by":"destination","depth":8}}"#;
+        let expected = r#"{"progress":{"phase":"copy","bytes":536870912,"total":1073741824,"mb_per_s":256.0,"data_bytes":536870912,"data_mb_per_s":256.0,"eta_s":null,"retries":0,"limited_by":"destination","depth":8}}"#;
         assert_eq!(value.to_string(), expected);
     }
 }

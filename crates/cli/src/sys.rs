@@ -125,6 +125,14 @@ pub(crate) fn take_variable(name: &str) -> Option<String> {
     Some(value)
 }
 
+/// Whether this process ignores a signal. `false` where /proc does not tell.
+pub(crate) fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

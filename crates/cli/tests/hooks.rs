@@ -60,13 +60,52 @@ fn nothing_is_copied_where_pre_fails() {
 #[test]
 fn post_follows_a_copy_that_is_refused() {
     let place = Place::with_sample(1 << 20);
-    place.run(&[&["copy", "a.img", "missing.img"], &HOOKS[..]].concat()).expect(6);
-    assert_eq!(log(&place), "pre a.img missing.img\npost 6\n");
+    // What --pre has changed is checked after it.
+    let pre = format!("truncate -s 4K b.img; {PRE}");
+    place.run(&["copy", "a.img", "b.img", "--pre", &pre, "--post", POST]).expect(6);
+    assert_eq!(log(&place), "pre a.img b.img\npost 6\n");
     // `--post` alone runs too.
-    place.run(&["copy", "a.img", "missing.img", "--post", POST]).expect(6);
+    place.run(&["copy", "a.img", "no/missing.img", "--post", POST]).expect(6);
     assert!(log(&place).ends_with("post 6\npost 6\n"), "{}", log(&place));
     place.run(&["copy", "a.img", "mem:1M", "--pre", PRE]).expect(0);
     assert!(log(&place).ends_with("pre a.img mem:1M\n"), "{}", log(&place));
+}
+
+#[test]
+fn a_refusal_costs_no_freeze() {
+    let place = Place::with_sample(1 << 20);
+    place.file("small.img", &[0; 4096]);
+    place.file("there.img", &vec![0; 1 << 20]);
+    let mut swap = vec![0; 1 << 20];
+    swap[1024] = 1;
+    swap[4086..4096].copy_from_slice(b"SWAPSPACE2");
+    place.file("swap.img", &swap);
+    let mut serving = place.serve(&["there.img"]);
+    let gone = serving.urls[0].clone();
+    serving.signal("-TERM");
+    serving.wait();
+    for (words, code) in [
+        (["none.img", "b.img"], 1),
+        (["a.img", "no/b.img"], 6),
+        (["a.img", "small.img"], 6),
+        (["a.img", "swap.img"], 6),
+        (["a.img", "there.img,create"], 6),
+        (["a.img", "b.img,create,size=4K"], 6),
+        (["a.img", "a.img"], 6),
+        (["-", "b.img"], 6),
+    ] {
+        place.run(&[&["copy"], &words[..], &HOOKS[..]].concat()).expect(code);
+        assert_eq!(log(&place), "", "{words:?}");
+        assert!(!place.path("b.img").exists(), "{words:?}");
+    }
+    // What --pre may make: a device, and a target.
+    for (words, code) in
+        [(["/dev/hikyaku-none", "b.img"], 1), (["a.img", "/dev/hikyaku-none"], 6), (["a.img", &gone], 5)]
+    {
+        fs::remove_file(place.path("log")).unwrap_or_default();
+        place.run(&[&["copy"], &words[..], &HOOKS[..]].concat()).expect(code);
+        assert!(log(&place).ends_with(&format!("post {code}\n")), "{words:?}");
+    }
 }
 
 #[test]
@@ -75,7 +114,7 @@ fn a_thaw_that_fails_is_a_failure() {
     place.run(&["copy", "a.img", "mem:1M", "--post", "exit 3"]).expect(1).on_stderr("may still be frozen");
     // The failure of the copy is reported first.
     place
-        .run(&["copy", "a.img", "missing.img", "--post", "exit 3"])
+        .run(&["copy", "a.img", "no/missing.img", "--post", "exit 3"])
         .expect(6)
         .on_stderr("may still be frozen");
 }

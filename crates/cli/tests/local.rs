@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Stdio;
 
@@ -67,14 +67,88 @@ fn verification_that_fails_is_told_in_json() {
 }
 
 #[test]
-fn destination_missing_is_refused_and_not_made() {
+fn a_missing_file_is_made_and_anything_else_that_is_missing_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::with_sample(3 * MIB);
+    for (destination, more, bytes) in [
+        ("b.img", &[][..], 3 * MIB),
+        ("c.img,create", &[][..], 3 * MIB),
+        ("./d,,.img,size=4M", &[][..], 4 * MIB),
+        ("e.img", &["--src-offset", "1M", "--dst-offset", "512"][..], 2 * MIB + 512),
+        ("f.img", &["--size", "1M", "--json"][..], MIB),
+    ] {
+        let ran = place.run(&[&["copy", "a.img", destination], more].concat()).expect(0);
+        let name = destination.replace(",,", "\0").split(',').next().unwrap().replace('\0', ",");
+        let made = fs::metadata(place.path(&name)).unwrap();
+        assert_eq!((made.len(), made.permissions().mode() & 0o777), (bytes as u64, 0o600), "{destination}");
+        let larger =
+            ran.stderr.contains("will be larger than the source by 1 MiB: 4194304 bytes, 3145728 are");
+        assert_eq!(larger, bytes == 4 * MIB, "{destination}: {}", ran.stderr);
+    }
+    std::os::unix::fs::symlink("nowhere", place.path("link.img")).unwrap();
+    for (destination, code, words) in [
+        ("no/b.img", 6, "its directory no does not exist"),
+        ("no/b.img,create", 1, "its directory no does not exist"),
+        ("/dev/hikyaku-test", 6, "no plain file is made under /dev"),
+        ("/dev/hikyaku-test,create,size=1M", 6, "no plain file is made under /dev"),
+        ("link.img", 6, "symbolic link to what does not exist"),
+        ("new.img/", 6, "it does not exist"),
+        ("new.img,ro", 6, "it does not exist"),
+        ("new.img,create,size=1M", 6, "it would have 1048576 bytes; 3145728 are needed"),
+        ("b.img,create", 6, "it exists"),
+        ("new.img --since b.img", 2, "holds nothing of the source yet"),
+    ] {
+        for more in [&[][..], &["--dry-run"]] {
+            let typed: Vec<_> = ["copy", "a.img"].into_iter().chain(destination.split(' ')).collect();
+            let ran = place.run(&[&typed[..], more].concat()).expect(code);
+            assert!((ran.stdout + &ran.stderr).contains(words), "{destination}: {}", ran.stderr);
+        }
+    }
+    assert!(!place.path("new.img").exists() && !place.path("nowhere").exists());
+}
+
+#[test]
+fn a_file_made_for_nothing_is_removed() {
     let place = Place::with_sample(MIB);
-    let ran = place.run(&["copy", "a.img", "b.img"]).expect(6);
-    let expected =
-        "error: cannot copy to b.img: it does not exist\n  try: to make a new file: b.img,create,size=SIZE\n";
-    assert_eq!(ran.stderr, expected);
+    // The first read fails: nothing was written.
+    for (source, code) in [("a.img,fault=read-error", 1), ("a.img,block-size=4096", 6)] {
+        place.run(&["copy", source, "b.img"]).expect(code);
+        assert!(!place.path("b.img").exists(), "{source}");
+    }
+    // Holes are data of the source, too.
+    File::create(place.path("hole.img")).unwrap().set_len(MIB as u64).unwrap();
+    place.run(&["copy", "hole.img", "b.img"]).expect(0);
+    assert_eq!(fs::metadata(place.path("b.img")).unwrap().len(), MIB as u64);
+}
+
+#[test]
+fn holes_are_not_counted_as_moved() {
+    let place = Place::with_sample(MIB);
+    File::options().write(true).open(place.path("a.img")).unwrap().set_len(64 << 20).unwrap();
+    let told = place.run(&["copy", "a.img", "b.img"]).expect(0).stdout;
+    assert!(told.starts_with("copied 1 MiB data of 64 MiB in "), "{told}");
+    let object = place.run(&["copy", "a.img", "c.img", "--offload", "off", "--json"]).expect(0).json();
+    let rates = ["mb_per_s", "data_mb_per_s"].map(|name| object[name].as_f64().unwrap());
+    let ratio = rates[0] / rates[1];
+    assert!(
+        object["data_bytes"] == MIB && object["bytes"] == 64 << 20 && (60.0..68.0).contains(&ratio),
+        "{object}"
+    );
+}
+
+#[test]
+fn a_file_system_with_too_little_space_is_refused() {
+    let place = Place::new();
+    File::create(place.path("huge.img")).unwrap().set_len(1 << 42).unwrap();
+    // 4 TiB of holes fit; as zeroes they do not.
+    place.run(&["copy", "huge.img", "b.img", "--dry-run"]).expect(0);
+    let words = ["copy", "huge.img", "b.img", "--sparse", "off", "--json"];
+    let cause = place.run(&words).expect(6).error()["cause"].to_string();
+    assert!(cause.contains(" free, and the source has 4 TiB of data"), "{cause}");
     assert!(!place.path("b.img").exists());
-    place.run(&["copy", "a.img", "/dev/hikyaku-test,create,size=1M", "--json"]).expect(6);
+    place.run(&[&words[..], &["--allow", "space", "--dry-run"]].concat()).expect(0);
+    let told = place.run(&["copy", "pattern:4T", "b.img", "--dry-run"]).expect(0).stderr;
+    assert!(told.contains("warning: b.img: its file system is too small"), "{told}");
 }
 
 #[test]
@@ -99,7 +173,13 @@ fn a_source_is_never_made() {
     let place = Place::new();
     place.file("b.img", &vec![7; MIB]);
     let missing = place.run(&["copy", "no.img", "b.img"]).expect(1);
-    assert!(missing.stderr.contains("no.img") && !missing.stderr.contains("create"), "{}", missing.stderr);
+    assert_eq!(
+        missing.stderr,
+        "error: cannot copy from no.img: it does not exist\n  try: check the name of the source\n"
+    );
+    assert_eq!(fs::read(place.path("b.img")).unwrap(), vec![7; MIB]);
+    place.run(&["copy", "no.img", "new.img", "--dry-run"]).expect(1).on_stderr("copy from no.img");
+    assert!(!place.path("new.img").exists());
     for words in
         [&["copy", "no.img,create,size=1M", "b.img"][..], &["compare", "no.img,create,size=1M", "b.img"]]
     {
@@ -395,8 +475,8 @@ fn a_report_is_written_however_it_ends() {
     // The file exists now: `create` would refuse it.
     assert!(done.contains("hikyaku copy a.img b.img --verify --report r.html"), "{done}");
     // An earlier report is replaced, even if the copy did not begin; any other file is not.
-    place.run(&["copy", "a.img", "none.img", "--report", "r.html"]).expect(6);
-    assert!(page("r.html").contains("<h1>Refused: the copy of a.img to none.img</h1>"));
+    place.run(&["copy", "a.img", "no/none.img", "--report", "r.html"]).expect(6);
+    assert!(page("r.html").contains("<h1>Refused: the copy of a.img to no/none.img</h1>"));
     let broken = "c.img,create,size=8M,fault=write-error:after=3";
     place.run(&["copy", "a.img", broken, "--chunk", "1M", "--depth", "1", "--report", "r.html"]).expect(1);
     let failed = page("r.html");
@@ -453,7 +533,7 @@ fn copy_from_standard_input() {
     run(&["copy", "-", "-"], &bytes[..1000]).expect(2);
     run(&["compare", "-", "b.img"], &bytes[..1000]).expect(2);
     let mut onto_itself = place.command();
-    onto_itself.args(["copy", "-", "b.img", "--force"]).stdin(fs::File::open(place.path("b.img")).unwrap());
+    onto_itself.args(["copy", "-", "b.img", "--force"]).stdin(File::open(place.path("b.img")).unwrap());
     assert_eq!(onto_itself.output().unwrap().status.code(), Some(6));
 }
 

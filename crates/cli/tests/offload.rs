@@ -210,3 +210,15 @@ fn require_says_why_not() {
     let ran = place.run(&[&words[..], &["auto", "--json"]].concat()).expect(0).json();
     assert_eq!(ran["offload"], "none");
 }
+
+#[test]
+fn a_copy_by_the_target_that_differs_is_told_in_json() {
+    let place = Place::new();
+    let serving = place.serve(&["pattern:2M", "null:2M"]);
+    let [from, to] = [&serving.urls[0], &serving.urls[1]];
+    let ran = place.run(&["copy", from, to, "--remote-copy", "require", "--verify", "--json"]).expect(3);
+    let object = ran.json();
+    assert!(object["verified"] == false && object["bytes"] == 2 << 20, "{object}");
+    assert!(object["difference"]["dst_offset"].is_u64(), "{object}");
+    assert_eq!(ran.error()["code"], 3);
+}

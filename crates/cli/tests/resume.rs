@@ -102,7 +102,7 @@ fn an_earlier_copy_can_be_resumed_although_it_was_begun_anew() {
     File::create(place.path("b.img")).unwrap().set_len(SIZE).unwrap();
     let start = |data: u64| {
         let mut command = place.command();
-        command.args(["copy", "a.img", "b.img", "--rate", "2M", "--chunk", "256K"]);
+        command.args(["copy", "a.img", "b.img", "--rate", "2M", "--chunk", "256K", "--resume", "off"]);
         command.env("HIKYAKU_CLAIM_MS", "100");
         started(&place, &mut command, data)
     };
@@ -135,11 +135,142 @@ fn the_names_of_journals_can_be_found() {
     let place = with_disk();
     let journal = cut_off(&place);
     let name = text(Path::new(&journal).file_stem().unwrap().as_ref());
-    for words in [&["--resume"][..], &["--resume", "0123456789abcdef"]] {
-        let ran = place.run(&[&["copy", "a.img", "b.img"][..], words].concat());
+    for words in [&["a.img", "c.img", "--resume"][..], &["a.img", "b.img", "--resume", "0123456789abcdef"]] {
+        let ran = place.run(&[&["copy"], words].concat());
         assert!([1, 2].contains(&ran.code) && ran.stderr.contains("state/hikyaku/copies"), "{}", ran.stderr);
         assert!(ran.stderr.contains(name), "{}", ran.stderr);
     }
+}
+
+/// The hint of a refusal: the command that goes on, and the one that begins anew, without the program's name.
+fn both_commands(stderr: &str) -> [Vec<String>; 2] {
+    let (resume, anew) = stderr.split_once("; to begin anew: hikyaku ").expect(stderr);
+    let (_, resume) = resume.split_once("to go on with it all the same: hikyaku ").expect(stderr);
+    [resume, anew].map(|command| shlex::split(command.trim_end()).expect("quoted for a shell"))
+}
+
+fn run(place: &Place, words: &[String]) -> common::Ran {
+    place.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn the_same_command_goes_on() {
+    let place = with_disk();
+    let name = cut_off(&place);
+    let id = text(Path::new(&name).file_stem().unwrap().as_ref()).to_owned();
+    let destination = format!("b.img,create,size={SIZE}");
+    // Another part of the same range is another copy.
+    File::create(place.path("old.img")).unwrap().set_len(SIZE).unwrap();
+    place
+        .run(&["copy", "a.img", "b.img", "--since", "hash"])
+        .expect(6)
+        .on_stderr("another part (all, here since");
+    let ran = place.run(&["copy", "a.img", &destination, "--dry-run"]).expect(0);
+    assert!(!ran.stdout.contains("refused") && ran.stdout.contains(&id), "{}", ran.stdout);
+    let ran = place.run(&["copy", "a.img", &destination]).expect(0);
+    let says = format!("resuming the interrupted copy {id}; --resume off begins anew: 101");
+    assert!(ran.stderr.contains(&says) && ran.stdout.contains("of it before"), "{}", ran.stderr);
+    assert!(journals(&place).is_empty());
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
+    // The copy has finished: the option says that nothing may be there.
+    place.run(&["copy", "a.img", &destination]).expect(6).on_stderr("it exists");
+}
+
+#[test]
+fn the_same_command_is_refused_where_something_has_changed() {
+    for (file, offset) in [("a.img", 0), ("b.img", SIZE - DATA + 4096)] {
+        let place = with_disk();
+        let destination = format!("b.img,create,size={SIZE}");
+        let mut command = place.command();
+        command.args(["copy", "a.img", &destination, "--rate", "2M", "--chunk", "64K"]);
+        let mut copy = started(&place, &mut command, MIB);
+        kill("-HUP", copy.id());
+        assert_eq!(wait(&mut copy), 129);
+        File::options().write(true).open(place.path(file)).unwrap().write_all_at(b"changed", offset).unwrap();
+        let ran = place.run(&["copy", "a.img", "b.img", "--chunk", "64K", "--allow", "in-use"]).expect(6);
+        let cause =
+            if file == "a.img" { "the source has changed" } else { "does not hold at offset 1063260160" };
+        assert!(ran.stderr.contains(cause), "{file}: {}", ran.stderr);
+        let [resume, anew] = both_commands(&ran.stderr);
+        assert!(
+            resume.contains(&"--resume".to_owned()) && anew.ends_with(&["--resume".into(), "off".into()])
+        );
+        assert!(anew.join(" ").contains("--chunk 65536 --allow in-use"), "{anew:?}");
+        run(&place, &anew).expect(0);
+        place.run(&["compare", "a.img", "b.img"]).expect(0);
+        assert!(journals(&place).is_empty(), "{:?}", journals(&place));
+    }
+}
+
+#[test]
+fn a_copy_that_overwrites_an_interrupted_one_removes_its_journal() {
+    let place = with_disk();
+    cut_off(&place);
+    place.sample("other.img", 4 << 20);
+    let ran = place.run(&["copy", "other.img", "b.img", "--force"]).expect(0);
+    assert!(ran.stderr.contains("this copy overwrites what an earlier one wrote"), "{}", ran.stderr);
+    assert!(journals(&place).is_empty());
+}
+
+#[test]
+fn interrupted_copies_are_listed_and_resumed_by_name_alone() {
+    let place = with_disk();
+    place.run(&["copy", "--list"]).expect(0).on_stderr("no interrupted copies");
+    place.run(&["copy", "--resume"]).expect(2).on_stderr("no copy was interrupted");
+    let name = cut_off(&place);
+    let id = text(Path::new(&name).file_stem().unwrap().as_ref()).to_owned();
+    let listed = place.run(&["copy", "--list", "--json"]).expect(0).json();
+    let [listed] = &listed["copies"].as_array().unwrap()[..] else { panic!("{listed}") };
+    assert!(listed["done_bytes"].as_u64().unwrap() > SIZE - DATA && listed["bytes"] == SIZE, "{listed}");
+    assert_eq!((&listed["id"], &listed["source"]), (&Value::from(id.as_str()), &"a.img".into()));
+    let command =
+        format!("hikyaku copy a.img 'b.img,size={SIZE}' --rate 2097152 --chunk 262144 --resume {id}");
+    assert_eq!(listed["command"], command.as_str());
+    // From another directory the command changes to the first one.
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    let elsewhere = |words: &[&str]| {
+        common::Ran::from(place.command().current_dir(place.path("elsewhere")).args(words).output().unwrap())
+    };
+    let told = elsewhere(&["copy", "--list"]).expect(0).stdout;
+    assert!(told.contains(&format!("&& {command}")) && told.contains("a.img -> b.img"), "{told}");
+    // A second journal makes the choice ambiguous; one of 31 days is removed.
+    let second = name.replace(&id, "0123456789abcdef");
+    fs::copy(&name, &second).unwrap();
+    for words in [&["copy", "--resume"][..], &["copy", "a.img", "b.img", "--resume"]] {
+        let ran = place.run(words).expect(2);
+        assert!(ran.stderr.contains(&id) && ran.stderr.contains("0123456789abcdef"), "{}", ran.stderr);
+    }
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(31 * 86_400);
+    File::options().append(true).open(&second).unwrap().set_modified(old).unwrap();
+    elsewhere(&["copy", "--list"]).expect(0).on_stderr("0123456789abcdef (a copy from a.img to b.img");
+    assert_eq!(journals(&place).len(), 1);
+    elsewhere(&["copy", "--resume", &id, "--chunk", "64K"]).expect(2).on_stderr("give SRC and DST");
+    let ran = elsewhere(&["copy", "--resume", "--rate", "1G", "--json"]).expect(0).json();
+    assert!(ran["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{ran}");
+    place.run(&["compare", "a.img", "b.img"]).expect(0);
+}
+
+#[test]
+fn signals_interrupt_show_progress_or_are_ignored() {
+    let place = with_disk();
+    let mut command = Command::new("nohup");
+    command.current_dir(place.path("")).env("XDG_STATE_HOME", place.path("state"));
+    let program = place.command().get_program().to_owned();
+    command
+        .arg(program)
+        .args(["copy", "a.img", "b.img", "--rate", "2M", "--chunk", "256K"])
+        .stdin(Stdio::null());
+    let mut copy = started(&place, &mut command, MIB);
+    kill("-HUP", copy.id());
+    let mut lines = BufReader::new(copy.stderr.take().unwrap()).lines().map(Result::unwrap);
+    kill("-USR1", copy.id());
+    // The first line is due after three seconds.
+    let begun = std::time::Instant::now();
+    let line = lines.find(|line| line.starts_with("copy ")).expect("a line of progress");
+    assert!(begun.elapsed().as_secs_f64() < 1.5 && line.contains(" of 1.0 GiB"), "{line}");
+    assert!(copy.try_wait().unwrap().is_none(), "SIGHUP is ignored");
+    kill("-INT", copy.id());
+    assert_eq!(wait(&mut copy), 130);
 }
 
 #[test]
@@ -156,7 +287,8 @@ fn a_journal_is_checked_before_it_is_believed() {
     for more in [&[][..], &["--dry-run"]] {
         let ran = place.run(&[&["copy", "a.img", &other, "--resume", &journal], more].concat()).expect(6);
         let belongs = format!("this journal belongs to a copy from a.img to b.img,create,size={SIZE}");
-        assert!(ran.stderr.contains(&belongs) && !ran.stderr.contains("to make a new"), "{}", ran.stderr);
+        let told = ran.stdout + &ran.stderr;
+        assert!(told.contains(&belongs) && told.contains("it does not exist"), "{told}");
     }
 
     let whole = fs::read(&journal).unwrap();

@@ -18,8 +18,8 @@ const PLACES: u64 = 4;
 const PLACE_TIME: Duration = Duration::from_millis(200);
 const TIME_MAX: Duration = Duration::from_secs(1);
 /// Bounds of the extents query to the source.
-const EXTENTS_MAX: usize = 100_000;
-const EXTENTS_TIME_MAX: Duration = Duration::from_millis(500);
+pub(crate) const EXTENTS_MAX: usize = 100_000;
+pub(crate) const EXTENTS_TIME_MAX: Duration = Duration::from_millis(500);
 /// Sampled places begin at multiples of this, in bytes.
 const UNIT: u64 = 1 << 20;
 

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use block::Spec;
+use block::{Endpoint, Spec};
 use io::Io;
 use mover::{Checked, Plan};
 
 use crate::address::Local;
 use crate::estimate::{Estimate, estimate};
 use crate::journal::{Earlier, label_of};
-use crate::refusals::Inspection;
-use crate::{Address, Ending, Failure, Job, since};
+use crate::refusals::{Inspection, MISSING};
+use crate::{Address, Ending, Failure, Job, since, space, stream};
 
 #[derive(Debug)]
 pub struct Findings {
@@ -19,6 +19,8 @@ pub struct Findings {
     pub plan: Plan,
     /// The plan divided into chunks; `None` if the destination cannot be opened or the engine refuses the plan.
     pub checked: Option<Checked>,
+    /// The journal of the interrupted copy that would be resumed, as an argument of `--resume`.
+    pub resumes: Option<String>,
     /// Bytes that may differ; `None` if that is unknown before the comparison.
     pub changed_bytes: Option<u64>,
     /// The expected duration; `None` if only changed areas are copied and their size is unknown.
@@ -28,23 +30,93 @@ pub struct Findings {
 }
 
 /// Makes the checks of [`refusals::prepare`](crate::refusals) and lists all refusals instead of the first.
-pub(crate) fn find(job: &Job<'_>, io: &mut Io, earlier: Option<&Earlier>) -> Result<Findings, Failure> {
-    let mut inspection = Inspection::new(job);
+pub(crate) fn find(job: &Job<'_>, io: &mut Io, earlier: Option<Earlier>) -> Result<Findings, Failure> {
+    let Looked { inspection, mut source, checked } = look(io, Inspection::new(job, earlier))?;
+    let Inspection { mut refusals, source_consistent, earlier, .. } = inspection;
+    let mut changed_bytes = None;
+    if let Some(checked) = checked.as_ref().filter(|_| earlier.is_none()) {
+        match since::changes(job, io, &*source, checked) {
+            Ok(changes) => changed_bytes = changes.map(|changes| changes.bytes()),
+            Err(failure) => refusals.push(failure),
+        }
+    }
+    // A duration estimated for the whole range does not apply to a few changed areas.
+    let plan = Plan { differing: false, ..job.request.plan() };
+    let estimate = checked
+        .filter(|_| changed_bytes.is_none())
+        .map(|checked| estimate(io, &mut *source, &plan, &checked));
+    crate::close(io, [source]);
+    let resumes = earlier.map(|earlier| earlier.name);
+    Ok(Findings { refusals, plan, checked, resumes, changed_bytes, estimate, source_consistent })
+}
+
+/// Makes the same checks before `--pre` runs. The first refusal is the failure; a device that is missing and an end that
+/// cannot be opened yet are none, because `--pre` may make them: activate a volume, log in to a target.
+pub(crate) fn rehearse(job: &Job<'_>, earlier: Option<Earlier>) -> Result<(), Failure> {
+    let is_awaited =
+        |end: &dyn Address| end.path().is_some_and(|path| !path.exists() && block::is_among_devices(path));
+    if is_awaited(&*job.source) || is_awaited(&*job.destination) && !job.creates {
+        return Ok(());
+    }
+    match check_all(job, earlier) {
+        Err(failure) if failure.attempted != MISSING && may_be_mended(failure.ending) => Ok(()),
+        checked => checked,
+    }
+}
+
+fn may_be_mended(ending: Ending) -> bool {
+    matches!(ending, Ending::Failed | Ending::Authentication | Ending::Unreachable)
+}
+
+fn check_all(job: &Job<'_>, earlier: Option<Earlier>) -> Result<(), Failure> {
+    let mut inspection = Inspection::rehearsal(job, earlier);
+    if job.source.is_stream() || job.destination.is_stream() {
+        stream::check(job)?;
+        inspection.look_at_paths();
+        inspection.look_at_stream();
+        return inspection.first();
+    }
+    let mut io = crate::event_loop()?;
+    let mut looked = look(&mut io, inspection)?;
+    crate::close(&mut io, [looked.source]);
+    looked.inspection.first()
+}
+
+struct Looked<'a> {
+    inspection: Inspection<'a>,
+    source: Box<dyn Endpoint>,
+    checked: Option<Checked>,
+}
+
+/// Opens both endpoints, a stand-in for a file that is to be made, and collects every refusal.
+fn look<'a>(io: &mut Io, mut inspection: Inspection<'a>) -> Result<Looked<'a>, Failure> {
+    let job = inspection.job;
     inspection.look_at_paths();
-    let (_medium, mut source) = inspection.open_source(io)?;
-    inspection.look_at_new_file(source.capability().size_bytes);
-    let (mut checked, mut changed_bytes) = (None, None);
-    let stand_in = stand_in(&*job.destination)?;
-    let exists = job.destination.path().is_none_or(Path::exists) || job.destination.creates();
-    if exists {
+    // The reason why a source is missing is the same failure in words of its own.
+    let opened = inspection.open_source(io);
+    let (_medium, mut source) = match opened {
+        Err(_) if inspection.refusals.iter().any(|refusal| refusal.attempted == MISSING) => {
+            return Err(inspection.refusals.remove(0));
+        }
+        opened => opened?,
+    };
+    let may_be_made = inspection.is_absent;
+    inspection.look_at_new_file(&mut *source);
+    let mut checked = None;
+    let stand_in = stand_in(job, may_be_made, source.capability().size_bytes)?;
+    if may_be_made || job.destination.path().is_none_or(Path::exists) {
         let at = stand_in.as_ref().map_or(&*job.destination, |stand_in| stand_in as &dyn Address);
         // Uses that the kernel lists are refusals already; a lock shows only by the failure of this open.
         match inspection.open_destination(io, at) {
             Ok((_medium, mut destination)) => {
                 inspection.look_at_identity(&*source, &*destination);
                 checked = inspection.check_plan(&*source, &*destination);
+                if let Some(checked) = &checked {
+                    let was = source.inspect().fingerprint();
+                    inspection.look_for_earlier(io, &was, checked, [&mut *source, &mut *destination])?;
+                }
                 inspection.look_at_content(io, &mut *destination)?;
-                if let (Some(earlier), Some(checked)) = (earlier, &checked) {
+                if let (Some(earlier), Some(checked)) = (&inspection.earlier, &checked) {
                     let label = label_of(job, source.inspect().fingerprint(), &*destination, checked);
                     inspection.refusals.extend(earlier.check(job, &label).err());
                 }
@@ -55,34 +127,21 @@ pub(crate) fn find(job: &Job<'_>, io: &mut Io, earlier: Option<&Earlier>) -> Res
             Err(failure) => inspection.refusals.push(failure),
         }
     }
-    if let Some(checked) = &checked {
-        match since::changes(job, io, &*source, checked) {
-            Ok(changes) => changed_bytes = changes.map(|changes| changes.bytes()),
-            Err(failure) => inspection.refusals.push(failure),
-        }
-    }
-    // A duration estimated for the whole range does not apply to a few changed areas.
-    let plan = Plan { differing: false, ..job.request.plan() };
-    let estimate = checked
-        .filter(|_| changed_bytes.is_none())
-        .map(|checked| estimate(io, &mut *source, &plan, &checked));
-    crate::close(io, [source]);
-    let Inspection { refusals, source_consistent, .. } = inspection;
-    Ok(Findings { refusals, plan, checked, changed_bytes, estimate, source_consistent })
+    Ok(Looked { inspection, source, checked })
 }
 
-/// A null medium of the same size, in place of a file that the copy would create or extend.
-fn stand_in(destination: &dyn Address) -> Result<Option<Local>, Failure> {
+/// A null medium of the same size, in place of a file that the copy would make or extend.
+fn stand_in(job: &Job<'_>, is_absent: bool, source_bytes: u64) -> Result<Option<Local>, Failure> {
+    let destination = &*job.destination;
     let usage = |error| Failure::usage("understand the endpoint", destination.text(), error);
-    let spec = destination.spec();
-    let size = spec.size("size").map_err(usage)?;
+    let size = destination.spec().size("size").map_err(usage)?;
     let is_shorter = |path: &Path| std::fs::metadata(path).is_ok_and(|file| Some(file.len()) < size);
-    let grows = spec.flag("grow").map_err(usage)? && destination.path().is_some_and(is_shorter);
-    match size {
-        Some(size) if destination.creates() || grows => {
-            let spec = Spec::parse(&format!("null:{size}")).map_err(usage)?;
-            Ok(Some(Local::named(destination.text(), spec)))
-        }
-        _ => Ok(None),
-    }
+    let grows = destination.spec().flag("grow").map_err(usage)? && destination.path().is_some_and(is_shorter);
+    let size = match size {
+        _ if is_absent => space::size_of_new(job, source_bytes)?,
+        Some(size) if grows => size,
+        _ => return Ok(None),
+    };
+    let spec = Spec::parse(&format!("null:{size}")).map_err(usage)?;
+    Ok(Some(Local::named(destination.text(), spec)))
 }

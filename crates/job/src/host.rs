@@ -12,8 +12,8 @@ use crate::{Copied, Failure, Mismatch, Sample, Series, Stop};
 pub trait Host {
     fn stop(&self) -> &Stop;
 
-    /// Directory of journals and of the lock file of destinations; the job creates it. Called only by a copy that keeps
-    /// or resumes a journal, or whose destination is reachable from other machines.
+    /// Directory of journals and of the lock file of destinations. Each copy looks for journals in it; the job creates it
+    /// for a copy that keeps a journal, or whose destination is reachable from other machines.
     fn state_dir(&self) -> Result<PathBuf, Failure>;
 
     /// A message to the user about a problem that does not end the job.

@@ -1,18 +1,20 @@
 //! A requested copy: the stages before its endpoints are opened and after they are closed.
 
 use crate::findings::{self, Findings};
-use crate::journal::Earlier;
 use crate::prepared::{Paired, Prepared};
 use crate::report::Record;
 use crate::snapshot::{self, Snapshot};
 use crate::stream::Piped;
-use crate::{Address, Copied, Ending, Failure, Host, Request, journal, manifest, refusals, since};
+use crate::{Address, Copied, Ending, Failure, Host, Request, journal, journals, manifest, refusals, since};
 
 pub struct Job<'a> {
     pub host: &'a dyn Host,
     pub request: &'a Request,
     pub source: Box<dyn Address + 'a>,
     pub destination: Box<dyn Address + 'a>,
+    /// The destination has the option `create`: it must not exist. Its specification no longer has the option, because
+    /// the checks of this crate create the file.
+    pub(crate) creates: bool,
 }
 
 impl<'a> Job<'a> {
@@ -27,14 +29,18 @@ impl<'a> Job<'a> {
         if destination.path().is_some() && destination.spec().get("format").is_none() {
             destination.spec_mut().options.push(("format".to_owned(), Some("raw".to_owned())));
         }
-        Self { host, request, source, destination }
+        let creates = destination.creates();
+        if creates {
+            destination.spec_mut().options.retain(|(name, _)| name != "create");
+        }
+        Self { host, request, source, destination, creates }
     }
 
     /// Lists what the copy would do and all refusals. Writes nothing and runs no hook.
     pub fn inspect(&mut self) -> Result<Findings, Failure> {
         self.check()?;
-        let earlier = self.earlier()?;
-        findings::find(self, &mut crate::event_loop()?, earlier.as_ref())
+        let earlier = journal::earlier(self)?;
+        findings::find(self, &mut crate::event_loop()?, earlier)
     }
 
     /// Copies: hooks, snapshot, [`Job::prepare`] and [`Prepared::run`]. When this returns, the snapshot is removed and
@@ -42,6 +48,11 @@ impl<'a> Job<'a> {
     pub fn copy(mut self, record: &mut Record) -> Result<Copied, Failure> {
         self.check()?;
         let Self { host, request, .. } = self;
+        if request.hooks.pre.is_some() {
+            // A refusal must not cost a freeze. What `--pre` changes is checked after it.
+            let earlier = journal::earlier(&self)?;
+            findings::rehearse(&self, earlier)?;
+        }
         let frozen = request.hooks.freeze(host, self.source.text(), self.destination.text())?;
         if !request.snapshot {
             let result = self.prepare(None).and_then(|prepared| prepared.run(record));
@@ -73,27 +84,21 @@ impl<'a> Job<'a> {
             return Piped::prepare(self).map(Prepared::from);
         }
         let mut io = crate::event_loop()?;
-        let earlier = self.earlier()?;
-        let mut pair = refusals::prepare(self, &mut io)?;
-        if let Some(snapshot) = snapshot {
-            // A copy that resumes this one opens the source itself: the snapshot will be removed.
-            pair.source_was = snapshot.source_was.clone();
+        if let Ok(state) = self.host.state_dir() {
+            journals::expire(self.host, &state);
         }
-        let changes = since::changes(self, &mut io, &*pair.source, &pair.checked)?;
+        let earlier = journal::earlier(self)?;
+        // A copy that resumes this one opens the source itself: the snapshot will be removed.
+        let source_was = snapshot.map(|snapshot| &snapshot.source_was);
+        let mut pair = refusals::prepare(self, &mut io, source_was, earlier)?;
+        let earlier = pair.earlier.take();
+        let changes = match earlier {
+            Some(_) => since::recorded(self),
+            None => since::changes(self, &mut io, &*pair.source, &pair.checked)?,
+        };
         let kept = journal::keep(self, &pair, earlier)?;
         let snapshot = snapshot.map(Snapshot::name);
         Ok(Paired { job: self, io, pair, changes, kept, snapshot }.into())
-    }
-
-    /// The journal of `--resume`. The destination is no longer created: the interrupted copy has done so.
-    fn earlier(&mut self) -> Result<Option<Earlier>, Failure> {
-        let Some(earlier) = journal::earlier(self)? else { return Ok(None) };
-        self.destination.spec_mut().options.retain(|(name, _)| name != "create");
-        if self.destination.path().is_some_and(|path| !path.exists()) {
-            return Err(Failure::refused("copy to", self.destination.text(), "it does not exist")
-                .hint(earlier.ends()));
-        }
-        Ok(Some(earlier))
     }
 
     pub(crate) fn finished(&self, copied: &Copied, record: &mut Record) {
@@ -108,7 +113,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Local, Quiet};
+    use crate::{Local, Quiet, Resume};
 
     fn job<'a>(host: &'a Quiet, request: &'a Request, from: &str, to: &str) -> Job<'a> {
         let [source, destination] = [from, to].map(|words| {
@@ -134,7 +139,7 @@ mod tests {
             findings.refusals.into_iter().map(|refusal| (refusal.ending, refusal.cause)).collect()
         };
         let one = |cause: &str| vec![(Ending::Refused, cause.to_owned())];
-        assert_eq!(refused(&request, "b.img"), one("it does not exist"));
+        assert_eq!(refused(&request, "b.img"), []);
         let causes = refused(&request, "b.img,create,size=1M");
         assert_eq!(causes[..1], one("it would have 1048576 bytes; 4194304 are needed"));
         assert_eq!(refused(&request, "b.img,create,size=4M"), []);
@@ -171,7 +176,7 @@ mod tests {
         let hint = &failure.hint;
         assert!(hint.contains("--rate 2097152 --offload off --resume ") && name.len() == 16, "{hint}");
         let second = Quiet { state_dir: first.state_dir.clone(), ..Quiet::default() };
-        let again = Request { resume: Some(name.to_owned()), ..request };
+        let again = Request { resume: Resume::Named(name.to_owned()), ..request };
         let copied = job(&second, &again, "a.img", "b.img,create,size=4M").copy(&mut Record::new()).unwrap();
         assert_eq!(copied.ending(), Ending::Done);
         let [a, b] = ["a.img", "b.img"].map(|name| fs::read(directory.path().join(name)).unwrap());

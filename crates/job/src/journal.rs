@@ -11,18 +11,13 @@ use block::{Endpoint, Fingerprint, Identity};
 use mover::{Checked, FileJournal, Label, Map, Mapfile, Mismatch, Status, read_mapfile};
 use sha2::{Digest, Sha256};
 
-use crate::hooks::Hooks;
 use crate::lock::{self, Hold};
-use crate::shell::quoted;
-use crate::since::Since;
-use crate::{Ending, Failure, Host, Job, Pair, Request, units};
+use crate::{Ending, Failure, Host, Job, Pair, Request, Resume, again, journals, units};
 
 /// Copies of more bytes always keep a journal.
 const JOURNAL_BYTES_MIN: u64 = 1 << 30;
 /// Directory of journals in the state directory.
-const JOURNALS: &str = "copies";
-/// Journals that a hint lists.
-const LISTED_MAX: usize = 8;
+pub(crate) const JOURNALS: &str = "copies";
 /// Time for which the lock of a killed process may remain, and the pause between attempts to lock.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
@@ -40,24 +35,30 @@ pub struct Kept {
     pub map: Option<Map>,
     /// The argument of `--resume` for this journal.
     name: String,
+    /// Whether the journal is of an earlier copy that this one resumes.
+    pub(crate) is_resumed: bool,
     /// Journals of earlier attempts at this copy, which its end makes obsolete.
     pub(crate) obsolete: Vec<PathBuf>,
     _claim: Option<File>,
 }
 
+/// The journal of the copy to resume.
+#[derive(Clone, Debug)]
 pub struct Earlier {
-    path: PathBuf,
-    mapfile: Mapfile,
+    /// The argument of `--resume`.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) mapfile: Mapfile,
 }
 
 impl Earlier {
-    fn read(path: PathBuf) -> Result<Self, Failure> {
+    fn read(name: String, path: PathBuf) -> Result<Self, Failure> {
         let object = path.display().to_string();
         let bytes =
             read_mapfile(&path).map_err(|error| Failure::failed("resume from", object.clone(), error))?;
         let mapfile = Mapfile::parse(&bytes)
             .map_err(|error| Failure::new(Ending::Refused, "resume from", object, error))?;
-        Ok(Self { path, mapfile })
+        Ok(Self { name, path, mapfile })
     }
 
     /// The copy that the journal belongs to, as a hint.
@@ -72,37 +73,23 @@ impl Earlier {
     }
 }
 
-/// Reads the journal that `--resume` names. Opens no endpoint.
+/// Reads the journal that `--resume` names. Opens no endpoint. `None` if it names none.
 pub fn earlier(job: &Job<'_>) -> Result<Option<Earlier>, Failure> {
-    let Some(name) = &job.request.resume else { return Ok(None) };
-    if name.is_empty() {
-        return Err(Failure::usage("resume", "a copy", "no journal is named").hint(list(job)));
-    }
+    let name = match &job.request.resume {
+        Resume::Found | Resume::Off => return Ok(None),
+        Resume::Only => return journals::only(job).map(Some),
+        Resume::Named(name) => name,
+    };
     let named = PathBuf::from(name);
     let path = if name.contains('/') || named.exists() { named } else { file(&job.host.state_dir()?, name) };
     let is_there = path.exists();
-    Earlier::read(path).map(Some).map_err(|failure| match is_there {
-        true => failure,
-        false => {
-            failure.hint(format!("the journal of a copy is removed when it has finished; {}", list(job)))
+    Earlier::read(name.clone(), path).map(Some).map_err(|failure| match job.host.state_dir() {
+        Ok(state) if !is_there => {
+            let listed = journals::hint(&state, &journals::list(&state));
+            failure.hint(format!("the journal of a copy is removed when it has finished; {listed}"))
         }
+        _ => failure,
     })
-}
-
-/// The names of journals and their copies, as a hint.
-fn list(job: &Job<'_>) -> String {
-    let takes = "--resume takes the name or the file of a journal";
-    let Ok(state) = job.host.state_dir() else { return takes.to_owned() };
-    let directory = state.join(JOURNALS);
-    let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
-    let lines = entries.filter_map(|entry| {
-        let name = entry.file_name().to_str()?.strip_suffix(".map")?.to_owned();
-        let label = Earlier::read(entry.path()).ok()?.mapfile.label;
-        Some(format!("{name} (a copy from {} to {})", label.source, label.destination))
-    });
-    let lines: Vec<_> = lines.take(LISTED_MAX).collect();
-    let lines = if lines.is_empty() { "none".to_owned() } else { lines.join(", ") };
-    format!("{takes}; in {}: {lines}", directory.display())
 }
 
 /// Locks the destination, checks an earlier journal against both endpoints, and begins the journal of this copy.
@@ -112,31 +99,40 @@ pub fn keep(job: &Job<'_>, pair: &Pair, earlier: Option<Earlier>) -> Result<Kept
     let Job { host, request, .. } = job;
     let keeps = earlier.is_some() || request.journal || pair.checked.bytes > JOURNAL_BYTES_MIN;
     if !keeps {
-        return Ok(Kept { _claim: claim_short(job, &*pair.destination)?, ..Kept::default() });
+        let claim = claim_short(job, &*pair.destination)?;
+        if let Ok(state) = host.state_dir() {
+            journals::overwritten(job, &state, &label(job, pair), Path::new(""));
+        }
+        return Ok(Kept { _claim: claim, ..Kept::default() });
     }
     let state = host.state_dir()?;
     let claim = claim_or_refuse(job, &state, &pair.destination.inspect().identity())?;
     let label = label(job, pair);
-    let (path, map) = match earlier {
+    let is_resumed = earlier.is_some();
+    let (name, path, map) = match earlier {
         Some(earlier) => {
             earlier.check(job, &label)?;
-            (earlier.path, earlier.mapfile.map)
+            (earlier.name, earlier.path, earlier.mapfile.map)
         }
         None => {
             set_aside(job, &state, &label)?;
-            (file(&state, &label.id()), Map::new(label.bytes))
+            (label.id(), file(&state, &label.id()), Map::new(label.bytes))
         }
     };
     // NAME.map.new is left by a process that was killed while it wrote a claim.
-    let files = names(&label).map(|name| file(&state, &name)).into_iter();
+    let same = journals::overwritten(job, &state, &label, &path);
+    let files = names(&label).map(|name| file(&state, &name)).into_iter().chain(same);
     let obsolete = files.flat_map(|file| [file.with_extension("map.new"), file]);
     let obsolete = obsolete.filter(|other| *other != path).collect();
-    let name = request.resume.clone().unwrap_or_else(|| label.id());
-    if request.resume.is_some() {
-        let finished = units::bytes(map.bytes(Status::Finished));
-        host.remark(&format!("{finished} of {} were copied before", units::bytes(label.bytes)));
+    if is_resumed {
+        let (done, all) = (units::bytes(map.bytes(Status::Finished)), units::bytes(label.bytes));
+        let found = match request.resume {
+            Resume::Found => format!("resuming the interrupted copy {name}; --resume off begins anew: "),
+            _ => String::new(),
+        };
+        host.remark(&format!("{found}{done} of {all} were copied before"));
     }
-    let journal = FileJournal::begin(&path, label, &map).map_err(|error| {
+    let journal = FileJournal::begin(&path, label, again::origin(job), &map).map_err(|error| {
         Failure::failed("keep the journal", path.display().to_string(), error).hint(STATE_HINT)
     })?;
     let often = std::env::var(CLAIM_VARIABLE).ok().and_then(|value| value.parse().ok());
@@ -144,7 +140,7 @@ pub fn keep(job: &Job<'_>, pair: &Pair, earlier: Option<Earlier>) -> Result<Kept
         Some(often) => journal.claiming_every(Duration::from_millis(often)),
         None => journal,
     };
-    Ok(Kept { journal: Some(journal), map: Some(map), name, obsolete, _claim: claim })
+    Ok(Kept { journal: Some(journal), map: Some(map), name, is_resumed, obsolete, _claim: claim })
 }
 
 /// Names of a copy's journals: of the running one, and of the earlier, unfinished one that it did not resume.
@@ -158,7 +154,7 @@ fn set_aside(job: &Job<'_>, state: &Path, label: &Label) -> Result<(), Failure> 
     let [own, aside] = names(label);
     let [path, kept] = [&own, &aside].map(|name| file(state, name));
     let finished = |path: &PathBuf| {
-        let Mapfile { label: theirs, map } = Earlier::read(path.clone()).ok()?.mapfile;
+        let Mapfile { label: theirs, map, .. } = Mapfile::parse(&read_mapfile(path).ok()?).ok()?;
         theirs.check(label).ok().map(|()| map.bytes(Status::Finished)).filter(|bytes| *bytes > 0)
     };
     let (bytes, before) = (finished(&path), finished(&kept));
@@ -171,10 +167,10 @@ fn set_aside(job: &Job<'_>, state: &Path, label: &Label) -> Result<(), Failure> 
     if bytes > before {
         fs::rename(&path, &kept).map_err(|error| failed(state, "keep journals in", error))?;
     }
-    let command = Kept { name: aside, ..Kept::default() }.command(job);
     job.host.warn(&format!(
-        "{} of an earlier copy are durable; to go on with it instead: {command}",
-        units::bytes(most)
+        "{} of an earlier copy are durable; to go on with it instead: {}",
+        units::bytes(most),
+        again::resume(job, &aside)
     ));
     Ok(())
 }
@@ -331,51 +327,19 @@ impl Kept {
     }
 
     pub fn command(&self, job: &Job<'_>) -> String {
-        let Request { plan, .. } = job.request;
-        let mut words = vec!["hikyaku".to_owned(), "copy".to_owned()];
-        words.extend([&job.source, &job.destination].map(|end| quoted(end.words())));
-        let mut option = |name: &str, value: String| words.push(format!("{name} {value}"));
-        for (name, value) in [("--src-offset", plan.src_offset), ("--dst-offset", plan.dst_offset)] {
-            if value > 0 {
-                option(name, value.to_string());
-            }
-        }
-        for (name, value) in [("--size", plan.size), ("--rate", plan.rate)] {
-            if let Some(value) = value {
-                option(name, value.to_string());
-            }
-        }
-        if !plan.sparse {
-            option("--sparse", "off".to_owned());
-        }
-        if let Some(choice) = job.request.offload.word() {
-            option("--offload", choice.to_owned());
-        }
-        if plan.verify {
-            words.push("--verify".to_owned());
-        }
-        if let Some(path) = &job.request.manifest {
-            words.push(format!("--manifest {}", quoted(&path.display().to_string())));
-        }
-        if job.request.snapshot {
-            words.push("--snapshot auto".to_owned());
-        }
-        if let Some(choice) = job.request.remote_copy.word() {
-            words.push(format!("--remote-copy {choice}"));
-        }
-        let Hooks { pre, post } = &job.request.hooks;
-        for (name, command) in [("--pre", pre), ("--post", post)] {
-            if let Some(command) = command {
-                words.push(format!("{name} {}", quoted(command)));
-            }
-        }
-        // The journal contains the changes that the other kinds of `--since` found.
-        if job.request.since == Some(Since::Hash) {
-            words.push("--since hash".to_owned());
-        }
-        words.push(format!("--resume {}", quoted(&self.name)));
-        words.join(" ")
+        again::resume(job, &self.name)
     }
+
+    /// The file of the journal, if the copy keeps one.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        self.journal.as_ref().map(|journal| journal.path().to_owned())
+    }
+}
+
+/// Removes a journal and what a killed process left of its replacement.
+pub(crate) fn remove(path: &Path) -> bool {
+    let _ = fs::remove_file(path.with_extension("map.new"));
+    fs::remove_file(path).is_ok()
 }
 
 #[cfg(test)]
@@ -399,7 +363,7 @@ mod tests {
     fn after_a_start_of_the_machine_reading_both_ends_is_asked_for() {
         let resume = |then: &str, now: &str, verify: bool| {
             let plan = mover::Plan { verify, ..mover::Plan::default() };
-            let request = Request { resume: Some("x".to_owned()), plan, ..Request::default() };
+            let request = Request { resume: Resume::Named("x".to_owned()), plan, ..Request::default() };
             let label = |contents: &str| {
                 let storage = "disk naa.1, 4096 bytes".to_owned();
                 let was = Fingerprint { storage, contents: contents.to_owned() };

@@ -35,6 +35,7 @@
 //! ```
 
 mod address;
+mod again;
 mod attach;
 pub mod cpu;
 mod estimate;
@@ -44,6 +45,7 @@ pub mod hooks;
 mod host;
 mod job;
 pub mod journal;
+pub mod journals;
 pub mod lock;
 pub mod manifest;
 pub mod offload;
@@ -58,6 +60,7 @@ mod series;
 pub mod shell;
 pub mod since;
 pub mod snapshot;
+mod space;
 mod stop;
 mod stream;
 mod thin;
@@ -77,7 +80,7 @@ pub use outcome::{Copied, Mismatch, Way, cpu_s_per_gb, engine_failure, mb_per_s,
 pub use prepared::{Pair, Prepared};
 pub use remote::ByTarget;
 pub use report::{Record, Report};
-pub use request::{Choice, Request, request_alignment};
+pub use request::{Choice, Request, Resume, request_alignment};
 pub use series::{Interval, Sample, Series};
 pub use since::Since;
 pub use stop::{Orderly, Stop};

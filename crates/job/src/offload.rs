@@ -90,6 +90,7 @@ fn copy(job: &Job<'_>, map: &mut Map, offload: &mut dyn Offload) -> Option<IoErr
     let _orderly = host.stop().orderly();
     let mut watch = Watch::new(*host);
     let open: Vec<_> = map.entries().filter(|entry| entry.status == Status::NonTried).collect();
+    let earlier = map.bytes(Status::Finished);
     let mut refused = None;
     'all: for entry in open {
         let mut at = entry.start;
@@ -106,7 +107,8 @@ fn copy(job: &Job<'_>, map: &mut Map, offload: &mut dyn Offload) -> Option<IoErr
                 }
             }
             let bytes = map.bytes(Status::Finished);
-            let sample = Sample { phase: "copy", bytes, total: map.size(), ..Sample::default() };
+            let data_bytes = bytes - earlier;
+            let sample = Sample { phase: "copy", bytes, data_bytes, total: map.size(), ..Sample::default() };
             watch.update(&Sample { limited_by: offload.means().name(), ..sample });
         }
     }
@@ -120,6 +122,7 @@ impl Offloaded {
         let Some(was) = &self.was else { return };
         self.bytes = report.resumed_bytes.saturating_sub(self.earlier_bytes);
         report.resumed_bytes -= self.bytes;
+        report.data_bytes += self.bytes;
         report.seconds += self.seconds;
         report.source_changed |= was != now;
     }

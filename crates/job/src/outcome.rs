@@ -133,8 +133,10 @@ pub fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> Value {
         "schema": SCHEMA,
         "remote_copy": false,
         "bytes": report.bytes,
+        "data_bytes": report.data_bytes,
         "seconds": units::rounded(report.seconds),
         "mb_per_s": units::rounded(mb_per_s(passed_bytes(report), report.seconds)),
+        "data_mb_per_s": units::rounded(mb_per_s(report.data_bytes, report.seconds)),
         "cpu_s_per_gb": { "user": units::rounded(user), "system": units::rounded(system) },
         "read": side(&report.read),
         "write": side(&report.write),
@@ -172,9 +174,9 @@ fn sentence(report: &Report, cpu: CpuTime) -> String {
     let (user, system) = cpu_s_per_gb(cpu, report.bytes);
     let mut text = format!(
         "copied {} in {}, {}",
-        units::bytes(report.bytes),
+        units::data(report.data_bytes, passed_bytes(report), report.bytes),
         units::duration(Duration::from_secs_f64(report.seconds)),
-        units::rate(mb_per_s(passed_bytes(report), report.seconds) * 1e6),
+        units::rate(mb_per_s(report.data_bytes, report.seconds) * 1e6),
     );
     let unchanged = units::bytes(report.skipped_bytes + report.equal_bytes);
     let moved = units::bytes(report.write.bytes);

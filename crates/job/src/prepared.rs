@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use block::{Endpoint, Fingerprint, Medium};
+use block::{Endpoint, Fingerprint, Medium, NewFile};
 use io::Io;
 use mover::{Checked, CopyError, Plan, Report};
 
 use crate::cpu::CpuTime;
 use crate::host::Watch;
-use crate::journal::Kept;
+use crate::journal::{Earlier, Kept};
 use crate::offload::{self, Offloaded};
 use crate::outcome::{self, Way};
 use crate::remote::{self, ByTarget};
@@ -64,6 +64,10 @@ pub struct Pair {
     pub source_consistent: bool,
     /// Fingerprint of the source before the first read; with a snapshot, of the snapshot's origin.
     pub source_was: Fingerprint,
+    /// The journal of the interrupted copy that this one resumes.
+    pub(crate) earlier: Option<Earlier>,
+    /// The file that was made for this copy. Dropping it removes the file if nothing was written.
+    pub(crate) created: Option<NewFile>,
     /// Media of source and destination, kept open as long as the endpoints.
     pub media: [Arc<dyn Medium>; 2],
 }
@@ -83,6 +87,18 @@ pub(crate) struct Paired<'a> {
 
 impl Paired<'_> {
     fn run(mut self, record: &mut Record) -> Result<Copied, Failure> {
+        let (created, journal) = (self.pair.created.take(), self.kept.path());
+        let result = self.copy(record);
+        // The command that resumes the copy needs the file.
+        if let Some(created) = created
+            && (result.is_ok() || journal.is_some_and(|journal| journal.exists()))
+        {
+            created.keep();
+        }
+        result
+    }
+
+    fn copy(mut self, record: &mut Record) -> Result<Copied, Failure> {
         match remote::copy(self.job, &mut self.io, &mut self.pair, &mut self.kept, record) {
             Ok(Some(by_target)) => self.finish_by_target(by_target, record),
             Ok(None) => self.run_here(record),
@@ -108,7 +124,7 @@ impl Paired<'_> {
         let mut offloaded = match offload::offload(job, &self.pair, &mut self.kept.map) {
             Ok(offloaded) => offloaded,
             Err(failure) => {
-                if job.request.resume.is_none() {
+                if !self.kept.is_resumed {
                     self.kept.obsolete.clear();
                     self.kept.finish(true)?;
                 }

@@ -4,57 +4,75 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Endpoint, Identity, Location, Medium, OpenOptions, Spec};
+use block::{Endpoint, Fingerprint, Identity, Location, Medium, NewFile, OpenOptions, Spec};
 use host::Kernel;
 use host::signature::{self, Ends};
 use io::Io;
 use mover::{Checked, Refusal};
 
 use crate::address::creates;
-use crate::{Address, Ending, Failure, Job, Pair, Request, request_alignment};
+use crate::journal::Earlier;
+use crate::space::{self, Standing};
+use crate::{
+    Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, units,
+};
 
-/// Opens both endpoints and makes all checks. The first refusal is the failure.
-pub fn prepare(job: &Job<'_>, io: &mut Io) -> Result<Pair, Failure> {
-    let mut inspection = Inspection::new(job);
+/// What is attempted where a source is missing.
+pub(crate) const MISSING: &str = "copy from";
+
+/// Opens both endpoints and makes all checks. The first refusal is the failure. `source_was`: the source before its
+/// snapshot, if the copy is from one; `named`: the journal to resume, if the request names it.
+pub fn prepare(
+    job: &Job<'_>,
+    io: &mut Io,
+    source_was: Option<&Fingerprint>,
+    named: Option<Earlier>,
+) -> Result<Pair, Failure> {
+    let mut inspection = Inspection::new(job, named);
     inspection.look_at_paths();
     inspection.first()?;
-    let (source_medium, source) = inspection.open_source(io)?;
-    inspection.look_at_new_file(source.capability().size_bytes);
+    let (source_medium, mut source) = inspection.open_source(io)?;
+    inspection.look_at_new_file(&mut *source);
     inspection.first()?;
+    let created = inspection.create(source.capability().size_bytes)?;
     let (destination_medium, mut destination) = inspection.open_destination(io, &*job.destination)?;
     inspection.look_at_identity(&*source, &*destination);
     let checked = inspection.check_plan(&*source, &*destination);
     inspection.first()?;
+    let checked = checked.expect("a plan that fails is a refusal");
+    let source_was = source_was.cloned().unwrap_or_else(|| source.inspect().fingerprint());
+    inspection.look_for_earlier(io, &source_was, &checked, [&mut *source, &mut *destination])?;
+    inspection.first()?;
     inspection.look_at_content(io, &mut *destination)?;
     inspection.first()?;
     Ok(Pair {
-        source_was: source.inspect().fingerprint(),
+        source_was,
         source,
         destination,
-        checked: checked.expect("a plan that fails is a refusal"),
+        checked,
         source_consistent: inspection.source_consistent,
+        earlier: inspection.earlier,
+        created,
         media: [source_medium, destination_medium],
     })
 }
 
-/// [`prepare`] for a source that is a stream.
-pub(crate) fn prepare_destination(job: &Job<'_>, io: &mut Io) -> Result<Opened, Failure> {
-    let mut inspection = Inspection::new(job);
+/// [`prepare`] for a source that is a stream. The file is the one that was made for it.
+pub(crate) fn prepare_destination(job: &Job<'_>, io: &mut Io) -> Result<(Opened, Option<NewFile>), Failure> {
+    let mut inspection = Inspection::new(job, None);
     inspection.look_at_paths();
+    inspection.look_at_stream();
     inspection.first()?;
-    if job.request.plan.size.is_some() {
-        inspection.look_at_new_file(0);
-        inspection.first()?;
-    }
+    let created = inspection.create(0)?;
     let (medium, mut endpoint) = inspection.open_destination(io, &*job.destination)?;
     inspection.look_at_content(io, &mut *endpoint)?;
     inspection.first()?;
-    Ok((medium, endpoint))
+    Ok(((medium, endpoint), created))
 }
 
 /// [`prepare`] for a destination that is a stream. The `bool` is whether no writer of the source is known.
 pub(crate) fn prepare_source(job: &Job<'_>, io: &mut Io) -> Result<(Opened, bool), Failure> {
-    let mut inspection = Inspection::new(job);
+    let mut inspection = Inspection::new(job, None);
     inspection.look_at_paths();
     inspection.first()?;
     let opened = inspection.open_source(io)?;
@@ -65,15 +83,39 @@ pub(crate) type Opened = (Arc<dyn Medium>, Box<dyn Endpoint>);
 
 /// The checks of a job. Refusals collect in `refusals`; [`Inspection::first`] turns the first into a failure.
 pub(crate) struct Inspection<'a> {
-    job: &'a Job<'a>,
+    pub(crate) job: &'a Job<'a>,
     kernel: Kernel,
     pub(crate) refusals: Vec<Failure>,
     pub(crate) source_consistent: bool,
+    /// The destination is a file that is to be made.
+    pub(crate) is_absent: bool,
+    /// The journal of the interrupted copy that this one resumes.
+    pub(crate) earlier: Option<Earlier>,
+    /// Warnings are left out: the checks are made once more.
+    is_rehearsal: bool,
 }
 
 impl<'a> Inspection<'a> {
-    pub(crate) fn new(job: &'a Job<'a>) -> Self {
-        Self { job, kernel: Kernel::default(), refusals: Vec::new(), source_consistent: true }
+    pub(crate) fn new(job: &'a Job<'a>, earlier: Option<Earlier>) -> Self {
+        Self {
+            job,
+            kernel: Kernel::default(),
+            refusals: Vec::new(),
+            source_consistent: true,
+            is_absent: false,
+            earlier,
+            is_rehearsal: false,
+        }
+    }
+
+    pub(crate) fn rehearsal(job: &'a Job<'a>, earlier: Option<Earlier>) -> Self {
+        Self { is_rehearsal: true, ..Self::new(job, earlier) }
+    }
+
+    fn warn(&self, text: &str) {
+        if !self.is_rehearsal {
+            self.job.host.warn(text);
+        }
     }
 
     fn refuse(&mut self, cause: impl std::fmt::Display, hint: impl Into<String>) {
@@ -81,30 +123,44 @@ impl<'a> Inspection<'a> {
     }
 
     /// Fails with the first refusal, if there is one.
-    fn first(&mut self) -> Result<(), Failure> {
+    pub(crate) fn first(&mut self) -> Result<(), Failure> {
         if self.refusals.is_empty() { Ok(()) } else { Err(self.refusals.remove(0)) }
     }
 
     /// Makes the checks that need neither endpoint open.
     pub(crate) fn look_at_paths(&mut self) {
-        let Job { host, request, source, destination } = self.job;
-        if let Some(path) = destination.path()
-            && !destination.creates()
-        {
-            match std::fs::metadata(path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    self.refuse(
-                        "it does not exist",
-                        format!("to make a new file: {},create,size=SIZE", destination.text()),
-                    );
-                    return;
-                }
-                _ => {}
+        let Job { request, source, destination, .. } = self.job;
+        if source.path().is_some_and(is_missing) && !source.creates() {
+            let failure = Failure::failed(MISSING, source.text(), "it does not exist");
+            self.refusals.push(failure.hint("check the name of the source"));
+        }
+        match space::standing(&**destination, self.job.creates) {
+            Err(failure) => {
+                let belongs = self.earlier.as_ref().map(Earlier::ends);
+                self.refusals.push(match belongs {
+                    Some(belongs) => failure.hint(belongs),
+                    None => failure,
+                });
+                return;
             }
-            if !request.allow_in_use {
-                for user in self.kernel.users(path) {
-                    self.refuse(user, "end that use, or --allow in-use");
+            Ok(Standing::Absent) => match &self.earlier {
+                Some(earlier) => {
+                    let hint = earlier.ends();
+                    return self.refuse("it does not exist", hint);
                 }
+                None => self.is_absent = true,
+            },
+            // The file of an interrupted copy was made by that copy.
+            Ok(Standing::There)
+                if self.job.creates && self.earlier.is_none() && !journals::is_any_between(self.job) =>
+            {
+                self.refuse_existing();
+            }
+            Ok(Standing::There) => {}
+        }
+        if let Some(path) = destination.path().filter(|_| !self.is_absent && !request.allow_in_use) {
+            for user in self.kernel.users(path) {
+                self.refuse(user, "end that use, or --allow in-use");
             }
         }
         // A stream may be redirected to a file or a device, too.
@@ -122,12 +178,12 @@ impl<'a> Inspection<'a> {
                     "end that program; --allow in-use if it has other storage there",
                 );
             } else {
-                host.warn(&format!("{cause}: the copy may mix several moments of it"));
+                self.warn(&format!("{cause}: the copy may mix several moments of it"));
             }
         }
         if let Some(point) = source.path().and_then(|path| self.kernel.written_at(path)) {
             self.source_consistent = false;
-            host.warn(&format!(
+            self.warn(&format!(
                 "{} is mounted read-write on {}: the copy may mix several moments of it",
                 source.text(),
                 point.display()
@@ -136,7 +192,7 @@ impl<'a> Inspection<'a> {
     }
 
     pub(crate) fn open_source(&mut self, io: &mut Io) -> Result<Opened, Failure> {
-        let Job { host, request, source, .. } = self.job;
+        let Job { request, source, .. } = self.job;
         let request_alignment = request_alignment(request.plan.src_offset, request.plan.chunk);
         let mut options = OpenOptions { writable: false, request_alignment, allow_in_use: false };
         let medium = match source.open(&options) {
@@ -144,7 +200,7 @@ impl<'a> Inspection<'a> {
                 options.allow_in_use = true;
                 let medium = source.open(&options)?;
                 self.source_consistent = false;
-                host.warn(&format!("{}; the copy may mix several moments of it", failure.cause));
+                self.warn(&format!("{}; the copy may mix several moments of it", failure.cause));
                 medium
             }
             opened => opened?,
@@ -163,15 +219,95 @@ impl<'a> Inspection<'a> {
         Ok((medium, endpoint))
     }
 
-    /// Refuses a new file that would be too small, before it is created.
-    pub(crate) fn look_at_new_file(&mut self, source_bytes: u64) {
-        let Job { request: Request { plan, .. }, destination, .. } = self.job;
-        let Ok(Some(size)) = destination.spec().size("size") else { return };
-        let bytes = plan.size.unwrap_or(source_bytes.saturating_sub(plan.src_offset));
-        let needed = u128::from(plan.dst_offset) + u128::from(bytes);
-        if destination.creates() && u128::from(size) < needed {
-            self.refuse(format!("it would have {size} bytes; {needed} are needed"), format!("size={needed}"));
+    fn refuse_existing(&mut self) {
+        self.refuse("it exists", "leave out create to use it");
+    }
+
+    /// Refuses a file that would be too small or has no space, before it is created or written.
+    pub(crate) fn look_at_new_file(&mut self, source: &mut dyn Endpoint) {
+        let source_bytes = source.capability().size_bytes;
+        if self.is_absent {
+            let needed = space::needed(self.job, source_bytes);
+            match space::size_of_new(self.job, source_bytes) {
+                Err(failure) => self.refusals.push(failure),
+                Ok(size) if u128::from(size) < needed => {
+                    self.refuse(
+                        format!("it would have {size} bytes; {needed} are needed"),
+                        format!("size={needed}"),
+                    );
+                }
+                Ok(size) if u128::from(size) > needed && !self.is_rehearsal => {
+                    let more = u64::try_from(u128::from(size) - needed).unwrap_or(u64::MAX);
+                    self.job.host.remark(&format!(
+                        "{} will be larger than the source by {}: {size} bytes, {needed} are copied",
+                        self.job.destination.text(),
+                        units::bytes(more)
+                    ));
+                }
+                Ok(_) => {}
+            }
         }
+        match space::shortage(self.job, source) {
+            Some(Ok(refusal)) => self.refusals.push(refusal),
+            Some(Err(warning)) => self.warn(&warning),
+            None => {}
+        }
+    }
+
+    /// Refuses to make a file for a stream of unknown length.
+    pub(crate) fn look_at_stream(&mut self) {
+        let Job { request, source, destination, .. } = self.job;
+        if !self.is_absent || !source.is_stream() {
+            return;
+        }
+        let size = destination.spec().size("size");
+        match (size, request.plan.size) {
+            (Ok(None), None) => {
+                let hint = format!("{},create,size=SIZE", destination.text());
+                self.refuse("it does not exist, and a stream does not tell its length", hint);
+            }
+            (Ok(Some(size)), Some(bytes)) => {
+                let needed = u128::from(request.plan.dst_offset) + u128::from(bytes);
+                if u128::from(size) < needed {
+                    self.refuse(
+                        format!("it would have {size} bytes; {needed} are needed"),
+                        format!("size={needed}"),
+                    );
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Makes the file of the destination, if it is absent.
+    fn create(&self, source_bytes: u64) -> Result<Option<NewFile>, Failure> {
+        if !self.is_absent {
+            return Ok(None);
+        }
+        let size = space::size_of_new(self.job, source_bytes)?;
+        space::create(&*self.job.destination, size).map(Some)
+    }
+
+    /// Looks for an interrupted copy of the same, unless the request names one or begins anew.
+    pub(crate) fn look_for_earlier(
+        &mut self,
+        io: &mut Io,
+        source_was: &Fingerprint,
+        checked: &Checked,
+        [source, destination]: [&mut dyn Endpoint; 2],
+    ) -> Result<(), Failure> {
+        let job = self.job;
+        if job.request.resume == Resume::Found && !self.is_absent {
+            let label = journal::label_of(job, source_was.clone(), destination, checked);
+            match journals::find(job, io, &label, [source, destination]) {
+                Ok(earlier) => self.earlier = earlier,
+                Err(refusal) => self.refusals.push(refusal),
+            }
+        }
+        if job.creates && !self.is_absent && self.earlier.is_none() && self.refusals.is_empty() {
+            self.refuse_existing();
+        }
+        Ok(())
     }
 
     pub(crate) fn look_at_identity(&mut self, source: &dyn Endpoint, destination: &dyn Endpoint) {
@@ -204,7 +340,7 @@ impl<'a> Inspection<'a> {
         destination: &mut dyn Endpoint,
     ) -> Result<(), Failure> {
         // Content of the destination of a resumed copy comes from that copy.
-        if self.job.request.force || self.job.request.resume.is_some() {
+        if self.job.request.force || self.is_absent || self.earlier.is_some() {
             return Ok(());
         }
         let found = probe(io, destination)
@@ -245,6 +381,10 @@ pub fn probe(io: &mut Io, endpoint: &mut dyn Endpoint) -> Result<Vec<&'static st
     let head = crate::read(io, endpoint, 0, head_bytes as usize)?;
     let tail = crate::read(io, endpoint, tail_start, (size_bytes - tail_start) as usize)?;
     Ok(signature::probe(&Ends { head: &head, tail: &tail, size_bytes }))
+}
+
+fn is_missing(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// The failure for a plan that the engine refuses. `source` and `destination` are texts of the endpoints.
@@ -292,7 +432,9 @@ mod tests {
         let (_directory, [one, other, link]) = files();
         let prepared = |destination: &str| {
             with_job(&one, destination, |job| {
-                prepare(job, &mut crate::event_loop().unwrap()).map(drop).map_err(|failure| failure.cause)
+                prepare(job, &mut crate::event_loop().unwrap(), None, None)
+                    .map(drop)
+                    .map_err(|failure| failure.cause)
             })
         };
         assert_eq!(prepared(&other), Ok(()));
@@ -308,7 +450,7 @@ mod tests {
         let refused = |source: &str, destination: &str| {
             with_job(source, destination, |job| {
                 let mut io = crate::event_loop().unwrap();
-                let mut inspection = Inspection::new(job);
+                let mut inspection = Inspection::new(job, None);
                 let ends = [&job.source, &job.destination].map(|address| {
                     let options =
                         OpenOptions { writable: false, request_alignment: 4096, allow_in_use: true };

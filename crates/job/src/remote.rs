@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::host::Watch;
 use crate::journal::Kept;
 use crate::report::Record;
-use crate::{Address, Choice, Failure, Job, Pair, SCHEMA, Sample, outcome, units};
+use crate::{Address, Choice, Failure, Job, Mismatch, Pair, SCHEMA, Sample, outcome, units};
 
 #[derive(Clone, Debug)]
 pub struct ByTarget {
@@ -30,7 +30,7 @@ pub fn copy(
     kept: &mut Kept,
     record: &mut Record,
 ) -> Result<Option<ByTarget>, Failure> {
-    let Job { host, request, source, destination } = job;
+    let Job { host, request, source, destination, .. } = job;
     let ends = match (request.remote_copy, one_target(&**source, &**destination)) {
         (Choice::Off, _) => return Ok(None),
         // The default case; it causes no remark.
@@ -128,7 +128,8 @@ impl RemoteObserver for Claims<'_> {
     fn on_progress(&mut self, done: u64) -> bool {
         let bytes = self.resumed_bytes + done;
         let sample =
-            Sample { phase: "copy", bytes, total: self.total, limited_by: "target", ..Sample::default() };
+            Sample { phase: "copy", bytes, data_bytes: done, total: self.total, ..Sample::default() };
+        let sample = Sample { limited_by: "target", ..sample };
         self.watch.update(&sample);
         !self.stop.is_requested()
     }
@@ -183,7 +184,18 @@ fn verify(job: &Job<'_>, io: &mut Io, pair: &mut Pair, record: &mut Record) -> R
     let error = match result {
         Ok(comparison) => match comparison.first_difference {
             None => return Ok(comparison.duration.as_secs_f64()),
-            Some(at) => CopyError::Verify { offset: plan.dst_offset + at, length: 1 },
+            Some(at) => {
+                let offset = plan.dst_offset + at;
+                let Pair { checked, source_consistent, .. } = pair;
+                let mismatch = Mismatch {
+                    bytes: checked.bytes,
+                    offset,
+                    length: 1,
+                    source_consistent: *source_consistent,
+                };
+                job.host.on_mismatch(&mismatch);
+                CopyError::Verify { offset, length: 1 }
+            }
         },
         Err(CopyError::Interrupted { .. }) => {
             CopyError::Interrupted { phase: mover::Phase::Verify, bytes_safe: pair.checked.bytes }
@@ -203,8 +215,10 @@ impl ByTarget {
             "remote_copy": true,
             "offload": "none",
             "bytes": self.bytes,
+            "data_bytes": self.bytes - self.resumed_bytes,
             "seconds": units::rounded(seconds),
             "mb_per_s": units::rounded(outcome::mb_per_s(self.bytes - self.resumed_bytes, seconds)),
+            "data_mb_per_s": units::rounded(outcome::mb_per_s(self.bytes - self.resumed_bytes, seconds)),
             "resumed_bytes": self.resumed_bytes,
             "claims": self.claims,
             "commands": self.report.commands,

@@ -17,8 +17,7 @@ pub struct Request {
     pub manifest: Option<PathBuf>,
     /// Whether a copy of any size keeps a journal; a copy of more than 1 GiB always does.
     pub journal: bool,
-    /// Name or path of an earlier copy's journal.
-    pub resume: Option<String>,
+    pub resume: Resume,
     /// Which part of the source may differ from what the destination holds.
     pub since: Option<Since>,
     pub remote_copy: Choice,
@@ -30,6 +29,24 @@ pub struct Request {
     pub force: bool,
     /// Whether a destination may be mounted, held or locked, and the source written during the copy.
     pub allow_in_use: bool,
+    /// Whether a destination file may need more space than its file system has free.
+    pub allow_space: bool,
+    /// Further words of the caller for command lines that repeat or resume the copy.
+    pub more: Vec<String>,
+}
+
+/// Whether an interrupted copy is resumed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// The interrupted copy of the same range between the same storage, if there is one and nothing has changed since.
+    #[default]
+    Found,
+    /// The only interrupted copy between these two addresses.
+    Only,
+    /// The copy with the journal of this name or path.
+    Named(String),
+    /// None: the copy begins anew.
+    Off,
 }
 
 /// Whether a path that avoids this host's memory is used.

@@ -10,9 +10,13 @@ pub struct Sample {
     pub phase: &'static str,
     pub bytes: u64,
     pub total: u64,
-    /// Bytes per second over the last seconds.
+    /// Bytes per second over the last seconds, with holes.
     pub rate: u64,
-    /// Time left at [`Sample::rate`].
+    /// Bytes moved in this phase, without holes.
+    pub data_bytes: u64,
+    /// Bytes moved per second over the last seconds.
+    pub data_rate: u64,
+    /// Time left at [`Sample::data_rate`].
     pub eta: Option<Duration>,
     /// Requests repeated after a lost connection.
     pub retries: u64,
@@ -43,7 +47,7 @@ pub struct Interval {
     pub from: f64,
     /// End, in seconds since the series began.
     pub to: f64,
-    /// Bytes per second.
+    /// Bytes moved per second.
     pub rate: f64,
     /// The sample at the end.
     pub sample: Sample,
@@ -63,6 +67,8 @@ impl Sample {
             bytes: now.bytes,
             total: now.total,
             rate: now.rate_now,
+            data_bytes: now.data_bytes,
+            data_rate: now.data_rate_now,
             eta: now.eta,
             retries: now.retries,
             limited_by: now.limited_by.name(),
@@ -129,12 +135,15 @@ impl Series {
             let seconds = (*at - from).as_secs_f64();
             let rate = match before {
                 Some((_, earlier)) if earlier.phase == sample.phase => {
-                    sample.bytes.saturating_sub(earlier.bytes) as f64 / seconds.max(1e-6)
+                    sample.data_bytes.saturating_sub(earlier.data_bytes) as f64
+                        / seconds.max(INTERVAL_SECONDS_MIN)
                 }
                 // Storage or a target that copies by itself gives neither rate nor depth.
-                _ if sample.rate == 0 && sample.depth == 0 => sample.bytes as f64 / seconds.max(1e-6),
-                // `bytes` includes bytes of an earlier copy or phase; `rate` does not.
-                _ => sample.rate as f64,
+                _ if sample.rate == 0 && sample.depth == 0 => {
+                    sample.data_bytes as f64 / seconds.max(INTERVAL_SECONDS_MIN)
+                }
+                // The interval begins before the phase, where it is the first of a copy.
+                _ => sample.data_rate as f64,
             };
             before = Some(point);
             let to = (*at - self.start).as_secs_f64();
@@ -167,7 +176,10 @@ mod tests {
         for index in 1..=50_000u32 {
             let phase = if index <= 40_000 { "copy" } else { "verify" };
             let bytes = u64::from(if index <= 40_000 { index } else { index - 40_000 }) * 1000;
-            series.push(start + step * index, &Sample { phase, bytes, rate: 5000, ..Sample::default() });
+            series.push(
+                start + step * index,
+                &Sample { phase, bytes, data_bytes: bytes, data_rate: 5000, rate: 5000, ..Sample::default() },
+            );
             assert!(series.points.len() <= POINTS_MAX);
         }
         assert!(series.points.len() > POINTS_MAX / 4, "{}", series.points.len());
@@ -176,7 +188,7 @@ mod tests {
         assert!((moved / 50_000_000.0 - 1.0).abs() < 0.01, "{moved}");
         series.push(
             start + step * 50_001 - GAP_MIN * 4,
-            &Sample { phase: "verify", bytes: 10_000_001, ..Sample::default() },
+            &Sample { phase: "verify", bytes: 10_000_001, data_bytes: 10_000_001, ..Sample::default() },
         );
         assert_eq!(series.last().map(|last| last.bytes), Some(10_000_001));
         assert_eq!(series.intervals().len(), intervals.len(), "too soon for a rate of its own");
@@ -193,7 +205,9 @@ mod tests {
         let mut series = Series::new(start);
         let at = |micros| start + Duration::from_micros(micros);
         let mut push = |micros, phase, bytes, rate| {
-            series.push(at(micros), &Sample { phase, bytes, rate, depth: 4, ..Sample::default() });
+            let (data_bytes, data_rate) = (bytes, rate);
+            let sample = Sample { phase, bytes, data_bytes, data_rate, rate, depth: 4, ..Sample::default() };
+            series.push(at(micros), &sample);
         };
         push(900_000, "copy", 3 << 30, 3_579_139_413);
         // The rescue finds nothing to do: its bytes are those of the copy.
@@ -209,6 +223,30 @@ mod tests {
     }
 
     #[test]
+    fn holes_are_no_peak() {
+        let start = Instant::now();
+        let mut series = Series::new(start);
+        for (millis, bytes, data_bytes) in
+            [(200, 100 << 30, 0), (400, 101 << 30, 1 << 20), (460, 1 << 40, 2 << 20)]
+        {
+            let (rate, depth) = (bytes * 5, 4);
+            let sample = Sample { phase: "copy", bytes, data_bytes, rate, depth, ..Sample::default() };
+            series.push(start + Duration::from_millis(millis), &sample);
+        }
+        let rates: Vec<_> = series.intervals().iter().map(|part| part.rate.round() as u64).collect();
+        assert_eq!(rates, [0, 5 << 20, 17_476_267]);
+    }
+
+    #[test]
+    fn an_instant_has_no_peak() {
+        let start = Instant::now();
+        let mut series = Series::new(start);
+        let sample = Sample { phase: "copy", bytes: 1 << 20, data_bytes: 1 << 20, ..Sample::default() };
+        series.push(start + Duration::from_nanos(10), &sample);
+        assert!(series.intervals()[0].rate < 1e9, "{:?}", series.intervals());
+    }
+
+    #[test]
     fn bytes_of_an_earlier_copy_have_no_rate() {
         let start = Instant::now();
         let mut series = Series::new(start);
@@ -216,7 +254,10 @@ mod tests {
         series.push(start + Duration::from_millis(200), &sample);
         assert_eq!(series.intervals()[0].rate, 0.0);
         let mut series = Series::new(start);
-        series.push(start + Duration::from_secs(2), &Sample { bytes: 2000, depth: 0, ..sample });
+        series.push(
+            start + Duration::from_secs(2),
+            &Sample { bytes: 2000, data_bytes: 2000, depth: 0, ..sample },
+        );
         assert_eq!(series.intervals()[0].rate, 1000.0, "by storage itself");
     }
 }

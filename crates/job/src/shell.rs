@@ -13,6 +13,11 @@ pub fn line(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
+/// The words of a command line that [`line()`] or [`quoted`] made; `None` if its quotes do not match.
+pub fn split(line: &str) -> Option<Vec<String>> {
+    shlex::split(line)
+}
+
 /// PATH with the directories of system programs added: cron's PATH lacks them.
 pub(crate) fn path() -> String {
     let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/bin:/bin".to_owned());

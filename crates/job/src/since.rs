@@ -11,7 +11,7 @@ use io::Io;
 use mover::{Checked, Plan};
 
 use crate::thin::{self, ThinError};
-use crate::{Address, Ending, Failure, Job, Stop};
+use crate::{Address, Ending, Failure, Job, Resume, Stop};
 
 /// Maximum number of ranges to copy: near ranges are joined until there are no more, and the bytes between them are
 /// copied too. A journal writes all ranges every few seconds.
@@ -75,7 +75,8 @@ impl Changes {
 /// Refuses a destination that would be created: a new file has no state that a snapshot or a bitmap refers to.
 pub fn check(job: &Job<'_>) -> Result<(), Failure> {
     let trusts = job.request.since.as_ref().is_some_and(|since| *since != Since::Hash);
-    if !trusts || job.request.resume.is_some() || !job.destination.creates() {
+    let is_new = job.creates || job.destination.path().is_some_and(|path| !path.exists());
+    if !trusts || !is_new || matches!(job.request.resume, Resume::Only | Resume::Named(_)) {
         return Ok(());
     }
     let cause = "a file that is made now holds nothing of the source yet";
@@ -93,7 +94,15 @@ pub(crate) fn remark(job: &Job<'_>) {
     }
 }
 
-/// Queries the changes of the source. `None`: known only by comparison, or from the journal of the resumed copy.
+/// The changes for a resumed copy: its journal has them.
+pub(crate) fn recorded(job: &Job<'_>) -> Option<Changes> {
+    if job.request.since.as_ref().is_some_and(|since| *since != Since::Hash) {
+        job.host.remark("the list of changes is in the journal; --since is not evaluated again");
+    }
+    None
+}
+
+/// Queries the changes of the source. `None`: known only by comparison.
 pub fn changes(
     job: &Job<'_>,
     io: &mut Io,
@@ -102,10 +111,6 @@ pub fn changes(
 ) -> Result<Option<Changes>, Failure> {
     let Job { host, request, source, .. } = job;
     let Some(since) = request.since.as_ref().filter(|since| **since != Since::Hash) else { return Ok(None) };
-    if request.resume.is_some() {
-        host.remark("the list of changes is in the journal; --since is not evaluated again");
-        return Ok(None);
-    }
     let was = endpoint.inspect().fingerprint();
     let all = match since {
         Since::Bitmap(name) => {

@@ -54,7 +54,11 @@ impl Stop {
     /// The failure of an operation that a signal has stopped.
     pub fn failure(&self, attempted: &str, object: impl Into<String>) -> Failure {
         let signal = self.signal().unwrap_or(libc::SIGINT);
-        let name = if signal == libc::SIGTERM { "SIGTERM" } else { "SIGINT" };
+        let name = match signal {
+            libc::SIGTERM => "SIGTERM",
+            libc::SIGHUP => "SIGHUP",
+            _ => "SIGINT",
+        };
         Failure::new(Ending::Interrupted(signal), attempted, object, format!("interrupted by {name}"))
     }
 }

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
+use block::NewFile;
 use io::Io;
 use mover::{CopyError, copy_from_stream, copy_to_stream};
 
@@ -15,13 +16,15 @@ use crate::host::Watch;
 use crate::outcome::Way;
 use crate::refusals::Opened;
 use crate::report::Record;
-use crate::{Choice, Copied, Failure, Job, Request, journal, outcome, protection, refusals};
+use crate::{Choice, Copied, Failure, Job, Request, Resume, journal, outcome, protection, refusals};
 
 /// A copy from or to a stream that passed all checks. Its endpoint is open and, as a destination, locked.
 pub(crate) struct Piped<'a> {
     job: &'a Job<'a>,
     end: Opened,
     source_consistent: bool,
+    /// The file that was made for this copy.
+    created: Option<NewFile>,
     /// Processor time before anything was opened.
     before: CpuTime,
     _claim: Option<File>,
@@ -29,25 +32,30 @@ pub(crate) struct Piped<'a> {
     io: Io,
 }
 
+/// Refuses what a copy from or to a stream cannot do.
+pub(crate) fn check(job: &Job<'_>) -> Result<(), Failure> {
+    unsuitable(job.request, job.source.is_stream(), job.destination.is_stream())
+}
+
 impl<'a> Piped<'a> {
     pub(crate) fn prepare(job: &'a Job<'a>) -> Result<Self, Failure> {
-        let (from, to) = (job.source.is_stream(), job.destination.is_stream());
-        unsuitable(job.request, from, to)?;
+        check(job)?;
+        let from = job.source.is_stream();
         let before = CpuTime::now();
         let mut io = crate::event_loop()?;
-        let (end, source_consistent, _claim) = if from {
-            let end = refusals::prepare_destination(job, &mut io)?;
+        let (end, source_consistent, created, _claim) = if from {
+            let (end, created) = refusals::prepare_destination(job, &mut io)?;
             let claim = journal::claim_short(job, &*end.1)?;
-            (end, true, claim)
+            (end, true, created, claim)
         } else {
             let (end, source_consistent) = refusals::prepare_source(job, &mut io)?;
-            (end, source_consistent, None)
+            (end, source_consistent, None, None)
         };
-        Ok(Self { job, io, end, source_consistent, before, _claim })
+        Ok(Self { job, io, end, source_consistent, created, before, _claim })
     }
 
     pub(crate) fn run(self, record: &mut Record) -> Result<Copied, Failure> {
-        let Self { job, mut io, end: (_medium, mut end), source_consistent, before, _claim } = self;
+        let Self { job, mut io, end: (_medium, mut end), source_consistent, created, before, _claim } = self;
         let (plan, mut watch) = (job.request.plan(), Watch::new(job.host));
         let mut observer = |now: &mover::Progress| watch.observe(now);
         let result = {
@@ -67,6 +75,9 @@ impl<'a> Piped<'a> {
         let report = result.map_err(|error| failure(job, &error))?;
         let way = Way::Stream(Box::new(report), cpu);
         let copied = Copied { way, source_consistent, protection, snapshot: None, manifest: None };
+        if let Some(created) = created {
+            created.keep();
+        }
         job.finished(&copied, record);
         Ok(copied)
     }
@@ -83,7 +94,9 @@ fn unsuitable(request: &Request, from: bool, to: bool) -> Result<(), Failure> {
         () if from && to => "only one of the two can be a stream",
         () if from && std::io::stdin().is_terminal() => "standard input is a terminal",
         () if to && std::io::stdout().is_terminal() => "standard output is a terminal",
-        () if request.resume.is_some() => "a stream cannot be read or written from the middle (--resume)",
+        () if !matches!(request.resume, Resume::Found | Resume::Off) => {
+            "a stream cannot be read or written from the middle (--resume)"
+        }
         () if request.since.is_some() => "a stream has no earlier state, and is not compared (--since)",
         () if request.manifest.is_some() => "a stream is not verified extent by extent (--manifest)",
         () if request.remote_copy == Choice::Require => "a stream is no LUN (--remote-copy require)",

@@ -39,6 +39,11 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// Bytes of data within a whole, `300 MiB data of 10 GiB`, or only the whole if all of `passed` was data.
+pub fn data(data: u64, passed: u64, whole: u64) -> String {
+    if data < passed { format!("{} data of {}", bytes(data), bytes(whole)) } else { bytes(whole) }
+}
+
 /// A count with its noun: `1 area`, `2 areas`.
 pub fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })

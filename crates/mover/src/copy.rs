@@ -28,6 +28,8 @@ use crate::zero::is_zero;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub bytes: u64,
+    /// Bytes moved: without holes, what was resumed, skipped, or not read for another reason.
+    pub data_bytes: u64,
     /// Bytes that an earlier copy had finished: neither read nor written.
     pub resumed_bytes: u64,
     /// Bytes outside of [`Plan::only`]: neither read nor written.
@@ -171,6 +173,7 @@ fn copy_claiming<'a>(
         .collect();
     Ok(Report {
         bytes: checked.bytes,
+        data_bytes: figures.data_bytes,
         resumed_bytes,
         skipped_bytes,
         equal_bytes,
@@ -345,6 +348,10 @@ impl Operation for Copy<'_> {
 
     fn spans(&self) -> usize {
         1 + usize::from(self.differing)
+    }
+
+    fn skips_holes(&self) -> bool {
+        self.sparse && self.can_write_zeroes && !self.differing
     }
 
     fn is_exhausted(&self, _map: &Map) -> bool {

@@ -13,7 +13,7 @@ use tracing::debug;
 
 use crate::admission::{Admission, Admitted, Needs, Pause};
 use crate::checkpoint::{Checkpoints, FLUSH_ID};
-use crate::cutter::Run;
+use crate::cutter::{HOLE_BYTES_MIN, Run};
 use crate::depth::Depth;
 use crate::driver::Driver;
 use crate::error::{CopyError, End};
@@ -24,12 +24,15 @@ use crate::map::{Map, Status};
 use crate::meter::{Meter, Side};
 use crate::operation::{Extents, Operation, Step};
 use crate::plan::{Checked, Plan};
-use crate::progress::Phase;
+use crate::progress::{Done, Phase};
 use crate::slot::{Slot, Stage};
 use crate::watch::{Observer, Wait, Watch};
 
 /// Bound of the entries of the map when unreadable places are skipped; beyond it the medium counts as failed.
 const ENTRIES_MAX: usize = 20_000;
+
+/// Bound of the queries for holes at the start of a copy, which the estimate of its end needs.
+const EXTENT_QUERIES_MAX: usize = 20_000;
 
 enum Action {
     Complete(End, Completion),
@@ -48,6 +51,8 @@ pub(crate) struct Figures {
     pub(crate) runs: u64,
     /// Bytes zeroed without transferring zeroes.
     pub(crate) zero_bytes: u64,
+    /// Bytes of the runs that were not holes.
+    pub(crate) data_bytes: u64,
     pub(crate) compared_bytes: u64,
     pub(crate) depth_max: usize,
     pub(crate) limit: Limit,
@@ -90,6 +95,11 @@ pub(crate) struct Engine<'a> {
     /// The state of the range in this run.
     pub(crate) map: Map,
     finished_bytes: u64,
+    /// Finished in this phase and not zeroed without data.
+    data_bytes: u64,
+    /// Bytes of the range that are known to be holes, and how many of them are finished.
+    hole_bytes: u64,
+    hole_bytes_done: u64,
     meters: [Meter; 2],
     runs: u64,
     zero_bytes: u64,
@@ -136,6 +146,9 @@ impl<'a> Engine<'a> {
             failure: None,
             map: Map::new(checked.bytes),
             finished_bytes: 0,
+            data_bytes: 0,
+            hole_bytes: 0,
+            hole_bytes_done: 0,
             meters: [Meter::new(), Meter::new()],
             runs: 0,
             zero_bytes: 0,
@@ -183,6 +196,9 @@ impl<'a> Engine<'a> {
     pub(crate) fn run<J: Operation>(&mut self, operation: &mut J, map: Map) -> Result<Figures, CopyError> {
         self.map = map;
         self.enter(J::PHASE, operation.chunk(self.admission.chunk()));
+        if operation.skips_holes() {
+            self.hole_bytes = self.known_holes();
+        }
         loop {
             match self.select(operation)? {
                 Action::Complete(end, completion) => self.on_completion(operation, end, completion),
@@ -208,6 +224,7 @@ impl<'a> Engine<'a> {
             sides: [0, 1].map(|end| self.meters[end].side(busy[end])),
             runs: self.runs,
             zero_bytes: self.zero_bytes,
+            data_bytes: self.data_bytes,
             compared_bytes: self.compared_bytes,
             depth_max: self.depth_max,
             limit: self.watch.limit(),
@@ -216,6 +233,24 @@ impl<'a> Engine<'a> {
             duration: self.watch.duration(),
             complete,
         })
+    }
+
+    /// Bytes that are not tried and that the source reports as holes, as far as `EXTENT_QUERIES_MAX` queries reach.
+    fn known_holes(&mut self) -> u64 {
+        let mut extents = Extents { ends: &mut self.driver.ends, offsets: self.geometry.offsets };
+        let (mut queries, mut holes) = (0, 0);
+        for entry in self.map.entries().filter(|entry| entry.status == Status::NonTried) {
+            let mut at = entry.start;
+            while at < entry.end && queries < EXTENT_QUERIES_MAX {
+                let extent = extents.of(End::Source, at);
+                let end = extent.end.clamp(at + 1, entry.end);
+                if !extent.data && end - at >= HOLE_BYTES_MIN {
+                    holes += end - at;
+                }
+                (at, queries) = (end, queries + 1);
+            }
+        }
+        holes
     }
 
     /// Flushes the destination once and claims what is finished. Nothing else may be in flight.
@@ -249,6 +284,7 @@ impl<'a> Engine<'a> {
         self.admission.begin(chunk);
         self.finished_bytes = if phase == Phase::Flush { 0 } else { self.map.bytes(Status::Finished) };
         self.checkpoints.begin(self.watch.seen());
+        (self.data_bytes, self.hole_bytes, self.hole_bytes_done) = (0, 0, 0);
         self.meters = [Meter::new(), Meter::new()];
         (self.runs, self.zero_bytes, self.compared_bytes, self.depth_max) = (0, 0, 0, 0);
         self.halted = false;
@@ -492,6 +528,14 @@ impl<'a> Engine<'a> {
         let Run { offset, length, .. } = self.slots[index].run;
         self.map.set(offset, offset + u64::from(length), Status::Finished);
         self.finished_bytes += u64::from(length);
+        if !self.slots[index].run.zero {
+            self.data_bytes += u64::from(length);
+        } else if self.slots[index].stage == Stage::Zeroing && !self.can_write_zeroes {
+            // Zeroes were written.
+            self.data_bytes += u64::from(length);
+        } else {
+            self.hole_bytes_done += u64::from(length);
+        }
         let is_data = self.slots[index].is_data();
         self.admission.finished(self.watch.seen(), is_data.then_some(length.into()));
         self.release(index);
@@ -542,6 +586,11 @@ impl<'a> Engine<'a> {
     }
 
     fn observe(&mut self) {
-        self.watch.observe(self.finished_bytes, self.retries(), self.admission.depth() as u32);
+        let done = Done {
+            bytes: self.finished_bytes,
+            data_bytes: self.data_bytes,
+            hole_bytes_left: self.hole_bytes.saturating_sub(self.hole_bytes_done),
+        };
+        self.watch.observe(done, self.retries(), self.admission.depth() as u32);
     }
 }

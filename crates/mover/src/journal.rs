@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::checkpoint::{CHECKPOINT_EVERY, Journal};
 use crate::map::Map;
-use crate::mapfile::{Label, MAPFILE_BYTES_MAX, Mapfile};
+use crate::mapfile::{Label, MAPFILE_BYTES_MAX, Mapfile, Origin};
 
 /// The system calls that replace a file. The process may end between any two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +57,8 @@ pub struct FileJournal {
 impl FileJournal {
     /// Writes the map at the start of the copy in place of the existing file, and waits for that: a copy whose journal
     /// cannot be written must not start.
-    pub fn begin(path: &Path, label: Label, map: &Map) -> io::Result<Self> {
-        let mut mapfile = Mapfile { label, map: map.clone() };
+    pub fn begin(path: &Path, label: Label, origin: Origin, map: &Map) -> io::Result<Self> {
+        let mut mapfile = Mapfile { label, origin: Some(origin), map: map.clone() };
         replace(path, mapfile.emit().as_bytes(), |_| Ok(()))?;
         let shared = Arc::new(Shared::default());
         let (of_thread, to) = (Arc::clone(&shared), path.to_owned());
@@ -73,6 +73,10 @@ impl FileJournal {
         };
         let thread = std::thread::Builder::new().name("journal".to_owned()).spawn(write)?;
         Ok(Self { path: path.to_owned(), shared, thread: Some(thread), every: CHECKPOINT_EVERY })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Sets the interval between claims, in loop time.
@@ -217,14 +221,14 @@ mod tests {
     fn the_last_claim_is_what_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.map");
-        let mut journal = FileJournal::begin(&path, label(), &Map::new(1 << 20)).unwrap();
+        let mut journal = FileJournal::begin(&path, label(), Origin::default(), &Map::new(1 << 20)).unwrap();
         assert_eq!(read(&path), Map::new(1 << 20));
         for bytes in (0..=1 << 20).step_by(4096) {
             journal.claim(&finished(bytes)).unwrap();
         }
         journal.end().unwrap();
         assert_eq!(read(&path), finished(1 << 20));
-        let journal = FileJournal::begin(&path, label(), &finished(4096)).unwrap();
+        let journal = FileJournal::begin(&path, label(), Origin::default(), &finished(4096)).unwrap();
         assert_eq!(read(&path), finished(4096));
         journal.remove().unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
@@ -234,7 +238,7 @@ mod tests {
     fn whatever_step_is_the_last_the_file_is_whole() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.map");
-        let text = |bytes| Mapfile { label: label(), map: finished(bytes) }.emit().into_bytes();
+        let text = |bytes| Mapfile { label: label(), origin: None, map: finished(bytes) }.emit().into_bytes();
         let calls = [Call::Create, Call::Write, Call::Sync, Call::Rename, Call::SyncDirectory];
         for (round, last) in calls.into_iter().enumerate() {
             let (old, new) = (8192 * round as u64, 8192 * round as u64 + 4096);
@@ -255,9 +259,9 @@ mod tests {
     fn a_directory_that_goes_away_is_told_at_the_next_claim() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.map");
-        let mut journal = FileJournal::begin(&path, label(), &Map::new(1 << 20)).unwrap();
+        let mut journal = FileJournal::begin(&path, label(), Origin::default(), &Map::new(1 << 20)).unwrap();
         drop(directory);
-        assert!(FileJournal::begin(&path, label(), &Map::new(1 << 20)).is_err());
+        assert!(FileJournal::begin(&path, label(), Origin::default(), &Map::new(1 << 20)).is_err());
         journal.claim(&finished(4096)).unwrap();
         assert!(journal.end().unwrap_err().contains("x.map"));
     }

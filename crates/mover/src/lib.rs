@@ -115,7 +115,7 @@ pub use manifest::{
     write_manifest,
 };
 pub use map::{Map, MapEntry, Status};
-pub use mapfile::{Label, MAPFILE_BYTES_MAX, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
+pub use mapfile::{Label, MAPFILE_BYTES_MAX, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch, Origin};
 pub use meter::Side;
 pub use plan::{
     BLOCK_BYTES_MIN, CHUNK_BYTES_DEFAULT_MAX, CHUNK_BYTES_DEFAULT_MIN, CHUNK_BYTES_MAX, Checked,

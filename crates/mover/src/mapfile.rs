@@ -10,10 +10,10 @@ use block::Fingerprint;
 use thiserror::Error;
 
 use crate::map::{Map, MapEntry, Status};
-use crate::textfile::{self, Wrong, number};
+use crate::textfile::{self, Wrong, escape, number, unescape};
 
-/// Version of the format. A higher one was written by a later release.
-pub const MAPFILE_VERSION: u32 = 1;
+/// Version of the format. A higher one was written by a later release. Version 1 has no [`Origin`].
+pub const MAPFILE_VERSION: u32 = 2;
 /// Bound of the size of a mapfile, in bytes: about a million entries.
 pub const MAPFILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -38,9 +38,22 @@ pub struct Label {
     pub destination_was: Fingerprint,
 }
 
+/// How the copy was begun, in words that only its caller interprets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The working directory, to which paths in `command` are relative.
+    pub directory: String,
+    /// A command line without secrets that resumes the copy if the name of this file is appended.
+    pub command: String,
+    /// Which part of the range was to be copied: only the same part can be resumed.
+    pub part: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapfile {
     pub label: Label,
+    /// `None` in a file of version 1.
+    pub origin: Option<Origin>,
     pub map: Map,
 }
 
@@ -51,8 +64,8 @@ pub enum MapfileError {
     )]
     Foreign,
     #[error(
-        "it has version {0}, this release reads version {MAPFILE_VERSION}: resume with the release that wrote it, or \
-         begin anew"
+        "it has version {0}, this release reads versions 1 to {MAPFILE_VERSION}: resume with the release that wrote \
+         it, or begin anew"
     )]
     Version(String),
     #[error("it is damaged: {0}; its content cannot be trusted: begin anew without --resume")]
@@ -133,13 +146,28 @@ impl Label {
     }
 }
 
+impl Origin {
+    fn words(&self) -> [(&'static str, &String); 3] {
+        [("directory", &self.directory), ("command", &self.command), ("part", &self.part)]
+    }
+
+    fn parse(lines: &mut textfile::Lines<'_>) -> Result<Self, Wrong> {
+        let mut next = |name| lines.comment(name, unescape);
+        Ok(Self { directory: next("directory")?, command: next("command")?, part: next("part")? })
+    }
+}
+
 impl Mapfile {
     /// Encodes the map. Positions are those in the source.
     pub fn emit(&self) -> String {
         let Label { src_offset, bytes, .. } = self.label;
         assert_eq!(bytes, self.map.size(), "the map of this range");
-        let mut text = format!("{HEAD}{MAPFILE_VERSION}\n");
+        let version = if self.origin.is_some() { MAPFILE_VERSION } else { 1 };
+        let mut text = format!("{HEAD}{version}\n");
         self.label.emit(&mut text);
+        for (name, words) in self.origin.iter().flat_map(Origin::words) {
+            textfile::comment(&mut text, name, &escape(words));
+        }
         let rest = self.map.entries().find(|entry| entry.status != Status::Finished);
         let at = src_offset + rest.map_or(bytes, |rest| rest.start);
         let work = self.map.entries().map(|entry| entry.status).min().unwrap_or(Status::Finished);
@@ -155,8 +183,9 @@ impl Mapfile {
 
     /// Parses the output of [`Mapfile::emit`], and accepts nothing else.
     pub fn parse(bytes: &[u8]) -> Result<Self, MapfileError> {
-        let mut lines = textfile::open(bytes, HEAD, MAPFILE_VERSION)?;
+        let (version, mut lines) = textfile::open(bytes, HEAD, 1..=MAPFILE_VERSION)?;
         let label = Label::parse(&mut lines)?;
+        let origin = if version > 1 { Some(Origin::parse(&mut lines)?) } else { None };
         let end = label.src_offset + label.bytes;
         for what in ["the heading of the position", "the position", "the heading of the entries"] {
             lines.next(what)?;
@@ -173,7 +202,7 @@ impl Mapfile {
         if at != end {
             return Err(Wrong::damaged("its entries end before its range").into());
         }
-        Ok(Self { label, map })
+        Ok(Self { label, origin, map })
     }
 }
 

@@ -29,6 +29,10 @@ pub(crate) trait Operation {
     fn chunk(&self, chunk: u32) -> u32 {
         chunk
     }
+    /// Whether holes of the source are not read, and zeroed without data.
+    fn skips_holes(&self) -> bool {
+        false
+    }
     /// Whether [`Operation::next`] has no further run for this state of the range.
     fn is_exhausted(&self, map: &Map) -> bool;
     /// The next run, at most `chunk` bytes if it is to be read. The engine starts it immediately.

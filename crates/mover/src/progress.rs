@@ -31,15 +31,28 @@ pub struct Progress {
     pub phase: Phase,
     pub bytes: u64,
     pub total: u64,
-    /// Bytes per second over the last seconds.
+    /// Bytes per second over the last seconds, with holes.
     pub rate_now: u64,
-    /// Time left at this rate; `None` if the rate is 0.
+    /// Bytes moved in this phase: without holes, and without what an earlier copy had finished.
+    pub data_bytes: u64,
+    /// Bytes moved per second over the last seconds.
+    pub data_rate_now: u64,
+    /// Time left at that rate for what is not known to be a hole; `None` if the rate is 0.
     pub eta: Option<Duration>,
     /// Requests the endpoints repeated after a lost connection.
     pub retries: u64,
     /// The limiting resource since the last observation.
     pub limited_by: Limit,
     pub depth: u32,
+}
+
+/// How far a phase has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) bytes: u64,
+    pub(crate) data_bytes: u64,
+    /// Bytes that are not done and known to be holes.
+    pub(crate) hole_bytes_left: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

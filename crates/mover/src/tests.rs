@@ -435,10 +435,16 @@ fn holes_are_not_read_and_old_data_does_not_survive() {
         let log = pair.log.borrow();
         if sparse {
             assert_eq!(report.read.bytes, 4096);
+            assert_eq!(
+                report.data_bytes,
+                if named { 4096 } else { 1 << 20 },
+                "zeroes that are written are moved"
+            );
             assert_eq!(report.zero_bytes_skipped, if named { hole } else { 0 });
             assert_eq!(log.count('d', "write-zeroes"), usize::from(named));
         } else {
             assert_eq!((report.read.bytes, report.zero_bytes_skipped), (1 << 20, 0));
+            assert_eq!(report.data_bytes, 1 << 20);
             assert_eq!(log.count('d', "write-zeroes"), 0);
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use io::{Event, Io};
 
 use crate::limit::{Blocked, Limit, Occupancy, Shares};
-use crate::progress::{Control, OBSERVE_EVERY, Phase, Progress, Speed, eta};
+use crate::progress::{Control, Done, OBSERVE_EVERY, Phase, Progress, Speed, eta};
 
 pub(crate) type Observer<'a> = &'a mut dyn FnMut(&Progress) -> Control;
 
@@ -40,6 +40,7 @@ pub(crate) struct Watch<'a> {
     busy: [Duration; 2],
     began: Duration,
     speed: Speed,
+    data_speed: Speed,
     observe_at: Duration,
     /// Loop time of the last turn.
     seen: Duration,
@@ -60,6 +61,7 @@ impl<'a> Watch<'a> {
             busy: [Duration::ZERO; 2],
             began: Duration::ZERO,
             speed: Speed::default(),
+            data_speed: Speed::default(),
             observe_at: Duration::MAX,
             seen: Duration::ZERO,
             woke: Duration::ZERO,
@@ -78,6 +80,7 @@ impl<'a> Watch<'a> {
         self.window = Occupancy::default();
         self.observe_at = self.seen + OBSERVE_EVERY;
         self.speed.start(self.seen, bytes);
+        self.data_speed.start(self.seen, 0);
     }
 
     pub(crate) fn seen(&self) -> Duration {
@@ -133,16 +136,21 @@ impl<'a> Watch<'a> {
         self.seen >= self.observe_at
     }
 
-    /// Calls the observer: `bytes` are complete, `retries` requests were repeated, `depth` runs may be in flight.
-    pub(crate) fn observe(&mut self, bytes: u64, retries: u64, depth: u32) {
-        let rate_now = self.speed.sample(self.seen, bytes);
-        let (bytes, total) = if self.phase == Phase::Flush { (0, 0) } else { (bytes, self.total) };
+    /// Calls the observer: `done` is complete, `retries` requests were repeated, `depth` runs may be in flight.
+    pub(crate) fn observe(&mut self, done: Done, retries: u64, depth: u32) {
+        let rate_now = self.speed.sample(self.seen, done.bytes);
+        let (done, total) =
+            if self.phase == Phase::Flush { (Done::default(), 0) } else { (done, self.total) };
+        let data_rate_now = self.data_speed.sample(self.seen, done.data_bytes);
+        let left = total.saturating_sub(done.bytes).saturating_sub(done.hole_bytes_left);
         let progress = Progress {
             phase: self.phase,
-            bytes,
+            bytes: done.bytes,
             total,
             rate_now,
-            eta: eta(total.saturating_sub(bytes), rate_now).filter(|_| total > 0),
+            data_bytes: done.data_bytes,
+            data_rate_now,
+            eta: eta(left, data_rate_now).filter(|_| total > 0),
             retries,
             limited_by: self.window.limit(),
             depth,
@@ -168,6 +176,12 @@ mod tests {
         let (mut told, mut events) = (Vec::new(), Vec::new());
         let mut observer = |progress: &Progress| {
             told.push((progress.phase, progress.bytes, progress.total));
+            if progress.phase == Phase::Verify {
+                // 20 bytes of data remain, as many as were moved.
+                let expected = Duration::from_secs(20).as_secs_f64() / progress.data_rate_now as f64;
+                let eta = progress.eta.unwrap().as_secs_f64();
+                assert!((eta - expected).abs() < 1e-6 && progress.data_bytes == 20, "{progress:?}");
+            }
             if progress.phase == Phase::Flush { Control::Stop } else { Control::Continue }
         };
         let mut watch = Watch::new(&mut observer);
@@ -184,10 +198,11 @@ mod tests {
         assert_eq!(watch.busy(), [watch.duration(), Duration::ZERO]);
         let shares = watch.shares();
         assert!(shares.source > 0.0 && shares.destination == 0.0, "{shares:?}");
-        watch.observe(50, 0, 4);
+        let done = Done { bytes: 50, data_bytes: 20, hole_bytes_left: 30 };
+        watch.observe(done, 0, 4);
         assert!(!watch.stopped() && !watch.is_due());
         watch.enter(Phase::Flush, 50, 100);
-        watch.observe(50, 0, 4);
+        watch.observe(done, 0, 4);
         assert!(watch.stopped());
         watch.begin();
         assert_eq!(watch.duration(), Duration::ZERO);

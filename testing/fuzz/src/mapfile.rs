@@ -2,7 +2,9 @@
 //! reached.
 
 use block::Fingerprint;
-use mover::{Content, EXTENT_BYTES_MIN, EXTENTS_MAX, Label, Manifest, Map, Mapfile, Status, Sum, Sums};
+use mover::{
+    Content, EXTENT_BYTES_MIN, EXTENTS_MAX, Label, Manifest, Map, Mapfile, Origin, Status, Sum, Sums,
+};
 
 use crate::{Source, heap};
 
@@ -80,7 +82,12 @@ fn our_map(source: &mut Source<'_>) -> Mapfile {
         source_was: was,
         ..Label::default()
     };
-    Mapfile { label, map }
+    let origin = source.byte().is_multiple_of(2).then(|| Origin {
+        directory: String::from_utf8_lossy(source.take(3)).into_owned(),
+        command: String::from_utf8_lossy(source.take(5)).into_owned(),
+        part: String::new(),
+    });
+    Mapfile { label, origin, map }
 }
 
 fn read_manifest(body: &[u8]) {

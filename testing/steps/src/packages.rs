@@ -51,6 +51,7 @@ const TEST: &[Need] = &[
     need("btrfs-progs", &["mkfs.btrfs", "btrfs"]),
     need("mount", &["losetup"]),
     need("fio", &["fio"]),
+    need("chromium", &["chromium"]),
     need("g++", &["c++"]),
     Need {
         package: "python3-cryptography",

@@ -134,10 +134,19 @@ fn signature_cases(context: &Context, cases: &mut Cases) {
 }
 
 fn refusal_cases(context: &Context, cases: &mut Cases) {
-    cases.check("refuses-missing-destination", || {
+    cases.check("makes-a-missing-file", || {
         let files = Files::new(context)?;
-        let missing = files.path("missing.img");
-        ours(context, &["copy", &text(&files.source), &text(&missing)])?.expect(6)?;
+        let (source, missing) = (text(&files.source), files.path("missing.img"));
+        ours(context, &["copy", &source, &text(&missing)])?.success()?;
+        let [one, other] = [&files.source, &missing].map(fs::read);
+        demand!(one? == other?, "it is no copy")
+    });
+    cases.check("refuses-what-is-missing-otherwise", || {
+        let files = Files::new(context)?;
+        let missing = files.path("no/missing.img");
+        for destination in [text(&missing), "/dev/hikyaku-missing".to_owned()] {
+            ours(context, &["copy", &text(&files.source), &destination])?.expect(6)?;
+        }
         demand!(!missing.exists(), "it was created")
     });
     for (suffix, more) in [("", &[][..]), ("-even-forced", &["--force"])] {
@@ -373,7 +382,7 @@ fn json_cases(context: &Context, cases: &mut Cases) {
     });
     cases.check("error-json", || {
         let Lun { files, from, .. } = lun.get()?;
-        let missing = text(&files.path("missing.img"));
+        let missing = text(&files.path("no/missing.img"));
         let output = ours(context, &["copy", "--json", from, &missing])?.expect(6)?;
         is_whole_error(&output)
     });

@@ -20,6 +20,7 @@ mod nbd;
 mod nfs;
 mod passthrough;
 mod qemu_img;
+mod report;
 mod seal_contract;
 mod seal_model;
 mod sealed;
@@ -78,6 +79,7 @@ pub const FAMILIES: &[Family] = &[
     family("cli-contract", cli_contract::examine, "exit codes, messages, JSON and refusals"),
     family("messages", messages::examine, "what is said after common mistakes, and what to type instead"),
     family("json", json::examine, "JSON of each command beside its schema in docs/schema"),
+    family("report", report::examine, "the HTML report of a copy in Chromium, desktop and phone"),
     family("sim", sim::examine, "simulated cuts, kills and lost connections"),
     family("libiscsi-tools", libiscsi_tools::examine, "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp")
         .of_any_target(),

@@ -4,12 +4,13 @@
 //! tail of a file, or everything where O_DIRECT is not possible). They never share a page: see
 //! [`OpenOptions::request_alignment`].
 
+mod create;
 mod endpoint;
 mod mapped;
 mod probe;
 
 use std::fs::{File, Metadata, OpenOptions as FileOptions};
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -23,6 +24,7 @@ use area::Pool;
 use io::{Handle, Io};
 
 use crate::{Capability, Endpoint, Identity, Medium, OpenError, OpenOptions, Spec};
+pub use create::{NewFile, free_bytes, is_among_devices};
 use endpoint::{FileEndpoint, Handles};
 use host::lock;
 use host::{Devices, Entry, Kernel, Node, Place, lasting_name};
@@ -250,7 +252,7 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     }
 }
 
-/// Creates a file of `size` zeroes with mode 0600. Never replaces one; under /dev only in /dev/shm.
+/// [`NewFile::create`] for the option `create` with its `size`.
 fn create(path: &Path, size: Option<u64>, writable: bool) -> Result<(), OpenError> {
     if !writable {
         let text = format!("{}: create makes an empty file, and this one is only read", path.display());
@@ -259,19 +261,7 @@ fn create(path: &Path, size: Option<u64>, writable: bool) -> Result<(), OpenErro
     let size = size.ok_or_else(|| {
         OpenError::Usage(format!("{}: create needs a size: {0},create,size=SIZE", path.display()))
     })?;
-    if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
-        return Err(OpenError::Refused(format!("{}: no plain file is made under /dev", path.display())));
-    }
-    let file =
-        FileOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(
-            |error| match error.kind() {
-                ErrorKind::AlreadyExists => {
-                    OpenError::Refused(format!("{} exists; leave out create to use it", path.display()))
-                }
-                _ => failed(path, "creating", &error),
-            },
-        )?;
-    file.set_len(size).map_err(|error| failed(path, "sizing", &error))
+    NewFile::create(path, size).map(NewFile::keep)
 }
 
 /// Retries for `LOCK_TIMEOUT`: a killed process keeps its locks until the kernel has ended its io_uring.

@@ -1,6 +1,7 @@
 //! Tests with real files: O_DIRECT, the cached tail, holes, refusals.
 
 use std::fs;
+use std::io::ErrorKind;
 
 use rustix::fs::FallocateFlags;
 

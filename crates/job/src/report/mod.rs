@@ -123,7 +123,9 @@ impl Report {
         let headline = headline(source, destination, result);
         let took = units::duration(self.started.elapsed());
         let mut page = format!(
-            "{MARK}<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>{title}</title><style>{STYLE}{}</style></head>\n\
+            "{MARK}<html lang=\"en\"><head><meta charset=\"utf-8\"/>\
+             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/>\
+             <meta name=\"color-scheme\" content=\"light dark\"/><title>{title}</title><style>{STYLE}{}</style></head>\n\
              <body><h1>{title}</h1>\n<p class=\"verdict\">{verdict}</p>\n",
             picture::STYLE,
             title = escaped(&headline),
@@ -225,7 +227,10 @@ fn figures(table: &mut Table, outcome: &Value) {
     let seconds = |name: &str| value(name).map(|seconds| format!("{seconds:.3} s"));
     let bytes = outcome["bytes"].as_u64().unwrap_or(0);
     table.row("Bytes", &format!("{bytes} ({})", units::bytes(bytes)));
-    if let (Some(seconds), Some(rate)) = (value("seconds"), value("mb_per_s")) {
+    if let Some(data) = outcome["data_bytes"].as_u64().filter(|data| *data < bytes) {
+        table.row("Of them moved", &format!("{data} ({}), holes apart", units::bytes(data)));
+    }
+    if let (Some(seconds), Some(rate)) = (value("seconds"), value("data_mb_per_s")) {
         table.row("Rate", &format!("{rate:.1} MB/s over {seconds:.3} s"));
     }
     for (name, side) in [("Reads", "read"), ("Writes", "write")] {
@@ -338,8 +343,9 @@ const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:1040px;margin:2em a
 h1{font-size:1.4em;overflow-wrap:anywhere}h2{font-size:1.1em;margin-top:1.6em}.verdict{font-size:1.1em}\
 table{border-collapse:collapse}th{text-align:left;font-weight:normal;color:#555;padding:.1em 1.5em .1em 0;vertical-align:top}\
 td{overflow-wrap:anywhere}pre{background:#f3f3f3;padding:.7em;white-space:pre-wrap;overflow-wrap:anywhere}\
-svg{max-width:100%;height:auto}.key{display:inline-block;width:.9em;height:.9em;margin:0 .3em 0 1em;vertical-align:-.1em}\
-@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}th{color:#aaa}pre{background:#262626}}";
+td{padding:0}@media(max-width:480px){body{margin:1em auto}th,td{display:block;padding-right:0}td{margin-bottom:.4em}}\
+@media print{body{max-width:none;margin:0}h2{break-after:avoid}tr{break-inside:avoid}}\
+@media screen and (prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}th{color:#aaa}pre{background:#262626}}";
 
 #[cfg(test)]
 mod tests;

@@ -106,7 +106,7 @@ fn page(requested: &Requested, record: &Record, result: &Result<Ending, Failure>
 #[test]
 fn a_page_is_well_formed_whatever_it_tells() {
     let outcome = json!({
-        "bytes": 1 << 30, "seconds": 2.5, "mb_per_s": 429.5, "limited_by": "source", "blake3": "<00>", "verified": true,
+        "bytes": 1 << 30, "seconds": 2.5, "mb_per_s": 858.0, "data_bytes": 1 << 29, "data_mb_per_s": 429.5, "limited_by": "source", "blake3": "<00>", "verified": true,
         "read": { "ops": 9, "latency_us": { "p50": 1, "p99": 2, "max": 3 } }, "zero_bytes_skipped": 4096,
         "cpu_s_per_gb": { "user": 0.1, "system": 0.2 }, "verify_s": 1.0,
         "unreadable_bytes": 512, "unreadable_areas": 1, "unreadable": [[1024, 512]],
@@ -122,6 +122,10 @@ fn a_page_is_well_formed_whatever_it_tells() {
     for word in [
         "a &amp; &lt;b&gt;.img",
         "429.5 MB/s",
+        "536870912 (512 MiB), holes apart",
+        "width=device-width",
+        "prefers-color-scheme:dark",
+        "@media print",
         "&lt;00&gt;",
         "0.300 s/GB",
         "<th>1024</th><td>512</td>",

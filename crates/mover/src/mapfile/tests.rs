@@ -4,7 +4,7 @@ use std::process::Command;
 
 use block::{Fingerprint, Identity};
 
-use super::{Label, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch};
+use super::{Label, MAPFILE_VERSION, Mapfile, MapfileError, Mismatch, Origin};
 use crate::map::{Map, Status};
 use crate::scripted::Random;
 
@@ -27,7 +27,12 @@ fn mapfile(seed: u64) -> Mapfile {
         source_was: Fingerprint { contents: "mtime 1.5".into(), ..identity.fingerprint(bytes) },
         destination_was: Identity::Remote("naa.3".into()).fingerprint(bytes),
     };
-    Mapfile { label, map }
+    let origin = Origin {
+        directory: "/srv/a b".to_owned(),
+        command: "hikyaku copy 'disk 100%.img' b --pre 'x\ny'".to_owned(),
+        part: "all".to_owned(),
+    };
+    Mapfile { label, origin: Some(origin).filter(|_| seed.is_multiple_of(2)), map }
 }
 
 #[test]
@@ -105,15 +110,27 @@ fn a_forged_map_is_checked_all_the_same() {
 }
 
 #[test]
+fn each_version_has_its_own_lines() {
+    for seed in [1, 2] {
+        let text = mapfile(seed).emit();
+        let lines = |version| text.lines().filter(|line| line.ends_with(version)).count();
+        assert_eq!([lines(", version 1"), lines(", version 2")], if seed == 1 { [1, 0] } else { [0, 1] });
+        for (from, to) in [("version 1", "version 2"), ("version 2", "version 1"), ("# part", "# parts")] {
+            assert!(!text.contains(from) || forged(&text, from, to).is_err(), "{seed}: {from} -> {to}");
+        }
+    }
+}
+
+#[test]
 fn errors_say_what_to_do() {
     let text = mapfile(5).emit();
     assert_eq!(Mapfile::parse(b""), Err(MapfileError::Foreign));
     let parsed = Mapfile::parse(b"# Mapfile. Created by GNU ddrescue version 1.27\n");
     assert_eq!(parsed, Err(MapfileError::Foreign));
-    let later = text.replacen("version 1\n", "version 2\n", 1);
+    let later = text.replacen("version 1\n", "version 3\n", 1);
     let error = Mapfile::parse(later.as_bytes()).unwrap_err();
-    assert_eq!(error, MapfileError::Version("2".to_owned()));
-    assert!(error.to_string().contains(&format!("reads version {MAPFILE_VERSION}")), "{error}");
+    assert_eq!(error, MapfileError::Version("3".to_owned()));
+    assert!(error.to_string().contains(&format!("reads versions 1 to {MAPFILE_VERSION}")), "{error}");
     assert!(Mapfile::parse(&text.as_bytes()[..200]).unwrap_err().to_string().contains("begin anew"));
 }
 
@@ -169,7 +186,7 @@ fn ddrescuelog_reads_the_same() {
                 coarse.set(entry.start >> 28 << 28, entry.end >> 28 << 28, entry.status);
             }
             let label = Label { src_offset: 5 << 28, bytes: coarse.size(), ..mapfile.label.clone() };
-            let text = Mapfile { label, map: coarse.clone() }.emit();
+            let text = Mapfile { label, origin: None, map: coarse.clone() }.emit();
             let list = format!("--list-blocks={}", status.sign());
             let (fine, said) = ddrescuelog(&["-b", "268435456", &list], &text);
             let theirs: u64 = said.lines().map(|line| line.parse::<u64>().map_or(u64::MAX, |_| 1)).sum();

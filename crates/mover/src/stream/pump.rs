@@ -12,7 +12,7 @@ use crate::driver::Driver;
 use crate::error::{CopyError, End};
 use crate::limit::Blocked;
 use crate::meter::Meter;
-use crate::progress::Phase;
+use crate::progress::{Done, Phase};
 use crate::rate::Throttle;
 use crate::watch::{Observer, Wait, Watch};
 
@@ -179,7 +179,8 @@ impl<'a> Pump<'a> {
     }
 
     fn observe(&mut self) {
-        self.watch.observe(self.bytes, self.driver.retries(), self.in_flight() as u32);
+        let done = Done { bytes: self.bytes, data_bytes: self.bytes, hole_bytes_left: 0 };
+        self.watch.observe(done, self.driver.retries(), self.in_flight() as u32);
     }
 
     /// The report of the endpoint's part; the caller adds that of the stream.
@@ -187,6 +188,7 @@ impl<'a> Pump<'a> {
         let side = self.meter.side(self.watch.busy()[self.which.index()]);
         Report {
             bytes,
+            data_bytes: bytes,
             resumed_bytes: 0,
             skipped_bytes: 0,
             equal_bytes: 0,

@@ -2,27 +2,43 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-use job::{Choice, Request, Since, units};
+use clap::{Parser, ValueEnum};
+use job::{Choice, Request, Resume, Since, units};
 use mover::Plan;
+
+use crate::error::Failure;
+
+/// The arguments of `copy` as a parser of their own.
+#[derive(Debug, Parser)]
+struct Copy {
+    #[command(flatten)]
+    args: Args,
+}
 
 /// Copy all of one endpoint to another, or a part of it
 ///
-/// Refuses a destination that is missing, smaller, or the same as the source; one that holds a known file
-/// system, partition table or volume, unless --force; one that is mounted, held or locked, unless --allow
-/// in-use; one with another logical block size, unless --allow sector-size. Ends with one flush: what is
-/// reported as copied is durable.
+/// A file that does not exist is made, with the size of the source. Refuses a destination that is smaller, or the same as
+/// the source, and a device that is missing; one that holds a known file system, partition table or volume, unless
+/// --force; one that is mounted, held or locked, unless --allow in-use; one with another logical block size, unless
+/// --allow sector-size; a file whose file system has less space than the source has data, unless --allow space. Ends
+/// with one flush: what is reported as copied is durable.
 ///
-/// A copy of more than 1 GiB keeps a journal. If it is interrupted it prints the command that resumes it; where the source
-/// cannot be read it goes on, and lists those areas at the end (exit code 7).
-#[derive(Debug, clap::Args)]
+/// A copy of more than 1 GiB keeps a journal. If it is interrupted, the same command resumes it, where neither end was
+/// written since; --list shows interrupted copies. Where the source cannot be read the copy goes on, and lists those areas
+/// at the end (exit code 7). Journals that are not continued for 30 days are removed.
+///
+/// SIGINT, SIGTERM and SIGHUP (unless nohup) interrupt a copy in good order. SIGUSR1 prints a line of progress at once.
+#[derive(Debug, PartialEq, Eq, clap::Args)]
 #[command(after_help = "\
 Examples:
+  hikyaku copy disk.img backup.img
   hikyaku copy disk.img /dev/sdx --verify
   hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --json
   hikyaku copy disk.img /dev/sdx --verify --manifest disk.manifest
   hikyaku copy disk.img /dev/sdx --since hash --force
   hikyaku copy iscsi://host/iqn.2026-11.example:disks/0 new.img,create,size=64G
+  hikyaku copy --list
+  hikyaku copy --resume
   hikyaku copy disk.img /dev/sdx --dry-run
   zstdcat disk.img.zst | hikyaku copy - /dev/sdx --verify
   hikyaku copy /dev/vg/data backup.img --pre 'fsfreeze -f /data' \\
@@ -30,12 +46,14 @@ Examples:
   hikyaku copy /srv/vm.img backup.img --snapshot auto")]
 pub(crate) struct Args {
     /// Where from; `-` is standard input, until it ends or for --size bytes
-    #[arg(value_name = "SRC")]
-    pub(super) source: String,
+    #[arg(value_name = "SRC", required_unless_present_any = ["list", "resume"], requires = "destination")]
+    pub(super) source: Option<String>,
 
-    /// Where to; a file that is not there is made only by `,create,size=SIZE`; `-` is standard output
-    #[arg(value_name = "DST")]
-    pub(super) destination: String,
+    /// Where to; a missing file is made; `-` is standard output
+    ///
+    /// A file is made with the size of the source or `,size=SIZE`. With `,create` nothing may be there.
+    #[arg(value_name = "DST", required_unless_present_any = ["list", "resume"])]
+    pub(super) destination: Option<String>,
 
     #[command(flatten)]
     pub(super) range: Range,
@@ -53,11 +71,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "verify", conflicts_with = "dry_run")]
     manifest: Option<PathBuf>,
 
-    /// Go on with an earlier copy, by its journal
+    /// Go on with an interrupted copy, by its journal [default: the only one]; `off` begins anew
     ///
-    /// The value is the name or the file of the journal; without a value, the error lists the journals.
-    #[arg(long, value_name = "ID|FILE", num_args = 0..=1, default_missing_value = "")]
+    /// Without SRC and DST the options are those of the interrupted copy. The same command line without --resume goes on, too, if
+    /// neither end was written since. A destination is compared at a few places for that.
+    #[arg(long, value_name = "ID|FILE|off", num_args = 0..=1, default_missing_value = "")]
     resume: Option<String>,
+
+    /// List interrupted copies, and the commands that resume them
+    #[arg(long, conflicts_with_all = ["source", "destination", "resume", "dry_run"])]
+    pub(super) list: bool,
 
     /// Copy only what has changed: hash compares with the destination, bitmap:NAME is a dirty bitmap of an NBD source,
     /// SNAP an earlier clone or snapshot of the file or thin volume
@@ -126,7 +149,7 @@ pub(crate) struct Args {
 }
 
 /// Which bytes.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Range {
     /// First byte of the source
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
@@ -142,7 +165,7 @@ pub(crate) struct Range {
 }
 
 /// How the work is cut.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Shape {
     /// Chunks in flight: `auto` or a number
     #[arg(long, default_value = "auto", value_name = "auto|N", value_parser = parse_depth)]
@@ -192,6 +215,8 @@ enum Allow {
     InUse,
     /// Different logical block sizes
     SectorSize,
+    /// Less free space than the source has data: the file system compresses, or much of the data is zeroes
+    Space,
 }
 
 /// `--remote-copy`.
@@ -226,18 +251,19 @@ enum Snapshotting {
 }
 
 /// `--pre` and `--post`.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Default, PartialEq, Eq, clap::Args)]
 struct Hooks {
-    /// Run this by `sh -c` before anything is opened: to freeze a file system, to bring a database to rest
+    /// Run this by `sh -c` before the copy: to freeze a file system, to bring a database to rest
     ///
-    /// If it fails nothing is copied. HIKYAKU_SOURCE and HIKYAKU_DESTINATION name the two ends. What it prints goes to stderr.
+    /// What would refuse the copy is checked before it, and again after it; it may make a device or start a server. If it fails nothing is
+    /// copied. HIKYAKU_SOURCE and HIKYAKU_DESTINATION name the two ends. What it prints goes to stderr.
     /// It may take as long as it likes.
     #[arg(long, value_name = "CMD")]
     pre: Option<String>,
 
     /// Run this by `sh -c` when the copy is over, well or not: to thaw what --pre froze
     ///
-    /// It runs whatever happens once --pre was begun: after a refusal, an error, a signal, even if the copy is killed. HIKYAKU_EXIT is
+    /// It runs whatever happens once --pre was begun, or without --pre in any case: after a refusal, an error, a signal, even if the copy is killed. HIKYAKU_EXIT is
     /// the copy's exit code, 137 if it was killed.
     #[arg(long, value_name = "CMD")]
     post: Option<String>,
@@ -258,6 +284,51 @@ impl Range {
 }
 
 impl Args {
+    /// Source and destination, as typed.
+    pub(super) fn ends(&self) -> [&str; 2] {
+        [&self.source, &self.destination].map(|end| end.as_deref().unwrap_or_default())
+    }
+
+    /// Completes the arguments of an interrupted copy by those of `copy --resume`, which has only options that do not change
+    /// what is copied.
+    pub(super) fn take_over(&mut self, typed: &Self, id: &str) -> Result<(), Failure> {
+        let bare = ["copy", "--resume", typed.resume.as_deref().unwrap_or_default()];
+        let mut bare = Copy::try_parse_from(bare).expect("it is a command line").args;
+        for args in [&mut bare, &mut *self] {
+            args.verify |= typed.verify;
+            args.json |= typed.json;
+            args.force |= typed.force;
+            args.dry_run |= typed.dry_run;
+            args.rate = typed.rate.or(args.rate);
+            args.report = typed.report.clone().or(args.report.take());
+        }
+        if bare != *typed {
+            return Err(Failure::usage(
+                "resume",
+                id,
+                "only --verify, --rate, --force, --dry-run, --json and --report can be added",
+            )
+            .hint("give SRC and DST, and all options"));
+        }
+        self.resume = Some(id.to_owned());
+        Ok(())
+    }
+
+    fn resume(&self) -> Resume {
+        match self.resume.as_deref() {
+            None => Resume::Found,
+            Some("") => Resume::Only,
+            Some("off") => Resume::Off,
+            Some(name) => Resume::Named(name.to_owned()),
+        }
+    }
+
+    /// Words of this command line that a request does not contain, for the command that resumes it.
+    fn more(&self) -> Vec<String> {
+        let report = self.report.iter();
+        report.flat_map(|path| ["--report".to_owned(), path.display().to_string()]).collect()
+    }
+
     pub(super) fn request(&self) -> Request {
         Request {
             plan: Plan {
@@ -269,7 +340,7 @@ impl Args {
             },
             manifest: self.manifest.clone(),
             journal: false,
-            resume: self.resume.clone(),
+            resume: self.resume(),
             since: self.since.clone(),
             remote_copy: match self.remote_copy {
                 RemoteCopy::Auto => Choice::Auto,
@@ -285,6 +356,8 @@ impl Args {
             hooks: job::Hooks { pre: self.hooks.pre.clone(), post: self.hooks.post.clone() },
             force: self.force,
             allow_in_use: self.allow.contains(&Allow::InUse),
+            allow_space: self.allow.contains(&Allow::Space),
+            more: self.more(),
         }
     }
 }

@@ -35,6 +35,7 @@ fn object(job: &Job<'_>, findings: &Findings) -> Value {
         "verify": plan.verify,
         "sparse": plan.sparse,
         "rate_bytes_per_s": plan.rate,
+        "resumes": findings.resumes,
         "changed_bytes": findings.changed_bytes,
         "source_consistent": findings.source_consistent,
         "refused": refused,
@@ -62,6 +63,9 @@ fn lines(job: &Job<'_>, findings: &Findings) -> Vec<String> {
             if plan.verify { ", read back" } else { "" },
             plan.rate.map(|rate| format!(", at most {}", units::rate(rate as f64))).unwrap_or_default(),
         ));
+    }
+    if let Some(id) = &findings.resumes {
+        lines.push(format!("  going on with the interrupted copy {id}"));
     }
     if let Some(estimate) = estimate {
         lines.push(format!("  {}", estimate.sentences()));

@@ -3,6 +3,7 @@
 mod args;
 mod dry_run;
 mod host;
+mod list;
 
 use block::{Location, Spec};
 use job::Job;
@@ -15,6 +16,16 @@ use crate::error::{Exit, Failure};
 use crate::secret::{parts_of, shown, take_url_secrets};
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    if args.list {
+        return list::print(context);
+    }
+    match &args.source {
+        Some(_) => copy(context, args),
+        None => copy(context, &list::resumed(context, args)?),
+    }
+}
+
+fn copy(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let mut record = Record::new();
     let Some(path) = &args.report else { return perform(context, args, &mut record) };
     let report = Report::begin(path)?;
@@ -23,8 +34,9 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 }
 
 fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, Failure> {
-    let source = End::parse(context, &args.source)?;
-    let destination = End::parse(context, &args.destination)?;
+    let [source, destination] = args.ends();
+    let source = End::parse(context, source)?;
+    let destination = End::parse(context, destination)?;
     let request = args.request();
     let data_on_stdout = destination.named.spec.location == Location::Stdio;
     let host = Terminal { context, data_on_stdout };
@@ -37,21 +49,22 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
 }
 
 fn requested(args: &Args) -> Requested {
+    let ends = args.ends();
     Requested {
-        source: shown(&args.source),
-        destination: shown(&args.destination),
+        source: shown(ends[0]),
+        destination: shown(ends[1]),
         src_offset: args.range.src_offset,
         dst_offset: args.range.dst_offset,
-        command: command_line([&args.source, &args.destination]),
+        command: command_line(ends),
     }
 }
 
 /// The arguments of this process, without secrets.
-fn command_line(endpoints: [&String; 2]) -> Vec<String> {
+fn command_line(endpoints: [&str; 2]) -> Vec<String> {
     let words = std::env::args_os().skip(1);
     let words = words.map(|word| {
         let clean = take_url_secrets(&word.to_string_lossy()).0;
-        if endpoints.contains(&&clean) { without_create(&shown(&clean)) } else { clean }
+        if endpoints.contains(&clean.as_str()) { without_create(&shown(&clean)) } else { clean }
     });
     std::iter::once("hikyaku".to_owned()).chain(words).collect()
 }

@@ -219,6 +219,7 @@ impl<'a> Engine<'a> {
             progress.update(&Sample {
                 phase: name,
                 bytes: self.bytes,
+                data_bytes: self.bytes,
                 total: (self.bytes as f64 / share.clamp(1e-3, 1.0)) as u64,
                 retries: self.tally.losses,
                 ..Sample::default()
