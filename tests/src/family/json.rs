@@ -62,6 +62,10 @@ const ROWS: &[Row] = &[
         0,
     ),
     ("bench-copy", "bench-copy", &["bench", "copy", "--size", "1M"], 0),
+    ("copy-list", "copy-list", &["copy", "--list"], 0),
+    ("status", "status", &["status", "--interval", "10ms"], 0),
+    ("ctl-status", "status", &["ctl", "status"], 0),
+    ("ctl-reload", "ctl", &["ctl", "reload"], 0),
 ];
 
 /// Failures of every kind: arguments and exit code.
