@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use job::Stop;
+use job::{Sample, Stop};
 use serde_json::json;
 use signal_hook::iterator::Signals;
 
@@ -25,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) stop: Stop,
     /// Set by SIGUSR1: the display of progress prints a line now.
     pub(crate) shows_now: Arc<AtomicBool>,
+    /// The progress at the last update, for the control socket.
+    pub(crate) sample: Arc<Mutex<Option<Sample>>>,
     /// Warnings already printed that are printed only once.
     pub(crate) once: Once,
 }

@@ -1,7 +1,7 @@
 //! Progress of a long command on stderr: a bar on a terminal, otherwise a line every few seconds, or JSON lines.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -42,6 +42,7 @@ pub(crate) struct Progress {
     /// Set by SIGUSR1.
     shows_now: Arc<AtomicBool>,
     is_json: bool,
+    sample: Arc<Mutex<Option<Sample>>>,
 }
 
 impl Progress {
@@ -60,10 +61,12 @@ impl Progress {
             Style::Lines
         };
         let next = Instant::now() + style.period();
-        Self { style, next, shows_now: Arc::clone(&context.shows_now), is_json: context.json }
+        let (shows_now, sample) = (Arc::clone(&context.shows_now), Arc::clone(&context.sample));
+        Self { style, next, shows_now, is_json: context.json, sample }
     }
 
     pub(crate) fn update(&mut self, sample: &Sample) {
+        *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = Some(sample.clone());
         if self.shows_now.swap(false, Ordering::Relaxed) {
             self.show(sample);
         }
@@ -106,7 +109,7 @@ impl Progress {
     pub(crate) fn finish(self) {}
 }
 
-fn line(sample: &Sample) -> String {
+pub(crate) fn line(sample: &Sample) -> String {
     let percent = match sample.total {
         0 => String::new(),
         total => format!("{:.0}% ", (sample.bytes as f64 / total as f64 * 100.0).min(100.0)),
@@ -158,7 +161,7 @@ fn words(sample: &Sample) -> String {
     words
 }
 
-fn object(sample: &Sample) -> Value {
+pub(crate) fn object(sample: &Sample) -> Value {
     json!({ "progress": {
         "phase": sample.phase,
         "bytes": sample.bytes,

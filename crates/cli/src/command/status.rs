@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use super::copy;
 use crate::context::Context;
 use crate::control::Request;
 use crate::control::client::{self, Process};
@@ -15,7 +16,7 @@ use crate::units;
 pub(super) const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 const CLASSES: [&str; 3] = ["read", "write", "other"];
 
-/// Show running servers, their LUNs and sessions
+/// Show running servers with their LUNs and sessions, and copies
 ///
 /// With rates and service times, which are those of an interval of one second that the command waits for.
 #[derive(Debug, clap::Args)]
@@ -64,17 +65,27 @@ pub(super) fn print(
         }
     }
     let statuses: Vec<Value> = all.into_iter().map(|(_, status)| status).collect();
+    let copies = if pid.is_none() { resumable(context, &statuses) } else { Vec::new() };
     if json {
-        let object =
-            json!({ "schema": output::SCHEMA, "processes": statuses, "processes_of_others": found.denied });
+        let object = json!({
+            "schema": output::SCHEMA,
+            "processes": statuses,
+            "processes_of_others": found.denied,
+            "resumable_copies": copies,
+        });
         output::json(&object);
         return Ok(Exit::Done);
     }
     for status in &statuses {
         show(status);
     }
-    if statuses.is_empty() {
-        output::line("no server of this user is running");
+    for copy in &copies {
+        let text = |name: &str| copy[name].as_str().unwrap_or("-").to_owned();
+        output::line(&format!("interrupted copy  {} -> {}", text("source"), text("destination")));
+        output::line(&format!("  {}", text("command")));
+    }
+    if statuses.is_empty() && copies.is_empty() {
+        output::line("no server or copy of this user is running");
     }
     if found.denied > 0 {
         context.remark(&format!("{} of other users; sudo hikyaku status shows them", found.denied));
@@ -85,6 +96,16 @@ pub(super) fn print(
 /// The status of each process; those that end meanwhile are left out.
 fn read<'a>(processes: impl Iterator<Item = &'a Process>) -> Vec<(Process, Value)> {
     processes.filter_map(|process| Some((process.clone(), process.ask(&Request::Status {}).ok()?))).collect()
+}
+
+/// The interrupted copies, without those that are running: they have a journal too.
+fn resumable(context: &Context, running: &[Value]) -> Vec<Value> {
+    let same = |copy: &Value, running: &Value| {
+        ["source", "destination"].iter().all(|end| copy[*end] == running[*end])
+    };
+    let mut copies = copy::interrupted(context);
+    copies.retain(|copy| !running.iter().any(|running| same(copy, running)));
+    copies
 }
 
 /// Adds rates and percentiles of the time between two readings to each session and LUN of the later one.
@@ -158,6 +179,16 @@ fn show(status: &Value) {
     let listen: Vec<&str> =
         status["listen"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    if status["command"] == "copy" {
+        output::line(&format!(
+            "copy {}  {} -> {}  {}",
+            status["pid"],
+            text(&status["source"]),
+            text(&status["destination"]),
+            status["text"].as_str().unwrap_or("beginning"),
+        ));
+        return;
+    }
     output::line(&format!(
         "{} {}  up {}  {}  {}{}",
         text(&status["command"]),

@@ -22,7 +22,7 @@ use crate::cases::Rows;
 use crate::files::empty_file;
 use crate::pdu::{Session, cdb10, connect_from, keys, login_pdu};
 use crate::target::private_file;
-use crate::{Cases, Context, Output, Server, Url, run, scratch, wait_until};
+use crate::{Cases, Context, Output, Running, Server, Url, run, scratch, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const SECRET: &str = "secret-of-16-byt";
@@ -206,12 +206,13 @@ fn luns(context: &Context) -> Result<()> {
     ctl(&["lun", "add", "b.img", "--lun", "1"])?.success()?;
     prints(&ctl(&["reload"])?.success()?, "1 LUN removed")?;
     ensure!(home.server(context)?["luns"].as_array().is_some_and(|luns| luns.len() == 1), "as configured");
+    drop(session);
     ctl(&["drain", "--json"])?.success()?;
     wait_until(LIMIT, || Ok(server.running.ended()))?;
     let socket = home.socket(&server);
     server.running.finish(LIMIT)?.success()?;
     ensure!(!socket.exists(), "the socket is left behind");
-    prints(&home.run(context, &["status"])?.success()?, "no server of this user is running")
+    prints(&home.run(context, &["status"])?.success()?, "no server or copy of this user is running")
 }
 
 /// Hostile requests are refused, silent connections end, and a killed server's socket is removed by the next `status`.
@@ -466,12 +467,37 @@ fn log_json(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// A running copy is shown while it runs, and as resumable after its interruption.
+fn copies(context: &Context) -> Result<()> {
+    let home = Home::new()?;
+    let copy = ["copy", "pattern:1100M:3", "c.img", "--rate", "64M", "-q"];
+    let mut command = context.command_in(home.dir.path());
+    let mut running = Running::start(command.args(copy).current_dir(home.dir.path()))?;
+    let shown = || -> Result<Option<Value>> {
+        let status = home.status(context)?;
+        Ok(status["processes"].as_array().and_then(|all| all.first()).cloned())
+    };
+    let moving = || Ok(shown()?.is_some_and(|copy| copy["progress"]["bytes"].as_u64() > Some(0)));
+    wait_until(LIMIT, moving)?;
+    let copy = shown()?.context("no copy")?;
+    expect(&copy, "/command", "copy")?;
+    expect(&copy, "/destination", "c.img")?;
+    expect(&home.status(context)?, "/resumable_copies", Value::Array(Vec::new()))?;
+    running.signal(libc::SIGINT)?;
+    running.finish(LIMIT)?.expect(130)?;
+    let status = home.status(context)?;
+    expect(&status, "/processes", Value::Array(Vec::new()))?;
+    expect(&status, "/resumable_copies/0/destination", "c.img")?;
+    prints(&home.run(context, &["status"])?.success()?, "--resume")
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let rows: Rows<'_> = &[
         ("status-has-what-was-done", seen),
         ("status-has-sessions", sessions),
         ("ctl-luns", luns),
         ("control-socket-hostile", socket),
+        ("copies-running-and-resumable", copies),
         ("metrics", metrics),
         ("log-json-forges-no-line", log_json),
         ("socket-activation", manager::activated),

@@ -14,6 +14,12 @@ use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
 
+/// The interrupted copies of this user, as JSON.
+pub(crate) fn found(context: &Context) -> Vec<Value> {
+    let state = Terminal::new(context).state_dir();
+    state.map(|state| journals::list(&state).iter().map(object).collect()).unwrap_or_default()
+}
+
 /// Prints the journals in the state directory, after the removal of expired ones.
 pub(super) fn print(context: &Context) -> Result<Exit, Failure> {
     let host = Terminal::new(context);

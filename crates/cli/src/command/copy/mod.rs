@@ -4,6 +4,7 @@ mod args;
 mod dry_run;
 mod host;
 mod list;
+mod operate;
 
 use block::{Location, Spec};
 use job::Job;
@@ -11,6 +12,8 @@ use job::report::{Record, Report, Requested};
 
 pub(crate) use self::args::{Args, Range, Shape};
 use self::host::{End, Terminal};
+pub(crate) use self::list::found as interrupted;
+use self::operate::Operated;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::secret::{parts_of, shown, take_url_secrets};
@@ -45,6 +48,7 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
         let findings = job.inspect()?;
         return Ok(dry_run::print(context, &job, &findings));
     }
+    let _operated = Operated::begin(context, args.ends().map(shown));
     Ok(job.copy(record)?.ending())
 }
 
