@@ -23,7 +23,7 @@ impl Operated {
         let answering = Arc::clone(&socket);
         let sample = Arc::clone(&context.sample);
         let since = SystemTime::now();
-        let serve = move || answering.serve(|request| answer(request, &sample, &ends, since));
+        let serve = move || answering.serve(|request| answer(&request, &sample, &ends, since));
         match std::thread::Builder::new().name("control".to_owned()).spawn(serve) {
             Ok(_) => Self(Some(socket)),
             Err(_) => Self(None),
@@ -38,12 +38,12 @@ impl Drop for Operated {
 }
 
 fn answer(
-    request: Request,
+    request: &Request,
     sample: &Mutex<Option<Sample>>,
     [source, destination]: &[String; 2],
     since: SystemTime,
 ) -> Result<Value, Failure> {
-    if request != (Request::Status {}) {
+    if *request != (Request::Status {}) {
         return Err(Failure::usage("operate the copy", "", "a copy has only a status"));
     }
     let sample = sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
