@@ -47,6 +47,10 @@ pub(crate) fn is_option(name: &str) -> bool {
     all.iter().any(|options| options.contains(&name))
 }
 
+/// Options whose values are paths.
+pub(crate) const FILE_OPTIONS: [&str; 5] =
+    ["tls", "identity", "psk-file", "chap-secret-file", "mutual-chap-secret-file"];
+
 /// An endpoint as typed by the user, without its secrets.
 #[derive(Debug)]
 pub(crate) struct Named {
@@ -105,6 +109,17 @@ impl Named {
         match &self.spec.location {
             Location::File(path) => Some(path),
             _ => None,
+        }
+    }
+
+    /// Puts relative paths below `directory`; the text stays as it was typed.
+    pub(crate) fn place(&mut self, directory: &Path) {
+        if let Location::File(path) = &mut self.spec.location {
+            *path = directory.join(&*path);
+        }
+        let options = self.spec.options.iter_mut();
+        for value in options.filter(|(name, _)| FILE_OPTIONS.contains(&name.as_str())).filter_map(|(_, value)| value.as_mut()) {
+            *value = directory.join(&*value).to_string_lossy().into_owned();
         }
     }
 

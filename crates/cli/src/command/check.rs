@@ -28,7 +28,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let config = Config::load(context, &args.file)?;
-    check_exposure(context, &config, false)?;
+    check_exposure(context, &config)?;
     let sealing = trust::sealing(context, &config)?;
     accesses(context, &config)?;
     local_users(&config)?;

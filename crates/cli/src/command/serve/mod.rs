@@ -16,7 +16,7 @@ use node::target::{
 };
 use node::{SealPolicy, TlsIdentity};
 
-use crate::config::{Account, Acl, Config, DEFAULT_FILE, Lun, Target};
+use crate::config::{Account, Acl, Config, Lun, Target, default_file};
 use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
@@ -122,9 +122,8 @@ fn parse_seal(text: &str) -> Result<SealPolicy, String> {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
     let config = gather(context, args)?;
-    check_exposure(context, &config, args.tls.is_some())?;
-    let mut live = build(context, &config, None)?;
-    live.server.tls = tls(args)?;
+    check_exposure(context, &config)?;
+    let live = build(context, &config, None)?;
     let confine = sandbox::confine(args, &config)?;
     serve(context, args, live, config.targets.iter().any(Target::has_chap), confine.as_ref())
 }
@@ -138,15 +137,15 @@ fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
     }
 }
 
-/// Loads the certificate and key of `--tls`; called again for each reload.
-fn tls(args: &Args) -> Result<Option<TlsIdentity>, Failure> {
-    args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()
+/// Loads the certificate and key of TLS; called again for each reload.
+pub(crate) fn tls(config: &Config) -> Result<Option<TlsIdentity>, Failure> {
+    config.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()
 }
 
 fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
     let failed = |path: &Path, cause: &dyn std::fmt::Display| {
         Failure::usage("use the certificate", path.display().to_string(), cause)
-            .hint("--tls CERT,KEY, both in PEM form, the key without a passphrase")
+            .hint("--tls CERT,KEY, or tls-certificate and tls-key in [server]: both in PEM form, the key without a passphrase")
     };
     let pem = file::read(key, "the certificate's key", Keeping::Secret, LIST_BYTES_MAX)?;
     let pem = pem.map_err(|error| failed(key, &error))?;
@@ -157,14 +156,13 @@ fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
 fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     let mut config = match &args.config {
         Some(path) => Config::load(context, path)?,
-        None if args.endpoints.is_empty() && Path::new(DEFAULT_FILE).exists() => {
-            Config::load(context, Path::new(DEFAULT_FILE))?
+        None if args.endpoints.is_empty() && default_file().exists() => {
+            Config::load(context, &default_file())?
         }
         None => Config { targets: vec![from_flags(context, args)?], ..Config::default() },
     };
     if config.targets.is_empty() {
-        let object = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-        return Err(Failure::usage("serve what is described in", object, "there is no [[target]]"));
+        return Err(Failure::usage("serve what is described in", config.object(), "there is no [[target]]"));
     }
     if !args.listen.is_empty() {
         config.listen.clone_from(&args.listen);
@@ -181,6 +179,7 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     config.seal = args.seal.or(config.seal);
     config.identity = args.identity.clone().or(config.identity);
     config.peers = args.peers.clone().or(config.peers);
+    config.tls = args.tls.clone().or(config.tls);
     config.allow_users.extend(args.allow_user.iter().cloned());
     if let (Some(SealPolicy::Off), Some(peers)) = (config.seal, &config.peers) {
         context.warn(&format!(
@@ -198,7 +197,7 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
 
 fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
     if args.endpoints.is_empty() {
-        let cause = format!("no endpoint was given, and {DEFAULT_FILE} does not exist");
+        let cause = format!("no endpoint was given, and {} does not exist", default_file().display());
         return Err(Failure::usage("serve", "", cause).hint("hikyaku serve disk.img"));
     }
     let mut target = Target { iqn: args.iqn.clone(), ..Target::default() };
@@ -236,7 +235,7 @@ fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
 }
 
 /// Refuses a listener beyond loopback without protection, unless an option permits it explicitly.
-pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> Result<(), Failure> {
+pub(crate) fn check_exposure(context: &Context, config: &Config) -> Result<(), Failure> {
     let Some(exposed) = config.listen.iter().find(|address| !address.ip().to_canonical().is_loopback())
     else {
         return Ok(());
@@ -256,7 +255,7 @@ pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> R
         SealPolicy::Offer => {
             "--seal offer also admits initiators that do not seal, and they are not authenticated"
         }
-        _ if tls => "TLS proves the target to initiators, not initiators to the target",
+        _ if config.tls.is_some() => "TLS proves the target to initiators, not initiators to the target",
         _ => {
             "neither CHAP nor a key protects it, and an acl by initiator alone checks a name that any host can claim"
         }
@@ -267,7 +266,7 @@ pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> R
             "--chap-user and --chap-secret-file for those, --seal require to let none of them in, or peer or chap-user in every \
              [[target.acl]]"
         }
-        _ if tls => {
+        _ if config.tls.is_some() => {
             "--chap-user and --chap-secret-file, chap-user in every [[target.acl]], or --seal off if that is meant"
         }
         _ => {
@@ -409,7 +408,7 @@ fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Li
         listen: config.listen.clone(),
         advertise: config.advertise.clone(),
         sealing,
-        tls: None,
+        tls: tls(config)?,
         targets,
         local_users: local_users(config)?,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
@@ -628,15 +627,14 @@ fn reload_once(
     reloader: &mut Reloader,
 ) -> Result<Reloaded, Failure> {
     let config = gather(context, args)?;
-    check_exposure(context, &config, args.tls.is_some())?;
+    check_exposure(context, &config)?;
     // Checked before anything is opened: this process itself holds the lock of a renamed target's storage.
     let is_known = |target: &Target| live.target(target.iqn.as_deref()).is_some();
     if config.targets.len() != live.server.targets.len() || !config.targets.iter().all(is_known) {
         let restart = ServeError::Restart("a target that is added, removed or renamed".to_owned());
         return Err(failure(&restart));
     }
-    let mut next = build(context, &config, Some(live))?;
-    next.server.tls = tls(args)?;
+    let next = build(context, &config, Some(live))?;
     let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
     *live = next;
     Ok(reloaded)
