@@ -4,7 +4,15 @@ use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
-    bench, check, compare, completions, copy, demo, info, key, lab, ls, man, serve, torture,
+    bench, check, compare, completions, config, copy, demo, doctor, info, key, lab, ls, man, paths, serve,
+    torture,
+};
+
+/// A static program says so: names resolve otherwise.
+const VERSION: &str = if cfg!(target_feature = "crt-static") {
+    concat!(env!("CARGO_PKG_VERSION"), " (static: names resolve by files and DNS only)")
+} else {
+    env!("CARGO_PKG_VERSION")
 };
 
 /// Commands listed under "Research" in the help.
@@ -14,7 +22,7 @@ const RESEARCH: &[&str] = &["bench", "lab"];
 #[derive(Debug, Parser)]
 #[command(
     name = "hikyaku",
-    version,
+    version = VERSION,
     about,
     after_help = AFTER_HELP,
     subcommand_required = true,
@@ -38,6 +46,9 @@ pub(crate) enum Command {
     Info(info::Args),
     Key(key::Args),
     Check(check::Args),
+    Config(config::Args),
+    Paths(paths::Args),
+    Doctor(doctor::Args),
     Demo(demo::Args),
     Bench(bench::Args),
     Lab(lab::Args),
@@ -55,6 +66,9 @@ impl Command {
             Self::Info(args) => args.json,
             Self::Key(args) => args.json(),
             Self::Check(args) => args.json,
+            Self::Config(args) => args.json(),
+            Self::Paths(args) => args.json,
+            Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),
             Self::Lab(args) => args.is_json(),
@@ -95,8 +109,7 @@ Environment:
   LIBISCSI_CHAP_TARGET_USERNAME, LIBISCSI_CHAP_TARGET_PASSWORD   mutual CHAP
   HIKYAKU_LOG=debug                                              logs on stderr
   HIKYAKU_IO=uring|portable                                      io_uring, or epoll and threads [default: what works]
-  XDG_STATE_HOME                                                 where identities of LUNs are kept
-  XDG_CONFIG_HOME                                                where keys are kept: hikyaku/identity, hikyaku/known-targets
+  XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_RUNTIME_DIR               where files lie: see hikyaku paths
 
 Examples:
   hikyaku demo                                          try everything on loopback

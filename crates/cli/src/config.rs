@@ -263,6 +263,15 @@ impl Config {
         self.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default()
     }
 
+    /// A failure found later than by the parser, with its place in the file: a line and `whose` it is.
+    pub(crate) fn at_line(&self, line: usize, whose: &str, failure: Failure) -> Failure {
+        if line == 0 {
+            return failure;
+        }
+        let cause = format!("{} (line {line} of {}: {whose})", failure.cause, self.object());
+        Failure { cause, ..failure }
+    }
+
     pub(crate) fn wrong_row(&self, acl: &Acl, cause: &str) -> Failure {
         let line = if acl.line > 0 { format!("line {}: ", acl.line) } else { String::new() };
         Failure::usage("use the configuration", self.object(), format!("{line}{cause}"))

@@ -197,7 +197,10 @@ fn users_and_directories_of_the_server() {
 #[test]
 fn relative_paths_lie_beside_the_file() {
     let text = GOOD
-        .replace("\"/etc/hikyaku/key\"", "\"key\"\nstorage = [\"disks\", \"/srv\"]\ntls-certificate = \"c\"\ntls-key = \"k\"")
+        .replace(
+            "\"/etc/hikyaku/key\"",
+            "\"key\"\nstorage = [\"disks\", \"/srv\"]\ntls-certificate = \"c\"\ntls-key = \"k\"",
+        )
         .replace("/etc/hikyaku/u.secret", "../u.secret")
         .replace("/srv/a.img", "disks/a,,b.img")
         .replace("mem:64M,ro", "iscsi://h/iqn.2026-11.example:x/0,chap-user=u,chap-secret-file=s,ro");

@@ -118,9 +118,29 @@ impl Named {
             *path = directory.join(&*path);
         }
         let options = self.spec.options.iter_mut();
-        for value in options.filter(|(name, _)| FILE_OPTIONS.contains(&name.as_str())).filter_map(|(_, value)| value.as_mut()) {
+        for value in options
+            .filter(|(name, _)| FILE_OPTIONS.contains(&name.as_str()))
+            .filter_map(|(_, value)| value.as_mut())
+        {
             *value = directory.join(&*value).to_string_lossy().into_owned();
         }
+    }
+
+    /// The endpoint as text with the paths of [`Self::place`], without secrets.
+    pub(crate) fn placed(&self) -> String {
+        let location = match &self.spec.location {
+            Location::File(path) => path.display().to_string(),
+            Location::Url(url) => url.clone(),
+            // These have no path.
+            _ => return self.text.clone(),
+        };
+        let options = self.spec.options.iter().map(|(name, value)| match value {
+            Some(value) => format!("{name}={value}"),
+            None => name.clone(),
+        });
+        let parts: Vec<String> =
+            std::iter::once(location).chain(options).map(|part| part.replace(',', ",,")).collect();
+        secret::shown(&parts.join(","))
     }
 
     pub(crate) fn seal(&mut self, sealing: InitiatorSealing) {

@@ -36,6 +36,16 @@ pub(crate) fn is_root() -> bool {
     user() == 0
 }
 
+/// The version of Landlock that the kernel supports.
+pub(crate) fn landlock_abi() -> io::Result<i32> {
+    /// `LANDLOCK_CREATE_RULESET_VERSION`: no rule set is created, the version is returned.
+    const VERSION: libc::c_uint = 1;
+    let (none, size) = (std::ptr::null::<libc::c_void>(), 0usize);
+    // SAFETY: with this flag the call takes no attribute and no size, and creates nothing.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, size, VERSION) };
+    if version < 0 { Err(io::Error::last_os_error()) } else { Ok(version as i32) }
+}
+
 const USER_ENTRY_BYTES: usize = 16 << 10;
 
 /// The user ID of a name, from the system's user database. `None`: there is no such user.

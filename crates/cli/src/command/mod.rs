@@ -4,13 +4,16 @@ pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod completions;
+pub(crate) mod config;
 pub(crate) mod copy;
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod man;
+pub(crate) mod paths;
 pub(crate) mod serve;
 pub(crate) mod torture;
 
@@ -27,6 +30,9 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Info(args) => info::run(context, &args),
         Command::Key(args) => key::run(context, &args),
         Command::Check(args) => check::run(context, &args),
+        Command::Config(args) => config::run(context, &args),
+        Command::Paths(args) => paths::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),
         Command::Lab(args) => lab::run(context, &args),

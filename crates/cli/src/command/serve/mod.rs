@@ -1,10 +1,10 @@
 //! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
-mod luns;
+pub(crate) mod luns;
 mod sandbox;
 mod urls;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -27,7 +27,9 @@ use crate::{logging, names, output, secret, sys, trust, units};
 const RELOAD_WAIT_MAX: Duration = Duration::from_secs(1);
 const RELOAD_WAIT_PAUSE: Duration = Duration::from_millis(5);
 
-const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+pub(crate) const LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), names::ISCSI_PORT);
+pub(crate) const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 /// Offer endpoints as LUNs of an iSCSI target
 ///
@@ -168,7 +170,7 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
         config.listen.clone_from(&args.listen);
     }
     if config.listen.is_empty() {
-        config.listen.push(SocketAddr::from(([127, 0, 0, 1], names::ISCSI_PORT)));
+        config.listen.push(LISTEN_DEFAULT);
     }
     config.advertise = args.advertise.clone().or(config.advertise);
     if let Some(advertise) = &config.advertise {
@@ -280,7 +282,7 @@ pub(crate) fn check_exposure(context: &Context, config: &Config) -> Result<(), F
 /// Access rules of each target, with the secrets read from their files.
 pub(crate) fn accesses(context: &Context, config: &Config) -> Result<Vec<Access>, Failure> {
     let accesses: Vec<Access> =
-        config.targets.iter().map(|target| target.access(context)).collect::<Result<_, _>>()?;
+        config.targets.iter().map(|target| target.access(context, config)).collect::<Result<_, _>>()?;
     // After CHAP a row is chosen by the authenticated name, so each name must have one secret.
     let mut known: Vec<ChapAccount> = Vec::new();
     for acl in config.targets.iter().flat_map(|target| &target.acls) {
@@ -334,10 +336,14 @@ impl Target {
         self.acls.is_empty() || !self.acls.iter().all(proves)
     }
 
-    fn access(&self, context: &Context) -> Result<Access, Failure> {
-        let secret = |account: &Account| secret::from_file(context, &account.secret_file);
+    fn access(&self, context: &Context, config: &Config) -> Result<Access, Failure> {
         let mut access = Access::default();
         for acl in &self.acls {
+            let whose = format!("acl of {}", self.iqn.as_deref().unwrap_or_default());
+            let secret = |account: &Account| {
+                let secret = secret::from_file(context, &account.secret_file);
+                secret.map_err(|failure| config.at_line(acl.line, &whose, failure))
+            };
             let chap = match &acl.chap {
                 None => None,
                 Some(account) => {
