@@ -284,8 +284,11 @@ impl Config {
     }
 
     pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
-        let raw: RawConfig = toml::from_str(text)
-            .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
+        let raw: RawConfig = toml::from_str(text).map_err(|error| {
+            let at = error.span().unwrap_or_default();
+            let cause = format!("{}{}", whose(text, at.start), error.message());
+            (at, cause)
+        })?;
         let is_client_too = raw.client.is_some();
         raw.client.unwrap_or_default().requires_seal()?;
         let mut config = raw.server.checked()?;
@@ -327,6 +330,7 @@ impl Config {
 impl RawServer {
     /// The configuration without targets.
     fn checked(self) -> Result<Config, Wrong> {
+        let tls_at = self.tls_certificate.as_ref().map(Spanned::span);
         let tls = match (self.tls_certificate, self.tls_key) {
             (Some(certificate), Some(key)) => Some((certificate.into_inner(), key.into_inner())),
             (None, None) => None,
@@ -354,6 +358,10 @@ impl RawServer {
             let unknown = || format!("'{}' is not \"off\", \"offer\" or \"require\"", seal.get_ref());
             let policy = SealPolicy::from_name(seal.get_ref()).ok_or_else(|| wrong(&seal, unknown()))?;
             config.seal = Some(policy);
+        }
+        if let Some(at) = tls_at.filter(|_| config.seal_policy() != SealPolicy::Off) {
+            let cause = "sessions are sealed or go through TLS, not both; with TLS leave out peers, or say seal = \"off\"";
+            return Err((at, cause.to_owned()));
         }
         Ok(config)
     }
@@ -525,6 +533,29 @@ pub(crate) fn rotational(spec: &Spec) -> Result<Option<bool>, String> {
         Some("0") => Ok(Some(false)),
         Some(_) => spec.flag("rotational").map(Some).map_err(|error| error.0),
     }
+}
+
+/// The target and the LUN to whose tables a line belongs, by the headers and names above it; empty outside of targets. For
+/// errors of the parser, which knows lines only.
+fn whose(text: &str, byte: usize) -> String {
+    let (mut iqn, mut lun) = (None, None);
+    let above = text.lines().take(position(text, byte).0).map(str::trim);
+    for line in above {
+        let value =
+            |key: &str| Some(line.strip_prefix(key)?.trim_start().strip_prefix('=')?.trim().to_owned());
+        match line {
+            "[[target.lun]]" => lun = None,
+            "[[target]]" => (iqn, lun) = (None, None),
+            _ if line.starts_with('[') => lun = None,
+            _ => {
+                iqn = value("iqn").or(iqn);
+                lun = value("lun").or(lun);
+            }
+        }
+    }
+    let Some(iqn) = iqn else { return String::new() };
+    let lun = lun.map(|lun| format!(", LUN {lun}")).unwrap_or_default();
+    format!("target {}{lun}: ", iqn.trim_matches('"'))
 }
 
 /// Line and column of a byte of the text, from 1.

@@ -88,7 +88,22 @@ const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
     ("acl_without_secret", "secret-file = \"/etc/hikyaku/u.secret\"\n", "", 24, "need each other"),
     ("acl_initiator_wrong", "iqn.2026-11.example.com:host", "host", 25, "iSCSI name begins with"),
     ("seal_unknown", "drain-timeout = \"5s\"", "seal = \"on\"", 4, "'on' is not \"off\", \"offer\" or"),
+    (
+        "unknown_key_named",
+        "serial =",
+        "serials =",
+        14,
+        "target iqn.2026-11.example.com:disks, LUN 0: unknown field",
+    ),
+    (
+        "unknown_acl_key",
+        "mode = \"ro\"",
+        "mod = 1",
+        29,
+        "target iqn.2026-11.example.com:disks: unknown field `mod`",
+    ),
     ("tls_without_key", "drain-timeout = \"5s\"", "tls-certificate = \"c\"", 4, "need each other"),
+    ("sealed_and_tls", "drain-timeout = \"5s\"", "tls-certificate = \"c\"\ntls-key = \"k\"", 4, "not both"),
     ("target_named", "lun = 7", "lun = 0", 17, "target iqn.2026-11.example.com:disks: LUN 0: LUN 0 is there"),
     ("acl_names_nobody", "peer = \"laptop\"\n", "", 35, "needs an initiator, a peer or"),
     ("acl_peer_wrong", "peer = \"laptop\"", "peer = 7", 36, "invalid type"),
@@ -199,7 +214,7 @@ fn relative_paths_lie_beside_the_file() {
     let text = GOOD
         .replace(
             "\"/etc/hikyaku/key\"",
-            "\"key\"\nstorage = [\"disks\", \"/srv\"]\ntls-certificate = \"c\"\ntls-key = \"k\"",
+            "\"key\"\nstorage = [\"disks\", \"/srv\"]\ntls-certificate = \"c\"\ntls-key = \"k\"\nseal = \"off\"",
         )
         .replace("/etc/hikyaku/u.secret", "../u.secret")
         .replace("/srv/a.img", "disks/a,,b.img")

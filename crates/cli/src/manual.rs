@@ -85,7 +85,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "tls-certificate",
                 "path",
                 "no TLS",
-                "Certificate chain in PEM form, for standard TLS 1.3 around iSCSI. Needs tls-key.",
+                "Certificate chain in PEM form, for standard TLS 1.3 around iSCSI. Needs tls-key, and no peers or seal = \"off\".",
             ),
             key(
                 "tls-key",

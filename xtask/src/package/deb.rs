@@ -66,7 +66,8 @@ pub(super) fn make(
     // Modes before the digests and the size, which are those of the installed files.
     tree.fix(&tree.root, release)?;
     let files = tree.files(&tree.root)?;
-    let size: u64 = files.iter().map(|file| fs::metadata(file).map_or(0, |found| found.len().div_ceil(1024))).sum();
+    let size: u64 =
+        files.iter().map(|file| fs::metadata(file).map_or(0, |found| found.len().div_ceil(1024))).sum();
     let depends = libraries(&installed, &scratch)?;
     let control = read("packaging/debian/control")?
         .replace("@VERSION@", &release.debian_version())
@@ -132,7 +133,9 @@ fn libraries(program: &Path, scratch: &Path) -> Result<String> {
     fs::create_dir_all(&debian)?;
     // dpkg-shlibdeps requires a source package's control file.
     fs::write(debian.join("control"), "Source: hikyaku\n\nPackage: hikyaku\nArchitecture: any\n")?;
-    let found = answer(Command::new("dpkg-shlibdeps").args(["-O", "--warnings=0", "-e"]).arg(program).current_dir(scratch))?;
+    let found = answer(
+        Command::new("dpkg-shlibdeps").args(["-O", "--warnings=0", "-e"]).arg(program).current_dir(scratch),
+    )?;
     let depends = found.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
     Ok(depends.context("dpkg-shlibdeps names no library")?.to_owned())
 }
