@@ -9,6 +9,7 @@ mod copy_matrix;
 mod foreign;
 mod fuzz;
 mod guest;
+mod install;
 mod kernel;
 mod kill;
 mod libiscsi_tools;
@@ -73,6 +74,7 @@ const fn family(name: &'static str, examine: Examine, about: &'static str) -> Fa
 /// All families, cheapest first.
 pub const FAMILIES: &[Family] = &[
     family("cli-contract", cli_contract::examine, "exit codes, messages, JSON and refusals"),
+    family("install", install::examine, "unit, manual, completions; package and static program in roots"),
     family("sim", sim::examine, "simulated cuts, kills and lost connections"),
     family("libiscsi-tools", libiscsi_tools::examine, "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp")
         .of_any_target(),
