@@ -2,7 +2,8 @@
 //!
 //! Configuration is in `$XDG_CONFIG_HOME/hikyaku`, state in `$XDG_STATE_HOME/hikyaku`, sockets in
 //! `$XDG_RUNTIME_DIR/hikyaku`. Without the variables root uses `/etc`, `/var/lib` and `/run`, a user `~/.config`,
-//! `~/.local/state` and `/run`. The systemd unit of the package sets the variables to root's directories.
+//! `~/.local/state` and `/run`. The systemd unit of the package sets the variables: configuration and sockets as for root, state
+//! in `/var/lib/hikyaku-service`.
 
 use std::path::{Path, PathBuf};
 

@@ -179,7 +179,7 @@ const CONFIGURATION: &str = "[server]\nlisten = [\"127.0.0.1:0\"]\n[[target]]\ni
     [[target.lun]]\nlun = 0\nendpoint = \"mem:1M\"\n[[target.acl]]\nchap-user = \"u\"\nsecret-file = \"secrets/u\"\n";
 
 /// A server as the unit starts it, until it listens; it leaves its state.
-const SERVE: &str = "rm -f /tmp/out; XDG_CONFIG_HOME=/etc XDG_STATE_HOME=/var/lib XDG_RUNTIME_DIR=/run \
+const SERVE: &str = "rm -f /tmp/out; XDG_CONFIG_HOME=/etc XDG_STATE_HOME=/var/lib/hikyaku-service XDG_RUNTIME_DIR=/run \
     chroot --userspec=hikyaku:hikyaku / hikyaku serve --config /etc/hikyaku/hikyaku.toml > /tmp/out 2> /tmp/err & \
     for i in $(seq 100); do if grep -q iscsi: /tmp/out; then break; fi; sleep 0.1; done; kill $!; wait $!; cat /tmp/out";
 
@@ -201,21 +201,24 @@ fn installed(packaged: &Packaged) -> Result<()> {
         .success()?;
     let served = root.sh(SERVE)?.success()?;
     ensure!(served.stdout.contains("/iqn.2026-11.example:installed/0"), "{}", served.text());
-    let state = fs::read(root.path("var/lib/hikyaku/identities.json"))?;
+    let state = fs::read(root.path("var/lib/hikyaku-service/hikyaku/identities.json"))?;
 
     let later = later(&root)?;
     root.install(&later)?;
     let version = root.sh("dpkg-query -f '${Version}' -W hikyaku")?.success()?.stdout;
     ensure!(version.ends_with("+later"), "{version}");
-    ensure!(fs::read(root.path("var/lib/hikyaku/identities.json"))? == state, "an upgrade changed the state");
+    ensure!(
+        fs::read(root.path("var/lib/hikyaku-service/hikyaku/identities.json"))? == state,
+        "an upgrade changed the state"
+    );
     ensure!(
         fs::read_to_string(root.path("etc/hikyaku/hikyaku.toml"))? == CONFIGURATION,
         "and the configuration"
     );
 
-    root.sh("dpkg -r hikyaku; ! test -e /usr/bin/hikyaku; test -f /var/lib/hikyaku/identities.json; test -f /etc/hikyaku/hikyaku.toml")?
+    root.sh("dpkg -r hikyaku; ! test -e /usr/bin/hikyaku; test -f /var/lib/hikyaku-service/hikyaku/identities.json; test -f /etc/hikyaku/hikyaku.toml")?
         .success()?;
-    root.sh("dpkg -P hikyaku; ! test -e /var/lib/hikyaku; test -f /etc/hikyaku/hikyaku.toml; test -f /etc/hikyaku/secrets/u")?
+    root.sh("dpkg -P hikyaku; ! test -e /var/lib/hikyaku-service; test -f /etc/hikyaku/hikyaku.toml; test -f /etc/hikyaku/secrets/u")?
         .success()?;
     root.install(&packaged.deb)?;
     root.sh("rm -r /etc/hikyaku/*; dpkg -P hikyaku; ! test -e /etc/hikyaku; getent passwd hikyaku")?

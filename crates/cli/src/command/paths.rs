@@ -15,7 +15,7 @@ use crate::places::PLACES;
 #[command(after_help = "\
 Examples:
   hikyaku paths                           this user's
-  sudo hikyaku paths                      those of root and of the packaged service
+  sudo hikyaku paths                      those of root; the packaged service has its state in /var/lib/hikyaku-service
   hikyaku paths --json | jq -r '.paths[] | select(.exists) | .path'")]
 pub(crate) struct Args {
     /// Print JSON
