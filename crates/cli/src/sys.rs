@@ -46,6 +46,16 @@ pub(crate) fn landlock_abi() -> io::Result<i32> {
     if version < 0 { Err(io::Error::last_os_error()) } else { Ok(version as i32) }
 }
 
+/// Whether the kernel has seccomp filters that make a call fail with an error.
+pub(crate) fn can_filter_calls() -> bool {
+    /// `SECCOMP_GET_ACTION_AVAIL` and `SECCOMP_RET_ERRNO`.
+    const IS_AVAILABLE: libc::c_ulong = 2;
+    let errno: u32 = 0x0005_0000;
+    let flags: libc::c_ulong = 0;
+    // SAFETY: the operation reads the action that lives through the call, and changes nothing.
+    unsafe { libc::syscall(libc::SYS_seccomp, IS_AVAILABLE, flags, &raw const errno) == 0 }
+}
+
 const USER_ENTRY_BYTES: usize = 16 << 10;
 
 /// The user ID of a name, from the system's user database. `None`: there is no such user.

@@ -264,7 +264,10 @@ fn alone(packaged: &Packaged) -> Result<()> {
     fs::set_permissions(&inside, fs::Permissions::from_mode(0o755))?;
     let ours = |arguments: &[&str]| {
         let mut command = Command::new("chroot");
-        run(command.arg(root.path()).arg("/hikyaku").args(arguments).env("HOME", "/"), LIMIT)
+        run(
+            command.arg(root.path()).arg("/hikyaku").args(arguments).env("HOME", "/").env("TMPDIR", "/"),
+            LIMIT,
+        )
     };
     let version = ours(&["--version"])?.success()?.stdout;
     ensure!(version.contains("static") && version.contains("DNS only"), "{version}");
