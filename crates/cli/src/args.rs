@@ -4,8 +4,8 @@ use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
-    bench, check, compare, completions, config, copy, demo, doctor, info, key, lab, ls, man, paths, serve,
-    torture,
+    bench, check, compare, completions, config, copy, demo, doctor, import, info, key, lab, ls, man, paths,
+    serve, torture,
 };
 
 /// A static program says so: names resolve otherwise.
@@ -47,6 +47,7 @@ pub(crate) enum Command {
     Key(key::Args),
     Check(check::Args),
     Config(config::Args),
+    Import(import::Args),
     Paths(paths::Args),
     Doctor(doctor::Args),
     Demo(demo::Args),
@@ -73,7 +74,7 @@ impl Command {
             Self::Bench(args) => args.json(),
             Self::Lab(args) => args.is_json(),
             Self::Torture(args) => args.json,
-            Self::Serve(_) | Self::Completions(_) | Self::Man(_) => false,
+            Self::Serve(_) | Self::Import(_) | Self::Completions(_) | Self::Man(_) => false,
         }
     }
 }

@@ -199,3 +199,29 @@ fn doctor_says_what_is_lacking_and_what_it_costs() {
     }
     place.run(&["doctor"]).expect(0).on_stdout("linkage");
 }
+
+#[test]
+fn an_imported_configuration_is_accepted_and_its_secrets_are_files() {
+    let place = Place::new();
+    place.sample("a.img", 1 << 20);
+    let image = text(&place.path("a.img")).to_owned();
+    let conf = format!(
+        "<target iqn.2026-11.example:a>\nbacking-store {image}\nincominguser u the-first-secret\nMaxConnections 4\n</target>\n"
+    );
+    place.file("targets.conf", conf.as_bytes());
+    let saved = format!(
+        r#"{{"storage_objects":[{{"plugin":"fileio","name":"a","dev":"{image}"}}],"targets":[{{"fabric":"iscsi","wwn":"iqn.2026-11.example:a","tpgs":[{{"attributes":{{"authentication":1}},"luns":[{{"index":0,"storage_object":"/backstores/fileio/a"}}],"node_acls":[{{"node_wwn":"iqn.2026-11.example:i","chap_userid":"u","chap_password":"the-second-secret","mapped_luns":[{{"index":0,"tpg_lun":0}}]}}],"portals":[{{"ip_address":"0.0.0.0","port":3260}}]}}]}}]}}"#
+    );
+    place.file("saveconfig.json", saved.as_bytes());
+    for (from, file, secret) in
+        [("tgt", "targets.conf", "the-first-secret"), ("lio", "saveconfig.json", "the-second-secret")]
+    {
+        let ran = place.run(&["import", from, file, "--secrets", from]).expect(0);
+        assert!(!ran.stdout.contains(secret) && !ran.stderr.contains(secret), "{}", ran.stdout);
+        assert_eq!(fs::read_to_string(place.path(from).join("u")).unwrap(), format!("{secret}\n"));
+        place.file("imported.toml", ran.stdout.as_bytes());
+        place.run(&["check", "imported.toml"]).expect(0).on_stdout("1 target, 1 LUN");
+        place.run(&["import", from, file, "--secrets", from]).expect(0);
+    }
+    place.run(&["import", "tgt", "none.conf"]).expect(2).on_stderr("none.conf").on_stderr("tgt-admin --dump");
+}

@@ -158,15 +158,13 @@ fn uring(features: std::io::Result<Vec<(&'static str, bool)>>) -> Check {
             "epoll and threads replace it: more CPU per request, fewer small requests per second",
             "sysctl -w kernel.io_uring_disabled=0; in a container a seccomp profile that permits io_uring_setup",
         ),
-        Ok(features) if features.iter().any(|feature| *feature == ("registered-buffers", false)) => {
-            Check::lack(
-                "io_uring",
-                State::Reduced,
-                format!("works, without {}", names(&features, false)),
-                "the kernel pins the pages of each transfer instead of once",
-                "see memlock below",
-            )
-        }
+        Ok(features) if features.contains(&("registered-buffers", false)) => Check::lack(
+            "io_uring",
+            State::Reduced,
+            format!("works, without {}", names(&features, false)),
+            "the kernel pins the pages of each transfer instead of once",
+            "see memlock below",
+        ),
         Ok(features) => Check::good("io_uring", format!("works, with {}", names(&features, true))),
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod copy;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod import;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod lab;
@@ -31,6 +32,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Key(args) => key::run(context, &args),
         Command::Check(args) => check::run(context, &args),
         Command::Config(args) => config::run(context, &args),
+        Command::Import(args) => import::run(&args),
         Command::Paths(args) => paths::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(context, &args),
