@@ -32,7 +32,7 @@ pub(crate) fn parse(text: &str) -> io::Result<Option<Kind>> {
     }
 }
 
-/// What io_uring offers on this kernel, whatever [`VARIABLE`] forces: features by name; an error if a loop cannot use it.
+/// What io_uring offers on this kernel, whatever `HIKYAKU_IO` forces: features by name; an error if a loop cannot use it.
 pub fn uring_features() -> io::Result<Vec<(&'static str, bool)>> {
     Uring::new(SUBMISSIONS_MAX).map(|uring| uring.features())
 }
