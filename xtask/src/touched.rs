@@ -15,7 +15,7 @@ const FAMILIES_MAX: usize = 6;
 /// Beginning of a path, and the families that examine the code below it. The first match counts; a path that matches
 /// none belongs to all families alike.
 const TABLE: &[(&str, &[&str])] = &[
-    ("crates/cli/", &["cli-contract"]),
+    ("crates/cli/", &["cli-contract", "service"]),
     ("crates/confine/", &["attack"]),
     ("crates/host/", &["since", "cli-contract"]),
     ("crates/iscsi/", &["bad-input", "conformance", "libiscsi-tools"]),
@@ -25,7 +25,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/nbd/", &["nbd", "copy-matrix"]),
     ("crates/node/src/initiator/", &["kill", "tgt", "torture"]),
     ("crates/node/src/stream/", &["sealed", "bad-input"]),
-    ("crates/node/src/target/", &["sessions", "bad-input", "xcopy"]),
+    ("crates/node/src/target/", &["sessions", "bad-input", "xcopy", "service"]),
     ("crates/passthrough/", &["copy-matrix"]),
     ("crates/scsi/", &["conformance", "libiscsi-tools", "xcopy"]),
     ("crates/seal/", &["sealed", "attack"]),

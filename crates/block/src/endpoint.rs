@@ -298,6 +298,11 @@ pub trait Medium: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether a flush has failed: writes and flushes fail until the storage is opened again.
+    fn has_failed(&self) -> bool {
+        false
+    }
+
     /// A name of the file or device for as long as the storage exists, whatever its path; [`host::lasting_name`].
     fn lasting_name(&self) -> Option<String> {
         None

@@ -4,8 +4,8 @@ use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
-    bench, check, compare, completions, config, copy, demo, doctor, import, info, key, lab, ls, man, paths,
-    serve, torture,
+    bench, check, compare, completions, config, copy, ctl, demo, doctor, import, info, key, lab, ls, man,
+    paths, serve, status, torture,
 };
 
 /// A static program says so: names resolve otherwise.
@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Ls(ls::Args),
     Info(info::Args),
     Key(key::Args),
+    Status(status::Args),
+    Ctl(ctl::Args),
     Check(check::Args),
     Config(config::Args),
     Import(import::Args),
@@ -66,6 +68,8 @@ impl Command {
             Self::Ls(args) => args.json,
             Self::Info(args) => args.json,
             Self::Key(args) => args.json(),
+            Self::Status(args) => args.json,
+            Self::Ctl(args) => args.json,
             Self::Check(args) => args.json,
             Self::Config(args) => args.json(),
             Self::Paths(args) => args.json,

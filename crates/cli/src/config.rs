@@ -32,7 +32,7 @@ pub(crate) fn default_file() -> PathBuf {
     own.unwrap_or_else(|| DEFAULT_FILE.into())
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Config {
     /// Addresses to listen on; empty for the default.
     pub(crate) listen: Vec<SocketAddr>,
@@ -54,7 +54,7 @@ pub(crate) struct Config {
     pub(crate) targets: Vec<Target>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Target {
     /// iSCSI name; `None` for this host's default.
     pub(crate) iqn: Option<String>,
@@ -65,7 +65,7 @@ pub(crate) struct Target {
     pub(crate) line: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lun {
     /// LUN, 0 to 16383.
     pub(crate) lun: u16,
@@ -78,7 +78,7 @@ pub(crate) struct Lun {
     pub(crate) line: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Acl {
     /// Initiator name; `None` for any initiator that proves the secret.
     pub(crate) initiator: Option<String>,

@@ -52,7 +52,7 @@ pub(crate) const FILE_OPTIONS: [&str; 5] =
     ["tls", "identity", "psk-file", "chap-secret-file", "mutual-chap-secret-file"];
 
 /// An endpoint as typed by the user, without its secrets.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Named {
     /// The text without secrets, for messages.
     pub(crate) text: String,

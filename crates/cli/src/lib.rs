@@ -7,6 +7,7 @@ mod args;
 mod command;
 mod config;
 mod context;
+mod control;
 mod endpoint;
 #[doc(hidden)]
 pub mod fuzz;
@@ -60,7 +61,12 @@ pub fn main() -> ExitCode {
     // A server handles signals itself.
     let is_server = matches!(cli.command, Command::Serve(_));
     let level = if is_server { "info" } else { "warn" };
-    logging::start(level, json);
+    let form = match &cli.command {
+        Command::Serve(args) => args.log,
+        _ if json => Some(logging::Form::Json),
+        _ => Some(logging::Form::Text),
+    };
+    logging::start(level, form);
     if !context.secrets.is_empty() {
         context.warn("a password in a URL is seen by others while the command starts; use chap-secret-file= or LIBISCSI_CHAP_PASSWORD");
     }

@@ -1,10 +1,11 @@
-//! The log on stderr: text, or JSON lines with `--json`. `HIKYAKU_LOG` sets the filter: a level, or levels by
-//! module (`debug`, `node=trace,warn`).
+//! The log on stderr: text or JSON lines; under systemd entries of the journal with fields. `HIKYAKU_LOG` sets the filter: a
+//! level, or levels by module (`debug`, `node=trace,warn`).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Debug};
 use std::io::{self, Write};
 
+use clap::ValueEnum;
 use tracing::field::Field;
 use tracing_subscriber::Layer;
 use tracing_subscriber::field::MakeExt;
@@ -18,8 +19,29 @@ use crate::output;
 /// Environment variable with the filter.
 pub(crate) const VARIABLE: &str = "HIKYAKU_LOG";
 
-/// Starts logging at `level`, unless the environment contains a filter.
-pub(crate) fn start(level: &str, json: bool) {
+/// The form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// Lines for people
+    Text,
+    /// A JSON object a line
+    Json,
+    /// Entries of the journal, with PEER=, INITIATOR= and so on as fields
+    Journal,
+}
+
+impl Form {
+    /// The journal if it reads stderr (`JOURNAL_STREAM` of sd-daemon(3) has its device and inode), otherwise text.
+    fn of_stderr() -> Self {
+        let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+        let is_it = rustix::fs::fstat(io::stderr())
+            .is_ok_and(|found| stream == format!("{}:{}", found.st_dev, found.st_ino));
+        if is_it { Self::Journal } else { Self::Text }
+    }
+}
+
+/// Starts logging at `level`, unless the environment contains a filter; `None`: in the form that suits stderr.
+pub(crate) fn start(level: &str, form: Option<Form>) {
     let at_level = || level.parse::<Targets>().expect("the callers pass names of levels");
     let filter = match std::env::var(VARIABLE) {
         Ok(text) if !text.is_empty() => text.parse().unwrap_or_else(|error| {
@@ -30,13 +52,25 @@ pub(crate) fn start(level: &str, json: bool) {
         }),
         _ => at_level(),
     };
-    let layer = tracing_subscriber::fmt::layer()
-        .with_writer(io::stderr)
-        .with_ansi(output::is_lively())
-        .with_target(false);
-    let layer = match json {
-        true => layer.json().with_writer(|| JsonLines).boxed(),
-        false => layer.compact().fmt_fields(debug_fn(field).delimited(" ")).boxed(),
+    let layer = || {
+        tracing_subscriber::fmt::layer()
+            .with_writer(io::stderr)
+            .with_ansi(output::is_lively())
+            .with_target(false)
+    };
+    let text = || layer().compact().fmt_fields(debug_fn(field).delimited(" ")).boxed();
+    let form = form.unwrap_or_else(Form::of_stderr);
+    let layer = match form {
+        Form::Text => text(),
+        Form::Json => layer().json().with_writer(|| JsonLines).boxed(),
+        Form::Journal => match tracing_journald::layer() {
+            // Without a prefix: the names are those of the fields in capitals.
+            Ok(journal) => journal.with_field_prefix(None).boxed(),
+            Err(error) => {
+                output::note(&format!("warning: the journal cannot be used ({error}); logging as text"));
+                text()
+            }
+        },
     };
     // Fails only on a second call, which does not occur.
     let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();

@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::config::{self, DEFAULT_FILE};
+use crate::control;
 use crate::error::Failure;
 use crate::state::StateDir;
 use crate::trust;
@@ -64,12 +65,6 @@ pub(crate) const PLACES: &[Place] = &[
     place("runtime", Base::Runtime, "", "control sockets of running servers and copies"),
 ];
 
-/// `$XDG_RUNTIME_DIR/hikyaku`, else `/run/hikyaku`.
-pub(crate) fn runtime_directory() -> PathBuf {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| Path::new(value).is_absolute());
-    own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("hikyaku")
-}
-
 impl Place {
     /// The path for this user and environment.
     pub(crate) fn path(&self) -> Result<PathBuf, Failure> {
@@ -77,7 +72,7 @@ impl Place {
             Base::Host => Path::new(trust::HOST_DIRECTORY).join(self.file),
             Base::Configuration => trust::config_file(self.file)?,
             Base::State => StateDir::locate()?.path().join(self.file),
-            Base::Runtime => runtime_directory().join(self.file),
+            Base::Runtime => control::directory().unwrap_or_else(|| "/run/hikyaku".into()),
         };
         // A join with an empty name ends in a slash.
         Ok(path.components().collect())

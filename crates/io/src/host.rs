@@ -86,6 +86,15 @@ pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<Listener> {
     Ok(Listener { socket: socket.into(), address })
 }
 
+/// Takes a listening TCP socket that another process has created. `None`: it is another kind of descriptor.
+pub fn adopt(socket: OwnedFd) -> Option<Listener> {
+    let (is_listening, address) = {
+        let socket = SockRef::from(&socket);
+        (socket.is_listener().ok()?, internet(&socket.local_addr().ok()?).ok()?)
+    };
+    is_listening.then_some(Listener { socket, address })
+}
+
 pub fn addresses(socket: &OwnedFd) -> io::Result<(SocketAddr, SocketAddr)> {
     if let Some(world) = world() {
         return world.addresses(socket.as_raw_fd());

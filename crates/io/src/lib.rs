@@ -35,7 +35,7 @@ use spin::{SPIN_MAX, Spin};
 
 pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
-pub use host::{Listener, Thread, World, addresses, enter, entropy, listen, socket, spawn};
+pub use host::{Listener, Thread, World, addresses, adopt, enter, entropy, listen, socket, spawn};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 pub use spin::SpinReport;
 
@@ -150,8 +150,9 @@ pub trait Backend {
     /// Starts the queued operations and appends completions to `completed`. Blocks until there is at least one, or for
     /// `timeout`; a zero timeout does not block.
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()>;
-    /// Cancels operations that wait for peers (sockets, wake-ups); disk operations end by themselves.
-    fn cancel(&mut self);
+    /// Cancels operations that wait for peers (sockets, wake-ups), all or those at one descriptor; disk operations end
+    /// by themselves.
+    fn cancel(&mut self, only: Option<RawFd>);
 }
 
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -372,6 +373,12 @@ impl Io {
         self.submit(token, listener, Item::Accepting, Raw::Accept { fd: listener.as_raw_fd() });
     }
 
+    /// Ends the operations that wait at `handle`, without an effect on the socket itself, which other processes may
+    /// share. Each yields its event: ECANCELED, or the result if it was already complete.
+    pub fn cancel(&mut self, handle: &Handle) {
+        self.backend.cancel(Some(handle.as_raw_fd()));
+    }
+
     /// Connects a stream socket. Event: zero, or the error.
     pub fn connect(&mut self, token: Token, socket: &Handle, address: SocketAddr) {
         let address = Box::new(SockAddr::from(address));
@@ -571,7 +578,7 @@ impl Drop for Io {
         let mut completed = std::mem::take(&mut self.completed);
         while !self.operations.is_empty() && self.backend.now() < deadline {
             let waited = self.backend.wait(Some(Duration::ZERO), &mut completed);
-            self.backend.cancel();
+            self.backend.cancel(None);
             let waited = waited.and_then(|()| self.backend.wait(Some(DROP_STEP), &mut completed));
             for (key, result) in completed.drain(..) {
                 self.take(key, result);

@@ -218,7 +218,11 @@ impl Backend for Portable {
     }
 
     /// Registrations that are still armed report events for which no operation waits.
-    fn cancel(&mut self) {
+    fn cancel(&mut self, only: Option<RawFd>) {
+        if let Some(fd) = only {
+            let ended = self.waiting.extract_if(.., |at, _| at.0 == fd).map(|(_, (key, _))| key);
+            return self.ended.extend(ended.map(|key| (key, -libc::ECANCELED)));
+        }
         let waiting = std::mem::take(&mut self.waiting);
         let queued = std::mem::take(&mut self.threads.shared.queue().operations);
         let keys =

@@ -304,10 +304,13 @@ impl Backend for Uring {
         Ok(())
     }
 
-    fn cancel(&mut self) {
+    fn cancel(&mut self, only: Option<RawFd>) {
+        let which = match only {
+            Some(fd) => CancelBuilder::fd(types::Fd(fd)).all(),
+            None => CancelBuilder::any(),
+        };
         // An error means that some operation cannot be cancelled; it will end by itself.
-        let _ =
-            self.ring.submitter().register_sync_cancel(Some(types::Timespec::new()), CancelBuilder::any());
+        let _ = self.ring.submitter().register_sync_cancel(Some(types::Timespec::new()), which);
     }
 }
 
@@ -351,6 +354,6 @@ mod tests {
         if uring.registers {
             assert!(uring.register(0, None));
         }
-        uring.cancel();
+        uring.cancel(None);
     }
 }

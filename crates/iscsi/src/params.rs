@@ -195,6 +195,24 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
+    /// Names and values of the keys that matter to a user. MaxRecvDataSegmentLength is this side's.
+    #[must_use]
+    pub fn pairs(&self) -> Vec<(&'static str, String)> {
+        let digest = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
+        let yes = |on: bool| if on { "Yes" } else { "No" }.to_owned();
+        vec![
+            ("HeaderDigest", digest(self.header_digest)),
+            ("DataDigest", digest(self.data_digest)),
+            ("InitialR2T", yes(self.initial_r2t)),
+            ("ImmediateData", yes(self.immediate_data)),
+            ("MaxRecvDataSegmentLength", self.max_recv_data_segment_length.to_string()),
+            ("MaxBurstLength", self.max_burst_length.to_string()),
+            ("FirstBurstLength", self.first_burst_length.to_string()),
+            ("MaxOutstandingR2T", self.max_outstanding_r2t.to_string()),
+            ("ErrorRecoveryLevel", self.error_recovery_level.to_string()),
+        ]
+    }
+
     /// The defaults of §13, in force for a key that neither side sends.
     #[must_use]
     pub const fn defaults(session_type: SessionType) -> Self {

@@ -576,7 +576,7 @@ fn ordinary(first: impl FnOnce(&mut Connection), chap: bool) -> (LoginResponse, 
     let Some(iscsi::target::Event::Identify(_)) = machine.poll_event() else { panic!("no names") };
     let auth = if chap {
         let algorithms = iscsi::chap::Algorithms::default();
-        AuthRequirement::Chap(ChapPolicy { accounts: Vec::new(), mutual: None, algorithms })
+        AuthRequirement::Chap(ChapPolicy { accounts: Vec::new(), algorithms, required: true })
     } else {
         AuthRequirement::None
     };

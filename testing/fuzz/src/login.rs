@@ -4,7 +4,7 @@
 //! received values. Without the secret it must never complete the login.
 
 use iscsi::chap::{Algorithm, Algorithms, Secret};
-use iscsi::login::target::{AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
+use iscsi::login::target::{Account, AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
 use iscsi::login::{ChapAccount, REQUESTS_MAX, SEGMENT_LENGTH_MAX, initiator, target};
 use iscsi::name::TargetAddress;
 use iscsi::text::{self, binary, parse_binary, parse_number};
@@ -50,9 +50,12 @@ fn policy(source: &mut Source<'_>, chap: bool) -> Result<Policy, Refusal> {
     }
     let auth = if chap {
         AuthRequirement::Chap(ChapPolicy {
-            accounts: vec![account("user", INITIATORS)],
-            mutual: source.flag().then(|| account("target", TARGETS)),
+            accounts: vec![Account {
+                initiator: account("user", INITIATORS),
+                mutual: source.flag().then(|| account("target", TARGETS)),
+            }],
             algorithms: algorithms(source),
+            required: !source.rarely(4),
         })
     } else {
         AuthRequirement::None

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 use ::io::{Backend, Raw};
@@ -108,7 +109,7 @@ impl Backend for SimBackend {
         Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the simulated process has ended"))
     }
 
-    fn cancel(&mut self) {
+    fn cancel(&mut self, _: Option<RawFd>) {
         self.cancelled = true;
     }
 }

@@ -22,6 +22,7 @@ mod qemu_img;
 mod seal_contract;
 mod seal_model;
 mod sealed;
+mod service;
 mod sessions;
 mod sim;
 mod since;
@@ -87,6 +88,7 @@ pub const FAMILIES: &[Family] = &[
     family("kill", kill::examine, "signals and sudden death of either side"),
     family("mover", mover::examine, "copies cut at every step, on storage that fails or vanishes"),
     family("xcopy", xcopy::examine, "the target copies between its LUNs: counted, refused, aborted"),
+    family("service", service::examine, "a server as its operator sees it: status, ctl, discovery, the log"),
     family("sessions", sessions::examine, "many at once: memory, fairness, longest command"),
     family("torture", torture::examine, "acknowledged data under kills, cuts and power cuts"),
     family("bad-input", bad_input::examine, "garbage, truncated and mutated PDUs beside sessions")

@@ -312,6 +312,10 @@ impl Medium for FileMedium {
         )))
     }
 
+    fn has_failed(&self) -> bool {
+        self.shared.flush_failed.load(Ordering::Acquire)
+    }
+
     fn current_size(&self) -> Option<u64> {
         if self.size_is_fixed { None } else { probe::size(&self.buffered, self.is_device).ok() }
     }

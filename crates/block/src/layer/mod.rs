@@ -87,6 +87,9 @@ macro_rules! forward_medium {
         fn name(&self) -> String {
             self.inner.name()
         }
+        fn has_failed(&self) -> bool {
+            self.inner.has_failed()
+        }
         fn lasting_name(&self) -> Option<String> {
             self.inner.lasting_name()
         }

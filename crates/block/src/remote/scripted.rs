@@ -83,7 +83,7 @@ impl Backend for Still {
         Ok(())
     }
 
-    fn cancel(&mut self) {}
+    fn cancel(&mut self, _: Option<RawFd>) {}
 }
 
 /// What the other end does.

@@ -6,6 +6,7 @@ pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod copy;
+pub(crate) mod ctl;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod import;
@@ -16,6 +17,7 @@ pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod paths;
 pub(crate) mod serve;
+pub(crate) mod status;
 pub(crate) mod torture;
 
 use crate::args::Command;
@@ -30,6 +32,8 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Ls(args) => ls::run(context, &args),
         Command::Info(args) => info::run(context, &args),
         Command::Key(args) => key::run(context, &args),
+        Command::Status(args) => status::run(context, &args),
+        Command::Ctl(args) => ctl::run(context, &args),
         Command::Check(args) => check::run(context, &args),
         Command::Config(args) => config::run(context, &args),
         Command::Import(args) => import::run(&args),

@@ -62,12 +62,20 @@ pub enum AuthRequirement {
 #[derive(Debug, Clone)]
 pub struct ChapPolicy {
     /// Users who may log in; several entries of one user are alternatives, for the time in which a secret changes.
-    pub accounts: Vec<ChapAccount>,
-    /// User and secret with which the target answers the initiator's challenge. The secret must differ from every
-    /// account's (§12.1.3): with equal secrets, an initiator could return the target's own response as its proof.
-    pub mutual: Option<ChapAccount>,
+    pub accounts: Vec<Account>,
     /// Accepted hashes, most preferred first.
     pub algorithms: Algorithms,
+    /// If false, an initiator that prefers AuthMethod=None, or skips the security stage, is admitted without proof; one
+    /// that chooses CHAP must pass it.
+    pub required: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Account {
+    pub initiator: ChapAccount,
+    /// User and secret with which the target answers this initiator's challenge. The secret must differ from every
+    /// initiator's (§12.1.3): with equal secrets, an initiator could return the target's own response as its proof.
+    pub mutual: Option<ChapAccount>,
 }
 
 #[derive(Debug, Clone)]
@@ -333,17 +341,20 @@ impl Login {
             Ok(policy) => policy,
             Err(refusal) => return self.refused(refusal),
         };
-        let required = matches!(policy.auth, AuthRequirement::Chap(_));
-        if required && self.stage != Stage::Security {
-            // The initiator skipped the stage in which it would authenticate.
-            self.denial = Some(Denial::NotOffered);
-            return self.refused(LoginStatus::AuthenticationFailure.into());
-        }
+        let skipped = self.stage != Stage::Security;
+        let may_prove = match &policy.auth {
+            AuthRequirement::Chap(chap) if chap.required && skipped => {
+                self.denial = Some(Denial::NotOffered);
+                return self.refused(LoginStatus::AuthenticationFailure.into());
+            }
+            AuthRequirement::Chap(_) => !skipped,
+            AuthRequirement::None => false,
+        };
         let negotiation = Negotiation::new(Role::Target, identity.session_type, policy.params.clone());
         self.state = State::Negotiating(Box::new(Negotiating {
             identity,
             policy,
-            security: if required { Security::Undecided } else { Security::Done },
+            security: if may_prove { Security::Undecided } else { Security::Done },
             auth_method_seen: false,
             algorithm_seen: false,
             authenticated_as: None,

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::target::{AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
+use super::target::{Account, AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
 use super::{ChapAccount, initiator, target};
 use crate::chap::{Algorithm, Algorithms, Secret};
 use crate::name::{IscsiName, TargetAddress};
@@ -29,10 +29,12 @@ fn policy() -> Policy {
 }
 
 fn chap(algorithms: Algorithms) -> Policy {
+    let mutual = Some(account("target", "the target's secret"));
+    let known = |user, secret| Account { initiator: account(user, secret), mutual: mutual.clone() };
     let chap = ChapPolicy {
-        accounts: vec![account("alice", "alice's secret"), account("bob", "bob's long secret")],
-        mutual: Some(account("target", "the target's secret")),
+        accounts: vec![known("alice", "alice's secret"), known("bob", "bob's long secret")],
         algorithms,
+        required: true,
     };
     Policy { auth: AuthRequirement::Chap(chap), ..policy() }
 }
@@ -305,8 +307,8 @@ fn authentication_fails() {
     if let (AuthRequirement::Chap(a), AuthRequirement::Chap(b)) =
         (&mut without_mutual.auth, &mut shared_secret.auth)
     {
-        a.mutual = None;
-        b.mutual = mutual("target", "bob's long secret");
+        a.accounts.iter_mut().for_each(|account| account.mutual = None);
+        b.accounts.iter_mut().for_each(|account| account.mutual = mutual("target", "bob's long secret"));
     }
     let config =
         initiator::Config { auth: alice(), mutual: mutual("target", "the target's secret"), ..normal() };
@@ -545,6 +547,43 @@ fn initiators_habits() {
     assert_eq!(hand.send(0x44, a).status, LoginStatus::Success);
     assert_eq!(hand.text(), "");
     assert!(hand.send(0x87, b).transit);
+}
+
+#[test]
+fn optional_chap_is_chosen_by_the_initiators_preference_rfc7143_13_1() {
+    let mut answer = chap(Algorithms::default());
+    let AuthRequirement::Chap(optional) = &mut answer.auth else { unreachable!() };
+    optional.required = false;
+    let answer = Ok(answer);
+    // (first text, flags, response, authentication is over)
+    for (methods, flags, expected, is_over) in [
+        ("AuthMethod=None\0", 0x81, "AuthMethod=None ", true),
+        ("AuthMethod=None,CHAP\0", 0x81, "AuthMethod=None ", true),
+        ("AuthMethod=KRB5,CHAP,None\0", 0x00, "AuthMethod=CHAP ", false),
+        ("", 0x87, "", true),
+        ("", 0x81, "", true),
+        ("", 0x00, "", false),
+    ] {
+        let mut hand = Hand::new(answer.clone());
+        let status = hand.send(flags, &format!("{NAMES}{methods}")).status;
+        assert_eq!(status, LoginStatus::Success, "{methods}");
+        let methods_chosen = hand.text().replace("MaxRecvDataSegmentLength=262144 ", "");
+        assert_eq!(methods_chosen, format!("TargetPortalGroupTag=1 {expected}"), "{methods}");
+        let ended = hand.target.is_authenticated() || hand.target.is_over();
+        assert_eq!(ended, is_over, "{methods} {flags:#x}");
+    }
+    for (case, text) in [("no_method_known", "AuthMethod=KRB5\0"), ("chap_keys_first", "CHAP_A=5\0")] {
+        let status = Hand::new(answer.clone()).send(0x81, &format!("{NAMES}{text}")).status;
+        assert_eq!(status, LoginStatus::AuthenticationFailure, "{case}");
+    }
+    let mut hand = Hand::new(answer.clone());
+    hand.send(0x00, &format!("{NAMES}AuthMethod=CHAP,None\0"));
+    hand.send(0x00, "CHAP_A=5\0");
+    let wrong = hand.send(0x81, "CHAP_N=alice\0CHAP_R=0x0102\0");
+    assert_eq!(wrong.status, LoginStatus::AuthenticationFailure, "CHAP once chosen must be passed");
+    let mut hand = Hand::new(answer);
+    hand.send(0x00, &format!("{NAMES}AuthMethod=CHAP,None\0"));
+    assert!(hand.send(0x81, "").status != LoginStatus::Success, "nor is it left by T");
 }
 
 #[test]

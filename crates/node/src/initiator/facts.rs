@@ -48,20 +48,8 @@ pub(super) fn facts(disk: &Disk, session: Option<&Known>) -> Vec<(&'static str, 
 impl Known {
     pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
         let keys = &self.negotiated;
-        let digest = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
-        let yes = |on: bool| if on { "Yes" } else { "No" }.to_owned();
-        let mut facts = vec![
-            ("HeaderDigest", digest(keys.header_digest)),
-            ("DataDigest", digest(keys.data_digest)),
-            ("InitialR2T", yes(keys.initial_r2t)),
-            ("ImmediateData", yes(keys.immediate_data)),
-            ("MaxRecvDataSegmentLength", keys.max_recv_data_segment_length.to_string()),
-            ("target's MaxRecvDataSegmentLength", keys.max_send_data_segment_length.to_string()),
-            ("MaxBurstLength", keys.max_burst_length.to_string()),
-            ("FirstBurstLength", keys.first_burst_length.to_string()),
-            ("MaxOutstandingR2T", keys.max_outstanding_r2t.to_string()),
-            ("ErrorRecoveryLevel", keys.error_recovery_level.to_string()),
-        ];
+        let mut facts = keys.pairs();
+        facts.push(("target's MaxRecvDataSegmentLength", keys.max_send_data_segment_length.to_string()));
         facts.extend(self.protection.facts());
         facts.push(("address", self.address.to_string()));
         facts

@@ -7,6 +7,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use iscsi::login::target::{AuthRequirement, Denial, Identity, Policy, Refusal};
 use iscsi::machine::TargetRecord;
@@ -20,13 +21,15 @@ use super::config::{LocalUsers, Peer, ServerConfig};
 use super::context::Context;
 use super::local_user;
 use super::login::{self, Claims, Denied, Grant};
-use super::lun::Lun;
+use super::lun::{Lun, Seen};
 use super::mail::{ConnectionId, Mail};
+use super::refusals::Refused;
 use super::session::Session;
-use super::sessions::{Admission, Claim};
+use super::sessions::{About, Admission, Claim};
 use super::shared::Shared;
 use super::slots::Slots;
 use super::state::State;
+use super::usage::Usage;
 use crate::sealing::Protection;
 use crate::stream::{Counters, sealed_segment_max};
 
@@ -46,6 +49,7 @@ struct Pending {
     tsih: u16,
     target: Option<String>,
     user: Option<String>,
+    keys: Vec<(&'static str, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +74,9 @@ pub(super) struct Login {
     basis: Option<Arc<State>>,
     pending: Option<Pending>,
     pub(super) session: Option<Session>,
-    /// The name and the target that the login claims, for the log.
-    refused_as: String,
-    pub(super) refusal: Option<String>,
+    /// What the login claims, for the log if it is refused.
+    claimed: Refused,
+    pub(super) refusal: Option<Refused>,
 }
 
 impl Login {
@@ -87,7 +91,7 @@ impl Login {
             basis: None,
             pending: None,
             session: None,
-            refused_as: String::new(),
+            claimed: Refused::default(),
             refusal: None,
         }
     }
@@ -109,16 +113,22 @@ impl Login {
     pub(super) fn identify(&mut self, context: &Context<'_>, identity: &Identity) -> Result<Policy, Refusal> {
         let state = context.shared.state();
         let config = &state.config;
-        self.refused_as = login::refused_as(config, identity);
+        self.claimed.initiator = Some(identity.initiator_name.to_string());
+        self.claimed.target_name = identity.target_name.as_ref().map(ToString::to_string);
         self.basis = Some(Arc::clone(&state));
         if context.draining {
             return Err(LoginStatus::ServiceUnavailable.into());
         }
-        let policy = self.protected(config, login::policy(config, identity, self.proven.as_ref())?);
+        let mut policy = self.protected(config, login::policy(config, identity, self.proven.as_ref())?);
         match self.admit_user(context.shared, config, &policy) {
             Ok(user) => self.user = user,
             Err(why) => {
-                self.refusal = Some(format!("{}: {why}", identity.initiator_name));
+                if let AuthRequirement::Chap(chap) = &mut policy.auth {
+                    // Optional for the users that are admitted without it.
+                    chap.required = true;
+                    return Ok(policy);
+                }
+                self.refuse(why);
                 return Err(LoginStatus::AuthenticationFailure.into());
             }
         }
@@ -154,7 +164,8 @@ impl Login {
         config: &ServerConfig,
         policy: &Policy,
     ) -> Result<LocalUser, String> {
-        let is_proven = self.proven.is_some() || !matches!(policy.auth, AuthRequirement::None);
+        let requires_chap = matches!(&policy.auth, AuthRequirement::Chap(chap) if chap.required);
+        let is_proven = self.proven.is_some() || requires_chap;
         if is_proven || !self.is_local() {
             return Ok(LocalUser::Irrelevant);
         }
@@ -177,8 +188,31 @@ impl Login {
     }
 
     pub(super) fn on_refused(&mut self, status: LoginStatus, denial: Option<Denial>) {
-        let why = denial.map_or_else(|| login::meaning(status), |denial| denial.to_string());
-        self.refusal.get_or_insert_with(|| format!("{}: {why}", self.refused_as));
+        let why = match &denial {
+            Some(denial) => denial.to_string(),
+            None => login::meaning(status),
+        };
+        if let Some(Denial::UnknownUser(user) | Denial::Secret(user) | Denial::Mutual(user)) = denial {
+            self.claimed.chap_user = Some(user);
+        }
+        let config = self.basis.as_ref().map(|basis| &basis.config);
+        match self
+            .claimed
+            .target_name
+            .as_deref()
+            .filter(|name| config.is_some_and(|config| !config.has(name)))
+        {
+            Some(name) => self.refuse(format!("{name}, which is no target here: {why}")),
+            None => self.refuse(why),
+        }
+    }
+
+    /// Sets the reason for the log, unless a more specific one is set.
+    pub(super) fn refuse(&mut self, reason: impl Into<String>) {
+        if self.refusal.is_none() {
+            let listed_as = self.listed_as().map(str::to_owned);
+            self.refusal = Some(Refused { reason: reason.into(), listed_as, ..self.claimed.clone() });
+        }
     }
 
     pub(super) fn on_agreed(&mut self, ready: SessionReady) {
@@ -188,6 +222,7 @@ impl Login {
             tsih: ready.identity.tsih,
             target: ready.identity.target_name.as_ref().map(ToString::to_string),
             user: ready.authenticated_as,
+            keys: ready.negotiated.pairs(),
         });
     }
 
@@ -206,10 +241,8 @@ impl Login {
         }
         let state = context.shared.state();
         let Ok(grant) = self.granted(&state, &pending) else {
-            tracing::warn!(
-                peer = %self.peer, initiator = pending.initiator, user = pending.user,
-                "login refused: no row of the target's access list fits"
-            );
+            self.claimed.chap_user.clone_from(&pending.user);
+            self.refuse("no row of the target's access list fits");
             return Some(Err(LoginStatus::AuthorizationFailure));
         };
         let peer = self.proven.as_ref();
@@ -217,6 +250,7 @@ impl Login {
         let luns =
             target.map(|index| state.visible_luns(index, grant.row.as_ref(), peer)).unwrap_or_default();
         let exclusive = luns.iter().map(|seen| seen.lun);
+        let usage = Arc::<Usage>::default();
         let claim = Claim {
             initiator: pending.initiator.clone(),
             isid: pending.isid,
@@ -225,12 +259,14 @@ impl Login {
             peer_key: peer.map(|peer| peer.public_key),
             connection: self.id,
             exclusive: exclusive.filter(|lun| context.luns[*lun].config.exclusive).collect(),
+            about: self.about(&state.config, &pending, &luns),
+            usage: Arc::clone(&usage),
         };
         Some(Err(match context.shared.sessions.claim(claim) {
             Admission::Granted { tsih, nexus, former } => {
                 let Pending { initiator, user, target: target_name, .. } = pending;
                 let inventory = luns.iter().map(|seen| seen.wire).collect();
-                let session = Session { nexus, target, initiator, user, grant, luns, inventory };
+                let session = Session { nexus, target, initiator, user, grant, luns, inventory, usage };
                 self.begin(context, &state.config, session, target_name.as_deref(), (tsih, former));
                 return Some(Ok(tsih));
             }
@@ -242,17 +278,17 @@ impl Login {
                 return None;
             }
             Admission::Busy { holder } => {
-                tracing::warn!(peer = %self.peer, initiator = pending.initiator, holder, "LUN is exclusive");
+                self.refuse(format!("a LUN is exclusive, and {holder} is in session with it"));
                 LoginStatus::AuthorizationFailure
             }
             Admission::OtherKey => {
-                tracing::warn!(
-                    peer = %self.peer, initiator = pending.initiator,
-                    "login refused: its name is in session with another key"
-                );
+                self.refuse("its name is in session with another key");
                 LoginStatus::AuthorizationFailure
             }
-            Admission::Full => LoginStatus::ServiceUnavailable,
+            Admission::Full => {
+                self.refuse("the server has as many sessions as it can");
+                LoginStatus::ServiceUnavailable
+            }
         }))
     }
 
@@ -292,6 +328,21 @@ impl Login {
         );
         self.session = Some(session);
         self.basis = None;
+    }
+
+    fn about(&self, config: &ServerConfig, pending: &Pending, luns: &[Seen]) -> About {
+        About {
+            listed_as: self.listed_as().map(str::to_owned),
+            chap_user: pending.user.clone(),
+            protection: self.protection_kind(config, pending.user.as_deref()),
+            suite: match self.protection {
+                Protection::Sealed { suite, .. } => Some(suite.name()),
+                _ => None,
+            },
+            keys: pending.keys.clone(),
+            luns: login::visible_luns(luns),
+            since: Some(SystemTime::now()),
+        }
     }
 
     fn protection_kind(&self, config: &ServerConfig, user: Option<&str>) -> &'static str {
@@ -383,7 +434,7 @@ impl Login {
             context.luns[seen.lun].detach(nexus);
         }
         let exclusive = luns.iter().map(|seen| seen.lun).filter(|lun| context.luns[*lun].config.exclusive);
-        context.shared.sessions.set_exclusive(self.id, exclusive.collect());
+        context.shared.sessions.set_luns(self.id, login::visible_luns(&luns), exclusive.collect());
         session.inventory = luns.iter().map(|seen| seen.wire).collect();
         session.luns = luns;
         Some(Revised::Units)

@@ -35,6 +35,10 @@ impl ServerConfig {
         self.sealing.as_ref().map_or(SealPolicy::Off, |sealing| sealing.policy)
     }
 
+    pub(super) fn has(&self, iqn: &str) -> bool {
+        self.targets.iter().any(|target| target.iqn == iqn)
+    }
+
     /// The peer with this key, if sealing is on and the key is listed.
     pub fn peer(&self, key: &PublicKey) -> Option<&Peer> {
         let sealing = self.sealing.as_ref().filter(|sealing| sealing.policy != SealPolicy::Off)?;
@@ -261,7 +265,7 @@ pub enum ServeError {
     Loop(std::io::Error),
 }
 
-/// Restricts the calling thread to what a server needs once everything is open; see [`super::Server::start_confined`].
+/// Restricts the calling thread to what a server needs once everything is open; see [`super::Server::start_with`].
 pub type Confine = Arc<dyn Fn() + Send + Sync>;
 
 pub(super) fn check(config: &ServerConfig) -> Result<(), ServeError> {

@@ -270,7 +270,7 @@ impl Connection {
                     }
                 }
                 HandshakeNext::End(reason) => {
-                    self.login.refusal = Some(reason);
+                    self.login.refuse(reason);
                     self.conclude(io.now());
                 }
             }
@@ -305,7 +305,7 @@ impl Connection {
     fn fail(&mut self, fatal: &Fatal, now: Duration) {
         match self.login.session {
             Some(_) => tracing::info!(peer = %self.login.peer, reason = %fatal, "dropping the connection"),
-            None => drop(self.login.refusal.get_or_insert_with(|| fatal.to_string())),
+            None => self.login.refuse(fatal.to_string()),
         }
         self.conclude(now);
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use iscsi::chap::Algorithms;
-use iscsi::login::target::{AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
+use iscsi::login::target::{Account, AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
 use iscsi::name::TargetAddress;
 use iscsi::params::{Params, SessionType};
 use iscsi::wire::LoginStatus;
@@ -48,14 +48,14 @@ pub(super) fn policy(
     if peer.and_then(|peer| peer.initiator.as_deref()).is_some_and(|bound| bound != initiator) {
         return Err(LoginStatus::AuthorizationFailure.into());
     }
-    let accounts = match identity.session_type {
+    let (accounts, required) = match identity.session_type {
         SessionType::Discovery => discovery_accounts(config, initiator, peer),
         SessionType::Normal => {
             let name = identity.target_name.as_ref().ok_or(LoginStatus::MissingParameter)?;
             let target = config.targets.iter().find(|target| target.iqn == name.as_str());
             let accounts = target.ok_or(Denied).and_then(|target| accounts(config, target, initiator, peer));
             match accounts {
-                Ok(accounts) => accounts,
+                Ok(accounts) => (accounts, true),
                 Err(Denied) => {
                     tracing::debug!(initiator, target = %name, "no such target, or it denies this initiator");
                     return absent(config);
@@ -63,19 +63,8 @@ pub(super) fn policy(
             }
         }
     };
-    let auth = if accounts.is_empty() { AuthRequirement::None } else { chap(&accounts) };
+    let auth = if accounts.is_empty() { AuthRequirement::None } else { chap(&accounts, required) };
     Ok(with(auth))
-}
-
-pub(super) fn refused_as(config: &ServerConfig, identity: &Identity) -> String {
-    let initiator = &identity.initiator_name;
-    match &identity.target_name {
-        None => format!("{initiator}, for discovery"),
-        Some(name) if config.targets.iter().any(|target| target.iqn == name.as_str()) => {
-            format!("{initiator}, for {name}")
-        }
-        Some(name) => format!("{initiator}, for {name}, which is no target here"),
-    }
 }
 
 /// The meaning of a refusal without a specific reason, for the log.
@@ -89,13 +78,16 @@ pub(super) fn meaning(status: LoginStatus) -> String {
     }
 }
 
-/// The units of a session, for the log: `0 1,ro`.
+/// The LUNs of a session, and whether they are read-only for it, for reports.
+pub(super) fn visible_luns(luns: &[Seen]) -> Vec<(u16, bool)> {
+    let number = |seen: &Seen| scsi::lun::from_wire(seen.wire).expect("made of a number");
+    luns.iter().map(|seen| (number(seen), seen.rights == Rights::ReadOnly)).collect()
+}
+
+/// The same for the log: `0 1,ro`.
 pub(super) fn listed(luns: &[Seen]) -> String {
-    let one = |seen: &Seen| match seen.rights {
-        Rights::ReadOnly => format!("{},ro", seen.wire),
-        Rights::ReadWrite => seen.wire.to_string(),
-    };
-    luns.iter().map(one).collect::<Vec<_>>().join(" ")
+    let one = |(number, read_only)| format!("{number}{}", if read_only { ",ro" } else { "" });
+    visible_luns(luns).into_iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
 /// The response for a target that does not exist, and for one that denies the initiator whatever it proves. It is the
@@ -107,7 +99,7 @@ fn absent(config: &ServerConfig) -> Result<Policy, Refusal> {
         !access.chap.is_empty() || access.initiators.iter().any(|entry| entry.chap.is_some())
     };
     if access.clone().any(requires_chap) {
-        Ok(with(chap(&[])))
+        Ok(with(chap(&[], true)))
     } else if access.any(|access| !access.initiators.is_empty()) {
         Err(LoginStatus::AuthorizationFailure.into())
     } else {
@@ -120,16 +112,19 @@ fn with(auth: AuthRequirement) -> Policy {
     Policy { auth, portal_group_tag: PORTAL_GROUP_TAG, target_alias: None, params: params() }
 }
 
-fn chap(accounts: &[&ChapAccount]) -> AuthRequirement {
+fn chap(accounts: &[&ChapAccount], required: bool) -> AuthRequirement {
     let account = |user: &str, secret: &iscsi::chap::Secret| iscsi::login::ChapAccount {
         user: user.to_owned(),
         secret: secret.clone(),
     };
-    let mutual = accounts.iter().find_map(|account| account.mutual.as_ref());
+    let accounts = accounts.iter().map(|known| Account {
+        initiator: account(&known.user, &known.secret),
+        mutual: known.mutual.as_ref().map(|(user, secret)| account(user, secret)),
+    });
     AuthRequirement::Chap(ChapPolicy {
-        mutual: mutual.map(|(user, secret)| account(user, secret)),
-        accounts: accounts.iter().map(|known| account(&known.user, &known.secret)).collect(),
+        accounts: accounts.collect(),
         algorithms: Algorithms::default(),
+        required,
     })
 }
 
@@ -235,22 +230,22 @@ fn accounts<'a>(
     }
 }
 
-/// A discovery session must authenticate if every target visible to it requires that: names are disclosed only to
-/// initiators that could log in.
+/// The accounts of all targets that a discovery session may be told of, and whether it must use one: names are
+/// disclosed only to initiators that could log in. If a target admits the initiator without an account, CHAP is
+/// optional, and with it the session is told of more targets.
 fn discovery_accounts<'a>(
     config: &'a ServerConfig,
     initiator: &'a str,
     peer: Option<&'a Peer>,
-) -> Vec<&'a ChapAccount> {
-    let mut all = Vec::new();
+) -> (Vec<&'a ChapAccount>, bool) {
+    let (mut all, mut required) = (Vec::new(), true);
     for target in &config.targets {
         let Ok(accounts) = accounts(config, target, initiator, peer) else { continue };
-        if accounts.is_empty() {
-            return Vec::new();
-        }
+        required &= !accounts.is_empty();
         all.extend(accounts);
     }
-    all
+    let required = required && !all.is_empty();
+    (all, required)
 }
 
 /// The configuration that a session depends on, besides the key; a reload that changes it ends the session.
@@ -280,16 +275,18 @@ pub(super) fn grant(
     claims: Claims<'_>,
 ) -> Result<Grant, Denied> {
     let Claims { initiator, peer, user } = claims;
-    let (row, offered) = match target {
+    let (row, (offered, required)) = match target {
         None => (None, discovery_accounts(config, initiator, peer)),
         Some(name) => {
             let target = config.targets.iter().find(|target| target.iqn == name).ok_or(Denied)?;
-            (entry(config, target, claims)?, accounts(config, target, initiator, peer)?)
+            let accounts = accounts(config, target, initiator, peer)?;
+            let required = !accounts.is_empty();
+            (entry(config, target, claims)?, (accounts, required))
         }
     };
     let of_user = offered.iter().filter(|account| Some(account.user.as_str()) == user);
     let accounts: Vec<ChapAccount> = of_user.map(|account| (*account).clone()).collect();
-    if accounts.is_empty() && !offered.is_empty() {
+    if accounts.is_empty() && (required || user.is_some()) {
         return Err(Denied);
     }
     Ok(Grant { row: row.cloned(), accounts })
@@ -373,10 +370,17 @@ mod tests {
         let open = target("iqn.2000-01.t:open", Vec::new(), &[]);
         let discovery = identity(SessionType::Discovery, None);
         let all_closed = config(vec![closed.clone()]);
-        let policy_of = |config| policy(config, &discovery, None).unwrap().auth;
-        assert!(matches!(policy_of(&all_closed), AuthRequirement::Chap(_)));
+        let policy_of = |config: &ServerConfig| policy(config, &discovery, None).unwrap().auth;
+        let required = |auth| match auth {
+            AuthRequirement::Chap(chap) => Some((chap.required, chap.accounts.len())),
+            AuthRequirement::None => None,
+        };
+        assert_eq!(required(policy_of(&all_closed)), Some((true, 1)));
+        assert_eq!(required(policy_of(&config(vec![open.clone()]))), None);
         let mixed = config(vec![closed, open]);
-        assert!(matches!(policy_of(&mixed), AuthRequirement::None));
+        assert_eq!(required(policy_of(&mixed)), Some((false, 1)), "an open target does not hide the other");
+        let is_granted = |user| grant(&mixed, None, Claims { initiator: ME, peer: None, user }).is_ok();
+        assert_eq!([None, Some("u"), Some("v")].map(is_granted), [true, true, false]);
         let names = |user| -> Vec<_> {
             visible(&mixed, Claims { initiator: ME, peer: None, user })
                 .map(|target| target.iqn.clone())
@@ -385,6 +389,13 @@ mod tests {
         assert_eq!(names(None), ["iqn.2000-01.t:open"]);
         assert_eq!(names(Some("u")).len(), 2);
         assert_eq!(names(Some("v")).len(), 1);
+    }
+
+    #[test]
+    fn luns_are_listed_by_number() {
+        let seen = |number, rights| Seen { wire: scsi::lun::to_wire(number).unwrap(), lun: 0, rights };
+        let luns = [seen(0, Rights::ReadWrite), seen(1, Rights::ReadOnly), seen(300, Rights::ReadWrite)];
+        assert_eq!(listed(&luns), "0 1,ro 300");
     }
 
     /// A server with `peers`.

@@ -9,6 +9,7 @@ use io::Io;
 use scsi::{LogicalUnit, NexusId, Rights, UnitConfig};
 
 use super::config::{LunConfig, ServeError, TargetConfig};
+use super::usage::{Usage, UsageStatus};
 
 /// MAXIMUM TRANSFER LENGTH of the units, in bytes.
 const TRANSFER_BYTES_MAX: u32 = 8 << 20;
@@ -22,6 +23,50 @@ pub(super) struct Seen {
     pub(super) wire: u64,
     pub(super) lun: usize,
     pub(super) rights: Rights,
+}
+
+/// The identity of a unit, and what a nexus may rely on without a report of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerUnit {
+    pub naa: u64,
+    pub serial: String,
+    pub blocks: u64,
+    pub block_size: u32,
+    pub read_only: bool,
+    pub write_cache: bool,
+}
+
+/// A logical unit at one moment.
+#[derive(Clone, Debug)]
+pub struct LunStatus {
+    pub target: String,
+    pub lun: u16,
+    /// The storage's name, without secrets.
+    pub storage: String,
+    pub size_bytes: u64,
+    pub block_size: u32,
+    pub read_only: bool,
+    pub state: LunState,
+    pub usage: UsageStatus,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LunState {
+    Ready,
+    /// A flush failed: writes end with MEDIUM ERROR until the storage is opened again.
+    FlushFailed,
+    /// A panic left the unit in doubt: commands end with HARDWARE ERROR.
+    InDoubt,
+}
+
+impl LunState {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::FlushFailed => "flush-failed",
+            Self::InDoubt => "in-doubt",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -39,6 +84,8 @@ pub(super) struct Lun {
     changes: AtomicU64,
     /// Number of task management functions in progress that end the tasks of all sessions.
     clearings: AtomicU32,
+    /// By thread.
+    usage: Box<[Usage]>,
 }
 
 /// The initiators that have written, to warn of initiators that are not coordinated.
@@ -54,6 +101,7 @@ impl Lun {
         config: &LunConfig,
         capability: &Capability,
         slot: usize,
+        workers: usize,
     ) -> Result<Self, ServeError> {
         let wire = scsi::lun::to_wire(config.lun).ok_or_else(|| {
             ServeError::Config(format!("LUN {} of {}: numbers go from 0 to 16383", config.lun, target.iqn))
@@ -106,7 +154,40 @@ impl Lun {
             writers: Mutex::default(),
             changes: AtomicU64::new(0),
             clearings: AtomicU32::new(0),
+            usage: std::iter::repeat_with(Usage::default).take(workers).collect(),
         })
+    }
+
+    /// The counters that `worker` adds to.
+    pub(super) fn usage(&self, worker: usize) -> &Usage {
+        &self.usage[worker]
+    }
+
+    pub(super) fn former_unit(&self) -> FormerUnit {
+        let unit = self.unit();
+        let UnitConfig { naa, ref serial, blocks, block_size, read_only, write_cache, .. } = *unit.config();
+        FormerUnit { naa, serial: serial.clone(), blocks, block_size, read_only, write_cache }
+    }
+
+    pub(super) fn status(&self, target: &str) -> LunStatus {
+        let mut usage = UsageStatus::default();
+        self.usage.iter().for_each(|one| one.add_to(&mut usage));
+        let unit = self.unit();
+        let UnitConfig { blocks, block_size, read_only, .. } = *unit.config();
+        LunStatus {
+            target: target.to_owned(),
+            lun: self.config.lun,
+            storage: self.config.medium.name(),
+            size_bytes: blocks * u64::from(block_size),
+            block_size,
+            read_only,
+            state: match self.failed.load(Ordering::Relaxed) {
+                true => LunState::InDoubt,
+                false if self.config.medium.has_failed() => LunState::FlushFailed,
+                false => LunState::Ready,
+            },
+            usage,
+        }
     }
 
     /// The device server. Locked for the decision on one command, never across I/O. If a panic occurred while it was

@@ -41,6 +41,8 @@ pub(super) enum Mail {
     /// The configuration has changed. The answer is the number of sessions of this thread that it ended; `gone` is
     /// dropped when the removed units have left this thread.
     Reload { change: Arc<Change>, answer: mpsc::Sender<usize>, gone: mpsc::Sender<()> },
+    /// Answer, as a sign that the thread runs.
+    Probe { answer: mpsc::Sender<()> },
     /// Request sessions to log out, and end when they have.
     Drain,
     /// End without waiting for logouts.

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! configuration   config allowance local_user media slots sync portals
-//! units           lun, then login units
+//! units           usage, then lun, then login units
 //! a session       handshake session state
 //! between threads mail refusals, then copier sessions, then shared, then reload
 //! a connection    context, then admission ahead copying, then tasks, then management, then connection
@@ -44,12 +44,15 @@ mod tasks;
 #[cfg(test)]
 pub(crate) mod tests;
 mod units;
+mod usage;
 mod worker;
 
 pub use config::{
     Access, AclEntry, ChapAccount, Confine, Held, LocalUsers, LunConfig, Peer, Sealing, ServeError,
     ServerConfig, TargetConfig,
 };
+pub use lun::{FormerUnit, LunState, LunStatus};
 pub use reload::{Reloaded, Reloader};
-pub use server::{Server, ServerHandle};
-pub use sessions::SessionStatus;
+pub use server::{Inherited, Server, ServerHandle, ServerStatus};
+pub use sessions::{About, FormerPort, SessionStatus};
+pub use usage::{Class, UsageStatus};

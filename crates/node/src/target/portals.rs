@@ -70,10 +70,15 @@ impl Portals {
         }
     }
 
-    /// Refuses new connections; accepts in flight end.
-    pub(super) fn close(&mut self) {
+    /// Stops accepting; accepts in flight end. Unless `stay`, new connections are refused; otherwise they wait in the
+    /// backlog for the process that shares the sockets.
+    pub(super) fn close(&mut self, io: &mut Io, stay: bool) {
         for listener in self.listeners.drain(..) {
-            let _ = SockRef::from(&*listener).shutdown(Shutdown::Both);
+            if stay {
+                io.cancel(&listener);
+            } else {
+                let _ = SockRef::from(&*listener).shutdown(Shutdown::Both);
+            }
         }
     }
 }

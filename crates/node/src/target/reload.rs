@@ -155,7 +155,7 @@ impl Reloader {
                 let capability = capability_of(&mut self.io, lun.medium.as_ref()).map_err(failed)?;
                 let free = slots.iter().position(|slot| slot.strong_count() == 0);
                 let slot = free.unwrap_or(slots.len());
-                let lun = Arc::new(Lun::new(target, lun, &capability, slot)?);
+                let lun = Arc::new(Lun::new(target, lun, &capability, slot, self.shared.mailboxes.len())?);
                 match slots.get_mut(slot) {
                     Some(place) => *place = Arc::downgrade(&lun),
                     None => slots.push(Arc::downgrade(&lun)),

@@ -1,7 +1,9 @@
 //! Start, drain and end of a server.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -9,19 +11,43 @@ use area::PoolLimits;
 use io::{Io, Listener, Thread};
 
 use super::config::{Confine, ServeError, ServerConfig, check};
-use super::lun::{Lun, capability_of};
+use super::lun::{Lun, LunState, LunStatus, capability_of};
 use super::mail::Mail;
 use super::reload::Reloader;
-use super::sessions::SessionStatus;
+use super::sessions::{FormerPort, SessionStatus};
 use super::shared::{POOL, Shared};
 use super::state::State;
 use super::worker::Worker;
+use crate::SealPolicy;
 
 /// Backlog of a listening socket, in connections.
 const BACKLOG: i32 = 1024;
 /// How long a port may remain in use by a dead server, and the interval of retries.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(1);
 const LISTEN_PAUSE: Duration = Duration::from_millis(10);
+
+/// What an earlier process leaves to this one.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// Listening sockets: those with a configured address are used, the others closed.
+    pub listeners: Vec<Listener>,
+    pub ports: Vec<FormerPort>,
+}
+
+/// A server at one moment.
+#[derive(Clone, Debug)]
+pub struct ServerStatus {
+    pub addresses: Vec<SocketAddr>,
+    pub sessions: Vec<SessionStatus>,
+    /// The units of all targets.
+    pub luns: Vec<LunStatus>,
+    /// Live connections, logged in or not.
+    pub connections: usize,
+    /// Connections that came to no session since the start.
+    pub refused: u64,
+    pub sealing: SealPolicy,
+    pub draining: bool,
+}
 
 #[derive(Clone, Debug)]
 pub struct ServerHandle {
@@ -38,7 +64,41 @@ impl ServerHandle {
     /// the threads end. Takes at most the configured drain timeout, plus the time for outstanding I/O and the last
     /// flush. Further calls have no effect.
     pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Relaxed);
         self.shared.send_all(|| Mail::Drain);
+    }
+
+    /// The listening sockets are kept by another process, which will serve after this one: a drain leaves them open, so
+    /// that new connections wait in their backlog, and gives sessions less time to log out.
+    pub fn hand_over(&self) {
+        self.shared.set_hand_over();
+    }
+
+    /// The initiator ports for the process that serves next. Only after [`Server::wait`] has returned without an error,
+    /// which means that all storage is flushed.
+    pub fn former_ports(&self) -> Vec<FormerPort> {
+        let state = self.shared.state();
+        let units = |port: &FormerPort, nexus| {
+            let target = state.target(&port.target);
+            let luns = target.map(|index| &state.luns[index][..]).unwrap_or_default();
+            let recallable = luns.iter().filter(|lun| {
+                lun.status(&port.target).state == LunState::Ready && lun.unit().is_recallable(nexus)
+            });
+            recallable.map(|lun| lun.former_unit()).collect::<Vec<_>>()
+        };
+        let ports = self.shared.sessions.former().into_iter();
+        let ports = ports.map(|(port, nexus)| FormerPort { units: units(&port, nexus), ..port });
+        ports.filter(|port| !port.units.is_empty()).collect()
+    }
+
+    /// Whether every thread answers within `timeout`.
+    pub fn is_responsive(&self, timeout: Duration) -> bool {
+        let (answer, answers) = mpsc::channel();
+        self.shared.send_all(|| Mail::Probe { answer: answer.clone() });
+        drop(answer);
+        let until = Instant::now() + timeout;
+        let answered = |()| answers.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok();
+        self.shared.mailboxes.iter().map(|_| ()).all(answered)
     }
 
     /// Flushes and ends now, without waiting for logouts.
@@ -49,6 +109,28 @@ impl ServerHandle {
     pub fn sessions(&self) -> Vec<SessionStatus> {
         self.shared.sessions.status()
     }
+
+    pub fn status(&self) -> ServerStatus {
+        let state = self.shared.state();
+        let targets = state.config.targets.iter().zip(&state.luns);
+        ServerStatus {
+            addresses: self.shared.addresses.clone(),
+            sessions: self.sessions(),
+            luns: targets.flat_map(|(target, luns)| luns.iter().map(|lun| lun.status(&target.iqn))).collect(),
+            connections: self.shared.load.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
+            refused: self.shared.refusals.total(),
+            sealing: state.config.seal_policy(),
+            draining: self.shared.draining.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Closes the connection of a session. Its initiator may log in again. False: there is no such session.
+    pub fn end_session(&self, tsih: u16) -> bool {
+        let Some(connection) = self.shared.sessions.connection_of(tsih) else { return false };
+        let reason = "ended by the operator";
+        self.shared.mailboxes[connection.worker].send(Mail::Close { connection, reason });
+        true
+    }
 }
 
 /// A running server. Dropping it without [`Server::wait`] leaves its threads running.
@@ -56,31 +138,46 @@ impl ServerHandle {
 pub struct Server {
     shared: Arc<Shared>,
     threads: Vec<Thread<Result<(), ServeError>>>,
+    /// Duplicates of the listening sockets.
+    sockets: Vec<OwnedFd>,
 }
 
 impl Server {
     pub fn start(config: ServerConfig) -> Result<Self, ServeError> {
-        Self::start_threads(config, None)
+        Self::start_with(config, None, Inherited::default())
     }
 
-    /// As [`Self::start`]; each thread calls `confine` after it has created its loop and opened its storage, and before
-    /// it serves. Since no loop can be created later, the threads of third-party copies start at once and stay. The
-    /// calling thread must confine itself.
-    pub fn start_confined(config: ServerConfig, confine: Confine) -> Result<Self, ServeError> {
-        Self::start_threads(config, Some(confine))
-    }
-
-    fn start_threads(config: ServerConfig, confine: Option<Confine>) -> Result<Self, ServeError> {
+    /// As [`Self::start`]. With `confine`, each thread calls it after it has created its loop and opened its storage, and
+    /// before it serves; since no loop can be created later, the threads of third-party copies start at once and stay.
+    /// The calling thread must confine itself.
+    pub fn start_with(
+        config: ServerConfig,
+        confine: Option<Confine>,
+        inherited: Inherited,
+    ) -> Result<Self, ServeError> {
+        let Inherited { listeners: mut inherited, ports } = inherited;
         check(&config)?;
-        let luns = open_luns(&config)?;
-        let listeners: Vec<_> = config.listen.iter().map(|at| listen(*at)).collect::<Result<_, _>>()?;
-        let addresses = listeners.iter().map(|listener| listener.address).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = config.threads.unwrap_or(cores).max(1);
+        let luns = open_luns(&config, workers)?;
+        let listeners: Vec<Listener> = config
+            .listen
+            .iter()
+            .map(|at| match inherited.iter().position(|listener| listener.address == *at) {
+                Some(index) => Ok(inherited.swap_remove(index)),
+                None => listen(*at),
+            })
+            .collect::<Result<_, _>>()?;
+        drop(inherited);
+        let sockets: Result<Vec<_>, _> =
+            listeners.iter().map(|listener| listener.socket.try_clone()).collect();
+        let sockets = sockets.map_err(ServeError::Loop)?;
+        let addresses = listeners.iter().map(|listener| listener.address).collect();
         let shared = Arc::new(Shared::new(State { config, luns }, addresses, workers));
+        recall(&shared, &ports);
         let (opened, openings) = mpsc::channel();
         let mut listeners = Some(listeners);
-        let mut server = Self { shared, threads: Vec::with_capacity(workers) };
+        let mut server = Self { shared, threads: Vec::with_capacity(workers), sockets };
         for index in 0..workers {
             let (shared, opened) = (Arc::clone(&server.shared), opened.clone());
             let listeners = listeners.take().unwrap_or_default();
@@ -121,6 +218,11 @@ impl Server {
     /// The listening addresses, with the actual ports.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.shared.addresses.clone()
+    }
+
+    /// The listening sockets, for a process that keeps them beyond this one's end.
+    pub fn sockets(&self) -> &[OwnedFd] {
+        &self.sockets
     }
 
     pub fn handle(&self) -> ServerHandle {
@@ -177,7 +279,7 @@ fn work(
     result
 }
 
-fn open_luns(config: &ServerConfig) -> Result<Vec<Vec<Arc<Lun>>>, ServeError> {
+fn open_luns(config: &ServerConfig, workers: usize) -> Result<Vec<Vec<Arc<Lun>>>, ServeError> {
     let mut io = Io::new(PoolLimits::default()).map_err(ServeError::Loop)?;
     let (mut luns, mut slot) = (Vec::new(), 0);
     for target in &config.targets {
@@ -185,12 +287,24 @@ fn open_luns(config: &ServerConfig) -> Result<Vec<Vec<Arc<Lun>>>, ServeError> {
         for lun in &target.luns {
             let failed = |cause| ServeError::Lun { target: target.iqn.clone(), lun: lun.lun, cause };
             let capability = capability_of(&mut io, lun.medium.as_ref()).map_err(failed)?;
-            own.push(Arc::new(Lun::new(target, lun, &capability, slot)?));
+            own.push(Arc::new(Lun::new(target, lun, &capability, slot, workers)?));
             slot += 1;
         }
         luns.push(own);
     }
     Ok(luns)
+}
+
+/// Remembers the ports of an earlier process at the units that are still the same.
+fn recall(shared: &Shared, ports: &[FormerPort]) {
+    let state = shared.state();
+    for port in ports {
+        let nexus = shared.sessions.recall(port);
+        let Some(target) = state.target(&port.target) else { continue };
+        for lun in state.luns[target].iter().filter(|lun| port.units.contains(&lun.former_unit())) {
+            lun.unit().recall(nexus);
+        }
+    }
 }
 
 /// Retries if the address is in use: the kernel releases the port of a killed server only after its ring has ended.

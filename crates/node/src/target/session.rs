@@ -1,9 +1,12 @@
 //! The state that a login establishes for the life of its session.
 
+use std::sync::Arc;
+
 use scsi::{NexusId, Rights};
 
 use super::login::Grant;
 use super::lun::Seen;
+use super::usage::Usage;
 
 pub(super) struct Session {
     pub(super) nexus: NexusId,
@@ -15,6 +18,8 @@ pub(super) struct Session {
     pub(super) luns: Vec<Seen>,
     /// The LUN fields of `luns`, for REPORT LUNS.
     pub(super) inventory: Vec<u64>,
+    /// Shared with the list of sessions; its commands add to it.
+    pub(super) usage: Arc<Usage>,
 }
 
 impl Session {

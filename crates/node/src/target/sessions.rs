@@ -2,13 +2,16 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use iscsi::wire::Isid;
 use scsi::NexusId;
 use seal::PublicKey;
 
+use super::lun::FormerUnit;
 use super::mail::ConnectionId;
+use super::usage::{Usage, UsageStatus};
 
 #[derive(Clone, Debug)]
 pub struct SessionStatus {
@@ -19,11 +22,42 @@ pub struct SessionStatus {
     pub peer: SocketAddr,
     /// The proven key, if the session is sealed.
     pub peer_key: Option<PublicKey>,
+    pub about: About,
+    pub usage: UsageStatus,
+}
+
+/// What a session's login established, for reports.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// Name of the peer whose key was proven.
+    pub listed_as: Option<String>,
+    pub chap_user: Option<String>,
+    /// `none`, `chap`, `tls` or `seal`, and the suite of the latter.
+    pub protection: &'static str,
+    pub suite: Option<&'static str>,
+    /// Negotiated keys; MaxRecvDataSegmentLength is the target's.
+    pub keys: Vec<(&'static str, String)>,
+    /// Visible LUNs, and whether they are read-only for this session.
+    pub luns: Vec<(u16, bool)>,
+    pub since: Option<SystemTime>,
+}
+
+/// An initiator port that had a session, and the units that are flushed and owe it no report of lost state. A process
+/// that serves after this one tells it I_T NEXUS LOSS instead of POWER ON: its acknowledged writes are safe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerPort {
+    pub initiator: String,
+    pub peer_key: Option<PublicKey>,
+    pub isid: [u8; 6],
+    pub target: String,
+    pub units: Vec<FormerUnit>,
 }
 
 #[derive(Debug)]
 struct Entry {
+    /// Its `usage` is empty: see the next field.
     status: SessionStatus,
+    usage: Arc<Usage>,
     isid: Isid,
     nexus: NexusId,
     connection: ConnectionId,
@@ -42,6 +76,8 @@ pub(super) struct Claim {
     pub(super) connection: ConnectionId,
     /// Slots of visible LUNs that are exclusive.
     pub(super) exclusive: Vec<usize>,
+    pub(super) about: About,
+    pub(super) usage: Arc<Usage>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -133,10 +169,11 @@ impl Sessions {
         let former = former.and_then(|index| inner.former.remove(index)).map(|former| former.nexus);
         inner.nexus_last += 1;
         let nexus = inner.nexus_last;
-        let Claim { initiator, target, peer, peer_key, .. } = claim;
-        let status = SessionStatus { tsih, initiator, target, peer, peer_key };
+        let Claim { initiator, target, peer, peer_key, about, usage, .. } = claim;
+        let status =
+            SessionStatus { tsih, initiator, target, peer, peer_key, about, usage: UsageStatus::default() };
         let (isid, connection, luns) = (claim.isid, claim.connection, claim.exclusive);
-        inner.entries.push(Entry { status, isid, nexus, connection, luns, waiters: Vec::new() });
+        inner.entries.push(Entry { status, usage, isid, nexus, connection, luns, waiters: Vec::new() });
         Admission::Granted { tsih, nexus, former }
     }
 
@@ -157,11 +194,47 @@ impl Sessions {
         waiters
     }
 
-    pub(super) fn set_exclusive(&self, connection: ConnectionId, luns: Vec<usize>) {
+    /// A reload has changed the units of a session: those visible, and the slots of the exclusive ones.
+    pub(super) fn set_luns(
+        &self,
+        connection: ConnectionId,
+        visible: Vec<(u16, bool)>,
+        exclusive: Vec<usize>,
+    ) {
         let mut inner = self.inner.lock().expect("no panic while locked");
         if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.connection == connection) {
-            entry.luns = luns;
+            entry.luns = exclusive;
+            entry.status.about.luns = visible;
         }
+    }
+
+    /// The ended sessions whose ports are remembered, oldest first: initiator, key, ISID, target and nexus.
+    pub(super) fn former(&self) -> Vec<(FormerPort, NexusId)> {
+        let inner = self.inner.lock().expect("no panic while locked");
+        let port = |former: &Former| {
+            let Former { initiator, peer_key, isid, target, nexus } = former;
+            let (initiator, target) = (initiator.clone(), target.clone());
+            (FormerPort { initiator, peer_key: *peer_key, isid: isid.0, target, units: Vec::new() }, *nexus)
+        };
+        inner.former.iter().map(port).collect()
+    }
+
+    /// Remembers a port of an earlier process. Returns the number of its nexus here.
+    pub(super) fn recall(&self, port: &FormerPort) -> NexusId {
+        let mut inner = self.inner.lock().expect("no panic while locked");
+        inner.nexus_last += 1;
+        let nexus = inner.nexus_last;
+        if inner.former.len() == FORMER_MAX {
+            inner.former.pop_front();
+        }
+        let FormerPort { initiator, peer_key, isid, target, .. } = port.clone();
+        inner.former.push_back(Former { initiator, peer_key, isid: Isid(isid), target, nexus });
+        nexus
+    }
+
+    pub(super) fn connection_of(&self, tsih: u16) -> Option<ConnectionId> {
+        let inner = self.inner.lock().expect("no panic while locked");
+        inner.entries.iter().find(|entry| entry.status.tsih == tsih).map(|entry| entry.connection)
     }
 
     pub(super) fn exists(&self, tsih: u16) -> bool {
@@ -177,7 +250,8 @@ impl Sessions {
 
     pub(super) fn status(&self) -> Vec<SessionStatus> {
         let inner = self.inner.lock().expect("no panic while locked");
-        inner.entries.iter().map(|entry| entry.status.clone()).collect()
+        let status = |entry: &Entry| SessionStatus { usage: entry.usage.status(), ..entry.status.clone() };
+        inner.entries.iter().map(status).collect()
     }
 }
 
@@ -194,6 +268,8 @@ mod tests {
             peer_key: None,
             connection: ConnectionId { worker: 0, slot, generation: 0 },
             exclusive: Vec::new(),
+            about: About::default(),
+            usage: Arc::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The state shared by all threads of a server. Each part has its own lock, held briefly.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use area::PoolLimits;
@@ -32,6 +32,10 @@ pub(super) struct Shared {
     /// Number of live connections by worker, for placing new ones.
     pub(super) load: Vec<AtomicUsize>,
     pub(super) addresses: Vec<SocketAddr>,
+    /// A drain was requested; for the status only.
+    pub(super) draining: AtomicBool,
+    /// Another process shares the listening sockets, and will serve when this one has ended.
+    hands_over: AtomicBool,
 }
 
 impl Shared {
@@ -47,7 +51,17 @@ impl Shared {
             mailboxes: (0..workers).map(|_| Arc::new(Mailbox::new())).collect(),
             load: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             addresses,
+            draining: AtomicBool::new(false),
+            hands_over: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn hands_over(&self) -> bool {
+        self.hands_over.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_hand_over(&self) {
+        self.hands_over.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn state(&self) -> Arc<State> {

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use area::Span;
 use block::{Endpoint, IoError, Request, RequestId};
@@ -30,7 +31,10 @@ use super::mail::{AbortGroup, ConnectionId, Scope};
 use super::media::{Next, StorageWork};
 use super::session::Session;
 use super::shared::POOL;
+use super::usage::{Class, Ended, Sampler};
 
+/// Slot of a command that needs no unit.
+const NO_UNIT: usize = usize::MAX;
 /// Bound of the buffers of one session's commands, in bytes; beyond it TASK SET FULL. The pool has room for several
 /// such sessions, so that a session that does not read, or whose storage does not respond, leaves memory to others.
 const SESSION_BYTES_MAX: usize = 256 << 20;
@@ -40,7 +44,7 @@ const BORROWED_BYTES_MAX: usize = 4 << 20;
 const _: () = assert!(3 * SESSION_BYTES_MAX < POOL.bytes_max);
 
 struct Task {
-    /// Slot of its unit; `usize::MAX` for a command that needs none.
+    /// Slot of its unit; `NO_UNIT` for a command that needs none.
     lun: usize,
     cdb: [u8; 16],
     /// Length of its parameter list; 0: none.
@@ -54,6 +58,9 @@ struct Task {
     work: Option<StorageWork>,
     /// Its copy, which runs on another thread.
     copying: Option<Box<Copying>>,
+    class: Class,
+    /// The arrival of a command that is timed, and the number of commands that it stands for.
+    timed: Option<(Duration, u64)>,
     /// Its response has been passed to the machine.
     answered: bool,
     /// Task management functions of other sessions that wait for the end of this task. If there are any, the task gets
@@ -73,6 +80,8 @@ impl Task {
             borrowed: 0,
             work: None,
             copying: None,
+            class: Class::Other,
+            timed: None,
             answered: false,
             groups: Vec::new(),
         }
@@ -110,6 +119,9 @@ pub(super) struct Tasks {
     /// Borrowed storage bytes being sent, and the READs that wait for them to become fewer, oldest first.
     borrowed: usize,
     waiting: VecDeque<TaskId>,
+    /// Number of occupied slots.
+    present: usize,
+    sampler: Sampler,
 }
 
 impl Tasks {
@@ -122,6 +134,8 @@ impl Tasks {
             charged: 0,
             borrowed: 0,
             waiting: VecDeque::new(),
+            present: 0,
+            sampler: Sampler::default(),
         }
     }
 
@@ -151,7 +165,7 @@ impl Tasks {
 
     /// Whether [`Self::prefetch`] has work: no command is in progress, and the next READ can be guessed.
     pub(super) fn wants_prefetch(&self) -> bool {
-        self.ahead.wants_prefetch() && self.slots.iter().all(Option::is_none)
+        self.ahead.wants_prefetch() && self.present == 0
     }
 
     pub(super) fn prefetch(&mut self, context: &mut TaskContext<'_, '_>) {
@@ -162,7 +176,9 @@ impl Tasks {
     pub(super) fn on_command(&mut self, context: &mut TaskContext<'_, '_>, command: &machine::Command) {
         let (lun, step) = first_step(context, command);
         let id = command.task;
-        self.place(id, Task::new(lun, command.cdb));
+        let mut task = Task::new(lun, command.cdb);
+        task.timed = self.sampler.arrive(self.present == 0).map(|count| (context.thread.io.now(), count));
+        self.place(id, task);
         let offered = if command.write { command.expected } else { 0 };
         let action = self.choose(context, id, step, Some(offered));
         self.act(context, id, action);
@@ -247,6 +263,7 @@ impl Tasks {
     /// The machine has ended a task. Drops its abort groups, which may answer an abort.
     pub(super) fn on_done(&mut self, id: TaskId) {
         if let Some(task) = self.slots.get_mut(id.index()).and_then(Option::take) {
+            self.present -= 1;
             self.charged -= task.charged;
             self.borrowed -= task.borrowed;
             if task.media.is_some() {
@@ -318,6 +335,7 @@ impl Tasks {
         }
         debug_assert!(self.slots[id.index()].is_none(), "a slot is used again only after its end");
         self.slots[id.index()] = Some(task);
+        self.present += 1;
     }
 
     fn request_id(&self, task: TaskId) -> RequestId {
@@ -357,6 +375,11 @@ impl Tasks {
                 if media.writes() {
                     lun.note_writer(context.session.nexus, &context.session.initiator);
                 }
+                task.class = match media.op {
+                    MediaOp::Read { .. } => Class::Read,
+                    _ if media.writes() => Class::Write,
+                    _ => Class::Other,
+                };
                 let out = media.data_out_bytes(lun.block_size);
                 if let Some(offered) = offered
                     && !media.accepts_data_out(offered.into(), lun.block_size)
@@ -446,7 +469,7 @@ impl Tasks {
             Action::Answer(outcome) => self.answer(context, id, &outcome),
             Action::Misfit { needed } => {
                 let outcome = context.thread.luns[task.lun].unit().misfit();
-                self.complete(context.machine, id, &outcome, 0, needed);
+                self.complete(context, id, &outcome, 0, needed);
             }
             Action::Collect { bytes } => context.machine.want_data_out(id, bytes),
             Action::Nothing => self.finish(context, id, Ok(())),
@@ -529,7 +552,7 @@ impl Tasks {
         let good = outcome.sense.is_none();
         let data_in = if good { media.data_in_bytes(lun.block_size) } else { 0 };
         let transfer = if good { data_in + media.data_out_bytes(lun.block_size) } else { 0 };
-        self.complete(context.machine, id, &outcome, data_in, transfer);
+        self.complete(context, id, &outcome, data_in, transfer);
     }
 
     fn answer(&mut self, context: &mut TaskContext<'_, '_>, id: TaskId, outcome: &Outcome) {
@@ -537,21 +560,21 @@ impl Tasks {
         let (mut length, mut transfer) = (0, u64::from(task.list_bytes));
         if !outcome.data.is_empty() {
             if !self.take_buffer(context.thread.io, id, outcome.data.len()) {
-                return self.complete(context.machine, id, &Outcome::task_set_full(), 0, 0);
+                return self.complete(context, id, &Outcome::task_set_full(), 0, 0);
             }
             let buffer = self.get(id).and_then(|task| task.buffer.as_ref());
             buffer.expect("just taken").fill(0, &outcome.data);
             length = outcome.data.len() as u64;
             transfer = length;
         }
-        self.complete(context.machine, id, outcome, length, transfer);
+        self.complete(context, id, outcome, length, transfer);
     }
 
     /// Passes the response to the machine: `data_in` bytes of the task's buffer are sent; `transfer` is the number of
     /// bytes that the command transfers in its direction.
     fn complete(
         &mut self,
-        machine: &mut machine::Connection,
+        context: &mut TaskContext<'_, '_>,
         id: TaskId,
         outcome: &Outcome,
         data_in: u64,
@@ -559,16 +582,29 @@ impl Tasks {
     ) {
         let sense = outcome.sense.as_ref().map(Sense::to_bytes).unwrap_or_default();
         let status = outcome.status as u8;
+        let task = self.slots[id.index()].as_mut().expect("a task under way");
+        task.answered = true;
+        let is_good = outcome.sense.is_none();
+        let ended = Ended {
+            class: task.class,
+            bytes: if is_good { transfer.max(data_in) } else { 0 },
+            status: outcome.status,
+            sense_key: outcome.sense.as_ref().map(|sense| sense.key),
+            time: task.timed.map(|(since, count)| (context.thread.io.now().saturating_sub(since), count)),
+        };
+        context.session.usage.add(ended);
+        if task.lun != NO_UNIT {
+            context.thread.luns[task.lun].usage(self.connection.worker).add(ended);
+        }
         let data_in = u32::try_from(data_in).expect("bounded by the longest transfer");
-        self.slots[id.index()].as_mut().expect("a task under way").answered = true;
-        machine.complete(id, machine::Completion { status, sense: &sense, data_in, transfer });
+        context.machine.complete(id, machine::Completion { status, sense: &sense, data_in, transfer });
     }
 }
 
-/// The slot of a new command's unit (`usize::MAX`: it needs none) and the device server's decision.
+/// The slot of a new command's unit (`NO_UNIT`: it needs none) and the device server's decision.
 fn first_step(context: &TaskContext<'_, '_>, command: &machine::Command) -> (usize, Step) {
     let (session, luns) = (context.session, context.thread.luns);
-    let without_unit = |outcome| (usize::MAX, Step::Done(outcome));
+    let without_unit = |outcome| (NO_UNIT, Step::Done(outcome));
     let Some(seen) = session.seen(command.lun) else {
         return without_unit(scsi::no_unit(&command.cdb, &session.inventory));
     };
@@ -619,7 +655,7 @@ mod tests {
         let mut tasks = Tasks::new(ConnectionId { worker: 0, slot: 0, generation: 0 });
         let ids = [TaskId(0), TaskId(1)];
         for id in ids {
-            tasks.slots.push(Some(Task::new(0, [0; 16])));
+            tasks.place(id, Task::new(0, [0; 16]));
             assert!(tasks.take_buffer(&io, id, 4096));
             tasks.slots[id.index()].as_mut().unwrap().borrowed = 512;
             tasks.borrowed += 512;

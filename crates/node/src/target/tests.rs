@@ -39,7 +39,7 @@ impl TargetEnd {
         let medium = Arc::new(MemoryMedium::new(bytes, false).unwrap());
         let lun = LunConfig::new(0, medium, "serial-0", 0x3000_0000_0000_0000);
         let capability = capability_of(io, lun.medium.as_ref()).unwrap();
-        let unit = Arc::new(Lun::new(&config.targets[0], &lun, &capability, 0).unwrap());
+        let unit = Arc::new(Lun::new(&config.targets[0], &lun, &capability, 0, 1).unwrap());
         config.targets[0].luns.push(lun);
         let units = Units::open(io, [&unit].into_iter()).unwrap();
         let tls = config.tls.as_ref().map(TlsIdentity::end).transpose().unwrap();
@@ -87,6 +87,6 @@ impl TargetEnd {
     }
 
     pub(crate) fn refusal(&self) -> Option<&str> {
-        self.connection.login.refusal.as_deref()
+        self.connection.login.refusal.as_ref().map(|refusal| refusal.reason.as_str())
     }
 }

@@ -21,6 +21,7 @@ use super::lun::Lun;
 use super::mail::{Change, ConnectionId, Mail};
 use super::management;
 use super::portals::{Portals, tune};
+use super::refusals::Refused;
 use super::shared::{Shared, least_loaded};
 use super::tasks::Tasks;
 use super::units::Units;
@@ -42,6 +43,8 @@ const SEND_BYTES_MIN: usize = 64 << 10;
 /// Bound of the connections of one thread that a panic may end; one more ends the server. A defect that recurs so often
 /// is not worth surviving, and each panic costs a slot.
 const PANICS_MAX: usize = 64;
+/// How long sessions may take to log out when another process will serve them: those that have, wait for it.
+const HAND_OVER_MAX: Duration = Duration::from_millis(300);
 /// Time for the last flush, which may have to write the dirty pages of the page cache.
 const FLUSH_MAX: Duration = Duration::from_secs(60);
 /// Upper half of the ids of the worker's own requests.
@@ -384,8 +387,8 @@ impl Worker {
     fn retire(&mut self, slot: usize, connection: Connection) {
         let id = connection.id;
         self.slots[slot].timer = connection.timer;
-        if let Some(reason) = &connection.login.refusal {
-            self.log_refusal(connection.login.peer, reason);
+        if let Some(refusal) = &connection.login.refusal {
+            self.log_refusal(connection.login.peer, refusal);
         }
         connection.end(&self.units.luns);
         self.release_session(id);
@@ -427,8 +430,8 @@ impl Worker {
         let Ok((peer, local)) = io::addresses(&socket) else { return };
         let worker = least_loaded(&self.shared);
         if self.shared.load[worker].load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-            return self
-                .log_refusal(peer, &format!("there are {CONNECTIONS_MAX} connections for every thread"));
+            let reason = format!("there are {CONNECTIONS_MAX} connections for every thread");
+            return self.log_refusal(peer, &reason.as_str().into());
         }
         self.shared.load[worker].fetch_add(1, Ordering::Relaxed);
         if worker == self.index {
@@ -444,7 +447,7 @@ impl Worker {
         }
         let adopted = self.phase == Phase::Serving && self.occupy(socket, peer, local);
         if !adopted {
-            self.log_refusal(peer, "no memory, or the server is ending");
+            self.log_refusal(peer, &"no memory, or the server is ending".into());
             self.shared.load[self.index].fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -499,8 +502,8 @@ impl Worker {
         }
     }
 
-    fn log_refusal(&mut self, peer: SocketAddr, reason: &str) {
-        if let Some(at) = self.shared.refusals.log(self.io.now(), peer, reason) {
+    fn log_refusal(&mut self, peer: SocketAddr, refused: &Refused) {
+        if let Some(at) = self.shared.refusals.log(self.io.now(), peer, refused) {
             self.io.timer(Token { owner: self.owner, key: KEY_REFUSALS }, at);
         }
     }
@@ -533,15 +536,19 @@ impl Worker {
                 let _ = answer.send(ended);
             }
             Mail::Drain if self.phase == Phase::Serving => {
-                let until = self.deadline(self.shared.state().config.drain_timeout);
+                let timeout = self.shared.state().config.drain_timeout;
+                let hand_over = self.shared.hands_over().then_some(HAND_OVER_MAX);
+                let until = self.deadline(hand_over.map_or(timeout, |max| max.min(timeout)));
                 self.phase = Phase::Draining(until);
-                self.portals.close();
+                self.portals.close(&mut self.io, self.shared.hands_over());
                 self.for_each(|connection, context| connection.drain(context.io.now()));
             }
             Mail::Drain => {}
+            // The receiver may have timed out.
+            Mail::Probe { answer } => drop(answer.send(())),
             Mail::Stop => {
                 if matches!(self.phase, Phase::Serving | Phase::Draining(_)) {
-                    self.portals.close();
+                    self.portals.close(&mut self.io, self.shared.hands_over());
                     self.cut();
                 }
             }
@@ -606,7 +613,10 @@ impl Worker {
         let now = self.io.now();
         match self.phase {
             Phase::Draining(until) if now >= until => {
-                tracing::warn!("sessions did not log out in time: closing them");
+                match self.shared.hands_over() {
+                    true => tracing::info!("sessions did not log out: closing them for the hand-over"),
+                    false => tracing::warn!("sessions did not log out in time: closing them"),
+                }
                 self.cut();
             }
             Phase::Flushing { outstanding, until } if now >= until && outstanding > 0 => {

@@ -210,15 +210,28 @@ impl LogicalUnit {
         });
     }
 
+    /// Whether a nexus of the same ports as `former` would get I_T NEXUS LOSS, and nothing else than its numbers has to be
+    /// known to a unit that replaces this one with the same configuration: [`LogicalUnit::recall`].
+    pub fn is_recallable(&self, former: NexusId) -> bool {
+        let is_as_new = self.loaded && !self.lost_data && self.pages == Pages::new(&self.config);
+        is_as_new && self.fully_reported.contains(&former)
+    }
+
+    /// A unit of an earlier process over the same storage, of the same configuration and flushed at its end, was
+    /// recallable for a nexus that has the number `former` here.
+    pub fn recall(&mut self, former: NexusId) {
+        if self.fully_reported.len() == FORMER_NEXUSES_MAX {
+            self.fully_reported.pop_front();
+        }
+        self.fully_reported.push_back(former);
+    }
+
     /// I_T nexus loss (SAM-5 6.3.4): discards its reservation, PREVENT, unit attentions and copy records.
     pub fn detach(&mut self, nexus: NexusId) {
         if let Some(index) = self.nexuses.iter().position(|known| known.id == nexus) {
             let gone = self.nexuses.swap_remove(index);
             if !gone.unreported && !gone.cache_lost {
-                if self.fully_reported.len() == FORMER_NEXUSES_MAX {
-                    self.fully_reported.pop_front();
-                }
-                self.fully_reported.push_back(nexus);
+                self.recall(nexus);
             }
         }
         if self.reservation == Some(nexus) {

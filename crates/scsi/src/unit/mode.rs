@@ -22,7 +22,7 @@ const D_SENSE: u8 = 0x04;
 const SWP: u8 = 0x08;
 
 /// The mode pages of a unit: current, default and changeable values. Saved values are not supported.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pages {
     current: [u8; PAGES_BYTES],
     default: [u8; PAGES_BYTES],

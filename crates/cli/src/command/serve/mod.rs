@@ -1,26 +1,35 @@
 //! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
+mod heritage;
 pub(crate) mod luns;
+mod manager;
+mod metrics;
+mod operate;
 mod sandbox;
+mod status;
 mod urls;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::mpsc::{self, SyncSender};
 use std::time::{Duration, Instant};
 
 use node::target::{
-    Access, AclEntry, ChapAccount, Confine, LocalUsers, LunConfig, Reloaded, Reloader, ServeError, Server,
+    Access, AclEntry, ChapAccount, Confine, Inherited, LocalUsers, LunConfig, ServeError, Server,
     ServerConfig, ServerHandle, TargetConfig,
 };
 use node::{SealPolicy, TlsIdentity};
 
 use crate::config::{Account, Acl, Config, Lun, Target, default_file};
 use crate::context::Context;
+use crate::control::listen::ControlSocket;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
+use metrics::Metrics;
+use operate::{Operator, Order};
+
 use crate::{logging, names, output, secret, sys, trust, units};
 
 /// Time for which an ended server waits for an unfinished reload.
@@ -36,7 +45,7 @@ pub(crate) const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// Prints one URL per LUN on stdout when ready; logs go to stderr. SIGHUP reloads the configuration file, or the files that flags
 /// name; a file with a mistake changes nothing. SIGTERM and SIGINT drain: no new logins,
 /// tasks in flight finished and flushed, a request to log out to each session; a second one flushes and ends at once.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough, serial=, naa=, vendor=, product=,
 rotational=yes|no, removable, shared, exclusive.
@@ -112,6 +121,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     sandbox: sandbox::Sandbox,
 
+    /// Address of metrics for Prometheus (/metrics) and of a health check (/health)
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_metrics)]
+    metrics: Option<SocketAddr>,
+
+    /// File with the bearer token that a request for metrics must carry; required beyond loopback
+    #[arg(long, value_name = "FILE", requires = "metrics")]
+    metrics_token_file: Option<PathBuf>,
+
+    /// Form of the log [default: journal if the systemd journal reads stderr, otherwise text]
+    #[arg(long, value_name = "FORM", value_enum)]
+    pub(crate) log: Option<logging::Form>,
+
+    /// Addresses of the listening sockets that the service manager has passed.
+    #[arg(skip)]
+    inherited: Vec<SocketAddr>,
+
     /// Longest time a drain takes [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
     drain_timeout: Option<Duration>,
@@ -121,13 +146,34 @@ fn parse_seal(text: &str) -> Result<SealPolicy, String> {
     SealPolicy::from_name(text).ok_or_else(|| "say off, offer or require".to_owned())
 }
 
+/// What connects the server with the machine besides its portals and storage.
+struct Outside {
+    control: Option<ControlSocket>,
+    metrics: Option<Metrics>,
+    /// What the service manager has kept.
+    inherited: Inherited,
+}
+
+fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write for example 127.0.0.1:9260".to_owned())
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
+    let inherited = manager::inherited();
+    let addresses = inherited.listeners.iter().map(|listener| listener.address);
+    let args = &Args { inherited: addresses.collect(), ..args.clone() };
     let config = gather(context, args)?;
+    for address in args.inherited.iter().filter(|address| !config.listen.contains(address)) {
+        tracing::warn!("the socket {address} of the service manager is not used: listen does not name it");
+    }
     check_exposure(context, &config)?;
-    let live = build(context, &config, None)?;
-    let confine = sandbox::confine(args, &config)?;
-    serve(context, args, live, config.targets.iter().any(Target::has_chap), confine.as_ref())
+    let live = build(context, config, None)?;
+    let metrics = args.metrics.map(|at| Metrics::bind(at, args.metrics_token_file.as_deref())).transpose()?;
+    let control = operate::socket();
+    let runtime = control.as_ref().map(ControlSocket::directory);
+    let confine = sandbox::confine(args, &live.config, runtime)?;
+    serve(context, args, live, confine.as_ref(), Outside { control, metrics, inherited })
 }
 
 fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
@@ -168,6 +214,9 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     }
     if !args.listen.is_empty() {
         config.listen.clone_from(&args.listen);
+    }
+    if config.listen.is_empty() {
+        config.listen.clone_from(&args.inherited);
     }
     if config.listen.is_empty() {
         config.listen.push(LISTEN_DEFAULT);
@@ -369,6 +418,8 @@ impl Target {
 }
 
 struct Live {
+    /// The configuration as read, with the changes since.
+    config: Config,
     server: ServerConfig,
     /// LUNs of each target as configured: number, endpoint and serial number.
     requested: Vec<Vec<Requested>>,
@@ -377,9 +428,9 @@ struct Live {
 type Requested = (u16, String, Option<String>);
 
 /// Opens the storage of a configuration. LUNs configured identically in `before` are taken over and not opened again.
-fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Live, Failure> {
-    let sealing = trust::sealing(context, config)?;
-    let accesses = accesses(context, config)?;
+fn build(context: &Context, config: Config, before: Option<&Live>) -> Result<Live, Failure> {
+    let sealing = trust::sealing(context, &config)?;
+    let accesses = accesses(context, &config)?;
     let (mut targets, mut requested) = (Vec::new(), Vec::new());
     for (target, access) in config.targets.iter().zip(accesses) {
         let own: Vec<Requested> =
@@ -414,14 +465,14 @@ fn build(context: &Context, config: &Config, before: Option<&Live>) -> Result<Li
         listen: config.listen.clone(),
         advertise: config.advertise.clone(),
         sealing,
-        tls: tls(config)?,
+        tls: tls(&config)?,
         targets,
-        local_users: local_users(config)?,
+        local_users: local_users(&config)?,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),
         // One thread uses one connection: NBD servers need not support several, and many do not.
         threads: exports.then_some(1),
     };
-    Ok(Live { server, requested })
+    Ok(Live { config, server, requested })
 }
 
 impl Live {
@@ -457,10 +508,14 @@ fn serve(
     context: &Context,
     args: &Args,
     live: Live,
-    has_chap: bool,
     confine: Option<&Confine>,
+    outside: Outside,
 ) -> Result<Exit, Failure> {
+    let Outside { control, metrics, inherited } = outside;
+    let control = control.as_ref();
     let config = live.server.clone();
+    let has_chap = live.config.targets.iter().any(Target::has_chap);
+    let file = live.config.file.clone();
     let advertise = config.advertise.clone();
     let luns: Vec<(String, u16)> = config
         .targets
@@ -474,22 +529,26 @@ fn serve(
     let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
     sys::raise_descriptor_limit();
-    let server = match confine {
-        Some(confine) => Server::start_confined(config, Arc::clone(confine)),
-        None => Server::start(config),
-    };
+    // Created before the sandbox forbids it.
+    let ports = manager::is_there().then(heritage::create).transpose();
+    let ports = ports.map_err(|error| Failure::failed("create a memory file", "", error))?;
+    let server = Server::start_with(config, confine.map(Arc::clone), inherited);
     let server = server.map_err(|error| failure(&error))?;
     let handle = server.handle();
+    let hands_over = manager::store(server.sockets());
+    if hands_over {
+        handle.hand_over();
+    }
     let ended = std::thread::scope(|scope| {
         let caught = signals.handle();
-        // Capacity 1: a waiting reload reads the files when it starts, so further requests add nothing.
-        let (send, reloads) = mpsc::sync_channel(1);
+        // Capacity 1: a waiting reload reads the files when it starts, so further signals add nothing.
+        let (send, orders) = mpsc::sync_channel(1);
         let (ready, readiness) = mpsc::channel();
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let failed = |error: std::io::Error| Failure::failed("catch signals", "", error);
         let started = spawn("reload").spawn_scoped(scope, {
             let handle = handle.clone();
-            move || reload(context, args, live, &handle, confine, &ready, &reloads)
+            move || operate::obey(context, args, live, &handle, confine, &ready, &orders)
         });
         let started = started.map_err(failed).and_then(|reload| {
             readiness.recv().unwrap_or(Ok(())).map_err(|error| failure(&error))?;
@@ -497,7 +556,24 @@ fn serve(
                 // Confines this thread and those that it starts later.
                 confine();
             }
+            if manager::is_there() {
+                let handle = handle.clone();
+                // It ends with the process.
+                spawn("watchdog").spawn(move || manager::watch(&handle)).map_err(failed)?;
+            }
+            if let Some(metrics) = metrics {
+                let handle = handle.clone();
+                metrics.address().into_iter().for_each(|at| tracing::info!("metrics: http://{at}/metrics"));
+                // It ends with the process.
+                spawn("metrics").spawn(move || metrics.serve(&handle)).map_err(failed)?;
+            }
             let (signals, handle) = (&mut signals, &handle);
+            if let Some(control) = control {
+                let operator = Operator::new(handle, send.clone(), file);
+                spawn("control")
+                    .spawn_scoped(scope, move || control.serve(|request| operator.answer(request)))
+                    .map_err(failed)?;
+            }
             let caught =
                 spawn("signals").spawn_scoped(scope, move || obey(signals, handle, &send, drain_timeout));
             caught.map(|_| reload).map_err(failed)
@@ -508,6 +584,7 @@ fn serve(
                 handle.stop();
                 let _ = server.wait();
                 caught.close();
+                control.iter().for_each(|control| control.close());
                 return Err(error);
             }
         };
@@ -531,8 +608,13 @@ fn serve(
             }
         }
         output::announce(&all.join("\n"));
+        manager::ready(&format!("{} LUNs, {portal}", all.len()));
         let ended = server.wait().map_err(|error| failure(&error));
+        if let (Ok(()), Some(file), true) = (&ended, ports, hands_over) {
+            manager::store_ports(file, &handle.former_ports());
+        }
         caught.close();
+        control.iter().for_each(|control| control.close());
         let until = Instant::now() + RELOAD_WAIT_MAX;
         while !reload.is_finished() {
             if Instant::now() >= until {
@@ -564,7 +646,7 @@ fn abandon(ended: Result<(), Failure>) -> ! {
 fn obey(
     signals: &mut signal_hook::iterator::Signals,
     handle: &ServerHandle,
-    reload: &SyncSender<()>,
+    reload: &SyncSender<Order>,
     drain_timeout: Duration,
 ) {
     let mut draining = false;
@@ -573,7 +655,7 @@ fn obey(
             if draining {
                 tracing::warn!("SIGHUP: the server is draining; nothing is changed");
             } else {
-                let _ = reload.try_send(());
+                let _ = reload.try_send(Order::Reload(None));
             }
         } else if draining {
             tracing::warn!("second signal: flushing and ending now");
@@ -584,64 +666,8 @@ fn obey(
                 "draining, at most {}; signal again to end at once",
                 units::duration(drain_timeout)
             );
+            manager::stopping();
             handle.drain();
         }
     }
-}
-
-/// Reloads on each request, until all senders of requests are dropped. Sends the result of its set-up to `ready` once.
-fn reload(
-    context: &Context,
-    args: &Args,
-    mut live: Live,
-    handle: &ServerHandle,
-    confine: Option<&Confine>,
-    ready: &mpsc::Sender<Result<(), ServeError>>,
-    reloads: &Receiver<()>,
-) {
-    let mut reloader = match handle.reloader() {
-        Ok(reloader) => reloader,
-        Err(error) => return drop(ready.send(Err(error))),
-    };
-    // Confines this thread after its loop is created.
-    if let Some(confine) = confine {
-        confine();
-    }
-    let _ = ready.send(Ok(()));
-    while reloads.recv().is_ok() {
-        match reload_once(context, args, &mut live, &mut reloader) {
-            Ok(reloaded) => tracing::info!("SIGHUP: {reloaded}"),
-            Err(error) => {
-                let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-                let hint = match confine.is_some() && text.contains("Permission denied") {
-                    true => {
-                        " (the sandbox opens new files only beside those of the LUNs, in [server] storage, and beside the configuration, as these were at the start)"
-                    }
-                    false => "",
-                };
-                tracing::error!("SIGHUP: nothing is changed: {text}{hint}");
-            }
-        }
-    }
-}
-
-/// Reads the configuration file, or the files that flags name, and applies it. An error changes nothing.
-fn reload_once(
-    context: &Context,
-    args: &Args,
-    live: &mut Live,
-    reloader: &mut Reloader,
-) -> Result<Reloaded, Failure> {
-    let config = gather(context, args)?;
-    check_exposure(context, &config)?;
-    // Checked before anything is opened: this process itself holds the lock of a renamed target's storage.
-    let is_known = |target: &Target| live.target(target.iqn.as_deref()).is_some();
-    if config.targets.len() != live.server.targets.len() || !config.targets.iter().all(is_known) {
-        let restart = ServeError::Restart("a target that is added, removed or renamed".to_owned());
-        return Err(failure(&restart));
-    }
-    let next = build(context, &config, Some(live))?;
-    let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
-    *live = next;
-    Ok(reloaded)
 }

@@ -27,12 +27,20 @@ pub(super) enum Sandbox {
 }
 
 /// The function that confines a server thread; `None` with `--sandbox off`.
-pub(super) fn confine(args: &Args, config: &Config) -> Result<Option<Confine>, Failure> {
+///
+/// `runtime`: the directory of the control socket, which the server removes at its end.
+pub(super) fn confine(
+    args: &Args,
+    config: &Config,
+    runtime: Option<&Path>,
+) -> Result<Option<Confine>, Failure> {
     if args.sandbox == Sandbox::Off {
         tracing::warn!("not confined: --sandbox off");
         return Ok(None);
     }
-    let policy = Policy::of(&needs(args, config)?);
+    let mut needs = needs(args, config)?;
+    needs.state.extend(runtime.map(Path::to_owned));
+    let policy = Policy::of(&needs);
     Ok(Some(Arc::new(move || report(&policy.apply().missing))))
 }
 

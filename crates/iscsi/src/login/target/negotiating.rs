@@ -1,7 +1,7 @@
 //! The part of a target's login that follows the policy: keys of the operational stage, and the security stage with
 //! CHAP (RFC 7143 §12.1).
 
-use super::{AuthRequirement, ChapPolicy, Denial, Identity, Policy, of_negotiation, of_text};
+use super::{Account, AuthRequirement, ChapPolicy, Denial, Identity, Policy, of_negotiation, of_text};
 use crate::chap::{Algorithm, CHALLENGE_LENGTH_MAX, Challenge, Entropy, Secret, equal};
 use crate::login::{SecurityKeys, Taken};
 use crate::params::{self, Negotiation};
@@ -105,8 +105,15 @@ impl Negotiating {
             return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
         };
         if matches!(self.security, Security::Undecided) {
-            match keys.auth_method {
-                Some(methods) if parse_list(methods).any(|method| method == "CHAP") => {
+            let accepted = |method: &&str| *method == "CHAP" || !policy.required && *method == "None";
+            let chosen = keys.auth_method.and_then(|methods| parse_list(methods).find(accepted));
+            match chosen {
+                Some("None") => {
+                    text::emit("AuthMethod", "None", answers);
+                    self.security = Security::Done;
+                    return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
+                }
+                Some(_) => {
                     text::emit("AuthMethod", "CHAP", answers);
                     self.security = Security::ExpectAlgorithm;
                     // CHAP_A in the same text is answered in the same response.
@@ -114,8 +121,15 @@ impl Negotiating {
                         return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
                     }
                 }
-                None if !transit && !keys.has_chap() => return Ok(()),
-                _ => return Err(LoginStatus::AuthenticationFailure),
+                None if keys.auth_method.is_some() || keys.has_chap() => {
+                    return Err(LoginStatus::AuthenticationFailure);
+                }
+                None if !transit => return Ok(()),
+                None if policy.required => return Err(LoginStatus::AuthenticationFailure),
+                None => {
+                    self.security = Security::Done;
+                    return Ok(());
+                }
             }
         }
         match &self.security {
@@ -151,7 +165,7 @@ impl Negotiating {
                 self.claimed = Some((name.chars().take(CLAIMED_CHARS_MAX).collect(), false));
                 policy.verify(*algorithm, challenge, name, response)?;
                 self.claimed.iter_mut().for_each(|(_, verified)| *verified = true);
-                policy.prove(*algorithm, challenge, keys, answers)?;
+                policy.prove(*algorithm, challenge, (name, keys), answers)?;
                 self.authenticated_as = Some(name.to_owned());
                 self.security = Security::Done;
                 Ok(())
@@ -170,15 +184,17 @@ impl Negotiating {
             (Security::ExpectAlgorithm, _) => Denial::NoAlgorithm,
             (_, None) => Denial::NoResponse,
             (_, Some((user, true))) => Denial::Mutual(user.clone()),
-            (_, Some((user, false))) if policy.accounts.iter().any(|account| account.user == *user) => {
-                Denial::Secret(user.clone())
-            }
+            (_, Some((user, false))) if policy.of(user).next().is_some() => Denial::Secret(user.clone()),
             (_, Some((user, false))) => Denial::UnknownUser(user.clone()),
         })
     }
 }
 
 impl ChapPolicy {
+    fn of(&self, user: &str) -> impl Iterator<Item = &Account> {
+        self.accounts.iter().filter(move |account| account.initiator.user == user)
+    }
+
     /// Verifies the initiator's response. An unknown user takes the same time as a wrong secret and returns the same
     /// status.
     fn verify(
@@ -193,9 +209,10 @@ impl ChapPolicy {
         let decoy = Secret::new_weak(&[0; 16]).expect("16 bytes");
         let mut right = false;
         let mut known = false;
-        for account in self.accounts.iter().filter(|account| account.user == name) {
+        for account in self.of(name) {
             known = true;
-            let expected = algorithm.respond(challenge.identifier, &account.secret, &challenge.bytes);
+            let expected =
+                algorithm.respond(challenge.identifier, &account.initiator.secret, &challenge.bytes);
             right |= equal(&expected, &response);
         }
         if !known {
@@ -209,7 +226,7 @@ impl ChapPolicy {
         &self,
         algorithm: Algorithm,
         ours: &Challenge,
-        keys: &SecurityKeys<'_>,
+        (name, keys): (&str, &SecurityKeys<'_>),
         answers: &mut Vec<u8>,
     ) -> Result<(), LoginStatus> {
         let (identifier, challenge) = match (keys.identifier, keys.challenge) {
@@ -221,11 +238,12 @@ impl ChapPolicy {
             .and_then(|identifier| u8::try_from(identifier).ok())
             .ok_or(LoginStatus::InitiatorError)?;
         let challenge = parse_binary(challenge, CHALLENGE_LENGTH_MAX).ok_or(LoginStatus::InitiatorError)?;
-        let mutual = self.mutual.as_ref().ok_or(LoginStatus::AuthenticationFailure)?;
+        let mutual = self.of(name).find_map(|account| account.mutual.as_ref());
+        let mutual = mutual.ok_or(LoginStatus::AuthenticationFailure)?;
         // §12.1.3: if the initiator returned the target's own challenge, the target would compute the response to it;
         // with equal secrets in both directions that response would authenticate the initiator.
         let reflected = challenge == ours.bytes;
-        let shared = self.accounts.iter().any(|account| account.secret.same_as(&mutual.secret));
+        let shared = self.accounts.iter().any(|account| account.initiator.secret.same_as(&mutual.secret));
         if reflected || shared {
             return Err(LoginStatus::AuthenticationFailure);
         }

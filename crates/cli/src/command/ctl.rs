@@ -1,0 +1,162 @@
+//! `ctl`: operates running processes through their control sockets.
+
+use std::path::Path;
+
+use block::Location;
+use clap::Subcommand;
+use serde_json::json;
+
+use super::status;
+use crate::context::Context;
+use crate::control::Request;
+use crate::control::client::{self, Process};
+use crate::endpoint::{LUN_OPTIONS, Named};
+use crate::error::{Exit, Failure};
+use crate::output;
+
+/// Operate a running server: reload, drain, LUNs, sessions
+///
+/// Each process has a socket in $RUNTIME_DIRECTORY (set by systemd), $XDG_RUNTIME_DIR/hikyaku, or for root /run/hikyaku;
+/// its own user and root may use it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hikyaku ctl reload                        as SIGHUP, and prints what has changed
+  hikyaku ctl lun add /srv/b.img,ro --lun 1 until the next reload; write it into the configuration to keep it
+  hikyaku ctl lun resize                    after a file or volume has grown
+  hikyaku ctl session end 3                 the initiator may log in again
+  hikyaku ctl drain                         as SIGTERM")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+
+    /// The process, if several are running [default: the only server]
+    #[arg(long, global = true, value_name = "PID")]
+    pid: Option<u32>,
+
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// What `hikyaku status` prints
+    Status,
+    /// Read the configuration again; a mistake in it changes nothing
+    Reload,
+    /// End the server: no new logins, tasks in flight finished and flushed, a request to log out to each session
+    Drain,
+    /// Add, resize or remove a LUN of the running server
+    Lun {
+        #[command(subcommand)]
+        action: LunAction,
+    },
+    /// End a session
+    Session {
+        #[command(subcommand)]
+        action: SessionAction,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum LunAction {
+    /// Offer storage as a further LUN, until the next reload of the configuration
+    Add {
+        /// The storage, with the options of a LUN
+        #[arg(value_name = "ENDPOINT")]
+        endpoint: String,
+        /// Its number
+        #[arg(long, value_name = "N")]
+        lun: u16,
+        /// The target, if the server has several
+        #[arg(long, value_name = "IQN")]
+        target: Option<String>,
+    },
+    /// Take over the sizes of all LUNs' storage; initiators get a unit attention
+    Resize,
+    /// Stop offering a LUN: its commands end, its storage is flushed and closed
+    Remove {
+        /// The LUN
+        #[arg(value_name = "N")]
+        lun: u16,
+        /// The target, if the server has several
+        #[arg(long, value_name = "IQN")]
+        target: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum SessionAction {
+    /// Close the connection of a session; its initiator may log in again
+    End {
+        /// Its number (TSIH) in `hikyaku status`
+        #[arg(value_name = "TSIH")]
+        tsih: u16,
+    },
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let request = match &args.action {
+        Action::Status => return status::print(context, args.json, args.pid, status::INTERVAL_DEFAULT),
+        Action::Reload => Request::Reload {},
+        Action::Lun { action: LunAction::Resize } => Request::ResizeLuns {},
+        Action::Drain => Request::Drain {},
+        Action::Lun { action: LunAction::Add { endpoint, lun, target } } => {
+            Request::AddLun { target: target.clone(), lun: *lun, endpoint: whole(context, endpoint)? }
+        }
+        Action::Lun { action: LunAction::Remove { lun, target } } => {
+            Request::RemoveLun { target: target.clone(), lun: *lun }
+        }
+        Action::Session { action: SessionAction::End { tsih } } => Request::EndSession { tsih: *tsih },
+    };
+    let process = the_server(args.pid)?;
+    let answer = process.ask(&request)?;
+    let done = answer["done"].as_str().unwrap_or_default();
+    if args.json {
+        output::json(&json!({ "schema": output::SCHEMA, "pid": process.pid, "done": done }));
+    } else {
+        output::line(done);
+    }
+    Ok(Exit::Done)
+}
+
+/// The server of this PID, or the only one.
+fn the_server(pid: Option<u32>) -> Result<Process, Failure> {
+    let found = client::find();
+    let mut servers: Vec<Process> = found
+        .processes
+        .into_iter()
+        .filter(|process| process.command == "serve" && pid.is_none_or(|pid| process.pid == pid))
+        .collect();
+    let failed = |cause: String| Failure::usage("find the server", "", cause);
+    match servers.len() {
+        1 => Ok(servers.remove(0)),
+        0 if found.denied > 0 => Err(failed("the running ones belong to other users".to_owned())
+            .hint("run it as the server's user, or with sudo")),
+        0 => Err(failed("no server of this user is running".to_owned()).hint("hikyaku status")),
+        _ => {
+            let pids: Vec<_> = servers.iter().map(|process| process.pid.to_string()).collect();
+            Err(failed(format!("{} are running", servers.len()))
+                .hint(format!("--pid {}", pids.join(" or --pid "))))
+        }
+    }
+}
+
+/// The endpoint with its whole path: the server has another working directory.
+fn whole(context: &Context, endpoint: &str) -> Result<String, Failure> {
+    let named = Named::parse(context, endpoint, LUN_OPTIONS)?;
+    let Location::File(path) = &named.spec.location else { return Ok(endpoint.to_owned()) };
+    if path.is_absolute() {
+        return Ok(endpoint.to_owned());
+    }
+    let here =
+        std::env::current_dir().map_err(|error| Failure::failed("find the working directory", "", error))?;
+    let bare = endpoint.strip_prefix("file:").unwrap_or(endpoint);
+    Ok(format!("{}/{bare}", doubled(&here)))
+}
+
+/// A path with its commas as an endpoint writes them.
+fn doubled(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
