@@ -84,6 +84,7 @@ const PACKAGE: &[Need] = &[
     need("dpkg-dev", &["dpkg-shlibdeps"]),
     need("lintian", &["lintian"]),
     need("debootstrap", &["debootstrap"]),
+    need("systemd-container", &["systemd-nspawn"]),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

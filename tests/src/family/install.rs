@@ -145,7 +145,11 @@ impl Root {
     fn new() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("install-root-").tempdir_in(target_directory()?)?;
         let mut command = program("debootstrap")?;
-        command.args(["--variant=minbase", "--include=adduser,init-system-helpers,procps", "bookworm"]);
+        command.args([
+            "--variant=minbase",
+            "--include=adduser,init-system-helpers,procps,systemd",
+            "bookworm",
+        ]);
         run(command.arg(dir.path()), DEBOOTSTRAP_LIMIT)?.success()?;
         let root = Self { dir };
         run(Command::new("mount").args(["-t", "proc", "proc"]).arg(root.path("proc")), LIMIT)?.success()?;
@@ -229,6 +233,42 @@ fn installed(packaged: &Packaged) -> Result<()> {
     Ok(())
 }
 
+/// Runs once the service is there, and powers the machine off.
+const PROBE: &str = "[Unit]\nAfter=hikyaku.service\n[Service]\nType=oneshot\nStandardOutput=append:/out\nStandardError=append:/out\n\
+    Environment=XDG_STATE_HOME=/tmp\nExecStart=/bin/sh /probe.sh\nExecStopPost=/bin/systemctl poweroff\n";
+
+const PROBE_SCRIPT: &str = "set -e\nsystemctl show hikyaku -p Type,ActiveState\nsystemctl reload hikyaku\n\
+    hikyaku copy pattern:1M iscsi://127.0.0.1/iqn.2026-11.example:service/0 --verify --force\nsystemctl restart hikyaku\n\
+    hikyaku compare pattern:1M iscsi://127.0.0.1/iqn.2026-11.example:service/0\nhikyaku status\njournalctl -b -u hikyaku -o cat\n\
+    echo PROBED\n";
+
+/// systemd starts, watches, reloads and restarts the unit as installed, with all its restrictions, in a container.
+fn under_systemd(packaged: &Packaged) -> Result<()> {
+    const CALLS: &str = "landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp io_uring_setup io_uring_enter \
+        io_uring_register";
+    let root = Root::new()?;
+    root.install(&packaged.deb)?;
+    let config = "[[target]]\niqn = \"iqn.2026-11.example:service\"\n[[target.lun]]\nlun = 0\nendpoint = \"/srv/hikyaku/a.img\"\n";
+    fs::write(root.path("etc/hikyaku/hikyaku.toml"), config)?;
+    fs::write(root.path("etc/systemd/system/probe.service"), PROBE)?;
+    fs::write(root.path("probe.sh"), PROBE_SCRIPT)?;
+    root.sh(
+        "install -d -o hikyaku /srv/hikyaku; truncate -s 1M /srv/hikyaku/a.img; chown hikyaku /srv/hikyaku/a.img; \
+         ln -s /etc/systemd/system/probe.service /etc/systemd/system/multi-user.target.wants/",
+    )?
+    .success()?;
+    let mut container = program("systemd-nspawn")?;
+    container.args(["--quiet", "--register=no", "--keep-unit", "--private-network", "--boot"]);
+    container.arg(format!("--system-call-filter={CALLS}")).arg("-D").arg(root.path(""));
+    run(&mut container, LIMIT)?;
+    let said = fs::read_to_string(root.path("out")).unwrap_or_default();
+    for words in ["Type=notify", "ActiveState=active", "equal: 1 MiB", "Reloaded hikyaku.service", "PROBED"] {
+        ensure!(said.contains(words), "no '{words}' in:\n{said}");
+    }
+    ensure!(!said.contains("confined only in part"), "{said}");
+    Ok(())
+}
+
 /// The installed package with a later version.
 fn later(root: &Root) -> Result<PathBuf> {
     root.sh(
@@ -288,6 +328,9 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         Ok(())
     });
     cases.check_some(FULL_ONLY, "installed-upgraded-removed-and-purged", || installed(made.get()?));
+    cases.check_some(FULL_ONLY, "systemd-starts-reloads-and-restarts-the-service", || {
+        under_systemd(made.get()?)
+    });
     cases.check_some(FULL_ONLY, "the-same-program-gives-the-same-package", || repeated(made.get()?));
     cases.check_some(FULL_ONLY, "the-program-is-small", || {
         let packaged = made.get()?;
