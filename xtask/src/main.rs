@@ -1,10 +1,11 @@
-//! Development tasks: `cargo xtask quick`, `ci`, `test`, `nightly`, `soak`, `fuzz`, `bench`. Read docs/HACKING.md
+//! Development tasks: `cargo xtask quick`, `ci`, `test`, `nightly`, `soak`, `fuzz`, `bench`, `package`. Read docs/HACKING.md
 //! first.
 //!
 //! The checks lie elsewhere: unit tests in each crate, families of real peers in `tests`, benchmarks in `benches`. The
 //! tasks here run them in order, install the peers and print one table.
 
 mod chart;
+mod package;
 mod suite;
 mod touched;
 
@@ -39,6 +40,8 @@ enum Command {
     /// Coverage-guided fuzzing of parsers and sessions; replays what it found
     #[command(disable_help_flag = true)]
     Fuzz(Forwarded),
+    /// The Debian package, a static program, digests and the list of dependencies, in target/package
+    Package(package::Args),
     /// Draws docs/peers.svg from docs/evidence
     Chart,
     /// A kept benchmark, ours beside the peers: target, ends, sealed, copy or versus
@@ -127,6 +130,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Nightly(args) => suite::nightly(&args.selection, args.resume),
         Command::Soak(forwarded) => program("soak", &forwarded),
         Command::Fuzz(forwarded) => program("fuzz", &forwarded),
+        Command::Package(args) => package::run(&args),
         Command::Chart => chart::run(),
         Command::Bench { name, forwarded } => bench(&name, &forwarded),
     }

@@ -33,6 +33,8 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/torture/", &["torture", "sim"]),
     ("testing/fuzz/", &["fuzz"]),
     ("testing/sim/", &["sim"]),
+    ("contrib/", &["install"]),
+    ("packaging/", &["install"]),
     // No family of a sample runs this.
     ("benches/", &[]),
     ("docs/", &[]),

@@ -4,7 +4,15 @@ use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
-    bench, check, compare, completions, copy, ctl, demo, info, key, lab, ls, man, serve, status, torture,
+    bench, check, compare, completions, config, copy, ctl, demo, doctor, import, info, key, lab, ls, man,
+    paths, serve, status, torture,
+};
+
+/// A static program says so: names resolve otherwise.
+const VERSION: &str = if cfg!(target_feature = "crt-static") {
+    concat!(env!("CARGO_PKG_VERSION"), " (static: names resolve by files and DNS only)")
+} else {
+    env!("CARGO_PKG_VERSION")
 };
 
 /// Commands listed under "Research" in the help.
@@ -14,7 +22,7 @@ const RESEARCH: &[&str] = &["bench", "lab"];
 #[derive(Debug, Parser)]
 #[command(
     name = "hikyaku",
-    version,
+    version = VERSION,
     about,
     after_help = AFTER_HELP,
     subcommand_required = true,
@@ -43,6 +51,10 @@ pub(crate) enum Command {
     Status(status::Args),
     Ctl(ctl::Args),
     Check(check::Args),
+    Config(config::Args),
+    Import(import::Args),
+    Paths(paths::Args),
+    Doctor(doctor::Args),
     Demo(demo::Args),
     Bench(bench::Args),
     Lab(lab::Args),
@@ -62,11 +74,14 @@ impl Command {
             Self::Status(args) => args.json,
             Self::Ctl(args) => args.json,
             Self::Check(args) => args.json,
+            Self::Config(args) => args.json(),
+            Self::Paths(args) => args.json,
+            Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),
             Self::Lab(args) => args.is_json(),
             Self::Torture(args) => args.json,
-            Self::Serve(_) | Self::Completions(_) | Self::Man(_) => false,
+            Self::Serve(_) | Self::Import(_) | Self::Completions(_) | Self::Man(_) => false,
         }
     }
 }
@@ -105,9 +120,8 @@ Environment:
   HIKYAKU_LOG=debug          logs on stderr
   HIKYAKU_IO=uring|portable  io_uring [default where it works], or epoll and
                              threads
-  XDG_STATE_HOME             where identities of LUNs are kept
-  XDG_CONFIG_HOME            where keys are kept: hikyaku/identity and
-                             hikyaku/known-targets
+  XDG_CONFIG_HOME, XDG_STATE_HOME, XDG_RUNTIME_DIR
+                             where files lie: see hikyaku paths
 
 Examples:
   hikyaku demo                                          try it on loopback

@@ -18,10 +18,19 @@ use crate::state::parse_naa;
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{names, trust, units};
 
-/// Read when `serve` gets neither endpoints nor `--config`.
+/// Name of the file in the configuration directory.
+pub(crate) const FILE: &str = "hikyaku.toml";
+/// The host's configuration.
 pub(crate) const DEFAULT_FILE: &str = "/etc/hikyaku/hikyaku.toml";
 /// Highest LUN of the flat addressing method.
 const LUN_MAX: u16 = 16383;
+
+/// The configuration that is read when a command gets none: the one in the configuration directory if it exists there,
+/// otherwise the host's.
+pub(crate) fn default_file() -> PathBuf {
+    let own = trust::config_file(FILE).ok().filter(|file| file.exists());
+    own.unwrap_or_else(|| DEFAULT_FILE.into())
+}
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Config {
@@ -34,6 +43,8 @@ pub(crate) struct Config {
     /// File of this host's key, if not the default.
     pub(crate) identity: Option<PathBuf>,
     pub(crate) peers: Option<PathBuf>,
+    /// Certificate and key of TLS, PEM files.
+    pub(crate) tls: Option<(PathBuf, PathBuf)>,
     /// Users of this host that may log in over loopback without proof, by name or number; `any` for all.
     pub(crate) allow_users: Vec<String>,
     /// Directories of LUNs that a reload may add.
@@ -50,6 +61,8 @@ pub(crate) struct Target {
     pub(crate) luns: Vec<Lun>,
     /// Access rules; empty for unrestricted access.
     pub(crate) acls: Vec<Acl>,
+    /// Line of the target's name in the file, from 1; 0 for the target of flags.
+    pub(crate) line: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -61,6 +74,8 @@ pub(crate) struct Lun {
     pub(crate) serial: Option<String>,
     /// NAA designator; `None` for a random one.
     pub(crate) naa: Option<u64>,
+    /// Line of the endpoint in the file, from 1; 0 for LUNs of flags.
+    pub(crate) line: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -123,10 +138,12 @@ struct RawServer {
     seal: Option<Spanned<String>>,
     identity: Option<PathBuf>,
     peers: Option<PathBuf>,
+    tls_certificate: Option<Spanned<PathBuf>>,
+    tls_key: Option<Spanned<PathBuf>>,
     #[serde(default)]
     allow_user: Vec<String>,
     #[serde(default)]
-    storage: Vec<Spanned<PathBuf>>,
+    storage: Vec<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -211,22 +228,53 @@ fn client_seal_of(text: &str) -> Result<Option<usize>, Wrong> {
 }
 
 impl Config {
-    /// Reads and checks a file; opens no other file. An initiator's file, with `[client]` only, yields no target.
+    /// Reads and checks a file; opens no other file. Relative paths in it are relative to its directory. An initiator's file, with `[client]` only, yields no target.
     pub(crate) fn load(context: &Context, path: &Path) -> Result<Self, Failure> {
         let object = path.display().to_string();
         let text = file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)?
             .map_err(|error| Failure::usage("read the configuration", object.clone(), error))?;
-        let parsed = Self::parse(context, &text).map_err(|(range, cause)| {
+        let mut parsed = Self::parse(context, &text).map_err(|(range, cause)| {
             let (line, column) = position(&text, range.start);
             Failure::usage("use the configuration", object, format!("line {line}, column {column}: {cause}"))
         })?;
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            parsed.place(directory);
+        }
         Ok(Self { file: Some(path.to_owned()), ..parsed })
     }
 
+    /// Puts relative paths below `directory`.
+    fn place(&mut self, directory: &Path) {
+        let place = |path: &mut PathBuf| *path = directory.join(&*path);
+        self.identity.iter_mut().chain(&mut self.peers).chain(&mut self.storage).for_each(place);
+        if let Some((certificate, key)) = &mut self.tls {
+            place(certificate);
+            place(key);
+        }
+        for target in &mut self.targets {
+            let accounts = target.acls.iter_mut().flat_map(|acl| acl.chap.iter_mut().chain(&mut acl.mutual));
+            accounts.for_each(|account| place(&mut account.secret_file));
+            target.luns.iter_mut().for_each(|lun| lun.endpoint.place(directory));
+        }
+    }
+
+    /// The file of this configuration as the object of a message; empty for flags.
+    pub(crate) fn object(&self) -> String {
+        self.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default()
+    }
+
+    /// A failure found later than by the parser, with its place in the file: a line and `whose` it is.
+    pub(crate) fn at_line(&self, line: usize, whose: &str, failure: Failure) -> Failure {
+        if line == 0 {
+            return failure;
+        }
+        let cause = format!("{} (line {line} of {}: {whose})", failure.cause, self.object());
+        Failure { cause, ..failure }
+    }
+
     pub(crate) fn wrong_row(&self, acl: &Acl, cause: &str) -> Failure {
-        let object = self.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
         let line = if acl.line > 0 { format!("line {}: ", acl.line) } else { String::new() };
-        Failure::usage("use the configuration", object, format!("{line}{cause}"))
+        Failure::usage("use the configuration", self.object(), format!("{line}{cause}"))
     }
 
     /// Whether sessions are sealed. The default is `require` with peers' keys, otherwise `off`.
@@ -236,31 +284,14 @@ impl Config {
     }
 
     pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
-        let raw: RawConfig = toml::from_str(text)
-            .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
+        let raw: RawConfig = toml::from_str(text).map_err(|error| {
+            let at = error.span().unwrap_or_default();
+            let cause = format!("{}{}", whose(text, at.start), error.message());
+            (at, cause)
+        })?;
         let is_client_too = raw.client.is_some();
         raw.client.unwrap_or_default().requires_seal()?;
-        let RawServer { listen, advertise, drain_timeout, seal, identity, peers, allow_user, storage } =
-            raw.server;
-        let mut config = Self { advertise, identity, peers, allow_users: allow_user, ..Self::default() };
-        for directory in storage {
-            if !directory.get_ref().is_absolute() {
-                return Err(wrong(&directory, "storage is a list of directories, each with its whole path"));
-            }
-            config.storage.push(directory.into_inner());
-        }
-        for address in &listen {
-            config.listen.push(names::parse_listen(address.get_ref()).map_err(|text| wrong(address, text))?);
-        }
-        if let Some(timeout) = drain_timeout {
-            let parsed = units::parse_duration(timeout.get_ref()).map_err(|text| wrong(&timeout, text))?;
-            config.drain_timeout = Some(parsed);
-        }
-        if let Some(seal) = seal {
-            let unknown = || format!("'{}' is not \"off\", \"offer\" or \"require\"", seal.get_ref());
-            let policy = SealPolicy::from_name(seal.get_ref()).ok_or_else(|| wrong(&seal, unknown()))?;
-            config.seal = Some(policy);
-        }
+        let mut config = raw.server.checked()?;
         let mut portals: Option<Vec<SocketAddr>> = None;
         for target in raw.target {
             let at = target.iqn.span();
@@ -280,7 +311,9 @@ impl Config {
             {
                 return Err((at, format!("target {} is there twice", target.iqn.get_ref())));
             }
-            config.targets.push(target.checked(context, text)?);
+            let name = target.iqn.get_ref().clone();
+            let checked = target.checked(context, text);
+            config.targets.push(checked.map_err(|(at, cause)| (at, format!("target {name}: {cause}")))?);
         }
         for address in portals.into_iter().flatten() {
             if !config.listen.contains(&address) {
@@ -289,6 +322,46 @@ impl Config {
         }
         if config.targets.is_empty() && !is_client_too {
             return Err((0..0, "there is no [[target]]".to_owned()));
+        }
+        Ok(config)
+    }
+}
+
+impl RawServer {
+    /// The configuration without targets.
+    fn checked(self) -> Result<Config, Wrong> {
+        let tls_at = self.tls_certificate.as_ref().map(Spanned::span);
+        let tls = match (self.tls_certificate, self.tls_key) {
+            (Some(certificate), Some(key)) => Some((certificate.into_inner(), key.into_inner())),
+            (None, None) => None,
+            (Some(at), None) | (None, Some(at)) => {
+                return Err(wrong(&at, "tls-certificate and tls-key need each other"));
+            }
+        };
+        let mut config = Config {
+            advertise: self.advertise,
+            identity: self.identity,
+            peers: self.peers,
+            tls,
+            allow_users: self.allow_user,
+            storage: self.storage,
+            ..Config::default()
+        };
+        for address in &self.listen {
+            config.listen.push(names::parse_listen(address.get_ref()).map_err(|text| wrong(address, text))?);
+        }
+        if let Some(timeout) = self.drain_timeout {
+            let parsed = units::parse_duration(timeout.get_ref()).map_err(|text| wrong(&timeout, text))?;
+            config.drain_timeout = Some(parsed);
+        }
+        if let Some(seal) = self.seal {
+            let unknown = || format!("'{}' is not \"off\", \"offer\" or \"require\"", seal.get_ref());
+            let policy = SealPolicy::from_name(seal.get_ref()).ok_or_else(|| wrong(&seal, unknown()))?;
+            config.seal = Some(policy);
+        }
+        if let Some(at) = tls_at.filter(|_| config.seal_policy() != SealPolicy::Off) {
+            let cause = "sessions are sealed or go through TLS, not both; with TLS leave out peers, or say seal = \"off\"";
+            return Err((at, cause.to_owned()));
         }
         Ok(config)
     }
@@ -308,19 +381,14 @@ impl RawTarget {
     fn checked(self, context: &Context, text: &str) -> Result<Target, Wrong> {
         let iqn = names::parse_iscsi_name(self.iqn.get_ref()).map_err(|text| wrong(&self.iqn, text))?;
         if self.lun.is_empty() {
-            return Err(wrong(&self.iqn, format!("target {} has no [[target.lun]]", self.iqn.get_ref())));
+            return Err(wrong(&self.iqn, "it has no [[target.lun]]"));
         }
-        let mut target = Target { iqn: Some(iqn), ..Target::default() };
+        let line = position(text, self.iqn.span().start).0;
+        let mut target = Target { iqn: Some(iqn), line, ..Target::default() };
         for raw in self.lun {
             let lun = *raw.lun.get_ref();
-            let endpoint = Named::parse(context, raw.endpoint.get_ref(), LUN_OPTIONS)
-                .map_err(|failure| wrong(&raw.endpoint, failure.cause))?;
-            if endpoint.spec.get("lun").is_some() {
-                return Err(wrong(&raw.endpoint, "say the number by the key lun, not by an option"));
-            }
-            target
-                .add(lun, endpoint, raw.serial.map(Spanned::into_inner))
-                .map_err(|text| wrong(&raw.lun, text))?;
+            let checked = raw.checked(context, &mut target, text);
+            checked.map_err(|(at, cause)| (at, format!("LUN {lun}: {cause}")))?;
         }
         for acl in self.acl {
             let at = acl.span();
@@ -333,6 +401,22 @@ impl RawTarget {
             target.acls.push(acl);
         }
         Ok(target)
+    }
+}
+
+impl RawLun {
+    fn checked(self, context: &Context, target: &mut Target, text: &str) -> Result<(), Wrong> {
+        let endpoint = Named::parse(context, self.endpoint.get_ref(), LUN_OPTIONS)
+            .map_err(|failure| wrong(&self.endpoint, failure.cause))?;
+        if endpoint.spec.get("lun").is_some() {
+            return Err(wrong(&self.endpoint, "say the number by the key lun, not by an option"));
+        }
+        let serial = self.serial.map(Spanned::into_inner);
+        target.add(*self.lun.get_ref(), endpoint, serial).map_err(|text| wrong(&self.lun, text))?;
+        if let Some(lun) = target.luns.last_mut() {
+            lun.line = position(text, self.endpoint.span().start).0;
+        }
+        Ok(())
     }
 }
 
@@ -398,7 +482,7 @@ impl Target {
         if let Some(serial) = &serial {
             check_serial(serial)?;
         }
-        self.luns.push(Lun { lun, endpoint, serial, naa });
+        self.luns.push(Lun { lun, endpoint, serial, naa, line: 0 });
         Ok(())
     }
 }
@@ -449,6 +533,29 @@ pub(crate) fn rotational(spec: &Spec) -> Result<Option<bool>, String> {
         Some("0") => Ok(Some(false)),
         Some(_) => spec.flag("rotational").map(Some).map_err(|error| error.0),
     }
+}
+
+/// The target and the LUN to whose tables a line belongs, by the headers and names above it; empty outside of targets. For
+/// errors of the parser, which knows lines only.
+fn whose(text: &str, byte: usize) -> String {
+    let (mut iqn, mut lun) = (None, None);
+    let above = text.lines().take(position(text, byte).0).map(str::trim);
+    for line in above {
+        let value =
+            |key: &str| Some(line.strip_prefix(key)?.trim_start().strip_prefix('=')?.trim().to_owned());
+        match line {
+            "[[target.lun]]" => lun = None,
+            "[[target]]" => (iqn, lun) = (None, None),
+            _ if line.starts_with('[') => lun = None,
+            _ => {
+                iqn = value("iqn").or(iqn);
+                lun = value("lun").or(lun);
+            }
+        }
+    }
+    let Some(iqn) = iqn else { return String::new() };
+    let lun = lun.map(|lun| format!(", LUN {lun}")).unwrap_or_default();
+    format!("target {}{lun}: ", iqn.trim_matches('"'))
 }
 
 /// Line and column of a byte of the text, from 1.

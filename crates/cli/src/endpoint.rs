@@ -47,6 +47,10 @@ pub(crate) fn is_option(name: &str) -> bool {
     all.iter().any(|options| options.contains(&name))
 }
 
+/// Options whose values are paths.
+pub(crate) const FILE_OPTIONS: [&str; 5] =
+    ["tls", "identity", "psk-file", "chap-secret-file", "mutual-chap-secret-file"];
+
 /// An endpoint as typed by the user, without its secrets.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {
@@ -110,6 +114,37 @@ impl Named {
             Location::File(path) => Some(path),
             _ => None,
         }
+    }
+
+    /// Puts relative paths below `directory`; the text stays as it was typed.
+    pub(crate) fn place(&mut self, directory: &Path) {
+        if let Location::File(path) = &mut self.spec.location {
+            *path = directory.join(&*path);
+        }
+        let options = self.spec.options.iter_mut();
+        for value in options
+            .filter(|(name, _)| FILE_OPTIONS.contains(&name.as_str()))
+            .filter_map(|(_, value)| value.as_mut())
+        {
+            *value = directory.join(&*value).to_string_lossy().into_owned();
+        }
+    }
+
+    /// The endpoint as text with the paths of [`Self::place`], without secrets.
+    pub(crate) fn placed(&self) -> String {
+        let location = match &self.spec.location {
+            Location::File(path) => path.display().to_string(),
+            Location::Url(url) => url.clone(),
+            // These have no path.
+            _ => return self.text.clone(),
+        };
+        let options = self.spec.options.iter().map(|(name, value)| match value {
+            Some(value) => format!("{name}={value}"),
+            None => name.clone(),
+        });
+        let parts: Vec<String> =
+            std::iter::once(location).chain(options).map(|part| part.replace(',', ",,")).collect();
+        secret::shown(&parts.join(","))
     }
 
     pub(crate) fn seal(&mut self, sealing: InitiatorSealing) {

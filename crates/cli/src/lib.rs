@@ -13,8 +13,10 @@ mod endpoint;
 #[doc(hidden)]
 pub mod fuzz;
 mod logging;
+mod manual;
 mod names;
 mod output;
+mod places;
 mod progress;
 mod secret;
 mod state;

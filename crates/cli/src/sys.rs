@@ -48,6 +48,26 @@ pub(crate) fn group_name(gid: u32) -> Option<String> {
     names.next()
 }
 
+/// The version of Landlock that the kernel supports.
+pub(crate) fn landlock_abi() -> io::Result<i32> {
+    /// `LANDLOCK_CREATE_RULESET_VERSION`: no rule set is created, the version is returned.
+    const VERSION: libc::c_uint = 1;
+    let (none, size) = (std::ptr::null::<libc::c_void>(), 0usize);
+    // SAFETY: with this flag the call takes no attribute and no size, and creates nothing.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, size, VERSION) };
+    if version < 0 { Err(io::Error::last_os_error()) } else { Ok(version as i32) }
+}
+
+/// Whether the kernel has seccomp filters that make a call fail with an error.
+pub(crate) fn can_filter_calls() -> bool {
+    /// `SECCOMP_GET_ACTION_AVAIL` and `SECCOMP_RET_ERRNO`.
+    const IS_AVAILABLE: libc::c_ulong = 2;
+    let errno: u32 = 0x0005_0000;
+    let flags: libc::c_ulong = 0;
+    // SAFETY: the operation reads the action that lives through the call, and changes nothing.
+    unsafe { libc::syscall(libc::SYS_seccomp, IS_AVAILABLE, flags, &raw const errno) == 0 }
+}
+
 const USER_ENTRY_BYTES: usize = 16 << 10;
 
 /// The user ID of a name, from the system's user database. `None`: there is no such user.

@@ -389,11 +389,17 @@ fn check_names_the_line() {
     let place = Place::with_sample(MIB);
     let good = "[[target]]\niqn = \"iqn.2026-11.example:a\"\n[[target.lun]]\nlun = 0\nendpoint = \"a.img\"\n";
     let file = place.file("good.toml", good.as_bytes());
-    let expected = format!("{}: good: 1 target, 1 LUN\n", file.display());
+    let expected = format!(
+        "{}: good: 1 target, 1 LUN\n  line 2: iqn.2026-11.example:a, 0 access rules\n  line 5:   LUN 0  a.img\n",
+        file.display()
+    );
     assert_eq!(place.run(&["check", text(&file)]).expect(0).stdout, expected);
     assert_eq!(place.run(&["check", "good.toml", "--json"]).expect(0).json()["ok"], true);
     place.file("bad.toml", good.replace("lun = 0", "lon = 0").as_bytes());
-    place.run(&["check", "bad.toml"]).expect(2).on_stderr("line 4, column 1: unknown field `lon`");
+    place
+        .run(&["check", "bad.toml"])
+        .expect(2)
+        .on_stderr("line 4, column 1: target iqn.2026-11.example:a: unknown field `lon`");
     assert_eq!(place.run(&["check", "bad.toml", "--json"]).expect(2).error()["code"], 2);
     place.file("open.toml", format!("[server]\nlisten = [\"0.0.0.0\"]\n{good}").as_bytes());
     place.run(&["check", "open.toml"]).expect(6);

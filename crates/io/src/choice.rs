@@ -32,6 +32,11 @@ pub(crate) fn parse(text: &str) -> io::Result<Option<Kind>> {
     }
 }
 
+/// What io_uring offers on this kernel, whatever `HIKYAKU_IO` forces: features by name; an error if a loop cannot use it.
+pub fn uring_features() -> io::Result<Vec<(&'static str, bool)>> {
+    Uring::new(SUBMISSIONS_MAX).map(|uring| uring.features())
+}
+
 pub(crate) fn open(forced: Option<Kind>) -> io::Result<Box<dyn Backend>> {
     let reason = match forced {
         Some(Kind::Portable) => "forced".to_owned(),

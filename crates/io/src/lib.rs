@@ -33,6 +33,7 @@ use slab::Slab;
 use socket2::SockAddr;
 use spin::{SPIN_MAX, Spin};
 
+pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
 pub use host::{Listener, Thread, World, addresses, adopt, enter, entropy, listen, socket, spawn};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};

@@ -69,6 +69,17 @@ impl Uring {
         Ok(Self { ring, backlog: VecDeque::new(), registers, alarms: Vec::new(), alarm_after })
     }
 
+    /// Names of features beyond those that [`Self::new`] requires, and whether the kernel has them.
+    pub(crate) fn features(&self) -> Vec<(&'static str, bool)> {
+        let params = self.ring.params();
+        vec![
+            ("registered-buffers", self.registers),
+            ("resource-tags", params.is_feature_resource_tagging()),
+            ("native-workers", params.is_feature_native_workers()),
+            ("min-timeout", params.is_feature_min_timeout()),
+        ]
+    }
+
     fn submit(&self) -> io::Result<()> {
         match self.ring.submit() {
             Err(error) if !is_benign(&error) => Err(error),

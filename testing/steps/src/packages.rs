@@ -52,6 +52,7 @@ const TEST: &[Need] = &[
     need("mount", &["losetup"]),
     need("fio", &["fio"]),
     need("chromium", &["chromium"]),
+    need("systemd", &["systemd-analyze"]),
     need("g++", &["c++"]),
     Need {
         package: "python3-cryptography",
@@ -79,10 +80,19 @@ const BENCH: &[Need] = &[
     file("libcharon-extra-plugins", "/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so"),
 ];
 
+/// For the family that installs the package, in full runs.
+const PACKAGE: &[Need] = &[
+    need("dpkg-dev", &["dpkg-shlibdeps"]),
+    need("lintian", &["lintian"]),
+    need("debootstrap", &["debootstrap"]),
+    need("systemd-container", &["systemd-nspawn"]),
+];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     Test,
     Bench,
+    Package,
 }
 
 fn present(need: &Need) -> bool {
@@ -101,6 +111,7 @@ fn missing(purpose: Purpose) -> Vec<&'static str> {
     let needs = match purpose {
         Purpose::Test => TEST,
         Purpose::Bench => BENCH,
+        Purpose::Package => PACKAGE,
     };
     needs.iter().filter(|need| !present(need)).map(|need| need.package).collect()
 }

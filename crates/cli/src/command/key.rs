@@ -40,7 +40,10 @@ Enrolment, in three lines:
                                        name = \"laptop\"
                                        public-key = \"...\"
   hikyaku key trust iscsi://host       on the initiator; compare the key that is
-                                       shown with the target's")]
+                                       shown with the target's
+
+Examples:
+  hikyaku key new && hikyaku key public")]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,
@@ -62,8 +65,15 @@ enum Action {
     /// Make a key pair, keep it in a file that only its owner can read, print the public key
     ///
     /// A file that exists is never overwritten.
+    #[command(after_help = "\
+Examples:
+  hikyaku key new
+  sudo -u hikyaku hikyaku key new /etc/hikyaku/secrets/server")]
     New(OfFile),
     /// Print the public key of a file made by `key new`
+    #[command(
+        after_help = "Examples:\n  hikyaku key public\n  hikyaku key public /etc/hikyaku/secrets/server"
+    )]
     Public(OfFile),
     Trust(TrustArgs),
     List(list::ListArgs),

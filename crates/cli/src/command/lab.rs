@@ -15,7 +15,7 @@ const PROGRAM: &str = "hikyaku-lab";
 ///
 /// The experiments are in a program of their own, hikyaku-lab, beside this one or in PATH; `hikyaku lab --help` explains its arguments.
 #[derive(Debug, clap::Args)]
-#[command(disable_help_flag = true)]
+#[command(disable_help_flag = true, after_help = "Examples:\n  hikyaku lab list")]
 pub(crate) struct Args {
     /// An experiment's name and its options, or `list`
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]

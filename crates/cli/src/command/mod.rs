@@ -4,14 +4,18 @@ pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod completions;
+pub(crate) mod config;
 pub(crate) mod copy;
 pub(crate) mod ctl;
 pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod import;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod man;
+pub(crate) mod paths;
 pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod torture;
@@ -31,6 +35,10 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Status(args) => status::run(context, &args),
         Command::Ctl(args) => ctl::run(context, &args),
         Command::Check(args) => check::run(context, &args),
+        Command::Config(args) => config::run(context, &args),
+        Command::Import(args) => import::run(&args),
+        Command::Paths(args) => paths::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),
         Command::Lab(args) => lab::run(context, &args),

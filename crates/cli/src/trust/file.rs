@@ -57,7 +57,7 @@ pub(crate) fn read(
     }
     if (kind.is_file() || kind.is_fifo())
         && let Some(Flaw { cause, remedy }) =
-            flaw_of(metadata.uid(), metadata.mode() & 0o777, keeping, sys::user())
+            flaw_of(metadata.uid(), mode_of(path, metadata.mode()), keeping, sys::user())
     {
         let object = path.display().to_string();
         let hint = format!("{remedy} {object}{}", again(keeping));
@@ -87,6 +87,19 @@ pub(crate) fn read_text(
         Err(_) => Err(io::Error::other("it is not text")),
     };
     Ok(read(path, what, keeping, bytes_max)?.and_then(text))
+}
+
+/// The permissions of a file. A credential of this service (systemd.exec(5), `LoadCredential=`) belongs to root with mode
+/// 0440 and an access list that names the service's user alone; the group's bits are the mask of that list.
+fn mode_of(path: &Path, mode: u32) -> u32 {
+    let directory =
+        std::env::var_os("CREDENTIALS_DIRECTORY").filter(|directory| Path::new(directory).is_absolute());
+    mode_within(path, directory.as_deref().map(Path::new), mode & 0o777)
+}
+
+fn mode_within(path: &Path, credentials: Option<&Path>, mode: u32) -> u32 {
+    let is_credential = credentials.is_some_and(|directory| path.parent() == Some(directory));
+    if is_credential { mode & !0o040 } else { mode }
 }
 
 /// Whether `path`, or a parent directory, is a dangling symbolic link.
@@ -155,6 +168,21 @@ mod tests {
                     (found, expected) => panic!("{owner} {mode:o} {keeping:?}: {found:?}, not {expected:?}"),
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_credential_of_the_service_may_have_an_access_list() {
+        let directory = Path::new("/run/credentials/hikyaku.service");
+        let all = [
+            ("/run/credentials/hikyaku.service/key", Some(directory), 0o440, 0o400),
+            ("/run/credentials/hikyaku.service/key", Some(directory), 0o464, 0o424),
+            ("/run/credentials/hikyaku.service/../key", Some(directory), 0o440, 0o440),
+            ("/run/credentials/other.service/key", Some(directory), 0o440, 0o440),
+            ("/run/credentials/hikyaku.service/key", None, 0o440, 0o440),
+        ];
+        for (path, credentials, mode, expected) in all {
+            assert_eq!(mode_within(Path::new(path), credentials, mode), expected, "{path} {mode:o}");
         }
     }
 

@@ -51,17 +51,23 @@ pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure>
         context.warn(&format!("{object} names no [[peer]]: no initiator can log in sealed"));
     }
     let with_psk = |Listed { peer, psk_file }| -> Result<Peer, Failure> {
-        let psk = psk_file.as_deref().map(identity::load_psk).transpose()?;
+        let psk = psk_file.map(|file| identity::load_psk(&beside(path, &file))).transpose()?;
         Ok(Peer { psk, ..peer })
     };
     listed.into_iter().map(with_psk).collect()
+}
+
+/// A path in the file `path`: relative paths are relative to its directory.
+fn beside(path: &Path, file: &Path) -> PathBuf {
+    path.parent().unwrap_or(Path::new("")).join(file)
 }
 
 /// The files of pre-shared keys in a peers file; empty if it cannot be read.
 pub(crate) fn psk_files(path: &Path) -> Vec<PathBuf> {
     let text = file::read_text(path, "the peers", Keeping::Public, LIST_BYTES_MAX);
     let text = text.ok().and_then(Result::ok).unwrap_or_default();
-    parse(&text).unwrap_or_default().into_iter().filter_map(|listed| listed.psk_file).collect()
+    let files = parse(&text).unwrap_or_default().into_iter().filter_map(|listed| listed.psk_file);
+    files.map(|file| beside(path, &file)).collect()
 }
 
 /// The names in a peers file, or the place of an error.

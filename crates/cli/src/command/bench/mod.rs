@@ -12,6 +12,10 @@ use crate::error::{Exit, Failure};
 
 /// Measure your own machine and link
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hikyaku bench ciphers
+  hikyaku bench path iscsi://host/iqn.2026-11.example:disks/0    reads only")]
 pub(crate) struct Args {
     #[command(subcommand)]
     what: What,

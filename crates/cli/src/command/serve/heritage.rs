@@ -45,7 +45,7 @@ struct Unit {
     write_cache: bool,
 }
 
-/// An empty file for [`write`].
+/// An empty file for [`write()`].
 pub(super) fn create() -> io::Result<OwnedFd> {
     Ok(memfd_create("hikyaku-ports", MemfdFlags::CLOEXEC)?)
 }

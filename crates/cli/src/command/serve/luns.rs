@@ -107,7 +107,7 @@ fn storage(lun: &Lun, medium: &dyn Medium) -> String {
     }
 }
 
-pub(super) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Medium>>, Failure> {
+pub(crate) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Medium>>, Failure> {
     let open = |lun: &&Lun| {
         let writable = !is_read_only(lun)?;
         let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };

@@ -1,7 +1,7 @@
 //! `serve`: an iSCSI target over endpoints; a signal drains and ends it.
 
 pub(crate) mod heritage;
-mod luns;
+pub(crate) mod luns;
 mod manager;
 pub(crate) mod metrics;
 mod operate;
@@ -9,7 +9,7 @@ mod sandbox;
 mod status;
 mod urls;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
@@ -21,7 +21,7 @@ use node::target::{
 };
 use node::{SealPolicy, TlsIdentity};
 
-use crate::config::{Account, Acl, Config, DEFAULT_FILE, Lun, Target};
+use crate::config::{Account, Acl, Config, Lun, Target, default_file};
 use crate::context::Context;
 use crate::control::listen::ControlSocket;
 use crate::endpoint::{LUN_OPTIONS, Named};
@@ -36,7 +36,9 @@ use crate::{logging, names, output, secret, sys, trust, units};
 const RELOAD_WAIT_MAX: Duration = Duration::from_secs(1);
 const RELOAD_WAIT_PAUSE: Duration = Duration::from_millis(5);
 
-const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+pub(crate) const LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), names::ISCSI_PORT);
+pub(crate) const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 /// Offer endpoints as LUNs of an iSCSI target
 ///
@@ -169,9 +171,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     for address in args.inherited.iter().filter(|address| !config.listen.contains(address)) {
         tracing::warn!("the socket {address} of the service manager is not used: listen does not name it");
     }
-    check_exposure(context, &config, args.tls.is_some())?;
-    let mut live = build(context, config, None)?;
-    live.server.tls = tls(args)?;
+    check_exposure(context, &config)?;
+    let live = build(context, config, None)?;
     let metrics = args.metrics.map(|at| Metrics::bind(at, args.metrics_token_file.as_deref())).transpose()?;
     let control = operate::socket();
     let runtime = control.as_ref().map(ControlSocket::directory);
@@ -188,15 +189,15 @@ fn parse_tls(text: &str) -> Result<(PathBuf, PathBuf), String> {
     }
 }
 
-/// Loads the certificate and key of `--tls`; called again for each reload.
-fn tls(args: &Args) -> Result<Option<TlsIdentity>, Failure> {
-    args.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()
+/// Loads the certificate and key of TLS; called again for each reload.
+pub(crate) fn tls(config: &Config) -> Result<Option<TlsIdentity>, Failure> {
+    config.tls.as_ref().map(|(certificate, key)| load_tls(certificate, key)).transpose()
 }
 
 fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
     let failed = |path: &Path, cause: &dyn std::fmt::Display| {
         Failure::usage("use the certificate", path.display().to_string(), cause)
-            .hint("--tls CERT,KEY, both in PEM form, the key without a passphrase")
+            .hint("--tls CERT,KEY, or tls-certificate and tls-key in [server]: both in PEM form, the key without a passphrase")
     };
     let pem = file::read(key, "the certificate's key", Keeping::Secret, LIST_BYTES_MAX)?;
     let pem = pem.map_err(|error| failed(key, &error))?;
@@ -207,14 +208,13 @@ fn load_tls(certificate: &Path, key: &Path) -> Result<TlsIdentity, Failure> {
 fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     let mut config = match &args.config {
         Some(path) => Config::load(context, path)?,
-        None if args.endpoints.is_empty() && Path::new(DEFAULT_FILE).exists() => {
-            Config::load(context, Path::new(DEFAULT_FILE))?
+        None if args.endpoints.is_empty() && default_file().exists() => {
+            Config::load(context, &default_file())?
         }
         None => Config { targets: vec![from_flags(context, args)?], ..Config::default() },
     };
     if config.targets.is_empty() {
-        let object = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
-        return Err(Failure::usage("serve what is described in", object, "there is no [[target]]"));
+        return Err(Failure::usage("serve what is described in", config.object(), "there is no [[target]]"));
     }
     if !args.listen.is_empty() {
         config.listen.clone_from(&args.listen);
@@ -223,7 +223,7 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
         config.listen.clone_from(&args.inherited);
     }
     if config.listen.is_empty() {
-        config.listen.push(SocketAddr::from(([127, 0, 0, 1], names::ISCSI_PORT)));
+        config.listen.push(LISTEN_DEFAULT);
     }
     config.advertise = args.advertise.clone().or(config.advertise);
     if let Some(advertise) = &config.advertise {
@@ -234,6 +234,7 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
     config.seal = args.seal.or(config.seal);
     config.identity = args.identity.clone().or(config.identity);
     config.peers = args.peers.clone().or(config.peers);
+    config.tls = args.tls.clone().or(config.tls);
     config.allow_users.extend(args.allow_user.iter().cloned());
     if let (Some(SealPolicy::Off), Some(peers)) = (config.seal, &config.peers) {
         context.warn(&format!(
@@ -251,7 +252,7 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
 
 fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
     if args.endpoints.is_empty() {
-        let cause = format!("no endpoint was given, and {DEFAULT_FILE} does not exist");
+        let cause = format!("no endpoint was given, and {} does not exist", default_file().display());
         return Err(Failure::usage("serve", "", cause).hint("hikyaku serve disk.img"));
     }
     let mut target = Target { iqn: args.iqn.clone(), ..Target::default() };
@@ -289,7 +290,7 @@ fn from_flags(context: &Context, args: &Args) -> Result<Target, Failure> {
 }
 
 /// Refuses a listener beyond loopback without protection, unless an option permits it explicitly.
-pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> Result<(), Failure> {
+pub(crate) fn check_exposure(context: &Context, config: &Config) -> Result<(), Failure> {
     let Some(exposed) = config.listen.iter().find(|address| !address.ip().to_canonical().is_loopback())
     else {
         return Ok(());
@@ -309,7 +310,7 @@ pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> R
         SealPolicy::Offer => {
             "--seal offer also admits initiators that do not seal, and they are not authenticated"
         }
-        _ if tls => "TLS proves the target to initiators, not initiators to the target",
+        _ if config.tls.is_some() => "TLS proves the target to initiators, not initiators to the target",
         _ => {
             "neither CHAP nor a key protects it, and an acl by initiator alone checks a name that any host can claim"
         }
@@ -320,7 +321,7 @@ pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> R
             "--chap-user and --chap-secret-file for those, --seal require to let none of them in, or peer or chap-user in every \
              [[target.acl]]"
         }
-        _ if tls => {
+        _ if config.tls.is_some() => {
             "--chap-user and --chap-secret-file, chap-user in every [[target.acl]], or --seal off if that is meant"
         }
         _ => {
@@ -334,7 +335,7 @@ pub(crate) fn check_exposure(context: &Context, config: &Config, tls: bool) -> R
 /// Access rules of each target, with the secrets read from their files.
 pub(crate) fn accesses(context: &Context, config: &Config) -> Result<Vec<Access>, Failure> {
     let accesses: Vec<Access> =
-        config.targets.iter().map(|target| target.access(context)).collect::<Result<_, _>>()?;
+        config.targets.iter().map(|target| target.access(context, config)).collect::<Result<_, _>>()?;
     // After CHAP a row is chosen by the authenticated name, so each name must have one secret.
     let mut known: Vec<ChapAccount> = Vec::new();
     for acl in config.targets.iter().flat_map(|target| &target.acls) {
@@ -388,10 +389,14 @@ impl Target {
         self.acls.is_empty() || !self.acls.iter().all(proves)
     }
 
-    fn access(&self, context: &Context) -> Result<Access, Failure> {
-        let secret = |account: &Account| secret::from_file(context, &account.secret_file);
+    fn access(&self, context: &Context, config: &Config) -> Result<Access, Failure> {
         let mut access = Access::default();
         for acl in &self.acls {
+            let whose = format!("acl of {}", self.iqn.as_deref().unwrap_or_default());
+            let secret = |account: &Account| {
+                let secret = secret::from_file(context, &account.secret_file);
+                secret.map_err(|failure| config.at_line(acl.line, &whose, failure))
+            };
             let chap = match &acl.chap {
                 None => None,
                 Some(account) => {
@@ -464,7 +469,7 @@ fn build(context: &Context, config: Config, before: Option<&Live>) -> Result<Liv
         listen: config.listen.clone(),
         advertise: config.advertise.clone(),
         sealing,
-        tls: None,
+        tls: tls(&config)?,
         targets,
         local_users: local_users(&config)?,
         drain_timeout: config.drain_timeout.unwrap_or(DRAIN_TIMEOUT_DEFAULT),

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use node::target::{Confine, Reloaded, Reloader, ServeError, ServerHandle};
 use serde_json::{Value, json};
 
-use super::{Args, LUN_OPTIONS, Live, build, check_exposure, failure, gather, status, tls};
+use super::{Args, LUN_OPTIONS, Live, build, check_exposure, failure, gather, status};
 use crate::config::{Config, Target};
 use crate::context::Context;
 use crate::control::listen::ControlSocket;
@@ -141,7 +141,7 @@ pub(super) fn obey(
                 ("LUN removed by request", without_lun(&live.config, target.as_deref(), lun), Some(answer))
             }
         };
-        let mut result = config.and_then(|config| apply(context, args, config, &mut live, &mut reloader));
+        let mut result = config.and_then(|config| apply(context, config, &mut live, &mut reloader));
         match &mut result {
             Ok(reloaded) => tracing::info!("{label}: {reloaded}"),
             Err(error) => {
@@ -164,20 +164,18 @@ pub(super) fn obey(
 /// Applies a changed configuration. An error changes nothing.
 fn apply(
     context: &Context,
-    args: &Args,
     config: Config,
     live: &mut Live,
     reloader: &mut Reloader,
 ) -> Result<Reloaded, Failure> {
-    check_exposure(context, &config, args.tls.is_some())?;
+    check_exposure(context, &config)?;
     // Checked before anything is opened: this process itself holds the lock of a renamed target's storage.
     let is_known = |target: &Target| live.target(target.iqn.as_deref()).is_some();
     if config.targets.len() != live.server.targets.len() || !config.targets.iter().all(is_known) {
         let restart = ServeError::Restart("a target that is added, removed or renamed".to_owned());
         return Err(failure(&restart));
     }
-    let mut next = build(context, config, Some(live))?;
-    next.server.tls = tls(args)?;
+    let next = build(context, config, Some(live))?;
     let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
     *live = next;
     Ok(reloaded)

@@ -10,7 +10,8 @@ use node::target::Confine;
 use passthrough::PassthroughMedium;
 
 use super::Args;
-use crate::config::{Account, Config, DEFAULT_FILE, Lun};
+use crate::config::{Account, Config, Lun};
+use crate::endpoint::FILE_OPTIONS;
 use crate::error::Failure;
 use crate::state::StateDir;
 use crate::trust::{self, peers};
@@ -24,10 +25,6 @@ pub(super) enum Sandbox {
     /// Nothing.
     Off,
 }
-
-/// Endpoint options whose files are read at each login.
-const FILE_OPTIONS: [&str; 5] =
-    ["tls", "identity", "psk-file", "chap-secret-file", "mutual-chap-secret-file"];
 
 /// The function that confines a server thread; `None` with `--sandbox off`.
 ///
@@ -66,12 +63,12 @@ fn needs(args: &Args, config: &Config) -> Result<Needs, Failure> {
     let named = [&args.config, &config.peers, &config.identity].into_iter().flatten().cloned();
     needs.configuration.extend(named);
     if args.config.is_none() && args.endpoints.is_empty() {
-        needs.configuration.push(DEFAULT_FILE.into());
+        needs.configuration.extend(config.file.clone());
     }
     needs.configuration.extend(config.peers.as_deref().map(peers::psk_files).unwrap_or_default());
     needs.configuration.extend(trust::config_file("hikyaku.toml"));
     needs.configuration.push(Path::new(trust::HOST_DIRECTORY).join("hikyaku.toml"));
-    if let Some((certificate, key)) = &args.tls {
+    if let Some((certificate, key)) = &config.tls {
         needs.configuration.extend([certificate.clone(), key.clone()]);
     }
     for target in &config.targets {
@@ -102,6 +99,7 @@ fn add(needs: &mut Needs, lun: &Lun) {
         }
         Location::Url(_) => {
             needs.resolves = true;
+            // They are read at each login.
             let files = FILE_OPTIONS.iter().filter_map(|option| spec.get(option)).map(PathBuf::from);
             needs.configuration.extend(files);
         }
