@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::kernel::{Kernel, Node, names, number_in, path_in, value};
 
 /// Maximum number of layers (device mapper, md, loop, partitions) that are followed downwards.
-const LAYERS_MAX: u32 = 16;
+pub(crate) const LAYERS_MAX: u32 = 16;
 /// Unit of sizes and starts in sysfs.
 const SECTOR_BYTES: u64 = 512;
 
@@ -204,15 +204,36 @@ impl Kernel {
 
     /// The devices that share bytes with `node`: itself, loop devices, and the partitions of both.
     pub(crate) fn family(&self, node: Node) -> BTreeSet<u64> {
+        self.sharing(node, [node])
+    }
+
+    /// Those of `devices`, of the loop devices and of the partitions of both that share bytes with `node`.
+    pub(crate) fn sharing(&self, node: Node, devices: impl IntoIterator<Item = Node>) -> BTreeSet<u64> {
         let (place, block) = (self.place(node), self.sys.join("block"));
         let loops = names(&block).into_iter().filter(|name| name.starts_with("loop"));
-        let own = if let Node::Device(device) = node { Some(device) } else { None };
+        let own = devices.into_iter().filter_map(|node| match node {
+            Node::Device(device) => Some(device),
+            Node::File(..) => None,
+        });
         loops
             .filter_map(|name| number_in(&block.join(name)))
             .chain(own)
             .flat_map(|device| std::iter::once(device).chain(self.partitions(device)))
             .filter(|device| self.place(Node::Device(*device)).overlaps(&place))
             .collect()
+    }
+
+    /// The storage right below a partition or a loop device; `None` below anything else.
+    pub(crate) fn beneath(&self, device: u64) -> Option<Node> {
+        self.lower(Node::Device(device)).map(|(below, _)| below)
+    }
+
+    /// The file behind a loop device.
+    pub(crate) fn backing_file(&self, device: u64) -> Option<PathBuf> {
+        match self.below(device) {
+            Below::File(file) => file,
+            _ => None,
+        }
     }
 }
 

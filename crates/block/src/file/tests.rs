@@ -1,6 +1,7 @@
 //! Tests with real files: O_DIRECT, the cached tail, holes, refusals.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::FallocateFlags;
 
@@ -120,7 +121,7 @@ fn holes_are_found() {
     let path = directory.path().join("image");
     let file = File::create(&path).unwrap();
     file.set_len(1 << 20).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 65536], 262_144).unwrap();
+    FileExt::write_all_at(&file, &[1; 65536], 262_144).unwrap();
     let medium = open(&path, "").unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
     let mut at = 0;
@@ -170,7 +171,7 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
     let file = File::create(&path).unwrap();
     file.set_len(4 << 20).unwrap();
     let data: Vec<u8> = (0..1 << 20).map(|at| (at / 7) as u8).collect();
-    std::os::unix::fs::FileExt::write_all_at(&file, &data, 1 << 20).unwrap();
+    FileExt::write_all_at(&file, &data, 1 << 20).unwrap();
     let medium = open(&path, "").unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
     let allocated = || MetadataExt::blocks(&fs::metadata(&path).unwrap());
@@ -503,4 +504,39 @@ fn a_loop_device_has_the_identity_of_its_file() {
     let [one, other, behind] = [one, other, behind].map(|device| identity(&device.0));
     assert_eq!((&one, &one), (&other, &identity(&file)));
     assert!(matches!(behind, Identity::File { offset: 4096, .. }), "{behind:?}");
+}
+
+/// Storage is written by a name other than its own, and the data stays in the page cache of the name that wrote it,
+/// whose descriptor stays open.
+#[test]
+fn a_write_by_any_name_of_the_storage_changes_the_fingerprint() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("disk.img");
+    fs::write(&file, vec![0; 1 << 20]).unwrap();
+    let Some(device) = Loop::over(&file, &["--find", "--show", "--partscan"]) else { return };
+    let part = PathBuf::from(format!("{}p1", device.0.display()));
+    let added = std::process::Command::new("addpart").arg(&device.0).args(["1", "64", "512"]).status();
+    if !added.is_ok_and(|status| status.success()) || !part.exists() {
+        return eprintln!("no partition of {}: skipped", device.0.display());
+    }
+    let mut io = new_io();
+    let names = [file.as_path(), &device.0, &part];
+    let endpoints = names.map(|path| {
+        let medium = FileMedium::open(path, &Spec::parse("x,ro").unwrap(), &OPTIONS).unwrap();
+        medium.attach(&mut io).unwrap()
+    });
+    let contents = || endpoints.each_ref().map(|endpoint| endpoint.inspect().fingerprint().contents);
+    let mut before = contents();
+    assert_eq!(contents(), before, "nothing was written");
+    for writer in names {
+        std::thread::sleep(Duration::from_millis(10));
+        let held = fs::OpenOptions::new().write(true).open(writer).unwrap();
+        held.write_all_at(&[7; 4096], 128 << 10).unwrap();
+        let after = contents();
+        for (name, (before, after)) in names.iter().zip(before.iter().zip(&after)) {
+            assert_ne!(before, after, "{} after a write to {}", name.display(), writer.display());
+        }
+        before = after;
+        assert_eq!(contents(), before, "after a write to {}", writer.display());
+    }
 }
