@@ -79,7 +79,7 @@ impl Manifest {
 
     /// Parses the output of [`Manifest::emit`], and accepts nothing else. Memory: 64 bytes per line.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let mut lines = textfile::open(bytes, HEAD, MANIFEST_VERSION)?;
+        let (_, mut lines) = textfile::open(bytes, HEAD, MANIFEST_VERSION..=MANIFEST_VERSION)?;
         let label = Label::parse(&mut lines)?;
         let extent = lines.comment("extent", |text| {
             let extent = number(text, 10)?;

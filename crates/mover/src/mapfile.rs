@@ -12,12 +12,16 @@ use thiserror::Error;
 use crate::map::{Map, MapEntry, Status};
 use crate::textfile::{self, Wrong, number};
 
-/// Version of the format. A higher one was written by a later release.
-pub const MAPFILE_VERSION: u32 = 1;
+/// Version of the format. A higher one was written by a later release. Version 1 has no [`LEFT`].
+pub const MAPFILE_VERSION: u32 = 2;
+/// The oldest version that is read.
+const MAPFILE_VERSION_MIN: u32 = 1;
 /// Bound of the size of a mapfile, in bytes: about a million entries.
 pub const MAPFILE_BYTES_MAX: u64 = 64 << 20;
 
 const HEAD: &str = "# Mapfile of hikyaku copy, version ";
+/// Name of the comment with the evidence of writes to the destination, after an orderly interruption.
+const LEFT: &str = "destination-left";
 
 /// The identity of a copy: names, range and fingerprints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,8 +37,9 @@ pub struct Label {
     pub chunk: u32,
     /// Fingerprint of the source at the start of the copy.
     pub source_was: Fingerprint,
-    /// Fingerprint of the destination at the start of the copy. Only the identity of the storage is compared: the copy
-    /// itself changes the rest.
+    /// Fingerprint of the destination. In a journal, `contents` is that after the last write of an orderly interruption
+    /// ([`FileJournal::leave`](crate::FileJournal::leave)); empty while the copy runs, after a crash, and where it is no
+    /// evidence after a restart of the machine. An empty one is not compared.
     pub destination_was: Fingerprint,
 }
 
@@ -51,8 +56,8 @@ pub enum MapfileError {
     )]
     Foreign,
     #[error(
-        "it has version {0}, this release reads version {MAPFILE_VERSION}: resume with the release that wrote it, or \
-         begin anew"
+        "it has version {0}, this release reads up to version {MAPFILE_VERSION}: resume with the release that wrote it, \
+         or begin anew"
     )]
     Version(String),
     #[error("it is damaged: {0}; its content cannot be trusted: begin anew without --resume")]
@@ -125,6 +130,15 @@ impl Label {
                 return Err(Mismatch::Storage { end, theirs: theirs.clone(), ours: ours.clone() });
             }
         }
+        let (theirs, ours) = (&self.destination_was, &now.destination_was);
+        if !theirs.contents.is_empty() && theirs.contents != ours.contents {
+            let written = |was: &Fingerprint| format!("{}, last written: {}", was.storage, was.contents);
+            return Err(Mismatch::Storage {
+                end: "destination",
+                theirs: written(theirs),
+                ours: written(ours),
+            });
+        }
         let (theirs, ours) = (&self.source_was.contents, &now.source_was.contents);
         if theirs != ours {
             return Err(Mismatch::SourceChanged { theirs: theirs.clone(), ours: ours.clone() });
@@ -140,6 +154,7 @@ impl Mapfile {
         assert_eq!(bytes, self.map.size(), "the map of this range");
         let mut text = format!("{HEAD}{MAPFILE_VERSION}\n");
         self.label.emit(&mut text);
+        textfile::comment(&mut text, LEFT, &textfile::escape(&self.label.destination_was.contents));
         let rest = self.map.entries().find(|entry| entry.status != Status::Finished);
         let at = src_offset + rest.map_or(bytes, |rest| rest.start);
         let work = self.map.entries().map(|entry| entry.status).min().unwrap_or(Status::Finished);
@@ -153,10 +168,13 @@ impl Mapfile {
         textfile::finish(text)
     }
 
-    /// Parses the output of [`Mapfile::emit`], and accepts nothing else.
+    /// Parses the output of [`Mapfile::emit`] of this release or an earlier one, and accepts nothing else.
     pub fn parse(bytes: &[u8]) -> Result<Self, MapfileError> {
-        let mut lines = textfile::open(bytes, HEAD, MAPFILE_VERSION)?;
-        let label = Label::parse(&mut lines)?;
+        let (version, mut lines) = textfile::open(bytes, HEAD, MAPFILE_VERSION_MIN..=MAPFILE_VERSION)?;
+        let mut label = Label::parse(&mut lines)?;
+        if version > MAPFILE_VERSION_MIN {
+            label.destination_was.contents = lines.comment(LEFT, textfile::unescape)?;
+        }
         let end = label.src_offset + label.bytes;
         for what in ["the heading of the position", "the position", "the heading of the entries"] {
             lines.next(what)?;

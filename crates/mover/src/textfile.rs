@@ -3,6 +3,7 @@
 //! Pure. The checksum detects damage, not malice: the parsers validate the lines between.
 
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 
 use crate::mapfile::Label;
 
@@ -30,14 +31,18 @@ pub(crate) fn finish(mut text: String) -> String {
     text
 }
 
-/// The lines after the first one, which must be `head` with this version; without the checksum line, which must match.
-pub(crate) fn open<'a>(bytes: &'a [u8], head: &str, version: u32) -> Result<Lines<'a>, Wrong> {
+/// The version of the file, and the lines after the first one, which must be `head` with one of these versions; without
+/// the checksum line, which must match.
+pub(crate) fn open<'a>(
+    bytes: &'a [u8],
+    head: &str,
+    mut versions: RangeInclusive<u32>,
+) -> Result<(u32, Lines<'a>), Wrong> {
     let rest = bytes.strip_prefix(head.as_bytes()).ok_or(Wrong::Foreign)?;
     let line = rest.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let theirs = String::from_utf8_lossy(&line[..line.len().min(20)]).into_owned();
-    if theirs.as_bytes() != version.to_string().as_bytes() {
-        return Err(Wrong::Version(theirs));
-    }
+    let known = versions.find(|version| *theirs == version.to_string());
+    let Some(version) = known else { return Err(Wrong::Version(theirs)) };
     let text = std::str::from_utf8(bytes).map_err(|_| Wrong::damaged("it is not text"))?;
     let end = text.rfind(CHECKSUM).ok_or_else(|| Wrong::damaged("its end is missing"))?;
     let (body, checksum) = text.split_at(end);
@@ -46,7 +51,7 @@ pub(crate) fn open<'a>(bytes: &'a [u8], head: &str, version: u32) -> Result<Line
     }
     let mut lines = Lines { lines: body.lines().enumerate() };
     lines.next("the first line")?;
-    Ok(lines)
+    Ok((version, lines))
 }
 
 pub(crate) struct Lines<'a> {
@@ -130,7 +135,7 @@ pub(crate) fn number(text: &str, radix: u32) -> Option<u64> {
 }
 
 /// Escapes control characters and `%` as `%XX`, so that a value is one line.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_ascii_control() || c == '%' {
@@ -142,7 +147,7 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-fn unescape(text: &str) -> Option<String> {
+pub(crate) fn unescape(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut plain = parts.next()?.to_owned();
     for part in parts {

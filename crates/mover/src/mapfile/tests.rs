@@ -25,7 +25,10 @@ fn mapfile(seed: u64) -> Mapfile {
         bytes,
         chunk: 1 << 20,
         source_was: Fingerprint { contents: "mtime 1.5".into(), ..identity.fingerprint(bytes) },
-        destination_was: Identity::Remote("naa.3".into()).fingerprint(bytes),
+        destination_was: Fingerprint {
+            contents: ["", "modified 1.5, changed 1.5"][random.below(2) as usize].into(),
+            ..Identity::Remote("naa.3".into()).fingerprint(bytes)
+        },
     };
     Mapfile { label, map }
 }
@@ -99,9 +102,25 @@ fn a_forged_map_is_checked_all_the_same() {
         ("%0A", "%FF"),
         ("%0A", "%+1"),
         ("# current_pos  current_status  current_pass\n", ""),
+        ("version 2\n", "version 1\n"),
+        ("# destination-left: ", "# destination: "),
     ] {
         assert!(matches!(forged(&text, from, to), Err(MapfileError::Damaged(_))), "{from} -> {to}");
     }
+}
+
+/// An earlier release recorded neither the state of the destination at the end nor the birth times of files.
+#[test]
+fn version_1_is_read_and_its_files_are_no_longer_the_same() {
+    let mut mapfile = mapfile(2);
+    mapfile.label.destination_was =
+        Fingerprint { storage: "file 1:5, 9 bytes".into(), contents: String::new() };
+    let text = mapfile.emit().replacen("version 2\n", "version 1\n", 1);
+    assert_eq!(forged(&text, "# destination-left: \n", ""), Ok(mapfile.clone()));
+    let mut now = mapfile.label.clone();
+    assert_eq!(mapfile.label.check(&now), Ok(()));
+    now.destination_was.storage = "file 1:5, born 1.000000005, 9 bytes".into();
+    assert!(matches!(mapfile.label.check(&now), Err(Mismatch::Storage { end: "destination", .. })));
 }
 
 #[test]
@@ -110,16 +129,17 @@ fn errors_say_what_to_do() {
     assert_eq!(Mapfile::parse(b""), Err(MapfileError::Foreign));
     let parsed = Mapfile::parse(b"# Mapfile. Created by GNU ddrescue version 1.27\n");
     assert_eq!(parsed, Err(MapfileError::Foreign));
-    let later = text.replacen("version 1\n", "version 2\n", 1);
+    let later = text.replacen("version 2\n", "version 3\n", 1);
     let error = Mapfile::parse(later.as_bytes()).unwrap_err();
-    assert_eq!(error, MapfileError::Version("2".to_owned()));
-    assert!(error.to_string().contains(&format!("reads version {MAPFILE_VERSION}")), "{error}");
+    assert_eq!(error, MapfileError::Version("3".to_owned()));
+    assert!(error.to_string().contains(&format!("reads up to version {MAPFILE_VERSION}")), "{error}");
     assert!(Mapfile::parse(&text.as_bytes()[..200]).unwrap_err().to_string().contains("begin anew"));
 }
 
 #[test]
 fn only_the_same_copy_takes_a_map_up() {
-    let label = mapfile(7).label;
+    let label =
+        Label { destination_was: Identity::Remote("naa.3".into()).fingerprint(7), ..mapfile(7).label };
     let with = |change: fn(&mut Label)| {
         let mut now = label.clone();
         change(&mut now);
