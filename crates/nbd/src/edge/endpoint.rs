@@ -152,6 +152,14 @@ impl Peer for NbdPeer {
         self.addresses.next_address()
     }
 
+    fn address_count(&self) -> usize {
+        self.addresses.all().len()
+    }
+
+    fn has_untried_address(&self) -> bool {
+        self.addresses.has_untried()
+    }
+
     fn on_outcome(
         &mut self,
         _: &mut Io,

@@ -245,6 +245,14 @@ impl Peer for IscsiPeer {
         self.route.next_address()
     }
 
+    fn address_count(&self) -> usize {
+        self.route.count()
+    }
+
+    fn has_untried_address(&self) -> bool {
+        self.route.has_untried()
+    }
+
     fn on_outcome(
         &mut self,
         io: &mut Io,
