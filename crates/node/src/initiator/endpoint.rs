@@ -29,6 +29,7 @@ use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve};
 use super::refusal::{BUSY_TIME_MAX, damaged, is_transient, login_error};
 use super::route::Route;
+use super::same;
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
 use super::trust::{Login, Portal};
@@ -196,10 +197,13 @@ impl IscsiPeer {
         let failed = |text: String| OpenError::Failed(format!("{}: {text}", self.url));
         let capability = command::capability(&disk, self.read_only, QUEUE_DEPTH).map_err(failed)?;
         if self.opened {
-            let before = (self.capability.block_size, &self.disk.designator, &self.disk.serial);
-            if before != (capability.block_size, &disk.designator, &disk.serial) {
-                let text = "another disk answers at this address than before: nothing was written to it";
-                return Err(OpenError::Exchanged(format!("{}: {text}", self.url)));
+            let (before, now) = ((&self.disk, &self.capability), (&disk, &capability));
+            same::check(before, now).map_err(|why| {
+                OpenError::Exchanged(format!("{}: {why}: nothing was written to it", self.url))
+            })?;
+            let (before_bytes, bytes) = (self.capability.size_bytes, capability.size_bytes);
+            if before_bytes != bytes {
+                tracing::warn!(url = %self.url, before_bytes, bytes, "the LUN has grown since it was opened");
             }
         }
         self.disk = disk;
