@@ -220,6 +220,8 @@ fn mounts_are_parsed() {
     assert_eq!(mounts[0].point, Path::new("/srv/a b"));
     assert_eq!(mounts[0].source, Path::new("/dev/sda1"));
     assert!(mounts[0].writable && !mounts[1].writable);
+    assert_eq!(kernel.file_system(libc::makedev(7, 0)).as_deref(), Some("iso9660"));
+    assert_eq!(kernel.file_system(libc::makedev(7, 1)), None);
     assert_eq!(kernel.mount_of(Path::new("/srv/a b/c")).unwrap(), mounts[0]);
     assert_eq!(kernel.mount_of(Path::new("/srv/a bc")), None);
     assert_eq!(kernel.partitions(libc::makedev(8, 0)), [libc::makedev(8, 1), libc::makedev(8, 2)]);

@@ -435,7 +435,7 @@ impl Inspect for FileEndpoint {
         };
         match (&self.identity, metadata()) {
             (_, Ok(metadata)) if self.is_device => kernel.fingerprint(metadata.rdev(), size_bytes),
-            (_, Ok(metadata)) => Fingerprint::of_file(&metadata, size_bytes),
+            (_, Ok(metadata)) => Fingerprint::of_file(self.shared.unprobed(&metadata), size_bytes),
             // This value equals no recorded fingerprint: the storage counts as changed.
             (identity, Err(error)) => {
                 Fingerprint { contents: format!("unknown: {error}"), ..identity.fingerprint(size_bytes) }

@@ -506,6 +506,44 @@ fn a_loop_device_has_the_identity_of_its_file() {
     assert!(matches!(behind, Identity::File { offset: 4096, .. }), "{behind:?}");
 }
 
+/// A resumed copy compares the times that its destination had at the end of the interrupted one. A file system of which
+/// the probe is not known keeps them for one opening only.
+#[test]
+fn opening_a_file_does_not_change_its_fingerprint() {
+    let mut io = new_io();
+    for dir in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+        let path = dir.path().join("disk.img");
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let closed = host::Fingerprint::of_file(&fs::metadata(&path).unwrap(), 1 << 20);
+        std::thread::sleep(Duration::from_millis(10));
+        let mut endpoint = open(&path, "").unwrap().attach(&mut io).unwrap();
+        assert_eq!(endpoint.inspect().fingerprint(), closed);
+        assert!(endpoint.capability().discard || !dir.path().starts_with("/dev/shm"));
+        let from = io.pool().take(4096).unwrap();
+        perform(&mut io, &mut *endpoint, Kind::Write { offset: 0, from, durable: true }).result.unwrap();
+        assert_ne!(endpoint.inspect().fingerprint(), closed, "it was written");
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("disk.img");
+    fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let before = fs::metadata(&path).unwrap().modified().unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    drop(open(&path, "").unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before, "on tmpfs nothing is probed");
+}
+
+#[test]
+fn times_that_only_the_probes_have_set_are_those_of_before() {
+    let file = tempfile::tempfile().unwrap();
+    let at = |seconds| {
+        file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        file.metadata().unwrap()
+    };
+    let [before, after, later] = [1, 2, 3].map(at);
+    let shared = Shared { probed: Some([before, after.clone()]), ..Shared::default() };
+    assert_eq!([&after, &later].map(|now| shared.unprobed(now).mtime()), [1, 3]);
+}
+
 /// Storage is written by a name other than its own, and the data stays in the page cache of the name that wrote it,
 /// whose descriptor stays open.
 #[test]
