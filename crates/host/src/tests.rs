@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use super::*;
@@ -210,6 +211,20 @@ fn users_of_a_file_are_named() {
     assert_eq!(kernel.users(&image), expected);
     assert_eq!(kernel.written_at(&image), None, "mounted read-only");
     assert!(kernel.users(Path::new("/nonexistent")).is_empty());
+}
+
+#[test]
+fn a_loop_device_is_used_while_another_program_writes_to_its_file() {
+    let machine = Machine::new();
+    machine.add("loop0/loop0p1", "259:1", 1, 0);
+    machine.put("sys/block/loop0/loop0p1/partition", "1\n");
+    let writers =
+        || [device(7, 0), device(259, 1), device(8, 0)].map(|node| machine.kernel.written_file(node));
+    let other = fs::File::options().read(true).write(true).open(&machine.image).unwrap();
+    assert!(lock::lock(other.as_fd(), false).unwrap());
+    assert_eq!(writers(), [None, None, None], "a reader");
+    assert!(lock::lock(other.as_fd(), true).unwrap());
+    assert_eq!(writers(), [Some(machine.image.clone()), Some(machine.image.clone()), None]);
 }
 
 #[test]

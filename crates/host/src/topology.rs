@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::kernel::{Kernel, Node, names, number_in, path_in, value};
+use crate::lock;
 
 /// Maximum number of layers (device mapper, md, loop, partitions) that are followed downwards.
 pub(crate) const LAYERS_MAX: u32 = 16;
@@ -171,6 +173,9 @@ impl Kernel {
         for mount in self.mounts().iter().filter(|mount| family.contains(&mount.device)) {
             users.push(format!("it is mounted on {}", mount.point.display()));
         }
+        if let Some(file) = self.written_file(node) {
+            users.push(format!("another program writes to its file {}", file.display()));
+        }
         for swap in self.swaps() {
             let is_used = match Node::of(&swap) {
                 Some(Node::Device(device)) => family.contains(&device),
@@ -193,6 +198,25 @@ impl Kernel {
             users.push("another program holds it exclusively".to_owned());
         }
         users
+    }
+
+    /// The file behind a loop device or a partition of one, if another program has the locks of a writer on it. Locks of
+    /// a file do not cover the devices over it.
+    pub(crate) fn written_file(&self, node: Node) -> Option<PathBuf> {
+        let Node::Device(mut device) = node else { return None };
+        for _ in 0..LAYERS_MAX {
+            if let Some(path) = self.backing_file(device)
+                && fs::metadata(&path).is_ok_and(|file| file.is_file())
+            {
+                let mut options = fs::OpenOptions::new();
+                let options = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+                let file = options.open(&path).ok()?;
+                return lock::is_written(file.as_fd()).unwrap_or(false).then_some(path);
+            }
+            let Some(Node::Device(below)) = self.beneath(device) else { break };
+            device = below;
+        }
+        None
     }
 
     /// Where the storage at `path` is mounted read-write, if anywhere: its data may then change during a read.
