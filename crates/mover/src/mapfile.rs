@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::map::{Map, MapEntry, Status};
 use crate::textfile::{self, Wrong, number};
 
-/// Version of the format. A higher one was written by a later release. Version 1 has no [`LEFT`].
+/// Version of the format. A higher one was written by a later release. Version 1 has no `destination-left`.
 pub const MAPFILE_VERSION: u32 = 2;
 /// The oldest version that is read.
 const MAPFILE_VERSION_MIN: u32 = 1;

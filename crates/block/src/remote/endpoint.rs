@@ -46,7 +46,7 @@ enum LinkState {
 /// - **Attempts.** Until the unit was open once, each address is tried once. Afterwards attempts continue until the
 ///   endpoint is closed, with pauses that grow from 0.1 s to 2 s; `timeout` ends the requests, not the attempts. While
 ///   another address is to be tried, an attempt that is not ready after its part of `timeout` ends
-///   ([`Remote::attempt_max`]).
+///   (`attempt_max`).
 /// - **Cache.** If acknowledged writes that are not durable may be lost with a link, the next flush fails, once
 ///   ([`WriteCache`]). An endpoint dropped with such writes counts them as lost, since it cannot detect a loss later.
 pub struct Remote<P: Peer> {
