@@ -13,6 +13,7 @@
 //! opened. Read sysfs(5) and `Documentation/ABI/stable/sysfs-block` first.
 
 mod entry;
+mod evidence;
 mod fingerprint;
 mod generic;
 mod image;

@@ -10,6 +10,8 @@ use crate::kernel::{Kernel, parse_number};
 pub(super) struct Mount {
     pub(super) device: u64,
     pub(super) point: PathBuf,
+    /// The file system's type, for example `ext4`.
+    pub(super) kind: String,
     /// The mounted device's path, or a word that the file system chose.
     pub(super) source: PathBuf,
     /// Whether the file system is writable, even if this mount is read-only: another mount of it may be writable.
@@ -33,6 +35,12 @@ impl Kernel {
             .max_by_key(|mount| mount.point.as_os_str().len())
     }
 
+    /// The type of a mounted file system by the device number of its files, for example `ext4`. `None` for those that
+    /// have a number of their own for each subvolume (btrfs).
+    pub fn file_system(&self, device: u64) -> Option<String> {
+        self.mounts().into_iter().find(|mount| mount.device == device).map(|mount| mount.kind)
+    }
+
     pub(super) fn swaps(&self) -> Vec<PathBuf> {
         let text = fs::read(self.proc.join("swaps")).unwrap_or_default();
         let lines = text.split(|byte| *byte == b'\n').skip(1);
@@ -50,10 +58,11 @@ pub(super) fn parse_mount(line: &[u8]) -> Option<Mount> {
     let mut fields = mount.split(|byte| *byte == b' ').skip(2);
     let device = parse_number(std::str::from_utf8(fields.next()?).ok()?)?;
     let point = unescape(fields.nth(1)?);
-    let mut system = system.split(|byte| *byte == b' ').skip(1);
+    let mut system = system.split(|byte| *byte == b' ');
+    let kind = String::from_utf8_lossy(system.next()?).into_owned();
     let source = unescape(system.next()?);
     let writable = system.next()?.split(|byte| *byte == b',').any(|option| option == b"rw");
-    Some(Mount { device, point, source, writable })
+    Some(Mount { device, point, kind, source, writable })
 }
 
 /// Decodes `\040` and the other octal escapes of mountinfo and swaps.

@@ -29,7 +29,7 @@ impl Kernel {
 
     /// Fingerprint of a block device. `storage` has the disk's worldwide name where it exists, because device numbers
     /// change at each start of the machine; a loop device is identified by its file. Written data changes `contents`
-    /// when it leaves the page cache.
+    /// when it leaves the page cache: call [`Kernel::write_back`] first.
     pub fn fingerprint(&self, device: u64, size_bytes: u64) -> Fingerprint {
         let dir = self.directory(device).unwrap_or_default();
         let disk = disk_of(&dir);
@@ -47,15 +47,7 @@ impl Kernel {
             storage += &format!(", partition {partition} at sector {start}");
         }
         storage += &format!(", {size_bytes} bytes");
-        let boot = read(&self.proc, "sys/kernel/random/boot_id").unwrap_or_default();
-        let stat = read(&dir, "stat").unwrap_or_default();
-        // Documentation/block/stat.rst: field 7 is sectors written, field 14 sectors discarded.
-        let number = |index: usize| stat.split_ascii_whitespace().nth(index).unwrap_or("0");
-        let contents = format!(
-            "boot {boot}, sequence {sequence}, {} sectors written, {} discarded",
-            number(6),
-            number(13)
-        );
+        let contents = self.contents(device, &sequence);
         Fingerprint { storage, contents }
     }
 }
@@ -63,18 +55,23 @@ impl Kernel {
 /// A name of a file that stays the same as long as the file exists: writes, moves within the file system and growth do
 /// not change it. The file system's device number is left out, because it may change at the next start of the machine.
 pub fn lasting_name(file: &fs::Metadata) -> String {
-    let born = file.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    let born =
-        born.map_or_else(String::new, |born| format!(", born {}.{:09}", born.as_secs(), born.subsec_nanos()));
-    format!("file {}{born}", file.ino())
+    format!("file {}{}", file.ino(), born(file))
 }
 
-/// Device and inode of the file behind a loop device, and the offset in it. `None` if the file cannot be found.
+/// The birth time of a file, for its name; empty where the file system keeps none. File systems give the inode number
+/// of a deleted file to the next new one.
+pub(crate) fn born(file: &fs::Metadata) -> String {
+    let born = file.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    born.map_or_else(String::new, |born| format!(", born {}.{:09}", born.as_secs(), born.subsec_nanos()))
+}
+
+/// Device, inode and birth time of the file behind a loop device, and the offset in it. `None` if the file cannot be
+/// found.
 fn file_behind(disk: &Path) -> Option<String> {
     let path = path_in(&disk.join("loop/backing_file"))?;
     let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let offset = text(&disk.join("loop/offset")).unwrap_or_default();
-    Some(format!("file {}:{} from byte {offset}", file.dev(), file.ino()))
+    Some(format!("file {}:{}{} from byte {offset}", file.dev(), file.ino(), born(&file)))
 }
 
 #[cfg(test)]
@@ -114,10 +111,8 @@ mod tests {
         assert_eq!(of(16).storage, "disk naa.5000c500a1b2c3d4, 1048576 bytes");
         write(&disk, "sdx1/partition", "1\n");
         write(&disk, "sdx1/start", "2048\n");
-        write(&disk, "sdx1/stat", "0 0 0 0 0 0 8 0 0 0 0 0 0 7 0 0 0\n");
         let part = of(17);
         assert_eq!(part.storage, "disk naa.5000c500a1b2c3d4, partition 1 at sector 2048, 1048576 bytes");
-        assert!(part.contents.ends_with("8 sectors written, 7 discarded"), "{part:?}");
     }
 
     #[test]
@@ -154,7 +149,9 @@ mod tests {
         let first = of();
         let inode = fs::metadata(&file).unwrap().ino();
         assert!(first.storage.starts_with("loop over file "), "{first:?}");
-        assert!(first.storage.ends_with(&format!(":{inode} from byte 512, 1048576 bytes")), "{first:?}");
+        let named = format!(":{inode}{} from byte 512, 1048576 bytes", born(&fs::metadata(&file).unwrap()));
+        assert!(named.contains(", born "), "{named}");
+        assert!(first.storage.ends_with(&named), "{first:?}");
         // A loop device that is set up again is the same disk; whether it was written meanwhile is not known.
         write(&disk, "diskseq", "10\n");
         let again = of();

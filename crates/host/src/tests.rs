@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use super::*;
@@ -213,6 +214,20 @@ fn users_of_a_file_are_named() {
 }
 
 #[test]
+fn a_loop_device_is_used_while_another_program_writes_to_its_file() {
+    let machine = Machine::new();
+    machine.add("loop0/loop0p1", "259:1", 1, 0);
+    machine.put("sys/block/loop0/loop0p1/partition", "1\n");
+    let writers =
+        || [device(7, 0), device(259, 1), device(8, 0)].map(|node| machine.kernel.written_file(node));
+    let other = fs::File::options().read(true).write(true).open(&machine.image).unwrap();
+    assert!(lock::lock(other.as_fd(), false).unwrap());
+    assert_eq!(writers(), [None, None, None], "a reader");
+    assert!(lock::lock(other.as_fd(), true).unwrap());
+    assert_eq!(writers(), [Some(machine.image.clone()), Some(machine.image.clone()), None]);
+}
+
+#[test]
 fn mounts_are_parsed() {
     let Machine { root: _root, kernel, .. } = Machine::new();
     let mounts = kernel.mounts();
@@ -220,6 +235,8 @@ fn mounts_are_parsed() {
     assert_eq!(mounts[0].point, Path::new("/srv/a b"));
     assert_eq!(mounts[0].source, Path::new("/dev/sda1"));
     assert!(mounts[0].writable && !mounts[1].writable);
+    assert_eq!(kernel.file_system(libc::makedev(7, 0)).as_deref(), Some("iso9660"));
+    assert_eq!(kernel.file_system(libc::makedev(7, 1)), None);
     assert_eq!(kernel.mount_of(Path::new("/srv/a b/c")).unwrap(), mounts[0]);
     assert_eq!(kernel.mount_of(Path::new("/srv/a bc")), None);
     assert_eq!(kernel.partitions(libc::makedev(8, 0)), [libc::makedev(8, 1), libc::makedev(8, 2)]);
@@ -395,4 +412,71 @@ fn a_partition_leads_to_its_place_in_a_namespace() {
     assert_eq!(machine.kernel.namespace(libc::makedev(8, 0)), None, "no NVMe");
     fs::remove_file(root.join("sys/devices/nvme0/ng0n1/dev")).unwrap();
     assert_eq!(of(0), None, "there is no node that takes commands");
+}
+
+/// Every name by which bytes of a partition or of a loop device can be written leaves evidence; a write elsewhere
+/// leaves none.
+#[test]
+fn contents_change_with_a_write_by_any_name() {
+    let machine = Machine::new();
+    let contents =
+        |major, minor| machine.kernel.fingerprint(libc::makedev(major, minor), 512).contents.clone();
+    let stat = |device: &str, written: u64, discarded: u64| {
+        let text = format!("0 0 0 0 0 0 {written} 0 0 0 0 0 0 {discarded} 0 0 0\n");
+        machine.put(&format!("sys/block/{device}/stat"), &text);
+    };
+    // The disk, its partitions 1 and 2, and whether partition 1 and 2 may have been written since.
+    let states = [
+        ([100, 30, 20], None),
+        ([108, 38, 20], Some([true, false])),
+        ([116, 38, 28], Some([false, true])),
+        ([124, 38, 28], Some([true, true])),
+        ([124, 38, 28], Some([false, false])),
+    ];
+    for counts in [|n| (n, 0), |n| (0, n)] {
+        let mut before = Vec::new();
+        for (numbers, changed) in states {
+            for (device, number) in ["sda", "sda/sda1", "sda/sda2"].into_iter().zip(numbers) {
+                let (written, discarded) = counts(number);
+                stat(device, written, discarded);
+            }
+            let now = vec![contents(8, 1), contents(8, 2)];
+            if let Some(changed) = changed {
+                let found: Vec<bool> = before.iter().zip(&now).map(|(before, now)| before != now).collect();
+                assert_eq!(found, changed, "{numbers:?} {now:?}");
+            }
+            before = now;
+        }
+    }
+    // A partition table may have partitions that overlap: each shows what is written to the other.
+    machine.put("sys/block/sda/sda1/size", "4096\n");
+    let before = contents(8, 1);
+    stat("sda", 0, 132);
+    stat("sda/sda2", 0, 36);
+    assert_ne!(contents(8, 1), before);
+}
+
+#[test]
+fn contents_of_a_loop_device_change_with_its_file_through_all_layers() {
+    let machine = Machine::new();
+    let (kernel, image) = (&machine.kernel, &machine.image);
+    let contents = |major, minor| kernel.fingerprint(libc::makedev(major, minor), 512).contents.clone();
+    machine.add("loop0/loop0p1", "259:1", 1, 0);
+    machine.put("sys/block/loop0/loop0p1/partition", "1\n");
+    let write = |seconds| {
+        let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        fs::File::options().write(true).open(image).unwrap().set_modified(time).unwrap();
+    };
+    write(1000);
+    for (major, minor) in [(7, 0), (259, 1)] {
+        let before = contents(major, minor);
+        assert!(before.contains("; file modified 1000.000000000, changed "), "{before}");
+        assert_eq!(contents(major, minor), before);
+        write(2000);
+        let after = contents(major, minor);
+        assert!(after.contains("; file modified 2000.000000000, changed "), "{after}");
+        write(1000);
+    }
+    fs::remove_file(image).unwrap();
+    assert!(contents(7, 0).ends_with(" discarded"), "without its file");
 }

@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::kernel::{Kernel, Node, names, number_in, path_in, value};
+use crate::lock;
 
 /// Maximum number of layers (device mapper, md, loop, partitions) that are followed downwards.
-const LAYERS_MAX: u32 = 16;
+pub(crate) const LAYERS_MAX: u32 = 16;
 /// Unit of sizes and starts in sysfs.
 const SECTOR_BYTES: u64 = 512;
 
@@ -171,6 +173,9 @@ impl Kernel {
         for mount in self.mounts().iter().filter(|mount| family.contains(&mount.device)) {
             users.push(format!("it is mounted on {}", mount.point.display()));
         }
+        if let Some(file) = self.written_file(node) {
+            users.push(format!("another program writes to its file {}", file.display()));
+        }
         for swap in self.swaps() {
             let is_used = match Node::of(&swap) {
                 Some(Node::Device(device)) => family.contains(&device),
@@ -195,6 +200,25 @@ impl Kernel {
         users
     }
 
+    /// The file behind a loop device or a partition of one, if another program has the locks of a writer on it. Locks of
+    /// a file do not cover the devices over it.
+    pub(crate) fn written_file(&self, node: Node) -> Option<PathBuf> {
+        let Node::Device(mut device) = node else { return None };
+        for _ in 0..LAYERS_MAX {
+            if let Some(path) = self.backing_file(device)
+                && fs::metadata(&path).is_ok_and(|file| file.is_file())
+            {
+                let mut options = fs::OpenOptions::new();
+                let options = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+                let file = options.open(&path).ok()?;
+                return lock::is_written(file.as_fd()).unwrap_or(false).then_some(path);
+            }
+            let Some(Node::Device(below)) = self.beneath(device) else { break };
+            device = below;
+        }
+        None
+    }
+
     /// Where the storage at `path` is mounted read-write, if anywhere: its data may then change during a read.
     pub fn written_at(&self, path: &Path) -> Option<PathBuf> {
         let family = self.family(Node::of(path)?);
@@ -204,15 +228,36 @@ impl Kernel {
 
     /// The devices that share bytes with `node`: itself, loop devices, and the partitions of both.
     pub(crate) fn family(&self, node: Node) -> BTreeSet<u64> {
+        self.sharing(node, [node])
+    }
+
+    /// Those of `devices`, of the loop devices and of the partitions of both that share bytes with `node`.
+    pub(crate) fn sharing(&self, node: Node, devices: impl IntoIterator<Item = Node>) -> BTreeSet<u64> {
         let (place, block) = (self.place(node), self.sys.join("block"));
         let loops = names(&block).into_iter().filter(|name| name.starts_with("loop"));
-        let own = if let Node::Device(device) = node { Some(device) } else { None };
+        let own = devices.into_iter().filter_map(|node| match node {
+            Node::Device(device) => Some(device),
+            Node::File(..) => None,
+        });
         loops
             .filter_map(|name| number_in(&block.join(name)))
             .chain(own)
             .flat_map(|device| std::iter::once(device).chain(self.partitions(device)))
             .filter(|device| self.place(Node::Device(*device)).overlaps(&place))
             .collect()
+    }
+
+    /// The storage right below a partition or a loop device; `None` below anything else.
+    pub(crate) fn beneath(&self, device: u64) -> Option<Node> {
+        self.lower(Node::Device(device)).map(|(below, _)| below)
+    }
+
+    /// The file behind a loop device.
+    pub(crate) fn backing_file(&self, device: u64) -> Option<PathBuf> {
+        match self.below(device) {
+            Below::File(file) => file,
+            _ => None,
+        }
     }
 }
 

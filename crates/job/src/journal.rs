@@ -310,16 +310,25 @@ impl Kept {
     }
 
     /// Ends a failed copy. The journal stays and the hint becomes the command that resumes the copy; after a mismatch
-    /// the journal is removed.
-    pub fn failed(self, job: &Job<'_>, mut failure: Failure) -> Result<Failure, Failure> {
+    /// the journal is removed. `destination`: no request is in flight there if the copy was interrupted.
+    pub fn failed(
+        self,
+        job: &Job<'_>,
+        destination: &dyn Endpoint,
+        mut failure: Failure,
+    ) -> Result<Failure, Failure> {
         // Resuming a copy does not correct data found to be wrong.
         if failure.ending == Ending::Mismatch {
             self.finish(true)?;
             return Ok(failure);
         }
         let command = self.command(job);
-        if self.journal.is_some_and(|journal| journal.end().is_ok()) {
-            let interrupted = matches!(failure.ending, Ending::Interrupted(_));
+        let interrupted = matches!(failure.ending, Ending::Interrupted(_));
+        let end = |journal: FileJournal| match interrupted {
+            true => journal.leave(&destination.inspect().fingerprint()),
+            false => journal.end(),
+        };
+        if self.journal.is_some_and(|journal| end(journal).is_ok()) {
             let earlier = Some(failure.hint).filter(|hint| !hint.is_empty() && !interrupted);
             failure.hint = earlier.map_or_else(String::new, |hint| hint + "; then: ") + &command;
         }

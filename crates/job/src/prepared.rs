@@ -102,7 +102,7 @@ impl Paired<'_> {
         match remote::copy(self.job, &mut self.io, &mut self.pair, &mut self.kept, record) {
             Ok(Some(by_target)) => self.finish_by_target(by_target, record),
             Ok(None) => self.run_here(record),
-            Err(failure) => Err(self.kept.failed(self.job, failure)?),
+            Err(failure) => Err(self.kept.failed(self.job, &*self.pair.destination, failure)?),
         }
     }
 
@@ -146,7 +146,8 @@ impl Paired<'_> {
                     let Pair { checked: Checked { bytes, .. }, source_consistent, .. } = self.pair;
                     job.host.on_mismatch(&Mismatch { bytes, offset, length, source_consistent });
                 }
-                Err(self.kept.failed(job, outcome::failure(job, &error))?)
+                let failure = outcome::failure(job, &error);
+                Err(self.kept.failed(job, &*self.pair.destination, failure)?)
             }
         }
     }

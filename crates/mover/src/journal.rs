@@ -10,6 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use block::Fingerprint;
+
 use crate::checkpoint::{CHECKPOINT_EVERY, Journal};
 use crate::map::Map;
 use crate::mapfile::{Label, MAPFILE_BYTES_MAX, Mapfile, Origin};
@@ -50,14 +52,17 @@ impl Shared {
 pub struct FileJournal {
     path: PathBuf,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Returns the mapfile of the last claim.
+    thread: Option<JoinHandle<Mapfile>>,
     every: Duration,
 }
 
 impl FileJournal {
     /// Writes the map at the start of the copy in place of the existing file, and waits for that: a copy whose journal
     /// cannot be written must not start.
-    pub fn begin(path: &Path, label: Label, origin: Origin, map: &Map) -> io::Result<Self> {
+    pub fn begin(path: &Path, mut label: Label, origin: Origin, map: &Map) -> io::Result<Self> {
+        // While the copy writes, no state of the destination is one that a resumed copy could compare.
+        label.destination_was.contents.clear();
         let mut mapfile = Mapfile { label, origin: Some(origin), map: map.clone() };
         replace(path, mapfile.emit().as_bytes(), |_| Ok(()))?;
         let shared = Arc::new(Shared::default());
@@ -67,9 +72,10 @@ impl FileJournal {
                 mapfile.map = map;
                 if let Err(error) = replace(&to, mapfile.emit().as_bytes(), |_| Ok(())) {
                     of_thread.state().failed = Some(format!("{}: {error}", to.display()));
-                    return;
+                    break;
                 }
             }
+            mapfile
         };
         let thread = std::thread::Builder::new().name("journal".to_owned()).spawn(write)?;
         Ok(Self { path: path.to_owned(), shared, thread: Some(thread), every: CHECKPOINT_EVERY })
@@ -88,8 +94,25 @@ impl FileJournal {
     /// Waits until the last claim is written; returns the error of the thread, if any.
     pub fn end(mut self) -> Result<(), String> {
         self.join();
-        let failed = self.shared.state().failed.take();
-        failed.map_or(Ok(()), Err)
+        self.result()
+    }
+
+    /// Ends the journal of an orderly interruption: as [`FileJournal::end`], and adds what `destination`, taken after the
+    /// last write, shows of writes. [`Label::check`] then refuses to resume if the file was written since. Nothing is
+    /// added for other storage than a file: its evidence does not outlast a restart of the machine.
+    pub fn leave(mut self, destination: &Fingerprint) -> Result<(), String> {
+        let mapfile = self.join();
+        self.result()?;
+        let Some(mut mapfile) = mapfile.filter(|_| destination.lasts()) else { return Ok(()) };
+        if mapfile.label.destination_was.storage == destination.storage {
+            mapfile.label.destination_was.contents.clone_from(&destination.contents);
+        }
+        replace(&self.path, mapfile.emit().as_bytes(), |_| Ok(()))
+            .map_err(|error| format!("{}: {error}", self.path.display()))
+    }
+
+    fn result(&self) -> Result<(), String> {
+        self.shared.state().failed.take().map_or(Ok(()), Err)
     }
 
     /// Removes the file: the copy is complete, nothing is left to resume.
@@ -98,12 +121,11 @@ impl FileJournal {
         fs::remove_file(&self.path)
     }
 
-    fn join(&mut self) {
+    /// The mapfile of the last claim; `None` if the thread was joined before.
+    fn join(&mut self) -> Option<Mapfile> {
         self.shared.state().ends = true;
         self.shared.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("the journal's thread does not panic");
-        }
+        self.thread.take().map(|thread| thread.join().expect("the journal's thread does not panic"))
     }
 }
 
@@ -202,6 +224,7 @@ pub(crate) fn replace(
 mod tests {
     use super::*;
     use crate::map::Status;
+    use crate::mapfile::Mismatch;
 
     fn label() -> Label {
         Label { bytes: 1 << 20, chunk: 4096, ..Label::default() }
@@ -232,6 +255,44 @@ mod tests {
         assert_eq!(read(&path), finished(4096));
         journal.remove().unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    /// truncate -s 0; truncate -s SIZE: the same file with the same size, and none of the data.
+    #[test]
+    fn a_destination_written_since_an_orderly_interruption_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, file) = (directory.path().join("x.map"), directory.path().join("disk.img"));
+        fs::write(&file, [7; 4096]).unwrap();
+        let now = || Fingerprint::of_file(&fs::metadata(&file).unwrap(), 4096);
+        let label = || Label { destination_was: now(), ..label() };
+        let check = || Mapfile::parse(&read_mapfile(&path).unwrap()).unwrap().label.check(&label());
+        let write = |bytes| {
+            std::thread::sleep(Duration::from_millis(10));
+            File::create(&file).unwrap().set_len(bytes).unwrap();
+        };
+        let mut journal = FileJournal::begin(&path, label(), Origin::default(), &Map::new(1 << 20)).unwrap();
+        write(4096);
+        assert_eq!(check(), Ok(()), "while the copy runs, and after a crash");
+        journal.claim(&finished(4096)).unwrap();
+        journal.leave(&now()).unwrap();
+        assert_eq!((check(), read(&path)), (Ok(()), finished(4096)));
+        write(4096);
+        let mismatch = check().unwrap_err();
+        assert!(matches!(mismatch, Mismatch::Storage { end: "destination", .. }), "{mismatch:?}");
+        // A resumed copy writes again.
+        drop(FileJournal::begin(&path, label(), Origin::default(), &finished(4096)).unwrap());
+        write(4096);
+        assert_eq!(check(), Ok(()));
+        // The counts of a device begin again with the machine: they are not kept.
+        let device = Fingerprint { storage: "disk naa.5, 4096 bytes".into(), contents: "boot a, 1".into() };
+        let label = Label { destination_was: device.clone(), ..label() };
+        FileJournal::begin(&path, label.clone(), Origin::default(), &finished(4096))
+            .unwrap()
+            .leave(&device)
+            .unwrap();
+        let later = Fingerprint { contents: "boot b, 0".into(), ..device };
+        let theirs = Mapfile::parse(&read_mapfile(&path).unwrap()).unwrap().label;
+        assert_eq!(theirs.check(&Label { destination_was: later, ..label }), Ok(()));
     }
 
     #[test]

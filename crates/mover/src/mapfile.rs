@@ -12,12 +12,15 @@ use thiserror::Error;
 use crate::map::{Map, MapEntry, Status};
 use crate::textfile::{self, Wrong, escape, number, unescape};
 
-/// Version of the format. A higher one was written by a later release. Version 1 has no [`Origin`].
+/// Version of the format. A higher one was written by a later release. Version 1 has no [`Origin`] and no
+/// `destination-left`.
 pub const MAPFILE_VERSION: u32 = 2;
 /// Bound of the size of a mapfile, in bytes: about a million entries.
 pub const MAPFILE_BYTES_MAX: u64 = 64 << 20;
 
 const HEAD: &str = "# Mapfile of hikyaku copy, version ";
+/// Name of the comment with the evidence of writes to the destination, after an orderly interruption.
+const LEFT: &str = "destination-left";
 
 /// The identity of a copy: names, range and fingerprints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,8 +36,9 @@ pub struct Label {
     pub chunk: u32,
     /// Fingerprint of the source at the start of the copy.
     pub source_was: Fingerprint,
-    /// Fingerprint of the destination at the start of the copy. Only the identity of the storage is compared: the copy
-    /// itself changes the rest.
+    /// Fingerprint of the destination. In a journal, `contents` is that after the last write of an orderly interruption
+    /// ([`FileJournal::leave`](crate::FileJournal::leave)); empty while the copy runs, after a crash, and where it is no
+    /// evidence after a restart of the machine. An empty one is not compared.
     pub destination_was: Fingerprint,
 }
 
@@ -138,6 +142,15 @@ impl Label {
                 return Err(Mismatch::Storage { end, theirs: theirs.clone(), ours: ours.clone() });
             }
         }
+        let (theirs, ours) = (&self.destination_was, &now.destination_was);
+        if !theirs.contents.is_empty() && theirs.contents != ours.contents {
+            let written = |was: &Fingerprint| format!("{}, last written: {}", was.storage, was.contents);
+            return Err(Mismatch::Storage {
+                end: "destination",
+                theirs: written(theirs),
+                ours: written(ours),
+            });
+        }
         let (theirs, ours) = (&self.source_was.contents, &now.source_was.contents);
         if theirs != ours {
             return Err(Mismatch::SourceChanged { theirs: theirs.clone(), ours: ours.clone() });
@@ -168,6 +181,9 @@ impl Mapfile {
         for (name, words) in self.origin.iter().flat_map(Origin::words) {
             textfile::comment(&mut text, name, &escape(words));
         }
+        if version > 1 {
+            textfile::comment(&mut text, LEFT, &escape(&self.label.destination_was.contents));
+        }
         let rest = self.map.entries().find(|entry| entry.status != Status::Finished);
         let at = src_offset + rest.map_or(bytes, |rest| rest.start);
         let work = self.map.entries().map(|entry| entry.status).min().unwrap_or(Status::Finished);
@@ -181,11 +197,15 @@ impl Mapfile {
         textfile::finish(text)
     }
 
-    /// Parses the output of [`Mapfile::emit`], and accepts nothing else.
+    /// Parses the output of [`Mapfile::emit`] of this release or an earlier one, and accepts nothing else.
     pub fn parse(bytes: &[u8]) -> Result<Self, MapfileError> {
         let (version, mut lines) = textfile::open(bytes, HEAD, 1..=MAPFILE_VERSION)?;
-        let label = Label::parse(&mut lines)?;
-        let origin = if version > 1 { Some(Origin::parse(&mut lines)?) } else { None };
+        let mut label = Label::parse(&mut lines)?;
+        let mut origin = None;
+        if version > 1 {
+            origin = Some(Origin::parse(&mut lines)?);
+            label.destination_was.contents = lines.comment(LEFT, unescape)?;
+        }
         let end = label.src_offset + label.bytes;
         for what in ["the heading of the position", "the position", "the heading of the entries"] {
             lines.next(what)?;

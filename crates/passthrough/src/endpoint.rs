@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::Result as IoResult;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use block::{
     Capability, Completion, Endpoint, Evidence, Extent, Fingerprint, Identity, Inspect, IoError, IoErrorKind,
     Kind, OpenError, Request, RequestId,
 };
-use host::{Devices, Entry, Kernel, Lost};
+use host::{Devices, Entry, Kernel, Lost, Node};
 use io::{Event, Handle, Io, Owner, Token};
 use slab::Slab;
 
@@ -464,7 +465,11 @@ impl<C: Channel> Inspect for PassthroughEndpoint<C> {
     fn fingerprint(&self) -> Fingerprint {
         let size_bytes = self.capability.size_bytes;
         match &self.shared.identity {
-            Identity::Device { device } => Kernel::default().fingerprint(*device, size_bytes),
+            Identity::Device { device } => {
+                let kernel = Kernel::default();
+                kernel.write_back(Node::Device(*device), Path::new(&kernel.node_path(*device)));
+                kernel.fingerprint(*device, size_bytes)
+            }
             identity => identity.fingerprint(size_bytes),
         }
     }

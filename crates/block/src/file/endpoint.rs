@@ -1,7 +1,9 @@
 //! The endpoint of a file or block device: requests of one loop thread.
 
 use std::io::Result as IoResult;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +18,7 @@ use crate::{
     Capability, Completion, Endpoint, Evidence, Extent, Fingerprint, Identity, Inspect, IoError, IoErrorKind,
     Kind, Reader, Request, RequestId,
 };
-use host::{Devices, Kernel, Lost};
+use host::{Devices, Kernel, Lost, Node};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
@@ -424,10 +426,16 @@ impl Inspect for FileEndpoint {
 
     fn fingerprint(&self) -> Fingerprint {
         let size_bytes = self.capability.size_bytes;
-        let metadata = || std::fs::File::from(self.handles.buffered.try_clone()?).metadata();
+        let kernel = Kernel::default();
+        let metadata = || {
+            let file = std::fs::File::from(self.handles.buffered.try_clone()?);
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            kernel.write_back(Node::of_metadata(&file.metadata()?), Path::new(&path));
+            file.metadata()
+        };
         match (&self.identity, metadata()) {
-            (_, Ok(metadata)) if self.is_device => Kernel::default().fingerprint(metadata.rdev(), size_bytes),
-            (_, Ok(metadata)) => Fingerprint::of_file(&metadata, size_bytes),
+            (_, Ok(metadata)) if self.is_device => kernel.fingerprint(metadata.rdev(), size_bytes),
+            (_, Ok(metadata)) => Fingerprint::of_file(self.shared.unprobed(&metadata), size_bytes),
             // This value equals no recorded fingerprint: the storage counts as changed.
             (identity, Err(error)) => {
                 Fingerprint { contents: format!("unknown: {error}"), ..identity.fingerprint(size_bytes) }

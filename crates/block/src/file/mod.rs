@@ -57,6 +57,8 @@ struct Shared {
     /// The device when it was opened; `None` for a file, or if sysfs does not show the device.
     opened: Option<Entry>,
     disks: Vec<u64>,
+    /// A file before and after the probes of [`probe::facts`], which may set its times although no byte has changed.
+    probed: Option<[Metadata; 2]>,
     /// Present size in bytes, if it differs from the size at opening; otherwise 0.
     resized: AtomicU64,
     /// Mapping of a writable file in memory. Not of a read-only one: an access to a hole would allocate it.
@@ -148,8 +150,10 @@ impl FileMedium {
             buffered.set_len(size).map_err(|error| failed(path, "growing", &error))?;
         }
         let opened = if is_device { Devices::shared().open(metadata.rdev()) } else { None };
+        let before = buffered.metadata();
         let facts =
             probe::facts(&buffered, opened.as_ref()).map_err(|error| failed(path, "inspecting", &error))?;
+        let probed = before.ok().zip(buffered.metadata().ok()).map(|(before, after)| [before, after]);
         let limits = facts.limits;
         let size_bytes = size_within(path, size, facts.size_bytes)?;
         let block_size = spec.block_size("block-size")?.unwrap_or(limits.logical_block_size);
@@ -187,7 +191,7 @@ impl FileMedium {
             return Err(OpenError::Failed(format!("{}: {text}", path.display())));
         }
         let disks = Kernel::default().disks(node, path).into_iter().collect();
-        let shared = Arc::new(Shared { opened, disks, ..Shared::default() });
+        let shared = Arc::new(Shared { opened, disks, probed, ..Shared::default() });
         Ok(Self {
             path: path.to_owned(),
             buffered,
@@ -202,6 +206,15 @@ impl FileMedium {
 }
 
 impl Shared {
+    /// The metadata `now` of a file; those before the probes if only the probes have changed them.
+    fn unprobed<'a>(&'a self, now: &'a Metadata) -> &'a Metadata {
+        let key = |of: &Metadata| (of.len(), of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec());
+        match &self.probed {
+            Some([before, after]) if key(after) == key(now) => before,
+            _ => now,
+        }
+    }
+
     /// Present size in bytes; `opened`: the size when the file was opened.
     fn size_bytes(&self, opened: u64) -> u64 {
         match self.resized.load(Ordering::Acquire) {

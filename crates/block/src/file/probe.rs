@@ -1,6 +1,6 @@
 //! Properties of a file or device, as the kernel reports them.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Result;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use host::signature;
 use host::{Entry, Kernel, Limits};
-use rustix::fs::{AtFlags, FallocateFlags, SeekFrom, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, Statx, StatxFlags};
 
 use crate::OpenError;
 
@@ -37,7 +37,7 @@ pub(super) fn facts(file: &File, entry: Option<&Entry>) -> Result<Facts> {
     let write_zeroes = if is_device {
         limits.write_zeroes_bytes_max.is_some_and(|bytes| bytes > 0)
     } else {
-        punches_holes(file, size_bytes)
+        punches_holes(file, &metadata, size_bytes)
     };
     Ok(Facts {
         size_bytes,
@@ -71,10 +71,24 @@ pub(super) fn size(file: &File, is_device: bool) -> Result<u64> {
     if is_device { Ok(rustix::fs::seek(file, SeekFrom::End(0))?) } else { Ok(file.metadata()?.len()) }
 }
 
-/// Whether the file system deallocates blocks: tried beyond the end of the file, where there is no data.
-fn punches_holes(file: &File, size: u64) -> bool {
+/// Whether the file system deallocates blocks. Where that is not known, it is tried beyond the end of the file, where
+/// there is no data; the kernel sets the times of the file nevertheless.
+fn punches_holes(file: &File, metadata: &Metadata, size: u64) -> bool {
+    let is_writable = rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::RDWR));
+    if !is_writable {
+        return false;
+    }
+    let magic = rustix::fs::fstatfs(file).map_or(0, |statfs| statfs.f_type);
+    let is_known = match magic {
+        libc::TMPFS_MAGIC | libc::XFS_SUPER_MAGIC | libc::BTRFS_SUPER_MAGIC => true,
+        // The drivers of ext2, ext3 and ext4 have one number; that of ext2 deallocates nothing.
+        libc::EXT4_SUPER_MAGIC => {
+            Kernel::default().file_system(metadata.dev()).is_some_and(|kind| kind == "ext4")
+        }
+        _ => false,
+    };
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(file, mode, size.next_multiple_of(1 << 20), 4096).is_ok()
+    is_known || rustix::fs::fallocate(file, mode, size.next_multiple_of(1 << 20), 4096).is_ok()
 }
 
 fn direct_alignment(file: &File) -> Option<u32> {

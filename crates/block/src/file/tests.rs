@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::FallocateFlags;
 
@@ -121,7 +122,7 @@ fn holes_are_found() {
     let path = directory.path().join("image");
     let file = File::create(&path).unwrap();
     file.set_len(1 << 20).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 65536], 262_144).unwrap();
+    FileExt::write_all_at(&file, &[1; 65536], 262_144).unwrap();
     let medium = open(&path, "").unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
     let mut at = 0;
@@ -171,7 +172,7 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
     let file = File::create(&path).unwrap();
     file.set_len(4 << 20).unwrap();
     let data: Vec<u8> = (0..1 << 20).map(|at| (at / 7) as u8).collect();
-    std::os::unix::fs::FileExt::write_all_at(&file, &data, 1 << 20).unwrap();
+    FileExt::write_all_at(&file, &data, 1 << 20).unwrap();
     let medium = open(&path, "").unwrap();
     let mut endpoint = medium.attach(&mut io).unwrap();
     let allocated = || MetadataExt::blocks(&fs::metadata(&path).unwrap());
@@ -504,4 +505,77 @@ fn a_loop_device_has_the_identity_of_its_file() {
     let [one, other, behind] = [one, other, behind].map(|device| identity(&device.0));
     assert_eq!((&one, &one), (&other, &identity(&file)));
     assert!(matches!(behind, Identity::File { offset: 4096, .. }), "{behind:?}");
+}
+
+/// A resumed copy compares the times that its destination had at the end of the interrupted one. A file system of which
+/// the probe is not known keeps them for one opening only.
+#[test]
+fn opening_a_file_does_not_change_its_fingerprint() {
+    let mut io = new_io();
+    for dir in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+        let path = dir.path().join("disk.img");
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let closed = host::Fingerprint::of_file(&fs::metadata(&path).unwrap(), 1 << 20);
+        std::thread::sleep(Duration::from_millis(10));
+        let mut endpoint = open(&path, "").unwrap().attach(&mut io).unwrap();
+        assert_eq!(endpoint.inspect().fingerprint(), closed);
+        assert!(endpoint.capability().discard || !dir.path().starts_with("/dev/shm"));
+        let from = io.pool().take(4096).unwrap();
+        perform(&mut io, &mut *endpoint, Kind::Write { offset: 0, from, durable: true }).result.unwrap();
+        assert_ne!(endpoint.inspect().fingerprint(), closed, "it was written");
+    }
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("disk.img");
+    fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let before = fs::metadata(&path).unwrap().modified().unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    drop(open(&path, "").unwrap());
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before, "on tmpfs nothing is probed");
+}
+
+#[test]
+fn times_that_only_the_probes_have_set_are_those_of_before() {
+    let file = tempfile::tempfile().unwrap();
+    let at = |seconds| {
+        file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        file.metadata().unwrap()
+    };
+    let [before, after, later] = [1, 2, 3].map(at);
+    let shared = Shared { probed: Some([before, after.clone()]), ..Shared::default() };
+    assert_eq!([&after, &later].map(|now| shared.unprobed(now).mtime()), [1, 3]);
+}
+
+/// Storage is written by a name other than its own, and the data stays in the page cache of the name that wrote it,
+/// whose descriptor stays open.
+#[test]
+fn a_write_by_any_name_of_the_storage_changes_the_fingerprint() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("disk.img");
+    fs::write(&file, vec![0; 1 << 20]).unwrap();
+    let Some(device) = Loop::over(&file, &["--find", "--show", "--partscan"]) else { return };
+    let part = PathBuf::from(format!("{}p1", device.0.display()));
+    let added = std::process::Command::new("addpart").arg(&device.0).args(["1", "64", "512"]).status();
+    if !added.is_ok_and(|status| status.success()) || !part.exists() {
+        return eprintln!("no partition of {}: skipped", device.0.display());
+    }
+    let mut io = new_io();
+    let names = [file.as_path(), &device.0, &part];
+    let endpoints = names.map(|path| {
+        let medium = FileMedium::open(path, &Spec::parse("x,ro").unwrap(), &OPTIONS).unwrap();
+        medium.attach(&mut io).unwrap()
+    });
+    let contents = || endpoints.each_ref().map(|endpoint| endpoint.inspect().fingerprint().contents);
+    let mut before = contents();
+    assert_eq!(contents(), before, "nothing was written");
+    for writer in names {
+        std::thread::sleep(Duration::from_millis(10));
+        let held = fs::OpenOptions::new().write(true).open(writer).unwrap();
+        held.write_all_at(&[7; 4096], 128 << 10).unwrap();
+        let after = contents();
+        for (name, (before, after)) in names.iter().zip(before.iter().zip(&after)) {
+            assert_ne!(before, after, "{} after a write to {}", name.display(), writer.display());
+        }
+        before = after;
+        assert_eq!(contents(), before, "after a write to {}", writer.display());
+    }
 }

@@ -18,6 +18,10 @@ impl<A> Addresses<A> {
         &self.list
     }
 
+    pub fn has_untried(&self) -> bool {
+        self.at + 1 < self.list.len()
+    }
+
     pub fn current(&self) -> &A {
         &self.list[self.at % self.list.len()]
     }

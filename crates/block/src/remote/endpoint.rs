@@ -44,7 +44,9 @@ enum LinkState {
 ///   neither the kernel nor the link uses its buffer. If no request progresses for `timeout`, the link is cut, and the
 ///   requests fail when it has ended.
 /// - **Attempts.** Until the unit was open once, each address is tried once. Afterwards attempts continue until the
-///   endpoint is closed, with pauses that grow from 0.1 s to 2 s; `timeout` ends the requests, not the attempts.
+///   endpoint is closed, with pauses that grow from 0.1 s to 2 s; `timeout` ends the requests, not the attempts. While
+///   another address is to be tried, an attempt that is not ready after its part of `timeout` ends
+///   (`attempt_max`).
 /// - **Cache.** If acknowledged writes that are not durable may be lost with a link, the next flush fails, once
 ///   ([`WriteCache`]). An endpoint dropped with such writes counts them as lost, since it cannot detect a loss later.
 pub struct Remote<P: Peer> {
@@ -56,6 +58,10 @@ pub struct Remote<P: Peer> {
     born: Duration,
     link_state: LinkState,
     failed: Option<OpenError>,
+    /// The first permanent failure of an address of a unit that is not open yet.
+    refusal: Option<OpenError>,
+    /// When the present link began.
+    attempt_at: Duration,
     /// `Some` in `Opening`, `Serving` and `Closing`.
     link: Option<P::Link>,
     incarnation: u32,
@@ -86,6 +92,8 @@ impl<P: Peer> Remote<P> {
             born: io.now(),
             link_state: LinkState::Opening,
             failed: None,
+            refusal: None,
+            attempt_at: io.now(),
             link: None,
             incarnation: 0,
             backlog: Backlog::new(io.now()),
@@ -117,6 +125,7 @@ impl<P: Peer> Remote<P> {
     fn connect(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
         self.incarnation = self.incarnation.wrapping_add(1);
         self.link_state = LinkState::Opening;
+        self.attempt_at = io.now();
         self.clock.tick(io);
         match self.peer.connect(io, self.owner, self.incarnation) {
             Ok(link) => self.link = Some(link),
@@ -179,7 +188,16 @@ impl<P: Peer> Remote<P> {
     fn go_on(&mut self, io: &mut Io, next: Next, done: &mut Vec<Completion>) {
         let (reason, opening_max) = match next {
             Next::AtOnce => return self.connect(io, done),
-            Next::GiveUp(error) => return self.give_up(io, error, done),
+            Next::GiveUp(error) if !self.may_differ_elsewhere(&error) => {
+                return self.give_up(io, error, done);
+            }
+            Next::GiveUp(error) => {
+                let reason = error.to_string();
+                if !self.peer.is_open() {
+                    self.refusal.get_or_insert(error);
+                }
+                (reason, Duration::ZERO)
+            }
             Next::Retry { reason, opening_max } => (reason, opening_max),
         };
         self.last_failure = reason;
@@ -198,12 +216,45 @@ impl<P: Peer> Remote<P> {
         }
     }
 
+    /// Whether another address, if there is one, may do better. The answers of all addresses to a login with wrong
+    /// secrets or keys are the same, and a secret is not to be offered to more hosts than necessary.
+    fn may_differ_elsewhere(&self, error: &OpenError) -> bool {
+        let is_of_address =
+            matches!(error, OpenError::Missing(_) | OpenError::Unreachable(_) | OpenError::Failed(_));
+        is_of_address && self.peer.address_count() > 1
+    }
+
+    /// Limit of the time from the start of a link until the unit is ready on it; `None` where no other address is left
+    /// to try. All addresses can be tried within `timeout`.
+    fn attempt_max(&self) -> Option<Duration> {
+        let count = self.peer.address_count();
+        let is_followed = self.peer.has_untried_address() || (self.peer.is_open() && count > 1);
+        is_followed.then(|| self.timeout / (count as u32 + 1))
+    }
+
+    /// Cuts a link on which the unit does not become ready, so that the next address is tried.
+    fn on_attempt_late(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
+        let is_ready = self.link_state == LinkState::Serving && self.peer.is_open();
+        let Some(limit) = self.attempt_max().filter(|_| !is_ready && self.expired.is_none()) else { return };
+        if let Some(link) = &mut self.link
+            && matches!(self.link_state, LinkState::Opening | LinkState::Serving)
+            && io.now() >= self.attempt_at + limit
+        {
+            let mut outcomes = Vec::new();
+            let reason = format!("the {} was not ready in {:.1} s", P::NOUNS.link, limit.as_secs_f64());
+            link.cut_off(&reason, &mut outcomes);
+            self.on_outcomes(io, outcomes, done);
+        }
+    }
+
     /// Closes the endpoint: opening fails, or if the unit was open before, its requests fail.
     fn give_up(&mut self, io: &mut Io, error: OpenError, done: &mut Vec<Completion>) {
         self.link = None;
         self.link_state = LinkState::Closed;
         if !self.peer.is_open() {
-            self.failed = Some(error);
+            // What an address answered explains more than the silence of the others.
+            let refusal = self.refusal.take().filter(|_| matches!(error, OpenError::Unreachable(_)));
+            self.failed = Some(refusal.unwrap_or(error));
             return;
         }
         let kind = match &error {
@@ -341,6 +392,7 @@ impl<P: Peer> Remote<P> {
         } else if is_late && self.expired.is_none() && !self.backlog.is_empty() {
             self.on_late(io, done);
         }
+        self.on_attempt_late(io, done);
         if let LinkState::Waiting(at) = self.link_state
             && at <= now
         {

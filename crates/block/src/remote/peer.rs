@@ -74,8 +74,15 @@ pub trait Peer: Sized {
     /// events of earlier ones are recognized. An error is handled like a report of the link.
     fn connect(&mut self, io: &mut Io, owner: Owner, incarnation: u32) -> Result<Self::Link, Report<Self>>;
 
-    /// Selects the next address for `connect`; false if it was tried before. Called once for each [`Next::Retry`].
+    /// Selects the next address for `connect`; false if it was tried before. Called once for each [`Next::Retry`], and
+    /// for each [`Next::GiveUp`] that another address may not share.
     fn next_address(&mut self) -> bool;
+
+    /// Number of addresses that `next_address` selects in turn.
+    fn address_count(&self) -> usize;
+
+    /// Whether `next_address` would return true.
+    fn has_untried_address(&self) -> bool;
 
     /// Translates an outcome of the link into reports. The peer may submit commands of its own to the link.
     fn on_outcome(
@@ -169,7 +176,7 @@ pub enum Next {
     /// Connect immediately: the peer has changed its parameters. The peer bounds the number of such attempts.
     AtOnce,
     /// A possibly temporary failure. An endpoint that was open connects again after a pause, without bound; one that was
-    /// not tries each address once, then is unreachable.
+    /// not tries each address once, then fails with the first [`Next::GiveUp`], or as unreachable.
     Retry {
         /// For the log and for error texts.
         reason: String,
@@ -177,7 +184,8 @@ pub enum Next {
         /// most failures.
         opening_max: Duration,
     },
-    /// A permanent failure. The endpoint is closed and its requests fail.
+    /// A permanent failure. The endpoint is closed and its requests fail; after an error in the protocol, or where the
+    /// unit is missing, the other addresses are tried before.
     GiveUp(OpenError),
 }
 

@@ -249,6 +249,14 @@ impl Peer for Script {
         self.addresses.next_address()
     }
 
+    fn address_count(&self) -> usize {
+        self.addresses.all().len()
+    }
+
+    fn has_untried_address(&self) -> bool {
+        self.addresses.has_untried()
+    }
+
     fn on_outcome(&mut self, _: &mut Io, _: &mut Wire, outcome: Act, reports: &mut Vec<Report<Self>>) {
         reports.push(match outcome {
             Act::Up => {

@@ -278,7 +278,83 @@ fn an_endpoint_that_does_not_open_in_time_is_given_up() {
     pair.pass(TICK * 2);
     let State::Failed(error) = pair.remote.state() else { panic!("{:?}", pair.remote.state()) };
     assert_eq!(error, OpenError::Unreachable("memory: no answer in 5 s".into()));
-    assert_eq!(pair.addresses(), [0]);
+    assert_eq!((pair.addresses(), pair.attempts_ms()), (vec![0, 1, 2], vec![0, 1300, 2600]));
+}
+
+#[test]
+fn an_address_that_does_not_become_ready_leaves_time_for_the_others() {
+    let mut pair = Pair::open(2, []);
+    pair.pass(TIMEOUT - TICK);
+    pair.act([Act::Up]);
+    assert!(matches!(pair.remote.state(), State::Ready));
+    assert_eq!((pair.addresses(), pair.attempts_ms()), (vec![0, 1], vec![0, 1700]));
+    // After a loss, too, and in turn as long as none is ready.
+    pair.act([Act::Cut("cut")]);
+    let id = pair.flush();
+    pair.pass(TIMEOUT - TICK);
+    assert_eq!(pair.addresses()[2..], [0, 1, 0]);
+    pair.act([Act::Up]);
+    pair.turn();
+    pair.answer(0);
+    assert_eq!(pair.completed(), [(id, None)]);
+    // An only address has all of the time.
+    let mut pair = Pair::open(1, []);
+    pair.pass(TIMEOUT - TICK);
+    pair.act([Act::Up]);
+    assert!(matches!(pair.remote.state(), State::Ready));
+}
+
+/// What one address answers need not be what the others answer, unless it is about secrets, keys or the disk itself.
+#[test]
+fn permanent_failures_of_one_address_lead_to_the_next_unless_they_are_the_same_everywhere() {
+    let text = || "refused".to_owned();
+    for (error, leads_on) in [
+        (OpenError::Failed(text()), true),
+        (OpenError::Missing(text()), true),
+        (OpenError::Unreachable(text()), true),
+        (OpenError::Usage(text()), false),
+        (OpenError::Exchanged(text()), false),
+        (OpenError::Refused(text()), false),
+        (OpenError::Authentication(text()), false),
+        (OpenError::Damaged(text()), false),
+        (OpenError::Unprotected(text()), false),
+        (OpenError::Certificate(text()), false),
+    ] {
+        let fail = || Act::Fail(Failure::Final(error.clone()));
+        let pair = Pair::open(2, [fail(), Act::Up]);
+        assert_eq!(matches!(pair.remote.state(), State::Ready), leads_on, "{error:?}");
+        assert_eq!(pair.addresses().len(), 1 + usize::from(leads_on), "{error:?}");
+        // After a loss: the requests wait for another address.
+        let mut pair = Pair::open(2, [Act::Up, fail(), Act::Up]);
+        pair.act([Act::Cut("cut")]);
+        let id = pair.flush();
+        pair.pass(Duration::from_secs(1));
+        pair.answer(0);
+        let completed = pair.completed();
+        assert_eq!(completed[0].1.is_none(), leads_on, "{error:?} {completed:?}");
+        assert_eq!(completed[0].0, id);
+        // The only address: no other attempt.
+        let pair = Pair::open(1, [fail(), Act::Up]);
+        let State::Failed(failed) = pair.remote.state() else { panic!("{error:?}") };
+        assert_eq!((failed, pair.addresses()), (error.clone(), vec![0]));
+    }
+}
+
+#[test]
+fn of_several_failures_the_first_answer_is_reported() {
+    let missing = OpenError::Missing("no such unit".into());
+    let fail = |error: &OpenError| Act::Fail(Failure::Final(error.clone()));
+    let refused = || Act::Fail(Failure::Lost("refused"));
+    let wrong = OpenError::Authentication("wrong".into());
+    for (accepts, expected) in [
+        (vec![refused(), fail(&missing), refused()], &missing),
+        (vec![fail(&missing), fail(&OpenError::Failed("other".into())), refused()], &missing),
+        (vec![fail(&missing), fail(&wrong)], &wrong),
+    ] {
+        let pair = Pair::open(3, accepts.clone());
+        let State::Failed(error) = pair.remote.state() else { panic!("{:?}", pair.remote.state()) };
+        assert_eq!((&error, pair.addresses().len()), (expected, accepts.len()));
+    }
 }
 
 #[test]

@@ -25,7 +25,11 @@ fn mapfile(seed: u64) -> Mapfile {
         bytes,
         chunk: 1 << 20,
         source_was: Fingerprint { contents: "mtime 1.5".into(), ..identity.fingerprint(bytes) },
-        destination_was: Identity::Remote("naa.3".into()).fingerprint(bytes),
+        destination_was: Fingerprint {
+            // Version 1, without an origin, has no line for it.
+            contents: if seed.is_multiple_of(4) { "modified 1.5, changed 1.5".into() } else { String::new() },
+            ..Identity::Remote("naa.3".into()).fingerprint(bytes)
+        },
     };
     let origin = Origin {
         directory: "/srv/a b".to_owned(),
@@ -104,9 +108,25 @@ fn a_forged_map_is_checked_all_the_same() {
         ("%0A", "%FF"),
         ("%0A", "%+1"),
         ("# current_pos  current_status  current_pass\n", ""),
+        ("version 2\n", "version 1\n"),
+        ("# destination-left: ", "# destination: "),
     ] {
         assert!(matches!(forged(&text, from, to), Err(MapfileError::Damaged(_))), "{from} -> {to}");
     }
+}
+
+/// An earlier release recorded neither the state of the destination at the end nor the birth times of files.
+#[test]
+fn version_1_is_read_and_its_files_are_no_longer_the_same() {
+    let mut mapfile = mapfile(2);
+    mapfile.label.destination_was =
+        Fingerprint { storage: "file 1:5, 9 bytes".into(), contents: String::new() };
+    let text = mapfile.emit().replacen("version 2\n", "version 1\n", 1);
+    assert_eq!(forged(&text, "# destination-left: \n", ""), Ok(mapfile.clone()));
+    let mut now = mapfile.label.clone();
+    assert_eq!(mapfile.label.check(&now), Ok(()));
+    now.destination_was.storage = "file 1:5, born 1.000000005, 9 bytes".into();
+    assert!(matches!(mapfile.label.check(&now), Err(Mismatch::Storage { end: "destination", .. })));
 }
 
 #[test]
@@ -136,7 +156,8 @@ fn errors_say_what_to_do() {
 
 #[test]
 fn only_the_same_copy_takes_a_map_up() {
-    let label = mapfile(7).label;
+    let label =
+        Label { destination_was: Identity::Remote("naa.3".into()).fingerprint(7), ..mapfile(7).label };
     let with = |change: fn(&mut Label)| {
         let mut now = label.clone();
         change(&mut now);

@@ -152,6 +152,14 @@ impl Peer for NbdPeer {
         self.addresses.next_address()
     }
 
+    fn address_count(&self) -> usize {
+        self.addresses.all().len()
+    }
+
+    fn has_untried_address(&self) -> bool {
+        self.addresses.has_untried()
+    }
+
     fn on_outcome(
         &mut self,
         _: &mut Io,
@@ -330,13 +338,17 @@ fn before_and_now_differ(before: &Capability, now: &Capability) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::time::Duration;
 
     use area::PoolLimits;
+    use block::remote::TICK;
+    use block::{Endpoint, State};
 
     use super::*;
     use crate::negotiation::MetaContext;
+    use crate::wire::{GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, option, option_reply};
 
     const SIZE: u64 = 1 << 20;
 
@@ -363,5 +375,44 @@ mod tests {
         }
         peer.on_answer(queries[1], Ok(vec![Status { context: 1, extents: vec![(SIZE as u32, 0)] }]));
         assert!(peer.is_open());
+    }
+
+    /// A server that stays silent, breaks the protocol, or does not have the export.
+    #[test]
+    fn a_server_that_does_not_negotiate_leads_to_the_next_one() {
+        let greeting = [&GREETING_MAGIC.to_be_bytes()[..], &OPTION_MAGIC.to_be_bytes(), &[0, 3]].concat();
+        let refusal = |option: u32, kind: u32| {
+            let words = [option, kind, 0].map(u32::to_be_bytes).concat();
+            [&OPTION_REPLY_MAGIC.to_be_bytes()[..], &words].concat()
+        };
+        let refused = [
+            refusal(option::STRUCTURED_REPLY, option_reply::ERR_UNSUP),
+            refusal(option::GO, option_reply::ERR_UNKNOWN),
+        ]
+        .concat();
+        for said in [vec![], b"SSH-2.0-OpenSSH_9.9\r\n".to_vec(), [greeting, refused].concat()] {
+            let [first, second] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+            let addresses = [&first, &second].map(|listener| listener.local_addr().unwrap());
+            std::thread::spawn(move || {
+                let (mut stream, _) = first.accept().unwrap();
+                stream.write_all(&said).unwrap();
+                stream.read_to_end(&mut Vec::new())
+            });
+            let mut io = Io::new(PoolLimits::default()).unwrap();
+            let uri = Uri::parse(&format!("nbd://{}/disk", addresses[0])).unwrap();
+            // A third of it, rounded up to a tick, passes before a silent server is left.
+            let medium = NbdMedium::new(uri, TICK * 9, true);
+            let knowledge = Knowledge::new(Subject::Allocation, 0..u64::MAX);
+            let peer = NbdPeer::new(&medium, addresses.map(Address::Tcp).to_vec(), knowledge);
+            let mut remote = Remote::open(&mut io, peer, Arc::default(), medium.timeout);
+            second.set_nonblocking(true).unwrap();
+            let mut events = Vec::new();
+            while second.accept().is_err() {
+                assert!(matches!(remote.state(), State::Opening), "{:?}", remote.state());
+                let until = io.now() + TICK / 4;
+                io.turn_until(Some(until), &mut events).unwrap();
+                events.drain(..).for_each(|event| remote.on_event(&mut io, event, &mut Vec::new()));
+            }
+        }
     }
 }

@@ -46,7 +46,11 @@ pub(super) fn capability(disk: &Disk, read_only: bool, queue_depth: u32) -> Resu
     let size_bytes = capacity
         .blocks
         .checked_mul(u64::from(block_size))
-        .ok_or_else(|| format!("{} blocks cannot be", capacity.blocks))?;
+        .filter(|bytes| i64::try_from(*bytes).is_ok())
+        .ok_or_else(|| {
+            let blocks = capacity.blocks;
+            format!("{blocks} blocks of {block_size} bytes are 8 EiB or more: offsets have 63 bits")
+        })?;
     let in_bytes = |blocks: u32| u64::from(blocks) * u64::from(block_size);
     let limits = disk.limits.as_ref();
     let reported = limits.map_or(0, |limits| in_bytes(limits.transfer_max_blocks));
@@ -244,6 +248,22 @@ mod tests {
     use area::{Pool, PoolLimits};
 
     use super::*;
+
+    #[test]
+    fn a_disk_of_8_eib_or_more_is_refused() {
+        for (last, block_size, size_bytes) in [
+            ((1u64 << 54) - 2, 512u32, Some((1u64 << 63) - 512)),
+            ((1 << 54) - 1, 512, None),
+            ((1 << 55) - 1, 512, None),
+            (u64::MAX - 1, 4096, None),
+        ] {
+            let data = [&last.to_be_bytes()[..], &block_size.to_be_bytes()].concat();
+            let disk = Disk { capacity: scsi::capacity::Capacity::parse_16(&data), ..Disk::default() };
+            let found = capability(&disk, true, 32);
+            assert_eq!(found.as_ref().ok().map(|found| found.size_bytes), size_bytes, "{found:?}");
+            assert!(found.is_ok() || found.unwrap_err().contains("8 EiB"));
+        }
+    }
 
     #[test]
     fn sam5_5_3_1_statuses() {

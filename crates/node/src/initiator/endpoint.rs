@@ -29,6 +29,7 @@ use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve};
 use super::refusal::{BUSY_TIME_MAX, damaged, is_transient, login_error};
 use super::route::Route;
+use super::same;
 use super::session::{Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
 use super::trust::{Login, Portal};
@@ -196,10 +197,13 @@ impl IscsiPeer {
         let failed = |text: String| OpenError::Failed(format!("{}: {text}", self.url));
         let capability = command::capability(&disk, self.read_only, QUEUE_DEPTH).map_err(failed)?;
         if self.opened {
-            let before = (self.capability.block_size, &self.disk.designator, &self.disk.serial);
-            if before != (capability.block_size, &disk.designator, &disk.serial) {
-                let text = "another disk answers at this address than before: nothing was written to it";
-                return Err(OpenError::Exchanged(format!("{}: {text}", self.url)));
+            let (before, now) = ((&self.disk, &self.capability), (&disk, &capability));
+            same::check(before, now).map_err(|why| {
+                OpenError::Exchanged(format!("{}: {why}: nothing was written to it", self.url))
+            })?;
+            let (before_bytes, bytes) = (self.capability.size_bytes, capability.size_bytes);
+            if before_bytes != bytes {
+                tracing::warn!(url = %self.url, before_bytes, bytes, "the LUN has grown since it was opened");
             }
         }
         self.disk = disk;
@@ -243,6 +247,14 @@ impl Peer for IscsiPeer {
 
     fn next_address(&mut self) -> bool {
         self.route.next_address()
+    }
+
+    fn address_count(&self) -> usize {
+        self.route.count()
+    }
+
+    fn has_untried_address(&self) -> bool {
+        self.route.has_untried()
     }
 
     fn on_outcome(
@@ -442,9 +454,11 @@ fn command(lun: u64, cdb: &Cdb, direction: Direction, length: u32) -> Command {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
 
     use area::PoolLimits;
+    use block::{Endpoint, State};
     use iscsi::params::SessionType;
 
     use super::*;
@@ -467,5 +481,60 @@ mod tests {
         assert_eq!(peer.advice().0, IoErrorKind::Refused);
         peer.on_outcome(&mut io, &mut session, Outcome::LoggedIn(negotiated), &mut Vec::new());
         assert_eq!(peer.advice().0, IoErrorKind::Unreachable);
+    }
+
+    /// How a portal answers the first login request.
+    #[derive(Clone, Copy, Debug)]
+    enum Portal {
+        Silent,
+        /// A PDU that is not permitted in a login.
+        Violation,
+        /// A redirection to an address that cannot be one.
+        Redirection,
+    }
+
+    fn answer(portal: Portal, mut stream: TcpStream) -> std::io::Result<()> {
+        let mut request = [0; 48];
+        stream.read_exact(&mut request)?;
+        let text = b"TargetAddress=nowhere:port,1\0\0\0\0";
+        let mut response = [0; 48];
+        response[8..14].copy_from_slice(&request[8..14]);
+        response[16..20].copy_from_slice(&request[16..20]);
+        response[28..32].copy_from_slice(&request[24..28]);
+        response[32..36].copy_from_slice(&request[24..28]);
+        // RFC 7143 11.13: Login Response, status class 1, detail 1 (target moved temporarily).
+        (response[0], response[7], response[36], response[37]) = (0x23, 29, 1, 1);
+        match portal {
+            Portal::Silent => {}
+            Portal::Violation => stream.write_all(&[0x3F; 48])?,
+            Portal::Redirection => stream.write_all(&[&response[..], &text[..32]].concat())?,
+        }
+        // Until the initiator closes the connection.
+        stream.read_to_end(&mut Vec::new()).map(drop)
+    }
+
+    #[test]
+    fn a_portal_that_does_not_log_in_leads_to_the_next_one() {
+        for portal in [Portal::Silent, Portal::Violation, Portal::Redirection] {
+            let [first, second] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+            let addresses = [&first, &second].map(|listener| listener.local_addr().unwrap());
+            std::thread::spawn(move || answer(portal, first.accept().unwrap().0));
+            let mut io = Io::new(PoolLimits::default()).unwrap();
+            let url = format!("iscsi://{}/iqn.2026-11.example:a/0", addresses[0]);
+            let options = Options::new("iqn.2026-11.example:b");
+            let medium = IscsiMedium::new(Url::parse(&url).unwrap(), options, false).unwrap();
+            let mut peer = IscsiPeer::new(&medium).unwrap();
+            peer.route = Route::new(addresses.to_vec());
+            // A third of it, rounded up to a tick, passes before a silent portal is left.
+            let mut remote = Remote::open(&mut io, peer, Arc::default(), TICK * 9);
+            second.set_nonblocking(true).unwrap();
+            let mut events = Vec::new();
+            while second.accept().is_err() {
+                assert!(matches!(remote.state(), State::Opening), "{portal:?}: {:?}", remote.state());
+                let until = io.now() + TICK / 4;
+                io.turn_until(Some(until), &mut events).unwrap();
+                events.drain(..).for_each(|event| remote.on_event(&mut io, event, &mut Vec::new()));
+            }
+        }
     }
 }

@@ -61,12 +61,18 @@ impl From<Fatal> for Failure {
 /// The key that the portal of `url` proves to hold. The enquiry discloses nothing about this host. It proves possession
 /// of the key only: whether the key belongs to the portal, the user has to compare. `timeout` bounds the whole enquiry.
 pub fn enquire(url: &Url, timeout: Duration) -> Result<PublicKey, OpenError> {
-    let deadline = Instant::now() + timeout;
-    let until = Instant::now() + BUSY_TIME_MAX.min(timeout);
+    enquire_at(&resolve(url)?, url, timeout)
+}
+
+fn enquire_at(addresses: &[SocketAddr], url: &Url, timeout: Duration) -> Result<PublicKey, OpenError> {
+    let start = Instant::now();
+    let until = start + BUSY_TIME_MAX.min(timeout);
     let (mut last, mut tried_again) = (None, false);
-    for address in resolve(url)? {
+    for (address, ordinal) in addresses.iter().zip(1u32..) {
+        // An address that does not answer leaves their parts of the time to the others.
+        let deadline = start + timeout * ordinal / addresses.len() as u32;
         loop {
-            match request_key(address, deadline) {
+            match request_key(*address, deadline) {
                 Ok(key) => return Ok(key),
                 Err(Failure::Refused(LoginStatus::ServiceUnavailable)) if Instant::now() < until => {
                     std::thread::sleep(BUSY_PAUSE);
@@ -188,5 +194,23 @@ impl Line {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let [first, second] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = [&first, &second].map(|listener| listener.local_addr().unwrap());
+        let url = Url::parse(&format!("iscsi://{}", addresses[0])).unwrap();
+        let error = enquire_at(&addresses, &url, Duration::from_millis(200)).unwrap_err();
+        assert!(matches!(error, OpenError::Unreachable(_)), "{error:?}");
+        second.set_nonblocking(true).unwrap();
+        second.accept().expect("it was asked");
     }
 }

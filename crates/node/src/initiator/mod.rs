@@ -19,6 +19,7 @@ pub mod probe;
 mod refusal;
 mod remote_copy;
 mod route;
+mod same;
 mod session;
 mod setup;
 mod trust;

@@ -66,6 +66,8 @@ pub(super) struct Setup {
     /// What unit attentions implied for the target's cache.
     kept: bool,
     lost: bool,
+    /// READ CAPACITY (16) reported as last block the largest number of 64 bits.
+    is_endless: bool,
     pages: Vec<u8>,
     pub(super) disk: Disk,
 }
@@ -154,7 +156,12 @@ impl Setup {
                 None => return Err(OpenError::Failed(format!("INQUIRY: {}", status_text(answer)))),
             },
             Query::Capacity10 if self.disk.capacity.is_none() => {
-                return Err(OpenError::Failed(format!("READ CAPACITY: {}", status_text(answer))));
+                let why = match good {
+                    _ if self.is_endless => "the LUN reports 2^64 blocks, which cannot be".to_owned(),
+                    true => format!("GOOD, but without a size in its {} bytes", answer.data.len()),
+                    false => status_text(answer),
+                };
+                return Err(OpenError::Failed(format!("READ CAPACITY: {why}")));
             }
             _ => {}
         }
@@ -194,7 +201,10 @@ impl Setup {
                 disk.rotational = rate.is_some_and(|rate| rate > 1);
             }
             Query::Provisioning => disk.provisioning = Provisioning::parse(data),
-            Query::Capacity16 => disk.capacity = Capacity::parse_16(data),
+            Query::Capacity16 => {
+                disk.capacity = Capacity::parse_16(data);
+                self.is_endless = data.starts_with(&u64::MAX.to_be_bytes());
+            }
             Query::Capacity10 => disk.capacity = Capacity::parse_10(data),
             Query::Mode6 => {
                 if let Some(mode) = ModeData::parse_6(data) {
@@ -257,6 +267,24 @@ fn print(id: &DesignatorId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_capacity_that_cannot_be_is_named() {
+        let endless = [&u64::MAX.to_be_bytes()[..], &512u32.to_be_bytes()].concat();
+        let good = |data: &[u8], setup: &mut Setup| {
+            setup.answer(&Answer { status: Status::Good as u8, sense: None, data }).map(drop)
+        };
+        let capacity_16 = ORDER.iter().position(|query| *query == Query::Capacity16).unwrap();
+        for (long, short, words) in [
+            (&endless[..], &[0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0][..], "reports 2^64 blocks"),
+            (&[], &[0xff; 7], "without a size in its 7 bytes"),
+        ] {
+            let mut setup = Setup { at: capacity_16, ..Setup::default() };
+            good(long, &mut setup).unwrap();
+            let error = good(short, &mut setup).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
 
     #[test]
     fn only_a_nexus_loss_says_that_the_cache_survived() {
