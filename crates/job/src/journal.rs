@@ -378,7 +378,9 @@ mod tests {
                 let was = Fingerprint { storage, contents: contents.to_owned() };
                 let (source, destination) = ("/dev/a".to_owned(), "b.img".to_owned());
                 let (src_offset, dst_offset, bytes, chunk) = (0, 0, 4096, 4096);
-                let (source_was, destination_was) = (was.clone(), was);
+                // A journal keeps no counts of a destination.
+                let destination_was = Fingerprint { contents: String::new(), ..was.clone() };
+                let source_was = was;
                 Label {
                     source,
                     destination,

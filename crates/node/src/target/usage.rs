@@ -50,7 +50,7 @@ struct Times {
     sum: Duration,
 }
 
-/// The counters of [`Usage`] at one moment.
+/// The counters of a session, or of a unit on all threads, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageStatus {
     /// Commands that got a response, by [`Class`].
