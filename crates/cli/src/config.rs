@@ -43,6 +43,9 @@ pub(crate) struct Config {
     /// File of this host's key, if not the default.
     pub(crate) identity: Option<PathBuf>,
     pub(crate) peers: Option<PathBuf>,
+    /// Address of metrics, and the file of the token that a request for them carries.
+    pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) metrics_token_file: Option<PathBuf>,
     /// Certificate and key of TLS, PEM files.
     pub(crate) tls: Option<(PathBuf, PathBuf)>,
     /// Users of this host that may log in over loopback without proof, by name or number; `any` for all.
@@ -140,6 +143,8 @@ struct RawServer {
     peers: Option<PathBuf>,
     tls_certificate: Option<Spanned<PathBuf>>,
     tls_key: Option<Spanned<PathBuf>>,
+    metrics: Option<Spanned<String>>,
+    metrics_token_file: Option<PathBuf>,
     #[serde(default)]
     allow_user: Vec<String>,
     #[serde(default)]
@@ -251,6 +256,7 @@ impl Config {
             place(certificate);
             place(key);
         }
+        self.metrics_token_file.iter_mut().for_each(place);
         for target in &mut self.targets {
             let accounts = target.acls.iter_mut().flat_map(|acl| acl.chap.iter_mut().chain(&mut acl.mutual));
             accounts.for_each(|account| place(&mut account.secret_file));
@@ -343,10 +349,15 @@ impl RawServer {
             identity: self.identity,
             peers: self.peers,
             tls,
+            metrics_token_file: self.metrics_token_file,
             allow_users: self.allow_user,
             storage: self.storage,
             ..Config::default()
         };
+        if let Some(metrics) = self.metrics {
+            let address = names::parse_metrics(metrics.get_ref()).map_err(|text| wrong(&metrics, text))?;
+            config.metrics = Some(address);
+        }
         for address in &self.listen {
             config.listen.push(names::parse_listen(address.get_ref()).map_err(|text| wrong(address, text))?);
         }

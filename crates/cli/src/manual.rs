@@ -94,6 +94,19 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "Private key of the certificate, PEM form, without a passphrase. Needs tls-certificate.",
             ),
             key(
+                "metrics",
+                "address with a port, \"127.0.0.1:9260\"",
+                "no metrics",
+                "Address of metrics for Prometheus (/metrics) and of a health check (/health). Beyond loopback it needs \
+                 metrics-token-file.",
+            ),
+            key(
+                "metrics-token-file",
+                "path",
+                "no token",
+                "File with the bearer token that a request for metrics must carry: one line, readable by its owner only.",
+            ),
+            key(
                 "allow-user",
                 "list of names or numbers, or \"any\"",
                 "[]",

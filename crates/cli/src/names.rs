@@ -65,6 +65,12 @@ fn address_and_perhaps_port(text: &str) -> Option<(Ipv6Addr, u16)> {
     Some((address.parse().ok()?, port.parse().ok()?))
 }
 
+/// Parses the address of metrics: a number, not a name, with a port.
+pub(crate) fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| format!("'{text}' is not an address with a port; write for example 127.0.0.1:9260"))
+}
+
 /// The address of a listener as seen by other hosts: for a wildcard, the source address of the default route.
 pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {

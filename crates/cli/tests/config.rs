@@ -45,7 +45,7 @@ fn example() -> (Place, String) {
 fn the_example_is_accepted_checked_deep_shown_and_served() {
     let (place, _) = example();
     let ran = place.run(&["check", "hikyaku.toml"]).expect(0);
-    ran.on_stdout("good: 3 targets, 4 LUNs").on_stdout("line 29:   LUN 0  disks/vm-system.img\n");
+    ran.on_stdout("good: 3 targets, 4 LUNs").on_stdout("line 31:   LUN 0  disks/vm-system.img\n");
     let object = place.run(&["check", "hikyaku.toml", "--deep", "--json"]).expect(0).json();
     assert_eq!((&object["ok"], &object["deep"], &object["peers"]), (&true.into(), &true.into(), &2.into()));
     assert_eq!(object["targets"][0]["luns"][1]["line"], 34);
@@ -88,31 +88,31 @@ fn the_example_is_what_is_printed() {
 
 /// (defect, replaced part of the example, replacement, exit code, parts of the message)
 const DEFECTS: &[(&str, &str, &str, i32, &[&str])] = &[
-    ("unknown_key", "serial =", "seriall =", 2, &["bad.toml", "line 30", "example.com:vm, LUN 0", "seriall"]),
+    ("unknown_key", "serial =", "seriall =", 2, &["bad.toml", "line 32", "example.com:vm, LUN 0", "seriall"]),
     (
         "endpoint_wrong",
         "vm-data.img,cache=",
         "vm-data.img,cash=",
         2,
-        &["line 34", "example.com:vm", "LUN 1", "cash"],
+        &["line 36", "example.com:vm", "LUN 1", "cash"],
     ),
     (
         "image_missing",
         "vm-data.img",
         "vm-date.img",
         2,
-        &["vm-date.img", "line 34", "example.com:vm", "LUN 1", "create"],
+        &["vm-date.img", "line 36", "example.com:vm", "LUN 1", "create"],
     ),
     (
         "secret_missing",
         "\"secrets/kvm1\"",
         "\"secrets/kvm2\"",
         1,
-        &["secrets/kvm2", "line 36", "example.com:vm"],
+        &["secrets/kvm2", "line 38", "example.com:vm"],
     ),
     ("tls_beside_seals", "#tls-", "tls-", 2, &["line 18", "need each other"]),
     ("identity_missing", "secrets/server\"", "secrets/serve\"", 1, &["secrets/serve", "key new"]),
-    ("peer_unknown", "peer = \"auditor\"", "peer = \"editor\"", 2, &["line 61", "editor", "peers.toml"]),
+    ("peer_unknown", "peer = \"auditor\"", "peer = \"editor\"", 2, &["line 63", "editor", "peers.toml"]),
     ("user_unknown", "storage = [", "allow-user = [\"nobody-here\"]\nstorage = [", 2, &["nobody-here"]),
 ];
 
@@ -153,7 +153,7 @@ fn deep_finds_what_only_opening_finds() {
     let ran = place.run(&["check", "hikyaku.toml", "--deep"]);
     assert_ne!(ran.code, 0);
     let ran = ran.on_stderr("qcow2");
-    ran.on_stderr("line 56").on_stderr("example.com:archive, LUN 0");
+    ran.on_stderr("line 58").on_stderr("example.com:archive, LUN 0");
 }
 
 #[test]

@@ -117,6 +117,8 @@ fn effective(config: &Config) -> Result<Map<String, Value>, Failure> {
         add("tls-certificate", Some(path(certificate)));
         add("tls-key", Some(path(key)));
     }
+    add("metrics", config.metrics.map(|address| json!(address.to_string())));
+    add("metrics-token-file", config.metrics_token_file.as_ref().map(|file| path(file)));
     let mut object = Map::from_iter([("server".to_owned(), Value::Object(server))]);
     if !config.targets.is_empty() {
         object.insert("target".to_owned(), config.targets.iter().map(target).collect());

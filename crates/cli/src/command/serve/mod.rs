@@ -126,7 +126,7 @@ pub(crate) struct Args {
     sandbox: sandbox::Sandbox,
 
     /// Address of metrics for Prometheus (/metrics) and of a health check (/health)
-    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_metrics)]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = names::parse_metrics)]
     metrics: Option<SocketAddr>,
 
     /// File with the bearer token that a request for metrics must carry; required beyond loopback
@@ -158,10 +158,6 @@ struct Outside {
     inherited: Inherited,
 }
 
-fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "write for example 127.0.0.1:9260".to_owned())
-}
-
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
     let inherited = manager::inherited();
@@ -173,7 +169,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     check_exposure(context, &config)?;
     let live = build(context, config, None)?;
-    let metrics = args.metrics.map(|at| Metrics::bind(at, args.metrics_token_file.as_deref())).transpose()?;
+    let token_file = live.config.metrics_token_file.as_deref();
+    let metrics = live.config.metrics.map(|at| Metrics::bind(at, token_file)).transpose()?;
     let control = operate::socket();
     let runtime = control.as_ref().map(ControlSocket::directory);
     let confine = sandbox::confine(args, &live.config, runtime)?;
@@ -232,6 +229,8 @@ fn gather(context: &Context, args: &Args) -> Result<Config, Failure> {
         })?);
     }
     config.seal = args.seal.or(config.seal);
+    config.metrics = args.metrics.or(config.metrics);
+    config.metrics_token_file = args.metrics_token_file.clone().or(config.metrics_token_file);
     config.identity = args.identity.clone().or(config.identity);
     config.peers = args.peers.clone().or(config.peers);
     config.tls = args.tls.clone().or(config.tls);
