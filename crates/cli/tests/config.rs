@@ -48,7 +48,7 @@ fn the_example_is_accepted_checked_deep_shown_and_served() {
     ran.on_stdout("good: 3 targets, 4 LUNs").on_stdout("line 31:   LUN 0  disks/vm-system.img\n");
     let object = place.run(&["check", "hikyaku.toml", "--deep", "--json"]).expect(0).json();
     assert_eq!((&object["ok"], &object["deep"], &object["peers"]), (&true.into(), &true.into(), &2.into()));
-    assert_eq!(object["targets"][0]["luns"][1]["line"], 34);
+    assert_eq!(object["targets"][0]["luns"][1]["line"], 36);
 
     let shown = place.run(&["config", "show", "hikyaku.toml"]).expect(0).stdout;
     assert!(!shown.contains("one long secret"), "{shown}");

@@ -237,7 +237,7 @@ fn check(
             host.warn(&format!("resuming although {mismatch}"));
             return Ok(());
         }
-        Mismatch::Storage { .. } => {
+        Mismatch::Storage { .. } | Mismatch::DestinationWritten { .. } => {
             "a device may get other numbers when the machine starts; --force if it is the same, with the same contents"
         }
         Mismatch::SourceChanged { .. } if unknown && request.plan.verify => {

@@ -278,7 +278,7 @@ mod tests {
         assert_eq!((check(), read(&path)), (Ok(()), finished(4096)));
         write(4096);
         let mismatch = check().unwrap_err();
-        assert!(matches!(mismatch, Mismatch::Storage { end: "destination", .. }), "{mismatch:?}");
+        assert!(matches!(mismatch, Mismatch::DestinationWritten { .. }), "{mismatch:?}");
         // A resumed copy writes again.
         drop(FileJournal::begin(&path, label(), Origin::default(), &finished(4096)).unwrap());
         write(4096);

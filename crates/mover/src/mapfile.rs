@@ -99,6 +99,8 @@ pub enum Mismatch {
         theirs: String,
         ours: String,
     },
+    #[error("the destination has been written since the copy was interrupted (it was {theirs}, now {ours})")]
+    DestinationWritten { theirs: String, ours: String },
     #[error(
         "the source has changed since the copy began ({theirs}, now {ours}): what was copied before is not what it holds \
          now"
@@ -144,12 +146,8 @@ impl Label {
         }
         let (theirs, ours) = (&self.destination_was, &now.destination_was);
         if !theirs.contents.is_empty() && theirs.contents != ours.contents {
-            let written = |was: &Fingerprint| format!("{}, last written: {}", was.storage, was.contents);
-            return Err(Mismatch::Storage {
-                end: "destination",
-                theirs: written(theirs),
-                ours: written(ours),
-            });
+            let (theirs, ours) = (theirs.contents.clone(), ours.contents.clone());
+            return Err(Mismatch::DestinationWritten { theirs, ours });
         }
         let (theirs, ours) = (&self.source_was.contents, &now.source_was.contents);
         if theirs != ours {

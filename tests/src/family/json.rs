@@ -62,6 +62,8 @@ const ROWS: &[Row] = &[
         0,
     ),
     ("bench-copy", "bench-copy", &["bench", "copy", "--size", "1M"], 0),
+    ("paths", "paths", &["paths"], 0),
+    ("doctor", "doctor", &["doctor"], 0),
     ("copy-list", "copy-list", &["copy", "--list"], 0),
     ("status", "status", &["status", "--interval", "10ms"], 0),
     ("ctl-status", "status", &["ctl", "status"], 0),

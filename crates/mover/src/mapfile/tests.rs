@@ -75,7 +75,7 @@ fn forged(text: &str, from: &str, to: &str) -> Result<Mapfile, MapfileError> {
 
 #[test]
 fn a_forged_map_is_checked_all_the_same() {
-    let mut mapfile = mapfile(1);
+    let mut mapfile = mapfile(2);
     (mapfile.label.src_offset, mapfile.label.bytes) = (0x1000, 0x3000);
     mapfile.map = Map::new(0x3000);
     mapfile.map.set(0x1000, 0x2000, Status::Finished);
@@ -118,11 +118,12 @@ fn a_forged_map_is_checked_all_the_same() {
 /// An earlier release recorded neither the state of the destination at the end nor the birth times of files.
 #[test]
 fn version_1_is_read_and_its_files_are_no_longer_the_same() {
-    let mut mapfile = mapfile(2);
+    let mut mapfile = mapfile(1);
     mapfile.label.destination_was =
         Fingerprint { storage: "file 1:5, 9 bytes".into(), contents: String::new() };
-    let text = mapfile.emit().replacen("version 2\n", "version 1\n", 1);
-    assert_eq!(forged(&text, "# destination-left: \n", ""), Ok(mapfile.clone()));
+    let text = mapfile.emit();
+    assert!(text.contains("version 1\n") && !text.contains("destination-left"), "{text}");
+    assert_eq!(Mapfile::parse(text.as_bytes()), Ok(mapfile.clone()));
     let mut now = mapfile.label.clone();
     assert_eq!(mapfile.label.check(&now), Ok(()));
     now.destination_was.storage = "file 1:5, born 1.000000005, 9 bytes".into();
