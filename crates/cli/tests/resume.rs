@@ -255,7 +255,10 @@ fn interrupted_copies_are_listed_and_resumed_by_name_alone() {
 fn signals_interrupt_show_progress_or_are_ignored() {
     let place = with_disk();
     let mut command = Command::new("nohup");
-    command.current_dir(place.path("")).env("XDG_STATE_HOME", place.path("state"));
+    command
+        .current_dir(place.path(""))
+        .env("XDG_STATE_HOME", place.path("state"))
+        .env("XDG_RUNTIME_DIR", place.path("run"));
     let program = place.command().get_program().to_owned();
     command
         .arg(program)

@@ -191,7 +191,10 @@ fn stream(context: &Context, place: &Place) -> Result<()> {
     let script = format!("exec \"$@\" > '{}'", place.path("streamed").display());
     let mut shell = program("sh")?;
     shell.args(["-c", &script, "sh"]).arg(&context.hikyaku).args(["copy", "a.img", "-", "--json"]);
-    shell.current_dir(place.dir.path()).env("XDG_STATE_HOME", place.path("state"));
+    shell
+        .current_dir(place.dir.path())
+        .env("XDG_STATE_HOME", place.path("state"))
+        .env("XDG_RUNTIME_DIR", place.path(""));
     let output = run(&mut shell, LIMIT)?.success()?;
     let (lines, last) = output.stderr.trim_end().rsplit_once('\n').unwrap_or(("", output.stderr.trim_end()));
     check_lines(lines)?;

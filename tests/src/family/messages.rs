@@ -493,7 +493,8 @@ fn image_hint(context: &Context, place: &Place, format: &str) -> Result<()> {
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).current_dir(place.dir.path()).env("PATH", path_with(&context.hikyaku)?);
     let home = place.path("home");
-    let home = ["HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"].map(|name| (name, home.clone()));
+    let home =
+        ["HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"].map(|name| (name, home.clone()));
     let ended = run(shell.envs(home), LIMIT)?;
     // A script that was cut off has not ended it.
     if let Ok(pid) = fs::read_to_string(place.path(&format!("x.{format}.pid"))) {

@@ -49,6 +49,8 @@ impl Place {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hikyaku"));
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env("XDG_STATE_HOME", self.path("state")).env("XDG_CONFIG_HOME", self.path("config"));
+        // Servers and copies of other tests are not to be seen.
+        command.env("XDG_RUNTIME_DIR", self.path("run"));
         for name in ["USERNAME", "PASSWORD", "TARGET_USERNAME", "TARGET_PASSWORD"] {
             command.env_remove(format!("LIBISCSI_CHAP_{name}"));
         }

@@ -70,12 +70,18 @@ impl Home {
         self.run(context, &["status", "--json", "--interval", "0s"])?.success()?.json()
     }
 
-    /// The status of the only server.
-    fn server(&self, context: &Context) -> Result<Value> {
+    /// The status of a server. Others may run on this machine.
+    fn server(&self, context: &Context, server: &Server) -> Result<Value> {
         let status = self.status(context)?;
         let processes = status["processes"].as_array().context("no list of processes")?;
-        ensure!(processes.len() == 1, "one server is running: {status}");
-        Ok(processes[0].clone())
+        let it = processes.iter().find(|process| process["pid"] == server.running.pid());
+        it.cloned().with_context(|| format!("it is not in {status}"))
+    }
+
+    /// Runs `ctl` on a server.
+    fn ctl(&self, context: &Context, server: &Server, arguments: &[&str]) -> Result<Output> {
+        let pid = server.running.pid().to_string();
+        self.run(context, &[&["ctl", "--pid", &pid], arguments].concat())
     }
 
     fn socket(&self, server: &Server) -> PathBuf {
@@ -108,7 +114,7 @@ fn seen(context: &Context) -> Result<()> {
     let lun = with_secret(&server.url, "u");
     let copied = home.run(context, &["copy", "pattern:1M:7", &lun, "--verify", "--json"])?.success()?;
     ensure!(copied.json()?["verified"] == true, "{copied}");
-    let status = home.server(context)?;
+    let status = home.server(context, &server)?;
     for (path, expected) in [
         ("/command", Value::from("serve")),
         ("/pid", server.running.pid().into()),
@@ -141,7 +147,7 @@ fn sessions(context: &Context) -> Result<()> {
     for lba in 0..8 {
         session.read(0, lba, 1)?;
     }
-    let status = home.server(context)?;
+    let status = home.server(context, &server)?;
     for (path, expected) in [
         ("/sessions/0/initiator", Value::from(NAME)),
         ("/sessions/0/target", OPEN.into()),
@@ -161,10 +167,10 @@ fn sessions(context: &Context) -> Result<()> {
     let text = home.run(context, &["status", "--interval", "100ms"])?.success()?.text();
     ensure!(text.contains(NAME) && text.contains("ready"), "{text}");
     let tsih = status["sessions"][0]["tsih"].to_string();
-    home.run(context, &["ctl", "session", "end", &tsih])?.success()?;
+    home.ctl(context, &server, &["session", "end", &tsih])?.success()?;
     ensure!(session.read(0, 0, 1).is_err(), "the session goes on");
-    wait_until(LIMIT, || Ok(home.server(context)?["sessions"] == Value::Array(Vec::new())))?;
-    home.run(context, &["ctl", "session", "end", &tsih])?.expect(2)?.says("there is no such session")?;
+    wait_until(LIMIT, || Ok(home.server(context, &server)?["sessions"] == Value::Array(Vec::new())))?;
+    home.ctl(context, &server, &["session", "end", &tsih])?.expect(2)?.says("there is no such session")?;
     Session::login(&server.url, NAME, [0x80, 0, 0, 0, 0, 1])?.read(0, 0, 1).map(drop)
 }
 
@@ -174,9 +180,9 @@ fn luns(context: &Context) -> Result<()> {
     let mut server = home.serve(context, &["a.img", "--iqn", OPEN], 1)?;
     let mut session = Session::login(&server.url, NAME, [0x80, 0, 0, 0, 0, 1])?;
     session.read(0, 0, 1)?;
-    let ctl = |arguments: &[&str]| home.run(context, &[&["ctl"], arguments].concat());
+    let ctl = |arguments: &[&str]| home.ctl(context, &server, arguments);
     prints(&ctl(&["lun", "add", "b.img,ro", "--lun", "7"])?.success()?, "1 LUN added")?;
-    let status = home.server(context)?;
+    let status = home.server(context, &server)?;
     expect(&status, "/luns/1/lun", 7)?;
     expect(&status, "/luns/1/storage", home.path("b.img").display().to_string())?;
     // The unit attention of the changed inventory, then the command.
@@ -189,13 +195,12 @@ fn luns(context: &Context) -> Result<()> {
     ensure!(blocks == 4096, "{blocks} blocks");
     empty_file(home.path("b.img"), 4 << 20)?;
     prints(&ctl(&["lun", "resize"])?.success()?, "1 LUN resized")?;
-    expect(&home.server(context)?, "/luns/1/size_bytes", 4 << 20)?;
+    expect(&home.server(context, &server)?, "/luns/1/size_bytes", 4 << 20)?;
     for (arguments, cause) in [
         (&["lun", "add", "missing.img", "--lun", "8"][..], "missing.img"),
         (&["lun", "add", "b.img", "--lun", "7"], "7"),
         (&["lun", "remove", "9"], "no such LUN"),
         (&["lun", "remove", "7", "--target", CLOSED], "does not have it"),
-        (&["--pid", "1", "reload"], "no server of this user"),
     ] {
         let output = ctl(arguments)?;
         ensure!(output.code != Some(0), "{arguments:?}: {output}");
@@ -205,14 +210,22 @@ fn luns(context: &Context) -> Result<()> {
     ctl(&["lun", "remove", "0"])?.expect(2)?.says("last LUN")?;
     ctl(&["lun", "add", "b.img", "--lun", "1"])?.success()?;
     prints(&ctl(&["reload"])?.success()?, "1 LUN removed")?;
-    ensure!(home.server(context)?["luns"].as_array().is_some_and(|luns| luns.len() == 1), "as configured");
+    ensure!(
+        home.server(context, &server)?["luns"].as_array().is_some_and(|luns| luns.len() == 1),
+        "as configured"
+    );
     drop(session);
     ctl(&["drain", "--json"])?.success()?;
     wait_until(LIMIT, || Ok(server.running.ended()))?;
-    let socket = home.socket(&server);
+    let (socket, pid) = (home.socket(&server), server.running.pid());
     server.running.finish(LIMIT)?.success()?;
     ensure!(!socket.exists(), "the socket is left behind");
-    prints(&home.run(context, &["status"])?.success()?, "no server or copy of this user is running")
+    let status = home.status(context)?;
+    ensure!(
+        !status["processes"].as_array().is_some_and(|all| all.iter().any(|one| one["pid"] == pid)),
+        "{status}"
+    );
+    home.run(context, &["ctl", "--pid", "1", "reload"])?.expect(2)?.says("no server of this user").map(drop)
 }
 
 /// Hostile requests are refused, silent connections end, and a killed server's socket is removed by the next `status`.
@@ -238,7 +251,7 @@ fn socket(context: &Context) -> Result<()> {
     }
     let _silent: Vec<_> = (0..20).map(|_| UnixStream::connect(&socket)).collect();
     Session::login(&server.url, NAME, [0x80, 0, 0, 0, 0, 1])?.read(0, 0, 1)?;
-    wait_until(LIMIT, || Ok(home.run(context, &["status"])?.text().contains("ready")))?;
+    wait_until(LIMIT, || Ok(home.server(context, &server).is_ok()))?;
     if is_root() {
         for path in [home.dir.path(), &home.path("hikyaku"), &socket] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))?;
@@ -384,7 +397,7 @@ fn refused_logins(context: &Context) -> Result<()> {
     let lines_max = seconds * (usize::from(ADDRESSES) * 2 + 17);
     let all = log.lines().filter(|line| line.contains(" no session ")).count();
     ensure!(all <= lines_max, "{all} lines in {seconds} s");
-    let status = home.server(context)?;
+    let status = home.server(context, &server)?;
     expect(&status, "/connections_refused", logins)?;
     ensure!(right > 0, "no right login");
     Ok(())
@@ -473,9 +486,10 @@ fn copies(context: &Context) -> Result<()> {
     let copy = ["copy", "pattern:1100M:3", "c.img", "--rate", "64M", "-q"];
     let mut command = context.command_in(home.dir.path());
     let mut running = Running::start(command.args(copy).current_dir(home.dir.path()))?;
+    let pid = running.pid();
     let shown = || -> Result<Option<Value>> {
         let status = home.status(context)?;
-        Ok(status["processes"].as_array().and_then(|all| all.first()).cloned())
+        Ok(status["processes"].as_array().and_then(|all| all.iter().find(|one| one["pid"] == pid)).cloned())
     };
     let moving = || Ok(shown()?.is_some_and(|copy| copy["progress"]["bytes"].as_u64() > Some(0)));
     wait_until(LIMIT, moving)?;
@@ -486,7 +500,7 @@ fn copies(context: &Context) -> Result<()> {
     running.signal(libc::SIGINT)?;
     running.finish(LIMIT)?.expect(130)?;
     let status = home.status(context)?;
-    expect(&status, "/processes", Value::Array(Vec::new()))?;
+    ensure!(shown()?.is_none(), "{status}");
     expect(&status, "/resumable_copies/0/destination", "c.img")?;
     prints(&home.run(context, &["status"])?.success()?, "--resume")
 }
