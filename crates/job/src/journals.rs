@@ -81,7 +81,9 @@ impl Interrupted {
         let Origin { directory, command, .. } = self.origin.as_ref()?;
         let here = std::env::current_dir().is_ok_and(|here| here.display().to_string() == *directory);
         let change = if here { String::new() } else { format!("cd {} && ", shell::quoted(directory)) };
-        Some(format!("{change}{command} --resume {}", shell::quoted(&self.id)))
+        let words = shell::split(command);
+        let line = words.map_or_else(|| command.clone(), |words| shell::line(&words));
+        Some(format!("{change}{line} --resume {}", shell::quoted(&self.id)))
     }
 
     /// The journal and its copy, as in a list within a sentence.

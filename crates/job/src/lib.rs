@@ -51,6 +51,7 @@ pub mod manifest;
 pub mod offload;
 mod outcome;
 mod prepared;
+pub mod printable;
 pub mod protection;
 pub mod refusals;
 pub mod remote;
