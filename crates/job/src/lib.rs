@@ -62,6 +62,7 @@ pub mod shell;
 pub mod since;
 pub mod snapshot;
 mod space;
+mod standard;
 mod stop;
 mod stream;
 mod thin;
