@@ -12,7 +12,8 @@ pub struct OpenOptions {
     /// Offsets and lengths of requests will be multiples of this number of bytes, except at the tail of a file.
     /// O_DIRECT is used only if this suffices for it: the cached and the direct path must never share a page.
     pub request_alignment: u32,
-    /// Open a device that is mounted or held, or an image that another program has locked.
+    /// Open a device that is mounted or held, or an image that another program has locked. What is neither is locked all
+    /// the same when it is opened for writing.
     pub allow_in_use: bool,
 }
 

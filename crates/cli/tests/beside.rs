@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Loop, Place, text};
+use common::{Loop, Place, dirty_pages, text};
 
 /// Bytes of each file or device, and of the half that is copied.
 const BYTES: usize = 16 << 20;
@@ -62,16 +62,6 @@ fn read(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; BYTES];
     file.read_exact_at(&mut bytes, 0).unwrap();
     bytes
-}
-
-/// Dirty pages of a file or device in the page cache: cachestat(2), since Linux 6.5; `None` before.
-fn dirty_pages(file: &File) -> Option<u64> {
-    const SYS_CACHESTAT: libc::c_long = 451;
-    let (range, mut answer) = ([0u64, u64::MAX], [0u64; 5]);
-    // SAFETY: both structures have the size that the kernel expects and live through the call, which fills the second.
-    let result =
-        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), answer.as_mut_ptr(), 0) };
-    (result == 0).then_some(answer[1])
 }
 
 /// Unflushed writes of another process are only in the page cache: the copy reads past the page cache and must include

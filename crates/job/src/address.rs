@@ -1,4 +1,5 @@
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,10 +82,20 @@ impl dyn Address + '_ {
         creates(self.spec())
     }
 
-    /// The device or file of this machine behind the address; for a stream, of the path `stream`.
-    pub(crate) fn node(&self, stream: &Path) -> Option<Node> {
-        Node::of(if self.is_stream() { stream } else { self.path()? })
+    /// The path of the device or file of this machine behind the address; for a stream it is `stream`, if that leads to
+    /// one.
+    pub(crate) fn place<'p>(&'p self, stream: &'p Path) -> Option<&'p Path> {
+        if self.is_stream() { Some(stream).filter(|stream| is_storage(stream)) } else { self.path() }
     }
+
+    /// The device or file of this machine behind the address, with `stream` as in `place`.
+    pub(crate) fn node(&self, stream: &Path) -> Option<Node> {
+        Node::of(self.place(stream)?)
+    }
+}
+
+fn is_storage(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
 }
 
 pub(crate) fn creates(spec: &Spec) -> bool {

@@ -3,24 +3,25 @@
 use mover::Origin;
 
 use crate::hooks::Hooks;
-use crate::shell::quoted;
+use crate::shell;
 use crate::since::Since;
 use crate::{Job, Request};
 
 /// The command line that resumes the copy from the journal `name`.
 pub(crate) fn resume(job: &Job<'_>, name: &str) -> String {
-    format!("{} --resume {}", line(job, false), quoted(name))
+    shell::line(&[&words(job, false)[..], &["--resume".to_owned(), name.to_owned()]].concat())
 }
 
 /// The command line that begins the copy anew, whatever journals there are.
 pub(crate) fn anew(job: &Job<'_>) -> String {
-    format!("{} --resume off", line(job, true))
+    shell::line(&words(job, true)) + " --resume off"
 }
 
 /// What a journal records beside its label.
 pub(crate) fn origin(job: &Job<'_>) -> Origin {
     let directory = std::env::current_dir().unwrap_or_default();
-    Origin { directory: directory.display().to_string(), command: line(job, false), part: part(job.request) }
+    let command = shell::script(&words(job, false));
+    Origin { directory: directory.display().to_string(), command, part: part(job.request) }
 }
 
 /// Which part of the range the request copies, in words: a journal resumes only the same.
@@ -31,12 +32,12 @@ pub(crate) fn part(request: &Request) -> String {
     }
 }
 
-fn line(job: &Job<'_>, is_anew: bool) -> String {
+fn words(job: &Job<'_>, is_anew: bool) -> Vec<String> {
     let Request { plan, force, allow_in_use, allow_space, .. } = job.request;
     let mut words = vec!["hikyaku".to_owned(), "copy".to_owned()];
-    words.push(quoted(job.source.words()));
-    words.push(quoted(&without_create(job.destination.words())));
-    let mut option = |name: &str, value: String| words.extend([name.to_owned(), quoted(&value)]);
+    words.push(job.source.words().to_owned());
+    words.push(without_create(job.destination.words()));
+    let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
     for (name, value) in [("--src-offset", plan.src_offset), ("--dst-offset", plan.dst_offset)] {
         if value > 0 {
             option(name, value.to_string());
@@ -60,7 +61,7 @@ fn line(job: &Job<'_>, is_anew: bool) -> String {
     if plan.verify {
         words.push("--verify".to_owned());
     }
-    let mut option = |name: &str, value: String| words.extend([name.to_owned(), quoted(&value)]);
+    let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
     if let Some(path) = &job.request.manifest {
         option("--manifest", path.display().to_string());
     }
@@ -91,8 +92,8 @@ fn line(job: &Job<'_>, is_anew: bool) -> String {
     if *force && is_anew {
         words.push("--force".to_owned());
     }
-    words.extend(job.request.more.iter().map(|word| quoted(word)));
-    words.join(" ")
+    words.extend(job.request.more.iter().cloned());
+    words
 }
 
 /// An endpoint without its option `create`: where an earlier copy was interrupted, the file exists.

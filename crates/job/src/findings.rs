@@ -74,6 +74,12 @@ fn check_all(job: &Job<'_>, earlier: Option<Earlier>) -> Result<(), Failure> {
         stream::check(job)?;
         inspection.look_at_paths();
         inspection.look_at_stream();
+        inspection.first()?;
+        let mut io = crate::event_loop()?;
+        if let Some(Ok((_medium, endpoint))) = inspection.look_at_output(&mut io)?.map(|output| output.opened)
+        {
+            crate::close(&mut io, [endpoint]);
+        }
         return inspection.first();
     }
     let mut io = crate::event_loop()?;

@@ -160,6 +160,35 @@ mod tests {
         bytes
     }
 
+    /// The lock that a copy with a journal holds is tested by one without.
+    #[test]
+    fn a_short_copy_is_refused_while_another_copy_has_the_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let host = host(directory.path());
+        let copy =
+            |request: &Request| job(&host, request, "a.img", "b.img").copy(&mut Record::new()).map(drop);
+        let request = Request::default();
+        copy(&request).unwrap();
+        assert!(!directory.path().join("copies.lock").exists(), "a short copy makes no lock file");
+        let held = claim_of(&host, "b.img");
+        let failure = copy(&request).unwrap_err();
+        assert_eq!(failure.cause, "another copy is writing to it");
+        copy(&Request { allow_in_use: true, ..Request::default() }).unwrap();
+        drop(held);
+        copy(&request).unwrap();
+    }
+
+    /// The lock of a destination, taken as by a copy with a journal.
+    fn claim_of(host: &Quiet, name: &str) -> fs::File {
+        let request = Request::default();
+        let job = job(host, &request, "a.img", name);
+        let options = block::OpenOptions { writable: false, request_alignment: 4096, allow_in_use: true };
+        let mut io = crate::event_loop().unwrap();
+        let endpoint = crate::attach(&mut io, &job.destination.open(&options).unwrap()).unwrap();
+        let identity = endpoint.inspect().identity();
+        journal::claim(&host.state_dir, &identity, std::time::Duration::ZERO).unwrap().unwrap()
+    }
+
     #[test]
     fn what_interrupted_a_copy_leaves_a_journal_to_go_on_from() {
         let directory = tempfile::tempdir().unwrap();

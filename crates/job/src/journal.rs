@@ -18,6 +18,8 @@ use crate::{Ending, Failure, Host, Job, Pair, Request, Resume, again, journals, 
 const JOURNAL_BYTES_MIN: u64 = 1 << 30;
 /// Directory of journals in the state directory.
 pub(crate) const JOURNALS: &str = "copies";
+/// The lock file of destinations, beside it.
+const LOCK_FILE: &str = "copies.lock";
 /// Time for which the lock of a killed process may remain, and the pause between attempts to lock.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
@@ -175,14 +177,19 @@ fn set_aside(job: &Job<'_>, state: &Path, label: &Label) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Locks the destination of a copy without a journal if other machines can write it; not without a state directory.
+/// Locks the destination of a copy without a journal, if other machines can write it or if some copy has made the lock
+/// file before; not without a state directory.
 pub(crate) fn claim_short(job: &Job<'_>, endpoint: &dyn Endpoint) -> Result<Option<File>, Failure> {
     let identity = endpoint.inspect().identity();
-    let is_remote = matches!(&identity, Identity::Remote(name) if !name.starts_with("mem:"));
-    if !is_remote {
+    let is_remote = match &identity {
+        Identity::Unique => return Ok(None),
+        Identity::Remote(name) => !name.starts_with("mem:"),
+        _ => false,
+    };
+    let Ok(state) = job.host.state_dir() else { return Ok(None) };
+    if !is_remote && !state.join(LOCK_FILE).exists() {
         return Ok(None);
     }
-    let Ok(state) = job.host.state_dir() else { return Ok(None) };
     match claim_or_refuse(job, &state, &identity) {
         Err(failure) if failure.ending != Ending::Refused => Ok(None),
         claimed => claimed,
@@ -190,7 +197,9 @@ pub(crate) fn claim_short(job: &Job<'_>, endpoint: &dyn Endpoint) -> Result<Opti
 }
 
 fn claim_or_refuse(job: &Job<'_>, state: &Path, identity: &Identity) -> Result<Option<File>, Failure> {
-    match claim(state, identity)? {
+    // A lock that is not needed is not waited for.
+    let wait = if job.request.allow_in_use { Duration::ZERO } else { LOCK_WAIT_MAX };
+    match claim(state, identity, wait)? {
         Some(claim) => Ok(Some(claim)),
         None if *identity == Identity::Unique || job.request.allow_in_use => Ok(None),
         None => Err(Failure::refused("copy to", job.destination.text(), "another copy is writing to it")
@@ -255,12 +264,12 @@ fn check(
 }
 
 /// Locks a destination against other copies of this user until the file is dropped; `None`: another copy has it.
-fn claim(state: &Path, identity: &Identity) -> Result<Option<File>, Failure> {
+pub(crate) fn claim(state: &Path, identity: &Identity, wait: Duration) -> Result<Option<File>, Failure> {
     let file = lock_file(state)?;
     let hash = Sha256::digest(format!("{identity:?}"));
     // Offsets are signed. With 62 bits of the hash, collisions by chance are negligible.
     let byte = u64::from_le_bytes(*hash.first_chunk().expect("it is longer")) >> 2;
-    let until = Instant::now() + LOCK_WAIT_MAX;
+    let until = Instant::now() + wait;
     loop {
         match lock::lock_byte(&file, byte, Hold::Exclusive) {
             Ok(true) => return Ok(Some(file)),
@@ -284,7 +293,7 @@ fn journals(state: &Path) -> Result<PathBuf, Failure> {
 
 /// The lock file: a copy locks one byte, chosen by the hash of its destination's identity.
 fn lock_file(state: &Path) -> Result<File, Failure> {
-    let path = journals(state)?.with_file_name("copies.lock");
+    let path = journals(state)?.with_file_name(LOCK_FILE);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     options.open(path).map_err(|error| failed(state, "lock a destination in", error))
@@ -361,11 +370,11 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let state = home.path();
         let lun = |name: &str| Identity::Remote(name.to_owned());
-        let one = claim(state, &lun("naa.1")).unwrap();
-        assert!(one.is_some() && claim(state, &lun("naa.1")).unwrap().is_none());
-        assert!(claim(state, &lun("naa.2")).unwrap().is_some());
+        let one = claim(state, &lun("naa.1"), Duration::ZERO).unwrap();
+        assert!(one.is_some() && claim(state, &lun("naa.1"), Duration::ZERO).unwrap().is_none());
+        assert!(claim(state, &lun("naa.2"), Duration::ZERO).unwrap().is_some());
         drop(one);
-        assert!(claim(state, &lun("naa.1")).unwrap().is_some());
+        assert!(claim(state, &lun("naa.1"), Duration::ZERO).unwrap().is_some());
     }
 
     #[test]

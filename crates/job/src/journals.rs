@@ -1,6 +1,7 @@
 //! The journals of interrupted copies in the state directory: listed, found again, expired.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -81,7 +82,9 @@ impl Interrupted {
         let Origin { directory, command, .. } = self.origin.as_ref()?;
         let here = std::env::current_dir().is_ok_and(|here| here.display().to_string() == *directory);
         let change = if here { String::new() } else { format!("cd {} && ", shell::quoted(directory)) };
-        Some(format!("{change}{command} --resume {}", shell::quoted(&self.id)))
+        let words = shell::split(command);
+        let line = words.map_or_else(|| command.clone(), |words| shell::line(&words));
+        Some(format!("{change}{line} --resume {}", shell::quoted(&self.id)))
     }
 
     /// The journal and its copy, as in a list within a sentence.
@@ -228,24 +231,44 @@ fn difference(
 /// Journals that a new copy with `label` makes wrong because it overwrites what they list as finished. Removes them with
 /// a warning, and returns those of the same copy, which its end makes obsolete.
 pub(crate) fn overwritten(job: &Job<'_>, state: &Path, label: &Label, own: &Path) -> Vec<PathBuf> {
-    let end = |label: &Label| label.dst_offset.saturating_add(label.bytes);
     let mut same = Vec::new();
-    for journal in list(state).into_iter().filter(|journal| journal.path != own) {
-        let theirs = &journal.label;
-        let is_touched = theirs.destination_was.storage == label.destination_was.storage
-            && theirs.dst_offset < end(label)
-            && label.dst_offset < end(theirs);
-        if !is_touched {
+    for journal in touched(state, &label.destination_was.storage, &written(label)) {
+        if journal.path == own {
             continue;
         }
-        if theirs.check(label).is_ok() {
+        if journal.label.check(label).is_ok() {
             same.push(journal.path);
-        } else if journal::remove(&journal.path) && journal.done_bytes() > 0 {
-            let words = journal.words();
-            job.host.warn(&format!(
-                "this copy overwrites what an earlier one wrote: removed its journal {words}"
-            ));
+        } else {
+            remove(job, &journal);
         }
     }
     same
+}
+
+/// Removes, with a warning, the journals that a copy without one makes wrong: it writes `range` of `storage`.
+pub(crate) fn invalidate(job: &Job<'_>, state: &Path, storage: &str, range: Range<u64>) {
+    touched(state, storage, &range).iter().for_each(|journal| remove(job, journal));
+}
+
+/// The journals of copies to some byte of `range`.
+fn touched(state: &Path, storage: &str, range: &Range<u64>) -> Vec<Interrupted> {
+    let is_touched = |journal: &Interrupted| {
+        let theirs = written(&journal.label);
+        journal.label.destination_was.storage == storage
+            && theirs.start < range.end
+            && range.start < theirs.end
+    };
+    list(state).into_iter().filter(is_touched).collect()
+}
+
+fn written(label: &Label) -> Range<u64> {
+    label.dst_offset..label.dst_offset.saturating_add(label.bytes)
+}
+
+fn remove(job: &Job<'_>, journal: &Interrupted) {
+    if journal::remove(&journal.path) && journal.done_bytes() > 0 {
+        let words = journal.words();
+        job.host
+            .warn(&format!("this copy overwrites what an earlier one wrote: removed its journal {words}"));
+    }
 }

@@ -1,6 +1,5 @@
 //! The checks of a copy before its first write, and the refusals that they cause.
 
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,6 +12,7 @@ use mover::{Checked, Refusal};
 use crate::address::creates;
 use crate::journal::Earlier;
 use crate::space::{self, Standing};
+use crate::standard::{self, Output, STDIN, STDOUT};
 use crate::{
     Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, units,
 };
@@ -57,8 +57,12 @@ pub fn prepare(
     })
 }
 
-/// [`prepare`] for a source that is a stream. The file is the one that was made for it.
-pub(crate) fn prepare_destination(job: &Job<'_>, io: &mut Io) -> Result<(Opened, Option<NewFile>), Failure> {
+/// [`prepare`] for a source that is a stream. The file is the one that was made for it; the `bool` is whether no writer
+/// of the source is known.
+pub(crate) fn prepare_destination(
+    job: &Job<'_>,
+    io: &mut Io,
+) -> Result<(Opened, Option<NewFile>, bool), Failure> {
     let mut inspection = Inspection::new(job, None);
     inspection.look_at_paths();
     inspection.look_at_stream();
@@ -67,16 +71,18 @@ pub(crate) fn prepare_destination(job: &Job<'_>, io: &mut Io) -> Result<(Opened,
     let (medium, mut endpoint) = inspection.open_destination(io, &*job.destination)?;
     inspection.look_at_content(io, &mut *endpoint)?;
     inspection.first()?;
-    Ok(((medium, endpoint), created))
+    Ok(((medium, endpoint), created, inspection.source_consistent))
 }
 
 /// [`prepare`] for a destination that is a stream. The `bool` is whether no writer of the source is known.
-pub(crate) fn prepare_source(job: &Job<'_>, io: &mut Io) -> Result<(Opened, bool), Failure> {
+pub(crate) fn prepare_source(job: &Job<'_>, io: &mut Io) -> Result<(Opened, Option<Output>, bool), Failure> {
     let mut inspection = Inspection::new(job, None);
     inspection.look_at_paths();
     inspection.first()?;
     let opened = inspection.open_source(io)?;
-    Ok((opened, inspection.source_consistent))
+    let output = inspection.look_at_output(io)?;
+    inspection.first()?;
+    Ok((opened, output, inspection.source_consistent))
 }
 
 pub(crate) type Opened = (Arc<dyn Medium>, Box<dyn Endpoint>);
@@ -158,20 +164,27 @@ impl<'a> Inspection<'a> {
             }
             Ok(Standing::There) => {}
         }
-        if let Some(path) = destination.path().filter(|_| !self.is_absent && !request.allow_in_use) {
+        let written = destination.place(Path::new(STDOUT));
+        if let Some(path) = written.filter(|_| !self.is_absent && !request.allow_in_use) {
             for user in self.kernel.users(path) {
                 self.refuse(user, "end that use, or --allow in-use");
             }
         }
-        // A stream may be redirected to a file or a device, too.
-        let nodes = source.node(Path::new("/dev/stdin")).zip(destination.node(Path::new("/dev/stdout")));
+        let nodes = source.node(Path::new(STDIN)).zip(destination.node(Path::new(STDOUT)));
         if nodes.is_some_and(|(source, destination)| self.kernel.is_same(source, destination)) {
             self.refuse(format!("it is the same storage as the source {}", source.text()), "");
         }
-        let is_written = |path| block::open_input(path).and_then(|file| host::lock::is_written(file.as_fd()));
-        if source.path().is_some_and(|path| path.is_file() && is_written(path).unwrap_or(false)) {
+        self.look_at_writers();
+    }
+
+    /// Looks for other programs that write to the source while it is read.
+    fn look_at_writers(&mut self) {
+        let Job { request, source, destination, .. } = self.job;
+        let Some(path) = source.place(Path::new(STDIN)) else { return };
+        let name = if source.is_stream() { "standard input" } else { source.text() };
+        if path.is_file() && standard::is_written(&**source, path) {
             self.source_consistent = false;
-            let cause = format!("another program writes to {} (QEMU, or another hikyaku)", source.text());
+            let cause = format!("another program writes to {name} (QEMU, or another hikyaku)");
             if destination.is_served_here() && !request.allow_in_use {
                 self.refuse(
                     format!("{cause}, and may be the server of this unit"),
@@ -181,11 +194,10 @@ impl<'a> Inspection<'a> {
                 self.warn(&format!("{cause}: the copy may mix several moments of it"));
             }
         }
-        if let Some(point) = source.path().and_then(|path| self.kernel.written_at(path)) {
+        if let Some(point) = self.kernel.written_at(path) {
             self.source_consistent = false;
             self.warn(&format!(
-                "{} is mounted read-write on {}: the copy may mix several moments of it",
-                source.text(),
+                "{name} is mounted read-write on {}: the copy may mix several moments of it",
                 point.display()
             ));
         }
@@ -308,6 +320,25 @@ impl<'a> Inspection<'a> {
             self.refuse_existing();
         }
         Ok(())
+    }
+
+    /// Opens standard output once more, if it is a file or a device: refused where the same destination is by its name.
+    pub(crate) fn look_at_output(&mut self, io: &mut Io) -> Result<Option<Output>, Failure> {
+        let Job { request, destination, .. } = self.job;
+        if !destination.is_stream() || destination.place(Path::new(STDOUT)).is_none() {
+            return Ok(None);
+        }
+        let mut output = Output::open(io, request)?;
+        if output.overwrites && !request.force {
+            match &mut output.opened {
+                Ok((_, endpoint)) => self.look_at_content(io, &mut **endpoint)?,
+                Err(cause) => self.refuse(
+                    format!("what it holds cannot be read: {cause}"),
+                    "--force if that may be overwritten",
+                ),
+            }
+        }
+        Ok(Some(output))
     }
 
     pub(crate) fn look_at_identity(&mut self, source: &dyn Endpoint, destination: &dyn Endpoint) {

@@ -262,8 +262,8 @@ impl Volume {
 impl Commands {
     /// Creates the snapshot. Returns the guardian that removes it when ended, and the command for that.
     fn run(&self, host: &dyn Host) -> Result<(Guardian, String), String> {
-        let make: Vec<_> = self.make.iter().map(|words| shell::line(words) + " >/dev/null").collect();
-        let remove = shell::line(&self.remove);
+        let make: Vec<_> = self.make.iter().map(|words| shell::script(words) + " >/dev/null").collect();
+        let remove = shell::script(&self.remove);
         // If the creation fails, whatever exists of the snapshot is removed without messages. Otherwise a failed
         // removal is retried after 1 s: the kernel may still be closing the device of a killed process.
         let removal = format!(
@@ -295,8 +295,8 @@ mod tests {
 
     fn lines(volume: &Volume) -> (Vec<String>, String, String) {
         let commands = volume.commands("hikyaku-1");
-        let make = commands.make.iter().map(|words| shell::line(words)).collect();
-        (make, shell::line(&commands.remove), commands.place)
+        let make = commands.make.iter().map(|words| shell::script(words)).collect();
+        (make, shell::script(&commands.remove), commands.place)
     }
 
     #[test]

@@ -1,22 +1,28 @@
 //! `-`: standard input as the source, standard output as the destination.
 //!
 //! A stream has no size and cannot be read twice, so such a copy keeps no journal and cannot be resumed. If standard
-//! output is the destination, nothing else may be printed there.
+//! output is the destination, nothing else may be printed there. `standard` has what applies to streams that are files.
 
 use std::fs::File;
 use std::io::IsTerminal;
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
 
-use block::NewFile;
+use block::{Endpoint, Medium, NewFile};
 use io::Io;
-use mover::{CopyError, copy_from_stream, copy_to_stream};
+use mover::{CopyError, Report, copy_from_stream, copy_to_stream};
 
 use crate::cpu::CpuTime;
 use crate::host::Watch;
 use crate::outcome::Way;
 use crate::refusals::Opened;
 use crate::report::Record;
-use crate::{Choice, Copied, Failure, Job, Request, Resume, journal, outcome, protection, refusals};
+use crate::{
+    Choice, Copied, Failure, Job, Request, Resume, Sample, journal, journals, outcome, protection, refusals,
+    standard,
+};
 
 /// A copy from or to a stream that passed all checks. Its endpoint is open and, as a destination, locked.
 pub(crate) struct Piped<'a> {
@@ -28,6 +34,8 @@ pub(crate) struct Piped<'a> {
     /// Processor time before anything was opened.
     before: CpuTime,
     _claim: Option<File>,
+    /// Standard output, if it is a file or a device: holds its lock.
+    _output: Option<Arc<dyn Medium>>,
     /// The loop to which the endpoint is attached. Declared last: fields are dropped in order, the endpoint first.
     io: Io,
 }
@@ -43,21 +51,34 @@ impl<'a> Piped<'a> {
         let from = job.source.is_stream();
         let before = CpuTime::now();
         let mut io = crate::event_loop()?;
-        let (end, source_consistent, created, _claim) = if from {
-            let (end, created) = refusals::prepare_destination(job, &mut io)?;
-            let claim = journal::claim_short(job, &*end.1)?;
-            (end, true, created, claim)
-        } else {
-            let (end, source_consistent) = refusals::prepare_source(job, &mut io)?;
-            (end, source_consistent, None, None)
-        };
-        Ok(Self { job, io, end, source_consistent, created, before, _claim })
+        let plan = &job.request.plan;
+        if from {
+            let (end, created, source_consistent) = refusals::prepare_destination(job, &mut io)?;
+            let last = plan.size.map_or(u64::MAX, |size| plan.dst_offset.saturating_add(size));
+            let _claim = claim(job, &*end.1, plan.dst_offset..last)?;
+            return Ok(Self { job, io, end, source_consistent, created, before, _claim, _output: None });
+        }
+        let (end, output, source_consistent) = refusals::prepare_source(job, &mut io)?;
+        let bytes = end.1.capability().size_bytes.saturating_sub(plan.src_offset);
+        let range = output.as_ref().map(|output| output.range(plan.size.unwrap_or(bytes)));
+        let opened = output.and_then(|output| output.opened.ok());
+        let (mut _claim, mut _output) = (None, None);
+        if let Some(((medium, endpoint), range)) = opened.zip(range) {
+            _claim = claim(job, &*endpoint, range)?;
+            _output = Some(medium);
+            crate::close(&mut io, [endpoint]);
+        }
+        Ok(Self { job, io, end, source_consistent, created: None, before, _claim, _output })
     }
 
     pub(crate) fn run(self, record: &mut Record) -> Result<Copied, Failure> {
-        let Self { job, mut io, end: (_medium, mut end), source_consistent, created, before, _claim } = self;
+        let Self { job, mut io, end: (_medium, mut end), source_consistent, created, before, .. } = self;
         let (plan, mut watch) = (job.request.plan(), Watch::new(job.host));
-        let mut observer = |now: &mover::Progress| watch.observe(now);
+        let mut last = None;
+        let mut observer = |now: &mover::Progress| {
+            last = Some(Sample::of(now));
+            watch.observe(now)
+        };
         let result = {
             let _orderly = job.host.stop().orderly();
             if job.source.is_stream() {
@@ -65,7 +86,14 @@ impl<'a> Piped<'a> {
                 copy_from_stream(&mut io, Box::new(stdin), &mut *end, &plan, &mut observer)
             } else {
                 let stdout = File::from(owned(&std::io::stdout())?);
-                copy_to_stream(&mut io, &mut *end, Box::new(stdout), &plan, &mut observer)
+                let writer = File::from(owned(&stdout)?);
+                let result = copy_to_stream(&mut io, &mut *end, Box::new(writer), &plan, &mut observer);
+                let is_flushed = standard::can_flush(&stdout)
+                    && matches!(&result, Ok(_) | Err(CopyError::Interrupted { .. }));
+                if let Some(last) = last.filter(|_| is_flushed) {
+                    watch.update(&Sample { phase: "flush", ..last });
+                }
+                if is_flushed { flushed(result, &stdout) } else { result }
             }
         };
         record.series.extend(watch.finish());
@@ -81,6 +109,27 @@ impl<'a> Piped<'a> {
         job.finished(&copied, record);
         Ok(copied)
     }
+}
+
+/// Locks the destination of a copy whose source or destination is a stream, and removes the journals of other copies
+/// that it makes wrong: those of `range`.
+fn claim(job: &Job<'_>, destination: &dyn Endpoint, range: Range<u64>) -> Result<Option<File>, Failure> {
+    let claim = journal::claim_short(job, destination)?;
+    if let Ok(state) = job.host.state_dir() {
+        journals::invalidate(job, &state, &destination.inspect().fingerprint().storage, range);
+    }
+    Ok(claim)
+}
+
+/// Ends a copy to standard output by a flush, as other copies end. Of an interrupted copy it makes durable what the
+/// message counts.
+fn flushed(result: Result<Report, CopyError>, stdout: &File) -> Result<Report, CopyError> {
+    let before = Instant::now();
+    standard::flush(stdout).map_err(CopyError::Flush)?;
+    let mut report = result?;
+    report.flush_seconds = before.elapsed().as_secs_f64();
+    report.seconds += report.flush_seconds;
+    Ok(report)
 }
 
 fn owned(stream: &dyn AsFd) -> Result<std::os::fd::OwnedFd, Failure> {

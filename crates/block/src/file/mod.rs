@@ -132,12 +132,20 @@ impl FileMedium {
             FileOptions::new().read(true).write(writable).custom_flags(flags | libc::O_CLOEXEC).open(path)
         };
         // The kernel ignores O_EXCL for a regular file.
-        let exclusive = if writable && !options.allow_in_use { libc::O_EXCL } else { 0 };
-        let buffered = open(exclusive).map_err(|error| failed(path, "opening", &error))?;
+        let exclusive = if writable { libc::O_EXCL } else { 0 };
+        let is_busy = |error: &Error| error.raw_os_error() == Some(libc::EBUSY);
+        let buffered = match open(exclusive) {
+            Err(error) if options.allow_in_use && is_busy(&error) => open(0),
+            opened => opened,
+        };
+        let buffered = buffered.map_err(|error| failed(path, "opening", &error))?;
         let metadata = buffered.metadata().map_err(|error| failed(path, "inspecting", &error))?;
         let is_device = check_kind(path, &metadata)?;
         if !is_device && !options.allow_in_use {
             take_lock(path, &buffered, writable)?;
+        } else if !is_device && writable {
+            // Beside another writer it still shows to third programs.
+            let _ = lock::lock(buffered.as_fd(), true);
         }
         if spec.get("format") != Some("raw") {
             probe::refuse_other_formats(path, &buffered)?;

@@ -211,6 +211,23 @@ pub(crate) fn spawn(command: &mut Command) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
+/// Dirty pages of a file or device in the page cache: cachestat(2), since Linux 6.5; `None` before.
+pub(crate) fn dirty_pages(file: &std::fs::File) -> Option<u64> {
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let (range, mut answer) = ([0u64, u64::MAX], [0u64; 5]);
+    // SAFETY: both structures have the size that the kernel expects and live through the call, which fills the second.
+    let result = unsafe {
+        libc::syscall(
+            SYS_CACHESTAT,
+            std::os::fd::AsRawFd::as_raw_fd(file),
+            range.as_ptr(),
+            answer.as_mut_ptr(),
+            0,
+        )
+    };
+    (result == 0).then_some(answer[1])
+}
+
 /// A loop device, detached on drop.
 pub(crate) struct Loop(pub(crate) String);
 

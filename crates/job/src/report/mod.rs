@@ -14,6 +14,7 @@ use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
 
+use crate::printable::{printable, printable_json};
 use crate::{Ending, Failure, Host, Series, shell, units};
 
 /// The first bytes of every report; a file without them is never overwritten.
@@ -159,7 +160,11 @@ impl Report {
         }
         if let Some(outcome) = &record.outcome {
             let all = serde_json::to_string_pretty(outcome).expect("a value is JSON");
-            let _ = write!(page, "<h2>All figures, as --json has them</h2>\n<pre>{}</pre>\n", escaped(&all));
+            let _ = write!(
+                page,
+                "<h2>All figures, as --json has them</h2>\n<pre>{}</pre>\n",
+                escaped(&printable_json(&all))
+            );
         }
         let _ = writeln!(page, "<p>hikyaku {}</p></body></html>", env!("CARGO_PKG_VERSION"));
         page
@@ -306,17 +311,16 @@ fn place(words: &str, offset: u64) -> String {
     if offset > 0 { format!("{words}, from byte {offset}") } else { words.to_owned() }
 }
 
-/// Escapes text for HTML content and quoted attributes. Control characters, invalid in HTML, become symbols.
+/// Escapes text for HTML content and quoted attributes. Control characters are invalid in HTML, and direction marks
+/// reorder it: both are escaped as on a terminal.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in printable(text).chars() {
         match c {
             '&' => out += "&amp;",
             '<' => out += "&lt;",
             '>' => out += "&gt;",
             '"' => out += "&quot;",
-            '\n' => out.push('\n'),
-            c if c.is_control() => out.push('\u{FFFD}'),
             c => out.push(c),
         }
     }

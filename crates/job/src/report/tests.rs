@@ -61,7 +61,8 @@ fn a_picture_shows_each_phase_and_limit_that_occurs() {
 
 #[test]
 fn what_was_told_is_escaped() {
-    assert_eq!(escaped("a<b>&\"\u{1b}[0m\n"), "a&lt;b&gt;&amp;&quot;\u{FFFD}[0m\n");
+    assert_eq!(escaped("x\u{202e}gpj.exe"), "x\\u{202e}gpj.exe");
+    assert_eq!(escaped("a<b>&\"\u{1b}[0m\n"), "a&lt;b&gt;&amp;&quot;\\u{1b}[0m\n");
 }
 
 #[test]

@@ -21,7 +21,7 @@ struct Copy {
 /// the source, and a device that is missing; one that holds a known file system, partition table or volume, unless
 /// --force; one that is mounted, held or locked, unless --allow in-use; one with another logical block size, unless
 /// --allow sector-size; a file whose file system has less space than the source has data, unless --allow space. Ends
-/// with one flush: what is reported as copied is durable.
+/// with one flush: what is reported as copied is durable, but in a pipe.
 ///
 /// A copy of more than 1 GiB keeps a journal. If it is interrupted, the same command resumes it, where neither end was
 /// written since; --list shows interrupted copies. Where the source cannot be read the copy goes on, and lists those areas
