@@ -270,7 +270,9 @@ fn the_target_name_told_by_discovery(context: &Context) -> Result<()> {
     let target = output.json()?["targets"][0].clone();
     ensure!(target["error"]["code"] == 4 && target["luns"] == serde_json::json!([]), "{target}");
     let log = rogue.running.stderr();
-    demand!(!log.contains(&format!("target_name=\"{IQN}\"")), "the rogue had a session:\n{log}")
+    let is_session =
+        |line: &str| line.contains("logged in") && line.contains(&format!("target_name=\"{IQN}\""));
+    demand!(!log.lines().any(is_session), "the rogue had a session:\n{log}")
 }
 
 fn a_known_address_behind_a_redirection(context: &Context) -> Result<()> {
