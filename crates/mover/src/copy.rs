@@ -167,10 +167,7 @@ fn copy_claiming<'a>(
         verify_seconds = figures.duration.as_secs_f64();
         (blake3, sums) = operation.finish();
     }
-    let unreadable = map.entries().filter(|entry| entry.status.is_bad());
-    let unreadable: Vec<_> = unreadable
-        .map(|entry| Area { offset: plan.src_offset + entry.start, bytes: entry.bytes() })
-        .collect();
+    let unreadable = unreadable(&map, plan.src_offset);
     Ok(Report {
         bytes: checked.bytes,
         data_bytes: figures.data_bytes,
@@ -201,6 +198,12 @@ fn copy_claiming<'a>(
         unreadable_areas: unreadable.len() as u64,
         unreadable: unreadable.into_iter().take(AREAS_MAX).collect(),
     })
+}
+
+/// The areas of the source that could not be read.
+fn unreadable(map: &Map, src_offset: u64) -> Vec<Area> {
+    let bad = map.entries().filter(|entry| entry.status.is_bad());
+    bad.map(|entry| Area { offset: src_offset + entry.start, bytes: entry.bytes() }).collect()
 }
 
 /// The result of the copy phases: everything that can be copied is copied and flushed.

@@ -141,19 +141,14 @@ impl FileMedium {
         let buffered = buffered.map_err(|error| failed(path, "opening", &error))?;
         let metadata = buffered.metadata().map_err(|error| failed(path, "inspecting", &error))?;
         let is_device = check_kind(path, &metadata)?;
-        if !is_device && !options.allow_in_use {
-            take_lock(path, &buffered, writable)?;
-        } else if !is_device && writable {
-            // Beside another writer it still shows to third programs.
-            let _ = lock::lock(buffered.as_fd(), true);
+        if !is_device {
+            lock_file(path, &buffered, writable, options.allow_in_use)?;
         }
         if spec.get("format") != Some("raw") {
             probe::refuse_other_formats(path, &buffered)?;
         }
-        if let Some(size) = size
+        if let Some(size) = size.filter(|size| !is_device && *size > metadata.len())
             && spec.flag("grow")?
-            && !is_device
-            && size > metadata.len()
         {
             buffered.set_len(size).map_err(|error| failed(path, "growing", &error))?;
         }
@@ -170,10 +165,13 @@ impl FileMedium {
             Some(alignment) if alignment <= options.request_alignment => open(libc::O_DIRECT).ok(),
             _ => None,
         };
+        let exchanged = |what: &str| {
+            let text = format!("{what} while it was opened; look which one it is now");
+            OpenError::Failed(format!("{}: {text}", path.display()))
+        };
         let is_other = |other: &File| !other.metadata().is_ok_and(|other| is_same(&metadata, &other));
         if direct.as_ref().is_some_and(is_other) {
-            let text = "its name was given to another file while it was opened; look which one it is now";
-            return Err(OpenError::Failed(format!("{}: {text}", path.display())));
+            return Err(exchanged("its name was given to another file"));
         }
         let capability = Capability {
             size_bytes,
@@ -195,8 +193,7 @@ impl FileMedium {
         if let Some(entry) = &opened
             && std::iter::once(&buffered).chain(&direct).any(|file| !probe::is_still(entry, file))
         {
-            let text = "another disk took over its name while it was opened; look which one it is now";
-            return Err(OpenError::Failed(format!("{}: {text}", path.display())));
+            return Err(exchanged("another disk took over its name"));
         }
         let disks = Kernel::default().disks(node, path).into_iter().collect();
         let shared = Arc::new(Shared { opened, disks, probed, ..Shared::default() });
@@ -211,6 +208,17 @@ impl FileMedium {
             shared,
         })
     }
+}
+
+/// Locks a regular file. With `allow_in_use` a lock that another program has is done without.
+fn lock_file(path: &Path, file: &File, writable: bool, allow_in_use: bool) -> Result<(), OpenError> {
+    if !allow_in_use {
+        take_lock(path, file, writable)?;
+    } else if writable {
+        // Beside another writer it still shows to third programs.
+        let _ = lock::lock(file.as_fd(), true);
+    }
+    Ok(())
 }
 
 impl Shared {

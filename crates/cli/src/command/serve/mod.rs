@@ -517,17 +517,9 @@ fn serve(
     let Outside { control, metrics, inherited } = outside;
     let control = control.as_ref();
     let config = live.server.clone();
-    let has_chap = live.config.targets.iter().any(Target::has_chap);
+    let announce = Announcement::of(&live);
     let file = live.config.file.clone();
-    let advertise = config.advertise.clone();
-    let luns: Vec<(String, u16)> = config
-        .targets
-        .iter()
-        .flat_map(|target| target.luns.iter().map(|lun| (target.iqn.clone(), lun.lun)))
-        .collect();
     let drain_timeout = config.drain_timeout;
-    let seals = config.seal_policy();
-    let key = config.sealing.as_ref().map(|sealing| sealing.identity.public());
     // Signals are caught before readiness is announced.
     let mut signals = signal_hook::iterator::Signals::new([libc::SIGINT, libc::SIGTERM, libc::SIGHUP])
         .map_err(|error| Failure::failed("catch signals", "", error))?;
@@ -559,17 +551,7 @@ fn serve(
                 // Confines this thread and those that it starts later.
                 confine();
             }
-            if manager::is_there() {
-                let handle = handle.clone();
-                // It ends with the process.
-                spawn("watchdog").spawn(move || manager::watch(&handle)).map_err(failed)?;
-            }
-            if let Some(metrics) = metrics {
-                let handle = handle.clone();
-                metrics.address().into_iter().for_each(|at| tracing::info!("metrics: http://{at}/metrics"));
-                // It ends with the process.
-                spawn("metrics").spawn(move || metrics.serve(&handle)).map_err(failed)?;
-            }
+            observe(&handle, metrics).map_err(failed)?;
             let (signals, handle) = (&mut signals, &handle);
             if let Some(control) = control {
                 let operator = Operator::new(handle, send.clone(), file);
@@ -591,27 +573,7 @@ fn serve(
                 return Err(error);
             }
         };
-        let addresses = server.addresses();
-        for address in &addresses {
-            tracing::info!("listening on {address}");
-        }
-        let portal = advertise.unwrap_or_else(|| urls::portal(names::reachable(addresses[0])));
-        let all: Vec<String> =
-            luns.iter().map(|(iqn, lun)| format!("iscsi://{portal}/{iqn}/{lun}")).collect();
-        if let Some(key) = key {
-            tracing::info!(
-                "sealing: {}; initiators trust us by: hikyaku key trust iscsi://{portal} --key {key}",
-                seals.name()
-            );
-        }
-        // The kernel's initiator and QEMU cannot seal.
-        if seals != SealPolicy::Require {
-            for line in urls::ready_made(&portal, &luns, has_chap) {
-                tracing::info!("{line}");
-            }
-        }
-        output::announce(&all.join("\n"));
-        manager::ready(&format!("{} LUNs, {portal}", all.len()));
+        announce.now(&server.addresses());
         let ended = server.wait().map_err(|error| failure(&error));
         if let (Ok(()), Some(file), true) = (&ended, ports, hands_over) {
             manager::store_ports(file, &handle.former_ports());
@@ -619,16 +581,76 @@ fn serve(
         caught.close();
         control.iter().for_each(|control| control.close());
         let until = Instant::now() + RELOAD_WAIT_MAX;
-        while !reload.is_finished() {
-            if Instant::now() >= until {
-                abandon(ended);
-            }
+        while !reload.is_finished() && Instant::now() < until {
             std::thread::sleep(RELOAD_WAIT_PAUSE);
         }
-        ended
+        if reload.is_finished() { ended } else { abandon(ended) }
     });
     tracing::info!("ended");
     ended.map(|()| Exit::Done)
+}
+
+/// Starts the threads of the watchdog and the metrics, which end with the process.
+fn observe(handle: &ServerHandle, metrics: Option<Metrics>) -> std::io::Result<()> {
+    let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
+    if manager::is_there() {
+        let handle = handle.clone();
+        spawn("watchdog").spawn(move || manager::watch(&handle))?;
+    }
+    if let Some(metrics) = metrics {
+        let handle = handle.clone();
+        tracing::info!("metrics: http://{}/metrics", metrics.address()?);
+        spawn("metrics").spawn(move || metrics.serve(&handle))?;
+    }
+    Ok(())
+}
+
+/// What a server prints when it is ready.
+struct Announcement {
+    advertise: Option<String>,
+    luns: Vec<(String, u16)>,
+    has_chap: bool,
+    seals: SealPolicy,
+    key: Option<seal::PublicKey>,
+}
+
+impl Announcement {
+    fn of(live: &Live) -> Self {
+        let config = &live.server;
+        let of_target =
+            |target: &TargetConfig| target.luns.iter().map(|lun| (target.iqn.clone(), lun.lun)).collect();
+        Self {
+            advertise: config.advertise.clone(),
+            luns: config.targets.iter().flat_map(|target| -> Vec<_> { of_target(target) }).collect(),
+            has_chap: live.config.targets.iter().any(Target::has_chap),
+            seals: config.seal_policy(),
+            key: config.sealing.as_ref().map(|sealing| sealing.identity.public()),
+        }
+    }
+
+    /// Prints the URLs on standard output, and everything else in the log.
+    fn now(self, addresses: &[SocketAddr]) {
+        for address in addresses {
+            tracing::info!("listening on {address}");
+        }
+        let portal = self.advertise.unwrap_or_else(|| urls::portal(names::reachable(addresses[0])));
+        let all: Vec<String> =
+            self.luns.iter().map(|(iqn, lun)| format!("iscsi://{portal}/{iqn}/{lun}")).collect();
+        if let Some(key) = self.key {
+            tracing::info!(
+                "sealing: {}; initiators trust us by: hikyaku key trust iscsi://{portal} --key {key}",
+                self.seals.name()
+            );
+        }
+        // The kernel's initiator and QEMU cannot seal.
+        if self.seals != SealPolicy::Require {
+            for line in urls::ready_made(&portal, &self.luns, self.has_chap) {
+                tracing::info!("{line}");
+            }
+        }
+        output::announce(&all.join("\n"));
+        manager::ready(&format!("{} LUNs, {portal}", all.len()));
+    }
 }
 
 /// Ends the process while a reload waits for a peer, a name server or a file system: a return would join that thread.

@@ -105,31 +105,12 @@ impl Negotiating {
             return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
         };
         if matches!(self.security, Security::Undecided) {
-            let accepted = |method: &&str| *method == "CHAP" || !policy.required && *method == "None";
-            let chosen = keys.auth_method.and_then(|methods| parse_list(methods).find(accepted));
-            match chosen {
-                Some("None") => {
-                    text::emit("AuthMethod", "None", answers);
-                    self.security = Security::Done;
-                    return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
-                }
-                Some(_) => {
-                    text::emit("AuthMethod", "CHAP", answers);
-                    self.security = Security::ExpectAlgorithm;
-                    // CHAP_A in the same text is answered in the same response.
-                    if keys.algorithm.is_none() {
-                        return if keys.has_chap() { Err(LoginStatus::InitiatorError) } else { Ok(()) };
-                    }
-                }
-                None if keys.auth_method.is_some() || keys.has_chap() => {
-                    return Err(LoginStatus::AuthenticationFailure);
-                }
-                None if !transit => return Ok(()),
-                None if policy.required => return Err(LoginStatus::AuthenticationFailure),
-                None => {
-                    self.security = Security::Done;
-                    return Ok(());
-                }
+            self.security = choose_method(policy, keys, transit, answers)?;
+            match self.security {
+                // CHAP_A in the same text is answered in the same response.
+                Security::ExpectAlgorithm if keys.algorithm.is_some() => {}
+                _ if keys.has_chap() => return Err(LoginStatus::InitiatorError),
+                _ => return Ok(()),
             }
         }
         match &self.security {
@@ -187,6 +168,30 @@ impl Negotiating {
             (_, Some((user, false))) if policy.of(user).next().is_some() => Denial::Secret(user.clone()),
             (_, Some((user, false))) => Denial::UnknownUser(user.clone()),
         })
+    }
+}
+
+/// The state after the initiator's AuthMethod list, or its absence, is answered.
+fn choose_method(
+    policy: &ChapPolicy,
+    keys: &SecurityKeys<'_>,
+    transit: bool,
+    answers: &mut Vec<u8>,
+) -> Result<Security, LoginStatus> {
+    let accepted = |method: &&str| *method == "CHAP" || !policy.required && *method == "None";
+    match keys.auth_method.and_then(|methods| parse_list(methods).find(accepted)) {
+        Some("None") => {
+            text::emit("AuthMethod", "None", answers);
+            Ok(Security::Done)
+        }
+        Some(_) => {
+            text::emit("AuthMethod", "CHAP", answers);
+            Ok(Security::ExpectAlgorithm)
+        }
+        None if keys.auth_method.is_some() || keys.has_chap() => Err(LoginStatus::AuthenticationFailure),
+        None if !transit => Ok(Security::Undecided),
+        None if policy.required => Err(LoginStatus::AuthenticationFailure),
+        None => Ok(Security::Done),
     }
 }
 
