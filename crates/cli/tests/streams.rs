@@ -3,11 +3,12 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{Loop, Place, Ran, dirty_pages, kill, spawn, text, until_written, wait};
 
@@ -90,7 +91,13 @@ fn standard_output_that_only_its_opener_may_open_is_written_where_nothing_is_los
         let mut command = Command::new(&program);
         command.uid(65534).current_dir(place.path("")).env("XDG_STATE_HOME", place.path("state"));
         command.args(["copy", "a.img", "-"]).args(more).stdout(stdout).stderr(Stdio::piped());
-        Ran::from(command.spawn().unwrap().wait_with_output().unwrap())
+        // Another thread's child may hold the new program open for writing until it starts its own.
+        let mut child = command.spawn();
+        while matches!(&child, Err(error) if error.kind() == ErrorKind::ExecutableFileBusy) {
+            std::thread::sleep(Duration::from_millis(10));
+            child = command.spawn();
+        }
+        Ran::from(child.unwrap().wait_with_output().unwrap())
     };
     copy(open(&path), &[]).expect(0);
     copy(open(&path), &[]).expect(6).on_stderr("what it holds cannot be read").on_stderr("--force");
@@ -189,7 +196,7 @@ fn a_copy_with_in_use_allowed_keeps_others_off() {
     let place = Place::with_sample(8 * MIB);
     let file = place.file("b.img", &vec![5; 8 * MIB]);
     let device = Loop::over(&place.file("c.img", &vec![5; 8 * MIB]));
-    let words = ["--allow", "in-use", "--rate", "1M", "--chunk", "64K", "--offload", "off"];
+    let words = ["--allow", "in-use", "--rate", "256K", "--chunk", "64K", "--offload", "off"];
     for destination in
         [Some(text(&file)), device.as_ref().map(|device| device.0.as_str())].into_iter().flatten()
     {
