@@ -58,6 +58,19 @@ const ROWS: &[Row] = &[
         "error: cannot open the second endpoint none.raw: No such file or directory (os error 2)\n  try: check the name",
     ),
     (
+        "destination-without-a-scheme",
+        &["copy", "disk.img", "127.0.0.1:3260"],
+        2,
+        "error: cannot copy to 127.0.0.1:3260: it is an address without a scheme, and no file\n  try: \
+         iscsi://127.0.0.1:3260/IQN/LUN; `hikyaku ls iscsi://127.0.0.1:3260` lists them; ./127.0.0.1:3260 for a new file of this name",
+    ),
+    (
+        "destination-without-a-scheme-but-options",
+        &["copy", "disk.img", "storage:3260/iqn.2026-11.example:a/0,seal=off"],
+        2,
+        "...",
+    ),
+    (
         "missing-directory",
         &["info", "nowhere/disk.img"],
         1,

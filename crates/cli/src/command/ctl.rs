@@ -134,6 +134,9 @@ fn the_server(pid: Option<u32>) -> Result<Process, Failure> {
         1 => Ok(servers.remove(0)),
         0 if found.denied > 0 => Err(failed("the running ones belong to other users".to_owned())
             .hint("run it as the server's user, or with sudo")),
+        0 if pid.is_some() => {
+            Err(failed("no server of this user has that PID".to_owned()).hint("hikyaku status lists them"))
+        }
         0 => Err(failed("no server of this user is running".to_owned()).hint("hikyaku status")),
         _ => {
             let pids: Vec<_> = servers.iter().map(|process| process.pid.to_string()).collect();

@@ -239,7 +239,8 @@ fn show(status: &Value) {
     sessions.print();
     if let Some(refused @ 1..) = status["connections_refused"].as_u64() {
         output::line(&format!(
-            "{refused} connections came to no session since the start; the log has the reasons"
+            "{} came to no session since the start; the log has the reasons",
+            units::counted(refused, "connection")
         ));
     }
 }

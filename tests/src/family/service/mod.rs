@@ -225,7 +225,10 @@ fn luns(context: &Context) -> Result<()> {
         !status["processes"].as_array().is_some_and(|all| all.iter().any(|one| one["pid"] == pid)),
         "{status}"
     );
-    home.run(context, &["ctl", "--pid", "1", "reload"])?.expect(2)?.says("no server of this user").map(drop)
+    home.run(context, &["ctl", "--pid", "1", "reload"])?
+        .expect(2)?
+        .says("no server of this user has that PID")
+        .map(drop)
 }
 
 /// Hostile requests are refused, silent connections end, and a killed server's socket is removed by the next `status`.

@@ -14,6 +14,7 @@ pub(crate) use self::args::{Args, Range, Shape};
 use self::host::{End, Terminal};
 pub(crate) use self::list::found as interrupted;
 use self::operate::Operated;
+use crate::advice;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::secret::{parts_of, shown, take_url_secrets};
@@ -40,6 +41,7 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
     let [source, destination] = args.ends();
     let source = End::parse(context, source)?;
     let destination = End::parse(context, destination)?;
+    check_scheme(&destination)?;
     let request = args.request();
     let data_on_stdout = destination.named.spec.location == Location::Stdio;
     let host = Terminal { context, data_on_stdout };
@@ -50,6 +52,19 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
     }
     let _operated = Operated::begin(context, args.ends().map(shown));
     Ok(job.copy(record)?.ending())
+}
+
+/// Refuses a destination that is an address without its scheme: it would become a file of that name.
+fn check_scheme(destination: &End<'_>) -> Result<(), Failure> {
+    let named = &destination.named;
+    let Some(path) = named.path().filter(|path| !path.exists()) else { return Ok(()) };
+    let text = path.display().to_string();
+    if advice::meant_url(&text, false).is_none() {
+        return Ok(());
+    }
+    let hint = format!("{}; ./{text} for a new file of this name", advice::missing(path));
+    Err(Failure::usage("copy to", named.text.clone(), "it is an address without a scheme, and no file")
+        .hint(hint))
 }
 
 fn requested(args: &Args) -> Requested {
