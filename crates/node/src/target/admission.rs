@@ -17,7 +17,7 @@ use iscsi::target::{Scope, SessionReady};
 use iscsi::wire::{Isid, LoginStatus};
 use scsi::NexusId;
 
-use super::config::{LocalUsers, Peer, ServerConfig};
+use super::config::{LocalUsers, Peer, ServerConfig, TargetConfig};
 use super::context::Context;
 use super::local_user;
 use super::login::{self, Claims, Denied, Grant};
@@ -189,6 +189,9 @@ impl Login {
 
     pub(super) fn on_refused(&mut self, status: LoginStatus, denial: Option<Denial>) {
         let why = match &denial {
+            Some(Denial::UnknownUser(user)) if self.is_of_another_initiator(user) => {
+                format!("CHAP user {user:?} has an account here, but not for this initiator or key")
+            }
             Some(denial) => denial.to_string(),
             None => login::meaning(status),
         };
@@ -205,6 +208,12 @@ impl Login {
             Some(name) => self.refuse(format!("{name}, which is no target here: {why}")),
             None => self.refuse(why),
         }
+    }
+
+    fn is_of_another_initiator(&self, user: &str) -> bool {
+        let targets = self.basis.iter().flat_map(|basis| &basis.config.targets);
+        let is_it = |target: &&TargetConfig| Some(&target.iqn) == self.claimed.target_name.as_ref();
+        targets.filter(is_it).any(|target| login::has_account(target, user))
     }
 
     /// Sets the reason for the log, unless a more specific one is set.

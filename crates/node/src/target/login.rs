@@ -78,6 +78,12 @@ pub(super) fn meaning(status: LoginStatus) -> String {
     }
 }
 
+/// Whether a row of the target has an account of this user, for whatever initiator.
+pub(super) fn has_account(target: &TargetConfig, user: &str) -> bool {
+    let of_rows = target.access.initiators.iter().filter_map(|row| row.chap.as_ref());
+    target.access.chap.iter().chain(of_rows).any(|account| account.user == user)
+}
+
 /// The LUNs of a session, and whether they are read-only for it, for reports.
 pub(super) fn visible_luns(luns: &[Seen]) -> Vec<(u16, bool)> {
     let number = |seen: &Seen| scsi::lun::from_wire(seen.wire).expect("made of a number");

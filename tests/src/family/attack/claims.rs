@@ -133,6 +133,14 @@ fn logged(context: &Context) -> Result<()> {
         info(&url)?.expect(4)?;
         server.logs(from, reason)?;
     }
+    let bound = format!(
+        "[[target.acl]]\ninitiator = \"{LAPTOP}\"\nchap-user = \"u\"\nsecret-file = \"DIR/u.secret\"\n"
+    );
+    let other = Estate::with_users(&["u"])?;
+    other.configure(PLAIN, &[(0, "a.img")], &bound)?;
+    let another = other.serve(context)?;
+    info(&as_user(&another, "u", SECRET, 0))?.expect(4)?;
+    another.logs(0, "has an account here, but not for this initiator")?;
     let from = server.running.stderr().len();
     info(&url("u", SECRET))?.success()?;
     let line = server.logs(from, "logged in")?;
