@@ -40,12 +40,14 @@ impl ControlSocket {
     pub(crate) fn open(directory: &Path, command: &str) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let path = directory.join(format!("{command}-{}{SUFFIX}", std::process::id()));
-        // A process of the same number, now dead, may have left its socket.
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&path)?;
+        let listener = match UnixListener::bind(&path) {
+            // A process of the same number, now dead, has left its socket.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                fs::remove_file(&path)?;
+                UnixListener::bind(&path)?
+            }
+            bound => bound?,
+        };
         let socket = Self { listener, path, open: Mutex::default(), closed: AtomicBool::new(false) };
         fs::set_permissions(&socket.path, Permissions::from_mode(0o600))?;
         Ok(socket)

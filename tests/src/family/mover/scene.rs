@@ -241,7 +241,7 @@ impl Scene {
         command.env("HIKYAKU_CLAIM_MS", CLAIM_MS).arg("copy");
         command.arg(format!("{}{}", self.source.text, options[0]));
         command.arg(format!("{}{}", self.destination.text, options[1]));
-        command.args(["--chunk", self.chunk, "--allow", "sector-size"]).args(more);
+        command.args(["--chunk", self.chunk, "--allow", "sector-size,space"]).args(more);
     }
 
     /// Starts `copy`; `options` are appended to the endpoints.
