@@ -22,7 +22,7 @@ use crate::{output, sys};
 /// Bound of connections at a time; more are closed.
 const CONNECTIONS_MAX: usize = 8;
 /// Time for a request to arrive, and for a response to be taken.
-const PATIENCE: Duration = Duration::from_secs(5);
+const EXCHANGE_MAX: Duration = Duration::from_secs(5);
 /// Pause after a failed accept, as when no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -126,8 +126,8 @@ impl Drop for ControlSocket {
 }
 
 fn talk(stream: &UnixStream, answer: impl Fn(Request) -> Result<Value, Failure>) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(EXCHANGE_MAX))?;
+    stream.set_write_timeout(Some(EXCHANGE_MAX))?;
     let mut line = Vec::new();
     BufReader::new(stream.take(REQUEST_BYTES_MAX as u64 + 1)).read_until(b'\n', &mut line)?;
     let user = socket_peercred(stream)?.uid.as_raw();
@@ -218,7 +218,7 @@ mod tests {
         let mut text = String::new();
         assert!(!matches!(stream.read_to_string(&mut text), Ok(1..)), "the bound is reached: {text}");
         drop(silent);
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = std::time::Instant::now() + EXCHANGE_MAX;
         while !ask_if_open(&socket).contains("fine") {
             assert!(std::time::Instant::now() < deadline);
         }

@@ -1,8 +1,8 @@
 //! What commands have done: counters and service times of a session, and of a unit on one thread.
 //!
-//! A command's service time is from its header, received in full, to its response in the send queue. Reading the clock
-//! for every command would cost several percent of a small READ, so that only some are timed ([`Sampler`]), each with
-//! the number of commands that it stands for.
+//! A command's service time is from its header, received in full, to its response in the send queue. To
+//! read the clock less often than twice for every command, only some are timed ([`Sampler`]), each with the number of
+//! commands that it stands for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -121,9 +121,9 @@ fn group(iqn: &str, tpg: &Value, objects: &Value) -> Result<Target, String> {
         let note = "was open to every initiator (generate_node_acls), and serve refuses that beyond loopback";
         target.notes.push(note.to_owned());
     } else if target.rules.is_empty() {
-        // Without rules nobody could log in; here an absent rule would admit everyone.
+        // LIO refuses every login to a target without ACLs; a target of hikyaku.toml without rules accepts every login.
         target.notes.push(
-            "had no ACL, so that nobody could log in: the rule below admits a name that nobody has"
+            "had no ACL, so that it refused every login: the rule below admits only a placeholder name; replace it"
                 .to_owned(),
         );
         target

@@ -40,7 +40,7 @@ pub(super) enum Order {
     ResizeLuns(Answer),
 }
 
-/// The control socket; without one the server runs all the same.
+/// Opens the control socket. `None` if it cannot be created, which is logged: the server does not depend on it.
 pub(super) fn socket() -> Option<ControlSocket> {
     let Some(directory) = control::directory() else {
         tracing::info!("no control socket: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set");
