@@ -155,6 +155,9 @@ fn words(sample: &Sample) -> String {
         let limit = if sample.limited_by == "balanced" { "both ends alike" } else { sample.limited_by };
         words += &format!(", limited by {limit}");
     }
+    if let Some(rate) = sample.rate_limit {
+        words += &format!(", at most {}", units::rate(rate as f64));
+    }
     if sample.depth > 0 {
         words += &format!(", depth {}", sample.depth);
     }
@@ -173,6 +176,7 @@ pub(crate) fn object(sample: &Sample) -> Value {
         "retries": sample.retries,
         "limited_by": sample.limited_by,
         "depth": sample.depth,
+        "rate_limit_mb_per_s": sample.rate_limit.map(|rate| units::rounded(rate as f64 / 1e6)),
     }})
 }
 
@@ -192,6 +196,7 @@ mod tests {
             retries: 0,
             limited_by: "destination",
             depth: 8,
+            rate_limit: None,
         }
     }
 
@@ -199,6 +204,9 @@ mod tests {
     fn words_say_what_is_known() {
         let expected = "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by destination, depth 8";
         assert_eq!(words(&sample()), expected);
+        let limited = Sample { rate_limit: Some(256_000_000), limited_by: "rate", ..sample() };
+        let expected = "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by rate, at most 256 MB/s, depth 8";
+        assert_eq!(words(&limited), expected);
         let holes = Sample { data_bytes: 3 << 20, data_rate: 2_000_000, limited_by: "", ..sample() };
         assert_eq!(words(&holes), "3 MiB data of 1 GiB, 2.0 MB/s, 2.10 s left, depth 8");
         let sample = Sample { data_rate: 0, eta: None, retries: 2, limited_by: "", depth: 0, ..sample() };
@@ -227,7 +235,7 @@ mod tests {
     #[test]
     fn object_has_every_field() {
         let value = object(&Sample { eta: None, ..sample() });
-        let expected = r#"{"progress":{"phase":"copy","bytes":536870912,"total":1073741824,"mb_per_s":256.0,"data_bytes":536870912,"data_mb_per_s":256.0,"eta_s":null,"retries":0,"limited_by":"destination","depth":8}}"#;
+        let expected = r#"{"progress":{"phase":"copy","bytes":536870912,"total":1073741824,"mb_per_s":256.0,"data_bytes":536870912,"data_mb_per_s":256.0,"eta_s":null,"retries":0,"limited_by":"destination","depth":8,"rate_limit_mb_per_s":null}}"#;
         assert_eq!(value.to_string(), expected);
     }
 }

@@ -46,7 +46,7 @@ fn words(job: &Job<'_>, is_anew: bool) -> Vec<String> {
     let depth = plan.depth.map(u64::from);
     let chunk = plan.chunk.map(u64::from);
     for (name, value) in
-        [("--size", plan.size), ("--rate", plan.rate), ("--depth", depth), ("--chunk", chunk)]
+        [("--size", plan.size), ("--rate", plan.rate.get()), ("--depth", depth), ("--chunk", chunk)]
     {
         if let Some(value) = value {
             option(name, value.to_string());
@@ -114,7 +114,7 @@ mod tests {
         let plan = mover::Plan {
             src_offset: 512,
             size: Some(1 << 20),
-            rate: Some(1000),
+            rate: Some(1000).into(),
             depth: Some(3),
             chunk: Some(65536),
             sparse: false,

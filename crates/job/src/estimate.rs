@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use block::{Endpoint, Medium, NullMedium};
 use io::Io;
-use mover::{Checked, Control, CopyError, Plan};
+use mover::{Checked, Control, CopyError, Plan, RateLimit};
 use serde_json::{Value, json};
 
 use crate::units;
@@ -41,7 +41,7 @@ pub struct Estimate {
 
 /// Queries the extents of the source and reads samples of it. `checked` is the copy to estimate.
 pub(crate) fn estimate(io: &mut Io, source: &mut dyn Endpoint, plan: &Plan, checked: &Checked) -> Estimate {
-    let mut estimate = Estimate { rate_limit: plan.rate, verify: plan.verify, ..Estimate::default() };
+    let mut estimate = Estimate { rate_limit: plan.rate.get(), verify: plan.verify, ..Estimate::default() };
     let range = [plan.src_offset, plan.src_offset + checked.bytes];
     let data = estimate.look(source, range, plan.sparse);
     let began = Instant::now();
@@ -82,7 +82,7 @@ fn read(io: &mut Io, source: &mut dyn Endpoint, part: &Plan) -> Result<(u64, f64
     let plan = Plan {
         dst_offset: 0,
         verify: false,
-        rate: None,
+        rate: RateLimit::default(),
         sparse: false,
         allow_block_size: true,
         ..part.clone()
@@ -205,7 +205,7 @@ mod tests {
         let [fast, slow] = of_limit.reading().unwrap();
         assert!(fast > 3.0 && slow >= fast, "{of_limit:?}");
         assert!(of_limit.sampled_bytes > 0 && of_limit.sampled_bytes < 64 << 20, "{of_limit:?}");
-        let of_rate = estimate_of("pattern:1M", &Plan { rate: Some(1 << 18), ..Plan::default() });
+        let of_rate = estimate_of("pattern:1M", &Plan { rate: Some(1 << 18).into(), ..Plan::default() });
         assert!(of_rate.reading().unwrap()[0] >= 4.0, "{of_rate:?}");
     }
 

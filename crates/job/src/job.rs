@@ -195,7 +195,7 @@ mod tests {
         let first = host(directory.path());
         let request = Request { journal: true, ..Request::default() };
         // Slow enough to be stopped: the engine polls the flag a few times a second.
-        let plan = mover::Plan { rate: Some(2 << 20), ..request.plan.clone() };
+        let plan = mover::Plan { rate: Some(2 << 20).into(), ..request.plan.clone() };
         let slow = Request { plan, offload: crate::Choice::Off, ..request.clone() };
         first.stop.request(libc::SIGTERM);
         let failure =

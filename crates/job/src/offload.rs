@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use block::offload::{FileOffload, Means, Offload};
 use block::{Fingerprint, IoError};
-use mover::{Map, Report, Status};
+use mover::{HeldUnlimited, Map, Report, Status};
 use passthrough::NvmeCopy;
 use serde_json::{Value, json};
 
@@ -29,10 +29,10 @@ pub fn offload(job: &Job<'_>, pair: &Pair, map: &mut Option<Map>) -> Result<Offl
             .hint("without --offload require the data is read and written")
     };
     let choice = job.request.offload;
-    let mut offload = match (choice, suitable(job, pair)) {
+    let (mut offload, _held) = match (choice, suitable(job, pair)) {
         (Choice::Off, _) | (Choice::Auto, Err(_)) => return Ok(Offloaded::default()),
         (Choice::Require, Err(why)) => return Err(failed(&why)),
-        (_, Ok(offload)) => offload,
+        (_, Ok(suitable)) => suitable,
     };
     let work = map.get_or_insert_with(|| Map::new(pair.checked.bytes));
     let mut offloaded = Offloaded {
@@ -59,11 +59,8 @@ pub fn offload(job: &Job<'_>, pair: &Pair, map: &mut Option<Map>) -> Result<Offl
     }
 }
 
-/// The means of copying between these media, or the reason why there is none.
-fn suitable<'a>(job: &Job<'_>, pair: &'a Pair) -> Result<Box<dyn Offload + 'a>, String> {
-    if job.request.plan.rate.is_some() {
-        return Err("a copy by the storage has no rate limit (--rate)".into());
-    }
+/// The means of copying between these media, with no rate limit as long as it is used, or the reason why there is none.
+fn suitable<'a>(job: &Job<'_>, pair: &'a Pair) -> Result<(Box<dyn Offload + 'a>, HeldUnlimited), String> {
     if job.request.since.is_some() {
         return Err("a copy by the storage cannot be limited to changes (--since)".into());
     }
@@ -71,17 +68,18 @@ fn suitable<'a>(job: &Job<'_>, pair: &'a Pair) -> Result<Box<dyn Offload + 'a>, 
         return Err("a copy by the storage cannot be made to write zeroes (--sparse off)".into());
     }
     let [source, destination] = &pair.media;
-    if let (Some(source), Some(destination)) = (source.as_disk(), destination.as_disk()) {
-        return Ok(Box::new(NvmeCopy::between(source, destination)?));
-    }
-    let files = source.as_file().zip(destination.as_file());
-    match files.and_then(|(source, destination)| FileOffload::between(source, destination)) {
-        Some(offload) => Ok(Box::new(offload)),
-        None => {
-            Err("the two are not plain files of this machine, and not NVMe namespaces of one controller"
-                .into())
+    let offload: Box<dyn Offload> = match (source.as_disk(), destination.as_disk()) {
+        (Some(source), Some(destination)) => Box::new(NvmeCopy::between(source, destination)?),
+        _ => {
+            let files = source.as_file().zip(destination.as_file());
+            let offload = files.and_then(|(source, destination)| FileOffload::between(source, destination));
+            Box::new(offload.ok_or(
+                "the two are not plain files of this machine, and not NVMe namespaces of one controller",
+            )?)
         }
-    }
+    };
+    let held = job.request.plan.rate.hold_unlimited("the storage copies by itself, at its own rate");
+    Ok((offload, held.ok_or("a copy by the storage has no rate limit (--rate)")?))
 }
 
 /// Copies the non-tried ranges, one `offload.copy` call each, until all are done, a signal, or a refusal.

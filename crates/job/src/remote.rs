@@ -41,6 +41,9 @@ pub fn copy(
     if let Some(why) = unsuitable(job) {
         return here(job, why);
     }
+    let Some(held) = request.plan.rate.hold_unlimited("the target copies by itself, at its own rate") else {
+        return here(job, "a copy by the target has no rate limit (--rate)");
+    };
     let bytes = pair.checked.bytes;
     let map = kept.map.take().unwrap_or_else(|| Map::new(bytes));
     let resumed_bytes = map.bytes(Status::Finished);
@@ -52,6 +55,7 @@ pub fn copy(
     let (watch, journal) = (Watch::new(*host), kept.journal.as_mut());
     let mut claims = Claims { watch, stop: host.stop(), total: bytes, resumed_bytes, map, journal, count: 0 };
     let result = remote_copy(io, &to, &options, &plan, &mut claims);
+    drop(held);
     let Claims { watch, map, count: claims, .. } = claims;
     record.series.extend(watch.finish());
     // The engine, or a copy that resumes this one, continues from this map.
@@ -161,7 +165,6 @@ fn unsuitable(job: &Job<'_>) -> Option<&'static str> {
     let Job { request, source, destination, .. } = job;
     let layered = |end: &dyn Address| block::layer::OPTIONS.iter().any(|name| end.spec().get(name).is_some());
     match () {
-        () if request.plan.rate.is_some() => Some("a copy by the target has no rate limit (--rate)"),
         () if !request.plan.sparse => {
             Some("a copy by the target cannot be made to write zeroes (--sparse off)")
         }

@@ -24,6 +24,8 @@ pub struct Sample {
     pub limited_by: &'static str,
     /// Chunks that may be in flight; 0 if unknown.
     pub depth: u32,
+    /// The bound of the read rate at present, in bytes per second.
+    pub rate_limit: Option<u64>,
 }
 
 const POINTS_MAX: usize = 1024;
@@ -73,6 +75,7 @@ impl Sample {
             retries: now.retries,
             limited_by: now.limited_by.name(),
             depth: now.depth,
+            rate_limit: now.rate_limit,
         }
     }
 }

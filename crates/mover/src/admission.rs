@@ -10,7 +10,7 @@ use tracing::debug;
 use crate::depth::Depth;
 use crate::error::CopyError;
 use crate::limit::Blocked;
-use crate::rate::Throttle;
+use crate::rate::{RateLimit, Throttle};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
@@ -54,9 +54,14 @@ impl Admission {
         Self { depth, throttle: None, chunk, unit, begun: 0 }
     }
 
-    /// From `now` on, at most `rate` bytes per second are read. `token` is for the event of the rate's timer.
-    pub(crate) fn set_rate(&mut self, rate: u64, now: Duration, token: Token) {
-        self.throttle = Some(Throttle::new(rate, now, token));
+    /// From `now` on, reading follows `limit`. `token` is for the event of the rate's timer.
+    pub(crate) fn set_rate(&mut self, limit: RateLimit, now: Duration, token: Token) {
+        self.throttle = Some(Throttle::new(limit, now, token));
+    }
+
+    /// The bound of the read rate at present.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        self.throttle.as_ref().and_then(Throttle::rate)
     }
 
     pub(crate) fn chunk(&self) -> u32 {
@@ -229,7 +234,7 @@ mod tests {
         let (mut io, mut admission) = bench(4);
         let token = Token { owner: io.owner(), key: 0 };
         let now = io.now();
-        admission.set_rate(1000, now, token);
+        admission.set_rate(Some(1000).into(), now, token);
         assert_eq!(ask(&mut admission, &mut io, 0, NEEDS), Ok(1));
         admission.charge(now, 1 << 30);
         let pause = Pause { blocked: Some(Blocked::Rate), look: false };

@@ -156,9 +156,7 @@ impl<'a> Engine<'a> {
             depth_max: 0,
         };
         engine.turn(Pause { look: true, ..Pause::default() })?;
-        if let Some(rate) = plan.rate {
-            engine.admission.set_rate(rate, engine.watch.seen(), Token { owner, key: 0 });
-        }
+        engine.admission.set_rate(plan.rate.clone(), engine.watch.seen(), Token { owner, key: 0 });
         Ok(engine)
     }
 
@@ -591,6 +589,6 @@ impl<'a> Engine<'a> {
             data_bytes: self.data_bytes,
             hole_bytes_left: self.hole_bytes.saturating_sub(self.hole_bytes_done),
         };
-        self.watch.observe(done, self.retries(), self.admission.depth() as u32);
+        self.watch.observe(done, self.retries(), self.admission.depth() as u32, self.admission.rate());
     }
 }

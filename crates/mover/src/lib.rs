@@ -122,6 +122,7 @@ pub use plan::{
     DEPTH_DEFAULT, DEPTH_MAX, Plan, Refusal, UNIT_BYTES_MIN, plan_check,
 };
 pub use progress::{Control, OBSERVE_EVERY, Phase, Progress};
+pub use rate::{HeldUnlimited, RateLimit};
 pub use recheck::{Recheck, recheck};
 pub use stream::{copy_from_stream, copy_to_stream};
 pub use sums::{Content, EXTENT_BYTES_MIN, EXTENTS_MAX, Sum, Sums};

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::error::End;
 use crate::map::Map;
+use crate::rate::RateLimit;
 
 pub const CHUNK_BYTES_DEFAULT_MIN: u32 = 512 << 10;
 pub const CHUNK_BYTES_DEFAULT_MAX: u32 = 1 << 20;
@@ -43,8 +44,8 @@ pub struct Plan {
     pub verify: bool,
     /// With `verify`, fill in [`Report::sums`](crate::Report::sums).
     pub sums: bool,
-    /// Bound of the read rate, in bytes per second.
-    pub rate: Option<u64>,
+    /// Bound of the read rate; may be changed during the copy.
+    pub rate: RateLimit,
     /// Zero holes, zero chunks and ranges of at least 64 KiB of zeroes without transferring zeroes.
     pub sparse: bool,
     pub allow_block_size: bool,
@@ -72,7 +73,7 @@ impl Default for Plan {
             depth: None,
             verify: false,
             sums: false,
-            rate: None,
+            rate: RateLimit::default(),
             sparse: true,
             allow_block_size: false,
             map: None,
@@ -268,7 +269,7 @@ fn shape(source: &Capability, destination: &Capability, plan: &Plan, bytes: u64)
         Some(depth) => depth,
         None => source.queue_depth.saturating_add(destination.queue_depth).clamp(1, DEPTH_DEFAULT),
     };
-    if plan.rate == Some(0) {
+    if plan.rate.get() == Some(0) {
         return Err(Refusal::Rate);
     }
     Ok(Checked { bytes, chunk, depth, unit, block })
@@ -360,7 +361,7 @@ mod tests {
             assert!(refused.is_usage());
         }
         assert!(check(&a, &b, Plan { depth: Some(0), ..Plan::default() }).is_usage());
-        assert!(check(&a, &b, Plan { rate: Some(0), ..Plan::default() }).is_usage());
+        assert!(check(&a, &b, Plan { rate: Some(0).into(), ..Plan::default() }).is_usage());
         let odd = capability(1 << 20, (1 << 20) - 1);
         let plan = Plan { size: Some(0), ..Plan::default() };
         assert!(matches!(check(&odd, &b, plan), Refusal::Granularity { .. }));

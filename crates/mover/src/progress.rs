@@ -44,6 +44,8 @@ pub struct Progress {
     /// The limiting resource since the last observation.
     pub limited_by: Limit,
     pub depth: u32,
+    /// The bound of the read rate at present, in bytes per second.
+    pub rate_limit: Option<u64>,
 }
 
 /// How far a phase has come.

@@ -17,7 +17,9 @@ mod since;
 mod trust;
 
 use crate::scripted::{Did, Fault, Log, Random, Scripted, When};
-use crate::{Control, CopyError, End, Limit, Phase, Plan, Progress, Refusal, Report, compare, copy};
+use crate::{
+    Control, CopyError, End, Limit, Phase, Plan, Progress, RateLimit, Refusal, Report, compare, copy,
+};
 
 const K: u64 = 1024;
 const KC: u32 = 1024;
@@ -478,7 +480,7 @@ fn the_rate_is_kept_by_the_loops_clock() {
     let mut pair = Pair::new(random_bytes(9, 80 * K), vec![0; 80 * 1024]);
     (pair.source.when, pair.destination.when) = (When::Inside, When::Inside);
     let rate = 800 * K;
-    let report = pair.copy(&Plan { rate: Some(rate), ..small(8 * KC, 8) }).unwrap();
+    let report = pair.copy(&Plan { rate: Some(rate).into(), ..small(8 * KC, 8) }).unwrap();
     // Ten chunks of 10 ms each: the first starts immediately, each other one when the earlier ones are paid for.
     let log = pair.log.borrow();
     assert_eq!(log.read_times.len(), 10);
@@ -491,11 +493,26 @@ fn the_rate_is_kept_by_the_loops_clock() {
 }
 
 #[test]
+fn a_rate_raised_by_the_observer_ends_a_copy_that_would_last_for_hours() {
+    let mut pair = Pair::new(random_bytes(9, 80 * K), vec![0; 80 * 1024]);
+    let limit = RateLimit::from(Some(1));
+    let plan = Plan { rate: limit.clone(), ..small(8 * KC, 8) };
+    let mut seen = Vec::new();
+    let report = pair.copy_observed(&plan, &mut |progress| {
+        seen.push(progress.rate_limit);
+        limit.set(None).unwrap();
+        Control::Continue
+    });
+    assert_eq!(report.unwrap().bytes, 80 * K);
+    assert_eq!((seen.first(), seen.last()), (Some(&Some(1)), Some(&None)));
+}
+
+#[test]
 fn an_interrupted_copy_says_how_far_it_is_safe() {
     let mut pair = Pair::new(random_bytes(10, 800 * K), vec![0; 800 * 1024]);
     (pair.source.when, pair.destination.when) = (When::Inside, When::Inside);
     let (mut calls, mut seen) = (Vec::new(), 0);
-    let plan = Plan { rate: Some(200 * K), verify: true, ..small(8 * KC, 4) };
+    let plan = Plan { rate: Some(200 * K).into(), verify: true, ..small(8 * KC, 4) };
     let error = pair.copy_observed(&plan, &mut |progress| {
         calls.push(progress.phase);
         if progress.phase == Phase::Copy {
@@ -567,7 +584,7 @@ fn verification_after_the_chunk_shrank_on_the_way() {
     // One region of small areas, held by one of them; the other region is for chunks.
     let _small = pool.take(4096);
     let mut hogs = Vec::new();
-    let plan = Plan { verify: true, rate: Some(1 << 20), ..small(64 * KC, 2) };
+    let plan = Plan { verify: true, rate: Some(1 << 20).into(), ..small(64 * KC, 2) };
     let report = pair.copy_observed(&plan, &mut |progress| {
         match progress.phase {
             Phase::Copy if progress.bytes < progress.total => {

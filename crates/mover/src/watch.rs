@@ -136,8 +136,9 @@ impl<'a> Watch<'a> {
         self.seen >= self.observe_at
     }
 
-    /// Calls the observer: `done` is complete, `retries` requests were repeated, `depth` runs may be in flight.
-    pub(crate) fn observe(&mut self, done: Done, retries: u64, depth: u32) {
+    /// Calls the observer: `done` is complete, `retries` requests were repeated, `depth` runs may be in flight, and
+    /// reading is limited to `rate` bytes per second.
+    pub(crate) fn observe(&mut self, done: Done, retries: u64, depth: u32, rate: Option<u64>) {
         let rate_now = self.speed.sample(self.seen, done.bytes);
         let (done, total) =
             if self.phase == Phase::Flush { (Done::default(), 0) } else { (done, self.total) };
@@ -154,6 +155,7 @@ impl<'a> Watch<'a> {
             retries,
             limited_by: self.window.limit(),
             depth,
+            rate_limit: rate,
         };
         self.window = Occupancy::default();
         self.observe_at = self.seen + OBSERVE_EVERY;
@@ -199,10 +201,10 @@ mod tests {
         let shares = watch.shares();
         assert!(shares.source > 0.0 && shares.destination == 0.0, "{shares:?}");
         let done = Done { bytes: 50, data_bytes: 20, hole_bytes_left: 30 };
-        watch.observe(done, 0, 4);
+        watch.observe(done, 0, 4, None);
         assert!(!watch.stopped() && !watch.is_due());
         watch.enter(Phase::Flush, 50, 100);
-        watch.observe(done, 0, 4);
+        watch.observe(done, 0, 4, None);
         assert!(watch.stopped());
         watch.begin();
         assert_eq!(watch.duration(), Duration::ZERO);

@@ -320,7 +320,7 @@ fn a_copy_survives_lost_power() {
     let mut host = machine.host();
     let mut source = medium("pattern:1M:5").attach(&mut host.io).unwrap();
     let mut cycles = 0;
-    let plan = Plan { verify: true, rate: Some(4 << 20), chunk: Some(64 << 10), ..Plan::default() };
+    let plan = Plan { verify: true, rate: Some(4 << 20).into(), chunk: Some(64 << 10), ..Plan::default() };
     let report = mover::copy(&mut host.io, &mut *source, &mut *host.endpoint, &plan, &mut |progress| {
         if cycles < 2 && progress.bytes > SIZE as u64 / 4 {
             cycles += 1;

@@ -1,5 +1,6 @@
 //! `ctl`: operates running processes through their control sockets.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use block::Location;
@@ -12,9 +13,9 @@ use crate::control::Request;
 use crate::control::client::{self, Process};
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
-use crate::output;
+use crate::{output, units};
 
-/// Operate a running server: reload, drain, LUNs, sessions
+/// Operate a running server (reload, drain, LUNs, sessions) or copy (rate)
 ///
 /// Each process has a socket in $RUNTIME_DIRECTORY (set by systemd), $XDG_RUNTIME_DIR/hikyaku, or for root /run/hikyaku;
 /// its own user and root may use it.
@@ -25,12 +26,13 @@ Examples:
   hikyaku ctl lun add /srv/b.img,ro --lun 1  until the next reload
   hikyaku ctl lun resize                     after a file or volume has grown
   hikyaku ctl session end 3                  the initiator may log in again
-  hikyaku ctl drain                          as SIGTERM")]
+  hikyaku ctl drain                          as SIGTERM
+  hikyaku ctl copy 4711 rate 100MB/s         a running copy; off: no limit")]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,
 
-    /// The process, if several are running [default: the only server]
+    /// The server, if several are running [default: the only one]
     #[arg(long, global = true, value_name = "PID")]
     pid: Option<u32>,
 
@@ -57,6 +59,37 @@ enum Action {
         #[command(subcommand)]
         action: SessionAction,
     },
+    /// Change a running copy
+    Copy {
+        /// Its number (PID) in `hikyaku status`
+        #[arg(value_name = "ID")]
+        id: u32,
+        #[command(subcommand)]
+        action: CopyAction,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum CopyAction {
+    /// Read no faster than this from now on, as `--rate`; `off`: no limit
+    Rate {
+        #[arg(value_name = "SIZE/s|off", value_parser = parse_limit)]
+        limit: Limit,
+    },
+}
+
+/// `None`: no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit(Option<NonZeroU64>);
+
+fn parse_limit(text: &str) -> Result<Limit, String> {
+    if text == "off" {
+        return Ok(Limit(None));
+    }
+    let rate = units::parse_rate(text).map_err(|error| format!("{error}; or off"))?;
+    NonZeroU64::new(rate)
+        .map(|rate| Limit(Some(rate)))
+        .ok_or("a rate of 0 never ends; off removes the limit".into())
 }
 
 #[derive(Debug, Subcommand)]
@@ -109,8 +142,14 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             Request::RemoveLun { target: target.clone(), lun: *lun }
         }
         Action::Session { action: SessionAction::End { tsih } } => Request::EndSession { tsih: *tsih },
+        Action::Copy { action: CopyAction::Rate { limit: Limit(bytes_per_s) }, .. } => {
+            Request::SetRate { bytes_per_s: *bytes_per_s }
+        }
     };
-    let process = the_server(args.pid)?;
+    let process = match &args.action {
+        Action::Copy { id, .. } => the_copy(*id)?,
+        _ => the_server(args.pid)?,
+    };
     let answer = process.ask(&request)?;
     let done = answer["done"].as_str().unwrap_or_default();
     if args.json {
@@ -146,6 +185,33 @@ fn the_server(pid: Option<u32>) -> Result<Process, Failure> {
     }
 }
 
+/// The running copy of this PID. The failure lists those that are running.
+fn the_copy(id: u32) -> Result<Process, Failure> {
+    let found = client::find();
+    let copies = found.processes.into_iter().filter(|process| process.command == "copy");
+    let (mut chosen, others): (Vec<_>, Vec<_>) = copies.partition(|process| process.pid == id);
+    if let Some(process) = chosen.pop() {
+        return Ok(process);
+    }
+    let running: Vec<_> = others.iter().filter_map(described).collect();
+    let hint = match running.len() {
+        0 if found.denied > 0 => {
+            format!("{} of other users; sudo hikyaku status shows them", found.denied)
+        }
+        0 => "no copy of this user is running; an interrupted one takes its rate from --rate when resumed"
+            .to_owned(),
+        _ => format!("running: {}", running.join("; ")),
+    };
+    Err(Failure::usage("find the copy", id.to_string(), "no copy of this user has this ID").hint(hint))
+}
+
+/// `4711 a.img -> b.img`; `None` if the copy has ended meanwhile.
+fn described(copy: &Process) -> Option<String> {
+    let status = copy.ask(&Request::Status {}).ok()?;
+    let end = |name: &str| status[name].as_str().unwrap_or("-").to_owned();
+    Some(format!("{} {} -> {}", copy.pid, end("source"), end("destination")))
+}
+
 /// The endpoint with its whole path: the server has another working directory.
 fn whole(context: &Context, endpoint: &str) -> Result<String, Failure> {
     let named = Named::parse(context, endpoint, LUN_OPTIONS)?;
@@ -162,4 +228,20 @@ fn whole(context: &Context, endpoint: &str) -> Result<String, Failure> {
 /// A path with its commas as an endpoint writes them.
 fn doubled(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_rates_or_off() {
+        let limit = |text| parse_limit(text).map(|Limit(rate)| rate.map(NonZeroU64::get));
+        assert_eq!(limit("100MB/s"), Ok(Some(100_000_000)));
+        assert_eq!(limit("1M/s"), Ok(Some(1 << 20)));
+        assert_eq!(limit("off"), Ok(None));
+        for text in ["", "0", "0MB/s", "fast", "-1", "OFF"] {
+            assert!(limit(text).is_err(), "{text}");
+        }
+    }
 }

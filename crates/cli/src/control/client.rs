@@ -18,7 +18,7 @@ const RESPONSE_BYTES_MAX: u64 = 256 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
-    /// `serve`.
+    /// `serve` or `copy`.
     pub(crate) command: String,
     path: PathBuf,
 }

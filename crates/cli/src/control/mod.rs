@@ -6,6 +6,7 @@
 pub(crate) mod client;
 pub(crate) mod listen;
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,11 @@ pub(crate) enum Request {
     ResizeLuns {},
     EndSession {
         tsih: u16,
+    },
+    /// Changes the rate limit of a copy.
+    SetRate {
+        /// `None`: no limit.
+        bytes_per_s: Option<NonZeroU64>,
     },
 }
 
@@ -98,6 +104,11 @@ mod tests {
                 r#"{"request":"add-lun","target":null,"lun":3,"endpoint":"/a,ro"}"#,
                 Request::AddLun { target: None, lun: 3, endpoint: "/a,ro".into() },
             ),
+            (r#"{"request":"set-rate","bytes_per_s":null}"#, Request::SetRate { bytes_per_s: None }),
+            (
+                r#"{"request":"set-rate","bytes_per_s":1000}"#,
+                Request::SetRate { bytes_per_s: NonZeroU64::new(1000) },
+            ),
             (r#"{"request":"remove-lun","lun":0}"#, Request::RemoveLun { target: None, lun: 0 }),
         ];
         for (text, request) in all {
@@ -115,6 +126,8 @@ mod tests {
             r#"{"request":"end-session","tsih":70000}"#,
             r#"{"request":"end-session","tsih":7,"all":true}"#,
             r#"{"request":"remove-lun"}"#,
+            r#"{"request":"set-rate","bytes_per_s":0}"#,
+            r#"{"request":"set-rate","bytes_per_s":-1}"#,
             &long,
         ] {
             assert!(Request::parse(text.as_bytes()).is_err(), "{text}");

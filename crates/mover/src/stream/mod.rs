@@ -73,7 +73,7 @@ pub fn copy_from_stream(
             End::Destination,
             inlet.owner,
             (Phase::Copy, total),
-            plan.rate,
+            &plan.rate,
             observer,
         )?,
         inlet,
@@ -135,7 +135,7 @@ fn in_order(
         next: 0,
         queue: VecDeque::new(),
         zero_bytes: 0,
-        pump: Pump::new(io, source, End::Source, outlet.owner, (phase, checked.bytes), plan.rate, observer)?,
+        pump: Pump::new(io, source, End::Source, outlet.owner, (phase, checked.bytes), &plan.rate, observer)?,
         outlet,
     };
     outward.run(checked.depth as usize, chunk)?;

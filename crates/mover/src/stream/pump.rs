@@ -13,7 +13,7 @@ use crate::error::{CopyError, End};
 use crate::limit::Blocked;
 use crate::meter::Meter;
 use crate::progress::{Done, Phase};
-use crate::rate::Throttle;
+use crate::rate::{RateLimit, Throttle};
 use crate::watch::{Observer, Wait, Watch};
 
 /// Id of the request of [`Pump::single`]; no flight has this number.
@@ -53,7 +53,7 @@ impl<'a> Pump<'a> {
         which: End,
         owner: Owner,
         (phase, total): (Phase, u64),
-        rate: Option<u64>,
+        rate: &RateLimit,
         observer: Observer<'a>,
     ) -> Result<Self, CopyError> {
         let mut pump = Self {
@@ -72,7 +72,7 @@ impl<'a> Pump<'a> {
         };
         pump.step(Wait::LOOK)?;
         let token = Token { owner, key: TIMER };
-        pump.throttle = rate.map(|rate| Throttle::new(rate, pump.watch.seen(), token));
+        pump.throttle = Some(Throttle::new(rate.clone(), pump.watch.seen(), token));
         pump.watch.begin();
         pump.enter(phase);
         Ok(pump)
@@ -180,7 +180,8 @@ impl<'a> Pump<'a> {
 
     fn observe(&mut self) {
         let done = Done { bytes: self.bytes, data_bytes: self.bytes, hole_bytes_left: 0 };
-        self.watch.observe(done, self.driver.retries(), self.in_flight() as u32);
+        let rate = self.throttle.as_ref().and_then(Throttle::rate);
+        self.watch.observe(done, self.driver.retries(), self.in_flight() as u32, rate);
     }
 
     /// The report of the endpoint's part; the caller adds that of the stream.

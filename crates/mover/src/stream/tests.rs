@@ -9,6 +9,7 @@ use io::{Event, Io, Owner};
 use super::*;
 use crate::Control;
 use crate::progress::Progress;
+use crate::rate::RateLimit;
 
 fn bytes(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
@@ -240,10 +241,24 @@ fn a_stop_ends_a_stream_that_gives_nothing() {
 }
 
 #[test]
+fn a_rate_raised_by_the_observer_applies_to_streams() {
+    let mut bench = Bench::new(SIZE, None);
+    let limit = RateLimit::from(Some(1));
+    let plan = Plan { rate: limit.clone(), chunk: Some(64 << 10), ..Plan::default() };
+    let raise = &mut |_: &Progress| {
+        limit.set(None).unwrap();
+        Control::Continue
+    };
+    let given = Cursor::new(bytes(SIZE));
+    let report = copy_from_stream(&mut bench.io, Box::new(given), &mut *bench.endpoint, &plan, raise);
+    assert_eq!(report.unwrap().bytes, SIZE as u64);
+}
+
+#[test]
 fn memory_comes_back_and_the_rate_is_kept() {
     let mut bench = Bench::new(SIZE, None);
     let borrowed = bench.io.pool().borrowed();
-    let plan = Plan { rate: Some(64 << 20), chunk: Some(64 << 10), depth: Some(2), ..Plan::default() };
+    let plan = Plan { rate: Some(64 << 20).into(), chunk: Some(64 << 10), depth: Some(2), ..Plan::default() };
     let report = bench.put(&bytes(SIZE), &plan).unwrap();
     assert!(report.depth_max <= 2 && report.seconds >= 0.010, "{report:?}");
     // The waker of each stream keeps eight bytes.

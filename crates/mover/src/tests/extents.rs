@@ -211,7 +211,7 @@ fn interrupted_between_patches_what_is_said_to_be_safe_is() {
         pair.destination.when = When::Shuffled(Random::new(1));
         let mut claims = pair.claims();
         let stop = &mut |_: &Progress| Control::Stop;
-        let plan = Plan { differing, rate: Some(1 << 20), ..small(256 * KC, 3) };
+        let plan = Plan { differing, rate: Some(1 << 20).into(), ..small(256 * KC, 3) };
         let result = pair.copy_claiming_observed(&plan, stop, &mut claims);
         let Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe }) = result else {
             panic!("{result:?}")

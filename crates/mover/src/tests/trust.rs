@@ -133,7 +133,7 @@ fn errors_and_interruptions_claim_all_that_was_finished() {
     let mut pair = Pair::shuffled(2, 400 * K);
     let mut claims = pair.claims();
     let stop = &mut |_: &Progress| Control::Stop;
-    let plan = Plan { rate: Some(100 * K), ..small(8 * KC, 4) };
+    let plan = Plan { rate: Some(100 * K).into(), ..small(8 * KC, 4) };
     let result = pair.copy_claiming_observed(&plan, stop, &mut claims);
     let Err(CopyError::Interrupted { phase: Phase::Copy, bytes_safe }) = result else { panic!("{result:?}") };
     assert_eq!(claims.maps.last().unwrap().safe(), bytes_safe);

@@ -508,6 +508,32 @@ fn copies(context: &Context) -> Result<()> {
     prints(&home.run(context, &["status"])?.success()?, "--resume")
 }
 
+/// The rate of a running copy is changed, and removed: the copy then ends at once. An unknown ID names the copies.
+fn copy_rate(context: &Context) -> Result<()> {
+    let home = Home::new()?;
+    let copy = ["copy", "pattern:96M:3", "c.img", "--rate", "1MB/s", "-q"];
+    let mut command = context.command_in(home.dir.path());
+    let running = Running::start(command.args(copy).current_dir(home.dir.path()))?;
+    let id = running.pid().to_string();
+    let shows = |limit: f64| -> Result<bool> {
+        let status = home.status(context)?;
+        let mut all = status["processes"].as_array().into_iter().flatten();
+        let copy = all.find(|one| one["pid"] == running.pid());
+        Ok(copy.is_some_and(|copy| copy["progress"]["rate_limit_mb_per_s"] == limit))
+    };
+    wait_until(LIMIT, || shows(1.0))?;
+    let ctl = |words: &[&str]| home.run(context, &[&["ctl", "copy"], words].concat());
+    prints(&ctl(&[&id, "rate", "2MB/s"])?.success()?, "rate: at most 2.0 MB/s, before: at most 1.0 MB/s")?;
+    wait_until(LIMIT, || shows(2.0))?;
+    let listed = format!("{id} pattern:96M:3 -> c.img");
+    ctl(&["1", "rate", "off"])?.expect(2)?.says_all(&["no copy of this user has this ID", &listed])?;
+    ctl(&[&id, "rate", "0"])?.expect(2)?.says("would never finish")?;
+    let done = ctl(&[&id, "rate", "off", "--json"])?.success()?.json()?;
+    expect(&done, "/done", "rate: no limit, before: at most 2.0 MB/s")?;
+    // At 2 MB/s it would take 50 seconds.
+    running.finish(LIMIT)?.success().map(drop)
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let rows: Rows<'_> = &[
         ("status-has-what-was-done", seen),
@@ -515,6 +541,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("ctl-luns", luns),
         ("control-socket-hostile", socket),
         ("copies-running-and-resumable", copies),
+        ("copy-rate-changes-while-it-runs", copy_rate),
         ("metrics", metrics),
         ("log-json-forges-no-line", log_json),
         ("socket-activation", manager::activated),

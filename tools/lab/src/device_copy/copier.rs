@@ -278,7 +278,7 @@ impl Copier {
             size: Some(self.bytes),
             chunk: Some(self.block),
             depth,
-            rate: self.rate,
+            rate: self.rate.into(),
             // Zeroes are moved too, as the experiment measures moving.
             sparse: false,
             ..Plan::default()

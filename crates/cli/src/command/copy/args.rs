@@ -333,7 +333,7 @@ impl Args {
         Request {
             plan: Plan {
                 verify: self.verify,
-                rate: self.rate,
+                rate: self.rate.into(),
                 sparse: self.sparse == Sparse::Auto,
                 allow_block_size: self.allow.contains(&Allow::SectorSize),
                 ..self.range.plan(&self.shape)

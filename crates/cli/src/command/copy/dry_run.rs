@@ -34,7 +34,7 @@ fn object(job: &Job<'_>, findings: &Findings) -> Value {
         "depth": checked.map(|checked| checked.depth),
         "verify": plan.verify,
         "sparse": plan.sparse,
-        "rate_bytes_per_s": plan.rate,
+        "rate_bytes_per_s": plan.rate.get(),
         "resumes": findings.resumes,
         "changed_bytes": findings.changed_bytes,
         "source_consistent": findings.source_consistent,
@@ -61,7 +61,7 @@ fn lines(job: &Job<'_>, findings: &Findings) -> Vec<String> {
             units::counted(u64::from(checked.depth).min(chunks).max(1), "chunk"),
             units::bytes(checked.chunk.into()),
             if plan.verify { ", read back" } else { "" },
-            plan.rate.map(|rate| format!(", at most {}", units::rate(rate as f64))).unwrap_or_default(),
+            plan.rate.get().map(|rate| format!(", at most {}", units::rate(rate as f64))).unwrap_or_default(),
         ));
     }
     if let Some(id) = &findings.resumes {

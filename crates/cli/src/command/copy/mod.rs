@@ -50,7 +50,7 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
         let findings = job.inspect()?;
         return Ok(dry_run::print(context, &job, &findings));
     }
-    let _operated = Operated::begin(context, args.ends().map(shown));
+    let _operated = Operated::begin(context, args.ends().map(shown), request.plan.rate.clone());
     Ok(job.copy(record)?.ending())
 }
 

@@ -90,6 +90,9 @@ impl<'a> Operator<'a> {
             Request::RemoveLun { target, lun } => {
                 self.order("remove the LUN", |answer| Order::RemoveLun { target, lun, answer })
             }
+            Request::SetRate { .. } => {
+                Err(Failure::usage("change the rate", "", "a server has no rate limit; a copy has one"))
+            }
         }
     }
 
