@@ -59,6 +59,9 @@ fn the_example_is_accepted_checked_deep_shown_and_served() {
     let mut command = place.command();
     command.current_dir("/").args(["serve", "--config", text(&place.path("hikyaku.toml"))]);
     let serving = Serving::start(&mut command, 4);
+    let object = place.run(&["check", "hikyaku.toml", "--deep", "--json"]).expect(0).json();
+    let held = object["in_use"].to_string();
+    assert!(held.contains("line 31: LUN 0 is not opened: its server is running, process "), "{held}");
     assert!(serving.urls[0].ends_with("/iqn.2026-11.example.com:vm/0"), "{:?}", serving.urls);
 }
 
