@@ -94,7 +94,7 @@ fn with_commas_doubled(words: &str) -> Option<String> {
 }
 
 /// The candidate that differs by at most two edits, and by less than half of its letters.
-fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let word = word.to_ascii_lowercase();
     let distance = |name: &str| strsim::damerau_levenshtein(&word, &name.to_ascii_lowercase());
     let all = candidates.iter().map(|name| (distance(name), *name));

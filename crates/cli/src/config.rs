@@ -10,10 +10,12 @@ use node::SealPolicy;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
+use zeroize::Zeroizing;
 
 use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::Failure;
+use crate::explain;
 use crate::state::parse_naa;
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{names, trust, units};
@@ -227,25 +229,46 @@ pub(crate) fn client_seal(path: &Path) -> Result<Option<usize>, Failure> {
 }
 
 fn client_seal_of(text: &str) -> Result<Option<usize>, Wrong> {
-    let raw: RawClientOnly = toml::from_str(text)
-        .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
+    let raw: RawClientOnly = toml::from_str(text).map_err(|error| explain::parser(text, &error))?;
     Ok(raw.client.requires_seal()?.map(|range| position(text, range.start).0))
 }
 
 impl Config {
     /// Reads and checks a file; opens no other file. Relative paths in it are relative to its directory. An initiator's file, with `[client]` only, yields no target.
     pub(crate) fn load(context: &Context, path: &Path) -> Result<Self, Failure> {
-        let object = path.display().to_string();
-        let text = file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)?
-            .map_err(|error| Failure::usage("read the configuration", object.clone(), error))?;
-        let mut parsed = Self::parse(context, &text).map_err(|(range, cause)| {
-            let (line, column) = position(&text, range.start);
-            Failure::usage("use the configuration", object, format!("line {line}, column {column}: {cause}"))
-        })?;
+        let text = Self::read(path)?;
+        let mut parsed = Self::parse(context, &text).map_err(|wrong| wrong_at(path, &text, wrong))?;
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             parsed.place(directory);
         }
         Ok(Self { file: Some(path.to_owned()), ..parsed })
+    }
+
+    fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
+        let object = path.display().to_string();
+        let text = file::read_text(path, "the configuration", Keeping::Public, LIST_BYTES_MAX)?;
+        text.map_err(|error| {
+            let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+            let failure = Failure::usage("read the configuration", object.clone(), error);
+            if is_missing {
+                let file = job::shell::quoted(&object);
+                failure.hint(format!(
+                    "hikyaku config example > {file}; `hikyaku paths` prints where it is looked for"
+                ))
+            } else {
+                failure
+            }
+        })
+    }
+
+    /// As [`Config::load`], with all errors of the file, at most [`explain::PROBLEMS_MAX`].
+    pub(crate) fn load_or_all_problems(context: &Context, path: &Path) -> Result<Self, Vec<Failure>> {
+        let text = Self::read(path).map_err(|failure| vec![failure])?;
+        Self::load(context, path).map_err(|first| {
+            let all = explain::problems(&text, |text| Self::parse(context, text));
+            let all: Vec<_> = all.into_iter().map(|wrong| wrong_at(path, &text, wrong)).collect();
+            if all.is_empty() { vec![first] } else { all }
+        })
     }
 
     /// Puts relative paths below `directory`.
@@ -291,8 +314,8 @@ impl Config {
 
     pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
         let raw: RawConfig = toml::from_str(text).map_err(|error| {
-            let at = error.span().unwrap_or_default();
-            let cause = format!("{}{}", whose(text, at.start), error.message());
+            let (at, cause) = explain::parser(text, &error);
+            let cause = format!("{}{cause}", whose(text, at.start));
             (at, cause)
         })?;
         let is_client_too = raw.client.is_some();
@@ -567,6 +590,12 @@ fn whose(text: &str, byte: usize) -> String {
     let Some(iqn) = iqn else { return String::new() };
     let lun = lun.map(|lun| format!(", LUN {lun}")).unwrap_or_default();
     format!("target {}{lun}: ", iqn.trim_matches('"'))
+}
+
+fn wrong_at(path: &Path, text: &str, (range, cause): Wrong) -> Failure {
+    let (line, column) = position(text, range.start);
+    let cause = format!("line {line}, column {column}: {cause}");
+    Failure::usage("use the configuration", path.display().to_string(), cause)
 }
 
 /// Line and column of a byte of the text, from 1.

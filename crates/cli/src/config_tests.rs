@@ -68,11 +68,17 @@ fn everything_is_read() {
 
 /// (defect, replaced part of the valid text, replacement, line, part of the message)
 const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
-    ("unknown_key", "drain-timeout", "drain-time", 4, "unknown field `drain-time`"),
-    ("unknown_table", "[server]", "[serve]", 2, "unknown field `serve`"),
-    ("unknown_lun_key", "serial =", "serials =", 14, "unknown field `serials`"),
+    ("unknown_key", "drain-timeout", "drain-time", 4, "unknown key drain-time; did you mean drain-timeout?"),
+    ("unknown_table", "[server]", "[serve]", 2, "unknown key serve; did you mean server?"),
+    ("unknown_lun_key", "serial =", "serials =", 14, "unknown key serials; did you mean serial?"),
     ("not_toml", "lun = 0", "lun = ", 12, "value"),
-    ("lun_is_text", "lun = 0", "lun = \"zero\"", 12, "invalid type"),
+    (
+        "lun_is_text",
+        "lun = 0",
+        "lun = \"zero\"",
+        12,
+        "lun: \"zero\" is text in quotes, and a number from 0 to 65535 is needed; write for example lun = 0",
+    ),
     ("lun_too_large", "lun = 7", "lun = 16384", 17, "beyond 16383"),
     ("lun_twice", "lun = 7", "lun = 0", 17, "LUN 0 is there twice"),
     ("listen_wrong", "127.0.0.1:3261", "127.0.0.1:326100", 3, "is not an address"),
@@ -93,20 +99,26 @@ const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
         "serial =",
         "serials =",
         14,
-        "target iqn.2026-11.example.com:disks, LUN 0: unknown field",
+        "target iqn.2026-11.example.com:disks, LUN 0: unknown key",
     ),
     (
         "unknown_acl_key",
         "mode = \"ro\"",
         "mod = 1",
         29,
-        "target iqn.2026-11.example.com:disks: unknown field `mod`",
+        "target iqn.2026-11.example.com:disks: unknown key mod; did you mean mode?",
     ),
     ("tls_without_key", "drain-timeout = \"5s\"", "tls-certificate = \"c\"", 4, "need each other"),
     ("sealed_and_tls", "drain-timeout = \"5s\"", "tls-certificate = \"c\"\ntls-key = \"k\"", 4, "not both"),
     ("target_named", "lun = 7", "lun = 0", 17, "target iqn.2026-11.example.com:disks: LUN 0: LUN 0 is there"),
     ("acl_names_nobody", "peer = \"laptop\"\n", "", 35, "needs an initiator, a peer or"),
-    ("acl_peer_wrong", "peer = \"laptop\"", "peer = 7", 36, "invalid type"),
+    (
+        "acl_peer_wrong",
+        "peer = \"laptop\"",
+        "peer = 7",
+        36,
+        "peer: 7 is a number, and text in quotes is needed; write for example peer = \"laptop\"",
+    ),
 ];
 
 #[test]
@@ -118,6 +130,22 @@ fn every_defect_is_named_with_its_line() {
         assert_eq!(position(&text, range.start).0, *line, "{defect}: {cause}");
         assert!(cause.contains(message), "{defect}: {cause}");
     }
+}
+
+#[test]
+fn all_problems_of_a_file_are_found_with_their_lines() {
+    let mut text = GOOD.to_owned();
+    for (part, instead) in [
+        ("drain-timeout = \"5s\"", "drain-timeout = 5"),
+        ("serial =", "serials ="),
+        ("tpgt = 1", "tpgt = 2"),
+        ("mode = \"ro\"", "mode = \"r\""),
+    ] {
+        text = text.replacen(part, instead, 1);
+    }
+    let found = explain::problems(&text, parse);
+    let lines: Vec<usize> = found.iter().map(|(range, _)| position(&text, range.start).0).collect();
+    assert_eq!(lines, [4, 14, 22, 29], "{found:?}");
 }
 
 #[test]
@@ -177,8 +205,8 @@ fn the_clients_part_is_read_alone() {
     for (text, cause) in [
         ("[client]\nseal = \"off\"", "'off' is not \"require\""),
         ("[client]\nseal = \"offer\"", "'offer' is not \"require\""),
-        ("[client]\nsael = \"require\"", "unknown field"),
-        ("[clinet]\nseal = \"require\"", "unknown field"),
+        ("[client]\nsael = \"require\"", "unknown key sael; did you mean seal?"),
+        ("[clinet]\nseal = \"require\"", "unknown key clinet; did you mean client?"),
         ("[client", ""),
     ] {
         let (_, told) = client_seal_of(text).expect_err(text);

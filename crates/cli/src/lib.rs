@@ -10,6 +10,7 @@ mod config;
 mod context;
 mod control;
 mod endpoint;
+mod explain;
 #[doc(hidden)]
 pub mod fuzz;
 mod logging;

@@ -280,8 +280,8 @@ mod tests {
 
     /// The names that the parser expects in a table with an unknown key.
     fn expected(message: &str) -> Vec<String> {
-        let (_, names) = message.split_once("expected ").unwrap_or_else(|| panic!("{message}"));
-        let mut names: Vec<String> = names.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        let (_, names) = message.split_once("known here: ").unwrap_or_else(|| panic!("{message}"));
+        let mut names: Vec<String> = names.split(", ").map(str::to_owned).collect();
         names.sort_unstable();
         names
     }

@@ -4,6 +4,7 @@
 //! that control a terminal or reorder its text; `logging.rs` does so for the log.
 
 use std::io::{self, IsTerminal, Write};
+use std::ops::Range;
 
 use serde_json::Value;
 
@@ -69,7 +70,22 @@ pub(crate) fn is_lively() -> bool {
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// A table of text with a heading: aligned on a terminal, tab-separated in a pipe.
+/// Columns of the terminal at stdout; `None` in a pipe.
+fn columns() -> Option<usize> {
+    let size = is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()))?;
+    Some(size.map_or(0, |size| usize::from(size.ws_col))).map(|columns| match columns {
+        0 => COLUMNS_DEFAULT,
+        known => known,
+    })
+}
+
+/// Columns of a terminal that does not say how many it has.
+const COLUMNS_DEFAULT: usize = 80;
+const INDENT: usize = 2;
+const ELLIPSIS: &str = "...";
+
+/// A table of text with a heading: aligned on a terminal, tab-separated in a pipe. On a terminal that is too narrow a row
+/// continues on further lines, and a cell that is wider than the terminal loses its middle.
 #[derive(Debug)]
 pub(crate) struct Table {
     heading: Vec<&'static str>,
@@ -87,18 +103,27 @@ impl Table {
     }
 
     /// The table as text, without a final newline.
-    pub(crate) fn render(&self, for_people: bool) -> String {
+    pub(crate) fn render(&self, columns: Option<usize>) -> String {
         let heading: Vec<String> = self.heading.iter().map(|name| name.to_uppercase()).collect();
         let lines: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
-        if !for_people {
+        let Some(columns) = columns else {
             return lines.iter().map(|line| line.join("\t")).collect::<Vec<_>>().join("\n");
-        }
+        };
+        let cell_max = columns.saturating_sub(INDENT).max(2 * ELLIPSIS.len());
         let widths: Vec<usize> = (0..heading.len())
             .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+            .map(|width| width.min(cell_max))
             .collect();
-        let padded = lines.iter().map(|line| {
-            let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        let folds = folds(&widths, columns);
+        let padded = lines.iter().flat_map(|line| {
+            folds.iter().enumerate().map(|(number, fold)| {
+                let cells = fold.clone().map(|column| {
+                    let (cell, width) = (shortened(&line[column], widths[column]), widths[column]);
+                    format!("{cell:<width$}")
+                });
+                let indent = if number > 0 { " ".repeat(INDENT) } else { String::new() };
+                format!("{indent}{}", cells.collect::<Vec<_>>().join("  ").trim_end())
+            })
         });
         padded.collect::<Vec<_>>().join("\n")
     }
@@ -106,9 +131,40 @@ impl Table {
     /// Prints the table in the form for a terminal or a pipe.
     pub(crate) fn print(&self) {
         if !self.rows.is_empty() {
-            line(&self.render(is_terminal()));
+            line(&self.render(columns()));
         }
     }
+}
+
+/// The columns of a table on each line of a row.
+fn folds(widths: &[usize], columns: usize) -> Vec<Range<usize>> {
+    let mut folds: Vec<Range<usize>> = Vec::new();
+    let mut used = 0;
+    for (column, width) in widths.iter().enumerate() {
+        match folds.last_mut() {
+            Some(fold) if used + 2 + width <= columns => {
+                fold.end = column + 1;
+                used += 2 + width;
+            }
+            last => {
+                used = width + if last.is_some() { INDENT } else { 0 };
+                folds.push(column..column + 1);
+            }
+        }
+    }
+    folds
+}
+
+/// The text without its middle, if it is longer than `width`: names differ at their ends.
+fn shortened(text: &str, width: usize) -> String {
+    let count = text.chars().count();
+    if count <= width {
+        return text.to_owned();
+    }
+    let kept = width.saturating_sub(ELLIPSIS.len());
+    let (head, tail) = (kept / 2, kept - kept / 2);
+    let (first, last) = (text.chars().take(head), text.chars().skip(count - tail));
+    first.chain(ELLIPSIS.chars()).chain(last).collect()
 }
 
 #[cfg(test)]
@@ -120,7 +176,22 @@ mod tests {
         let mut table = Table::new(&["lun", "size"]);
         table.row(vec!["0".to_owned(), "256 MiB".to_owned()]);
         table.row(vec!["12".to_owned(), "1 GiB".to_owned()]);
-        assert_eq!(table.render(true), "LUN  SIZE\n0    256 MiB\n12   1 GiB");
-        assert_eq!(table.render(false), "LUN\tSIZE\n0\t256 MiB\n12\t1 GiB");
+        assert_eq!(table.render(Some(80)), "LUN  SIZE\n0    256 MiB\n12   1 GiB");
+        assert_eq!(table.render(None), "LUN\tSIZE\n0\t256 MiB\n12\t1 GiB");
+    }
+
+    #[test]
+    fn a_row_that_is_too_wide_continues_on_the_next_line() {
+        let mut table = Table::new(&["target", "portal", "lun", "size"]);
+        let cells = ["iqn.2026-11.example:disks", "192.0.2.1:3260,1", "0", "256 MiB"];
+        table.row(cells.map(str::to_owned).to_vec());
+        let expected = "TARGET                     PORTAL\n  LUN  SIZE\n\
+                        iqn.2026-11.example:disks  192.0.2.1:3260,1\n  0    256 MiB";
+        assert_eq!(table.render(Some(45)), expected);
+        let expected = "TARGET\n  PORTAL\n  LUN  SIZE\niqn.20...:disks\n  192.0....3260,1\n  0    256 MiB";
+        assert_eq!(table.render(Some(17)), expected);
+        for columns in [0, 1, 7, 45, 80, 200] {
+            assert!(!table.render(Some(columns)).is_empty());
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use iscsi::chap::{Secret, SecretError};
+use job::shell::quoted;
 use node::initiator::shown_user;
 use zeroize::Zeroizing;
 
@@ -28,7 +29,15 @@ pub(crate) fn from_file(context: &Context, path: &Path) -> Result<Secret, Failur
     let object = path.display().to_string();
     let failed = |cause: &dyn fmt::Display| Failure::failed("read the secret file", object.clone(), cause);
     let text = file::read_text(path, "the secret file", Keeping::Secret, FILE_BYTES_MAX)?;
-    let text = text.map_err(|error| failed(&error))?;
+    let text = text.map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            let file = quoted(&object);
+            failed(&error).hint(format!(
+                "(umask 077; head -c 12 /dev/urandom | base64 > {file}) makes a secret of 16 characters; it belongs to the user that serves"
+            ))
+        }
+        _ => failed(&error),
+    })?;
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let text = text.strip_suffix('\r').unwrap_or(text);
     if text.contains('\n') {

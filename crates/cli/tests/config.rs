@@ -59,6 +59,9 @@ fn the_example_is_accepted_checked_deep_shown_and_served() {
     let mut command = place.command();
     command.current_dir("/").args(["serve", "--config", text(&place.path("hikyaku.toml"))]);
     let serving = Serving::start(&mut command, 4);
+    let object = place.run(&["check", "hikyaku.toml", "--deep", "--json"]).expect(0).json();
+    let held = object["in_use"].to_string();
+    assert!(held.contains("line 31: LUN 0 is not opened: its server is running, process "), "{held}");
     assert!(serving.urls[0].ends_with("/iqn.2026-11.example.com:vm/0"), "{:?}", serving.urls);
 }
 
@@ -137,6 +140,35 @@ fn every_mistake_of_a_file_is_reported() {
         good.replacen("vm-data.img", "vm-date.img", 1).replacen("\"secrets/kvm1\"", "\"secrets/kvm2\"", 1);
     place.file("bad.toml", bad.as_bytes());
     place.run(&["check", "bad.toml"]).expect(1).on_stderr("secrets/kvm2").on_stderr("vm-date.img");
+
+    let bad = good
+        .replacen("secrets/kvm1", "secrets/a", 1)
+        .replacen("secrets/storage", "secrets/b", 1)
+        .replace("secrets/backup", "secrets/c");
+    place.file("bad.toml", bad.as_bytes());
+    let ran = place.run(&["check", "bad.toml"]).expect(1);
+    let lines = |of: &str| ran.stderr.matches(of).count();
+    assert_eq!(lines("error: cannot read the secret file"), 3, "{}", ran.stderr);
+    assert_eq!(lines("  try: (umask 077; head -c 12 /dev/urandom | base64 > "), 3, "{}", ran.stderr);
+
+    let bad = good.replacen("drain-timeout = \"20s\"", "drain-timeout = 20", 1).replace("mode =", "mod =");
+    place.file("bad.toml", bad.as_bytes());
+    let ran = place.run(&["check", "bad.toml"]).expect(2);
+    let text = "drain-timeout: 20 is a number, and text in quotes is needed; write for example drain-timeout = \"10s\"";
+    let ran = ran.on_stderr(text);
+    assert_eq!(
+        ran.stderr.matches("unknown key mod; did you mean mode?").count(),
+        bad.matches("mod =").count()
+    );
+
+    let bad = good.replacen("storage = [\"", "storage = [\"/nowhere/", 1);
+    assert_ne!(bad, good);
+    place.file("bad.toml", bad.as_bytes());
+    place.run(&["check", "bad.toml"]).expect(2).on_stderr("try: mkdir -p /nowhere");
+    place
+        .run(&["check", "none.toml"])
+        .expect(2)
+        .on_stderr("try: hikyaku config example > none.toml; `hikyaku paths`");
 }
 
 #[test]

@@ -399,7 +399,7 @@ fn check_names_the_line() {
     place
         .run(&["check", "bad.toml"])
         .expect(2)
-        .on_stderr("line 4, column 1: target iqn.2026-11.example:a: unknown field `lon`");
+        .on_stderr("line 4, column 1: target iqn.2026-11.example:a: unknown key lon; did you mean lun?");
     assert_eq!(place.run(&["check", "bad.toml", "--json"]).expect(2).error()["code"], 2);
     place.file("open.toml", format!("[server]\nlisten = [\"0.0.0.0\"]\n{good}").as_bytes());
     place.run(&["check", "open.toml"]).expect(6);

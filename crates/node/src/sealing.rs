@@ -7,6 +7,10 @@ use iscsi::chap::Algorithm;
 use seal::{PublicKey, Suite};
 use zeroize::Zeroizing;
 
+/// InitiatorName of an enquiry about a portal's key: the name of the host that asks is not disclosed to a portal that has
+/// proven nothing.
+pub(crate) const ENQUIRY_NAME: &str = "iqn.2026-11.example.hikyaku:enquiry";
+
 /// Whether sessions are sealed (docs/SEAL.md, section 7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SealPolicy {

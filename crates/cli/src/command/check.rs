@@ -1,7 +1,11 @@
 //! `check`: validates a configuration for `serve --config` without starting a server.
 
-use std::path::PathBuf;
+mod running;
 
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use job::shell::quoted;
 use node::target::ServeError;
 use serde_json::json;
 
@@ -10,8 +14,11 @@ use crate::config::{Config, Lun, Target, default_file};
 use crate::context::Context;
 use crate::endpoint;
 use crate::error::{Exit, Failure};
-use crate::{output, trust, units};
+use crate::explain::PROBLEMS_MAX;
+use crate::{output, secret, trust, units};
 use node::target::Sealing;
+
+use self::running::Running;
 
 /// Check a configuration file without serving
 ///
@@ -29,8 +36,8 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Also open the storage of each LUN, contact remote storage, load TLS certificates, and bind each address and port; a
-    /// server that runs with this configuration holds them and makes this fail
+    /// Also open the storage of each LUN, contact remote storage, load TLS certificates, and bind each address and port,
+    /// except for what the running server of this configuration holds
     #[arg(long)]
     deep: bool,
 
@@ -41,7 +48,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let file = args.file.clone().unwrap_or_else(default_file);
-    let mut config = Config::load(context, &file)?;
+    let mut config = match Config::load_or_all_problems(context, &file) {
+        Ok(config) => config,
+        Err(failures) => return Ok(report(&failures, args.json)),
+    };
     if config.listen.is_empty() {
         config.listen.push(LISTEN_DEFAULT);
     }
@@ -51,31 +61,126 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let sealing = trust::sealing(context, &config);
     let peers = sealing.as_ref().ok().and_then(Option::as_ref).map_or(0, |Sealing { peers, .. }| peers.len());
     note(sealing.map(drop));
-    note(accesses(context, &config).map(drop));
+    if let Err(failure) = accesses(context, &config) {
+        let all = unusable_secrets(context, &config);
+        let all = if all.is_empty() { vec![failure] } else { all };
+        all.into_iter().for_each(|failure| note(Err(failure)));
+    }
     note(local_users(&config).map(drop));
     note(serve::tls(&config).map(drop));
+    for directory in &config.storage {
+        note(find_directory(directory));
+    }
+    let mut held = Vec::new();
+    let deep = args.deep.then(|| Deep::new(context, &file));
     for target in &config.targets {
         for lun in &target.luns {
-            let checked = find(lun).and_then(|()| if args.deep { open(context, lun) } else { Ok(()) });
-            note(checked.map_err(|failure| at(&config, target, lun, failure)));
+            let opened = |()| deep.as_ref().map_or(Ok(None), |deep| deep.open(target, lun));
+            match find(lun).and_then(opened) {
+                Ok(remark) => held.extend(remark),
+                Err(failure) => note(Err(at(&config, target, lun, failure))),
+            }
         }
     }
-    if args.deep {
-        for address in &config.listen {
-            let bound = io::listen(*address, 1).map(drop);
-            note(bound.map_err(|cause| serve::failure(&ServeError::Listen { address: *address, cause })));
+    for address in &config.listen {
+        match deep.as_ref().map_or(Ok(None), |deep| deep.listen(*address)) {
+            Ok(remark) => held.extend(remark),
+            Err(failure) => note(Err(failure)),
         }
     }
-    if let Some(first) = failures.first() {
-        failures.iter().for_each(|failure| crate::report(failure, args.json));
-        return Ok(first.ending);
+    if !failures.is_empty() {
+        return Ok(report(&failures, args.json));
     }
     if args.json {
-        output::json(&object(&config, peers, args.deep));
+        output::json(&object(&config, peers, args.deep, &held));
     } else {
         print(&file, &config);
+        held.iter().for_each(|remark| output::line(&format!("  {remark}")));
     }
     Ok(Exit::Done)
+}
+
+/// Prints at most [`PROBLEMS_MAX`] failures. Returns the exit code of the first.
+fn report(failures: &[Failure], json: bool) -> Exit {
+    failures.iter().take(PROBLEMS_MAX).for_each(|failure| crate::report(failure, json));
+    if failures.len() > PROBLEMS_MAX && !json {
+        output::note(&format!("and {} more", failures.len() - PROBLEMS_MAX));
+    }
+    failures.first().map_or(Exit::Done, |first| first.ending)
+}
+
+/// A failure for each secret file of the access rules that cannot be used; one for a file that several rules name.
+fn unusable_secrets(context: &Context, config: &Config) -> Vec<Failure> {
+    let (mut seen, mut failures) = (Vec::new(), Vec::new());
+    for target in &config.targets {
+        let whose = format!("acl of {}", target.iqn.as_deref().unwrap_or_default());
+        for acl in &target.acls {
+            for account in acl.chap.iter().chain(&acl.mutual) {
+                if !seen.contains(&&account.secret_file) {
+                    seen.push(&account.secret_file);
+                    let read = secret::from_file(context, &account.secret_file);
+                    failures.extend(read.err().map(|failure| config.at_line(acl.line, &whose, failure)));
+                }
+            }
+        }
+    }
+    failures
+}
+
+/// A directory of `storage` must exist when the server starts: the sandbox admits what is there then.
+fn find_directory(directory: &Path) -> Result<(), Failure> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    let object = directory.display().to_string();
+    let (cause, hint) = match directory.exists() {
+        true => ("it is not a directory", "name the directory that holds it".to_owned()),
+        false => ("there is no such directory", format!("mkdir -p {}", quoted(&object))),
+    };
+    Err(Failure::usage("use the directory of [server] storage", object, cause).hint(hint))
+}
+
+/// The checks of `--deep`: each opens what a server opens. What the running server of the same configuration holds is no
+/// failure, but a remark.
+struct Deep<'a> {
+    context: &'a Context,
+    running: Running,
+    file: &'a Path,
+}
+
+impl<'a> Deep<'a> {
+    fn new(context: &'a Context, file: &'a Path) -> Self {
+        Self { context, running: Running::find(), file }
+    }
+
+    fn open(&self, target: &Target, lun: &Lun) -> Result<Option<String>, Failure> {
+        let Err(failure) = open(self.context, lun) else { return Ok(None) };
+        let iqn = target.iqn.as_deref().unwrap_or_default();
+        match self.running.of(self.file).filter(|server| running::serves(server, iqn, lun.lun)) {
+            Some(server) if failure.ending == Exit::Refused => {
+                let holder = running::process(server);
+                Ok(Some(format!(
+                    "line {}: LUN {} is not opened: its server is running, {holder}",
+                    lun.line, lun.lun
+                )))
+            }
+            _ => Err(failure),
+        }
+    }
+
+    fn listen(&self, address: SocketAddr) -> Result<Option<String>, Failure> {
+        let Err(cause) = io::listen(address, 1) else { return Ok(None) };
+        let is_used = cause.kind() == std::io::ErrorKind::AddrInUse;
+        let failure = serve::failure(&ServeError::Listen { address, cause });
+        match self.running.of(self.file).filter(|server| is_used && running::listens(server, address)) {
+            Some(server) => Ok(Some(format!(
+                "{address} is not bound: the server listens there, {}",
+                running::process(server)
+            ))),
+            None if is_used => Err(self.running.who_listens(address, failure)),
+            None => Err(failure),
+        }
+    }
 }
 
 /// The failure with the place of the LUN.
@@ -113,7 +218,7 @@ fn open(context: &Context, lun: &Lun) -> Result<(), Failure> {
     Ok(())
 }
 
-fn object(config: &Config, peers: usize, is_deep: bool) -> serde_json::Value {
+fn object(config: &Config, peers: usize, is_deep: bool, held: &[String]) -> serde_json::Value {
     let targets: Vec<_> = config
         .targets
         .iter()
@@ -137,10 +242,11 @@ fn object(config: &Config, peers: usize, is_deep: bool) -> serde_json::Value {
         "peers": peers,
         "targets": targets,
         "deep": is_deep,
+        "in_use": held,
     })
 }
 
-fn print(file: &std::path::Path, config: &Config) {
+fn print(file: &Path, config: &Config) {
     let luns: usize = config.targets.iter().map(|target| target.luns.len()).sum();
     output::line(&format!(
         "{}: good: {}, {}",

@@ -101,7 +101,7 @@ enum LunAction {
         endpoint: String,
         /// Its number
         #[arg(long, value_name = "N")]
-        lun: u16,
+        lun: Option<u16>,
         /// The target, if the server has several
         #[arg(long, value_name = "IQN")]
         target: Option<String>,
@@ -130,13 +130,17 @@ enum SessionAction {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    if let Action::Lun { action: LunAction::Add { endpoint, lun: None, target } } = &args.action {
+        return Err(unnumbered(&the_server(args.pid)?, endpoint, target.as_deref())?);
+    }
     let request = match &args.action {
         Action::Status => return status::print(context, args.json, args.pid, status::INTERVAL_DEFAULT),
         Action::Reload => Request::Reload {},
         Action::Lun { action: LunAction::Resize } => Request::ResizeLuns {},
         Action::Drain => Request::Drain {},
         Action::Lun { action: LunAction::Add { endpoint, lun, target } } => {
-            Request::AddLun { target: target.clone(), lun: *lun, endpoint: whole(context, endpoint)? }
+            let lun = lun.expect("one without a number is refused above");
+            Request::AddLun { target: target.clone(), lun, endpoint: whole(context, endpoint)? }
         }
         Action::Lun { action: LunAction::Remove { lun, target } } => {
             Request::RemoveLun { target: target.clone(), lun: *lun }
@@ -158,6 +162,19 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         output::line(done);
     }
     Ok(Exit::Done)
+}
+
+/// The failure of `lun add` without a number: proposes the lowest free one of the target.
+fn unnumbered(server: &Process, endpoint: &str, target: Option<&str>) -> Result<Failure, Failure> {
+    let status = server.ask(&Request::Status {})?;
+    let luns = status["luns"].as_array().into_iter().flatten();
+    let of_target = luns.filter(|lun| target.is_none_or(|target| lun["target"] == target));
+    let used: Vec<u64> = of_target.filter_map(|lun| lun["lun"].as_u64()).collect();
+    let free = (0..).find(|number| !used.contains(number)).unwrap_or_default();
+    let words = crate::secret::shown(endpoint);
+    let again = format!("hikyaku ctl lun add {} --lun {free}", job::shell::quoted(&words));
+    let of = target.map(|target| format!(" --target {target}")).unwrap_or_default();
+    Ok(Failure::usage("add the LUN", words, "its number is missing").hint(format!("{again}{of}")))
 }
 
 /// The server of this PID, or the only one.

@@ -222,6 +222,7 @@ fn show(status: &Value) {
         "p99",
         "retries",
         "since",
+        "target",
     ]);
     for session in status["sessions"].as_array().into_iter().flatten() {
         let user = [&session["key_name"], &session["chap_user"]].into_iter().find_map(Value::as_str);
@@ -233,7 +234,8 @@ fn show(status: &Value) {
             protection(&session["protection"]),
             luns_of(session),
         ];
-        let last = [session["retries_requested"].to_string(), since(&session["since_unix_s"])];
+        let retries = session["retries_requested"].to_string();
+        let last = [retries, since(&session["since_unix_s"]), text(&session["target"])];
         sessions.row(named.into_iter().chain(measured(session)).chain(last).collect());
     }
     sessions.print();

@@ -54,6 +54,8 @@ pub(crate) struct Client {
     url: Url,
     /// The option `seal=`.
     policy_requested: Option<SealPolicy>,
+    /// Whether a CHAP name is given, by the URL, an option or the environment.
+    has_chap: bool,
     /// The first option that requests sealing, as typed.
     option: Option<String>,
     peer_key: Option<PublicKey>,
@@ -114,6 +116,9 @@ impl Client {
         Ok(Self {
             url: url.clone(),
             policy_requested,
+            has_chap: url.user.is_some()
+                || spec.get("chap-user").is_some()
+                || std::env::var_os("LIBISCSI_CHAP_USERNAME").is_some_and(|name| !name.is_empty()),
             option: option.or_else(|| names_one().map(|name| format!("{name}="))),
             peer_key,
             identity_file: spec.get("identity").map(PathBuf::from),
@@ -147,7 +152,11 @@ impl Client {
     /// How a session at an address is sealed. With a known key sealing is required, unless `seal=off` was given.
     fn decide(&self, portal: &Portal<'_>) -> Result<Option<InitiatorSealing>, Failure> {
         let sealing = match self.policy_requested {
-            Some(SealPolicy::Off) => None,
+            Some(SealPolicy::Off) => {
+                // For the explanation of a refusal only.
+                self.last().trusted = self.trusted(portal).ok().flatten();
+                None
+            }
             _ => self.sealing(portal)?,
         };
         if sealing.is_some() || self.tls {
@@ -211,14 +220,16 @@ impl Client {
             return refusal;
         }
         let is_off = self.policy_requested == Some(SealPolicy::Off);
-        let trusted = trusted.filter(|_| !is_off);
+        let (trusted, ignored) = if is_off { (None, trusted) } else { (trusted, None) };
         match (trusted, enquire(&self.url, EXPLANATION_TIMEOUT)) {
             (Some(trusted), Ok(answered)) if *trusted.key() != answered => {
                 changed(&self.url, &trusted, &answered)
             }
             (Some(_), Ok(_)) => self.not_listed(failure),
             (Some(Trusted::Known(found)), Err(_)) => must_be_sealed(&found, failure),
-            (None, Ok(_)) => self.unsealed(is_off, failure),
+            (None, Ok(answered)) => {
+                self.unsealed(ignored.filter(|trusted| *trusted.key() == answered), failure)
+            }
             (_, Err(_)) => failure,
         }
     }
@@ -234,23 +245,41 @@ impl Client {
         ))
     }
 
-    /// The failure of a login in the clear to a target that can seal.
-    fn unsealed(&self, is_off: bool, failure: Failure) -> Failure {
+    /// The failure of a login in the clear to a target that can seal. `ignored`: its key, which is known but not used
+    /// because of `seal=off`.
+    fn unsealed(&self, ignored: Option<Trusted>, failure: Failure) -> Failure {
+        let login = if self.has_chap { "CHAP and without a seal" } else { "neither CHAP nor a seal" };
+        let cause = format!("{}: a login with {login}, and the target seals sessions", failure.cause);
+        let clear = if self.has_chap {
+            "if the target admits logins without a seal, check the CHAP name and secret, and that its ACL lists this initiator \
+             (initiator=)"
+        } else {
+            "if the target admits logins without a seal: chap-user=NAME,chap-secret-file=FILE"
+        };
+        let sealed = match &ignored {
+            Some(Trusted::Known(found)) => format!("leave out seal=off: {found} has the target's key"),
+            Some(Trusted::Option(_)) => "leave out seal=off: peer-key= is the target's key".to_owned(),
+            None => self.enrolment(),
+        };
+        let hint = if ignored.is_some() {
+            format!("{sealed}; {clear}")
+        } else {
+            format!("{clear}; to seal the session: {sealed}")
+        };
+        Failure { cause, ..failure }.hint(hint)
+    }
+
+    /// The commands that make the two hosts known to each other.
+    fn enrolment(&self) -> String {
         let mut commands = Vec::new();
         if identity::default_file().is_ok_and(|file| !file.exists()) {
             commands.push("hikyaku key new".to_owned());
         }
-        if is_off {
+        if self.policy_requested == Some(SealPolicy::Off) {
             commands.push("leave out seal=off".to_owned());
         }
         commands.push(format!("hikyaku key trust iscsi://{}", portal(&self.url)));
-        let cause = format!("{}; the target seals sessions, and this login was in the clear", failure.cause);
-        let hint = format!(
-            "{}; then the target's peers need what `hikyaku key public` shows. Without sealing: {}",
-            commands.join("; "),
-            failure.hint
-        );
-        Failure { cause, ..failure }.hint(hint)
+        format!("{}; then the target's peers need what `hikyaku key public` shows", commands.join("; "))
     }
 }
 
@@ -355,6 +384,46 @@ mod tests {
     use super::*;
 
     const KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+
+    #[test]
+    fn a_refused_login_in_the_clear_names_the_cause_before_enrolment() {
+        let key = PublicKey::parse(KEY).unwrap();
+        let found = || Found { path: "known".into(), line: 3, key, by: "h:3260".to_owned() };
+        let enrol = "to seal the session: ";
+        for (options, known, cause, first, last) in [
+            (
+                "",
+                None,
+                "neither CHAP nor a seal",
+                "if the target admits logins without a seal: chap-user=",
+                enrol,
+            ),
+            (
+                ",chap-user=me",
+                None,
+                "CHAP and without a seal",
+                "if the target admits logins without a seal, check",
+                enrol,
+            ),
+            (
+                ",seal=off",
+                Some(Trusted::Known(found())),
+                "neither CHAP nor a seal",
+                "leave out seal=off: line 3 of known has the target's key; ",
+                "chap-secret-file=FILE",
+            ),
+        ] {
+            let url = Url::parse("iscsi://h/iqn.2026-11.example:a/0").unwrap();
+            let spec = Spec::parse(&format!("iscsi://h/iqn.2026-11.example:a/0{options}")).unwrap();
+            let client = Client::new(&Context::default(), &spec, &url, false).unwrap();
+            let Failure { cause: found, hint, .. } =
+                client.unsealed(known, Failure::failed("use", "h", "authentication failed"));
+            let expected =
+                format!("authentication failed: a login with {cause}, and the target seals sessions");
+            assert_eq!(found, expected, "{options}");
+            assert!(hint.starts_with(first) && hint.contains(last), "{options}: {hint}");
+        }
+    }
 
     fn sealed(options: &str) -> Result<Option<InitiatorSealing>, Failure> {
         let dir = tempfile::tempdir().unwrap();

@@ -13,6 +13,7 @@ use super::identity;
 use crate::config::{Wrong, position, wrong};
 use crate::context::Context;
 use crate::error::Failure;
+use crate::explain;
 use crate::names;
 
 #[derive(Deserialize)]
@@ -41,8 +42,11 @@ struct Listed {
 
 pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure> {
     let object = path.display().to_string();
-    let text = file::read_text(path, "the peers", Keeping::Public, LIST_BYTES_MAX)?
-        .map_err(|error| Failure::usage("read the peers", object.clone(), error))?;
+    let text = file::read_text(path, "the peers", Keeping::Public, LIST_BYTES_MAX)?.map_err(|error| {
+        let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+        let failure = Failure::usage("read the peers", object.clone(), error);
+        if is_missing { failure.hint(how_to_list(&object)) } else { failure }
+    })?;
     let listed = parse(&text).map_err(|(range, cause)| {
         let (line, column) = position(&text, range.start);
         Failure::usage("use the peers", object.clone(), format!("line {line}, column {column}: {cause}"))
@@ -55,6 +59,15 @@ pub(crate) fn load(context: &Context, path: &Path) -> Result<Vec<Peer>, Failure>
         Ok(Peer { psk, ..peer })
     };
     listed.into_iter().map(with_psk).collect()
+}
+
+/// The command that makes a peers file with one peer.
+fn how_to_list(object: &str) -> String {
+    format!(
+        "on the initiator's host: hikyaku key public; then here: printf '[[peer]]\\nname = \"laptop\"\\npublic-key = \"%s\"\\n' \
+         KEY >> {}",
+        job::shell::quoted(object)
+    )
 }
 
 /// A path in the file `path`: relative paths are relative to its directory.
@@ -76,8 +89,7 @@ pub(crate) fn names(text: &str) -> Result<Vec<String>, Wrong> {
 }
 
 fn parse(text: &str) -> Result<Vec<Listed>, Wrong> {
-    let raw: RawPeers = toml::from_str(text)
-        .map_err(|error| (error.span().unwrap_or_default(), error.message().to_owned()))?;
+    let raw: RawPeers = toml::from_str(text).map_err(|error| explain::parser(text, &error))?;
     let mut listed: Vec<Listed> = Vec::with_capacity(raw.peer.len());
     for peer in raw.peer {
         let RawPeer { name, public_key, initiator, luns, psk_file } = peer.into_inner();
@@ -140,14 +152,14 @@ public-key = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="
 
     /// (defect, replaced part of the valid text, replacement, line, part of the message)
     const DEFECTS: &[(&str, &str, &str, usize, &str)] = &[
-        ("unknown_key", "luns =", "lun =", 6, "unknown field `lun`"),
-        ("unknown_table", "[[peer]]", "[[peers]]", 2, "unknown field `peers`"),
+        ("unknown_key", "luns =", "lun =", 6, "unknown key lun; did you mean luns?"),
+        ("unknown_table", "[[peer]]", "[[peers]]", 2, "unknown key peers; did you mean peer?"),
         (
             "key_missing",
             "public-key = \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n",
             "",
             9,
-            "missing field `public-key`",
+            "the key public-key is missing: write for example public-key = ",
         ),
         ("key_short", "AgICAgIC", "AgIC", 11, "not a public key"),
         (
@@ -160,7 +172,13 @@ public-key = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="
         ("name_twice", "\"backup\"", "\"laptop\"", 10, "peer 'laptop' is there twice"),
         ("name_empty", "\"backup\"", "\"\"", 10, "needs a name"),
         ("initiator_wrong", "IQN.2026-11.example:Laptop", "laptop", 5, "iSCSI name begins with"),
-        ("luns_wrong", "[0, 2]", "0", 6, "invalid type"),
+        (
+            "luns_wrong",
+            "[0, 2]",
+            "0",
+            6,
+            "luns: 0 is a number, and a list in brackets is needed; write for example luns = [0, 1]",
+        ),
         ("not_toml", "[0, 2]", "[0, ", 7, ""),
     ];
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use area::Span;
 use block::OpenError;
 use block::remote::Link;
-use io::{Io, Owner};
+use io::{Handle, Io, Owner};
 use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::Config;
 use iscsi::machine::TargetRecord;
@@ -20,8 +20,9 @@ use scsi::{Sense, SenseKey, Status};
 
 use super::facts::Known;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
+use super::race;
 use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX, damaged, login_error};
-use super::session::{Failure, Outcome, Session};
+use super::session::{CONNECT_TIMEOUT, Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, status_text};
 use super::trust::{Login, Portal};
 use super::url::Url;
@@ -135,7 +136,8 @@ pub(super) struct Talk<'a> {
 }
 
 impl<'a> Talk<'a> {
-    /// Connects and logs in; tries the addresses of the host in order.
+    /// Connects and logs in, to the address of the host that answers first. All attempts together to connect take at most
+    /// `CONNECT_TIMEOUT`, and no longer than `Options::timeout`.
     pub(super) fn begin(
         io: &'a mut Io,
         url: &'a Url,
@@ -146,14 +148,25 @@ impl<'a> Talk<'a> {
         let until = io.now() + BUSY_TIME_MAX.min(options.timeout);
         let mut tried_again = false;
         let addresses = resolve(url)?;
-        for &address in &addresses {
+        let mut left = addresses.clone();
+        let connected_by = io.now() + CONNECT_TIMEOUT.min(options.timeout);
+        while !left.is_empty() {
+            let (address, socket) = match race::connect(io, &mut left, connected_by) {
+                Ok(connected) => connected,
+                Err(error) => {
+                    last = Some(explain(url, Failure::Connect(error)));
+                    break;
+                }
+            };
+            let mut socket = Some(socket);
             let portal = Portal { address, addresses: &addresses, redirected: None };
             let mut declined = false;
             loop {
                 let (sealing, tls) = options.protect(url, &portal)?;
                 let sealing = sealing.filter(|_| !declined);
                 let config = options.login(target, random_isid())?;
-                match Talk::log_in(&mut *io, url, options, config, address, sealing.as_ref(), tls) {
+                let at = (address, socket.take());
+                match Talk::log_in(&mut *io, url, options, config, at, sealing.as_ref(), tls) {
                     Ok((session, owner, deadline, known)) => {
                         let (timeout, known) = (options.timeout, Some(known));
                         return Ok(Self { io, url, owner, session, known, timeout, deadline });
@@ -182,12 +195,15 @@ impl<'a> Talk<'a> {
         url: &'a Url,
         options: &Options,
         config: Config,
-        address: SocketAddr,
+        (address, socket): (SocketAddr, Option<Handle>),
         sealing: Option<&InitiatorSealing>,
         tls: Option<tls::End>,
     ) -> Result<(Session, Owner, Duration, Known), Failure> {
         let owner = io.owner();
-        let session = Session::connect(io, owner, 0, address, config, sealing, tls)?;
+        let session = match socket {
+            Some(socket) => Session::connected(io, owner, socket, config, sealing, tls)?,
+            None => Session::connect(io, owner, 0, address, config, sealing, tls)?,
+        };
         let deadline = io.now() + options.timeout;
         let mut talk = Talk { io, url, owner, session, known: None, timeout: options.timeout, deadline };
         let negotiated = talk.wait_for(|outcome| match outcome {

@@ -17,9 +17,7 @@ use zeroize::Zeroizing;
 use super::options::{random_isid, resolve};
 use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX};
 use super::url::Url;
-
-/// A generic InitiatorName: the name of this host is not disclosed to a portal that has proven nothing.
-const NAME: &str = "iqn.2026-11.example.hikyaku:enquiry";
+use crate::sealing::ENQUIRY_NAME;
 
 #[derive(Debug)]
 enum Failure {
@@ -109,7 +107,7 @@ fn explain(url: &Url, failure: &Failure) -> OpenError {
 fn request_key(address: SocketAddr, deadline: Instant) -> Result<PublicKey, Failure> {
     let mut line = Line { stream: TcpStream::connect_timeout(&address, left(deadline)?)?, deadline };
     let offer = Offer {
-        initiator_name: IscsiName::parse(NAME).expect("a name"),
+        initiator_name: IscsiName::parse(ENQUIRY_NAME).expect("a name"),
         isid: random_isid(),
         cid: 0,
         session_type: SessionType::Discovery,

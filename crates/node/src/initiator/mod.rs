@@ -16,6 +16,7 @@ mod handshake;
 mod medium;
 mod options;
 pub mod probe;
+mod race;
 mod refusal;
 mod remote_copy;
 mod route;

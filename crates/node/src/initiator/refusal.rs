@@ -29,6 +29,9 @@ pub(super) fn is_transient(error: &LoginError) -> bool {
 
 pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
     match error {
+        LoginError::Authentication { algorithm: Some(_) } => {
+            OpenError::Authentication(format!("{url}: {error}: the target rejects the CHAP name or secret"))
+        }
         LoginError::Authentication { .. } | LoginError::Authorization => {
             OpenError::Authentication(format!("{url}: {error}"))
         }

@@ -23,7 +23,7 @@ use crate::reassembly::Advance;
 use crate::sealing::Protection;
 use crate::stream::{Operation, SEND_BYTES_MAX, Socket, Stream, Transport, sealed_segment_max, tls};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const GOOD: u8 = scsi::Status::Good as u8;
 
@@ -110,6 +110,20 @@ impl Session {
         io.timer(token(Operation::Timer), deadline);
         session.state = State::Connecting { socket, deadline, tls };
         session.timer = Some(deadline);
+        Ok(session)
+    }
+
+    /// As [`Self::connect`], with a socket that is connected.
+    pub(super) fn connected(
+        io: &Io,
+        owner: Owner,
+        socket: Handle,
+        login: login::Config,
+        sealing: Option<&InitiatorSealing>,
+        tls: Option<tls::End>,
+    ) -> Result<Self, Failure> {
+        let mut session = Self::begin(io, owner, 0, login, sealing)?;
+        session.on_socket(io, socket, tls)?;
         Ok(session)
     }
 
@@ -220,10 +234,13 @@ impl Session {
     fn on_connected(&mut self, io: &Io, event: &IoEvent) -> Result<(), Failure> {
         event.bytes().map_err(Failure::Connect)?;
         let State::Connecting { socket, tls, .. } = &mut self.state else { return Ok(()) };
-        let _ = SockRef::from(&**socket).set_keepalive(true);
-        let transport = Box::new(Socket::new(Rc::clone(socket)));
-        let tls = tls.take();
-        self.on_transport(io, transport, tls)
+        let (socket, tls) = (Rc::clone(socket), tls.take());
+        self.on_socket(io, socket, tls)
+    }
+
+    fn on_socket(&mut self, io: &Io, socket: Handle, tls: Option<tls::End>) -> Result<(), Failure> {
+        let _ = SockRef::from(&*socket).set_keepalive(true);
+        self.on_transport(io, Box::new(Socket::new(socket)), tls)
     }
 
     fn on_transport(

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::handshake::ENQUIRY;
+use crate::sealing::ENQUIRY_NAME;
 
 const SECOND: Duration = Duration::from_secs(1);
 const REASONS_MAX: usize = 4;
@@ -30,6 +31,17 @@ pub(super) struct Refused {
     pub(super) listed_as: Option<String>,
 }
 
+impl Refused {
+    /// Whether this is an enquiry about the key to a server without one. A CHAP name or a target's name under the same
+    /// InitiatorName is not: attempts at a secret are warned about.
+    fn is_unsealed_enquiry(&self) -> bool {
+        self.initiator.as_deref() == Some(ENQUIRY_NAME)
+            && self.chap_user.is_none()
+            && self.target_name.is_none()
+            && self.listed_as.is_none()
+    }
+}
+
 impl From<&str> for Refused {
     fn from(reason: &str) -> Self {
         Self { reason: reason.to_owned(), ..Self::default() }
@@ -47,6 +59,10 @@ impl RefusalLog {
             let Refused { reason, initiator, target_name, chap_user, listed_as } = refusal;
             match reason.as_str() {
                 ENQUIRY => tracing::info!(%peer, "sent this server's public key"),
+                // The refused login that the enquiry is to explain has its own line.
+                _ if refusal.is_unsealed_enquiry() => {
+                    tracing::info!(%peer, "was asked for a public key; this server seals no session");
+                }
                 _ => {
                     tracing::warn!(%peer, initiator, target_name, chap_user, listed_as, reason, "no session");
                 }
@@ -230,6 +246,22 @@ mod tests {
         let at = |number| SECOND + SECOND * number / 10;
         let logged = (0..100).filter(|number| add(&mut refusals, at(*number), 1, "a")).count();
         assert_eq!((logged, refusals.summary().by_address), (10, vec![(address(1), 90)]));
+    }
+
+    #[test]
+    fn an_enquiry_without_a_claim_is_no_attempt_to_log_in() {
+        let enquiry = Refused { initiator: Some(ENQUIRY_NAME.into()), ..Refused::default() };
+        let named = |target: &str| Refused { target_name: Some(target.into()), ..enquiry.clone() };
+        let user = |name: &str| Refused { chap_user: Some(name.into()), ..enquiry.clone() };
+        let all = [
+            (enquiry.clone(), true),
+            (Refused { initiator: Some("iqn.2026-11.example:a".into()), ..enquiry.clone() }, false),
+            (named("iqn.2026-11.example:t"), false),
+            (user("me"), false),
+        ];
+        for (refused, expected) in all {
+            assert_eq!(refused.is_unsealed_enquiry(), expected, "{refused:?}");
+        }
     }
 
     #[test]

@@ -608,8 +608,7 @@ fn observe(handle: &ServerHandle, metrics: Option<Metrics>) -> std::io::Result<(
 /// What a server prints when it is ready.
 struct Announcement {
     advertise: Option<String>,
-    luns: Vec<(String, u16)>,
-    has_chap: bool,
+    luns: Vec<urls::Offered>,
     seals: SealPolicy,
     key: Option<seal::PublicKey>,
 }
@@ -617,13 +616,16 @@ struct Announcement {
 impl Announcement {
     fn of(live: &Live) -> Self {
         let config = &live.server;
-        let of_target =
-            |target: &TargetConfig| target.luns.iter().map(|lun| (target.iqn.clone(), lun.lun)).collect();
+        let seals = config.seal_policy();
+        let of_target = |(target, given): (&TargetConfig, &Target)| -> Vec<_> {
+            let way = urls::Way::of(given, seals, config.tls.is_some());
+            let offered = |lun: u16| urls::Offered { iqn: target.iqn.clone(), lun, way };
+            target.luns.iter().map(|lun| offered(lun.lun)).collect()
+        };
         Self {
             advertise: config.advertise.clone(),
-            luns: config.targets.iter().flat_map(|target| -> Vec<_> { of_target(target) }).collect(),
-            has_chap: live.config.targets.iter().any(Target::has_chap),
-            seals: config.seal_policy(),
+            luns: config.targets.iter().zip(&live.config.targets).flat_map(of_target).collect(),
+            seals,
             key: config.sealing.as_ref().map(|sealing| sealing.identity.public()),
         }
     }
@@ -634,19 +636,15 @@ impl Announcement {
             tracing::info!("listening on {address}");
         }
         let portal = self.advertise.unwrap_or_else(|| urls::portal(names::reachable(addresses[0])));
-        let all: Vec<String> =
-            self.luns.iter().map(|(iqn, lun)| format!("iscsi://{portal}/{iqn}/{lun}")).collect();
+        let all: Vec<String> = self.luns.iter().map(|lun| lun.url(&portal)).collect();
         if let Some(key) = self.key {
             tracing::info!(
                 "sealing: {}; initiators trust us by: hikyaku key trust iscsi://{portal} --key {key}",
                 self.seals.name()
             );
         }
-        // The kernel's initiator and QEMU cannot seal.
-        if self.seals != SealPolicy::Require {
-            for line in urls::ready_made(&portal, &self.luns, self.has_chap) {
-                tracing::info!("{line}");
-            }
+        for line in urls::ready_made(&portal, &self.luns) {
+            tracing::info!("{line}");
         }
         output::announce(&all.join("\n"));
         manager::ready(&format!("{} LUNs, {portal}", all.len()));

@@ -227,11 +227,12 @@ fn target_of<'a>(config: &'a mut Config, name: Option<&str>) -> Result<&'a mut T
         Some(name) => count == 1 && target.iqn.is_none() || target.iqn.as_deref() == Some(name),
         None => count == 1,
     };
-    let missing = || match name {
+    let names: Vec<&str> = config.targets.iter().filter_map(|target| target.iqn.as_deref()).collect();
+    let hint = format!("--target {}", names.join(", or --target "));
+    let missing = match name {
         Some(name) => Failure::usage("find the target", name, "this server does not have it"),
-        None => {
-            Failure::usage("find the target", "", format!("this server has {count}")).hint("--target IQN")
-        }
+        None => Failure::usage("find the target", "", format!("this server has {count}")),
     };
-    config.targets.iter_mut().find(is_it).ok_or_else(missing)
+    let missing = if names.is_empty() { missing } else { missing.hint(hint) };
+    config.targets.iter_mut().find(is_it).ok_or(missing)
 }

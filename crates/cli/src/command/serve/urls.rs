@@ -2,6 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use node::SealPolicy;
+
+use crate::config::Target;
 use crate::names;
 
 pub(super) fn portal(address: SocketAddr) -> String {
@@ -26,17 +29,63 @@ pub(super) fn with_port(advertise: &str, port: u16) -> Result<String, String> {
     Ok(names::portal(bare, port))
 }
 
-/// Command lines for the kernel's initiator and for QEMU.
-pub(super) fn ready_made(portal: &str, luns: &[(String, u16)], has_chap: bool) -> Vec<String> {
-    let mut lines = vec![format!("kernel:  iscsiadm -m discovery -t sendtargets -p {portal}")];
-    let mut targets: Vec<&str> = luns.iter().map(|(iqn, _)| iqn.as_str()).collect();
+/// How an initiator reaches a target. The kernel's initiator and QEMU can neither seal nor use TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Plain,
+    Chap,
+    Sealed,
+    Tls,
+}
+
+impl Way {
+    pub(super) fn of(target: &Target, seals: SealPolicy, has_tls: bool) -> Self {
+        let only_peers = || !target.acls.is_empty() && target.acls.iter().all(|acl| acl.peer.is_some());
+        match seals {
+            _ if has_tls => Self::Tls,
+            SealPolicy::Require => Self::Sealed,
+            SealPolicy::Offer if only_peers() => Self::Sealed,
+            _ if target.has_chap() => Self::Chap,
+            _ => Self::Plain,
+        }
+    }
+}
+
+/// A LUN that the server offers.
+pub(super) struct Offered {
+    pub(super) iqn: String,
+    pub(super) lun: u16,
+    pub(super) way: Way,
+}
+
+impl Offered {
+    pub(super) fn url(&self, portal: &str) -> String {
+        format!("iscsi://{portal}/{}/{}", self.iqn, self.lun)
+    }
+}
+
+/// Command lines for each target: of the kernel's initiator and QEMU where these can log in, otherwise of this program.
+pub(super) fn ready_made(portal: &str, luns: &[Offered]) -> Vec<String> {
+    let is_for_all = |lun: &&Offered| matches!(lun.way, Way::Plain | Way::Chap);
+    let mut targets: Vec<&str> = luns.iter().filter(is_for_all).map(|lun| lun.iqn.as_str()).collect();
     targets.dedup();
+    let mut lines = Vec::new();
+    if !targets.is_empty() {
+        lines.push(format!("kernel:  iscsiadm -m discovery -t sendtargets -p {portal}"));
+    }
     for iqn in targets {
         lines.push(format!("kernel:  iscsiadm -m node -T {iqn} -p {portal} --login"));
     }
-    let login = if has_chap { "LIBISCSI_CHAP_USERNAME=... LIBISCSI_CHAP_PASSWORD=... " } else { "" };
-    for (iqn, lun) in luns {
-        lines.push(format!("QEMU:    {login}qemu-img info iscsi://{portal}/{iqn}/{lun}"));
+    for lun in luns {
+        let url = lun.url(portal);
+        lines.push(match lun.way {
+            Way::Plain => format!("QEMU:    qemu-img info {url}"),
+            Way::Chap => {
+                format!("QEMU:    LIBISCSI_CHAP_USERNAME=... LIBISCSI_CHAP_PASSWORD=... qemu-img info {url}")
+            }
+            Way::Sealed => format!("sealed:  hikyaku info {url}"),
+            Way::Tls => format!("TLS:     hikyaku info {url},tls=CERTIFICATE"),
+        });
     }
     lines
 }
@@ -67,14 +116,27 @@ mod tests {
     }
 
     #[test]
-    fn lines_to_paste() {
-        let luns = [("iqn.x:a".to_owned(), 0), ("iqn.x:a".to_owned(), 1)];
+    fn lines_to_paste_are_those_that_work() {
+        let lun = |iqn: &str, lun, way| Offered { iqn: iqn.to_owned(), lun, way };
+        let portal = "127.0.0.1:3260";
+        let luns = [
+            lun("iqn.x:a", 0, Way::Plain),
+            lun("iqn.x:a", 1, Way::Plain),
+            lun("iqn.x:b", 0, Way::Sealed),
+            lun("iqn.x:c", 0, Way::Chap),
+        ];
         let expected = [
             "kernel:  iscsiadm -m discovery -t sendtargets -p 127.0.0.1:3260",
             "kernel:  iscsiadm -m node -T iqn.x:a -p 127.0.0.1:3260 --login",
+            "kernel:  iscsiadm -m node -T iqn.x:c -p 127.0.0.1:3260 --login",
             "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/0",
             "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/1",
+            "sealed:  hikyaku info iscsi://127.0.0.1:3260/iqn.x:b/0",
+            "QEMU:    LIBISCSI_CHAP_USERNAME=... LIBISCSI_CHAP_PASSWORD=... qemu-img info iscsi://127.0.0.1:3260/iqn.x:c/0",
         ];
-        assert_eq!(ready_made("127.0.0.1:3260", &luns, false), expected);
+        assert_eq!(ready_made(portal, &luns), expected);
+        assert_eq!(ready_made(portal, &luns[2..3]), expected[5..6]);
+        let tls = ready_made(portal, &[lun("iqn.x:a", 0, Way::Tls)]);
+        assert_eq!(tls, ["TLS:     hikyaku info iscsi://127.0.0.1:3260/iqn.x:a/0,tls=CERTIFICATE"]);
     }
 }
