@@ -1,5 +1,6 @@
 //! A server as its operator sees it: the control socket, `status` and `ctl`, discovery, and refused logins in the log.
 
+mod faults;
 mod manager;
 
 use std::cell::Cell;
@@ -522,6 +523,19 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("refused-logins-are-logged-by-address", refused_logins),
     ];
     cases.check_each(context, rows);
+    cases.check("killed-at-each-step-of-its-start", || faults::start(context));
+    if is_root() {
+        // strace attaches to running servers, and a small file system is mounted.
+        let rows: Rows<'_> = &[
+            ("killed-at-each-step-of-a-reload", faults::reload),
+            ("killed-at-each-step-of-a-hand-over", faults::hand_over),
+            ("killed-at-each-step-of-an-upgrade", faults::upgrade),
+            ("state-directory-full", faults::full_state),
+        ];
+        cases.check_each(context, rows);
+    } else {
+        cases.note("servers killed at reload and hand-over, and full state directories, were not tested: this needs root");
+    }
     let longest = Cell::new(0);
     cases.check("restart-under-load", || {
         longest.set(manager::restart(context)?);
