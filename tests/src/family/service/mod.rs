@@ -2,6 +2,7 @@
 
 mod faults;
 mod manager;
+mod monitoring;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -19,6 +20,7 @@ use serde_json::Value;
 use steps::is_root;
 use tempfile::TempDir;
 
+use super::FULL_ONLY;
 use crate::cases::Rows;
 use crate::files::empty_file;
 use crate::pdu::{Session, cdb10, connect_from, keys, login_pdu};
@@ -521,8 +523,11 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("socket-activation", manager::activated),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),
+        ("alert-rules-fire", monitoring::rules),
+        ("dashboard-and-rules-use-what-a-scrape-has", monitoring::expressions),
     ];
     cases.check_each(context, rows);
+    cases.check_some(FULL_ONLY, "prometheus-scrapes", || monitoring::prometheus(context));
     cases.check("killed-at-each-step-of-its-start", || faults::start(context));
     if is_root() {
         // strace attaches to running servers, and a small file system is mounted.
