@@ -13,6 +13,8 @@ use sendfd::RecvWithFd;
 use super::{Home, LIMIT, OPEN, http, prints};
 use crate::{Context, Running, Url, free_port, program};
 
+/// Time between two restarts.
+const PAUSE: Duration = Duration::from_secs(1);
 /// First descriptor that a service manager passes (sd_listen_fds(3)).
 const FIRST: RawFd = 3;
 
@@ -133,11 +135,13 @@ pub(super) fn serve(command: &mut Command) -> Result<(Running, Url)> {
     Ok((running, url))
 }
 
-/// A restart under load: the sockets stay open, and no command of busy sessions, ours and QEMU's, fails. Returns the longest
+/// Restarts under load: the sockets stay open, and no command of busy sessions, ours and QEMU's, fails. Returns the longest
 /// time of a command of ours in microseconds.
-pub(super) fn restart(context: &Context) -> Result<u64> {
+pub(super) fn restart(context: &Context, restarts: usize) -> Result<u64> {
     let home = Home::new()?;
     let sessions = context.amount(4, 64);
+    // Each restart, and a pause between two.
+    let seconds = (4 + 2 * (restarts - 1)).to_string();
     let listen = format!("127.0.0.1:{}", free_port()?);
     let arguments = ["a.img", "--iqn", OPEN, "--listen", &listen, "--allow-user", "any"];
     let mut manager = Manager::new(&home)?;
@@ -158,7 +162,7 @@ pub(super) fn restart(context: &Context) -> Result<u64> {
             "--depth",
             "4",
             "--seconds",
-            "4",
+            &seconds,
             "--json",
         ]);
         if write {
@@ -174,22 +178,30 @@ pub(super) fn restart(context: &Context) -> Result<u64> {
     let logged_in = || Ok(old.stderr().matches(" logged in ").count() > sessions);
     crate::wait_until(LIMIT, logged_in)?;
     std::thread::sleep(Duration::from_millis(500));
-    manager.states.clear();
-    old.signal(libc::SIGTERM)?;
-    manager.wait("STOPPING=1")?;
-    // A connection made now waits in the backlog.
-    let waiting = std::net::TcpStream::connect(&listen)?;
-    old.finish(LIMIT)?.success().context("the old server")?;
-    manager.wait("FDNAME=hikyaku-ports")?;
-    let (new, again) = serve(&mut manager.command(context, &home, &arguments)?)?;
-    ensure!(again.portal == url.portal, "{} and {}", again.portal, url.portal);
-    manager.wait("FDSTOREREMOVE=1")?;
-    drop(waiting);
-    let qemu = qemu.finish(LIMIT)?;
+    let limit = LIMIT + PAUSE * 4 * u32::try_from(restarts)?;
+    for number in 0..restarts {
+        if number > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        manager.states.clear();
+        old.signal(libc::SIGTERM)?;
+        manager.wait("STOPPING=1")?;
+        // A connection made now waits in the backlog.
+        let waiting = std::net::TcpStream::connect(&listen)?;
+        old.finish(LIMIT)?.success().context("the old server")?;
+        manager.wait("FDNAME=hikyaku-ports")?;
+        let (new, again) = serve(&mut manager.command(context, &home, &arguments)?)?;
+        ensure!(again.portal == url.portal, "{} and {}", again.portal, url.portal);
+        manager.wait("FDSTOREREMOVE=1")?;
+        old = new;
+        drop(waiting);
+    }
+    let new = old;
+    let qemu = qemu.finish(limit)?;
     ensure!(qemu.code == Some(0), "a command of QEMU failed: {qemu}");
     let mut longest = 0;
     for running in busy {
-        let output = running.finish(LIMIT)?;
+        let output = running.finish(limit)?;
         let log = || format!("{output}\n--- log\n{}", new.stderr());
         ensure!(output.code == Some(0), "a command failed: {}", log());
         let us = output.json()?["rows"][0]["latency_us"]["max"].as_u64();
