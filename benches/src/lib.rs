@@ -8,6 +8,7 @@ mod ends;
 mod peers;
 mod record;
 mod sealed;
+mod service;
 mod target;
 mod versus;
 
@@ -76,6 +77,8 @@ enum Bench {
         #[arg(value_name = "OLD")]
         old: std::path::PathBuf,
     },
+    /// What a server costs while status or metrics are read each second, idle and under 4K reads
+    Service(Common),
     /// The far end of a bare TCP round trip
     #[command(hide = true)]
     Pong {
@@ -109,6 +112,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         Bench::Target(common)
         | Bench::Ends(common)
         | Bench::Sealed(common)
+        | Bench::Service(common)
         | Bench::Copy { common, .. }
         | Bench::Versus { common, .. } => common,
         Bench::Pong { request, reply } => return pong::pong(*request, *reply),
@@ -125,6 +129,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         Bench::Ends(common) => ends::run_table(common, &context),
         Bench::Sealed(common) => sealed::run_table(common, &context),
         Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, context),
+        Bench::Service(common) => service::run_table(common, &context),
         Bench::Versus { common, old } => versus::run_table(common, old, &context),
         Bench::Pong { .. } => unreachable!("answered above"),
     }

@@ -33,7 +33,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/torture/", &["torture", "sim"]),
     ("testing/fuzz/", &["fuzz"]),
     ("testing/sim/", &["sim"]),
-    ("contrib/", &["install"]),
+    ("contrib/", &["install", "service"]),
     ("packaging/", &["install"]),
     // No family of a sample runs this.
     ("benches/", &[]),

@@ -3,7 +3,8 @@
 //! One versioned file in the state directory maps (target, LUN, storage) to a NAA designator and a serial number, both
 //! random at first use and never derived from a path or from content. Other storage at the same place is therefore
 //! another disk, earlier storage gets its identity back, and no two disks share one. The file is replaced as a whole
-//! (write, fsync, rename, fsync of the directory) under a lock.
+//! (write, fsync, rename, fsync of the directory) under a lock. The new file has one name, so that the next change
+//! overwrites what a killed process has left.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -23,6 +24,7 @@ const VERSION_MIN: u32 = 1;
 /// Identities kept per target and LUN; the least recently used are dropped.
 const PLACE_IDENTITIES_MAX: usize = 16;
 const FILE: &str = "identities.json";
+const NEW_FILE: &str = "identities.json.new";
 const LOCK: &str = "identities.lock";
 /// Byte of the lock file that is locked to rewrite the state. Live LUNs lock bytes from [`LIVE_BASE`] on.
 const REWRITE_BYTE: u64 = 0;
@@ -249,14 +251,25 @@ impl StateDir {
         Ok((Contents { version: VERSION, ..contents }, false))
     }
 
+    /// Replaces the file; called under the lock.
     fn write(&self, contents: &Contents) -> io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(&self.path)?;
-        serde_json::to_writer_pretty(&mut file, contents)?;
-        file.write_all(b"\n")?;
-        file.as_file().sync_all()?;
-        file.persist(self.path.join(FILE)).map_err(|error| error.error)?;
+        let new = self.path.join(NEW_FILE);
+        let mut text = serde_json::to_vec_pretty(contents)?;
+        text.push(b'\n');
+        let replaced = write_durably(&new, &text).and_then(|()| fs::rename(&new, self.path.join(FILE)));
+        if let Err(error) = replaced {
+            let _ = fs::remove_file(&new);
+            return Err(error);
+        }
         File::open(&self.path)?.sync_all()
     }
+}
+
+fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// A random name of this host, valid for one run if the state cannot be stored.

@@ -54,6 +54,7 @@ const TEST: &[Need] = &[
     need("chromium", &["chromium"]),
     need("systemd", &["systemd-analyze"]),
     need("g++", &["c++"]),
+    need("prometheus", &["prometheus", "promtool"]),
     Need {
         package: "python3-cryptography",
         programs: &["python3"],

@@ -215,4 +215,24 @@ mod tests {
         let alone: u64 = (0..10).filter_map(|_| sampler.arrive(true)).sum();
         assert_eq!((timed, alone), (800, 10));
     }
+
+    #[test]
+    #[ignore = "prints a measurement: cargo test --release -p hikyaku-node --lib cost_of_counters -- --ignored --nocapture"]
+    fn cost_of_counters() {
+        const COMMANDS: u32 = 1_000_000;
+        for (name, is_alone) in [("commands that overlap", false), ("commands alone", true)] {
+            let (unit, session, mut sampler) = (Usage::default(), Usage::default(), Sampler::default());
+            let started = std::time::Instant::now();
+            for _ in 0..COMMANDS {
+                let timed = sampler.arrive(is_alone).map(|count| (std::time::Instant::now(), count));
+                let time = timed.map(|(from, count)| (from.elapsed(), count));
+                let ended = Ended { time, ..ended(Class::Read, 4096, 0, 0) };
+                unit.add(std::hint::black_box(ended));
+                session.add(std::hint::black_box(ended));
+            }
+            let each = started.elapsed() / COMMANDS;
+            println!("{name}: {each:?} of CPU for counters and clock, each");
+            assert_eq!(unit.status().commands[0], u64::from(COMMANDS));
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! A service manager for the server: it receives notifications, keeps the listening sockets, and passes them on.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -12,18 +13,20 @@ use sendfd::RecvWithFd;
 use super::{Home, LIMIT, OPEN, http, prints};
 use crate::{Context, Running, Url, free_port, program};
 
+/// Time between two restarts.
+const PAUSE: Duration = Duration::from_secs(1);
 /// First descriptor that a service manager passes (sd_listen_fds(3)).
 const FIRST: RawFd = 3;
 
-struct Manager {
+pub(super) struct Manager {
     socket: UnixDatagram,
     /// By FDNAME.
-    stored: Vec<(String, OwnedFd)>,
-    states: Vec<String>,
+    pub(super) stored: Vec<(String, OwnedFd)>,
+    pub(super) states: Vec<String>,
 }
 
 impl Manager {
-    fn new(home: &Home) -> Result<Self> {
+    pub(super) fn new(home: &Home) -> Result<Self> {
         let socket = UnixDatagram::bind(home.path("notify"))?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         Ok(Self { socket, stored: Vec::new(), states: Vec::new() })
@@ -31,6 +34,17 @@ impl Manager {
 
     /// The command of a service: `serve` with `arguments`, notifications, and the stored sockets.
     fn command(&mut self, context: &Context, home: &Home, arguments: &[&str]) -> Result<Command> {
+        self.command_under(context, home, None, arguments)
+    }
+
+    /// [`Self::command`] run by another program, which must keep the process id.
+    pub(super) fn command_under(
+        &mut self,
+        context: &Context,
+        home: &Home,
+        tracer: Option<&Command>,
+        arguments: &[&str],
+    ) -> Result<Command> {
         let mut command = context.command_in(home.dir.path());
         let program = command.get_program().to_owned();
         let variables: Vec<_> = command
@@ -39,7 +53,11 @@ impl Manager {
             .collect();
         // The PID in LISTEN_PID is that of the program, which replaces the shell.
         command = Command::new("/bin/sh");
-        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program).arg("serve").args(arguments);
+        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]);
+        if let Some(tracer) = tracer {
+            command.arg(tracer.get_program()).args(tracer.get_args());
+        }
+        command.arg(program).arg("serve").args(arguments);
         command.envs(variables).current_dir(home.dir.path());
         command.env("NOTIFY_SOCKET", home.path("notify")).env("FDSTORE", "8");
         let passed: Vec<OwnedFd> =
@@ -64,7 +82,7 @@ impl Manager {
     }
 
     /// Receives notifications until one has this line.
-    fn wait(&mut self, line: &str) -> Result<()> {
+    pub(super) fn wait(&mut self, line: &str) -> Result<()> {
         let until = Instant::now() + LIMIT;
         while !self.states.iter().any(|state| state == line) {
             ensure!(Instant::now() < until, "no {line} among {:?}", self.states);
@@ -73,9 +91,17 @@ impl Manager {
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<()> {
+    /// Receives what has been sent until now.
+    pub(super) fn drain(&mut self) -> Result<()> {
+        while self.receive()? {}
+        Ok(())
+    }
+
+    /// Receives a notification. False: none came in time.
+    fn receive(&mut self) -> Result<bool> {
         let (mut text, mut descriptors) = ([0; 4096], [-1; 8]);
-        let Ok((bytes, count)) = self.socket.recv_with_fd(&mut text, &mut descriptors) else { return Ok(()) };
+        let received = self.socket.recv_with_fd(&mut text, &mut descriptors);
+        let Ok((bytes, count)) = received else { return Ok(false) };
         let text = std::str::from_utf8(&text[..bytes])?;
         self.states.extend(text.lines().map(str::to_owned));
         let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap_or_default();
@@ -84,22 +110,38 @@ impl Manager {
         }
         // SAFETY: the kernel has just installed these descriptors for this process.
         let received = descriptors[..count].iter().map(|number| unsafe { OwnedFd::from_raw_fd(*number) });
-        self.stored.extend(received.map(|descriptor| (name.to_owned(), descriptor)));
-        Ok(())
+        for descriptor in received {
+            // A manager stores a file once, as systemd does.
+            if !self.stored.iter().any(|(_, known)| is_same(known, &descriptor)) {
+                self.stored.push((name.to_owned(), descriptor));
+            }
+        }
+        Ok(true)
     }
 }
 
-fn serve(command: &mut Command) -> Result<(Running, Url)> {
+/// Whether two descriptors are of one file.
+fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let file = |descriptor: &OwnedFd| {
+        let file = std::fs::File::from(descriptor.try_clone().ok()?);
+        file.metadata().ok().map(|found| (found.dev(), found.ino()))
+    };
+    file(one).is_some_and(|file_of_one| file(other) == Some(file_of_one))
+}
+
+pub(super) fn serve(command: &mut Command) -> Result<(Running, Url)> {
     let mut running = Running::start(command)?;
     let url = running.wait_stdout("URL", LIMIT, |text| text.lines().next().map(Url::parse))??;
     Ok((running, url))
 }
 
-/// A restart under load: the sockets stay open, and no command of busy sessions, ours and QEMU's, fails. Returns the longest
+/// Restarts under load: the sockets stay open, and no command of busy sessions, ours and QEMU's, fails. Returns the longest
 /// time of a command of ours in microseconds.
-pub(super) fn restart(context: &Context) -> Result<u64> {
+pub(super) fn restart(context: &Context, restarts: usize) -> Result<u64> {
     let home = Home::new()?;
     let sessions = context.amount(4, 64);
+    // Each restart, and a pause between two.
+    let seconds = (4 + 2 * (restarts - 1)).to_string();
     let listen = format!("127.0.0.1:{}", free_port()?);
     let arguments = ["a.img", "--iqn", OPEN, "--listen", &listen, "--allow-user", "any"];
     let mut manager = Manager::new(&home)?;
@@ -120,7 +162,7 @@ pub(super) fn restart(context: &Context) -> Result<u64> {
             "--depth",
             "4",
             "--seconds",
-            "4",
+            &seconds,
             "--json",
         ]);
         if write {
@@ -136,22 +178,30 @@ pub(super) fn restart(context: &Context) -> Result<u64> {
     let logged_in = || Ok(old.stderr().matches(" logged in ").count() > sessions);
     crate::wait_until(LIMIT, logged_in)?;
     std::thread::sleep(Duration::from_millis(500));
-    manager.states.clear();
-    old.signal(libc::SIGTERM)?;
-    manager.wait("STOPPING=1")?;
-    // A connection made now waits in the backlog.
-    let waiting = std::net::TcpStream::connect(&listen)?;
-    old.finish(LIMIT)?.success().context("the old server")?;
-    manager.wait("FDNAME=hikyaku-ports")?;
-    let (new, again) = serve(&mut manager.command(context, &home, &arguments)?)?;
-    ensure!(again.portal == url.portal, "{} and {}", again.portal, url.portal);
-    manager.wait("FDSTOREREMOVE=1")?;
-    drop(waiting);
-    let qemu = qemu.finish(LIMIT)?;
+    let limit = LIMIT + PAUSE * 4 * u32::try_from(restarts)?;
+    for number in 0..restarts {
+        if number > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        manager.states.clear();
+        old.signal(libc::SIGTERM)?;
+        manager.wait("STOPPING=1")?;
+        // A connection made now waits in the backlog.
+        let waiting = std::net::TcpStream::connect(&listen)?;
+        old.finish(LIMIT)?.success().context("the old server")?;
+        manager.wait("FDNAME=hikyaku-ports")?;
+        let (new, again) = serve(&mut manager.command(context, &home, &arguments)?)?;
+        ensure!(again.portal == url.portal, "{} and {}", again.portal, url.portal);
+        manager.wait("FDSTOREREMOVE=1")?;
+        old = new;
+        drop(waiting);
+    }
+    let new = old;
+    let qemu = qemu.finish(limit)?;
     ensure!(qemu.code == Some(0), "a command of QEMU failed: {qemu}");
     let mut longest = 0;
     for running in busy {
-        let output = running.finish(LIMIT)?;
+        let output = running.finish(limit)?;
         let log = || format!("{output}\n--- log\n{}", new.stderr());
         ensure!(output.code == Some(0), "a command failed: {}", log());
         let us = output.json()?["rows"][0]["latency_us"]["max"].as_u64();

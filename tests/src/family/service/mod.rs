@@ -1,6 +1,8 @@
 //! A server as its operator sees it: the control socket, `status` and `ctl`, discovery, and refused logins in the log.
 
+mod faults;
 mod manager;
+mod monitoring;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -18,6 +20,7 @@ use serde_json::Value;
 use steps::is_root;
 use tempfile::TempDir;
 
+use super::FULL_ONLY;
 use crate::cases::Rows;
 use crate::files::empty_file;
 use crate::pdu::{Session, cdb10, connect_from, keys, login_pdu};
@@ -32,6 +35,8 @@ const MUTUAL: &str = "iqn.2026-11.org.example:mutual";
 const OF_ANOTHER: &str = "iqn.2026-11.org.example:of-another";
 const NAME: &str = "iqn.2026-11.org.example:host";
 const NOBODY: u32 = 65534;
+/// Of one server, one after the other, under load.
+const RESTARTS: usize = 20;
 /// Addresses that send wrong logins.
 const ADDRESSES: u8 = 50;
 
@@ -547,15 +552,38 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("socket-activation", manager::activated),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),
+        ("alert-rules-fire", monitoring::rules),
+        ("dashboard-and-rules-use-what-a-scrape-has", monitoring::expressions),
     ];
     cases.check_each(context, rows);
+    cases.check_some(FULL_ONLY, "prometheus-scrapes", || monitoring::prometheus(context));
+    cases.check("killed-at-each-step-of-its-start", || faults::start(context));
+    if is_root() {
+        // strace attaches to running servers, and a small file system is mounted.
+        let rows: Rows<'_> = &[
+            ("killed-at-each-step-of-a-reload", faults::reload),
+            ("killed-at-each-step-of-a-hand-over", faults::hand_over),
+            ("killed-at-each-step-of-an-upgrade", faults::upgrade),
+            ("state-directory-full", faults::full_state),
+        ];
+        cases.check_each(context, rows);
+    } else {
+        cases.note("servers killed at reload and hand-over, and full state directories, were not tested: this needs root");
+    }
     let longest = Cell::new(0);
     cases.check("restart-under-load", || {
-        longest.set(manager::restart(context)?);
+        longest.set(manager::restart(context, 1)?);
         Ok(())
     });
     if longest.get() > 0 {
-        cases.fact("longest_command_at_a_restart_ms", longest.get() / 1000);
+        cases.fact("longest_command_at_a_restart_ms", longest.take() / 1000);
+    }
+    cases.check_some(FULL_ONLY, "restarts-under-load", || {
+        longest.set(manager::restart(context, RESTARTS)?);
+        Ok(())
+    });
+    if longest.get() > 0 {
+        cases.fact("longest_command_at_20_restarts_ms", longest.get() / 1000);
     }
     Ok(())
 }

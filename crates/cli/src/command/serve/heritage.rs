@@ -2,7 +2,8 @@
 //!
 //! They lie in a memory file whose descriptor the manager stores. The server creates it at its start, because the sandbox
 //! permits no new files, and writes it at the very end, when all storage is flushed. The next process takes it out of the
-//! store before it serves: if that one is killed, its successor must not find it.
+//! store and empties it before it serves: if that one is killed, its successor must not find these ports, even if the manager
+//! has not received the removal.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -64,12 +65,18 @@ pub(super) fn write(file: OwnedFd, ports: &[FormerPort]) -> io::Result<OwnedFd> 
     Ok(file.into())
 }
 
-pub(super) fn read(file: OwnedFd) -> io::Result<Vec<FormerPort>> {
+/// Reads and empties the file: every descriptor of it is of the same memory.
+pub(super) fn take(file: OwnedFd) -> io::Result<Vec<FormerPort>> {
     let mut file = File::from(file);
     // The descriptor shares its position with that of the process that wrote it.
     file.rewind()?;
     let mut bytes = Vec::new();
-    if file.take(BYTES_MAX + 1).read_to_end(&mut bytes)? as u64 > BYTES_MAX {
+    (&file).take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    file.set_len(0)?;
+    if bytes.is_empty() {
+        return Err(io::Error::other("another process has taken them"));
+    }
+    if bytes.len() as u64 > BYTES_MAX {
         return Err(io::Error::other("it is too long"));
     }
     parse(&bytes)
@@ -128,10 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn ports_pass_through_the_file() {
+    fn ports_pass_through_the_file_once() {
         let file = write(create().unwrap(), &ports()).unwrap();
-        assert_eq!(read(file.try_clone().unwrap()).unwrap(), ports());
-        assert_eq!(read(file).unwrap(), ports(), "from its beginning, wherever it stands");
+        assert_eq!(take(file.try_clone().unwrap()).unwrap(), ports(), "from its beginning, wherever it stands");
+        assert!(take(file).unwrap_err().to_string().contains("another process has taken them"));
     }
 
     #[test]
@@ -149,7 +156,7 @@ mod tests {
         ] {
             let mut file = File::from(create().unwrap());
             file.write_all(text.as_bytes()).unwrap();
-            assert!(read(file.into()).is_err(), "{text}");
+            assert!(take(file.into()).is_err(), "{text}");
         }
     }
 }

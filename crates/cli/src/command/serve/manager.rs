@@ -37,7 +37,7 @@ pub(super) fn inherited() -> Inherited {
         }
         if name == PORTS_NAME {
             notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(PORTS_NAME)]);
-            match heritage::read(descriptor) {
+            match heritage::take(descriptor) {
                 Ok(ports) => inherited.ports = ports,
                 Err(error) => tracing::warn!("the ports of the server before are not used: {error}"),
             }

@@ -1,0 +1,5 @@
+//! `cargo xtask bench service`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("service")
+}
