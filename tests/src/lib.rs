@@ -17,6 +17,7 @@ pub mod evidence;
 pub mod family;
 pub mod files;
 pub mod fuzz;
+pub mod guide;
 pub mod journal;
 pub mod load;
 pub mod nbd;

@@ -35,6 +35,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("testing/sim/", &["sim"]),
     ("contrib/", &["install", "service"]),
     ("packaging/", &["install"]),
+    ("docs/guides/", &["guides"]),
     // No family of a sample runs this.
     ("benches/", &[]),
     ("docs/", &[]),

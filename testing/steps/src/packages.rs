@@ -89,11 +89,22 @@ const PACKAGE: &[Need] = &[
     need("systemd-container", &["systemd-nspawn"]),
 ];
 
+/// For the guide to libvirt, in full runs.
+const LIBVIRT: &[Need] = &[
+    need("libvirt-daemon", &["libvirtd"]),
+    need("libvirt-clients", &["virsh"]),
+    file(
+        "libvirt-daemon-driver-qemu",
+        "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so",
+    ),
+];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     Test,
     Bench,
     Package,
+    Libvirt,
 }
 
 fn present(need: &Need) -> bool {
@@ -113,6 +124,7 @@ fn missing(purpose: Purpose) -> Vec<&'static str> {
         Purpose::Test => TEST,
         Purpose::Bench => BENCH,
         Purpose::Package => PACKAGE,
+        Purpose::Libvirt => LIBVIRT,
     };
     needs.iter().filter(|need| !present(need)).map(|need| need.package).collect()
 }

@@ -51,7 +51,7 @@ fn boot_sector() -> Vec<u8> {
     code
 }
 
-fn bootable(path: &Path, text: &str) -> Result<()> {
+pub(super) fn bootable(path: &Path, text: &str) -> Result<()> {
     let disk = OpenOptions::new().write(true).open(empty_file(path, BYTES)?)?;
     disk.write_all_at(&boot_sector(), 0)?;
     Ok(disk.write_all_at(format!("{text}\r\n\0").as_bytes(), SECTOR as u64)?)

@@ -9,6 +9,7 @@ mod copy_matrix;
 mod foreign;
 mod fuzz;
 mod guest;
+mod guides;
 mod install;
 mod json;
 mod kernel;
@@ -82,6 +83,7 @@ pub const FAMILIES: &[Family] = &[
     family("json", json::examine, "JSON of each command beside its schema in docs/schema"),
     family("report", report::examine, "the HTML report of a copy in Chromium, desktop and phone"),
     family("install", install::examine, "unit, manual, completions; package and static program in roots"),
+    family("guides", guides::examine, "the pages of docs/guides, typed as they are printed"),
     family("sim", sim::examine, "simulated cuts, kills and lost connections"),
     family("libiscsi-tools", libiscsi_tools::examine, "iscsi-ls, iscsi-inq, iscsi-readcapacity16, iscsi-swp")
         .of_any_target(),
