@@ -525,6 +525,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("log-json-forges-no-line", log_json),
         ("log-and-labels-are-escaped", hostile::log),
         ("hostile-connections-harm-no-session", hostile::connections),
+        ("half-written-configuration", faults::half_written),
         ("socket-activation", manager::activated),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),
