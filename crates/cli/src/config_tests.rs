@@ -1,4 +1,5 @@
 use super::*;
+use crate::command::serve::check_exposure;
 
 const GOOD: &str = r#"
 [server]
@@ -267,4 +268,53 @@ fn targets_and_luns_know_their_lines() {
     let config = parse(GOOD).unwrap();
     let target = &config.targets[0];
     assert_eq!((target.line, target.luns[0].line, target.luns[1].line), (9, 13, 18));
+}
+
+/// The beginnings of a file that is being written: refused with a place, or a part of the whole.
+#[test]
+fn half_a_file_is_refused_or_a_part() {
+    let whole = parse(GOOD).unwrap();
+    let (mut refused, mut parts) = (0, 0);
+    for end in 0..GOOD.len() {
+        let text = &GOOD[..end];
+        let config = match parse(text) {
+            Ok(config) => config,
+            Err((at, cause)) => {
+                assert!(at.start <= end && !cause.is_empty(), "{text}: {at:?} {cause}");
+                let (line, column) = position(text, at.start);
+                assert!(line <= GOOD.lines().count() && column > 0, "{text}: line {line}, column {column}");
+                refused += 1;
+                continue;
+            }
+        };
+        parts += 1;
+        assert!(config.listen.iter().all(|address| whole.listen.contains(address)), "{text}");
+        for (target, known) in config.targets.iter().zip(&whole.targets) {
+            assert_eq!(target.iqn, known.iqn, "{text}");
+            let lun = |lun: &Lun| (lun.lun, lun.endpoint.text.clone());
+            let known: Vec<_> = known.luns.iter().map(lun).collect();
+            assert!(target.luns.iter().all(|part| known.contains(&lun(part))), "{text}");
+        }
+    }
+    assert!(refused > 400 && parts > 20, "{refused} refused, {parts} accepted");
+}
+
+/// A target whose access list has not been written yet is not offered beyond loopback.
+#[test]
+fn half_a_file_opens_no_target_to_others() {
+    let mut lines: Vec<&str> =
+        GOOD.lines().filter(|line| !line.starts_with("identity") && !line.starts_with("peers")).collect();
+    lines.truncate(lines.iter().position(|line| line.starts_with("peer =")).unwrap() - 1);
+    let text = lines.join("\n").replace("127.0.0.1", "192.0.2.1");
+    assert!(check_exposure(&Context::default(), &parse(&text).unwrap()).is_ok());
+    let mut exposed = 0;
+    for end in 0..text.len() {
+        let Ok(config) = parse(&text[..end]) else { continue };
+        let is_open = config.targets.iter().any(|target| target.acls.is_empty());
+        if is_open && !config.listen.is_empty() {
+            check_exposure(&Context::default(), &config).expect_err(&text[..end]);
+            exposed += 1;
+        }
+    }
+    assert!(exposed > 10, "{exposed}");
 }

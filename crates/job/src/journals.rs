@@ -54,6 +54,11 @@ pub fn list(state: &Path) -> Vec<Interrupted> {
     found
 }
 
+/// The age of a file; zero if the clock was set back since it was written.
+fn age(written: SystemTime, now: SystemTime) -> Duration {
+    now.duration_since(written).unwrap_or_default()
+}
+
 /// Removes the journals that are older than [`JOURNAL_AGE_MAX`], with a warning for each.
 pub fn expire(host: &dyn Host, state: &Path) {
     for old in list(state).into_iter().filter(|journal| journal.age() > JOURNAL_AGE_MAX) {
@@ -73,7 +78,7 @@ impl Interrupted {
     }
 
     pub fn age(&self) -> Duration {
-        SystemTime::now().duration_since(self.written).unwrap_or_default()
+        age(self.written, SystemTime::now())
     }
 
     /// The command line that resumes the copy from the present directory; `None` for a journal of an earlier release,
@@ -270,5 +275,26 @@ fn remove(job: &Job<'_>, journal: &Interrupted) {
         let words = journal.words();
         job.host
             .warn(&format!("this copy overwrites what an earlier one wrote: removed its journal {words}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_does_not_expire_journals() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let written = SystemTime::now();
+        for (now, is_old) in [
+            (written - 365 * DAY, false),
+            (written - DAY, false),
+            (written, false),
+            (written + DAY, false),
+            (written + JOURNAL_AGE_MAX, false),
+            (written + JOURNAL_AGE_MAX + DAY, true),
+        ] {
+            assert_eq!(age(written, now) > JOURNAL_AGE_MAX, is_old, "{now:?}");
+        }
     }
 }

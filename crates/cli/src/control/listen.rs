@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::socket_peercred;
 use serde_json::{Value, json};
@@ -126,10 +126,8 @@ impl Drop for ControlSocket {
 }
 
 fn talk(stream: &UnixStream, answer: impl Fn(Request) -> Result<Value, Failure>) -> io::Result<()> {
-    stream.set_read_timeout(Some(EXCHANGE_MAX))?;
     stream.set_write_timeout(Some(EXCHANGE_MAX))?;
-    let mut line = Vec::new();
-    BufReader::new(stream.take(REQUEST_BYTES_MAX as u64 + 1)).read_until(b'\n', &mut line)?;
+    let line = receive(stream, Instant::now() + EXCHANGE_MAX)?;
     let user = socket_peercred(stream)?.uid.as_raw();
     if user != sys::user() && user != 0 {
         return respond(stream, &refused("the socket is for the user of this process and root"));
@@ -139,6 +137,31 @@ fn talk(stream: &UnixStream, answer: impl Fn(Request) -> Result<Value, Failure>)
         Err(cause) => refused(&cause),
     };
     respond(stream, &response)
+}
+
+/// Reads a request, of which one byte more than the bound. The time limit is that of all its bytes together.
+fn receive(stream: &UnixStream, until: Instant) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    let bytes = Timed { stream, until }.take(REQUEST_BYTES_MAX as u64 + 1);
+    BufReader::new(bytes).read_until(b'\n', &mut line)?;
+    Ok(line)
+}
+
+/// A stream that can be read until a moment.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
 }
 
 fn refused(cause: &str) -> Value {
@@ -208,6 +231,22 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_arrives_slowly_is_cut() {
+        let (stream, mut peer) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let _ = peer.write_all(b" ");
+                    std::thread::sleep(Duration::from_millis(25));
+                }
+            });
+            let started = Instant::now();
+            receive(&stream, started + Duration::from_millis(200)).unwrap_err();
+            assert!(started.elapsed() < Duration::from_millis(450), "{:?}", started.elapsed());
+        });
+    }
+
+    #[test]
     fn silent_connections_do_not_keep_others_out_for_ever() {
         let home = tempfile::tempdir().unwrap();
         let (socket, thread) = opened(home.path());
@@ -218,9 +257,9 @@ mod tests {
         let mut text = String::new();
         assert!(!matches!(stream.read_to_string(&mut text), Ok(1..)), "the bound is reached: {text}");
         drop(silent);
-        let deadline = std::time::Instant::now() + EXCHANGE_MAX;
+        let deadline = Instant::now() + EXCHANGE_MAX;
         while !ask_if_open(&socket).contains("fine") {
-            assert!(std::time::Instant::now() < deadline);
+            assert!(Instant::now() < deadline);
         }
         socket.close();
         thread.join().unwrap();

@@ -214,6 +214,42 @@ pub(super) fn reload(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Reloads of files that end anywhere: refused with the file and the line while everything stays, or carried out and logged.
+/// The whole file then serves as before.
+pub(super) fn half_written(context: &Context) -> Result<()> {
+    let home = Home::new()?;
+    let lun = |lun: u32, image: &str| format!("[[target.lun]]\nlun = {lun}\nendpoint = \"{image}\"\n");
+    let first = format!("[server]\nlisten = [\"127.0.0.1:0\"]\n[[target]]\niqn = \"{OPEN}\"\n");
+    let whole = format!("{first}{}{}", lun(0, "a.img"), lun(1, "b.img,ro"));
+    let file = home.path("hikyaku.toml");
+    std::fs::write(&file, &whole)?;
+    let mut server = Server::start(&mut serve(context, &home, &["--config", "hikyaku.toml"]), 2)?;
+    let mut session = Session::login(&server.url, NAME, ISID)?;
+    let mut rng = context.rng("half-written");
+    for _ in 0..context.amount(12, 200) {
+        let end = rng.random_range(0..whole.len());
+        std::fs::write(&file, &whole[..end])?;
+        let from = server.running.stderr().len();
+        let reload = home.ctl(context, &server, &["reload"])?;
+        let log = server.running.stderr()[from..].to_owned();
+        if reload.code == Some(0) {
+            ensure!(log.contains("INFO reload: "), "no line of the reload to {end} bytes in {log}");
+        } else {
+            ensure!(log.contains("ERROR reload: nothing is changed: "), "{end} bytes: {log}");
+            let status = home.server(context, &server)?;
+            ensure!(status["luns"].as_array().is_some_and(|luns| luns.len() == 2), "{end} bytes: {status}");
+            ensure!(reload.stderr.contains("hikyaku.toml"), "no file: {reload}");
+            let names_place = reload.stderr.contains("line ") || reload.stderr.contains("no [[target]]");
+            ensure!(names_place || reload.stderr.contains("restart"), "no place: {reload}");
+        }
+        session.read(0, 0, 1).with_context(|| format!("after a reload to {end} bytes"))?;
+        std::fs::write(&file, &whole)?;
+        home.ctl(context, &server, &["reload"])?.success()?;
+    }
+    ensure!(session.blocks(1)? == 4096, "the second LUN");
+    server.running.alive()
+}
+
 /// A server of a service manager, with a session that has written and flushed.
 struct Managed<'a> {
     context: &'a Context,

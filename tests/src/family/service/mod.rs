@@ -1,6 +1,7 @@
 //! A server as its operator sees it: the control socket, `status` and `ctl`, discovery, and refused logins in the log.
 
 mod faults;
+mod hostile;
 mod manager;
 mod monitoring;
 
@@ -549,6 +550,9 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("copy-rate-changes-while-it-runs", copy_rate),
         ("metrics", metrics),
         ("log-json-forges-no-line", log_json),
+        ("log-and-labels-are-escaped", hostile::log),
+        ("hostile-connections-harm-no-session", hostile::connections),
+        ("half-written-configuration", faults::half_written),
         ("socket-activation", manager::activated),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),

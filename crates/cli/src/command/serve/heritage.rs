@@ -137,7 +137,11 @@ mod tests {
     #[test]
     fn ports_pass_through_the_file_once() {
         let file = write(create().unwrap(), &ports()).unwrap();
-        assert_eq!(take(file.try_clone().unwrap()).unwrap(), ports(), "from its beginning, wherever it stands");
+        assert_eq!(
+            take(file.try_clone().unwrap()).unwrap(),
+            ports(),
+            "from its beginning, wherever it stands"
+        );
         assert!(take(file).unwrap_err().to_string().contains("another process has taken them"));
     }
 

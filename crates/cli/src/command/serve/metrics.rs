@@ -22,7 +22,7 @@ use super::status::unix_seconds;
 use crate::error::Failure;
 use crate::trust::file::{self, Keeping};
 
-/// Time for a request to arrive and its response to be taken.
+/// Time for a request to arrive, and again for its response to be taken.
 const EXCHANGE_MAX: Duration = Duration::from_secs(2);
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 32;
@@ -81,9 +81,26 @@ impl Metrics {
         let until = Instant::now() + EXCHANGE_MAX;
         let request = receive(stream, until)?;
         let response = respond(&request, self.token.as_ref(), status);
-        stream.set_write_timeout(Some(EXCHANGE_MAX))?;
-        stream.write_all(response.as_bytes())
+        send(stream, response.as_bytes(), Instant::now() + EXCHANGE_MAX)
     }
+}
+
+/// Sends a response; a peer that takes it slowly gets what it has taken by `until`.
+fn send(stream: &mut TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(until)?))?;
+        match stream.write(bytes)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            count => bytes = &bytes[count..],
+        }
+    }
+    Ok(())
+}
+
+/// The time until a moment, which is not zero.
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 fn read_token(path: &Path) -> Result<TokenDigest, Failure> {
@@ -105,11 +122,7 @@ fn receive(stream: &mut TcpStream, until: Instant) -> io::Result<Vec<u8>> {
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while !request.windows(4).any(|four| four == b"\r\n\r\n") && request.len() < REQUEST_BYTES_MAX {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(left(until)?))?;
         match stream.read(&mut part)? {
             0 => break,
             count => request.extend_from_slice(&part[..count]),
@@ -390,6 +403,28 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn a_slow_peer_is_cut_in_both_directions() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let limit = Duration::from_millis(200);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // A byte at a time, for longer than the limit, in each direction.
+                for number in 0..24 {
+                    let _ = if number < 12 { peer.write(b"G") } else { peer.read(&mut [0; 1]) };
+                    std::thread::sleep(limit / 8);
+                }
+            });
+            let started = Instant::now();
+            receive(&mut stream, started + limit).unwrap_err();
+            let response = vec![b'x'; 64 << 20];
+            send(&mut stream, &response, Instant::now() + limit).unwrap_err();
+            assert!(started.elapsed() < 5 * limit, "{:?}", started.elapsed());
+        });
     }
 
     #[test]
