@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
 
@@ -158,6 +158,18 @@ pub fn free_port() -> Result<u16> {
 pub fn program(name: &str) -> Result<Command> {
     match find_program(name) {
         Some(path) => Ok(Command::new(path)),
-        None => bail!("{name} is not installed"),
+        None => Err(Missing(name.to_owned()).into()),
     }
 }
+
+/// A program of a peer that a case needs is not installed.
+#[derive(Debug)]
+pub struct Missing(String);
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} is not installed", self.0)
+    }
+}
+
+impl std::error::Error for Missing {}

@@ -44,7 +44,8 @@ enum Command {
     Package(package::Args),
     /// Draws docs/peers.svg from docs/evidence
     Chart,
-    /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service or versus
+    /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service or versus; `bench NAME --help` lists its options
+    #[command(disable_help_flag = true)]
     Bench {
         /// Which one
         name: String,

@@ -111,7 +111,8 @@ Sizes: K M G T are binary, kB MB GB TB decimal.
 Exit codes:
   0 done, 1 failed, 2 usage, 3 difference, 4 authentication or seal refused,
   5 unreachable or timed out, 6 refused to protect data, 7 done except for areas
-  of the source that cannot be read, 130/143 interrupted
+  of the source that cannot be read, 129/130/143 interrupted (by SIGHUP, SIGINT,
+  SIGTERM)
 
 Environment:
   LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD    CHAP
@@ -254,7 +255,7 @@ mod tests {
         let (_, codes) = AFTER_HELP.split_once("Exit codes:\n").unwrap();
         let codes = codes.split("\n\n").next().unwrap().replace("\n ", "");
         let listed: Vec<_> = codes.split(',').filter_map(|code| code.split_whitespace().next()).collect();
-        assert_eq!(listed, ["0", "1", "2", "3", "4", "5", "6", "7", "130/143"]);
+        assert_eq!(listed, ["0", "1", "2", "3", "4", "5", "6", "7", "129/130/143", "SIGINT", "SIGTERM)"]);
     }
 
     #[test]

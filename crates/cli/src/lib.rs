@@ -130,13 +130,35 @@ fn hide_variables() -> HashMap<&'static str, Password> {
 
 /// Replaces clap's suggestions for an unknown command where the word says more than its spelling.
 fn advise(error: &mut clap::Error, arguments: &[OsString]) {
-    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return };
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        if let Some(example) = example(error.kind(), arguments) {
+            let tip = ContextValue::StyledStrs(vec![format!("for example: {example}").into()]);
+            error.insert(ContextKind::Suggested, tip);
+        }
+        return;
+    };
     let rest = arguments.iter().skip_while(|argument| *argument != word.as_str()).skip(1);
     let rest: Vec<String> = rest.map(|argument| secret::shown(&argument.to_string_lossy())).collect();
     let Some(command) = advice::command(word, &rest) else { return };
     error.remove(ContextKind::SuggestedSubcommand);
     let tip = ContextValue::StyledStrs(vec![format!("type: {command}").into()]);
     error.insert(ContextKind::Suggested, tip);
+}
+
+/// The first example of the help of the command that lacks an argument.
+fn example(kind: ErrorKind, arguments: &[OsString]) -> Option<String> {
+    if kind != ErrorKind::MissingRequiredArgument {
+        return None;
+    }
+    let mut command = &args::command();
+    for word in arguments.iter().skip(1).filter_map(|argument| argument.to_str()) {
+        command = command.find_subcommand(word).unwrap_or(command);
+    }
+    let help = command.get_after_help()?.to_string();
+    let (_, examples) = help.split_once("Examples:\n")?;
+    let line = examples.lines().next()?.trim();
+    // Two spaces begin a comment.
+    Some(line.split("  ").next().unwrap_or(line).to_owned())
 }
 
 /// Prints help and version on stdout; explains a wrong command line on stderr, as JSON with `--json`.

@@ -252,7 +252,9 @@ pub(crate) fn page(example: &str) -> String {
          .SH DESCRIPTION\nTargets for\n.BR hikyaku\\-serve (1)\nand rules for all sessions of this host, in TOML. An unknown key is an error \
          with its line. A relative path is relative to the directory of the file in which it stands. Sizes: K M G T are binary, kB MB GB TB \
          decimal; durations: ms, s, m, h.\n.PP\n.BR hikyaku\\-check (1)\nexamines a file,\n.B hikyaku config show\nprints it with all defaults, \
-         SIGHUP makes a running server read it again. A file with a mistake changes nothing.\n",
+         SIGHUP makes a running server read it again. A file with a mistake changes nothing. \
+         A file that is read while a program writes it may be valid and yet lack rules of its end: write another file, check it, and \
+         rename it (mv) to hikyaku.toml. A reload that gives more rights than before is logged as a warning.\n",
         env!("CARGO_PKG_VERSION"),
     );
     for section in SECTIONS.iter().chain([&PEER]) {

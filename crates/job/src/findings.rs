@@ -23,7 +23,8 @@ pub struct Findings {
     pub resumes: Option<String>,
     /// Bytes that may differ; `None` if that is unknown before the comparison.
     pub changed_bytes: Option<u64>,
-    /// The expected duration; `None` if only changed areas are copied and their size is unknown.
+    /// The expected duration; `None` if only changed areas are copied and their size is unknown, after a refusal, and for
+    /// a stream.
     pub estimate: Option<Estimate>,
     /// Whether no writer of the source is known.
     pub source_consistent: bool,
@@ -43,11 +44,28 @@ pub(crate) fn find(job: &Job<'_>, io: &mut Io, earlier: Option<Earlier>) -> Resu
     // A duration estimated for the whole range does not apply to a few changed areas.
     let plan = Plan { differing: false, ..job.request.plan() };
     let estimate = checked
-        .filter(|_| changed_bytes.is_none())
+        .filter(|_| changed_bytes.is_none() && refusals.is_empty())
         .map(|checked| estimate(io, &mut *source, &plan, &checked));
     crate::close(io, [source]);
     let resumes = earlier.map(|earlier| earlier.name);
     Ok(Findings { refusals, plan, checked, resumes, changed_bytes, estimate, source_consistent })
+}
+
+/// The findings about a copy from or to a stream: at most the first refusal, and no estimate, because reading a stream
+/// takes its data away.
+pub(crate) fn find_for_stream(job: &Job<'_>, earlier: Option<Earlier>) -> Result<Findings, Failure> {
+    stream::check(job)?;
+    let refusals = check_all(job, earlier).err().into_iter().collect();
+    let plan = Plan { differing: false, ..job.request.plan() };
+    Ok(Findings {
+        refusals,
+        plan,
+        checked: None,
+        resumes: None,
+        changed_bytes: None,
+        estimate: None,
+        source_consistent: true,
+    })
 }
 
 /// Makes the same checks before `--pre` runs. The first refusal is the failure; a device that is missing and an end that

@@ -40,6 +40,9 @@ impl<'a> Job<'a> {
     pub fn inspect(&mut self) -> Result<Findings, Failure> {
         self.check()?;
         let earlier = journal::earlier(self)?;
+        if self.source.is_stream() || self.destination.is_stream() {
+            return findings::find_for_stream(self, earlier);
+        }
         findings::find(self, &mut crate::event_loop()?, earlier)
     }
 

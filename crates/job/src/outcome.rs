@@ -176,7 +176,10 @@ fn sentence(report: &Report, cpu: CpuTime) -> String {
         "copied {} in {}, {}",
         units::data(report.data_bytes, passed_bytes(report), report.bytes),
         units::duration(Duration::from_secs_f64(report.seconds)),
-        units::rate(mb_per_s(report.data_bytes, report.seconds) * 1e6),
+        match report.data_bytes {
+            0 => "nothing to move".to_owned(),
+            bytes => units::rate(mb_per_s(bytes, report.seconds) * 1e6),
+        },
     );
     let unchanged = units::bytes(report.skipped_bytes + report.equal_bytes);
     let moved = units::bytes(report.write.bytes);

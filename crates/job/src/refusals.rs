@@ -17,6 +17,8 @@ use crate::{
     Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, units,
 };
 
+const ELSEWHERE: &str = "a destination on other storage, such as a new file: copy.img";
+
 /// What is attempted where a source is missing.
 pub(crate) const MISSING: &str = "copy from";
 
@@ -172,7 +174,7 @@ impl<'a> Inspection<'a> {
         }
         let nodes = source.node(Path::new(STDIN)).zip(destination.node(Path::new(STDOUT)));
         if nodes.is_some_and(|(source, destination)| self.kernel.is_same(source, destination)) {
-            self.refuse(format!("it is the same storage as the source {}", source.text()), "");
+            self.refuse(format!("it is the same storage as the source {}", source.text()), ELSEWHERE);
         }
         self.look_at_writers();
     }
@@ -346,7 +348,10 @@ impl<'a> Inspection<'a> {
             && source.inspect().identity() == destination.inspect().identity();
         // Paths of this machine were compared before, together with the devices beneath them.
         if same && !self.refusals.iter().any(|refusal| refusal.cause.contains("same storage")) {
-            self.refuse(format!("it is the same storage as the source {}", self.job.source.text()), "");
+            self.refuse(
+                format!("it is the same storage as the source {}", self.job.source.text()),
+                ELSEWHERE,
+            );
         }
     }
 
@@ -422,7 +427,11 @@ fn is_missing(path: &Path) -> bool {
 pub(crate) fn refused(refusal: &Refusal, source: &str, destination: &str) -> Failure {
     let to = |ending: Ending| Failure::new(ending, "copy to", destination, refusal);
     match refusal {
-        Refusal::Same | Refusal::ReadOnly => to(Ending::Refused),
+        Refusal::Same => to(Ending::Refused).hint(ELSEWHERE),
+        Refusal::ReadOnly => to(Ending::Refused).hint(match destination.split(',').skip(1).any(|option| option == "ro") {
+            true => "leave out ro after the destination",
+            false => "let this host write to it: for a target of ours, a rule without mode = \"ro\" and a LUN without ro",
+        }),
         Refusal::DestinationTooSmall { .. } => {
             to(Ending::Refused).hint("a larger destination, or --size to copy less")
         }

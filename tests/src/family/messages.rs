@@ -367,7 +367,56 @@ const ROWS: &[Row] = &[
         "destination-missing-from-the-command-line",
         &["copy", "disk.img"],
         2,
-        "error: the following required arguments were not provided:\n  <DST>\n\nUsage: hikyaku copy <SRC> <DST>\n...",
+        "error: the following required arguments were not provided:\n  <DST>\n\n  tip: for example: hikyaku copy disk.img \
+         /dev/sdx --verify\n\nUsage: hikyaku copy <SRC> <DST>\n...",
+    ),
+    (
+        "url-missing-from-the-command-line",
+        &["key", "trust", "--json"],
+        2,
+        "...\"hint\":\"for example: hikyaku key trust iscsi://host\"}}",
+    ),
+    // Copies that cannot be.
+    (
+        "copy-into-a-directory",
+        &["copy", "disk.img", "directory"],
+        2,
+        "error: cannot copy to directory: it is a directory\n  try: directory/disk.img",
+    ),
+    (
+        "copy-onto-itself",
+        &["copy", "disk.img", "disk.img"],
+        6,
+        "error: cannot copy to disk.img: it is the same storage as the source disk.img\n  try: a destination on other storage, such as \
+         a new file: copy.img",
+    ),
+    (
+        "copy-to-what-is-read-only",
+        &["copy", "disk.img", "a,,b.img,ro"],
+        6,
+        "error: cannot copy to a,,b.img,ro: the destination is read-only\n  try: leave out ro after the destination",
+    ),
+    // Configuration.
+    (
+        "configuration-missing",
+        &["check", "none.toml"],
+        2,
+        "error: cannot read the configuration none.toml: No such file or directory (os error 2)\n  try: hikyaku config example > \
+         none.toml; `hikyaku paths` prints where it is looked for",
+    ),
+    (
+        "peers-missing",
+        &["serve", "disk.img", "--peers", "none.toml"],
+        2,
+        "error: cannot read the peers none.toml: No such file or directory (os error 2)\n  try: on the initiator's host: hikyaku key \
+         public; then here: printf '[[peer]]...' KEY >> none.toml",
+    ),
+    (
+        "secret-missing",
+        &["serve", "disk.img", "--chap-user", "me", "--chap-secret-file", "none"],
+        1,
+        "error: cannot read the secret file none: No such file or directory (os error 2)\n  try: (umask 077; head -c 12 /dev/urandom | \
+         base64 > none) makes a secret of 16 characters; it belongs to the user that serves",
     ),
 ];
 
@@ -440,6 +489,47 @@ fn row(context: &Context, place: &Place, (_, arguments, code, expected): Row) ->
     let expected =
         expected.strip_suffix("\n...").map_or_else(|| expected.clone(), |head| format!("{head}..."));
     demand!(matches(said, &expected), "{}: expected\n{expected}\n--- and it says\n{said}", output.line)
+}
+
+/// What is printed on standard output where nothing, or less than expected, was moved or compared.
+fn results(context: &Context, place: &Place) -> Result<()> {
+    let sparse = fs::File::create(place.path("sparse.img"))?;
+    sparse.set_len(64 << 20)?;
+    fs::write(place.path("short.img"), vec![0; 1 << 19])?;
+    for (arguments, code, part) in [
+        (&["copy", "sparse.img", "sparse-copy.img", "--offload", "off"][..], 0, ", nothing to move, "),
+        (
+            &["compare", "short.img", "disk.img"],
+            3,
+            "they differ at offset 524288, where short.img ends and disk.img goes on, to 1048576 bytes; what both have is equal",
+        ),
+        (
+            &["compare", "disk.img", "short.img"],
+            3,
+            "where short.img ends and disk.img goes on, to 1048576 bytes",
+        ),
+        (&["copy", "disk.img", "-", "--dry-run"], 0, "would copy disk.img (from byte 0) to - (from byte 0)"),
+        (
+            &["copy", "-", "new.img", "--dry-run"],
+            6,
+            "  refused: cannot copy to new.img: it does not exist, and a stream",
+        ),
+    ] {
+        let output = place.run(context, arguments)?.expect(code)?;
+        ensure!(output.stdout.contains(part), "{}: no {part:?} in\n{}", output.line, output.text());
+    }
+    // Before a refusal nothing is measured.
+    let refused = place.run(context, &["copy", "disk.img", "short.img", "--dry-run"])?.expect(6)?.stdout;
+    demand!(refused.contains("refused: ") && !refused.contains("reading alone takes"), "{refused}")
+}
+
+/// `ctl lun add` without a number proposes the next free one.
+fn lun_added(context: &Context, place: &Place) -> Result<()> {
+    let (_server, _log) = place.served(context, "disk.img")?;
+    let add = |words: &[&str]| place.run(context, &[&["ctl", "lun", "add"], words].concat());
+    let unnumbered = add(&["a,,b.img"])?.expect(2)?;
+    let expected = "error: cannot add the LUN a,,b.img: its number is missing\n  try: hikyaku ctl lun add 'a,,b.img' --lun 1\n";
+    demand!(unnumbered.stderr == expected, "{}", unnumbered.stderr)
 }
 
 /// A user without rights to the file; root has them all.
@@ -546,6 +636,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for case in ROWS {
         cases.check(case.0, || row(context, place.get()?, *case));
     }
+    cases.check("what-was-not-moved-or-compared", || results(context, place.get()?));
+    cases.check("lun-added", || lun_added(context, &Place::new()?));
     cases.check("file-of-another-user", || denied(context, place.get()?));
     cases.check("size-that-is-no-multiple-of-a-block", || odd_size(context, place.get()?));
     cases.check("another-image-under-a-name", || another_image(context, &Place::new()?));

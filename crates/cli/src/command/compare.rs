@@ -85,6 +85,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         result
     };
     let protection = protection::of_both(&*a, &*b);
+    let sizes = [&a, &b].map(|end| end.capability().size_bytes);
     job::close(&mut io, [a, b]);
     let comparison = result.map_err(|error| match &error {
         CopyError::Interrupted { bytes_safe, .. } => {
@@ -113,11 +114,23 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         }));
     } else if let Some(offset) = comparison.first_difference {
         let (at_a, at_b) = (plan.src_offset + offset, plan.dst_offset + offset);
-        output::line(&if at_a == at_b {
+        let mut text = if at_a == at_b {
             format!("they differ at offset {at_a}")
         } else {
             format!("they differ at offset {at_a} of {} and {at_b} of {}", first.text, second.text)
-        });
+        };
+        let longer = match (at_a >= sizes[0], at_b >= sizes[1]) {
+            (true, _) => Some((&first, &second, sizes[1])),
+            (_, true) => Some((&second, &first, sizes[0])),
+            _ => None,
+        };
+        if let Some((shorter, longer, bytes)) = longer {
+            let (shorter, longer) = (&shorter.text, &longer.text);
+            text += &format!(
+                ", where {shorter} ends and {longer} goes on, to {bytes} bytes; what both have is equal"
+            );
+        }
+        output::line(&text);
     } else if !context.quiet {
         output::line(&format!(
             "equal: {} in {}, {}",

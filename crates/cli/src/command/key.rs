@@ -230,7 +230,8 @@ fn addresses(url: &Url) -> Result<Vec<Place>, Failure> {
 fn confirm(portal: &str, key: &PublicKey) -> Result<(), Failure> {
     let refused = |cause: &str| {
         Failure::new(Exit::Authentication, "trust", portal, cause).hint(format!(
-            "compare {key} with the target's key (`hikyaku key public` there), then give --key {key}"
+            "read the target's key on its own host or by telephone (`hikyaku key public` prints it there) and give that one: --key KEY; \
+             the portal answered {key}, which proves nothing before the two were compared"
         ))
     };
     if !io::stdin().is_terminal() {

@@ -41,7 +41,8 @@ struct Found {
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let named = Named::parse(context, &args.url, &[])?;
     let Location::Url(text) = &named.spec.location else {
-        let hint = match advice::meant_url(&named.text, true) {
+        let is_there = named.path().is_some_and(std::path::Path::exists);
+        let hint = match advice::meant_url(&named.text, true).filter(|_| !is_there) {
             Some(url) => format!("hikyaku ls {}", quoted(&url)),
             None => format!("hikyaku info {}, or hikyaku ls iscsi://host", quoted(&named.text)),
         };

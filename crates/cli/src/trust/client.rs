@@ -228,7 +228,7 @@ impl Client {
             (Some(_), Ok(_)) => self.not_listed(failure),
             (Some(Trusted::Known(found)), Err(_)) => must_be_sealed(&found, failure),
             (None, Ok(answered)) => {
-                self.unsealed(ignored.filter(|trusted| *trusted.key() == answered), failure)
+                self.unsealed(ignored.filter(|trusted| *trusted.key() == answered).as_ref(), failure)
             }
             (_, Err(_)) => failure,
         }
@@ -247,7 +247,7 @@ impl Client {
 
     /// The failure of a login in the clear to a target that can seal. `ignored`: its key, which is known but not used
     /// because of `seal=off`.
-    fn unsealed(&self, ignored: Option<Trusted>, failure: Failure) -> Failure {
+    fn unsealed(&self, ignored: Option<&Trusted>, failure: Failure) -> Failure {
         let login = if self.has_chap { "CHAP and without a seal" } else { "neither CHAP nor a seal" };
         let cause = format!("{}: a login with {login}, and the target seals sessions", failure.cause);
         let clear = if self.has_chap {
@@ -256,7 +256,7 @@ impl Client {
         } else {
             "if the target admits logins without a seal: chap-user=NAME,chap-secret-file=FILE"
         };
-        let sealed = match &ignored {
+        let sealed = match ignored {
             Some(Trusted::Known(found)) => format!("leave out seal=off: {found} has the target's key"),
             Some(Trusted::Option(_)) => "leave out seal=off: peer-key= is the target's key".to_owned(),
             None => self.enrolment(),
@@ -417,7 +417,7 @@ mod tests {
             let spec = Spec::parse(&format!("iscsi://h/iqn.2026-11.example:a/0{options}")).unwrap();
             let client = Client::new(&Context::default(), &spec, &url, false).unwrap();
             let Failure { cause: found, hint, .. } =
-                client.unsealed(known, Failure::failed("use", "h", "authentication failed"));
+                client.unsealed(known.as_ref(), Failure::failed("use", "h", "authentication failed"));
             let expected =
                 format!("authentication failed: a login with {cause}, and the target seals sessions");
             assert_eq!(found, expected, "{options}");

@@ -109,7 +109,12 @@ impl IscsiPeer {
     fn refused(&self, error: OpenError) -> Next {
         match error {
             // While a target starts, it may answer logins before all of its names and LUNs exist.
-            OpenError::Unreachable(text) | OpenError::Missing(text) if self.opened => Next::retry(text),
+            OpenError::Unreachable(text) if self.opened => Next::retry(text),
+            OpenError::Missing(text) if self.opened && text.contains("hikyaku ls") => Next::retry(text),
+            OpenError::Missing(text) if self.opened => Next::retry(format!(
+                "{text}; list what is there with: hikyaku ls iscsi://{}",
+                self.url.address()
+            )),
             error => Next::GiveUp(error),
         }
     }

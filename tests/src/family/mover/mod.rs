@@ -63,6 +63,10 @@ pub(super) fn verdict(context: &Context) -> Result<Option<String>> {
     let telling = |(name, _): &Case| TELLING.iter().any(|telling| name.starts_with(telling));
     for (name, play) in groups.into_iter().flatten().filter(telling) {
         if let Err(error) = play(context, seed(context, &name)) {
+            // Without its tools a case has told nothing of the program.
+            if error.is::<crate::Missing>() {
+                return Err(error.context(name));
+            }
             return Ok(Some(format!("{name}: {error:#}").lines().next().unwrap_or_default().to_owned()));
         }
     }

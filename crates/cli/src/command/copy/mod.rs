@@ -9,6 +9,7 @@ mod operate;
 use block::{Location, Spec};
 use job::Job;
 use job::report::{Record, Report, Requested};
+use job::shell::quoted;
 
 pub(crate) use self::args::{Args, Range, Shape};
 use self::host::{End, Terminal};
@@ -42,6 +43,7 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
     let source = End::parse(context, source)?;
     let destination = End::parse(context, destination)?;
     check_scheme(&destination)?;
+    check_directory(&source, &destination)?;
     let request = args.request();
     let data_on_stdout = destination.named.spec.location == Location::Stdio;
     let host = Terminal { context, data_on_stdout };
@@ -65,6 +67,14 @@ fn check_scheme(destination: &End<'_>) -> Result<(), Failure> {
     let hint = format!("{}; ./{text} for a new file of this name", advice::missing(path));
     Err(Failure::usage("copy to", named.text.clone(), "it is an address without a scheme, and no file")
         .hint(hint))
+}
+
+/// Refuses a directory as the destination, with the file in it that is meant, as for cp(1).
+fn check_directory(source: &End<'_>, destination: &End<'_>) -> Result<(), Failure> {
+    let Some(directory) = destination.named.path().filter(|path| path.is_dir()) else { return Ok(()) };
+    let name = source.named.path().and_then(|path| path.file_name()).unwrap_or("disk.img".as_ref());
+    let file = directory.join(name).display().to_string();
+    Err(Failure::usage("copy to", destination.named.text.clone(), "it is a directory").hint(quoted(&file)))
 }
 
 fn requested(args: &Args) -> Requested {

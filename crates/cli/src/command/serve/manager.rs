@@ -4,6 +4,7 @@
 //! earlier process has stored. When ready, this process stores its own (`FDSTORE=1`): if it is restarted, connections
 //! wait in their backlog for its successor.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -59,6 +60,18 @@ pub(super) fn is_there() -> bool {
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("cannot notify the service manager: {error}");
+    }
+}
+
+/// Warns of each inherited socket that `listen` does not name, and empties the manager's store of sockets then: in it they
+/// would stay open, and connections to them would wait for ever. [`store`] follows with those in use.
+pub(super) fn forget_unused(inherited: &[SocketAddr], listen: &[SocketAddr]) {
+    let unused: Vec<_> = inherited.iter().filter(|address| !listen.contains(address)).collect();
+    for address in &unused {
+        tracing::warn!("the socket {address} of the service manager is not used: listen does not name it");
+    }
+    if !unused.is_empty() && is_there() {
+        notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(SOCKET_NAME)]);
     }
 }
 

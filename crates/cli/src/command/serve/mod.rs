@@ -8,6 +8,7 @@ mod operate;
 mod sandbox;
 mod status;
 mod urls;
+mod widened;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -50,6 +51,11 @@ pub(crate) const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 Options of a LUN, after its endpoint: lun=N, ro, cache=writeback|writethrough,
 serial=, naa=, vendor=, product=, rotational=yes|no, removable, shared,
 exclusive.
+
+SIGTERM drains, a second one ends at once; SIGHUP reads the configuration again,
+to be replaced by rename(2), not in place. The packaged unit lets systemd keep
+the sockets for a restart, which looks as a stop does: sessions are cut 300 ms
+after the request to log out. Log out initiators before (hikyaku status).
 
 Examples:
   hikyaku serve disk.img                         LUN 0 at 127.0.0.1:3260
@@ -164,9 +170,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let addresses = inherited.listeners.iter().map(|listener| listener.address);
     let args = &Args { inherited: addresses.collect(), ..args.clone() };
     let config = gather(context, args)?;
-    for address in args.inherited.iter().filter(|address| !config.listen.contains(address)) {
-        tracing::warn!("the socket {address} of the service manager is not used: listen does not name it");
-    }
+    manager::forget_unused(&args.inherited, &config.listen);
     check_exposure(context, &config)?;
     let live = build(context, config, None)?;
     let token_file = live.config.metrics_token_file.as_deref();

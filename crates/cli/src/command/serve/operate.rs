@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use node::target::{Confine, Reloaded, Reloader, ServeError, ServerHandle};
 use serde_json::{Value, json};
 
-use super::{Args, LUN_OPTIONS, Live, build, check_exposure, failure, gather, status};
+use super::{Args, LUN_OPTIONS, Live, build, check_exposure, failure, gather, status, widened};
 use crate::config::{Config, Target};
 use crate::context::Context;
 use crate::control::listen::ControlSocket;
@@ -179,7 +179,15 @@ fn apply(
         return Err(failure(&restart));
     }
     let next = build(context, config, Some(live))?;
+    let more = widened::rights(&live.config, &next.config);
     let reloaded = reloader.reload(next.server.clone()).map_err(|error| failure(&error))?;
+    if !more.is_empty() {
+        tracing::warn!(
+            "the configuration gives more rights than before: {}; if that is not meant, the file may have been read half-written: \
+             write another file and rename it (`hikyaku check new.toml && mv new.toml hikyaku.toml`), then reload",
+            more.join(", ")
+        );
+    }
     *live = next;
     Ok(reloaded)
 }
