@@ -43,7 +43,13 @@ fn server(policy: SealPolicy, suites: &[Suite], luns: Vec<LunConfig>) -> ServerC
         luns: None,
         psk: Some(psk(9)),
     };
-    let sealing = Sealing { policy, identity: identity(TARGET), peers: vec![peer], suites: suites.to_vec() };
+    let sealing = Sealing {
+        policy,
+        identity: identity(TARGET),
+        peers: vec![peer],
+        suites: suites.to_vec(),
+        next: None,
+    };
     ServerConfig { sealing: Some(sealing), ..config(luns, Access::default()) }
 }
 

@@ -1,7 +1,7 @@
 //! The known targets: public keys of targets, one target per line:
 //!
 //! ```text
-//! host:port[,address:port...] key [iqn...]
+//! host:port[,address:port...] key[,next-key] [iqn...]
 //! ```
 //!
 //! in the user's file, which is replaced as a whole, and in the host's file, `/etc/hikyaku/known-targets`. A line
@@ -105,6 +105,8 @@ struct Entry {
     /// The first is the argument of `key trust`, the others are its addresses.
     places: Vec<Place>,
     key: PublicKey,
+    /// The next key that the holder of `key` has announced, accepted as well.
+    next: Option<PublicKey>,
     targets: Vec<String>,
 }
 
@@ -112,6 +114,9 @@ impl Entry {
     fn text(&self) -> String {
         let places: Vec<String> = self.places.iter().map(Place::to_string).collect();
         let mut text = format!("{} {}", places.join(","), self.key);
+        if let Some(next) = &self.next {
+            text.push_str(&format!(",{next}"));
+        }
         for target in &self.targets {
             text.push(' ');
             text.push_str(target);
@@ -131,6 +136,7 @@ pub(crate) struct Found {
     pub(crate) path: PathBuf,
     pub(crate) line: usize,
     pub(crate) key: PublicKey,
+    pub(crate) next: Option<PublicKey>,
     /// The matching name: `host:port`, `address:port` or a target name.
     pub(crate) by: String,
 }
@@ -179,11 +185,12 @@ impl KnownTargets {
     pub(crate) fn find(&self, query: Query<'_>) -> Result<Option<Found>, Failure> {
         let mut found: Option<Found> = None;
         for (path, entry, by) in self.matching(query) {
-            let this = Found { path: path.to_owned(), line: entry.line, key: entry.key, by };
-            match &found {
+            let this =
+                Found { path: path.to_owned(), line: entry.line, key: entry.key, next: entry.next, by };
+            match &mut found {
                 None => found = Some(this),
                 Some(first) if first.key != this.key => return Err(disagreement(first, &this)),
-                Some(_) => {}
+                Some(first) => first.next = first.next.or(this.next),
             }
         }
         Ok(found)
@@ -226,15 +233,15 @@ impl KnownTargets {
         }
         update(own, LOCK_WAIT_MAX, |entries| {
             for entry in &mut *entries {
-                if entry.places.iter().any(|place| places.contains(place)) {
-                    entry.key = *key;
+                if entry.places.iter().any(|place| places.contains(place)) && entry.key != *key {
+                    (entry.key, entry.next) = (*key, None);
                 }
             }
             match entries.iter_mut().find(|entry| entry.places[0] == *host) {
                 Some(entry) => entry.places.clone_from(&places),
                 None => {
                     let targets = Vec::new();
-                    entries.push(Entry { line: 0, places: places.clone(), key: *key, targets });
+                    entries.push(Entry { line: 0, places: places.clone(), key: *key, next: None, targets });
                 }
             }
         })
@@ -263,6 +270,7 @@ impl KnownTargets {
                     line: 0,
                     places: vec![host.clone()],
                     key: found.key,
+                    next: None,
                     targets: vec![target.to_owned()],
                 }),
             }
@@ -272,6 +280,34 @@ impl KnownTargets {
             (Err(_), Some(own)) if *own != found.path => update(own, Duration::ZERO, add),
             _ => first,
         }
+    }
+}
+
+/// A change of the keys of one target, shown by a session in which the target has proven `present`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The next key announced, or none any more.
+    Next(Option<PublicKey>),
+    /// The target has proven its announced next key.
+    Replaced(PublicKey),
+}
+
+impl KnownTargets {
+    /// Applies a change to every line of `path` with the key `present`. Does not wait for the lock, because sessions are
+    /// open; after a failure the next login tries again.
+    pub(crate) fn rotate(path: &Path, present: &PublicKey, change: Change) -> Result<(), Failure> {
+        update(path, Duration::ZERO, |entries| {
+            for entry in entries.iter_mut().filter(|entry| entry.key == *present) {
+                match change {
+                    Change::Next(next) => entry.next = next,
+                    Change::Replaced(next) if entry.next == Some(next) => {
+                        (entry.key, entry.next) = (next, None);
+                    }
+                    // Another process has stored another announcement meanwhile.
+                    Change::Replaced(_) => {}
+                }
+            }
+        })
     }
 }
 
@@ -376,11 +412,18 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
         let number = index + 1;
         let mut words = line.split_whitespace();
         let Some(first) = words.next().filter(|first| !first.starts_with('#')) else { continue };
-        let form = || format!("line {number} is not of the form host:port[,address:port] key [iqn...]");
+        let form =
+            || format!("line {number} is not of the form host:port[,address:port] key[,next-key] [iqn...]");
         let places: Option<Vec<Place>> = first.split(',').map(Place::parse).collect();
         let (Some(places), Some(key)) = (places, words.next()) else { return Err(form()) };
-        let key = PublicKey::parse(key)
-            .ok_or_else(|| format!("line {number}: '{key}' is not a public key, 44 characters of base64"))?;
+        let public = |key: &str| {
+            PublicKey::parse(key)
+                .ok_or_else(|| format!("line {number}: '{key}' is not a public key, 44 characters of base64"))
+        };
+        let (key, next) = match key.split_once(',') {
+            Some((key, next)) => (public(key)?, Some(public(next)?)),
+            None => (public(key)?, None),
+        };
         let targets: Result<Vec<String>, String> = words.map(names::parse_iscsi_name).collect();
         let targets = targets.map_err(|cause| format!("line {number}: {cause}"))?;
         if places.len() > 1 + ADDRESSES_MAX || targets.len() > TARGETS_MAX {
@@ -388,7 +431,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
                 "line {number} has more than {ADDRESSES_MAX} addresses or {TARGETS_MAX} target names"
             ));
         }
-        entries.push(Entry { line: number, places, key, targets });
+        entries.push(Entry { line: number, places, key, next, targets });
     }
     Ok(entries)
 }

@@ -25,7 +25,13 @@ fn normal() -> initiator::Config {
 }
 
 fn policy() -> Policy {
-    Policy { auth: AuthRequirement::None, portal_group_tag: 1, target_alias: None, params: Params::default() }
+    Policy {
+        auth: AuthRequirement::None,
+        portal_group_tag: 1,
+        target_alias: None,
+        params: Params::default(),
+        next_key: NextKey::Unsaid,
+    }
 }
 
 fn chap(algorithms: Algorithms) -> Policy {

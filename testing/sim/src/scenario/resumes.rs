@@ -71,7 +71,7 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
         let disturbed = attempt < DISTURBED_MAX;
         // Slow enough that faults can occur during the copy.
         let rate = Some(random.pick(&[50 << 10, 200 << 10, 1 << 20]));
-        let plan = Plan { map: Some(map.clone()), rate, ..plan(&mut random) };
+        let plan = Plan { map: Some(map.clone()), rate: rate.into(), ..plan(&mut random) };
         let medium = context.on(initiator, || medium(&options("mover", &mut random)));
         let over = Arc::new(AtomicBool::new(false));
         source.start();
