@@ -294,7 +294,7 @@ impl Trust for Client {
         if let (Protection::Sealed { peer_key, .. }, Some(Trusted::Known(found))) =
             (login.protection, trusted)
         {
-            let found = self.on_proven(found, peer_key, login.next_key);
+            let found = self.on_proven(&found, peer_key, login.next_key);
             let host = Place::of(&self.url.host, self.url.port);
             if let Some(target) = &self.url.target
                 && let Err(failure) = self.known.note(&found, &host, target)
@@ -317,10 +317,10 @@ impl Trust for Client {
 impl Client {
     /// Stores what a login has shown of the target's keys: that it has changed to its next key, or what it has announced.
     /// Returns `found` with the keys after it. A file that cannot be written does not end the session.
-    fn on_proven(&self, found: Found, proven: PublicKey, announced: Announced) -> Found {
+    fn on_proven(&self, found: &Found, proven: PublicKey, announced: Announced) -> Found {
         let mut now = found.clone();
         if proven != found.key {
-            self.store(&found, Change::Replaced(proven));
+            self.store(found, Change::Replaced(proven));
             (now.key, now.next) = (proven, None);
         }
         let next = match announced {
@@ -332,7 +332,7 @@ impl Client {
             self.store(&now, Change::Next(next));
             now.next = next;
         }
-        if now != found {
+        if now != *found {
             let mut last = self.last();
             let read =
                 last.learned.filter(|learned| learned.key == found.key).map_or(found.key, |old| old.read);

@@ -666,6 +666,8 @@ mod tests {
             (format!("h:1, {good}"), "line 1 is not of the form"),
             (format!("h:1 {good} more"), "line 1: 'more'"),
             (format!("a:1 {good}\nb:1 x"), "line 2: 'x' is not a public key"),
+            (format!("a:1 {good},"), "line 1: '' is not a public key"),
+            (format!("a:1 {good},{good},{good}"), "is not a public key"),
             (format!("a:1{} {good}", ",10.0.0.1:1".repeat(17)), "line 1 has more than 16 addresses"),
         ];
         for (text, cause) in all {
@@ -680,5 +682,28 @@ mod tests {
             format!("H:1,[::1]:1 {} iqn.2026-11.example:x\n# remark\n[fe80::1%2]:1 {}\n", key(1), key(2));
         assert_eq!(reads_back(&text), Some(true));
         assert_eq!(reads_back("x"), None);
+    }
+
+    #[test]
+    fn a_rotation_changes_every_line_with_the_key_and_no_other() {
+        let files = Files::new(&format!("a:1 {}\nb:1 {}\nc:1 {}\n", key(1), key(2), key(1)), "");
+        let own = files.path("own");
+        KnownTargets::rotate(&own, &key(1), Change::Next(Some(key(3)))).unwrap();
+        let [one, two, three, four] = [1, 2, 3, 4].map(key);
+        assert_eq!(files.text("own"), format!("a:1 {one},{three}\nb:1 {two}\nc:1 {one},{three}\n"));
+        let found = files.read().find(Query { places: &[place("a:1")], target: None }).unwrap().unwrap();
+        assert_eq!((found.key, found.next), (one, Some(three)));
+        // Another process has stored another announcement: this one is not accepted.
+        KnownTargets::rotate(&own, &key(1), Change::Replaced(four)).unwrap();
+        assert!(!files.text("own").contains(&four.to_string()));
+        KnownTargets::rotate(&own, &key(1), Change::Replaced(three)).unwrap();
+        assert_eq!(files.text("own"), format!("a:1 {three}\nb:1 {two}\nc:1 {three}\n"));
+        KnownTargets::rotate(&own, &key(3), Change::Next(Some(four))).unwrap();
+        KnownTargets::rotate(&own, &key(3), Change::Next(None)).unwrap();
+        assert_eq!(files.text("own"), format!("a:1 {three}\nb:1 {two}\nc:1 {three}\n"));
+        // Trust in another key ends both.
+        KnownTargets::rotate(&own, &key(3), Change::Next(Some(four))).unwrap();
+        files.read().set(&place("a:1"), &[], &one).unwrap();
+        assert!(files.text("own").starts_with(&format!("a:1 {one}\n")), "{}", files.text("own"));
     }
 }
