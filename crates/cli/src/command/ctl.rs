@@ -15,7 +15,7 @@ use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::{output, units};
 
-/// Operate a running server or copy: reload, drain, LUNs, sessions, rate
+/// Operate a server or copy: reload, drain, LUNs, sessions, rate
 ///
 /// Each process has a socket in $RUNTIME_DIRECTORY (set by systemd), $XDG_RUNTIME_DIR/hikyaku, or for root /run/hikyaku;
 /// its own user and root may use it.
