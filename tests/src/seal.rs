@@ -154,7 +154,7 @@ impl Sealed {
 
     /// Makes the record of an offer of fresh keys (docs/SEAL.md section 6).
     pub fn offer(&mut self) -> Result<Vec<u8>> {
-        let Channel { sealer, opener, renewal } = &mut self.channel;
+        let Channel { sealer, opener, renewal, .. } = &mut self.channel;
         let mut entropy = [0; seal::RENEWAL_ENTROPY_BYTES];
         StdRng::from_rng(&mut rand::rng()).fill_bytes(&mut entropy);
         let mut record = Vec::new();
@@ -177,7 +177,7 @@ impl Sealed {
     pub fn receive_answer(&mut self, stream: &mut TcpStream) -> Result<()> {
         let (kind, message) = self.receive_head(stream)?;
         ensure!(kind == Kind::Answer, "{kind:?} instead of an answer");
-        let Channel { sealer, opener, renewal } = &mut self.channel;
+        let Channel { sealer, opener, renewal, .. } = &mut self.channel;
         Ok(renewal.open(kind, &message, sealer, opener, Duration::ZERO)?)
     }
 

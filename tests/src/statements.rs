@@ -1,4 +1,4 @@
-//! The table of docs/SEAL.md section 7: each statement has tests, and each named test exists.
+//! The tables of docs/SEAL.md sections 7 and 9: each statement has tests, and each named test exists.
 
 use std::path::Path;
 
@@ -42,15 +42,15 @@ fn exists(name: &str, crates: &str, families: &str) -> bool {
 }
 
 #[test]
-fn every_statement_of_section_7_names_tests_that_exist() {
+fn every_statement_of_sections_7_and_9_names_tests_that_exist() {
     let root = repository();
     let text = std::fs::read_to_string(root.join("docs/SEAL.md")).unwrap();
     let (mut crates, mut families) = (String::new(), String::new());
     sources(&root.join("crates"), &mut crates).unwrap();
     sources(&root.join("tests/src/family"), &mut families).unwrap();
-    let statements = statements(&text, "## 7. ");
-    assert!(statements.len() > 5, "the table is gone: {statements:?}");
-    for (statement, names) in statements {
+    let [policy, next_key] = ["## 7. ", "## 9. "].map(|section| statements(&text, section));
+    assert!(policy.len() > 5 && next_key.len() > 4, "a table is gone: {policy:?} {next_key:?}");
+    for (statement, names) in policy.into_iter().chain(next_key) {
         assert!(!names.is_empty(), "no test shows: {statement}");
         for name in names {
             assert!(exists(&name, &crates, &families), "no test {name}, which is to show: {statement}");

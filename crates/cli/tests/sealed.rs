@@ -334,3 +334,74 @@ fn what_is_configured_wrongly_is_said_before_anything_is_served() {
     place.file("config/hikyaku/known-targets", b"127.0.0.1:1 short\n");
     assert!(place.run(&["info", endpoint]).expect(1).stderr.contains("line 1"));
 }
+
+#[test]
+fn a_targets_key_is_rotated_without_trusting_it_again_seal1_9() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    let known = || fs::read_to_string(place.path("config/hikyaku/known-targets")).unwrap();
+    let line = || known().lines().next().unwrap().to_owned();
+    let serve = || hosts.serve(&["--iqn", "iqn.2026-11.example:disks"]);
+    let info = |serving: &Serving| place.run(&["info", &serving.urls[0]]);
+    let first = serve();
+    hosts.trust(&first);
+    info(&first).expect(0);
+    let before = known();
+    let place_of = portal(&first).to_owned();
+    drop(first);
+
+    let made = place.run(&["key", "rotate", "target.key", "--json"]).expect(0).json();
+    let next = made["next_public_key"].as_str().unwrap().to_owned();
+    assert_eq!(
+        (made["public_key"].as_str(), made["finished"].as_bool()),
+        (Some(&*hosts.target), Some(false))
+    );
+    assert_eq!(fs::metadata(place.path("target.key.next")).unwrap().permissions().mode() & 0o777, 0o600);
+    place.run(&["key", "rotate", "target.key"]).expect(6).on_stderr("it has a next key already");
+
+    // The server announces, the initiator accepts both keys.
+    let serving = serve();
+    info(&serving).expect(0).on_stderr("announces its next key SHA256:");
+    assert_eq!(line(), format!("{place_of} {},{next} iqn.2026-11.example:disks", hosts.target));
+    assert!(!info(&serving).expect(0).stderr.contains("key"), "an announcement is logged once");
+    let listed = place.run(&["key", "list", "--json"]).expect(0).json();
+    assert_eq!(listed["targets"][0]["next_public_key"].as_str(), Some(&*next));
+    let announced = known();
+    drop(serving);
+
+    // The next key was given up: the holder of the present key decides.
+    fs::rename(place.path("target.key.next"), place.path("kept")).unwrap();
+    let serving = serve();
+    info(&serving).expect(0).on_stderr("is not accepted any more");
+    assert_eq!(line(), before.lines().next().unwrap());
+    drop(serving);
+    place.run(&["key", "rotate", "target.key", "--finish"]).expect(6).on_stderr("it has no next key");
+    fs::rename(place.path("kept"), place.path("target.key.next")).unwrap();
+    place.file("config/hikyaku/known-targets", announced.as_bytes());
+
+    place.run(&["key", "rotate", "target.key", "--finish"]).expect(0);
+    assert_eq!(place.run(&["key", "public", "target.key"]).expect(0).stdout.trim(), next);
+    let serving = serve();
+    info(&serving).expect(0).on_stderr("has changed to the key SHA256:");
+    assert_eq!(line(), format!("{place_of} {next} iqn.2026-11.example:disks"));
+    info(&serving).expect(0);
+    // An initiator that has missed the announcement.
+    place.file("config/hikyaku/known-targets", before.as_bytes());
+    info(&serving).expect(4).on_stderr("ITS KEY IS NOT THE ONE WE KNOW");
+}
+
+#[test]
+fn an_announcement_that_cannot_be_stored_does_not_end_the_session() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    place.run(&["key", "rotate", "target.key"]).expect(0);
+    let serving = hosts.serve(&[]);
+    hosts.trust(&serving);
+    // The lock file is a directory: no process can change the list.
+    let lock = place.path("config/hikyaku/known-targets.lock");
+    fs::remove_file(&lock).unwrap();
+    fs::create_dir(&lock).unwrap();
+    let before = fs::read_to_string(place.path("config/hikyaku/known-targets")).unwrap();
+    place.run(&["info", &serving.urls[0]]).expect(0).on_stderr("This holds until the command ends");
+    assert_eq!(fs::read_to_string(place.path("config/hikyaku/known-targets")).unwrap(), before);
+}

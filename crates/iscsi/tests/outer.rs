@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use iscsi::login::NextKey;
 use iscsi::login::outer::initiator::{self, Offer};
 use iscsi::login::outer::target::{self, Offered};
 use iscsi::login::outer::{Choice, MESSAGE_MAX, METHOD, NONCE_BYTES, Pattern, SUITES_MAX, Transcript};
@@ -580,7 +581,13 @@ fn ordinary(first: impl FnOnce(&mut Connection), chap: bool) -> (LoginResponse, 
     } else {
         AuthRequirement::None
     };
-    machine.identify(Ok(Policy { auth, portal_group_tag: 1, target_alias: None, params: Params::default() }));
+    machine.identify(Ok(Policy {
+        auth,
+        portal_group_tag: 1,
+        target_alias: None,
+        params: Params::default(),
+        next_key: NextKey::Unsaid,
+    }));
     let (header, segment) = sent(&mut machine);
     (LoginResponse::parse(&header).unwrap(), String::from_utf8(segment).unwrap())
 }

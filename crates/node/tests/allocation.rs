@@ -117,6 +117,7 @@ fn a_command_allocates_a_few_times_at_most_sealed_or_not() {
             psk: None,
         };
         let sealing = suite.map(|suite| Sealing {
+            next: None,
             policy: SealPolicy::Require,
             identity: Arc::clone(&ours),
             peers: vec![peer],

@@ -43,7 +43,13 @@ fn server(policy: SealPolicy, suites: &[Suite], luns: Vec<LunConfig>) -> ServerC
         luns: None,
         psk: Some(psk(9)),
     };
-    let sealing = Sealing { policy, identity: identity(TARGET), peers: vec![peer], suites: suites.to_vec() };
+    let sealing = Sealing {
+        policy,
+        identity: identity(TARGET),
+        peers: vec![peer],
+        suites: suites.to_vec(),
+        next: None,
+    };
     ServerConfig { sealing: Some(sealing), ..config(luns, Access::default()) }
 }
 
@@ -246,6 +252,25 @@ fn keys_that_do_not_fit_are_refused_before_a_login() {
         assert!(refused_by_psk || matches!(refused, OpenError::Authentication(_)), "{case}: {refused:?}");
     }
     open(server.address(), Some(good())).unwrap();
+}
+
+#[test]
+fn an_announced_key_is_tried_after_a_refusal_seal1_9() {
+    let server = sealing_server(&Suite::ALL, "mem:1M");
+    let keys = |peer, next| InitiatorSealing {
+        peer_key: key(peer),
+        next_key: Some(key(next)),
+        ..sealing(SealPolicy::Require)
+    };
+    for (present, next, opens) in
+        [(TARGET, STRANGER, true), (STRANGER, TARGET, true), (STRANGER, INITIATOR, false)]
+    {
+        let opened = open(server.address(), Some(keys(present, next))).map(|_| ());
+        assert_eq!(opened.is_ok(), opens, "present {present}, next {next}: {opened:?}");
+        if let Err(error) = opened {
+            assert!(matches!(error, OpenError::Authentication(_)), "{error:?}");
+        }
+    }
 }
 
 #[derive(Default)]

@@ -103,8 +103,9 @@ impl Initiator {
     pub fn finish(self, answer: &[u8]) -> Result<Channel, Broken> {
         let mut started = self.0;
         stack::wiped(|| started.take(answer))?;
-        let (ours, theirs) = Ratchet::both(started.suite, started.noise.hash(), &started.noise.split());
-        Ok(Channel::initiator(ours, theirs))
+        let (ours, theirs, binding) =
+            Ratchet::both(started.suite, started.noise.hash(), &started.noise.split());
+        Ok(Channel::initiator(ours, theirs, binding))
     }
 }
 
@@ -218,8 +219,8 @@ impl Responder {
         entropy: &[u8; 128],
     ) -> Result<(Vec<u8>, Channel), Broken> {
         let answer = stack::wiped(|| self.answer(psk_of_pair, entropy))?;
-        let (theirs, ours) = Ratchet::both(suite, self.noise.hash(), &self.noise.split());
-        Ok((answer, Channel::target(ours, theirs)))
+        let (theirs, ours, binding) = Ratchet::both(suite, self.noise.hash(), &self.noise.split());
+        Ok((answer, Channel::target(ours, theirs, binding)))
     }
 
     fn answer(&mut self, psk_of_pair: Option<&[u8; 32]>, entropy: &[u8; 128]) -> Result<Vec<u8>, Broken> {

@@ -20,6 +20,7 @@ mod renewal;
 mod schedule;
 mod sealer;
 mod stack;
+mod successor;
 mod suite;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub use identity::{Identity, PublicKey};
 pub use opener::{Head, Opener};
 pub use renewal::{ENTROPY_BYTES as RENEWAL_ENTROPY_BYTES, Renewal};
 pub use sealer::Sealer;
+pub use successor::{ANNOUNCEMENT_BYTES, Binding, Proven};
 pub use suite::Suite;
 
 use limits::Limits;
@@ -63,22 +65,25 @@ pub struct Channel {
     pub sealer: Sealer,
     pub opener: Opener,
     pub renewal: Renewal,
+    /// Binds announcements of next keys to this connection.
+    pub binding: Binding,
 }
 
 impl Channel {
-    fn initiator(ours: Ratchet, theirs: Ratchet) -> Self {
-        Self::new(ours, theirs, Renewal::initiator())
+    fn initiator(ours: Ratchet, theirs: Ratchet, binding: Binding) -> Self {
+        Self::new(ours, theirs, Renewal::initiator(), binding)
     }
 
-    fn target(ours: Ratchet, theirs: Ratchet) -> Self {
-        Self::new(ours, theirs, Renewal::target())
+    fn target(ours: Ratchet, theirs: Ratchet, binding: Binding) -> Self {
+        Self::new(ours, theirs, Renewal::target(), binding)
     }
 
-    fn new(ours: Ratchet, theirs: Ratchet, renewal: Renewal) -> Self {
+    fn new(ours: Ratchet, theirs: Ratchet, renewal: Renewal, binding: Binding) -> Self {
         Self {
             sealer: Sealer::new(ours, &Limits::SPECIFIED),
             opener: Opener::new(theirs, &Limits::SPECIFIED),
             renewal,
+            binding,
         }
     }
 }

@@ -4,6 +4,7 @@ use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
+use crate::successor::Binding;
 use crate::suite::{Keyed, Suite};
 
 /// A secret of 32 bytes, zeroed when dropped; never printed.
@@ -53,11 +54,12 @@ pub(crate) struct Ratchet {
 }
 
 impl Ratchet {
-    /// S[i, 0] and S[t, 0], from the handshake hash and the two keys of Split().
-    pub(crate) fn both(suite: Suite, hash: &[u8; 32], keys: &(Secret32, Secret32)) -> (Self, Self) {
+    /// S[i, 0], S[t, 0] and the binding of announcements, from the handshake hash and the two keys of Split().
+    pub(crate) fn both(suite: Suite, hash: &[u8; 32], keys: &(Secret32, Secret32)) -> (Self, Self, Binding) {
         let secret = extract(hash, &[keys.0.as_slice(), keys.1.as_slice()]);
         let of = |label: &[u8]| Self { suite, secret: expand32(&secret, label) };
-        (of(b"hikyaku seal1 initiator"), of(b"hikyaku seal1 target"))
+        let binding = Binding::new(expand32(&secret, b"hikyaku seal1 next key"));
+        (of(b"hikyaku seal1 initiator"), of(b"hikyaku seal1 target"), binding)
     }
 
     /// S[d, g + 1], after an exchange.

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 /// Opens and takes a control record.
 fn take(channel: &mut Channel, wire: &[u8]) {
-    let Channel { sealer, opener, renewal } = channel;
+    let Channel { sealer, opener, renewal, .. } = channel;
     let (prefix, sealed) = wire.split_first_chunk().unwrap();
     let mut head = sealed.to_vec();
     let Head { kind, bytes } = opener.open_head(*prefix, &mut head).unwrap();
@@ -78,7 +78,7 @@ fn a_whole_handshake_leaves_none_of_its_entropy_in_memory() {
     let (mut ours, mut theirs) = channels;
     for seed in [4, 5] {
         let (entropy, mut wire) = (boxed(seed), Vec::new());
-        let Channel { sealer, opener, renewal } = &mut ours;
+        let Channel { sealer, opener, renewal, .. } = &mut ours;
         renewal.seal(sealer, opener, entropy.first_chunk().unwrap(), Duration::ZERO, &mut wire).unwrap();
         take(&mut theirs, &wire);
         (ours, theirs) = (theirs, ours);

@@ -5,7 +5,7 @@
 
 use iscsi::chap::{Algorithm, Algorithms, Secret};
 use iscsi::login::target::{Account, AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
-use iscsi::login::{ChapAccount, REQUESTS_MAX, SEGMENT_LENGTH_MAX, initiator, target};
+use iscsi::login::{ChapAccount, NextKey, REQUESTS_MAX, SEGMENT_LENGTH_MAX, initiator, target};
 use iscsi::name::TargetAddress;
 use iscsi::text::{self, binary, parse_binary, parse_number};
 use iscsi::wire::{CmdSn, Isid, Itt, LoginRequest, LoginResponse, LoginStatus, Stage, StatSn};
@@ -61,7 +61,13 @@ fn policy(source: &mut Source<'_>, chap: bool) -> Result<Policy, Refusal> {
         AuthRequirement::None
     };
     let target_alias = source.flag().then(|| "alias".to_owned());
-    Ok(Policy { auth, portal_group_tag: 1, target_alias, params: words::params(source) })
+    Ok(Policy {
+        auth,
+        portal_group_tag: 1,
+        target_alias,
+        params: words::params(source),
+        next_key: NextKey::Unsaid,
+    })
 }
 
 /// Text that the hostile peer has received, to be answered or echoed.

@@ -101,7 +101,7 @@ struct Record {
 pub(crate) const ENTROPY: [u8; RENEWAL_ENTROPY_BYTES] = [5; RENEWAL_ENTROPY_BYTES];
 
 pub(crate) fn control(channel: &mut Channel, now: Duration) -> Vec<u8> {
-    let Channel { sealer, opener, renewal } = channel;
+    let Channel { sealer, opener, renewal, .. } = channel;
     let mut wire = Vec::new();
     renewal.seal(sealer, opener, &ENTROPY, now, &mut wire).expect("few generations");
     wire
@@ -109,7 +109,7 @@ pub(crate) fn control(channel: &mut Channel, now: Duration) -> Vec<u8> {
 
 /// Opens a record; a control record takes effect.
 pub(crate) fn take(channel: &mut Channel, wire: &[u8], now: Duration) -> Result<(Kind, Vec<u8>), Broken> {
-    let Channel { sealer, opener, renewal } = channel;
+    let Channel { sealer, opener, renewal, .. } = channel;
     let (prefix, rest) = wire.split_first_chunk::<PREFIX_BYTES>().ok_or(Broken)?;
     let bytes = opener.sealed_head_bytes(*prefix)?;
     let mut sealed = rest.get(..bytes).ok_or(Broken)?.to_vec();
@@ -212,7 +212,7 @@ impl Line {
             let answer = control(&mut self.twin, self.now);
             let _ = take(&mut self.ours, &answer, self.now).expect("the connection is undisturbed");
         }
-        let Channel { sealer, opener, renewal } = &self.ours;
+        let Channel { sealer, opener, renewal, .. } = &self.ours;
         assert!(!renewal.is_due(sealer, opener, self.now));
     }
 

@@ -32,7 +32,7 @@ pub fn sealed(bytes: &[u8]) {
 fn run(source: &mut Source<'_>, pool: &Pool) {
     let unit = source.pick(&UNITS);
     let mut again = source.clone();
-    let ((initiator, Channel { sealer, opener, renewal }), (_, twin)) =
+    let ((initiator, Channel { sealer, opener, renewal, .. }), (_, twin)) =
         (channels(source), channels(&mut again));
     let buffer = Buffer::new(pool).expect("memory");
     let receive = SealedReceive::new(opener, unit, buffer);

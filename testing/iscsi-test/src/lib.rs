@@ -64,7 +64,13 @@ pub fn login() -> iscsi::login::initiator::Config {
 
 /// The target's policy of sessions without authentication.
 pub fn policy(params: Params) -> Policy {
-    Policy { auth: AuthRequirement::None, portal_group_tag: 1, target_alias: None, params }
+    Policy {
+        auth: AuthRequirement::None,
+        portal_group_tag: 1,
+        target_alias: None,
+        params,
+        next_key: iscsi::login::NextKey::Unsaid,
+    }
 }
 
 /// The only request of a login without authentication, with this text.

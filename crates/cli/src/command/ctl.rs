@@ -15,7 +15,7 @@ use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::{Exit, Failure};
 use crate::{output, units};
 
-/// Operate a running server (reload, drain, LUNs, sessions) or copy (rate)
+/// Operate a server or copy: reload, drain, LUNs, sessions, rate
 ///
 /// Each process has a socket in $RUNTIME_DIRECTORY (set by systemd), $XDG_RUNTIME_DIR/hikyaku, or for root /run/hikyaku;
 /// its own user and root may use it.
@@ -73,6 +73,7 @@ enum Action {
 enum CopyAction {
     /// Read no faster than this from now on, as `--rate`; `off`: no limit
     Rate {
+        /// The limit, in all phases of the copy
         #[arg(value_name = "SIZE/s|off", value_parser = parse_limit)]
         limit: Limit,
     },

@@ -93,7 +93,10 @@ fn keys() -> Result<(Sealing, InitiatorSealing), Failure> {
     let peer = Peer { name: "demo".to_owned(), public_key, initiator: None, luns: None, psk: None };
     let own = InitiatorSealing::new(SealPolicy::Require, initiator, target.public());
     let suites = own.suites.clone();
-    Ok((Sealing { policy: SealPolicy::Require, identity: target, peers: vec![peer], suites }, own))
+    Ok((
+        Sealing { policy: SealPolicy::Require, identity: target, peers: vec![peer], suites, next: None },
+        own,
+    ))
 }
 
 /// Starts a target on a free port of the loopback interface, over an unlinked file.

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use block::{OpenError, Spec};
-use node::initiator::{InitiatorSealing, Login, Portal, Trust, Url, enquire};
+use node::initiator::{Announced, InitiatorSealing, Login, Portal, Trust, Url, enquire};
 use node::{Protection, Psk, SealPolicy};
 use seal::{Identity, PublicKey, Suite};
 
 use super::identity;
-use super::known::{Found, KnownTargets, Place, Query};
+use super::known::{Change, Found, KnownTargets, Place, Query};
 use super::{HOST_DIRECTORY, config_file, fingerprint};
 use crate::config::{DEFAULT_FILE, client_seal};
 use crate::context::{self, Context, Once};
@@ -39,6 +39,14 @@ impl Trusted {
         match self {
             Self::Option(key) => key,
             Self::Known(found) => &found.key,
+        }
+    }
+
+    /// The announced next key, accepted as well.
+    fn next(&self) -> Option<PublicKey> {
+        match self {
+            Self::Option(_) => None,
+            Self::Known(found) => found.next,
         }
     }
 }
@@ -76,6 +84,17 @@ pub(crate) struct Client {
 struct Last {
     trusted: Option<Trusted>,
     refusal: Option<Failure>,
+    /// What sessions of this process have shown since the known targets were read.
+    learned: Option<Learned>,
+}
+
+/// The keys of a target after a change that a session has shown.
+#[derive(Clone, Copy, Debug)]
+struct Learned {
+    /// The key in the known targets when they were read.
+    read: PublicKey,
+    key: PublicKey,
+    next: Option<PublicKey>,
 }
 
 impl Client {
@@ -146,7 +165,11 @@ impl Client {
         places.extend(portal.redirected.and_then(Place::parse));
         places.extend(portal.addresses.iter().chain([&portal.address]).copied().map(Place::at));
         let query = Query { places: &places, target: self.url.target.as_deref() };
-        Ok(self.known.find(query)?.map(Trusted::Known))
+        let Some(mut found) = self.known.find(query)? else { return Ok(None) };
+        if let Some(learned) = self.last().learned.filter(|learned| learned.read == found.key) {
+            (found.key, found.next) = (learned.key, learned.next);
+        }
+        Ok(Some(Trusted::Known(found)))
     }
 
     /// How a session at an address is sealed. With a known key sealing is required, unless `seal=off` was given.
@@ -204,6 +227,9 @@ impl Client {
         // `offer` too: otherwise an attacker who answers in place of the target would get the session in the clear.
         let mut sealing = InitiatorSealing::new(SealPolicy::Require, Arc::clone(identity), *trusted.key());
         (sealing.suites, sealing.psk) = (self.suites.clone(), self.psk.clone());
+        if let Trusted::Known(found) = &trusted {
+            sealing.next_key = found.next;
+        }
         Ok(Some(sealing))
     }
 
@@ -222,7 +248,9 @@ impl Client {
         let is_off = self.policy_requested == Some(SealPolicy::Off);
         let (trusted, ignored) = if is_off { (None, trusted) } else { (trusted, None) };
         match (trusted, enquire(&self.url, EXPLANATION_TIMEOUT)) {
-            (Some(trusted), Ok(answered)) if *trusted.key() != answered => {
+            (Some(trusted), Ok(answered))
+                if *trusted.key() != answered && trusted.next() != Some(answered) =>
+            {
                 changed(&self.url, &trusted, &answered)
             }
             (Some(_), Ok(_)) => self.not_listed(failure),
@@ -292,11 +320,14 @@ impl Trust for Client {
 
     fn on_login(&self, login: &Login) {
         let trusted = self.last().trusted.clone();
-        if let (Protection::Sealed { .. }, Some(Trusted::Known(found)), Some(target)) =
-            (login.protection, trusted, &self.url.target)
+        if let (Protection::Sealed { peer_key, .. }, Some(Trusted::Known(found))) =
+            (login.protection, trusted)
         {
+            let found = self.on_proven(&found, peer_key, login.next_key);
             let host = Place::of(&self.url.host, self.url.port);
-            if let Err(failure) = self.known.note(&found, &host, target) {
+            if let Some(target) = &self.url.target
+                && let Err(failure) = self.known.note(&found, &host, target)
+            {
                 tracing::debug!(cause = failure.cause, "the target's name is not noted");
             }
         }
@@ -313,6 +344,65 @@ impl Trust for Client {
 }
 
 impl Client {
+    /// Stores what a login has shown of the target's keys: that it has changed to its next key, or what it has announced.
+    /// Returns `found` with the keys after it. A file that cannot be written does not end the session.
+    fn on_proven(&self, found: &Found, proven: PublicKey, announced: Announced) -> Found {
+        let mut now = found.clone();
+        if proven != found.key {
+            self.store(found, Change::Replaced(proven));
+            (now.key, now.next) = (proven, None);
+        }
+        let next = match announced {
+            Announced::Nothing => now.next,
+            Announced::Kept => None,
+            Announced::Next(next) => Some(next),
+        };
+        if next != now.next {
+            self.store(&now, Change::Next(next));
+            now.next = next;
+        }
+        if now != *found {
+            let mut last = self.last();
+            let read =
+                last.learned.filter(|learned| learned.key == found.key).map_or(found.key, |old| old.read);
+            last.learned = Some(Learned { read, key: now.key, next: now.next });
+            last.trusted = Some(Trusted::Known(now.clone()));
+        }
+        now
+    }
+
+    fn store(&self, found: &Found, change: Change) {
+        let portal = portal(&self.url);
+        let present = fingerprint(&found.key);
+        let text = match change {
+            Change::Next(Some(next)) => format!(
+                "{portal} announces its next key {}, in a session sealed with its key {present}; from now on both are accepted. \
+                 If its owner has not rotated it: hikyaku key forget iscsi://{portal}",
+                fingerprint(&next)
+            ),
+            Change::Next(None) => {
+                format!(
+                    "{portal} keeps its key {present}; the next key that was announced is not accepted any more"
+                )
+            }
+            Change::Replaced(next) => format!(
+                "{portal} has changed to the key {} that it had announced; its key {present} is not accepted any more",
+                fingerprint(&next)
+            ),
+        };
+        let stored = KnownTargets::rotate(&found.path, &found.key, change);
+        let text = match &stored {
+            Ok(()) => text,
+            Err(failure) => format!(
+                "{text}. This holds until the command ends: {} {}: {}",
+                failure.attempted, failure.object, failure.cause
+            ),
+        };
+        if self.once.is_first(&text) {
+            context::warn(self.json, &text);
+        }
+    }
+
     fn unprotected(&self, login: &Login) -> String {
         let (portal, address) = (portal(&self.url), Place::at(login.address).to_string());
         let at = if portal == address { String::new() } else { format!(" at {address}") };
@@ -457,7 +547,7 @@ mod tests {
     fn another_key_is_shown_beside_the_known_one() {
         let url = Url::parse("iscsi://h").unwrap();
         let key = PublicKey::parse(KEY).unwrap();
-        let found = Found { path: "known".into(), line: 3, key, by: "h:3260".to_owned() };
+        let found = Found { path: "known".into(), line: 3, key, next: None, by: "h:3260".to_owned() };
         let failure = changed(&url, &Trusted::Known(found), &PublicKey([2; 32]));
         assert!(failure.cause.contains(&format!(", for h:3260: {KEY}\n")), "{}", failure.cause);
     }

@@ -37,10 +37,23 @@ pub(crate) fn random() -> io::Result<Identity> {
 
 /// Creates a key pair and stores it in `file`, which must not exist. A directory is created for the default path only.
 pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failure> {
-    let path = match file {
-        Some(path) => path.to_owned(),
-        None => default_file()?,
-    };
+    let path = path_of(file)?;
+    if file.is_none()
+        && let Some(directory) = path.parent()
+    {
+        let object = path.display().to_string();
+        make_directory(directory).map_err(|error| Failure::failed("make a key in", object, error))?;
+    }
+    let key = create_at(&path)?;
+    Ok((path, key))
+}
+
+fn path_of(file: Option<&Path>) -> Result<PathBuf, Failure> {
+    file.map_or_else(default_file, |path| Ok(path.to_owned()))
+}
+
+/// Creates a key pair in a file that must not exist.
+fn create_at(path: &Path) -> Result<PublicKey, Failure> {
     let object = path.display().to_string();
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => Failure::refused(
@@ -52,23 +65,81 @@ pub(crate) fn create(file: Option<&Path>) -> Result<(PathBuf, PublicKey), Failur
         _ => Failure::failed("make a key in", object.clone(), error),
     };
     let identity = random().map_err(failed)?;
-    if file.is_none()
-        && let Some(directory) = path.parent()
-    {
-        make_directory(directory).map_err(failed)?;
-    }
     let text = identity.to_text();
     let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(HEADING.as_bytes())?;
         file.write_all(text.as_bytes())?;
         file.write_all(b"\n")?;
         file.sync_all()?;
-        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+        sync_directory(path)
     };
     write().map_err(failed)?;
-    Ok((path, identity.public()))
+    Ok(identity.public())
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// The file of the next key of the key pair in `path`: beside it, with `.next` after its name.
+pub(crate) fn next_file(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".next");
+    name.into()
+}
+
+/// The next key pair of the one in `file`; `None` if there is none.
+pub(crate) fn load_next(file: Option<&Path>) -> Result<Option<Arc<Identity>>, Failure> {
+    let path = next_file(&path_of(file)?);
+    match std::fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => load(Some(&path)).map(Some),
+    }
+}
+
+/// Both public halves of a rotation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rotation {
+    pub(crate) file: PathBuf,
+    pub(crate) present: PublicKey,
+    pub(crate) next: PublicKey,
+}
+
+/// Creates the next key pair of the one in `file`. It must have none.
+pub(crate) fn begin_rotation(file: Option<&Path>) -> Result<Rotation, Failure> {
+    let present = load(file)?.public();
+    let file = path_of(file)?;
+    let path = next_file(&file);
+    if load_next(Some(&file))?.is_some() {
+        let object = path.display().to_string();
+        return Err(Failure::refused(
+            "rotate the key",
+            file.display().to_string(),
+            "it has a next key already",
+        )
+        .hint(format!("hikyaku key rotate --finish makes it the present one; rm {object} gives it up")));
+    }
+    let next = create_at(&path)?;
+    Ok(Rotation { file, present, next })
+}
+
+/// Replaces the key pair in `file` by its next one. The former private key is removed.
+pub(crate) fn finish_rotation(file: Option<&Path>) -> Result<Rotation, Failure> {
+    let present = load(file)?.public();
+    let file = path_of(file)?;
+    let object = file.display().to_string();
+    let Some(next) = load_next(Some(&file))? else {
+        return Err(Failure::refused("rotate the key", object, "it has no next key")
+            .hint("hikyaku key rotate makes one"));
+    };
+    let replace = || -> io::Result<()> {
+        std::fs::rename(next_file(&file), &file)?;
+        sync_directory(&file)
+    };
+    replace().map_err(|error| Failure::failed("replace the key", object, error))?;
+    Ok(Rotation { file, present, next: next.public() })
 }
 
 /// Reads a key pair, by default from [`default_file`]. From here on this process writes no core dump.

@@ -1,7 +1,7 @@
 //! The known targets: public keys of targets, one target per line:
 //!
 //! ```text
-//! host:port[,address:port...] key [iqn...]
+//! host:port[,address:port...] key[,next-key] [iqn...]
 //! ```
 //!
 //! in the user's file, which is replaced as a whole, and in the host's file, `/etc/hikyaku/known-targets`. A line
@@ -9,6 +9,8 @@
 //! names of later sealed sessions. A remark `# since DATE` below a line says when its key was trusted.
 
 mod list;
+#[cfg(test)]
+mod tests;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -105,6 +107,8 @@ struct Entry {
     /// The first is the argument of `key trust`, the others are its addresses.
     places: Vec<Place>,
     key: PublicKey,
+    /// The next key that the holder of `key` has announced, accepted as well.
+    next: Option<PublicKey>,
     targets: Vec<String>,
 }
 
@@ -112,6 +116,9 @@ impl Entry {
     fn text(&self) -> String {
         let places: Vec<String> = self.places.iter().map(Place::to_string).collect();
         let mut text = format!("{} {}", places.join(","), self.key);
+        if let Some(next) = &self.next {
+            text.push_str(&format!(",{next}"));
+        }
         for target in &self.targets {
             text.push(' ');
             text.push_str(target);
@@ -131,6 +138,7 @@ pub(crate) struct Found {
     pub(crate) path: PathBuf,
     pub(crate) line: usize,
     pub(crate) key: PublicKey,
+    pub(crate) next: Option<PublicKey>,
     /// The matching name: `host:port`, `address:port` or a target name.
     pub(crate) by: String,
 }
@@ -179,11 +187,12 @@ impl KnownTargets {
     pub(crate) fn find(&self, query: Query<'_>) -> Result<Option<Found>, Failure> {
         let mut found: Option<Found> = None;
         for (path, entry, by) in self.matching(query) {
-            let this = Found { path: path.to_owned(), line: entry.line, key: entry.key, by };
-            match &found {
+            let this =
+                Found { path: path.to_owned(), line: entry.line, key: entry.key, next: entry.next, by };
+            match &mut found {
                 None => found = Some(this),
                 Some(first) if first.key != this.key => return Err(disagreement(first, &this)),
-                Some(_) => {}
+                Some(first) => first.next = first.next.or(this.next),
             }
         }
         Ok(found)
@@ -226,15 +235,15 @@ impl KnownTargets {
         }
         update(own, LOCK_WAIT_MAX, |entries| {
             for entry in &mut *entries {
-                if entry.places.iter().any(|place| places.contains(place)) {
-                    entry.key = *key;
+                if entry.places.iter().any(|place| places.contains(place)) && entry.key != *key {
+                    (entry.key, entry.next) = (*key, None);
                 }
             }
             match entries.iter_mut().find(|entry| entry.places[0] == *host) {
                 Some(entry) => entry.places.clone_from(&places),
                 None => {
                     let targets = Vec::new();
-                    entries.push(Entry { line: 0, places: places.clone(), key: *key, targets });
+                    entries.push(Entry { line: 0, places: places.clone(), key: *key, next: None, targets });
                 }
             }
         })
@@ -263,6 +272,7 @@ impl KnownTargets {
                     line: 0,
                     places: vec![host.clone()],
                     key: found.key,
+                    next: None,
                     targets: vec![target.to_owned()],
                 }),
             }
@@ -272,6 +282,34 @@ impl KnownTargets {
             (Err(_), Some(own)) if *own != found.path => update(own, Duration::ZERO, add),
             _ => first,
         }
+    }
+}
+
+/// A change of the keys of one target, shown by a session in which the target has proven `present`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The next key announced, or none any more.
+    Next(Option<PublicKey>),
+    /// The target has proven its announced next key.
+    Replaced(PublicKey),
+}
+
+impl KnownTargets {
+    /// Applies a change to every line of `path` with the key `present`. Does not wait for the lock, because sessions are
+    /// open; after a failure the next login tries again.
+    pub(crate) fn rotate(path: &Path, present: &PublicKey, change: Change) -> Result<(), Failure> {
+        update(path, Duration::ZERO, |entries| {
+            for entry in entries.iter_mut().filter(|entry| entry.key == *present) {
+                match change {
+                    Change::Next(next) => entry.next = next,
+                    Change::Replaced(next) if entry.next == Some(next) => {
+                        (entry.key, entry.next) = (next, None);
+                    }
+                    // Another process has stored another announcement meanwhile.
+                    Change::Replaced(_) => {}
+                }
+            }
+        })
     }
 }
 
@@ -376,11 +414,18 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
         let number = index + 1;
         let mut words = line.split_whitespace();
         let Some(first) = words.next().filter(|first| !first.starts_with('#')) else { continue };
-        let form = || format!("line {number} is not of the form host:port[,address:port] key [iqn...]");
+        let form =
+            || format!("line {number} is not of the form host:port[,address:port] key[,next-key] [iqn...]");
         let places: Option<Vec<Place>> = first.split(',').map(Place::parse).collect();
         let (Some(places), Some(key)) = (places, words.next()) else { return Err(form()) };
-        let key = PublicKey::parse(key)
-            .ok_or_else(|| format!("line {number}: '{key}' is not a public key, 44 characters of base64"))?;
+        let public = |key: &str| {
+            PublicKey::parse(key)
+                .ok_or_else(|| format!("line {number}: '{key}' is not a public key, 44 characters of base64"))
+        };
+        let (key, next) = match key.split_once(',') {
+            Some((key, next)) => (public(key)?, Some(public(next)?)),
+            None => (public(key)?, None),
+        };
         let targets: Result<Vec<String>, String> = words.map(names::parse_iscsi_name).collect();
         let targets = targets.map_err(|cause| format!("line {number}: {cause}"))?;
         if places.len() > 1 + ADDRESSES_MAX || targets.len() > TARGETS_MAX {
@@ -388,7 +433,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
                 "line {number} has more than {ADDRESSES_MAX} addresses or {TARGETS_MAX} target names"
             ));
         }
-        entries.push(Entry { line: number, places, key, targets });
+        entries.push(Entry { line: number, places, key, next, targets });
     }
     Ok(entries)
 }
@@ -402,240 +447,4 @@ pub(crate) fn reads_back(text: &str) -> Option<bool> {
         entries.iter().cloned().map(|entry| Entry { line: 0, ..entry }).collect()
     };
     Some(bare(&again) == bare(&entries))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    fn key(byte: u8) -> PublicKey {
-        PublicKey([byte; 32])
-    }
-
-    fn place(text: &str) -> Place {
-        Place::parse(text).unwrap()
-    }
-
-    /// A user's and a host's file in a temporary directory.
-    struct Files {
-        dir: tempfile::TempDir,
-    }
-
-    impl Files {
-        fn new(own: &str, host: &str) -> Self {
-            let files = Self { dir: tempfile::tempdir().unwrap() };
-            fs::write(files.path("own"), own).unwrap();
-            fs::write(files.path("host"), host).unwrap();
-            files
-        }
-
-        fn path(&self, name: &str) -> PathBuf {
-            self.dir.path().join(name)
-        }
-
-        fn read(&self) -> KnownTargets {
-            KnownTargets::read_files(Some(self.path("own")), self.path("host")).unwrap()
-        }
-
-        /// The file without the remarks on dates.
-        fn text(&self, name: &str) -> String {
-            let text = fs::read_to_string(self.path(name)).unwrap();
-            let lines = text.lines().filter(|line| !line.starts_with(SINCE));
-            lines.map(|line| format!("{line}\n")).collect()
-        }
-
-        fn key_of(
-            &self,
-            places: &[&str],
-            target: Option<&str>,
-        ) -> Result<Option<(usize, PublicKey)>, Failure> {
-            let places: Vec<Place> = places.iter().map(|text| place(text)).collect();
-            let found = self.read().find(Query { places: &places, target })?;
-            Ok(found.map(|found| (found.line, found.key)))
-        }
-    }
-
-    #[test]
-    fn one_place_in_every_form() {
-        for text in ["127.0.0.1:1", "[::ffff:127.0.0.1]:1", "[::ffff:7f00:1]:1"] {
-            assert_eq!(place(text), place("127.0.0.1:1"), "{text}");
-        }
-        assert_eq!(place("Host.Example.:1"), place("host.example:1"));
-        assert_eq!(place("[fe80::1%eth0]:1"), place("[fe80::1]:1"));
-        assert_eq!(place("xn--bcher-kva.example:1"), place("XN--bcher-kva.example.:1"));
-        assert_eq!(place("[2001:DB8::0:1]:1"), place("[2001:db8::1]:1"));
-        assert_ne!(place("h:1"), place("h:2"));
-        assert_eq!(Place::of("::1", 1), place("[::1]:1"));
-        for text in ["0.0.0.0:1", "[::ffff:0.0.0.0]:1"] {
-            assert_eq!(place(text), place("127.0.0.1:1"), "{text}");
-        }
-        assert_eq!(Place::at(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 1))), place("[::1]:1"));
-        assert_eq!(Place::of("::", 1), place("[::1]:1"));
-        for wrong in ["", "h", "h:", ":1", "h:0", "h:65536", "[::1:1", "h:x"] {
-            assert_eq!(Place::parse(wrong), None, "{wrong}");
-        }
-        for host in [
-            "iscsi://127.0.0.1",
-            "me@127.0.0.1",
-            "\u{feff}127.0.0.1",
-            "\u{200b}127.0.0.1",
-            "127.0.0.1\u{200b}",
-            "10.0.0.1:1;127.0.0.1",
-            "127.0.0.0/8",
-            "*",
-            "*.example",
-            "127%2e0.0.1",
-            "127.0.0.1%eth0",
-            "::1",
-            "[h]",
-            "[::1%]",
-            "[::1]%eth0",
-            "b\u{fc}cher.example",
-            "127.0.0\u{ff0e}1",
-            ".",
-        ] {
-            assert_eq!(Place::parse(&format!("{host}:7005")), None, "{host}");
-        }
-    }
-
-    #[test]
-    fn a_link_is_followed_and_stays_and_must_lead_somewhere() {
-        let files = Files::new("", "");
-        let (own, elsewhere) = (files.path("own"), files.path("elsewhere/known"));
-        fs::remove_file(&own).unwrap();
-        fs::create_dir(files.path("elsewhere")).unwrap();
-        std::os::unix::fs::symlink(&elsewhere, &own).unwrap();
-        let read = || KnownTargets::read_files(Some(own.clone()), files.path("host"));
-        let failure = read().unwrap_err();
-        assert!(failure.object.ends_with("own") && failure.cause.contains("link"), "{failure}");
-        fs::write(&elsewhere, "# remark\n").unwrap();
-        read().unwrap().set(&place("h:1"), &[], &key(1)).unwrap();
-        assert!(fs::symlink_metadata(&own).unwrap().is_symlink());
-        let text = fs::read_to_string(&elsewhere).unwrap();
-        assert!(text.starts_with(&format!("# remark\nh:1 {}\n{SINCE}20", key(1))), "{text}");
-        // The directory may be the link, too.
-        fs::remove_dir_all(files.path("elsewhere")).unwrap();
-        std::os::unix::fs::symlink("/nonexistent", files.path("elsewhere")).unwrap();
-        let below = KnownTargets::read_files(Some(elsewhere.clone()), files.path("host"));
-        assert!(below.unwrap_err().cause.contains("link"));
-    }
-
-    #[test]
-    fn keys_are_kept_and_replaced_and_remarks_stay() {
-        let files = Files::new("", "");
-        let set = |host: &str, addresses: &[&str], byte: u8| {
-            let addresses: Vec<Place> = addresses.iter().map(|text| place(text)).collect();
-            files.read().set(&place(host), &addresses, &key(byte)).unwrap();
-        };
-        assert_eq!(files.key_of(&["h:3260"], None).unwrap(), None);
-        set("h:3260", &["10.0.0.1:3260"], 1);
-        set("[::1]:3260", &["[::1]:3260"], 2);
-        assert_eq!(files.text("own"), format!("h:3260,10.0.0.1:3260 {}\n[::1]:3260 {}\n", key(1), key(2)));
-        assert_eq!(files.key_of(&["H:3260"], None).unwrap(), Some((1, key(1))));
-        assert_eq!(files.key_of(&["other:3260", "10.0.0.1:3260"], None).unwrap(), Some((1, key(1))));
-        assert_eq!(files.key_of(&["10.0.0.1:3261"], None).unwrap(), None);
-        fs::write(files.path("own"), format!("# remark\n\n{}", files.text("own"))).unwrap();
-        // The address now belongs to another name too: both lines match one target.
-        set("new:3260", &["10.0.0.1:3260"], 4);
-        assert_eq!(files.key_of(&["h:3260"], None).unwrap(), Some((3, key(4))));
-        // Below the line of h its new date.
-        assert_eq!(files.key_of(&["new:3260"], None).unwrap(), Some((6, key(4))));
-        assert!(files.text("own").starts_with("# remark\n\n"), "{}", files.text("own"));
-        assert_eq!(fs::metadata(files.path("own")).unwrap().permissions().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn a_line_of_an_older_release_gets_addresses_by_trusting_it_again() {
-        let files = Files::new(&format!("h:1 {}\n", key(1)), "");
-        files.read().set(&place("h:1"), &[place("10.0.0.1:1")], &key(1)).unwrap();
-        assert_eq!(files.text("own"), format!("h:1,10.0.0.1:1 {}\n", key(1)));
-    }
-
-    #[test]
-    fn lines_that_disagree_are_both_named() {
-        let (one, two) = (key(1), key(2));
-        let files = Files::new(
-            &format!("a:1 {one} iqn.2026-11.example:x\nb:1 {two}\nc:1,10.0.0.1:1 {one}\n"),
-            &format!("a:1 {one}\nd:1 {two} iqn.2026-11.example:y\n"),
-        );
-        // Two lines with one key agree.
-        assert_eq!(files.key_of(&["a:1", "10.0.0.1:1"], None).unwrap(), Some((1, one)));
-        for (places, target, lines) in [
-            (&["a:1", "b:1"][..], None, ["line 1 of", "line 2 of"]),
-            (&["b:1", "10.0.0.1:1"], None, ["line 2 of", "line 3 of"]),
-            (&["b:1"], Some("iqn.2026-11.example:x"), ["line 1 of", "line 2 of"]),
-            (&["a:1"], Some("iqn.2026-11.example:y"), ["line 1 of", "line 2 of"]),
-        ] {
-            let failure = files.key_of(places, target).unwrap_err();
-            assert_eq!(failure.ending, Exit::Authentication);
-            assert!(lines.iter().all(|line| failure.cause.contains(line)), "{failure}");
-            assert!(failure.cause.contains(&one.to_string()) && failure.cause.contains(&two.to_string()));
-        }
-        // Matched by the target's name alone, at any address.
-        let by_name = files.key_of(&["elsewhere:9"], Some("iqn.2026-11.example:y")).unwrap();
-        assert_eq!(by_name, Some((2, two)));
-        assert_eq!(files.key_of(&["elsewhere:9"], Some("iqn.2026-11.example:z")).unwrap(), None);
-    }
-
-    #[test]
-    fn a_targets_name_is_noted_once_where_its_key_stands() {
-        let files = Files::new(&format!("a:1 {}\nb:1 {}\n", key(1), key(2)), &format!("c:1 {}\n", key(3)));
-        let note = |host: &str, target: &str| {
-            let known = files.read();
-            let found = known.find(Query { places: &[place(host)], target: None }).unwrap().unwrap();
-            known.note(&found, &place(host), target).unwrap();
-        };
-        for _ in 0..2 {
-            note("b:1", "iqn.2026-11.example:x");
-        }
-        note("b:1", "iqn.2026-11.example:y");
-        let expected =
-            format!("a:1 {}\nb:1 {} iqn.2026-11.example:x iqn.2026-11.example:y\n", key(1), key(2));
-        assert_eq!(files.text("own"), expected);
-        // The host's file is changed if it is writable, otherwise the user's.
-        note("c:1", "iqn.2026-11.example:z");
-        assert_eq!(files.text("host"), format!("c:1 {} iqn.2026-11.example:z\n", key(3)));
-        let known = files.read();
-        let mut found = known.find(Query { places: &[place("a:1")], target: None }).unwrap().unwrap();
-        found.path = PathBuf::from("/proc/no-such/known-targets");
-        known.note(&found, &place("a:1"), "iqn.2026-11.example:w").unwrap();
-        assert!(files.text("own").starts_with(&format!("a:1 {} iqn.2026-11.example:w\n", key(1))));
-    }
-
-    #[test]
-    fn the_hosts_lines_are_changed_there() {
-        let files = Files::new("", &format!("h:1,10.0.0.1:1 {}\n", key(1)));
-        let failure = files.read().set(&place("other:1"), &[place("10.0.0.1:1")], &key(2)).unwrap_err();
-        assert!(failure.cause.contains("line 1 of") && failure.ending == Exit::Authentication, "{failure}");
-        assert_eq!(files.text("own"), "");
-        files.read().set(&place("other:1"), &[place("10.0.0.1:1")], &key(1)).unwrap();
-        assert_eq!(files.key_of(&["other:1"], None).unwrap(), Some((1, key(1))));
-    }
-
-    #[test]
-    fn every_defect_is_named_with_its_line() {
-        let good = key(1);
-        let all = [
-            ("h:1".to_owned(), "line 1 is not of the form"),
-            (format!("h {good}"), "line 1 is not of the form"),
-            (format!("h:1, {good}"), "line 1 is not of the form"),
-            (format!("h:1 {good} more"), "line 1: 'more'"),
-            (format!("a:1 {good}\nb:1 x"), "line 2: 'x' is not a public key"),
-            (format!("a:1{} {good}", ",10.0.0.1:1".repeat(17)), "line 1 has more than 16 addresses"),
-        ];
-        for (text, cause) in all {
-            let error = parse(&text).expect_err(cause);
-            assert!(error.contains(cause), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_is_written_reads_the_same() {
-        let text =
-            format!("H:1,[::1]:1 {} iqn.2026-11.example:x\n# remark\n[fe80::1%2]:1 {}\n", key(1), key(2));
-        assert_eq!(reads_back(&text), Some(true));
-        assert_eq!(reads_back("x"), None);
-    }
 }

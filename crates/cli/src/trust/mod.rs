@@ -108,7 +108,8 @@ pub(crate) fn sealing(context: &Context, config: &Config) -> Result<Option<Seali
         }
     }
     let identity = identity::load(config.identity.as_deref())?;
-    Ok(Some(Sealing { policy, identity, peers, suites: Suite::ALL.to_vec() }))
+    let next = identity::load_next(config.identity.as_deref())?;
+    Ok(Some(Sealing { policy, identity, peers, suites: Suite::ALL.to_vec(), next }))
 }
 
 #[cfg(test)]

@@ -10,7 +10,10 @@
 //! The target is an untrusted peer: its input is bounded and checked, and with mutual CHAP the login completes only
 //! after the target has authenticated.
 
-use super::{ChapAccount, REQUESTS_MAX, SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN, SecurityKeys, Taken};
+use super::{
+    ANNOUNCEMENT_BYTES_MAX, ChapAccount, NEXT_KEY, NEXT_KEY_VERSION, NextKey, REQUESTS_MAX,
+    SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN, SecurityKeys, Taken,
+};
 use crate::chap::{Algorithm, Algorithms, CHALLENGE_LENGTH_MAX, Challenge, Entropy, equal};
 use crate::name::{AddressError, IscsiName, TargetAddress};
 use crate::params::{
@@ -45,6 +48,8 @@ pub struct Config {
     pub skip_security: bool,
     /// Largest data segment of the login requests, 64..=8192 bytes.
     pub segment_max: usize,
+    /// Send [`NEXT_KEY`]: within a sealed session.
+    pub asks_next_key: bool,
 }
 
 impl Config {
@@ -77,6 +82,7 @@ impl Config {
             params: Params::default(),
             skip_security: true,
             segment_max: SEGMENT_LENGTH_MAX,
+            asks_next_key: false,
         }
     }
 
@@ -138,6 +144,7 @@ pub struct Complete {
     pub target_alias: Option<String>,
     /// Hash of the CHAP exchange, if the target required CHAP.
     pub authenticated_by: Option<Algorithm>,
+    pub next_key: NextKey,
     pub cmd_sn: CmdSn,
     pub exp_cmd_sn: CmdSn,
     pub max_cmd_sn: CmdSn,
@@ -226,6 +233,9 @@ pub struct Login {
     bytes: usize,
     portal_group_tag: Option<u16>,
     target_alias: Option<String>,
+    next_key: NextKey,
+    /// [`NEXT_KEY`] is sent and not answered.
+    awaits_next_key: bool,
     over: bool,
 }
 
@@ -250,6 +260,8 @@ impl Login {
             bytes: 0,
             portal_group_tag: None,
             target_alias: None,
+            next_key: NextKey::Unsaid,
+            awaits_next_key: false,
             over: false,
         })
     }
@@ -279,11 +291,36 @@ impl Login {
             text::emit("AuthMethod", methods, &mut text);
             self.desired = self.config.auth.is_none().then_some(Stage::Operational);
         } else {
-            self.negotiation.offer(&mut text);
+            self.offer(&mut text);
             self.desired = Some(Stage::FullFeature);
         }
         self.outgoing = Segments::new(text);
         self.send()
+    }
+
+    /// Appends the keys that begin the operational stage.
+    fn offer(&mut self, text: &mut Vec<u8>) {
+        self.negotiation.offer(text);
+        if self.config.asks_next_key {
+            text::emit(NEXT_KEY, NEXT_KEY_VERSION, text);
+            self.awaits_next_key = true;
+        }
+    }
+
+    /// Takes the target's answer to [`NEXT_KEY`], of which there is one.
+    fn on_next_key(&mut self, value: &str) -> Result<(), LoginError> {
+        if !std::mem::take(&mut self.awaits_next_key) {
+            return Err(LoginError::Protocol("an announcement of a key that was not asked for"));
+        }
+        self.next_key = match value {
+            "None" => NextKey::Kept,
+            text::NOT_UNDERSTOOD | text::REJECT | text::IRRELEVANT => NextKey::Unsaid,
+            value => NextKey::Announced(
+                parse_binary(value, ANNOUNCEMENT_BYTES_MAX)
+                    .ok_or(LoginError::Protocol("malformed announcement of a key"))?,
+            ),
+        };
+        Ok(())
     }
 
     /// The next segment of the outgoing text, with the T bit on the last.
@@ -379,7 +416,7 @@ impl Login {
             if self.stage == Stage::FullFeature {
                 return self.complete(response);
             }
-            self.negotiation.offer(&mut answers);
+            self.offer(&mut answers);
         }
         if self.stage == Stage::Operational {
             self.desired = Some(Stage::FullFeature);
@@ -399,6 +436,7 @@ impl Login {
             portal_group_tag: self.portal_group_tag,
             target_alias: self.target_alias.clone(),
             authenticated_by: self.algorithm,
+            next_key: self.next_key.clone(),
             cmd_sn: self.config.cmd_sn,
             exp_cmd_sn: response.exp_cmd_sn,
             max_cmd_sn: response.max_cmd_sn,
@@ -445,6 +483,7 @@ impl Login {
                 }
                 // Keys without negotiation; some targets answer or repeat them.
                 "InitiatorName" | "InitiatorAlias" | "SessionType" | "TargetName" | "TargetAddress" => {}
+                NEXT_KEY => self.on_next_key(pair.value)?,
                 _ => self.negotiation.on_pair(pair.key, pair.value, answers)?,
             }
         }

@@ -24,6 +24,26 @@ pub const REQUESTS_BEFORE_AUTHENTICATION_MAX: u32 = 48;
 /// Most requests (or responses) of one login.
 pub const REQUESTS_MAX: u32 = 192;
 
+/// Key within a sealed session: the initiator's list of versions, the target's announcement of its next static key
+/// (docs/SEAL.md section 9).
+pub const NEXT_KEY: &str = "X-example.hikyaku.next-key";
+/// The version of announcements that both machines of this crate know.
+const NEXT_KEY_VERSION: &str = "1";
+/// Most bytes of an announcement.
+pub const ANNOUNCEMENT_BYTES_MAX: usize = 128;
+
+/// What a target's answer to [`NEXT_KEY`] says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum NextKey {
+    /// Nothing: the key was not sent, or the target does not understand it.
+    #[default]
+    Unsaid,
+    /// The target keeps its key.
+    Kept,
+    /// An announcement, as it was received: not verified.
+    Announced(Vec<u8>),
+}
+
 const _: () = assert!(REQUESTS_BEFORE_AUTHENTICATION_MAX < REQUESTS_MAX);
 const _: () = assert!(
     crate::text::TEXT_BEFORE_AUTHENTICATION_MAX / (crate::params::SEGMENT_LENGTH_MIN as usize)

@@ -16,7 +16,8 @@ mod negotiating;
 use negotiating::{Negotiating, Security};
 
 use super::{
-    ChapAccount, REQUESTS_BEFORE_AUTHENTICATION_MAX, REQUESTS_MAX, SEGMENT_LENGTH_MAX, SEGMENT_LENGTH_MIN,
+    ChapAccount, NextKey, REQUESTS_BEFORE_AUTHENTICATION_MAX, REQUESTS_MAX, SEGMENT_LENGTH_MAX,
+    SEGMENT_LENGTH_MIN,
 };
 use crate::chap::{Algorithms, Entropy};
 use crate::name::{IscsiName, TargetAddress};
@@ -85,6 +86,8 @@ pub struct Policy {
     pub target_alias: Option<String>,
     /// Parameters to negotiate; must be valid ([`Params::validate`]).
     pub params: Params,
+    /// The answer to [`NEXT_KEY`](super::NEXT_KEY); with [`NextKey::Unsaid`] the key is not understood.
+    pub next_key: NextKey,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -357,6 +360,7 @@ impl Login {
             security: if may_prove { Security::Undecided } else { Security::Done },
             auth_method_seen: false,
             algorithm_seen: false,
+            next_key_seen: false,
             authenticated_as: None,
             claimed: None,
             negotiation,

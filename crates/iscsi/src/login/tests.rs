@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::target::{Account, AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
+use super::{ANNOUNCEMENT_BYTES_MAX, NEXT_KEY, NextKey};
 use super::{ChapAccount, initiator, target};
 use crate::chap::{Algorithm, Algorithms, Secret};
 use crate::name::{IscsiName, TargetAddress};
@@ -25,7 +26,13 @@ fn normal() -> initiator::Config {
 }
 
 fn policy() -> Policy {
-    Policy { auth: AuthRequirement::None, portal_group_tag: 1, target_alias: None, params: Params::default() }
+    Policy {
+        auth: AuthRequirement::None,
+        portal_group_tag: 1,
+        target_alias: None,
+        params: Params::default(),
+        next_key: NextKey::Unsaid,
+    }
 }
 
 fn chap(algorithms: Algorithms) -> Policy {
@@ -932,4 +939,65 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn the_next_key_is_said_to_those_who_ask_seal1_9() {
+    let announcement = NextKey::Announced(vec![1; 65]);
+    for (asks, policy_says, expected) in [
+        (true, announcement.clone(), announcement.clone()),
+        (true, NextKey::Kept, NextKey::Kept),
+        // A target of an earlier release does not understand the key.
+        (true, NextKey::Unsaid, NextKey::Unsaid),
+        (false, announcement, NextKey::Unsaid),
+        (false, NextKey::Kept, NextKey::Unsaid),
+    ] {
+        for skip_security in [true, false] {
+            let config = initiator::Config { asks_next_key: asks, skip_security, ..normal() };
+            let policy = Policy { next_key: policy_says.clone(), ..policy() };
+            let outcome = pair(config, target::Config::default(), &Ok(policy));
+            assert_eq!(agreed(&outcome).0.next_key, expected, "{:#?}", outcome.texts);
+            let text = outcome.texts.concat();
+            assert_eq!(text.contains(NEXT_KEY), asks, "{text}");
+        }
+    }
+}
+
+/// A response to the first request of an initiator, with `text` beside what it must contain.
+fn respond_with(
+    config: initiator::Config,
+    more: &[(&str, &str)],
+) -> Result<initiator::Step, initiator::LoginError> {
+    let mut initiator = initiator::Login::new(config, [7; 32]).unwrap();
+    let mut target = target::Login::new(target::Config::default(), [9; 32]);
+    let request = initiator.start();
+    let target::Step::Identify(_) = target.receive(&request.header, &request.text) else {
+        panic!("no names")
+    };
+    let target::Step::Complete(_) = target.identify(Ok(policy())) else { panic!("one round trip") };
+    let mut response = target.accept(1);
+    let answer = format!("{NEXT_KEY}={}\0", text::NOT_UNDERSTOOD);
+    let without = String::from_utf8(response.text).unwrap().replace(&answer, "");
+    response.text = without.into_bytes();
+    more.iter().for_each(|(key, value)| text::emit(key, value, &mut response.text));
+    initiator.receive(&response.header, &response.text)
+}
+
+#[test]
+fn announcements_unasked_repeated_or_malformed_end_the_login_seal1_9() {
+    let asks = || initiator::Config { asks_next_key: true, ..normal() };
+    let long = text::binary(&[1; ANNOUNCEMENT_BYTES_MAX + 1]);
+    for (config, more) in [
+        (normal(), &[(NEXT_KEY, "0bAQI=")][..]),
+        (normal(), &[(NEXT_KEY, "None")]),
+        (asks(), &[(NEXT_KEY, "0bAQI="), (NEXT_KEY, "0bAQI=")]),
+        (asks(), &[(NEXT_KEY, "0bA")]),
+        (asks(), &[(NEXT_KEY, "")]),
+        (asks(), &[(NEXT_KEY, &long)]),
+    ] {
+        let step = respond_with(config, more);
+        assert!(step.is_err(), "{more:?}: {step:?}");
+    }
+    assert!(respond_with(asks(), &[(NEXT_KEY, "0bAQI=")]).is_ok());
+    assert!(respond_with(asks(), &[]).is_ok(), "a target may leave it without an answer");
 }

@@ -163,7 +163,7 @@ impl<'a> Talk<'a> {
             let mut declined = false;
             loop {
                 let (sealing, tls) = options.protect(url, &portal)?;
-                let sealing = sealing.filter(|_| !declined);
+                let sealing = sealing.filter(|_| !declined).map(|sealing| sealing.with_next(tried_again));
                 let config = options.login(target, random_isid())?;
                 let at = (address, socket.take());
                 match Talk::log_in(&mut *io, url, options, config, at, sealing.as_ref(), tls) {
@@ -211,7 +211,8 @@ impl<'a> Talk<'a> {
             _ => None,
         })?;
         let protection = talk.session.protection();
-        options.on_login(&Login { address, protection });
+        let next_key = talk.session.next_key();
+        options.on_login(&Login { address, protection, next_key });
         Ok((talk.session, owner, deadline, Known { negotiated, protection, address }))
     }
 

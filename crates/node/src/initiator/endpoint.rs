@@ -71,6 +71,8 @@ pub(super) struct IscsiPeer {
     tried_again: bool,
     /// The sealed handshake of the last attempt to log in was refused.
     seal_refused: bool,
+    /// The next attempt is made with the announced next key of the target, if there is one.
+    uses_next_key: bool,
 }
 
 pub(super) fn open(io: &mut Io, medium: &IscsiMedium) -> Result<Remote<IscsiPeer>, OpenError> {
@@ -99,6 +101,7 @@ impl IscsiPeer {
             declined: false,
             tried_again: false,
             seal_refused: false,
+            uses_next_key: false,
         })
     }
 
@@ -135,7 +138,7 @@ impl IscsiPeer {
     ) {
         let (address, protection) = (self.route.address(), session.protection());
         self.known = Some(Known { negotiated, protection, address });
-        self.options.on_login(&Login { address, protection });
+        self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
         // A unit attention is reported once: that of the last session may have been lost with its connection.
         if std::mem::replace(&mut self.cache_unknown, true) {
@@ -245,6 +248,7 @@ impl Peer for IscsiPeer {
         let (sealing, tls) = protection.map_err(|error| Report::Refused(self.refused(error)))?;
         tracing::debug!(url = %self.url, %address, "connecting");
         let sealing = sealing.filter(|_| !std::mem::take(&mut self.declined));
+        let sealing = sealing.map(|sealing| sealing.with_next(self.uses_next_key));
         let generation = incarnation & GENERATION_MASK;
         Session::connect(io, owner, generation, address, login, sealing.as_ref(), tls)
             .map_err(|failure| self.failed(failure))
@@ -296,6 +300,8 @@ impl Peer for IscsiPeer {
 
     fn on_failure(&mut self, failure: Failure) -> Next {
         let url = &self.url;
+        // A target with another key refuses the handshake.
+        self.uses_next_key ^= matches!(failure, Failure::Seal(_));
         if failure.may_be_damage() && !std::mem::replace(&mut self.tried_again, true) {
             tracing::debug!(%url, ?failure, "the handshake failed: trying once more");
             return Next::AtOnce;

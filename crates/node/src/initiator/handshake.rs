@@ -1,17 +1,19 @@
 //! The start of a sealed session: the outer login and its handshake (docs/SEAL.md, sections 2 and 3).
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use iscsi::login::initiator as login;
 use iscsi::login::outer::initiator::{Event, Exchange, Offer};
 use iscsi::login::outer::{Choice, Pattern, Transcript};
+use iscsi::login::{NextKey, initiator as login};
 use iscsi::params::DigestPolicy;
 use iscsi::wire::LoginStatus;
-use seal::{Channel, Suite};
+use seal::{Binding, Broken, Channel, Identity, PublicKey, Suite};
 use zeroize::Zeroizing;
 
 use super::options::InitiatorSealing;
 use super::session::Failure;
+use super::trust::Announced;
 use crate::sealing::{Protection, Psk, SealPolicy};
 use crate::stream::sealed_segment_max;
 
@@ -35,6 +37,30 @@ pub(super) struct Agreement {
     pub(super) channel: Channel,
     pub(super) unit: u32,
     pub(super) protection: Protection,
+    pub(super) announcing: Announcing,
+}
+
+/// Verifies the announcement in the login of a sealed session.
+pub(super) struct Announcing {
+    binding: Binding,
+    identity: Arc<Identity>,
+    target: PublicKey,
+}
+
+impl Announcing {
+    /// An announcement that does not verify is an error: the target made it for this connection, within the seal.
+    pub(super) fn verify(&self, said: &NextKey) -> Result<Announced, Failure> {
+        match said {
+            NextKey::Unsaid => Ok(Announced::Nothing),
+            NextKey::Kept => Ok(Announced::Kept),
+            NextKey::Announced(bytes) => match self.binding.accept(&self.identity, self.target, bytes) {
+                Ok(next) => Ok(Announced::Next(next)),
+                Err(Broken) => {
+                    Err(Failure::Lost("the announcement of the target's next key is not valid".into()))
+                }
+            },
+        }
+    }
 }
 
 impl Handshake {
@@ -92,7 +118,10 @@ impl Handshake {
         };
         let channel = initiator.finish(answer).map_err(|_| Failure::Damaged(NOT_VERIFIED.into()))?;
         let (suite, unit, peer_key) = (suite_of(&choice)?, choice.unit, self.sealing.peer_key);
-        Ok(Agreement { channel, unit, protection: Protection::Sealed { suite, unit, peer_key } })
+        let identity = Arc::clone(&self.sealing.identity);
+        let announcing = Announcing { binding: channel.binding.clone(), identity, target: peer_key };
+        let protection = Protection::Sealed { suite, unit, peer_key };
+        Ok(Agreement { channel, unit, protection, announcing })
     }
 }
 
@@ -100,11 +129,13 @@ fn suite_of(choice: &Choice) -> Result<Suite, Failure> {
     Suite::from_name(&choice.suite).ok_or_else(|| Failure::Lost("a suite that was not offered".into()))
 }
 
-/// The login parameters inside a sealed session: no digests, and segments short enough for one record head to describe.
+/// The login parameters inside a sealed session: no digests, segments short enough for one record head to describe, and
+/// the question for the next key.
 pub(super) fn within_seal(login: &login::Config, unit: u32) -> login::Config {
     let mut login = login.clone();
     let params = &mut login.params;
     (params.header_digest, params.data_digest) = (DigestPolicy::Off, DigestPolicy::Off);
+    login.asks_next_key = true;
     let segment_max = &mut params.max_recv_data_segment_length;
     *segment_max = sealed_segment_max(unit).min(*segment_max);
     login

@@ -32,5 +32,5 @@ pub use iscsi::params::DigestPolicy;
 pub use medium::IscsiMedium;
 pub use options::{Credentials, InitiatorSealing, Options};
 pub use remote_copy::{RemoteCopyError, RemoteObserver, RemotePlan, RemoteReport, remote_copy};
-pub use trust::{Login, Portal, Trust};
+pub use trust::{Announced, Login, Portal, Trust};
 pub use url::{PORT, Url, UrlError, shown_user};

@@ -32,6 +32,8 @@ pub struct InitiatorSealing {
     pub identity: Arc<seal::Identity>,
     /// Public key that the target must prove to hold.
     pub peer_key: PublicKey,
+    /// The next key that the holder of `peer_key` has announced; tried after a refusal, which another key causes.
+    pub next_key: Option<PublicKey>,
     pub psk: Option<Psk>,
     /// Offered suites, in order of preference.
     pub suites: Vec<Suite>,
@@ -43,7 +45,17 @@ impl InitiatorSealing {
     /// All suites and the default unit [`seal::UNIT_BYTES`].
     pub fn new(policy: SealPolicy, identity: Arc<seal::Identity>, peer_key: PublicKey) -> Self {
         let suites = Suite::ALL.to_vec();
-        Self { policy, identity, peer_key, psk: None, suites, unit: seal::UNIT_BYTES }
+        Self { policy, identity, peer_key, next_key: None, psk: None, suites, unit: seal::UNIT_BYTES }
+    }
+}
+
+impl InitiatorSealing {
+    /// With `uses_next` and an announced key, the sealing with that key instead.
+    pub(super) fn with_next(mut self, uses_next: bool) -> Self {
+        if let Some(next) = self.next_key.filter(|_| uses_next) {
+            self.peer_key = next;
+        }
+        self
     }
 }
 

@@ -17,8 +17,9 @@ use scsi::Sense;
 use socket2::SockRef;
 
 use super::ahead::Ahead;
-use super::handshake::{Agreement, Handshake, within_seal};
+use super::handshake::{Agreement, Announcing, Handshake, within_seal};
 use super::options::InitiatorSealing;
+use super::trust::Announced;
 use crate::reassembly::Advance;
 use crate::sealing::Protection;
 use crate::stream::{Operation, SEND_BYTES_MAX, Socket, Stream, Transport, sealed_segment_max, tls};
@@ -83,6 +84,9 @@ pub(super) struct Session {
     /// The outer login; present until it is complete in a session that is to be sealed.
     handshake: Option<Box<Handshake>>,
     protection: Protection,
+    /// From the handshake to the end of the login.
+    announcing: Option<Announcing>,
+    next_key: Announced,
     login: login::Config,
     machine: Connection,
     buffers: Vec<Option<Span>>,
@@ -157,6 +161,8 @@ impl Session {
             state: State::Down,
             handshake,
             protection: Protection::None,
+            announcing: None,
+            next_key: Announced::Nothing,
             login,
             machine,
             buffers: Vec::new(),
@@ -173,6 +179,11 @@ impl Session {
             }
             _ => self.protection,
         }
+    }
+
+    /// What the target has said of its next key; valid after the login.
+    pub(super) fn next_key(&self) -> Announced {
+        self.next_key
     }
 
     /// Sends a command. The session holds its data `buffer` until the command's outcome. Data to be written must not
@@ -277,12 +288,13 @@ impl Session {
             if stream.advance(io, &mut handshake.exchange, |_| None).map_err(damaged)? == Advance::Starved {
                 break;
             }
-            if let Some(Agreement { channel, unit, protection }) = handshake.advance()? {
+            if let Some(Agreement { channel, unit, protection, announcing }) = handshake.advance()? {
                 // The target has answered every earlier message, so all of them have been sent.
                 stream.seal(channel, unit, io.now());
                 let login = within_seal(&self.login, unit);
                 self.machine = new_machine(&login, sealed_segment_max(unit), io.now())?;
                 (self.handshake, self.protection) = (None, protection);
+                self.announcing = Some(announcing);
                 if let Protection::Sealed { suite, .. } = protection {
                     self.ahead = Ahead::new(suite);
                 }
@@ -297,6 +309,9 @@ impl Session {
                 Event::LoggedIn(logged_in) => {
                     if let (Protection::None, Some(hash)) = (self.protection, logged_in.authenticated_by) {
                         self.protection = Protection::Chap { hash };
+                    }
+                    if let Some(announcing) = self.announcing.take() {
+                        self.next_key = announcing.verify(&logged_in.next_key)?;
                     }
                     outcomes.push(Outcome::LoggedIn(logged_in.negotiated));
                 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use block::OpenError;
+use seal::PublicKey;
 
 use super::options::InitiatorSealing;
 use crate::sealing::Protection;
@@ -22,6 +23,18 @@ pub struct Portal<'a> {
 pub struct Login {
     pub address: SocketAddr,
     pub protection: Protection,
+    pub next_key: Announced,
+}
+
+/// What a target that has proven its key has said of its next key (docs/SEAL.md section 9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Announced {
+    #[default]
+    Nothing,
+    /// It keeps its key.
+    Kept,
+    /// Its next key, of which it has proven the private half.
+    Next(PublicKey),
 }
 
 /// Decides whether and under which key the sessions of one URL are sealed.

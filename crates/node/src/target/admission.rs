@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use iscsi::login::NextKey;
 use iscsi::login::target::{AuthRequirement, Denial, Identity, Policy, Refusal};
 use iscsi::machine::TargetRecord;
 use iscsi::name::IscsiName;
@@ -70,6 +71,8 @@ pub(super) struct Login {
     proven: Option<Peer>,
     user: LocalUser,
     protection: Protection,
+    /// The answer to the question for the next key, made for this connection.
+    next_key: NextKey,
     /// The configuration at the start of the login; dropped once the session exists.
     basis: Option<Arc<State>>,
     pending: Option<Pending>,
@@ -88,6 +91,7 @@ impl Login {
             proven: None,
             user: LocalUser::Irrelevant,
             protection: Protection::None,
+            next_key: NextKey::Unsaid,
             basis: None,
             pending: None,
             session: None,
@@ -105,9 +109,10 @@ impl Login {
     }
 
     /// The outer login has proven the key of `peer`; from here on the connection is sealed.
-    pub(super) fn on_sealed(&mut self, peer: &Peer, protection: Protection) {
+    pub(super) fn on_sealed(&mut self, peer: &Peer, protection: Protection, next_key: NextKey) {
         self.proven = Some(peer.clone());
         self.protection = protection;
+        self.next_key = next_key;
     }
 
     pub(super) fn identify(&mut self, context: &Context<'_>, identity: &Identity) -> Result<Policy, Refusal> {
@@ -120,6 +125,7 @@ impl Login {
             return Err(LoginStatus::ServiceUnavailable.into());
         }
         let mut policy = self.protected(config, login::policy(config, identity, self.proven.as_ref())?);
+        policy.next_key = std::mem::take(&mut self.next_key);
         match self.admit_user(context.shared, config, &policy) {
             Ok(user) => self.user = user,
             Err(why) => {

@@ -74,6 +74,8 @@ pub struct Sealing {
     pub peers: Vec<Peer>,
     /// Supported suites; the initiator's order of preference decides.
     pub suites: Vec<Suite>,
+    /// The key that will replace `identity`, announced to every initiator that asks.
+    pub next: Option<Arc<seal::Identity>>,
 }
 
 impl Peer {

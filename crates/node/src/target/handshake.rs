@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use iscsi::login::NextKey;
 use iscsi::login::outer::target::{Event, Exchange, First, Offered};
 use iscsi::login::outer::{Choice, NONCE_BYTES, Pattern};
 use iscsi::wire::LoginStatus;
-use seal::{Broken, Channel, FirstFlight, PublicKey, Suite};
+use seal::{Broken, Channel, FirstFlight, Proven, PublicKey, Suite};
 use zeroize::Zeroizing;
 
 use super::allowance::{ANSWERS, Allowance, ENQUIRIES, OPENINGS, address};
@@ -81,6 +82,7 @@ pub(super) struct Agreement {
     pub(super) unit: u32,
     /// The initiator's key; authenticated once the first record opens.
     pub(super) peer_key: PublicKey,
+    pub(super) next_key: NextKey,
 }
 
 enum Refused {
@@ -211,7 +213,14 @@ impl Handshake {
         handshakes.admit_answer(address, peer_key, now)?;
         let psk = peer.psk.as_ref().map(crate::sealing::Psk::bytes);
         let (answer, channel) = responder.finish(psk, suite, &*entropy()?)?;
-        self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key });
+        let next_key = match &sealing.next {
+            None => NextKey::Kept,
+            Some(next) => {
+                let proven = Proven { initiator: peer_key, target: sealing.identity.public() };
+                NextKey::Announced(channel.binding.announce(next, &proven).to_vec())
+            }
+        };
+        self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key, next_key });
         Ok(answer)
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use iscsi::chap::Algorithms;
+use iscsi::login::NextKey;
 use iscsi::login::target::{Account, AuthRequirement, ChapPolicy, Identity, Policy, Refusal};
 use iscsi::name::TargetAddress;
 use iscsi::params::{Params, SessionType};
@@ -115,7 +116,13 @@ fn absent(config: &ServerConfig) -> Result<Policy, Refusal> {
 }
 
 fn with(auth: AuthRequirement) -> Policy {
-    Policy { auth, portal_group_tag: PORTAL_GROUP_TAG, target_alias: None, params: params() }
+    Policy {
+        auth,
+        portal_group_tag: PORTAL_GROUP_TAG,
+        target_alias: None,
+        params: params(),
+        next_key: NextKey::Unsaid,
+    }
 }
 
 fn chap(accounts: &[&ChapAccount], required: bool) -> AuthRequirement {
@@ -408,7 +415,10 @@ mod tests {
     fn sealing(policy: SealPolicy, peers: Vec<Peer>, targets: Vec<TargetConfig>) -> ServerConfig {
         let identity = Arc::new(seal::Identity::generate([7; 32]));
         let suites = seal::Suite::ALL.to_vec();
-        ServerConfig { sealing: Some(Sealing { policy, identity, peers, suites }), ..config(targets) }
+        ServerConfig {
+            sealing: Some(Sealing { policy, identity, peers, suites, next: None }),
+            ..config(targets)
+        }
     }
 
     fn peer(name: &str) -> Peer {

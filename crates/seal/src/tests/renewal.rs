@@ -8,7 +8,7 @@ use crate::schedule::{Ratchet, Use};
 const SUITE: Suite = Suite::ChaCha20Poly1305;
 
 fn offer_of(channel: &mut Channel, seed: u8) -> Result<Vec<u8>, Broken> {
-    let Channel { sealer, opener, renewal } = channel;
+    let Channel { sealer, opener, renewal, .. } = channel;
     let mut wire = Vec::new();
     renewal.seal(sealer, opener, &entropy(seed), Duration::ZERO, &mut wire)?;
     Ok(wire)
@@ -156,7 +156,7 @@ fn section6_there_is_no_exchange_in_generation_65535() {
     assert_eq!(theirs.opener.sealed_head_bytes([1, 0, 0, 48]), Err(Broken), "0 does not come after 65535");
     assert_eq!(offer_of(&mut ours, 1), Err(Broken));
     let message = vec![9; crate::renewal::OFFER_BYTES];
-    let Channel { sealer, opener, renewal } = &mut theirs;
+    let Channel { sealer, opener, renewal, .. } = &mut theirs;
     assert_eq!(renewal.open(Kind::Offer, &message, sealer, opener, Duration::ZERO), Err(Broken));
 }
 
@@ -219,8 +219,8 @@ struct World {
 impl World {
     fn new() -> Self {
         let ratchets = || Ratchet::both(SUITE, &[1; 32], &([2; 32].into(), [3; 32].into()));
-        let ((ours, theirs), (our, their)) = (ratchets(), ratchets());
-        let sides = [Channel::initiator(ours, theirs), Channel::target(their, our)];
+        let ((ours, theirs, one), (our, their, other)) = (ratchets(), ratchets());
+        let sides = [Channel::initiator(ours, theirs, one), Channel::target(their, our, other)];
         Self { sides, ahead: [None, None], wires: [VecDeque::new(), VecDeque::new()], exchanges: 0 }
     }
 
@@ -363,7 +363,7 @@ fn section6_control_records_out_of_place_are_refused() {
         for side in 0..2 {
             for kind in [Kind::Offer, Kind::Answer] {
                 let mut world = ready(state);
-                let Channel { sealer, opener, renewal } = &mut world.sides[side];
+                let Channel { sealer, opener, renewal, .. } = &mut world.sides[side];
                 let bytes = if kind == Kind::Offer { 32 + 1184 } else { 32 + 1088 };
                 let mut message = vec![0; bytes];
                 message[0] = 9;

@@ -33,7 +33,7 @@ fn debug_shows_no_secret() {
     assert_eq!(shown[3], "Enquirer { .. }");
     let channel = "Channel { sealer: Sealer { generation: 0, records: 0, unit_bytes: 0, .. }, \
                    opener: Opener { generation: 0, records: 0, .. }, \
-                   renewal: Renewal { end: \"initiator\", is_pending: false, .. } }";
+                   renewal: Renewal { end: \"initiator\", is_pending: false, .. }, binding: Binding(..) }";
     assert_eq!(shown[4], channel);
 }
 
@@ -80,7 +80,7 @@ fn initiator_is_wiped() {
 #[test]
 fn ratchet_and_handshake_state_are_wiped() {
     let secrets = (entropy(50).into(), entropy(51).into());
-    let (ratchet, _) = Ratchet::both(Suite::Aes256Gcm, &[1; 32], &secrets);
+    let (ratchet, ..) = Ratchet::both(Suite::Aes256Gcm, &[1; 32], &secrets);
     let secret = schedule::expand32(
         &schedule::extract(&[1; 32], &[secrets.0.as_slice(), secrets.1.as_slice()]),
         b"hikyaku seal1 initiator",

@@ -96,6 +96,7 @@ impl IscsiTarget {
             psk: None,
         };
         Some(node::target::Sealing {
+            next: None,
             policy: SealPolicy::Require,
             identity: credentials::target(),
             peers: vec![peer],

@@ -66,7 +66,10 @@ pub(super) fn list(context: &Context, args: &ListArgs) -> Result<(), Failure> {
     for listed in &listed {
         table.row(vec![
             listed.name.clone(),
-            fingerprint(&listed.key),
+            match &listed.next {
+                Some(next) => format!("{}, next {}", fingerprint(&listed.key), fingerprint(next)),
+                None => fingerprint(&listed.key),
+            },
             or_none(listed.since.clone().unwrap_or_default()),
             or_none(listed.addresses.join(" ")),
             or_none(listed.targets.join(" ")),
@@ -177,6 +180,8 @@ fn object(listed: &Listed) -> Value {
         "since": listed.since,
         "file": listed.path,
         "line": listed.line,
+        "next_public_key": listed.next.map(|next| next.to_string()),
+        "next_fingerprint": listed.next.as_ref().map(fingerprint),
     });
     super::with_key(object, &listed.key)
 }

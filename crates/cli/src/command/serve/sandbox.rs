@@ -62,6 +62,7 @@ fn needs(args: &Args, config: &Config) -> Result<Needs, Failure> {
     };
     let named = [&args.config, &config.peers, &config.identity].into_iter().flatten().cloned();
     needs.configuration.extend(named);
+    needs.configuration.extend(config.identity.as_deref().map(trust::identity::next_file));
     if args.config.is_none() && args.endpoints.is_empty() {
         needs.configuration.extend(config.file.clone());
     }

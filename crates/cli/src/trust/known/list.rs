@@ -17,6 +17,8 @@ pub(crate) struct Listed {
     pub(crate) addresses: Vec<String>,
     pub(crate) targets: Vec<String>,
     pub(crate) key: PublicKey,
+    /// Announced by the holder of the key.
+    pub(crate) next: Option<PublicKey>,
     /// Absent from lines of older releases and from lines written by hand.
     pub(crate) since: Option<String>,
 }
@@ -89,6 +91,7 @@ fn listed(path: &Path, entry: &Entry, lines: &[&str]) -> Listed {
         addresses: places.collect(),
         targets: entry.targets.clone(),
         key: entry.key,
+        next: entry.next,
         since: lines.get(entry.line).and_then(|line| line.strip_prefix(SINCE)).map(str::to_owned),
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{Account, AuthRequirement, ChapPolicy, Denial, Identity, Policy, of_negotiation, of_text};
 use crate::chap::{Algorithm, CHALLENGE_LENGTH_MAX, Challenge, Entropy, Secret, equal};
-use crate::login::{SecurityKeys, Taken};
+use crate::login::{NEXT_KEY, NEXT_KEY_VERSION, NextKey, SecurityKeys, Taken};
 use crate::params::{self, Negotiation};
 use crate::text::{self, NOT_UNDERSTOOD, REJECT, parse_binary, parse_list, parse_number};
 use crate::wire::{LoginStatus, Stage};
@@ -34,6 +34,8 @@ pub(super) struct Negotiating {
     pub(super) authenticated_as: Option<String>,
     /// CHAP_N of a response, and whether that response has been verified.
     pub(super) claimed: Option<(String, bool)>,
+    /// The initiator has sent [`NEXT_KEY`].
+    pub(super) next_key_seen: bool,
     pub(super) negotiation: Negotiation,
 }
 
@@ -70,6 +72,9 @@ impl Negotiating {
                 "SendTargets" | "TargetAddress" | "TargetAlias" | "TargetPortalGroupTag" => {
                     text::emit(pair.key, REJECT, answers);
                 }
+                NEXT_KEY if self.policy.next_key != NextKey::Unsaid => {
+                    self.on_next_key(pair.value, answers)?;
+                }
                 _ => self
                     .negotiation
                     .on_pair(pair.key, pair.value, answers)
@@ -83,6 +88,20 @@ impl Negotiating {
         } else {
             Err(LoginStatus::InitiatorError)
         }
+    }
+
+    /// Answers [`NEXT_KEY`], once in a login.
+    fn on_next_key(&mut self, versions: &str, answers: &mut Vec<u8>) -> Result<(), LoginStatus> {
+        if std::mem::replace(&mut self.next_key_seen, true) {
+            return Err(LoginStatus::InitiatorError);
+        }
+        match &self.policy.next_key {
+            NextKey::Announced(announcement) if parse_list(versions).any(|one| one == NEXT_KEY_VERSION) => {
+                text::emit(NEXT_KEY, &text::base64(announcement), answers);
+            }
+            _ => text::emit(NEXT_KEY, "None", answers),
+        }
+        Ok(())
     }
 
     fn on_security(

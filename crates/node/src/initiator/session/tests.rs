@@ -189,6 +189,7 @@ fn sealed_sessions_need_no_socket() {
         let public_key = ours.public();
         let peer = Peer { name: "p".into(), public_key, initiator: None, luns: None, psk: None };
         let sealing = Sealing {
+            next: None,
             policy: SealPolicy::Require,
             identity: Arc::clone(&theirs),
             peers: vec![peer],

@@ -147,6 +147,7 @@ fn serve(pool: &Pool, side: &mut Side<target::Connection>, params: &Params) {
     while let Some(event) = side.machine.poll_event() {
         match event {
             target::Event::Identify(_) => side.machine.identify(Ok(Policy {
+                next_key: iscsi::login::NextKey::Unsaid,
                 auth: AuthRequirement::None,
                 portal_group_tag: 1,
                 target_alias: None,

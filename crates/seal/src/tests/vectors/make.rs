@@ -147,7 +147,7 @@ impl Session {
 
 /// Makes a control record; its plaintext message is stored as its only unit.
 fn control(channel: &mut Channel, entropy: &[u8; RENEWAL_ENTROPY_BYTES]) -> Sealed {
-    let Channel { sealer, opener, renewal } = channel;
+    let Channel { sealer, opener, renewal, .. } = channel;
     let (ratchet, counter) = (sealer.ratchet().keyed(Use::Head), sealer.counter());
     let mut wire = Vec::new();
     renewal.seal(sealer, opener, entropy, Duration::ZERO, &mut wire).unwrap();
@@ -160,7 +160,7 @@ fn control(channel: &mut Channel, entropy: &[u8; RENEWAL_ENTROPY_BYTES]) -> Seal
 }
 
 fn take_message(channel: &mut Channel, kind: Kind, sealed: &Sealed) {
-    let Channel { sealer, opener, renewal } = channel;
+    let Channel { sealer, opener, renewal, .. } = channel;
     // The readers of the vectors open the records before it.
     while opener.generation() < sealer.generation() {
         opener.retire(Duration::MAX);

@@ -113,7 +113,7 @@ impl<'a> Receiver<'a> {
 
     fn seal(&mut self, exchange: &Value) -> Result<(), Broken> {
         let entropy = make::entropy_of(exchange, self.is_target);
-        let Channel { sealer, opener, renewal } = &mut self.channel;
+        let Channel { sealer, opener, renewal, .. } = &mut self.channel;
         renewal.seal(sealer, opener, &entropy, Duration::ZERO, &mut Vec::new())
     }
 
@@ -126,7 +126,7 @@ impl<'a> Receiver<'a> {
         if let Some(exchange) = exchange.filter(|_| !self.is_target) {
             self.seal(exchange).unwrap();
         }
-        let Channel { sealer, opener, renewal } = &mut self.channel;
+        let Channel { sealer, opener, renewal, .. } = &mut self.channel;
         opener.sealed_head_bytes(prefix).map_err(|_| "head")?;
         let Head { kind, bytes } = opener.open_head(prefix, &mut head).map_err(|_| "head")?;
         head.truncate(bytes);
