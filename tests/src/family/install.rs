@@ -13,6 +13,7 @@ use steps::{cargo, target_directory};
 use tempfile::TempDir;
 
 use super::FULL_ONLY;
+use super::journeys::journeys;
 use crate::{Cases, Context, Output, Scene, program, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -101,9 +102,9 @@ fn light_cases(context: &Context, cases: &mut Cases) {
 }
 
 /// What `cargo xtask package` made.
-struct Packaged {
+pub(super) struct Packaged {
     dir: PathBuf,
-    deb: PathBuf,
+    pub(super) deb: PathBuf,
     _scratch: TempDir,
 }
 
@@ -137,17 +138,17 @@ fn named(dir: &Path, end: &str) -> Result<PathBuf> {
 }
 
 /// A minimal Debian 12; `/proc` is mounted while it lives.
-struct Root {
+pub(super) struct Root {
     dir: TempDir,
 }
 
 impl Root {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("install-root-").tempdir_in(target_directory()?)?;
         let mut command = program("debootstrap")?;
         command.args([
             "--variant=minbase",
-            "--include=adduser,init-system-helpers,procps,systemd",
+            "--include=adduser,init-system-helpers,procps,sudo,systemd",
             "bookworm",
         ]);
         run(command.arg(dir.path()), DEBOOTSTRAP_LIMIT)?.success()?;
@@ -156,11 +157,11 @@ impl Root {
         Ok(root)
     }
 
-    fn path(&self, inside: &str) -> PathBuf {
+    pub(super) fn path(&self, inside: &str) -> PathBuf {
         self.dir.path().join(inside)
     }
 
-    fn sh(&self, script: &str) -> Result<Output> {
+    pub(super) fn sh(&self, script: &str) -> Result<Output> {
         let mut command = Command::new("chroot");
         command.arg(self.dir.path()).args(["/bin/sh", "-ec", script]);
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("DEBIAN_FRONTEND", "noninteractive");
@@ -331,6 +332,14 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check_some(FULL_ONLY, "systemd-starts-reloads-and-restarts-the-service", || {
         under_systemd(made.get()?)
     });
+    let mut seconds = None;
+    cases.check_some(FULL_ONLY, "journeys", || {
+        seconds = Some(journeys(context, made.get()?)?);
+        Ok(())
+    });
+    if let Some(seconds) = seconds {
+        cases.fact("journeys", seconds);
+    }
     cases.check_some(FULL_ONLY, "the-same-program-gives-the-same-package", || repeated(made.get()?));
     cases.check_some(FULL_ONLY, "the-program-is-small", || {
         let packaged = made.get()?;

@@ -11,6 +11,7 @@ mod fuzz;
 mod guest;
 mod guides;
 mod install;
+mod journeys;
 mod json;
 mod kernel;
 mod kill;
