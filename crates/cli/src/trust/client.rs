@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn a_refused_login_in_the_clear_names_the_cause_before_enrolment() {
         let key = PublicKey::parse(KEY).unwrap();
-        let found = || Found { path: "known".into(), line: 3, key, by: "h:3260".to_owned() };
+        let found = || Found { path: "known".into(), line: 3, key, next: None, by: "h:3260".to_owned() };
         let enrol = "to seal the session: ";
         for (options, known, cause, first, last) in [
             (
