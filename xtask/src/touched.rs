@@ -34,7 +34,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("testing/fuzz/", &["fuzz"]),
     ("testing/sim/", &["sim"]),
     ("contrib/", &["install"]),
-    ("packaging/", &["install"]),
+    ("packaging/", &["install", "systemd"]),
     // No family of a sample runs this.
     ("benches/", &[]),
     ("docs/", &[]),

@@ -518,6 +518,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("metrics", metrics),
         ("log-json-forges-no-line", log_json),
         ("socket-activation", manager::activated),
+        ("stored-socket-no-longer-configured", manager::moved),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),
     ];
