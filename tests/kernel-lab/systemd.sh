@@ -128,9 +128,9 @@ sed -i 2d $conf
 
 # Restart under an open session: the socket and the session's data stay.
 before=$(socket) old=$(main)
+mark
 hikyaku bench path $url --write --destroy --verify --depth 4 --block-size 4K --range 1M --seconds 8 > /tmp/bench 2>&1 &
 bench=$!
-mark
 check busy logs 'logged in'
 check restarted systemctl restart hikyaku.service
 check restart-is-another-process test "$(main)" != "$old"
@@ -144,9 +144,9 @@ if [ -n "$FULL" ]; then
 # An upgrade is a restart too.
 check unpacked dpkg --unpack /lab/later.deb
 before=$(socket) old=$(main)
-hikyaku bench path $url --write --destroy --verify --depth 4 --block-size 4K --range 1M --seconds 12 > /tmp/bench 2>&1 &
-bench=$!
 mark
+hikyaku bench path $url --write --destroy --verify --depth 4 --block-size 4K --range 1M --seconds 20 > /tmp/bench 2>&1 &
+bench=$!
 check upgrade-busy logs 'logged in'
 check upgraded dpkg --configure hikyaku
 check upgrade-is-under-load kill -0 $bench
