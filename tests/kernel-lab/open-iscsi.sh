@@ -3,6 +3,11 @@
 
 . /lab/check.sh
 target=iqn.2026-11.org.example:guide
+is() { # WANTED COMMAND...: its output
+  wanted=$1; shift
+  got=$("$@" 2>&1)
+  [ "$got" = "$wanted" ] || { echo "$* gave '$got', expected '$wanted'"; return 1; }
+}
 typed() { # HEADING: the commands of a section
   awk -v heading="## $1" 'index($0, "## ") == 1 { here = index($0, heading) == 1 } here && /^    / { print substr($0, 5) }' \
     /lab/open-iscsi.md | sed "s/TARGETUSER/storage/g; s/TARGETSECRET/other-of-16-byte/g; s/TARGET/$target/g; s/PORTAL2/127.0.0.2:3260/g
@@ -42,12 +47,12 @@ check both-ways typed "Both ways"
 check logged-in sh -c "iscsiadm -m session -P 2 | grep -q 'username_in: storage'"
 check two-portals typed "Two portals"
 # The map needs udev's answer to both disks.
-joined() { [ "$(multipath -ll | grep -c 'active ready running')" = 2 ] && [ "$(multipath -ll | grep -c HIKYAKU)" = 1 ]; }
+maps() { timeout 10 multipath -ll > /tmp/maps; }
+joined() { maps; [ "$(grep -c 'active ready running' /tmp/maps)" = 2 ] && [ "$(grep -c 'hikyaku,' /tmp/maps)" = 1 ]; }
 check one-map-two-paths wait_for joined
-multipath -ll
-naa=$(multipath -ll | awk '/HIKYAKU/ { print $1 }')
-check named-by-the-naa sh -c "echo $naa | grep -qx '33[0-9a-f]*'"
-disk=$(ls /dev/mapper/3* /dev/dm-0 2> /dev/null | head -1)
+check one-group is 1 grep -c 'policy=' /tmp/maps
+check queues-without-paths grep queue_if_no_path /tmp/maps
+disk=$(ls -d /dev/mapper/1hikyaku_*)
 check written sh -c "dd if=/dev/urandom of=/tmp/data bs=64k count=8 && dd if=/tmp/data of=$disk bs=64k conv=fsync"
 check one-path-lost iscsiadm -m node -T $target -p 127.0.0.1:3260 --logout
 echo 3 > /proc/sys/vm/drop_caches

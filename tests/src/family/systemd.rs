@@ -40,6 +40,10 @@ const INITIATOR: &str = "iscsid-started logged-in-0 logged-in-1 logged-in-2 logg
     restarted unpacked upgraded upgrade-is-another-process no-command-failed-0 no-command-failed-1 no-command-failed-2 \
     no-command-failed-3 sessions-came-back kernel-logs-no-error";
 
+/// What `open-iscsi.sh` judges, in the full tier only.
+const GUIDE: &str = "one-way both-ways logged-in two-portals one-map-two-paths one-group queues-without-paths written \
+    one-path-lost read-by-the-other";
+
 fn package(context: &Context, dir: &Path) -> Result<PathBuf> {
     let mut command = cargo(&["xtask", "package", "--uncompressed", "--hikyaku"]);
     run(command.arg(&context.hikyaku).arg("--output").arg(dir.join("made")), PACKAGE_LIMIT)?.success()?;
@@ -91,6 +95,14 @@ fn initiator(context: &Context) -> Result<Said> {
     Ok(Said::read(&run(command.arg(script(context, "systemd-initiator.sh")), GUEST_LIMIT)?))
 }
 
+/// The commands of the guide, typed as printed.
+fn guide(context: &Context) -> Result<Said> {
+    let dir = scratch()?;
+    let mut command = debian(context, dir.path())?;
+    command.arg("--file").arg(context.repository.join("docs/guides/open-iscsi.md"));
+    Ok(Said::read(&run(command.arg(script(context, "open-iscsi.sh")), GUEST_LIMIT)?))
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let said = Scene::new(|| boot(context));
     judge(cases, NAMES, MORE, || said.get());
@@ -101,5 +113,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         println!("  kernel-initiator: the longest write with its flush took {} ms", longest.unwrap_or("?"));
         cases.fact("kernel_initiator_longest_write_ms", longest.and_then(|text| text.parse::<u64>().ok()));
     }
+    let said = Scene::new(|| guide(context));
+    judge_full(cases, "open-iscsi-guide", GUIDE, || said.get());
     Ok(())
 }
