@@ -34,7 +34,8 @@ const TABLE: &[(&str, &[&str])] = &[
     ("testing/fuzz/", &["fuzz"]),
     ("testing/sim/", &["sim"]),
     ("contrib/", &["install", "service"]),
-    ("packaging/", &["install"]),
+    ("packaging/", &["install", "systemd"]),
+    ("docs/guides/open-iscsi.md", &["systemd"]),
     ("docs/guides/", &["guides"]),
     // No family of a sample runs this.
     ("benches/", &[]),

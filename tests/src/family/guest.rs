@@ -60,6 +60,11 @@ impl Said {
         Self { results, text, is_late: output.timed_out }
     }
 
+    /// The rest of the first line that begins so.
+    pub(super) fn value(&self, beginning: &str) -> Option<&str> {
+        self.text.lines().find_map(|line| line.strip_prefix(beginning)).map(str::trim)
+    }
+
     fn result(&self, name: &str) -> Result<()> {
         let result = self.results.get(name).context("the script did not come to it")?;
         result.clone().map_err(|said| anyhow!("{said}"))
@@ -86,4 +91,18 @@ pub(super) fn judge<'a>(cases: &mut Cases, names: &str, full: &str, said: impl F
         cases.check_some(FULL_ONLY, name, || said()?.result(name));
     }
     cases.check("script-ends", || said()?.ends(&[names, full].concat()));
+}
+
+/// As [`judge`], for a script of the full tier only; `prefix` comes before each name.
+pub(super) fn judge_full<'a>(
+    cases: &mut Cases,
+    prefix: &str,
+    names: &str,
+    said: impl Fn() -> Result<&'a Said>,
+) {
+    let names: Vec<&str> = names.split_whitespace().collect();
+    for name in &names {
+        cases.check_some(FULL_ONLY, &format!("{prefix}/{name}"), || said()?.result(name));
+    }
+    cases.check_some(FULL_ONLY, &format!("{prefix}/script-ends"), || said()?.ends(&names));
 }

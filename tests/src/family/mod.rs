@@ -31,6 +31,7 @@ mod service;
 mod sessions;
 mod sim;
 mod since;
+mod systemd;
 mod tgt;
 mod torture;
 mod volumes;
@@ -115,6 +116,7 @@ pub const FAMILIES: &[Family] = &[
     family("passthrough", passthrough::examine, "copies by a disk's own commands, emulated").nightly(),
     family("volumes", volumes::examine, "LVM, emulated: copy --since of thin volumes").nightly(),
     family("nfs", nfs::examine, "copy --offload where the Linux NFS server copies, emulated").nightly(),
+    family("systemd", systemd::examine, "the package under systemd as process 1, emulated"),
     family("boot", boot::examine, "a machine boots from our LUN by iPXE and by OVMF"),
     family("foreign", foreign::examine, "ext4, xfs, SQLite and PostgreSQL on a disturbed LUN"),
 ];

@@ -19,6 +19,7 @@ const DOCUMENTS: &str = "usr/share/doc/hikyaku";
 /// Files of the repository and their places in the package; compressed where the name ends in `.gz`.
 const FILES: &[(&str, &str)] = &[
     ("packaging/systemd/hikyaku.service", "usr/lib/systemd/system/hikyaku.service"),
+    ("packaging/systemd/hikyaku.socket", "usr/lib/systemd/system/hikyaku.socket"),
     ("packaging/systemd/devices.conf", "usr/share/doc/hikyaku/examples/devices.conf"),
     ("contrib/hikyaku.toml", "usr/share/doc/hikyaku/examples/hikyaku.toml"),
     ("contrib/peers.toml", "usr/share/doc/hikyaku/examples/peers.toml"),
@@ -42,12 +43,20 @@ const COMPLETIONS: &[(&str, &str)] = &[
 
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Compression {
+    Xz,
+    /// For emulated machines, which unpack slowly.
+    None,
+}
+
 /// Makes the package in `output` and returns its path.
 pub(super) fn make(
     release: &Release,
     program: &Path,
     crates: &[Dependency],
     output: &Path,
+    compression: Compression,
 ) -> Result<PathBuf> {
     let scratch = output.join("work");
     let _ = fs::remove_dir_all(&scratch);
@@ -86,7 +95,12 @@ pub(super) fn make(
     let name = format!("hikyaku_{}_{}.deb", release.debian_version(), release.architecture);
     let package = output.join(name);
     let mut build = Command::new("dpkg-deb");
-    build.args(["--root-owner-group", "--threads-max=1", "-Zxz", "--build"]).arg(&tree.root).arg(&package);
+    let compression = match compression {
+        Compression::Xz => "-Zxz",
+        Compression::None => "-Znone",
+    };
+    build.args(["--root-owner-group", "--threads-max=1", compression, "--build"]);
+    build.arg(&tree.root).arg(&package);
     must(build.env("SOURCE_DATE_EPOCH", release.time.to_string()))?;
     fs::remove_dir_all(&scratch)?;
     Ok(package)

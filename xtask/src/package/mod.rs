@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use steps::{line_of, repository, target_directory};
 
+use deb::Compression;
 use program::Linkage;
 
 #[derive(Debug, clap::Args)]
@@ -21,6 +22,9 @@ pub(crate) struct Args {
     /// Package this program, stripped, instead of building one; no static program is made
     #[arg(long, value_name = "PATH")]
     hikyaku: Option<PathBuf>,
+    /// Do not compress that package: for an emulated machine, which unpacks slowly
+    #[arg(long, requires = "hikyaku")]
+    uncompressed: bool,
     /// Directory of the results [default: target/package]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -86,7 +90,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let crates = dependencies::of_program(&release.triple)?;
     fs::write(&list, dependencies::table(&crates))?;
     made.push(list);
-    made.push(deb::make(&release, &dynamic, &crates, &output)?);
+    let compression = if args.uncompressed { Compression::None } else { Compression::Xz };
+    made.push(deb::make(&release, &dynamic, &crates, &output, compression)?);
     if args.hikyaku.is_none() {
         let alone = program::build(&release, Linkage::Static)?;
         let name = format!("hikyaku-{}-{}-static", release.version, release.triple);

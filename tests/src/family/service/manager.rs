@@ -235,3 +235,22 @@ pub(super) fn activated(context: &Context) -> Result<()> {
     ensure!(url.portal != address && running.stderr().contains("is not used"), "{}", running.stderr());
     Ok(())
 }
+
+/// A stored socket that the next configuration does not name stops listening: connections to it would wait forever, and
+/// it would keep the port.
+pub(super) fn moved(context: &Context) -> Result<()> {
+    let home = Home::new()?;
+    let mut manager = Manager::new(&home)?;
+    let port = free_port()?;
+    let [before, after] = ["127.0.0.1", "127.0.0.2"].map(|host| format!("{host}:{port}"));
+    let arguments = |listen| ["a.img", "--iqn", OPEN, "--listen", listen];
+    let (mut old, _) = serve(&mut manager.command(context, &home, &arguments(&before))?)?;
+    manager.wait("FDNAME=hikyaku-listen")?;
+    old.signal(libc::SIGTERM)?;
+    old.finish(LIMIT)?.success()?;
+    std::net::TcpStream::connect(&before).context("while no server runs, the backlog takes connections")?;
+    let (new, url) = serve(&mut manager.command(context, &home, &arguments(&after))?)?;
+    ensure!(url.portal == after && new.stderr().contains("no longer listening"), "{}", new.stderr());
+    ensure!(std::net::TcpStream::connect(&before).is_err(), "the former address takes connections");
+    home.run(context, &["info", &url.to_string()])?.success().map(drop)
+}

@@ -554,6 +554,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("hostile-connections-harm-no-session", hostile::connections),
         ("half-written-configuration", faults::half_written),
         ("socket-activation", manager::activated),
+        ("stored-socket-no-longer-configured", manager::moved),
         ("discovery-lists-what-may-be-used", discovery),
         ("refused-logins-are-logged-by-address", refused_logins),
         ("alert-rules-fire", monitoring::rules),

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use io::Listener;
 use node::target::{FormerPort, Inherited, ServerHandle};
 use rustix::io::{FdFlags, fcntl_setfd};
 use sd_notify::NotifyState;
@@ -18,14 +19,59 @@ const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 const SOCKET_NAME: &str = "hikyaku-listen";
 const PORTS_NAME: &str = "hikyaku-ports";
 
+/// What the service manager has passed.
+#[derive(Default)]
+pub(super) struct Passed {
+    pub(super) inherited: Inherited,
+    /// Addresses of the sockets that only an earlier process has stored; the others are a socket unit's.
+    stored: Vec<SocketAddr>,
+}
+
+impl Passed {
+    /// The addresses of socket units: where to listen if the configuration does not say.
+    pub(super) fn activated(&self) -> Vec<SocketAddr> {
+        let addresses = self.inherited.listeners.iter().map(|listener| listener.address);
+        addresses.filter(|address| !self.stored.contains(address)).collect()
+    }
+
+    /// Leaves the sockets for `listen`. A stored socket that is no longer configured stops listening, and the service
+    /// manager, which polls it, drops it from the store: connections to it would wait for an accept that never comes,
+    /// and another socket with its port could not be bound.
+    pub(super) fn keep_only(&mut self, listen: &[SocketAddr]) {
+        self.inherited.listeners.retain(|listener| {
+            let (address, is_used) = (listener.address, listen.contains(&listener.address));
+            if !is_used && self.stored.contains(&address) {
+                tracing::info!("no longer listening on {address}: listen does not name it now");
+                let _ = rustix::net::shutdown(&listener.socket, rustix::net::Shutdown::Both);
+            } else if !is_used {
+                tracing::warn!(
+                    "the socket {address} of the service manager is not used: listen does not name it"
+                );
+            }
+            is_used
+        });
+    }
+
+    fn add(&mut self, listener: Listener, name: &str) {
+        // What this process stores of a socket unit comes a second time, behind the unit's own.
+        if self.inherited.listeners.iter().any(|known| known.address == listener.address) {
+            return;
+        }
+        if name == SOCKET_NAME {
+            self.stored.push(listener.address);
+        }
+        self.inherited.listeners.push(listener);
+    }
+}
+
 /// The descriptors that the service manager has passed. Called once, before any thread is started.
-pub(super) fn inherited() -> Inherited {
-    let mut inherited = Inherited::default();
+pub(super) fn passed() -> Passed {
+    let mut passed = Passed::default();
     let descriptors = match sd_notify::listen_fds_with_names() {
         Ok(descriptors) => descriptors,
         Err(error) => {
             tracing::warn!("LISTEN_FDS of the service manager: {error}");
-            return inherited;
+            return passed;
         }
     };
     for (number, name) in descriptors {
@@ -39,17 +85,17 @@ pub(super) fn inherited() -> Inherited {
         if name == PORTS_NAME {
             notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(PORTS_NAME)]);
             match heritage::take(descriptor) {
-                Ok(ports) => inherited.ports = ports,
+                Ok(ports) => passed.inherited.ports = ports,
                 Err(error) => tracing::warn!("the ports of the server before are not used: {error}"),
             }
             continue;
         }
         match io::adopt(descriptor) {
-            Some(listener) => inherited.listeners.push(listener),
+            Some(listener) => passed.add(listener, &name),
             None => tracing::warn!("descriptor {number} of the service manager is no listening TCP socket"),
         }
     }
-    inherited
+    passed
 }
 
 /// Whether a service manager waits for notifications.
@@ -60,18 +106,6 @@ pub(super) fn is_there() -> bool {
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("cannot notify the service manager: {error}");
-    }
-}
-
-/// Warns of each inherited socket that `listen` does not name, and empties the manager's store of sockets then: in it they
-/// would stay open, and connections to them would wait for ever. [`store`] follows with those in use.
-pub(super) fn forget_unused(inherited: &[SocketAddr], listen: &[SocketAddr]) {
-    let unused: Vec<_> = inherited.iter().filter(|address| !listen.contains(address)).collect();
-    for address in &unused {
-        tracing::warn!("the socket {address} of the service manager is not used: listen does not name it");
-    }
-    if !unused.is_empty() && is_there() {
-        notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(SOCKET_NAME)]);
     }
 }
 

@@ -143,7 +143,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FORM", value_enum)]
     pub(crate) log: Option<logging::Form>,
 
-    /// Addresses of the listening sockets that the service manager has passed.
+    /// Addresses of the listening sockets of socket units.
     #[arg(skip)]
     inherited: Vec<SocketAddr>,
 
@@ -166,12 +166,12 @@ struct Outside {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     logging::log_panics();
-    let inherited = manager::inherited();
-    let addresses = inherited.listeners.iter().map(|listener| listener.address);
-    let args = &Args { inherited: addresses.collect(), ..args.clone() };
+    let mut passed = manager::passed();
+    let args = &Args { inherited: passed.activated(), ..args.clone() };
     let config = gather(context, args)?;
-    manager::forget_unused(&args.inherited, &config.listen);
     check_exposure(context, &config)?;
+    passed.keep_only(&config.listen);
+    let inherited = passed.inherited;
     let live = build(context, config, None)?;
     let token_file = live.config.metrics_token_file.as_deref();
     let metrics = live.config.metrics.map(|at| Metrics::bind(at, token_file)).transpose()?;
