@@ -7,7 +7,7 @@
 //! overwrites what a killed process has left.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,7 +24,6 @@ const VERSION_MIN: u32 = 1;
 /// Identities kept per target and LUN; the least recently used are dropped.
 const PLACE_IDENTITIES_MAX: usize = 16;
 const FILE: &str = "identities.json";
-const NEW_FILE: &str = "identities.json.new";
 const LOCK: &str = "identities.lock";
 /// Byte of the lock file that is locked to rewrite the state. Live LUNs lock bytes from [`LIVE_BASE`] on.
 const REWRITE_BYTE: u64 = 0;
@@ -253,23 +252,10 @@ impl StateDir {
 
     /// Replaces the file; called under the lock.
     fn write(&self, contents: &Contents) -> io::Result<()> {
-        let new = self.path.join(NEW_FILE);
         let mut text = serde_json::to_vec_pretty(contents)?;
         text.push(b'\n');
-        let replaced = write_durably(&new, &text).and_then(|()| fs::rename(&new, self.path.join(FILE)));
-        if let Err(error) = replaced {
-            let _ = fs::remove_file(&new);
-            return Err(error);
-        }
-        File::open(&self.path)?.sync_all()
+        sys::replace_file(&self.path.join(FILE), &text, 0o600)
     }
-}
-
-fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }
 
 /// A random name of this host, valid for one run if the state cannot be stored.

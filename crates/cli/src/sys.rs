@@ -1,8 +1,9 @@
-//! System calls that the standard library lacks.
+//! System calls that the standard library lacks, and files that are replaced as a whole.
 
-use std::fs::{self, OpenOptions};
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, geteuid, getrlimit, set_dumpable_behavior, setrlimit,
@@ -25,6 +26,26 @@ pub(crate) fn forbid_core_dumps() {
 pub(crate) fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Replaces a file as a whole: after a crash it has the old content or the new. The caller holds a lock that excludes
+/// other writers. The new file has one name, `path` with `.new` behind it: what a killed process has left is overwritten.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    let directory = path.parent().expect("a file in a directory");
+    let write = || {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let mut file = options.open(&new)?;
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    };
+    write().inspect_err(|_| drop(fs::remove_file(&new)))?;
+    File::open(directory)?.sync_all()
 }
 
 /// The effective user ID, which file permissions apply to.
@@ -156,6 +177,25 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_left_by_a_killed_replacement_is_overwritten() {
+        let home = tempfile::tempdir().unwrap();
+        let (path, new) = (home.path().join("list"), home.path().join("list.new"));
+        fs::write(&path, "old").unwrap();
+        fs::write(&new, "half of a longer text").unwrap();
+        fs::set_permissions(&new, Permissions::from_mode(0o666)).unwrap();
+        for mode in [0o600, 0o644] {
+            replace_file(&path, b"text", mode).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"text");
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+            assert!(!new.exists());
+        }
+        // A link is not followed.
+        std::os::unix::fs::symlink(&path, &new).unwrap();
+        replace_file(&path, b"other", 0o600).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), b"text");
+    }
 
     #[test]
     fn command_line_is_overwritten() {

@@ -551,9 +551,13 @@ fn async_messages_and_logout() {
     initiator.give(&header.emit(), &[]).unwrap();
     let Some(Event::Async(notice)) = initiator.log.pop() else { panic!() };
     assert_eq!((notice.event, notice.parameters[2]), (AsyncEvent::LogoutRequested, 10));
+    let unsent = initiator.machine.submit(command(Direction::None, 0)).unwrap();
     initiator.machine.logout(LogoutReason::CloseSession, NOW);
     let (InitiatorPdu::LogoutRequest(request), _) = initiator.one() else { panic!() };
     assert_eq!(initiator.machine.window(), 0);
+    initiator.drain();
+    let failed = initiator.log.pop();
+    assert!(matches!(failed, Some(Event::Failed { task, error: TaskError::Unsent }) if task == unsent));
     let response = LogoutResponse {
         result: LogoutResult::Closed,
         itt: request.itt,

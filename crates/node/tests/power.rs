@@ -13,7 +13,7 @@ use iscsi::initiator::Direction;
 use iscsi::wire::TmFunction;
 use mover::Plan;
 use node::initiator::IscsiMedium;
-use node::target::{Access, LunConfig, ServerConfig};
+use node::target::{Access, Inherited, LunConfig, Server, ServerConfig};
 use scsi::cdb;
 use support::host::{Host, options, remote};
 use support::relay::Relay;
@@ -110,8 +110,11 @@ impl Machine {
     }
 
     fn boot(disk: &Forgetful, address: SocketAddr) -> Guard {
-        let config = config(vec![lun(0, Arc::new(disk.clone()))], Access::default());
-        Guard::start_with(ServerConfig { listen: vec![address], ..config })
+        Guard::start_with(ServerConfig { listen: vec![address], ..Self::config(disk) })
+    }
+
+    fn config(disk: &Forgetful) -> ServerConfig {
+        config(vec![lun(0, Arc::new(disk.clone()))], Access::default())
     }
 
     /// The power fails and returns.
@@ -122,6 +125,19 @@ impl Machine {
         (disk.cached, disk.off) = (disk.durable.clone(), false);
         drop(disk);
         self.server = Some(Self::boot(&self.disk, self.address));
+    }
+
+    /// The server hands its initiator ports over to another one.
+    fn hand_over(&mut self) {
+        let server = self.server.take().unwrap().0.take().unwrap();
+        let handle = server.handle();
+        handle.hand_over();
+        handle.drain();
+        server.wait().unwrap();
+        let ports = handle.former_ports();
+        let config = ServerConfig { listen: vec![self.address], ..Self::config(&self.disk) };
+        let inherited = Inherited { ports, ..Inherited::default() };
+        self.server = Some(Guard(Some(Server::start_with(config, None, inherited).unwrap())));
     }
 
     /// Cuts every session; the server keeps running.
@@ -245,8 +261,7 @@ fn a_lost_connection_alone_loses_nothing() {
 }
 
 /// The target's first session after the restart ends before the login response reaches the initiator. The unit
-/// attention of the next session must not be I_T NEXUS LOSS, which would mean that the cache is intact; the initiator
-/// would reject it as well.
+/// attention of the next session must not be I_T NEXUS LOSS, which would mean that the cache is intact.
 #[test]
 fn a_login_whose_answer_is_lost_hides_no_lost_power() {
     let mut machine = Machine::new();
@@ -254,12 +269,87 @@ fn a_login_whose_answer_is_lost_hides_no_lost_power() {
     let mut host = open(&remote(relay.address, 0, options()).unwrap());
     for lost in 1..3 {
         write(&mut host, lost as u8, false);
-        relay.swallow.store(lost, Ordering::Relaxed);
+        relay.faults.sessions.store(lost, Ordering::SeqCst);
         machine.cycle();
         assert_eq!(flush(&mut host), Err(IoErrorKind::CacheLost), "{lost} answers lost");
-        assert_eq!(relay.swallow.load(Ordering::Relaxed), 0, "they were");
+        assert_eq!(relay.faults.sessions.load(Ordering::SeqCst), 0, "they were");
         assert_eq!(flush(&mut host), Ok(()), "once");
     }
+}
+
+/// The first session after a loss of the connection ends at each step of its set-up, after the target lost power, and
+/// while it kept running. Only where an answer is missing that may have been a unit attention is the cache given up
+/// although nothing was lost.
+#[test]
+fn a_session_that_ends_within_its_set_up_hides_lost_power_and_invents_none() {
+    let mut machine = Machine::new();
+    let relay = Relay::start(machine.address);
+    let mut host = open(&remote(relay.address, 0, options()).unwrap());
+    let lost = Err(IoErrorKind::CacheLost);
+    for (at, missing, kept_running) in [
+        (0, "login response", Ok(())),
+        (1, "first unit attention", lost),
+        (2, "GOOD of TEST UNIT READY", lost),
+        (3, "standard INQUIRY data", Ok(())),
+        (4, "supported VPD pages", Ok(())),
+    ] {
+        for (cycles, expected) in [(false, kept_running), (true, lost)] {
+            write(&mut host, at as u8, false);
+            relay.faults.at.store(at, Ordering::SeqCst);
+            relay.faults.sessions.store(1, Ordering::SeqCst);
+            if cycles {
+                machine.cycle();
+            } else {
+                machine.cut();
+            }
+            assert_eq!(flush(&mut host), expected, "{missing}, power cut: {cycles}");
+            assert_eq!(relay.faults.sessions.load(Ordering::SeqCst), 0, "{missing}: it did not end");
+            assert_eq!(flush(&mut host), Ok(()), "once");
+        }
+    }
+}
+
+/// A server hands over while a session is set up: the request to log out arrives with the answer to the login or to a
+/// command of the set-up.
+#[test]
+fn a_hand_over_within_a_set_up_loses_nothing() {
+    let mut machine = Machine::new();
+    let relay = Relay::start(machine.address);
+    let mut host = open(&remote(relay.address, 0, options()).unwrap());
+    for at in 0..5 {
+        write(&mut host, at as u8, false);
+        relay.faults.at.store(at, Ordering::SeqCst);
+        relay.faults.is_holding.store(false, Ordering::SeqCst);
+        relay.faults.holds.store(true, Ordering::SeqCst);
+        relay.faults.sessions.store(1, Ordering::SeqCst);
+        machine.cut();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually("an answer is held back", || relay.faults.is_holding.load(Ordering::SeqCst));
+                machine.hand_over();
+            });
+            assert_eq!(flush(&mut host), Ok(()), "answer {at}");
+        });
+        assert_eq!(machine.disk.durable(0), at as u8);
+    }
+}
+
+/// The ports that a server has inherited pass to its successor, whether they came back, were about to log in, or not.
+#[test]
+fn inherited_ports_pass_through_a_process_that_ends_soon() {
+    let mut machine = Machine::new();
+    let relay = Relay::start(machine.address);
+    let mut host = open(&remote(relay.address, 0, options()).unwrap());
+    write(&mut host, 1, false);
+    for _ in 0..3 {
+        // The loop of the initiator does not turn: it does not come back.
+        machine.hand_over();
+    }
+    // A connection without a login.
+    let waiting = std::net::TcpStream::connect(machine.address).unwrap();
+    machine.hand_over();
+    drop(waiting);
+    assert_eq!(flush(&mut host), Ok(()));
 }
 
 #[test]

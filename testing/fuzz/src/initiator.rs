@@ -184,12 +184,12 @@ impl Session {
                 }
                 Event::Failed { task, error } => {
                     self.buffers.remove(&task.0).expect("a task ends once");
-                    assert!(
-                        error != TaskError::Aborted
-                            || self.managed > 0
-                            || !self.machine.is_full_feature()
-                            || self.machine.window() == 0
-                    );
+                    let is_ending = !self.machine.is_full_feature() || self.machine.window() == 0;
+                    assert!(match error {
+                        TaskError::Aborted => self.managed > 0 || is_ending,
+                        TaskError::Unsent => is_ending,
+                        _ => true,
+                    });
                 }
                 Event::ManagementDone { .. } => {}
                 Event::Targets(targets) => {

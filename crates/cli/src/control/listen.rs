@@ -39,18 +39,10 @@ impl ControlSocket {
     /// Creates the socket of this process, running `command`, and its directory if need be.
     pub(crate) fn open(directory: &Path, command: &str) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let path = directory.join(format!("{command}-{}{SUFFIX}", std::process::id()));
-        let listener = match UnixListener::bind(&path) {
-            // A process of the same number, now dead, has left its socket.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                fs::remove_file(&path)?;
-                UnixListener::bind(&path)?
-            }
-            bound => bound?,
-        };
-        let socket = Self { listener, path, open: Mutex::default(), closed: AtomicBool::new(false) };
-        fs::set_permissions(&socket.path, Permissions::from_mode(0o600))?;
-        Ok(socket)
+        let name = format!("{command}-{}", std::process::id());
+        let (path, new) = (directory.join(format!("{name}{SUFFIX}")), directory.join(format!("{name}.new")));
+        let listener = bind(&path, &new).inspect_err(|_| drop(fs::remove_file(&new)))?;
+        Ok(Self { listener, path, open: Mutex::default(), closed: AtomicBool::new(false) })
     }
 
     /// Answers requests, each on a thread of its own, until the socket is closed.
@@ -125,6 +117,21 @@ impl Drop for ControlSocket {
     }
 }
 
+/// Listens at `path`. The socket gets this name when it listens: `status` removes a socket that refuses connections, as
+/// that of a dead process. A dead process of the same number may have left a socket under each of the two names.
+fn bind(path: &Path, new: &Path) -> io::Result<UnixListener> {
+    let listener = match UnixListener::bind(new) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            fs::remove_file(new)?;
+            UnixListener::bind(new)?
+        }
+        bound => bound?,
+    };
+    fs::set_permissions(new, Permissions::from_mode(0o600))?;
+    fs::rename(new, path)?;
+    Ok(listener)
+}
+
 fn talk(stream: &UnixStream, answer: impl Fn(Request) -> Result<Value, Failure>) -> io::Result<()> {
     stream.set_write_timeout(Some(EXCHANGE_MAX))?;
     let line = receive(stream, Instant::now() + EXCHANGE_MAX)?;
@@ -183,6 +190,8 @@ fn respond(mut stream: &UnixStream, response: &Value) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     fn opened(directory: &Path) -> (Arc<ControlSocket>, std::thread::JoinHandle<()>) {
@@ -276,12 +285,46 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_left_by_a_dead_process_is_replaced() {
+    fn sockets_left_by_a_dead_process_are_replaced() {
         let home = tempfile::tempdir().unwrap();
-        drop(UnixListener::bind(home.path().join(format!("serve-{}.sock", std::process::id()))).unwrap());
+        for suffix in ["sock", "new"] {
+            let name = format!("serve-{}.{suffix}", std::process::id());
+            drop(UnixListener::bind(home.path().join(name)).unwrap());
+        }
         let (socket, thread) = opened(home.path());
         assert!(ask(&socket, b"{\"request\":\"status\"}\n").contains("fine"));
         socket.close();
         thread.join().unwrap();
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    /// A reader that removes what refuses connections, as `status` does, never meets a socket that does not listen yet.
+    #[test]
+    fn a_socket_listens_when_it_gets_its_name() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join(format!("serve-{}.sock", std::process::id()));
+        let (attempts, refusals, stop) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    let error = UnixStream::connect(&path).err().map(|error| error.kind());
+                    let is_refused = error == Some(io::ErrorKind::ConnectionRefused);
+                    refusals.fetch_add(is_refused.into(), Ordering::SeqCst);
+                    attempts.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            for _ in 0..1000 {
+                let socket = ControlSocket::open(home.path(), "serve").unwrap();
+                fs::remove_file(&path).unwrap();
+                // An attempt that has found the file ends before the socket is closed, which would refuse it.
+                let before = attempts.load(Ordering::SeqCst);
+                while attempts.load(Ordering::SeqCst) < before + 2 {
+                    std::thread::yield_now();
+                }
+                drop(socket);
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(refusals.into_inner(), 0);
     }
 }

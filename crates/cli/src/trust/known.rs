@@ -13,7 +13,7 @@ mod list;
 mod tests;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use seal::PublicKey;
 use super::file::{self, Keeping, LIST_BYTES_MAX};
 use super::{HOST_DIRECTORY, config_file, for_all_to_read, make_directory};
 use crate::error::{Exit, Failure};
-use crate::names;
+use crate::{names, sys};
 
 pub(crate) use list::{Forgotten, Listed};
 
@@ -373,7 +373,10 @@ fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> 
     for entry in after.iter().filter(|entry| entry.line == 0) {
         lines.extend([entry.text(), since.clone()]);
     }
-    write(path, &(lines.join("\n") + "\n"), is_of_host).map_err(|error| failed(path, "write", error))
+    // The host's file is readable by all.
+    let mode = if is_of_host { 0o644 } else { 0o600 };
+    sys::replace_file(path, (lines.join("\n") + "\n").as_bytes(), mode)
+        .map_err(|error| failed(path, "write", error))
 }
 
 /// Locks a separate file beside `path`, because `path` itself is replaced.
@@ -391,20 +394,6 @@ fn lock(path: &Path, wait: Duration) -> io::Result<File> {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(lock)
-}
-
-/// Replaces a file. Temporary files have mode 0600, as the user's file; the host's gets 0644, readable by all.
-fn write(path: &Path, text: &str, is_of_host: bool) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let directory = path.parent().expect("a file in a directory");
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    file.write_all(text.as_bytes())?;
-    if is_of_host {
-        file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
-    }
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    File::open(directory)?.sync_all()
 }
 
 /// Parses all lines; any error fails the file: a key that is skipped would mean sealing that is not required.

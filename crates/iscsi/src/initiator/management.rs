@@ -131,7 +131,7 @@ impl Connection {
             self.logout = Some(now + self.config.logout_timeout);
             // Commands not handed out fail: no PDU may follow a logout request (§11.14).
             while let Some(&slot) = self.ready.front() {
-                self.fail(slot, TaskError::Aborted);
+                self.fail(slot, TaskError::Unsent);
             }
             self.urgent.push_back(Control::Logout { reason, itt });
         }

@@ -109,9 +109,12 @@ pub struct Outcome {
 /// Why a command ended without a SCSI status. Whether the target executed it is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TaskError {
-    /// Task management or logout ended it.
+    /// Task management ended it.
     #[error("aborted")]
     Aborted,
+    /// A logout began before the command was handed out: the target has not seen it.
+    #[error("not sent before the logout")]
+    Unsent,
     #[error("rejected by the target: {0:?}")]
     Rejected(RejectReason),
     /// The target reported a failure; holds the iSCSI response code.

@@ -62,8 +62,9 @@ pub(super) struct IscsiPeer {
     query: Option<(TaskId, Span)>,
     disk: Disk,
     capability: Capability,
-    /// A session has begun, or may have, that has not reported yet whether the target's cache survived.
-    cache_unknown: bool,
+    /// A command was sent whose answer may have reported a unit attention, and the answer did not arrive. The target
+    /// reports each once, so those of a later session do not tell whether its cache survived.
+    attention_missed: bool,
     known: Option<Known>,
     /// The target declined to seal and the policy permits that: the next login is not sealed.
     declined: bool,
@@ -96,7 +97,7 @@ impl IscsiPeer {
             query: None,
             disk: Disk::default(),
             capability: command::unknown_capability(),
-            cache_unknown: false,
+            attention_missed: false,
             known: None,
             declined: false,
             tried_again: false,
@@ -124,26 +125,17 @@ impl IscsiPeer {
 
     fn failed(&mut self, failure: Failure) -> Report<Self> {
         let lost = matches!(failure, Failure::Lost(_));
-        // The login response may have been lost: for the target the session then existed.
-        self.cache_unknown |= lost && self.setup.query().is_some();
+        // Without a command the session has missed nothing, even if the target has seen it begin: what is not reported
+        // remains pending, and POWER ON has precedence over I_T NEXUS LOSS (SAM-5 5.14).
+        self.attention_missed |= self.query.is_some() && self.setup.cache_survived().is_none();
         Report::Failed { failure, lost }
     }
 
-    fn on_login(
-        &mut self,
-        io: &Io,
-        session: &mut Session,
-        negotiated: Negotiated,
-        reports: &mut Vec<Report<Self>>,
-    ) {
+    fn on_login(&mut self, io: &Io, session: &mut Session, negotiated: Negotiated) {
         let (address, protection) = (self.route.address(), session.protection());
         self.known = Some(Known { negotiated, protection, address });
         self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
-        // A unit attention is reported once: that of the last session may have been lost with its connection.
-        if std::mem::replace(&mut self.cache_unknown, true) {
-            self.cache_lost(reports);
-        }
         self.send_query(io, session);
     }
 
@@ -180,12 +172,12 @@ impl IscsiPeer {
         answer: &Answer<'_>,
         reports: &mut Vec<Report<Self>>,
     ) {
+        let before = self.setup.cache_survived();
         let progress = self.setup.answer(answer);
-        if self.cache_unknown
-            && let Some(survived) = self.setup.cache_survived()
-        {
-            self.cache_unknown = false;
-            if !survived {
+        let after = self.setup.cache_survived();
+        if before != after {
+            let missed = std::mem::take(&mut self.attention_missed);
+            if missed || after == Some(false) {
                 self.cache_lost(reports);
             }
         }
@@ -274,7 +266,7 @@ impl Peer for IscsiPeer {
         reports: &mut Vec<Report<Self>>,
     ) {
         match outcome {
-            Outcome::LoggedIn(negotiated) => self.on_login(io, session, negotiated, reports),
+            Outcome::LoggedIn(negotiated) => self.on_login(io, session, negotiated),
             Outcome::Completed { task, status, sense, moved } => {
                 if let Some(buffer) = self.take_query(task) {
                     let data = &buffer.as_slice()[..(moved as usize).min(buffer.len())];
@@ -289,8 +281,11 @@ impl Peer for IscsiPeer {
                     answer: Ended::Status { status, sense, moved },
                 });
             }
-            Outcome::Interrupted { task } => match self.take_query(task) {
-                Some(_) => self.send_query(io, session),
+            Outcome::Interrupted { task, was_sent } => match self.take_query(task) {
+                Some(_) => {
+                    self.attention_missed |= was_sent && self.setup.cache_survived().is_none();
+                    self.send_query(io, session);
+                }
                 None => reports.push(Report::Ended { task: task.index(), answer: Ended::Interrupted }),
             },
             Outcome::Failed(failure) => reports.push(self.failed(failure)),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use area::Span;
 use block::remote::Link;
 use io::{Event as IoEvent, Handle, Io, Owner, Token};
-use iscsi::initiator::{Command, Config, Connection, Direction, Event, WindowFull};
+use iscsi::initiator::{Command, Config, Connection, Direction, Event, TaskError, WindowFull};
 use iscsi::login::initiator as login;
 use iscsi::login::initiator::{LoginError, Redirect};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
@@ -57,12 +57,12 @@ impl Failure {
     }
 }
 
-/// `Interrupted`: a command ended without a status; it may be sent again.
+/// `Interrupted`: a command ended without a status; it may be sent again. If not `was_sent`, the target has not seen it.
 #[derive(Debug)]
 pub(super) enum Outcome {
     LoggedIn(Negotiated),
     Completed { task: TaskId, status: u8, sense: Option<Sense>, moved: u32 },
-    Interrupted { task: TaskId },
+    Interrupted { task: TaskId, was_sent: bool },
     Targets(Vec<TargetRecord>),
     LoggedOut,
     Failed(Failure),
@@ -328,7 +328,7 @@ impl Session {
                 Event::Failed { task, error } => {
                     tracing::debug!(%error, "a command ended without a status");
                     self.end_task(task, false)?;
-                    outcomes.push(Outcome::Interrupted { task });
+                    outcomes.push(Outcome::Interrupted { task, was_sent: error != TaskError::Unsent });
                 }
                 Event::Targets(targets) => outcomes.push(Outcome::Targets(targets)),
                 Event::LoggedOut { .. } => {

@@ -1,9 +1,9 @@
-//! A relay between initiator and target that can drop a login response.
+//! A relay between initiator and target that can drop what the target answers at the begin of a session.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 /// Login Response; transit to full feature phase (RFC 7143 §11.13).
@@ -13,17 +13,30 @@ const TO_FULL_FEATURE: u8 = 0x83;
 /// Relays connections without digests until it is dropped.
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
-    /// The number of successful login responses to drop; each time the connection is closed instead.
-    pub(crate) swallow: Arc<AtomicU32>,
+    pub(crate) faults: Arc<Faults>,
     _acceptor: Acceptor,
+}
+
+/// What a relay does to sessions; nothing at first.
+#[derive(Default)]
+pub(crate) struct Faults {
+    /// The number of sessions to end.
+    pub(crate) sessions: AtomicU32,
+    /// The PDU of the target that does not arrive, counted from the login response, which is 0.
+    pub(crate) at: AtomicU32,
+    /// Does not end the session: holds back this PDU and all later ones until the target closes the connection, and then
+    /// passes them on together.
+    pub(crate) holds: AtomicBool,
+    /// A PDU is held back.
+    pub(crate) is_holding: AtomicBool,
 }
 
 impl Relay {
     pub(crate) fn start(target: SocketAddr) -> Self {
-        let swallow = Arc::new(AtomicU32::new(0));
-        let shared = Arc::clone(&swallow);
+        let faults = Arc::<Faults>::default();
+        let shared = Arc::clone(&faults);
         let acceptor = Acceptor::start(target, move |client, server| relay(client, server, &shared));
-        Self { address: acceptor.address, swallow, _acceptor: acceptor }
+        Self { address: acceptor.address, faults, _acceptor: acceptor }
     }
 }
 
@@ -61,18 +74,28 @@ impl Drop for Acceptor {
 }
 
 /// Relays until either side closes.
-fn relay(client: &TcpStream, server: &TcpStream, swallow: &AtomicU32) {
+fn relay(client: &TcpStream, server: &TcpStream, faults: &Faults) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let _ = std::io::copy(&mut &*client, &mut &*server);
             let _ = server.shutdown(Shutdown::Both);
         });
-        while let Ok(pdu) = pdu(server) {
+        // The number of PDUs that still pass.
+        let mut passing = None;
+        while let Ok(mut pdu) = pdu(server) {
             let login = pdu[0] & 0x3F == LOGIN_RESPONSE && pdu[1] & TO_FULL_FEATURE == TO_FULL_FEATURE;
             let left = |count: u32| count.checked_sub(1);
-            if login && swallow.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok() {
-                break;
+            if login && faults.sessions.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left).is_ok() {
+                passing = Some(faults.at.load(Ordering::SeqCst));
             }
+            if passing == Some(0) {
+                if !faults.holds.load(Ordering::SeqCst) {
+                    break;
+                }
+                faults.is_holding.store(true, Ordering::SeqCst);
+                let _ = (&mut &*server).read_to_end(&mut pdu);
+            }
+            passing = passing.map(|count| count.saturating_sub(1));
             if (&mut &*client).write_all(&pdu).is_err() {
                 break;
             }

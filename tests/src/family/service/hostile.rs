@@ -19,6 +19,10 @@ const FORGED: &str = "x\" level=\"ERROR\nWARN no session peer=1.2.3.4:5 \u{1b}[2
 /// A byte that a test replaces by one that is no UTF-8.
 const MARK: char = '\u{1}';
 const METRICS_TIME: Duration = Duration::from_millis(500);
+/// Connections to the metrics that send nothing; more than the server keeps open.
+const SILENT: usize = 16;
+/// A server that waited for a silent connection would answer after 2 s.
+const SCRAPE_TIME: Duration = Duration::from_millis(1900);
 
 /// One login request with these keys; it may be refused.
 fn attempt(url: &Url, pairs: &[(&str, &str)]) -> Result<()> {
@@ -153,6 +157,11 @@ pub(super) fn connections(context: &Context) -> Result<()> {
     crate::wait_until(LIMIT, answers)?;
     let scrapes = || Ok(http(metrics, "GET /metrics HTTP/1.1\r\n\r\n").is_ok());
     crate::wait_until(LIMIT, scrapes)?;
+    let silent: Vec<_> = (0..SILENT).map(|_| TcpStream::connect(metrics)).collect::<Result<_, _>>()?;
+    let started = Instant::now();
+    ensure!(scrapes()?, "no answer beside silent connections");
+    ensure!(started.elapsed() < SCRAPE_TIME, "{:?} beside silent connections", started.elapsed());
+    drop(silent);
     let is_closed = || Ok(crate::procfs::descriptors(server.running.pid())? <= before);
     crate::wait_until(LIMIT, is_closed).context("descriptors are left")
 }

@@ -2,11 +2,14 @@
 //!
 //! `GET /metrics` answers in the OpenMetrics text format, `GET /health` with 200, or 503 while the server drains. Labels are
 //! target, LUN and class of commands, so that their number is bounded by the configuration; initiators are not labels.
-//! One thread answers one connection at a time, each within [`EXCHANGE_MAX`].
+//! Each connection has a thread and a request of at most [`EXCHANGE_MAX`]. Of more than [`CONNECTIONS_MAX`] the oldest
+//! without a request is closed, so that silent connections do not delay a scrape.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use node::target::{Class, LunState, LunStatus, ServerHandle, ServerStatus};
@@ -24,6 +27,8 @@ use crate::trust::file::{self, Keeping};
 
 /// Time for a request to arrive, and again for its response to be taken.
 const EXCHANGE_MAX: Duration = Duration::from_secs(2);
+/// Bound of connections at a time.
+const CONNECTIONS_MAX: usize = 8;
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 32;
 const TOKEN_BYTES_MAX: usize = 4 << 10;
@@ -40,6 +45,15 @@ type TokenDigest = [u8; 32];
 pub(super) struct Metrics {
     listener: TcpListener,
     token: Option<TokenDigest>,
+    /// Oldest first.
+    open: Mutex<Vec<Arc<Peer>>>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    stream: TcpStream,
+    /// Its request has arrived.
+    is_answered: AtomicBool,
 }
 
 impl Metrics {
@@ -53,7 +67,7 @@ impl Metrics {
         let token = token_file.map(read_token).transpose()?;
         let listener = TcpListener::bind(address)
             .map_err(|error| Failure::failed("offer metrics on", address.to_string(), error))?;
-        Ok(Self { listener, token })
+        Ok(Self { listener, token, open: Mutex::default() })
     }
 
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
@@ -63,30 +77,70 @@ impl Metrics {
     /// Answers until the process ends.
     pub(super) fn serve(&self, handle: &ServerHandle) -> ! {
         let since = std::time::SystemTime::now();
-        loop {
-            let Ok((mut stream, _)) = self.listener.accept() else {
-                std::thread::sleep(ACCEPT_PAUSE);
-                continue;
-            };
-            // The peer sees the end of the connection.
-            let _ = self.exchange(&mut stream, &mut || (handle.status(), unix_seconds(since)));
-        }
+        self.answer_all(&|| (handle.status(), unix_seconds(since)))
     }
 
-    fn exchange(
-        &self,
-        stream: &mut TcpStream,
-        status: &mut dyn FnMut() -> (ServerStatus, u64),
-    ) -> io::Result<()> {
-        let until = Instant::now() + EXCHANGE_MAX;
-        let request = receive(stream, until)?;
-        let response = respond(&request, self.token.as_ref(), status);
-        send(stream, response.as_bytes(), Instant::now() + EXCHANGE_MAX)
+    fn answer_all(&self, status: &(dyn Fn() -> (ServerStatus, u64) + Sync)) -> ! {
+        std::thread::scope(|scope| {
+            loop {
+                let Ok((stream, _)) = self.listener.accept() else {
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    continue;
+                };
+                let peer = Arc::new(Peer { stream, is_answered: AtomicBool::new(false) });
+                if !self.admit(&peer) {
+                    continue;
+                }
+                let talk = {
+                    let peer = Arc::clone(&peer);
+                    move || {
+                        // The peer sees the end of the connection.
+                        let _ = self.exchange(&peer, status);
+                        self.dismiss(&peer);
+                    }
+                };
+                let name = "metrics-answer".to_owned();
+                if std::thread::Builder::new().name(name).spawn_scoped(scope, talk).is_err() {
+                    self.dismiss(&peer);
+                }
+            }
+        })
+    }
+
+    /// Adds a connection to the open ones; closes the oldest without a request if there are too many. False: all of them
+    /// are being answered.
+    fn admit(&self, peer: &Arc<Peer>) -> bool {
+        let mut open = self.peers();
+        if open.len() >= CONNECTIONS_MAX {
+            let Some(oldest) = open.iter().position(|peer| !peer.is_answered.load(Ordering::Acquire)) else {
+                return false;
+            };
+            // Ends the waiting read of its thread.
+            let _ = open.remove(oldest).stream.shutdown(Shutdown::Both);
+        }
+        open.push(Arc::clone(peer));
+        true
+    }
+
+    fn dismiss(&self, peer: &Arc<Peer>) {
+        self.peers().retain(|open| !Arc::ptr_eq(open, peer));
+    }
+
+    /// The list is consistent after every statement: poisoning is ignored.
+    fn peers(&self) -> MutexGuard<'_, Vec<Arc<Peer>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exchange(&self, peer: &Peer, status: &dyn Fn() -> (ServerStatus, u64)) -> io::Result<()> {
+        let request = receive(&peer.stream, Instant::now() + EXCHANGE_MAX)?;
+        peer.is_answered.store(true, Ordering::Release);
+        let response = respond(&request, self.token.as_ref(), &mut || status());
+        send(&peer.stream, response.as_bytes(), Instant::now() + EXCHANGE_MAX)
     }
 }
 
 /// Sends a response; a peer that takes it slowly gets what it has taken by `until`.
-fn send(stream: &mut TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+fn send(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_write_timeout(Some(left(until)?))?;
         match stream.write(bytes)? {
@@ -118,7 +172,7 @@ fn read_token(path: &Path) -> Result<TokenDigest, Failure> {
 }
 
 /// Reads a request up to the empty line behind its headers.
-fn receive(stream: &mut TcpStream, until: Instant) -> io::Result<Vec<u8>> {
+fn receive(mut stream: &TcpStream, until: Instant) -> io::Result<Vec<u8>> {
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while !request.windows(4).any(|four| four == b"\r\n\r\n") && request.len() < REQUEST_BYTES_MAX {
@@ -409,7 +463,7 @@ mod tests {
     fn a_slow_peer_is_cut_in_both_directions() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut stream, _) = listener.accept().unwrap();
+        let (stream, _) = listener.accept().unwrap();
         let limit = Duration::from_millis(200);
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -420,11 +474,37 @@ mod tests {
                 }
             });
             let started = Instant::now();
-            receive(&mut stream, started + limit).unwrap_err();
+            receive(&stream, started + limit).unwrap_err();
             let response = vec![b'x'; 64 << 20];
-            send(&mut stream, &response, Instant::now() + limit).unwrap_err();
+            send(&stream, &response, Instant::now() + limit).unwrap_err();
             assert!(started.elapsed() < 5 * limit, "{:?}", started.elapsed());
         });
+    }
+
+    #[test]
+    fn silent_connections_do_not_delay_a_scrape() {
+        let metrics = Metrics::bind("127.0.0.1:0".parse().unwrap(), None).unwrap();
+        let address = metrics.address().unwrap();
+        // It ends with the process.
+        std::thread::spawn(move || metrics.answer_all(&status));
+        let started = Instant::now();
+        let mut silent: Vec<_> =
+            (0..2 * CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+        for _ in 0..2 {
+            let mut scrape = TcpStream::connect(address).unwrap();
+            scrape.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+            let mut text = String::new();
+            scrape.read_to_string(&mut text).unwrap();
+            assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("# EOF\n"), "{text}");
+        }
+        // The oldest were closed, the others still may send a request.
+        assert!(matches!(silent[0].read(&mut [0]), Ok(0)));
+        let youngest = silent.last_mut().unwrap();
+        youngest.write_all(b"GET /health HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        youngest.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+        assert!(started.elapsed() < EXCHANGE_MAX / 2, "{:?}", started.elapsed());
     }
 
     #[test]
