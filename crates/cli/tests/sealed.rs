@@ -104,7 +104,7 @@ fn the_lines_of_the_readme_work_as_typed() {
     let section =
         readme.split("\n## Sealed in two commands\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let lines: Vec<&str> = section.lines().filter_map(|line| line.strip_prefix("    ")).collect();
-    let [serve, copy, new, list, trust] = lines[..] else { panic!("{lines:?}") };
+    let [new, list, serve, trust, copy] = lines[..] else { panic!("{lines:?}") };
     let (target, initiator) = (Place::new(), Place::new());
     initiator.sample("disk.img", MIB);
     target.file("disk.img", &vec![0; MIB]);
