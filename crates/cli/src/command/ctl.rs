@@ -184,7 +184,9 @@ fn the_server(pid: Option<u32>) -> Result<Process, Failure> {
     let mut servers: Vec<Process> = found
         .processes
         .into_iter()
-        .filter(|process| process.command == "serve" && pid.is_none_or(|pid| process.pid == pid))
+        .filter(|process| process.command == "serve")
+        // Another user's is operated only if it is named.
+        .filter(|process| pid.map_or(process.is_own, |pid| process.pid == pid))
         .collect();
     let failed = |cause: String| Failure::usage("find the server", "", cause);
     match servers.len() {

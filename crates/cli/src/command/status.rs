@@ -93,9 +93,13 @@ pub(super) fn print(
     Ok(Exit::Done)
 }
 
-/// The status of each process; those that end meanwhile are left out.
+/// The status of each process, asked at once: one that does not answer delays no other. Those without an answer are left out.
 fn read<'a>(processes: impl Iterator<Item = &'a Process>) -> Vec<(Process, Value)> {
-    processes.filter_map(|process| Some((process.clone(), process.ask(&Request::Status {}).ok()?))).collect()
+    let ask = |process: &'a Process| Some((process.clone(), process.ask(&Request::Status {}).ok()?));
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = processes.map(|process| scope.spawn(move || ask(process))).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok()?).collect()
+    })
 }
 
 /// The interrupted copies, without those that are running: they have a journal too.

@@ -4,7 +4,7 @@
 //! by another thread; the last reference removes the file. A connection that sends no request in time is closed.
 
 use std::fs::{self, Permissions};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read as _, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::{Value, json};
 
-use super::{REQUEST_BYTES_MAX, Request, SUFFIX};
+use super::{REQUEST_BYTES_MAX, Request, SUFFIX, Timed};
 use crate::error::Failure;
 use crate::{output, sys};
 
@@ -152,23 +152,6 @@ fn receive(stream: &UnixStream, until: Instant) -> io::Result<Vec<u8>> {
     let bytes = Timed { stream, until }.take(REQUEST_BYTES_MAX as u64 + 1);
     BufReader::new(bytes).read_until(b'\n', &mut line)?;
     Ok(line)
-}
-
-/// A stream that can be read until a moment.
-struct Timed<'a> {
-    stream: &'a UnixStream,
-    until: Instant,
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.set_read_timeout(Some(left))?;
-        self.stream.read(buffer)
-    }
 }
 
 fn refused(cause: &str) -> Value {

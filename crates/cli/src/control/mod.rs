@@ -6,8 +6,11 @@
 pub(crate) mod client;
 pub(crate) mod listen;
 
+use std::io::{self, Read};
 use std::num::NonZeroU64;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +92,23 @@ fn directories() -> Vec<PathBuf> {
 fn parse_name(path: &Path) -> Option<(&str, u32)> {
     let (command, pid) = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.rsplit_once('-')?;
     Some((command, pid.parse().ok()?))
+}
+
+/// A stream that can be read until a moment.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
 }
 
 #[cfg(test)]
