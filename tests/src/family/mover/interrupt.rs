@@ -121,12 +121,12 @@ const STEPS: &[Step] = &[
     Step { name: "open", call: "openat", when: 2, beside: true, error: None, cuts: true },
     Step { name: "write", call: "write", when: 2, beside: true, error: Some("ENOSPC"), cuts: true },
     Step { name: "sync", call: "fsync", when: 3, beside: false, error: Some("EIO"), cuts: true },
-    Step { name: "rename", call: "rename", when: 2, beside: false, error: Some("EACCES"), cuts: true },
+    Step { name: "rename", call: "rename", when: 2, beside: true, error: Some("EACCES"), cuts: true },
     Step { name: "sync-directory", call: "fsync", when: 4, beside: false, error: Some("EIO"), cuts: true },
     Step { name: "next-open", call: "openat", when: 3, beside: true, error: None, cuts: true },
     Step { name: "first-write", call: "write", when: 1, beside: true, error: None, cuts: false },
     Step { name: "first-sync", call: "fsync", when: 1, beside: false, error: None, cuts: false },
-    Step { name: "first-rename", call: "rename", when: 1, beside: false, error: None, cuts: false },
+    Step { name: "first-rename", call: "rename", when: 1, beside: true, error: None, cuts: false },
     Step { name: "remove", call: "unlink", when: 1, beside: false, error: None, cuts: false },
 ];
 
@@ -145,12 +145,13 @@ impl Step {
     }
 }
 
-/// Path of a copy's journal, found by killing a copy before its first map is in place.
+/// Path of a copy's journal, found by killing a copy before its first map is in place: at the
+/// first fsync, for the control socket has been renamed by then.
 fn name_of_journal(context: &Context, scene: &Scene) -> Result<std::path::PathBuf> {
     if let Some(journal) = scene.journal()? {
         return Ok(journal.path);
     }
-    run(&mut scene.traced(context, "rename:signal=KILL:when=1", &[], &["--force"])?, LIMIT)?;
+    run(&mut scene.traced(context, "fsync:signal=KILL:when=1", &[], &["--force"])?, LIMIT)?;
     let copies = scene.home().join("state/hikyaku/copies");
     let entries = std::fs::read_dir(&copies).with_context(|| format!("read {}", copies.display()))?;
     let beside = entries.filter_map(Result::ok).next().context("no file beside the journal")?.path();
