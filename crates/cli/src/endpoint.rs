@@ -219,6 +219,10 @@ impl Named {
         Ok(Some(NbdMedium::new(uri, self.timeout()?.unwrap_or(TIMEOUT), read_only)))
     }
 
+    pub(crate) fn is_iscsi(&self) -> bool {
+        matches!(self.spec.location, Location::Url(_)) && !self.is_nbd()
+    }
+
     pub(crate) fn is_nbd(&self) -> bool {
         matches!(&self.spec.location, Location::Url(url) if nbd::Uri::is_nbd(url))
     }

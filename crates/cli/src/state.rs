@@ -147,6 +147,11 @@ impl StateDir {
         self.update(|contents| Ok((contents.host.clone(), false)))
     }
 
+    /// [`Self::host_name`] if it is stored. Writes nothing.
+    pub(crate) fn stored_host_name(&self) -> Option<String> {
+        self.read().ok().filter(|(_, is_new)| !is_new).map(|(contents, _)| contents.host)
+    }
+
     /// The identity of `lun` of `target` with this storage; random at first use. If another process presents an
     /// identity of that LUN, that identity is returned for any storage; [`Self::claim`] then refuses it.
     pub(crate) fn identity(&self, target: &str, lun: u16, storage: &str) -> Result<Given, Failure> {

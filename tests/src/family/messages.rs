@@ -1,6 +1,8 @@
 //! Messages of the program after common mistakes: each says what was attempted, why it failed and what to type. A row is
 //! a command line, its exit code and the text on standard error.
 
+mod check;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -647,6 +649,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         });
     }
     cases.check("quiet", || quiet(context, place.get()?));
+    check::examine(context, cases);
     Ok(())
 }
 

@@ -2,19 +2,22 @@
 
 mod running;
 
+use std::fs::Metadata;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use block::SpecError;
 use job::shell::quoted;
 use node::target::ServeError;
 use serde_json::json;
 
-use crate::command::serve::{self, LISTEN_DEFAULT, accesses, check_exposure, local_users, luns};
+use crate::command::serve::{self, LISTEN_DEFAULT, accesses, check_exposure, local_users, luns, metrics};
 use crate::config::{Config, Lun, Target, default_file};
 use crate::context::Context;
 use crate::endpoint;
 use crate::error::{Exit, Failure};
 use crate::explain::PROBLEMS_MAX;
+use crate::state::{StateDir, new_host_name};
 use crate::{output, secret, trust, units};
 use node::target::Sealing;
 
@@ -68,6 +71,8 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     note(local_users(&config).map(drop));
     note(serve::tls(&config).map(drop));
+    let token = config.metrics.map(|at| metrics::token(at, config.metrics_token_file.as_deref()));
+    note(token.transpose().map(drop));
     for directory in &config.storage {
         note(find_directory(directory));
     }
@@ -203,19 +208,50 @@ fn find(lun: &Lun) -> Result<(), Failure> {
     }
 }
 
-/// Opens the storage as a server does, then closes it. Storage that a server would create is left alone.
+/// Opens the storage as a server does, then closes it. Storage that a server would create or make larger is left as it is.
 fn open(context: &Context, lun: &Lun) -> Result<(), Failure> {
     if creates(lun) {
         return Ok(());
     }
-    let media = luns::open(context, &[lun])?;
+    let unchanging = unchanging(lun)?;
+    let medium = luns::open_unmeasured(context, &unchanging)?;
+    // The size in the options: the one that the server gives the file.
+    luns::check_size(context, lun, &*medium)?;
     let mut io = job::event_loop()?;
-    let named = media.iter().map(|medium| (&lun.endpoint, medium)).collect::<Vec<_>>();
-    let mut endpoints = endpoint::attach(&mut io, &named)?;
+    let mut endpoints = endpoint::attach(&mut io, &[(&lun.endpoint, &medium)])?;
     if let Some(endpoint) = endpoints.pop() {
         job::close(&mut io, [endpoint]);
     }
     Ok(())
+}
+
+/// The LUN with options under which an open changes nothing: without a `size` that a file would `grow` to, and with a name
+/// of the initiator, which otherwise is made up and stored at its first use.
+fn unchanging(lun: &Lun) -> Result<Lun, Failure> {
+    let mut lun = lun.clone();
+    let usage = |error: SpecError| Failure::usage("serve", lun.endpoint.text.clone(), error.0);
+    let (grows, is_read_only) =
+        (lun.endpoint.spec.flag("grow").map_err(usage)?, lun.endpoint.spec.flag("ro").map_err(usage)?);
+    let size = lun.endpoint.spec.size("size").map_err(usage)?;
+    let file = lun.endpoint.path().and_then(|path| path.metadata().ok()).filter(Metadata::is_file);
+    if grows && file.zip(size).is_some_and(|(file, size)| file.len() < size) {
+        if is_read_only {
+            let cause = "ro and grow contradict each other: the file is smaller than its size here";
+            return Err(Failure::usage("serve", lun.endpoint.text, cause));
+        }
+        lun.endpoint.spec.options.retain(|(name, _)| name != "size" && name != "grow");
+    }
+    if lun.endpoint.is_iscsi() && lun.endpoint.spec.get("initiator").is_none() {
+        let stored = StateDir::locate().ok().and_then(|state| state.stored_host_name());
+        let name = match stored {
+            Some(name) => name,
+            None => {
+                new_host_name().map_err(|error| Failure::failed("make up an initiator name", "", error))?
+            }
+        };
+        lun.endpoint.spec.options.push(("initiator".to_owned(), Some(name)));
+    }
+    Ok(lun)
 }
 
 fn object(config: &Config, peers: usize, is_deep: bool, held: &[String]) -> serde_json::Value {

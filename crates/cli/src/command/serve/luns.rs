@@ -109,9 +109,7 @@ fn storage(lun: &Lun, medium: &dyn Medium) -> String {
 
 pub(crate) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Medium>>, Failure> {
     let open = |lun: &&Lun| {
-        let writable = !is_read_only(lun)?;
-        let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
-        let medium = lun.endpoint.open_to("serve", context, &options).map_err(|failure| {
+        let medium = open_unmeasured(context, lun).map_err(|failure| {
             let is_same = |other: &&&Lun| !std::ptr::eq(**other, *lun) && other.endpoint.path() == lun.endpoint.path();
             match luns.iter().find(is_same).filter(|_| failure.ending == Exit::Refused) {
                 Some(other) => failure.hint(format!(
@@ -127,8 +125,15 @@ pub(crate) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Mediu
     luns.iter().map(open).collect()
 }
 
+/// Opens the storage of a LUN, of any size.
+pub(crate) fn open_unmeasured(context: &Context, lun: &Lun) -> Result<Arc<dyn Medium>, Failure> {
+    let writable = !is_read_only(lun)?;
+    let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
+    lun.endpoint.open_to("serve", context, &options)
+}
+
 /// Refuses local storage that is smaller than a block; warns if it ends within one.
-fn check_size(context: &Context, lun: &Lun, medium: &dyn Medium) -> Result<(), Failure> {
+pub(crate) fn check_size(context: &Context, lun: &Lun, medium: &dyn Medium) -> Result<(), Failure> {
     let spec = &lun.endpoint.spec;
     let size_bytes = match &spec.location {
         Location::Memory { size } | Location::Null { size } | Location::Pattern { size, .. } => Some(*size),

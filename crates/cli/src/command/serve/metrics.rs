@@ -39,7 +39,7 @@ const BOUNDS_US: [u64; 13] =
     [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 10_000_000];
 
 /// SHA-256 of the token: two digests are compared in a time that says nothing about the token.
-type TokenDigest = [u8; 32];
+pub(crate) type TokenDigest = [u8; 32];
 
 #[derive(Debug)]
 pub(super) struct Metrics {
@@ -57,14 +57,8 @@ struct Peer {
 }
 
 impl Metrics {
-    /// Binds the address. Beyond loopback a token is required.
     pub(super) fn bind(address: SocketAddr, token_file: Option<&Path>) -> Result<Self, Failure> {
-        if token_file.is_none() && !address.ip().to_canonical().is_loopback() {
-            let cause = "everyone who can reach it could read the names of targets and storage, and what is transferred";
-            return Err(Failure::refused("offer metrics on", address.to_string(), cause)
-                .hint("--metrics-token-file FILE, or an address of loopback"));
-        }
-        let token = token_file.map(read_token).transpose()?;
+        let token = token(address, token_file)?;
         let listener = TcpListener::bind(address)
             .map_err(|error| Failure::failed("offer metrics on", address.to_string(), error))?;
         Ok(Self { listener, token, open: Mutex::default() })
@@ -155,6 +149,17 @@ fn send(mut stream: &TcpStream, mut bytes: &[u8], until: Instant) -> io::Result<
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// The token that requests at `address` must carry. Beyond loopback one is required.
+pub(crate) fn token(address: SocketAddr, file: Option<&Path>) -> Result<Option<TokenDigest>, Failure> {
+    if file.is_none() && !address.ip().to_canonical().is_loopback() {
+        let cause =
+            "everyone who can reach it could read the names of targets and storage, and what is transferred";
+        return Err(Failure::refused("offer metrics on", address.to_string(), cause)
+            .hint("--metrics-token-file FILE, or an address of loopback"));
+    }
+    file.map(read_token).transpose()
 }
 
 fn read_token(path: &Path) -> Result<TokenDigest, Failure> {
