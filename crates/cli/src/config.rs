@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 use crate::context::Context;
 use crate::endpoint::{LUN_OPTIONS, Named};
 use crate::error::Failure;
-use crate::explain;
+use crate::explain::{self, Noted};
 use crate::state::parse_naa;
 use crate::trust::file::{self, Keeping, LIST_BYTES_MAX};
 use crate::{names, trust, units};
@@ -237,11 +237,8 @@ impl Config {
     /// Reads and checks a file; opens no other file. Relative paths in it are relative to its directory. An initiator's file, with `[client]` only, yields no target.
     pub(crate) fn load(context: &Context, path: &Path) -> Result<Self, Failure> {
         let text = Self::read(path)?;
-        let mut parsed = Self::parse(context, &text).map_err(|wrong| wrong_at(path, &text, wrong))?;
-        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            parsed.place(directory);
-        }
-        Ok(Self { file: Some(path.to_owned()), ..parsed })
+        let parsed = Self::parse(context, &text).map_err(|wrong| wrong_at(path, &text, wrong))?;
+        Ok(parsed.at(path))
     }
 
     fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
@@ -261,14 +258,41 @@ impl Config {
         })
     }
 
-    /// As [`Config::load`], with all errors of the file, at most [`explain::PROBLEMS_MAX`].
-    pub(crate) fn load_or_all_problems(context: &Context, path: &Path) -> Result<Self, Vec<Failure>> {
-        let text = Self::read(path).map_err(|failure| vec![failure])?;
-        Self::load(context, path).map_err(|first| {
-            let all = explain::problems(&text, |text| Self::parse(context, text));
-            let all: Vec<_> = all.into_iter().map(|wrong| wrong_at(path, &text, wrong)).collect();
-            if all.is_empty() { vec![first] } else { all }
-        })
+    /// As [`Config::load`], with the lines of all errors of the file, in its order, at most [`explain::PROBLEMS_MAX`]. After
+    /// errors the configuration lacks what is wrong; `None` if the rest of the file cannot be understood.
+    pub(crate) fn load_with_problems(
+        context: &Context,
+        path: &Path,
+    ) -> (Option<Self>, Vec<(usize, Failure)>) {
+        let text = match Self::read(path) {
+            Ok(text) => text,
+            Err(failure) => return (None, vec![(0, failure)]),
+        };
+        let (rest, problems) = explain::problems(&text, |text| Self::examine(context, text));
+        let located = |wrong: Wrong| (position(&text, wrong.0.start).0, wrong_at(path, &text, wrong));
+        let config = rest.map(|rest| Self::of_rest(rest).at(path));
+        (config, problems.into_iter().map(located).collect())
+    }
+
+    /// The configuration with the lines of the file, without names that are placeholders.
+    fn of_rest(mut rest: explain::Rest<Self>) -> Self {
+        let mut targets = std::mem::take(&mut rest.parsed.targets);
+        for target in &mut targets {
+            target.iqn = target.iqn.take().filter(|iqn| !explain::is_placeholder(iqn));
+            let lines = target.luns.iter_mut().map(|lun| &mut lun.line);
+            let lines =
+                lines.chain(target.acls.iter_mut().map(|acl| &mut acl.line)).chain([&mut target.line]);
+            lines.for_each(|line| *line = rest.line(*line));
+        }
+        Self { targets, ..rest.parsed }
+    }
+
+    fn at(mut self, path: &Path) -> Self {
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            self.place(directory);
+        }
+        self.file = Some(path.to_owned());
+        self
     }
 
     /// Puts relative paths below `directory`.
@@ -313,36 +337,45 @@ impl Config {
     }
 
     pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, Wrong> {
+        let (config, wrong) = Self::examine(context, text)?;
+        wrong.into_iter().min_by_key(|(at, _)| at.start).map_or(Ok(config), Err)
+    }
+
+    /// The configuration without what is wrong, and the errors of its values. `Err`: the first error of the parser.
+    fn examine(context: &Context, text: &str) -> Result<(Self, Vec<Wrong>), Wrong> {
         let raw: RawConfig = toml::from_str(text).map_err(|error| {
             let (at, cause) = explain::parser(text, &error);
             let cause = format!("{}{cause}", whose(text, at.start));
             (at, cause)
         })?;
+        let mut noted = Noted::default();
         let is_client_too = raw.client.is_some();
-        raw.client.unwrap_or_default().requires_seal()?;
-        let mut config = raw.server.checked()?;
+        noted.good(raw.client.unwrap_or_default().requires_seal());
+        let mut config = raw.server.checked(&mut noted);
         let mut portals: Option<Vec<SocketAddr>> = None;
         for target in raw.target {
             let at = target.iqn.span();
-            let own = target.portals()?;
             // Every target is reachable at every listener, so all must have the same portals: otherwise a target would
             // be visible where it must not be.
-            if portals.as_ref().is_some_and(|others| *others != own) {
-                let text = "its portals are not those of the target before it; this release serves every target at \
-                            every portal, so give all of them the same, or use listen in [server]";
-                return Err((at, text.to_owned()));
+            if let Some(own) = target.portals(&mut noted) {
+                if portals.as_ref().is_some_and(|others| *others != own) {
+                    let text = "its portals are not those of the target before it; this release serves every target at \
+                                every portal, so give all of them the same, or use listen in [server]";
+                    noted.add((at.clone(), text.to_owned()));
+                }
+                portals = Some(own);
             }
-            portals = Some(own);
             if config
                 .targets
                 .iter()
                 .any(|other| other.iqn.as_deref() == Some(&target.iqn.get_ref().to_ascii_lowercase()))
             {
-                return Err((at, format!("target {} is there twice", target.iqn.get_ref())));
+                noted.add((at, format!("target {} is there twice", target.iqn.get_ref())));
             }
             let name = target.iqn.get_ref().clone();
-            let checked = target.checked(context, text);
-            config.targets.push(checked.map_err(|(at, cause)| (at, format!("target {name}: {cause}")))?);
+            let mut own = Noted::default();
+            config.targets.push(target.checked(context, text, &mut own));
+            own.all().for_each(|(at, cause)| noted.add((at, format!("target {name}: {cause}"))));
         }
         for address in portals.into_iter().flatten() {
             if !config.listen.contains(&address) {
@@ -350,21 +383,22 @@ impl Config {
             }
         }
         if config.targets.is_empty() && !is_client_too {
-            return Err((0..0, "there is no [[target]]".to_owned()));
+            noted.add((0..0, explain::NO_TARGET.to_owned()));
         }
-        Ok(config)
+        Ok((config, noted.all().collect()))
     }
 }
 
 impl RawServer {
     /// The configuration without targets.
-    fn checked(self) -> Result<Config, Wrong> {
+    fn checked(self, noted: &mut Noted) -> Config {
         let tls_at = self.tls_certificate.as_ref().map(Spanned::span);
         let tls = match (self.tls_certificate, self.tls_key) {
             (Some(certificate), Some(key)) => Some((certificate.into_inner(), key.into_inner())),
             (None, None) => None,
             (Some(at), None) | (None, Some(at)) => {
-                return Err(wrong(&at, "tls-certificate and tls-key need each other"));
+                noted.add(wrong(&at, "tls-certificate and tls-key need each other"));
+                None
             }
         };
         let mut config = Config {
@@ -378,63 +412,70 @@ impl RawServer {
             ..Config::default()
         };
         if let Some(metrics) = self.metrics {
-            let address = names::parse_metrics(metrics.get_ref()).map_err(|text| wrong(&metrics, text))?;
-            config.metrics = Some(address);
+            let address = names::parse_metrics(metrics.get_ref()).map_err(|text| wrong(&metrics, text));
+            config.metrics = noted.good(address);
         }
         for address in &self.listen {
-            config.listen.push(names::parse_listen(address.get_ref()).map_err(|text| wrong(address, text))?);
+            let parsed = names::parse_listen(address.get_ref()).map_err(|text| wrong(address, text));
+            config.listen.extend(noted.good(parsed));
         }
         if let Some(timeout) = self.drain_timeout {
-            let parsed = units::parse_duration(timeout.get_ref()).map_err(|text| wrong(&timeout, text))?;
-            config.drain_timeout = Some(parsed);
+            let parsed = units::parse_duration(timeout.get_ref()).map_err(|text| wrong(&timeout, text));
+            config.drain_timeout = noted.good(parsed);
         }
         if let Some(seal) = self.seal {
             let unknown = || format!("'{}' is not \"off\", \"offer\" or \"require\"", seal.get_ref());
-            let policy = SealPolicy::from_name(seal.get_ref()).ok_or_else(|| wrong(&seal, unknown()))?;
-            config.seal = Some(policy);
+            let policy = SealPolicy::from_name(seal.get_ref()).ok_or_else(|| wrong(&seal, unknown()));
+            config.seal = noted.good(policy);
         }
-        if let Some(at) = tls_at.filter(|_| config.seal_policy() != SealPolicy::Off) {
+        if let Some(at) = tls_at.filter(|_| config.tls.is_some() && config.seal_policy() != SealPolicy::Off) {
             let cause = "sessions are sealed or go through TLS, not both; with TLS leave out peers, or say seal = \"off\"";
-            return Err((at, cause.to_owned()));
+            noted.add((at, cause.to_owned()));
         }
-        Ok(config)
+        config
     }
 }
 
 impl RawTarget {
-    fn portals(&self) -> Result<Vec<SocketAddr>, Wrong> {
-        let portals = self.portal.iter().map(|portal| {
+    /// `None` after an error.
+    fn portals(&self, noted: &mut Noted) -> Option<Vec<SocketAddr>> {
+        let before = noted.count();
+        let mut portals = Vec::new();
+        for portal in &self.portal {
             if let Some(tpgt) = portal.tpgt.as_ref().filter(|tpgt| *tpgt.get_ref() != 1) {
-                return Err(wrong(tpgt, "this release has one portal group: tpgt is 1"));
+                noted.add(wrong(tpgt, "this release has one portal group: tpgt is 1"));
             }
-            names::parse_listen(portal.address.get_ref()).map_err(|text| wrong(&portal.address, text))
-        });
-        portals.collect()
+            let address = names::parse_listen(portal.address.get_ref());
+            portals.extend(noted.good(address.map_err(|text| wrong(&portal.address, text))));
+        }
+        (noted.count() == before).then_some(portals)
     }
 
-    fn checked(self, context: &Context, text: &str) -> Result<Target, Wrong> {
-        let iqn = names::parse_iscsi_name(self.iqn.get_ref()).map_err(|text| wrong(&self.iqn, text))?;
+    fn checked(self, context: &Context, text: &str, noted: &mut Noted) -> Target {
+        let iqn = names::parse_iscsi_name(self.iqn.get_ref()).map_err(|text| wrong(&self.iqn, text));
+        let iqn = noted.good(iqn).unwrap_or_else(|| self.iqn.get_ref().clone());
         if self.lun.is_empty() {
-            return Err(wrong(&self.iqn, "it has no [[target.lun]]"));
+            noted.add(wrong(&self.iqn, explain::NO_LUN));
         }
         let line = position(text, self.iqn.span().start).0;
         let mut target = Target { iqn: Some(iqn), line, ..Target::default() };
+        let numbers: Vec<u16> = self.lun.iter().map(|lun| *lun.lun.get_ref()).collect();
         for raw in self.lun {
             let lun = *raw.lun.get_ref();
             let checked = raw.checked(context, &mut target, text);
-            checked.map_err(|(at, cause)| (at, format!("LUN {lun}: {cause}")))?;
+            noted.good(checked.map_err(|(at, cause)| (at, format!("LUN {lun}: {cause}"))));
         }
         for acl in self.acl {
             let at = acl.span();
-            let mut acl = acl.into_inner().checked(at.clone())?;
-            acl.line = position(text, at.start).0;
-            let unknown = |lun: &&u16| !target.luns.iter().any(|known| known.lun == **lun);
-            if let Some(lun) = acl.luns.iter().flatten().find(unknown) {
-                return Err((at, format!("the acl names LUN {lun}, which the target does not have")));
+            let named = acl.get_ref().luns.iter().flat_map(Spanned::get_ref);
+            if let Some(lun) = named.into_iter().find(|lun| !numbers.contains(lun)) {
+                noted.add((at.clone(), format!("the acl names LUN {lun}, {}", explain::NOT_OF_TARGET)));
             }
-            target.acls.push(acl);
+            if let Some(acl) = acl.into_inner().checked(&at, noted) {
+                target.acls.push(Acl { line: position(text, at.start).0, ..acl });
+            }
         }
-        Ok(target)
+        target
     }
 }
 
@@ -462,34 +503,40 @@ impl Acl {
 }
 
 impl RawAcl {
-    fn checked(self, at: Range<usize>) -> Result<Acl, Wrong> {
+    /// `None` after an error.
+    fn checked(self, at: &Range<usize>, noted: &mut Noted) -> Option<Acl> {
+        let before = noted.count();
         if let Some(initiator) = &self.initiator {
-            names::parse_iscsi_name(initiator.get_ref()).map_err(|text| wrong(initiator, text))?;
+            noted.good(names::parse_iscsi_name(initiator.get_ref()).map_err(|text| wrong(initiator, text)));
         }
-        let account =
+        let read_only = match self.mode.as_ref().map(|mode| (mode, mode.get_ref().as_str())) {
+            None | Some((_, "rw")) => false,
+            Some((_, "ro")) => true,
+            Some((mode, other)) => {
+                noted.add(wrong(mode, format!("'{other}' is not a mode; \"ro\" and \"rw\" are")));
+                true
+            }
+        };
+        let has_user = self.chap_user.is_some() || self.secret_file.is_some();
+        let mut account =
             |user: Option<String>, secret_file: Option<PathBuf>, what: &str| match (user, secret_file) {
-                (Some(user), Some(secret_file)) => Ok(Some(Account { user, secret_file })),
-                (None, None) => Ok(None),
-                _ => Err((at.clone(), format!("{what}chap-user and {what}secret-file need each other"))),
+                (Some(user), Some(secret_file)) => Some(Account { user, secret_file }),
+                (None, None) => None,
+                _ => {
+                    noted.add((at.clone(), format!("{what}chap-user and {what}secret-file need each other")));
+                    None
+                }
             };
-        let chap = account(self.chap_user, self.secret_file, "")?;
-        let mutual = account(self.mutual_chap_user, self.mutual_secret_file, "mutual-")?;
-        if mutual.is_some() && chap.is_none() {
-            return Err((at, "mutual CHAP needs chap-user and secret-file too".to_owned()));
+        let chap = account(self.chap_user, self.secret_file, "");
+        let mutual = account(self.mutual_chap_user, self.mutual_secret_file, "mutual-");
+        if mutual.is_some() && !has_user {
+            noted.add((at.clone(), "mutual CHAP needs chap-user and secret-file too".to_owned()));
         }
         let names_one = self.initiator.is_some() || self.peer.is_some();
-        if !names_one && chap.is_none() {
-            return Err((at, "an acl needs an initiator, a peer or a chap-user".to_owned()));
+        if !names_one && !has_user {
+            noted.add((at.clone(), "an acl needs an initiator, a peer or a chap-user".to_owned()));
         }
-        let read_only = match &self.mode {
-            None => false,
-            Some(mode) => match mode.get_ref().as_str() {
-                "rw" => false,
-                "ro" => true,
-                other => return Err(wrong(mode, format!("'{other}' is not a mode; \"ro\" and \"rw\" are"))),
-            },
-        };
-        Ok(Acl {
+        let acl = Acl {
             initiator: self.initiator.map(|name| name.into_inner().to_ascii_lowercase()),
             peer: self.peer,
             chap,
@@ -497,7 +544,8 @@ impl RawAcl {
             luns: self.luns.map(Spanned::into_inner),
             read_only,
             line: 0,
-        })
+        };
+        (noted.count() == before).then_some(acl)
     }
 }
 

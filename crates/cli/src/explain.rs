@@ -1,7 +1,10 @@
 //! Errors of the TOML parser in words about keys and values, with an example; and all errors of a file instead of the first.
 
+mod problems;
+
 use std::ops::Range;
 
+pub(crate) use self::problems::{NO_LUN, NO_TARGET, NOT_OF_TARGET, Noted, Rest, is_placeholder, problems};
 use crate::advice;
 use crate::config::Wrong;
 
@@ -127,29 +130,6 @@ fn words(message: &str, key: Option<&str>) -> String {
     format!("{of}{value}, and {needed} is needed{example}")
 }
 
-/// The errors of a file, at most [`PROBLEMS_MAX`]. After each, its line is read as empty; the search ends at an error for
-/// which that is not possible, or that follows from an empty line.
-pub(crate) fn problems<T>(text: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Vec<Wrong> {
-    let mut text = text.to_owned();
-    let (mut found, mut emptied): (Vec<Wrong>, Vec<String>) = (Vec::new(), Vec::new());
-    while found.len() < PROBLEMS_MAX
-        && let Err((at, cause)) = parse(&text)
-    {
-        let is_consequence = emptied.iter().any(|key| cause.contains(&format!("the key {key} is missing")));
-        if is_consequence {
-            break;
-        }
-        let line = line_range(&text, at.start);
-        let key = text.get(line.clone()).and_then(key_of).map(str::to_owned);
-        found.push((at, cause));
-        let Some(key) = key else { break };
-        emptied.push(key);
-        let spaces = " ".repeat(line.len());
-        text.replace_range(line, &spaces);
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,24 +175,5 @@ mod tests {
             let line = format!("{key} = {value}");
             assert!(line.parse::<toml::Table>().is_ok(), "{line}");
         }
-    }
-
-    #[test]
-    fn a_search_for_problems_ends() {
-        let wrong = |text: &str| match text.find('!') {
-            Some(at) => Err((at..at + 1, "no !".to_owned())),
-            None => Ok(()),
-        };
-        let lines = |text: &str| -> Vec<usize> {
-            problems(text, wrong).into_iter().map(|(at, _)| at.start).collect()
-        };
-        assert_eq!(lines("a = !\nb = 1\nc = !"), [4, 16]);
-        assert_eq!(lines("[!]\nc = !"), [1], "the keys below belong to another table then");
-        assert_eq!(lines(&"a = !\n".repeat(100)).len(), PROBLEMS_MAX);
-        let missing = |text: &str| match text.contains("lun") {
-            true => Err::<(), Wrong>((0..1, "no".to_owned())),
-            false => Err((0..0, "the key lun is missing".to_owned())),
-        };
-        assert_eq!(problems("lun = !", missing).len(), 1);
     }
 }

@@ -26,7 +26,8 @@ use self::running::Running;
 /// Check a configuration file without serving
 ///
 /// Reports every unknown key, wrong value, missing file and unreadable secret with its line, target and LUN, in the peers
-/// file that it names too. Opens no storage; --deep does. The exit status is that of the first mistake.
+/// file that it names too, in the order of the lines. Opens no storage; --deep does. Changes nothing. The exit status is that of
+/// the first mistake.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -51,50 +52,38 @@ pub(crate) struct Args {
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let file = args.file.clone().unwrap_or_else(default_file);
-    let mut config = match Config::load_or_all_problems(context, &file) {
-        Ok(config) => config,
-        Err(failures) => return Ok(report(&failures, args.json)),
-    };
+    let (config, problems) = Config::load_with_problems(context, &file);
+    let mut found = Found { failures: problems };
+    let Some(mut config) = config else { return Ok(found.report(args.json)) };
     if config.listen.is_empty() {
         config.listen.push(LISTEN_DEFAULT);
     }
-    let mut failures = Vec::new();
-    let mut note = |result: Result<(), Failure>| failures.extend(result.err());
-    note(check_exposure(context, &config));
-    let sealing = trust::sealing(context, &config);
-    let peers = sealing.as_ref().ok().and_then(Option::as_ref).map_or(0, |Sealing { peers, .. }| peers.len());
-    note(sealing.map(drop));
-    if let Err(failure) = accesses(context, &config) {
-        let all = unusable_secrets(context, &config);
-        let all = if all.is_empty() { vec![failure] } else { all };
-        all.into_iter().for_each(|failure| note(Err(failure)));
+    // Without a row or a key that is wrong, other rows may seem to be wrong too.
+    let is_whole = found.failures.is_empty();
+    let peers = if is_whole { check_access(context, &config, &mut found) } else { 0 };
+    if !is_whole {
+        found.extend(unusable_secrets(context, &config));
     }
-    note(local_users(&config).map(drop));
-    note(serve::tls(&config).map(drop));
     let token = config.metrics.map(|at| metrics::token(at, config.metrics_token_file.as_deref()));
-    note(token.transpose().map(drop));
+    found.note(0, token.transpose());
     for directory in &config.storage {
-        note(find_directory(directory));
+        found.note(0, find_directory(directory));
     }
     let mut held = Vec::new();
-    let deep = args.deep.then(|| Deep::new(context, &file));
+    let deep = (args.deep && is_whole).then(|| Deep::new(context, &file));
     for target in &config.targets {
         for lun in &target.luns {
             let opened = |()| deep.as_ref().map_or(Ok(None), |deep| deep.open(target, lun));
-            match find(lun).and_then(opened) {
-                Ok(remark) => held.extend(remark),
-                Err(failure) => note(Err(at(&config, target, lun, failure))),
-            }
+            let opened = find(lun).and_then(opened).map_err(|failure| at(&config, target, lun, failure));
+            held.extend(found.note(lun.line, opened).flatten());
         }
     }
     for address in &config.listen {
-        match deep.as_ref().map_or(Ok(None), |deep| deep.listen(*address)) {
-            Ok(remark) => held.extend(remark),
-            Err(failure) => note(Err(failure)),
-        }
+        let bound = deep.as_ref().map_or(Ok(None), |deep| deep.listen(*address));
+        held.extend(found.note(0, bound).flatten());
     }
-    if !failures.is_empty() {
-        return Ok(report(&failures, args.json));
+    if !found.failures.is_empty() {
+        return Ok(found.report(args.json));
     }
     if args.json {
         output::json(&object(&config, peers, args.deep, &held));
@@ -105,17 +94,47 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Prints at most [`PROBLEMS_MAX`] failures. Returns the exit code of the first.
-fn report(failures: &[Failure], json: bool) -> Exit {
-    failures.iter().take(PROBLEMS_MAX).for_each(|failure| crate::report(failure, json));
-    if failures.len() > PROBLEMS_MAX && !json {
-        output::note(&format!("and {} more", failures.len() - PROBLEMS_MAX));
+/// Checks who may log in. Returns the number of peers.
+fn check_access(context: &Context, config: &Config, found: &mut Found) -> usize {
+    found.note(0, check_exposure(context, config));
+    let sealing = found.note(0, trust::sealing(context, config)).flatten();
+    if let Err(failure) = accesses(context, config) {
+        let all = unusable_secrets(context, config);
+        found.extend(if all.is_empty() { vec![(0, failure)] } else { all });
     }
-    failures.first().map_or(Exit::Done, |first| first.ending)
+    found.note(0, local_users(config));
+    found.note(0, serve::tls(config));
+    sealing.map_or(0, |Sealing { peers, .. }| peers.len())
+}
+
+/// Failures with the lines of the file that they belong to; line 0 for those of several lines and of other files.
+struct Found {
+    failures: Vec<(usize, Failure)>,
+}
+
+impl Found {
+    fn note<T>(&mut self, line: usize, result: Result<T, Failure>) -> Option<T> {
+        result.map_err(|failure| self.failures.push((line, failure))).ok()
+    }
+
+    fn extend(&mut self, failures: Vec<(usize, Failure)>) {
+        self.failures.extend(failures);
+    }
+
+    /// Prints at most [`PROBLEMS_MAX`] failures in the order of their lines. Returns the exit code of the first.
+    fn report(mut self, json: bool) -> Exit {
+        self.failures.sort_by_key(|(line, _)| *line);
+        let failures = || self.failures.iter().map(|(_, failure)| failure);
+        failures().take(PROBLEMS_MAX).for_each(|failure| crate::report(failure, json));
+        if self.failures.len() > PROBLEMS_MAX && !json {
+            output::note(&format!("and {} more", self.failures.len() - PROBLEMS_MAX));
+        }
+        failures().next().map_or(Exit::Done, |first| first.ending)
+    }
 }
 
 /// A failure for each secret file of the access rules that cannot be used; one for a file that several rules name.
-fn unusable_secrets(context: &Context, config: &Config) -> Vec<Failure> {
+fn unusable_secrets(context: &Context, config: &Config) -> Vec<(usize, Failure)> {
     let (mut seen, mut failures) = (Vec::new(), Vec::new());
     for target in &config.targets {
         let whose = format!("acl of {}", target.iqn.as_deref().unwrap_or_default());
@@ -124,7 +143,9 @@ fn unusable_secrets(context: &Context, config: &Config) -> Vec<Failure> {
                 if !seen.contains(&&account.secret_file) {
                     seen.push(&account.secret_file);
                     let read = secret::from_file(context, &account.secret_file);
-                    failures.extend(read.err().map(|failure| config.at_line(acl.line, &whose, failure)));
+                    let failure =
+                        read.err().map(|failure| (acl.line, config.at_line(acl.line, &whose, failure)));
+                    failures.extend(failure);
                 }
             }
         }
@@ -190,8 +211,8 @@ impl<'a> Deep<'a> {
 
 /// The failure with the place of the LUN.
 fn at(config: &Config, target: &Target, lun: &Lun, failure: Failure) -> Failure {
-    let iqn = target.iqn.as_deref().unwrap_or_default();
-    config.at_line(lun.line, &format!("target {iqn}, LUN {}", lun.lun), failure)
+    let of = target.iqn.as_ref().map(|iqn| format!("target {iqn}, ")).unwrap_or_default();
+    config.at_line(lun.line, &format!("{of}LUN {}", lun.lun), failure)
 }
 
 fn creates(lun: &Lun) -> bool {

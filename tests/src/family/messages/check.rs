@@ -87,8 +87,40 @@ fn token(context: &Context, place: &Place) -> Result<()> {
     Ok(())
 }
 
+/// A file with mistakes of every kind, and for each, in its order, the line and part of the message.
+const MANY: &str = "[server]\nlisten = [\"127.0.0.1:0\"]\ncolour = 1\n\n[[target]]\niqn = \"iqn.2026-11.example:a\"\n\n[[target.lun]]\n\
+                    endpont = \"mem:1M\"\n\n[[target.acl]]\nchap-user = \"u\"\nmode = \"r\"\n\n[[target.acl]]\nchap-user = \"v\"\n\
+                    secret-file = \"none\"\n\n[[target]]\n[[target.lun]]\nlun = \"0\"\nendpoint = \"none.img\"\n\n[foo]\nx = 1\n";
+const MISTAKES: &[(usize, &str)] = &[
+    (3, "unknown key colour"),
+    (8, "the key lun is missing"),
+    (9, "did you mean endpoint?"),
+    (11, "chap-user and secret-file need each other"),
+    (13, "'r' is not a mode"),
+    (15, "cannot read the secret file none: "),
+    (19, "the key iqn is missing"),
+    (21, "lun: \"0\" is text in quotes"),
+    (22, "cannot find the storage none.img: "),
+    (24, "unknown key foo"),
+];
+
+fn all_mistakes(context: &Context, place: &Place) -> Result<()> {
+    fs::write(place.path("many.toml"), MANY)?;
+    let said = place.run(context, &["check", "many.toml"])?.expect(2)?.stderr;
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+    ensure!(errors.len() == MISTAKES.len(), "{} mistakes, not {}:\n{said}", errors.len(), MISTAKES.len());
+    for (error, (line, part)) in errors.iter().zip(MISTAKES) {
+        ensure!(
+            error.contains(&format!("line {line}")) && error.contains(part),
+            "line {line}, {part}: {error}"
+        );
+    }
+    Ok(())
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
     let place = Scene::new(Place::new);
     cases.check("check-changes-nothing", || changes_nothing(context, place.get()?));
+    cases.check("check-of-many-mistakes", || all_mistakes(context, place.get()?));
     cases.check("check-token-of-metrics", || token(context, place.get()?));
 }
