@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 const BYTES: u64 = 16 << 20;
 const XFS_BYTES: u64 = 320 << 20;
-/// User and group `nobody` of Debian: no QEMU of libvirt's session mode runs as root.
+/// User and group `nobody` of Debian: the page uses libvirt's session mode, which is for users other than root.
 const NOBODY: (u32, u32) = (65534, 65534);
 
 fn text(path: &Path) -> String {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use steps::packages::{self, Purpose};
-use steps::{cargo, target_directory};
+use steps::{cargo, is_root, target_directory};
 use tempfile::TempDir;
 
 use super::FULL_ONLY;
@@ -93,12 +93,49 @@ fn light_cases(context: &Context, cases: &mut Cases) {
         ensure!(page.contains("secret\\-file") && page.contains(".SH FILES"), "{page}");
         Ok(())
     });
+    cases.check("a-purge-follows-no-link", || purged(context));
     cases.check("bash-reads-the-completions", || {
         let dir = scratch()?;
         let file = dir.path().join("hikyaku");
         fs::write(&file, context.ours(&["completions", "bash"], LIMIT)?.success()?.stdout)?;
         run(program("bash")?.arg("-n").arg(file), LIMIT)?.success().map(drop)
     });
+}
+
+/// Makes a tree in which the state directory is $1: a directory, or a link as user `hikyaku` can put there. Then runs the
+/// script $0 as a purge does.
+const PURGE: &str = "set -e; for dir in /etc /run /var/lib; do mount -t tmpfs none $dir; done; \
+    mkdir -p /etc/copies /etc/hikyaku/secrets /var/lib/hikyaku /var/lib/hikyaku-service/elsewhere; \
+    touch /etc/identities.json /etc/copies/a /var/lib/hikyaku/identities.json; cd /var/lib/hikyaku-service; \
+    case $1 in directory) mkdir -p hikyaku/copies; ln -s /etc/identities.json hikyaku/identities.json; \
+        ln -s /etc/copies hikyaku/copies/b;; \
+    child) mkdir hikyaku; ln -s /etc/copies hikyaku/copies;; \
+    *) ln -s $1 hikyaku;; esac; \
+    cd /; PATH=/usr/bin:/bin sh \"$0\" purge; find /etc /var/lib -mindepth 1 | sort | tr '\\n' ' '";
+
+/// `postrm purge` removes the state, and nothing behind links below the directory of user `hikyaku`.
+fn purged(context: &Context) -> Result<()> {
+    const FOREIGN: &str = "/etc/copies /etc/copies/a /etc/identities.json ";
+    let linked = format!("{FOREIGN}/var/lib/hikyaku-service /var/lib/hikyaku-service/elsewhere ");
+    let left = format!("{linked}/var/lib/hikyaku-service/hikyaku ");
+    for (state, expected) in [
+        ("directory", &linked),
+        ("child", &linked),
+        ("/etc", &left),
+        ("../../../etc", &left),
+        ("elsewhere", &left),
+        ("/missing", &left),
+    ] {
+        let mut namespace = program("unshare")?;
+        if !is_root() {
+            namespace.arg("--map-root-user");
+        }
+        namespace.args(["--mount", "sh", "-c", PURGE]);
+        namespace.arg(context.repository.join("packaging/debian/postrm")).arg(state);
+        let output = run(&mut namespace, LIMIT)?.success()?;
+        ensure!(output.stdout == *expected, "state {state}, left: {output}");
+    }
+    Ok(())
 }
 
 /// What `cargo xtask package` made.
@@ -226,7 +263,8 @@ fn installed(packaged: &Packaged) -> Result<()> {
     root.sh("dpkg -P hikyaku; ! test -e /var/lib/hikyaku-service; test -f /etc/hikyaku/hikyaku.toml; test -f /etc/hikyaku/secrets/u")?
         .success()?;
     root.install(&packaged.deb)?;
-    root.sh("rm -r /etc/hikyaku/*; dpkg -P hikyaku; ! test -e /etc/hikyaku; getent passwd hikyaku")?
+    root.sh("ln -s /etc /var/lib/hikyaku-service/hikyaku; touch /etc/identities.json")?.success()?;
+    root.sh("rm -r /etc/hikyaku/*; dpkg -P hikyaku; rm /etc/identities.json; rm -r /var/lib/hikyaku-service; ! test -e /etc/hikyaku; getent passwd hikyaku")?
         .success()?;
     let left = root.sh("find / -xdev -path /proc -prune -o -name '*hikyaku*' -print")?.success()?.stdout;
     let left: Vec<&str> = left.lines().filter(|path| !path.starts_with("/tmp/")).collect();

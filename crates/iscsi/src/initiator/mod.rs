@@ -273,6 +273,11 @@ impl Connection {
         matches!(self.phase, Phase::FullFeature)
     }
 
+    /// Whether no command is queued or active, and the edge has taken the event that ended each.
+    pub fn is_idle(&self) -> bool {
+        self.tasks.free() == self.config.tasks_max
+    }
+
     /// Number of task slots: every [`TaskId`] is below this.
     pub fn slots(&self) -> u32 {
         self.config.tasks_max

@@ -26,6 +26,9 @@ use crate::stream::{Operation, SEND_BYTES_MAX, Socket, Stream, Transport, sealed
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time for active commands to be answered after the target has requested logout. Less than the 300 ms after which a
+/// server that hands over cuts its sessions (`HAND_OVER_MAX`).
+const LOGOUT_DELAY_MAX: Duration = Duration::from_millis(200);
 const GOOD: u8 = scsi::Status::Good as u8;
 
 #[derive(Debug)]
@@ -92,6 +95,8 @@ pub(super) struct Session {
     buffers: Vec<Option<Span>>,
     ahead: Ahead,
     timer: Option<Duration>,
+    /// The target has requested logout: when to log out at the latest.
+    logout_due: Option<Duration>,
 }
 
 impl Session {
@@ -168,6 +173,7 @@ impl Session {
             buffers: Vec::new(),
             ahead: Ahead::default(),
             timer: None,
+            logout_due: None,
         })
     }
 
@@ -189,6 +195,9 @@ impl Session {
     /// Sends a command. The session holds its data `buffer` until the command's outcome. Data to be written must not
     /// change until then: it is sealed at any time before it is sent, and again for a session that replaces this one.
     pub(super) fn submit(&mut self, command: Command, buffer: Option<Span>) -> Result<TaskId, WindowFull> {
+        if self.logout_due.is_some() {
+            return Err(WindowFull);
+        }
         let is_write = command.direction == Direction::Out;
         let task = self.machine.submit(command)?;
         if is_write {
@@ -304,6 +313,17 @@ impl Session {
     }
 
     fn drain(&mut self, now: Duration, outcomes: &mut Vec<Outcome>) -> Result<(), Failure> {
+        loop {
+            self.drain_events(now, outcomes)?;
+            let is_idle = self.machine.is_idle();
+            if self.logout_due.take_if(|due| is_idle || now >= *due).is_none() {
+                return Ok(());
+            }
+            self.log_out(now);
+        }
+    }
+
+    fn drain_events(&mut self, now: Duration, outcomes: &mut Vec<Outcome>) -> Result<(), Failure> {
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::LoggedIn(logged_in) => {
@@ -359,7 +379,9 @@ impl Session {
         tracing::info!(?event, "asynchronous message");
         match event {
             AsyncEvent::LogoutRequested => {
-                self.log_out(now);
+                // A logout ends the active commands without an answer (§11.14). That of a set-up command may be the only
+                // report of a lost cache.
+                self.logout_due.get_or_insert(now + LOGOUT_DELAY_MAX);
                 Ok(())
             }
             AsyncEvent::ConnectionDropped | AsyncEvent::SessionDropped => {
@@ -451,7 +473,8 @@ impl Link for Session {
             Some(handshake) => handshake.exchange.poll_timeout(),
             None => self.machine.poll_timeout(),
         };
-        if let Some(due) = due.into_iter().chain(stream.retry_at(io.now())).min()
+        let due = due.into_iter().chain(self.logout_due).chain(stream.retry_at(io.now())).min();
+        if let Some(due) = due
             && self.timer.is_none_or(|armed| due < armed)
         {
             self.timer = Some(due);
@@ -460,7 +483,8 @@ impl Link for Session {
     }
 
     fn window(&self) -> u32 {
-        if matches!(self.state, State::Up(_)) { self.machine.window() } else { 0 }
+        let is_open = matches!(self.state, State::Up(_)) && self.logout_due.is_none();
+        if is_open { self.machine.window() } else { 0 }
     }
 
     fn cut_off(&mut self, reason: &str, outcomes: &mut Vec<Outcome>) {

@@ -280,7 +280,7 @@ impl<'a> Managed<'a> {
         Ok(started)
     }
 
-    /// What an initiator that was here is told first. It then writes and flushes.
+    /// Logs in from the port of an earlier session, and returns the first unit attention. Then writes and flushes.
     fn report(&mut self, url: &Url, number: usize) -> Result<[u8; 3]> {
         let mut session = Session::login(url, NAME, ISID)?;
         let report = session.scsi(0, &TEST_UNIT_READY, 0, &[])?.sense_codes();
@@ -338,7 +338,8 @@ pub(super) fn hand_over(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The start of a server that gets ports: whether it had taken them or not, nobody uses them twice.
+/// A server that inherits ports is killed at each step of its start. One successor at most inherits the same ports, because
+/// the server removes them from the store and empties their file before it serves.
 pub(super) fn upgrade(context: &Context) -> Result<()> {
     let mut managed = Managed::new(context)?;
     for (number, step) in steps(context, "upgrade", 2, 90).into_iter().enumerate() {

@@ -13,8 +13,8 @@ use sendfd::RecvWithFd;
 use super::{Home, LIMIT, OPEN, http, prints};
 use crate::{Context, Running, Url, free_port, program};
 
-/// Time between two restarts.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause between two restarts: shorter than the set-up of all sessions takes.
+const PAUSE: Duration = Duration::from_millis(150);
 /// First descriptor that a service manager passes (sd_listen_fds(3)).
 const FIRST: RawFd = 3;
 
@@ -178,10 +178,10 @@ pub(super) fn restart(context: &Context, restarts: usize) -> Result<u64> {
     let logged_in = || Ok(old.stderr().matches(" logged in ").count() > sessions);
     crate::wait_until(LIMIT, logged_in)?;
     std::thread::sleep(Duration::from_millis(500));
-    let limit = LIMIT + PAUSE * 4 * u32::try_from(restarts)?;
+    let limit = LIMIT + Duration::from_secs(4) * u32::try_from(restarts)?;
     for number in 0..restarts {
         if number > 0 {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(PAUSE * (number as u32 % 4) / 3);
         }
         manager.states.clear();
         old.signal(libc::SIGTERM)?;

@@ -173,6 +173,46 @@ fn plain_sessions_need_no_socket() {
     (0..4).for_each(|seed| Pair::new(seed, Agreed::default()).run());
 }
 
+/// A logout ends active commands without an answer, and with it what a unit attention reports.
+#[test]
+fn a_requested_logout_waits_for_the_answers_of_active_commands() {
+    for seed in 40..44 {
+        let mut pair = Pair::new(seed, Agreed::default());
+        assert!(matches!(pair.next(), Outcome::LoggedIn(_)));
+        pair.submit(&cdb::test_unit_ready(), Direction::None, None);
+        assert!(matches!(pair.next(), Outcome::Completed { sense: Some(_), .. }));
+        let buffer = pair.io.pool().take(600 * BLOCK).unwrap();
+        let (cdb, length) = (cdb::read_10(0, 600, false).padded(), buffer.len() as u32);
+        let command = Command { lun: 0, cdb, direction: Direction::In, length, attribute: Attribute::Simple };
+        let read = pair.session.submit(command, Some(buffer)).unwrap();
+        pair.session.on_notice(AsyncEvent::LogoutRequested, pair.io.now()).unwrap();
+        pair.session.pump(&mut pair.io, &mut pair.outcomes);
+        assert!(pair.session.logout_due.is_some() && pair.session.window() == 0);
+        pair.expect(&[read], 600 * BLOCK);
+        assert!(matches!(pair.next(), Outcome::LoggedOut));
+    }
+}
+
+/// A target that requests logout and answers nothing does not hold the session.
+#[test]
+fn a_requested_logout_waits_no_longer_than_its_bound() {
+    let mut pair = Pair::new(44, Agreed::default());
+    assert!(matches!(pair.next(), Outcome::LoggedIn(_)));
+    pair.submit(&cdb::test_unit_ready(), Direction::None, None);
+    let until = pair.io.now() + LOGOUT_DELAY_MAX;
+    pair.session.on_notice(AsyncEvent::LogoutRequested, pair.io.now()).unwrap();
+    pair.session.pump(&mut pair.io, &mut pair.outcomes);
+    let mut events = Vec::new();
+    // The wire does not turn: no answer arrives.
+    while pair.session.logout_due.is_some() {
+        assert!(pair.io.now() < until + LOGOUT_DELAY_MAX);
+        pair.io.turn_until(Some(until), &mut events).unwrap();
+        let ours = events.drain(..).filter(|event| event.token.owner == pair.owner);
+        ours.for_each(|event| pair.session.on_event(&mut pair.io, event, &mut pair.outcomes));
+    }
+    assert!(pair.io.now() >= until);
+}
+
 /// For an address other than loopback the target accepts the offered digests.
 #[test]
 fn sessions_with_digests_need_no_socket() {
