@@ -109,7 +109,7 @@ impl Table {
 
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.heading.len(), "a cell for each column");
-        self.rows.push(cells.iter().map(|cell| printable_name(cell).into_owned()).collect());
+        self.rows.push(cells.into_iter().map(|cell| printable_name(&cell).into_owned()).collect());
     }
 
     /// The table as text, without a final newline.
@@ -179,6 +179,14 @@ pub(crate) fn pairs(rows: &[(String, String)], columns: Option<usize>) -> String
         line
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Fields of one line, which on a terminal continue on further lines as the cells of a table do.
+pub(crate) fn fields(fields: &[String], columns: Option<usize>) -> String {
+    let Some(columns) = columns else { return fields.join("  ") };
+    let widths: Vec<usize> = fields.iter().map(|field| field.width()).collect();
+    let lines: Vec<_> = folds(&widths, columns).into_iter().map(|fold| fields[fold].join("  ")).collect();
+    lines.join(&format!("\n{}", " ".repeat(INDENT)))
 }
 
 /// The columns of a table on each line of a row.
@@ -282,5 +290,8 @@ mod tests {
                         a long name of a fact  8192\nx                      a\\u{a}b";
         assert_eq!(pairs(&rows, None), expected);
         assert!(!pairs(&rows, Some(0)).is_empty());
+        let parts = ["serve 4711", "up 3m05s", "127.0.0.1:3260"].map(str::to_owned);
+        assert_eq!(fields(&parts, Some(22)), "serve 4711  up 3m05s\n  127.0.0.1:3260");
+        assert_eq!(fields(&parts, None), "serve 4711  up 3m05s  127.0.0.1:3260");
     }
 }

@@ -182,24 +182,21 @@ fn percentile(times: &[(u64, u64)], share: f64) -> Option<u64> {
 fn show(status: &Value) {
     let listen: Vec<String> = status["listen"].as_array().into_iter().flatten().map(text).collect();
     if status["command"] == "copy" {
-        output::line(&format!(
-            "copy {}  {} -> {}  {}",
-            number(&status["pid"]),
-            text(&status["source"]),
-            text(&status["destination"]),
-            if status["text"].is_string() { text(&status["text"]) } else { "beginning".to_owned() },
-        ));
+        let ends = format!("{} -> {}", text(&status["source"]), text(&status["destination"]));
+        let said = if status["text"].is_string() { text(&status["text"]) } else { "beginning".to_owned() };
+        let fields = [format!("copy {}", number(&status["pid"])), ends, said];
+        output::line(&output::fields(&fields, output::columns()));
         return;
     }
-    output::line(&format!(
-        "{} {}  up {}  {}  {}{}",
-        text(&status["command"]),
-        number(&status["pid"]),
-        since(&status["since_unix_s"]),
+    let configuration = status["configuration"].as_str();
+    let mut fields = vec![
+        format!("{} {}", text(&status["command"]), number(&status["pid"])),
+        format!("up {}", since(&status["since_unix_s"])),
         listen.join(" "),
-        status["configuration"].as_str().map_or("(no configuration file)".into(), output::printable_name),
-        if status["draining"] == true { "  draining" } else { "" },
-    ));
+        configuration.map_or("(no configuration file)".into(), output::printable_name).into_owned(),
+    ];
+    fields.extend((status["draining"] == true).then(|| "draining".to_owned()));
+    output::line(&output::fields(&fields, output::columns()));
     let mut luns = Table::new(&[
         "target", "lun", "storage", "size", "mode", "state", "read", "write", "iops", "p50", "p99",
     ]);
