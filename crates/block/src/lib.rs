@@ -28,7 +28,7 @@ pub use endpoint::{
 };
 pub use error::{IoError, IoErrorKind, OpenError};
 pub use file::{FileMedium, NewFile, free_bytes, is_among_devices};
-pub use host::Fingerprint;
+pub use host::{Fingerprint, differing};
 pub use input::open_input;
 pub use memory::{MemoryMedium, NullMedium};
 pub use open::{LOCAL_OPTIONS, OpenOptions, open};

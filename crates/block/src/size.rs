@@ -39,10 +39,23 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Parses a rate in bytes per second: `100MB/s`, `64M`.
+/// A lower rate needs its unit: other programs take a bare number as KiB/s or as MB/s, and 10 bytes per second are
+/// hardly ever meant.
+const BARE_RATE_MIN: u64 = 1_000_000;
+
+/// Parses a rate in bytes per second: `100MB/s`, `64M`, `500B/s`.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text.trim().strip_suffix("/s").unwrap_or(text))?;
-    if bytes == 0 { Err("a rate of zero would never finish".into()) } else { Ok(bytes) }
+    let size = text.trim().strip_suffix("/s").unwrap_or(text).trim();
+    let bytes = parse_size(size)?;
+    if bytes == 0 {
+        return Err("a rate of zero would never finish".into());
+    }
+    if bytes < BARE_RATE_MIN && size.ends_with(|last: char| last.is_ascii_digit()) {
+        return Err(format!(
+            "'{text}' has no unit; write {size}MB/s, {size}kB/s or, if so little is meant, {size}B/s"
+        ));
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -68,6 +81,14 @@ mod tests {
             assert!(parse_size(text).is_err(), "{text}");
         }
         assert_eq!(parse_rate("100MB/s"), Ok(100_000_000));
-        assert!(parse_rate("0").is_err());
+        for (text, rate) in
+            [("10B/s", 10), ("10 B/s", 10), ("1kB", 1000), ("1000000", 1_000_000), ("1000000/s", 1_000_000)]
+        {
+            assert_eq!(parse_rate(text), Ok(rate), "{text}");
+        }
+        for text in ["0", "0B/s", "10", "10/s", "999999"] {
+            assert!(parse_rate(text).is_err(), "{text}");
+        }
+        assert!(parse_rate("10").unwrap_err().contains("10MB/s"));
     }
 }

@@ -143,6 +143,24 @@ pub(crate) fn meant_url(text: &str, is_host: bool) -> Option<String> {
         .then(|| format!("iscsi://{text}"))
 }
 
+/// The host of text that is a mistyped URL of a LUN, `host:disks:0`: without `/`, a name in the middle, a LUN at the end.
+pub(crate) fn host_of_colons(text: &str) -> Option<&str> {
+    let (host, rest) = text.split_once(':')?;
+    let (name, lun) = rest.rsplit_once(':')?;
+    let is_host = !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
+    let is_name = name.contains(|c: char| c.is_ascii_alphabetic()) && !name.contains(['/', ' ']);
+    (is_host && is_name && lun.parse::<u16>().is_ok()).then_some(host)
+}
+
+/// A target's name that ends with `:LUN`, of a URL without a LUN: the URL that was meant.
+pub(crate) fn lun_after_colon(url: &str) -> Option<String> {
+    let (head, lun) = url.rsplit_once(':')?;
+    let is_target = ["/iqn.", "/eui.", "/naa."].iter().any(|kind| head.to_ascii_lowercase().contains(kind));
+    // The last / precedes the name: a URL with a LUN has another one after it.
+    let has_no_lun = head.strip_prefix("iscsi://")?.matches('/').count() == 1;
+    (is_target && has_no_lun && lun.parse::<u16>().is_ok()).then(|| format!("{head}/{lun}"))
+}
+
 /// For a path at which there is nothing.
 pub(crate) fn missing(path: &Path) -> String {
     let text = path.display().to_string();
@@ -153,6 +171,11 @@ pub(crate) fn missing(path: &Path) -> String {
         } else {
             format!("iscsi://{portal}/IQN/LUN; `hikyaku ls iscsi://{portal}` lists them")
         };
+    }
+    if let Some(host) = host_of_colons(&text) {
+        return format!(
+            "iscsi://{host}/IQN/LUN, with / between them; `hikyaku ls iscsi://{host}` lists them"
+        );
     }
     let name = text.trim_end_matches('/');
     if name != text && Path::new(name).is_file() {
@@ -275,6 +298,30 @@ mod tests {
         }
         assert_eq!(meant_url("host", true).as_deref(), Some("iscsi://host"));
         assert_eq!(meant_url("/dev/sda", true), None);
+    }
+
+    #[test]
+    fn colons_in_the_place_of_slashes() {
+        for (text, host) in [
+            ("host:disks:0", Some("host")),
+            ("192.0.2.1:iqn.2026-11.example:disks:0", Some("192.0.2.1")),
+            ("host:3260", None),
+            ("host:3260:0", None),
+            ("12:30:00", None),
+            ("dir/a:b:0", None),
+            ("a b:c:0", None),
+            ("vm:disk:0.img", None),
+        ] {
+            assert_eq!(host_of_colons(text), host, "{text}");
+        }
+        for (url, meant) in [
+            ("iscsi://h:3261/iqn.2026-11.x:disks:0", Some("iscsi://h:3261/iqn.2026-11.x:disks/0")),
+            ("iscsi://h/iqn.2026-11.x:disks", None),
+            ("iscsi://h/iqn.2026-11.x:disks:0/1", None),
+            ("iscsi://h:3260", None),
+        ] {
+            assert_eq!(lun_after_colon(url).as_deref(), meant, "{url}");
+        }
     }
 
     #[test]

@@ -172,6 +172,12 @@ impl Named {
             let failure = Failure::open(attempted, self.text.clone(), &error);
             let hint = match (&error, self.path()) {
                 (OpenError::Missing(_), Some(path)) => advice::missing(path),
+                (OpenError::Usage(_), None) => {
+                    match advice::lun_after_colon(secret::parts_of(&self.text)[0]) {
+                        Some(url) => format!("{url}, if the end of that name was to be the LUN"),
+                        None => return failure,
+                    }
+                }
                 (OpenError::Denied(_), Some(path)) => advice::denied(path, options.writable),
                 (OpenError::Format { path, format }, _) => {
                     advice::image(path, format, options.writable, &self.text, &context.arguments)

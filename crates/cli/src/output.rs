@@ -5,11 +5,13 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use serde_json::Value;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 pub(crate) use job::SCHEMA;
-pub(crate) use job::printable::{printable, printable_json};
+pub(crate) use job::printable::{printable, printable_json, printable_name};
 
 /// Prints a line of the result on stdout; ends the program silently if the reader has closed the pipe (`| head`).
 pub(crate) fn line(text: &str) {
@@ -71,12 +73,19 @@ pub(crate) fn is_lively() -> bool {
 }
 
 /// Columns of the terminal at stdout; `None` in a pipe.
-fn columns() -> Option<usize> {
-    let size = is_terminal().then(|| rustix::termios::tcgetwinsize(io::stdout()))?;
-    Some(size.map_or(0, |size| usize::from(size.ws_col))).map(|columns| match columns {
+pub(crate) fn columns() -> Option<usize> {
+    is_terminal().then(|| columns_of(io::stdout()))
+}
+
+pub(crate) fn columns_of_stderr() -> usize {
+    columns_of(io::stderr())
+}
+
+fn columns_of(terminal: impl AsFd) -> usize {
+    match rustix::termios::tcgetwinsize(terminal).map_or(0, |size| size.ws_col) {
         0 => COLUMNS_DEFAULT,
-        known => known,
-    })
+        known => known.into(),
+    }
 }
 
 /// Columns of a terminal that does not say how many it has.
@@ -85,7 +94,8 @@ const INDENT: usize = 2;
 const ELLIPSIS: &str = "...";
 
 /// A table of text with a heading: aligned on a terminal, tab-separated in a pipe. On a terminal that is too narrow a row
-/// continues on further lines, and a cell that is wider than the terminal loses its middle.
+/// continues on further lines, and a cell that is wider than the terminal loses its middle. Cells hold names that peers chose:
+/// control characters are escaped, and widths are those in columns.
 #[derive(Debug)]
 pub(crate) struct Table {
     heading: Vec<&'static str>,
@@ -99,7 +109,7 @@ impl Table {
 
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.heading.len(), "a cell for each column");
-        self.rows.push(cells);
+        self.rows.push(cells.into_iter().map(|cell| printable_name(&cell).into_owned()).collect());
     }
 
     /// The table as text, without a final newline.
@@ -111,7 +121,7 @@ impl Table {
         };
         let cell_max = columns.saturating_sub(INDENT).max(2 * ELLIPSIS.len());
         let widths: Vec<usize> = (0..heading.len())
-            .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+            .map(|column| lines.iter().map(|line| line[column].width()).max().unwrap_or(0))
             .map(|width| width.min(cell_max))
             .collect();
         let folds = folds(&widths, columns);
@@ -119,7 +129,8 @@ impl Table {
             folds.iter().enumerate().map(|(number, fold)| {
                 let cells = fold.clone().map(|column| {
                     let (cell, width) = (shortened(&line[column], widths[column]), widths[column]);
-                    format!("{cell:<width$}")
+                    let padding = " ".repeat(width.saturating_sub(cell.width()));
+                    cell + &padding
                 });
                 let indent = if number > 0 { " ".repeat(INDENT) } else { String::new() };
                 format!("{indent}{}", cells.collect::<Vec<_>>().join("  ").trim_end())
@@ -134,6 +145,48 @@ impl Table {
             line(&self.render(columns()));
         }
     }
+}
+
+/// Names with their values: a value begins in one column, and on a terminal continues there on further lines between words.
+/// A name that takes more than half of the terminal has its value on the next line.
+pub(crate) fn pairs(rows: &[(String, String)], columns: Option<usize>) -> String {
+    let most = columns.map_or(usize::MAX, |columns| columns / 2);
+    let names = rows.iter().map(|(name, _)| name.width());
+    let indent = names.filter(|width| width + 2 <= most).max().unwrap_or(0) + 2;
+    let lines = rows.iter().map(|(name, value)| {
+        let value = printable_name(value);
+        let mut line = name.clone();
+        let mut used = name.width();
+        if used + 2 > indent {
+            line.push('\n');
+            used = 0;
+        }
+        line += &" ".repeat(indent - used);
+        used = indent;
+        for (number, word) in value.split(' ').enumerate() {
+            let width = word.width();
+            if number > 0 && columns.is_some_and(|columns| used + 1 + width > columns) {
+                line += "\n";
+                line += &" ".repeat(indent);
+                used = indent;
+            } else if number > 0 {
+                line.push(' ');
+                used += 1;
+            }
+            line += word;
+            used += width;
+        }
+        line
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Fields of one line, which on a terminal continue on further lines as the cells of a table do.
+pub(crate) fn fields(fields: &[String], columns: Option<usize>) -> String {
+    let Some(columns) = columns else { return fields.join("  ") };
+    let widths: Vec<usize> = fields.iter().map(|field| field.width()).collect();
+    let lines: Vec<_> = folds(&widths, columns).into_iter().map(|fold| fields[fold].join("  ")).collect();
+    lines.join(&format!("\n{}", " ".repeat(INDENT)))
 }
 
 /// The columns of a table on each line of a row.
@@ -155,16 +208,25 @@ fn folds(widths: &[usize], columns: usize) -> Vec<Range<usize>> {
     folds
 }
 
-/// The text without its middle, if it is longer than `width`: names differ at their ends.
-fn shortened(text: &str, width: usize) -> String {
-    let count = text.chars().count();
-    if count <= width {
+/// The text without its middle, if it takes more than `columns`: names differ at their ends.
+fn shortened(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
         return text.to_owned();
     }
-    let kept = width.saturating_sub(ELLIPSIS.len());
-    let (head, tail) = (kept / 2, kept - kept / 2);
-    let (first, last) = (text.chars().take(head), text.chars().skip(count - tail));
-    first.chain(ELLIPSIS.chars()).chain(last).collect()
+    let kept = columns.saturating_sub(ELLIPSIS.len());
+    let head: String = fitting(text.chars(), kept / 2).into_iter().collect();
+    let tail: String = fitting(text.chars().rev(), kept - kept / 2).into_iter().rev().collect();
+    head + ELLIPSIS + &tail
+}
+
+/// The first characters that fit into `columns`.
+fn fitting(characters: impl Iterator<Item = char>, columns: usize) -> Vec<char> {
+    let mut used = 0;
+    let fits = |c: &char| {
+        used += c.width().unwrap_or(0);
+        used <= columns
+    };
+    characters.take_while(fits).collect()
 }
 
 #[cfg(test)]
@@ -193,5 +255,43 @@ mod tests {
         for columns in [0, 1, 7, 45, 80, 200] {
             assert!(!table.render(Some(columns)).is_empty());
         }
+    }
+
+    #[test]
+    fn cells_are_one_line_each_and_as_wide_as_a_terminal_shows_them() {
+        let mut table = Table::new(&["name", "size"]);
+        for name in ["a\nb\tc\u{1b}[2J", "\u{98db}\u{811a}", "e\u{301}"] {
+            table.row(vec![name.to_owned(), "1 GiB".to_owned()]);
+        }
+        let escaped = "a\\u{a}b\\u{9}c\\u{1b}[2J";
+        let lines = [
+            "NAME                    SIZE",
+            &format!("{escaped}  1 GiB"),
+            "\u{98db}\u{811a}                    1 GiB",
+            "e\u{301}                       1 GiB",
+        ];
+        assert_eq!(table.render(Some(80)), lines.join("\n"));
+        assert_eq!(table.render(None).lines().nth(1), Some(&*format!("{escaped}\t1 GiB")));
+        assert_eq!(shortened(&"\u{98db}".repeat(10), 12), "\u{98db}\u{98db}...\u{98db}\u{98db}");
+    }
+
+    #[test]
+    fn values_continue_in_their_column() {
+        let rows = [
+            ("size", "1.0 MiB (1048577 bytes): the last 1 do not fill"),
+            ("a long name of a fact", "8192"),
+            ("x", "a\nb"),
+        ];
+        let rows = rows.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let expected = "size  1.0 MiB (1048577 bytes): the\n      last 1 do not fill\na long name of a fact\n      8192\n\
+                        x     a\\u{a}b";
+        assert_eq!(pairs(&rows, Some(36)), expected);
+        let expected = "size                   1.0 MiB (1048577 bytes): the last 1 do not fill\n\
+                        a long name of a fact  8192\nx                      a\\u{a}b";
+        assert_eq!(pairs(&rows, None), expected);
+        assert!(!pairs(&rows, Some(0)).is_empty());
+        let parts = ["serve 4711", "up 3m05s", "127.0.0.1:3260"].map(str::to_owned);
+        assert_eq!(fields(&parts, Some(22)), "serve 4711  up 3m05s\n  127.0.0.1:3260");
+        assert_eq!(fields(&parts, None), "serve 4711  up 3m05s  127.0.0.1:3260");
     }
 }

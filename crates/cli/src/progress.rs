@@ -12,8 +12,12 @@ use serde_json::{Value, json};
 use crate::context::Context;
 use crate::{output, units};
 
-/// `wide_msg` is cut off at the width of the terminal: a line that wraps would not be overwritten.
-const BAR: &str = "{prefix} [{bar:6}] {percent:>3}% {wide_msg}";
+/// The whole line is the message, see [`bar_line`]: `indicatif` draws after each change of a field, and fields that change one
+/// after the other would be drawn with those of another sample. `wide_msg` is cut off at the width of the terminal: a
+/// line that wraps would not be overwritten.
+const BAR: &str = "{wide_msg}";
+/// Columns within the brackets of the bar.
+const BAR_COLUMNS: u64 = 6;
 const BAR_PERIOD: Duration = Duration::from_millis(100);
 /// Time between two lines without a terminal.
 const LINE_PERIOD: Duration = Duration::from_secs(3);
@@ -52,10 +56,8 @@ impl Progress {
         } else if context.json {
             Style::Json
         } else if output::is_lively() {
-            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-            let style =
-                ProgressStyle::with_template(BAR).expect("the template is a constant").progress_chars("=> ");
-            bar.set_style(style);
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            bar.set_style(ProgressStyle::with_template(BAR).expect("the template is a constant"));
             Style::Bar(bar)
         } else {
             Style::Lines
@@ -76,12 +78,7 @@ impl Progress {
         }
         self.next = now + self.style.period();
         match &self.style {
-            Style::Bar(bar) => {
-                bar.set_prefix(sample.phase);
-                bar.set_length(sample.total);
-                bar.set_position(sample.bytes);
-                bar.set_message(bar_words(sample));
-            }
+            Style::Bar(bar) => bar.set_message(bar_line(sample, output::columns_of_stderr())),
             Style::Lines => output::note(&line(sample)),
             Style::Json => output::note_json(&object(sample)),
             Style::Quiet => {}
@@ -110,29 +107,48 @@ impl Progress {
 }
 
 pub(crate) fn line(sample: &Sample) -> String {
-    let percent = match sample.total {
-        0 => String::new(),
-        total => format!("{:.0}% ", (sample.bytes as f64 / total as f64 * 100.0).min(100.0)),
-    };
+    let percent = percent(sample).map(|percent| format!("{percent}% ")).unwrap_or_default();
     format!("{} {percent}{}", sample.phase, words(sample))
 }
 
-/// What a bar and its percentage do not say, in few columns: `of 2 GiB, 336 MB/s (destination), 2.96 s left, depth 8`.
-fn bar_words(sample: &Sample) -> String {
+/// Rounded down: 100 only where all is done. `None` for a stream of unknown size.
+fn percent(sample: &Sample) -> Option<u64> {
+    let percent = (u128::from(sample.bytes) * 100).checked_div(sample.total.into())?;
+    Some(percent.min(100) as u64)
+}
+
+/// `copy [===   ]  50% 2.96 s left, 336 MB/s (destination), of 2 GiB, depth 8`: as many of the words as fit, the most useful
+/// first.
+fn bar_line(sample: &Sample, columns: usize) -> String {
+    let mut line = sample.phase.to_owned();
+    if let Some(percent) = percent(sample) {
+        let full = percent * BAR_COLUMNS / 100;
+        let bar: String = (0..BAR_COLUMNS).map(|column| if column < full { '=' } else { ' ' }).collect();
+        line += &format!(" [{bar}] {percent:>3}%");
+    }
+    let mut separator = " ";
+    for word in bar_words(sample) {
+        // What stands in parentheses belongs to the word before it.
+        let separator = if word.starts_with('(') { " " } else { std::mem::replace(&mut separator, ", ") };
+        if line.len() + separator.len() + word.len() > columns {
+            break;
+        }
+        line = line + separator + &word;
+    }
+    line
+}
+
+fn bar_words(sample: &Sample) -> Vec<String> {
+    let eta = sample.eta.map(|eta| format!("{} left", units::duration(eta)));
+    let rate = (sample.data_rate > 0).then(|| units::rate(sample.data_rate as f64));
+    let limit = (rate.is_some() && !sample.limited_by.is_empty()).then(|| format!("({})", sample.limited_by));
     let bytes = match sample.total {
         0 => units::bytes(sample.bytes),
         total => format!("of {}", units::bytes(total)),
     };
-    let limit = match sample.limited_by {
-        "" => String::new(),
-        limit => format!(" ({limit})"),
-    };
-    let rate = (sample.data_rate > 0).then(|| format!("{}{limit}", units::rate(sample.data_rate as f64)));
-    let eta = sample.eta.map(|eta| format!("{} left", units::duration(eta)));
-    let depth = (sample.depth > 0).then(|| format!("depth {}", sample.depth));
     let retries = (sample.retries > 0).then(|| units::retries(sample.retries));
-    let words = [Some(bytes), rate, eta, retries, depth].into_iter().flatten();
-    words.collect::<Vec<_>>().join(", ")
+    let depth = (sample.depth > 0).then(|| format!("depth {}", sample.depth));
+    [eta, rate, limit, Some(bytes), retries, depth].into_iter().flatten().collect()
 }
 
 fn words(sample: &Sample) -> String {
@@ -215,21 +231,35 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_fits_80_columns() {
+    fn a_bar_has_what_fits_and_first_the_time_left() {
         let longest = Sample {
             phase: "verify",
-            bytes: 900 << 30,
+            bytes: (1023 << 29) - 1,
             data_bytes: 900 << 30,
             total: 1023 << 29,
             eta: Some(Duration::from_secs(59 * 60 + 59)),
             depth: 16,
             ..sample()
         };
-        let words = bar_words(&longest);
-        assert_eq!(words, "of 511.5 GiB, 256 MB/s (destination), 59m59s left, depth 16");
-        assert!("verify [======] 100% ".len() + words.len() <= 80 && BAR.contains("{bar:6}"), "{words}");
-        let words = bar_words(&Sample { data_rate: 0, eta: None, retries: 1, total: 0, depth: 0, ..longest });
-        assert_eq!(words, "900 GiB, 1 retry");
+        let whole = "verify [===== ]  99% 59m59s left, 256 MB/s (destination), of 511.5 GiB, depth 16";
+        assert_eq!(bar_line(&longest, 80), whole);
+        assert_eq!(bar_line(&longest, 45), "verify [===== ]  99% 59m59s left, 256 MB/s");
+        assert_eq!(bar_line(&longest, 0), "verify [===== ]  99%");
+        let stream = Sample { data_rate: 0, eta: None, retries: 1, total: 0, depth: 0, ..longest };
+        assert_eq!(bar_line(&stream, 80), "verify 511.5 GiB, 1 retry");
+    }
+
+    #[test]
+    fn nothing_is_complete_before_its_last_byte() {
+        for (bytes, total, line) in [
+            (0, 1 << 30, "copy [      ]   0% of 1 GiB"),
+            ((1 << 30) - 1, 1 << 30, "copy [===== ]  99% of 1 GiB"),
+            (1 << 30, 1 << 30, "copy [======] 100% of 1 GiB"),
+            (0, 0, "copy 0 B"),
+        ] {
+            let sample = Sample { bytes, total, data_rate: 0, eta: None, depth: 0, ..sample() };
+            assert_eq!(bar_line(&sample, 80), line);
+        }
     }
 
     #[test]

@@ -73,7 +73,7 @@ fn the_printed_command_takes_a_copy_up() {
         assert_eq!(wait(&mut copy), code);
         let told = std::io::read_to_string(copy.stderr.take().unwrap()).unwrap();
         let command = told.lines().find_map(|line| line.split_once("try: hikyaku ")).expect(&told).1;
-        let command = command.replace("--rate 2097152 ", "") + " --verify --json";
+        let command = command.replace("--rate 2097152B/s ", "") + " --verify --json";
         let words = shlex::split(&command).expect("quoted for a shell");
         let ran = place.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).expect(0).json();
         assert!(ran["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{ran}");
@@ -120,7 +120,7 @@ fn an_earlier_copy_can_be_resumed_although_it_was_begun_anew() {
         let command = line.split_once("instead: hikyaku ").expect(&line).1.to_owned();
         assert!(command.ends_with("-earlier"), "{command}");
         if name == "-INT" {
-            let words = shlex::split(&command.replace("--rate 2097152 ", "")).unwrap();
+            let words = shlex::split(&command.replace("--rate 2097152B/s ", "")).unwrap();
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let ran = place.run(&[&words[..], &["--json"]].concat()).expect(0).json();
             assert!(ran["resumed_bytes"].as_u64().unwrap() > SIZE - DATA, "{ran}");
@@ -142,10 +142,12 @@ fn the_names_of_journals_can_be_found() {
     }
 }
 
-/// The hint of a refusal: the command that goes on, and the one that begins anew, without the program's name.
+/// The hint of a refusal: the command that goes on, and before it the one that begins anew, without the program's name.
 fn both_commands(stderr: &str) -> [Vec<String>; 2] {
-    let (resume, anew) = stderr.split_once("; to begin anew: hikyaku ").expect(stderr);
-    let (_, resume) = resume.split_once("to go on with it all the same: hikyaku ").expect(stderr);
+    const ANEW: &str = " --resume off";
+    let (_, anew) = stderr.split_once(": hikyaku ").expect(stderr);
+    let (anew, resume) = anew.split_at(anew.find(ANEW).expect(stderr) + ANEW.len());
+    let (_, resume) = resume.split_once(": hikyaku ").expect(stderr);
     [resume, anew].map(|command| shlex::split(command.trim_end()).expect("quoted for a shell"))
 }
 
@@ -195,6 +197,11 @@ fn the_same_command_is_refused_where_something_has_changed() {
         File::options().write(true).open(place.path(file)).unwrap().write_all_at(b"changed", offset).unwrap();
         let ran = place.run(&["copy", "a.img", "b.img", "--chunk", "64K", "--allow", "in-use"]).expect(6);
         assert!(ran.stderr.contains(cause), "{file}: {}", ran.stderr);
+        assert!(
+            ran.stderr.contains(" UTC, now ") && ran.stderr.trim_end().ends_with(" --force"),
+            "{}",
+            ran.stderr
+        );
         let [resume, anew] = both_commands(&ran.stderr);
         assert!(
             resume.contains(&"--resume".to_owned()) && anew.ends_with(&["--resume".into(), "off".into()])
@@ -228,7 +235,7 @@ fn interrupted_copies_are_listed_and_resumed_by_name_alone() {
     assert!(listed["done_bytes"].as_u64().unwrap() > SIZE - DATA && listed["bytes"] == SIZE, "{listed}");
     assert_eq!((&listed["id"], &listed["source"]), (&Value::from(id.as_str()), &"a.img".into()));
     let command =
-        format!("hikyaku copy a.img 'b.img,size={SIZE}' --rate 2097152 --chunk 262144 --resume {id}");
+        format!("hikyaku copy a.img 'b.img,size={SIZE}' --rate 2097152B/s --chunk 262144 --resume {id}");
     assert_eq!(listed["command"], command.as_str());
     // From another directory the command changes to the first one.
     fs::create_dir(place.path("elsewhere")).unwrap();

@@ -2,7 +2,9 @@
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, UNIX_EPOCH};
 
+use crate::moment::utc;
 use crate::names::born;
 
 /// State of storage at one moment, as text to compare and to show; the text is not parsed elsewhere.
@@ -19,6 +21,8 @@ pub struct Fingerprint {
 pub(crate) const BOOT: &str = "boot ";
 /// First word of the evidence of the file behind a loop device.
 pub(crate) const FILE: &str = "file ";
+/// The last second of the year 9999. Later ones are shown as they are recorded.
+const SECONDS_MAX: u64 = 253_402_300_799;
 
 impl Fingerprint {
     /// Fingerprint of a regular file, with both times: programs can set mtime, but every change sets ctime.
@@ -48,6 +52,45 @@ impl Fingerprint {
         epoch(self).zip(epoch(earlier)).is_some_and(|(now, then)| now != then)
             && files(self) == files(earlier)
     }
+}
+
+/// The parts of two `contents` that differ, for a person: moments in UTC, to the second or as far as they differ.
+pub fn differing(theirs: &str, ours: &str) -> [String; 2] {
+    let parts = |contents: &str| contents.split(", ").map(str::to_owned).collect::<Vec<_>>();
+    let (theirs, ours) = (parts(theirs), parts(ours));
+    if theirs.len() != ours.len() || theirs == ours {
+        return [theirs, ours].map(|parts| {
+            let readable: Vec<_> = parts.iter().map(|part| readable(part, part)).collect();
+            readable.join(", ")
+        });
+    }
+    let pairs: Vec<_> = theirs.iter().zip(&ours).filter(|(theirs, ours)| theirs != ours).collect();
+    let of = |pairs: Vec<(&String, &String)>| {
+        pairs.iter().map(|(one, other)| readable(one, other)).collect::<Vec<_>>().join(", ")
+    };
+    let turned = pairs.iter().map(|(theirs, ours)| (*ours, *theirs)).collect();
+    [of(pairs), of(turned)]
+}
+
+/// A part of `contents`: its time, if it ends with one, in UTC, with as many decimals as tell it from that of `other`.
+fn readable(part: &str, other: &str) -> String {
+    let time = |part: &str| -> Option<(usize, u64, String)> {
+        let start = part.rfind(' ')? + 1;
+        let (seconds, nanos) = part[start..].split_once('.')?;
+        let is_time = nanos.len() == 9 && nanos.bytes().all(|byte| byte.is_ascii_digit());
+        let seconds = seconds.parse().ok().filter(|seconds| *seconds <= SECONDS_MAX)?;
+        Some((start, seconds, nanos.to_owned())).filter(|_| is_time)
+    };
+    let Some((start, seconds, nanos)) = time(part) else { return part.to_owned() };
+    let text = utc(UNIX_EPOCH + Duration::from_secs(seconds));
+    let decimals = match time(other) {
+        Some((_, same, others)) if same == seconds => {
+            let length = [3, 6, 9].into_iter().find(|&length| others[..length] != nanos[..length]);
+            length.map(|length| format!(".{}", &nanos[..length])).unwrap_or_default()
+        }
+        _ => String::new(),
+    };
+    format!("{}{}", &part[..start], text.replace(" UTC", &format!("{decimals} UTC")))
 }
 
 /// mtime and ctime of a file.
@@ -102,6 +145,39 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(20));
         fs::write(&path, "other").unwrap();
         assert_ne!(Fingerprint::of_file(&fs::metadata(&path).unwrap(), 5).storage, first.storage);
+    }
+
+    #[test]
+    fn differences_are_shown_as_a_person_reads_them() {
+        for (theirs, ours, expected) in [
+            (
+                "5 bytes, modified 1700000000.000000001, changed 1700000001.5",
+                "5 bytes, modified 1700000060.000000001, changed 1700000001.5",
+                ["modified 2023-11-14 22:13:20 UTC", "modified 2023-11-14 22:14:20 UTC"],
+            ),
+            (
+                "5 bytes, modified 1700000000.123400000",
+                "6 bytes, modified 1700000000.123500000",
+                [
+                    "5 bytes, modified 2023-11-14 22:13:20.123400 UTC",
+                    "6 bytes, modified 2023-11-14 22:13:20.123500 UTC",
+                ],
+            ),
+            (
+                "boot a, 8 sectors written",
+                "boot a, 9 sectors written",
+                ["8 sectors written", "9 sectors written"],
+            ),
+            ("boot a, 8", "modified 1700000000.000000001", ["boot a, 8", "modified 2023-11-14 22:13:20 UTC"]),
+            // Bytes of a journal, which may be anything.
+            (
+                "x 253402300800.000000001",
+                "\u{e9} 1.\u{e9}\u{e9}\u{e9}\u{e9}x",
+                ["x 253402300800.000000001", "\u{e9} 1.\u{e9}\u{e9}\u{e9}\u{e9}x"],
+            ),
+        ] {
+            assert_eq!(differing(theirs, ours), expected);
+        }
     }
 
     #[test]

@@ -45,11 +45,13 @@ fn words(job: &Job<'_>, is_anew: bool) -> Vec<String> {
     }
     let depth = plan.depth.map(u64::from);
     let chunk = plan.chunk.map(u64::from);
+    let rate = plan.rate.get().map(|rate| format!("{rate}B/s"));
+    let text = |number: Option<u64>| number.map(|number| number.to_string());
     for (name, value) in
-        [("--size", plan.size), ("--rate", plan.rate.get()), ("--depth", depth), ("--chunk", chunk)]
+        [("--size", text(plan.size)), ("--rate", rate), ("--depth", text(depth)), ("--chunk", text(chunk))]
     {
         if let Some(value) = value {
-            option(name, value.to_string());
+            option(name, value);
         }
     }
     if !plan.sparse {
@@ -139,7 +141,7 @@ mod tests {
         let host = Quiet::default();
         let address = |words| Box::new(Local::parse(words).unwrap());
         let job = Job::new(&host, &request, address("a,,b.img"), address("c.img,create,size=1M"));
-        let common = "hikyaku copy 'a,,b.img' 'c.img,size=1M' --src-offset 512 --size 1048576 --rate 1000 --depth 3 \
+        let common = "hikyaku copy 'a,,b.img' 'c.img,size=1M' --src-offset 512 --size 1048576 --rate 1000B/s --depth 3 \
                       --chunk 65536 --sparse off --offload require --verify --manifest 'm n' --snapshot auto --remote-copy \
                       off --pre 'a b' --post c";
         let allowed = "--allow 'in-use,sector-size,space'";

@@ -7,6 +7,7 @@ use block::{IoError, IoErrorKind, OpenError};
 use serde_json::{Value, json};
 
 use crate::SCHEMA;
+use crate::printable::printable_name;
 
 /// How a job or a command ended; [`Ending::code`] is its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +200,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot {}", self.attempted)?;
         if !self.object.is_empty() {
-            write!(f, " {}", self.object)?;
+            write!(f, " {}", printable_name(&self.object))?;
         }
         write!(f, ": {}", self.cause)?;
         if !self.hint.is_empty() {

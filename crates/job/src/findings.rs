@@ -161,9 +161,11 @@ fn stand_in(job: &Job<'_>, is_absent: bool, source_bytes: u64) -> Result<Option<
     let size = destination.spec().size("size").map_err(usage)?;
     let is_shorter = |path: &Path| std::fs::metadata(path).is_ok_and(|file| Some(file.len()) < size);
     let grows = destination.spec().flag("grow").map_err(usage)? && destination.path().is_some_and(is_shorter);
-    let size = match size {
+    let grown = space::grown(job, source_bytes).and_then(|grown| grown.spec().size("size").ok().flatten());
+    let size = match (size, grown) {
         _ if is_absent => space::size_of_new(job, source_bytes)?,
-        Some(size) if grows => size,
+        (Some(size), _) if grows => size,
+        (_, Some(size)) => size,
         _ => return Ok(None),
     };
     let spec = Spec::parse(&format!("null:{size}")).map_err(usage)?;

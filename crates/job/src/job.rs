@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(failure.ending, Ending::Interrupted(libc::SIGTERM));
         let name = failure.hint.rsplit(' ').next().unwrap();
         let hint = &failure.hint;
-        assert!(hint.contains("--rate 2097152 --offload off --resume ") && name.len() == 16, "{hint}");
+        assert!(hint.contains("--rate 2097152B/s --offload off --resume ") && name.len() == 16, "{hint}");
         let second = Quiet { state_dir: first.state_dir.clone(), ..Quiet::default() };
         let again = Request { resume: Resume::Named(name.to_owned()), ..request };
         let copied = job(&second, &again, "a.img", "b.img,create,size=4M").copy(&mut Record::new()).unwrap();

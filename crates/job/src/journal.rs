@@ -246,8 +246,13 @@ fn check(
             host.warn(&format!("resuming although {mismatch}"));
             return Ok(());
         }
-        Mismatch::Storage { .. } | Mismatch::DestinationWritten { .. } => {
-            "a device may get other numbers when the machine starts; --force if it is the same, with the same contents"
+        Mismatch::Storage { .. } => {
+            "copy anew, with --resume off; a device may get other numbers when the machine starts: --force if it is the same, \
+             with the same contents"
+        }
+        Mismatch::DestinationWritten { .. } => {
+            "another destination, if what was written there is needed; --resume off to overwrite it; --force goes on, and the \
+             copy has those writes in it"
         }
         Mismatch::SourceChanged { .. } if unknown && request.plan.verify => {
             host.remark("whether the source was written since is not known: --verify checks");
@@ -257,7 +262,7 @@ fn check(
             "--verify compares what was copied before, too; --force if nothing has written to it since"
         }
         Mismatch::SourceChanged { .. } => {
-            "copy anew without --resume; --force if nothing has written to it since"
+            "copy anew, with --resume off; --force goes on, and the copy mixes the source of two moments"
         }
     };
     Err(Failure::refused("resume from", path.display().to_string(), mismatch).hint(hint))

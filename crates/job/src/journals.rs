@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use block::{Endpoint, Spec};
 use io::Io;
-use mover::{Label, Map, Mapfile, Origin, Status, read_mapfile};
+use mover::{Label, Map, Mapfile, Mismatch, Origin, Status, read_mapfile};
 
 use crate::journal::{self, Earlier, JOURNALS};
 use crate::{Address, Failure, Host, Job, again, shell, units};
@@ -85,11 +85,16 @@ impl Interrupted {
     /// which does not contain it.
     pub fn command(&self) -> Option<String> {
         let Origin { directory, command, .. } = self.origin.as_ref()?;
+        let words = self.arguments();
         let here = std::env::current_dir().is_ok_and(|here| here.display().to_string() == *directory);
         let change = if here { String::new() } else { format!("cd {} && ", shell::quoted(directory)) };
-        let words = shell::split(command);
         let line = words.map_or_else(|| command.clone(), |words| shell::line(&words));
         Some(format!("{change}{line} --resume {}", shell::quoted(&self.id)))
+    }
+
+    /// The command line of the copy as arguments, with the program; `None` if the journal has none.
+    pub fn arguments(&self) -> Option<Vec<String>> {
+        shell::split(&self.origin.as_ref()?.command).map(with_units)
     }
 
     /// The journal and its copy, as in a list within a sentence.
@@ -108,6 +113,16 @@ impl Interrupted {
     fn far(&self) -> String {
         format!("{} of {} are done", units::bytes(self.done_bytes()), units::bytes(self.label.bytes))
     }
+}
+
+/// The arguments with the unit of `--rate`, which earlier releases wrote as a bare number of bytes per second.
+fn with_units(mut words: Vec<String>) -> Vec<String> {
+    for at in 1..words.len() {
+        if words[at - 1] == "--rate" && words[at].bytes().all(|byte| byte.is_ascii_digit()) {
+            words[at] += "B/s";
+        }
+    }
+    words
 }
 
 /// The first journals within a sentence, with what `--resume` takes.
@@ -166,32 +181,63 @@ pub(crate) fn find(
     let Some(found) = list(&state).into_iter().filter(is_same).max_by_key(Interrupted::done_bytes) else {
         return Ok(None);
     };
-    let refused = |cause: &str, more: &str| {
+    let resume = found.command().unwrap_or_else(|| again::resume(job, &found.id));
+    let anew = again::anew(job);
+    let refused = |cause: &str, hint: String| {
         let cause = format!("an earlier copy of the same was interrupted ({}), and {cause}", found.far());
-        let resume = found.command().unwrap_or_else(|| again::resume(job, &found.id));
-        let hint =
-            format!("to go on with it all the same: {resume}{more}; to begin anew: {}", again::anew(job));
         Err(Failure::refused("copy to", job.destination.text(), cause).hint(hint))
     };
     let part = again::part(job.request);
     match &found.origin {
-        None => return refused("an earlier release began it, which did not record its options", ""),
+        None => {
+            let cause = "an earlier release began it, which did not record its options";
+            return refused(cause, format!("to begin anew: {anew}; to go on with it all the same: {resume}"));
+        }
         Some(origin) if origin.part != part => {
-            return refused(&format!("it was to copy another part ({}, here {part})", origin.part), "");
+            let cause = format!("it was to copy another part ({}, here {part})", origin.part);
+            return refused(&cause, format!("to go on with that copy: {resume}; to begin anew: {anew}"));
         }
         Some(_) => {}
     }
     if let Err(mismatch) = found.label.check(label) {
         let is_unknown = label.source_was.counts_anew_since(&found.label.source_was);
         if !(is_unknown && job.request.plan.verify) {
-            return refused(&mismatch.to_string(), if is_unknown { " --verify" } else { " --force" });
+            return refused(&mismatch.to_string(), ways_on(job, &mismatch, is_unknown, &resume));
         }
     }
     if let Some(at) = difference(io, [source, destination], &found) {
         let cause = format!("the destination does not hold at offset {at} what that copy wrote");
-        return refused(&cause, "");
+        let hint = format!(
+            "to begin anew: {anew}; to go on with it all the same, with what the destination holds there: {resume}"
+        );
+        return refused(&cause, hint);
     }
     Ok(Some(found.into()))
+}
+
+/// What can be done about a journal of a source or a destination that was written since: first what copies the source as
+/// it is, at last what mixes two states.
+fn ways_on(job: &Job<'_>, mismatch: &Mismatch, is_unknown: bool, resume: &str) -> String {
+    let anew = again::anew(job);
+    match mismatch {
+        Mismatch::SourceChanged { .. } if is_unknown => {
+            format!("to go on and compare what was copied before: {resume} --verify; to begin anew: {anew}")
+        }
+        Mismatch::SourceChanged { .. } => {
+            let more = match job.request.since {
+                None => "; with --since hash it writes only what differs",
+                Some(_) => "",
+            };
+            format!(
+                "to copy what it holds now: {anew}{more}; --snapshot auto, where the source can have one, makes later changes \
+                 harmless. To go on, for a copy that mixes the source of two moments: {resume} --force"
+            )
+        }
+        _ => format!(
+            "another destination, if what was written there is needed; to overwrite it: {anew}. To go on with a copy that \
+             has those writes in it: {resume} --force"
+        ),
+    }
 }
 
 /// Compares a few places that the journal lists as finished. Returns the first offset of the destination with a
@@ -281,6 +327,16 @@ fn remove(job: &Job<'_>, journal: &Interrupted) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bare_rate_of_an_earlier_release_is_one_of_bytes() {
+        for (earlier, now) in
+            [("--rate 65536", "--rate 65536B/s"), ("--rate 9B/s 7", "--rate 9B/s 7"), ("--rate", "--rate")]
+        {
+            let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(with_units(words(earlier)), words(now));
+        }
+    }
 
     #[test]
     fn a_clock_that_is_set_does_not_expire_journals() {

@@ -14,7 +14,7 @@ use crate::journal::Earlier;
 use crate::space::{self, Standing};
 use crate::standard::{self, Output, STDIN, STDOUT};
 use crate::{
-    Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, units,
+    Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, shell, units,
 };
 
 const ELSEWHERE: &str = "a destination on other storage, such as a new file: copy.img";
@@ -36,8 +36,11 @@ pub fn prepare(
     let (source_medium, mut source) = inspection.open_source(io)?;
     inspection.look_at_new_file(&mut *source);
     inspection.first()?;
-    let created = inspection.create(source.capability().size_bytes)?;
-    let (destination_medium, mut destination) = inspection.open_destination(io, &*job.destination)?;
+    let source_bytes = source.capability().size_bytes;
+    let created = inspection.create(source_bytes)?;
+    let grown = space::grown(job, source_bytes);
+    let at = grown.as_ref().map_or(&*job.destination, |grown| grown as &dyn Address);
+    let (destination_medium, mut destination) = inspection.open_destination(io, at)?;
     inspection.look_at_identity(&*source, &*destination);
     let checked = inspection.check_plan(&*source, &*destination);
     inspection.first()?;
@@ -364,7 +367,14 @@ impl<'a> Inspection<'a> {
         match mover::plan_check(source.capability(), destination.capability(), &request.plan()) {
             Ok(checked) => Some(checked),
             Err(refusal) => {
-                self.refusals.push(refused(&refusal, from.text(), to.text()));
+                let failure = refused(&refusal, from.text(), to.text());
+                self.refusals.push(match refusal {
+                    Refusal::DestinationTooSmall { .. } if to.path().is_some_and(Path::is_file) => {
+                        let hint = larger(to.words());
+                        failure.hint(hint)
+                    }
+                    _ => failure,
+                });
                 None
             }
         }
@@ -419,6 +429,16 @@ pub fn probe(io: &mut Io, endpoint: &mut dyn Endpoint) -> Result<Vec<&'static st
     Ok(signature::probe(&Ends { head: &head, tail: &tail, size_bytes }))
 }
 
+/// The hint for a file that is too small. `words`: the file and its options.
+fn larger(words: &str) -> String {
+    let is_kept = |part: &&str| !part.starts_with("size=") && !["grow", "create"].contains(part);
+    // A doubled comma belongs to the path; NUL occurs in no argument of a process.
+    let parts = words.replace(",,", "\0");
+    let kept: Vec<&str> = parts.split(',').filter(is_kept).collect();
+    let grows = kept.join(",").replace('\0', ",,") + ",grow";
+    format!("{}, which makes the file larger; or --size to copy less", shell::quoted(&grows))
+}
+
 fn is_missing(path: &Path) -> bool {
     std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
@@ -438,7 +458,13 @@ pub(crate) fn refused(refusal: &Refusal, source: &str, destination: &str) -> Fai
         Refusal::BlockSize { .. } => to(Ending::Refused)
             .hint("file systems and partition tables depend on the block size; --allow sector-size if that is meant"),
         Refusal::SourceTooSmall { .. } => {
-            Failure::new(Ending::Usage, "copy from", source, refusal).hint("--src-offset and --size")
+            let hint = match refusal {
+                Refusal::SourceTooSmall { offset, size, .. } if offset < size => {
+                    format!("--size {} or less; without --size all from --src-offset is copied", size - offset)
+                }
+                _ => "a smaller --src-offset".to_owned(),
+            };
+            Failure::new(Ending::Usage, "copy from", source, refusal).hint(hint)
         }
         Refusal::NotReady(_) => to(Ending::Failed),
         _ => to(Ending::Usage),
@@ -502,6 +528,31 @@ mod tests {
         };
         assert_eq!([refused(&one, &one), refused(&one, &link), refused(&one, &other)], [1, 1, 0]);
         assert_eq!(refused("null:1M", "null:1M"), 0, "storage of which each endpoint has its own");
+    }
+
+    #[test]
+    fn a_file_that_is_too_small_grows_if_its_option_says_so() {
+        let (_directory, [one, other, _]) = files();
+        std::fs::write(&other, "x").unwrap();
+        let prepared = |destination: &str| {
+            with_job(&one, destination, |job| {
+                let prepared = prepare(job, &mut crate::event_loop().unwrap(), None, None);
+                prepared.map(drop).map_err(|failure| failure.hint)
+            })
+        };
+        let hint = prepared(&other).unwrap_err();
+        assert!(hint.starts_with(&shell::quoted(&format!("{other},grow"))), "{hint}");
+        assert_eq!(std::fs::metadata(&other).unwrap().len(), 1, "a refused copy does not grow it");
+        assert_eq!(prepared(&format!("{other},grow")), Ok(()));
+        assert_eq!(std::fs::metadata(&other).unwrap().len(), 1 << 20);
+        assert_eq!(std::fs::read(&other).unwrap()[0], b'x');
+        for (words, expected) in [
+            ("a.img,size=1M,ro", "a.img,ro,grow"),
+            ("a,,b.img,grow,size=1G", "a,,b.img,grow"),
+            ("a b", "a b,grow"),
+        ] {
+            assert!(larger(words).starts_with(&shell::quoted(expected)), "{}", larger(words));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Instant;
 use block::{Endpoint, NewFile};
 
 use crate::estimate::{EXTENTS_MAX, EXTENTS_TIME_MAX};
-use crate::{Address, Choice, Ending, Failure, Job, units};
+use crate::{Address, Choice, Ending, Failure, Job, Local, units};
 
 /// File systems that cannot share blocks between files: a copy to another file of theirs takes space.
 const NEVER_SHARING: [i64; 3] = [libc::EXT4_SUPER_MAGIC, libc::TMPFS_MAGIC, libc::MSDOS_SUPER_MAGIC];
@@ -29,6 +29,11 @@ pub(crate) fn standing(destination: &dyn Address, is_explicit: bool) -> Result<S
         _ => return Ok(Standing::There),
     }
     let absent = |cause: String| Failure::refused("copy to", destination.text(), cause);
+    if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        let cause = "a name with / at its end is that of a directory, and this one does not exist";
+        return Err(Failure { ending: Ending::Usage, ..absent(cause.to_owned()) }
+            .hint("name a file: the path without the / at its end, or one in a directory that exists"));
+    }
     let directory = directory(path);
     if path.symlink_metadata().is_ok() {
         return Err(absent("it is a symbolic link to what does not exist".to_owned())
@@ -43,7 +48,7 @@ pub(crate) fn standing(destination: &dyn Address, is_explicit: bool) -> Result<S
         let ending = if is_explicit { Ending::Failed } else { Ending::Refused };
         return Err(Failure { ending, ..failure }.hint("make the directory, or check the name"));
     }
-    if path.as_os_str().as_encoded_bytes().ends_with(b"/") || destination.spec().flag("ro") == Ok(true) {
+    if destination.spec().flag("ro") == Ok(true) {
         return Err(absent("it does not exist".to_owned()).hint("check the name"));
     }
     Ok(Standing::Absent)
@@ -67,6 +72,21 @@ pub(crate) fn needed(job: &Job<'_>, source_bytes: u64) -> u128 {
     let plan = &job.request.plan;
     let bytes = plan.size.unwrap_or(source_bytes.saturating_sub(plan.src_offset));
     u128::from(plan.dst_offset) + u128::from(bytes)
+}
+
+/// The destination with the size that the range needs, if it is a file that is shorter and has the option `grow` without
+/// `size=`. To open it makes the file larger.
+pub(crate) fn grown(job: &Job<'_>, source_bytes: u64) -> Option<Local> {
+    let destination = &job.destination;
+    let path = destination.path().filter(|path| path.is_file())?;
+    let is_asked = destination.spec().flag("grow") == Ok(true) && destination.spec().get("size").is_none();
+    let needed = u64::try_from(needed(job, source_bytes)).ok().filter(|_| is_asked)?;
+    if std::fs::metadata(path).ok()?.len() >= needed {
+        return None;
+    }
+    let mut spec = destination.spec().clone();
+    spec.options.push(("size".to_owned(), Some(needed.to_string())));
+    Some(Local::named(destination.text(), spec))
 }
 
 /// Makes the file of the destination.

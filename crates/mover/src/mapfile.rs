@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use block::Fingerprint;
+use block::{Fingerprint, differing};
 use thiserror::Error;
 
 use crate::map::{Map, MapEntry, Status};
@@ -99,11 +99,14 @@ pub enum Mismatch {
         theirs: String,
         ours: String,
     },
-    #[error("the destination has been written since the copy was interrupted (it was {theirs}, now {ours})")]
+    #[error(
+        "the destination has been written since the copy was interrupted (it was {was}, now {is})",
+        was = differing(theirs, ours)[0], is = differing(theirs, ours)[1]
+    )]
     DestinationWritten { theirs: String, ours: String },
     #[error(
-        "the source has changed since the copy began ({theirs}, now {ours}): what was copied before is not what it holds \
-         now"
+        "the source has changed since the copy began ({was}, now {is}): what was copied before is not what it holds now",
+        was = differing(theirs, ours)[0], is = differing(theirs, ours)[1]
     )]
     SourceChanged { theirs: String, ours: String },
 }

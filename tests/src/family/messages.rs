@@ -221,6 +221,26 @@ const ROWS: &[Row] = &[
          iscsi://127.0.0.1:1/iqn.2026-11.example:disks",
     ),
     (
+        "colons-in-the-place-of-slashes",
+        &["info", "host:disks:0"],
+        1,
+        "...try: iscsi://host/IQN/LUN, with / between them; `hikyaku ls iscsi://host` lists them",
+    ),
+    (
+        "destination-with-colons-in-the-place-of-slashes",
+        &["copy", "disk.img", "host:disks:0"],
+        2,
+        "error: cannot copy to host:disks:0: it is an address without a scheme, and no file\n  try: iscsi://host/IQN/LUN, with / \
+         between them; `hikyaku ls iscsi://host` lists them; ./host:disks:0 for a new file of this name",
+    ),
+    (
+        "colon-before-the-lun",
+        &["info", "iscsi://127.0.0.1:1/iqn.2026-11.example:disks:0"],
+        2,
+        "error: cannot open iscsi://127.0.0.1:1/iqn.2026-11.example:disks:0: it names no LUN; list them with: ...\n  try: \
+         iscsi://127.0.0.1:1/iqn.2026-11.example:disks/0, if the end of that name was to be the LUN",
+    ),
+    (
         "url-with-a-slash-at-its-end",
         &["info", "iscsi://127.0.0.1:1/iqn.2026-11.example:disks/0/"],
         2,
@@ -384,6 +404,26 @@ const ROWS: &[Row] = &[
         &["copy", "disk.img", "directory"],
         2,
         "error: cannot copy to directory: it is a directory\n  try: directory/disk.img",
+    ),
+    (
+        "copy-into-a-directory-that-is-missing",
+        &["copy", "disk.img", "nowhere/"],
+        2,
+        "error: cannot copy to nowhere/: a name with / at its end is that of a directory, and this one does not exist\n  try: name a \
+         file: the path without the / at its end, or one in a directory that exists",
+    ),
+    (
+        "copy-of-more-than-the-source-has",
+        &["copy", "disk.img", "new.img", "--size", "1g"],
+        2,
+        "error: cannot copy from disk.img: the source has 1048576 bytes; 1073741824 bytes at offset 0 are not all there\n  try: --size \
+         1048576 or less; without --size all from --src-offset is copied",
+    ),
+    (
+        "rate-without-a-unit",
+        &["copy", "disk.img", "new.img", "--rate", "10"],
+        2,
+        "error: invalid value '10' for '--rate <SIZE/s>': '10' has no unit; write 10MB/s, 10kB/s or, if so little is meant, 10B/s",
     ),
     (
         "copy-onto-itself",

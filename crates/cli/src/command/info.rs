@@ -65,10 +65,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         rows.push(row("holds", holds));
         rows.extend(image.iter().flat_map(ImageFile::rows).map(|(name, value)| row(name, value)));
         rows.extend(local.iter().flat_map(Local::rows).map(|(name, value)| row(name, value)));
-        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        let lines: Vec<String> =
-            rows.iter().map(|(name, value)| format!("{name:<width$}  {value}")).collect();
-        output::line(&lines.join("\n"));
+        output::line(&output::pairs(&rows, output::columns()));
     }
     Ok(Exit::Done)
 }

@@ -80,7 +80,7 @@ pub(super) fn print(
         show(status);
     }
     for copy in &copies {
-        let text = |name: &str| copy[name].as_str().unwrap_or("-").to_owned();
+        let text = |name: &str| text(&copy[name]);
         output::line(&format!("interrupted copy  {} -> {}", text("source"), text("destination")));
         output::line(&format!("  {}", text("command")));
     }
@@ -180,34 +180,29 @@ fn percentile(times: &[(u64, u64)], share: f64) -> Option<u64> {
 }
 
 fn show(status: &Value) {
-    let listen: Vec<&str> =
-        status["listen"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let listen: Vec<String> = status["listen"].as_array().into_iter().flatten().map(text).collect();
     if status["command"] == "copy" {
-        output::line(&format!(
-            "copy {}  {} -> {}  {}",
-            status["pid"],
-            text(&status["source"]),
-            text(&status["destination"]),
-            status["text"].as_str().unwrap_or("beginning"),
-        ));
+        let ends = format!("{} -> {}", text(&status["source"]), text(&status["destination"]));
+        let said = if status["text"].is_string() { text(&status["text"]) } else { "beginning".to_owned() };
+        let fields = [format!("copy {}", number(&status["pid"])), ends, said];
+        output::line(&output::fields(&fields, output::columns()));
         return;
     }
-    output::line(&format!(
-        "{} {}  up {}  {}  {}{}",
-        text(&status["command"]),
-        status["pid"],
-        since(&status["since_unix_s"]),
+    let configuration = status["configuration"].as_str();
+    let mut fields = vec![
+        format!("{} {}", text(&status["command"]), number(&status["pid"])),
+        format!("up {}", since(&status["since_unix_s"])),
         listen.join(" "),
-        status["configuration"].as_str().unwrap_or("(no configuration file)"),
-        if status["draining"] == true { "  draining" } else { "" },
-    ));
+        configuration.map_or("(no configuration file)".into(), output::printable_name).into_owned(),
+    ];
+    fields.extend((status["draining"] == true).then(|| "draining".to_owned()));
+    output::line(&output::fields(&fields, output::columns()));
     let mut luns = Table::new(&[
         "target", "lun", "storage", "size", "mode", "state", "read", "write", "iops", "p50", "p99",
     ]);
     for lun in status["luns"].as_array().into_iter().flatten() {
-        let size = units::bytes(lun["size_bytes"].as_u64().unwrap_or_default());
-        let named = [text(&lun["target"]), lun["lun"].to_string(), text(&lun["storage"]), size];
+        let size = lun["size_bytes"].as_u64().map_or("-".to_owned(), units::bytes);
+        let named = [text(&lun["target"]), number(&lun["lun"]), text(&lun["storage"]), size];
         let state = [mode(lun["read_only"] == true), text(&lun["state"])];
         luns.row(named.into_iter().chain(state).chain(measured(lun)).collect());
     }
@@ -229,18 +224,7 @@ fn show(status: &Value) {
         "target",
     ]);
     for session in status["sessions"].as_array().into_iter().flatten() {
-        let user = [&session["key_name"], &session["chap_user"]].into_iter().find_map(Value::as_str);
-        let named = [
-            session["tsih"].to_string(),
-            text(&session["initiator"]),
-            text(&session["peer"]),
-            user.unwrap_or("-").to_owned(),
-            protection(&session["protection"]),
-            luns_of(session),
-        ];
-        let retries = session["retries_requested"].to_string();
-        let last = [retries, since(&session["since_unix_s"]), text(&session["target"])];
-        sessions.row(named.into_iter().chain(measured(session)).chain(last).collect());
+        sessions.row(session_cells(session));
     }
     sessions.print();
     if let Some(refused @ 1..) = status["connections_refused"].as_u64() {
@@ -249,6 +233,31 @@ fn show(status: &Value) {
             units::counted(refused, "connection")
         ));
     }
+}
+
+/// A name or another text of one line; `-` where the process, which may be of another release, gives none.
+fn text(value: &Value) -> String {
+    value.as_str().map_or("-".into(), output::printable_name).into_owned()
+}
+
+/// A number; `-` where the process gives none.
+fn number(value: &Value) -> String {
+    value.as_u64().map_or("-".to_owned(), |number| number.to_string())
+}
+
+fn session_cells(session: &Value) -> Vec<String> {
+    let user = [&session["key_name"], &session["chap_user"]].into_iter().find_map(Value::as_str);
+    let named = [
+        number(&session["tsih"]),
+        text(&session["initiator"]),
+        text(&session["peer"]),
+        user.unwrap_or("-").to_owned(),
+        protection(&session["protection"]),
+        luns_of(session),
+    ];
+    let retries = number(&session["retries_requested"]);
+    let last = [retries, since(&session["since_unix_s"]), text(&session["target"])];
+    named.into_iter().chain(measured(session)).chain(last).collect()
 }
 
 fn mode(read_only: bool) -> String {
@@ -267,7 +276,8 @@ fn luns_of(session: &Value) -> String {
     if session["target"].is_null() {
         return "(discovery)".to_owned();
     }
-    let one = |lun: &Value| format!("{}{}", lun["lun"], if lun["read_only"] == true { ",ro" } else { "" });
+    let one =
+        |lun: &Value| format!("{}{}", number(&lun["lun"]), if lun["read_only"] == true { ",ro" } else { "" });
     session["luns"].as_array().into_iter().flatten().map(one).collect::<Vec<_>>().join(" ")
 }
 
@@ -324,5 +334,12 @@ mod tests {
         let mut after = json!({ "sessions": [usage(10, 40_960, &json!([[10, 10]]))], "luns": [] });
         add_rates(&json!({ "sessions": [] }), &mut after, 1.0);
         assert_eq!(after["sessions"][0]["iops"], 11.0 - 1.0);
+    }
+
+    #[test]
+    fn what_a_process_does_not_say_is_a_dash() {
+        assert_eq!(session_cells(&json!({})).join(" "), "- - - - - (discovery) - - - - - - - -");
+        assert_eq!(luns_of(&json!({ "target": "iqn.x", "luns": [{}] })), "-");
+        assert_eq!(text(&json!("a\nb\u{1b}")), "a\\u{a}b\\u{1b}");
     }
 }

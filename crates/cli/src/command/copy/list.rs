@@ -65,8 +65,8 @@ fn lines(journal: &Interrupted) -> [String; 2] {
             units::bytes(done),
             units::bytes(all),
             age(journal.age()),
-            label.source,
-            label.destination
+            output::printable_name(&label.source),
+            output::printable_name(&label.destination)
         ),
         format!("  {command}"),
     ]
@@ -105,7 +105,7 @@ pub(super) fn resumed(context: &Context, args: &Args) -> Result<Args, Failure> {
     };
     let origin =
         found.origin.as_ref().ok_or_else(|| failed("an earlier release made its journal".to_owned()))?;
-    let words = job::shell::split(&origin.command).unwrap_or_default();
+    let words = found.arguments().unwrap_or_default();
     let parsed = Cli::try_parse_from(&words).map(|cli| cli.command);
     let Ok(Command::Copy(mut before)) = parsed else {
         return Err(failed(format!("its command line is not understood: {}", origin.command)));

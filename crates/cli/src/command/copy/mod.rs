@@ -61,7 +61,7 @@ fn check_scheme(destination: &End<'_>) -> Result<(), Failure> {
     let named = &destination.named;
     let Some(path) = named.path().filter(|path| !path.exists()) else { return Ok(()) };
     let text = path.display().to_string();
-    if advice::meant_url(&text, false).is_none() {
+    if advice::meant_url(&text, false).is_none() && advice::host_of_colons(&text).is_none() {
         return Ok(());
     }
     let hint = format!("{}; ./{text} for a new file of this name", advice::missing(path));

@@ -58,12 +58,15 @@ the sockets for a restart, which looks as a stop does: sessions are cut 300 ms
 after the request to log out. Log out initiators before (hikyaku status).
 
 Examples:
-  hikyaku serve disk.img                         LUN 0 at 127.0.0.1:3260
-  hikyaku serve /dev/vg/a b.img,ro --listen 0    two LUNs on a free port
-  hikyaku serve disk.img --listen 0.0.0.0 --peers peers.toml
-                                                 sealed, for the keys listed
-  hikyaku serve disk.img --listen 0.0.0.0 --chap-user u \\
-      --chap-secret-file u.secret
+  # LUN 0 at 127.0.0.1:3260
+  hikyaku serve disk.img
+  # two LUNs on a free port
+  hikyaku serve /dev/vg/a b.img,ro --listen 0
+  # sealed, for the keys listed
+  hikyaku serve disk.img --peers peers.toml \\
+      --listen 0.0.0.0
+  hikyaku serve disk.img --listen 0.0.0.0 \\
+      --chap-user u --chap-secret-file u.secret
   hikyaku serve --config /etc/hikyaku/hikyaku.toml")]
 pub(crate) struct Args {
     /// What to offer, as LUN 0, 1, ... (or lun=N); with neither this nor --config, /etc/hikyaku/hikyaku.toml
