@@ -219,6 +219,8 @@ fn respond(
 /// For the fuzzer.
 pub(crate) fn fuzzed(request: &[u8]) -> String {
     let idle = ServerStatus {
+        key: None,
+        next_key: None,
         addresses: Vec::new(),
         sessions: Vec::new(),
         luns: Vec::new(),
@@ -420,6 +422,8 @@ mod tests {
             usage,
         };
         let status = ServerStatus {
+            key: None,
+            next_key: None,
             addresses: Vec::new(),
             sessions: Vec::new(),
             luns: vec![lun],
