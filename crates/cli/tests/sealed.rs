@@ -210,8 +210,12 @@ fn a_pre_shared_key_must_be_the_same() {
     let serving = hosts.serve(&[]);
     let url = format!("{},peer-key={}", serving.urls[0], hosts.target);
     hosts.place.run(&["info", &format!("{url},psk-file=a.psk")]).expect(0);
-    hosts.place.run(&["info", &format!("{url},psk-file=b.psk")]).expect(4);
-    hosts.place.run(&["info", &url]).expect(4);
+    for other in [",psk-file=b.psk", ""] {
+        let refused = hosts.place.run(&["info", &format!("{url}{other}")]).expect(4);
+        refused
+            .on_stderr("the pre-shared keys (psk-file=) of the two sides differ")
+            .on_stderr("try: compare psk-file= here");
+    }
 }
 
 #[test]
@@ -242,6 +246,22 @@ fn chap_within_the_seal_is_required_too() {
     let url = &serving.urls[0];
     hosts.place.run(&["info", url]).expect(4);
     hosts.place.run(&["info", &format!("{url},chap-user=u,chap-secret-file=secret")]).expect(0);
+    // A mistyped secret gets no advice on keys, sealed or not.
+    hosts.place.file("other", b"another long secret\n");
+    let plain = hosts.serve(&["--chap-user", "u", "--chap-secret-file", "secret", "--seal", "offer"]);
+    for (command, url) in
+        [("info", url), ("info", &plain.urls[0]), ("ls", &format!("iscsi://{}", portal(&plain)))]
+    {
+        let refused =
+            hosts.place.run(&[command, &format!("{url},chap-user=u,chap-secret-file=other")]).expect(4);
+        let refused =
+            refused.on_stderr("the target rejects the CHAP name or secret\n  try: compare the CHAP name");
+        assert!(
+            !refused.stderr.contains("key trust") && !refused.stderr.contains("peers"),
+            "{}",
+            refused.stderr
+        );
+    }
 }
 
 #[test]

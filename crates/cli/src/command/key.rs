@@ -9,7 +9,7 @@ use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use block::Location;
+use block::{Location, OpenError};
 use clap::Subcommand;
 use job::shell::quoted;
 use node::initiator::{Url, enquire};
@@ -176,10 +176,17 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     let places = [std::slice::from_ref(&host), &addresses].concat();
     let before = known.find(Query { places: &places, target: None });
     let answered = enquire(&url, ENQUIRY_TIMEOUT).map_err(|error| {
-        Failure::open("fetch the key of", portal.clone(), &error).hint(
-            "a target seals with `hikyaku serve ... --peers FILE`; one that has --tls is trusted by tls=FILE instead; `hikyaku ls` lists \
-             what is there",
-        )
+        let failure = Failure::open("fetch the key of", portal.clone(), &error);
+        match error {
+            OpenError::Unreachable(_) => failure.hint(
+                "see that the target runs (`hikyaku serve ... --peers FILE`) and listens at this address and port, and that no firewall \
+                 is between",
+            ),
+            _ => failure.hint(
+                "a target seals with `hikyaku serve ... --peers FILE`; one that has --tls is trusted by tls=FILE instead; `hikyaku ls` \
+                 lists what is there",
+            ),
+        }
     })?;
     let replaced = before.as_ref().ok().and_then(|found| found.as_ref()).map(|found| found.key);
     let is_new = match (before, &args.key) {
@@ -227,7 +234,10 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
 
 fn addresses(url: &Url) -> Result<Vec<Place>, Failure> {
     let found = url.address().to_socket_addrs();
-    let found = found.map_err(|error| Failure::new(Exit::Unreachable, "look up", url.host.clone(), error))?;
+    let found = found.map_err(|error| {
+        let error = OpenError::Unreachable(format!("looking up {}: {error}", url.host));
+        Failure::open("fetch the key of", client::portal(url), &error)
+    })?;
     Ok(found.map(Place::at).collect())
 }
 
