@@ -77,6 +77,13 @@ pub enum OpenError {
     Refused(String),
     #[error("{0}")]
     Authentication(String),
+    /// A name or secret of CHAP is not what the other side has, in either direction.
+    #[error("{0}")]
+    Chap(String),
+    /// The answer to the sealed handshake does not verify, at the second attempt either: the pre-shared keys differ, or
+    /// the answer was altered on the way.
+    #[error("{0}")]
+    Unverified(String),
     /// The messages of the handshake were altered on the way, at the second attempt too.
     #[error("{0}")]
     Damaged(String),

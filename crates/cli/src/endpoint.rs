@@ -331,9 +331,7 @@ impl Named {
             return failure.hint(format!("hikyaku ls iscsi://{}", url.address()));
         }
         match self.client.get() {
-            // Damage in transit has nothing to do with keys.
-            _ if matches!(error, OpenError::Damaged(_)) => failure,
-            Some(client) => client.explain(failure),
+            Some(client) => client.explain(failure, error),
             None => failure,
         }
     }

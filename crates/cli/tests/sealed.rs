@@ -210,8 +210,12 @@ fn a_pre_shared_key_must_be_the_same() {
     let serving = hosts.serve(&[]);
     let url = format!("{},peer-key={}", serving.urls[0], hosts.target);
     hosts.place.run(&["info", &format!("{url},psk-file=a.psk")]).expect(0);
-    hosts.place.run(&["info", &format!("{url},psk-file=b.psk")]).expect(4);
-    hosts.place.run(&["info", &url]).expect(4);
+    for other in [",psk-file=b.psk", ""] {
+        let refused = hosts.place.run(&["info", &format!("{url}{other}")]).expect(4);
+        refused
+            .on_stderr("the pre-shared keys (psk-file=) of the two sides differ")
+            .on_stderr("try: compare psk-file= here");
+    }
 }
 
 #[test]
@@ -242,6 +246,22 @@ fn chap_within_the_seal_is_required_too() {
     let url = &serving.urls[0];
     hosts.place.run(&["info", url]).expect(4);
     hosts.place.run(&["info", &format!("{url},chap-user=u,chap-secret-file=secret")]).expect(0);
+    // A mistyped secret gets no advice on keys, sealed or not.
+    hosts.place.file("other", b"another long secret\n");
+    let plain = hosts.serve(&["--chap-user", "u", "--chap-secret-file", "secret", "--seal", "offer"]);
+    for (command, url) in
+        [("info", url), ("info", &plain.urls[0]), ("ls", &format!("iscsi://{}", portal(&plain)))]
+    {
+        let refused =
+            hosts.place.run(&[command, &format!("{url},chap-user=u,chap-secret-file=other")]).expect(4);
+        let refused =
+            refused.on_stderr("the target rejects the CHAP name or secret\n  try: compare the CHAP name");
+        assert!(
+            !refused.stderr.contains("key trust") && !refused.stderr.contains("peers"),
+            "{}",
+            refused.stderr
+        );
+    }
 }
 
 #[test]
@@ -379,7 +399,14 @@ fn a_targets_key_is_rotated_without_trusting_it_again_seal1_9() {
     fs::rename(place.path("kept"), place.path("target.key.next")).unwrap();
     place.file("config/hikyaku/known-targets", announced.as_bytes());
 
-    place.run(&["key", "rotate", "target.key", "--finish"]).expect(0);
+    // The server has ended: whether a login has learnt the key is not known any more.
+    place
+        .run(&["key", "rotate", "target.key", "--finish"])
+        .expect(6)
+        .on_stderr("no running server has announced")
+        .on_stderr("--force");
+    assert_eq!(place.run(&["key", "public", "target.key"]).expect(0).stdout.trim(), hosts.target);
+    place.run(&["key", "rotate", "target.key", "--finish", "--force"]).expect(0);
     assert_eq!(place.run(&["key", "public", "target.key"]).expect(0).stdout.trim(), next);
     let serving = serve();
     info(&serving).expect(0).on_stderr("has changed to the key SHA256:");
@@ -388,6 +415,60 @@ fn a_targets_key_is_rotated_without_trusting_it_again_seal1_9() {
     // An initiator that has missed the announcement.
     place.file("config/hikyaku/known-targets", before.as_bytes());
     info(&serving).expect(4).on_stderr("ITS KEY IS NOT THE ONE WE KNOW");
+}
+
+/// The reload, `status` and the end of a rotation say what the server announces, and since which login.
+#[test]
+fn a_reload_says_that_the_next_key_is_announced_from_now_on() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    let serving = hosts.serve(&[]);
+    hosts.trust(&serving);
+    let reload = || place.run(&["ctl", "reload"]).expect(0).stdout;
+    let status =
+        || place.run(&["status", "--json", "--interval", "0s"]).expect(0).json()["processes"][0].clone();
+    let finish = |code: i32| place.run(&["key", "rotate", "target.key", "--finish"]).expect(code);
+    assert_eq!(reload(), "nothing differs: 0 sessions ended\n");
+    assert_eq!(
+        (status()["public_key"].as_str(), status()["next_key"].is_null()),
+        (Some(&*hosts.target), true)
+    );
+    let begun = place.run(&["key", "rotate", "target.key"]).expect(0);
+    begun.on_stderr("hikyaku key rotate target.key --finish").on_stderr("add a second [[peer]]");
+    finish(6)
+        .on_stderr("has this key and does not announce the next one")
+        .on_stderr("hikyaku ctl reload --pid");
+    let print =
+        |key: &str| place.run(&["key", "public", key, "--json"]).expect(0).json()["fingerprint"].clone();
+    let fingerprint = print("target.key.next");
+    let said = reload();
+    let expected = format!(
+        "next key changed: 0 sessions ended; the next key {} is announced",
+        fingerprint.as_str().unwrap()
+    );
+    assert!(said.starts_with(&expected), "{said}");
+    assert_eq!(reload(), "nothing differs: 0 sessions ended\n");
+    assert_eq!(
+        (&status()["next_key"]["fingerprint"], &status()["next_key"]["sealed_logins"]),
+        (&fingerprint, &0.into())
+    );
+    finish(6).on_stderr("no initiator has logged in sealed since then").on_stderr("--force");
+    place.run(&["info", &serving.urls[0]]).expect(0).on_stderr("announces its next key");
+    // A reload keeps the count.
+    assert_eq!(reload(), "nothing differs: 0 sessions ended\n");
+    assert_eq!(status()["next_key"]["sealed_logins"], 1);
+    place.run(&["status", "--interval", "0s"]).expect(0).on_stdout("; 1 sealed login since then");
+    // Given up, and begun again.
+    fs::rename(place.path("target.key.next"), place.path("kept")).unwrap();
+    assert!(reload().contains(" is not announced any more"));
+    fs::rename(place.path("kept"), place.path("target.key.next")).unwrap();
+    reload();
+    finish(6);
+    place.run(&["info", &serving.urls[0]]).expect(0);
+    finish(0).on_stderr(", in 1 sealed login");
+    assert_eq!(print("target.key"), fingerprint);
+    let refused = place.run(&["ctl", "reload"]).expect(2);
+    refused.on_stderr("another identity");
 }
 
 #[test]

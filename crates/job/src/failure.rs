@@ -9,6 +9,10 @@ use serde_json::{Value, json};
 use crate::SCHEMA;
 use crate::printable::printable_name;
 
+/// Begins the cause of a name lookup that failed, in `node` and `nbd`.
+const LOOKING_UP: &str = "looking up ";
+const LOOKED_UP: &str = "check the spelling of the host's name and this host's name server (`getent hosts NAME`), or write its address";
+
 /// How a job or a command ended; [`Ending::code`] is its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -123,6 +127,18 @@ impl Failure {
                  and LIBISCSI_CHAP_PASSWORD) and that the target's ACL lists this initiator (option initiator=); a \
                  target of another user of this machine lets in whom its `serve --allow-user NAME` names: see its log",
             ),
+            OpenError::Chap(_) => (
+                Ending::Authentication,
+                "compare the CHAP name and secret (chap-user= and chap-secret-file=, or LIBISCSI_CHAP_USERNAME and \
+                 LIBISCSI_CHAP_PASSWORD; the target's own: mutual-chap-user= and mutual-chap-secret-file=) with the account at the \
+                 target, and initiator= with the name that the account is bound to; the target's log says which differs",
+            ),
+            OpenError::Unverified(_) => (
+                Ending::Authentication,
+                "compare psk-file= here with psk-file in the entry of this host's key at the target: both or neither, with the same \
+                 line. If they are the same, find what alters the traffic on the way: a cable, a proxy, an attacker. It is no reason \
+                 to trust another key",
+            ),
             OpenError::Damaged(_) => (
                 Ending::Authentication,
                 "try again; if it stays so, find what alters the traffic on the way: a cable, a proxy, an attacker. It is no \
@@ -141,6 +157,7 @@ impl Failure {
             OpenError::Unreachable(_) if object.starts_with("nbd+unix:") => {
                 (Ending::Unreachable, "see that a server runs and listens at that socket")
             }
+            OpenError::Unreachable(text) if text.contains(LOOKING_UP) => (Ending::Unreachable, LOOKED_UP),
             OpenError::Unreachable(_) if object.starts_with("nbd:") || attempted.starts_with("list") => {
                 (Ending::Unreachable, "check the address, the port and the firewall")
             }
@@ -270,6 +287,11 @@ mod tests {
             assert_eq!(hint(attempted, object), "check the address, the port and the firewall", "{object}");
         }
         assert!(hint("open", "nbd+unix:///?socket=/s").contains("socket"));
+        let error = OpenError::Unreachable("looking up h: Name or service not known".into());
+        for object in ["iscsi://h/iqn.x/0", "nbd://h/x"] {
+            let hint = Failure::open("list", object, &error).hint;
+            assert!(hint.contains("getent hosts") && !hint.contains("firewall"), "{hint}");
+        }
     }
 
     #[test]
@@ -283,6 +305,8 @@ mod tests {
             (OpenError::Authentication("x".into()), 4),
             (OpenError::Unprotected("x".into()), 4),
             (OpenError::Certificate("x".into()), 4),
+            (OpenError::Chap("x".into()), 4),
+            (OpenError::Unverified("x".into()), 4),
             (OpenError::Damaged("x".into()), 4),
             (OpenError::Unreachable("x".into()), 5),
             (OpenError::Failed("x".into()), 1),

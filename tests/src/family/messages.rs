@@ -279,6 +279,27 @@ const ROWS: &[Row] = &[
         "error: cannot use iscsi://127.0.0.1:1/iqn.2026-11.example:disks/0: connecting to 127.0.0.1:1: Connection refused (os error \
          111)\n  try: check the address, the port and the firewall; `hikyaku ls` lists what is there",
     ),
+    (
+        "name-that-does-not-resolve",
+        &["info", "iscsi://host.invalid/iqn.2026-11.example:disks/0"],
+        5,
+        "error: cannot use iscsi://host.invalid/iqn.2026-11.example:disks/0: looking up host.invalid: ...\n  try: check the spelling of \
+         the host's name and this host's name server (`getent hosts NAME`), or write its address",
+    ),
+    (
+        "key-trust-of-a-name-that-does-not-resolve",
+        &["key", "trust", "iscsi://host.invalid"],
+        5,
+        "error: cannot fetch the key of host.invalid:3260: looking up host.invalid: ...\n  try: check the spelling of the host's name \
+         and this host's name server (`getent hosts NAME`), or write its address",
+    ),
+    (
+        "key-trust-where-nobody-listens",
+        &["key", "trust", "iscsi://127.0.0.1:1"],
+        5,
+        "error: cannot fetch the key of 127.0.0.1:1: asking 127.0.0.1:1 for its key: Connection refused (os error 111)\n  try: see that \
+         the target runs (`hikyaku serve ... --peers FILE`) and listens at this address and port, and that no firewall is between",
+    ),
     // Where a server listens.
     (
         "listen-on-an-address-that-ends-like-a-port",

@@ -259,6 +259,7 @@ impl<P: Peer> Remote<P> {
         }
         let kind = match &error {
             OpenError::Authentication(_)
+            | OpenError::Chap(_)
             | OpenError::Unprotected(_)
             | OpenError::Certificate(_)
             | OpenError::Refused(_) => IoErrorKind::Refused,

@@ -316,6 +316,8 @@ fn permanent_failures_of_one_address_lead_to_the_next_unless_they_are_the_same_e
         (OpenError::Exchanged(text()), false),
         (OpenError::Refused(text()), false),
         (OpenError::Authentication(text()), false),
+        (OpenError::Chap(text()), false),
+        (OpenError::Unverified(text()), false),
         (OpenError::Damaged(text()), false),
         (OpenError::Unprotected(text()), false),
         (OpenError::Certificate(text()), false),

@@ -2,13 +2,14 @@
 //! trusted targets.
 
 mod list;
+mod rotate;
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use block::Location;
+use block::{Location, OpenError};
 use clap::Subcommand;
 use job::shell::quoted;
 use node::initiator::{Url, enquire};
@@ -76,7 +77,7 @@ Examples:
         after_help = "Examples:\n  hikyaku key public\n  hikyaku key public /etc/hikyaku/secrets/server"
     )]
     Public(OfFile),
-    Rotate(RotateArgs),
+    Rotate(rotate::RotateArgs),
     Trust(TrustArgs),
     List(list::ListArgs),
     Forget(list::ForgetArgs),
@@ -91,56 +92,6 @@ struct OfFile {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// Replace the key of a target without a new enrolment of its initiators
-///
-/// Makes the next key pair beside the present one, in FILE.next. From its next reload (SIGHUP) the server announces the next key
-/// in each sealed login, with a proof that it holds it, and initiators accept both keys from then on. `--finish` makes the next key
-/// the present one, for the next start of the server; initiators that have not logged in since the announcement need `key trust`
-/// again. The key of an initiator is replaced in the peers file of the target: list both keys, then remove the old one.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  hikyaku key rotate && hikyaku ctl reload       announce the next key
-  hikyaku key rotate --finish                    when the initiators have logged
-                                                 in; then restart the server")]
-struct RotateArgs {
-    #[command(flatten)]
-    of: OfFile,
-
-    /// Make the next key the present one; the present private key is removed
-    #[arg(long)]
-    finish: bool,
-}
-
-fn rotate(context: &Context, args: &RotateArgs) -> Result<(), Failure> {
-    let file = args.of.file.as_deref();
-    let rotation =
-        if args.finish { identity::finish_rotation(file)? } else { identity::begin_rotation(file)? };
-    let identity::Rotation { file, present, next } = &rotation;
-    if args.of.json {
-        let object = json!({
-            "schema": output::SCHEMA,
-            "finished": args.finish,
-            "file": file,
-            "next_public_key": next.to_string(),
-            "next_fingerprint": fingerprint(next),
-        });
-        output::json(&with_key(object, present));
-        return Ok(());
-    }
-    let [was, is] = if args.finish { ["former", "present"] } else { ["present", "next"] };
-    output::line(&format!("{was} {present} {}", fingerprint(present)));
-    output::line(&format!("{is} {next} {}", fingerprint(next)));
-    context.remark(if args.finish {
-        "restart the server. Initiators that have logged in since the next key was announced go on; the others need hikyaku key trust; \
-         which ones these are is not recorded here"
-    } else {
-        "reload the server (hikyaku ctl reload), which announces the next key from then on; when every initiator has logged in: \
-         hikyaku key rotate --finish"
-    });
-    Ok(())
 }
 
 /// Fetch the public key of a portal and keep it among the known targets
@@ -188,7 +139,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             context.remark(&fingerprint(&key));
             show(of, &key);
         }
-        Action::Rotate(args) => rotate(context, args)?,
+        Action::Rotate(args) => rotate::rotate(context, args)?,
         Action::Trust(args) => trust(context, args)?,
         Action::List(args) => list::list(context, args)?,
         Action::Forget(args) => list::forget(context, args)?,
@@ -225,10 +176,17 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
     let places = [std::slice::from_ref(&host), &addresses].concat();
     let before = known.find(Query { places: &places, target: None });
     let answered = enquire(&url, ENQUIRY_TIMEOUT).map_err(|error| {
-        Failure::open("fetch the key of", portal.clone(), &error).hint(
-            "a target seals with `hikyaku serve ... --peers FILE`; one that has --tls is trusted by tls=FILE instead; `hikyaku ls` lists \
-             what is there",
-        )
+        let failure = Failure::open("fetch the key of", portal.clone(), &error);
+        match error {
+            OpenError::Unreachable(_) => failure.hint(
+                "see that the target runs (`hikyaku serve ... --peers FILE`) and listens at this address and port, and that no firewall \
+                 is between",
+            ),
+            _ => failure.hint(
+                "a target seals with `hikyaku serve ... --peers FILE`; one that has --tls is trusted by tls=FILE instead; `hikyaku ls` \
+                 lists what is there",
+            ),
+        }
     })?;
     let replaced = before.as_ref().ok().and_then(|found| found.as_ref()).map(|found| found.key);
     let is_new = match (before, &args.key) {
@@ -276,7 +234,10 @@ fn trust(context: &Context, args: &TrustArgs) -> Result<(), Failure> {
 
 fn addresses(url: &Url) -> Result<Vec<Place>, Failure> {
     let found = url.address().to_socket_addrs();
-    let found = found.map_err(|error| Failure::new(Exit::Unreachable, "look up", url.host.clone(), error))?;
+    let found = found.map_err(|error| {
+        let error = OpenError::Unreachable(format!("looking up {}: {error}", url.host));
+        Failure::open("fetch the key of", client::portal(url), &error)
+    })?;
     Ok(found.map(Place::at).collect())
 }
 

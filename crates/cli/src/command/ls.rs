@@ -86,7 +86,7 @@ fn look(context: &Context, portal: &Url, options: &Options, named: &Named) -> Re
         let protection = luns.as_ref().map_or(Value::Null, |(_, facts)| protection::of(facts));
         let luns = luns.map(|(luns, _)| luns).map_err(|error| {
             let failure = Failure::open("list the LUNs of", target.name.clone(), &error);
-            client.map_or(failure.clone(), |client| client.explain(failure))
+            client.map_or(failure.clone(), |client| client.explain(failure, &error))
         });
         Ok(Found { iqn: target.name, portals: target.addresses, luns, protection })
     });

@@ -197,6 +197,13 @@ fn show(status: &Value) {
     ];
     fields.extend((status["draining"] == true).then(|| "draining".to_owned()));
     output::line(&output::fields(&fields, output::columns()));
+    if let Some(next) = status["next_key"]["fingerprint"].as_str() {
+        output::line(&format!(
+            "next key {next} announced for {}; {} since then",
+            since(&status["next_key"]["since_unix_s"]),
+            units::counted(status["next_key"]["sealed_logins"].as_u64().unwrap_or_default(), "sealed login"),
+        ));
+    }
     let mut luns = Table::new(&[
         "target", "lun", "storage", "size", "mode", "state", "read", "write", "iops", "p50", "p99",
     ]);

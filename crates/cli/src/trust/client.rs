@@ -233,9 +233,13 @@ impl Client {
         Ok(Some(sealing))
     }
 
-    /// Adds to a refused login what a query to the portal shows: whether it seals, its key, and the command to type.
-    pub(crate) fn explain(&self, failure: Failure) -> Failure {
-        if failure.ending != Exit::Authentication {
+    /// Adds to a refused login what a query to the portal shows: whether it seals, its key, and the command to type. Other
+    /// failures, those of shared secrets and of damage on the way too, have nothing to do with public keys.
+    pub(crate) fn explain(&self, failure: Failure, error: &OpenError) -> Failure {
+        if !matches!(
+            error,
+            OpenError::Authentication(_) | OpenError::Unprotected(_) | OpenError::Certificate(_)
+        ) {
             return failure;
         }
         let (trusted, refusal) = {

@@ -125,21 +125,24 @@ pub(crate) fn begin_rotation(file: Option<&Path>) -> Result<Rotation, Failure> {
     Ok(Rotation { file, present, next })
 }
 
-/// Replaces the key pair in `file` by its next one. The former private key is removed.
-pub(crate) fn finish_rotation(file: Option<&Path>) -> Result<Rotation, Failure> {
+/// The rotation that [`begin_rotation`] has begun.
+pub(crate) fn begun_rotation(file: Option<&Path>) -> Result<Rotation, Failure> {
     let present = load(file)?.public();
     let file = path_of(file)?;
-    let object = file.display().to_string();
-    let Some(next) = load_next(Some(&file))? else {
-        return Err(Failure::refused("rotate the key", object, "it has no next key")
-            .hint("hikyaku key rotate makes one"));
-    };
+    match load_next(Some(&file))? {
+        Some(next) => Ok(Rotation { file, present, next: next.public() }),
+        None => Err(Failure::refused("rotate the key", file.display().to_string(), "it has no next key")
+            .hint("hikyaku key rotate makes one")),
+    }
+}
+
+/// Replaces the key pair in `file` by its next one. The former private key is removed.
+pub(crate) fn finish_rotation(file: &Path) -> Result<(), Failure> {
     let replace = || -> io::Result<()> {
-        std::fs::rename(next_file(&file), &file)?;
-        sync_directory(&file)
+        std::fs::rename(next_file(file), file)?;
+        sync_directory(file)
     };
-    replace().map_err(|error| Failure::failed("replace the key", object, error))?;
-    Ok(Rotation { file, present, next: next.public() })
+    replace().map_err(|error| Failure::failed("replace the key", file.display().to_string(), error))
 }
 
 /// Reads a key pair, by default from [`default_file`]. From here on this process writes no core dump.

@@ -11,9 +11,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use node::SealPolicy;
-use node::target::Sealing;
+use node::target::{NextIdentity, Sealing};
 use seal::{PublicKey, Suite};
 use sha2::{Digest, Sha256};
 
@@ -109,6 +110,7 @@ pub(crate) fn sealing(context: &Context, config: &Config) -> Result<Option<Seali
     }
     let identity = identity::load(config.identity.as_deref())?;
     let next = identity::load_next(config.identity.as_deref())?;
+    let next = next.map(|next| Arc::new(NextIdentity::new(next)));
     Ok(Some(Sealing { policy, identity, peers, suites: Suite::ALL.to_vec(), next }))
 }
 

@@ -21,7 +21,7 @@ use scsi::{Sense, SenseKey, Status};
 use super::facts::Known;
 use super::options::{InitiatorSealing, Options, random_isid, resolve};
 use super::race;
-use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX, damaged, login_error};
+use super::refusal::{BUSY_PAUSE, BUSY_TIME_MAX, damaged, login_error, unverified};
 use super::session::{CONNECT_TIMEOUT, Failure, Outcome, Session};
 use super::setup::{ANSWER_BYTES, Answer, status_text};
 use super::trust::{Login, Portal};
@@ -387,6 +387,7 @@ fn explain(url: &Url, failure: Failure) -> OpenError {
         )),
         Failure::Lost(text) | Failure::Dropped(text) => OpenError::Unreachable(format!("{url}: {text}")),
         Failure::Damaged(text) => damaged(url, &text),
+        Failure::Unverified => unverified(url),
         Failure::Declined => OpenError::Authentication(format!("{url}: the target does not seal")),
         Failure::Seal(text) => OpenError::Authentication(format!("{url}: {text}")),
     }

@@ -27,7 +27,7 @@ use super::command::{self, Data};
 use super::facts::{self, Known};
 use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve};
-use super::refusal::{BUSY_TIME_MAX, damaged, is_transient, login_error};
+use super::refusal::{BUSY_TIME_MAX, damaged, is_transient, login_error, unverified};
 use super::route::Route;
 use super::same;
 use super::session::{Failure, Outcome, Session};
@@ -333,6 +333,8 @@ impl Peer for IscsiPeer {
             Failure::Seal(text) if !self.opened => {
                 return Next::GiveUp(OpenError::Authentication(format!("{url}: {text}")));
             }
+            Failure::Unverified if !self.opened => return Next::GiveUp(unverified(url)),
+            Failure::Unverified => unverified(url).to_string(),
             Failure::Damaged(text) if !self.opened => return Next::GiveUp(damaged(url, &text)),
             Failure::Seal(text) | Failure::Damaged(text) | Failure::Dropped(text) => text,
             Failure::Untrusted(text) => {

@@ -19,10 +19,6 @@ use crate::stream::sealed_segment_max;
 
 const TIME_MAX: Duration = Duration::from_secs(15);
 
-/// Reason given for a response that does not verify. A target with another key refuses the first message, so the
-/// response was damaged in transit or the pre-shared key differs.
-const NOT_VERIFIED: &str =
-    "the target's answer does not verify, unless it is the pre-shared key (psk-file=) that differs";
 const NOT_THE_TARGET: &str =
     "the seal was refused: one of the two keys, or the pre-shared key, is not what the other side expects";
 
@@ -116,7 +112,7 @@ impl Handshake {
         let (Some(initiator), Some(choice)) = (self.initiator.take(), self.choice.take()) else {
             return Err(Failure::Lost("an answer to nothing".into()));
         };
-        let channel = initiator.finish(answer).map_err(|_| Failure::Damaged(NOT_VERIFIED.into()))?;
+        let channel = initiator.finish(answer).map_err(|_| Failure::Unverified)?;
         let (suite, unit, peer_key) = (suite_of(&choice)?, choice.unit, self.sealing.peer_key);
         let identity = Arc::clone(&self.sealing.identity);
         let announcing = Announcing { binding: channel.binding.clone(), identity, target: peer_key };

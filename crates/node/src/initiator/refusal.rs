@@ -18,6 +18,14 @@ pub(super) fn damaged(url: &Url, text: &str) -> OpenError {
     OpenError::Damaged(format!("{url}: the handshake was damaged on the way: {text}"))
 }
 
+/// The error for an answer that did not verify at both attempts. A target with another key refuses the first message.
+pub(super) fn unverified(url: &Url) -> OpenError {
+    OpenError::Unverified(format!(
+        "{url}: the target's answer to the handshake does not verify: the pre-shared keys (psk-file=) of the two sides differ, or \
+         the answer was damaged on the way"
+    ))
+}
+
 pub(super) fn is_transient(error: &LoginError) -> bool {
     matches!(
         error,
@@ -30,7 +38,7 @@ pub(super) fn is_transient(error: &LoginError) -> bool {
 pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
     match error {
         LoginError::Authentication { algorithm: Some(_) } => {
-            OpenError::Authentication(format!("{url}: {error}: the target rejects the CHAP name or secret"))
+            OpenError::Chap(format!("{url}: {error}: the target rejects the CHAP name or secret"))
         }
         LoginError::Authentication { .. } | LoginError::Authorization => {
             OpenError::Authentication(format!("{url}: {error}"))
@@ -40,7 +48,7 @@ pub(super) fn login_error(url: &Url, error: &LoginError) -> OpenError {
             NegotiationError::DigestRefused { .. } | NegotiationError::NotUnderstood(_),
         ) => OpenError::Unprotected(format!("{url}: {error}")),
         LoginError::TargetNotAuthenticated(_) => {
-            OpenError::Authentication(format!("{url}: {error}; it may not be the target it claims to be"))
+            OpenError::Chap(format!("{url}: {error}; it may not be the target it claims to be"))
         }
         LoginError::TargetNotFound => OpenError::Missing(format!(
             "{url}: {error}; list the targets with: hikyaku ls iscsi://{}",

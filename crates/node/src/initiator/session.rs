@@ -44,6 +44,8 @@ pub(super) enum Failure {
     /// same.
     Seal(String),
     Damaged(String),
+    /// The target's answer does not verify: it was damaged in transit, or the pre-shared keys differ.
+    Unverified,
     Dropped(String),
     Lost(String),
 }
@@ -52,7 +54,7 @@ impl Failure {
     /// Whether damage in transit may be the reason, so that one more attempt may succeed.
     pub(super) fn may_be_damage(&self) -> bool {
         let malformed = matches!(self, Self::Login(LoginError::Refused(LoginStatus::InitiatorError)));
-        malformed || matches!(self, Self::Seal(_) | Self::Damaged(_) | Self::Dropped(_))
+        malformed || matches!(self, Self::Seal(_) | Self::Damaged(_) | Self::Unverified | Self::Dropped(_))
     }
 
     pub(super) fn is_busy(&self) -> bool {

@@ -18,7 +18,7 @@ use iscsi::target::{Scope, SessionReady};
 use iscsi::wire::{Isid, LoginStatus};
 use scsi::NexusId;
 
-use super::config::{LocalUsers, Peer, ServerConfig, TargetConfig};
+use super::config::{LocalUsers, NextIdentity, Peer, ServerConfig, TargetConfig};
 use super::context::Context;
 use super::local_user;
 use super::login::{self, Claims, Denied, Grant};
@@ -73,6 +73,8 @@ pub(super) struct Login {
     protection: Protection,
     /// The answer to the question for the next key, made for this connection.
     next_key: NextKey,
+    /// The key that `next_key` announces.
+    announced: Option<Arc<NextIdentity>>,
     /// The configuration at the start of the login; dropped once the session exists.
     basis: Option<Arc<State>>,
     pending: Option<Pending>,
@@ -92,6 +94,7 @@ impl Login {
             user: LocalUser::Irrelevant,
             protection: Protection::None,
             next_key: NextKey::Unsaid,
+            announced: None,
             basis: None,
             pending: None,
             session: None,
@@ -109,10 +112,15 @@ impl Login {
     }
 
     /// The outer login has proven the key of `peer`; from here on the connection is sealed.
-    pub(super) fn on_sealed(&mut self, peer: &Peer, protection: Protection, next_key: NextKey) {
+    pub(super) fn on_sealed(
+        &mut self,
+        peer: &Peer,
+        protection: Protection,
+        (next_key, announced): (NextKey, Option<Arc<NextIdentity>>),
+    ) {
         self.proven = Some(peer.clone());
         self.protection = protection;
-        self.next_key = next_key;
+        (self.next_key, self.announced) = (next_key, announced);
     }
 
     pub(super) fn identify(&mut self, context: &Context<'_>, identity: &Identity) -> Result<Policy, Refusal> {
@@ -343,6 +351,9 @@ impl Login {
         );
         self.session = Some(session);
         self.basis = None;
+        if let Some(announced) = self.announced.take() {
+            announced.on_login();
+        }
     }
 
     fn about(&self, config: &ServerConfig, pending: &Pending, luns: &[Seen]) -> About {

@@ -1,8 +1,10 @@
 //! The configuration of a server.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use block::{Medium, OpenError};
 use iscsi::chap::Secret;
@@ -74,8 +76,46 @@ pub struct Sealing {
     pub peers: Vec<Peer>,
     /// Supported suites; the initiator's order of preference decides.
     pub suites: Vec<Suite>,
-    /// The key that will replace `identity`, announced to every initiator that asks.
-    pub next: Option<Arc<seal::Identity>>,
+    /// The key that will replace `identity`, announced to every initiator that asks. A reload with the same key keeps the
+    /// one of before, with its counts.
+    pub next: Option<Arc<NextIdentity>>,
+}
+
+/// The next key of a server, and the logins since its first announcement was possible.
+pub struct NextIdentity {
+    pub(super) identity: Arc<seal::Identity>,
+    since: SystemTime,
+    logins: AtomicU64,
+}
+
+impl NextIdentity {
+    pub fn new(identity: Arc<seal::Identity>) -> Self {
+        Self { identity, since: SystemTime::now(), logins: AtomicU64::new(0) }
+    }
+
+    pub fn key(&self) -> PublicKey {
+        self.identity.public()
+    }
+
+    /// When this process read the key: the server announces it from then on.
+    pub fn since(&self) -> SystemTime {
+        self.since
+    }
+
+    /// Sealed logins since then. Initiators of releases that ask for no next key count too.
+    pub fn logins(&self) -> u64 {
+        self.logins.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn on_login(&self) {
+        self.logins.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for NextIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NextIdentity").field(&self.key()).finish()
+    }
 }
 
 impl Peer {
@@ -180,8 +220,8 @@ impl Held {
     }
 }
 
-impl std::fmt::Debug for Held {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Held")
     }
 }

@@ -279,7 +279,7 @@ impl Connection {
 
     /// The last PDU of the outer login is gathered: switches to records, inside which an ordinary login follows.
     fn seal(&mut self, agreement: Agreement, state: &State, now: Duration) {
-        let Agreement { channel, suite, unit, peer_key, next_key } = agreement;
+        let Agreement { channel, suite, unit, peer_key, next_key, announced } = agreement;
         // A reload may have removed the peer since it was looked up; later reloads find this connection.
         let Some(peer) = state.config.peer(&peer_key) else {
             return self.close("its key is no longer among the peers");
@@ -289,7 +289,7 @@ impl Connection {
         };
         self.stream.seal(channel, unit, now);
         (self.machine, self.handshake) = (machine, None);
-        self.login.on_sealed(peer, Protection::Sealed { suite, unit, peer_key }, next_key);
+        self.login.on_sealed(peer, Protection::Sealed { suite, unit, peer_key }, (next_key, announced));
         self.tasks.ahead = Ahead::new(suite);
         tracing::debug!(peer = %self.login.peer, key = %peer_key, suite = suite.name(), unit, "sealed");
     }

@@ -2,7 +2,7 @@
 //! and 3). It ends in an ordinary login, in records, or in a refusal.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use iscsi::login::NextKey;
@@ -13,7 +13,7 @@ use seal::{Broken, Channel, FirstFlight, Proven, PublicKey, Suite};
 use zeroize::Zeroizing;
 
 use super::allowance::{ANSWERS, Allowance, ENQUIRIES, OPENINGS, address};
-use super::config::{Sealing, ServerConfig};
+use super::config::{NextIdentity, Sealing, ServerConfig};
 use super::login::{self, Way};
 
 /// The reason in the log for a connection that requested the public key, which is no refusal.
@@ -83,6 +83,8 @@ pub(super) struct Agreement {
     /// The initiator's key; authenticated once the first record opens.
     pub(super) peer_key: PublicKey,
     pub(super) next_key: NextKey,
+    /// The key that `next_key` announces.
+    pub(super) announced: Option<Arc<NextIdentity>>,
 }
 
 enum Refused {
@@ -217,10 +219,17 @@ impl Handshake {
             None => NextKey::Kept,
             Some(next) => {
                 let proven = Proven { initiator: peer_key, target: sealing.identity.public() };
-                NextKey::Announced(channel.binding.announce(next, &proven).to_vec())
+                NextKey::Announced(channel.binding.announce(&next.identity, &proven).to_vec())
             }
         };
-        self.agreement = Some(Agreement { channel, suite, unit: choice.unit, peer_key, next_key });
+        self.agreement = Some(Agreement {
+            channel,
+            suite,
+            unit: choice.unit,
+            peer_key,
+            next_key,
+            announced: sealing.next.clone(),
+        });
         Ok(answer)
     }
 }

@@ -48,8 +48,8 @@ mod usage;
 mod worker;
 
 pub use config::{
-    Access, AclEntry, ChapAccount, Confine, Held, LocalUsers, LunConfig, Peer, Sealing, ServeError,
-    ServerConfig, TargetConfig,
+    Access, AclEntry, ChapAccount, Confine, Held, LocalUsers, LunConfig, NextIdentity, Peer, Sealing,
+    ServeError, ServerConfig, TargetConfig,
 };
 pub use lun::{FormerUnit, LunState, LunStatus};
 pub use reload::{Reloaded, Reloader};

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use area::PoolLimits;
 use block::OpenError;
 use io::Io;
+use seal::PublicKey;
 
 use super::config::{AclEntry, ChapAccount, Peer, ServeError, ServerConfig, check};
 use super::lun::{Lun, capability_of};
@@ -248,6 +249,11 @@ fn arrange(old: &ServerConfig, new: &mut ServerConfig) -> Result<(), ServeError>
     if old.tls.is_some() != new.tls.is_some() {
         return restart("TLS that is switched on or off");
     }
+    if let (Some(one), Some(other)) = (&old.sealing, &mut new.sealing)
+        && next_key(old) == other.next.as_ref().map(|next| next.key())
+    {
+        other.next.clone_from(&one.next);
+    }
     Ok(())
 }
 
@@ -272,10 +278,15 @@ fn differences(old: &ServerConfig, new: &ServerConfig) -> Reloaded {
         ("allow-user", old.local_users != new.local_users),
         ("TLS certificate", !same_certificate(old, new)),
         ("advertise", old.advertise != new.advertise),
+        ("next key", next_key(old) != next_key(new)),
         ("drain-timeout", old.drain_timeout != new.drain_timeout),
     ];
     reloaded.settings = settings.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect();
     reloaded
+}
+
+fn next_key(config: &ServerConfig) -> Option<PublicKey> {
+    config.sealing.as_ref()?.next.as_ref().map(|next| next.key())
 }
 
 fn same_certificate(old: &ServerConfig, new: &ServerConfig) -> bool {

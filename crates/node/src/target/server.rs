@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use area::PoolLimits;
 use io::{Io, Listener, Thread};
+use seal::PublicKey;
 
-use super::config::{Confine, ServeError, ServerConfig, check};
+use super::config::{Confine, NextIdentity, ServeError, ServerConfig, check};
 use super::lun::{Lun, LunState, LunStatus, capability_of};
 use super::mail::Mail;
 use super::reload::Reloader;
@@ -46,6 +47,9 @@ pub struct ServerStatus {
     /// Connections that came to no session since the start.
     pub refused: u64,
     pub sealing: SealPolicy,
+    /// The static key of sealed sessions.
+    pub key: Option<PublicKey>,
+    pub next_key: Option<Arc<NextIdentity>>,
     pub draining: bool,
 }
 
@@ -113,6 +117,7 @@ impl ServerHandle {
     pub fn status(&self) -> ServerStatus {
         let state = self.shared.state();
         let targets = state.config.targets.iter().zip(&state.luns);
+        let sealing = state.config.sealing.as_ref();
         ServerStatus {
             addresses: self.shared.addresses.clone(),
             sessions: self.sessions(),
@@ -120,6 +125,8 @@ impl ServerHandle {
             connections: self.shared.load.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
             refused: self.shared.refusals.total(),
             sealing: state.config.seal_policy(),
+            key: sealing.map(|sealing| sealing.identity.public()),
+            next_key: sealing.and_then(|sealing| sealing.next.clone()),
             draining: self.shared.draining.load(Ordering::Relaxed),
         }
     }

@@ -224,6 +224,8 @@ fn respond(
 /// For the fuzzer.
 pub(crate) fn fuzzed(request: &[u8]) -> String {
     let idle = ServerStatus {
+        key: None,
+        next_key: None,
         addresses: Vec::new(),
         sessions: Vec::new(),
         luns: Vec::new(),
@@ -425,6 +427,8 @@ mod tests {
             usage,
         };
         let status = ServerStatus {
+            key: None,
+            next_key: None,
             addresses: Vec::new(),
             sessions: Vec::new(),
             luns: vec![lun],

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, SystemTime};
 
-use node::target::{Confine, Reloaded, Reloader, ServeError, ServerHandle};
+use node::target::{Confine, Reloader, ServeError, ServerHandle};
+use seal::PublicKey;
 use serde_json::{Value, json};
 
 use super::{Args, LUN_OPTIONS, Live, build, check_exposure, failure, gather, status, widened};
@@ -16,11 +17,13 @@ use crate::control::listen::ControlSocket;
 use crate::control::{self, Request};
 use crate::endpoint::Named;
 use crate::error::Failure;
+use crate::trust::fingerprint;
 
 /// Time for a change to be carried out: [`Reloader`] bounds opening the storage, and the sessions' revision.
 const CHANGE_MAX: Duration = Duration::from_secs(140);
 
-type Answer = SyncSender<Result<Reloaded, Failure>>;
+/// The result of a change, in one line.
+type Answer = SyncSender<Result<String, Failure>>;
 
 #[derive(Debug)]
 pub(super) enum Order {
@@ -101,7 +104,7 @@ impl<'a> Operator<'a> {
         let failed = |cause: &str| Failure::failed(attempted, "", cause);
         self.orders.send(order(answer)).map_err(|_| failed("the server ends"))?;
         match answers.recv_timeout(CHANGE_MAX) {
-            Ok(result) => Ok(json!({ "done": result?.to_string() })),
+            Ok(result) => Ok(json!({ "done": result? })),
             Err(RecvTimeoutError::Timeout) => {
                 Err(failed("the change takes longer than expected; the log will have its result"))
             }
@@ -127,6 +130,9 @@ pub(super) fn obey(
     // Confines this thread after its loop is created.
     if let Some(confine) = confine {
         confine();
+    }
+    if let Some(key) = next_key(&live) {
+        tracing::info!("the next key {} is announced in each sealed login", fingerprint(&key));
     }
     let _ = ready.send(Ok(()));
     while let Ok(order) = orders.recv() {
@@ -170,7 +176,7 @@ fn apply(
     config: Config,
     live: &mut Live,
     reloader: &mut Reloader,
-) -> Result<Reloaded, Failure> {
+) -> Result<String, Failure> {
     check_exposure(context, &config)?;
     // Checked before anything is opened: this process itself holds the lock of a renamed target's storage.
     let is_known = |target: &Target| live.target(target.iqn.as_deref()).is_some();
@@ -188,8 +194,30 @@ fn apply(
             more.join(", ")
         );
     }
+    let announced = announced(live, &next);
     *live = next;
-    Ok(reloaded)
+    Ok(format!("{reloaded}{announced}"))
+}
+
+fn next_key(live: &Live) -> Option<PublicKey> {
+    live.server.sealing.as_ref()?.next.as_ref().map(|next| next.key())
+}
+
+/// What a change of the next key means for initiators; empty if it is the same as before.
+fn announced(before: &Live, after: &Live) -> String {
+    match (next_key(before), next_key(after)) {
+        (one, other) if one == other => String::new(),
+        (_, Some(key)) => format!(
+            "; the next key {} is announced in each sealed login from now on; when all initiators have logged in: \
+             hikyaku key rotate --finish",
+            fingerprint(&key)
+        ),
+        (Some(key), None) => format!(
+            "; the next key {} is not announced any more, and initiators that log in stop accepting it",
+            fingerprint(&key)
+        ),
+        (None, None) => String::new(),
+    }
 }
 
 fn with_lun(

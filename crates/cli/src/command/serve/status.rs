@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use node::target::{Class, LunStatus, ServerStatus, SessionStatus, UsageStatus};
+use node::target::{Class, LunStatus, NextIdentity, ServerStatus, SessionStatus, UsageStatus};
 use serde_json::{Map, Value, json};
+
+use crate::trust::fingerprint;
 
 pub(super) fn json(status: &ServerStatus, file: Option<&Path>, since: SystemTime) -> Value {
     json!({
@@ -15,11 +17,22 @@ pub(super) fn json(status: &ServerStatus, file: Option<&Path>, since: SystemTime
         "configuration": file.map(|file| file.display().to_string()),
         "listen": status.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "seal": status.sealing.name(),
+        "public_key": status.key.map(|key| key.to_string()),
+        "next_key": status.next_key.as_deref().map(next_key),
         "draining": status.draining,
         "connections": status.connections,
         "connections_refused": status.refused,
         "sessions": status.sessions.iter().map(session).collect::<Vec<_>>(),
         "luns": status.luns.iter().map(lun).collect::<Vec<_>>(),
+    })
+}
+
+fn next_key(next: &NextIdentity) -> Value {
+    json!({
+        "public_key": next.key().to_string(),
+        "fingerprint": fingerprint(&next.key()),
+        "since_unix_s": unix_seconds(next.since()),
+        "sealed_logins": next.logins(),
     })
 }
 
