@@ -119,7 +119,7 @@ mod tests {
         fs::write(&path, "first").unwrap();
         let first = of(&path);
         assert_eq!(of(&path), first);
-        let later = fs::metadata(&path).unwrap().modified().unwrap() + std::time::Duration::from_nanos(1);
+        let later = fs::metadata(&path).unwrap().modified().unwrap() + Duration::from_nanos(1);
         fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
         let second = of(&path);
         assert_eq!(second.storage, first.storage);
@@ -142,7 +142,7 @@ mod tests {
         );
         assert!(first.lasts());
         fs::remove_file(&path).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         fs::write(&path, "other").unwrap();
         assert_ne!(Fingerprint::of_file(&fs::metadata(&path).unwrap(), 5).storage, first.storage);
     }
