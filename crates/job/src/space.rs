@@ -30,8 +30,8 @@ pub(crate) fn standing(destination: &dyn Address, is_explicit: bool) -> Result<S
     }
     let absent = |cause: String| Failure::refused("copy to", destination.text(), cause);
     if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
-        let cause = "a name with / at its end is that of a directory, and this one does not exist";
-        return Err(Failure { ending: Ending::Usage, ..absent(cause.to_owned()) }
+        let cause = "it does not exist, and a name with / at its end is that of a directory";
+        return Err(absent(cause.to_owned())
             .hint("name a file: the path without the / at its end, or one in a directory that exists"));
     }
     let directory = directory(path);

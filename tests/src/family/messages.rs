@@ -429,8 +429,8 @@ const ROWS: &[Row] = &[
     (
         "copy-into-a-directory-that-is-missing",
         &["copy", "disk.img", "nowhere/"],
-        2,
-        "error: cannot copy to nowhere/: a name with / at its end is that of a directory, and this one does not exist\n  try: name a \
+        6,
+        "error: cannot copy to nowhere/: it does not exist, and a name with / at its end is that of a directory\n  try: name a \
          file: the path without the / at its end, or one in a directory that exists",
     ),
     (

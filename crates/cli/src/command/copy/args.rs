@@ -52,7 +52,8 @@ pub(crate) struct Args {
     /// Where to; a missing file is made; `-` is standard output
     ///
     /// A file is made with the size of the source or `,size=SIZE`; one that is too small becomes larger with `,grow`. With `,create`
-    /// nothing may be there. A directory is wrong usage (exit code 2): name a file in it.
+    /// nothing may be there. A directory is wrong usage (exit code 2), one that is missing a refusal (6): name
+    /// a file.
     #[arg(value_name = "DST", required_unless_present_any = ["list", "resume"])]
     pub(super) destination: Option<String>,
 
