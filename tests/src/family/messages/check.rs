@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::{LIMIT, Place};
 use crate::{Cases, Context, Scene, program, run};
 
-/// A target with one LUN; `SERVER` stands for lines of [server], `LUN` for the endpoint.
+/// A target with one LUN; `SERVER` stands for lines of `[server]`, `LUN` for the endpoint.
 const CONFIGURATION: &str = "[server]\nlisten = [\"127.0.0.1:0\"]\nSERVER\n[[target]]\niqn = \"iqn.2026-11.example:checked\"\n\n\
                              [[target.lun]]\nlun = 0\nendpoint = \"LUN\"\n";
 

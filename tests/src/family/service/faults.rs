@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rand::RngExt;
 use serde_json::Value;
 
@@ -68,15 +68,25 @@ fn is_killed(command: &mut Command) -> Result<bool> {
     Ok(true)
 }
 
-/// The id of a server's thread.
+/// The id of a server's thread, once it has set its name.
 fn thread(server: &Running, name: &str) -> Result<String> {
+    let mut found = None;
+    wait_until(LIMIT, || {
+        found = thread_now(server, name)?;
+        Ok(found.is_some())
+    })
+    .with_context(|| format!("no thread {name}"))?;
+    found.context("a thread")
+}
+
+fn thread_now(server: &Running, name: &str) -> Result<Option<String>> {
     for entry in std::fs::read_dir(format!("/proc/{}/task", server.pid()))? {
         let path = entry?.path();
         if std::fs::read_to_string(path.join("comm")).is_ok_and(|found| found.trim() == name) {
-            return Ok(path.file_name().context("a number")?.to_string_lossy().into_owned());
+            return Ok(Some(path.file_name().context("a number")?.to_string_lossy().into_owned()));
         }
     }
-    bail!("no thread {name}")
+    Ok(None)
 }
 
 /// Kills a running server before call `step` of a thread, if it makes as many until `is_done`.

@@ -266,7 +266,9 @@ fn socket(context: &Context) -> Result<()> {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))?;
         }
         let mut other = context.command_in(home.dir.path());
-        let other = other.args(["ctl", "drain"]).uid(NOBODY).gid(NOBODY).current_dir("/");
+        // With the number: without it the client leaves out processes of other users.
+        let pid = server.running.pid().to_string();
+        let other = other.args(["ctl", "--pid", &pid, "drain"]).uid(NOBODY).gid(NOBODY).current_dir("/");
         run(other, LIMIT)?.expect(2)?.says("for the user of this process and root")?;
         server.running.alive()?;
     }
