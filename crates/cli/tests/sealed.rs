@@ -471,6 +471,32 @@ fn a_reload_says_that_the_next_key_is_announced_from_now_on() {
     refused.on_stderr("another identity");
 }
 
+/// The steps that `key rotate` prints for an initiator.
+#[test]
+fn the_key_of_an_initiator_is_replaced_through_the_peers_file() {
+    let hosts = Hosts::new();
+    let place = &hosts.place;
+    let serving = hosts.serve(&[]);
+    hosts.trust(&serving);
+    let url = &serving.urls[0];
+    let reload = || place.run(&["ctl", "reload"]).expect(0).stdout;
+    let begun = place.run(&["key", "rotate"]).expect(0);
+    let next = begun.stdout.lines().last().unwrap().split(' ').nth(1).unwrap().to_owned();
+    begun.on_stderr(&format!("public-key = \"{next}\"")).on_stderr("hikyaku key rotate --finish --force");
+    let trial = format!("{url},identity={}", place.path("config/hikyaku/identity.next").display());
+    place.run(&["info", &trial]).expect(4);
+    let entry = |name: &str, key: &str| format!("[[peer]]\nname = \"{name}\"\npublic-key = \"{key}\"\n");
+    let both = entry("laptop", &hosts.initiator) + &entry("laptop-2", &next);
+    place.file("peers.toml", both.as_bytes());
+    assert!(reload().starts_with("1 peer added: "));
+    place.run(&["info", &trial]).expect(0);
+    place.run(&["key", "rotate", "--finish"]).expect(6).on_stderr("listed in the peers file of each target");
+    place.run(&["key", "rotate", "--finish", "--force"]).expect(0);
+    hosts.list(&next, "");
+    assert!(reload().contains("1 peer removed"));
+    place.run(&["info", url]).expect(0);
+}
+
 #[test]
 fn an_announcement_that_cannot_be_stored_does_not_end_the_session() {
     let hosts = Hosts::new();

@@ -172,6 +172,21 @@ fn trust(context: &Context, place: &Place) -> Result<()> {
     place.run(context, &["key", "forget", &url])?.expect(1).map(drop)
 }
 
+/// A rotation from its beginning to its end, which no server has announced.
+fn rotate(context: &Context, place: &Place) -> Result<()> {
+    private_file(place.path("rotated.key"), KEY)?;
+    let mut keys = Vec::new();
+    for more in [&[][..], &["--finish", "--force"]] {
+        let output = place.run(context, &[&["key", "rotate", "rotated.key"], more].concat())?.success()?;
+        let value = output.json()?;
+        Schema::load("key-rotate")?.check(&value).with_context(|| output.line.clone())?;
+        ensure!(value["finished"] == !more.is_empty(), "{value}");
+        check_lines(&output.stderr)?;
+        keys.push([value["public_key"].clone(), value["next_public_key"].clone()]);
+    }
+    demand!(keys[0] == keys[1] && keys[0][0] != keys[0][1], "{keys:?}")
+}
+
 /// A target's name forgets one line; the other line with the same key is still known.
 fn forget(context: &Context, place: &Place) -> Result<()> {
     let known = place.path("config/hikyaku/known-targets");
@@ -218,6 +233,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     }
     cases.check("copy-to-standard-output", || stream(context, place.get()?));
     cases.check("key-trust-and-forget", || trust(context, place.get()?));
+    cases.check("key-rotate", || rotate(context, place.get()?));
     cases.check("key-forget-by-a-targets-name", || forget(context, place.get()?));
     for (name, arguments, code) in ERRORS {
         cases.check(&format!("error-{name}"), || {

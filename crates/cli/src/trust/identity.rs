@@ -62,17 +62,24 @@ fn create_at(path: &Path) -> Result<PublicKey, Failure> {
             "the file exists, and a key is never overwritten",
         )
         .hint(format!("hikyaku key public {object}, to see which it is; or another FILE")),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Failure::failed("make a key in", object.clone(), error).hint("free space there; no file was made")
+        }
         _ => Failure::failed("make a key in", object.clone(), error),
     };
     let identity = random().map_err(failed)?;
     let text = identity.to_text();
     let write = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        file.write_all(HEADING.as_bytes())?;
-        file.write_all(text.as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        sync_directory(path)
+        let mut fill = || -> io::Result<()> {
+            file.write_all(HEADING.as_bytes())?;
+            file.write_all(text.as_bytes())?;
+            file.write_all(b"\n")?;
+            file.sync_all()?;
+            sync_directory(path)
+        };
+        // A file without a key would be in the way of the next attempt, and of the server's next reload.
+        fill().inspect_err(|_| drop(std::fs::remove_file(path)))
     };
     write().map_err(failed)?;
     Ok(identity.public())

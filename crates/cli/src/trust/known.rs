@@ -375,8 +375,12 @@ fn update(path: &Path, wait: Duration, change: impl FnOnce(&mut Vec<Entry>)) -> 
     }
     // The host's file is readable by all.
     let mode = if is_of_host { 0o644 } else { 0o600 };
-    sys::replace_file(path, (lines.join("\n") + "\n").as_bytes(), mode)
-        .map_err(|error| failed(path, "write", error))
+    sys::replace_file(path, (lines.join("\n") + "\n").as_bytes(), mode).map_err(|error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            failed(path, "write", error).hint("free space there; the file is as it was")
+        }
+        _ => failed(path, "write", error),
+    })
 }
 
 /// Locks a separate file beside `path`, because `path` itself is replaced.

@@ -10,6 +10,7 @@ mod host;
 pub(super) mod names;
 mod reload;
 mod rights;
+mod rotate;
 mod storage;
 mod uid;
 
@@ -24,6 +25,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     asked::examine(context, cases);
     uid::examine(context, cases);
     reload::examine(context, cases);
+    rotate::examine(context, cases);
     fresh::examine(context, cases);
     contact::examine(context, cases);
     host::examine(context, cases);

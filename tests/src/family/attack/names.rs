@@ -84,7 +84,7 @@ impl<'a> Scene<'a> {
         self.home.path().join(name).display().to_string()
     }
 
-    fn known_targets(&self) -> PathBuf {
+    pub(super) fn known_targets(&self) -> PathBuf {
         self.home.path().join("config/hikyaku/known-targets")
     }
 

@@ -7,7 +7,7 @@ use crate::records::{Part, Piece, Records};
 use crate::tap::{Middle, Way};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Aim {
+pub(crate) enum Aim {
     /// The `offset`-th byte of a part of the `number`-th record or outer PDU. If a body or an outer PDU is shorter, the
     /// deed is not done, because its last byte is not known.
     Place {
@@ -19,7 +19,7 @@ pub(super) enum Aim {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Deed {
+pub(crate) enum Deed {
     Flip(u8),
     Truncate,
     Drop,
@@ -31,10 +31,10 @@ pub(super) enum Deed {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Done(Arc<OnceLock<Instant>>);
+pub(crate) struct Done(Arc<OnceLock<Instant>>);
 
 impl Done {
-    pub(super) fn at(&self) -> Option<Instant> {
+    pub(crate) fn at(&self) -> Option<Instant> {
         self.0.get().copied()
     }
 
@@ -43,7 +43,7 @@ impl Done {
     }
 }
 
-pub(super) struct Attack {
+pub(crate) struct Attack {
     way: Way,
     aim: Aim,
     deed: Deed,
@@ -56,7 +56,7 @@ pub(super) struct Attack {
 }
 
 impl Attack {
-    pub(super) fn new(way: Way, aim: Aim, deed: Deed, done: Done) -> Self {
+    pub(crate) fn new(way: Way, aim: Aim, deed: Deed, done: Done) -> Self {
         let records = Records::default();
         Self { way, aim, deed, done, records, passed: 0, held: Vec::new(), earlier: Vec::new() }
     }

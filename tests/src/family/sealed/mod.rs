@@ -1,7 +1,7 @@
 //! Sealed sessions of the program under attack: in transit, during login, by floods, and by holders of a key.
 //! docs/SEAL.md states the guarantees.
 
-mod attack;
+pub(super) mod attack;
 mod canary;
 pub(super) mod estate;
 pub(super) mod flood;
