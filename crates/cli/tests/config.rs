@@ -139,7 +139,7 @@ fn every_mistake_of_a_file_is_reported() {
     let bad =
         good.replacen("vm-data.img", "vm-date.img", 1).replacen("\"secrets/kvm1\"", "\"secrets/kvm2\"", 1);
     place.file("bad.toml", bad.as_bytes());
-    place.run(&["check", "bad.toml"]).expect(1).on_stderr("secrets/kvm2").on_stderr("vm-date.img");
+    place.run(&["check", "bad.toml"]).expect(2).on_stderr("secrets/kvm2").on_stderr("vm-date.img");
 
     let bad = good
         .replacen("secrets/kvm1", "secrets/a", 1)
