@@ -13,19 +13,19 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// End and bit of the extent that contains `offset`. Drops those before it: callers proceed in ascending order.
-    pub(crate) fn at(&mut self, offset: u64) -> Option<(u64, bool)> {
+    /// End and bit of the extent that contains `offset`.
+    pub(crate) fn at(&self, offset: u64) -> Option<(u64, bool)> {
         if offset < self.start {
             return None;
         }
-        while let Some((end, bit)) = self.known.front().copied() {
-            if offset < end {
-                return Some((end, bit));
-            }
+        self.known.get(self.known.partition_point(|(end, _)| *end <= offset)).copied()
+    }
+
+    /// Drops the extents that end at or before `offset`.
+    pub(crate) fn drop_before(&mut self, offset: u64) {
+        while let Some((end, _)) = self.known.pop_front_if(|(end, _)| *end <= offset) {
             self.start = end;
-            self.known.pop_front();
         }
-        None
     }
 
     /// The offset of the next request for a caller at `offset`: the end of the known extents, outside of them `offset`.
@@ -76,7 +76,9 @@ mod tests {
         extents.append(15, [(5, false), (1, true)].into_iter());
         assert_eq!(extents.at(3), Some((10, true)));
         assert_eq!(extents.at(10), Some((20, false)), "merged");
-        assert_eq!(extents.at(3), None, "forgotten");
+        assert_eq!(extents.at(3), Some((10, true)), "a query further ahead drops nothing");
+        extents.drop_before(19);
+        assert_eq!((extents.at(3), extents.at(10)), (None, Some((20, false))));
         assert_eq!((extents.next(12), extents.next(21), extents.next(30)), (21, 21, 30));
         extents.append(30, [(2, true)].into_iter());
         assert_eq!((extents.at(20), extents.at(31)), (None, Some((32, true))));
@@ -89,5 +91,7 @@ mod tests {
         let mut extents = Extents::default();
         extents.append(0, (0..EXTENTS_MAX as u64 * 2).map(|number| (1, number % 2 == 0)));
         assert!(!extents.has_room() && extents.known.len() == EXTENTS_MAX);
+        extents.drop_before(1);
+        assert!(extents.has_room() && extents.at(0).is_none() && extents.at(1).is_some());
     }
 }

@@ -109,7 +109,7 @@ impl Knowledge {
     }
 
     /// Whether the last query can be answered, or never will be.
-    pub(super) fn is_settled(&mut self, size: u64) -> bool {
+    pub(super) fn is_settled(&self, size: u64) -> bool {
         self.given_up || self.queried.is_none_or(|offset| offset >= size || self.extents.at(offset).is_some())
     }
 
@@ -128,6 +128,9 @@ impl Knowledge {
     /// The next block status request for an export of `size` bytes in blocks of `unit`.
     pub(super) fn next_query(&mut self, size: u64, unit: u32, now: Duration) -> Option<Query> {
         let queried = self.queried.filter(|_| !self.is_requesting && self.writing == 0 && !self.given_up)?;
+        if !self.extents.has_room() {
+            self.extents.drop_before(queried);
+        }
         let offset = self.extents.next(queried) / u64::from(unit) * u64::from(unit);
         let end = size.min(self.range.end.div_ceil(unit.into()).saturating_mul(unit.into()));
         if offset >= end || offset - queried.min(offset) >= HORIZON_BYTES || !self.extents.has_room() {
@@ -205,6 +208,18 @@ mod tests {
         assert_eq!(knowledge.extent(6, SIZE), Extent { end: 100, data: false });
         assert_eq!(knowledge.extent(100, SIZE), Extent { end: SIZE, data: true }, "cut at the end");
         assert_eq!(knowledge.next_query(SIZE, 1, NOW), None, "all is known");
+    }
+
+    /// A copy sums up the holes ahead before it starts from the first byte.
+    #[test]
+    fn a_look_ahead_forgets_nothing() {
+        let mut knowledge = Knowledge::new(Subject::Allocation, 0..u64::MAX);
+        knowledge.query(0);
+        let query = knowledge.next_query(SIZE, 1, NOW).unwrap();
+        knowledge.on_answer(query, 1, &answer(&[(100, 0), (200, 3), (1 << 30, 0)]), SIZE);
+        for start in [0, 100, 300, 0, 100] {
+            assert_eq!(knowledge.extent(start, SIZE).data, start != 100, "{start}");
+        }
     }
 
     #[test]
