@@ -325,11 +325,6 @@ impl Named {
     /// The failure of an attempt. A refused login is explained with the result of a query to the portal.
     pub(crate) fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
         let failure = Failure::open(attempted, self.text.clone(), error);
-        if let (OpenError::Missing(_), Location::Url(url)) = (error, &self.spec.location)
-            && let Ok(url) = Url::parse(url)
-        {
-            return failure.hint(format!("hikyaku ls iscsi://{}", url.address()));
-        }
         match self.client.get() {
             Some(client) => client.explain(failure, error),
             None => failure,

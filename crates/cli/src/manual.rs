@@ -181,7 +181,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "secret-file",
                 "path",
                 "no CHAP",
-                "File with the CHAP secret, one line, 12 characters or more, that only its owner can read. Needs chap-user.",
+                "File with the CHAP secret, one line, 12 characters or more, that only its owner can read. Spaces count. Needs chap-user.",
             ),
             key(
                 "mutual-chap-user",

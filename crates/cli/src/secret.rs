@@ -43,6 +43,9 @@ pub(crate) fn from_file(context: &Context, path: &Path) -> Result<Secret, Failur
     if text.contains('\n') {
         return Err(failed(&"it has more than one line"));
     }
+    if text.trim() != text {
+        context.warn(&format!("{object}: the secret begins or ends with white space, which is part of it"));
+    }
     if let Err(weakness @ SecretError::Short) = Secret::new(text.as_bytes()) {
         context.warn(&format!("{object}: {weakness}, the minimum of RFC 7143; some peers refuse less"));
     }

@@ -27,7 +27,7 @@ use self::running::Running;
 ///
 /// Reports every unknown key, wrong value, missing file and unreadable secret with its line, target and LUN, in the peers
 /// file that it names too, in the order of the lines. Opens no storage; --deep does. Changes nothing. The exit status is that of
-/// the first mistake.
+/// the first mistake. A target that is added, removed or renamed needs a restart of the server; reload refuses such a file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

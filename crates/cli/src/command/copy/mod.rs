@@ -42,7 +42,8 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
     let [source, destination] = args.ends();
     let source = End::parse(context, source)?;
     let destination = End::parse(context, destination)?;
-    check_scheme(&destination)?;
+    check_scheme(&source, "copy from", "the file")?;
+    check_scheme(&destination, "copy to", "a new file")?;
     check_directory(&source, &destination)?;
     let request = args.request();
     let data_on_stdout = destination.named.spec.location == Location::Stdio;
@@ -56,16 +57,16 @@ fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, 
     Ok(job.copy(record)?.ending())
 }
 
-/// Refuses a destination that is an address without its scheme: it would become a file of that name.
-fn check_scheme(destination: &End<'_>) -> Result<(), Failure> {
-    let named = &destination.named;
+/// Refuses an address without its scheme. As a destination it would become a file of that name.
+fn check_scheme(end: &End<'_>, attempted: &str, kind: &str) -> Result<(), Failure> {
+    let named = &end.named;
     let Some(path) = named.path().filter(|path| !path.exists()) else { return Ok(()) };
     let text = path.display().to_string();
     if advice::meant_url(&text, false).is_none() && advice::host_of_colons(&text).is_none() {
         return Ok(());
     }
-    let hint = format!("{}; ./{text} for a new file of this name", advice::missing(path));
-    Err(Failure::usage("copy to", named.text.clone(), "it is an address without a scheme, and no file")
+    let hint = format!("{}; ./{text} for {kind} of this name", advice::missing(path));
+    Err(Failure::usage(attempted, named.text.clone(), "it is an address without a scheme, and no file")
         .hint(hint))
 }
 

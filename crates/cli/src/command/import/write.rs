@@ -63,9 +63,9 @@ fn compose_target<'a>(text: &mut String, target: &'a Target, secrets: &Path, fil
     }
 }
 
-/// A TOML string.
+/// A TOML string: each JSON string is one. Characters that a terminal would act on are escaped.
 fn quote(text: &str) -> String {
-    toml::Value::String(text.to_owned()).to_string()
+    output::printable_json(&serde_json::Value::from(text).to_string()).into_owned()
 }
 
 /// Comment lines. Names in the notes are the other target's and may contain anything.
@@ -130,7 +130,7 @@ mod tests {
     fn the_text_is_a_configuration_without_secrets_whatever_the_names() {
         let rule = |user: &str, secret: &str| Rule { chap: Some(account(user, secret)), ..Rule::default() };
         let lun = Lun {
-            endpoint: "/srv/\"a,,b\".img".into(),
+            endpoint: "/srv/\"a,,b\u{9b}2J\u{202e}\".img".into(),
             notes: vec!["x\n[server]\n\u{1b}y".into()],
             ..Lun::default()
         };
@@ -148,10 +148,10 @@ mod tests {
         let imported =
             Imported { listen: vec!["127.0.0.1:3260".into()], targets: vec![target], notes: Vec::new() };
         let (text, files) = compose(&imported, Path::new("secrets"));
-        assert!(!text.contains("secret one") && !text.contains('\u{1b}'), "{text}");
+        assert!(!text.contains("secret one") && !text.contains(['\u{1b}', '\u{9b}', '\u{202e}']), "{text}");
         let config = Config::parse(&Context::default(), &text).unwrap();
         let lun = &config.targets[0].luns[0];
-        assert_eq!(lun.endpoint.path(), Some(Path::new("/srv/\"a,b\".img")));
+        assert_eq!(lun.endpoint.path(), Some(Path::new("/srv/\"a,b\u{9b}2J\u{202e}\".img")));
         let names: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
         assert_eq!(names, ["secrets/u", "secrets/___u", "secrets/u-2"]);
     }

@@ -69,7 +69,7 @@ Examples:
       --chap-user u --chap-secret-file u.secret
   hikyaku serve --config /etc/hikyaku/hikyaku.toml")]
 pub(crate) struct Args {
-    /// What to offer, as LUN 0, 1, ... (or lun=N); with neither this nor --config, /etc/hikyaku/hikyaku.toml
+    /// What to offer, as LUN 0, 1, ... (or lun=N); with neither this nor --config, the file that `hikyaku paths` names
     #[arg(value_name = "ENDPOINT", conflicts_with = "config")]
     endpoints: Vec<String>,
 

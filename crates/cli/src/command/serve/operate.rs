@@ -17,6 +17,7 @@ use crate::control::listen::ControlSocket;
 use crate::control::{self, Request};
 use crate::endpoint::Named;
 use crate::error::Failure;
+use crate::output;
 use crate::trust::fingerprint;
 
 /// Time for a change to be carried out: [`Reloader`] bounds opening the storage, and the sessions' revision.
@@ -139,15 +140,18 @@ pub(super) fn obey(
         let (label, config, answer) = match order {
             Order::Reload(answer) => {
                 let label = if answer.is_some() { "reload" } else { "SIGHUP" };
-                (label, gather(context, args), answer)
+                (label.to_owned(), gather(context, args), answer)
             }
             Order::AddLun { target, lun, endpoint, answer } => {
                 let config = with_lun(context, &live.config, target.as_deref(), lun, &endpoint);
-                ("LUN added by request", config, Some(answer))
+                (by_request("added to", lun, target), config, Some(answer))
             }
-            Order::ResizeLuns(answer) => ("sizes read by request", Ok(live.config.clone()), Some(answer)),
+            Order::ResizeLuns(answer) => {
+                ("sizes read by request".to_owned(), Ok(live.config.clone()), Some(answer))
+            }
             Order::RemoveLun { target, lun, answer } => {
-                ("LUN removed by request", without_lun(&live.config, target.as_deref(), lun), Some(answer))
+                let config = without_lun(&live.config, target.as_deref(), lun);
+                (by_request("removed from", lun, target), config, Some(answer))
             }
         };
         let mut result = config.and_then(|config| apply(context, config, &mut live, &mut reloader));
@@ -159,7 +163,8 @@ pub(super) fn obey(
                          the configuration, as these were at the start"
                         .to_owned();
                 }
-                let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+                let text = error.to_string().replace("\n  try:", "; try:");
+                let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
                 tracing::error!("{label}: nothing is changed: {text}");
             }
         }
@@ -168,6 +173,12 @@ pub(super) fn obey(
             let _ = answer.try_send(result);
         }
     }
+}
+
+/// The line of the log about one LUN. Without a name the server has one target.
+fn by_request(change: &str, lun: u16, target: Option<String>) -> String {
+    let target = target.unwrap_or_else(|| "the target".to_owned());
+    format!("LUN {lun} {change} {} by request", output::printable(&target))
 }
 
 /// Applies a changed configuration. An error changes nothing.

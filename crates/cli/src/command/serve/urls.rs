@@ -64,6 +64,10 @@ impl Offered {
     }
 }
 
+/// Comes before the logins: a login without these settings is refused.
+const CHAP_ORDER: &str = "kernel:  first, for targets with CHAP: iscsiadm -m node -T TARGET -o update -n node.session.auth.NAME -v VALUE, with \
+     authmethod CHAP, username and password, for mutual CHAP username_in and password_in too";
+
 /// Command lines for each target: of the kernel's initiator and QEMU where these can log in, otherwise of this program.
 pub(super) fn ready_made(portal: &str, luns: &[Offered]) -> Vec<String> {
     let is_for_all = |lun: &&Offered| matches!(lun.way, Way::Plain | Way::Chap);
@@ -73,6 +77,9 @@ pub(super) fn ready_made(portal: &str, luns: &[Offered]) -> Vec<String> {
     if !targets.is_empty() {
         lines.push(format!("kernel:  iscsiadm -m discovery -t sendtargets -p {portal}"));
     }
+    if luns.iter().any(|lun| lun.way == Way::Chap) {
+        lines.push(CHAP_ORDER.to_owned());
+    }
     for iqn in targets {
         lines.push(format!("kernel:  iscsiadm -m node -T {iqn} -p {portal} --login"));
     }
@@ -81,7 +88,10 @@ pub(super) fn ready_made(portal: &str, luns: &[Offered]) -> Vec<String> {
         lines.push(match lun.way {
             Way::Plain => format!("QEMU:    qemu-img info {url}"),
             Way::Chap => {
-                format!("QEMU:    LIBISCSI_CHAP_USERNAME=... LIBISCSI_CHAP_PASSWORD=... qemu-img info {url}")
+                format!(
+                    "QEMU:    LIBISCSI_CHAP_USERNAME=... LIBISCSI_CHAP_PASSWORD=... qemu-img info {url} (mutual CHAP: \
+                     LIBISCSI_CHAP_TARGET_USERNAME and LIBISCSI_CHAP_TARGET_PASSWORD too)"
+                )
             }
             Way::Sealed => format!("sealed:  hikyaku info {url}"),
             Way::Tls => format!("TLS:     hikyaku info {url},tls=CERTIFICATE"),
@@ -127,15 +137,17 @@ mod tests {
         ];
         let expected = [
             "kernel:  iscsiadm -m discovery -t sendtargets -p 127.0.0.1:3260",
+            CHAP_ORDER,
             "kernel:  iscsiadm -m node -T iqn.x:a -p 127.0.0.1:3260 --login",
             "kernel:  iscsiadm -m node -T iqn.x:c -p 127.0.0.1:3260 --login",
             "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/0",
             "QEMU:    qemu-img info iscsi://127.0.0.1:3260/iqn.x:a/1",
             "sealed:  hikyaku info iscsi://127.0.0.1:3260/iqn.x:b/0",
-            "QEMU:    LIBISCSI_CHAP_USERNAME=... LIBISCSI_CHAP_PASSWORD=... qemu-img info iscsi://127.0.0.1:3260/iqn.x:c/0",
+            "QEMU:    LIBISCSI_CHAP_USERNAME=... LIBISCSI_CHAP_PASSWORD=... qemu-img info iscsi://127.0.0.1:3260/iqn.x:c/0 (mutual CHAP: \
+             LIBISCSI_CHAP_TARGET_USERNAME and LIBISCSI_CHAP_TARGET_PASSWORD too)",
         ];
         assert_eq!(ready_made(portal, &luns), expected);
-        assert_eq!(ready_made(portal, &luns[2..3]), expected[5..6]);
+        assert_eq!(ready_made(portal, &luns[2..3]), expected[6..7]);
         let tls = ready_made(portal, &[lun("iqn.x:a", 0, Way::Tls)]);
         assert_eq!(tls, ["TLS:     hikyaku info iscsi://127.0.0.1:3260/iqn.x:a/0,tls=CERTIFICATE"]);
     }
