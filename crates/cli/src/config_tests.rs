@@ -1,5 +1,5 @@
 use super::*;
-use crate::command::serve::check_exposure;
+use crate::command::serve::access::check_exposure;
 
 const GOOD: &str = r#"
 [server]

@@ -11,7 +11,8 @@ use job::shell::quoted;
 use node::target::ServeError;
 use serde_json::json;
 
-use crate::command::serve::{self, LISTEN_DEFAULT, accesses, check_exposure, local_users, luns, metrics};
+use crate::command::serve::access::{accesses, check_exposure, local_users};
+use crate::command::serve::{self, LISTEN_DEFAULT, luns, metrics};
 use crate::config::{Config, Lun, Target, default_file};
 use crate::context::Context;
 use crate::endpoint;

@@ -10,7 +10,8 @@ use node::target::{Confine, Reloader, ServeError, ServerHandle};
 use seal::PublicKey;
 use serde_json::{Value, json};
 
-use super::{Args, LUN_OPTIONS, Live, build, check_exposure, failure, gather, status, widened};
+use super::access::check_exposure;
+use super::{Args, LUN_OPTIONS, Live, build, failure, gather, status, widened};
 use crate::config::{Config, Target};
 use crate::context::Context;
 use crate::control::listen::ControlSocket;
