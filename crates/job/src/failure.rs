@@ -11,6 +11,10 @@ use crate::printable::printable_name;
 
 /// Begins the cause of a name lookup that failed, in `node` and `nbd`.
 const LOOKING_UP: &str = "looking up ";
+/// How the text of a connection ends that was accepted, and closed before the login.
+const CLOSED: &str = "the target closed the connection";
+const ANSWERED: &str = "see that the port is that of an iSCSI target (3260 unless it says otherwise), not of another service; a target that \
+     has too many connections closes new ones, too: its log says so";
 const LOOKED_UP: &str = "check the spelling of the host's name and this host's name server (`getent hosts NAME`), or write its address";
 
 /// How a job or a command ended; [`Ending::code`] is its exit status.
@@ -158,6 +162,7 @@ impl Failure {
                 (Ending::Unreachable, "see that a server runs and listens at that socket")
             }
             OpenError::Unreachable(text) if text.contains(LOOKING_UP) => (Ending::Unreachable, LOOKED_UP),
+            OpenError::Unreachable(text) if text.ends_with(CLOSED) => (Ending::Unreachable, ANSWERED),
             OpenError::Unreachable(_) if object.starts_with("nbd:") || attempted.starts_with("list") => {
                 (Ending::Unreachable, "check the address, the port and the firewall")
             }
@@ -288,6 +293,8 @@ mod tests {
         }
         assert!(hint("open", "nbd+unix:///?socket=/s").contains("socket"));
         let error = OpenError::Unreachable("looking up h: Name or service not known".into());
+        let closed = OpenError::Unreachable("iscsi://h/iqn.x/0: the target closed the connection".into());
+        assert_eq!(Failure::open("list", "iscsi://h", &closed).hint, ANSWERED);
         for object in ["iscsi://h/iqn.x/0", "nbd://h/x"] {
             let hint = Failure::open("list", object, &error).hint;
             assert!(hint.contains("getent hosts") && !hint.contains("firewall"), "{hint}");
