@@ -40,7 +40,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use rand::RngExt as _;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
 
@@ -149,9 +150,16 @@ impl Context {
     }
 }
 
-/// A TCP port of the loopback address that was free during the call.
+/// Ports that the kernel assigns to no one: above those of well-known services, below `ip_local_port_range`.
+const PORTS: std::ops::Range<u16> = 15_000..32_768;
+
+/// A TCP port of the loopback address that was free during the call. While the server behind it is down, no other
+/// process is assigned it.
 pub fn free_port() -> Result<u16> {
-    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    let mut rng = rand::rng();
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let mut tries = std::iter::repeat_with(|| rng.random_range(PORTS)).take(1000);
+    tries.find(is_free).context("no free port")
 }
 
 /// A command for a program found by [`find_program`].
