@@ -494,6 +494,10 @@ fn a_report_is_written_however_it_ends() {
     place.run(&["copy", "a.img", "e.html,create,size=8M", "--report", "e.html"]).expect(6);
     place.run(&["compare", "a.img", "b.img"]).expect(0);
     place.run(&["compare", "a.img", "e.html"]).expect(0);
+    let link = place.path("link.html");
+    std::os::unix::fs::symlink("nothing", &link).unwrap();
+    place.run(&["copy", "a.img", "f.img", "--report", "link.html"]).expect(6);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link is not replaced");
 }
 
 fn piped(place: &Place, arguments: &[&str], input: Vec<u8>) -> Ran {

@@ -72,7 +72,8 @@ impl Report {
     fn place(&self) -> Result<tempfile::NamedTempFile, Failure> {
         let name = self.path.display().to_string();
         let failed = |error: std::io::Error| Failure::failed("write the report", name.clone(), error);
-        match fs::metadata(&self.path) {
+        // A link is something else, whether or not its file exists.
+        match fs::symlink_metadata(&self.path) {
             Ok(metadata) if !metadata.is_file() || !is_ours(&self.path).map_err(failed)? => {
                 return Err(Failure::refused("write the report", name, "there is something else")
                     .hint("another name: only an earlier report is overwritten"));

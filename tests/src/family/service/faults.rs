@@ -247,6 +247,8 @@ pub(super) fn half_written(context: &Context) -> Result<()> {
         let log = server.running.stderr()[from..].to_owned();
         if reload.code == Some(0) {
             ensure!(log.contains("INFO reload: "), "no line of the reload to {end} bytes in {log}");
+            let is_told = reload.stdout.contains("more rights than before");
+            ensure!(is_told == log.contains("gives more rights"), "{end} bytes: {reload} and {log}");
         } else {
             ensure!(log.contains("ERROR reload: nothing is changed: "), "{end} bytes: {log}");
             let status = home.server(context, &server)?;

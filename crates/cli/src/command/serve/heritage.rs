@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 
 use node::target::{FormerPort, FormerUnit};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -68,6 +69,10 @@ pub(super) fn write(file: OwnedFd, ports: &[FormerPort]) -> io::Result<OwnedFd> 
 /// Reads and empties the file: every descriptor of it is of the same memory.
 pub(super) fn take(file: OwnedFd) -> io::Result<Vec<FormerPort>> {
     let mut file = File::from(file);
+    // A memory file has no name. A file that has one was stored under this name by mistake, and is not emptied.
+    if file.metadata()?.nlink() > 0 {
+        return Err(io::Error::other("it is no memory file"));
+    }
     // The descriptor shares its position with that of the process that wrote it.
     file.rewind()?;
     let mut bytes = Vec::new();
@@ -143,6 +148,15 @@ mod tests {
             "from its beginning, wherever it stands"
         );
         assert!(take(file).unwrap_err().to_string().contains("another process has taken them"));
+    }
+
+    #[test]
+    fn a_file_with_a_name_is_not_emptied() {
+        let mut named = tempfile::NamedTempFile::new().unwrap();
+        named.write_all(b"precious").unwrap();
+        let error = take(named.reopen().unwrap().into()).unwrap_err();
+        assert!(error.to_string().contains("no memory file"), "{error}");
+        assert_eq!(std::fs::read(named.path()).unwrap(), b"precious");
     }
 
     #[test]

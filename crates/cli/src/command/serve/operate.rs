@@ -207,8 +207,13 @@ fn apply(
         );
     }
     let announced = announced(live, &next);
+    let given = if more.is_empty() {
+        String::new()
+    } else {
+        format!("; more rights than before: {}", more.join(", "))
+    };
     *live = next;
-    Ok(format!("{reloaded}{announced}"))
+    Ok(format!("{reloaded}{announced}{given}"))
 }
 
 fn next_key(live: &Live) -> Option<PublicKey> {
