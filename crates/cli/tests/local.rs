@@ -173,10 +173,7 @@ fn a_source_is_never_made() {
     let place = Place::new();
     place.file("b.img", &vec![7; MIB]);
     let missing = place.run(&["copy", "no.img", "b.img"]).expect(1);
-    assert_eq!(
-        missing.stderr,
-        "error: cannot copy from no.img: it does not exist\n  try: check the name of the source\n"
-    );
+    assert_eq!(missing.stderr, "error: cannot copy from no.img: it does not exist\n  try: check the name\n");
     assert_eq!(fs::read(place.path("b.img")).unwrap(), vec![7; MIB]);
     place.run(&["copy", "no.img", "new.img", "--dry-run"]).expect(1).on_stderr("copy from no.img");
     assert!(!place.path("new.img").exists());

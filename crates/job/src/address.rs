@@ -34,6 +34,11 @@ pub trait Address {
         Failure::open(attempted, self.text(), error)
     }
 
+    /// What to try if the file of this address, a source, does not exist.
+    fn if_missing(&self) -> String {
+        "check the name of the source".to_owned()
+    }
+
     /// The NBD export of this address, read-only and without layers; `None`: no NBD URL. It may have dirty bitmaps.
     fn nbd(&self) -> Result<Option<NbdMedium>, Failure> {
         Ok(None)

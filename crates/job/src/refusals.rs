@@ -143,7 +143,7 @@ impl<'a> Inspection<'a> {
         let Job { request, source, destination, .. } = self.job;
         if source.path().is_some_and(is_missing) && !source.creates() {
             let failure = Failure::failed(MISSING, source.text(), "it does not exist");
-            self.refusals.push(failure.hint("check the name of the source"));
+            self.refusals.push(failure.hint(source.if_missing()));
         }
         match space::standing(&**destination, self.job.creates) {
             Err(failure) => {

@@ -42,6 +42,19 @@ const ROWS: &[Row] = &[
         "error: cannot open diks.img: No such file or directory (os error 2)\n  try: did you mean disk.img?",
     ),
     (
+        "missing-source",
+        &["copy", "diks.img", "new.img"],
+        1,
+        "error: cannot copy from diks.img: it does not exist\n  try: did you mean disk.img?",
+    ),
+    (
+        "source-without-a-scheme",
+        &["copy", "host:disks:0", "new.img"],
+        2,
+        "error: cannot copy from host:disks:0: it is an address without a scheme, and no file\n  try: iscsi://host/IQN/LUN, with / between \
+         them; `hikyaku ls iscsi://host` lists them; ./host:disks:0 for the file of this name",
+    ),
+    (
         "missing-file-served",
         &["serve", "none.raw"],
         1,

@@ -9,6 +9,7 @@ use nbd::NbdMedium;
 use node::initiator::{Options, Url};
 use serde_json::json;
 
+use crate::advice;
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::Failure;
@@ -54,6 +55,10 @@ impl Address for End<'_> {
 
     fn failed(&self, attempted: &str, error: &OpenError) -> Failure {
         self.named.failed(attempted, error)
+    }
+
+    fn if_missing(&self) -> String {
+        self.named.path().map(advice::missing).unwrap_or_default()
     }
 
     fn nbd(&self) -> Result<Option<NbdMedium>, Failure> {
