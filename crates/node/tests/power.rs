@@ -309,6 +309,21 @@ fn a_session_that_ends_within_its_set_up_hides_lost_power_and_invents_none() {
     }
 }
 
+/// A target that restarts while its first session is set up is opened on the next one.
+#[test]
+fn an_endpoint_opens_although_its_first_session_ends_within_the_set_up() {
+    let machine = Machine::new();
+    let relay = Relay::start(machine.address);
+    for at in 1..5 {
+        relay.faults.at.store(at, Ordering::SeqCst);
+        relay.faults.sessions.store(1, Ordering::SeqCst);
+        let mut host = open(&remote(relay.address, 0, options()).unwrap());
+        assert_eq!(relay.faults.sessions.load(Ordering::SeqCst), 0, "answer {at}: it did not end");
+        write(&mut host, at as u8, false);
+        assert_eq!(flush(&mut host), Ok(()), "answer {at}");
+    }
+}
+
 /// A server hands over while a session is set up: the request to log out arrives with the answer to the login or to a
 /// command of the set-up.
 #[test]

@@ -302,7 +302,9 @@ impl Peer for IscsiPeer {
             return Next::AtOnce;
         }
         self.seal_refused = matches!(failure, Failure::Seal(_));
-        let is_busy = failure.is_busy();
+        // A connection that ends after the login, during the set-up, is that of a target that restarts.
+        let restarts = self.known.is_some() && matches!(failure, Failure::Lost(_) | Failure::Connect(_));
+        let is_busy = failure.is_busy() || restarts;
         let opening_max = if is_busy { BUSY_TIME_MAX.min(self.options.timeout) } else { Duration::ZERO };
         let reason = match failure {
             Failure::Redirect(redirect) => {

@@ -1,0 +1,21 @@
+//! Observes iSCSI connections and names what limits them: from a capture, from samples of the kernel's state of a
+//! socket, or from both. Read docs/internals/monitor.md first.
+//!
+//! ```text
+//! capture::Reader -> Packet -> flow::Table -> Event -> command::Tracker  -> Command, Standing
+//!                                                   -> model::Attribution -> Evidence -> model::judge -> Verdict
+//! probe::Prober   -> Sample -> model::sampled                             -> Evidence
+//! ```
+//!
+//! Everything except `probe` is a pure machine: bytes and timestamps come in, events and values come out. Nothing here
+//! changes a connection, except `probe::tune`, which is called for `watch --tune` alone.
+
+pub mod command;
+pub mod event;
+pub mod model;
+pub mod packet;
+pub mod sample;
+
+pub use event::{Event, Kind, Side};
+pub use model::{Cause, Evidence, Verdict};
+pub use sample::Sample;

@@ -1,0 +1,104 @@
+//! What is known of a connection, whoever observed it.
+
+use super::Seconds;
+use crate::event::{Side, Vantage};
+
+/// Who observed the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Capture(Vantage),
+    /// Samples of the socket at this end.
+    Probe(Side),
+    /// This program's own socket, commands and devices.
+    Own(Side),
+}
+
+/// One connection over one period. Bytes and rates are of SCSI data in the direction that carried most of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evidence {
+    pub source: Source,
+    /// The end that sent most data: the initiator of a load of writes.
+    pub sender: Side,
+    pub seconds: f64,
+    pub data_bytes: u64,
+    /// The period by what held the data back; sums to `seconds`.
+    pub waits: Seconds,
+    pub path: Path,
+    pub caps: Caps,
+    /// `None` if no PDU was visible.
+    pub protocol: Option<Protocol>,
+    /// Processor use of the observed end's process, where it is on this machine.
+    pub cpu: Option<Cpu>,
+}
+
+/// The network between the two ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Path {
+    /// Without queueing: the least seen.
+    pub rtt_s: Option<f64>,
+    /// While data flows: the median.
+    pub rtt_loaded_s: Option<f64>,
+    pub mss_bytes: Option<u32>,
+    /// Payload rate of the narrowest link, from the spacing of acknowledgements within bursts.
+    pub line_bytes_per_s: Option<f64>,
+    pub data_packets: u64,
+    pub retransmitted_packets: u64,
+    /// Retransmissions that the receiver did not need.
+    pub spurious_packets: u64,
+    pub timeouts: u64,
+    /// Congestion reductions without loss or ECN echo: the sender's own queue dropped.
+    pub local_drops: Option<u64>,
+    /// What the capture lost; not the network's.
+    pub capture_lost_bytes: u64,
+}
+
+/// Bounds of the bytes in flight, where visible.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Caps {
+    /// Most bytes sent and not acknowledged, and the median at the moments in which the sender stopped.
+    pub in_flight_max_bytes: Option<u64>,
+    pub in_flight_stopped_bytes: Option<u64>,
+    /// The receiver's window: the median while data flows.
+    pub window_bytes: Option<u64>,
+    pub congestion_window_bytes: Option<u64>,
+    pub ssthresh_bytes: Option<u64>,
+    /// The cap as the kernel counts it (`sk_sndbuf`, with overhead).
+    pub send_buffer_bytes: Option<u64>,
+}
+
+/// How iSCSI used the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Protocol {
+    pub commands: u64,
+    /// Medians over commands that carry data.
+    pub block_bytes: u64,
+    /// Commands outstanding at the initiator: median when one is sent, and most.
+    pub depth: u32,
+    pub depth_max: u32,
+    /// What MaxCmdSN allowed, the least.
+    pub command_window: u32,
+    /// Data sent with the command and before the first R2T.
+    pub unsolicited_bytes: u64,
+    /// Bytes that one R2T grants, the median; 0 without R2Ts.
+    pub r2t_bytes: u64,
+    /// R2Ts of one command outstanding at once, most.
+    pub r2ts_outstanding: u32,
+    /// Sequential waits for R2Ts in one command, the median.
+    pub r2t_rounds: u32,
+    /// The paper's three times in seconds, medians: first to last data packet, to the response, to the next command.
+    pub ta_s: f64,
+    pub tb_s: f64,
+    pub tc_s: f64,
+    /// What the target takes itself, beyond the round trip, the median in seconds.
+    pub target_s: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cpu {
+    /// Cores used by the busiest thread of the process, 0 to 1.
+    pub busiest_thread: f64,
+    /// Share of the period in which its threads were ready and did not run, or the control group throttled them.
+    pub waiting: f64,
+    /// Share of the period spent sealing and opening; `None` for other programs.
+    pub cipher: Option<f64>,
+}

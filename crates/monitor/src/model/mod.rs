@@ -1,0 +1,13 @@
+//! What limits a connection: causes, the evidence for them, and the verdict.
+//!
+//! [`Evidence`] is the seam: captures, samples of a socket and our own programs each fill in what they can see, and
+//! [`judge`] decides from it alone. A field that a source cannot see is `None`; the verdict then names candidates
+//! instead of a limit.
+
+mod cause;
+mod evidence;
+mod verdict;
+
+pub use cause::{Cause, Seconds};
+pub use evidence::{Caps, Cpu, Evidence, Path, Protocol, Source};
+pub use verdict::{Advice, Verdict};
