@@ -44,11 +44,16 @@ pub enum Kind {
     PduEnd(PduEnd),
     /// The receiver acknowledged bytes that the capture does not hold: the capture lost them, not the network. PDUs
     /// within them are unknown; framing is found again after them, or is not, which [`Kind::Opaque`] tells.
-    CaptureLost { offset: u64, bytes: u64 },
+    CaptureLost {
+        offset: u64,
+        bytes: u64,
+    },
     /// From here on the stream of this side is not read as PDUs: SEAL/1, TLS, or framing that was not found again.
     Opaque(Opaque),
     /// FIN or RST.
-    Ended { by_reset: bool },
+    Ended {
+        by_reset: bool,
+    },
 }
 
 /// Payload bytes.

@@ -12,9 +12,12 @@
 
 pub mod command;
 pub mod event;
+mod limits;
 pub mod model;
 pub mod packet;
 pub mod sample;
+pub mod series;
+pub mod view;
 
 pub use event::{Event, Kind, Side};
 pub use model::{Cause, Evidence, Verdict};

@@ -88,8 +88,11 @@ impl Seconds {
 
     /// Causes with time, the longest first.
     pub fn ranked(&self) -> Vec<(Cause, f64)> {
-        let mut found: Vec<_> =
-            Cause::ALL.into_iter().map(|cause| (cause, self[cause])).filter(|(_, time)| *time > 0.0).collect();
+        let mut found: Vec<_> = Cause::ALL
+            .into_iter()
+            .map(|cause| (cause, self[cause]))
+            .filter(|(_, time)| *time > 0.0)
+            .collect();
         found.sort_by(|a, b| b.1.total_cmp(&a.1));
         found
     }
