@@ -10,11 +10,15 @@
 //! Everything except `probe` is a pure machine: bytes and timestamps come in, events and values come out. Nothing here
 //! changes a connection, except `probe::tune`, which is called for `watch --tune` alone.
 
+#![deny(unsafe_code)]
+
 pub mod command;
 pub mod event;
-mod limits;
+pub mod limits;
 pub mod model;
 pub mod packet;
+pub mod probe;
+pub mod record;
 pub mod sample;
 pub mod series;
 pub mod view;

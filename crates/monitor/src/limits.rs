@@ -6,3 +6,33 @@ pub(crate) const SERIES_POINTS_MAX: usize = 1_000_000;
 pub(crate) const RATE_BINS_MAX: usize = 4096;
 /// Segments of one direction that wait for the acknowledgement that times them.
 pub(crate) const RTT_PENDING_MAX: usize = 4096;
+
+// The probe.
+
+/// Sockets of the kernel's table that are looked at; further ones are not seen.
+pub const SOCKETS_MAX: usize = 1 << 18;
+/// Bytes of a dump of the kernel's table.
+pub const DUMP_BYTES_MAX: usize = 1 << 27;
+/// Connections that are sampled at once.
+pub const WATCHED_MAX: usize = 1024;
+/// Processes that a search for a socket's owner looks at.
+pub const PROCESSES_MAX: usize = 1 << 16;
+/// Descriptors of one process that such a search looks at.
+pub const DESCRIPTORS_MAX: usize = 1 << 16;
+/// Threads of one process whose processor time is read.
+pub const THREADS_MAX: usize = 4096;
+/// Bytes of a file in `/proc` or `/sys`.
+pub const PROC_FILE_BYTES_MAX: u64 = 1 << 16;
+/// Samples of a connection that are kept for charts and for the verdict.
+pub const HISTORY_MAX: usize = 1024;
+
+// Recordings.
+
+/// Bytes of a recording; it ends there.
+pub const RECORDING_BYTES_MAX: u64 = 4 << 30;
+/// Bytes of one block of a recording.
+pub const RECORD_BLOCK_BYTES_MAX: usize = 1 << 20;
+/// Connections of one recording.
+pub const RECORD_FLOWS_MAX: usize = 4096;
+/// Bytes of a name in a recording.
+pub const RECORD_NAME_BYTES_MAX: usize = 512;

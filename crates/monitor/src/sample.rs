@@ -28,6 +28,7 @@ pub struct Sample {
 
     pub mss_bytes: Option<u32>,
     pub cwnd_segments: Option<u32>,
+    /// 2^31 - 1 until the first reduction of the congestion window.
     pub ssthresh_segments: Option<u32>,
     /// Sent and not acknowledged, in segments: the waiting-ACK part of the send queue.
     pub unacked_segments: Option<u32>,
@@ -49,6 +50,8 @@ pub struct Sample {
     pub delivery_bytes_per_s: Option<u64>,
     pub app_limited: Option<bool>,
     pub pacing_bytes_per_s: Option<u64>,
+    /// BBR's estimate of the narrowest link's rate, where BBR controls the connection.
+    pub bbr_bytes_per_s: Option<u64>,
 
     /// Time with data outstanding or unsent (`tcpi_busy_time`), and the parts of it in which the peer's window, or the
     /// send buffer, was the limit. The kernel's send-buffer figure is far too low for bursty senders.
@@ -81,6 +84,8 @@ pub struct Sample {
     pub receive_queue_bytes: Option<u32>,
     pub receive_buffer_bytes: Option<u32>,
     pub drops: Option<u32>,
+    /// Packets that the queue (qdisc) of the outgoing interface has dropped, of all its connections.
+    pub device_drops: Option<u64>,
 
     /// Only for kernel initiators and our own sockets: commands outstanding at the device.
     pub outstanding: Option<u32>,

@@ -1,0 +1,292 @@
+//! Samples of live TCP sockets, of this process or of others, without rights: `sock_diag` with an exact request for each
+//! socket, [`REQUESTS_MAX`] of them in one datagram. Around them: the owning process, the kernel's iSCSI sessions, the
+//! queue of the interface.
+//!
+//! [`Prober`] asks the kernel; [`Sessions`] finds iSCSI connections and keeps what is known of each; [`tune`] is the only
+//! part that changes anything. BPF (`iter/tcp`, `tcp_probe`) would be another source of [`Sample`]s beside `Prober`.
+
+mod diag;
+mod info;
+mod kernel;
+mod namespace;
+mod netlink;
+mod process;
+mod route;
+mod sessions;
+mod sys;
+pub mod tune;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::limits::{DUMP_BYTES_MAX, SOCKETS_MAX};
+use crate::sample::Sample;
+pub use diag::{ESTABLISHED, Ends, Found, LISTEN, Watched};
+pub use kernel::{KernelDisk, KernelSession};
+pub use namespace::{NamespaceError, in_namespace};
+pub use process::{Owner, Processes, Usage};
+pub use route::{Route, RouteProber};
+pub use sessions::{Chosen, Session, Sessions};
+
+/// Requests of one datagram: their replies fit into the socket's default receive buffer.
+pub const REQUESTS_MAX: usize = sys::BATCH_MAX;
+/// Bytes of one part of a dump.
+const DUMP_PART_BYTES: usize = 64 << 10;
+const ENOENT: i32 = libc::ENOENT;
+const ESTALE: i32 = libc::ESTALE;
+
+/// What became of the request for one socket.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "outcomes lie in one vector that is used again: no allocation each"
+)]
+pub enum Outcome {
+    Sampled(Sample),
+    /// The socket exists no more.
+    Gone,
+    /// The kernel did not answer, or refused: this sample is lost, the next one may come.
+    Missed,
+}
+
+/// Nanoseconds of the monotonic clock: the clock of every [`Sample`].
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.cast_unsigned())
+}
+
+/// Asks one network namespace's kernel for its TCP sockets. Needs no rights.
+#[derive(Debug)]
+pub struct Prober {
+    socket: OwnedFd,
+    sequence: u32,
+    requests: Vec<u8>,
+    replies: sys::Batch,
+}
+
+impl Prober {
+    /// A prober of the calling thread's network namespace. Fails without `NETLINK_SOCK_DIAG` (module `inet_diag`), or
+    /// where a sandbox forbids netlink.
+    pub fn new() -> io::Result<Self> {
+        let socket = sys::netlink(Some(rustix::net::netlink::SOCK_DIAG))?;
+        let requests = Vec::with_capacity(REQUESTS_MAX * diag::MESSAGE_BYTES);
+        Ok(Self { socket, sequence: 1, requests, replies: sys::Batch::new() })
+    }
+
+    /// The open TCP sockets of both address families, at most [`SOCKETS_MAX`]; with `listening` those that listen.
+    pub fn table(&mut self, listening: bool) -> io::Result<Vec<Found>> {
+        let mut all = Vec::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            self.sequence = self.sequence.wrapping_add(1);
+            let request = diag::dump(family, listening, self.sequence);
+            rustix::net::send(&self.socket, &request, SendFlags::empty())?;
+            self.read_dump(&mut all)?;
+        }
+        Ok(all)
+    }
+
+    fn read_dump(&self, all: &mut Vec<Found>) -> io::Result<()> {
+        let mut buffer = vec![0; DUMP_PART_BYTES];
+        let mut read = 0;
+        while read < DUMP_BYTES_MAX {
+            let (length, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
+            read += length.max(1);
+            for message in netlink::messages(&buffer[..length]) {
+                if message.sequence != self.sequence {
+                    continue;
+                }
+                if message.is_done() {
+                    return Ok(());
+                }
+                match message.error() {
+                    // Without IPv6 there is no table of it.
+                    Some(ENOENT) => return Ok(()),
+                    Some(error) => return Err(io::Error::from_raw_os_error(error)),
+                    None if all.len() < SOCKETS_MAX => all.extend(diag::found(message.payload)),
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One sample of each socket, in their order; `outcomes` is emptied first. An error is one of the netlink socket.
+    pub fn sample(&mut self, sockets: &[Watched], outcomes: &mut Vec<Outcome>) -> io::Result<()> {
+        outcomes.clear();
+        for batch in sockets.chunks(REQUESTS_MAX) {
+            let first = self.sequence.wrapping_add(1);
+            self.requests.clear();
+            for (number, socket) in (0..).zip(batch) {
+                let start = self.requests.len();
+                self.requests.extend_from_slice(&socket.message);
+                let sequence: u32 = first.wrapping_add(number);
+                self.requests[start + 8..start + 12].copy_from_slice(&sequence.to_ne_bytes());
+                self.sequence = sequence;
+            }
+            rustix::net::send(&self.socket, &self.requests, SendFlags::empty())?;
+            let at_ns = now_ns();
+            self.collect(first, batch.len(), at_ns, outcomes)?;
+        }
+        Ok(())
+    }
+
+    /// The kernel has answered every request before `send` returns; what is not there was lost for want of memory.
+    fn collect(
+        &mut self,
+        first: u32,
+        count: usize,
+        at_ns: u64,
+        outcomes: &mut Vec<Outcome>,
+    ) -> io::Result<()> {
+        let start = outcomes.len();
+        outcomes.resize(start + count, Outcome::Missed);
+        let mut left = count;
+        while left > 0 {
+            let received = match self.replies.receive(&self.socket, left) {
+                Ok(0) => break,
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // Replies were lost; those that remain follow.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => continue,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            for message in (0..received).flat_map(|index| netlink::messages(self.replies.datagram(index))) {
+                let index = message.sequence.wrapping_sub(first) as usize;
+                if index < count {
+                    outcomes[start + index] = outcome(&message, at_ns);
+                }
+            }
+            left = left.saturating_sub(received);
+        }
+        Ok(())
+    }
+}
+
+fn outcome(message: &netlink::Message<'_>, at_ns: u64) -> Outcome {
+    match message.error() {
+        Some(ENOENT | ESTALE) => Outcome::Gone,
+        Some(_) => Outcome::Missed,
+        None => match diag::sample(message.payload, at_ns) {
+            Some(sample) if message.kind == diag::BY_FAMILY => Outcome::Sampled(sample),
+            _ => Outcome::Missed,
+        },
+    }
+}
+
+/// A sample of one of this process's own sockets, by `getsockopt`.
+pub fn own(socket: impl AsFd) -> io::Result<Sample> {
+    let socket = socket.as_fd();
+    let mut sample = Sample { at_ns: now_ns(), ..Sample::default() };
+    let (mut info, mut memory) = ([0; info::INFO_BYTES], [0; info::MEMORY_BYTES]);
+    info::fill(sys::tcp_info(socket, &mut info)?, &mut sample);
+    // Older kernels lack the second option.
+    if let Ok(bytes) = sys::memory(socket, &mut memory) {
+        info::fill_memory(bytes, &mut sample);
+    }
+    Ok(sample)
+}
+
+/// Parses bytes as replies of the kernel: for the fuzz target.
+#[doc(hidden)]
+pub fn fuzz_replies(bytes: &[u8]) {
+    for message in netlink::messages(bytes) {
+        let _ = (outcome(&message, 1), diag::found(message.payload), route::parse(message.payload));
+    }
+}
+
+/// Sleeps until a moment of the monotonic clock.
+pub fn sleep_until(at_ns: u64) {
+    std::thread::sleep(Duration::from_nanos(at_ns.saturating_sub(now_ns())));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    pub(super) fn pair(address: &str) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(address).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    fn ends(stream: &TcpStream) -> Ends {
+        Ends { local: stream.local_addr().unwrap(), remote: stream.peer_addr().unwrap() }
+    }
+
+    #[test]
+    fn sockets_of_both_families_are_found_and_sampled() {
+        let mut prober = Prober::new().unwrap();
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let (mut near, _far) = pair(address);
+            near.write_all(&[7; 1000]).unwrap();
+            let table = prober.table(false).unwrap();
+            let found = table.iter().find(|found| found.ends == ends(&near)).unwrap();
+            assert_eq!(found.state, ESTABLISHED);
+            assert!(found.congestion.is_some() && found.inode > 0);
+            let mut outcomes = Vec::new();
+            prober.sample(&[Watched::new(found)], &mut outcomes).unwrap();
+            let Outcome::Sampled(sample) = &outcomes[0] else { panic!("{outcomes:?}") };
+            assert_eq!(sample.bytes_sent, Some(1000));
+            assert!(sample.send_buffer_bytes.is_some_and(|bytes| bytes > 0) && sample.rtt_us.is_some());
+            let own = own(&near).unwrap();
+            let same = |sample: &Sample| (sample.bytes_sent, sample.send_buffer_bytes, sample.mss_bytes);
+            assert_eq!(same(&own), same(sample));
+        }
+    }
+
+    #[test]
+    fn many_sockets_are_sampled_in_order_and_closed_ones_are_gone() {
+        let mut prober = Prober::new().unwrap();
+        let mut pairs: Vec<_> = (0..120).map(|_| pair("127.0.0.1:0")).collect();
+        let table = prober.table(false).unwrap();
+        let watched: Vec<Watched> = pairs
+            .iter_mut()
+            .enumerate()
+            .map(|(number, (near, _))| {
+                near.write_all(&vec![1; number + 1]).unwrap();
+                Watched::new(table.iter().find(|found| found.ends == ends(near)).unwrap())
+            })
+            .collect();
+        let mut outcomes = Vec::new();
+        prober.sample(&watched, &mut outcomes).unwrap();
+        let sent = |outcome: &Outcome| match outcome {
+            Outcome::Sampled(sample) => sample.bytes_sent,
+            _ => None,
+        };
+        let expected: Vec<_> = (1..=120).map(Some).collect();
+        assert_eq!(outcomes.iter().map(sent).collect::<Vec<_>>(), expected);
+        // A reset leaves no socket behind.
+        let (near, far) = pairs.remove(60);
+        socket2::SockRef::from(&near).set_linger(Some(Duration::ZERO)).unwrap();
+        drop((near, far));
+        prober.sample(&watched, &mut outcomes).unwrap();
+        assert_eq!(outcomes[60], Outcome::Gone);
+        assert!(sent(&outcomes[59]).is_some() && sent(&outcomes[61]).is_some());
+    }
+
+    #[test]
+    fn replies_of_every_kind() {
+        let message = |kind, payload: &[u8]| {
+            let mut bytes = Vec::new();
+            netlink::push(&mut bytes, kind, 0, 1, payload);
+            let message = netlink::messages(&bytes).next().unwrap();
+            outcome(&message, 5)
+        };
+        let error = |number: i32| (-number).to_ne_bytes();
+        assert_eq!(message(2, &error(libc::ENOENT)), Outcome::Gone);
+        assert_eq!(message(2, &error(libc::ESTALE)), Outcome::Gone);
+        assert_eq!(message(2, &error(libc::EINVAL)), Outcome::Missed);
+        assert_eq!(message(2, &i32::MIN.to_ne_bytes()), Outcome::Missed);
+        assert_eq!(message(20, &[0; 71]), Outcome::Missed);
+        assert!(matches!(message(20, &[0; 72]), Outcome::Sampled(_)));
+        assert_eq!(message(21, &[0; 72]), Outcome::Missed);
+    }
+}
