@@ -6,7 +6,6 @@
 //! group takes less than 90 seconds.
 
 mod ahead;
-mod delay;
 mod groups;
 mod link;
 mod logins;

@@ -14,6 +14,7 @@ mod secure_read;
 mod stats;
 mod sys;
 mod table;
+pub mod wan;
 
 use std::path::PathBuf;
 
