@@ -36,3 +36,18 @@ pub const RECORD_BLOCK_BYTES_MAX: usize = 1 << 20;
 pub const RECORD_FLOWS_MAX: usize = 4096;
 /// Bytes of a name in a recording.
 pub const RECORD_NAME_BYTES_MAX: usize = 512;
+
+// Captures.
+/// First size of the buffer through which a capture is read, bytes.
+pub const CAPTURE_BUFFER_BYTES: usize = 1 << 20;
+/// Largest record of a capture that is read, bytes; the buffer grows to it. Frames before segmentation by the network
+/// card have up to 512 KiB (BIG TCP).
+pub const CAPTURE_RECORD_BYTES_MAX: usize = 4 << 20;
+/// Most interfaces of one section of a pcapng file.
+pub const CAPTURE_INTERFACES_MAX: usize = 4096;
+/// Most VLAN tags before the network header.
+pub const VLAN_TAGS_MAX: usize = 4;
+/// Most extension headers between the IPv6 header and TCP.
+pub const EXTENSION_HEADERS_MAX: usize = 16;
+
+const _: () = assert!(CAPTURE_BUFFER_BYTES <= CAPTURE_RECORD_BYTES_MAX);

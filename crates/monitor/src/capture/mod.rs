@@ -1,0 +1,18 @@
+//! Captures: reads TCP segments out of them, and writes captures that carry comments or carry no payload.
+//!
+//! [`Reader`] takes pcap and pcapng, gzip of either, from a file or a pipe, and yields a [`crate::packet::Packet`] for
+//! each TCP segment. It never interprets payload, follows no connection, and drops no duplicate.
+
+mod container;
+mod error;
+mod headers;
+mod input;
+mod link;
+mod reader;
+
+#[cfg(test)]
+mod tests;
+
+pub use container::Frame;
+pub use error::{CaptureError, Note};
+pub use reader::{Counts, Reader};

@@ -1,0 +1,3 @@
+mod build;
+mod reader;
+mod speed;
