@@ -51,3 +51,22 @@ pub const VLAN_TAGS_MAX: usize = 4;
 pub const EXTENSION_HEADERS_MAX: usize = 16;
 
 const _: () = assert!(CAPTURE_BUFFER_BYTES <= CAPTURE_RECORD_BYTES_MAX);
+
+// Commands.
+
+/// Most PDUs of one direction that have started and not ended: those of one large frame, and more.
+pub const PDUS_STARTED_MAX: usize = 4096;
+/// Most packets of one direction whose bytes wait for the start of their PDU to be known.
+pub const PIECES_WAITING_MAX: usize = 4096;
+/// Most commands of a connection without a response; the oldest is given up beyond.
+pub const COMMANDS_OPEN_MAX: usize = 4096;
+/// Most ended commands of a connection that wait for the next command to start.
+pub const COMMANDS_ENDED_MAX: usize = 4096;
+/// Most bursts that are kept of one command; later ones are added to the last.
+pub const BURSTS_MAX: usize = 64;
+/// Most acknowledgements and PDUs on their way to one end that are remembered.
+pub const ARRIVALS_MAX: usize = 4096;
+/// Most acknowledgements that are remembered to find when the target had all data of a command.
+pub const ACKS_REMEMBERED_MAX: usize = 1024;
+/// Most task management requests without a response.
+pub const TASK_REQUESTS_MAX: usize = 64;

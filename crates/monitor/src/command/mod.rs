@@ -1,4 +1,14 @@
 //! SCSI commands on the wire: when each part of them passed, and what the connection waits for at a moment.
+//!
+//! [`Tracker`] makes them from the events of one connection.
+
+mod arrivals;
+mod open;
+mod stream;
+mod table;
+mod tracker;
+
+pub use tracker::Tracker;
 
 /// Whether a command's data goes to the target or comes from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +61,8 @@ pub struct Command {
     pub tb_ns: u64,
     /// Response to the next command of this connection; `None` until it comes.
     pub tc_ns: Option<u64>,
+    /// First byte of the command to the response's end.
+    pub latency_ns: u64,
     /// What the target took itself: the part of waits for it beyond the round trip, summed over R2T waits and response.
     pub target_ns: u64,
     pub r2t_rounds: u32,
@@ -71,6 +83,8 @@ pub struct Standing {
     pub command_window: Option<u32>,
     /// Bytes (headers included) of started PDUs and of bursts that R2Ts or the unsolicited limit permit, not yet sent.
     pub permitted_bytes: u64,
+    /// The same of the target: Data-In of reads that it has, not yet sent.
+    pub permitted_read_bytes: u64,
     /// Writes with data left to send, all of it without an R2T.
     pub awaiting_r2t: u32,
     /// Writes whose data is all sent, and commands without data.
@@ -79,4 +93,38 @@ pub struct Standing {
     pub awaiting_data: u32,
     /// Reads of which a part of Data-In was sent.
     pub receiving: u32,
+}
+
+/// What the login agreed on, as far as it matters to commands; `None`: not seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keys {
+    /// FirstBurstLength, bytes.
+    pub first_burst_length: Option<u32>,
+}
+
+/// What passed on a connection besides complete commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Commands that started, without data included.
+    pub commands: u64,
+    /// Commands without data that ended.
+    pub without_data: u64,
+    /// Data-Out, Data-In, R2Ts and responses of commands whose start was not seen.
+    pub unknown: u64,
+    /// Commands whose response was not seen: lost by the capture, their tag used again, or open at the end.
+    pub unfinished: u64,
+    /// Commands ended by task management.
+    pub aborted: u64,
+    /// Open commands whose response the capture may have lost.
+    pub doubted: u64,
+    pub r2ts: u64,
+    /// R2Ts of one command whose data was not all sent, most.
+    pub r2ts_outstanding_max: u32,
+    pub task_management: u64,
+    pub rejects: u64,
+    /// PDUs of login, text, logout, NOP, and asynchronous messages.
+    pub other: u64,
+    /// Headers that are no PDU of their direction.
+    pub malformed: u64,
+    pub capture_losses: u64,
 }
