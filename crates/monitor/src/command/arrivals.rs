@@ -57,7 +57,8 @@ impl Arrivals {
         r2t_ns: Option<u64>,
     ) -> Trigger {
         let from = paused_ns.max(resumed_ns.saturating_sub(reaction_ns));
-        let within = |at: Option<u64>| at.filter(|at| *at >= from && *at <= resumed_ns.saturating_add(CLOSE_NS));
+        let within =
+            |at: Option<u64>| at.filter(|at| *at >= from && *at <= resumed_ns.saturating_add(CLOSE_NS));
         if r2t_ns.is_some_and(|at| at >= paused_ns && at <= resumed_ns.saturating_add(reaction_ns)) {
             return Trigger::R2t;
         }
@@ -84,9 +85,12 @@ mod tests {
     #[test]
     fn the_last_arrival_within_the_reaction_time_is_the_trigger() {
         let mut arrivals = Arrivals::default();
-        for (due, what) in
-            [(10 * MS, Brought::Ack), (20 * MS, Brought::Response), (20 * MS, Brought::Ack), (40 * MS, Brought::Ack)]
-        {
+        for (due, what) in [
+            (10 * MS, Brought::Ack),
+            (20 * MS, Brought::Response),
+            (20 * MS, Brought::Ack),
+            (40 * MS, Brought::Ack),
+        ] {
             arrivals.on_peer(due, what);
         }
         let table = [

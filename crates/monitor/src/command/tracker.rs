@@ -166,11 +166,7 @@ impl Tracker {
     }
 
     /// Runs `change` on the stream of the event's sender; data that it counts goes to the commands.
-    fn with_data(
-        &mut self,
-        event: &Event,
-        change: impl FnOnce(&mut Stream, &mut dyn FnMut(Key, Passed)),
-    ) {
+    fn with_data(&mut self, event: &Event, change: impl FnOnce(&mut Stream, &mut dyn FnMut(Key, Passed))) {
         let round_trip_ns = self.round_trip_ns().unwrap_or(0);
         let pause_min_ns = (round_trip_ns / 2).max(PAUSE_MIN_NS);
         let reaction_ns = (round_trip_ns / 4).max(REACTION_MIN_NS);
@@ -218,8 +214,10 @@ impl Tracker {
     }
 
     fn on_command(&mut self, event: &Event, start: &PduStart, command: &ScsiCommand) -> Option<Key> {
-        let (at_ns, frame) =
-            self.initiator.first_byte(start.offset).map_or((event.at_ns, event.frame), |p| (p.at_ns, p.frame));
+        let (at_ns, frame) = self
+            .initiator
+            .first_byte(start.offset)
+            .map_or((event.at_ns, event.frame), |p| (p.at_ns, p.frame));
         self.counts.commands += 1;
         if !command.immediate {
             self.next_cmd_sn = Some(command.cmd_sn.next());
@@ -306,7 +304,8 @@ impl Tracker {
         let whole = until_ns.saturating_sub(since_ns);
         let by_distance = self.distances.target_ns.map(|distance| whole.saturating_sub(distance));
         let place = self.acks.partition_point(|(acknowledged, _)| *acknowledged < offset);
-        let acknowledged = self.acks.get(place).map(|(_, at)| *at).filter(|at| *at < until_ns && *at >= since_ns);
+        let acknowledged =
+            self.acks.get(place).map(|(_, at)| *at).filter(|at| *at < until_ns && *at >= since_ns);
         let by_ack = acknowledged.map(|at| until_ns - at);
         match (by_distance, by_ack) {
             (Some(distance), Some(ack)) => distance.min(ack),
