@@ -45,6 +45,13 @@ pub const CAPTURE_BUFFER_BYTES: usize = 1 << 20;
 pub const CAPTURE_RECORD_BYTES_MAX: usize = 4 << 20;
 /// Most interfaces of one section of a pcapng file.
 pub const CAPTURE_INTERFACES_MAX: usize = 4096;
+/// Most interfaces of one section that is written; a new section begins then.
+pub const WRITTEN_INTERFACES_MAX: usize = 1024;
+/// Most comments of one packet that is written, and bytes of one.
+pub const COMMENTS_PER_FRAME_MAX: usize = 32;
+pub const COMMENT_BYTES_MAX: usize = 512;
+/// PDUs whose start is remembered for the comment at their end.
+pub const COMMENTED_PDUS_MAX: usize = 1 << 16;
 /// Most VLAN tags before the network header.
 pub const VLAN_TAGS_MAX: usize = 4;
 /// Most extension headers between the IPv6 header and TCP.

@@ -52,6 +52,7 @@ const TEST: &[Need] = &[
     need("mount", &["losetup"]),
     need("fio", &["fio"]),
     need("chromium", &["chromium"]),
+    need("tshark", &["tshark"]),
     need("systemd", &["systemd-analyze"]),
     need("g++", &["c++"]),
     need("prometheus", &["prometheus", "promtool"]),

@@ -3,16 +3,19 @@
 //! [`Reader`] takes pcap and pcapng, gzip of either, from a file or a pipe, and yields a [`crate::packet::Packet`] for
 //! each TCP segment. It never interprets payload, follows no connection, and drops no duplicate.
 
+mod comments;
 mod container;
 mod error;
 mod headers;
 mod input;
 mod link;
+pub mod pcapng;
 mod reader;
 
 #[cfg(test)]
 mod tests;
 
+pub use comments::Comments;
 pub use container::Frame;
 pub use error::{CaptureError, Note};
 pub use reader::{Counts, Reader};

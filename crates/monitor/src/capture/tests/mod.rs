@@ -1,3 +1,5 @@
 mod build;
 mod reader;
 mod speed;
+mod tshark;
+mod written;
