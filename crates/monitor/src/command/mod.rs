@@ -3,11 +3,17 @@
 //! [`Tracker`] makes them from the events of one connection.
 
 mod arrivals;
+mod kept;
 mod open;
 mod stream;
+mod summary;
 mod table;
+#[cfg(test)]
+mod tests;
 mod tracker;
 
+pub use kept::{Kept, Shares};
+pub use summary::{Direction, Summary, Tally, Times};
 pub use tracker::Tracker;
 
 /// Whether a command's data goes to the target or comes from it.
