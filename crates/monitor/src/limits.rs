@@ -79,3 +79,10 @@ pub const ACKS_REMEMBERED_MAX: usize = 1024;
 pub const TASK_REQUESTS_MAX: usize = 64;
 /// Most different sizes or depths that a median is exact for.
 pub const TALLY_VALUES_MAX: usize = 256;
+
+// Pages.
+
+/// Connections that a page shows with charts; the others are listed.
+pub(crate) const PAGE_FLOWS_MAX: usize = 16;
+/// Rows of each table of commands in a page.
+pub(crate) const PAGE_COMMANDS_MAX: usize = 20;

@@ -79,6 +79,7 @@ impl Collector {
             ta_ns: command.ta_ns,
             tb_ns: command.tb_ns,
             tc_ns: command.tc_ns.unwrap_or(0),
+            latency_ns: command.latency_ns,
             depth: command.depth,
             r2t_rounds: command.r2t_rounds,
         });
@@ -173,7 +174,7 @@ fn period(series: &Series) -> (u64, u64) {
         }
     }
     widen(series.marks.first().map(|mark| mark.at_ns), series.marks.last().map(|mark| mark.at_ns));
-    let end = |timed: &Timed| timed.at_ns.saturating_add(timed.latency_ns());
+    let end = |timed: &Timed| timed.at_ns.saturating_add(timed.latency_ns);
     widen(series.commands.first().map(|timed| timed.at_ns), series.commands.iter().map(end).max());
     if ends.0 > ends.1 { (0, 0) } else { ends }
 }

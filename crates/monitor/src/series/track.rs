@@ -28,14 +28,17 @@ pub struct Timed {
     pub ta_ns: u64,
     pub tb_ns: u64,
     pub tc_ns: u64,
+    /// From the command to the response's end.
+    pub latency_ns: u64,
     pub depth: u32,
     pub r2t_rounds: u32,
 }
 
 impl Timed {
-    /// From the command to the response's end.
-    pub fn latency_ns(&self) -> u64 {
-        self.ta_ns.saturating_add(self.tb_ns)
+    /// Ta, Tb, the rest of the latency (before a write's first data packet, after a read's last), and Tc.
+    pub(crate) fn parts_ns(&self) -> [u64; 4] {
+        let rest = self.latency_ns.saturating_sub(self.ta_ns).saturating_sub(self.tb_ns);
+        [self.ta_ns, self.tb_ns, rest, self.tc_ns]
     }
 }
 
@@ -81,7 +84,7 @@ impl Entry for Timed {
     }
 
     fn merge(self, entries: &mut Vec<Self>, from: usize) {
-        merge_extremes(self, entries, from, Self::latency_ns);
+        merge_extremes(self, entries, from, |timed| timed.latency_ns);
     }
 }
 

@@ -3,6 +3,15 @@
 //! Writers take [`Subject`]s and a [`std::io::Write`]; they open no files. Text that came from a packet or from the user
 //! is escaped here, whatever it holds.
 
+mod chart;
+mod columns;
+mod escape;
+mod figure;
+pub mod html;
+pub mod svg;
+mod words;
+pub mod xpl;
+
 use crate::command::Command;
 use crate::event::{Distances, Vantage};
 use crate::model::{Evidence, Verdict};

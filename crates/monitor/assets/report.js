@@ -1,0 +1,655 @@
+// The charts of a report. Reads the columns that crates/monitor/src/view/columns.rs wrote, and draws what is visible:
+// at most a few shapes for each column of pixels, with the least and the greatest value of the points there.
+(() => {
+  "use strict";
+  const COLUMNS = { spans: 3, bands: 3, steps: 2, dots: 2, marks: 5, bars: 6 };
+  const UNITS = {
+    bytes: [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]],
+    bytes_per_s: [["B/s", 1], ["kB/s", 1e3], ["MB/s", 1e6], ["GB/s", 1e9], ["TB/s", 1e12]],
+    nanoseconds: [["ns", 1], ["us", 1e3], ["ms", 1e6], ["s", 1e9]],
+    count: [["", 1]],
+  };
+  const PARTS = [["ta", "Ta"], ["tb", "Tb"], ["other", "rest"], ["tc", "Tc"]];
+  // Beyond this number of marks of one kind in view, one is drawn for each 4 pixels; up to the other, they have labels.
+  const MARKS_EACH = 400, MARKS_NAMED = 24;
+  // Shortest period in view, in seconds.
+  const SHORTEST = 2e-6;
+  const AXIS_WIDTH = 62;
+
+  const element = (name, attributes = {}, ...children) => {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  };
+
+  // ---- points ----
+
+  function decode(text) {
+    if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+    const binary = atob(text), bytes = new Uint8Array(binary.length);
+    for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+    return bytes;
+  }
+
+  // One column: zigzag LEB128 differences.
+  function column(reader, count, scale) {
+    const { bytes } = reader, values = new Float64Array(count);
+    let at = reader.at, last = 0;
+    for (let i = 0; i < count; i++) {
+      let byte = bytes[at++], value = byte & 0x7f, factor = 128;
+      while (byte > 0x7f) {
+        byte = bytes[at++];
+        value += (byte & 0x7f) * factor;
+        factor *= 128;
+      }
+      last += value % 2 ? -(value + 1) / 2 : value / 2;
+      values[i] = last * scale;
+    }
+    reader.at = at;
+    return values;
+  }
+
+  function read(about, text) {
+    const reader = { bytes: decode(text), at: 0 };
+    for (const chart of about.charts) {
+      for (const line of chart.lines) {
+        const columns = [column(reader, line.points, about.quantum_s)];
+        while (columns.length < COLUMNS[line.kind]) columns.push(column(reader, line.points, 1));
+        if (line.kind === "spans" || line.kind === "bands") {
+          // Gap and length become lowest and highest.
+          const [, low, high] = columns;
+          for (let i = 0, end = 0; i < low.length; i++) {
+            low[i] += end;
+            high[i] += low[i];
+            end = high[i];
+          }
+        }
+        line.columns = columns;
+        line.shown = true;
+      }
+    }
+  }
+
+  // The first index whose time is at least `time`.
+  function index(times, time) {
+    let low = 0, high = times.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (times[middle] < time) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  // Indices of the points in view; with the one before, whose value holds on.
+  function visible(line, from, to) {
+    const times = line.columns[0], holds = line.kind === "steps" || line.kind === "bands";
+    const first = index(times, from);
+    return [holds ? Math.max(0, first - 1) : first, index(times, to + 1e-12)];
+  }
+
+  // Least and greatest value in view.
+  function range(chart, from, to) {
+    let low = Infinity, high = -Infinity;
+    for (const line of chart.lines) {
+      if (!line.shown || !line.scaled) continue;
+      const [first, end] = visible(line, from, to), [, a, b, c, d] = line.columns;
+      const isSpan = line.kind === "spans" || line.kind === "bands", isBar = line.kind === "bars";
+      for (let i = first; i < end; i++) {
+        const least = a[i], most = isSpan ? b[i] : isBar ? a[i] + b[i] + c[i] + d[i] : least;
+        if (least < low) low = least;
+        if (most > high) high = most;
+      }
+    }
+    const isSequence = chart.name === "sequence";
+    if (!(low <= high)) return [0, 1];
+    if (!isSequence) low = 0;
+    const space = (high - low || 1) * 0.05;
+    return [isSequence ? low - space : 0, high + space];
+  }
+
+  // ---- numbers ----
+
+  function unit(kind, size) {
+    const units = UNITS[kind];
+    let found = units[0];
+    for (const one of units) if (size >= one[1]) found = one;
+    return found;
+  }
+
+  function number(kind, value) {
+    const [name, size] = unit(kind, Math.abs(value)), scaled = value / size;
+    const digits = kind === "count" || size === 1 ? 0 : Math.abs(scaled) < 9.995 ? 2 : Math.abs(scaled) < 99.95 ? 1 : 0;
+    return scaled.toFixed(digits) + (name && " " + name);
+  }
+
+  const decimals = (step) => Math.min(9, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+
+  function moment(seconds, period) {
+    return seconds.toFixed(Math.min(7, Math.max(3, decimals(period) + 3))) + " s";
+  }
+
+  // ---- shapes ----
+
+  function drawSpans(context, map, line, [first, end]) {
+    const [times, low, high] = line.columns, wide = map.ratio * 1.5;
+    let column = -1, least = 0, most = 0;
+    const flush = () => {
+      const head = map.y(most), foot = map.y(least), size = Math.max(foot - head, wide);
+      context.fillRect(column, head, wide, size);
+    };
+    for (let i = first; i < end; i++) {
+      const at = Math.floor(map.x(times[i]));
+      if (at !== column) {
+        if (column >= 0) flush();
+        column = at;
+        least = low[i];
+        most = high[i];
+      } else {
+        if (low[i] < least) least = low[i];
+        if (high[i] > most) most = high[i];
+      }
+    }
+    if (column >= 0) flush();
+  }
+
+  function drawBands(context, map, line, [first, end]) {
+    const [times, low, high] = line.columns;
+    let column = -1, best = first;
+    const flush = (to) => {
+      const head = map.y(high[best]), foot = map.y(low[best]), from = Math.max(column, map.left);
+      context.fillRect(from, head, Math.max(Math.min(to, map.right) - from, 1), foot - head);
+    };
+    for (let i = first; i < end; i++) {
+      const at = Math.max(0, Math.floor(map.x(times[i])));
+      if (at !== column) {
+        if (column >= 0) flush(at);
+        column = at;
+        best = i;
+      } else if (high[i] > high[best]) best = i;
+    }
+    if (column >= 0) flush(map.right);
+  }
+
+  function drawSteps(context, map, line, [first, end]) {
+    const [times, values] = line.columns;
+    if (first >= end) return;
+    context.beginPath();
+    let column = Math.floor(map.x(times[first])), least = values[first], most = least, last = least;
+    context.moveTo(column, map.y(least));
+    const flush = () => {
+      if (least < most) {
+        context.lineTo(column, map.y(least));
+        context.lineTo(column, map.y(most));
+      }
+      context.lineTo(column, map.y(last));
+    };
+    for (let i = first + 1; i < end; i++) {
+      const at = Math.floor(map.x(times[i])), value = values[i];
+      if (at !== column) {
+        flush();
+        context.lineTo(at, map.y(last));
+        column = at;
+        least = most = value;
+      } else if (value < least) least = value;
+      else if (value > most) most = value;
+      last = value;
+    }
+    flush();
+    context.lineTo(map.right, map.y(last));
+    context.stroke();
+  }
+
+  function drawDots(context, map, line, [first, end]) {
+    const [times, values] = line.columns, size = map.ratio * 2.5;
+    // The least and the greatest of each column, as spans; few points: each.
+    if (end - first < 4 * (map.right - map.left)) {
+      for (let i = first; i < end; i++) context.fillRect(map.x(times[i]) - size / 2, map.y(values[i]) - size / 2, size, size);
+    } else drawSpans(context, map, { columns: [times, values, values] }, [first, end]);
+  }
+
+  // A shape for each kind: they differ without colours, too.
+  function symbol(context, kind, x, y, ratio) {
+    const size = 4 * ratio;
+    context.beginPath();
+    if (kind === "command") {
+      context.moveTo(x, y);
+      context.lineTo(x + size, y + 2 * size);
+      context.lineTo(x - size, y + 2 * size);
+      context.closePath();
+    } else if (kind === "response") {
+      context.moveTo(x, y);
+      context.lineTo(x + size, y - 2 * size);
+      context.lineTo(x - size, y - 2 * size);
+      context.closePath();
+    } else if (kind === "r2t") {
+      context.moveTo(x, y - size);
+      context.lineTo(x + size, y);
+      context.lineTo(x, y + size);
+      context.lineTo(x - size, y);
+      context.closePath();
+    } else if (kind === "data") {
+      context.moveTo(x - size, y);
+      context.lineTo(x + size, y);
+    } else context.rect(x - size * 0.75, y - size * 0.75, size * 1.5, size * 1.5);
+    context.fill();
+    context.stroke();
+  }
+
+  function drawMarks(context, map, line, [first, end], colours) {
+    const [times, offsets] = line.columns, kind = line.colour;
+    const apart = end - first > MARKS_EACH ? 4 * map.ratio : 0;
+    context.fillStyle = colours("bg");
+    let before = -Infinity;
+    for (let i = first; i < end; i++) {
+      const x = map.x(times[i]), y = map.y(offsets[i]);
+      if (x - before < apart || y < map.top || y > map.bottom) continue;
+      before = x;
+      symbol(context, kind, x, y, map.ratio);
+    }
+  }
+
+  // Names beside the marks where there are few, unless they would overlap.
+  function nameMarks(context, map, lines, view, colours) {
+    const all = lines.filter((line) => line.kind === "marks" && line.shown).map((line) => [line, visible(line, ...view)]);
+    if (all.reduce((sum, [, [first, end]]) => sum + end - first, 0) > MARKS_NAMED) return;
+    const taken = [], ratio = map.ratio, height = 13 * ratio;
+    context.font = 11 * ratio + "px system-ui,sans-serif";
+    context.textBaseline = "middle";
+    for (const [line, [first, end]] of all) {
+      const [times, offsets, , bytes] = line.columns;
+      context.fillStyle = colours(line.colour);
+      for (let i = first; i < end; i++) {
+        const isSized = line.colour === "r2t" || line.colour === "data";
+        const text = line.label + (isSized ? " " + number("bytes", bytes[i]) : "");
+        const width = context.measureText(text).width, mark = map.x(times[i]);
+        const y = map.y(offsets[i]) + (line.colour === "command" ? 6 : line.colour === "response" ? -6 : 0) * ratio;
+        // Right of the mark, or left of it.
+        for (const x of [mark + 8 * ratio, mark - 8 * ratio - width]) {
+          const box = [x, y - height / 2, x + width, y + height / 2];
+          const isFree = taken.every((other) => box[2] < other[0] || box[0] > other[2] || box[3] < other[1] || box[1] > other[3]);
+          if (!isFree || box[0] < map.left || box[2] > map.right) continue;
+          taken.push(box);
+          context.fillText(text, x, y);
+          break;
+        }
+      }
+    }
+  }
+
+  function drawBars(context, map, line, [first, end], colours) {
+    const [times, ...parts] = line.columns, ratio = map.ratio;
+    const space = (map.right - map.left) / Math.max(1, end - first);
+    const wide = Math.min(14 * ratio, Math.max(ratio, Math.floor(space * 0.8)));
+    const apart = space < 2 * ratio ? 2 * ratio : 0;
+    let column = -1, best = -1;
+    const total = (i) => parts[0][i] + parts[1][i] + parts[2][i] + parts[3][i];
+    const flush = () => {
+      let low = 0;
+      for (let part = 0; part < 4; part++) {
+        const high = low + parts[part][best], head = map.y(high);
+        context.fillStyle = colours(PARTS[part][0]);
+        context.fillRect(column, head, wide, map.y(low) - head);
+        low = high;
+      }
+    };
+    for (let i = first; i < end; i++) {
+      const at = Math.floor(map.x(times[i]));
+      if (column < 0 || at - column > apart || !apart) {
+        if (best >= 0) flush();
+        column = at;
+        best = i;
+      } else if (total(i) > total(best)) best = i;
+    }
+    if (best >= 0) flush();
+  }
+
+  // ---- one chart ----
+
+  function colourTable() {
+    const style = getComputedStyle(document.documentElement), known = new Map();
+    return (name) => {
+      if (!known.has(name)) known.set(name, style.getPropertyValue("--" + name).trim() || "#888");
+      return known.get(name);
+    };
+  }
+
+  function paint(plot, chart, view, colours) {
+    const context = plot.ctx, { left, top, width, height } = plot.bbox, ratio = uPlot.pxRatio;
+    const [low, high] = [plot.scales.y.min, plot.scales.y.max], [from, to] = view;
+    const perSecond = width / (to - from), perValue = height / (high - low);
+    const map = {
+      left, top, right: left + width, bottom: top + height, ratio,
+      x: (time) => left + (time - from) * perSecond,
+      y: (value) => top + height - (value - low) * perValue,
+    };
+    context.save();
+    context.beginPath();
+    context.rect(left, top, width, height);
+    context.clip();
+    context.lineJoin = "round";
+    for (const line of chart.lines) {
+      if (!line.shown) continue;
+      const seen = visible(line, from, to), colour = colours(line.colour);
+      context.fillStyle = context.strokeStyle = colour;
+      context.lineWidth = 1.5 * ratio;
+      if (line.kind === "spans") drawSpans(context, map, line, seen);
+      else if (line.kind === "bands") drawBands(context, map, line, seen);
+      else if (line.kind === "steps") drawSteps(context, map, line, seen);
+      else if (line.kind === "dots") drawDots(context, map, line, seen);
+      else if (line.kind === "marks") drawMarks(context, map, line, seen, colours);
+      else drawBars(context, map, line, seen, colours);
+    }
+    nameMarks(context, map, chart.lines, view, colours);
+    context.restore();
+  }
+
+  // What a line holds at a moment, for the legend.
+  function valueAt(chart, line, time) {
+    const [times, a, b, c, d, e] = line.columns, i = index(times, time + 1e-12) - 1;
+    if (i < 0) return "";
+    if (line.kind === "spans") return number("bytes", b[i] - a[i]);
+    if (line.kind === "bands") return number(chart.unit, b[i] - a[i]);
+    if (line.kind === "marks") return (d[i] > 1 ? d[i] + " x " : "") + number("bytes", c[i]) + ", ITT 0x" + b[i].toString(16);
+    if (line.kind === "bars") {
+      return PARTS.map(([, name], part) => name + " " + number("nanoseconds", [a, b, c, d][part][i])).join(", ") + ", " + number("bytes", e[i]);
+    }
+    return number(chart.unit, a[i]);
+  }
+
+  function key(line, colours) {
+    const canvas = element("canvas", { width: 28, height: 28, "aria-hidden": "true" });
+    const paintKey = () => {
+      const context = canvas.getContext("2d");
+      context.clearRect(0, 0, 28, 28);
+      context.fillStyle = context.strokeStyle = colours()(line.colour);
+      context.lineWidth = 3;
+      if (line.kind === "marks") {
+        context.fillStyle = colours()("bg");
+        symbol(context, line.colour, 14, line.colour === "command" ? 5 : line.colour === "response" ? 23 : 14, 2);
+      } else if (line.kind === "bars") {
+        PARTS.forEach(([name], part) => {
+          context.fillStyle = colours()(name);
+          context.fillRect(2 + 6 * part, 4, 6, 20);
+        });
+      } else if (line.kind === "steps") context.fillRect(1, 12, 26, 4);
+      else context.fillRect(4, 4, 20, 20);
+    };
+    return { canvas, paintKey };
+  }
+
+  class Chart {
+    constructor(figure, chart, flow) {
+      this.chart = chart;
+      this.flow = flow;
+      this.unitName = element("small");
+      this.plotBox = element("div", {
+        class: "plot", tabindex: "0", role: "group",
+        "aria-label": chart.title + ". Arrow keys move, plus and minus zoom, 0 shows all.",
+      });
+      this.legend = chart.lines.map((line) => this.entry(line));
+      const names = element("div", { class: "names" }, ...this.legend.map((entry) => entry.label));
+      this.root = element("div", { class: "live" }, element("h4", {}, chart.title, this.unitName), names, this.plotBox);
+      figure.prepend(this.root);
+      figure.classList.add("is-live");
+      this.make();
+      this.listen();
+    }
+
+    entry(line) {
+      const { canvas, paintKey } = key(line, () => this.flow.colours);
+      const box = element("input", { type: "checkbox" });
+      box.checked = true;
+      box.addEventListener("change", () => {
+        line.shown = box.checked;
+        this.draw();
+      });
+      const value = element("output");
+      paintKey();
+      return { line, value, paintKey, label: element("label", {}, box, canvas, line.label, value) };
+    }
+
+    make() {
+      const { flow, chart } = this, colour = (name) => () => flow.colours(name);
+      const axis = (more) => ({
+        stroke: colour("dim"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid"), width: 1, size: 5 },
+        font: "12px system-ui,sans-serif", ...more,
+      });
+      const seconds = (plot, splits, axisIndex, space, step) => splits.map((value) => value.toFixed(decimals(step)));
+      const values = (plot, splits, axisIndex, space, step) => {
+        const [, size] = unit(chart.unit, plot.scales.y.max);
+        return splits.map((value) => (value / size).toFixed(decimals(step / size)));
+      };
+      const options = {
+        width: this.width(), height: this.height(), pxAlign: 0,
+        legend: { show: false },
+        cursor: {
+          y: false, points: { show: false }, sync: { key: flow.key, setSeries: false },
+          drag: { x: true, y: false, setScale: false },
+          bind: { dblclick: () => () => { flow.show(0, flow.seconds); return null; } },
+        },
+        scales: { x: { time: false, auto: false, range: (plot, from, to) => [from, to] }, y: { auto: false, range: (plot, low, high) => [low, high] } },
+        series: [{}, { scale: "y", points: { show: false }, paths: () => null }],
+        axes: [
+          axis({ size: 30, values: seconds, space: () => 34 + 8 * decimals((flow.view[1] - flow.view[0]) / 8) }),
+          axis({ size: AXIS_WIDTH, values, space: 34 }),
+        ],
+        hooks: {
+          draw: [(plot) => paint(plot, chart, flow.view, flow.colours)],
+          setSelect: [(plot) => this.select(plot)],
+          setCursor: [(plot) => flow.point(plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : null)],
+        },
+      };
+      this.plot = new uPlot(options, [[0, flow.seconds], [0, 0]], (plot, ready) => {
+        this.plot = plot;
+        this.plotBox.append(plot.root);
+        ready();
+      });
+      this.draw();
+    }
+
+    width() {
+      return Math.max(200, Math.floor(this.plotBox.clientWidth || this.flow.root.clientWidth));
+    }
+
+    height() {
+      return this.chart.tall ? Math.min(400, Math.max(280, Math.floor(innerHeight * 0.5))) : 190;
+    }
+
+    resize() {
+      this.plot.setSize({ width: this.width(), height: this.height() });
+    }
+
+    select(plot) {
+      const { left, width } = plot.select;
+      if (width < 4) return;
+      plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      this.flow.show(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
+    }
+
+    draw() {
+      const [from, to] = this.flow.view, [low, high] = range(this.chart, from, to);
+      const name = unit(this.chart.unit, high)[0];
+      this.unitName.textContent = name && "in " + name + " over seconds";
+      this.plot.batch(() => {
+        this.plot.setScale("x", { min: from, max: to });
+        this.plot.setScale("y", { min: low, max: high });
+      });
+    }
+
+    point(time) {
+      for (const { line, value } of this.legend) value.textContent = time === null || !line.shown ? "" : valueAt(this.chart, line, time);
+    }
+
+    recolour() {
+      for (const entry of this.legend) entry.paintKey();
+      this.plot.redraw(false, true);
+    }
+
+    listen() {
+      const { flow } = this, over = this.plot.over;
+      this.plotBox.addEventListener("keydown", (event) => {
+        const act = { ArrowLeft: () => flow.move(-0.2), ArrowRight: () => flow.move(0.2), "+": () => flow.zoom(0.5), "=": () => flow.zoom(0.5), "-": () => flow.zoom(2), 0: () => flow.show(0, flow.seconds) }[event.key];
+        if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+        event.preventDefault();
+        act();
+      });
+      over.addEventListener("wheel", (event) => {
+        if (!event.ctrlKey && !event.metaKey) return;
+        event.preventDefault();
+        flow.zoom(2 ** (event.deltaY / 200), this.plot.posToVal(event.offsetX, "x"));
+      }, { passive: false });
+      this.touch(over);
+    }
+
+    // One finger moves along the time, two zoom.
+    touch(over) {
+      const { flow } = this, fingers = new Map();
+      let start = null;
+      const time = (x) => start.view[0] + (x - start.left) / start.width * (start.view[1] - start.view[0]);
+      const begin = () => {
+        const box = over.getBoundingClientRect();
+        start = { view: flow.view, left: box.left, width: box.width, xs: [...fingers.values()] };
+      };
+      over.addEventListener("pointerdown", (event) => {
+        if (event.pointerType !== "touch") return;
+        fingers.set(event.pointerId, event.clientX);
+        begin();
+      });
+      over.addEventListener("pointermove", (event) => {
+        if (!fingers.has(event.pointerId)) return;
+        fingers.set(event.pointerId, event.clientX);
+        const [x, other] = fingers.values(), [from, to] = start.view;
+        if (fingers.size === 1) {
+          const by = time(start.xs[0]) - time(x);
+          flow.show(from + by, to + by);
+        } else if (fingers.size === 2) {
+          const span = (Math.abs(start.xs[1] - start.xs[0]) || 1) / (Math.abs(other - x) || 1) * (to - from);
+          const middle = time((start.xs[0] + start.xs[1]) / 2), at = ((x + other) / 2 - start.left) / start.width;
+          flow.show(middle - at * span, middle + (1 - at) * span);
+        }
+      });
+      for (const name of ["pointerup", "pointercancel"]) {
+        over.addEventListener(name, (event) => {
+          if (fingers.delete(event.pointerId)) begin();
+        });
+      }
+    }
+  }
+
+  // ---- one connection ----
+
+  class Flow {
+    constructor(root) {
+      this.root = root;
+      const about = JSON.parse(root.querySelector(".about").textContent);
+      const points = root.querySelector(".points");
+      read(about, points.textContent);
+      points.remove();
+      this.key = root.id;
+      this.seconds = Math.max(about.seconds, SHORTEST);
+      this.view = [0, this.seconds];
+      this.colours = colourTable();
+      this.tools(root.querySelector(".charts"));
+      this.charts = about.charts.map((chart) => new Chart(root.querySelector(`[data-chart="${chart.name}"]`), chart, this));
+      this.commands();
+      this.told();
+    }
+
+    tools(before) {
+      const button = (text, title, act) => {
+        const made = element("button", { type: "button", title, "aria-label": title }, text);
+        made.addEventListener("click", act);
+        return made;
+      };
+      this.period = element("output", { "aria-live": "polite" });
+      before.prepend(element(
+        "div", { class: "tools", role: "toolbar", "aria-label": "Period of all charts" },
+        button("−", "zoom out", () => this.zoom(2)),
+        button("+", "zoom in", () => this.zoom(0.5)),
+        button("◀", "earlier", () => this.move(-0.5)),
+        button("▶", "later", () => this.move(0.5)),
+        button("All", "show the whole period", () => this.show(0, this.seconds)),
+        this.period,
+      ));
+    }
+
+    // Rows of commands lead to their period in the charts.
+    commands() {
+      for (const row of this.root.querySelectorAll("tr[data-from]")) {
+        const cell = row.cells[0], [from, to] = [Number(row.dataset.from), Number(row.dataset.to)];
+        const link = element("a", { href: "#" + this.key, title: "show this command in the charts" }, cell.textContent);
+        link.addEventListener("click", (event) => {
+          event.preventDefault();
+          const space = Math.max(to - from, 1e-5) * 0.1;
+          this.show(from - space, to + space);
+          this.root.querySelector(".charts").scrollIntoView();
+          this.charts[0].plotBox.focus({ preventScroll: true });
+        });
+        cell.replaceChildren(link);
+      }
+    }
+
+    show(from, to) {
+      const length = Math.min(Math.max(to - from, SHORTEST), this.seconds);
+      const start = Math.min(Math.max(0, (from + to - length) / 2), this.seconds - length);
+      this.view = [start, start + length];
+      if (this.waiting) return;
+      this.waiting = requestAnimationFrame(() => this.draw());
+    }
+
+    draw() {
+      this.waiting = 0;
+      for (const chart of this.charts) chart.draw();
+      this.told();
+    }
+
+    told() {
+      const [from, to] = this.view;
+      this.period.textContent = moment(from, to - from) + " to " + moment(to, to - from);
+    }
+
+    zoom(factor, around = (this.view[0] + this.view[1]) / 2) {
+      const [from, to] = this.view;
+      this.show(around - (around - from) * factor, around + (to - around) * factor);
+    }
+
+    move(share) {
+      const by = (this.view[1] - this.view[0]) * share;
+      this.show(this.view[0] + by, this.view[1] + by);
+    }
+
+    // The cursors of all charts move together: their values are written once for each frame.
+    point(time) {
+      this.time = time;
+      if (!this.charts || this.pointing) return;
+      this.pointing = requestAnimationFrame(() => {
+        this.pointing = 0;
+        for (const chart of this.charts) chart.point(this.time);
+      });
+    }
+
+    recolour() {
+      this.colours = colourTable();
+      for (const chart of this.charts) chart.recolour();
+    }
+  }
+
+  const flows = [];
+  // Sections are drawn when they come near the window: a page with many connections opens as fast as with one.
+  const near = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      near.unobserve(target);
+      flows.push(new Flow(target));
+    }
+  }, { rootMargin: "600px" });
+  const sections = [...document.querySelectorAll(".flow")].filter((section) => section.querySelector(".about"));
+  if (sections.length) flows.push(new Flow(sections[0]));
+  for (const section of sections.slice(1)) near.observe(section);
+  addEventListener("resize", () => flows.forEach((flow) => flow.charts.forEach((chart) => chart.resize())));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => flows.forEach((flow) => flow.recolour()));
+  // For tests: the connections that are drawn.
+  window.hikyaku = { flows };
+})();
