@@ -36,6 +36,8 @@ pub const RECORD_BLOCK_BYTES_MAX: usize = 1 << 20;
 pub const RECORD_FLOWS_MAX: usize = 4096;
 /// Bytes of a name in a recording.
 pub const RECORD_NAME_BYTES_MAX: usize = 512;
+/// Bytes of damaged blocks that are searched before the rest of a recording is left.
+pub const RECORD_DAMAGE_BYTES_MAX: u64 = 1 << 28;
 
 // Captures.
 /// First size of the buffer through which a capture is read, bytes.
