@@ -5,7 +5,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
     bench, check, compare, completions, config, copy, ctl, demo, doctor, import, info, key, lab, ls, man,
-    paths, serve, status, torture,
+    paths, serve, status, torture, watch,
 };
 
 /// A static program says so: names resolve otherwise.
@@ -49,6 +49,7 @@ pub(crate) enum Command {
     Info(info::Args),
     Key(key::Args),
     Status(status::Args),
+    Watch(watch::Args),
     Ctl(ctl::Args),
     Check(check::Args),
     Config(config::Args),
@@ -72,6 +73,7 @@ impl Command {
             Self::Info(args) => args.json,
             Self::Key(args) => args.json(),
             Self::Status(args) => args.json,
+            Self::Watch(args) => args.json,
             Self::Ctl(args) => args.json,
             Self::Check(args) => args.json,
             Self::Config(args) => args.json(),

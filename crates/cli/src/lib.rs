@@ -77,7 +77,9 @@ pub fn main() -> ExitCode {
     if !context.secrets.is_empty() {
         context.warn("a password in a URL is seen by others while the command starts; use chap-secret-file= or LIBISCSI_CHAP_PASSWORD");
     }
-    if !is_server && let Err(error) = context::listen(&context, !json && !context.quiet) {
+    // Watching ends when it is interrupted: there is nothing to finish.
+    let prints = !json && !context.quiet && !matches!(cli.command, Command::Watch(_));
+    if !is_server && let Err(error) = context::listen(&context, prints) {
         context.warn(&format!("signals cannot be caught ({error}): an interruption will not be orderly"));
     }
     match command::run(&context, cli.command) {

@@ -19,6 +19,7 @@ pub(crate) mod paths;
 pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod torture;
+pub(crate) mod watch;
 
 use crate::args::Command;
 use crate::context::Context;
@@ -43,6 +44,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Bench(args) => bench::run(context, &args),
         Command::Lab(args) => lab::run(context, &args),
         Command::Torture(args) => torture::run(context, &args),
+        Command::Watch(args) => watch::run(context, &args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }

@@ -6,6 +6,7 @@
 //! part that changes anything. BPF (`iter/tcp`, `tcp_probe`) would be another source of [`Sample`]s beside `Prober`.
 
 mod diag;
+mod figures;
 mod info;
 mod kernel;
 mod namespace;
@@ -26,6 +27,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::limits::{DUMP_BYTES_MAX, SOCKETS_MAX};
 use crate::sample::Sample;
 pub use diag::{ESTABLISHED, Ends, Found, LISTEN, Watched};
+pub use figures::Figures;
 pub use kernel::{KernelDisk, KernelSession};
 pub use namespace::{NamespaceError, in_namespace};
 pub use process::{Owner, Processes, Usage};

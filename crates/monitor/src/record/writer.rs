@@ -1,6 +1,7 @@
 //! Writes a recording.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -78,8 +79,8 @@ impl<W: Write> Writer<W> {
             self.body.extend(u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
             self.record(START);
         }
-        if !self.rows.contains_key(&id) {
-            self.rows.insert(id, Row::default());
+        if let Entry::Vacant(vacant) = self.rows.entry(id) {
+            vacant.insert(Row::default());
             put_number(&mut self.body, id.into());
             self.body.push(u8::from(flow.side == Side::Target));
             put_address(&mut self.body, flow.local);

@@ -1,0 +1,198 @@
+//! Samples the connections at their times, and keeps what the views show. One thread: a view calls [`Engine::step`] and
+//! sleeps no longer than [`Engine::pause`].
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use monitor::probe::{Figures, Session, Sessions, now_ns};
+use monitor::record::{Flow, RecordError, Writer};
+use monitor::{Sample, Verdict};
+
+use crate::error::Failure;
+
+/// Between two searches for new connections.
+const REFRESH_NS: u64 = 1_000_000_000;
+/// Between two points of a chart, and how many are kept: two minutes.
+const POINT_NS: u64 = 200_000_000;
+const POINTS_MAX: usize = 600;
+/// Rates are of this time.
+const RATE_NS: u64 = 1_000_000_000;
+
+/// A file that samples are appended to.
+struct Recorder {
+    path: PathBuf,
+    writer: Writer<File>,
+}
+
+impl Recorder {
+    fn failed(&self, error: &RecordError) -> Failure {
+        Failure::failed("record into", self.path.display().to_string(), error)
+    }
+}
+
+/// What is kept of a connection beside its samples.
+#[derive(Default)]
+pub(super) struct Kept {
+    /// Seconds since the start, and the figures then.
+    pub(super) points: VecDeque<(f64, Figures)>,
+    pub(super) verdict: Option<Verdict>,
+    point_next_ns: u64,
+}
+
+pub(super) struct Engine {
+    pub(super) sessions: Sessions,
+    kept: HashMap<u32, Kept>,
+    recorder: Option<Recorder>,
+    interval_ns: u64,
+    pub(super) started_ns: u64,
+    sample_next_ns: u64,
+    refresh_next_ns: u64,
+    seen_any: bool,
+}
+
+impl Engine {
+    pub(super) fn new(sessions: Sessions, interval: Duration) -> Self {
+        let started_ns = now_ns();
+        Self {
+            sessions,
+            kept: HashMap::new(),
+            recorder: None,
+            interval_ns: u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX).max(1),
+            started_ns,
+            sample_next_ns: started_ns,
+            refresh_next_ns: started_ns,
+            seen_any: false,
+        }
+    }
+
+    pub(super) fn record(&mut self, path: &Path) -> Result<(), Failure> {
+        let writer = Writer::append(path).map_err(|error| {
+            let failure = Failure::failed("record into", path.display().to_string(), &error);
+            match error {
+                RecordError::Foreign => {
+                    failure.hint("name a file that does not exist, or an earlier recording")
+                }
+                _ => failure,
+            }
+        })?;
+        self.recorder = Some(Recorder { path: path.to_owned(), writer });
+        Ok(())
+    }
+
+    pub(super) fn has_seen_any(&self) -> bool {
+        self.seen_any
+    }
+
+    /// Time since the start.
+    pub(super) fn elapsed(&self) -> Duration {
+        Duration::from_nanos(now_ns().saturating_sub(self.started_ns))
+    }
+
+    /// How long nothing is to do.
+    pub(super) fn pause(&self) -> Duration {
+        let next = self.sample_next_ns.min(self.refresh_next_ns);
+        Duration::from_nanos(next.saturating_sub(now_ns()))
+    }
+
+    /// Does what is due.
+    pub(super) fn step(&mut self) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| Failure::failed("ask for", "the kernel's sockets", error);
+        let now = now_ns();
+        if now >= self.refresh_next_ns {
+            self.sessions.refresh(now).map_err(failed)?;
+            self.record_slow(now)?;
+            self.refresh_next_ns = now.saturating_add(REFRESH_NS);
+        }
+        if now >= self.sample_next_ns {
+            let mut written = Ok(());
+            let (recorder, kept) = (&mut self.recorder, &mut self.kept);
+            let (started_ns, seen_any) = (self.started_ns, &mut self.seen_any);
+            let sampled = self.sessions.sample(|session, sample| {
+                *seen_any = true;
+                if let (Some(recorder), Ok(())) = (&mut *recorder, &written) {
+                    written = recorder.writer.sample(session.id, &flow(session), sample);
+                }
+                kept.entry(session.id).or_default().add(session, sample, started_ns);
+            });
+            sampled.map_err(failed)?;
+            if let (Some(recorder), Err(error)) = (&self.recorder, written) {
+                return Err(recorder.failed(&error));
+            }
+            // After a stop of the machine the missed samples are not made up for.
+            self.sample_next_ns = self.sample_next_ns.saturating_add(self.interval_ns).max(now);
+        }
+        Ok(())
+    }
+
+    /// Records processor use, and writes what was recorded in the last second.
+    fn record_slow(&mut self, now: u64) -> Result<(), Failure> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let mut write = || {
+            for session in self.sessions.all().iter().filter(|session| !session.ended) {
+                if let Some(cpu) = &session.cpu {
+                    recorder.writer.cpu(session.id, &flow(session), now, cpu)?;
+                }
+            }
+            recorder.writer.flush()
+        };
+        write().map_err(|error| recorder.failed(&error))
+    }
+
+    /// Writes the rest of the recording.
+    pub(super) fn finish(&mut self) -> Result<(), Failure> {
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        recorder.writer.flush().map_err(|error| recorder.failed(&error))
+    }
+
+    pub(super) fn kept(&self, session: &Session) -> Option<&Kept> {
+        self.kept.get(&session.id)
+    }
+
+    /// Forgets connections that have ended.
+    pub(super) fn forget_ended(&mut self) {
+        self.sessions.forget_ended();
+        let live: Vec<u32> = self.sessions.all().iter().map(|session| session.id).collect();
+        self.kept.retain(|id, _| live.contains(id));
+    }
+}
+
+impl Kept {
+    fn add(&mut self, session: &Session, sample: &Sample, started_ns: u64) {
+        if sample.at_ns < self.point_next_ns {
+            return;
+        }
+        self.point_next_ns = sample.at_ns.saturating_add(POINT_NS);
+        let Some(figures) = figures_over(session, POINT_NS) else { return };
+        if self.points.len() == POINTS_MAX {
+            self.points.pop_front();
+        }
+        let seconds = sample.at_ns.saturating_sub(started_ns) as f64 / 1e9;
+        self.points.push_back((seconds, figures));
+    }
+}
+
+/// The present figures, with rates of the last second; `None` before the second sample.
+pub(super) fn figures(session: &Session) -> Option<Figures> {
+    figures_over(session, RATE_NS)
+}
+
+fn figures_over(session: &Session, period_ns: u64) -> Option<Figures> {
+    let now = session.latest()?;
+    let since = now.at_ns.saturating_sub(period_ns);
+    let index = session.history.partition_point(|sample| sample.at_ns < since);
+    let before = session.history.get(index.min(session.history.len().checked_sub(2)?))?;
+    Some(Figures::of(before, now))
+}
+
+fn flow(session: &Session) -> Flow {
+    Flow {
+        local: session.ends.local,
+        remote: session.ends.remote,
+        side: session.side,
+        congestion: session.congestion.clone().unwrap_or_default(),
+        process: session.owner.as_ref().map_or_else(String::new, |owner| owner.name.clone()),
+        target: session.kernel.as_ref().map_or_else(String::new, |kernel| kernel.target.clone()),
+    }
+}

@@ -1,0 +1,97 @@
+//! `watch --json`: one object for each connection and interval (docs/schema/watch.json).
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use monitor::event::Side;
+use monitor::probe::{Figures, Session};
+use monitor::{Cause, Sample, Verdict};
+use serde_json::{Value, json};
+
+use super::engine::{Engine, figures};
+use crate::output;
+use crate::units::rounded;
+
+pub(super) fn print(engine: &Engine) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    for session in engine.sessions.all() {
+        let Some(sample) = session.latest() else { continue };
+        let verdict = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
+        output::json(&json!({
+            "schema": output::SCHEMA,
+            "time_unix_s": now,
+            "session": about(session),
+            "sample": sampled(sample),
+            "rates": rates(&figures(session).unwrap_or_default()),
+            "cpu": session.cpu.map(|cpu| json!({
+                "busiest_thread": rounded(cpu.busiest_thread),
+                "waiting": rounded(cpu.waiting),
+                "sleeps_in": session.sleeps_in,
+            })),
+            "verdict": verdict.map(judged),
+        }));
+    }
+}
+
+fn about(session: &Session) -> Value {
+    let disk = |disk: &monitor::probe::KernelDisk| json!({ "name": disk.name, "queue_depth": disk.queue_depth, "inflight": disk.inflight });
+    json!({
+        "id": session.id,
+        "side": if session.side == Side::Initiator { "initiator" } else { "target" },
+        "local": session.ends.local.to_string(),
+        "remote": session.ends.remote.to_string(),
+        "ended": session.ended,
+        "congestion_control": session.congestion,
+        "process": session.owner.as_ref().map(|owner| json!({ "pid": owner.pid, "name": owner.name })),
+        "kernel_session": session.kernel.as_ref().map(|kernel| json!({
+            "name": kernel.name,
+            "target": kernel.target,
+            "disks": kernel.disks.iter().map(disk).collect::<Vec<_>>(),
+        })),
+        "queueing": session.route.as_ref().map(|route| json!({
+            "name": route.queue,
+            "drops": route.drops,
+            "backlog_bytes": route.backlog_bytes,
+        })),
+        "samples_missed": session.missed,
+    })
+}
+
+/// The fields of a sample as they are named, with the parts of the send queue in bytes.
+fn sampled(sample: &Sample) -> Value {
+    let mut value = serde_json::to_value(sample).unwrap_or_default();
+    let figures = Figures::of(sample, sample);
+    if let Some(object) = value.as_object_mut() {
+        object.insert("waiting_ack_bytes".to_owned(), json!(figures.waiting_ack_bytes));
+        object.insert("congestion_window_bytes".to_owned(), json!(figures.congestion_window_bytes));
+    }
+    value
+}
+
+fn rates(figures: &Figures) -> Value {
+    json!({
+        "seconds": rounded(figures.seconds),
+        "sent_bytes_per_s": figures.sent_bytes_per_s.map(rounded),
+        "received_bytes_per_s": figures.received_bytes_per_s.map(rounded),
+        "retransmitted_bytes_per_s": figures.retransmitted_bytes_per_s.map(rounded),
+    })
+}
+
+fn judged(verdict: &Verdict) -> Value {
+    let advice = verdict
+        .advice
+        .iter()
+        .map(|advice| json!({ "system": advice.system, "line": advice.line, "tried": advice.is_tried }));
+    json!({
+        "limit": verdict.limit.name(),
+        "also": verdict.also.map(Cause::name),
+        "candidates": verdict.candidates.iter().map(|cause| cause.name()).collect::<Vec<_>>(),
+        "confidence": rounded(verdict.confidence),
+        "share": rounded(verdict.share),
+        "mb_per_s": rounded(verdict.bytes_per_s / 1e6),
+        "expected_mb_per_s": verdict.expected_bytes_per_s.map(|rate| rounded(rate / 1e6)),
+        "next_limit": verdict.next_limit.map(Cause::name),
+        "sentence": verdict.sentence,
+        "advice": advice.collect::<Vec<_>>(),
+        "notes": verdict.notes,
+    })
+}

@@ -1,0 +1,127 @@
+//! `watch` without a terminal: a line for each connection and interval, and at the end a verdict for each.
+
+use std::time::{Duration, Instant};
+
+use monitor::event::Side;
+use monitor::probe::{Figures, Session};
+
+use super::Args;
+use super::engine::{Engine, figures};
+use super::json;
+use super::tune::Tuning;
+use crate::context::Context;
+use crate::error::Failure;
+use crate::{output, units};
+
+/// Longest sleep: a signal is noticed then.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+
+pub(super) fn run(
+    context: &Context,
+    args: &Args,
+    engine: &mut Engine,
+    tuning: &mut Option<Tuning>,
+) -> Result<(), Failure> {
+    let mut line_next = Instant::now() + args.interval;
+    let mut has_remarked = false;
+    while !context.stop.is_requested() && args.limit.is_none_or(|limit| engine.elapsed() < limit) {
+        engine.step()?;
+        if let Some(tuning) = tuning {
+            tuning.step(context, engine);
+        }
+        if engine.sessions.all().is_empty() && !std::mem::replace(&mut has_remarked, true) {
+            context.remark("no connection to watch yet");
+        }
+        let now = Instant::now();
+        if now >= line_next {
+            print(context, args, engine);
+            // Each connection's end is printed once.
+            engine.forget_ended();
+            line_next = (line_next + args.interval).max(now);
+        }
+        let until_line = line_next.saturating_duration_since(Instant::now());
+        std::thread::sleep(engine.pause().min(until_line).min(SLEEP_MAX));
+    }
+    // The last interval ends with the command.
+    if args.limit.is_some() && line_next.saturating_duration_since(Instant::now()) < args.interval / 2 {
+        print(context, args, engine);
+    }
+    if !args.json {
+        summary(engine);
+    }
+    Ok(())
+}
+
+fn print(context: &Context, args: &Args, engine: &Engine) {
+    if args.json {
+        json::print(engine);
+    } else if !context.quiet {
+        let lines = engine.sessions.all().iter().filter_map(|session| line(engine, session));
+        lines.for_each(|line| output::line(&line));
+    }
+}
+
+/// `LOCAL > REMOTE (initiator, tgtd 4711)`, as every view names a connection.
+pub(super) fn name(session: &Session) -> String {
+    let side = if session.side == Side::Initiator { "initiator" } else { "target" };
+    let owner = match (&session.kernel, &session.owner) {
+        (Some(kernel), _) => format!(", kernel {}", output::printable_name(&kernel.name)),
+        (None, Some(owner)) => format!(", {} {}", output::printable_name(&owner.name), owner.pid),
+        (None, None) => String::new(),
+    };
+    format!("{} > {} ({side}{owner})", session.ends.local, session.ends.remote)
+}
+
+fn line(engine: &Engine, session: &Session) -> Option<String> {
+    if session.ended {
+        return Some(format!("{}  ended", name(session)));
+    }
+    let figures = figures(session)?;
+    let limit = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
+    let limit = limit.map(|verdict| format!("limit {} {:.0} %", verdict.limit.name(), verdict.share * 100.0));
+    let parts = [Some(name(session)), Some(fields(&figures).join("  ")), limit];
+    Some(parts.into_iter().flatten().collect::<Vec<_>>().join("  "))
+}
+
+/// Bytes; `-` where the kernel does not tell.
+pub(super) fn bytes(count: Option<u64>) -> String {
+    count.map_or("-".to_owned(), units::bytes)
+}
+
+pub(super) fn rate(rate: Option<f64>) -> String {
+    rate.map_or("-".to_owned(), units::rate)
+}
+
+pub(super) fn time(us: Option<u32>) -> String {
+    us.map_or("-".to_owned(), |us| units::duration(Duration::from_micros(us.into())))
+}
+
+fn fields(figures: &Figures) -> Vec<String> {
+    let mut fields = vec![
+        format!("sends {}", rate(figures.sent_bytes_per_s)),
+        format!("receives {}", rate(figures.received_bytes_per_s)),
+        format!("rtt {}", time(figures.rtt_us)),
+        format!("in flight {}", bytes(figures.waiting_ack_bytes)),
+        format!("unsent {}", bytes(figures.unsent_bytes)),
+        format!("queue {} of {}", bytes(figures.queue_bytes), bytes(figures.buffer_bytes)),
+        format!("cwnd {}", bytes(figures.congestion_window_bytes)),
+        format!("window {}", bytes(figures.peer_window_bytes)),
+    ];
+    fields.extend(figures.outstanding.map(|count| units::counted(count.into(), "request") + " outstanding"));
+    fields
+}
+
+/// The verdict of each connection that has one, with what to type.
+pub(super) fn summary(engine: &Engine) {
+    for session in engine.sessions.all() {
+        let Some(verdict) = engine.kept(session).and_then(|kept| kept.verdict.as_ref()) else { continue };
+        output::line(&format!("{}: {}", name(session), verdict.sentence));
+        for advice in &verdict.advice {
+            let untried = if advice.is_tried { "" } else { " (not tried by this project)" };
+            output::line(&format!("  {}: {}{untried}", advice.system, advice.line));
+        }
+        for note in &verdict.notes {
+            output::line(&format!("  {note}"));
+        }
+    }
+}
