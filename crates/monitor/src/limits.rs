@@ -54,6 +54,15 @@ pub const COMMENTS_PER_FRAME_MAX: usize = 32;
 pub const COMMENT_BYTES_MAX: usize = 512;
 /// PDUs whose start is remembered for the comment at their end.
 pub const COMMENTED_PDUS_MAX: usize = 1 << 16;
+/// Connections that a capture without payload is written of at once; packets of others are left out.
+pub const SLIM_FLOWS_MAX: usize = 16_384;
+/// Packets, and bytes of their payload, that wait until their connection or their PDUs are known.
+pub const SLIM_QUEUE_PACKETS_MAX: usize = 1 << 16;
+pub const SLIM_QUEUE_BYTES_MAX: usize = 16 << 20;
+/// PDUs that are remembered while packets with parts of them wait.
+pub const SLIM_PDUS_MAX: usize = 1 << 16;
+/// Addresses, logical units and session identifiers that get numbers of their own.
+pub const SLIM_NAMES_MAX: usize = 1 << 16;
 /// Most VLAN tags before the network header.
 pub const VLAN_TAGS_MAX: usize = 4;
 /// Most extension headers between the IPv6 header and TCP.

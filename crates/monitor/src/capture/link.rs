@@ -30,6 +30,9 @@ const IPV4: u16 = 228;
 const IPV6: u16 = 229;
 const LINUX_SLL2: u16 = 276;
 
+/// What a capture without payload holds: IP headers without any before them.
+pub(super) const LINK_TYPE_RAW: u16 = RAW;
+
 #[inline]
 pub(super) fn network(link_type: u16, frame: &[u8]) -> Network {
     match link_type {

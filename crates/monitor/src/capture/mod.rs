@@ -11,6 +11,7 @@ mod input;
 mod link;
 pub mod pcapng;
 mod reader;
+pub mod slim;
 
 #[cfg(test)]
 mod tests;

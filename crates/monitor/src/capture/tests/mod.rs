@@ -1,5 +1,7 @@
 mod build;
+mod framer;
 mod reader;
+mod slim;
 mod speed;
 mod tshark;
 mod written;

@@ -1,0 +1,195 @@
+//! The text of Login and Text PDUs, byte by byte: names of keys that everybody knows stay, values of keys that are
+//! negotiated as numbers or yes and no stay, everything else becomes `x`.
+//!
+//! It works on a stream, because a text goes on in the next packet and, with the C bit, in the next PDU.
+
+use iscsi::login::outer::{MESSAGE, NONCE, PATTERN, SUITE, UNIT};
+
+/// Keys whose values stay (RFC 7143 §12 and §13), and those of SEAL/1 that name algorithms.
+const KEPT: [&str; 22] = [
+    "AuthMethod",
+    "MaxBurstLength",
+    "FirstBurstLength",
+    "ImmediateData",
+    "InitialR2T",
+    "MaxRecvDataSegmentLength",
+    "MaxOutstandingR2T",
+    "HeaderDigest",
+    "DataDigest",
+    "ErrorRecoveryLevel",
+    "DefaultTime2Wait",
+    "DefaultTime2Retain",
+    "MaxConnections",
+    "DataPDUInOrder",
+    "DataSequenceInOrder",
+    "SessionType",
+    "TaskReporting",
+    "iSCSIProtocolLevel",
+    "OFMarker",
+    SUITE,
+    UNIT,
+    PATTERN,
+];
+
+/// Keys whose names stay.
+const KNOWN: [&str; 13] = [
+    "InitiatorName",
+    "TargetName",
+    "InitiatorAlias",
+    "TargetAlias",
+    "TargetAddress",
+    "CHAP_A",
+    "CHAP_I",
+    "CHAP_C",
+    "CHAP_N",
+    "CHAP_R",
+    "SendTargets",
+    NONCE,
+    MESSAGE,
+];
+
+/// Bytes of a value that stay; no negotiated value is longer.
+const VALUE_BYTES_MAX: usize = 64;
+
+const FILLER: u8 = b'x';
+
+/// Keys are shorter than this; see the assertion below.
+const KEY_BYTES: usize = 32;
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// So many bytes of a key, all of them the beginning of a known one.
+    Key(usize),
+    /// So many bytes of a value that stays.
+    Kept(usize),
+    /// Until the pair ends.
+    Filled,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Text {
+    key: [u8; KEY_BYTES],
+    place: Place,
+}
+
+impl Default for Text {
+    fn default() -> Self {
+        Self { key: [0; KEY_BYTES], place: Place::Key(0) }
+    }
+}
+
+impl Text {
+    /// At an unknown place: the rest of the pair is filled.
+    pub(super) fn lost(&mut self) {
+        self.place = Place::Filled;
+    }
+
+    /// Replaces `bytes`, which follow those of the last call.
+    pub(super) fn replace(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            *byte = self.step(*byte);
+        }
+    }
+
+    fn step(&mut self, byte: u8) -> u8 {
+        if byte == 0 {
+            self.place = Place::Key(0);
+            return 0;
+        }
+        match self.place {
+            Place::Key(length) if byte == b'=' => {
+                let is_kept = KEPT.iter().any(|key| key.as_bytes() == &self.key[..length]);
+                self.place = if is_kept { Place::Kept(0) } else { Place::Filled };
+                byte
+            }
+            Place::Key(length) if self.is_known(length, byte) => {
+                self.key[length] = byte;
+                self.place = Place::Key(length + 1);
+                byte
+            }
+            Place::Kept(length) if length < VALUE_BYTES_MAX && is_plain(byte) => {
+                self.place = Place::Kept(length + 1);
+                byte
+            }
+            _ => {
+                self.place = Place::Filled;
+                FILLER
+            }
+        }
+    }
+
+    /// Whether the key's first `length` bytes and `byte` begin a known key.
+    fn is_known(&self, length: usize, byte: u8) -> bool {
+        KEPT.iter()
+            .chain(&KNOWN)
+            .map(|key| key.as_bytes())
+            .any(|key| key.get(length) == Some(&byte) && key.starts_with(&self.key[..length]))
+    }
+}
+
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b',' | b'-' | b'.' | b'~')
+}
+
+const _: () = {
+    let mut index = 0;
+    while index < KEPT.len() {
+        assert!(KEPT[index].len() <= KEY_BYTES);
+        index += 1;
+    }
+    let mut index = 0;
+    while index < KNOWN.len() {
+        assert!(KNOWN[index].len() <= KEY_BYTES);
+        index += 1;
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replaced(text: &[u8], chunk: usize) -> String {
+        let (mut state, mut bytes) = (Text::default(), text.to_vec());
+        bytes.chunks_mut(chunk).for_each(|chunk| state.replace(chunk));
+        bytes.escape_ascii().to_string()
+    }
+
+    #[test]
+    fn names_and_secrets_are_replaced_and_numbers_stay() {
+        let cases: [(&[u8], &str); 8] = [
+            (b"InitiatorName=iqn.2026-01.org:host\0", "InitiatorName=xxxxxxxxxxxxxxxxxxxx\\x00"),
+            (
+                b"MaxBurstLength=262144\0InitialR2T=Yes\0HeaderDigest=CRC32C,None\0",
+                "MaxBurstLength=262144\\x00InitialR2T=Yes\\x00HeaderDigest=CRC32C,None\\x00",
+            ),
+            (
+                b"CHAP_A=5\0CHAP_N=joe\0CHAP_R=0xabcdef\0SessionType=Normal\0",
+                "CHAP_A=x\\x00CHAP_N=xxx\\x00CHAP_R=xxxxxxxx\\x00SessionType=Normal\\x00",
+            ),
+            // A key that nobody knows is filled from where it differs; what it begins with is public.
+            (b"X-com.vendor.secret=abc\0", "X-xxxxxxxxxxxxxxxxxxxxx\\x00"),
+            (b"secret\0Max=1\0", "xxxxxx\\x00Max=x\\x00"),
+            // A value that is none of a number or word.
+            (b"MaxBurstLength=10.1.2.3:80 name\0\0\0", "MaxBurstLength=10.1.2.3xxxxxxxx\\x00\\x00\\x00"),
+            (b"=\0==\0", "=\\x00=x\\x00"),
+            (b"\xff\x01text", "xxxxxx"),
+        ];
+        for (text, expected) in cases {
+            for chunk in [1, 3, text.len()] {
+                assert_eq!(replaced(text, chunk), expected);
+            }
+        }
+        let long = [b"MaxBurstLength=".to_vec(), vec![b'1'; 2 * VALUE_BYTES_MAX]].concat();
+        let expected =
+            format!("MaxBurstLength={}{}", "1".repeat(VALUE_BYTES_MAX), "x".repeat(VALUE_BYTES_MAX));
+        assert_eq!(replaced(&long, 7), expected);
+    }
+
+    #[test]
+    fn after_a_gap_the_pair_is_filled() {
+        let (mut state, mut bytes) = (Text::default(), *b"th=262144\0InitialR2T=No");
+        state.lost();
+        state.replace(&mut bytes);
+        assert_eq!(bytes.escape_ascii().to_string(), "xxxxxxxxx\\x00InitialR2T=No");
+    }
+}
