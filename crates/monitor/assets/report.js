@@ -14,7 +14,7 @@
   const MARKS_EACH = 400, MARKS_NAMED = 24;
   // Shortest period in view, in seconds.
   const SHORTEST = 2e-6;
-  const AXIS_WIDTH = 62;
+  const AXIS_WIDTH = 46;
 
   const element = (name, attributes = {}, ...children) => {
     const made = document.createElement(name);
@@ -257,6 +257,7 @@
     const taken = [], ratio = map.ratio, height = 13 * ratio;
     context.font = 11 * ratio + "px system-ui,sans-serif";
     context.textBaseline = "middle";
+    context.textAlign = "left";
     for (const [line, [first, end]] of all) {
       const [times, offsets, , bytes] = line.columns;
       context.fillStyle = colours(line.colour);
@@ -315,6 +316,12 @@
     };
   }
 
+  function clip(context, map, margin) {
+    context.beginPath();
+    context.rect(map.left - margin, map.top - margin, map.right - map.left + 2 * margin, map.bottom - map.top + 2 * margin);
+    context.clip();
+  }
+
   function paint(plot, chart, view, colours) {
     const context = plot.ctx, { left, top, width, height } = plot.bbox, ratio = uPlot.pxRatio;
     const [low, high] = [plot.scales.y.min, plot.scales.y.max], [from, to] = view;
@@ -325,12 +332,10 @@
       y: (value) => top + height - (value - low) * perValue,
     };
     context.save();
-    context.beginPath();
-    context.rect(left, top, width, height);
-    context.clip();
     context.lineJoin = "round";
+    clip(context, map, 0);
     for (const line of chart.lines) {
-      if (!line.shown) continue;
+      if (!line.shown || line.kind === "marks") continue;
       const seen = visible(line, from, to), colour = colours(line.colour);
       context.fillStyle = context.strokeStyle = colour;
       context.lineWidth = 1.5 * ratio;
@@ -338,8 +343,17 @@
       else if (line.kind === "bands") drawBands(context, map, line, seen);
       else if (line.kind === "steps") drawSteps(context, map, line, seen);
       else if (line.kind === "dots") drawDots(context, map, line, seen);
-      else if (line.kind === "marks") drawMarks(context, map, line, seen, colours);
       else drawBars(context, map, line, seen, colours);
+    }
+    context.restore();
+    context.save();
+    context.lineWidth = 1.5 * ratio;
+    // Marks at the ends of the period are whole.
+    clip(context, map, 6 * ratio);
+    for (const line of chart.lines) {
+      if (!line.shown || line.kind !== "marks") continue;
+      context.strokeStyle = colours(line.colour);
+      drawMarks(context, map, line, visible(line, from, to), colours);
     }
     nameMarks(context, map, chart.lines, view, colours);
     context.restore();
@@ -393,8 +407,18 @@
       this.root = element("div", { class: "live" }, element("h4", {}, chart.title, this.unitName), names, this.plotBox);
       figure.prepend(this.root);
       figure.classList.add("is-live");
-      this.make();
-      this.listen();
+      this.plotBox.style.minHeight = this.height() + "px";
+      new IntersectionObserver((entries) => this.see(entries.at(-1).isIntersecting), { rootMargin: "200px" }).observe(this.root);
+    }
+
+    // A chart is made when it first comes into view, and is drawn only there.
+    see(isSeen) {
+      this.isSeen = isSeen;
+      if (!isSeen) return;
+      if (!this.plot) {
+        this.make();
+        this.listen();
+      } else if (this.isStale) this.draw();
     }
 
     entry(line) {
@@ -419,10 +443,10 @@
       const seconds = (plot, splits, axisIndex, space, step) => splits.map((value) => value.toFixed(decimals(step)));
       const values = (plot, splits, axisIndex, space, step) => {
         const [, size] = unit(chart.unit, plot.scales.y.max);
-        return splits.map((value) => (value / size).toFixed(decimals(step / size)));
+        return splits.map((value) => (chart.unit === "count" && value % 1 ? "" : (value / size).toFixed(decimals(step / size))));
       };
       const options = {
-        width: this.width(), height: this.height(), pxAlign: 0,
+        width: this.width(), height: this.height(), pxAlign: 0, padding: [8, 26, 0, 0],
         legend: { show: false },
         cursor: {
           y: false, points: { show: false }, sync: { key: flow.key, setSeries: false },
@@ -458,7 +482,7 @@
     }
 
     resize() {
-      this.plot.setSize({ width: this.width(), height: this.height() });
+      if (this.plot) this.plot.setSize({ width: this.width(), height: this.height() });
     }
 
     select(plot) {
@@ -469,6 +493,8 @@
     }
 
     draw() {
+      this.isStale = !this.isSeen;
+      if (this.isStale || !this.plot) return;
       const [from, to] = this.flow.view, [low, high] = range(this.chart, from, to);
       const name = unit(this.chart.unit, high)[0];
       this.unitName.textContent = name && "in " + name + " over seconds";
@@ -484,7 +510,7 @@
 
     recolour() {
       for (const entry of this.legend) entry.paintKey();
-      this.plot.redraw(false, true);
+      if (this.plot) this.plot.redraw(false, true);
     }
 
     listen() {
@@ -553,6 +579,7 @@
       this.colours = colourTable();
       this.tools(root.querySelector(".charts"));
       this.charts = about.charts.map((chart) => new Chart(root.querySelector(`[data-chart="${chart.name}"]`), chart, this));
+      this.charts[0].see(true);
       this.commands();
       this.told();
     }
@@ -650,6 +677,7 @@
   for (const section of sections.slice(1)) near.observe(section);
   addEventListener("resize", () => flows.forEach((flow) => flow.charts.forEach((chart) => chart.resize())));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => flows.forEach((flow) => flow.recolour()));
+  performance.mark("shown");
   // For tests: the connections that are drawn.
   window.hikyaku = { flows };
 })();

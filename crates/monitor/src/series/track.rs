@@ -188,11 +188,12 @@ impl<E: Entry> Thin for Track<E> {
     }
 }
 
-/// The next width of bins for `count` entries at these times: a quarter as many bins as entries, each with two extremes.
+/// The least width of bins that may halve `count` entries at these times: traffic comes in bursts, so that far fewer bins
+/// have entries than the period holds.
 pub(super) fn wider(bin_ns: u64, times: impl Iterator<Item = u64>, count: usize) -> u64 {
     let (first, last) = times.fold((u64::MAX, 0), |(first, last), at| (first.min(at), last.max(at)));
-    let quarter = (count as u64 / 4).max(1);
-    (last.saturating_sub(first) / quarter).max(bin_ns.saturating_mul(2)).max(1)
+    let bins = (count as u64).saturating_mul(4).max(1);
+    (last.saturating_sub(first) / bins).max(bin_ns.saturating_mul(2)).max(1)
 }
 
 /// Sums by bins of equal width from `from_ns`.

@@ -295,8 +295,8 @@ fn legend(svg: &mut String, chart: &Chart<'_>) {
     let mut x = LEFT;
     let mut entry = |svg: &mut String, shape: &str, label: &str| {
         let _ = writeln!(svg, "{shape}<text x=\"{:.0}\" y=\"38\">{}</text>", x + 17.0, markup(label));
-        // The width of the text is not known here: 6.4 units for each character are enough for the font.
-        x += 17.0 + 6.4 * label.chars().count() as f64 + 16.0;
+        // The width of the text is not known here: 7.2 units for each character are enough for wide fonts.
+        x += 17.0 + 7.2 * label.chars().count() as f64 + 16.0;
         x
     };
     let mut at = LEFT;

@@ -35,7 +35,7 @@ fn table(out: &mut impl Write, subject: &Subject<'_>, title: &str, commands: &[&
     write!(
         out,
         "<div class=\"scroll\"><table class=\"commands\"><caption>{title}</caption><thead><tr><th class=\"number\">At</th>\
-         <th>Command</th><th class=\"number\">Data</th><th class=\"number\">Ta</th><th class=\"number\">Tb</th>\
+         <th class=\"wide\">Command</th><th class=\"number wide\">Data</th><th class=\"number\">Ta</th><th class=\"number\">Tb</th>\
          <th class=\"number\">Tc</th><th>Ta, Tb, Tc</th><th class=\"number more\">Target</th>\
          <th class=\"number more\">R2Ts</th><th class=\"number more\">Bursts</th><th class=\"number more\">Depth</th>\
          <th class=\"more\">Status</th></tr></thead>\n<tbody>\n"
@@ -62,7 +62,7 @@ fn row(out: &mut impl Write, command: &Command, from_ns: u64, longest: u64) -> i
     write!(
         out,
         "<tr data-from=\"{at_s:.6}\" data-to=\"{to_s:.6}\"><td class=\"number\">{at_s:.4} s</td>\
-         <td title=\"{direction}, LUN {}, ITT {:#x}, frame {}\">{}</td><td class=\"number\">{}</td>",
+         <td class=\"wide\" title=\"{direction}, LUN {}, ITT {:#x}, frame {}\">{}</td><td class=\"number wide\">{}</td>",
         command.lun,
         command.itt,
         command.frame,
