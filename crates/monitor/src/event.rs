@@ -48,6 +48,12 @@ pub enum Kind {
         offset: u64,
         bytes: u64,
     },
+    /// Bytes passed in which PDUs begin whose headers the capture does not hold, because the snap length cut them off:
+    /// those PDUs are unknown. The next [`PduStart`] of this side is at `offset + bytes` or later.
+    HeadersUnseen {
+        offset: u64,
+        bytes: u64,
+    },
     /// From here on the stream of this side is not read as PDUs: SEAL/1, TLS, or framing that was not found again.
     Opaque(Opaque),
     /// FIN or RST.
@@ -57,7 +63,7 @@ pub enum Kind {
 }
 
 /// Payload bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     pub offset: u64,
     /// May be up to 64 KiB: captures hold frames before the network card cuts them.
@@ -68,10 +74,23 @@ pub struct Segment {
     /// Maximum segment size of the direction, to count the packets on the wire.
     pub mss: u16,
     pub push: bool,
+    pub order: Order,
+}
+
+/// How a segment stands to those of its direction that passed before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Beyond all bytes that passed before.
+    #[default]
+    Next,
+    /// Sent before bytes that passed earlier, and overtaken by them: reordering, not loss.
+    Late,
+    /// Sent again: it repeats bytes, or fills a gap that was lost before the vantage.
+    Again,
 }
 
 /// The acknowledgement part of any packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
     /// Offset in the *peer's* stream up to which all is received.
     pub acknowledged: u64,
@@ -85,10 +104,15 @@ pub struct Ack {
     pub congestion_echo: bool,
     /// The packet carries no payload.
     pub is_bare: bool,
+    /// Since the last byte that it acknowledges passed the vantage, in nanoseconds; `None` if that byte was sent more
+    /// than once, its passing was not seen, or nothing new is acknowledged. With the distance to the end that sent the
+    /// byte it is the round trip in that end's clock, queues included.
+    pub round_trip_ns: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Duplicate {
+    #[default]
     No,
     /// The same `acknowledged`, data outstanding, no payload, no window update.
     Ack,

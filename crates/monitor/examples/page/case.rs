@@ -3,7 +3,7 @@
 
 use iscsi::wire::BHS_LENGTH;
 use monitor::command::{Burst, Command, Standing, Transfer, Trigger};
-use monitor::event::{Ack, Distances, Duplicate, PduStart, Segment, Vantage};
+use monitor::event::{Ack, Distances, PduStart, Segment, Vantage};
 use monitor::model::{Advice, Caps, Path, Protocol, Seconds, Source};
 use monitor::sample::Sample;
 use monitor::series::{Collector, Series};
@@ -147,14 +147,7 @@ impl Run {
             if !(end / MSS).is_multiple_of(2) && !self.in_flight.is_empty() {
                 continue;
             }
-            let ack = Ack {
-                acknowledged: end,
-                window_bytes: Some(4 << 20),
-                sacked_bytes: 0,
-                duplicate: Duplicate::No,
-                congestion_echo: false,
-                is_bare: true,
-            };
+            let ack = Ack { acknowledged: end, window_bytes: Some(4 << 20), is_bare: true, ..Ack::default() };
             self.event(Side::Target, Kind::Ack(ack));
             self.sample(unsent);
         }
@@ -164,7 +157,8 @@ impl Run {
         let offset = if repeated { self.sent - bytes } else { self.sent };
         let bytes32 = bytes as u32;
         let repeated_bytes = if repeated { bytes32 } else { 0 };
-        let segment = Segment { offset, bytes: bytes32, repeated_bytes, mss: MSS as u16, push: false };
+        let segment =
+            Segment { offset, bytes: bytes32, repeated_bytes, mss: MSS as u16, ..Segment::default() };
         self.event(Side::Initiator, Kind::Segment(segment));
     }
 

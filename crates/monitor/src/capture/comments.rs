@@ -51,6 +51,9 @@ impl Comments {
                     "{bytes} bytes before this are missing in the capture, not on the network"
                 ));
             }
+            Kind::HeadersUnseen { bytes, .. } => {
+                self.lines.push(format!("{bytes} bytes hold PDUs whose headers the capture length cut off"))
+            }
             Kind::Opaque(opaque) => self.lines.push(
                 match opaque {
                     Opaque::Sealed => "from here on sealed (SEAL/1)",

@@ -6,7 +6,7 @@ use iscsi::wire::{
 };
 
 use super::*;
-use crate::event::{Ack, Distances, Duplicate, Event, Kind, PduEnd, PduStart, Segment, Side};
+use crate::event::{Ack, Distances, Event, Kind, Order, PduEnd, PduStart, Segment, Side};
 use Side::{Initiator, Target};
 
 const US: u64 = 1_000;
@@ -40,7 +40,8 @@ impl Wire {
     fn segment(&mut self, at_ns: u64, from: Side, offset: u64, bytes: u64) {
         self.frame += 1;
         let bytes = u32::try_from(bytes).unwrap();
-        let segment = Segment { offset, bytes, repeated_bytes: 0, mss: MSS, push: true };
+        let segment =
+            Segment { offset, bytes, repeated_bytes: 0, mss: MSS, push: true, ..Segment::default() };
         self.event(at_ns, from, Kind::Segment(segment));
     }
 
@@ -74,14 +75,7 @@ impl Wire {
     /// The target has everything that the initiator sent, or the reverse.
     fn ack(&mut self, at_ns: u64, from: Side) {
         self.frame += 1;
-        let ack = Ack {
-            acknowledged: self.offsets[from.peer() as usize],
-            window_bytes: None,
-            sacked_bytes: 0,
-            duplicate: Duplicate::No,
-            congestion_echo: false,
-            is_bare: true,
-        };
+        let ack = Ack { acknowledged: self.offsets[from.peer() as usize], is_bare: true, ..Ack::default() };
         self.event(at_ns, from, Kind::Ack(ack));
     }
 
@@ -454,7 +448,14 @@ fn retransmissions_count_once_and_a_gap_is_filled_later() {
     // The second packet is missing until 5 ms.
     wire.segment(10 * US, Initiator, 2896, 1248);
     assert_eq!((wire.standing().awaiting_response, wire.standing().permitted_bytes), (0, 1448));
-    let again = Segment { offset: 0, bytes: 1448, repeated_bytes: 1448, mss: MSS, push: false };
+    let again = Segment {
+        offset: 0,
+        bytes: 1448,
+        repeated_bytes: 1448,
+        mss: MSS,
+        order: Order::Again,
+        ..Segment::default()
+    };
     wire.event(4 * MS, Initiator, Kind::Segment(again));
     assert_eq!(wire.standing().permitted_bytes, 1448);
     wire.segment(5 * MS, Initiator, 1448, 1448);

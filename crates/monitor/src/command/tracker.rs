@@ -88,7 +88,7 @@ impl Tracker {
                     }
                 }
             }
-            Kind::CaptureLost { .. } => {
+            Kind::CaptureLost { .. } | Kind::HeadersUnseen { .. } => {
                 self.counts.capture_losses += 1;
                 self.doubt();
             }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::event::{Ack, Duplicate, Kind, Opaque, PduEnd, PduStart, Segment};
+use crate::event::{Ack, Duplicate, Kind, Opaque, Order, PduEnd, PduStart, Segment};
 use crate::limits::RECORD_BLOCK_BYTES_MAX;
 use crate::sample::CaState;
 
@@ -39,14 +39,25 @@ fn events() -> Vec<Event> {
         duplicate: Duplicate::Data,
         congestion_echo: true,
         is_bare: true,
+        round_trip_ns: Some(0),
+    };
+    let segment = Segment {
+        offset: 1 << 40,
+        bytes: 65535,
+        repeated_bytes: 9,
+        mss: 1448,
+        push: true,
+        order: Order::Again,
     };
     let kinds = [
-        Kind::Segment(Segment { offset: 1 << 40, bytes: 65535, repeated_bytes: 9, mss: 1448, push: true }),
+        Kind::Segment(segment),
+        Kind::Segment(Segment { order: Order::Next, push: false, ..segment }),
         Kind::Ack(ack),
-        Kind::Ack(Ack { window_bytes: Some(0), is_bare: false, ..ack }),
+        Kind::Ack(Ack { window_bytes: Some(0), is_bare: false, round_trip_ns: None, ..ack }),
         Kind::PduStart(PduStart { offset: 48, bytes: 4096 + 48, header: [0x41; 48] }),
         Kind::PduEnd(PduEnd { offset: 48 }),
         Kind::CaptureLost { offset: 1, bytes: 2 },
+        Kind::HeadersUnseen { offset: 3, bytes: 4 },
         Kind::Opaque(Opaque::Unframed),
         Kind::Ended { by_reset: true },
     ];

@@ -58,7 +58,11 @@ impl Collector {
             Kind::Segment(segment) => self.directions[from as usize].handle_segment(at_ns, *segment),
             Kind::Ack(ack) => self.directions[from.peer() as usize].handle_ack(at_ns, *ack),
             Kind::PduStart(start) => self.handle_pdu(at_ns, from, start),
-            Kind::PduEnd(_) | Kind::CaptureLost { .. } | Kind::Opaque(_) | Kind::Ended { .. } => return,
+            Kind::PduEnd(_)
+            | Kind::CaptureLost { .. }
+            | Kind::HeadersUnseen { .. }
+            | Kind::Opaque(_)
+            | Kind::Ended { .. } => return,
         }
         self.settle();
     }
