@@ -244,7 +244,7 @@ impl<W: Write> Slim<W> {
                         flow.streams.iter_mut().for_each(Stream::close);
                     }
                 }
-                Kind::Ack(_) | Kind::PduEnd(_) | Kind::CaptureLost { .. } => {}
+                Kind::Ack(_) | Kind::PduEnd(_) | Kind::CaptureLost { .. } | Kind::HeadersUnseen { .. } => {}
             }
         }
         offset

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use iscsi::wire::Bhs;
 
-use crate::event::{Ack, Duplicate, Event, Kind, PduEnd, PduStart, Segment, Side};
+use crate::event::{Ack, Event, Kind, PduEnd, PduStart, Segment, Side};
 use crate::packet::{Flags, Packet};
 
 /// The target's port.
@@ -34,14 +34,7 @@ impl Framer {
     pub(super) fn events(&mut self, packet: &Packet<'_>) -> Vec<Event> {
         let from = if packet.destination.port() == PORT { Side::Initiator } else { Side::Target };
         let event = |kind| Event { at_ns: packet.at_ns, frame: packet.frame, from, kind };
-        let ack = Ack {
-            acknowledged: 0,
-            window_bytes: None,
-            sacked_bytes: 0,
-            duplicate: Duplicate::No,
-            congestion_echo: false,
-            is_bare: packet.payload_bytes == 0,
-        };
+        let ack = Ack { is_bare: packet.payload_bytes == 0, ..Ack::default() };
         let mut events = vec![event(Kind::Ack(ack))];
         let stream = self.streams.entry((packet.source, packet.destination)).or_default();
         if packet.payload_bytes > 0 {
@@ -49,9 +42,8 @@ impl Framer {
             events.push(event(Kind::Segment(Segment {
                 offset,
                 bytes: packet.payload_bytes,
-                repeated_bytes: 0,
                 mss: 1448,
-                push: false,
+                ..Segment::default()
             })));
             stream.bytes.extend(packet.payload);
             stream.bytes.resize((offset + u64::from(packet.payload_bytes)) as usize, 0);
