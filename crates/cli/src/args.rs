@@ -4,8 +4,8 @@ use clap::builder::StyledStr;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
-    bench, check, compare, completions, config, copy, ctl, demo, doctor, import, info, key, lab, ls, man,
-    paths, serve, status, torture, watch,
+    analyze, bench, check, compare, completions, config, copy, ctl, demo, doctor, import, info, key, lab, ls,
+    man, paths, serve, status, torture, watch,
 };
 
 /// A static program says so: names resolve otherwise.
@@ -56,6 +56,7 @@ pub(crate) enum Command {
     Import(import::Args),
     Paths(paths::Args),
     Doctor(doctor::Args),
+    Analyze(analyze::Args),
     Demo(demo::Args),
     Bench(bench::Args),
     Lab(lab::Args),
@@ -79,6 +80,7 @@ impl Command {
             Self::Config(args) => args.json(),
             Self::Paths(args) => args.json,
             Self::Doctor(args) => args.json,
+            Self::Analyze(args) => args.json,
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),
             Self::Lab(args) => args.is_json(),

@@ -12,6 +12,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod analysis;
 pub mod capture;
 pub mod command;
 pub mod event;

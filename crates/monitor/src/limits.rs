@@ -97,3 +97,10 @@ pub const TALLY_VALUES_MAX: usize = 256;
 pub(crate) const PAGE_FLOWS_MAX: usize = 16;
 /// Rows of each table of commands in a page.
 pub(crate) const PAGE_COMMANDS_MAX: usize = 20;
+
+// Analyses.
+
+/// Most connections of an analysis whose commands and points are kept in detail.
+pub const DETAILED_FLOWS_MAX: usize = 32;
+/// Most connections of an analysis.
+pub(crate) const FLOWS_MAX: usize = 1024;

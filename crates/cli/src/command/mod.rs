@@ -1,5 +1,6 @@
 //! One module per command: its arguments and its function.
 
+pub(crate) mod analyze;
 pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod compare;
@@ -40,6 +41,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Import(args) => import::run(&args),
         Command::Paths(args) => paths::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Analyze(args) => analyze::run(context, &args),
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),
         Command::Lab(args) => lab::run(context, &args),

@@ -16,6 +16,12 @@ pub use kept::{Kept, Shares};
 pub use summary::{Direction, Summary, Tally, Times};
 pub use tracker::Tracker;
 
+/// The name of a SCSI operation code, as the standards write it.
+#[must_use]
+pub fn operation_name(code: u8) -> &'static str {
+    scsi::cdb::name(code)
+}
+
 /// Whether a command's data goes to the target or comes from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {

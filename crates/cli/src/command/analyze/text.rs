@@ -1,0 +1,182 @@
+//! `analyze` for people: the verdict first, then what it rests on.
+
+use std::time::Duration;
+
+use monitor::analysis::{FlowReport, Report};
+use monitor::command::{Direction, Times, Transfer};
+use monitor::event::{Side, Vantage};
+
+use crate::{output, units};
+
+/// Connections that are shown one by one.
+const FLOWS_SHOWN_MAX: usize = 8;
+/// Lines of advice for one connection.
+const ADVICE_SHOWN_MAX: usize = 6;
+
+pub(super) fn print(report: &Report) {
+    for (number, flow) in report.flows.iter().take(FLOWS_SHOWN_MAX).enumerate() {
+        if number > 0 {
+            output::line("");
+        }
+        print_flow(flow, report.flows.len() > 1);
+    }
+    if report.flows.len() > FLOWS_SHOWN_MAX {
+        let more = (report.flows.len() - FLOWS_SHOWN_MAX) as u64;
+        let of = units::counted(more, "more connection");
+        output::line(&format!("\n{of} with less data: --json has them"));
+    }
+    for note in &report.notes {
+        output::line(&format!("note: {note}"));
+    }
+}
+
+fn print_flow(report: &FlowReport, is_one_of_many: bool) {
+    if is_one_of_many {
+        let flow = &report.flow;
+        output::line(&format!("[{}] {} -> {}", flow.id, flow.initiator, flow.target));
+    }
+    wrapped("", &report.verdict.sentence);
+    for advice in report.verdict.advice.iter().take(ADVICE_SHOWN_MAX) {
+        let untried = if advice.is_tried { "" } else { " (untried)" };
+        output::line(&format!("  {}{untried}: {}", advice.system, advice.line));
+    }
+    output::line("");
+    let rows = rows(report);
+    lines(&output::pairs(&rows, output::columns()));
+    for note in report.verdict.notes.iter().chain(&report.notes) {
+        wrapped("note: ", note);
+    }
+}
+
+/// Text with words wrapped at the width of the terminal.
+fn wrapped(head: &str, text: &str) {
+    let text = output::pairs(&[(head.trim_end().to_owned(), text.to_owned())], output::columns());
+    lines(text.trim_start());
+}
+
+fn lines(text: &str) {
+    text.lines().for_each(output::line);
+}
+
+fn rows(report: &FlowReport) -> Vec<(String, String)> {
+    let mut rows = Vec::new();
+    let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
+    let flow = &report.flow;
+    let name = |name: &Option<String>| name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+    row("initiator", flow.initiator.clone() + &name(&flow.initiator_name));
+    row("target", flow.target.clone() + &name(&flow.target_name));
+    row("captured", captured(report));
+    row("round trip", round_trip(report));
+    for (transfer, name) in [(Transfer::Write, "writes"), (Transfer::Read, "reads")] {
+        let direction = report.summary.direction(transfer);
+        if direction.count > 0 {
+            row(name, commands(direction));
+            row("  times", times(direction, transfer));
+            if direction.r2t_bytes.most() > 0 {
+                row("  R2T", r2ts(direction));
+            }
+        }
+    }
+    row("in flight", in_flight(report));
+    row("packets", packets(report));
+    if !flow.negotiated.is_empty() {
+        let keys: Vec<_> = flow.negotiated.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        row("negotiated", keys.join(" "));
+    }
+    let shares = shares(report);
+    if !shares.is_empty() {
+        row("time went to", shares);
+    }
+    rows
+}
+
+fn captured(report: &FlowReport) -> String {
+    let place = match report.flow.vantage {
+        Vantage::At(Side::Initiator) => "at the initiator",
+        Vantage::At(Side::Target) => "at the target",
+        Vantage::Between => "between the ends",
+        Vantage::Unknown => "at an unknown place",
+    };
+    let (seconds, frames) = (report.seconds, units::counted(report.flow.frames, "frame"));
+    format!("{place}, {frames} in {}", time(seconds))
+}
+
+fn time(seconds: f64) -> String {
+    units::duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+fn round_trip(report: &FlowReport) -> String {
+    let path = &report.evidence.path;
+    let Some(rtt) = path.rtt_s else { return "unknown".to_owned() };
+    match path.rtt_loaded_s.filter(|loaded| *loaded > rtt * 1.1) {
+        Some(loaded) => format!("{}, under load {}", time(rtt), time(loaded)),
+        None => time(rtt),
+    }
+}
+
+fn commands(direction: &Direction) -> String {
+    let failed = match direction.failed {
+        0 => String::new(),
+        failed => format!(", {failed} failed"),
+    };
+    format!(
+        "{} of {}, depth {} (at most {}), {}{failed}",
+        direction.count,
+        units::bytes(direction.sizes.median()),
+        direction.depths.median(),
+        direction.depths.most(),
+        units::rate(direction.bytes_per_s()),
+    )
+}
+
+fn times(direction: &Direction, transfer: Transfer) -> String {
+    let of = |times: &Times| format!("{} (p99 {})", time(times.seconds(0.5)), time(times.seconds(0.99)));
+    let (ta, tb, tc) = (of(&direction.ta), of(&direction.tb), of(&direction.tc));
+    let target = time(direction.target.seconds(0.5));
+    match transfer {
+        Transfer::Write => {
+            format!("data Ta {ta}, to the response Tb {tb}, to the next command Tc {tc}, target {target}")
+        }
+        Transfer::Read => {
+            format!("to the first data Tb {tb}, data Ta {ta}, to the next command Tc {tc}, target {target}")
+        }
+    }
+}
+
+fn r2ts(direction: &Direction) -> String {
+    format!(
+        "{} for each, {} waits in a command, {} sent without",
+        units::bytes(direction.r2t_bytes.median()),
+        direction.r2t_rounds.median(),
+        units::bytes(direction.unsolicited.median())
+    )
+}
+
+fn in_flight(report: &FlowReport) -> String {
+    let caps = &report.evidence.caps;
+    let bytes = |value: Option<u64>| value.map_or("unknown".to_owned(), units::bytes);
+    format!("at most {}, receive window {}", bytes(caps.in_flight_max_bytes), bytes(caps.window_bytes))
+}
+
+fn packets(report: &FlowReport) -> String {
+    let path = &report.evidence.path;
+    let mut text = format!("{} with data, {} retransmitted", path.data_packets, path.retransmitted_packets);
+    if path.spurious_packets > 0 {
+        text += &format!(" ({} of them needlessly)", path.spurious_packets);
+    }
+    if path.timeouts > 0 {
+        text += &format!(", {}", units::counted(path.timeouts, "timeout"));
+    }
+    if path.capture_lost_bytes > 0 {
+        text += &format!(", {} missing in the capture", units::bytes(path.capture_lost_bytes));
+    }
+    text
+}
+
+fn shares(report: &FlowReport) -> String {
+    let waits = &report.verdict.waits;
+    let total = waits.total();
+    let shares = waits.ranked().into_iter().map(|(cause, time)| (cause.name(), time / total * 100.0));
+    let shares = shares.filter(|(_, share)| *share >= 0.5);
+    shares.map(|(name, share)| format!("{name} {share:.0} %")).collect::<Vec<_>>().join(", ")
+}

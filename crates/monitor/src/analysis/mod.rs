@@ -1,0 +1,150 @@
+//! A capture from its packets to verdicts, in bounded memory whatever its length.
+//!
+//! Drive an [`Analyzer`] with the packets of a [`crate::capture::Reader`] ([`Analyzer::handle`]), then take its
+//! [`Report`] ([`Analyzer::finish`]).
+
+mod connection;
+mod plain;
+mod report;
+
+pub use report::{FlowReport, Report};
+
+use self::connection::{Connection, Finished};
+use self::plain::Table;
+use crate::capture;
+use crate::command::{Shares, Transfer};
+use crate::event::Side;
+use crate::limits::{DETAILED_FLOWS_MAX, SERIES_POINTS_MAX};
+use crate::model::{Caps, Cause, Evidence, Path, Seconds, Source, Verdict};
+use crate::packet::Packet;
+use crate::view;
+
+/// How to analyse.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ports of targets besides the registered one, 3260.
+    pub ports: Vec<u16>,
+    /// Of the sample of commands that is kept.
+    pub seed: u64,
+    /// Whether points for pictures are collected.
+    pub has_pictures: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { ports: Vec::new(), seed: 1, has_pictures: false }
+    }
+}
+
+/// Commands that are kept of the connections that come first, and of each further one.
+const SHARES: Shares = Shares { first: 1024, slowest: 256, sample: 4096, bursts: 32_768 };
+const SHARES_SMALL: Shares = Shares { first: 16, slowest: 16, sample: 32, bursts: 256 };
+
+/// Analyses the connections of a capture.
+#[derive(Debug)]
+pub struct Analyzer {
+    options: Options,
+    table: Table,
+    connections: Vec<Connection>,
+}
+
+impl Analyzer {
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        let table = Table::new(&options.ports);
+        Self { options, table, connections: Vec::new() }
+    }
+
+    pub fn handle(&mut self, packet: &Packet<'_>) {
+        let (connections, options) = (&mut self.connections, &self.options);
+        self.table.handle(packet, |index, flow, event| {
+            while connections.len() <= index {
+                add(connections, options);
+            }
+            let connection = &mut connections[index];
+            connection.set_distances(flow.distances());
+            connection.handle(event);
+        });
+    }
+
+    /// What was found in `source`, the name of what was read.
+    pub fn finish(self, source: &str, frames: capture::Counts, notes: &[capture::Note]) -> Report {
+        let flows = self.table.flows.iter().zip(self.connections).enumerate();
+        let mut flows: Vec<FlowReport> = flows
+            .map(|(index, (flow, connection))| report(index, flow, source, connection.finish()))
+            .collect();
+        flows.sort_by_key(|flow| std::cmp::Reverse(flow.payload_bytes.iter().sum::<u64>()));
+        Report { flows, frames, notes: notes.iter().map(ToString::to_string).collect() }
+    }
+}
+
+fn add(connections: &mut Vec<Connection>, options: &Options) {
+    let number = connections.len();
+    let shares = if number < DETAILED_FLOWS_MAX { SHARES } else { SHARES_SMALL };
+    let points = if options.has_pictures && number < DETAILED_FLOWS_MAX {
+        SERIES_POINTS_MAX / (number + 1)
+    } else {
+        0
+    };
+    if points > 0 {
+        connections.iter_mut().for_each(|connection| connection.limit_points(points));
+    }
+    connections.push(Connection::new(shares, options.seed.wrapping_add(number as u64), points));
+}
+
+fn report(index: usize, flow: &plain::Flow, source: &str, finished: Finished) -> FlowReport {
+    let sender = if finished.bytes[0] >= finished.bytes[1] { Side::Initiator } else { Side::Target };
+    let transfer = if sender == Side::Initiator { Transfer::Write } else { Transfer::Read };
+    let distances = flow.distances();
+    let rtt = distances.initiator_ns.zip(distances.target_ns).map(|(i, t)| (i + t) as f64 / 1e9);
+    let data_bytes = finished.summary.direction(transfer).bytes;
+    let evidence = Evidence {
+        source: Source::Capture(flow.vantage()),
+        sender,
+        seconds: finished.seconds,
+        data_bytes,
+        waits: Seconds::default(),
+        path: Path { rtt_s: rtt, ..Path::default() },
+        caps: Caps::default(),
+        protocol: finished.summary.protocol(sender, &finished.counts),
+        cpu: None,
+    };
+    let verdict = Verdict {
+        limit: Cause::Unknown,
+        also: None,
+        candidates: Vec::new(),
+        confidence: 0.0,
+        share: 0.0,
+        waits: Seconds::default(),
+        bytes_per_s: finished.summary.direction(transfer).bytes_per_s(),
+        expected_bytes_per_s: None,
+        next_limit: None,
+        sentence: "What limits this connection is not known.".to_owned(),
+        advice: Vec::new(),
+        notes: Vec::new(),
+    };
+    FlowReport {
+        flow: view::Flow {
+            id: (index + 1).to_string(),
+            source: source.to_owned(),
+            initiator: flow.ends[0].to_string(),
+            target: flow.ends[1].to_string(),
+            initiator_name: None,
+            target_name: None,
+            vantage: flow.vantage(),
+            distances,
+            negotiated: Vec::new(),
+            commands: finished.commands_seen,
+            frames: flow.frames,
+        },
+        verdict,
+        evidence,
+        series: finished.series,
+        commands: finished.commands,
+        summary: finished.summary,
+        counts: finished.counts,
+        seconds: finished.seconds,
+        payload_bytes: finished.bytes,
+        notes: Vec::new(),
+    }
+}
