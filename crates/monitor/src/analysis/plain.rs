@@ -126,6 +126,7 @@ impl Flow {
                 duplicate: Duplicate::No,
                 congestion_echo: false,
                 is_bare: packet.payload_bytes == 0,
+                round_trip_ns: None,
             }));
         }
         if packet.payload_bytes == 0 {
@@ -140,6 +141,7 @@ impl Flow {
             repeated_bytes: repeated as u32,
             mss: packet.options.mss.unwrap_or(1448),
             push: packet.flags.has(Flags::PSH),
+            ..Segment::default()
         }));
         if half.sent.len() < 1024 {
             half.sent.push((end, packet.at_ns));
