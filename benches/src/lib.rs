@@ -6,6 +6,7 @@ mod claims;
 mod copy;
 mod ends;
 mod peers;
+mod probe;
 mod record;
 mod sealed;
 mod service;
@@ -79,6 +80,8 @@ enum Bench {
     },
     /// What a server costs while status or metrics are read each second, idle and under 4K reads
     Service(Common),
+    /// What `watch` takes of a core, beside a bare loop in C over the same system calls
+    Probe(Common),
     /// The far end of a bare TCP round trip
     #[command(hide = true)]
     Pong {
@@ -113,6 +116,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         | Bench::Ends(common)
         | Bench::Sealed(common)
         | Bench::Service(common)
+        | Bench::Probe(common)
         | Bench::Copy { common, .. }
         | Bench::Versus { common, .. } => common,
         Bench::Pong { request, reply } => return pong::pong(*request, *reply),
@@ -130,6 +134,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         Bench::Sealed(common) => sealed::run_table(common, &context),
         Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, context),
         Bench::Service(common) => service::run_table(common, &context),
+        Bench::Probe(common) => probe::run_table(common, &context),
         Bench::Versus { common, old } => versus::run_table(common, old, &context),
         Bench::Pong { .. } => unreachable!("answered above"),
     }

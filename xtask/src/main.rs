@@ -44,7 +44,7 @@ enum Command {
     Package(package::Args),
     /// Draws docs/peers.svg from docs/evidence
     Chart,
-    /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service or versus; `bench NAME --help` lists its options
+    /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service, probe or versus; `bench NAME --help` lists its options
     #[command(disable_help_flag = true)]
     Bench {
         /// Which one
@@ -110,8 +110,8 @@ fn forward(fixed: &[&str], forwarded: &Forwarded) -> Result<bool> {
 
 fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
     ensure!(
-        ["target", "ends", "sealed", "copy", "service", "versus"].contains(&name),
-        "no benchmark {name}; there are target, ends, sealed, copy, service and versus"
+        ["target", "ends", "sealed", "copy", "service", "probe", "versus"].contains(&name),
+        "no benchmark {name}; there are target, ends, sealed, copy, service, probe and versus"
     );
     let fixed = ["bench", "--profile", "dev", "--package", "hikyaku-benches", "--bench", name, "--"];
     forward(&fixed, forwarded)

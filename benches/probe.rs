@@ -1,0 +1,5 @@
+//! `cargo xtask bench probe`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("probe")
+}
