@@ -15,6 +15,7 @@ const FAMILIES_MAX: usize = 6;
 /// Beginning of a path, and the families that examine the code below it. The first match counts; a path that matches
 /// none belongs to all families alike.
 const TABLE: &[(&str, &[&str])] = &[
+    ("crates/cli/src/command/watch/", &["watch"]),
     ("crates/cli/", &["cli-contract", "service", "messages", "json"]),
     ("crates/confine/", &["attack"]),
     ("crates/host/", &["since", "cli-contract", "messages"]),
@@ -22,6 +23,8 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/job/src/report/", &["report"]),
     ("crates/job/", &["mover", "copy-matrix", "since", "json"]),
     ("crates/kem/", &["sealed"]),
+    ("crates/monitor/src/probe/", &["watch"]),
+    ("crates/monitor/src/record/", &["watch", "fuzz"]),
     ("crates/mover/", &["mover", "copy-matrix", "xcopy"]),
     ("crates/nbd/", &["nbd", "copy-matrix"]),
     ("crates/node/src/initiator/", &["kill", "tgt", "torture"]),

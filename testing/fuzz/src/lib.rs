@@ -22,6 +22,7 @@ mod stream;
 mod target;
 mod text;
 mod unit;
+mod watch;
 mod wire;
 mod words;
 
@@ -39,7 +40,7 @@ macro_rules! targets {
 // In the order in which the tests draw random inputs.
 targets!(
     answers, spec, wire, text, login, mapfile, nbd, outer, target, initiator, pair, record, sealed, stream,
-    unit, service,
+    unit, service, watch,
 );
 
 #[cfg(test)]

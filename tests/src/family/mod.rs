@@ -35,6 +35,7 @@ mod systemd;
 mod tgt;
 mod torture;
 mod volumes;
+mod watch;
 mod xcopy;
 
 use anyhow::Result;
@@ -99,6 +100,11 @@ pub const FAMILIES: &[Family] = &[
     family("mover", mover::examine, "copies cut at every step, on storage that fails or vanishes"),
     family("xcopy", xcopy::examine, "the target copies between its LUNs: counted, refused, aborted"),
     family("service", service::examine, "a server as its operator sees it: status, ctl, discovery, the log"),
+    family(
+        "watch",
+        watch::examine,
+        "watch: ours, tgt and QEMU; lines, JSON, a terminal, no rights, a namespace",
+    ),
     family("sessions", sessions::examine, "many at once: memory, fairness, longest command"),
     family("torture", torture::examine, "acknowledged data under kills, cuts and power cuts"),
     family("bad-input", bad_input::examine, "garbage, truncated and mutated PDUs beside sessions")
