@@ -15,9 +15,14 @@ use crate::schema::Schema;
 use crate::{Cases, Context, Disk, Output, Running, Scene, Server, Tgt, program, run, scratch, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-const BYTES: u64 = 64 << 20;
-/// So low that a copy of [`BYTES`] lasts as long as a case.
+const BYTES: u64 = 1 << 30;
+/// A copy of [`BYTES`] lasts two minutes.
 const RATE: &str = "8MB/s";
+/// Age of a copy that ends too soon for another case.
+const COPY_S_MAX: f64 = 80.0;
+/// From the start of a copy to its first data.
+const COPY_START: Duration = Duration::from_secs(1);
+const QEMU_BYTES: u64 = 64 << 20;
 /// A user without rights.
 const NOBODY: u32 = 65534;
 /// A name with what would clear a terminal.
@@ -33,7 +38,6 @@ struct Place {
 impl Place {
     fn new(context: &Context) -> Result<Self> {
         let dir = scratch()?;
-        random_file(dir.path().join("source.img"), BYTES, context.seed_for("watch"))?;
         let mut command = context.command_in(dir.path());
         command.args(["serve", &format!("mem:{BYTES}"), "--listen", "127.0.0.1:0"]).current_dir(dir.path());
         let server = Server::start(&mut command, 1)?;
@@ -44,8 +48,19 @@ impl Place {
     fn start(context: &Context, dir: &TempDir, server: &Server) -> Result<Running> {
         let mut command = context.command_in(dir.path());
         let url = server.url.to_string();
-        command.args(["copy", "source.img", &url, "--rate", RATE, "--force", "--quiet"]);
-        Running::start(command.current_dir(dir.path()))
+        let source = format!("pattern:{BYTES}");
+        command.args(["copy", &source, &url, "--rate", RATE, "--force", "--quiet"]);
+        let copy = Running::start(command.current_dir(dir.path()))?;
+        std::thread::sleep(COPY_START);
+        Ok(copy)
+    }
+
+    /// A copy that lasts longer than a case.
+    fn keep_copying(&mut self, context: &Context) -> Result<()> {
+        if self.copy.ended() || self.copy.seconds() > COPY_S_MAX {
+            self.copy = Self::start(context, &self.dir, &self.server)?;
+        }
+        Ok(())
     }
 
     /// Runs `watch` while a copy runs.
@@ -59,9 +74,7 @@ impl Place {
         arguments: &[&str],
         change: impl FnOnce(&mut Command),
     ) -> Result<Output> {
-        if self.copy.ended() {
-            self.copy = Self::start(context, &self.dir, &self.server)?;
-        }
+        self.keep_copying(context)?;
         let mut command = context.command_in(self.dir.path());
         command.arg("watch").args(arguments).current_dir(self.dir.path());
         change(&mut command);
@@ -118,9 +131,11 @@ fn interval(context: &Context, place: &mut Place) -> Result<()> {
 
 fn lines(context: &Context, place: &mut Place) -> Result<()> {
     let url = place.server.url.to_string();
-    let pid = place.copy.pid();
     let output = place.watch(context, &[&url, "--for", "2s"])?.success()?;
-    output.says_all(&[&format!("(initiator, hikyaku {pid})"), "sends ", " in flight ", " cwnd "]).map(drop)
+    let sender = format!("(initiator, hikyaku {})", place.copy.pid());
+    let words = [&*sender, "sends ", " in flight ", " cwnd "];
+    let is_there = output.stdout.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    demand!(is_there, "{words:?} in no line of\n{}", output.stdout)
 }
 
 /// A process: its connections, and no others.
@@ -160,6 +175,7 @@ fn nothing_to_watch(context: &Context) -> Result<()> {
 
 /// An interruption ends it, with the exit code of interruptions and what was recorded until then.
 fn interrupted(context: &Context, place: &mut Place) -> Result<()> {
+    place.keep_copying(context)?;
     let mut command = context.command_in(place.dir.path());
     command.args(["watch", "--record", "interrupted.rec"]).current_dir(place.dir.path());
     let mut running = Running::start(&mut command)?;
@@ -182,8 +198,10 @@ fn recording(context: &Context, place: &mut Place) -> Result<()> {
         length = grown;
     }
     ensure!(std::fs::read(&path)?.starts_with(b"HKWR"));
-    let output = place.watch(context, &["--record", "source.img", "--for", "1s"])?.expect(1)?;
-    ensure!(std::fs::metadata(place.dir.path().join("source.img"))?.len() == BYTES, "the file was changed");
+    let other = place.dir.path().join("other");
+    std::fs::write(&other, "a file of another program")?;
+    let output = place.watch(context, &["--record", "other", "--for", "1s"])?.expect(1)?;
+    ensure!(std::fs::read(&other)? == b"a file of another program", "the file was changed");
     output.says("it is no recording of watch").map(drop)
 }
 
@@ -212,13 +230,12 @@ fn namespace(context: &Context) -> Result<()> {
     output.expect(1)?.says("there was no such connection").map(drop)
 }
 
-/// QEMU writes to tgt: both ends are named without an argument that says where they are, and QEMU's buffer is enlarged
-/// and restored.
+/// QEMU writes to tgt: the processes of both ends are named.
 fn foreign_programs(context: &Context) -> Result<()> {
     let dir = scratch()?;
     let (source, stored) = (dir.path().join("a.img"), dir.path().join("b.img"));
-    random_file(&source, BYTES, context.seed_for("watch-qemu"))?;
-    empty_file(stored.clone(), BYTES)?;
+    random_file(&source, QEMU_BYTES, context.seed_for("watch-qemu"))?;
+    empty_file(stored.clone(), QEMU_BYTES)?;
     let tgt = Tgt::serve(&[Disk::file(&stored)], None)?;
     let portal = tgt.url(0).portal.clone();
     let mut command = program("qemu-img")?;
@@ -288,9 +305,7 @@ impl Drop for Terminal {
 }
 
 fn terminal(context: &Context, place: &mut Place) -> Result<()> {
-    if place.copy.ended() {
-        place.copy = Place::start(context, &place.dir, &place.server)?;
-    }
+    place.keep_copying(context)?;
     let portal = place.server.url.portal.clone();
     let terminal = Terminal::start(context, place.dir.path(), &portal)?;
     let screen = terminal.shows(&["OTHER END", "LIMIT", "init", "targ", "What limits it", "q quit"])?;
@@ -323,8 +338,9 @@ fn hostile_names(context: &Context, place: &mut Place) -> Result<()> {
     // The descriptor is inherited as standard input; the name of the process is that of its file.
     let mut command = Command::new(&program);
     command.arg("30").stdin(std::os::fd::OwnedFd::from(stream));
-    let child = command.spawn()?;
-    let child = Killed(child);
+    let child = Killed(command.spawn()?);
+    // It holds the descriptor too.
+    drop(command);
     for json in [&["--json"][..], &[]] {
         let arguments = [&[local.as_str(), "--for", "1s"], json].concat();
         let output = place.watch(context, &arguments)?.success()?;
@@ -348,8 +364,7 @@ impl Drop for Killed {
     }
 }
 
-/// A sender that its buffer stops: the other end's program reads nothing for a while is a window; a small buffer and a
-/// slow path is the buffer. On loopback the buffer never limits, so that nothing may be changed.
+/// The buffer does not limit a copy with a rate on loopback, so that it is not changed.
 fn tuning_leaves_others_alone(context: &Context, place: &mut Place) -> Result<()> {
     let portal = place.server.url.portal.clone();
     let output = place.watch(context, &[&portal, "--tune", "--for", "4s", "--json"])?.success()?;

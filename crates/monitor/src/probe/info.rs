@@ -83,7 +83,8 @@ pub(super) fn fill_memory(bytes: &[u8], sample: &mut Sample) {
 pub(super) fn fill_bbr(bytes: &[u8], sample: &mut Sample) {
     let words = Words(bytes);
     if let (Some(low), Some(high)) = (words.u32(0), words.u32(4)) {
-        sample.bbr_bytes_per_s = Some(u64::from(high) << 32 | u64::from(low));
+        // 0: nothing has been delivered yet.
+        sample.bbr_bytes_per_s = Some(u64::from(high) << 32 | u64::from(low)).filter(|rate| *rate > 0);
     }
 }
 
