@@ -66,7 +66,8 @@ impl Connection {
         if initiator >= target { Side::Initiator } else { Side::Target }
     }
 
-    pub(super) fn handle(&mut self, event: &Event) {
+    /// `see` gets the commands that are complete.
+    pub(super) fn handle(&mut self, event: &Event, see: impl FnMut(&Command)) {
         self.first_ns.get_or_insert(event.at_ns);
         self.last_ns = self.last_ns.max(event.at_ns);
         if let Kind::Segment(segment) = &event.kind {
@@ -79,12 +80,12 @@ impl Connection {
         }
         self.tracker.handle(event);
         if matches!(event.kind, Kind::PduStart(_) | Kind::PduEnd(_) | Kind::Ended { .. }) {
-            self.after_pdu(event.at_ns);
+            self.after_pdu(event.at_ns, see);
         }
     }
 
-    fn after_pdu(&mut self, at_ns: u64) {
-        self.take_commands();
+    fn after_pdu(&mut self, at_ns: u64, see: impl FnMut(&Command)) {
+        self.take_commands(see);
         let standing = self.tracker.standing();
         if let Some(commands) = standing.command_window {
             self.summary.add_window(commands);
@@ -97,8 +98,9 @@ impl Connection {
         }
     }
 
-    fn take_commands(&mut self) {
+    fn take_commands(&mut self, mut see: impl FnMut(&Command)) {
         while let Some(command) = self.tracker.poll_command() {
+            see(&command);
             self.summary.add(&command);
             if let Some(collector) = &mut self.collector {
                 collector.handle_command(&command);
@@ -114,7 +116,7 @@ impl Connection {
 
     pub(super) fn finish(mut self) -> Finished {
         self.tracker.finish();
-        self.take_commands();
+        self.take_commands(|_| {});
         let commands_seen = self.kept.seen();
         Finished {
             counts: self.tracker.counts(),

@@ -12,8 +12,8 @@ pub use report::{FlowReport, Report};
 use self::connection::{Connection, Finished};
 use self::plain::Table;
 use crate::capture;
-use crate::command::{Shares, Transfer};
-use crate::event::Side;
+use crate::command::{Command, Shares, Transfer};
+use crate::event::{Event, Side};
 use crate::limits::{DETAILED_FLOWS_MAX, SERIES_POINTS_MAX};
 use crate::model::{Caps, Cause, Evidence, Path, Seconds, Source, Verdict};
 use crate::packet::Packet;
@@ -46,16 +46,32 @@ pub struct Analyzer {
     options: Options,
     table: Table,
     connections: Vec<Connection>,
+    ended_ns: u64,
+}
+
+/// What a packet held.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a> {
+    /// An event of the connection with this number.
+    Event(u64, &'a Event),
+    /// A command that is complete.
+    Command(&'a Command),
 }
 
 impl Analyzer {
     #[must_use]
     pub fn new(options: Options) -> Self {
         let table = Table::new(&options.ports);
-        Self { options, table, connections: Vec::new() }
+        Self { options, table, connections: Vec::new(), ended_ns: 0 }
     }
 
     pub fn handle(&mut self, packet: &Packet<'_>) {
+        self.handle_seen(packet, |_| {});
+    }
+
+    /// Handles a packet and shows what it held to `see`, in order.
+    pub fn handle_seen(&mut self, packet: &Packet<'_>, mut see: impl FnMut(Seen<'_>)) {
+        self.ended_ns = self.ended_ns.max(packet.at_ns);
         let (connections, options) = (&mut self.connections, &self.options);
         self.table.handle(packet, |index, flow, event| {
             while connections.len() <= index {
@@ -63,7 +79,8 @@ impl Analyzer {
             }
             let connection = &mut connections[index];
             connection.set_distances(flow.distances());
-            connection.handle(event);
+            see(Seen::Event(index as u64, event));
+            connection.handle(event, |command| see(Seen::Command(command)));
         });
     }
 
@@ -74,7 +91,12 @@ impl Analyzer {
             .map(|(index, (flow, connection))| report(index, flow, source, connection.finish()))
             .collect();
         flows.sort_by_key(|flow| std::cmp::Reverse(flow.payload_bytes.iter().sum::<u64>()));
-        Report { flows, frames, notes: notes.iter().map(ToString::to_string).collect() }
+        Report {
+            flows,
+            frames,
+            ended_ns: self.ended_ns,
+            notes: notes.iter().map(ToString::to_string).collect(),
+        }
     }
 }
 

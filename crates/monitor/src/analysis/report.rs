@@ -12,6 +12,8 @@ pub struct Report {
     /// iSCSI connections, the one with most data first.
     pub flows: Vec<FlowReport>,
     pub frames: capture::Counts,
+    /// Time of the last packet.
+    pub ended_ns: u64,
     /// What keeps the analysis from being whole.
     pub notes: Vec<String>,
 }

@@ -9,13 +9,15 @@ use serde_json::{Map, Value, json};
 use crate::output;
 use crate::units::rounded;
 
-pub(super) fn report(report: &Report) -> Value {
-    let flows: Vec<_> = report.flows.iter().map(flow).collect();
+/// With `before`, the flows of the first capture are in a field of their own.
+pub(super) fn report(before: Option<&Report>, report: &Report) -> Value {
+    let flows = |report: &Report| -> Vec<_> { report.flows.iter().map(flow).collect() };
     let others: Map<String, Value> =
         report.frames.others().map(|(kind, count)| (kind.to_owned(), count.into())).collect();
     json!({
         "schema": output::SCHEMA,
-        "flows": flows,
+        "flows": flows(report),
+        "before": before.map(flows),
         "frames": report.frames.frames,
         "tcp_frames": report.frames.tcp,
         "other_frames": others,
@@ -33,6 +35,7 @@ fn flow(report: &FlowReport) -> Value {
         flow.negotiated.iter().map(|(key, value)| (key.clone(), value_of(value))).collect();
     json!({
         "id": flow.id,
+        "source": flow.source,
         "initiator": flow.initiator,
         "target": flow.target,
         "initiator_name": flow.initiator_name,

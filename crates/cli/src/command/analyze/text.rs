@@ -25,8 +25,48 @@ pub(super) fn print(report: &Report) {
         let of = units::counted(more, "more connection");
         output::line(&format!("\n{of} with less data: --json has them"));
     }
-    for note in &report.notes {
-        output::line(&format!("note: {note}"));
+    report.notes.iter().for_each(|note| wrapped("note: ", note));
+}
+
+/// The verdict after a change, then what is not as it was.
+pub(super) fn print_change(before: &Report, after: &Report) {
+    let (Some(old), Some(new)) = (before.flows.first(), after.flows.first()) else { return print(after) };
+    let (old_rate, new_rate) = (old.verdict.bytes_per_s, new.verdict.bytes_per_s);
+    let change = if old_rate > 0.0 { format!(", {:.2} times", new_rate / old_rate) } else { String::new() };
+    wrapped("", &format!("{} before, {} after{change}.", units::rate(old_rate), units::rate(new_rate)));
+    wrapped("before:", &old.verdict.sentence);
+    wrapped("after:", &new.verdict.sentence);
+    print_advice(new);
+    output::line("");
+    let (old, new) = (rows(old), rows(new));
+    let value_of = |rows: &[Row], row: &Row| {
+        rows.iter().find(|other| other.0 == row.0).map_or_else(|| "-".to_owned(), |row| row.1.clone())
+    };
+    let added = new.iter().filter(|row| old.iter().all(|other| other.0 != row.0));
+    let mut changes = Vec::new();
+    for row in old.iter().chain(added) {
+        let (one, other) = (value_of(&old, row), value_of(&new, row));
+        if one != other {
+            changes.push((format!("{} before", row.0), one));
+            changes.push(("    after".to_owned(), other));
+        }
+    }
+    lines(&output::pairs(&changes, output::columns()));
+    for (when, report) in [("before", before), ("after", after)] {
+        if report.flows.len() > 1 {
+            let others = units::counted(report.flows.len() as u64 - 1, "connection");
+            output::line(&format!("note: {when}, {others} with less data: not compared"));
+        }
+        for note in &report.notes {
+            wrapped(&format!("note, {when}: "), note);
+        }
+    }
+}
+
+fn print_advice(report: &FlowReport) {
+    for advice in report.verdict.advice.iter().take(ADVICE_SHOWN_MAX) {
+        let untried = if advice.is_tried { "" } else { " (untried)" };
+        output::line(&format!("  {}{untried}: {}", advice.system, advice.line));
     }
 }
 
@@ -36,10 +76,7 @@ fn print_flow(report: &FlowReport, is_one_of_many: bool) {
         output::line(&format!("[{}] {} -> {}", flow.id, flow.initiator, flow.target));
     }
     wrapped("", &report.verdict.sentence);
-    for advice in report.verdict.advice.iter().take(ADVICE_SHOWN_MAX) {
-        let untried = if advice.is_tried { "" } else { " (untried)" };
-        output::line(&format!("  {}{untried}: {}", advice.system, advice.line));
-    }
+    print_advice(report);
     output::line("");
     let rows = rows(report);
     lines(&output::pairs(&rows, output::columns()));
@@ -58,7 +95,10 @@ fn lines(text: &str) {
     text.lines().for_each(output::line);
 }
 
-fn rows(report: &FlowReport) -> Vec<(String, String)> {
+/// A name and its value.
+type Row = (String, String);
+
+fn rows(report: &FlowReport) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
     let flow = &report.flow;
@@ -67,13 +107,14 @@ fn rows(report: &FlowReport) -> Vec<(String, String)> {
     row("target", flow.target.clone() + &name(&flow.target_name));
     row("captured", captured(report));
     row("round trip", round_trip(report));
-    for (transfer, name) in [(Transfer::Write, "writes"), (Transfer::Read, "reads")] {
+    for (transfer, name, of_one) in [(Transfer::Write, "writes", "write"), (Transfer::Read, "reads", "read")]
+    {
         let direction = report.summary.direction(transfer);
         if direction.count > 0 {
             row(name, commands(direction));
-            row("  times", times(direction, transfer));
+            row(&format!("{of_one} times"), times(direction, transfer));
             if direction.r2t_bytes.most() > 0 {
-                row("  R2T", r2ts(direction));
+                row("R2Ts", r2ts(direction));
             }
         }
     }

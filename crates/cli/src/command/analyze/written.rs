@@ -1,0 +1,216 @@
+//! Files that `analyze` writes. One that exists is replaced only if `analyze` wrote it; it appears when it is complete.
+
+use std::fs::{self, Permissions};
+use std::io::{self, BufWriter, Read as _, Write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use monitor::analysis::{Report, Seen};
+use monitor::capture::{Comments, Frame, pcapng, slim};
+use monitor::event::{Event, Side};
+use monitor::packet::Packet;
+use monitor::view::{Subject, html, svg, xpl};
+use tempfile::NamedTempFile;
+
+use super::Args;
+use crate::context::Context;
+use crate::error::Failure;
+use crate::units;
+
+/// Connections of which figures and graphs are written.
+const PICTURED_MAX: usize = 16;
+
+/// A file to be written.
+struct Place {
+    path: PathBuf,
+    file: NamedTempFile,
+}
+
+impl Place {
+    /// Fails if `path` holds anything but an earlier file, which begins with one of `marks`.
+    fn new(path: &Path, marks: &[&[u8]]) -> Result<Self, Failure> {
+        let name = path.display().to_string();
+        let failed = |error: io::Error| Failure::failed("write the result", name.clone(), error);
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if !metadata.is_file() || !is_ours(path, marks).map_err(failed)? => {
+                return Err(Failure::refused("write the result", name, "there is something else")
+                    .hint("another name: only an earlier result is overwritten"));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".hikyaku-analyze-").permissions(Permissions::from_mode(0o644));
+        let file = builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    fn writer(&self) -> Result<BufWriter<fs::File>, Failure> {
+        Ok(BufWriter::new(self.file.reopen().map_err(|error| self.failure(&error))?))
+    }
+
+    fn failure(&self, error: &io::Error) -> Failure {
+        Failure::failed("write the result", self.path.display().to_string(), error)
+    }
+
+    fn complete(self) -> Result<(), Failure> {
+        let failed = |error| Failure::failed("write the result", self.path.display().to_string(), error);
+        self.file.persist(&self.path).map(drop).map_err(|error| failed(error.error))
+    }
+
+    fn write(self, write: impl FnOnce(&mut BufWriter<fs::File>) -> io::Result<()>) -> Result<(), Failure> {
+        let mut out = self.writer()?;
+        write(&mut out).and_then(|()| out.flush()).map_err(|error| self.failure(&error))?;
+        self.complete()
+    }
+}
+
+/// Whether the file is empty or begins with one of `marks`.
+fn is_ours(path: &Path, marks: &[&[u8]]) -> io::Result<bool> {
+    let longest = marks.iter().map(|mark| mark.len()).max().unwrap_or(0);
+    let mut head = Vec::new();
+    block::open_input(path)?.take(longest as u64).read_to_end(&mut head)?;
+    Ok(head.is_empty() || marks.iter().any(|mark| head.starts_with(mark)))
+}
+
+/// How every pcapng file of this program begins.
+fn pcapng_mark() -> Vec<u8> {
+    pcapng::Writer::new(Vec::new()).and_then(pcapng::Writer::finish).unwrap_or_default()
+}
+
+/// The results that the arguments name.
+pub(super) struct Outputs {
+    html: Option<Place>,
+    svg: Option<PathBuf>,
+    xpl: Option<PathBuf>,
+    commented: Option<(Place, pcapng::Writer<BufWriter<fs::File>>, Comments)>,
+    slim: Option<(Place, slim::Slim<BufWriter<fs::File>>, Vec<Event>)>,
+}
+
+impl Outputs {
+    /// Makes sure that everything can be written, before anything is read.
+    pub(super) fn new(args: &Args) -> Result<Self, Failure> {
+        let page = |path: &PathBuf| Place::new(path, &[html::MARK.as_bytes()]);
+        let mark = pcapng_mark();
+        let capture = |path: &PathBuf| Place::new(path, &[&mark]);
+        let commented = args.pcapng.as_ref().map(capture).transpose()?.map(|place| {
+            let writer = pcapng::Writer::new(place.writer()?).map_err(|error| place.failure(&error))?;
+            Ok((place, writer, Comments::default()))
+        });
+        let slim = args.slim.as_ref().map(capture).transpose()?.map(|place| {
+            let writer = slim::Slim::new(place.writer()?).map_err(|error| place.failure(&error))?;
+            Ok((place, writer, Vec::new()))
+        });
+        for directory in [&args.svg, &args.xpl].into_iter().flatten() {
+            fs::create_dir_all(directory).map_err(|error| {
+                Failure::failed("make the directory", directory.display().to_string(), error)
+            })?;
+        }
+        Ok(Self {
+            html: args.html.as_ref().map(page).transpose()?,
+            svg: args.svg.clone(),
+            xpl: args.xpl.clone(),
+            commented: commented.transpose()?,
+            slim: slim.transpose()?,
+        })
+    }
+
+    pub(super) fn has_pictures(&self) -> bool {
+        self.html.is_some() || self.svg.is_some() || self.xpl.is_some()
+    }
+
+    /// Whether frames are written while they are read.
+    pub(super) fn sees(&self) -> bool {
+        self.commented.is_some() || self.slim.is_some()
+    }
+
+    /// What the analysis saw in the frame that is given next.
+    pub(super) fn see(&mut self, seen: Seen<'_>) {
+        match seen {
+            Seen::Event(flow, event) => {
+                if let Some((_, _, comments)) = &mut self.commented {
+                    comments.event(flow, event);
+                }
+                if let Some((_, _, events)) = &mut self.slim {
+                    events.push(event.clone());
+                }
+            }
+            Seen::Command(command) => {
+                if let Some((_, _, comments)) = &mut self.commented {
+                    comments.command(command);
+                }
+            }
+        }
+    }
+
+    pub(super) fn frame(&mut self, frame: &Frame<'_>, packet: Option<&Packet<'_>>) -> Result<(), Failure> {
+        if let Some((place, writer, comments)) = &mut self.commented {
+            writer.write(frame, &comments.take()).map_err(|error| place.failure(&error))?;
+        }
+        if let Some((place, writer, events)) = &mut self.slim {
+            if let Some(packet) = packet {
+                writer.packet(packet, events).map_err(|error| place.failure(&error))?;
+            }
+            events.clear();
+        }
+        Ok(())
+    }
+
+    /// Writes what needs the whole analysis, and completes all files. With `before`, the page compares both.
+    pub(super) fn finish(
+        self,
+        context: &Context,
+        before: Option<&Report>,
+        report: &Report,
+    ) -> Result<(), Failure> {
+        if let Some((place, writer, _)) = self.commented {
+            writer.finish().map_err(|error| place.failure(&error))?;
+            place.complete()?;
+        }
+        if let Some((place, writer, _)) = self.slim {
+            let (_, summary) = writer.finish().map_err(|error| place.failure(&error))?;
+            if summary.incomplete > 0 {
+                let packets = units::counted(summary.incomplete, "packet");
+                context.warn(&format!("{packets} of the capture without payload lack headers of PDUs"));
+            }
+            place.complete()?;
+        }
+        let subjects: Vec<_> = report.flows.iter().map(|flow| flow.subject()).collect();
+        if let Some(place) = self.html {
+            let before = before.and_then(|report| report.flows.first()).map(|flow| flow.subject());
+            place.write(|out| match (before, subjects.first()) {
+                (Some(before), Some(after)) => html::compare(out, &before, after),
+                _ => html::write(out, &subjects),
+            })?;
+        }
+        for (number, subject) in subjects.iter().take(PICTURED_MAX).enumerate() {
+            if let Some(directory) = &self.svg {
+                figures(directory, number, subject)?;
+            }
+            if let Some(directory) = &self.xpl {
+                graphs(directory, number, subject)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn figures(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
+    for figure in svg::figures(subject) {
+        let path = directory.join(format!("{}-{}.svg", number + 1, figure.name));
+        let place = Place::new(&path, &[svg::MARK.as_bytes()])?;
+        place.write(|out| out.write_all(figure.text.as_bytes()))?;
+    }
+    Ok(())
+}
+
+fn graphs(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
+    let marks = xpl::MARKS.map(str::as_bytes);
+    for from in [Side::Initiator, Side::Target] {
+        let place = Place::new(&directory.join(xpl::name(number, from)), &marks)?;
+        place.write(|out| xpl::write(out, subject, from))?;
+    }
+    Ok(())
+}
