@@ -104,3 +104,9 @@ pub(crate) const PAGE_COMMANDS_MAX: usize = 20;
 pub const DETAILED_FLOWS_MAX: usize = 32;
 /// Most connections of an analysis.
 pub(crate) const FLOWS_MAX: usize = 1024;
+// The model.
+
+/// Most packets of one end that are on their way to the other end's clock.
+pub const PEER_EVENTS_MAX: usize = 1 << 16;
+/// Most packets of one direction that wait for the acknowledgement that measures their round trip.
+pub const SENDS_REMEMBERED_MAX: usize = 1 << 14;

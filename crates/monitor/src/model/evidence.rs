@@ -23,6 +23,8 @@ pub struct Evidence {
     pub data_bytes: u64,
     /// The period by what held the data back; sums to `seconds`.
     pub waits: Seconds,
+    /// For each cause the seconds that are booked on another one in `waits` and that this one would explain as well.
+    pub alternatives: Seconds,
     pub path: Path,
     pub caps: Caps,
     /// `None` if no PDU was visible.

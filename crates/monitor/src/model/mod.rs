@@ -4,10 +4,12 @@
 //! [`judge`] decides from it alone. A field that a source cannot see is `None`; the verdict then names candidates
 //! instead of a limit.
 
+mod attribution;
 mod cause;
 mod evidence;
 mod verdict;
 
+pub use attribution::Attribution;
 pub use cause::{Cause, Seconds};
 pub use evidence::{Caps, Cpu, Evidence, Path, Protocol, Source};
 pub use verdict::{Advice, Verdict};

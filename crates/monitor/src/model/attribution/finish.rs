@@ -1,0 +1,166 @@
+//! From the counters of a lane to evidence: what is decided by the whole period.
+
+use super::lane::{Lane, Part};
+use crate::event::{Distances, Vantage};
+use crate::model::{Caps, Cause, Evidence, Path, Protocol, Seconds, Source};
+
+/// A pause that follows answers with at least this slope is thinking; below the second, computing.
+const THINKING_SLOPE: f64 = 0.6;
+const COMPUTING_SLOPE: f64 = 0.35;
+/// A window that losses explain by the square root law may be this many times larger than the one seen; CUBIC grows
+/// faster than the law.
+const LOSS_WINDOW: f64 = 6.0;
+/// Bytes in flight at stops that spread less than this stand at a fixed cap.
+const FIXED_SPREAD: f64 = 1.12;
+
+/// Collects what else a cause would explain.
+struct Books {
+    waits: Seconds,
+    alternatives: Seconds,
+}
+
+impl Books {
+    fn add(&mut self, cause: Cause, ns: f64, others: &[Cause]) {
+        let seconds = ns / 1e9;
+        if seconds <= 0.0 {
+            return;
+        }
+        self.waits[cause] += seconds;
+        for other in others {
+            self.alternatives[*other] += seconds;
+        }
+    }
+}
+
+pub(super) fn evidence(
+    lane: &Lane,
+    vantage: Vantage,
+    distances: Distances,
+    protocol: Option<Protocol>,
+) -> Evidence {
+    let mut books = Books { waits: Seconds::default(), alternatives: Seconds::default() };
+    let part = |part: Part| lane.totals.of(part) as f64;
+    for (what, cause) in [
+        (Part::Line, Cause::LineRate),
+        (Part::R2t, Cause::R2t),
+        (Part::R2tTarget, Cause::Target),
+        (Part::SentTarget, Cause::Target),
+        (Part::Target, Cause::Target),
+        (Part::SentFull, Cause::QueueDepth),
+        (Part::IdleFull, Cause::QueueDepth),
+        (Part::Window, Cause::ReceiveWindow),
+        (Part::Nagle, Cause::NagleDelayedAck),
+        (Part::Local, Cause::LocalDevice),
+        (Part::Blind, Cause::Unknown),
+    ] {
+        books.add(cause, part(what), &[]);
+    }
+    let reader = if lane.sender() == crate::event::Side::Initiator { Cause::Target } else { Cause::Cpu };
+    books.add(reader, part(Part::WindowShrunk), &[Cause::ReceiveWindow]);
+    // A sender's own device looks like the network from everywhere else.
+    let elsewhere: &[Cause] = if lane.is_at_sender() { &[] } else { &[Cause::LocalDevice] };
+    books.add(Cause::Loss, part(Part::Repair), elsewhere);
+    thinking(lane, &mut books);
+    stopped(lane, &mut books);
+    let seconds = books.waits.total();
+    Evidence {
+        source: Source::Capture(vantage),
+        sender: lane.sender(),
+        seconds,
+        data_bytes: data_bytes(lane),
+        waits: books.waits,
+        alternatives: books.alternatives,
+        path: path(lane, distances),
+        caps: caps(lane),
+        protocol,
+        cpu: None,
+    }
+}
+
+fn data_bytes(lane: &Lane) -> u64 {
+    let counters = &lane.counters;
+    if lane.is_framed() { counters.data_bytes } else { counters.payload_bytes }
+}
+
+fn thinking(lane: &Lane, books: &mut Books) {
+    let ns = (lane.totals.of(Part::IdleLess) + lane.totals.of(Part::SentLess)) as f64;
+    match lane.pace.slope() {
+        Some(slope) if slope < COMPUTING_SLOPE => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
+        Some(slope) if slope > THINKING_SLOPE => books.add(Cause::ThinkTime, ns, &[]),
+        _ => books.add(Cause::ThinkTime, ns, &[Cause::Cpu]),
+    }
+}
+
+/// Time in which the sender had data and TCP or the program did not send it.
+fn stopped(lane: &Lane, books: &mut Books) {
+    let stops = &lane.stops;
+    let released = stops.released();
+    let by_ack = stops.share_ended_by_ack();
+    let all = (released.ns + stops.own.ns) as f64;
+    let waiting = all * by_ack.min(if released.ns == 0 { 0.0 } else { 1.0 });
+    books.add(Cause::Cpu, all - waiting, &[]);
+    let clear = (stops.in_steps.bytes + stops.one_by_one.bytes).max(1) as f64;
+    let in_steps = stops.in_steps.bytes as f64 / clear;
+    let known = clear / (clear + stops.unclear.bytes as f64);
+    let window = window_cause(lane);
+    match (in_steps, known) {
+        (_, ..0.3) => books.add(Cause::SendBuffer, waiting, &[window]),
+        (0.6.., _) => books.add(Cause::SendBuffer, waiting, if in_steps > 0.75 { &[] } else { &[Cause::Congestion] }),
+        (..0.3, _) => window_wait(lane, books, window, waiting),
+        _ => books.add(window, waiting, &[Cause::SendBuffer]),
+    }
+}
+
+fn window_wait(lane: &Lane, books: &mut Books, window: Cause, ns: f64) {
+    let others: &[Cause] = match window {
+        Cause::Loss if !lane.is_at_sender() => &[Cause::LocalDevice],
+        _ if lane.windows.is_empty() => &[Cause::ReceiveWindow],
+        _ => &[],
+    };
+    books.add(window, ns, others);
+}
+
+/// Why the congestion window is no larger.
+fn window_cause(lane: &Lane) -> Cause {
+    let counters = &lane.counters;
+    let lost = counters.episodes.saturating_sub(counters.spurious.min(counters.episodes));
+    if lost == 0 {
+        return Cause::Congestion;
+    }
+    let share = lost as f64 / counters.data_packets.max(1) as f64;
+    let explained = LOSS_WINDOW * 1.22 * counters.mss as f64 / share.sqrt();
+    let seen = lane.stops.in_flight_median().unwrap_or(0) as f64;
+    if explained < seen || lost < 4 && lane.stops.in_flight_spread() < FIXED_SPREAD {
+        return Cause::Congestion;
+    }
+    if counters.local_drops * 2 > counters.retransmitted { Cause::LocalDevice } else { Cause::Loss }
+}
+
+fn path(lane: &Lane, distances: Distances) -> Path {
+    let counters = &lane.counters;
+    let rtt_ns = match (distances.initiator_ns, distances.target_ns) {
+        (Some(initiator), Some(target)) => Some(initiator.saturating_add(target)),
+        _ => None,
+    };
+    Path {
+        rtt_s: rtt_ns.map(|ns| ns as f64 / 1e9),
+        rtt_loaded_s: (!lane.rtts.is_empty()).then(|| lane.rtts.value_at_quantile(0.5) as f64 / 1e9),
+        mss_bytes: u32::try_from(counters.mss).ok().filter(|mss| *mss > 0),
+        line_bytes_per_s: lane.line_bytes_per_s(),
+        data_packets: counters.data_packets,
+        retransmitted_packets: counters.retransmitted,
+        spurious_packets: counters.spurious,
+        timeouts: counters.timeouts,
+        local_drops: lane.is_at_sender().then_some(counters.local_drops),
+        capture_lost_bytes: counters.capture_lost_bytes,
+    }
+}
+
+fn caps(lane: &Lane) -> Caps {
+    Caps {
+        in_flight_max_bytes: (lane.counters.in_flight_max > 0).then_some(lane.counters.in_flight_max),
+        in_flight_stopped_bytes: lane.stops.in_flight_median(),
+        window_bytes: (!lane.windows.is_empty()).then(|| lane.windows.value_at_quantile(0.5)),
+        ..Caps::default()
+    }
+}

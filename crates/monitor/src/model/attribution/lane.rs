@@ -1,0 +1,682 @@
+//! One direction of data in the clock of its sender.
+//!
+//! Time between two data packets is cut at everything that changes what the sender could do, and booked as a [`Part`].
+//! Parts whose cause shows only when the sender goes on are decided then ([`Lane::resolve`]).
+
+use std::collections::VecDeque;
+
+use hdrhistogram::Histogram;
+
+use super::line::Line;
+use super::load::{Load, Pdu};
+use super::pace::Pace;
+use super::stops::{Stop, Stops};
+use crate::event::{Ack, Duplicate, Event, Kind, Segment, Side};
+use crate::limits::{PEER_EVENTS_MAX, SENDS_REMEMBERED_MAX};
+
+/// Least time in which a sender goes on after what it waited for.
+const REACTION_NS: u64 = 300_000;
+/// Measured round trips are this much longer than the least one without any queue.
+const JITTER_NS: u64 = 100_000;
+/// A pause before a retransmission that only a timer explains (the least RTO of Linux).
+const TIMEOUT_NS: u64 = 200_000_000;
+
+/// Where time goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The narrowest link is busy.
+    Line,
+    /// No command at the sender; `Full`: the initiator keeps as many on their way as ever.
+    IdleFull,
+    IdleLess,
+    /// Within a round trip of the last data, and beyond.
+    R2t,
+    R2tTarget,
+    /// All data sent.
+    SentFull,
+    SentLess,
+    SentTarget,
+    Window,
+    /// The window is far smaller than it was: the receiver does not read.
+    WindowShrunk,
+    Repair,
+    /// The sender may send.
+    Open,
+    /// Reads: the target has commands and has begun none.
+    Unbegun,
+    /// What the parts above are resolved to.
+    Nagle,
+    Local,
+    Target,
+    Blind,
+}
+
+const PARTS: usize = Part::Blind as usize + 1;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Parts([u64; PARTS]);
+
+impl Parts {
+    fn add(&mut self, part: Part, ns: u64) {
+        let slot = &mut self.0[part as usize];
+        *slot = slot.saturating_add(ns);
+    }
+
+    pub(super) fn of(&self, part: Part) -> u64 {
+        self.0[part as usize]
+    }
+
+    fn take(&mut self, part: Part) -> u64 {
+        std::mem::take(&mut self.0[part as usize])
+    }
+
+    fn sum(&self) -> u64 {
+        self.0.iter().fold(0, |sum, ns| sum.saturating_add(*ns))
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine = mine.saturating_add(theirs);
+        }
+    }
+}
+
+/// A packet of the peer on its way to the sender.
+#[derive(Clone, Copy, Debug)]
+enum Arrival {
+    Ack { acknowledged: u64, window: Option<u64>, sacked: u32, is_bare: bool, is_spurious: bool, has_echo: bool },
+    Pdu(Pdu),
+}
+
+/// Data has been sent after a pause; what it was is known when all events of its packet have come.
+#[derive(Clone, Copy, Debug)]
+struct Resume {
+    frame: u64,
+    at_ns: u64,
+    bytes: u64,
+    mss: u64,
+    parts: Parts,
+    last_part: Part,
+    gap_ns: u64,
+    in_flight_stopped: u64,
+    freed: u64,
+    acks: u32,
+    ack_ns: Option<u64>,
+    answer_ns: Option<u64>,
+    is_empty: bool,
+    is_repeated: bool,
+    is_local: bool,
+    starts_command: bool,
+}
+
+/// Counters of a lane.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    pub(super) data_packets: u64,
+    pub(super) retransmitted: u64,
+    pub(super) episodes: u64,
+    pub(super) spurious: u64,
+    pub(super) timeouts: u64,
+    pub(super) local_drops: u64,
+    pub(super) echoes: u64,
+    pub(super) capture_lost_bytes: u64,
+    pub(super) data_bytes: u64,
+    pub(super) payload_bytes: u64,
+    pub(super) mss: u64,
+    pub(super) in_flight_max: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    sender: Side,
+    to_sender_ns: u64,
+    rtt_ns: u64,
+    is_at_sender: bool,
+    peer: VecDeque<(u64, Arrival)>,
+    /// Reads: when a response's successor may reach the target.
+    returns: VecDeque<u64>,
+    load: Load,
+    is_framed: bool,
+    framed_until: u64,
+    sent: u64,
+    acked: u64,
+    sacked: u64,
+    window_edge: Option<u64>,
+    window: u64,
+    window_max: u64,
+    sends: VecDeque<(u64, u64)>,
+    last_ack_ns: Option<u64>,
+    /// Bytes of an episode of loss have to be acknowledged up to here.
+    repair_until: u64,
+    repairs_local: bool,
+    slots: u32,
+    depths: [u32; 2],
+    depth_count: u32,
+    /// Since the last data.
+    first_ns: Option<u64>,
+    last_ns: u64,
+    mark_ns: u64,
+    sent_ns: u64,
+    busy_until_ns: u64,
+    parts: Parts,
+    acks: u32,
+    acked_at_stop: u64,
+    ack_ns: Option<u64>,
+    answer_ns: Option<u64>,
+    all_acked_ns: Option<u64>,
+    resume: Option<Resume>,
+    pub(super) totals: Parts,
+    pub(super) stops: Stops,
+    pub(super) line: Line,
+    pub(super) pace: Pace,
+    pub(super) counters: Counters,
+    pub(super) windows: Histogram<u64>,
+    pub(super) rtts: Histogram<u64>,
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 1 << 40, 2).unwrap_or_else(|_| unreachable!("the bounds are valid"))
+}
+
+impl Lane {
+    pub(super) fn new(sender: Side) -> Self {
+        Self {
+            sender,
+            to_sender_ns: 0,
+            rtt_ns: 0,
+            is_at_sender: true,
+            peer: VecDeque::new(),
+            returns: VecDeque::new(),
+            load: Load::new(sender),
+            is_framed: true,
+            framed_until: 0,
+            sent: 0,
+            acked: 0,
+            sacked: 0,
+            window_edge: None,
+            window: 0,
+            window_max: 0,
+            sends: VecDeque::new(),
+            last_ack_ns: None,
+            repair_until: 0,
+            repairs_local: false,
+            slots: 0,
+            depths: [0; 2],
+            depth_count: 0,
+            first_ns: None,
+            last_ns: 0,
+            mark_ns: 0,
+            sent_ns: 0,
+            busy_until_ns: 0,
+            parts: Parts::default(),
+            acks: 0,
+            acked_at_stop: 0,
+            ack_ns: None,
+            answer_ns: None,
+            all_acked_ns: None,
+            resume: None,
+            totals: Parts::default(),
+            stops: Stops::new(),
+            line: Line::new(),
+            pace: Pace::default(),
+            counters: Counters::default(),
+            windows: histogram(),
+            rtts: histogram(),
+        }
+    }
+
+    /// `to_sender_ns`: the round trip between the point of capture and the sender; `rtt_ns`: of the connection.
+    pub(super) fn set_distances(&mut self, to_sender_ns: u64, rtt_ns: u64) {
+        (self.to_sender_ns, self.rtt_ns) = (to_sender_ns, rtt_ns);
+        self.is_at_sender = to_sender_ns <= rtt_ns / 4;
+    }
+
+    pub(super) fn set_first_burst(&mut self, bytes: Option<u64>) {
+        self.load.first_burst = bytes;
+    }
+
+    pub(super) fn is_at_sender(&self) -> bool {
+        self.is_at_sender
+    }
+
+    pub(super) fn sender(&self) -> Side {
+        self.sender
+    }
+
+    /// Which lane is reported.
+    pub(super) fn weight(&self) -> u64 {
+        self.counters.data_bytes.max(self.counters.payload_bytes)
+    }
+
+    pub(super) fn is_framed(&self) -> bool {
+        self.is_framed
+    }
+
+    pub(super) fn line_bytes_per_s(&self) -> Option<f64> {
+        self.line.queued_bytes_per_s().or_else(|| self.arrival_rate())
+    }
+
+    fn arrival_rate(&self) -> Option<f64> {
+        if self.is_at_sender { None } else { self.line.arrived_bytes_per_s() }
+    }
+
+    fn depth(&self) -> u32 {
+        self.depths[0].max(self.depths[1])
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.sent.saturating_sub(self.acked).saturating_sub(self.sacked)
+    }
+
+    fn reaction_ns(&self) -> u64 {
+        REACTION_NS + self.rtt_ns / 50
+    }
+
+    pub(super) fn handle(&mut self, event: &Event) {
+        if event.from == self.sender {
+            self.release(event.at_ns);
+            self.on_own(event);
+        } else {
+            self.on_peer(event);
+        }
+    }
+
+    fn on_peer(&mut self, event: &Event) {
+        let arrival = match &event.kind {
+            Kind::Ack(ack) => of_ack(ack),
+            Kind::PduStart(start) => match Pdu::parse(event.from, &start.header) {
+                Pdu::Other => return,
+                pdu => Arrival::Pdu(pdu),
+            },
+            Kind::Opaque(_) => {
+                self.is_framed = false;
+                return;
+            }
+            _ => return,
+        };
+        if self.peer.len() == PEER_EVENTS_MAX
+            && let Some((due, arrival)) = self.peer.pop_front()
+        {
+            self.arrive(due, arrival);
+        }
+        self.peer.push_back((event.at_ns.saturating_add(self.to_sender_ns), arrival));
+    }
+
+    /// Lets everything reach the sender that is due.
+    fn release(&mut self, now_ns: u64) {
+        loop {
+            let peer = self.peer.front().map_or(u64::MAX, |(due, _)| *due);
+            let slot = self.returns.front().copied().unwrap_or(u64::MAX);
+            if peer.min(slot) > now_ns {
+                return;
+            }
+            if slot < peer {
+                self.returns.pop_front();
+                self.advance(slot);
+                self.on_slot(slot);
+            } else if let Some((due, arrival)) = self.peer.pop_front() {
+                self.arrive(due, arrival);
+            }
+        }
+    }
+
+    fn on_slot(&mut self, at_ns: u64) {
+        self.slots = self.slots.saturating_sub(1);
+        self.answer_ns = Some(at_ns);
+        self.pace.on_answer(at_ns);
+    }
+
+    fn arrive(&mut self, at_ns: u64, arrival: Arrival) {
+        self.settle(0);
+        self.advance(at_ns);
+        match arrival {
+            Arrival::Ack { acknowledged, window, sacked, is_bare, is_spurious, has_echo } => {
+                self.counters.spurious += u64::from(is_spurious);
+                self.counters.echoes += u64::from(has_echo);
+                self.sacked = u64::from(sacked);
+                if let Some(window) = window {
+                    self.window = window;
+                    self.window_max = self.window_max.max(window);
+                    self.window_edge = Some(acknowledged.saturating_add(window));
+                }
+                if acknowledged > self.acked {
+                    self.on_progress(at_ns, acknowledged, is_bare);
+                }
+            }
+            Arrival::Pdu(pdu) => {
+                let is_end = self.load.handle(pdu);
+                match pdu {
+                    Pdu::Command { .. } => {
+                        self.on_command(at_ns);
+                        self.answer_ns = Some(at_ns);
+                    }
+                    Pdu::R2t { .. } => self.answer_ns = Some(at_ns),
+                    _ => {}
+                }
+                if is_end {
+                    self.on_slot(at_ns);
+                    self.last_ns = self.last_ns.max(at_ns);
+                }
+            }
+        }
+    }
+
+    fn on_progress(&mut self, at_ns: u64, acknowledged: u64, is_bare: bool) {
+        let bytes = acknowledged - self.acked;
+        self.acked = acknowledged;
+        self.acks += 1;
+        self.ack_ns = Some(at_ns);
+        let mut newest = None;
+        while let Some((end, sent_ns)) = self.sends.front().copied() {
+            if end > acknowledged {
+                break;
+            }
+            newest = Some(sent_ns);
+            self.sends.pop_front();
+        }
+        if let Some(sent_ns) = newest {
+            let rtt = at_ns.saturating_sub(sent_ns);
+            self.rtts.saturating_record(rtt.max(1));
+            let margin = self.rtt_ns / 50 + JITTER_NS;
+            let is_queued = self
+                .last_ack_ns
+                .is_some_and(|last| last.saturating_sub(sent_ns) >= self.rtt_ns.saturating_add(margin));
+            let gap = self.last_ack_ns.map_or(0, |last| at_ns.saturating_sub(last));
+            self.line.on_ack(bytes, gap, is_queued && self.sacked == 0 && acknowledged > self.repair_until);
+        }
+        self.last_ack_ns = Some(at_ns);
+        if self.window > 0 {
+            self.windows.saturating_record(self.window);
+        }
+        if acknowledged >= self.sent && is_bare {
+            self.all_acked_ns = Some(at_ns);
+            // The path took longer than its least round trip: no time of the target.
+            if at_ns <= self.deadline_ns().saturating_add(self.rtt_ns / 2) {
+                let late = self.parts.take(Part::SentTarget);
+                self.parts.add(Part::SentFull, late);
+                let late = self.parts.take(Part::R2tTarget);
+                self.parts.add(Part::R2t, late);
+            }
+        }
+    }
+
+    /// Until when an answer to the last data may still be on its way.
+    fn deadline_ns(&self) -> u64 {
+        self.sent_ns.max(self.busy_until_ns).saturating_add(self.rtt_ns).saturating_add(self.rtt_ns / 32 + JITTER_NS)
+    }
+
+    fn on_command(&mut self, at_ns: u64) {
+        if self.first_ns.is_none() {
+            self.start(at_ns);
+        }
+        self.slots += 1;
+        self.depths[0] = self.depths[0].max(self.slots);
+        self.depth_count += 1;
+        if self.depth_count == 64 {
+            self.depth_count = 0;
+            self.depths = [self.slots, self.depths[0]];
+        }
+    }
+
+    fn start(&mut self, at_ns: u64) {
+        self.first_ns = Some(at_ns);
+        (self.mark_ns, self.sent_ns, self.last_ns) = (at_ns, at_ns, at_ns);
+        self.parts = Parts::default();
+    }
+
+    fn on_own(&mut self, event: &Event) {
+        self.settle(event.frame);
+        match &event.kind {
+            Kind::Segment(segment) => self.on_segment(event, segment),
+            Kind::PduStart(start) => {
+                self.framed_until = self.framed_until.max(start.offset.saturating_add(start.bytes));
+                let pdu = Pdu::parse(event.from, &start.header);
+                let is_end = self.load.handle(pdu);
+                match pdu {
+                    Pdu::Command { immediate, .. } => {
+                        self.on_command(event.at_ns);
+                        if let Some(resume) = &mut self.resume {
+                            resume.starts_command = true;
+                        }
+                        self.counters.data_bytes += immediate;
+                    }
+                    Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => self.counters.data_bytes += bytes,
+                    _ => {}
+                }
+                if is_end && self.sender == Side::Target {
+                    if self.returns.len() == PEER_EVENTS_MAX {
+                        self.returns.pop_front();
+                        self.slots = self.slots.saturating_sub(1);
+                    }
+                    self.returns.push_back(event.at_ns.saturating_add(self.rtt_ns));
+                    self.last_ns = self.last_ns.max(event.at_ns);
+                }
+            }
+            Kind::CaptureLost { bytes, .. } => {
+                self.counters.capture_lost_bytes = self.counters.capture_lost_bytes.saturating_add(*bytes);
+            }
+            Kind::Opaque(_) => self.is_framed = false,
+            Kind::Ack(_) | Kind::PduEnd(_) | Kind::Ended { .. } => {}
+        }
+    }
+
+    fn on_segment(&mut self, event: &Event, segment: &Segment) {
+        let (bytes, mss) = (u64::from(segment.bytes), u64::from(segment.mss.max(1)));
+        if self.first_ns.is_none() {
+            if self.is_framed || bytes < mss {
+                self.sent = self.sent.max(segment.offset.saturating_add(bytes));
+                return;
+            }
+            self.start(event.at_ns);
+        }
+        let end = segment.offset.saturating_add(bytes);
+        let fills_hole = segment.offset < self.sent && segment.repeated_bytes == 0;
+        let is_repeated = segment.repeated_bytes > 0 || fills_hole;
+        let is_local = fills_hole && self.is_at_sender;
+        self.counters.mss = self.counters.mss.max(mss);
+        self.counters.data_packets += bytes.div_ceil(mss);
+        self.advance(event.at_ns);
+        let gap_ns = event.at_ns.saturating_sub(self.sent_ns);
+        if is_repeated {
+            self.on_repeated(bytes.div_ceil(mss), is_local, gap_ns);
+        } else {
+            self.counters.payload_bytes = self.counters.payload_bytes.saturating_add(bytes);
+        }
+        self.resume = Some(Resume {
+            frame: event.frame,
+            at_ns: event.at_ns,
+            bytes,
+            mss,
+            parts: std::mem::take(&mut self.parts),
+            last_part: self.part(),
+            gap_ns,
+            in_flight_stopped: self.sent.saturating_sub(self.acked_at_stop),
+            freed: self.acked.saturating_sub(self.acked_at_stop),
+            acks: self.acks,
+            ack_ns: self.ack_ns,
+            answer_ns: self.answer_ns,
+            is_empty: self.acked >= self.sent,
+            is_repeated,
+            is_local,
+            starts_command: false,
+        });
+        if !self.is_at_sender && !is_repeated {
+            self.line.on_arrival(bytes, gap_ns);
+        }
+        self.sent = self.sent.max(end);
+        self.counters.in_flight_max = self.counters.in_flight_max.max(self.in_flight());
+        if !is_repeated {
+            if self.sends.len() == SENDS_REMEMBERED_MAX {
+                self.sends.pop_front();
+            }
+            self.sends.push_back((end, event.at_ns));
+        }
+        if let Some(rate) = self.line.queued_bytes_per_s() {
+            let ns = (bytes as f64 / rate * 1e9) as u64;
+            self.busy_until_ns = self.busy_until_ns.max(event.at_ns).saturating_add(ns);
+        }
+        (self.sent_ns, self.last_ns, self.mark_ns) = (event.at_ns, event.at_ns, event.at_ns);
+        (self.acks, self.acked_at_stop, self.ack_ns, self.answer_ns) = (0, self.acked, None, None);
+        self.all_acked_ns = None;
+    }
+
+    fn on_repeated(&mut self, packets: u64, is_local: bool, gap_ns: u64) {
+        self.counters.retransmitted += packets;
+        if self.acked >= self.repair_until {
+            self.counters.episodes += 1;
+            self.repairs_local = is_local;
+        }
+        if is_local {
+            self.counters.local_drops += packets;
+            self.repairs_local = true;
+        }
+        if gap_ns >= TIMEOUT_NS && gap_ns > 2 * self.rtt_ns {
+            self.counters.timeouts += 1;
+        }
+        self.repair_until = self.sent;
+    }
+
+    /// What the sender does at this moment, as far as it is known now.
+    fn part(&self) -> Part {
+        if !self.is_framed {
+            return if self.in_flight() == 0 { Part::Blind } else { self.open_part() };
+        }
+        let is_full = self.slots >= self.depth();
+        if self.framed_until > self.sent {
+            return self.open_part();
+        }
+        if self.load.permitted() > 0 {
+            return match self.open_part() {
+                Part::Open if self.load.is_unbegun() => Part::Unbegun,
+                part => part,
+            };
+        }
+        if self.load.outstanding() == 0 {
+            return if is_full { Part::IdleFull } else { Part::IdleLess };
+        }
+        if self.load.awaiting_r2t() > 0 { Part::R2t } else if is_full { Part::SentFull } else { Part::SentLess }
+    }
+
+    fn open_part(&self) -> Part {
+        if self.acked < self.repair_until {
+            return Part::Repair;
+        }
+        let margin = (2 * self.counters.mss).max(self.window / 6);
+        if self.window_edge.is_some_and(|edge| edge < self.sent.saturating_add(margin)) {
+            return if self.window < self.window_max / 3 { Part::WindowShrunk } else { Part::Window };
+        }
+        Part::Open
+    }
+
+    /// Books the time until now.
+    fn advance(&mut self, to_ns: u64) {
+        if self.first_ns.is_none() || to_ns <= self.mark_ns {
+            return;
+        }
+        let mut from = self.mark_ns;
+        if self.busy_until_ns > from {
+            let until = self.busy_until_ns.min(to_ns);
+            self.parts.add(Part::Line, until - from);
+            from = until;
+        }
+        self.mark_ns = to_ns;
+        if from >= to_ns {
+            return;
+        }
+        let part = self.part();
+        let later = match part {
+            Part::R2t => Part::R2tTarget,
+            Part::SentFull => Part::SentTarget,
+            _ => part,
+        };
+        let deadline = self.deadline_ns().clamp(from, to_ns);
+        self.parts.add(part, deadline - from);
+        self.parts.add(later, to_ns - deadline);
+    }
+
+    /// Decides about the last pause when the packet after it is complete.
+    fn settle(&mut self, frame: u64) {
+        if let Some(resume) = self.resume.take_if(|resume| resume.frame != frame) {
+            self.resolve(resume);
+        }
+    }
+
+    fn resolve(&mut self, mut resume: Resume) {
+        let reaction = self.reaction_ns();
+        self.take_serialization(&mut resume);
+        let ago = |at: Option<u64>| at.map(|at| resume.at_ns.saturating_sub(at));
+        let (ack_ago, answer_ago) = (ago(resume.ack_ns), ago(resume.answer_ns));
+        let by_ack = ack_ago.is_some_and(|ns| ns <= reaction);
+        let by_answer = answer_ago.is_some_and(|ns| ns <= reaction);
+        let parts = &mut resume.parts;
+        let gap = parts.sum();
+        if resume.starts_command && self.sender == Side::Initiator {
+            self.pace.on_command(resume.at_ns, parts.of(Part::IdleLess) + parts.of(Part::SentLess));
+        }
+        // New commands, or answers, that left the program before and were held back by TCP.
+        if by_ack && !by_answer && resume.in_flight_stopped > 0 {
+            let held: &[Part] = match self.sender {
+                Side::Initiator => &[Part::SentFull, Part::SentLess, Part::SentTarget],
+                Side::Target => &[Part::Unbegun],
+            };
+            for part in held {
+                let ns = parts.take(*part);
+                parts.add(Part::Open, ns);
+            }
+        }
+        let unbegun = parts.take(Part::Unbegun);
+        parts.add(Part::Target, unbegun);
+        let open = parts.take(Part::Open);
+        if resume.is_repeated {
+            parts.add(if resume.is_local { Part::Local } else { Part::Repair }, open);
+        } else if by_ack && resume.is_empty && resume.bytes < resume.mss && resume.in_flight_stopped > 0 {
+            parts.add(Part::Nagle, open);
+        } else if open > 0 || by_ack && !by_answer {
+            let stop = Stop {
+                wait_ns: open,
+                in_flight: resume.in_flight_stopped,
+                freed: resume.freed,
+                acks: resume.acks,
+                reaction_ns: ack_ago,
+                gap_ns: gap,
+            };
+            self.stops.add(stop, reaction);
+        }
+        if self.repairs_local {
+            let repair = parts.take(Part::Repair);
+            parts.add(Part::Local, repair);
+        }
+        self.totals.add_all(parts);
+    }
+
+    /// Behind the narrowest link, the time before a packet is its own time on the link.
+    fn take_serialization(&self, resume: &mut Resume) {
+        let Some(rate) = self.arrival_rate().filter(|_| self.line.queued_bytes_per_s().is_none()) else { return };
+        let mut left = (resume.bytes as f64 / rate * 1e9) as u64;
+        let order = [resume.last_part, Part::Open, Part::R2t, Part::SentFull, Part::SentLess, Part::Window, Part::IdleFull];
+        for part in order {
+            let ns = resume.parts.take(part);
+            let moved = ns.min(left);
+            left -= moved;
+            resume.parts.add(part, ns - moved);
+            resume.parts.add(Part::Line, moved);
+        }
+    }
+
+    /// The capture or the connection has ended.
+    pub(super) fn finish(&mut self) {
+        self.settle(0);
+        self.release(u64::MAX - 1);
+    }
+}
+
+fn of_ack(ack: &Ack) -> Arrival {
+    Arrival::Ack {
+        acknowledged: ack.acknowledged,
+        window: ack.window_bytes,
+        sacked: ack.sacked_bytes,
+        is_bare: ack.is_bare,
+        is_spurious: ack.duplicate == Duplicate::Data,
+        has_echo: ack.congestion_echo,
+    }
+}

@@ -1,0 +1,104 @@
+//! The rate of the narrowest link, from bytes that certainly waited for it.
+
+use hdrhistogram::Histogram;
+
+/// Least bytes, and packets, of a run that counts as a measurement.
+const RUN_BYTES_MIN: u64 = 24_000;
+const RUN_STEPS_MIN: u32 = 3;
+/// A run is split into measurements of this size.
+const RUN_BYTES: u64 = 256 << 10;
+/// Bytes that have to be measured before the rate is used.
+const KNOWN_BYTES_MIN: u64 = 96_000;
+
+/// A run of bytes that passed without a pause.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    bytes: u64,
+    ns: u64,
+    steps: u32,
+}
+
+/// Rates of runs, weighted by bytes, in KiB per second.
+#[derive(Debug)]
+struct Rates {
+    seen: Histogram<u64>,
+    run: Run,
+    bytes: u64,
+    rate: Option<f64>,
+    quantile: f64,
+}
+
+impl Rates {
+    fn new(quantile: f64) -> Self {
+        // 1 KiB/s to 1 TiB/s in steps of 1 %.
+        let seen = Histogram::new_with_bounds(1, 1 << 30, 2).unwrap_or_else(|_| unreachable!("the bounds are valid"));
+        Self { seen, run: Run::default(), bytes: 0, rate: None, quantile }
+    }
+
+    fn step(&mut self, bytes: u64, ns: u64) {
+        self.run.bytes += bytes;
+        self.run.ns += ns;
+        self.run.steps += 1;
+        if self.run.bytes >= RUN_BYTES {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        let run = std::mem::take(&mut self.run);
+        if run.bytes < RUN_BYTES_MIN || run.steps < RUN_STEPS_MIN || run.ns == 0 {
+            return;
+        }
+        let kib_per_s = run.bytes as f64 / 1024.0 / (run.ns as f64 / 1e9);
+        self.seen.saturating_record(kib_per_s as u64);
+        // A weight of one per 4 KiB.
+        let more = run.bytes / 4096;
+        let _ = self.seen.record_n((kib_per_s as u64).clamp(1, 1 << 30), more.saturating_sub(1));
+        self.bytes += run.bytes;
+        if self.bytes >= KNOWN_BYTES_MIN {
+            self.rate = Some(self.seen.value_at_quantile(self.quantile) as f64 * 1024.0);
+        }
+    }
+}
+
+/// Estimates the narrowest link's payload rate in bytes per second.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// From acknowledgements of data that queued behind the data before it.
+    queued: Rates,
+    /// From arrivals, where the data passes after the link.
+    arrived: Rates,
+}
+
+impl Line {
+    pub(super) fn new() -> Self {
+        Self { queued: Rates::new(0.5), arrived: Rates::new(0.85) }
+    }
+
+    /// `bytes` were acknowledged `ns` after the acknowledgement before; `is_queued`: they were sent before the bytes
+    /// before them had left the link.
+    pub(super) fn on_ack(&mut self, bytes: u64, ns: u64, is_queued: bool) {
+        if is_queued {
+            self.queued.step(bytes, ns);
+        } else {
+            self.queued.end();
+        }
+    }
+
+    /// `bytes` passed `ns` after the data before.
+    pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64) {
+        self.arrived.step(bytes, ns);
+        if self.arrived.run.bytes >= RUN_BYTES / 4 {
+            self.arrived.end();
+        }
+    }
+
+    /// Seen as a queue in front of the link.
+    pub(super) fn queued_bytes_per_s(&self) -> Option<f64> {
+        self.queued.rate
+    }
+
+    pub(super) fn arrived_bytes_per_s(&self) -> Option<f64> {
+        self.arrived.rate
+    }
+}
