@@ -260,7 +260,6 @@ fn verdict(seconds: f64, data_bytes: u64) -> Verdict {
         confidence: 0.93,
         share: 0.36,
         waits: waits(seconds),
-        alternatives: monitor::model::Seconds::default(),
         bytes_per_s,
         expected_bytes_per_s: Some(bytes_per_s * 1.31),
         next_limit: Some(Cause::Congestion),
@@ -294,7 +293,7 @@ fn evidence(seconds: f64, data_bytes: u64, plan: Plan) -> Evidence {
         seconds,
         data_bytes,
         waits: waits(seconds),
-        alternatives: monitor::model::Seconds::default(),
+        alternatives: Seconds::default(),
         path: Path {
             rtt_s: Some(0.02),
             rtt_loaded_s: Some(0.0201),

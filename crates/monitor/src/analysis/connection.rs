@@ -2,12 +2,14 @@
 
 use crate::command::{Command, Counts, Kept, Keys, Shares, Summary, Tracker, Transfer};
 use crate::event::{Distances, Event, Kind, Side};
+use crate::model::{Attribution, Evidence};
 use crate::series::{Collector, Series};
 
 /// Follows one connection: [`Connection::handle`] each event, then [`Connection::finish`].
 #[derive(Debug)]
 pub(super) struct Connection {
     tracker: Tracker,
+    attribution: Attribution,
     summary: Summary,
     kept: Kept,
     collector: Option<Collector>,
@@ -21,6 +23,7 @@ pub(super) struct Connection {
 /// What a connection was.
 #[derive(Debug)]
 pub(super) struct Finished {
+    pub(super) evidence: Evidence,
     pub(super) summary: Summary,
     pub(super) counts: Counts,
     pub(super) commands: Vec<Command>,
@@ -36,6 +39,7 @@ impl Connection {
     pub(super) fn new(shares: Shares, seed: u64, points_max: usize) -> Self {
         Self {
             tracker: Tracker::new(),
+            attribution: Attribution::new(),
             summary: Summary::default(),
             kept: Kept::new(shares, seed),
             collector: (points_max > 0).then(|| Collector::new(points_max)),
@@ -54,10 +58,12 @@ impl Connection {
 
     pub(super) fn set_distances(&mut self, distances: Distances) {
         self.tracker.set_distances(distances);
+        self.attribution.set_distances(distances);
     }
 
     pub(super) fn set_keys(&mut self, keys: Keys) {
         self.tracker.set_keys(keys);
+        self.attribution.set_first_burst(keys.first_burst_length);
     }
 
     /// The end that sent most payload so far.
@@ -79,6 +85,7 @@ impl Connection {
             collector.handle_event(event);
         }
         self.tracker.handle(event);
+        self.attribution.handle(event);
         if matches!(event.kind, Kind::PduStart(_) | Kind::PduEnd(_) | Kind::Ended { .. }) {
             self.after_pdu(event.at_ns, see);
         }
@@ -118,8 +125,12 @@ impl Connection {
         self.tracker.finish();
         self.take_commands(|_| {});
         let commands_seen = self.kept.seen();
+        let counts = self.tracker.counts();
+        let summary = &self.summary;
+        let evidence = self.attribution.finish(|sender| summary.protocol(sender, &counts));
         Finished {
-            counts: self.tracker.counts(),
+            evidence,
+            counts,
             summary: self.summary,
             commands: self.kept.into_commands(),
             commands_seen,

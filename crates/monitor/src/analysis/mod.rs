@@ -12,10 +12,10 @@ pub use report::{FlowReport, Report};
 use self::connection::{Connection, Finished};
 use self::plain::Table;
 use crate::capture;
-use crate::command::{Command, Shares, Transfer};
-use crate::event::{Event, Side};
+use crate::command::{Command, Shares};
+use crate::event::Event;
 use crate::limits::{DETAILED_FLOWS_MAX, SERIES_POINTS_MAX};
-use crate::model::{Caps, Cause, Evidence, Path, Seconds, Source, Verdict};
+use crate::model;
 use crate::packet::Packet;
 use crate::view;
 
@@ -115,36 +115,7 @@ fn add(connections: &mut Vec<Connection>, options: &Options) {
 }
 
 fn report(index: usize, flow: &plain::Flow, source: &str, finished: Finished) -> FlowReport {
-    let sender = if finished.bytes[0] >= finished.bytes[1] { Side::Initiator } else { Side::Target };
-    let transfer = if sender == Side::Initiator { Transfer::Write } else { Transfer::Read };
-    let distances = flow.distances();
-    let rtt = distances.initiator_ns.zip(distances.target_ns).map(|(i, t)| (i + t) as f64 / 1e9);
-    let data_bytes = finished.summary.direction(transfer).bytes;
-    let evidence = Evidence {
-        source: Source::Capture(flow.vantage()),
-        sender,
-        seconds: finished.seconds,
-        data_bytes,
-        waits: Seconds::default(),
-        path: Path { rtt_s: rtt, ..Path::default() },
-        caps: Caps::default(),
-        protocol: finished.summary.protocol(sender, &finished.counts),
-        cpu: None,
-    };
-    let verdict = Verdict {
-        limit: Cause::Unknown,
-        also: None,
-        candidates: Vec::new(),
-        confidence: 0.0,
-        share: 0.0,
-        waits: Seconds::default(),
-        bytes_per_s: finished.summary.direction(transfer).bytes_per_s(),
-        expected_bytes_per_s: None,
-        next_limit: None,
-        sentence: "What limits this connection is not known.".to_owned(),
-        advice: Vec::new(),
-        notes: Vec::new(),
-    };
+    let verdict = model::judge(&finished.evidence);
     FlowReport {
         flow: view::Flow {
             id: (index + 1).to_string(),
@@ -154,13 +125,13 @@ fn report(index: usize, flow: &plain::Flow, source: &str, finished: Finished) ->
             initiator_name: None,
             target_name: None,
             vantage: flow.vantage(),
-            distances,
+            distances: flow.distances(),
             negotiated: Vec::new(),
             commands: finished.commands_seen,
             frames: flow.frames,
         },
         verdict,
-        evidence,
+        evidence: finished.evidence,
         series: finished.series,
         commands: finished.commands,
         summary: finished.summary,

@@ -4,12 +4,17 @@
 //! [`judge`] decides from it alone. A field that a source cannot see is `None`; the verdict then names candidates
 //! instead of a limit.
 
+mod advice;
 mod attribution;
 mod cause;
 mod evidence;
+mod judge;
+pub mod predict;
 mod verdict;
+mod words;
 
 pub use attribution::Attribution;
 pub use cause::{Cause, Seconds};
 pub use evidence::{Caps, Cpu, Evidence, Path, Protocol, Source};
+pub use judge::judge;
 pub use verdict::{Advice, Verdict};

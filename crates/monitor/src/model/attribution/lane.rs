@@ -97,7 +97,6 @@ struct Resume {
     mss: u64,
     parts: Parts,
     last_part: Part,
-    gap_ns: u64,
     in_flight_stopped: u64,
     freed: u64,
     acks: u32,
@@ -455,6 +454,13 @@ impl Lane {
             Kind::CaptureLost { bytes, .. } => {
                 self.counters.capture_lost_bytes = self.counters.capture_lost_bytes.saturating_add(*bytes);
             }
+            Kind::HeadersUnseen { offset, bytes } => {
+                let known = self.framed_until.max(*offset);
+                let end = offset.saturating_add(*bytes);
+                self.load.on_unseen(end.saturating_sub(known));
+                self.counters.data_bytes += end.saturating_sub(known);
+                self.framed_until = self.framed_until.max(end);
+            }
             Kind::Opaque(_) => self.is_framed = false,
             Kind::Ack(_) | Kind::PduEnd(_) | Kind::Ended { .. } => {}
         }
@@ -489,7 +495,6 @@ impl Lane {
             mss,
             parts: std::mem::take(&mut self.parts),
             last_part: self.part(),
-            gap_ns,
             in_flight_stopped: self.sent.saturating_sub(self.acked_at_stop),
             freed: self.acked.saturating_sub(self.acked_at_stop),
             acks: self.acks,

@@ -163,6 +163,24 @@ impl Load {
         true
     }
 
+    /// Bytes passed whose PDUs are unknown: data of the commands that may send.
+    pub(super) fn on_unseen(&mut self, bytes: u64) {
+        let mut left = bytes;
+        let mut waiting: Vec<u32> =
+            self.open.iter().filter(|(_, open)| open.granted > open.started).map(|(itt, _)| *itt).collect();
+        waiting.sort_unstable();
+        for itt in waiting {
+            if left == 0 {
+                return;
+            }
+            self.change(itt, |open| {
+                let sent = left.min(open.granted.saturating_sub(open.started));
+                open.started = open.started.saturating_add(sent);
+                left -= sent;
+            });
+        }
+    }
+
     /// Returns whether a command ended.
     pub(super) fn handle(&mut self, pdu: Pdu) -> bool {
         match pdu {

@@ -1,0 +1,131 @@
+//! From evidence to a verdict.
+
+use super::predict::{self, NOTABLE};
+use super::{Cause, Evidence, Seconds, Verdict, advice, words};
+
+/// A second limit is named from this part of the first one's share on.
+const CLOSE: f64 = 0.8;
+/// From this confidence on a verdict must not be wrong.
+const SURE: f64 = 0.8;
+/// Confidence with which a limit is named that another cause explains as well.
+const DOUBTFUL: f64 = 0.6;
+/// Least share of a limit's time that another cause has to explain to be a candidate.
+const CANDIDATE: f64 = 0.4;
+/// Share of the processor of the busiest thread from which a program counts as busy.
+const BUSY: f64 = 0.9;
+/// Least time that the link is busy for the verdict that nothing else limits.
+const LINE_BUSY: f64 = 0.6;
+/// Least data for a verdict.
+const BYTES_MIN: u64 = 4096;
+
+/// Names what limits the connection, as far as the evidence shows it.
+#[must_use]
+pub fn judge(evidence: &Evidence) -> Verdict {
+    let mut evidence = evidence.clone();
+    with_processor(&mut evidence);
+    let total = evidence.waits.total();
+    if total <= 0.0 || evidence.data_bytes < BYTES_MIN {
+        return unknown(&evidence, Vec::new(), 0.0);
+    }
+    let share = |cause: Cause| evidence.waits[cause] / total;
+    let ranked: Vec<_> = evidence
+        .waits
+        .ranked()
+        .into_iter()
+        .map(|(cause, time)| (cause, time / total))
+        .filter(|(cause, _)| !matches!(cause, Cause::LineRate | Cause::Unknown))
+        .collect();
+    let first = ranked.first().copied().unwrap_or((Cause::Unknown, 0.0));
+    let line = share(Cause::LineRate);
+    if first.1 < NOTABLE && line >= LINE_BUSY {
+        return verdict(&evidence, Cause::LineRate, line, None, Vec::new(), line_confidence(line, first.1));
+    }
+    if share(Cause::Unknown) > first.1 || first.1 < NOTABLE / 2.0 {
+        return unknown(&evidence, candidates(&evidence, Cause::Unknown), share(Cause::Unknown));
+    }
+    let also = ranked.get(1).filter(|second| second.1 >= CLOSE * first.1).map(|second| second.0);
+    let others = candidates(&evidence, first.0);
+    let second = ranked.get(1).map_or(0.0, |second| second.1);
+    let confidence = confidence(&evidence, first, second, &others);
+    verdict(&evidence, first.0, first.1, also, others, confidence)
+}
+
+/// What the processor shows settles what a capture leaves open.
+fn with_processor(evidence: &mut Evidence) {
+    let Some(cpu) = evidence.cpu else { return };
+    if cpu.busiest_thread < BUSY && cpu.waiting < 0.5 {
+        return;
+    }
+    let cause = if cpu.cipher.is_some_and(|share| share > 0.3) { Cause::Cipher } else { Cause::Cpu };
+    for from in [Cause::ThinkTime, Cause::Target, Cause::Cpu] {
+        let is_open = evidence.alternatives[Cause::Cpu] > 0.0 || from != Cause::Target;
+        if from != cause && is_open {
+            let seconds = std::mem::take(&mut evidence.waits[from]);
+            evidence.waits[cause] += seconds;
+        }
+    }
+    evidence.alternatives = Seconds::default();
+}
+
+/// Other causes that explain much of the limit's time.
+fn candidates(evidence: &Evidence, limit: Cause) -> Vec<Cause> {
+    let least = CANDIDATE * evidence.waits[limit].max(evidence.waits[Cause::Unknown]);
+    let mut found: Vec<_> = evidence.alternatives.ranked();
+    found.retain(|(cause, seconds)| *cause != limit && *seconds >= least && *seconds > 0.0);
+    let mut found: Vec<_> = found.into_iter().map(|(cause, _)| cause).collect();
+    if !found.is_empty() && limit != Cause::Unknown {
+        found.insert(0, limit);
+    }
+    found
+}
+
+fn line_confidence(line: f64, other: f64) -> f64 {
+    (0.5 + 0.5 * line - other).clamp(0.3, 0.97)
+}
+
+fn confidence(evidence: &Evidence, first: (Cause, f64), second: f64, others: &[Cause]) -> f64 {
+    let total = evidence.waits.total();
+    let unseen = evidence.waits[Cause::Unknown] / total;
+    // How clearly the limit stands out among all that could be removed.
+    let lead = (first.1 - second) / first.1;
+    let clear = 0.6 + 0.38 * lead.min(0.75) / 0.75;
+    let size = if first.1 < 2.0 * NOTABLE { 0.7 } else { 1.0 };
+    let doubt = if others.is_empty() { 1.0 } else { DOUBTFUL };
+    (clear * (1.0 - unseen)).min(doubt).min(if size < 1.0 { SURE - 0.05 } else { 1.0 })
+}
+
+fn unknown(evidence: &Evidence, candidates: Vec<Cause>, share: f64) -> Verdict {
+    verdict(evidence, Cause::Unknown, share, None, candidates, 0.0)
+}
+
+fn verdict(
+    evidence: &Evidence,
+    limit: Cause,
+    share: f64,
+    also: Option<Cause>,
+    candidates: Vec<Cause>,
+    confidence: f64,
+) -> Verdict {
+    let prediction = predict::without(evidence, limit);
+    let measured = predict::measured(evidence);
+    // Nothing is lost by removing a limit.
+    let expected = prediction.bytes_per_s.map(|rate| rate.max(measured));
+    let mut verdict = Verdict {
+        limit,
+        also,
+        candidates,
+        confidence,
+        share,
+        waits: evidence.waits,
+        bytes_per_s: measured,
+        expected_bytes_per_s: expected,
+        next_limit: prediction.next,
+        sentence: String::new(),
+        advice: Vec::new(),
+        notes: Vec::new(),
+    };
+    verdict.advice = advice::lines(evidence, &verdict);
+    verdict.sentence = words::sentence(evidence, &verdict);
+    verdict.notes = words::notes(evidence, &verdict);
+    verdict
+}

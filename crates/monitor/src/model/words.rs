@@ -1,0 +1,162 @@
+//! The verdict as one sentence.
+
+use super::{Cause, Evidence, Source, Verdict};
+use crate::event::{Side, Vantage};
+
+fn mb(bytes_per_s: f64) -> String {
+    let mb = bytes_per_s / 1e6;
+    if mb >= 100.0 {
+        format!("{mb:.0} MB/s")
+    } else if mb >= 1.0 {
+        format!("{mb:.1} MB/s")
+    } else {
+        format!("{mb:.2} MB/s")
+    }
+}
+
+pub(super) fn bytes(bytes: f64) -> String {
+    const UNITS: [(f64, &str); 3] = [(1_073_741_824.0, "GiB"), (1_048_576.0, "MiB"), (1024.0, "KiB")];
+    let unit = UNITS.into_iter().find(|(size, _)| bytes >= *size);
+    match unit {
+        Some((size, name)) if bytes / size < 10.0 => format!("{:.1} {name}", bytes / size),
+        Some((size, name)) => format!("{:.0} {name}", bytes / size),
+        None => format!("{bytes:.0} B"),
+    }
+}
+
+fn ms(seconds: f64) -> String {
+    if seconds >= 0.01 { format!("{:.0} ms", seconds * 1e3) } else { format!("{:.2} ms", seconds * 1e3) }
+}
+
+/// The limit in words, with its figure.
+fn limit(evidence: &Evidence, cause: Cause) -> String {
+    let (sender, receiver) = ends(evidence.sender);
+    let rtt = evidence.path.rtt_s.map_or("an unknown round trip".to_owned(), ms);
+    let in_flight = evidence.caps.in_flight_stopped_bytes.map_or("a fixed amount".to_owned(), |n| bytes(n as f64));
+    let protocol = evidence.protocol.unwrap_or_default();
+    match cause {
+        Cause::R2t => format!(
+            "waits for R2Ts: {} of a write for each, one round trip of {rtt} after the other ({} in a write)",
+            bytes(protocol.r2t_bytes as f64),
+            protocol.r2t_rounds
+        ),
+        Cause::QueueDepth => format!(
+            "too few commands outstanding: {} of {} on a round trip of {rtt}",
+            protocol.depth_max.max(1),
+            bytes(protocol.block_bytes as f64)
+        ),
+        Cause::SendBuffer => {
+            format!("the send buffer of the {sender}: it stops with {in_flight} in flight on a round trip of {rtt}")
+        }
+        Cause::ReceiveWindow => format!(
+            "the receive window of the {receiver}: {} on a round trip of {rtt}",
+            evidence.caps.window_bytes.map_or("full".to_owned(), |n| bytes(n as f64))
+        ),
+        Cause::Congestion => {
+            format!("the congestion window of the {sender}: {in_flight} in flight on a round trip of {rtt}, without loss")
+        }
+        Cause::Loss => format!(
+            "loss in the network: {} of {} packets were sent again",
+            evidence.path.retransmitted_packets, evidence.path.data_packets
+        ),
+        Cause::NagleDelayedAck => {
+            format!("short segments that wait for delayed acknowledgements (Nagle's algorithm at the {sender})")
+        }
+        Cause::LocalDevice => format!(
+            "the {sender}'s own network device or queueing discipline: {} packets were dropped before the network",
+            evidence.path.local_drops.unwrap_or(0)
+        ),
+        Cause::Target => format!("the target: it takes {} of its own for a command", ms(protocol.target_s)),
+        Cause::Cipher => "sealing or opening of data".to_owned(),
+        Cause::Cpu => format!("the {sender}'s program: it does not send although it may"),
+        Cause::ThinkTime => {
+            format!("the initiator's pauses: {} from a response to the next command", ms(protocol.tc_s))
+        }
+        Cause::LineRate => format!(
+            "the network's rate, {}: nothing else holds the data back",
+            evidence.path.line_bytes_per_s.map_or("fully used".to_owned(), mb)
+        ),
+        Cause::Unknown => "not known".to_owned(),
+    }
+}
+
+fn ends(sender: Side) -> (&'static str, &'static str) {
+    match sender {
+        Side::Initiator => ("initiator", "target"),
+        Side::Target => ("target", "initiator"),
+    }
+}
+
+fn short(cause: Cause) -> &'static str {
+    match cause {
+        Cause::R2t => "waits for R2Ts",
+        Cause::QueueDepth => "the number of outstanding commands",
+        Cause::SendBuffer => "the send buffer",
+        Cause::ReceiveWindow => "the receive window",
+        Cause::Congestion => "the congestion window",
+        Cause::Loss => "loss",
+        Cause::NagleDelayedAck => "delayed acknowledgements",
+        Cause::LocalDevice => "the sender's network device",
+        Cause::Target => "the target",
+        Cause::Cipher => "sealing",
+        Cause::Cpu => "the processor",
+        Cause::ThinkTime => "the initiator's pauses",
+        Cause::LineRate => "the network's rate",
+        Cause::Unknown => "something unknown",
+    }
+}
+
+pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
+    let rate = mb(verdict.bytes_per_s);
+    if verdict.limit == Cause::Unknown {
+        if verdict.candidates.is_empty() {
+            return "What limits this connection is not known: too little data was seen.".to_owned();
+        }
+        let names: Vec<_> = verdict.candidates.iter().map(|cause| short(*cause)).collect();
+        return format!("What limits this connection ({rate}) is not decided: it can be {}.", names.join(" or "));
+    }
+    let mut text = format!(
+        "{rate}, limited by {} ({:.0} % of the time)",
+        limit(evidence, verdict.limit),
+        verdict.share * 100.0
+    );
+    if let Some(also) = verdict.also {
+        text += &format!(", and about as much by {}", short(also));
+    }
+    if let Some(expected) = verdict.expected_bytes_per_s.filter(|_| verdict.limit != Cause::LineRate) {
+        text += &format!("; without it about {}", mb(expected));
+        if let Some(next) = verdict.next_limit {
+            text += &format!(", then limited by {}", short(next));
+        }
+    }
+    text + "."
+}
+
+pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
+    let mut notes = Vec::new();
+    let (sender, _) = ends(evidence.sender);
+    if !verdict.candidates.is_empty() {
+        let names: Vec<_> = verdict.candidates.iter().map(|cause| short(*cause)).collect();
+        let what = match verdict.limit {
+            Cause::ThinkTime | Cause::Cpu => {
+                format!("the initiator's processor use tells which (`hikyaku watch PID` at the initiator)")
+            }
+            Cause::Loss => format!("a capture at the {sender} tells which"),
+            _ => format!("samples of the {sender}'s socket tell which (`hikyaku watch` at the {sender})"),
+        };
+        notes.push(format!("The observation fits {}; {what}.", names.join(" and ")));
+    }
+    if evidence.path.capture_lost_bytes > 0 {
+        notes.push(format!(
+            "The capture lacks {} that were received: not lost by the network.",
+            bytes(evidence.path.capture_lost_bytes as f64)
+        ));
+    }
+    if evidence.protocol.is_none() {
+        notes.push("No iSCSI PDU was visible: the verdict is about TCP alone.".to_owned());
+    }
+    if matches!(evidence.source, Source::Capture(Vantage::Unknown)) {
+        notes.push("Where the capture was made is not known: times are as captured.".to_owned());
+    }
+    notes
+}
