@@ -16,7 +16,7 @@ use super::{Ends, Owner, sys};
 use crate::sample::Sample;
 
 /// Largest buffer that is set.
-pub const SEND_BUFFER_BYTES_MAX: u64 = 1 << 30;
+pub const SEND_BUFFER_BYTES_MAX: u64 = 256 << 20;
 /// `SOCK_SNDBUF_LOCK` of `SO_BUF_LOCK`.
 const SEND_LOCK: i32 = 1;
 

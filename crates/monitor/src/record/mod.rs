@@ -12,10 +12,12 @@ mod event;
 mod reader;
 mod writer;
 
-use std::io;
+use std::collections::HashMap;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 
 use crate::event::{Event, Side};
+use crate::limits::RECORD_FLOWS_MAX;
 use crate::model::Cpu;
 use crate::sample::Sample;
 
@@ -73,6 +75,62 @@ pub enum RecordError {
     Version(u16),
     #[error("it has reached {0} bytes, the most that a recording may have")]
     Full(u64),
+}
+
+/// What a recording has of a connection at a moment.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "most items are samples")]
+pub enum Item {
+    Sample(Sample),
+    Cpu(Cpu),
+    Event(Event),
+}
+
+/// How a recording ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Start in nanoseconds since 1970; `None` if no block was whole.
+    pub started_unix_ns: Option<u64>,
+    /// Bytes of damaged blocks, which were left out.
+    pub damaged_bytes: u64,
+}
+
+/// Reads a recording from its beginning to its end. Passes each item on with its connection and that one's number,
+/// which belongs to this connection alone: where a later run of `watch` used a number again, it gets another one.
+pub fn read(input: impl Read, mut on: impl FnMut(usize, &Flow, Item)) -> Result<Ended, RecordError> {
+    let mut reader = Reader::new(input);
+    let mut flows: Vec<Flow> = Vec::new();
+    let mut numbers: HashMap<u32, usize> = HashMap::new();
+    while let Some(entry) = reader.next_entry()? {
+        let (id, item) = match entry {
+            Entry::Flow(id, flow) => {
+                let same = |known: &Flow| (known.local, known.remote) == (flow.local, flow.remote);
+                let known = flows.iter().position(same);
+                let number = known.or_else(|| {
+                    (flows.len() < RECORD_FLOWS_MAX).then(|| {
+                        flows.push(flow.clone());
+                        flows.len() - 1
+                    })
+                });
+                match number {
+                    // Its process or target may have become known since.
+                    Some(number) => {
+                        flows[number] = flow;
+                        numbers.insert(id, number);
+                    }
+                    None => drop(numbers.remove(&id)),
+                }
+                continue;
+            }
+            Entry::Sample(id, sample) => (id, Item::Sample(sample)),
+            Entry::Cpu(id, cpu) => (id, Item::Cpu(cpu)),
+            Entry::Event(id, event) => (id, Item::Event(event)),
+        };
+        if let Some((number, flow)) = numbers.get(&id).and_then(|number| Some((*number, flows.get(*number)?))) {
+            on(number, flow, item);
+        }
+    }
+    Ok(Ended { started_unix_ns: reader.started_unix_ns(), damaged_bytes: reader.damaged_bytes() })
 }
 
 #[cfg(test)]

@@ -210,3 +210,26 @@ fn blocks_that_announce_too_much_end_soon() {
     assert_eq!(samples(&entries).len(), 10);
     assert!(damaged > 0);
 }
+
+#[test]
+fn items_come_with_their_connection() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("r");
+    // The second run gives the number 1 to another connection.
+    for ports in [[40_000, 40_001], [40_001, 40_002]] {
+        let mut writer = Writer::append(&path).unwrap();
+        for (id, port) in (1..).zip(ports) {
+            writer.sample(id, &flow(port), &sample(0)).unwrap();
+        }
+        writer.flush().unwrap();
+    }
+    let mut found = Vec::new();
+    let file = std::fs::File::open(&path).unwrap();
+    let ended = read(file, |number, flow, item| {
+        assert!(matches!(item, Item::Sample(_)));
+        found.push((number, flow.local.port()));
+    });
+    assert_eq!(found, [(0, 40_000), (1, 40_001), (1, 40_001), (2, 40_002)]);
+    let ended = ended.unwrap();
+    assert!(ended.damaged_bytes == 0 && ended.started_unix_ns.is_some());
+}
