@@ -116,10 +116,21 @@ fn queue_depth(lines: &mut Lines, sizes: &Sizes) {
             (2 * depth).next_power_of_two().clamp(128, 2048)
         ),
     );
-    lines.tried("QEMU", format!("qemu-img convert -m {} -W; a guest's disk: iodepth {depth} in the guest", depth.min(16)));
-    lines.tried("Linux", format!("fio --iodepth={depth}; dd has one command outstanding: use a tool with more, or larger blocks"));
+    lines.tried(
+        "QEMU",
+        format!("qemu-img convert -m {} -W; a guest's disk: iodepth {depth} in the guest", depth.min(16)),
+    );
+    lines.tried(
+        "Linux",
+        format!(
+            "fio --iodepth={depth}; dd has one command outstanding: use a tool with more, or larger blocks"
+        ),
+    );
     lines.tried("hikyaku", format!("hikyaku copy --depth {depth}"));
-    lines.untried("ESXi", format!("esxcli system module parameters set -m iscsi_vmk -p iscsivmk_LunQDepth={depth}"));
+    lines.untried(
+        "ESXi",
+        format!("esxcli system module parameters set -m iscsi_vmk -p iscsivmk_LunQDepth={depth}"),
+    );
     lines.untried("Windows", format!("more outstanding requests in the program: diskspd -o{depth}"));
 }
 
@@ -162,22 +173,39 @@ fn receive_window(lines: &mut Lines, sizes: &Sizes, sender: Side) {
 fn congestion(lines: &mut Lines) {
     lines.tried("Linux", "sysctl -w net.ipv4.tcp_slow_start_after_idle=0".to_owned());
     lines.tried("Linux", "ip route show: no `cwnd lock` on the route to the peer".to_owned());
-    lines.tried("Linux", "sysctl -w net.core.default_qdisc=fq net.ipv4.tcp_congestion_control=bbr; then log in again".to_owned());
+    lines.tried(
+        "Linux",
+        "sysctl -w net.core.default_qdisc=fq net.ipv4.tcp_congestion_control=bbr; then log in again"
+            .to_owned(),
+    );
 }
 
 fn loss(lines: &mut Lines) {
-    lines.tried("Linux", "sysctl -w net.ipv4.tcp_congestion_control=bbr; then log in again: 0.1 % of loss costs it little".to_owned());
-    lines.tried("Linux", "ethtool -S DEVICE at both ends, and the switches' counters: where packets are dropped".to_owned());
+    lines.tried(
+        "Linux",
+        "sysctl -w net.ipv4.tcp_congestion_control=bbr; then log in again: 0.1 % of loss costs it little"
+            .to_owned(),
+    );
+    lines.tried(
+        "Linux",
+        "ethtool -S DEVICE at both ends, and the switches' counters: where packets are dropped".to_owned(),
+    );
 }
 
 fn nagle(lines: &mut Lines) {
     lines.tried("Linux", "the program has to set TCP_NODELAY; open-iscsi, LIO, tgt and QEMU do".to_owned());
-    lines.untried("Windows", "TcpAckFrequency 1 and TCPNoDelay 1 below Tcpip\\Parameters\\Interfaces".to_owned());
+    lines.untried(
+        "Windows",
+        "TcpAckFrequency 1 and TCPNoDelay 1 below Tcpip\\Parameters\\Interfaces".to_owned(),
+    );
     lines.untried("ESXi", "esxcli iscsi adapter param set -A vmhbaN -k DelayedAck -v false".to_owned());
 }
 
 fn local_device(lines: &mut Lines) {
-    lines.tried("Linux", "tc -s qdisc show dev DEVICE: drops of the queueing discipline; a longer limit, or fq".to_owned());
+    lines.tried(
+        "Linux",
+        "tc -s qdisc show dev DEVICE: drops of the queueing discipline; a longer limit, or fq".to_owned(),
+    );
     lines.tried("Linux", "ip link set DEVICE txqueuelen 10000".to_owned());
 }
 
@@ -189,17 +217,26 @@ fn target(lines: &mut Lines) {
 }
 
 fn cipher(lines: &mut Lines) {
-    lines.tried("hikyaku", "suite=AES-128-GCM where the processor has AES; several sessions use several cores".to_owned());
+    lines.tried(
+        "hikyaku",
+        "suite=AES-128-GCM where the processor has AES; several sessions use several cores".to_owned(),
+    );
 }
 
 fn cpu(lines: &mut Lines) {
-    lines.tried("Linux", "top -H -p PID: the busiest thread; the cgroup's cpu.stat: throttled time".to_owned());
+    lines.tried(
+        "Linux",
+        "top -H -p PID: the busiest thread; the cgroup's cpu.stat: throttled time".to_owned(),
+    );
     lines.tried("QEMU", "an iothread for the disk: -object iothread,id=io0".to_owned());
 }
 
 fn think_time(lines: &mut Lines, sizes: &Sizes) {
     let depth = sizes.depth;
-    lines.tried("Linux", format!("the program pauses between commands: more of them at once (iodepth {depth}), or read ahead"));
+    lines.tried(
+        "Linux",
+        format!("the program pauses between commands: more of them at once (iodepth {depth}), or read ahead"),
+    );
     lines.tried("QEMU", format!("qemu-img convert -m {} -W", depth.min(16)));
     lines.tried("hikyaku", "hikyaku copy keeps the queue full".to_owned());
 }

@@ -106,7 +106,12 @@ pub fn without(evidence: &Evidence, limit: Cause) -> Prediction {
     let moving = moving.max(bytes / rate);
     let seconds = moving + waiting;
     let next = match largest(evidence, gone) {
-        Some(cause) if evidence.waits[cause] > NOTABLE * seconds && evidence.waits[cause] > bytes / rate - left(Cause::LineRate) => cause,
+        Some(cause)
+            if evidence.waits[cause] > NOTABLE * seconds
+                && evidence.waits[cause] > bytes / rate - left(Cause::LineRate) =>
+        {
+            cause
+        }
         _ => cap,
     };
     Prediction { bytes_per_s: Some(bytes / seconds), next: Some(next) }
@@ -115,5 +120,7 @@ pub fn without(evidence: &Evidence, limit: Cause) -> Prediction {
 /// The longest wait besides those of `gone` and the line.
 fn largest(evidence: &Evidence, gone: &[Cause]) -> Option<Cause> {
     let ranked = evidence.waits.ranked().into_iter().map(|(cause, _)| cause);
-    ranked.into_iter().find(|cause| !gone.contains(cause) && !matches!(cause, Cause::LineRate | Cause::Unknown))
+    ranked
+        .into_iter()
+        .find(|cause| !gone.contains(cause) && !matches!(cause, Cause::LineRate | Cause::Unknown))
 }

@@ -32,7 +32,8 @@ fn ms(seconds: f64) -> String {
 fn limit(evidence: &Evidence, cause: Cause) -> String {
     let (sender, receiver) = ends(evidence.sender);
     let rtt = evidence.path.rtt_s.map_or("an unknown round trip".to_owned(), ms);
-    let in_flight = evidence.caps.in_flight_stopped_bytes.map_or("a fixed amount".to_owned(), |n| bytes(n as f64));
+    let in_flight =
+        evidence.caps.in_flight_stopped_bytes.map_or("a fixed amount".to_owned(), |n| bytes(n as f64));
     let protocol = evidence.protocol.unwrap_or_default();
     match cause {
         Cause::R2t => format!(
@@ -46,21 +47,27 @@ fn limit(evidence: &Evidence, cause: Cause) -> String {
             bytes(protocol.block_bytes as f64)
         ),
         Cause::SendBuffer => {
-            format!("the send buffer of the {sender}: it stops with {in_flight} in flight on a round trip of {rtt}")
+            format!(
+                "the send buffer of the {sender}: it stops with {in_flight} in flight on a round trip of {rtt}"
+            )
         }
         Cause::ReceiveWindow => format!(
             "the receive window of the {receiver}: {} on a round trip of {rtt}",
             evidence.caps.window_bytes.map_or("full".to_owned(), |n| bytes(n as f64))
         ),
         Cause::Congestion => {
-            format!("the congestion window of the {sender}: {in_flight} in flight on a round trip of {rtt}, without loss")
+            format!(
+                "the congestion window of the {sender}: {in_flight} in flight on a round trip of {rtt}, without loss"
+            )
         }
         Cause::Loss => format!(
             "loss in the network: {} of {} packets were sent again",
             evidence.path.retransmitted_packets, evidence.path.data_packets
         ),
         Cause::NagleDelayedAck => {
-            format!("short segments that wait for delayed acknowledgements (Nagle's algorithm at the {sender})")
+            format!(
+                "short segments that wait for delayed acknowledgements (Nagle's algorithm at the {sender})"
+            )
         }
         Cause::LocalDevice => format!(
             "the {sender}'s own network device or queueing discipline: {} packets were dropped before the network",
@@ -113,7 +120,10 @@ pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
             return "What limits this connection is not known: too little data was seen.".to_owned();
         }
         let names: Vec<_> = verdict.candidates.iter().map(|cause| short(*cause)).collect();
-        return format!("What limits this connection ({rate}) is not decided: it can be {}.", names.join(" or "));
+        return format!(
+            "What limits this connection ({rate}) is not decided: it can be {}.",
+            names.join(" or ")
+        );
     }
     let mut text = format!(
         "{rate}, limited by {} ({:.0} % of the time)",

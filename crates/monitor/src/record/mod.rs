@@ -126,7 +126,8 @@ pub fn read(input: impl Read, mut on: impl FnMut(usize, &Flow, Item)) -> Result<
             Entry::Cpu(id, cpu) => (id, Item::Cpu(cpu)),
             Entry::Event(id, event) => (id, Item::Event(event)),
         };
-        if let Some((number, flow)) = numbers.get(&id).and_then(|number| Some((*number, flows.get(*number)?))) {
+        if let Some((number, flow)) = numbers.get(&id).and_then(|number| Some((*number, flows.get(*number)?)))
+        {
             on(number, flow, item);
         }
     }

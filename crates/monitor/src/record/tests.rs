@@ -225,7 +225,7 @@ fn items_come_with_their_connection() {
     }
     let mut found = Vec::new();
     let file = std::fs::File::open(&path).unwrap();
-    let ended = read(file, |number, flow, item| {
+    let ended = super::read(file, |number, flow, item| {
         assert!(matches!(item, Item::Sample(_)));
         found.push((number, flow.local.port()));
     });

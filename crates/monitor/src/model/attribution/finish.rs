@@ -105,7 +105,9 @@ fn stopped(lane: &Lane, books: &mut Books) {
     let window = window_cause(lane);
     match (in_steps, known) {
         (_, ..0.3) => books.add(Cause::SendBuffer, waiting, &[window]),
-        (0.6.., _) => books.add(Cause::SendBuffer, waiting, if in_steps > 0.75 { &[] } else { &[Cause::Congestion] }),
+        (0.6.., _) => {
+            books.add(Cause::SendBuffer, waiting, if in_steps > 0.75 { &[] } else { &[Cause::Congestion] })
+        }
         (..0.3, _) => window_wait(lane, books, window, waiting),
         _ => books.add(window, waiting, &[Cause::SendBuffer]),
     }

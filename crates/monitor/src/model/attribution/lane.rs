@@ -84,7 +84,14 @@ impl Parts {
 /// A packet of the peer on its way to the sender.
 #[derive(Clone, Copy, Debug)]
 enum Arrival {
-    Ack { acknowledged: u64, window: Option<u64>, sacked: u32, is_bare: bool, is_spurious: bool, has_echo: bool },
+    Ack {
+        acknowledged: u64,
+        window: Option<u64>,
+        sacked: u32,
+        is_bare: bool,
+        is_spurious: bool,
+        has_echo: bool,
+    },
     Pdu(Pdu),
 }
 
@@ -401,7 +408,10 @@ impl Lane {
 
     /// Until when an answer to the last data may still be on its way.
     fn deadline_ns(&self) -> u64 {
-        self.sent_ns.max(self.busy_until_ns).saturating_add(self.rtt_ns).saturating_add(self.rtt_ns / 32 + JITTER_NS)
+        self.sent_ns
+            .max(self.busy_until_ns)
+            .saturating_add(self.rtt_ns)
+            .saturating_add(self.rtt_ns / 32 + JITTER_NS)
     }
 
     fn on_command(&mut self, at_ns: u64) {
@@ -439,7 +449,9 @@ impl Lane {
                         }
                         self.counters.data_bytes += immediate;
                     }
-                    Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => self.counters.data_bytes += bytes,
+                    Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => {
+                        self.counters.data_bytes += bytes
+                    }
                     _ => {}
                 }
                 if is_end && self.sender == Side::Target {
@@ -559,7 +571,13 @@ impl Lane {
         if self.load.outstanding() == 0 {
             return if is_full { Part::IdleFull } else { Part::IdleLess };
         }
-        if self.load.awaiting_r2t() > 0 { Part::R2t } else if is_full { Part::SentFull } else { Part::SentLess }
+        if self.load.awaiting_r2t() > 0 {
+            Part::R2t
+        } else if is_full {
+            Part::SentFull
+        } else {
+            Part::SentLess
+        }
     }
 
     fn open_part(&self) -> Part {
@@ -656,9 +674,19 @@ impl Lane {
 
     /// Behind the narrowest link, the time before a packet is its own time on the link.
     fn take_serialization(&self, resume: &mut Resume) {
-        let Some(rate) = self.arrival_rate().filter(|_| self.line.queued_bytes_per_s().is_none()) else { return };
+        let Some(rate) = self.arrival_rate().filter(|_| self.line.queued_bytes_per_s().is_none()) else {
+            return;
+        };
         let mut left = (resume.bytes as f64 / rate * 1e9) as u64;
-        let order = [resume.last_part, Part::Open, Part::R2t, Part::SentFull, Part::SentLess, Part::Window, Part::IdleFull];
+        let order = [
+            resume.last_part,
+            Part::Open,
+            Part::R2t,
+            Part::SentFull,
+            Part::SentLess,
+            Part::Window,
+            Part::IdleFull,
+        ];
         for part in order {
             let ns = resume.parts.take(part);
             let moved = ns.min(left);

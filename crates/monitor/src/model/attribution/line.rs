@@ -31,7 +31,8 @@ struct Rates {
 impl Rates {
     fn new(quantile: f64) -> Self {
         // 1 KiB/s to 1 TiB/s in steps of 1 %.
-        let seen = Histogram::new_with_bounds(1, 1 << 30, 2).unwrap_or_else(|_| unreachable!("the bounds are valid"));
+        let seen = Histogram::new_with_bounds(1, 1 << 30, 2)
+            .unwrap_or_else(|_| unreachable!("the bounds are valid"));
         Self { seen, run: Run::default(), bytes: 0, rate: None, quantile }
     }
 

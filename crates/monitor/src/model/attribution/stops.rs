@@ -54,8 +54,8 @@ pub(super) struct Stops {
 
 impl Stops {
     pub(super) fn new() -> Self {
-        let in_flight =
-            Histogram::new_with_bounds(1, 1 << 40, 2).unwrap_or_else(|_| unreachable!("the bounds are valid"));
+        let in_flight = Histogram::new_with_bounds(1, 1 << 40, 2)
+            .unwrap_or_else(|_| unreachable!("the bounds are valid"));
         let none = Released::default();
         Self {
             in_steps: none,
