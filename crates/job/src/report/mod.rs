@@ -6,16 +6,13 @@
 mod picture;
 
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{Read, Write as _};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
 
 use crate::printable::{printable, printable_json};
-use crate::{Ending, Failure, Host, Series, shell, units};
+use crate::{Ending, Failure, FileKind, Host, Output, Series, shell, units};
 
 /// The first bytes of every report; a file without them is never overwritten.
 const MARK: &str = "<!DOCTYPE html>\n<!-- report of hikyaku copy -->\n";
@@ -55,7 +52,7 @@ pub struct Requested {
 /// A report to be written: [`Report::begin`] before the copy, [`Report::end`] after it.
 #[derive(Debug)]
 pub struct Report {
-    path: PathBuf,
+    output: Output,
     began: SystemTime,
     started: Instant,
 }
@@ -63,29 +60,8 @@ pub struct Report {
 impl Report {
     /// Checks, before anything is copied, that the file can be written and is absent or an earlier report.
     pub fn begin(path: &Path) -> Result<Self, Failure> {
-        let report = Self { path: path.to_owned(), began: SystemTime::now(), started: Instant::now() };
-        report.place()?;
-        Ok(report)
-    }
-
-    /// Creates a temporary file beside the report's path, if the path may be overwritten.
-    fn place(&self) -> Result<tempfile::NamedTempFile, Failure> {
-        let name = self.path.display().to_string();
-        let failed = |error: std::io::Error| Failure::failed("write the report", name.clone(), error);
-        // A link is something else, whether or not its file exists.
-        match fs::symlink_metadata(&self.path) {
-            Ok(metadata) if !metadata.is_file() || !is_ours(&self.path).map_err(failed)? => {
-                return Err(Failure::refused("write the report", name, "there is something else")
-                    .hint("another name: only an earlier report is overwritten"));
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".hikyaku-report-").permissions(fs::Permissions::from_mode(0o644));
-        builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(failed)
+        let output = Output::begin(path, FileKind { noun: "report", marks: &[MARK] })?;
+        Ok(Self { output, began: SystemTime::now(), started: Instant::now() })
     }
 
     /// Writes the report, however the copy ended, and returns the result of the copy.
@@ -96,7 +72,8 @@ impl Report {
         record: &Record,
         result: Result<Ending, Failure>,
     ) -> Result<Ending, Failure> {
-        let written = self.write(&self.page(requested, record, &result));
+        let page = self.page(requested, record, &result);
+        let written = self.output.write(|file| file.write_all(page.as_bytes()));
         match (written, &result) {
             (Ok(()), _) => result,
             (Err(mut failure), Ok(_)) => {
@@ -108,16 +85,6 @@ impl Report {
                 result
             }
         }
-    }
-
-    fn write(&self, page: &str) -> Result<(), Failure> {
-        let failed = |error: std::io::Error| {
-            Failure::failed("write the report", self.path.display().to_string(), error)
-        };
-        let mut file = self.place()?;
-        file.write_all(page.as_bytes()).map_err(failed)?;
-        file.persist(&self.path).map_err(|error| failed(error.error))?;
-        Ok(())
     }
 
     fn page(&self, requested: &Requested, record: &Record, result: &Result<Ending, Failure>) -> String {
@@ -170,13 +137,6 @@ impl Report {
         let _ = writeln!(page, "<p>hikyaku {}</p></body></html>", env!("CARGO_PKG_VERSION"));
         page
     }
-}
-
-/// Whether the file is empty or an earlier report.
-fn is_ours(path: &Path) -> std::io::Result<bool> {
-    let mut head = Vec::new();
-    block::open_input(path)?.take(MARK.len() as u64).read_to_end(&mut head)?;
-    Ok(head.is_empty() || head == MARK.as_bytes())
 }
 
 fn headline(source: &str, destination: &str, result: &Result<Ending, Failure>) -> String {
