@@ -111,6 +111,7 @@ impl Thin for Marks {
     }
 
     fn halve(&mut self) {
+        self.entries.sort_by_key(|mark| mark.at_ns);
         let most = (self.entries.len() / 2).max(2 * MarkKind::ALL.len());
         self.bin_ns = wider(self.bin_ns, self.entries.iter().map(|mark| mark.at_ns), self.entries.len());
         loop {

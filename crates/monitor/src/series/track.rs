@@ -172,6 +172,8 @@ impl<E: Entry> Thin for Track<E> {
 
     fn halve(&mut self) {
         self.is_thinned = true;
+        // Bins merge neighbours: entries that are stamped to and fro would never be.
+        self.entries.sort_by_key(Entry::at_ns);
         let most = self.entries.len() / 2;
         self.bin_ns = wider(self.bin_ns, self.entries.iter().map(Entry::at_ns), self.entries.len());
         loop {
