@@ -16,6 +16,7 @@ pub mod analysis;
 pub mod capture;
 pub mod command;
 pub mod event;
+pub mod flow;
 pub mod limits;
 pub mod model;
 pub mod packet;

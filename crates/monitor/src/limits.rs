@@ -39,6 +39,36 @@ pub const RECORD_NAME_BYTES_MAX: usize = 512;
 /// Bytes of damaged blocks that are searched before the rest of a recording is left.
 pub const RECORD_DAMAGE_BYTES_MAX: u64 = 1 << 28;
 
+// Connections.
+
+/// Connections that are followed at once; beyond, the one that is idle longest is finished.
+pub const FLOWS_MAX: usize = 1024;
+/// Connections that turned out not to be iSCSI and are remembered, to pass over their packets.
+pub const FLOWS_IGNORED_MAX: usize = 1 << 16;
+/// Finished connections that wait to be collected; the oldest is forgotten beyond.
+pub const FLOWS_FINISHED_MAX: usize = 4096;
+/// Payload bytes of a connection on another port in which the first PDU must be found.
+pub const CANDIDATE_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of one direction in which PDUs are searched, at the start of a capture and after headers were not seen.
+pub const FRAMING_SEARCH_BYTES_MAX: u64 = 256 << 20;
+/// Gaps of one direction; the first is given up beyond.
+pub const HOLES_MAX: usize = 256;
+/// Parts of headers, of at most 48 bytes each, that one direction keeps while a gap before them is open.
+pub const SCRAPS_MAX: usize = 512;
+/// PDUs of one direction that have started and not ended.
+pub const FLOW_PDUS_OPEN_MAX: usize = 1024;
+/// Segments of one direction that wait for the acknowledgement that times them.
+pub const TIMED_SEGMENTS_MAX: usize = 1024;
+/// Time stamps of one direction that wait for their echo.
+pub const TIMED_STAMPS_MAX: usize = 16;
+/// Packets of one direction with which a further one is compared to find that the capture holds it twice.
+pub const FINGERPRINTS_MAX: usize = 64;
+/// Negotiated keys of a connection, and bytes of one value.
+pub const NEGOTIATED_KEYS_MAX: usize = 64;
+pub const NEGOTIATED_VALUE_BYTES_MAX: usize = 255;
+/// Bytes of one text, over all PDUs that continue it.
+pub const NEGOTIATED_TEXT_BYTES_MAX: usize = 16 << 10;
+
 // Captures.
 /// First size of the buffer through which a capture is read, bytes.
 pub const CAPTURE_BUFFER_BYTES: usize = 1 << 20;
@@ -102,8 +132,6 @@ pub(crate) const PAGE_COMMANDS_MAX: usize = 20;
 
 /// Most connections of an analysis whose commands and points are kept in detail.
 pub const DETAILED_FLOWS_MAX: usize = 32;
-/// Most connections of an analysis.
-pub(crate) const FLOWS_MAX: usize = 1024;
 // The model.
 
 /// Most packets of one end that are on their way to the other end's clock.
