@@ -8,7 +8,7 @@ use crate::sample::Sample;
 const EVERYTHING: usize = 1_000_000;
 
 fn segment(at_ns: u64, offset: u64, bytes: u32, repeated_bytes: u32) -> Event {
-    let segment = Segment { offset, bytes, repeated_bytes, mss: 1448, push: false };
+    let segment = Segment { offset, bytes, repeated_bytes, mss: 1448, ..Segment::default() };
     Event { at_ns, frame: 1, from: Side::Initiator, kind: Kind::Segment(segment) }
 }
 
@@ -20,6 +20,7 @@ fn ack(at_ns: u64, acknowledged: u64, window_bytes: u64, duplicate: Duplicate) -
         duplicate,
         congestion_echo: false,
         is_bare: true,
+        round_trip_ns: None,
     };
     Event { at_ns, frame: 1, from: Side::Target, kind: Kind::Ack(ack) }
 }
