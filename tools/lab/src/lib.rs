@@ -15,6 +15,7 @@ mod stats;
 mod sys;
 mod table;
 pub mod wan;
+mod wan_write;
 
 use std::path::PathBuf;
 
@@ -90,6 +91,12 @@ impl Experiment {
             about: "from device to device below the user, by number of buffers, beside what dd does (Suzuki et al. 2010)",
             copies: true,
             run: device_copy::run,
+        },
+        Self {
+            name: "wan-write",
+            about: "writes over a path with a round trip, and where the sender stops (Higa et al. 2009); needs root",
+            copies: false,
+            run: wan_write::run,
         },
     ];
 

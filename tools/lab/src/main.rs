@@ -32,6 +32,8 @@ Examples:
   hikyaku lab secure-read --block 32K --block 1M --depth 1 --row plain --row 3DES
   hikyaku lab device-copy --json device-copy.json --svg figures
   hikyaku lab device-copy --source /dev/sdx --destination /dev/sdy
+  hikyaku lab wan-write --json wan-write.json --svg figures
+  hikyaku lab wan-write --row 'packets of as open-iscsi' --svg figures
   hikyaku lab secure-read --modes tests/kernel-lab/modes/run"
 )]
 struct Args {

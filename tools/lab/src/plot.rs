@@ -11,20 +11,23 @@ use crate::LabError;
 use crate::stats::Spread;
 use crate::table::Series;
 
-const WIDTH: u32 = 1000;
+pub(crate) const WIDTH: u32 = 1000;
 /// Height of a plot without its lanes or bars, in pixels.
 const FRAME: u32 = 140;
 /// Width of the legend beside a plot of lines, in pixels.
-const LEGEND: u32 = 210;
-const FONT: &str = "sans-serif";
+pub(crate) const LEGEND: u32 = 210;
+pub(crate) const FONT: &str = "sans-serif";
 /// End of the time axis in milliseconds, as in the paper's figures.
 pub(crate) const TIME_MS: f64 = 6.0;
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Rows<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// A figure [`WIDTH`] wide and `height` high, as the text of an SVG file.
-fn draw(height: u32, body: impl FnOnce(&Area<'_>) -> Result<(), Box<dyn Error>>) -> Result<String, LabError> {
+pub(crate) fn draw(
+    height: u32,
+    body: impl FnOnce(&Area<'_>) -> Result<(), Box<dyn Error>>,
+) -> Result<String, LabError> {
     let mut text = String::new();
     let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
     let drawn = area

@@ -155,6 +155,50 @@ fn device_copy_reports_every_row() {
 }
 
 #[test]
+fn wan_write_shows_where_the_sender_stops() {
+    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(obstacle) = lab::wan::obstacle() {
+        eprintln!("not tested: {obstacle}");
+        return;
+    }
+    let place = Place::new();
+    let ran = place.run(&["--quiet", "wan-write", "--quick", "--json", "--svg", "figures"]).expect(0);
+    let object = ran.json();
+    assert_eq!(object["schema"], 1);
+    assert!(object["environment"]["Network simulator"].as_str().is_some(), "{object}");
+    let rows = object["rows"].as_array().unwrap();
+    for rtt in [2, 20] {
+        for row in ["local file in memory", "socket", "hikyaku to hikyaku"] {
+            let is_it = |found: &&Value| found["row"] == row && found["rtt_ms"] == rtt;
+            let found = rows.iter().find(is_it).unwrap_or_else(|| panic!("{row} at {rtt} ms of {object}"));
+            assert!(found["mb_per_s"]["median"].as_f64().unwrap() > 0.0, "{found}");
+            assert!(found["obtained"].as_str().is_some_and(|text| !text.is_empty()), "{found}");
+        }
+    }
+    let case = |row: &str, rtt: u64| {
+        let cases = object["cases"].as_array().unwrap();
+        cases.iter().find(|case| case["row"] == row && case["rtt_ms"] == rtt).cloned()
+    };
+    assert!(case("socket", 20).is_some(), "{object}");
+    // Without tgt there is no case of iSCSI.
+    let Some(fixed) = case("as open-iscsi, SO_SNDBUF 512 KiB", 20) else { return };
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{fixed}"));
+    // 1 MiB at most is in flight, whatever the machine's speed, unless it permits no such buffer.
+    let buffer = number(&fixed["sampled"]["send_buffer_bytes"]);
+    let in_flight = number(&fixed["in_flight_max_bytes"]);
+    assert!(in_flight > 0.5 * buffer && in_flight < 1.2 * buffer, "{fixed}");
+    assert!(number(&fixed["bursts"]["per_write"]) >= 3.0, "{fixed}");
+    assert!(number(&fixed["bursts"]["all_acknowledged_before_write"]) > 0.9, "{fixed}");
+    assert!(number(&fixed["bursts"]["acks_alone_before"]) > 0.9, "{fixed}");
+    assert!(number(&fixed["ta_ms"]["median"]) > 3.0 * 20.0 * 0.9, "{fixed}");
+    for figure in ["4-rate", "7-parts-4MiB", "8-ta", "9-packets", "12-queue", "16-queue-socket", "17-sleeps"]
+    {
+        let text = std::fs::read_to_string(place.path(&format!("figures/wan-write-{figure}.svg"))).unwrap();
+        assert!(text.starts_with("<svg"), "{figure}");
+    }
+}
+
+#[test]
 fn device_copy_refuses_as_copy_does() {
     let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     let place = Place::new();

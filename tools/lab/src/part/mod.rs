@@ -16,6 +16,7 @@ pub(crate) use handle::Part;
 
 use crate::device_copy::{Copier, Loader, Neighbour};
 use crate::secure_read::{IscsiInitiator, IscsiTarget, SocketInitiator, SocketTarget};
+use crate::wan_write::{Sink, Target, Writer};
 use crate::{Attempted, LabError};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,6 +29,9 @@ pub(crate) enum Role {
     Copier(Copier),
     Loader(Loader),
     Neighbour(Neighbour),
+    WanWriter(Writer),
+    WanSink(Sink),
+    WanTarget(Target),
 }
 
 impl Role {
@@ -82,5 +86,8 @@ pub fn run() -> Result<(), LabError> {
         Role::Copier(role) => role.run(orders),
         Role::Loader(role) => role.run(orders),
         Role::Neighbour(role) => role.run(orders),
+        Role::WanWriter(role) => role.run(orders),
+        Role::WanSink(role) => role.run(orders),
+        Role::WanTarget(role) => role.run(orders),
     }
 }
