@@ -1,6 +1,7 @@
 //! Reads the capture of a case: one whole connection from its SYN, beside the initiator, without losses by the capture.
 //! The tracker of the crate `monitor` makes commands of it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
@@ -63,6 +64,9 @@ struct End {
     window_scale: u8,
     /// Behind the last byte seen.
     next: u64,
+    /// Bytes in which PDUs were found, and payloads beyond a gap.
+    framed: u64,
+    waiting: BTreeMap<u64, Vec<u8>>,
     /// The PDU that passes: its beginning, its header as far as it was seen, and its end once the header is whole.
     pdu: u64,
     header: Vec<u8>,
@@ -106,12 +110,22 @@ impl End {
             push: packet.flags.has(Flags::PSH),
             order: if repeated > 0 { Order::Again } else { Order::Next },
         }));
-        let end = offset + u64::from(packet.payload_bytes);
-        // Beside the sender nothing passes before what precedes it.
-        if is_iscsi && let Some(new) = packet.payload.get(repeated as usize..) {
-            self.frame(offset + repeated, new, see);
+        self.next = self.next.max(offset + u64::from(packet.payload_bytes));
+        if is_iscsi {
+            // The bottleneck may drop packets before the tap: what follows them waits until they are sent again.
+            self.waiting.insert(offset, packet.payload.to_vec());
         }
-        self.next = self.next.max(end);
+        while let Some((offset, bytes)) = self.waiting.first_key_value() {
+            if *offset > self.framed {
+                break;
+            }
+            let (offset, bytes) = (*offset, bytes.clone());
+            self.waiting.remove(&offset);
+            if let Some(new) = bytes.get((self.framed - offset) as usize..) {
+                self.frame(self.framed, new, see);
+                self.framed += new.len() as u64;
+            }
+        }
     }
 
     /// Finds PDUs in the next bytes of the stream. RFC 7143 section 11.2; without digests.

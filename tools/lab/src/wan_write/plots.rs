@@ -278,11 +278,13 @@ fn draw_chart(
         dots.map(|packet| Circle::new((ms(packet.at_ns), (packet.number - first) as f64), 1, BLACK.filled())),
     )?;
     for (kind, name, colour, height) in MARKS {
-        let marks: Vec<u64> =
-            case.trace.pdus.iter().filter(|(_, pdu)| *pdu == kind).map(|(at_ns, _)| *at_ns).collect();
-        let marks = marks.into_iter().filter(|at_ns| period.contains(at_ns));
-        let mark = |at_ns| TriangleMarker::new((ms(at_ns), most * height), 5, colour.filled());
-        chart.draw_series(marks.map(mark))?;
+        let of_kind = case.trace.pdus.iter().filter(|(at_ns, pdu)| *pdu == kind && period.contains(at_ns));
+        let marks: Vec<u64> = of_kind.map(|(at_ns, _)| *at_ns).collect();
+        if marks.is_empty() {
+            continue;
+        }
+        let mark = |at_ns: &u64| TriangleMarker::new((ms(*at_ns), most * height), 5, colour.filled());
+        chart.draw_series(marks.iter().map(mark))?;
         signs.push((name, Sign::Triangle(colour)));
     }
     let acks: Vec<u64> =

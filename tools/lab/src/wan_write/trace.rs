@@ -10,7 +10,7 @@ use monitor::event::{Event, Kind, Side};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Packet {
     pub(super) at_ns: u64,
-    /// Stream offset behind it.
+    /// Stream offset behind all that was sent until then.
     pub(super) end: u64,
     /// Packets of the maximum segment size until its end, from the start of the trace.
     pub(super) number: u64,
@@ -74,9 +74,9 @@ impl Trace {
         match (&event.kind, event.from) {
             (Kind::Segment(segment), Side::Initiator) => {
                 self.repeated_bytes += u64::from(segment.repeated_bytes);
-                let before = self.packets.last().map_or(0, |last| last.number);
+                let (before, sent) = self.packets.last().map_or((0, 0), |last| (last.number, last.end));
                 let packets = u64::from(segment.bytes.div_ceil(u32::from(segment.mss.max(1))));
-                let end = segment.offset + u64::from(segment.bytes);
+                let end = sent.max(segment.offset + u64::from(segment.bytes));
                 self.packets.push(Packet { at_ns: event.at_ns, end, number: before + packets });
             }
             (Kind::Segment(_), Side::Target) => self.answers.push(event.at_ns),
@@ -208,6 +208,8 @@ mod tests {
             event(41, Side::Target, segment(0)),
             event(42, Side::Initiator, segment(6000)),
             event(42, Side::Initiator, pdu(0x01)),
+            // Sent again after a pause: a burst without new bytes.
+            event(80, Side::Initiator, segment(6000)),
         ] {
             trace.add(&event);
         }
@@ -222,11 +224,12 @@ mod tests {
             [
                 (4, 4000, Some(21 * MS), before(0, 0), true),
                 (2, 2000, Some(21 * MS), before(1, 0), false),
-                (2, 2000, None, before(1, 1), true),
+                (2, 2000, Some(38 * MS), before(1, 1), true),
+                (2, 0, None, before(0, 0), false),
             ]
         );
         let in_flight: Vec<_> = bursts.iter().map(|burst| burst.in_flight_before).collect();
-        assert_eq!(in_flight, [0, 2000, 0]);
+        assert_eq!(in_flight, [0, 2000, 0, 2000]);
         assert_eq!(trace.in_flight_max(), 4000);
         assert_eq!(trace.within(0..21 * MS).packets.len(), 2);
     }
