@@ -5,6 +5,7 @@
 //! run the kept inputs of `corpus/` in any build. Read docs/internals/fuzz.md.
 
 mod answers;
+mod capture;
 mod edge;
 mod heap;
 mod initiator;
@@ -40,7 +41,7 @@ macro_rules! targets {
 // In the order in which the tests draw random inputs.
 targets!(
     answers, spec, wire, text, login, mapfile, nbd, outer, target, initiator, pair, record, sealed, stream,
-    unit, service, watch,
+    unit, service, watch, capture,
 );
 
 #[cfg(test)]

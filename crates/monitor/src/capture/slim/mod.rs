@@ -244,7 +244,10 @@ impl<W: Write> Slim<W> {
                         flow.streams.iter_mut().for_each(Stream::close);
                     }
                 }
-                Kind::Ack(_) | Kind::PduEnd(_) | Kind::CaptureLost { .. } | Kind::HeadersUnseen { .. } => {}
+                Kind::HeadersUnseen { offset, bytes } | Kind::CaptureLost { offset, bytes } => {
+                    flow.streams[of].pass(offset.saturating_add(*bytes));
+                }
+                Kind::Ack(_) | Kind::PduEnd(_) => {}
             }
         }
         offset

@@ -62,6 +62,11 @@ impl Stream {
         self.is_closed || self.framed.is_some_and(|framed| framed >= end)
     }
 
+    /// PDUs that begin before `end` will never be known.
+    pub(super) fn pass(&mut self, end: u64) {
+        self.framed = self.framed.max(Some(end));
+    }
+
     pub(super) fn start(&mut self, start: &PduStart, headers: &mut Headers) {
         let bhs = Bhs(&start.header);
         let (ahs, data) = (bhs.total_ahs_length() as u64, u64::from(bhs.data_segment_length()));
@@ -73,7 +78,7 @@ impl Stream {
         let text = self.text_of(start, BHS_LENGTH as u64 + ahs + if has_digest { 4 } else { 0 }, data);
         let end = start.offset.saturating_add(start.bytes);
         self.pdus.push_back(Pdu { offset: start.offset, end, header, ahs, digest, text });
-        self.framed = self.framed.max(Some(end));
+        self.pass(end);
     }
 
     /// By how much the PDU is longer than its segments: a data digest exists only with data.
