@@ -13,6 +13,7 @@ use monitor::analysis::{Analyzer, Options, Report};
 use monitor::capture::{CaptureError, Reader};
 
 use self::written::Outputs;
+use crate::advice;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
@@ -196,8 +197,12 @@ fn open(file: &Path) -> Result<Box<dyn Read + Send>, Failure> {
         return Ok(Box::new(io::stdin()));
     }
     let opened = File::open(file).map_err(|error| {
-        Failure::failed("open the capture", shown(file), error)
-            .hint("tcpdump -i any -s 200 -w FILE.pcap port 3260 makes one")
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => advice::missing(file),
+            io::ErrorKind::PermissionDenied => advice::denied(file, false),
+            _ => String::new(),
+        };
+        Failure::failed("open the capture", shown(file), error).hint(hint)
     })?;
     if opened.metadata().is_ok_and(|metadata| metadata.is_dir()) {
         return Err(Failure::usage("open the capture", shown(file), "it is a directory").hint("name a file"));

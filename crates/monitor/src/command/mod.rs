@@ -139,4 +139,6 @@ pub struct Counts {
     /// Headers that are no PDU of their direction.
     pub malformed: u64,
     pub capture_losses: u64,
+    /// Data of PDUs whose headers were not captured: given to the commands in their order.
+    pub inferred_bytes: u64,
 }

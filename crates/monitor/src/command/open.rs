@@ -115,7 +115,7 @@ impl Open {
     }
 
     pub(super) fn share(&self) -> Share {
-        let left = self.granted.saturating_sub(self.sent);
+        let left = self.left();
         let is_write = self.transfer == Some(Transfer::Write);
         Share {
             phase: self.phase(),
@@ -158,6 +158,21 @@ impl Open {
         self.r2t_bytes = self.r2t_bytes.max(bytes);
         self.r2ts_outstanding = self.r2ts_outstanding.saturating_add(1);
         self.r2t_ns = Some(at_ns);
+    }
+
+    /// Data that it may still be sent, or may still send.
+    pub(super) fn left(&self) -> u64 {
+        self.granted.saturating_sub(self.sent)
+    }
+
+    /// Data has passed that the capture does not hold.
+    pub(super) fn on_missing(&mut self, bytes: u64) {
+        self.sent = self.sent.saturating_add(bytes).min(self.expected);
+    }
+
+    /// Data has passed whose PDUs are not known.
+    pub(super) fn on_inferred(&mut self, bytes: u64) {
+        self.started = self.started.max(self.sent).saturating_add(bytes).min(self.expected);
     }
 
     /// Data has passed. `trigger` tells what ended the pause before it, from its begin on.

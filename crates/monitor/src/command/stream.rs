@@ -34,6 +34,13 @@ pub(super) struct Pdu {
     pub(super) header: [u8; BHS_LENGTH],
 }
 
+impl Pdu {
+    /// Data that has passed without being captured, when the PDU has ended.
+    pub(super) fn missing_bytes(&self) -> u64 {
+        (self.data.end - self.data.start).saturating_sub(self.passed)
+    }
+}
+
 /// Bytes of one packet that belong to the data of one command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Passed {
@@ -79,7 +86,7 @@ impl Stream {
         }
     }
 
-    /// Returns the time at which the first byte of the PDU passed, if its packet still waits.
+    /// The packet in which the first byte of a PDU passed, if it still waits.
     pub(super) fn first_byte(&self, offset: u64) -> Option<&Piece> {
         self.pieces.iter().find(|piece| piece.span.contains(&offset))
     }
@@ -103,6 +110,20 @@ impl Stream {
             self.pdus.pop_front();
         }
         self.pdus.push_back(pdu);
+    }
+
+    /// PDUs passed in `span` whose headers are not known. Their packets go to `count` as they wait, in order.
+    pub(super) fn on_unseen(&mut self, span: &Range<u64>, mut count: impl FnMut(Passed)) {
+        for piece in &self.pieces {
+            let bytes = overlap(span, &piece.span);
+            if bytes > 0 {
+                let Piece { at_ns, frame, mss, .. } = *piece;
+                let end = piece.span.end.min(span.end);
+                count(Passed { at_ns, frame, mss, wire_bytes: bytes, data_bytes: bytes, end });
+            }
+        }
+        self.pieces.retain(|piece| piece.span.end > span.end);
+        self.framed_until = self.framed_until.max(span.end);
     }
 
     /// Removes the next PDU that started at `offset` or before.

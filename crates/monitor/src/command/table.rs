@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::Standing;
 use super::open::{Open, Phase, Share};
+use super::{Standing, Transfer};
 use crate::limits::COMMANDS_OPEN_MAX;
 
 /// Refers to an open command; another command in the same place has another generation.
@@ -101,6 +101,12 @@ impl Table {
     pub(super) fn get(&self, key: Key) -> Option<&Open> {
         let (generation, open) = self.slots.get(key.index)?.as_ref()?;
         (*generation == key.generation).then_some(open)
+    }
+
+    /// The oldest command whose data `transfer` moves and that has some left to move.
+    pub(super) fn first_moving(&self, transfer: Transfer) -> Option<Key> {
+        let is_moving = |open: &Open| open.transfer == Some(transfer) && open.left() > 0;
+        self.order.iter().copied().find(|key| self.get(*key).is_some_and(is_moving))
     }
 
     /// Changes a command and keeps the totals right.

@@ -468,6 +468,37 @@ fn retransmissions_count_once_and_a_gap_is_filled_later() {
     assert_eq!(commands[0].bursts.iter().map(|burst| burst.bytes).sum::<u64>(), 4096);
 }
 
+#[test]
+fn data_behind_headers_that_were_cut_off_belongs_to_the_command_that_may_send() {
+    let mut wire = Wire::between(0, 10 * MS);
+    wire.pdu(0, Initiator, write(1, 32_768, 0));
+    wire.pdu(10 * MS, Target, r2t(1, 0, 32_768));
+    wire.pdu(11 * MS, Initiator, data_out(1, 7, 0, 8192, false));
+    // Two PDUs in one frame of which the header of the first is captured, then one more whose header is.
+    let offset = wire.offsets[0];
+    wire.segment(12 * MS, Initiator, offset, 2 * 8240);
+    wire.event(12 * MS, Initiator, Kind::HeadersUnseen { offset, bytes: 2 * 8240 });
+    wire.offsets[0] += 2 * 8240;
+    wire.pdu(13 * MS, Initiator, data_out(1, 7, 24_576, 8192, true));
+    assert_eq!((wire.standing().permitted_bytes, wire.standing().awaiting_response), (0, 1));
+    wire.pdu(24 * MS, Target, good(1));
+    let (commands, counts) = wire.finish();
+    assert_eq!((commands[0].ta_ns, commands[0].tb_ns), (2 * MS, 11 * MS));
+    assert_eq!(counts.inferred_bytes, 2 * 8240);
+}
+
+#[test]
+fn data_that_the_capture_lost_within_a_pdu_has_passed() {
+    let mut wire = Wire::between(0, MS);
+    let header = write(1, 4096, 4096);
+    wire.segment(0, Initiator, 0, 1448);
+    wire.event(0, Initiator, Kind::PduStart(PduStart { offset: 0, bytes: 4144, header }));
+    wire.segment(10 * US, Initiator, 2896, 1248);
+    wire.event(MS, Initiator, Kind::CaptureLost { offset: 1448, bytes: 1448 });
+    wire.event(MS, Initiator, Kind::PduEnd(PduEnd { offset: 0 }));
+    assert_eq!((wire.standing().permitted_bytes, wire.standing().awaiting_response), (0, 1));
+}
+
 /// Whatever comes: no panic, sums stay right, and everything is bounded.
 #[test]
 fn any_sequence_of_headers_keeps_the_sums() {
@@ -497,6 +528,12 @@ fn any_sequence_of_headers_keeps_the_sums() {
         wire.pdu_in(at * US, from, header, 1 + random(9000), random(1000));
         if random(500) == 0 {
             wire.event(at * US, from, Kind::CaptureLost { offset: 0, bytes: u64::MAX });
+        }
+        if random(300) == 0 {
+            let offset = wire.offsets[from as usize];
+            wire.segment(at * US, from, offset, 3000);
+            wire.event(at * US, from, Kind::HeadersUnseen { offset, bytes: 3000 });
+            wire.offsets[from as usize] += 3000;
         }
         let standing = wire.standing();
         let sum = standing.awaiting_r2t + standing.awaiting_response + standing.awaiting_data;

@@ -83,13 +83,20 @@ impl Tracker {
             },
             Kind::PduEnd(end) => {
                 while let Some(pdu) = self.stream(event.from).pop_until(end.offset) {
+                    if let (Some(task), missing @ 1..) = (pdu.task, pdu.missing_bytes()) {
+                        self.table.update(task, |open| open.on_missing(missing));
+                    }
                     if event.from == Side::Target {
                         self.on_target_pdu_end(event, &pdu);
                     }
                 }
             }
-            Kind::CaptureLost { .. } | Kind::HeadersUnseen { .. } => {
+            Kind::CaptureLost { .. } => {
                 self.counts.capture_losses += 1;
+                self.doubt();
+            }
+            Kind::HeadersUnseen { offset, bytes } => {
+                self.on_unseen(event, offset, bytes);
                 self.doubt();
             }
             Kind::Opaque(_) => self.stream(event.from).close(),
@@ -184,6 +191,29 @@ impl Tracker {
                 });
             });
         });
+    }
+
+    /// PDUs passed whose headers the capture does not hold. Their bytes are taken for data of the commands that have some
+    /// left to move, the oldest first.
+    fn on_unseen(&mut self, event: &Event, offset: u64, bytes: u64) {
+        let span = offset..offset.saturating_add(bytes);
+        let transfer = match event.from {
+            Side::Initiator => Transfer::Write,
+            Side::Target => Transfer::Read,
+        };
+        let mut packets = Vec::new();
+        self.stream(event.from).on_unseen(&span, |passed| packets.push(passed));
+        for mut passed in packets {
+            while let Some(key) = self.table.first_moving(transfer).filter(|_| passed.wire_bytes > 0) {
+                let left = self.table.get(key).map_or(0, Open::left);
+                let bytes = passed.wire_bytes.min(left);
+                let part = Passed { wire_bytes: bytes, data_bytes: bytes, ..passed };
+                self.table.update(key, |open| open.on_inferred(bytes));
+                self.with_data(event, |_, count| count(key, part));
+                self.counts.inferred_bytes = self.counts.inferred_bytes.saturating_add(bytes);
+                passed.wire_bytes -= bytes;
+            }
+        }
     }
 
     fn start(&mut self, event: &Event, start: &PduStart, task: Option<Key>) {
