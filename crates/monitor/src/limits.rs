@@ -138,3 +138,5 @@ pub const DETAILED_FLOWS_MAX: usize = 32;
 pub const PEER_EVENTS_MAX: usize = 1 << 16;
 /// Most packets of one direction that wait for the acknowledgement that measures their round trip.
 pub const SENDS_REMEMBERED_MAX: usize = 1 << 14;
+/// Most connections that an analysis reports, those with most data.
+pub const FLOWS_REPORTED_MAX: usize = 1024;

@@ -1,9 +1,13 @@
 //! One connection of an analysis: its commands, statistics, cause of each moment and points for pictures.
 
-use crate::command::{Command, Counts, Kept, Keys, Shares, Summary, Tracker, Transfer};
+use super::keys;
+use super::report::FlowReport;
+use crate::command::{Command, Kept, Shares, Summary, Tracker};
 use crate::event::{Distances, Event, Kind, Side};
-use crate::model::{Attribution, Evidence};
-use crate::series::{Collector, Series};
+use crate::flow::{Flow, Framing};
+use crate::model::{Attribution, judge};
+use crate::series::Collector;
+use crate::view;
 
 /// Follows one connection: [`Connection::handle`] each event, then [`Connection::finish`].
 #[derive(Debug)]
@@ -13,25 +17,11 @@ pub(super) struct Connection {
     summary: Summary,
     kept: Kept,
     collector: Option<Collector>,
+    distances: Distances,
+    /// Whether the keys of the login are set; they are all known when the first command starts.
+    has_keys: bool,
     /// Outstanding commands that the collector has seen last.
     outstanding: u32,
-    first_ns: Option<u64>,
-    last_ns: u64,
-    bytes: [u64; 2],
-}
-
-/// What a connection was.
-#[derive(Debug)]
-pub(super) struct Finished {
-    pub(super) evidence: Evidence,
-    pub(super) summary: Summary,
-    pub(super) counts: Counts,
-    pub(super) commands: Vec<Command>,
-    pub(super) commands_seen: u64,
-    pub(super) series: Series,
-    pub(super) seconds: f64,
-    /// TCP payload by sender, repeated bytes left out.
-    pub(super) bytes: [u64; 2],
 }
 
 impl Connection {
@@ -43,10 +33,9 @@ impl Connection {
             summary: Summary::default(),
             kept: Kept::new(shares, seed),
             collector: (points_max > 0).then(|| Collector::new(points_max)),
+            distances: Distances::default(),
+            has_keys: false,
             outstanding: 0,
-            first_ns: None,
-            last_ns: 0,
-            bytes: [0; 2],
         }
     }
 
@@ -57,35 +46,32 @@ impl Connection {
     }
 
     pub(super) fn set_distances(&mut self, distances: Distances) {
-        self.tracker.set_distances(distances);
-        self.attribution.set_distances(distances);
+        if distances != self.distances {
+            self.distances = distances;
+            self.tracker.set_distances(distances);
+            self.attribution.set_distances(distances);
+        }
     }
 
-    pub(super) fn set_keys(&mut self, keys: Keys) {
+    /// Whether commands have begun, and [`Connection::set_keys`] was not called.
+    pub(super) fn wants_keys(&self) -> bool {
+        !self.has_keys && self.tracker.counts().commands > 0
+    }
+
+    pub(super) fn set_keys(&mut self, flow: &Flow) {
+        let keys = keys::for_commands(&keys::negotiated(flow));
         self.tracker.set_keys(keys);
         self.attribution.set_first_burst(keys.first_burst_length);
-    }
-
-    /// The end that sent most payload so far.
-    pub(super) fn sender(&self) -> Side {
-        let [initiator, target] = self.bytes;
-        if initiator >= target { Side::Initiator } else { Side::Target }
+        self.has_keys = true;
     }
 
     /// `see` gets the commands that are complete.
     pub(super) fn handle(&mut self, event: &Event, see: impl FnMut(&Command)) {
-        self.first_ns.get_or_insert(event.at_ns);
-        self.last_ns = self.last_ns.max(event.at_ns);
-        if let Kind::Segment(segment) = &event.kind {
-            let fresh = u64::from(segment.bytes.saturating_sub(segment.repeated_bytes));
-            let bytes = &mut self.bytes[event.from as usize];
-            *bytes = bytes.saturating_add(fresh);
-        }
         if let Some(collector) = &mut self.collector {
             collector.handle_event(event);
         }
-        self.tracker.handle(event);
         self.attribution.handle(event);
+        self.tracker.handle(event);
         if matches!(event.kind, Kind::PduStart(_) | Kind::PduEnd(_) | Kind::Ended { .. }) {
             self.after_pdu(event.at_ns, see);
         }
@@ -116,27 +102,90 @@ impl Connection {
         }
     }
 
-    /// Data bytes of ended commands in one direction.
-    pub(super) fn data_bytes(&self, transfer: Transfer) -> u64 {
-        self.summary.direction(transfer).bytes
-    }
-
-    pub(super) fn finish(mut self) -> Finished {
+    /// `id` names the connection within the analysis, `source` what was read.
+    pub(super) fn finish(mut self, id: String, flow: &Flow, source: &str) -> FlowReport {
         self.tracker.finish();
         self.take_commands(|_| {});
-        let commands_seen = self.kept.seen();
         let counts = self.tracker.counts();
-        let summary = &self.summary;
+        let summary = self.summary;
         let evidence = self.attribution.finish(|sender| summary.protocol(sender, &counts));
-        Finished {
+        let name = |side, key| flow.key(side, key).map(str::to_owned);
+        let view = view::Flow {
+            id,
+            source: source.to_owned(),
+            initiator: flow.initiator.to_string(),
+            target: flow.target.to_string(),
+            initiator_name: name(Side::Initiator, "InitiatorName"),
+            target_name: name(Side::Initiator, "TargetName"),
+            vantage: flow.vantage,
+            distances: flow.distances,
+            negotiated: keys::negotiated(flow),
+            commands: self.kept.seen(),
+            frames: flow.total(|counts| counts.packets),
+        };
+        FlowReport {
+            flow: view,
+            verdict: judge(&evidence),
             evidence,
-            counts,
-            summary: self.summary,
-            commands: self.kept.into_commands(),
-            commands_seen,
             series: self.collector.map(Collector::finish).unwrap_or_default(),
-            seconds: self.last_ns.saturating_sub(self.first_ns.unwrap_or(self.last_ns)) as f64 / 1e9,
-            bytes: self.bytes,
+            commands: self.kept.into_commands(),
+            summary,
+            counts,
+            seconds: flow.last_ns.saturating_sub(flow.first_ns) as f64 / 1e9,
+            payload_bytes: flow.counts.map(|counts| counts.bytes),
+            notes: notes(flow, &counts),
         }
     }
+}
+
+/// What could not be seen of the connection.
+fn notes(flow: &Flow, counts: &crate::command::Counts) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut note = |is_so: bool, text: String| {
+        if is_so {
+            notes.push(text);
+        }
+    };
+    let is_framed = |framing| flow.framing.contains(&framing);
+    note(
+        is_framed(Framing::Sealed),
+        "the session is sealed (SEAL/1): its PDUs cannot be read, what is said rests on TCP alone".to_owned(),
+    );
+    note(
+        is_framed(Framing::Tls),
+        "the session is within TLS: its PDUs cannot be read, what is said rests on TCP alone".to_owned(),
+    );
+    note(
+        is_framed(Framing::Unframed) || is_framed(Framing::Searching) && counts.commands == 0,
+        "no PDUs were found: what is said rests on TCP alone".to_owned(),
+    );
+    note(
+        !flow.is_from_start,
+        "the start of the connection is not in the capture: the negotiated keys and the scale of the windows are unknown; to see \
+         them, capture from before the login"
+            .to_owned(),
+    );
+    let lost = flow.total(|counts| counts.capture_lost_bytes);
+    note(
+        lost > 0,
+        format!(
+            "the capture lacks {lost} bytes of the connection that passed: it dropped packets, the network did not"
+        ),
+    );
+    note(
+        counts.inferred_bytes > 0,
+        format!(
+            "{} bytes belong to PDUs whose headers are cut off by the capture length: they are given to the commands in their order; \
+             capture more of each packet (tcpdump -s 0) to see them",
+            counts.inferred_bytes
+        ),
+    );
+    note(
+        counts.unknown > 0,
+        format!(
+            "{} PDUs belong to commands that began before the capture, or whose start it lacks",
+            counts.unknown
+        ),
+    );
+    notes
 }

@@ -4,25 +4,28 @@
 //! [`Report`] ([`Analyzer::finish`]).
 
 mod connection;
-mod plain;
+mod keys;
 mod report;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
 
 pub use report::{FlowReport, Report};
 
-use self::connection::{Connection, Finished};
-use self::plain::Table;
+use self::connection::Connection;
 use crate::capture;
 use crate::command::{Command, Shares};
 use crate::event::Event;
-use crate::limits::{DETAILED_FLOWS_MAX, SERIES_POINTS_MAX};
-use crate::model;
+use crate::flow::{Belongs, Flow, FlowId, Table};
+use crate::limits::{DETAILED_FLOWS_MAX, FLOWS_REPORTED_MAX, SERIES_POINTS_MAX};
 use crate::packet::Packet;
-use crate::view;
 
 /// How to analyse.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Ports of targets besides the registered one, 3260.
+    /// Ports of targets besides the registered ones.
     pub ports: Vec<u16>,
     /// Of the sample of commands that is kept.
     pub seed: u64,
@@ -45,7 +48,11 @@ const SHARES_SMALL: Shares = Shares { first: 16, slowest: 16, sample: 32, bursts
 pub struct Analyzer {
     options: Options,
     table: Table,
-    connections: Vec<Connection>,
+    connections: HashMap<FlowId, Connection>,
+    added: usize,
+    /// Connections that have left the table.
+    finished: Vec<(Flow, Connection)>,
+    forgotten: u64,
     ended_ns: u64,
 }
 
@@ -62,7 +69,15 @@ impl Analyzer {
     #[must_use]
     pub fn new(options: Options) -> Self {
         let table = Table::new(&options.ports);
-        Self { options, table, connections: Vec::new(), ended_ns: 0 }
+        Self {
+            options,
+            table,
+            connections: HashMap::new(),
+            added: 0,
+            finished: Vec::new(),
+            forgotten: 0,
+            ended_ns: 0,
+        }
     }
 
     pub fn handle(&mut self, packet: &Packet<'_>) {
@@ -72,72 +87,79 @@ impl Analyzer {
     /// Handles a packet and shows what it held to `see`, in order.
     pub fn handle_seen(&mut self, packet: &Packet<'_>, mut see: impl FnMut(Seen<'_>)) {
         self.ended_ns = self.ended_ns.max(packet.at_ns);
-        let (connections, options) = (&mut self.connections, &self.options);
-        self.table.handle(packet, |index, flow, event| {
-            while connections.len() <= index {
-                add(connections, options);
+        let (connections, options, added) = (&mut self.connections, &self.options, &mut self.added);
+        let belongs = self.table.push(packet, &mut |id, event| {
+            if !connections.contains_key(&id) {
+                add(connections, id, options, *added);
+                *added += 1;
             }
-            let connection = &mut connections[index];
-            connection.set_distances(flow.distances());
-            see(Seen::Event(index as u64, event));
-            connection.handle(event, |command| see(Seen::Command(command)));
+            if let Some(connection) = connections.get_mut(&id) {
+                see(Seen::Event(id.number(), event));
+                connection.handle(event, |command| see(Seen::Command(command)));
+            }
         });
+        if let Belongs::To(id) = belongs
+            && let Some(connection) = self.connections.get_mut(&id)
+        {
+            connection.set_distances(self.table.distances(id));
+            if connection.wants_keys()
+                && let Some(flow) = self.table.flow(id)
+            {
+                connection.set_keys(&flow);
+            }
+        }
+        self.collect();
+    }
+
+    /// Takes the connections that have left the table. Beyond [`FLOWS_REPORTED_MAX`] those with least data are forgotten.
+    fn collect(&mut self) {
+        while let Some(flow) = self.table.poll_finished() {
+            // One without an event has shown nothing.
+            let Some(connection) = self.connections.remove(&flow.id) else { continue };
+            self.finished.push((flow, connection));
+            if self.finished.len() >= 2 * FLOWS_REPORTED_MAX {
+                self.shrink();
+            }
+        }
+    }
+
+    fn shrink(&mut self) {
+        self.finished.sort_by_key(|(flow, _)| Reverse(data_bytes(flow)));
+        self.forgotten += self.finished.len().saturating_sub(FLOWS_REPORTED_MAX) as u64;
+        self.finished.truncate(FLOWS_REPORTED_MAX);
     }
 
     /// What was found in `source`, the name of what was read.
-    pub fn finish(self, source: &str, frames: capture::Counts, notes: &[capture::Note]) -> Report {
-        let flows = self.table.flows.iter().zip(self.connections).enumerate();
-        let mut flows: Vec<FlowReport> = flows
-            .map(|(index, (flow, connection))| report(index, flow, source, connection.finish()))
-            .collect();
-        flows.sort_by_key(|flow| std::cmp::Reverse(flow.payload_bytes.iter().sum::<u64>()));
-        Report {
-            flows,
-            frames,
-            ended_ns: self.ended_ns,
-            notes: notes.iter().map(ToString::to_string).collect(),
+    pub fn finish(mut self, source: &str, frames: capture::Counts, notes: &[capture::Note]) -> Report {
+        self.table.finish();
+        self.collect();
+        self.shrink();
+        let mut notes: Vec<_> = notes.iter().map(ToString::to_string).collect();
+        if self.forgotten > 0 {
+            notes.push(format!("{} connections with less data are not reported", self.forgotten));
         }
+        if self.table.others() > 0 {
+            notes.push(format!("{} TCP connections are not iSCSI", self.table.others()));
+        }
+        let finished = std::mem::take(&mut self.finished).into_iter().enumerate();
+        let flows = finished
+            .map(|(index, (flow, connection))| connection.finish((index + 1).to_string(), &flow, source))
+            .collect();
+        Report { flows, frames, ended_ns: self.ended_ns, notes }
     }
 }
 
-fn add(connections: &mut Vec<Connection>, options: &Options) {
-    let number = connections.len();
-    let shares = if number < DETAILED_FLOWS_MAX { SHARES } else { SHARES_SMALL };
-    let points = if options.has_pictures && number < DETAILED_FLOWS_MAX {
-        SERIES_POINTS_MAX / (number + 1)
-    } else {
-        0
-    };
+fn data_bytes(flow: &Flow) -> u64 {
+    flow.total(|counts| counts.bytes)
+}
+
+/// Adds the connection that is number `added`, from 0.
+fn add(connections: &mut HashMap<FlowId, Connection>, id: FlowId, options: &Options, added: usize) {
+    let is_detailed = added < DETAILED_FLOWS_MAX;
+    let shares = if is_detailed { SHARES } else { SHARES_SMALL };
+    let points = if options.has_pictures && is_detailed { SERIES_POINTS_MAX / (added + 1) } else { 0 };
     if points > 0 {
-        connections.iter_mut().for_each(|connection| connection.limit_points(points));
+        connections.values_mut().for_each(|connection| connection.limit_points(points));
     }
-    connections.push(Connection::new(shares, options.seed.wrapping_add(number as u64), points));
-}
-
-fn report(index: usize, flow: &plain::Flow, source: &str, finished: Finished) -> FlowReport {
-    let verdict = model::judge(&finished.evidence);
-    FlowReport {
-        flow: view::Flow {
-            id: (index + 1).to_string(),
-            source: source.to_owned(),
-            initiator: flow.ends[0].to_string(),
-            target: flow.ends[1].to_string(),
-            initiator_name: None,
-            target_name: None,
-            vantage: flow.vantage(),
-            distances: flow.distances(),
-            negotiated: Vec::new(),
-            commands: finished.commands_seen,
-            frames: flow.frames,
-        },
-        verdict,
-        evidence: finished.evidence,
-        series: finished.series,
-        commands: finished.commands,
-        summary: finished.summary,
-        counts: finished.counts,
-        seconds: finished.seconds,
-        payload_bytes: finished.bytes,
-        notes: Vec::new(),
-    }
+    connections.insert(id, Connection::new(shares, options.seed.wrapping_add(added as u64), points));
 }
