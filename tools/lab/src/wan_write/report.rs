@@ -119,6 +119,11 @@ impl Watched {
                 "unsent_bytes_max": self.observed.iter().filter_map(|one| one.sample.notsent_bytes).max(),
                 "sleeps_in": sleeps,
             },
+            "verdict": self.verdict.as_ref().filter(|_| self.is_iscsi()).map(|verdict| json!({
+                "limit": verdict.limit,
+                "confidence": rounded(verdict.confidence),
+                "sentence": verdict.sentence,
+            })),
             "late_max_ms": rounded(self.late_ms),
         })
     }
@@ -298,9 +303,11 @@ fn text_of_verdict(cases: &[Watched]) -> String {
     };
     let window = cwnd * mss;
     let limit = if in_flight < 0.9 * window { "the send buffer" } else { "the congestion window" };
+    let verdict = case.verdict.as_ref().map(|verdict| format!("\nThe analyser: {}\n", verdict.sentence));
+    let verdict = verdict.unwrap_or_default();
     format!(
         "At {} ms at most {} KiB are in flight, of a send buffer of {} KiB (SO_SNDBUF {SEND_BUFFER}, doubled), while the congestion \
-         window permits {} KiB ({cwnd:.0} packets; a block needs {needed:.0}): the limit is {limit}.\n",
+         window permits {} KiB ({cwnd:.0} packets; a block needs {needed:.0}): the limit is {limit}.\n{verdict}",
         case.rtt.as_millis(),
         short(in_flight / 1024.0),
         short(buffer / 1024.0),

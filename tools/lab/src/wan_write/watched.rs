@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use monitor::command::{Command, Transfer};
 use monitor::event::Distances;
+use monitor::model::Verdict;
 
-use super::capture::read;
+use super::capture::{Captured, read};
 use super::place::Place;
 use super::plan::{Row, Who, cell_name};
 use super::trace::{Burst, Trace};
@@ -27,6 +28,8 @@ pub(super) struct Watched {
     /// Complete writes within the observation; empty for plain sockets.
     pub(super) commands: Vec<Command>,
     pub(super) observed: Vec<Observed>,
+    /// What the analyser says about the whole capture, login and warm-up included.
+    pub(super) verdict: Option<Verdict>,
     /// Greatest lateness of the path, milliseconds.
     pub(super) late_ms: f64,
 }
@@ -46,8 +49,7 @@ impl Watched {
         let path = place.folder.path().join("initiator.pcap");
         // The capture is taken beside the initiator: the round trip lies behind it.
         let distances = Distances { initiator_ns: Some(0), target_ns: Some(rtt.as_nanos() as u64) };
-        let is_iscsi = row.who != Who::Socket;
-        let (trace, commands) = read(&path, Place::port(&row), is_iscsi, distances)?;
+        let Captured { trace, commands, verdict } = read(&path, Place::port(&row), distances)?;
         let ends = observed.first().zip(observed.last());
         let (first, last) =
             ends.ok_or_else(|| LabError::new(cell_name(&row, rtt), &"no sample of the socket"))?;
@@ -58,7 +60,7 @@ impl Watched {
                 && period.contains(&(command.at_ns + command.latency_ns))
         };
         let commands = commands.into_iter().filter(is_within).collect();
-        Ok(Self { row, rtt, block, trace: trace.within(period), commands, observed, late_ms })
+        Ok(Self { row, rtt, block, trace: trace.within(period), commands, observed, verdict, late_ms })
     }
 
     /// Milliseconds of a part of each write.
