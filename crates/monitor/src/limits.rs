@@ -4,8 +4,6 @@
 pub(crate) const SERIES_POINTS_MAX: usize = 1_000_000;
 /// Bins of the rate over time of one direction.
 pub(crate) const RATE_BINS_MAX: usize = 4096;
-/// Segments of one direction that wait for the acknowledgement that times them.
-pub(crate) const RTT_PENDING_MAX: usize = 4096;
 
 // The probe.
 

@@ -1,13 +1,11 @@
 //! The machine that fills a [`Series`].
 
-use std::collections::VecDeque;
-
 use super::marks::{Mark, Marks};
 use super::track::{Bins, Point, Span, Thin, Timed, Track};
 use super::{Direction, Series, Socket};
 use crate::command::{Command, Standing};
-use crate::event::{Ack, Duplicate, Event, Kind, PduStart, Segment, Side};
-use crate::limits::{RTT_PENDING_MAX, SERIES_POINTS_MAX};
+use crate::event::{Ack, Duplicate, Event, Kind, Order, PduStart, Segment, Side};
+use crate::limits::SERIES_POINTS_MAX;
 use crate::sample::Sample;
 
 /// Most points that one call of a `handle_*` method adds: a sample has eight values.
@@ -196,8 +194,6 @@ struct Stream {
     rate: Bins,
     /// End of what was sent.
     edge: u64,
-    /// Ends of segments that were sent once and are not acknowledged, with their times.
-    pending: VecDeque<(u64, u64)>,
 }
 
 impl Default for Stream {
@@ -212,7 +208,6 @@ impl Default for Stream {
             rtt: Track::with_bins(RTT_BIN_NS),
             rate: Bins::default(),
             edge: 0,
-            pending: VecDeque::new(),
         }
     }
 }
@@ -223,20 +218,23 @@ impl Stream {
     }
 
     fn handle_segment(&mut self, at_ns: u64, segment: Segment) {
+        let low = segment.offset;
+        let high = low.saturating_add(u64::from(segment.bytes));
         // A segment that repeats a part begins with it: what a sender repeats starts at its oldest unacknowledged byte.
-        let middle = segment.offset.saturating_add(u64::from(segment.repeated_bytes));
-        let high = segment.offset.saturating_add(u64::from(segment.bytes));
-        if segment.repeated_bytes > 0 {
-            self.repeated.push(Span { at_ns, low: segment.offset, high: middle.min(high), segments: 1 });
-            // Whether an acknowledgement is for the first or the second sending cannot be known (RFC 6298 section 3).
-            self.pending.clear();
+        let middle = match (segment.order, segment.repeated_bytes) {
+            (Order::Again, 0) => high,
+            (_, repeated) => low.saturating_add(u64::from(repeated)).min(high),
+        };
+        if low < middle {
+            self.repeated.push(Span { at_ns, low, high: middle, segments: 1 });
         }
         if middle < high {
             self.sent.push(Span { at_ns, low: middle, high, segments: 1 });
-            self.rate.add(at_ns, high - middle);
-            if segment.repeated_bytes == 0 && high > self.edge && self.pending.len() < RTT_PENDING_MAX {
-                self.pending.push_back((high, at_ns));
-            }
+        }
+        // What fills a gap passes here for the first time.
+        let new = u64::from(segment.bytes.saturating_sub(segment.repeated_bytes));
+        if new > 0 {
+            self.rate.add(at_ns, new);
         }
         self.edge = self.edge.max(high);
         self.note_in_flight(at_ns);
@@ -256,11 +254,7 @@ impl Stream {
             return;
         }
         self.acknowledged.push(Point { at_ns, value: ack.acknowledged });
-        let mut sent = None;
-        while let Some((_, at_ns)) = self.pending.pop_front_if(|(end, _)| *end <= ack.acknowledged) {
-            sent = Some(at_ns);
-        }
-        if let Some(value) = sent.and_then(|sent| at_ns.checked_sub(sent)) {
+        if let Some(value) = ack.round_trip_ns {
             self.rtt.push(Point { at_ns, value });
         }
         self.note_in_flight(at_ns);
@@ -268,7 +262,9 @@ impl Stream {
 
     fn note_in_flight(&mut self, at_ns: u64) {
         let value = self.edge.saturating_sub(self.acked());
-        self.in_flight.push(Point { at_ns, value });
+        if self.in_flight.last().is_none_or(|last| last.value != value) {
+            self.in_flight.push(Point { at_ns, value });
+        }
     }
 
     fn tracks(&mut self) -> [&mut dyn Thin; 7] {

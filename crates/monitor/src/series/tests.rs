@@ -2,13 +2,20 @@ use iscsi::wire::BHS_LENGTH;
 
 use super::*;
 use crate::command::{Command, Standing, Transfer};
-use crate::event::{Ack, Duplicate, Event, Kind, PduStart, Segment};
+use crate::event::{Ack, Duplicate, Event, Kind, Order, PduStart, Segment};
 use crate::sample::Sample;
 
 const EVERYTHING: usize = 1_000_000;
 
 fn segment(at_ns: u64, offset: u64, bytes: u32, repeated_bytes: u32) -> Event {
-    let segment = Segment { offset, bytes, repeated_bytes, mss: 1448, ..Segment::default() };
+    let segment = Segment {
+        order: if bytes == 77 { Order::Again } else { Order::Next },
+        offset,
+        bytes,
+        repeated_bytes,
+        mss: 1448,
+        ..Segment::default()
+    };
     Event { at_ns, frame: 1, from: Side::Initiator, kind: Kind::Segment(segment) }
 }
 
@@ -16,11 +23,10 @@ fn ack(at_ns: u64, acknowledged: u64, window_bytes: u64, duplicate: Duplicate) -
     let ack = Ack {
         acknowledged,
         window_bytes: Some(window_bytes),
-        sacked_bytes: 0,
         duplicate,
-        congestion_echo: false,
         is_bare: true,
-        round_trip_ns: None,
+        round_trip_ns: (acknowledged == 1000).then_some(4_000_000),
+        ..Ack::default()
     };
     Event { at_ns, frame: 1, from: Side::Target, kind: Kind::Ack(ack) }
 }
@@ -78,21 +84,25 @@ fn a_stream_has_its_bytes_acknowledgements_and_what_is_in_flight() {
             ack(6 * MS, 1000, 9000, Duplicate::Ack),
             segment(7 * MS, 1000, 1500, 1000),
             ack(9 * MS, 2500, 8000, Duplicate::No),
+            // Again, and not seen before: the network lost it before the capture.
+            segment(9 * MS, 500, 77, 0),
         ],
     );
     let stream = series.direction(Side::Initiator);
     let spans =
         |spans: &[Span]| spans.iter().map(|span| (span.at_ns / MS, span.low, span.high)).collect::<Vec<_>>();
     assert_eq!(spans(&stream.sent), [(1, 0, 1000), (2, 1000, 2000), (7, 2000, 2500)]);
-    assert_eq!(spans(&stream.repeated), [(7, 1000, 2000)]);
+    assert_eq!(spans(&stream.repeated), [(7, 1000, 2000), (9, 500, 577)]);
     assert_eq!(stream.acknowledged, points(&[(5 * MS, 1000), (9 * MS, 2500)]));
     assert_eq!(stream.duplicates, points(&[(6 * MS, 1000)]));
     let in_flight = [(MS, 1000), (2 * MS, 2000), (5 * MS, 1000), (7 * MS, 1500), (9 * MS, 0)];
     assert_eq!(stream.in_flight, points(&in_flight));
     assert_eq!(stream.window, points(&[(5 * MS, 9000), (9 * MS, 8000)]));
-    // The second segment was sent again: its acknowledgement times neither sending.
     assert_eq!(stream.rtt, points(&[(5 * MS, 4 * MS)]));
-    assert_eq!(stream.rate, Bins { from_ns: MS, width_ns: MS, sums: vec![1000, 1000, 0, 0, 0, 0, 500] });
+    assert_eq!(
+        stream.rate,
+        Bins { from_ns: MS, width_ns: MS, sums: vec![1000, 1000, 0, 0, 0, 0, 500, 0, 77] }
+    );
     assert_eq!((series.from_ns, series.to_ns, series.is_thinned), (MS, 9 * MS, false));
     assert!(series.direction(Side::Target).sent.is_empty());
 }
