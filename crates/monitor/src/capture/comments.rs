@@ -52,7 +52,7 @@ impl Comments {
                 ));
             }
             Kind::HeadersUnseen { bytes, .. } => {
-                self.lines.push(format!("{bytes} bytes hold PDUs whose headers the capture length cut off"))
+                self.lines.push(format!("{bytes} bytes hold PDUs whose headers the capture length cut off"));
             }
             Kind::Opaque(opaque) => self.lines.push(
                 match opaque {

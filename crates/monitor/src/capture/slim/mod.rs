@@ -11,8 +11,8 @@
 //! - Link headers, IP options, unknown TCP options, checksums, comments and names in the capture: left out.
 //!
 //! A snap length cannot describe a packet with a header in its middle. So a packet keeps its bytes up to the last one
-//! that stays, the others as zeros, and the lengths in its headers tell the rest. Zeros compress to almost nothing:
-//! give a name that ends in `.gz`.
+//! that stays, the others as zeros, and the lengths in its headers tell the rest. Zeros compress to almost nothing
+//! (`gzip`), and a compressed capture can be read as it is.
 //!
 //! Packets whose connection or PDUs are not yet known wait in a queue, which keeps the order of the capture. When it is
 //! full, its first packet leaves it: without payload if its PDUs are unknown, not at all if its connection is.

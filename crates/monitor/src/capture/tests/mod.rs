@@ -4,4 +4,5 @@ mod reader;
 mod slim;
 mod speed;
 mod tshark;
+mod verdict;
 mod written;

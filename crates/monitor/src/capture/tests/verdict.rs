@@ -1,0 +1,71 @@
+//! A capture without payload gives the verdict of the capture that it was made of.
+//!
+//! For ports other than 3260 `PORT=...`; `SLIM=FILE` keeps what is written.
+//!
+//! `CAPTURES="a.pcap b.pcap" cargo test --release -p hikyaku-monitor --lib -- --ignored --nocapture slim_has_the_same`
+
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::path::Path;
+
+use crate::analysis::{Analyzer, Options, Report, Seen};
+use crate::capture::Reader;
+use crate::capture::slim::{Slim, Summary};
+
+/// Analyses a capture, and writes it without payload.
+fn analyze(source: impl Read + Send + 'static) -> (Report, Vec<u8>, Summary) {
+    let mut reader = Reader::new(source).unwrap();
+    let ports = std::env::var("PORT").ok().and_then(|port| port.parse().ok()).into_iter().collect();
+    let mut analyzer = Analyzer::new(Options { ports, ..Options::default() });
+    let mut slim = Slim::new(Vec::new()).unwrap();
+    while let Some(packet) = reader.next().unwrap() {
+        let mut events = Vec::new();
+        analyzer.handle_seen(&packet, |seen| {
+            if let Seen::Event(_, event) = seen {
+                events.push(event.clone());
+            }
+        });
+        slim.packet(&packet, &events).unwrap();
+    }
+    let (file, summary) = slim.finish().unwrap();
+    (analyzer.finish("", reader.counts(), &reader.notes()), file, summary)
+}
+
+/// What must not change, a line for each connection.
+fn lines(report: &Report) -> Vec<String> {
+    let line = |flow: &crate::analysis::FlowReport| {
+        let (verdict, counts) = (&flow.verdict, flow.counts);
+        format!(
+            "{} {:?} {:.4} {:?} {counts:?} {:?} {:?}",
+            verdict.sentence,
+            verdict.limit,
+            verdict.share,
+            verdict.next_limit,
+            flow.payload_bytes,
+            flow.evidence
+        )
+    };
+    report.flows.iter().map(line).collect()
+}
+
+#[test]
+#[ignore = "needs captures"]
+fn slim_has_the_same_verdict() {
+    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    for file in files.split_whitespace().map(Path::new) {
+        let (before, slimmed, summary) = analyze(File::open(file).unwrap());
+        let bytes = slimmed.len();
+        assert!(!slimmed.windows(4).any(|part| part == b"iqn."), "{}: a name", file.display());
+        if let Ok(path) = std::env::var("SLIM") {
+            std::fs::write(path, &slimmed).unwrap();
+        }
+        let (after, ..) = analyze(Cursor::new(slimmed));
+        println!(
+            "{}: {summary:?}, {bytes} of {} bytes, {:?}",
+            file.display(),
+            file.metadata().unwrap().len(),
+            before.flows.first().map(|flow| &flow.verdict.sentence)
+        );
+        assert_eq!(lines(&after), lines(&before), "{}", file.display());
+    }
+}
