@@ -43,6 +43,25 @@ impl KernelSession {
     }
 }
 
+/// Reads the requests outstanding now at the disks of a session.
+pub(super) fn observe(session: &mut KernelSession, sys: &Path) {
+    for disk in &mut session.disks {
+        disk.inflight = inflight(&sys.join("block").join(&disk.name));
+    }
+}
+
+/// Reads and writes outstanding at a block device.
+fn inflight(dir: &Path) -> Option<u32> {
+    let counts = numbers(dir.join("inflight"));
+    u32::try_from(counts.first()?.saturating_add(*counts.get(1)?)).ok()
+}
+
+/// The numbers of a file, up to the first word that is none.
+fn numbers(path: PathBuf) -> Vec<u64> {
+    let text = text(path).unwrap_or_default();
+    text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect()
+}
+
 /// Names of a directory's entries, sorted.
 fn names(path: &Path) -> Vec<String> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -94,15 +113,10 @@ fn disks(sys: &Path, device: &Path) -> Vec<KernelDisk> {
 
 fn disk(sys: &Path, name: String, queue_depth: Option<u32>) -> KernelDisk {
     let dir = sys.join("block").join(&name);
-    let numbers = |file: &str| -> Vec<u64> {
-        let text = text(dir.join(file)).unwrap_or_default();
-        text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect()
-    };
-    let (inflight, stat) = (numbers("inflight"), numbers("stat"));
-    let sum = || u32::try_from(inflight.first()?.saturating_add(*inflight.get(1)?)).ok();
+    let stat = numbers(dir.join("stat"));
     // Documentation/block/stat.rst: sectors are of 512 bytes, whatever the disk's blocks are.
     let bytes = |field: usize| stat.get(field).map(|sectors| sectors.saturating_mul(512));
-    KernelDisk { queue_depth, inflight: sum(), read_bytes: bytes(2), written_bytes: bytes(6), name }
+    KernelDisk { queue_depth, inflight: inflight(&dir), read_bytes: bytes(2), written_bytes: bytes(6), name }
 }
 
 #[cfg(test)]
@@ -149,6 +163,10 @@ mod tests {
         assert_eq!((&*found[0].target, &found[0].disks), ("iqn.2026-11.example:disks", &vec![disk]));
         assert_eq!((found[0].outstanding(), found[1].outstanding()), (Some(32), None));
         assert_eq!((found.len(), found[1].remote), (2, "[fe80::1]:860".parse().unwrap()));
+        let mut first = found[0].clone();
+        fs::write(root.path().join("block/sdb/inflight"), "0 1\n").unwrap();
+        observe(&mut first, root.path());
+        assert_eq!(first.outstanding(), Some(1));
     }
 
     #[test]

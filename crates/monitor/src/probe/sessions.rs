@@ -20,6 +20,7 @@ use crate::sample::Sample;
 const ISCSI_PORTS: [u16; 2] = [3260, 860];
 /// Names of processes whose connections are iSCSI on any port. The kernel cuts names after 15 bytes.
 const PROGRAMS: [&str; 3] = ["hikyaku", "tgtd", "iscsid"];
+const SYS: &str = "/sys";
 const QEMU: &str = "qemu-";
 /// Searches for the owner of a socket that no process shows: those of other users never will.
 const OWNER_SEARCHES_MAX: u32 = 3;
@@ -89,6 +90,9 @@ impl Session {
     }
 
     fn add(&mut self, mut sample: Sample) {
+        if let Some(kernel) = &mut self.kernel {
+            kernel::observe(kernel, Path::new(SYS));
+        }
         sample.device_drops = self.route.as_ref().map(|route| route.drops);
         sample.outstanding = self.kernel.as_ref().and_then(KernelSession::outstanding);
         if self.history.len() == HISTORY_MAX {
@@ -228,7 +232,7 @@ impl Sessions {
     }
 
     fn find_kernel_sessions(&mut self) {
-        let found = kernel::sessions(Path::new("/sys"));
+        let found = kernel::sessions(Path::new(SYS));
         for session in self.sessions.iter_mut().filter(|session| session.side == Side::Initiator) {
             // Sockets of the kernel's initiator belong to iscsid, or to no process that is visible.
             let may_be = session.owner.as_ref().is_none_or(|owner| owner.name == "iscsid");

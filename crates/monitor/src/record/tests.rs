@@ -26,7 +26,7 @@ fn sample(number: u64) -> Sample {
         bytes_retrans: (number > 5).then_some(number),
         pacing_bytes_per_s: Some(u64::MAX - number),
         app_limited: Some(number.is_multiple_of(2)),
-        outstanding: (number % 4 == 0).then_some(32),
+        outstanding: number.is_multiple_of(4).then_some(32),
         ..Sample::default()
     }
 }
