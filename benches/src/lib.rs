@@ -11,6 +11,7 @@ mod record;
 mod sealed;
 mod service;
 mod target;
+mod verdict;
 mod versus;
 
 use std::fs::{File, TryLockError};
@@ -82,6 +83,13 @@ enum Bench {
     Service(Common),
     /// What `watch` takes of a core, beside a bare loop in C over the same system calls
     Probe(Common),
+    /// What `analyze` and `watch` say about connections whose limit was injected (needs root)
+    Verdict {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        own: verdict::Own,
+    },
     /// The far end of a bare TCP round trip
     #[command(hide = true)]
     Pong {
@@ -118,6 +126,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         | Bench::Service(common)
         | Bench::Probe(common)
         | Bench::Copy { common, .. }
+        | Bench::Verdict { common, .. }
         | Bench::Versus { common, .. } => common,
         Bench::Pong { request, reply } => return pong::pong(*request, *reply),
     };
@@ -135,6 +144,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, context),
         Bench::Service(common) => service::run_table(common, &context),
         Bench::Probe(common) => probe::run_table(common, &context),
+        Bench::Verdict { common, own } => verdict::run_table(common, own, &context),
         Bench::Versus { common, old } => versus::run_table(common, old, &context),
         Bench::Pong { .. } => unreachable!("answered above"),
     }

@@ -35,6 +35,7 @@ mod statements;
 pub mod tap;
 pub mod target;
 pub mod tgt;
+pub mod verdict;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,0 +1,5 @@
+//! `cargo xtask bench verdict`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("verdict")
+}
