@@ -233,6 +233,7 @@ fn command(number: u32, at_ns: u64, ta_ns: u64, tb_ns: u64) -> Command {
             burst(Trigger::Ack, 11_000_000),
         ],
         status: Some(0),
+        is_inferred: false,
     }
 }
 

@@ -108,7 +108,10 @@ impl Connection {
         self.take_commands(|_| {});
         let counts = self.tracker.counts();
         let summary = self.summary;
-        let evidence = self.attribution.finish(|sender| summary.protocol(sender, &counts));
+        let mut evidence = self.attribution.finish(|sender| summary.protocol(sender, &counts));
+        if let Some(bytes) = unframed_bytes(flow, evidence.sender) {
+            evidence.data_bytes = evidence.data_bytes.max(bytes);
+        }
         let name = |side, key| flow.key(side, key).map(str::to_owned);
         let view = view::Flow {
             id,
@@ -136,6 +139,13 @@ impl Connection {
             notes: notes(flow, &counts),
         }
     }
+}
+
+/// All payload of a direction in which not all PDUs are known: nearly all of it is data where there is much.
+fn unframed_bytes(flow: &Flow, sender: Side) -> Option<u64> {
+    let counts = flow.of(sender, flow.counts);
+    let is_patchy = counts.headers_unseen_bytes > 0 || flow.of(sender, flow.framing) != Framing::Plain;
+    is_patchy.then_some(counts.bytes)
 }
 
 /// What could not be seen of the connection.

@@ -152,6 +152,7 @@ mod tests {
             depth: 1,
             bursts: vec![burst],
             status: Some(0),
+            is_inferred: false,
         }
     }
 

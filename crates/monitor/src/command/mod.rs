@@ -85,6 +85,9 @@ pub struct Command {
     pub bursts: Vec<Burst>,
     /// SCSI status; `None` if the capture did not show it.
     pub status: Option<u8>,
+    /// Its start or its end was not captured: what is known of it follows from R2Ts and sequence numbers, and times are
+    /// rough.
+    pub is_inferred: bool,
 }
 
 /// What iSCSI waits for at a moment, as the data sender's end sees it.
@@ -139,6 +142,8 @@ pub struct Counts {
     /// Headers that are no PDU of their direction.
     pub malformed: u64,
     pub capture_losses: u64,
+    /// Writes whose start passed unseen, known by their R2Ts.
+    pub inferred: u64,
     /// Data of PDUs whose headers were not captured: given to the commands in their order.
     pub inferred_bytes: u64,
 }

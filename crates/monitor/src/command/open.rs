@@ -1,6 +1,7 @@
 //! One command between its first byte and its response.
 
-use iscsi::wire::{R2t, ScsiCommand};
+use iscsi::wire::{Attribute, CmdSn, R2t, ScsiCommand, StatSn};
+use scsi::cdb::opcode::WRITE_10;
 use scsi::cdb::{Direction, fact_of};
 
 use super::stream::Passed;
@@ -57,6 +58,8 @@ pub(super) struct Open {
     data_frame: u64,
     /// The capture may have lost its response; it is given up when this many other commands have ended.
     pub(super) doubted_until: Option<u64>,
+    /// Its start or its end was not captured.
+    pub(super) is_inferred: bool,
 }
 
 /// Share of an open command in the connection's standing.
@@ -101,7 +104,31 @@ impl Open {
             frame_bytes: 0,
             data_frame: 0,
             doubted_until: None,
+            is_inferred: false,
         }
+    }
+
+    /// A write whose first sign is an R2T: its start passed unseen. `at_ns` is when it must have been sent.
+    pub(super) fn inferred(r2t: &R2t, at_ns: u64, frame: u64) -> Self {
+        let command = ScsiCommand {
+            immediate: false,
+            is_final: true,
+            read: false,
+            write: true,
+            attribute: Attribute::Simple,
+            lun: r2t.lun,
+            itt: r2t.itt,
+            expected_data_transfer_length: r2t.buffer_offset,
+            cmd_sn: CmdSn(0),
+            exp_stat_sn: StatSn(0),
+            cdb: [0; 16],
+            total_ahs_length: 0,
+            data_segment_length: r2t.buffer_offset,
+        };
+        let mut open = Self::new(&command, at_ns, frame, 0);
+        (open.transfer, open.operation) = (Some(Transfer::Write), WRITE_10);
+        open.is_inferred = true;
+        open
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -149,6 +176,14 @@ impl Open {
     pub(super) fn on_r2t(&mut self, r2t: &R2t, at_ns: u64) {
         if self.transfer != Some(Transfer::Write) {
             return;
+        }
+        if self.is_inferred {
+            // Its data passes unseen; R2Ts show how much there is.
+            let end = u64::from(r2t.buffer_offset) + u64::from(r2t.desired_data_transfer_length);
+            self.expected = self.expected.max(end);
+            self.granted = self.expected;
+            self.sent = self.expected;
+            self.r2t_rounds = self.r2t_rounds.saturating_add(1);
         }
         if self.phase() == Phase::AwaitingR2t {
             self.r2t_rounds = self.r2t_rounds.saturating_add(1);

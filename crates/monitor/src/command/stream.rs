@@ -61,9 +61,25 @@ pub(super) struct Stream {
     /// End of the last PDU that started.
     framed_until: u64,
     is_opaque: bool,
+    /// Some headers were not captured, or are not found.
+    is_patchy: bool,
 }
 
+/// Bytes without the start of a PDU from which on headers count as not found.
+const WAITING_BYTES_MAX: u64 = 64 << 10;
+
 impl Stream {
+    /// Whether PDUs of this direction may have passed unseen.
+    pub(super) fn is_patchy(&self) -> bool {
+        let waiting = self.pieces.front().zip(self.pieces.back());
+        self.is_patchy
+            || waiting.is_some_and(|(a, b)| b.span.end.saturating_sub(a.span.start) > WAITING_BYTES_MAX)
+    }
+
+    pub(super) fn set_patchy(&mut self) {
+        self.is_patchy = true;
+    }
+
     /// Counts new payload for the commands whose PDUs it belongs to.
     pub(super) fn on_piece(&mut self, piece: Piece, mut count: impl FnMut(Key, Passed)) {
         if self.is_opaque {
@@ -124,6 +140,7 @@ impl Stream {
         }
         self.pieces.retain(|piece| piece.span.end > span.end);
         self.framed_until = self.framed_until.max(span.end);
+        self.is_patchy = true;
     }
 
     /// Removes the next PDU that started at `offset` or before.

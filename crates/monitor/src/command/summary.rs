@@ -72,6 +72,8 @@ pub struct Direction {
     pub bytes: u64,
     /// Commands that ended with another status than GOOD.
     pub failed: u64,
+    /// Commands of which a part was not captured; they are in no time but `latency`.
+    pub inferred: u64,
     pub ta: Times,
     pub tb: Times,
     pub tc: Times,
@@ -94,13 +96,16 @@ impl Direction {
         self.count = self.count.saturating_add(1);
         self.bytes = self.bytes.saturating_add(command.bytes);
         self.failed += u64::from(command.status.is_some_and(|status| status != 0));
-        self.ta.add(command.ta_ns);
-        self.tb.add(command.tb_ns);
-        if let Some(tc_ns) = command.tc_ns {
-            self.tc.add(tc_ns);
+        if !command.is_inferred {
+            self.ta.add(command.ta_ns);
+            self.tb.add(command.tb_ns);
+            self.target.add(command.target_ns);
+            if let Some(tc_ns) = command.tc_ns {
+                self.tc.add(tc_ns);
+            }
         }
+        self.inferred += u64::from(command.is_inferred);
         self.latency.add(command.latency_ns);
-        self.target.add(command.target_ns);
         self.sizes.add(command.bytes);
         self.depths.add(command.depth.into());
         self.unsolicited.add(command.unsolicited_bytes.into());

@@ -109,6 +109,11 @@ impl Table {
         self.order.iter().copied().find(|key| self.get(*key).is_some_and(is_moving))
     }
 
+    /// The oldest command.
+    pub(super) fn first(&self) -> Option<&Open> {
+        self.order.iter().find_map(|key| self.get(*key))
+    }
+
     /// Changes a command and keeps the totals right.
     pub(super) fn update<R>(&mut self, key: Key, change: impl FnOnce(&mut Open) -> R) -> Option<R> {
         let (generation, open) = self.slots.get_mut(key.index)?.as_mut()?;

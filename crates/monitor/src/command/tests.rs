@@ -547,3 +547,50 @@ fn any_sequence_of_headers_keeps_the_sums() {
         Standing { command_window: wire.standing().command_window, ..Standing::default() }
     );
 }
+
+/// Frames of 64 KiB of which only the headers of TCP were captured: the target's PDUs tell of the commands.
+#[test]
+fn writes_whose_commands_passed_unseen_are_known_by_their_r2ts() {
+    let mut wire = Wire::between(0, 10 * MS);
+    wire.segment(0, Initiator, 0, 65_160);
+    wire.segment(US, Initiator, 65_160, 65_160);
+    for itt in 1..=3 {
+        wire.pdu(11 * MS, Target, r2t(itt, 8192, 8192));
+        wire.pdu(22 * MS, Target, r2t(itt, 16_384, 8192));
+    }
+    assert_eq!(wire.standing().outstanding, 3);
+    for itt in 1..=3 {
+        wire.pdu(35 * MS, Target, good(itt));
+    }
+    let (commands, counts) = wire.finish();
+    let seen: Vec<_> = commands
+        .iter()
+        .map(|c| (c.is_inferred, c.depth, c.bytes, c.r2t_rounds, c.unsolicited_bytes, c.latency_ns))
+        .collect();
+    let of_depth = |depth| (true, depth, 24_576, 2, 8192, 34 * MS);
+    assert_eq!(seen, [of_depth(1), of_depth(2), of_depth(3)]);
+    assert_eq!((counts.inferred, counts.unknown), (3, 0));
+}
+
+/// The same of reads: the next commands tell how many statuses the initiator has.
+#[test]
+fn reads_whose_ends_passed_unseen_are_known_by_sequence_numbers() {
+    let command = |itt: u32, expected: u32| {
+        let mut header = read(itt, 65_536);
+        header[28..32].copy_from_slice(&expected.to_be_bytes());
+        header
+    };
+    let mut wire = Wire::between(0, 10 * MS);
+    wire.pdu(0, Initiator, command(1, 100));
+    wire.pdu(0, Initiator, command(2, 100));
+    wire.segment(11 * MS, Target, 0, 65_160);
+    wire.segment(11 * MS, Target, 65_160, 65_160);
+    wire.pdu(12 * MS, Initiator, command(3, 101));
+    assert_eq!(wire.standing().outstanding, 2);
+    wire.pdu(13 * MS, Initiator, command(4, 102));
+    assert_eq!(wire.standing().outstanding, 2);
+    let (commands, counts) = wire.finish();
+    let seen: Vec<_> = commands.iter().map(|c| (c.itt, c.is_inferred, c.bytes, c.latency_ns)).collect();
+    assert_eq!(seen, [(1, true, 65_536, 12 * MS), (2, true, 65_536, 13 * MS)]);
+    assert_eq!(counts.unfinished, 2);
+}

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use iscsi::wire::{
     BHS_LENGTH, CmdSn, DataIn, DataOut, InitiatorPdu, Opcode, R2t, Residual, ScsiCommand, ScsiResponse,
-    TargetPdu, TmFunction, TmRequest, TmResponse, TmResult,
+    StatSn, TargetPdu, TmFunction, TmRequest, TmResponse, TmResult,
 };
 
 use super::arrivals::{Arrivals, Brought};
@@ -12,7 +12,7 @@ use super::open::{Open, Phase};
 use super::stream::{Passed, Pdu, Piece, Stream};
 use super::table::{Key, Table};
 use super::{Command, Counts, Keys, Standing, Transfer, Trigger};
-use crate::event::{Ack, Distances, Event, Kind, PduStart, Segment, Side};
+use crate::event::{Ack, Distances, Event, Kind, Opaque, PduStart, Segment, Side};
 use crate::limits::{ACKS_REMEMBERED_MAX, COMMANDS_ENDED_MAX, TASK_REQUESTS_MAX};
 
 /// Shortest pause that separates two bursts when the round trip is short.
@@ -50,6 +50,9 @@ pub struct Tracker {
     awaiting_next: VecDeque<(u64, Command)>,
     ended: VecDeque<Command>,
     ended_count: u64,
+    /// ExpStatSN of the first command, and statuses that the target has sent since, as far as they were seen.
+    first_stat_sn: Option<StatSn>,
+    statuses: u64,
 }
 
 impl Tracker {
@@ -93,13 +96,20 @@ impl Tracker {
             }
             Kind::CaptureLost { .. } => {
                 self.counts.capture_losses += 1;
+                self.stream(event.from).set_patchy();
                 self.doubt();
             }
             Kind::HeadersUnseen { offset, bytes } => {
                 self.on_unseen(event, offset, bytes);
                 self.doubt();
             }
-            Kind::Opaque(_) => self.stream(event.from).close(),
+            Kind::Opaque(why) => {
+                let stream = self.stream(event.from);
+                stream.close();
+                if why == Opaque::Unframed {
+                    stream.set_patchy();
+                }
+            }
             Kind::Ended { .. } => self.finish(),
         }
     }
@@ -252,6 +262,7 @@ impl Tracker {
         if !command.immediate {
             self.next_cmd_sn = Some(command.cmd_sn.next());
         }
+        self.on_statuses(event, command.exp_stat_sn);
         self.name_next(at_ns);
         self.bring(event, Brought::Command);
         let first_burst = self.keys.first_burst_length.unwrap_or(match self.unsolicited_bytes_max {
@@ -267,6 +278,29 @@ impl Tracker {
         let (key, displaced) = self.table.insert(open);
         self.counts.unfinished += displaced as u64;
         carries_data.then_some(key)
+    }
+
+    /// The initiator has the statuses before `expected`. If some of them passed unseen, the oldest commands have ended.
+    fn on_statuses(&mut self, event: &Event, expected: StatSn) {
+        let first = *self.first_stat_sn.get_or_insert(expected);
+        let had = u64::try_from(expected.distance_from(first)).unwrap_or(0);
+        if !self.target.is_patchy() {
+            // What was not counted came before the first command, or is no command's.
+            self.statuses = self.statuses.max(had);
+            return;
+        }
+        while self.statuses < had
+            && let Some(open) = self.table.first()
+        {
+            let itt = open.itt;
+            if let Some(mut open) = self.table.remove_itt(itt) {
+                open.is_inferred = true;
+                self.ended_count += 1;
+                self.close(open, event.at_ns, None, Residual::None);
+            }
+            self.statuses += 1;
+        }
+        self.statuses = self.statuses.max(had);
     }
 
     /// A command starts: the time since earlier ones ended is known. One whose response the initiator did not have yet
@@ -349,6 +383,7 @@ impl Tracker {
             self.counts.malformed += 1;
             return;
         };
+        self.statuses += u64::from(carries_status(&parsed));
         match parsed {
             TargetPdu::R2t(r2t) => {
                 self.on_sequence(r2t.max_cmd_sn);
@@ -391,9 +426,13 @@ impl Tracker {
     }
 
     fn on_r2t(&mut self, event: &Event, r2t: &R2t) {
-        let Some(key) = self.table.find(r2t.itt.0) else {
-            self.counts.unknown += 1;
-            return;
+        let key = match self.table.find(r2t.itt.0) {
+            Some(key) => key,
+            None if self.initiator.is_patchy() => self.infer(event, r2t),
+            None => {
+                self.counts.unknown += 1;
+                return;
+            }
         };
         let waits = self.table.get(key).filter(|open| open.phase() == Phase::AwaitingR2t);
         let since = waits.map(|open| (open.last_data_ns.unwrap_or(open.at_ns), open.sent_until));
@@ -405,6 +444,18 @@ impl Tracker {
         });
         self.counts.r2ts += 1;
         self.counts.r2ts_outstanding_max = self.counts.r2ts_outstanding_max.max(outstanding.unwrap_or(0));
+    }
+
+    /// An R2T for a command that passed unseen, if the target answered it immediately a round trip before.
+    fn infer(&mut self, event: &Event, r2t: &R2t) -> Key {
+        let sent_ns = event.at_ns.saturating_sub(self.distances.target_ns.unwrap_or(0));
+        let mut open = Open::inferred(r2t, sent_ns, event.frame);
+        let depth = self.table.len() + 1;
+        open.depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        self.counts.inferred += 1;
+        let (key, displaced) = self.table.insert(open);
+        self.counts.unfinished += displaced as u64;
+        key
     }
 
     /// The response of a command has passed.
@@ -421,6 +472,11 @@ impl Tracker {
         }
         self.give_up_doubtful();
         let end_ns = event.at_ns.saturating_add(self.distances.initiator_ns.unwrap_or(0));
+        self.close(open, end_ns, status, residual);
+    }
+
+    /// The command has ended at `end_ns` in the initiator's clock.
+    fn close(&mut self, open: Open, end_ns: u64, status: Option<u8>, residual: Residual) {
         let Some(transfer) = open.transfer else {
             self.counts.without_data += 1;
             return;
@@ -475,6 +531,16 @@ impl Tracker {
     }
 }
 
+/// Whether the PDU takes a StatSN.
+fn carries_status(pdu: &TargetPdu) -> bool {
+    match pdu {
+        TargetPdu::DataIn(data) => data.status.is_some(),
+        TargetPdu::NopIn(nop) => !nop.itt.is_reserved(),
+        TargetPdu::R2t(_) => false,
+        _ => true,
+    }
+}
+
 /// Times in the initiator's clock: what the target sent is later there by the distance of the initiator.
 fn command(
     open: Open,
@@ -516,5 +582,6 @@ fn command(
         depth: open.depth,
         bursts: open.bursts,
         status,
+        is_inferred: open.is_inferred,
     }
 }

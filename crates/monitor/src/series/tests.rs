@@ -59,6 +59,7 @@ fn command(at_ns: u64, latency_ns: u64) -> Command {
         depth: 1,
         bursts: Vec::new(),
         status: Some(0),
+        is_inferred: false,
     }
 }
 

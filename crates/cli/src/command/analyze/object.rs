@@ -58,7 +58,7 @@ fn flow(report: &FlowReport) -> Value {
             "timeouts": path.timeouts,
             "capture_lost_bytes": path.capture_lost_bytes,
         },
-        "commands": report.counts.commands,
+        "commands": report.counts.commands + report.counts.inferred,
         "unfinished": report.counts.unfinished,
         "unknown": report.counts.unknown,
         "write": direction(report.summary.direction(Transfer::Write)),
@@ -109,6 +109,7 @@ fn command(command: &Command) -> Value {
         "unsolicited_bytes": command.unsolicited_bytes,
         "depth": command.depth,
         "status": command.status,
+        "inferred": command.is_inferred,
     })
 }
 
@@ -143,6 +144,7 @@ fn direction(direction: &Direction) -> Value {
         "commands": direction.count,
         "bytes": direction.bytes,
         "failed": direction.failed,
+        "inferred": direction.inferred,
         "mb_per_s": rounded(direction.bytes_per_s() / 1e6),
         "seconds": rounded(direction.seconds()),
         "block_bytes": direction.sizes.median(),
