@@ -175,6 +175,12 @@ fn notes(flow: &Flow, counts: &crate::command::Counts) -> Vec<String> {
          them, capture from before the login"
             .to_owned(),
     );
+    note(
+        flow.is_from_start && !flow.is_login_whole && !flow.negotiated.is_empty(),
+        "the text of the login is cut off by the capture length: keys that are not listed are unknown; capture 700 bytes of each \
+         packet (tcpdump -s 700), or all (-s 0), to see them"
+            .to_owned(),
+    );
     let lost = flow.total(|counts| counts.capture_lost_bytes);
     note(
         lost > 0,
@@ -188,6 +194,13 @@ fn notes(flow: &Flow, counts: &crate::command::Counts) -> Vec<String> {
             "{} bytes belong to PDUs whose headers are cut off by the capture length: they are given to the commands in their order; \
              capture more of each packet (tcpdump -s 0) to see them",
             counts.inferred_bytes
+        ),
+    );
+    note(
+        counts.inferred > 0,
+        format!(
+            "{} commands passed in frames whose headers are cut off by the capture length: they are counted by R2Ts and responses",
+            counts.inferred
         ),
     );
     note(

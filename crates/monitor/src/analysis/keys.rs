@@ -33,15 +33,15 @@ const RECEIVES: &str = "MaxRecvDataSegmentLength";
 const RECEIVED: [(&str, Side); 2] =
     [("InitiatorRecvDataSegmentLength", Side::Initiator), ("TargetRecvDataSegmentLength", Side::Target)];
 
-/// Keys with their values. A key that no end sent has its default, if the login was captured from its start; otherwise
-/// it is absent.
+/// Keys with their values. A key that no end sent has its default, if all of the login was captured; otherwise it is
+/// absent.
 pub(super) fn negotiated(flow: &Flow) -> Vec<(String, String)> {
     if flow.negotiated.is_empty() {
         return Vec::new();
     }
     let defaults = Negotiated::defaults(SessionType::Normal).pairs();
     let default = |key: &str| {
-        let known = defaults.iter().find(|(name, _)| *name == key).filter(|_| flow.is_from_start);
+        let known = defaults.iter().find(|(name, _)| *name == key).filter(|_| flow.is_login_whole);
         known.map(|(_, value)| value.clone())
     };
     let of_rules = RULES.into_iter().filter_map(|(key, rule)| {

@@ -73,7 +73,7 @@ pub struct Command {
     pub tb_ns: u64,
     /// Response to the next command of this connection; `None` until it comes.
     pub tc_ns: Option<u64>,
-    /// First byte of the command to the response's end.
+    /// First byte of the command to the response's end; 0 if it is not known.
     pub latency_ns: u64,
     /// What the target took itself: the part of waits for it beyond the round trip, summed over R2T waits and response.
     pub target_ns: u64,
@@ -142,7 +142,7 @@ pub struct Counts {
     /// Headers that are no PDU of their direction.
     pub malformed: u64,
     pub capture_losses: u64,
-    /// Writes whose start passed unseen, known by their R2Ts.
+    /// Writes whose start passed unseen, known by their R2Ts or by their responses alone.
     pub inferred: u64,
     /// Data of PDUs whose headers were not captured: given to the commands in their order.
     pub inferred_bytes: u64,

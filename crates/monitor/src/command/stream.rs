@@ -60,6 +60,7 @@ pub(super) struct Stream {
     pdus: VecDeque<Pdu>,
     /// End of the last PDU that started.
     framed_until: u64,
+    passed_until: u64,
     is_opaque: bool,
     /// Some headers were not captured, or are not found.
     is_patchy: bool,
@@ -76,12 +77,18 @@ impl Stream {
             || waiting.is_some_and(|(a, b)| b.span.end.saturating_sub(a.span.start) > WAITING_BYTES_MAX)
     }
 
+    /// Offset after the last byte that passed.
+    pub(super) fn passed_until(&self) -> u64 {
+        self.passed_until
+    }
+
     pub(super) fn set_patchy(&mut self) {
         self.is_patchy = true;
     }
 
     /// Counts new payload for the commands whose PDUs it belongs to.
     pub(super) fn on_piece(&mut self, piece: Piece, mut count: impl FnMut(Key, Passed)) {
+        self.passed_until = self.passed_until.max(piece.span.end);
         if self.is_opaque {
             return;
         }

@@ -105,7 +105,9 @@ impl Direction {
             }
         }
         self.inferred += u64::from(command.is_inferred);
-        self.latency.add(command.latency_ns);
+        if command.latency_ns > 0 {
+            self.latency.add(command.latency_ns);
+        }
         self.sizes.add(command.bytes);
         self.depths.add(command.depth.into());
         self.unsolicited.add(command.unsolicited_bytes.into());

@@ -594,3 +594,22 @@ fn reads_whose_ends_passed_unseen_are_known_by_sequence_numbers() {
     assert_eq!(seen, [(1, true, 65_536, 12 * MS), (2, true, 65_536, 13 * MS)]);
     assert_eq!(counts.unfinished, 2);
 }
+
+#[test]
+fn writes_of_which_only_the_responses_were_seen_are_like_the_last_one_known() {
+    let mut wire = Wire::between(0, 10 * MS);
+    wire.pdu(0, Initiator, write(1, 8192, 8192));
+    wire.segment(MS, Initiator, wire.offsets[0], 65_160);
+    wire.segment(2 * MS, Initiator, wire.offsets[0] + 65_160, 65_160);
+    for itt in 1..=3 {
+        // The target has received four commands; 138560 bytes were sent: 17 commands of 8240 bytes.
+        let mut header = good(itt);
+        header[28..32].copy_from_slice(&5_u32.to_be_bytes());
+        wire.pdu(u64::from(itt) * MS + 10 * MS, Target, header);
+    }
+    let (commands, counts) = wire.finish();
+    let mut seen: Vec<_> = commands.iter().map(|c| (c.itt, c.is_inferred, c.bytes, c.depth)).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(1, false, 8192, 1), (2, true, 8192, 16), (3, true, 8192, 15)]);
+    assert_eq!((counts.inferred, counts.unknown), (2, 0));
+}

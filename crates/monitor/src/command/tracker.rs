@@ -53,6 +53,23 @@ pub struct Tracker {
     /// ExpStatSN of the first command, and statuses that the target has sent since, as far as they were seen.
     first_stat_sn: Option<StatSn>,
     statuses: u64,
+    /// CmdSN of the first command.
+    first_cmd_sn: Option<CmdSn>,
+    /// The last write whose start was seen.
+    last_write: Option<Seen>,
+}
+
+/// What commands that pass unseen are taken to be like.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    lun: u64,
+    operation: u8,
+    bytes: u64,
+    unsolicited_bytes: u64,
+    /// Where it began, its depth, and the commands that had ended then.
+    offset: u64,
+    depth: u32,
+    ended: u64,
 }
 
 impl Tracker {
@@ -261,6 +278,7 @@ impl Tracker {
         self.counts.commands += 1;
         if !command.immediate {
             self.next_cmd_sn = Some(command.cmd_sn.next());
+            self.first_cmd_sn.get_or_insert(command.cmd_sn);
         }
         self.on_statuses(event, command.exp_stat_sn);
         self.name_next(at_ns);
@@ -274,6 +292,11 @@ impl Tracker {
         let in_flight = self.awaiting_next.iter().filter(|(end_ns, _)| *end_ns > at_ns).count();
         let depth = self.table.len() + in_flight + 1;
         open.depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        if open.transfer == Some(Transfer::Write) {
+            let (bytes, unsolicited_bytes) = (open.expected, open.unsolicited_bytes);
+            self.last_write =
+                Some(Seen { lun: open.lun, operation: open.operation, bytes, unsolicited_bytes });
+        }
         let carries_data = open.transfer == Some(Transfer::Write) && command.data_segment_length > 0;
         let (key, displaced) = self.table.insert(open);
         self.counts.unfinished += displaced as u64;
@@ -415,7 +438,50 @@ impl Tracker {
     fn on_response(&mut self, event: &Event, response: &ScsiResponse) {
         self.on_sequence(response.max_cmd_sn);
         self.bring(event, Brought::Response);
-        self.end(event, response.itt.0, Some(response.status), response.residual);
+        match self.last_write.filter(|_| self.initiator.is_patchy()) {
+            Some(like) if self.table.find(response.itt.0).is_none() => {
+                self.infer_whole(event, response, like)
+            }
+            _ => self.end(event, response.itt.0, Some(response.status), response.residual),
+        }
+    }
+
+    /// The response of a command of which nothing else was seen: a write like the last one that was.
+    fn infer_whole(&mut self, event: &Event, response: &ScsiResponse, like: Seen) {
+        let received = self.first_cmd_sn.map_or(0, |first| response.exp_cmd_sn.distance_from(first));
+        let at_target = u64::try_from(received).unwrap_or(0).saturating_sub(self.ended_count);
+        // All bytes sent since are those of such writes.
+        let sent_bytes = self.initiator.passed_until().saturating_sub(like.offset);
+        let sent = sent_bytes.div_ceil(like.bytes.saturating_add(BHS_LENGTH as u64));
+        let at_initiator = u64::from(like.depth.saturating_sub(1))
+            .saturating_add(sent)
+            .saturating_sub(self.ended_count.saturating_sub(like.ended));
+        let depth = at_target.max(at_initiator).max(1);
+        self.ended_count += 1;
+        self.counts.inferred += 1;
+        let end_ns = event.at_ns.saturating_add(self.distances.initiator_ns.unwrap_or(0));
+        let command = Command {
+            frame: event.frame,
+            at_ns: end_ns,
+            itt: response.itt.0,
+            lun: like.lun,
+            operation: like.operation,
+            transfer: Transfer::Write,
+            bytes: like.bytes,
+            ta_ns: 0,
+            tb_ns: 0,
+            tc_ns: None,
+            latency_ns: 0,
+            target_ns: 0,
+            r2t_rounds: 0,
+            r2t_bytes: 0,
+            unsolicited_bytes: u32::try_from(like.unsolicited_bytes).unwrap_or(u32::MAX),
+            depth: u32::try_from(depth).unwrap_or(u32::MAX),
+            bursts: Vec::new(),
+            status: Some(response.status),
+            is_inferred: true,
+        };
+        self.ended.push_back(command);
     }
 
     /// MaxCmdSN never shrinks (RFC 7143 section 4.2.2.1).

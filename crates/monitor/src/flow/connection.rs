@@ -461,6 +461,7 @@ impl Connection {
             first_ns: self.first_ns,
             last_ns: self.last_ns,
             is_from_start: self.negotiated.is_from_start,
+            is_login_whole: self.negotiated.is_from_start && !self.negotiated.is_cut,
             mss: directions.map(|direction| self.mss(direction)),
             window_scales: directions.map(|direction| self.scale(direction)),
             distances,

@@ -117,6 +117,8 @@ pub struct Flow {
     pub last_ns: u64,
     /// Whether the handshake was captured.
     pub is_from_start: bool,
+    /// Whether all text of the login was captured: a key that is absent then has its default.
+    pub is_login_whole: bool,
     /// Payload of a full packet; guessed without the handshake.
     pub mss: [u16; 2],
     /// Shift of the windows that each end announces; `None` without the handshake.
