@@ -294,8 +294,15 @@ impl Tracker {
         open.depth = u32::try_from(depth).unwrap_or(u32::MAX);
         if open.transfer == Some(Transfer::Write) {
             let (bytes, unsolicited_bytes) = (open.expected, open.unsolicited_bytes);
-            self.last_write =
-                Some(Seen { lun: open.lun, operation: open.operation, bytes, unsolicited_bytes });
+            self.last_write = Some(Seen {
+                lun: open.lun,
+                operation: open.operation,
+                bytes,
+                unsolicited_bytes,
+                offset: start.offset,
+                depth: open.depth,
+                ended: self.ended_count,
+            });
         }
         let carries_data = open.transfer == Some(Transfer::Write) && command.data_segment_length > 0;
         let (key, displaced) = self.table.insert(open);
