@@ -5,9 +5,9 @@
 //! lengths, sequence numbers, windows and known options, and the payload's PDU headers. What is replaced, and by what:
 //!
 //! - Addresses: the n-th IPv4 address by the n-th of 10.0.0.0/8, the n-th IPv6 address by fd00::n. Ports stay.
-//! - Payload: zeros, except basic header segments ([`header`] says which of their bytes stay; logical block addresses
+//! - Payload: zeros, except basic header segments (module `header` says which of their bytes stay; logical block addresses
 //!   and lengths do), header digests, computed anew where there are any, and text of logins with negotiated numbers
-//!   ([`text`]). Nothing that was written to or read from a disk, no name, no part of CHAP stays.
+//!   (module `text`). Nothing that was written to or read from a disk, no name, no part of CHAP stays.
 //! - Link headers, IP options, unknown TCP options, checksums, comments and names in the capture: left out.
 //!
 //! A snap length cannot describe a packet with a header in its middle. So a packet keeps its bytes up to the last one
@@ -245,7 +245,7 @@ impl<W: Write> Slim<W> {
                     }
                 }
                 Kind::HeadersUnseen { offset, bytes } | Kind::CaptureLost { offset, bytes } => {
-                    flow.streams[of].pass(offset.saturating_add(*bytes));
+                    self.pdus += flow.streams[of].pass(*offset, offset.saturating_add(*bytes));
                 }
                 Kind::Ack(_) | Kind::PduEnd(_) => {}
             }

@@ -18,7 +18,8 @@ const CONTINUE: u8 = 0x40;
 struct Pdu {
     offset: u64,
     end: u64,
-    header: [u8; BHS_LENGTH],
+    /// `None`: the snap length cut it.
+    header: Option<[u8; BHS_LENGTH]>,
     /// AHS, which is zeroed, and then the header digest, if there is one.
     ahs: u64,
     digest: Option<[u8; DIGEST_LENGTH]>,
@@ -62,9 +63,15 @@ impl Stream {
         self.is_closed || self.framed.is_some_and(|framed| framed >= end)
     }
 
-    /// PDUs that begin before `end` will never be known.
-    pub(super) fn pass(&mut self, end: u64) {
+    /// PDUs that begin from `offset` to `end` will never be known. Where one follows the PDU before, the part of its
+    /// header that was captured may say how long it is.
+    pub(super) fn pass(&mut self, offset: u64, end: u64) -> usize {
+        let is_start = self.framed == Some(offset) && offset < end;
+        if is_start {
+            self.pdus.push_back(Pdu { offset, end, header: None, ahs: 0, digest: None, text: None });
+        }
         self.framed = self.framed.max(Some(end));
+        usize::from(is_start)
     }
 
     pub(super) fn start(&mut self, start: &PduStart, headers: &mut Headers) {
@@ -77,8 +84,8 @@ impl Stream {
             has_digest.then(|| digest::header(&header, &[0; iscsi::wire::AHS_LENGTH_MAX][..ahs as usize]));
         let text = self.text_of(start, BHS_LENGTH as u64 + ahs + if has_digest { 4 } else { 0 }, data);
         let end = start.offset.saturating_add(start.bytes);
-        self.pdus.push_back(Pdu { offset: start.offset, end, header, ahs, digest, text });
-        self.pass(end);
+        self.pdus.push_back(Pdu { offset: start.offset, end, header: Some(header), ahs, digest, text });
+        self.framed = self.framed.max(Some(end));
     }
 
     /// By how much the PDU is longer than its segments: a data digest exists only with data.
@@ -134,7 +141,11 @@ impl Stream {
         }
         let first = self.pdus.partition_point(|pdu| pdu.end <= offset);
         for pdu in self.pdus.range(first..).take_while(|pdu| pdu.offset < end) {
-            kept.put(pdu.offset, &pdu.header);
+            let Some(header) = &pdu.header else {
+                kept.beginning(pdu.offset);
+                continue;
+            };
+            kept.put(pdu.offset, header);
             if let Some(digest) = pdu.digest {
                 kept.put(pdu.offset.saturating_add(BHS_LENGTH as u64 + pdu.ahs), &digest);
             }
@@ -175,6 +186,18 @@ impl Kept<'_> {
         let (from, to) = (at.max(self.offset), at.saturating_add(bytes.len() as u64).min(self.end()));
         if let Some(room) = self.room(from, to) {
             room.copy_from_slice(&bytes[(from - at) as usize..(to - at) as usize]);
+        }
+    }
+
+    /// Operation code and lengths of a header that is cut, if it is one.
+    fn beginning(&mut self, at: u64) {
+        let Some(first) = at.checked_sub(self.offset).and_then(|first| usize::try_from(first).ok()) else {
+            return;
+        };
+        let is_header = self.payload.get(first).is_some_and(|byte| Opcode::parse(*byte).is_ok());
+        if is_header {
+            let end = at.saturating_add(field::LUN.start as u64).min(self.end());
+            self.copy(at, end);
         }
     }
 

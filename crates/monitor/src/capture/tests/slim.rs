@@ -4,6 +4,7 @@ use iscsi::digest;
 
 use super::build::*;
 use super::framer::{Framer, PORT};
+use super::verdict;
 use crate::capture::Reader;
 use crate::capture::slim::{Slim, Summary};
 use crate::event::{Event, Kind, Opaque};
@@ -90,7 +91,7 @@ fn session(cut: usize, digests: bool) -> Talk {
     let mut talk = Talk::new(PORT);
     talk.send(0, &pdu(0x43, LOGIN, digests), cut);
     talk.send(1, &pdu(0x23, LOGIN, digests), cut);
-    let data = vec![SECRET; 8190];
+    let data = vec![SECRET; 2046];
     let out = [
         pdu(1, &[], digests),
         pdu(5, &data, digests),
@@ -285,4 +286,22 @@ fn tls_keeps_what_shows_that_it_is_tls() {
     let (lines, ..) = read(&file).unwrap();
     assert!(lines[3].ends_with("206+\"\\\\x16\\\\x03\\\\x01\\\\x00\\\\xc8\\\\x01\""), "{}", lines[3]);
     assert!(lines[4].ends_with("100+\"\""), "{}", lines[4]);
+}
+
+#[test]
+fn the_table_of_connections_sees_the_same() {
+    for (cut, digests, snap) in
+        [(1448, false, 9999), (65_000, true, 70_000), (100, true, 9999), (1448, false, 128)]
+    {
+        let mut talk = session(cut, digests);
+        talk.frames.iter_mut().for_each(|frame| frame.bytes.truncate(snap));
+        let whole = pcapng(1, &talk.frames);
+        let (file, _) = verdict::slimmed(Cursor::new(whole.clone()));
+        let (before, after) = (verdict::events(Cursor::new(whole)), verdict::events(Cursor::new(file)));
+        assert!(before.iter().filter(|event| event.contains("PduStart")).count() > 3, "{cut} {snap}");
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!(before, after, "{cut} {snap}");
+        }
+        assert_eq!(before.len(), after.len(), "{cut} {snap}");
+    }
 }
