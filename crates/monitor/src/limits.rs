@@ -21,8 +21,11 @@ pub const DESCRIPTORS_MAX: usize = 1 << 16;
 pub const THREADS_MAX: usize = 4096;
 /// Bytes of a file in `/proc` or `/sys`.
 pub const PROC_FILE_BYTES_MAX: u64 = 1 << 16;
-/// Samples of a connection that are kept for charts and for the verdict.
-pub const HISTORY_MAX: usize = 1024;
+/// Samples of a connection that are kept, [`HISTORY_NS`] apart: few, so that writing them does not cost more than asking
+/// the kernel.
+pub const HISTORY_MAX: usize = 64;
+/// Least time between two kept samples.
+pub const HISTORY_NS: u64 = 100_000_000;
 
 // Recordings.
 

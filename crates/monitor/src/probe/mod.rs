@@ -38,6 +38,7 @@ pub use sessions::{Chosen, Session, Sessions};
 
 /// Requests of one datagram: their replies fit into the socket's default receive buffer.
 pub const REQUESTS_MAX: usize = sys::BATCH_MAX;
+const _: () = assert!(REQUESTS_MAX <= 64, "a word has a bit for each request of a datagram");
 /// Bytes of one part of a dump.
 const DUMP_PART_BYTES: usize = 64 << 10;
 const ENOENT: i32 = libc::ENOENT;
@@ -118,22 +119,21 @@ impl Prober {
         Ok(())
     }
 
-    /// One sample of each socket, in their order; `outcomes` is emptied first. An error is one of the netlink socket.
-    pub fn sample(&mut self, sockets: &[Watched], outcomes: &mut Vec<Outcome>) -> io::Result<()> {
-        outcomes.clear();
-        for batch in sockets.chunks(REQUESTS_MAX) {
+    /// Asks for one sample of each socket. Calls `on` once for each, with its place among `sockets`. An error is one of the
+    /// netlink socket; sockets that `on` has not been called for are then unknown.
+    pub fn sample(&mut self, sockets: &[Watched], mut on: impl FnMut(usize, Outcome)) -> io::Result<()> {
+        for (start, batch) in (0..).step_by(REQUESTS_MAX).zip(sockets.chunks(REQUESTS_MAX)) {
             let first = self.sequence.wrapping_add(1);
             self.requests.clear();
             for (number, socket) in (0..).zip(batch) {
-                let start = self.requests.len();
+                let at = self.requests.len();
                 self.requests.extend_from_slice(&socket.message);
                 let sequence: u32 = first.wrapping_add(number);
-                self.requests[start + 8..start + 12].copy_from_slice(&sequence.to_ne_bytes());
+                self.requests[at + 8..at + 12].copy_from_slice(&sequence.to_ne_bytes());
                 self.sequence = sequence;
             }
             rustix::net::send(&self.socket, &self.requests, SendFlags::empty())?;
-            let at_ns = now_ns();
-            self.collect(first, batch.len(), at_ns, outcomes)?;
+            self.collect(first, batch.len(), now_ns(), &mut |index, outcome| on(start + index, outcome))?;
         }
         Ok(())
     }
@@ -144,10 +144,9 @@ impl Prober {
         first: u32,
         count: usize,
         at_ns: u64,
-        outcomes: &mut Vec<Outcome>,
+        on: &mut impl FnMut(usize, Outcome),
     ) -> io::Result<()> {
-        let start = outcomes.len();
-        outcomes.resize(start + count, Outcome::Missed);
+        let mut answered: u64 = 0;
         let mut left = count;
         while left > 0 {
             let received = match self.replies.receive(&self.socket, left) {
@@ -161,12 +160,14 @@ impl Prober {
             };
             for message in (0..received).flat_map(|index| netlink::messages(self.replies.datagram(index))) {
                 let index = message.sequence.wrapping_sub(first) as usize;
-                if index < count {
-                    outcomes[start + index] = outcome(&message, at_ns);
+                if index < count && answered >> index & 1 == 0 {
+                    answered |= 1 << index;
+                    on(index, outcome(&message, at_ns));
                 }
             }
             left = left.saturating_sub(received);
         }
+        (0..count).filter(|index| answered >> index & 1 == 0).for_each(|index| on(index, Outcome::Missed));
         Ok(())
     }
 }
@@ -225,6 +226,13 @@ mod tests {
         Ends { local: stream.local_addr().unwrap(), remote: stream.peer_addr().unwrap() }
     }
 
+    /// The outcome of each socket, which must come once.
+    fn outcomes(prober: &mut Prober, sockets: &[Watched]) -> Vec<Outcome> {
+        let mut found = vec![None; sockets.len()];
+        prober.sample(sockets, |index, outcome| assert!(found[index].replace(outcome).is_none())).unwrap();
+        found.into_iter().map(Option::unwrap).collect()
+    }
+
     #[test]
     fn sockets_of_both_families_are_found_and_sampled() {
         let mut prober = Prober::new().unwrap();
@@ -235,8 +243,7 @@ mod tests {
             let found = table.iter().find(|found| found.ends == ends(&near)).unwrap();
             assert_eq!(found.state, ESTABLISHED);
             assert!(found.congestion.is_some() && found.inode > 0);
-            let mut outcomes = Vec::new();
-            prober.sample(&[Watched::new(found)], &mut outcomes).unwrap();
+            let outcomes = outcomes(&mut prober, &[Watched::new(found)]);
             let Outcome::Sampled(sample) = &outcomes[0] else { panic!("{outcomes:?}") };
             assert_eq!(sample.bytes_sent, Some(1000));
             assert!(sample.send_buffer_bytes.is_some_and(|bytes| bytes > 0) && sample.rtt_us.is_some());
@@ -259,21 +266,20 @@ mod tests {
                 Watched::new(table.iter().find(|found| found.ends == ends(near)).unwrap())
             })
             .collect();
-        let mut outcomes = Vec::new();
-        prober.sample(&watched, &mut outcomes).unwrap();
+        let all = outcomes(&mut prober, &watched);
         let sent = |outcome: &Outcome| match outcome {
             Outcome::Sampled(sample) => sample.bytes_sent,
             _ => None,
         };
         let expected: Vec<_> = (1..=120).map(Some).collect();
-        assert_eq!(outcomes.iter().map(sent).collect::<Vec<_>>(), expected);
+        assert_eq!(all.iter().map(sent).collect::<Vec<_>>(), expected);
         // A reset leaves no socket behind.
         let (near, far) = pairs.remove(60);
         socket2::SockRef::from(&near).set_linger(Some(Duration::ZERO)).unwrap();
         drop((near, far));
-        prober.sample(&watched, &mut outcomes).unwrap();
-        assert_eq!(outcomes[60], Outcome::Gone);
-        assert!(sent(&outcomes[59]).is_some() && sent(&outcomes[61]).is_some());
+        let all = outcomes(&mut prober, &watched);
+        assert_eq!(all[60], Outcome::Gone);
+        assert!(sent(&all[59]).is_some() && sent(&all[61]).is_some());
     }
 
     #[test]

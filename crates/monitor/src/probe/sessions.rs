@@ -12,7 +12,7 @@ use super::kernel::{self, KernelSession};
 use super::{Ends, Found, NamespaceError, Outcome, Owner, Prober, Processes, Route, RouteProber};
 use super::{Usage, Watched, in_namespace};
 use crate::event::Side;
-use crate::limits::{HISTORY_MAX, WATCHED_MAX};
+use crate::limits::{HISTORY_MAX, HISTORY_NS, WATCHED_MAX};
 use crate::model::Cpu;
 use crate::sample::Sample;
 
@@ -52,7 +52,8 @@ pub struct Session {
     pub cpu: Option<Cpu>,
     /// Where the owner's busiest thread sleeps.
     pub sleeps_in: Option<String>,
-    /// The last samples, the newest at the end; at most [`HISTORY_MAX`].
+    pub latest: Option<Sample>,
+    /// Earlier samples, [`HISTORY_NS`] apart, the newest at the end; at most [`HISTORY_MAX`].
     pub history: VecDeque<Sample>,
     /// Samples that the kernel did not deliver.
     pub missed: u64,
@@ -75,7 +76,8 @@ impl Session {
             route: None,
             cpu: None,
             sleeps_in: None,
-            history: VecDeque::new(),
+            latest: None,
+            history: VecDeque::with_capacity(HISTORY_MAX),
             missed: 0,
             ended: false,
             inode: found.inode,
@@ -85,8 +87,11 @@ impl Session {
         }
     }
 
-    pub fn latest(&self) -> Option<&Sample> {
-        self.history.back()
+    /// The sample before the last `period_ns`, or the earliest that is kept; `None` before the second one.
+    pub fn before(&self, period_ns: u64) -> Option<&Sample> {
+        let since = self.latest.as_ref()?.at_ns.saturating_sub(period_ns);
+        let later = self.history.partition_point(|sample| sample.at_ns <= since);
+        self.history.get(later.saturating_sub(1))
     }
 
     fn add(&mut self, mut sample: Sample) {
@@ -95,10 +100,16 @@ impl Session {
         }
         sample.device_drops = self.route.as_ref().map(|route| route.drops);
         sample.outstanding = self.kernel.as_ref().and_then(KernelSession::outstanding);
-        if self.history.len() == HISTORY_MAX {
-            self.history.pop_front();
+        if let Some(latest) = self.latest.replace(sample) {
+            let due =
+                self.history.back().is_none_or(|kept| latest.at_ns >= kept.at_ns.saturating_add(HISTORY_NS));
+            if due {
+                if self.history.len() == HISTORY_MAX {
+                    self.history.pop_front();
+                }
+                self.history.push_back(latest);
+            }
         }
-        self.history.push_back(sample);
     }
 }
 
@@ -110,9 +121,9 @@ pub struct Sessions {
     routes: Option<RouteProber>,
     processes: Processes,
     sessions: Vec<Session>,
-    /// One for each session that has not ended, in their order.
+    /// One for each session that has not ended, in their order, and the places of those sessions.
     watched: Vec<Watched>,
-    outcomes: Vec<Outcome>,
+    places: Vec<usize>,
     id_next: u32,
     /// Connections beyond [`WATCHED_MAX`], which are not watched.
     pub left_out: usize,
@@ -133,7 +144,7 @@ impl Sessions {
             processes: Processes::default(),
             sessions: Vec::new(),
             watched: Vec::new(),
-            outcomes: Vec::new(),
+            places: Vec::new(),
             id_next: 1,
             left_out: 0,
         })
@@ -146,6 +157,12 @@ impl Sessions {
     /// Forgets connections that have ended.
     pub fn forget_ended(&mut self) {
         self.sessions.retain(|session| !session.ended);
+        self.find_places();
+    }
+
+    fn find_places(&mut self) {
+        let live = self.sessions.iter().enumerate().filter(|(_, session)| !session.ended);
+        self.places = live.map(|(place, _)| place).collect();
     }
 
     /// Looks for connections that came, and at what changes slowly.
@@ -181,6 +198,7 @@ impl Sessions {
             self.sessions.push(session);
             self.watched.push(Watched::new(&found));
         }
+        self.find_places();
         // A connection that has ended makes room for a new one.
         if self.sessions.len() > 2 * WATCHED_MAX {
             self.forget_ended();
@@ -261,25 +279,30 @@ impl Sessions {
 
     /// Takes one sample of each connection. Calls `on` for each, with the session as it is after.
     pub fn sample(&mut self, mut on: impl FnMut(&Session, &Sample)) -> io::Result<()> {
-        let mut outcomes = std::mem::take(&mut self.outcomes);
-        let result = self.prober.sample(&self.watched, &mut outcomes);
-        let stays: Vec<bool> = outcomes.iter().map(|outcome| *outcome != Outcome::Gone).collect();
-        let live = self.sessions.iter_mut().filter(|session| !session.ended);
-        for (session, outcome) in live.zip(outcomes.drain(..)) {
+        let (sessions, places) = (&mut self.sessions, &self.places);
+        let mut ended = false;
+        let result = self.prober.sample(&self.watched, |index, outcome| {
+            let Some(session) = places.get(index).and_then(|place| sessions.get_mut(*place)) else { return };
             match outcome {
                 Outcome::Sampled(sample) => {
                     session.add(sample);
-                    if let Some(sample) = session.latest() {
+                    if let Some(sample) = &session.latest {
                         on(session, sample);
                     }
                 }
                 Outcome::Missed => session.missed = session.missed.saturating_add(1),
-                Outcome::Gone => session.ended = true,
+                Outcome::Gone => {
+                    session.ended = true;
+                    ended = true;
+                }
             }
+        });
+        if ended {
+            let mut places = self.places.iter();
+            let sessions = &self.sessions;
+            self.watched.retain(|_| places.next().is_none_or(|place| !sessions[*place].ended));
+            self.find_places();
         }
-        self.outcomes = outcomes;
-        let mut stays = stays.into_iter();
-        self.watched.retain(|_| stays.next().unwrap_or(true));
         result
     }
 }

@@ -179,11 +179,7 @@ pub(super) fn figures(session: &Session) -> Option<Figures> {
 }
 
 fn figures_over(session: &Session, period_ns: u64) -> Option<Figures> {
-    let now = session.latest()?;
-    let since = now.at_ns.saturating_sub(period_ns);
-    let index = session.history.partition_point(|sample| sample.at_ns < since);
-    let before = session.history.get(index.min(session.history.len().checked_sub(2)?))?;
-    Some(Figures::of(before, now))
+    Some(Figures::of(session.before(period_ns)?, session.latest.as_ref()?))
 }
 
 fn flow(session: &Session) -> Flow {

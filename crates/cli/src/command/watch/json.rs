@@ -14,7 +14,7 @@ use crate::units::rounded;
 pub(super) fn print(engine: &Engine) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     for session in engine.sessions.all() {
-        let Some(sample) = session.latest() else { continue };
+        let Some(sample) = &session.latest else { continue };
         let verdict = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
         output::json(&json!({
             "schema": output::SCHEMA,

@@ -137,7 +137,7 @@ fn is_full(sample: &Sample) -> bool {
 
 /// The buffer for what the path may hold: the rate that is expected without the limit, or what windows permit.
 fn wanted(engine: &Engine, session: &Session) -> u64 {
-    let Some(sample) = session.latest() else { return 0 };
+    let Some(sample) = &session.latest else { return 0 };
     let verdict = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
     let expected = verdict.and_then(|verdict| verdict.expected_bytes_per_s).zip(sample.min_rtt_us);
     let expected = expected.map_or(0, |(rate, rtt)| (rate * f64::from(rtt) / 1e6) as u64);
