@@ -64,11 +64,17 @@ fn observe(port: u16, pid: u32, stop: &AtomicBool) -> Result<Vec<Observed>, LabE
     let watched = [Watched::new(socket.ok_or_else(|| LabError::new(doing, &"it has none"))?)];
     let epoch_ns = epoch_ns();
     let (begun, mut due) = (Instant::now(), Duration::ZERO);
-    let (mut outcomes, mut observed) = (Vec::new(), Vec::new());
+    let mut observed = Vec::new();
     while !stop.load(Ordering::Relaxed) && observed.len() < SAMPLES_MAX {
-        prober.sample(&watched, &mut outcomes).attempted(doing)?;
-        if let Some(Outcome::Sampled(sample)) = outcomes.first() {
-            let sample = Sample { at_ns: epoch_ns + sample.at_ns, ..sample.clone() };
+        let mut sampled = None;
+        let see = |_, outcome| {
+            if let Outcome::Sampled(sample) = outcome {
+                sampled = Some(sample);
+            }
+        };
+        prober.sample(&watched, see).attempted(doing)?;
+        if let Some(sample) = sampled {
+            let sample = Sample { at_ns: epoch_ns + sample.at_ns, ..sample };
             observed.push(Observed { sample, sleeps_in: sleeps_in(pid) });
         }
         due += INTERVAL;
