@@ -49,7 +49,8 @@ pub enum Kind {
         bytes: u64,
     },
     /// Bytes passed in which PDUs begin whose headers the capture does not hold, because the snap length cut them off:
-    /// those PDUs are unknown. The next [`PduStart`] of this side is at `offset + bytes` or later.
+    /// those PDUs are unknown. The next [`PduStart`] of this side is at `offset + bytes` or later. One for each packet,
+    /// until a header is found again.
     HeadersUnseen {
         offset: u64,
         bytes: u64,

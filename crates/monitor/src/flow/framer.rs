@@ -158,7 +158,7 @@ impl Framer {
         self.collect(half, captured, negotiated);
         loop {
             let is_on = match self.state {
-                State::Searching(from) => self.search(captured, from, emit),
+                State::Searching(from) => self.search(half, captured, from, emit),
                 State::Framed => self.step(half, captured, negotiated, emit),
                 State::Closed => return,
             };
@@ -233,6 +233,7 @@ impl Framer {
         negotiated: &Negotiated,
     ) -> Option<[u8; BHS_LENGTH]> {
         if self.digests == Digests::Unknown
+            && !is_login(header)
             && let Some((header, data)) = negotiated.digests()
         {
             self.digests = Digests::Known { header, data };
@@ -376,7 +377,13 @@ impl Framer {
     }
 
     /// Looks for a header from `from` on; returns whether it was found.
-    fn search(&mut self, captured: Captured<'_>, from: u64, emit: &mut impl FnMut(Kind)) -> bool {
+    fn search(
+        &mut self,
+        half: &Half,
+        captured: Captured<'_>,
+        from: u64,
+        emit: &mut impl FnMut(Kind),
+    ) -> bool {
         let found = self.scraps.find(self.side, self.context, from);
         if let Some(at) = found.or_else(|| self.find(captured, from)) {
             if let Some(lost_at) = self.lost_at.take() {
@@ -391,6 +398,13 @@ impl Framer {
         if self.searched_bytes > FRAMING_SEARCH_BYTES_MAX {
             self.close(Opaque::Unframed);
             emit(Kind::Opaque(Opaque::Unframed));
+        } else if let Some(lost_at) = self.lost_at
+            && half.next > lost_at
+        {
+            // Said at once: what waits for a header must not take its absence for silence.
+            self.unseen(lost_at..half.next, emit);
+            self.lost_at = Some(half.next);
+            self.state = State::Searching(half.next);
         }
         false
     }
@@ -430,7 +444,8 @@ impl Framer {
     fn keep(&mut self, captured: Captured<'_>) {
         match self.state {
             State::Framed if self.at < captured.offset => {
-                self.scraps.keep_candidates(self.side, self.context, captured.offset, captured.bytes);
+                let Captured { offset, bytes } = captured;
+                self.scraps.keep_candidates(self.side, self.context, self.at, offset, bytes);
             }
             State::Framed if self.at < captured.end() => {
                 let skip = (self.at - captured.offset) as usize;

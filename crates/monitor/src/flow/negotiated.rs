@@ -20,6 +20,8 @@ pub(super) struct Negotiated {
     partial: [Vec<u8>; 2],
     /// Whether the login was captured from its start.
     pub(super) is_from_start: bool,
+    /// Which ends' texts were captured.
+    is_seen: [bool; 2],
     /// Whether a part of a text was not captured.
     pub(super) is_cut: bool,
     header_digest: Option<bool>,
@@ -36,6 +38,7 @@ impl Negotiated {
     pub(super) fn add(&mut self, from: Side, text: &[u8], continues: bool, is_whole: bool) {
         let mut bytes = std::mem::take(&mut self.partial[from as usize]);
         self.is_cut |= !is_whole;
+        self.is_seen[from as usize] = true;
         let room = NEGOTIATED_TEXT_BYTES_MAX.saturating_sub(bytes.len());
         bytes.extend_from_slice(&text[..text.len().min(room)]);
         if continues && is_whole {
@@ -75,7 +78,7 @@ impl Negotiated {
     /// Header and data digest, if the login tells: the last single value of each key is the result (RFC 7143 section
     /// 13.1), and without the keys there are none.
     pub(super) fn digests(&self) -> Option<(bool, bool)> {
-        if !self.is_from_start || self.is_cut {
+        if !self.is_from_start || self.is_cut || self.is_seen != [true; 2] {
             return Some((self.header_digest?, self.data_digest?));
         }
         Some((self.header_digest.unwrap_or(false), self.data_digest.unwrap_or(false)))

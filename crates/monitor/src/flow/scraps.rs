@@ -35,12 +35,20 @@ impl Scraps {
     }
 
     /// Keeps what may be headers in a payload before which a gap is open: its first bytes, its last ones, and every
-    /// place that looks like a header.
-    pub(super) fn keep_candidates(&mut self, side: Side, context: Context, offset: u64, payload: &[u8]) {
+    /// place that looks like a header. `next` is where the next PDU begins: others are multiples of four bytes away (RFC
+    /// 7143 section 11.1).
+    pub(super) fn keep_candidates(
+        &mut self,
+        side: Side,
+        context: Context,
+        next: u64,
+        offset: u64,
+        payload: &[u8],
+    ) {
         let last = payload.len().saturating_sub(BHS_LENGTH - 1);
         self.keep(offset, payload);
-        // PDUs begin at multiples of four from the start of a connection (RFC 7143 section 11.1).
-        for at in (0..payload.len()).step_by(4).skip(1) {
+        let first = (next.wrapping_sub(offset) % 4) as usize;
+        for at in (first..payload.len()).step_by(4) {
             let rest = &payload[at..];
             match rest.first_chunk() {
                 Some(header) if is_plausible(side, header, context) => self.keep(offset + at as u64, header),

@@ -1,1 +1,5 @@
 mod captures;
+mod generated;
+mod path;
+mod streams;
+mod table;
