@@ -196,8 +196,9 @@ impl Connection {
         let end = offset.saturating_add(i64::from(packet.payload_bytes));
         let peer = &self.halves[1 - direction];
         let acked = peer.offset(packet.ack).unwrap_or(0);
-        let is_new =
-            end > half.next.cast_signed() || acked > half.acked.offset.cast_signed() || !half.acked.is_any;
+        let is_new = packet.payload_bytes > 0 && end > half.next.cast_signed()
+            || acked > half.acked.offset.cast_signed()
+            || !half.acked.is_any;
         if is_new || packet.flags.has(Flags::SYN) {
             return false;
         }
@@ -262,7 +263,6 @@ impl Connection {
         let last = self.halves[direction].acked;
         if last.is_any && offset < last.offset {
             // Overtaken by a later one.
-            self.counts[direction].reordered += u64::from(packet.payload_bytes == 0);
             return;
         }
         let peer = &mut self.halves[1 - direction];

@@ -91,7 +91,7 @@ pub struct Counts {
     pub bytes: u64,
     /// Of `segments`, those that were sent again: seen twice, or lost before the vantage.
     pub retransmissions: u64,
-    /// Packets that others of the same direction overtook.
+    /// Of `segments`, those that others of the same direction overtook.
     pub reordered: u64,
     /// Duplicate acknowledgements that this direction carried.
     pub duplicate_acks: u64,

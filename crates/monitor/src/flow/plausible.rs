@@ -134,7 +134,7 @@ mod tests {
     fn data_is_no_header() {
         let mut state = 1_u64;
         let mut found = 0;
-        for _ in 0..2_000_000 {
+        for _ in 0..300_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let word = (state >> 24).to_be_bytes();
             let header: [u8; BHS_LENGTH] = std::array::from_fn(|at| word[at % 8].wrapping_add(at as u8 / 8));
@@ -142,7 +142,7 @@ mod tests {
                 found += u32::from(is_plausible(side, &header, Context::default()));
             }
         }
-        assert!(found <= 2, "{found}");
+        assert!(found <= 1, "{found}");
         for side in [Side::Initiator, Side::Target] {
             for byte in 0..=255 {
                 let is_found = is_plausible(side, &[byte; BHS_LENGTH], Context::default());

@@ -17,6 +17,8 @@ struct Outcome {
     lost_bytes: [u64; 2],
     /// Acknowledgements that time a segment, and the least time.
     round_trips: [Option<u64>; 2],
+    /// Offset of the first segment.
+    first: [Option<u64>; 2],
     flow: Flow,
 }
 
@@ -36,12 +38,14 @@ fn follow(settings: &Settings, seen: &[Seen]) -> Outcome {
         again: [0; 2],
         lost_bytes: [0; 2],
         round_trips: [None; 2],
+        first: [None; 2],
         flow,
     };
     for Event { from, kind, .. } in events {
         let index = from as usize;
         match kind {
             Kind::Segment(segment) => {
+                outcome.first[index].get_or_insert(segment.offset);
                 outcome.bytes[index] += u64::from(segment.bytes - segment.repeated_bytes);
                 outcome.again[index] += u64::from(segment.order == Order::Again);
             }
@@ -105,6 +109,7 @@ fn pdus_and_retransmissions_are_those_that_were_sent() {
         for side in SIDES {
             let (counts, truth) = (flow.of(side, flow.counts), truth[side as usize]);
             assert_eq!(counts.retransmissions, truth.retransmissions, "{what} {side:?}");
+            assert_eq!(counts.reordered, truth.reordered, "{what} {side:?}");
             assert_eq!(counts.capture_lost_bytes, 0, "{what} {side:?}");
         }
         let found = [flow.distances.initiator_ns, flow.distances.target_ns];
@@ -113,9 +118,117 @@ fn pdus_and_retransmissions_are_those_that_were_sent() {
         assert_eq!(flow.vantage, vantages[(seed % 3) as usize], "{what}");
         assert_eq!((flow.header_digest, flow.data_digest), (Some(digests.0), Some(digests.1)), "{what}");
         assert_eq!(flow.window_scales, [Some(7); 2]);
-        let mss = if settings.has_timestamps { 1448 } else { 1460 };
-        assert_eq!(flow.mss, [mss; 2]);
+        assert_eq!(flow.mss.map(u64::from), [settings.mss(); 2]);
         assert_eq!(flow.key(Side::Target, "FirstBurstLength"), Some("65536"));
         assert_eq!(flow.key(Side::Initiator, "CHAP_R"), None);
+    }
+}
+
+#[test]
+fn copies_of_packets_change_nothing() {
+    for seed in 0..24 {
+        let settings = Settings { copied: 3, ..settings(seed) };
+        let (streams, seen, truth) = run(settings, (false, false), seed);
+        let outcome = follow(&settings, &seen);
+        let what = format!("seed {seed} {settings:?}");
+        assert_whole(&streams, &outcome, &what);
+        for side in SIDES {
+            let (counts, truth) = (outcome.flow.of(side, outcome.flow.counts), truth[side as usize]);
+            assert_eq!(counts.retransmissions, truth.retransmissions, "{what} {side:?}");
+            assert_eq!(counts.copies, truth.copies, "{what} {side:?}");
+        }
+        let distances = [outcome.flow.distances.initiator_ns, outcome.flow.distances.target_ns];
+        assert_eq!(distances, settings.distances_ns.map(Some), "{what}");
+    }
+}
+
+/// Those of `found` are PDUs of the stream, in their order, from byte `first` of the stream on.
+fn assert_part(stream: &Stream, found: &[PduStart], first: u64, what: &str) {
+    let mut pdus = stream.pdus.iter();
+    for start in found {
+        let offset = start.offset + first;
+        let pdu = pdus.find(|pdu| pdu.offset == offset);
+        assert_eq!(pdu, Some(&PduStart { offset, ..*start }), "{what}");
+    }
+}
+
+#[test]
+fn what_the_capture_lost_is_not_lost_by_the_network() {
+    for seed in 0..36 {
+        let settings = Settings { lost: 0, reordered: 0, missed: 20, ..settings(seed) };
+        let (streams, seen, truth) = run(settings, (false, false), seed);
+        let outcome = follow(&settings, &seen);
+        let what = format!("seed {seed} {settings:?}");
+        for side in SIDES {
+            let (index, stream) = (side as usize, &streams[side as usize]);
+            assert_part(stream, &outcome.starts[index], 0, &what);
+            assert_eq!(outcome.again[index], 0, "{what}");
+            // Unless the acknowledgement was not captured, either.
+            let (lost, missed) = (outcome.lost_bytes[index], truth[index].missed_bytes);
+            assert!(lost <= missed && lost >= missed / 10 * 8, "{what} {lost} of {missed}");
+            assert_eq!(outcome.bytes[index] + missed, stream.bytes.len() as u64, "{what}");
+            assert!(
+                outcome.starts[index].len() > stream.pdus.len() / 3,
+                "{what} {}",
+                outcome.starts[index].len()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_capture_may_begin_anywhere() {
+    for seed in 0..48 {
+        let settings = Settings { lost: 0, ..settings(seed) };
+        let digests = (seed % 3 == 1, seed % 4 == 1);
+        let (streams, seen, _) = run(settings, digests, seed);
+        let skipped = seen.len() / 3;
+        let outcome = follow(&settings, &seen[skipped..]);
+        let what = format!("seed {seed} {settings:?} {digests:?}");
+        assert_eq!(outcome.flow.window_scales, [None; 2]);
+        for side in SIDES {
+            let (index, stream) = (side as usize, &streams[side as usize]);
+            let last = outcome.starts[index].last().expect("PDUs are found");
+            let (_, last_pdu) = (0, stream.pdus.last().expect("PDUs were sent"));
+            let first = last_pdu.offset - last.offset;
+            // The length of the first PDUs lacks digests that are not known yet.
+            let settled: Vec<_> = outcome.starts[index]
+                .iter()
+                .copied()
+                .filter(|start| {
+                    let pdu = stream.pdus.iter().find(|pdu| pdu.offset == start.offset + first);
+                    assert_eq!(pdu.map(|pdu| pdu.header), Some(start.header), "{what}");
+                    pdu.is_some_and(|pdu| pdu.bytes == start.bytes)
+                })
+                .collect();
+            assert!(settled.len() + 12 > outcome.starts[index].len(), "{what}");
+            assert_part(stream, &settled, first, &what);
+            let first = first + outcome.first[index].expect("data was seen");
+            let after = stream.pdus.iter().filter(|pdu| pdu.offset >= first).count();
+            assert!(
+                outcome.starts[index].len() + 12 > after,
+                "{what} {after} {side:?} {first} {:?}",
+                outcome.starts[index].iter().map(|s| s.offset).collect::<Vec<_>>()
+            );
+        }
+    }
+}
+
+#[test]
+fn headers_beyond_the_snap_length_are_unseen() {
+    for seed in 0..36 {
+        let settings = Settings { snap_bytes: 76, lost: 0, frame_segments: 4, ..settings(seed) };
+        let (streams, seen, truth) = run(settings, (false, false), seed);
+        let outcome = follow(&settings, &seen);
+        let what = format!("seed {seed} {settings:?}");
+        for side in SIDES {
+            let (index, stream) = (side as usize, &streams[side as usize]);
+            assert_part(stream, &outcome.starts[index], 0, &what);
+            assert_eq!(outcome.bytes[index], stream.bytes.len() as u64, "{what}");
+            let counts = outcome.flow.of(side, outcome.flow.counts);
+            assert_eq!(counts.retransmissions, truth[index].retransmissions, "{what}");
+            assert!(counts.headers_unseen_bytes > 0, "{what}");
+            assert!(outcome.starts[index].len() > 10, "{what} {}", outcome.starts[index].len());
+        }
     }
 }

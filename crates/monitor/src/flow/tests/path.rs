@@ -8,7 +8,6 @@ use std::ops::Range;
 use super::streams::Stream;
 use crate::packet::{Flags, Options, Packet};
 
-pub(super) const MSS: u32 = 1448;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 /// Of the first packet.
@@ -54,6 +53,12 @@ pub(super) struct Settings {
     pub(super) isns: [u32; 2],
     /// Delayed acknowledgements.
     pub(super) is_delaying: bool,
+}
+
+impl Settings {
+    pub(super) fn mss(&self) -> u64 {
+        if self.has_timestamps { 1448 } else { 1460 }
+    }
 }
 
 impl Default for Settings {
@@ -102,6 +107,8 @@ pub(super) struct Truth {
     pub(super) retransmissions: u64,
     pub(super) reordered: u64,
     pub(super) copies: u64,
+    /// Bytes that no captured packet has.
+    pub(super) missed_bytes: u64,
 }
 
 #[derive(Default)]
@@ -190,7 +197,7 @@ impl Path {
     }
 
     fn send(&mut self, now: u64, from: usize, span: Range<u64>, flags: u8, is_again: bool) {
-        let packets = (span.end - span.start).div_ceil(MSS.into()).max(1) as u16;
+        let packets = (span.end - span.start).div_ceil(self.settings.mss()).max(1) as u16;
         let (stamp, peer) = ((now / MS) as u32 + 1000, 1 - from);
         let end = &mut self.ends[from];
         let ip_id = end.ip_id.wrapping_add(1);
@@ -222,8 +229,9 @@ impl Path {
             if left == 0 || next - end.acked >= IN_FLIGHT {
                 break;
             }
-            let most = u64::from(MSS * (1 + self.random.below(self.settings.frame_segments.into()) as u32));
-            let bytes = if self.random.is_one_of(4) { 1 + self.random.below(MSS.into()) } else { most };
+            let most = self.settings.mss() * (1 + self.random.below(self.settings.frame_segments.into()));
+            let bytes =
+                if self.random.is_one_of(4) { 1 + self.random.below(self.settings.mss()) } else { most };
             let span = next..next + bytes.min(left);
             self.ends[from].next = span.end;
             self.send(now, from, span, Flags::ACK | Flags::PSH, false);
@@ -249,7 +257,7 @@ impl Path {
 
     fn send_again(&mut self, now: u64, from: usize) {
         let end = &mut self.ends[from];
-        let span = end.acked..end.next.min(end.acked + u64::from(MSS));
+        let span = end.acked..end.next.min(end.acked + self.settings.mss());
         let round_trip: u64 = self.settings.distances_ns.iter().sum();
         // Not twice within a round trip.
         let is_repaired = end.repaired.0 == span.start && now < end.repaired.1 + round_trip;
@@ -331,13 +339,15 @@ impl Path {
             let (from, span) = (segment.from, segment.span.clone());
             let bytes = span.start as usize..span.end as usize;
             if !span.is_empty() && span.start < high[from] {
-                let packets = (span.end - span.start).div_ceil(MSS.into());
+                let packets = (span.end - span.start).div_ceil(self.settings.mss());
                 let is_known = covered[from][bytes.clone()].iter().any(|byte| *byte);
                 let is_again = segment.is_again || is_known;
                 *if is_again { &mut truth[from].retransmissions } else { &mut truth[from].reordered } +=
                     packets;
             }
-            high[from] = high[from].max(span.end);
+            if !span.is_empty() {
+                high[from] = high[from].max(span.end);
+            }
             covered[from][bytes.clone()].fill(true);
             let captured = bytes.start..bytes.end.min(bytes.start.saturating_add(self.settings.snap_bytes));
             let payload = self.streams[from].bytes[captured].to_vec();
@@ -348,6 +358,9 @@ impl Path {
                 let last = seen.last().expect("one was added").clone();
                 seen.push(Seen { at_ns: at_ns + 5 * US, frame: frame + 1, interface: 1, ..last });
             }
+        }
+        for (truth, covered) in truth.iter_mut().zip(&covered) {
+            truth.missed_bytes = covered.iter().filter(|byte| !**byte).count() as u64;
         }
         (seen, truth)
     }
