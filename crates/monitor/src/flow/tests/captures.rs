@@ -36,7 +36,7 @@ fn print() {
         while let Some(packet) = reader.next().unwrap() {
             packets += 1;
             table.push(&packet, &mut |id, event: &Event| {
-                *kinds.entry((id, name(&event.kind))).or_default() += 1
+                *kinds.entry((id, name(&event.kind))).or_default() += 1;
             });
         }
         println!("{file}: {packets} packets, {:?}", start.elapsed() / packets.max(1));
@@ -47,5 +47,37 @@ fn print() {
                 println!("  {kind}: {count}");
             }
         }
+    }
+}
+
+/// Packets per second of the reader alone, and of the reader with the flows.
+#[test]
+#[ignore = "measures; needs captures and a release build"]
+fn speed() {
+    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    for file in files.split_whitespace() {
+        let bytes: &'static [u8] = std::fs::read(file).unwrap().leak();
+        let mut seconds = [f64::MAX; 2];
+        let (mut packets, mut events) = (0_u64, 0_u64);
+        for round in 0..10 {
+            let mut reader = Reader::new(bytes).unwrap();
+            let mut table = Table::new(&[]);
+            let start = Instant::now();
+            (packets, events) = (0, 0);
+            while let Some(packet) = reader.next().unwrap() {
+                packets += 1;
+                if round % 2 == 1 {
+                    table.push(&packet, &mut |_, _: &Event| events += 1);
+                }
+            }
+            let least = &mut seconds[round % 2];
+            *least = least.min(start.elapsed().as_secs_f64());
+        }
+        let [reader, both] = seconds.map(|seconds| packets as f64 / seconds / 1e6);
+        let flow_ns = (seconds[1] - seconds[0]) * 1e9 / packets as f64;
+        println!(
+            "{file}: {packets} packets, {events} events; million packets a second: reader {reader:.1}, with flows {both:.1}; \
+             flows {flow_ns:.0} ns a packet"
+        );
     }
 }
