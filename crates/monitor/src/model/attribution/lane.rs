@@ -11,11 +11,13 @@ use super::line::Line;
 use super::load::{Load, Pdu};
 use super::pace::Pace;
 use super::stops::{Stop, Stops};
-use crate::event::{Ack, Duplicate, Event, Kind, Segment, Side};
+use crate::event::{Ack, Duplicate, Event, Kind, Order, Segment, Side};
 use crate::limits::{PEER_EVENTS_MAX, SENDS_REMEMBERED_MAX};
 
 /// Least time in which a sender goes on after what it waited for.
 const REACTION_NS: u64 = 300_000;
+/// A congestion control that reduces its window keeps less than this part of it (CUBIC 0.7, Reno 0.5).
+const REDUCED: f64 = 0.85;
 /// Measured round trips are this much longer than the least one without any queue.
 const JITTER_NS: u64 = 100_000;
 /// A pause before a retransmission that only a timer explains (the least RTO of Linux).
@@ -115,6 +117,17 @@ struct Resume {
     starts_command: bool,
 }
 
+/// Bytes in flight over one round trip, to find reductions of the congestion window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Epoch {
+    from_ns: u64,
+    most: u64,
+    before: u64,
+    /// The sender had data to send throughout, and nothing was lost.
+    is_plain: bool,
+    was_plain: bool,
+}
+
 /// Counters of a lane.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
@@ -125,6 +138,8 @@ pub(super) struct Counters {
     pub(super) timeouts: u64,
     pub(super) local_drops: u64,
     pub(super) echoes: u64,
+    /// Times at which much less was in flight than a round trip before, without loss and with data to send.
+    pub(super) reductions: u64,
     pub(super) capture_lost_bytes: u64,
     pub(super) data_bytes: u64,
     pub(super) payload_bytes: u64,
@@ -171,6 +186,8 @@ pub(super) struct Lane {
     answer_ns: Option<u64>,
     all_acked_ns: Option<u64>,
     resume: Option<Resume>,
+    /// Most in flight within the round trip that began at the time, and within the one before.
+    epoch: Epoch,
     pub(super) totals: Parts,
     pub(super) stops: Stops,
     pub(super) line: Line,
@@ -221,6 +238,7 @@ impl Lane {
             answer_ns: None,
             all_acked_ns: None,
             resume: None,
+            epoch: Epoch::default(),
             totals: Parts::default(),
             stops: Stops::new(),
             line: Line::new(),
@@ -488,9 +506,9 @@ impl Lane {
             self.start(event.at_ns);
         }
         let end = segment.offset.saturating_add(bytes);
-        let fills_hole = segment.offset < self.sent && segment.repeated_bytes == 0;
-        let is_repeated = segment.repeated_bytes > 0 || fills_hole;
-        let is_local = fills_hole && self.is_at_sender;
+        let is_repeated = segment.order == Order::Again;
+        // Sent again, and never seen before at the sender: dropped before the point of capture.
+        let is_local = is_repeated && segment.repeated_bytes == 0 && self.is_at_sender;
         self.counters.mss = self.counters.mss.max(mss);
         self.counters.data_packets += bytes.div_ceil(mss);
         self.advance(event.at_ns);
@@ -522,6 +540,7 @@ impl Lane {
         }
         self.sent = self.sent.max(end);
         self.counters.in_flight_max = self.counters.in_flight_max.max(self.in_flight());
+        self.on_epoch(event.at_ns);
         if !is_repeated {
             if self.sends.len() == SENDS_REMEMBERED_MAX {
                 self.sends.pop_front();
@@ -535,6 +554,24 @@ impl Lane {
         (self.sent_ns, self.last_ns, self.mark_ns) = (event.at_ns, event.at_ns, event.at_ns);
         (self.acks, self.acked_at_stop, self.ack_ns, self.answer_ns) = (0, self.acked, None, None);
         self.all_acked_ns = None;
+    }
+
+    fn on_epoch(&mut self, now_ns: u64) {
+        let in_flight = self.in_flight();
+        let epoch = &mut self.epoch;
+        epoch.is_plain &= self.acked >= self.repair_until;
+        if now_ns.saturating_sub(epoch.from_ns) >= self.rtt_ns.max(REACTION_NS) {
+            let is_lower = (epoch.most as f64) < REDUCED * epoch.before as f64;
+            self.counters.reductions += u64::from(is_lower && epoch.is_plain && epoch.was_plain);
+            *epoch = Epoch {
+                from_ns: now_ns,
+                most: 0,
+                before: epoch.most,
+                is_plain: self.acked >= self.repair_until,
+                was_plain: epoch.is_plain,
+            };
+        }
+        epoch.most = epoch.most.max(in_flight);
     }
 
     fn on_repeated(&mut self, packets: u64, is_local: bool, gap_ns: u64) {
@@ -595,6 +632,9 @@ impl Lane {
     fn advance(&mut self, to_ns: u64) {
         if self.first_ns.is_none() || to_ns <= self.mark_ns {
             return;
+        }
+        if !matches!(self.part(), Part::Open | Part::Unbegun) && to_ns - self.mark_ns > JITTER_NS {
+            self.epoch.is_plain = false;
         }
         let mut from = self.mark_ns;
         if self.busy_until_ns > from {

@@ -7,6 +7,10 @@ const RUN_BYTES_MIN: u64 = 24_000;
 const RUN_STEPS_MIN: u32 = 3;
 /// A run is split into measurements of this size.
 const RUN_BYTES: u64 = 256 << 10;
+/// Packets whose time per byte differs by more than this are not of one run.
+const UNEVEN: f64 = 2.5;
+/// Shorter pauses may be those of the capturing machine.
+const PAUSE_NS: u64 = 50_000;
 /// Bytes that have to be measured before the rate is used.
 const KNOWN_BYTES_MIN: u64 = 96_000;
 
@@ -86,8 +90,19 @@ impl Line {
         }
     }
 
-    /// `bytes` passed `ns` after the data before.
+    /// `bytes` passed `ns` after the data before. A pause ends a run: the rate of a run is even.
     pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64) {
+        let run = self.arrived.run;
+        if run.steps > 0 {
+            let (of_run, of_step) = (run.ns.max(1) as f64 / run.bytes.max(1) as f64, ns as f64 / bytes.max(1) as f64);
+            if of_step > UNEVEN * of_run && ns > PAUSE_NS {
+                self.arrived.end();
+                return;
+            }
+            if of_step * UNEVEN < of_run && run.steps < RUN_STEPS_MIN {
+                self.arrived.run = Run::default();
+            }
+        }
         self.arrived.step(bytes, ns);
         if self.arrived.run.bytes >= RUN_BYTES / 4 {
             self.arrived.end();
