@@ -6,18 +6,22 @@
 use std::collections::VecDeque;
 
 use hdrhistogram::Histogram;
+use iscsi::wire::BHS_LENGTH;
 
 use super::line::Line;
 use super::load::{Load, Pdu};
 use super::pace::Pace;
 use super::stops::{Stop, Stops};
-use crate::event::{Ack, Duplicate, Event, Kind, Order, Segment, Side};
+use crate::event::{Ack, Duplicate, Event, Kind, Order, PduStart, Segment, Side};
 use crate::limits::{PEER_EVENTS_MAX, SENDS_REMEMBERED_MAX};
 
 /// Least time in which a sender goes on after what it waited for.
 const REACTION_NS: u64 = 300_000;
 /// A congestion control that reduces its window keeps less than this part of it (CUBIC 0.7, Reno 0.5).
 const REDUCED: f64 = 0.85;
+/// How long commands may be open that passed unseen.
+const UNFRAMED_RTTS: u64 = 16;
+const UNFRAMED_NS: u64 = 300_000_000;
 /// Measured round trips are this much longer than the least one without any queue.
 const JITTER_NS: u64 = 100_000;
 /// A pause before a retransmission that only a timer explains (the least RTO of Linux).
@@ -51,9 +55,12 @@ pub(super) enum Part {
     Local,
     Target,
     Blind,
+    /// PDUs pass whose headers the capture does not hold: within a round trip of the last data, and beyond.
+    Unframed,
+    UnframedLate,
 }
 
-const PARTS: usize = Part::Blind as usize + 1;
+const PARTS: usize = Part::UnframedLate as usize + 1;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Parts([u64; PARTS]);
@@ -111,6 +118,7 @@ struct Resume {
     acks: u32,
     ack_ns: Option<u64>,
     answer_ns: Option<u64>,
+    is_by_r2t: bool,
     is_empty: bool,
     is_repeated: bool,
     is_local: bool,
@@ -159,6 +167,8 @@ pub(super) struct Lane {
     load: Load,
     is_framed: bool,
     framed_until: u64,
+    /// Until then commands may pass unseen.
+    unframed_until_ns: u64,
     sent: u64,
     acked: u64,
     sacked: u64,
@@ -184,6 +194,8 @@ pub(super) struct Lane {
     acked_at_stop: u64,
     ack_ns: Option<u64>,
     answer_ns: Option<u64>,
+    /// The last answer was an R2T.
+    is_by_r2t: bool,
     all_acked_ns: Option<u64>,
     resume: Option<Resume>,
     /// Most in flight within the round trip that began at the time, and within the one before.
@@ -213,6 +225,7 @@ impl Lane {
             load: Load::new(sender),
             is_framed: true,
             framed_until: 0,
+            unframed_until_ns: 0,
             sent: 0,
             acked: 0,
             sacked: 0,
@@ -236,6 +249,7 @@ impl Lane {
             acked_at_stop: 0,
             ack_ns: None,
             answer_ns: None,
+            is_by_r2t: false,
             all_acked_ns: None,
             resume: None,
             epoch: Epoch::default(),
@@ -347,6 +361,7 @@ impl Lane {
     fn on_slot(&mut self, at_ns: u64) {
         self.slots = self.slots.saturating_sub(1);
         self.answer_ns = Some(at_ns);
+        self.is_by_r2t = false;
         self.pace.on_answer(at_ns);
     }
 
@@ -374,7 +389,15 @@ impl Lane {
                         self.on_command(at_ns);
                         self.answer_ns = Some(at_ns);
                     }
-                    Pdu::R2t { .. } => self.answer_ns = Some(at_ns),
+                    Pdu::R2t { .. } => {
+                        self.answer_ns = Some(at_ns);
+                        self.is_by_r2t = true;
+                    }
+                    // Of a command that passed unseen.
+                    Pdu::Response { .. } if !is_end => {
+                        self.answer_ns = Some(at_ns);
+                        self.is_by_r2t = false;
+                    }
                     _ => {}
                 }
                 if is_end {
@@ -455,44 +478,63 @@ impl Lane {
         self.settle(event.frame);
         match &event.kind {
             Kind::Segment(segment) => self.on_segment(event, segment),
-            Kind::PduStart(start) => {
-                self.framed_until = self.framed_until.max(start.offset.saturating_add(start.bytes));
-                let pdu = Pdu::parse(event.from, &start.header);
-                let is_end = self.load.handle(pdu);
-                match pdu {
-                    Pdu::Command { immediate, .. } => {
-                        self.on_command(event.at_ns);
-                        if let Some(resume) = &mut self.resume {
-                            resume.starts_command = true;
-                        }
-                        self.counters.data_bytes += immediate;
-                    }
-                    Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => {
-                        self.counters.data_bytes += bytes
-                    }
-                    _ => {}
-                }
-                if is_end && self.sender == Side::Target {
-                    if self.returns.len() == PEER_EVENTS_MAX {
-                        self.returns.pop_front();
-                        self.slots = self.slots.saturating_sub(1);
-                    }
-                    self.returns.push_back(event.at_ns.saturating_add(self.rtt_ns));
-                    self.last_ns = self.last_ns.max(event.at_ns);
-                }
-            }
+            Kind::PduStart(start) => self.on_own_pdu(event, start),
             Kind::CaptureLost { bytes, .. } => {
                 self.counters.capture_lost_bytes = self.counters.capture_lost_bytes.saturating_add(*bytes);
             }
-            Kind::HeadersUnseen { offset, bytes } => {
-                let known = self.framed_until.max(*offset);
-                let end = offset.saturating_add(*bytes);
-                self.load.on_unseen(end.saturating_sub(known));
-                self.counters.data_bytes += end.saturating_sub(known);
-                self.framed_until = self.framed_until.max(end);
-            }
             Kind::Opaque(_) => self.is_framed = false,
-            Kind::Ack(_) | Kind::PduEnd(_) | Kind::Ended { .. } => {}
+            Kind::Ack(_) | Kind::PduEnd(_) | Kind::HeadersUnseen { .. } | Kind::Ended { .. } => {}
+        }
+    }
+
+    fn on_own_pdu(&mut self, event: &Event, start: &PduStart) {
+        let end = start.offset.saturating_add(start.bytes);
+        let fresh = end.saturating_sub(self.framed_until.max(start.offset));
+        self.framed_until = self.framed_until.max(end);
+        let pdu = Pdu::parse(event.from, &start.header);
+        let is_end = self.load.handle(pdu);
+        match pdu {
+            Pdu::Command { immediate, .. } => {
+                self.on_command(event.at_ns);
+                if let Some(resume) = &mut self.resume {
+                    resume.starts_command = true;
+                }
+                self.counters.data_bytes += immediate.min(fresh);
+            }
+            Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => self.counters.data_bytes += bytes.min(fresh),
+            _ => {}
+        }
+        if is_end && self.sender == Side::Target {
+            self.return_slots(event.at_ns, 1);
+        }
+    }
+
+    /// Commands of the target's lane have ended: their successors may arrive a round trip later.
+    fn return_slots(&mut self, at_ns: u64, count: usize) {
+        for _ in 0..count {
+            if self.returns.len() == PEER_EVENTS_MAX {
+                self.returns.pop_front();
+                self.slots = self.slots.saturating_sub(1);
+            }
+            self.returns.push_back(at_ns.saturating_add(self.rtt_ns));
+        }
+        self.last_ns = self.last_ns.max(at_ns);
+    }
+
+    /// Bytes beyond all PDUs whose headers were seen belong to PDUs that the snap length cut off.
+    fn count_unframed(&mut self) {
+        let bytes = self.sent.saturating_sub(self.framed_until);
+        if !self.is_framed || bytes < BHS_LENGTH as u64 || self.acked < self.repair_until || self.first_ns.is_none() {
+            return;
+        }
+        self.framed_until = self.sent;
+        self.counters.data_bytes += bytes;
+        let (left, ended) = self.load.on_unseen(bytes);
+        if self.sender == Side::Target {
+            self.return_slots(self.sent_ns, ended);
+        }
+        if left > BHS_LENGTH as u64 {
+            self.unframed_until_ns = self.sent_ns.saturating_add(UNFRAMED_RTTS * self.rtt_ns + UNFRAMED_NS);
         }
     }
 
@@ -530,6 +572,7 @@ impl Lane {
             acks: self.acks,
             ack_ns: self.ack_ns,
             answer_ns: self.answer_ns,
+            is_by_r2t: self.is_by_r2t,
             is_empty: self.acked >= self.sent,
             is_repeated,
             is_local,
@@ -599,6 +642,12 @@ impl Lane {
         if self.framed_until > self.sent {
             return self.open_part();
         }
+        if self.mark_ns < self.unframed_until_ns {
+            return match self.open_part() {
+                Part::Open => Part::Unframed,
+                part => part,
+            };
+        }
         if self.load.permitted() > 0 {
             return match self.open_part() {
                 Part::Open if self.load.is_unbegun() => Part::Unbegun,
@@ -650,6 +699,7 @@ impl Lane {
         let later = match part {
             Part::R2t => Part::R2tTarget,
             Part::SentFull => Part::SentTarget,
+            Part::Unframed => Part::UnframedLate,
             _ => part,
         };
         let deadline = self.deadline_ns().clamp(from, to_ns);
@@ -661,6 +711,7 @@ impl Lane {
     fn settle(&mut self, frame: u64) {
         if let Some(resume) = self.resume.take_if(|resume| resume.frame != frame) {
             self.resolve(resume);
+            self.count_unframed();
         }
     }
 
@@ -686,6 +737,18 @@ impl Lane {
                 let ns = parts.take(*part);
                 parts.add(Part::Open, ns);
             }
+        }
+        let (unframed, late) = (parts.take(Part::Unframed), parts.take(Part::UnframedLate));
+        match (by_answer, by_ack) {
+            (true, _) if resume.is_by_r2t => {
+                parts.add(Part::R2t, unframed);
+                parts.add(Part::R2tTarget, late);
+            }
+            (true, _) => {
+                parts.add(Part::SentFull, unframed);
+                parts.add(Part::SentTarget, late);
+            }
+            (false, _) => parts.add(Part::Open, unframed + late),
         }
         let unbegun = parts.take(Part::Unbegun);
         parts.add(Part::Target, unbegun);

@@ -163,22 +163,31 @@ impl Load {
         true
     }
 
-    /// Bytes passed whose PDUs are unknown: data of the commands that may send.
-    pub(super) fn on_unseen(&mut self, bytes: u64) {
+    /// Bytes passed whose PDUs are unknown: data of the commands that may send. Returns what is left beyond those, and
+    /// how many reads ended with them.
+    pub(super) fn on_unseen(&mut self, bytes: u64) -> (u64, usize) {
         let mut left = bytes;
+        let mut ended = 0;
         let mut waiting: Vec<u32> =
             self.open.iter().filter(|(_, open)| open.granted > open.started).map(|(itt, _)| *itt).collect();
         waiting.sort_unstable();
         for itt in waiting {
-            if left == 0 {
-                return;
-            }
+            let mut is_whole = false;
             self.change(itt, |open| {
                 let sent = left.min(open.granted.saturating_sub(open.started));
                 open.started = open.started.saturating_add(sent);
                 left -= sent;
+                is_whole = !open.is_write && open.started >= open.expected;
             });
+            if is_whole {
+                self.remove(itt);
+                ended += 1;
+            }
+            if left == 0 {
+                break;
+            }
         }
+        (left, ended)
     }
 
     /// Returns whether a command ended.
