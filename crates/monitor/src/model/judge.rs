@@ -80,7 +80,7 @@ fn candidates(evidence: &Evidence, limit: Cause) -> Vec<Cause> {
 }
 
 fn line_confidence(line: f64, other: f64) -> f64 {
-    (0.5 + 0.5 * line - other).clamp(0.3, 0.97)
+    (1.0 - 2.2 * (1.0 - line) - 0.5 * other).clamp(0.3, 0.97)
 }
 
 fn confidence(evidence: &Evidence, first: (Cause, f64), second: f64, others: &[Cause]) -> f64 {

@@ -22,6 +22,10 @@ const REDUCED: f64 = 0.85;
 /// How long commands may be open that passed unseen.
 const UNFRAMED_RTTS: u64 = 16;
 const UNFRAMED_NS: u64 = 300_000_000;
+/// Bytes of headers within data, at most, that say nothing of unseen commands.
+const UNSEEN_HEADERS: u64 = 16_384;
+/// By how much a program's answer is later than the kernel's.
+const SOONER_NS: u64 = 60_000;
 /// Measured round trips are this much longer than the least one without any queue.
 const JITTER_NS: u64 = 100_000;
 /// A pause before a retransmission that only a timer explains (the least RTO of Linux).
@@ -113,6 +117,8 @@ struct Resume {
     mss: u64,
     parts: Parts,
     last_part: Part,
+    /// When the data before it was sent.
+    stopped_ns: u64,
     in_flight_stopped: u64,
     freed: u64,
     acks: u32,
@@ -142,6 +148,8 @@ pub(super) struct Counters {
     pub(super) data_packets: u64,
     pub(super) retransmitted: u64,
     pub(super) episodes: u64,
+    /// Episodes that began while packets queued in front of the narrowest link.
+    pub(super) overflows: u64,
     pub(super) spurious: u64,
     pub(super) timeouts: u64,
     pub(super) local_drops: u64,
@@ -164,6 +172,8 @@ pub(super) struct Lane {
     peer: VecDeque<(u64, Arrival)>,
     /// Reads: when a response's successor may reach the target.
     returns: VecDeque<u64>,
+    /// Reads whose last Data-In has begun: its end, and the command.
+    closing: VecDeque<(u64, u32)>,
     load: Load,
     is_framed: bool,
     framed_until: u64,
@@ -177,6 +187,7 @@ pub(super) struct Lane {
     window_max: u64,
     sends: VecDeque<(u64, u64)>,
     last_ack_ns: Option<u64>,
+    last_rtt_ns: u64,
     /// Bytes of an episode of loss have to be acknowledged up to here.
     repair_until: u64,
     repairs_local: bool,
@@ -222,6 +233,7 @@ impl Lane {
             is_at_sender: true,
             peer: VecDeque::new(),
             returns: VecDeque::new(),
+            closing: VecDeque::new(),
             load: Load::new(sender),
             is_framed: true,
             framed_until: 0,
@@ -234,6 +246,7 @@ impl Lane {
             window_max: 0,
             sends: VecDeque::new(),
             last_ack_ns: None,
+            last_rtt_ns: 0,
             repair_until: 0,
             repairs_local: false,
             slots: 0,
@@ -265,8 +278,10 @@ impl Lane {
 
     /// `to_sender_ns`: the round trip between the point of capture and the sender; `rtt_ns`: of the connection.
     pub(super) fn set_distances(&mut self, to_sender_ns: u64, rtt_ns: u64) {
-        (self.to_sender_ns, self.rtt_ns) = (to_sender_ns, rtt_ns);
         self.is_at_sender = to_sender_ns <= rtt_ns / 4;
+        // What an acknowledgement releases may come a little sooner than any acknowledgement of this end.
+        let sooner = if self.is_at_sender { to_sender_ns } else { SOONER_NS.min(to_sender_ns) };
+        (self.to_sender_ns, self.rtt_ns) = (to_sender_ns - sooner, rtt_ns);
     }
 
     pub(super) fn set_first_burst(&mut self, bytes: Option<u64>) {
@@ -291,7 +306,10 @@ impl Lane {
     }
 
     pub(super) fn line_bytes_per_s(&self) -> Option<f64> {
-        self.line.queued_bytes_per_s().or_else(|| self.arrival_rate())
+        match (self.line.queued_bytes_per_s(), self.arrival_rate()) {
+            (Some(queued), Some(arrived)) => Some(queued.min(arrived)),
+            (queued, arrived) => queued.or(arrived),
+        }
     }
 
     fn arrival_rate(&self) -> Option<f64> {
@@ -424,6 +442,7 @@ impl Lane {
         if let Some(sent_ns) = newest {
             let rtt = at_ns.saturating_sub(sent_ns);
             self.rtts.saturating_record(rtt.max(1));
+            self.last_rtt_ns = rtt;
             let margin = self.rtt_ns / 50 + JITTER_NS;
             let is_queued = self
                 .last_ack_ns
@@ -459,6 +478,11 @@ impl Lane {
         if self.first_ns.is_none() {
             self.start(at_ns);
         }
+        // The command itself may come a little sooner than the slowest part of the path allows.
+        let soon = at_ns.saturating_add(2 * SOONER_NS + self.rtt_ns / 32);
+        while let Some(slot) = self.returns.pop_front_if(|slot| *slot <= soon) {
+            self.on_slot(slot.min(at_ns));
+        }
         self.slots += 1;
         self.depths[0] = self.depths[0].max(self.slots);
         self.depth_count += 1;
@@ -489,6 +513,9 @@ impl Lane {
 
     fn on_own_pdu(&mut self, event: &Event, start: &PduStart) {
         let end = start.offset.saturating_add(start.bytes);
+        if self.first_ns.is_some() && start.offset > self.framed_until {
+            self.count_unseen(start.offset - self.framed_until);
+        }
         let fresh = end.saturating_sub(self.framed_until.max(start.offset));
         self.framed_until = self.framed_until.max(end);
         let pdu = Pdu::parse(event.from, &start.header);
@@ -501,11 +528,29 @@ impl Lane {
                 }
                 self.counters.data_bytes += immediate.min(fresh);
             }
-            Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => self.counters.data_bytes += bytes.min(fresh),
+            Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => {
+                self.counters.data_bytes += bytes.min(fresh)
+            }
             _ => {}
         }
-        if is_end && self.sender == Side::Target {
-            self.return_slots(event.at_ns, 1);
+        match pdu {
+            Pdu::DataIn { itt, is_last: true, .. } if self.sender == Side::Target => {
+                if self.closing.len() == PEER_EVENTS_MAX {
+                    self.closing.pop_front();
+                }
+                self.closing.push_back((end, itt));
+            }
+            _ if is_end && self.sender == Side::Target => self.return_slots(event.at_ns, 1),
+            _ => {}
+        }
+    }
+
+    /// Commands end with the last byte of their last PDU.
+    fn close(&mut self) {
+        while let Some((_, itt)) = self.closing.pop_front_if(|(end, _)| *end <= self.sent) {
+            if self.load.remove(itt) {
+                self.return_slots(self.sent_ns, 1);
+            }
         }
     }
 
@@ -516,7 +561,7 @@ impl Lane {
                 self.returns.pop_front();
                 self.slots = self.slots.saturating_sub(1);
             }
-            self.returns.push_back(at_ns.saturating_add(self.rtt_ns));
+            self.returns.push_back(at_ns.max(self.busy_until_ns).saturating_add(self.rtt_ns));
         }
         self.last_ns = self.last_ns.max(at_ns);
     }
@@ -524,16 +569,29 @@ impl Lane {
     /// Bytes beyond all PDUs whose headers were seen belong to PDUs that the snap length cut off.
     fn count_unframed(&mut self) {
         let bytes = self.sent.saturating_sub(self.framed_until);
-        if !self.is_framed || bytes < BHS_LENGTH as u64 || self.acked < self.repair_until || self.first_ns.is_none() {
+        if !self.is_framed
+            || bytes < BHS_LENGTH as u64
+            || self.acked < self.repair_until
+            || self.first_ns.is_none()
+        {
             return;
         }
         self.framed_until = self.sent;
-        self.counters.data_bytes += bytes;
+        self.count_unseen(bytes);
+    }
+
+    fn count_unseen(&mut self, bytes: u64) {
+        self.counters.data_bytes = self.counters.data_bytes.saturating_add(bytes);
         let (left, ended) = self.load.on_unseen(bytes);
         if self.sender == Side::Target {
             self.return_slots(self.sent_ns, ended);
         }
-        if left > BHS_LENGTH as u64 {
+        // Commands to the target are short packets of their own: a little that is left are headers of the data.
+        let headers = match self.sender {
+            Side::Initiator => BHS_LENGTH as u64,
+            Side::Target => (bytes / 8).max(UNSEEN_HEADERS),
+        };
+        if left > headers {
             self.unframed_until_ns = self.sent_ns.saturating_add(UNFRAMED_RTTS * self.rtt_ns + UNFRAMED_NS);
         }
     }
@@ -541,7 +599,7 @@ impl Lane {
     fn on_segment(&mut self, event: &Event, segment: &Segment) {
         let (bytes, mss) = (u64::from(segment.bytes), u64::from(segment.mss.max(1)));
         if self.first_ns.is_none() {
-            if self.is_framed || bytes < mss {
+            if bytes < mss {
                 self.sent = self.sent.max(segment.offset.saturating_add(bytes));
                 return;
             }
@@ -567,6 +625,7 @@ impl Lane {
             mss,
             parts: std::mem::take(&mut self.parts),
             last_part: self.part(),
+            stopped_ns: self.sent_ns,
             in_flight_stopped: self.sent.saturating_sub(self.acked_at_stop),
             freed: self.acked.saturating_sub(self.acked_at_stop),
             acks: self.acks,
@@ -590,7 +649,7 @@ impl Lane {
             }
             self.sends.push_back((end, event.at_ns));
         }
-        if let Some(rate) = self.line.queued_bytes_per_s() {
+        if let Some(rate) = self.line.queued_bytes_per_s().filter(|_| self.serialization_ns(1 << 20) == 0) {
             let ns = (bytes as f64 / rate * 1e9) as u64;
             self.busy_until_ns = self.busy_until_ns.max(event.at_ns).saturating_add(ns);
         }
@@ -621,6 +680,8 @@ impl Lane {
         self.counters.retransmitted += packets;
         if self.acked >= self.repair_until {
             self.counters.episodes += 1;
+            self.counters.overflows +=
+                u64::from(self.last_rtt_ns > self.rtt_ns + self.rtt_ns / 4 + JITTER_NS);
             self.repairs_local = is_local;
         }
         if is_local {
@@ -682,7 +743,9 @@ impl Lane {
         if self.first_ns.is_none() || to_ns <= self.mark_ns {
             return;
         }
-        if !matches!(self.part(), Part::Open | Part::Unbegun) && to_ns - self.mark_ns > JITTER_NS {
+        if !matches!(self.part(), Part::Open | Part::Unbegun | Part::Unframed)
+            && to_ns - self.mark_ns > JITTER_NS
+        {
             self.epoch.is_plain = false;
         }
         let mut from = self.mark_ns;
@@ -711,6 +774,7 @@ impl Lane {
     fn settle(&mut self, frame: u64) {
         if let Some(resume) = self.resume.take_if(|resume| resume.frame != frame) {
             self.resolve(resume);
+            self.close();
             self.count_unframed();
         }
     }
@@ -718,14 +782,19 @@ impl Lane {
     fn resolve(&mut self, mut resume: Resume) {
         let reaction = self.reaction_ns();
         self.take_serialization(&mut resume);
-        let ago = |at: Option<u64>| at.map(|at| resume.at_ns.saturating_sub(at));
+        let sent_ns = resume.at_ns.saturating_sub(self.serialization_ns(resume.bytes));
+        let ago = |at: Option<u64>| at.map(|at| sent_ns.saturating_sub(at));
         let (ack_ago, answer_ago) = (ago(resume.ack_ns), ago(resume.answer_ns));
         let by_ack = ack_ago.is_some_and(|ns| ns <= reaction);
         let by_answer = answer_ago.is_some_and(|ns| ns <= reaction);
         let parts = &mut resume.parts;
         let gap = parts.sum();
         if resume.starts_command && self.sender == Side::Initiator {
-            self.pace.on_command(resume.at_ns, parts.of(Part::IdleLess) + parts.of(Part::SentLess));
+            self.pace.on_command(
+                resume.at_ns,
+                resume.stopped_ns,
+                parts.of(Part::IdleLess) + parts.of(Part::SentLess),
+            );
         }
         // New commands, or answers, that left the program before and were held back by TCP.
         if by_ack && !by_answer && resume.in_flight_stopped > 0 {
@@ -748,6 +817,10 @@ impl Lane {
                 parts.add(Part::SentFull, unframed);
                 parts.add(Part::SentTarget, late);
             }
+            // Which command it is for, and when that came, was not seen.
+            (false, false) if self.sender == Side::Target && resume.is_empty => {
+                parts.add(Part::Blind, unframed + late);
+            }
             (false, _) => parts.add(Part::Open, unframed + late),
         }
         let unbegun = parts.take(Part::Unbegun);
@@ -757,8 +830,9 @@ impl Lane {
             parts.add(if resume.is_local { Part::Local } else { Part::Repair }, open);
         } else if by_ack && resume.is_empty && resume.bytes < resume.mss && resume.in_flight_stopped > 0 {
             parts.add(Part::Nagle, open);
-        } else if open > 0 || by_ack && !by_answer {
+        } else if open > gap / 4 || open == 0 && self.is_at_sender && by_ack && !by_answer {
             let stop = Stop {
+                is_full: resume.bytes.is_multiple_of(resume.mss),
                 wait_ns: open,
                 in_flight: resume.in_flight_stopped,
                 freed: resume.freed,
@@ -767,6 +841,8 @@ impl Lane {
                 gap_ns: gap,
             };
             self.stops.add(stop, reaction);
+        } else {
+            parts.add(Part::Open, open);
         }
         if self.repairs_local {
             let repair = parts.take(Part::Repair);
@@ -775,12 +851,20 @@ impl Lane {
         self.totals.add_all(parts);
     }
 
+    /// How long a packet took on the narrowest link before it passed; 0 in front of the link.
+    fn serialization_ns(&self, bytes: u64) -> u64 {
+        let rate = self
+            .arrival_rate()
+            .filter(|rate| self.line.queued_bytes_per_s().is_none_or(|seen| *rate <= seen));
+        rate.map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
+    }
+
     /// Behind the narrowest link, the time before a packet is its own time on the link.
     fn take_serialization(&self, resume: &mut Resume) {
-        let Some(rate) = self.arrival_rate().filter(|_| self.line.queued_bytes_per_s().is_none()) else {
+        let mut left = self.serialization_ns(resume.bytes);
+        if left == 0 {
             return;
-        };
-        let mut left = (resume.bytes as f64 / rate * 1e9) as u64;
+        }
         let order = [
             resume.last_part,
             Part::Open,

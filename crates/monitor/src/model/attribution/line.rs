@@ -94,7 +94,8 @@ impl Line {
     pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64) {
         let run = self.arrived.run;
         if run.steps > 0 {
-            let (of_run, of_step) = (run.ns.max(1) as f64 / run.bytes.max(1) as f64, ns as f64 / bytes.max(1) as f64);
+            let (of_run, of_step) =
+                (run.ns.max(1) as f64 / run.bytes.max(1) as f64, ns as f64 / bytes.max(1) as f64);
             if of_step > UNEVEN * of_run && ns > PAUSE_NS {
                 self.arrived.end();
                 return;

@@ -157,7 +157,8 @@ impl Load {
         self.open.insert(itt, open);
     }
 
-    fn remove(&mut self, itt: u32) -> bool {
+    /// Returns whether the command was open.
+    pub(super) fn remove(&mut self, itt: u32) -> bool {
         let Some(open) = self.open.remove(&itt) else { return false };
         self.subtract(&open);
         true
@@ -229,7 +230,8 @@ impl Load {
             }
             Pdu::DataIn { itt, bytes, is_last } => {
                 self.change(itt, |open| open.started = open.started.saturating_add(bytes).min(open.expected));
-                is_last && self.remove(itt)
+                // At the target the command ends with the last byte, at the initiator when the answer has come.
+                is_last && self.sender == Side::Initiator && self.remove(itt)
             }
             Pdu::R2t { itt, bytes } => {
                 self.change(itt, |open| {

@@ -33,6 +33,8 @@ pub(super) struct Stop {
     /// From the last acknowledgement to the next data.
     pub(super) reaction_ns: Option<u64>,
     pub(super) gap_ns: u64,
+    /// What was sent then is whole segments.
+    pub(super) is_full: bool,
 }
 
 #[derive(Debug)]
@@ -50,6 +52,8 @@ pub(super) struct Stops {
     expected_by_chance: f64,
     count: f64,
     in_flight: Histogram<u64>,
+    /// Times from an acknowledgement to what it released, nanoseconds.
+    reactions: Histogram<u64>,
 }
 
 impl Stops {
@@ -66,6 +70,8 @@ impl Stops {
             expected_by_chance: 0.0,
             count: 0.0,
             in_flight,
+            reactions: Histogram::new_with_bounds(1, 1 << 40, 2)
+                .unwrap_or_else(|_| unreachable!("the bounds are valid")),
         }
     }
 
@@ -85,12 +91,15 @@ impl Stops {
         let weight = stop.freed / 1024 + 1;
         let _ = self.in_flight.record_n(stop.in_flight.clamp(1, 1 << 40), weight);
         let step = stop.freed as f64 / stop.in_flight.max(1) as f64;
-        let class = match (step >= BUFFER_STEP, stop.acks) {
-            (true, 2..) => &mut self.in_steps,
-            (false, _) => &mut self.one_by_one,
-            (true, _) => &mut self.unclear,
+        // A congestion window leaves data behind in the buffer, so that segments are whole; a program that writes little
+        // by little into a full buffer does not.
+        let class = match (step >= BUFFER_STEP, stop.acks, stop.is_full) {
+            (true, 2.., _) | (false, _, false) => &mut self.in_steps,
+            (false, _, true) => &mut self.one_by_one,
+            (true, _, _) => &mut self.unclear,
         };
         class.add(stop.wait_ns, stop.freed);
+        self.reactions.saturating_record(stop.reaction_ns.unwrap_or(0).max(1));
     }
 
     pub(super) fn in_flight_median(&self) -> Option<u64> {
@@ -110,6 +119,11 @@ impl Stops {
             return 1.0;
         }
         ((self.ended_by_ack - self.expected_by_chance) / possible).clamp(0.0, 1.0)
+    }
+
+    /// Median time from an acknowledgement to what it released, nanoseconds.
+    pub(super) fn reaction_ns(&self) -> u64 {
+        self.reactions.value_at_quantile(0.5)
     }
 
     pub(super) fn released(&self) -> Released {
