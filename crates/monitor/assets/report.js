@@ -250,10 +250,12 @@
     }
   }
 
-  // Names beside the marks where there are few, unless they would overlap.
+  // Names beside the marks of kinds with few of them, unless they would overlap.
   function nameMarks(context, map, lines, view, colours) {
-    const all = lines.filter((line) => line.kind === "marks" && line.shown).map((line) => [line, visible(line, ...view)]);
-    if (all.reduce((sum, [, [first, end]]) => sum + end - first, 0) > MARKS_NAMED) return;
+    const all = lines
+      .filter((line) => line.kind === "marks" && line.shown)
+      .map((line) => [line, visible(line, ...view)])
+      .filter(([, [first, end]]) => end - first <= MARKS_NAMED);
     const taken = [], ratio = map.ratio, height = 13 * ratio;
     context.font = 11 * ratio + "px system-ui,sans-serif";
     context.textBaseline = "middle";
@@ -350,7 +352,8 @@
     context.lineWidth = 1.5 * ratio;
     // Marks at the ends of the period are whole.
     clip(context, map, 6 * ratio);
-    for (const line of chart.lines) {
+    // Data first, below the marks that it follows.
+    for (const line of [...chart.lines].sort((one, other) => (other.colour === "data") - (one.colour === "data"))) {
       if (!line.shown || line.kind !== "marks") continue;
       context.strokeStyle = colours(line.colour);
       drawMarks(context, map, line, visible(line, from, to), colours);
@@ -593,10 +596,10 @@
       this.period = element("output", { "aria-live": "polite" });
       before.prepend(element(
         "div", { class: "tools", role: "toolbar", "aria-label": "Period of all charts" },
-        button("−", "zoom out", () => this.zoom(2)),
+        button("\u2212", "zoom out", () => this.zoom(2)),
         button("+", "zoom in", () => this.zoom(0.5)),
-        button("◀", "earlier", () => this.move(-0.5)),
-        button("▶", "later", () => this.move(0.5)),
+        button("\u25c0", "earlier", () => this.move(-0.5)),
+        button("\u25b6", "later", () => this.move(0.5)),
         button("All", "show the whole period", () => this.show(0, this.seconds)),
         this.period,
       ));

@@ -147,7 +147,13 @@ impl Run {
             if !(end / MSS).is_multiple_of(2) && !self.in_flight.is_empty() {
                 continue;
             }
-            let ack = Ack { acknowledged: end, window_bytes: Some(4 << 20), is_bare: true, ..Ack::default() };
+            let ack = Ack {
+                acknowledged: end,
+                window_bytes: Some(4 << 20),
+                is_bare: true,
+                round_trip_ns: Some(RTT_NS),
+                ..Ack::default()
+            };
             self.event(Side::Target, Kind::Ack(ack));
             self.sample(unsent);
         }

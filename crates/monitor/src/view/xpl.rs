@@ -11,9 +11,8 @@ use super::{Subject, words};
 use crate::event::Side;
 use crate::series::{Mark, MarkKind, Point, Span};
 
-/// The first bytes of every file, by its kind of offsets; a file with neither is not to be overwritten.
-pub const MARKS: [&str; 2] =
-    ["timeval unsigned\ntitle\nhikyaku analyze: ", "timeval double\ntitle\nhikyaku analyze: "];
+/// The first bytes of every file; a file without them is no earlier graph and not to be overwritten.
+pub const MARKS: [&str; 1] = ["timeval double\ntitle\nhikyaku analyze: "];
 
 /// The name that tcptrace gives to the graph of the connection with this number, from 0: `a2b_tsg.xpl` for the first
 /// one's initiator, `b2a_tsg.xpl` for its target, then `c2d`.
@@ -45,9 +44,7 @@ fn letters(mut number: usize) -> String {
 pub fn write(out: &mut impl Write, subject: &Subject<'_>, from: Side) -> io::Result<()> {
     let stream = subject.series.direction(from);
     let edges = window_edge(stream);
-    let end = |spans: &[Span]| spans.iter().map(|span| span.high).max().unwrap_or(0);
-    let highest = end(&stream.sent).max(edges.iter().map(|edge| edge.value).max().unwrap_or(0));
-    let mark = MARKS[usize::from(highest > u64::from(u32::MAX))];
+    let [mark] = MARKS;
     let flow = &subject.flow;
     let (one, other) = match from {
         Side::Initiator => (&flow.initiator, &flow.target),
@@ -99,23 +96,19 @@ fn steps(out: &mut impl Write, colour: &str, points: &[Point]) -> io::Result<()>
     Ok(())
 }
 
+/// A PDU: data as a tick, because its labels would cover the graph; others with their name.
 fn label(out: &mut impl Write, mark: &Mark, stream: Side) -> io::Result<()> {
-    let (colour, place) = match mark.kind {
-        MarkKind::Command => ("purple", "ltext"),
-        MarkKind::R2t => ("orange", "rtext"),
-        MarkKind::DataOut | MarkKind::DataIn => ("blue", "rtext"),
-        MarkKind::Response => ("magenta", "rtext"),
-        MarkKind::Other => ("pink", "rtext"),
-    };
     let (at, offset) = (Time(mark.at_ns), mark.offsets[stream as usize]);
+    let name = mark.kind.name();
+    let (colour, place, text) = match mark.kind {
+        MarkKind::DataOut | MarkKind::DataIn => return writeln!(out, "blue\nhtick {at} {offset}"),
+        MarkKind::Command => ("purple", "ltext", format!("{name} {:#x}", mark.itt)),
+        MarkKind::R2t => ("orange", "rtext", format!("{name} {}", words::bytes(u64::from(mark.bytes)))),
+        MarkKind::Response => ("magenta", "rtext", format!("{name} {:#x}", mark.itt)),
+        MarkKind::Other => ("pink", "rtext", name.to_owned()),
+    };
     let count = if mark.count > 1 { format!("{} x ", mark.count) } else { String::new() };
-    writeln!(
-        out,
-        "{colour}\ndiamond {at} {offset}\n{place} {at} {offset}\n{count}{} {} ITT {:#x}",
-        mark.kind.name(),
-        words::bytes(u64::from(mark.bytes)),
-        mark.itt
-    )
+    writeln!(out, "{colour}\ndiamond {at} {offset}\n{place} {at} {offset}\n{count}{text}")
 }
 
 #[cfg(test)]

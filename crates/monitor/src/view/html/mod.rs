@@ -143,6 +143,3 @@ fn section(out: &mut impl Write, index: usize, subject: &Subject<'_>) -> io::Res
     commands::write(out, subject)?;
     out.write_all(b"</section>\n")
 }
-
-#[cfg(test)]
-mod tests;
