@@ -1,89 +1,92 @@
-//! Files that a command writes for people: reports, figures, graphs. Nothing but an earlier file of the same kind is
-//! overwritten, and a file is whole or not there.
+//! Files that a command writes for people: reports, figures, captures. Nothing but an earlier file of the same kind is
+//! overwritten, and a file is whole or as it was.
 
-use std::fs;
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use tempfile::NamedTempFile;
+
 use crate::Failure;
 
-/// A kind of file: what messages call it, and the first bytes of such a file, one of `marks`.
-#[derive(Clone, Copy, Debug)]
-pub struct FileKind {
-    /// `report`, `figure`.
-    pub noun: &'static str,
-    pub marks: &'static [&'static str],
-}
-
-/// A file to be written: [`Output::begin`] before the work, [`Output::write`] after it.
+/// A file to be written: its content goes to a temporary file beside it, which [`Place::complete`] moves there. Dropped
+/// before, it leaves nothing.
 #[derive(Debug)]
-pub struct Output {
+pub struct Place {
     path: PathBuf,
-    kind: FileKind,
+    noun: &'static str,
+    file: NamedTempFile,
 }
 
-impl Output {
-    /// Checks that the file can be written and is absent, empty, or an earlier one of this kind.
+impl Place {
+    /// A place at `path`, if that is absent, empty, or begins with one of `marks`. Messages call the file `noun`.
     ///
     /// # Errors
-    /// Refused if the path holds something else; failed if it cannot be read or its directory not be written.
-    pub fn begin(path: &Path, kind: FileKind) -> Result<Self, Failure> {
-        let output = Self { path: path.to_owned(), kind };
-        output.place()?;
-        Ok(output)
-    }
-
-    /// Replaces the file by what `content` writes.
-    ///
-    /// # Errors
-    /// As [`Output::begin`], which is checked again; and those of `content`.
-    pub fn write(&self, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
-        let mut file = BufWriter::new(self.place()?);
-        content(&mut file).map_err(|error| self.failed(error))?;
-        let file = file.into_inner().map_err(|error| self.failed(error.into_error()))?;
-        file.persist(&self.path).map_err(|error| self.failed(error.error))?;
-        Ok(())
-    }
-
-    /// Creates a temporary file beside the path, if the path may be overwritten.
-    fn place(&self) -> Result<tempfile::NamedTempFile, Failure> {
+    /// Refused if the path holds something else; failed if it cannot be read, or its directory not be written.
+    pub fn new(path: &Path, noun: &'static str, marks: &[&[u8]]) -> Result<Self, Failure> {
+        let failed = |error| failed(path, noun, error);
         // A link is something else, whether or not its file exists.
-        match fs::symlink_metadata(&self.path) {
-            Ok(metadata) if !metadata.is_file() || !self.is_ours().map_err(|error| self.failed(error))? => {
-                let noun = self.kind.noun;
-                return Err(Failure::refused(self.attempt(), self.name(), "there is something else")
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if !metadata.is_file() || !is_ours(path, marks).map_err(failed)? => {
+                let cause = "there is something else";
+                return Err(Failure::refused(format!("write the {noun}"), path.display().to_string(), cause)
                     .hint(format!("another name: only an earlier {noun} is overwritten")));
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(self.failed(error)),
+            Err(error) => return Err(failed(error)),
         }
-        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let mut builder = tempfile::Builder::new();
-        builder.prefix(".hikyaku-report-").permissions(fs::Permissions::from_mode(0o644));
-        builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(|error| self.failed(error))
+        builder.prefix(".hikyaku-report-").permissions(Permissions::from_mode(0o644));
+        let file = builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), noun, file })
     }
 
-    /// Whether the file is empty or an earlier one.
-    fn is_ours(&self) -> io::Result<bool> {
-        let longest = self.kind.marks.iter().map(|mark| mark.len()).max().unwrap_or(0);
-        let mut head = Vec::new();
-        block::open_input(&self.path)?.take(longest as u64).read_to_end(&mut head)?;
-        Ok(head.is_empty() || self.kind.marks.iter().any(|mark| head.starts_with(mark.as_bytes())))
+    /// A writer of the content, for those that write it over time. Flush it before [`Place::complete`].
+    ///
+    /// # Errors
+    /// If no further descriptor can be opened.
+    pub fn writer(&self) -> Result<BufWriter<File>, Failure> {
+        self.file.reopen().map(BufWriter::new).map_err(|error| self.failure(error))
     }
 
-    fn attempt(&self) -> String {
-        format!("write the {}", self.kind.noun)
+    /// The failure of a write of the content.
+    pub fn failure(&self, error: io::Error) -> Failure {
+        failed(&self.path, self.noun, error)
     }
 
-    fn name(&self) -> String {
-        self.path.display().to_string()
+    /// Moves the content to its path.
+    ///
+    /// # Errors
+    /// If the file system refuses it.
+    pub fn complete(self) -> Result<(), Failure> {
+        let Self { path, noun, file } = self;
+        file.persist(&path).map(drop).map_err(|error| failed(&path, noun, error.error))
     }
 
-    fn failed(&self, error: io::Error) -> Failure {
-        Failure::failed(self.attempt(), self.name(), error)
+    /// Writes the whole content and moves it to its path.
+    ///
+    /// # Errors
+    /// Those of `content`, and of [`Place::complete`].
+    pub fn write(self, content: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<(), Failure> {
+        let mut out = self.writer()?;
+        content(&mut out).and_then(|()| out.flush()).map_err(|error| self.failure(error))?;
+        self.complete()
     }
+}
+
+/// Whether the file is empty or begins with one of `marks`.
+fn is_ours(path: &Path, marks: &[&[u8]]) -> io::Result<bool> {
+    let longest = marks.iter().map(|mark| mark.len()).max().unwrap_or(0);
+    let mut head = Vec::new();
+    block::open_input(path)?.take(longest as u64).read_to_end(&mut head)?;
+    Ok(head.is_empty() || marks.iter().any(|mark| head.starts_with(mark)))
+}
+
+fn failed(path: &Path, noun: &str, error: io::Error) -> Failure {
+    Failure::failed(format!("write the {noun}"), path.display().to_string(), error)
 }
 
 #[cfg(test)]
@@ -91,7 +94,9 @@ mod tests {
     use super::*;
     use crate::Ending;
 
-    const KIND: FileKind = FileKind { noun: "figure", marks: &["one mark", "two"] };
+    fn place(path: &Path) -> Result<Place, Failure> {
+        Place::new(path, "figure", &[b"one mark", b"two"])
+    }
 
     #[test]
     fn only_an_earlier_file_of_the_kind_is_overwritten() {
@@ -101,7 +106,7 @@ mod tests {
             [("", true), ("one mark and more", true), ("two", true), ("one", false), ("other", false)]
         {
             fs::write(&path, content).unwrap();
-            match Output::begin(&path, KIND) {
+            match place(&path) {
                 Ok(_) => assert!(is_ours, "{content}"),
                 Err(failure) => {
                     assert!(!is_ours && failure.ending == Ending::Refused, "{content}: {failure}");
@@ -111,25 +116,21 @@ mod tests {
         }
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(directory.path().join("absent"), &path).unwrap();
-        assert_eq!(Output::begin(&path, KIND).unwrap_err().ending, Ending::Refused);
+        assert_eq!(place(&path).unwrap_err().ending, Ending::Refused);
     }
 
     #[test]
     fn a_file_is_whole_or_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
-        let output = Output::begin(&path, KIND).unwrap();
-        assert!(!path.exists(), "begin writes nothing");
-        output.write(|file| file.write_all(b"two, first")).unwrap();
-        let broken = output.write(|file| {
+        assert!(place(&path).is_ok() && !path.exists(), "a place that is dropped leaves nothing");
+        place(&path).unwrap().write(|file| file.write_all(b"two, first")).unwrap();
+        let broken = place(&path).unwrap().write(|file| {
             file.write_all(b"two, second")?;
             Err(io::Error::other("no more"))
         });
         assert_eq!(broken.unwrap_err().ending, Ending::Failed);
         assert_eq!(fs::read_to_string(&path).unwrap(), "two, first");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file remains");
-        fs::write(&path, "mine").unwrap();
-        assert_eq!(output.write(|_| Ok(())).unwrap_err().ending, Ending::Refused);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
     }
 }

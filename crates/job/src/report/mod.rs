@@ -6,13 +6,14 @@
 mod picture;
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
 
 use crate::printable::{printable, printable_json};
-use crate::{Ending, Failure, FileKind, Host, Output, Series, shell, units};
+use crate::{Ending, Failure, Host, Place, Series, shell, units};
 
 /// The first bytes of every report; a file without them is never overwritten.
 const MARK: &str = "<!DOCTYPE html>\n<!-- report of hikyaku copy -->\n";
@@ -52,7 +53,7 @@ pub struct Requested {
 /// A report to be written: [`Report::begin`] before the copy, [`Report::end`] after it.
 #[derive(Debug)]
 pub struct Report {
-    output: Output,
+    path: PathBuf,
     began: SystemTime,
     started: Instant,
 }
@@ -60,8 +61,8 @@ pub struct Report {
 impl Report {
     /// Checks, before anything is copied, that the file can be written and is absent or an earlier report.
     pub fn begin(path: &Path) -> Result<Self, Failure> {
-        let output = Output::begin(path, FileKind { noun: "report", marks: &[MARK] })?;
-        Ok(Self { output, began: SystemTime::now(), started: Instant::now() })
+        file(path)?;
+        Ok(Self { path: path.to_owned(), began: SystemTime::now(), started: Instant::now() })
     }
 
     /// Writes the report, however the copy ended, and returns the result of the copy.
@@ -73,7 +74,7 @@ impl Report {
         result: Result<Ending, Failure>,
     ) -> Result<Ending, Failure> {
         let page = self.page(requested, record, &result);
-        let written = self.output.write(|file| file.write_all(page.as_bytes()));
+        let written = file(&self.path).and_then(|place| place.write(|out| out.write_all(page.as_bytes())));
         match (written, &result) {
             (Ok(()), _) => result,
             (Err(mut failure), Ok(_)) => {
@@ -137,6 +138,10 @@ impl Report {
         let _ = writeln!(page, "<p>hikyaku {}</p></body></html>", env!("CARGO_PKG_VERSION"));
         page
     }
+}
+
+fn file(path: &Path) -> Result<Place, Failure> {
+    Place::new(path, "report", &[MARK.as_bytes()])
 }
 
 fn headline(source: &str, destination: &str, result: &Result<Ending, Failure>) -> String {

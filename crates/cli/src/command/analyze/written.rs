@@ -1,16 +1,15 @@
 //! Files that `analyze` writes. One that exists is replaced only if `analyze` wrote it; it appears when it is complete.
 
-use std::fs::{self, Permissions};
-use std::io::{self, BufWriter, Read as _, Write};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use job::Place;
 use monitor::analysis::{Report, Seen};
 use monitor::capture::{Comments, Frame, pcapng, slim};
 use monitor::event::{Event, Side};
 use monitor::packet::Packet;
 use monitor::view::{Subject, html, svg, xpl};
-use tempfile::NamedTempFile;
 
 use super::Args;
 use crate::context::Context;
@@ -19,61 +18,6 @@ use crate::units;
 
 /// Connections of which figures and graphs are written.
 const PICTURED_MAX: usize = 16;
-
-/// A file to be written.
-struct Place {
-    path: PathBuf,
-    file: NamedTempFile,
-}
-
-impl Place {
-    /// Fails if `path` holds anything but an earlier file, which begins with one of `marks`.
-    fn new(path: &Path, marks: &[&[u8]]) -> Result<Self, Failure> {
-        let name = path.display().to_string();
-        let failed = |error: io::Error| Failure::failed("write the result", name.clone(), error);
-        match fs::symlink_metadata(path) {
-            Ok(metadata) if !metadata.is_file() || !is_ours(path, marks).map_err(failed)? => {
-                return Err(Failure::refused("write the result", name, "there is something else")
-                    .hint("another name: only an earlier result is overwritten"));
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".hikyaku-analyze-").permissions(Permissions::from_mode(0o644));
-        let file = builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), file })
-    }
-
-    fn writer(&self) -> Result<BufWriter<fs::File>, Failure> {
-        Ok(BufWriter::new(self.file.reopen().map_err(|error| self.failure(&error))?))
-    }
-
-    fn failure(&self, error: &io::Error) -> Failure {
-        Failure::failed("write the result", self.path.display().to_string(), error)
-    }
-
-    fn complete(self) -> Result<(), Failure> {
-        let failed = |error| Failure::failed("write the result", self.path.display().to_string(), error);
-        self.file.persist(&self.path).map(drop).map_err(|error| failed(error.error))
-    }
-
-    fn write(self, write: impl FnOnce(&mut BufWriter<fs::File>) -> io::Result<()>) -> Result<(), Failure> {
-        let mut out = self.writer()?;
-        write(&mut out).and_then(|()| out.flush()).map_err(|error| self.failure(&error))?;
-        self.complete()
-    }
-}
-
-/// Whether the file is empty or begins with one of `marks`.
-fn is_ours(path: &Path, marks: &[&[u8]]) -> io::Result<bool> {
-    let longest = marks.iter().map(|mark| mark.len()).max().unwrap_or(0);
-    let mut head = Vec::new();
-    block::open_input(path)?.take(longest as u64).read_to_end(&mut head)?;
-    Ok(head.is_empty() || marks.iter().any(|mark| head.starts_with(mark)))
-}
 
 /// How every pcapng file of this program begins.
 fn pcapng_mark() -> Vec<u8> {
@@ -92,15 +36,15 @@ pub(super) struct Outputs {
 impl Outputs {
     /// Makes sure that everything can be written, before anything is read.
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
-        let page = |path: &PathBuf| Place::new(path, &[html::MARK.as_bytes()]);
+        let page = |path: &PathBuf| Place::new(path, "page", &[html::MARK.as_bytes()]);
         let mark = pcapng_mark();
-        let capture = |path: &PathBuf| Place::new(path, &[&mark]);
+        let capture = |path: &PathBuf| Place::new(path, "capture", &[&mark]);
         let commented = args.pcapng.as_ref().map(capture).transpose()?.map(|place| {
-            let writer = pcapng::Writer::new(place.writer()?).map_err(|error| place.failure(&error))?;
+            let writer = pcapng::Writer::new(place.writer()?).map_err(|error| place.failure(error))?;
             Ok((place, writer, Comments::default()))
         });
         let slim = args.slim.as_ref().map(capture).transpose()?.map(|place| {
-            let writer = slim::Slim::new(place.writer()?).map_err(|error| place.failure(&error))?;
+            let writer = slim::Slim::new(place.writer()?).map_err(|error| place.failure(error))?;
             Ok((place, writer, Vec::new()))
         });
         for directory in [&args.svg, &args.xpl].into_iter().flatten() {
@@ -147,11 +91,11 @@ impl Outputs {
 
     pub(super) fn frame(&mut self, frame: &Frame<'_>, packet: Option<&Packet<'_>>) -> Result<(), Failure> {
         if let Some((place, writer, comments)) = &mut self.commented {
-            writer.write(frame, &comments.take()).map_err(|error| place.failure(&error))?;
+            writer.write(frame, &comments.take()).map_err(|error| place.failure(error))?;
         }
         if let Some((place, writer, events)) = &mut self.slim {
             if let Some(packet) = packet {
-                writer.packet(packet, events).map_err(|error| place.failure(&error))?;
+                writer.packet(packet, events).map_err(|error| place.failure(error))?;
             }
             events.clear();
         }
@@ -166,11 +110,11 @@ impl Outputs {
         report: &Report,
     ) -> Result<(), Failure> {
         if let Some((place, writer, _)) = self.commented {
-            writer.finish().map_err(|error| place.failure(&error))?;
+            writer.finish().map_err(|error| place.failure(error))?;
             place.complete()?;
         }
         if let Some((place, writer, _)) = self.slim {
-            let (_, summary) = writer.finish().map_err(|error| place.failure(&error))?;
+            let (_, summary) = writer.finish().map_err(|error| place.failure(error))?;
             if summary.incomplete > 0 {
                 let packets = units::counted(summary.incomplete, "packet");
                 context.warn(&format!("{packets} of the capture without payload lack headers of PDUs"));
@@ -200,7 +144,7 @@ impl Outputs {
 fn figures(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
     for figure in svg::figures(subject) {
         let path = directory.join(format!("{}-{}.svg", number + 1, figure.name));
-        let place = Place::new(&path, &[svg::MARK.as_bytes()])?;
+        let place = Place::new(&path, "figure", &[svg::MARK.as_bytes()])?;
         place.write(|out| out.write_all(figure.text.as_bytes()))?;
     }
     Ok(())
@@ -209,7 +153,7 @@ fn figures(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(),
 fn graphs(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
     let marks = xpl::MARKS.map(str::as_bytes);
     for from in [Side::Initiator, Side::Target] {
-        let place = Place::new(&directory.join(xpl::name(number, from)), &marks)?;
+        let place = Place::new(&directory.join(xpl::name(number, from)), "graph", &marks)?;
         place.write(|out| xpl::write(out, subject, from))?;
     }
     Ok(())
