@@ -21,6 +21,7 @@ mod mover;
 mod mutants;
 mod nbd;
 mod nfs;
+mod page;
 mod passthrough;
 mod qemu_img;
 mod report;
@@ -85,6 +86,11 @@ pub const FAMILIES: &[Family] = &[
     family("messages", messages::examine, "what is said after common mistakes, and what to type instead"),
     family("json", json::examine, "JSON of each command beside its schema in docs/schema"),
     family("report", report::examine, "the HTML report of a copy in Chromium, desktop and phone"),
+    family(
+        "page",
+        page::examine,
+        "the page of analyze in Chromium: charts, no scripts, hostile names, a million points",
+    ),
     family("install", install::examine, "unit, manual, completions; package and static program in roots"),
     family("guides", guides::examine, "the pages of docs/guides, typed as they are printed"),
     family("sim", sim::examine, "simulated cuts, kills and lost connections"),
