@@ -10,8 +10,9 @@
     count: [["", 1]],
   };
   const PARTS = [["ta", "Ta"], ["tb", "Tb"], ["other", "rest"], ["tc", "Tc"]];
-  // Beyond this number of marks of one kind in view, one is drawn for each 4 pixels; up to the other, they have labels.
-  const MARKS_EACH = 400, MARKS_NAMED = 24;
+  // Least distance of marks of one kind, on average, in pixels: more of them would hide the stream. Up to the other
+  // number, they have labels.
+  const MARKS_APART = 14, MARKS_NAMED = 24;
   // Shortest period in view, in seconds.
   const SHORTEST = 2e-6;
   const AXIS_WIDTH = 46;
@@ -66,9 +67,50 @@
           }
         }
         line.columns = columns;
+        line.extremes = extremesOf(line);
         line.shown = true;
       }
     }
+  }
+
+  // Finds the least and the greatest value of a range of points, by blocks.
+  const BLOCK = 64;
+  class Extremes {
+    constructor(lows, highs) {
+      const blocks = Math.ceil(lows.length / BLOCK);
+      this.points = [lows, highs];
+      this.blocks = [new Float64Array(blocks), new Float64Array(blocks)];
+      for (let block = 0; block < blocks; block++) {
+        let least = Infinity, most = -Infinity;
+        const end = Math.min(lows.length, (block + 1) * BLOCK);
+        for (let i = block * BLOCK; i < end; i++) {
+          if (lows[i] < least) least = lows[i];
+          if (highs[i] > most) most = highs[i];
+        }
+        this.blocks[0][block] = least;
+        this.blocks[1][block] = most;
+      }
+    }
+
+    // Sets `least` and `most` for the points from `first` to before `end`.
+    find(first, end) {
+      const [lows, highs] = this.points, [blockLows, blockHighs] = this.blocks;
+      let least = Infinity, most = -Infinity;
+      for (let i = first; i < end; ) {
+        const isBlock = i % BLOCK === 0 && i + BLOCK <= end;
+        const low = isBlock ? blockLows[i / BLOCK] : lows[i], high = isBlock ? blockHighs[i / BLOCK] : highs[i];
+        if (low < least) least = low;
+        if (high > most) most = high;
+        i += isBlock ? BLOCK : 1;
+      }
+      this.least = least;
+      this.most = most;
+    }
+  }
+
+  function extremesOf({ kind, columns: [, a, b, c, d] }) {
+    if (kind === "spans" || kind === "bands") return new Extremes(a, b);
+    return new Extremes(a, kind === "bars" ? a.map((value, i) => value + b[i] + c[i] + d[i]) : a);
   }
 
   // The first index whose time is at least `time`.
@@ -94,13 +136,9 @@
     let low = Infinity, high = -Infinity;
     for (const line of chart.lines) {
       if (!line.shown || !line.scaled) continue;
-      const [first, end] = visible(line, from, to), [, a, b, c, d] = line.columns;
-      const isSpan = line.kind === "spans" || line.kind === "bands", isBar = line.kind === "bars";
-      for (let i = first; i < end; i++) {
-        const least = a[i], most = isSpan ? b[i] : isBar ? a[i] + b[i] + c[i] + d[i] : least;
-        if (least < low) low = least;
-        if (most > high) high = most;
-      }
+      line.extremes.find(...visible(line, from, to));
+      low = Math.min(low, line.extremes.least);
+      high = Math.max(high, line.extremes.most);
     }
     const isSequence = chart.name === "sequence";
     if (!(low <= high)) return [0, 1];
@@ -132,81 +170,77 @@
 
   // ---- shapes ----
 
-  function drawSpans(context, map, line, [first, end]) {
-    const [times, low, high] = line.columns, wide = map.ratio * 1.5;
-    let column = -1, least = 0, most = 0;
-    const flush = () => {
-      const head = map.y(most), foot = map.y(least), size = Math.max(foot - head, wide);
-      context.fillRect(column, head, wide, size);
-    };
-    for (let i = first; i < end; i++) {
-      const at = Math.floor(map.x(times[i]));
-      if (at !== column) {
-        if (column >= 0) flush();
-        column = at;
-        least = low[i];
-        most = high[i];
-      } else {
-        if (low[i] < least) least = low[i];
-        if (high[i] > most) most = high[i];
+  // Calls `visit` with each column of pixels that has points, the first of them and the one after the last.
+  function eachColumn(map, times, [first, end], visit) {
+    for (let i = first; i < end; ) {
+      const column = Math.floor(map.x(times[i]));
+      // The end of the column, by steps that double, then by halves.
+      let low = i + 1, step = 1;
+      while (low + step < end && map.x(times[low + step]) < column + 1) {
+        low += step;
+        step *= 2;
       }
+      let high = Math.min(end, low + step);
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (map.x(times[middle]) < column + 1) low = middle + 1;
+        else high = middle;
+      }
+      visit(column, i, low);
+      i = low;
     }
-    if (column >= 0) flush();
   }
 
-  function drawBands(context, map, line, [first, end]) {
-    const [times, low, high] = line.columns;
-    let column = -1, best = first;
+  function drawSpans(context, map, line, seen) {
+    const wide = map.ratio * 1.5, { extremes } = line;
+    eachColumn(map, line.columns[0], seen, (column, first, end) => {
+      extremes.find(first, end);
+      const head = map.y(extremes.most);
+      context.fillRect(column, head, wide, Math.max(map.y(extremes.least) - head, wide));
+    });
+  }
+
+  function drawBands(context, map, line, seen) {
+    const { extremes } = line, low = line.columns[1];
+    let from = 0, head = 0, foot = -1;
     const flush = (to) => {
-      const head = map.y(high[best]), foot = map.y(low[best]), from = Math.max(column, map.left);
-      context.fillRect(from, head, Math.max(Math.min(to, map.right) - from, 1), foot - head);
+      const start = Math.max(from, map.left);
+      if (foot > head) context.fillRect(start, head, Math.max(Math.min(to, map.right) - start, 1), foot - head);
     };
-    for (let i = first; i < end; i++) {
-      const at = Math.max(0, Math.floor(map.x(times[i])));
-      if (at !== column) {
-        if (column >= 0) flush(at);
-        column = at;
-        best = i;
-      } else if (high[i] > high[best]) best = i;
-    }
-    if (column >= 0) flush(map.right);
+    eachColumn(map, line.columns[0], seen, (column, first, end) => {
+      flush(column);
+      extremes.find(first, end);
+      from = column;
+      head = map.y(extremes.most);
+      foot = map.y(low[first]);
+    });
+    flush(map.right);
   }
 
-  function drawSteps(context, map, line, [first, end]) {
-    const [times, values] = line.columns;
-    if (first >= end) return;
+  function drawSteps(context, map, line, seen) {
+    const [times, values] = line.columns, { extremes } = line;
+    let last = -1;
     context.beginPath();
-    let column = Math.floor(map.x(times[first])), least = values[first], most = least, last = least;
-    context.moveTo(column, map.y(least));
-    const flush = () => {
-      if (least < most) {
-        context.lineTo(column, map.y(least));
-        context.lineTo(column, map.y(most));
+    eachColumn(map, times, seen, (column, first, end) => {
+      if (last < 0) context.moveTo(column, map.y(values[first]));
+      else context.lineTo(column, map.y(last));
+      extremes.find(first, end);
+      if (extremes.least < extremes.most) {
+        context.lineTo(column, map.y(extremes.least));
+        context.lineTo(column, map.y(extremes.most));
       }
+      last = values[end - 1];
       context.lineTo(column, map.y(last));
-    };
-    for (let i = first + 1; i < end; i++) {
-      const at = Math.floor(map.x(times[i])), value = values[i];
-      if (at !== column) {
-        flush();
-        context.lineTo(at, map.y(last));
-        column = at;
-        least = most = value;
-      } else if (value < least) least = value;
-      else if (value > most) most = value;
-      last = value;
-    }
-    flush();
-    context.lineTo(map.right, map.y(last));
+    });
+    if (last >= 0) context.lineTo(map.right, map.y(last));
     context.stroke();
   }
 
-  function drawDots(context, map, line, [first, end]) {
-    const [times, values] = line.columns, size = map.ratio * 2.5;
-    // The least and the greatest of each column, as spans; few points: each.
-    if (end - first < 4 * (map.right - map.left)) {
-      for (let i = first; i < end; i++) context.fillRect(map.x(times[i]) - size / 2, map.y(values[i]) - size / 2, size, size);
-    } else drawSpans(context, map, { columns: [times, values, values] }, [first, end]);
+  // Few points: each; many: the least to the greatest of each column.
+  function drawDots(context, map, line, seen) {
+    const [times, values] = line.columns, [first, end] = seen, size = map.ratio * 2.5;
+    if (end - first > 4 * (map.right - map.left)) return drawSpans(context, map, line, seen);
+    for (let i = first; i < end; i++) context.fillRect(map.x(times[i]) - size / 2, map.y(values[i]) - size / 2, size, size);
   }
 
   // A shape for each kind: they differ without colours, too.
@@ -237,17 +271,15 @@
     context.stroke();
   }
 
+  function isCrowded(line, view, width) {
+    const [first, end] = visible(line, ...view);
+    return line.kind === "marks" && end - first > width / MARKS_APART;
+  }
+
   function drawMarks(context, map, line, [first, end], colours) {
     const [times, offsets] = line.columns, kind = line.colour;
-    const apart = end - first > MARKS_EACH ? 4 * map.ratio : 0;
     context.fillStyle = colours("bg");
-    let before = -Infinity;
-    for (let i = first; i < end; i++) {
-      const x = map.x(times[i]), y = map.y(offsets[i]);
-      if (x - before < apart || y < map.top || y > map.bottom) continue;
-      before = x;
-      symbol(context, kind, x, y, map.ratio);
-    }
+    for (let i = first; i < end; i++) symbol(context, kind, map.x(times[i]), map.y(offsets[i]), map.ratio);
   }
 
   // Names beside the marks of kinds with few of them, unless they would overlap.
@@ -354,7 +386,7 @@
     clip(context, map, 6 * ratio);
     // Data first, below the marks that it follows.
     for (const line of [...chart.lines].sort((one, other) => (other.colour === "data") - (one.colour === "data"))) {
-      if (!line.shown || line.kind !== "marks") continue;
+      if (!line.shown || line.kind !== "marks" || isCrowded(line, view, width / ratio)) continue;
       context.strokeStyle = colours(line.colour);
       drawMarks(context, map, line, visible(line, from, to), colours);
     }
@@ -432,9 +464,9 @@
         line.shown = box.checked;
         this.draw();
       });
-      const value = element("output");
+      const value = element("output"), hint = element("small");
       paintKey();
-      return { line, value, paintKey, label: element("label", {}, box, canvas, line.label, value) };
+      return { line, value, hint, paintKey, label: element("label", {}, box, canvas, line.label, hint, value) };
     }
 
     make() {
@@ -500,6 +532,7 @@
       if (this.isStale || !this.plot) return;
       const [from, to] = this.flow.view, [low, high] = range(this.chart, from, to);
       const name = unit(this.chart.unit, high)[0];
+      for (const { line, hint } of this.legend) hint.textContent = isCrowded(line, [from, to], this.width()) ? " (zoom in)" : "";
       this.unitName.textContent = name && "in " + name + " over seconds";
       this.plot.batch(() => {
         this.plot.setScale("x", { min: from, max: to });

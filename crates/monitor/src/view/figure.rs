@@ -29,8 +29,8 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 54.0;
 const BOTTOM: f64 = 44.0;
-/// Most marks of one kind in a figure.
-const MARKS_MAX: usize = 200;
+/// Most marks of one kind in a figure: more would hide the stream.
+const MARKS_MAX: usize = 60;
 /// Width of a command's bar where there are few.
 const BAR_MAX: f64 = 14.0;
 
@@ -249,9 +249,8 @@ fn band_path(spans: &[Span], frame: &Frame) -> String {
 }
 
 fn draw_marks(svg: &mut String, colour: &str, marks: &[Mark], stream: Side, frame: &Frame) {
-    let every = marks.len().div_ceil(MARKS_MAX).max(1);
     let mut path = String::new();
-    for mark in marks.iter().step_by(every) {
+    for mark in marks.iter().filter(|_| marks.len() <= MARKS_MAX) {
         let (x, y) = (frame.x(mark.at_ns), frame.y(mark.offsets[stream as usize] as f64));
         path += &symbol(colour, x, y);
     }
@@ -306,19 +305,21 @@ fn legend(svg: &mut String, chart: &Chart<'_>) {
             format!("<rect x=\"{at:.0}\" y=\"28\" width=\"11\" height=\"11\" fill=\"var(--{colour})\"/>")
         };
         at = match &line.data {
-            Data::Marks { .. } => entry(
-                svg,
-                &format!(
+            Data::Marks { marks, .. } => {
+                // The symbol lies around its point, below it, or above it.
+                let y = match colour {
+                    "command" => 29.0,
+                    "response" => 38.0,
+                    _ => 33.0,
+                };
+                let shape = format!(
                     "<path class=\"mark\" stroke=\"var(--{colour})\" fill=\"var(--bg)\" d=\"{}\"/>",
-                    symbol(
-                        colour,
-                        at + 5.0,
-                        if colour == "response" { 38.0 } else { 33.0 }
-                            - if colour == "command" { 4.0 } else { 0.0 }
-                    )
-                ),
-                line.label,
-            ),
+                    symbol(colour, at + 5.0, y)
+                );
+                let is_drawn = marks.len() <= MARKS_MAX;
+                let hidden = if is_drawn { String::new() } else { format!(" ({}, not drawn)", marks.len()) };
+                entry(svg, &shape, &(line.label.to_owned() + &hidden))
+            }
             Data::Bars(_) => {
                 for (colour, label) in [("ta", "Ta"), ("tb", "Tb"), ("other", "rest"), ("tc", "Tc")] {
                     at = entry(svg, &square(colour, at), label);
