@@ -7,6 +7,7 @@
 mod answers;
 mod capture;
 mod edge;
+mod flow;
 mod heap;
 mod initiator;
 mod login;
@@ -41,7 +42,7 @@ macro_rules! targets {
 // In the order in which the tests draw random inputs.
 targets!(
     answers, spec, wire, text, login, mapfile, nbd, outer, target, initiator, pair, record, sealed, stream,
-    unit, service, watch, capture,
+    unit, service, watch, capture, flow,
 );
 
 #[cfg(test)]

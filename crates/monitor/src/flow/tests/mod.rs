@@ -3,3 +3,4 @@ mod generated;
 mod path;
 mod streams;
 mod table;
+mod tshark;
