@@ -140,7 +140,9 @@ impl Stream {
             return;
         }
         let first = self.pdus.partition_point(|pdu| pdu.end <= offset);
+        let mut framed = end;
         for pdu in self.pdus.range(first..).take_while(|pdu| pdu.offset < end) {
+            framed = pdu.end;
             let Some(header) = &pdu.header else {
                 kept.beginning(pdu.offset);
                 continue;
@@ -163,6 +165,10 @@ impl Stream {
                     self.text_at = to;
                 }
             }
+        }
+        // Digests that are not known to be any yet: where they end, the next header begins.
+        if framed < end && end - framed <= 2 * DIGEST_LENGTH as u64 {
+            kept.room(framed, end);
         }
     }
 }

@@ -290,18 +290,39 @@ fn tls_keeps_what_shows_that_it_is_tls() {
 
 #[test]
 fn the_table_of_connections_sees_the_same() {
-    for (cut, digests, snap) in
-        [(1448, false, 9999), (65_000, true, 70_000), (100, true, 9999), (1448, false, 128)]
-    {
+    // Whether there are digests shows only where the next header begins.
+    let mut digests = Talk::new(PORT);
+    for (request, response, data) in [(0x43, 0x23, 64), (1, 0x21, 20), (1, 0x21, 0), (1, 0x21, 0)] {
+        let text = if request == 1 { &[SECRET; 64][..] } else { &LOGIN[..64] };
+        digests.send(0, &pdu(request, &text[..data - data.min(20)], true), 1448);
+        let mut answer = pdu(response, &text[..data], true);
+        // Of headers alone.
+        answer.truncate(if data == 20 { 48 + 4 + 20 } else { answer.len() });
+        digests.send(1, &answer, 1448);
+    }
+    digests.frames[3..5].iter_mut().for_each(|login| login.bytes.truncate(128));
+    same_events(digests.frames, "digests");
+    for (cut, digests, snap) in [
+        (1448, false, 9999),
+        (65_000, true, 70_000),
+        (100, true, 9999),
+        (1448, false, 128),
+        (1448, true, 128),
+        (52, true, 9999),
+    ] {
         let mut talk = session(cut, digests);
         talk.frames.iter_mut().for_each(|frame| frame.bytes.truncate(snap));
-        let whole = pcapng(1, &talk.frames);
-        let (file, _) = verdict::slimmed(Cursor::new(whole.clone()));
-        let (before, after) = (verdict::events(Cursor::new(whole)), verdict::events(Cursor::new(file)));
-        assert!(before.iter().filter(|event| event.contains("PduStart")).count() > 3, "{cut} {snap}");
-        for (before, after) in before.iter().zip(&after) {
-            assert_eq!(before, after, "{cut} {snap}");
-        }
-        assert_eq!(before.len(), after.len(), "{cut} {snap}");
+        same_events(talk.frames, &format!("{cut} {snap}"));
     }
+}
+
+fn same_events(frames: Vec<Stamped>, what: &str) {
+    let whole = pcapng(1, &frames);
+    let (file, _) = verdict::slimmed(Cursor::new(whole.clone()));
+    let (before, after) = (verdict::events(Cursor::new(whole)), verdict::events(Cursor::new(file)));
+    assert!(before.iter().filter(|event| event.contains("PduStart")).count() > 3, "{what}");
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(before, after, "{what}");
+    }
+    assert_eq!(before.len(), after.len(), "{what}");
 }
