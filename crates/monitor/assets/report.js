@@ -162,10 +162,18 @@
     return scaled.toFixed(digits) + (name && " " + name);
   }
 
-  const decimals = (step) => Math.min(9, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+  // Digits after the point that multiples of `step` need; steps are 1, 2, 2.5 or 5 times a power of ten.
+  function decimals(step) {
+    let digits = 0;
+    for (let scaled = step; digits < 9 && Math.abs(scaled - Math.round(scaled)) > scaled * 1e-6; scaled *= 10) digits++;
+    return digits;
+  }
+
+  // The place of the first digit of a length of time after the point.
+  const magnitude = (seconds) => Math.max(0, -Math.floor(Math.log10(seconds) + 1e-9));
 
   function moment(seconds, period) {
-    return seconds.toFixed(Math.min(7, Math.max(3, decimals(period) + 3))) + " s";
+    return seconds.toFixed(Math.min(7, Math.max(3, magnitude(period) + 3))) + " s";
   }
 
   // ---- shapes ----
@@ -491,7 +499,7 @@
         scales: { x: { time: false, auto: false, range: (plot, from, to) => [from, to] }, y: { auto: false, range: (plot, low, high) => [low, high] } },
         series: [{}, { scale: "y", points: { show: false }, paths: () => null }],
         axes: [
-          axis({ size: 30, values: seconds, space: () => 34 + 8 * decimals((flow.view[1] - flow.view[0]) / 8) }),
+          axis({ size: 30, values: seconds, space: () => 42 + 8 * magnitude((flow.view[1] - flow.view[0]) / 8) }),
           axis({ size: AXIS_WIDTH, values, space: 34 }),
         ],
         hooks: {

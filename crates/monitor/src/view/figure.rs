@@ -50,10 +50,10 @@ impl Frame {
         LEFT + share.min(1.0) * (WIDTH - LEFT - RIGHT)
     }
 
-    /// Values outside the picture lie at its edges.
+    /// Values far outside the picture lie one height above or below it.
     fn y(&self, value: f64) -> f64 {
         let share = (value - self.bottom) / (self.top - self.bottom);
-        TOP + (1.0 - share.clamp(0.0, 1.0)) * self.height
+        TOP + (1.0 - share.clamp(-1.0, 2.0)) * self.height
     }
 
     fn column(&self, at_ns: u64) -> u32 {
@@ -73,9 +73,16 @@ pub(super) fn draw(chart: &Chart<'_>, series: &Series, style: &str) -> String {
         title = markup(chart.title),
     );
     axes(&mut svg, chart, &frame);
-    for line in &chart.lines {
-        draw_line(&mut svg, line, &frame);
-    }
+    // An inner element cuts off what lies beyond its frame. Marks are drawn after it: those at the edges are whole.
+    let width = WIDTH - LEFT - RIGHT;
+    let _ = writeln!(
+        svg,
+        "<svg x=\"{LEFT}\" y=\"{TOP}\" width=\"{width}\" height=\"{height}\" viewBox=\"{LEFT} {TOP} {width} {height}\">"
+    );
+    let is_mark = |line: &&Line<'_>| matches!(line.data, Data::Marks { .. });
+    chart.lines.iter().filter(|line| !is_mark(line)).for_each(|line| draw_line(&mut svg, line, &frame));
+    svg += "</svg>\n";
+    chart.lines.iter().filter(is_mark).for_each(|line| draw_line(&mut svg, line, &frame));
     legend(&mut svg, chart);
     svg += "</svg>\n";
     svg
@@ -294,8 +301,8 @@ fn legend(svg: &mut String, chart: &Chart<'_>) {
     let mut x = LEFT;
     let mut entry = |svg: &mut String, shape: &str, label: &str| {
         let _ = writeln!(svg, "{shape}<text x=\"{:.0}\" y=\"38\">{}</text>", x + 17.0, markup(label));
-        // The width of the text is not known here: 7.2 units for each character are enough for wide fonts.
-        x += 17.0 + 7.2 * label.chars().count() as f64 + 16.0;
+        // The width of the text is not known here: 7.6 units for each character are enough for wide fonts.
+        x += 17.0 + 7.6 * label.chars().count() as f64 + 16.0;
         x
     };
     let mut at = LEFT;

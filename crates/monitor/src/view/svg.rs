@@ -1,7 +1,6 @@
 //! `analyze --svg`: one figure for each chart of a connection, and the time by cause.
 
 use super::chart::charts;
-use super::escape::markup;
 use super::figure::{self, PALETTE, STYLE, WIDTH};
 use super::{Subject, words};
 use crate::model::Seconds;
@@ -29,14 +28,14 @@ pub fn figures(subject: &Subject<'_>) -> Vec<Figure> {
         })
         .collect();
     if subject.verdict.waits.total() > 0.0 {
-        let text = MARK.to_owned() + &causes(&subject.verdict.sentence, &subject.verdict.waits, &style);
+        let text = MARK.to_owned() + &causes(&subject.verdict.waits, &style);
         all.push(Figure { name: "causes", text });
     }
     all
 }
 
 /// A horizontal bar for each cause, the longest first.
-fn causes(title: &str, waits: &Seconds, style: &str) -> String {
+fn causes(waits: &Seconds, style: &str) -> String {
     const ROW: f64 = 26.0;
     const LEFT: f64 = 200.0;
     const TOP: f64 = 40.0;
@@ -45,8 +44,7 @@ fn causes(title: &str, waits: &Seconds, style: &str) -> String {
     let height = TOP + ROW * ranked.len() as f64 + 10.0;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"figure\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         aria-label=\"Time by cause\">{style}<text class=\"title\" x=\"12\" y=\"22\">{}</text>\n",
-        markup(title)
+         aria-label=\"Time by cause\">{style}<text class=\"title\" x=\"12\" y=\"22\">Time by cause</text>\n",
     );
     for (index, (cause, time)) in ranked.iter().enumerate() {
         let (y, share) = (TOP + ROW * index as f64, time / total);

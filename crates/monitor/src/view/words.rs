@@ -31,6 +31,7 @@ pub(super) fn nanoseconds(ns: u64) -> String {
 
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
+        percent if percent > 0.0 && percent < 0.05 => "below 0.1 %".to_owned(),
         percent if percent > 0.0 && percent < 0.95 => format!("{percent:.1} %"),
         percent => format!("{percent:.0} %"),
     }
@@ -172,7 +173,8 @@ mod tests {
         for (value, text) in times {
             assert_eq!(seconds(value), text);
         }
-        assert_eq!([0.0, 0.001, 0.0095, 0.5, 1.0].map(percent), ["0 %", "0.1 %", "1 %", "50 %", "100 %"]);
+        let shares = [0.0, 0.0001, 0.001, 0.0095, 0.5, 1.0].map(percent);
+        assert_eq!(shares, ["0 %", "below 0.1 %", "0.1 %", "1 %", "50 %", "100 %"]);
     }
 
     #[test]

@@ -84,7 +84,7 @@ frame.onload = () => {
     policy: page.querySelector("meta[http-equiv]").content,
     scripts: page.scripts.length + (flow ? 1 : 0),
     remote: page.querySelectorAll("link, [src], object, embed, iframe, base").length,
-    stills: [...page.querySelectorAll(".still svg")].filter((svg) => svg.getBoundingClientRect().height > 100).length,
+    stills: [...page.querySelectorAll(".still > svg")].filter((svg) => svg.getBoundingClientRect().height > 100).length,
     charts: [],
     shown_ms: window.performance.getEntriesByName("shown")[0]?.startTime,
     ...boxes(page, window),

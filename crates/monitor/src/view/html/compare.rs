@@ -4,10 +4,10 @@ use std::io::{self, Write};
 
 use super::super::escape::markup;
 use super::super::{Subject, words};
-use super::{facts, foot, head, section, verdict};
+use super::{details, facts, foot, head, section, verdict};
 
 /// Writes a page about the same load before and after a change: both verdicts, the facts that differ, then each
-/// connection as in [`super::write`].
+/// connection's facts, charts and commands.
 ///
 /// # Errors
 /// Those of `out`.
@@ -23,8 +23,11 @@ pub fn compare(out: &mut impl Write, before: &Subject<'_>, after: &Subject<'_>) 
     }
     out.write_all(b"</div>\n")?;
     differences(out, before, after)?;
-    section(out, 0, before)?;
-    section(out, 1, after)?;
+    for (name, id, subject) in [("Before", "before", before), ("After", "after", after)] {
+        section(out, id, subject)?;
+        writeln!(out, "<h2>{name}</h2>")?;
+        details(out, subject)?;
+    }
     foot(out)
 }
 

@@ -52,7 +52,10 @@ pub fn write(out: &mut impl Write, subjects: &[Subject<'_>]) -> io::Result<()> {
         write_list(out, subjects)?;
     }
     for (index, subject) in subjects.iter().take(PAGE_FLOWS_MAX).enumerate() {
-        section(out, index, subject)?;
+        let id = format!("flow-{index}");
+        section(out, &id, subject)?;
+        verdict::write(out, subject.verdict)?;
+        details(out, subject)?;
     }
     foot(out)
 }
@@ -100,16 +103,21 @@ fn write_list(out: &mut impl Write, subjects: &[Subject<'_>]) -> io::Result<()> 
     out.write_all(b"</table></div>\n")
 }
 
-fn section(out: &mut impl Write, index: usize, subject: &Subject<'_>) -> io::Result<()> {
-    let Subject { flow, series, .. } = subject;
+/// Begins the section of a connection; [`details`] ends it.
+fn section(out: &mut impl Write, id: &str, subject: &Subject<'_>) -> io::Result<()> {
+    let flow = &subject.flow;
     write!(
         out,
-        "<section class=\"flow\" id=\"flow-{index}\">\n<p class=\"ends\">{} to {}, {}</p>\n",
+        "<section class=\"flow\" id=\"{id}\">\n<p class=\"ends\">{} to {}, {}</p>\n",
         markup(&flow.initiator),
         markup(&flow.target),
         words::source(subject.evidence.source),
-    )?;
-    verdict::write(out, subject.verdict)?;
+    )
+}
+
+/// Everything about a connection but its verdict.
+fn details(out: &mut impl Write, subject: &Subject<'_>) -> io::Result<()> {
+    let series = subject.series;
     facts::write(out, subject)?;
     if !series.is_empty() {
         let charts = charts(subject);
