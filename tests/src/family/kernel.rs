@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use super::FULL_ONLY;
+use super::{FULL_ONLY, send_buffer};
 use crate::files::{empty_file, patchy_file, random_file, same_file};
 use crate::process::tail;
 use crate::{Against, Cases, Context, Credentials, Disk, Running, Scene, Url, free_port, run, scratch};
@@ -200,5 +200,6 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     }
     lio_cases(context, cases, "plain", None);
     lio_cases(context, cases, "chap", Some(&Credentials::example()));
+    send_buffer::examine(context, cases);
     Ok(())
 }

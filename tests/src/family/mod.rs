@@ -28,6 +28,7 @@ mod report;
 mod seal_contract;
 mod seal_model;
 mod sealed;
+mod send_buffer;
 mod service;
 mod sessions;
 mod sim;

@@ -119,6 +119,14 @@ impl Row {
         format!("{who}{buffers}{separator}{congestion}")
     }
 
+    /// The name in the legend of a figure, where there is little room.
+    pub(super) fn label(&self) -> String {
+        self.name()
+            .replace("as open-iscsi, ", "")
+            .replace(", buffers to 64 MiB", ", 64 MiB")
+            .replace(" in flight", "")
+    }
+
     /// How a row was obtained.
     pub(super) fn obtained(&self) -> &'static str {
         match self.who {

@@ -44,7 +44,7 @@ pub(super) fn all(rates: &[Rate], cases: &[Watched]) -> Result<Vec<(String, Stri
     };
     if let Some(first) = rates.first() {
         let title = format!("Throughput by round trip, writes of {} (figure 4)", size(first.block));
-        add("4-rate", lines(&title, "MB/s", &by_rtt(rates)))?;
+        add("4-rate", lines(&title, "MB/s", &by_rtt(rates, Row::label)))?;
     }
     let iscsi: Vec<&Watched> = cases.iter().filter(|case| case.is_iscsi()).collect();
     for block in distinct(iscsi.iter().map(|case| case.block)) {
@@ -113,7 +113,9 @@ fn ta_by_rtt(cases: &[&Watched]) -> Series {
     let places = distinct(cases.iter().map(|case| case.rtt));
     let cells: Vec<_> = cases
         .iter()
-        .filter_map(|case| Some((format!("{}, {}", size(case.block), case.row.name()), case.rtt, case.ta()?)))
+        .filter_map(|case| {
+            Some((format!("{}, {}", size(case.block), case.row.label()), case.rtt, case.ta()?))
+        })
         .collect();
     Series::new(&places, |rtt| format!("{} ms", rtt.as_millis()), &cells)
 }

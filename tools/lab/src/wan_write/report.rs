@@ -189,17 +189,17 @@ fn text_of_environment() -> String {
     format!("{}\n", table.render())
 }
 
-/// Rates by round trip: the lines of figure 4.
-pub(super) fn by_rtt(rates: &[Rate]) -> Series {
+/// Rates by round trip: the lines of figure 4, under these names.
+pub(super) fn by_rtt(rates: &[Rate], name: fn(&Row) -> String) -> Series {
     let places = distinct(rates.iter().map(|rate| rate.rtt));
-    let cells: Vec<_> = rates.iter().map(|rate| (rate.row.name(), rate.rtt, rate.mb_per_s())).collect();
+    let cells: Vec<_> = rates.iter().map(|rate| (name(&rate.row), rate.rtt, rate.mb_per_s())).collect();
     Series::new(&places, |rtt| format!("{} ms", rtt.as_millis()), &cells)
 }
 
 fn text_of_rates(rates: &[Rate]) -> String {
     let Some(first) = rates.first() else { return String::new() };
     let title = format!("### MB/s by round trip, writes of {} (figure 4)", size(first.block));
-    format!("{title}\n\n{}\n", by_rtt(rates).table("row"))
+    format!("{title}\n\n{}\n", by_rtt(rates, Row::name).table("row"))
 }
 
 fn show(spread: Option<Spread>) -> String {

@@ -6,6 +6,9 @@ use std::time::Duration;
 use iscsi::wire::{Bhs, Opcode};
 use monitor::event::{Event, Kind, Side};
 
+/// Shortest pause between two bursts: a sender that shares its processor stops as long without a reason of the network.
+const PAUSE_NS_MIN: u64 = 1_000_000;
+
 /// A packet of the initiator with payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Packet {
@@ -115,9 +118,9 @@ impl Trace {
         self.pdus.iter().filter(|(_, pdu)| *pdu == Pdu::Write).map(|(at_ns, _)| *at_ns).collect()
     }
 
-    /// Bursts in order. A pause ends a burst if it is longer than half the round trip.
+    /// Bursts in order. A pause ends a burst if it is longer than half the round trip and 1 ms.
     pub(super) fn bursts(&self, rtt: Duration) -> Vec<Burst> {
-        let pause_ns = (rtt.as_nanos() as u64 / 2).max(1);
+        let pause_ns = (rtt.as_nanos() as u64 / 2).max(PAUSE_NS_MIN);
         let (mut bursts, mut start): (Vec<Burst>, usize) = (Vec::new(), 0);
         let writes = self.writes();
         for run in self.packets.chunk_by(|a, b| b.at_ns - a.at_ns <= pause_ns) {
