@@ -447,7 +447,7 @@ impl Tracker {
         self.bring(event, Brought::Response);
         match self.last_write.filter(|_| self.initiator.is_patchy()) {
             Some(like) if self.table.find(response.itt.0).is_none() => {
-                self.infer_whole(event, response, like)
+                self.infer_whole(event, response, like);
             }
             _ => self.end(event, response.itt.0, Some(response.status), response.residual),
         }
