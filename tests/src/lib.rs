@@ -20,6 +20,7 @@ pub mod fuzz;
 pub mod guide;
 pub mod journal;
 pub mod load;
+pub mod made;
 pub mod nbd;
 pub mod pdu;
 pub mod process;

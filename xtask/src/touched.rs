@@ -16,6 +16,7 @@ const FAMILIES_MAX: usize = 6;
 /// none belongs to all families alike.
 const TABLE: &[(&str, &[&str])] = &[
     ("crates/cli/src/command/watch/", &["watch"]),
+    ("crates/cli/src/command/analyze", &["analyze", "json", "messages"]),
     ("crates/cli/", &["cli-contract", "service", "messages", "json"]),
     ("crates/confine/", &["attack"]),
     ("crates/host/", &["since", "cli-contract", "messages"]),
@@ -24,6 +25,8 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/job/", &["mover", "copy-matrix", "since", "json"]),
     ("crates/kem/", &["sealed"]),
     ("crates/monitor/src/probe/", &["watch"]),
+    ("crates/monitor/src/command/", &["analyze"]),
+    ("crates/monitor/src/analysis/", &["analyze"]),
     ("crates/monitor/src/record/", &["watch", "fuzz"]),
     ("crates/mover/", &["mover", "copy-matrix", "xcopy"]),
     ("crates/nbd/", &["nbd", "copy-matrix"]),

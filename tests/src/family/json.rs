@@ -10,6 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::files::random_file;
+use crate::made::connection;
 use crate::schema::Schema;
 use crate::target::private_file;
 use crate::{Cases, Context, Output, Scene, Server, program, run, scratch};
@@ -49,6 +50,9 @@ const ROWS: &[Row] = &[
     ("info-file", "info", &["info", "odd.img"], 0),
     ("info-memory", "info", &["info", "mem:1M"], 0),
     ("info-lun", "info", &["info", "LUN"], 0),
+    ("analyze", "analyze", &["analyze", "made.pcap"], 0),
+    ("analyze-two", "analyze", &["analyze", "made.pcap", "more.pcap"], 0),
+    ("analyze-without-commands", "analyze", &["analyze", "empty.pcap"], 0),
     ("info-image", "info", &["info", "x.qcow2"], 0),
     ("key-new", "key-new", &["key", "new", "new.key"], 0),
     ("key-public", "key-new", &["key", "public", "old.key"], 0),
@@ -73,6 +77,7 @@ const ROWS: &[Row] = &[
 /// Failures of every kind: arguments and exit code.
 const ERRORS: &[(&str, &[&str], i32)] = &[
     ("failed", &["info", "none.img"], 1),
+    ("no-capture", &["analyze", "a.img"], 1),
     ("usage", &["info", "a.img,frobnicate"], 2),
     ("command-line", &["info", "a.img", "--frobnicate"], 2),
     ("command-line-of-nothing", &["copy"], 2),
@@ -99,6 +104,9 @@ impl Place {
             path("x.qcow2"),
             [&b"QFI\xfb\0\0\0\x03"[..], &[0; 16], &BYTES.to_be_bytes(), &[0; 512]].concat(),
         )?;
+        for (name, writes) in [("made.pcap", 40), ("more.pcap", 80), ("empty.pcap", 0)] {
+            connection("iqn.2026-11.example:initiator", writes).save(&path(name))?;
+        }
         fs::write(path("open.key"), KEY)?;
         private_file(path("old.key"), KEY)?;
         fs::write(path("good.toml"), CONFIG)?;

@@ -42,6 +42,31 @@ const ROWS: &[Row] = &[
         "error: cannot open diks.img: No such file or directory (os error 2)\n  try: did you mean disk.img?",
     ),
     (
+        "missing-capture",
+        &["analyze", "none.pcap"],
+        1,
+        "error: cannot open the capture none.pcap: No such file or directory (os error 2)\n  try: check the name",
+    ),
+    (
+        "no-capture",
+        &["analyze", "disk.img"],
+        1,
+        "error: cannot read the capture disk.img: this is no capture: it begins with ...; pcap, pcapng and gzip of them are read. Make one \
+         with `tcpdump -i IFACE -s 200 -w FILE.pcap port 3260`, or convert with `editcap -F pcapng FILE NEW.pcapng`",
+    ),
+    (
+        "standard-input-twice",
+        &["analyze", "-", "-"],
+        2,
+        "error: cannot read the captures -: standard input is named twice",
+    ),
+    (
+        "page-in-the-place-of-something-else",
+        &["analyze", "none.pcap", "--html", "disk.img"],
+        6,
+        "error: cannot write the page disk.img: there is something else\n  try: another name: only an earlier page is overwritten",
+    ),
+    (
         "missing-source",
         &["copy", "diks.img", "new.img"],
         1,

@@ -1,5 +1,6 @@
 //! The families of interoperability tests, one module per peer or subject.
 
+mod analyze;
 mod attack;
 mod bad_input;
 mod boot;
@@ -107,6 +108,11 @@ pub const FAMILIES: &[Family] = &[
     family("mover", mover::examine, "copies cut at every step, on storage that fails or vanishes"),
     family("xcopy", xcopy::examine, "the target copies between its LUNs: counted, refused, aborted"),
     family("service", service::examine, "a server as its operator sees it: status, ctl, discovery, the log"),
+    family(
+        "analyze",
+        analyze::examine,
+        "captures to verdicts: times beside tshark's, every form of the result",
+    ),
     family(
         "watch",
         watch::examine,
