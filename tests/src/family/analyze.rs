@@ -30,7 +30,7 @@ fn made_by_hand(context: &Context) -> Result<()> {
     let flow = &value["flows"][0];
     let of = |key: &str| &flow["negotiated"][key];
     ensure!((of("FirstBurstLength"), of("InitialR2T")) == (&16_384.into(), &"No".into()), "{flow}");
-    ensure!(of("MaxBurstLength") == &262_144, "the default of a key that was not sent: {flow}");
+    ensure!(*of("MaxBurstLength") == 262_144, "the default of a key that was not sent: {flow}");
     ensure!(flow["rtt_ms"] == 10.0 && flow["vantage"] == "initiator", "{flow}");
     let writes: &[Value] = flow["writes"].as_array().map_or(&[], Vec::as_slice);
     ensure!(writes.len() == 40 && flow["write"]["commands"] == 40, "{flow}");

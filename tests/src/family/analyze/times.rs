@@ -73,10 +73,7 @@ fn times(frames: &[Frame], tag: u32, is_write: bool) -> Option<Times> {
     let end = if is_write {
         rest.iter().find(|frame| frame.pdus.contains(&(RESPONSE, tag)))?.at_s
     } else {
-        rest.iter()
-            .filter(|frame| frame.is_from_target && frame.at_s < until)
-            .map(|frame| frame.at_s)
-            .last()?
+        rest.iter().rfind(|frame| frame.is_from_target && frame.at_s < until)?.at_s
     };
     let data = rest.iter().filter(|frame| frame.is_from_target != is_write && frame.at_s <= end);
     let data: Vec<f64> = data.map(|frame| frame.at_s).collect();
@@ -135,9 +132,14 @@ fn compare(context: &Context, is_write: bool, block: &str) -> Result<()> {
             differ.push(format!("{times:?} {command}"));
         }
     }
-    ensure!(compared >= 190, "{compared} of {} commands compared", commands.len());
+    // tcpdump may drop packets of a fast load.
     ensure!(
-        differ.len() as f64 <= (1.0 - AGREE) * f64::from(compared),
+        compared >= 100 && compared * 10 >= commands.len() * 9,
+        "{compared} of {} commands compared",
+        commands.len()
+    );
+    ensure!(
+        differ.len() as f64 <= (1.0 - AGREE) * compared as f64,
         "{} of {compared} commands differ, the first: {}",
         differ.len(),
         differ[0]
