@@ -53,7 +53,9 @@ fn caps(evidence: &Evidence, gone: &[Cause]) -> Vec<(Cause, f64)> {
     let per_rtt = |bytes: Option<u64>| {
         path.rtt_s.filter(|rtt| *rtt > 0.0).and_then(|rtt| bytes.map(|bytes| bytes as f64 / rtt))
     };
-    add(Cause::ReceiveWindow, per_rtt(caps.window_bytes));
+    // Receivers enlarge a window that is used: one that was never full is no cap.
+    let is_used = evidence.waits[Cause::ReceiveWindow] > 0.01 * evidence.waits.total();
+    add(Cause::ReceiveWindow, per_rtt(caps.window_bytes.filter(|_| is_used)));
     add(Cause::Congestion, per_rtt(caps.congestion_window_bytes));
     // A buffer counts overhead: between 0.67 and 0.85 of it is data.
     let buffer = caps.send_buffer_bytes.map(|bytes| bytes * 3 / 4);

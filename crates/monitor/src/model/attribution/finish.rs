@@ -19,6 +19,8 @@ const LAW_WINDOW: f64 = 3.0;
 /// An acknowledgement that lets TCP itself go on does so sooner than this (measured: median 3 to 10 us, against 21 to
 /// 76 us through a program), where the capture is at the sender.
 const WOKEN_NS: u64 = 16_000;
+/// Bytes in flight at stops that spread more than this grow.
+const GROWING_SPREAD: f64 = 1.3;
 /// Bytes in flight at stops that spread less than this stand at a fixed cap.
 const FIXED_SPREAD: f64 = 1.12;
 
@@ -130,8 +132,16 @@ fn stopped(lane: &Lane, books: &mut Books) {
             books.add(Cause::SendBuffer, waiting, if in_steps > 0.75 { &[] } else { &[Cause::Congestion] })
         }
         // TCP itself goes on within microseconds; a program has to be woken first.
-        (..0.3, _) if lane.is_at_sender() && stops.reaction_ns() > WOKEN_NS => {
-            books.add(Cause::SendBuffer, waiting, &[window]);
+        (..0.3, _)
+            if window == Cause::Congestion && lane.is_at_sender() && stops.reaction_ns() > WOKEN_NS =>
+        {
+            // One for one, late, and more by and by: something between TCP and the network holds packets back.
+            let is_growing = stops.in_flight_spread() > GROWING_SPREAD;
+            let (cause, other) = match is_growing {
+                true => (Cause::LocalDevice, Cause::SendBuffer),
+                false => (Cause::SendBuffer, Cause::Congestion),
+            };
+            books.add(cause, waiting, &[other]);
         }
         (..0.3, _) => window_wait(lane, books, window, waiting),
         _ => books.add(window, waiting, &[Cause::SendBuffer]),

@@ -102,6 +102,23 @@ impl Stops {
         self.reactions.saturating_record(stop.reaction_ns.unwrap_or(0).max(1));
     }
 
+    /// Adds what was seen before.
+    pub(super) fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in [
+            (&mut self.in_steps, other.in_steps),
+            (&mut self.one_by_one, other.one_by_one),
+            (&mut self.unclear, other.unclear),
+            (&mut self.own, other.own),
+        ] {
+            mine.add(theirs.ns, theirs.bytes);
+        }
+        self.ended_by_ack += other.ended_by_ack;
+        self.expected_by_chance += other.expected_by_chance;
+        self.count += other.count;
+        let _ = self.in_flight.add(&other.in_flight);
+        let _ = self.reactions.add(&other.reactions);
+    }
+
     pub(super) fn in_flight_median(&self) -> Option<u64> {
         (!self.in_flight.is_empty()).then(|| self.in_flight.value_at_quantile(0.5))
     }

@@ -3,15 +3,21 @@
 //! Time between two data packets is cut at everything that changes what the sender could do, and booked as a [`Part`].
 //! Parts whose cause shows only when the sender goes on are decided then ([`Lane::resolve`]).
 
+mod parts;
+mod resume;
+
 use std::collections::VecDeque;
 
 use hdrhistogram::Histogram;
 use iscsi::wire::BHS_LENGTH;
 
+pub(super) use self::parts::Part;
+use self::parts::Parts;
+use self::resume::{Early, Resume};
 use super::line::Line;
 use super::load::{Load, Pdu};
 use super::pace::Pace;
-use super::stops::{Stop, Stops};
+use super::stops::Stops;
 use crate::event::{Ack, Duplicate, Event, Kind, Order, PduStart, Segment, Side};
 use crate::limits::{PEER_EVENTS_MAX, SENDS_REMEMBERED_MAX};
 
@@ -31,69 +37,6 @@ const JITTER_NS: u64 = 100_000;
 /// A pause before a retransmission that only a timer explains (the least RTO of Linux).
 const TIMEOUT_NS: u64 = 200_000_000;
 
-/// Where time goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// The narrowest link is busy.
-    Line,
-    /// No command at the sender; `Full`: the initiator keeps as many on their way as ever.
-    IdleFull,
-    IdleLess,
-    /// Within a round trip of the last data, and beyond.
-    R2t,
-    R2tTarget,
-    /// All data sent.
-    SentFull,
-    SentLess,
-    SentTarget,
-    Window,
-    /// The window is far smaller than it was: the receiver does not read.
-    WindowShrunk,
-    Repair,
-    /// The sender may send.
-    Open,
-    /// Reads: the target has commands and has begun none.
-    Unbegun,
-    /// What the parts above are resolved to.
-    Nagle,
-    Local,
-    Target,
-    Blind,
-    /// PDUs pass whose headers the capture does not hold: within a round trip of the last data, and beyond.
-    Unframed,
-    UnframedLate,
-}
-
-const PARTS: usize = Part::UnframedLate as usize + 1;
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Parts([u64; PARTS]);
-
-impl Parts {
-    fn add(&mut self, part: Part, ns: u64) {
-        let slot = &mut self.0[part as usize];
-        *slot = slot.saturating_add(ns);
-    }
-
-    pub(super) fn of(&self, part: Part) -> u64 {
-        self.0[part as usize]
-    }
-
-    fn take(&mut self, part: Part) -> u64 {
-        std::mem::take(&mut self.0[part as usize])
-    }
-
-    fn sum(&self) -> u64 {
-        self.0.iter().fold(0, |sum, ns| sum.saturating_add(*ns))
-    }
-
-    fn add_all(&mut self, other: &Self) {
-        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
-            *mine = mine.saturating_add(theirs);
-        }
-    }
-}
-
 /// A packet of the peer on its way to the sender.
 #[derive(Clone, Copy, Debug)]
 enum Arrival {
@@ -106,29 +49,6 @@ enum Arrival {
         has_echo: bool,
     },
     Pdu(Pdu),
-}
-
-/// Data has been sent after a pause; what it was is known when all events of its packet have come.
-#[derive(Clone, Copy, Debug)]
-struct Resume {
-    frame: u64,
-    at_ns: u64,
-    bytes: u64,
-    mss: u64,
-    parts: Parts,
-    last_part: Part,
-    /// When the data before it was sent.
-    stopped_ns: u64,
-    in_flight_stopped: u64,
-    freed: u64,
-    acks: u32,
-    ack_ns: Option<u64>,
-    answer_ns: Option<u64>,
-    is_by_r2t: bool,
-    is_empty: bool,
-    is_repeated: bool,
-    is_local: bool,
-    starts_command: bool,
 }
 
 /// Bytes in flight over one round trip, to find reductions of the congestion window.
@@ -211,6 +131,8 @@ pub(super) struct Lane {
     resume: Option<Resume>,
     /// Most in flight within the round trip that began at the time, and within the one before.
     epoch: Epoch,
+    /// What was seen before the narrowest link's rate was known.
+    early: Option<Box<Early>>,
     pub(super) totals: Parts,
     pub(super) stops: Stops,
     pub(super) line: Line,
@@ -266,6 +188,7 @@ impl Lane {
             all_acked_ns: None,
             resume: None,
             epoch: Epoch::default(),
+            early: None,
             totals: Parts::default(),
             stops: Stops::new(),
             line: Line::new(),
@@ -770,123 +693,11 @@ impl Lane {
         self.parts.add(later, to_ns - deadline);
     }
 
-    /// Decides about the last pause when the packet after it is complete.
-    fn settle(&mut self, frame: u64) {
-        if let Some(resume) = self.resume.take_if(|resume| resume.frame != frame) {
-            self.resolve(resume);
-            self.close();
-            self.count_unframed();
-        }
-    }
-
-    fn resolve(&mut self, mut resume: Resume) {
-        let reaction = self.reaction_ns();
-        self.take_serialization(&mut resume);
-        let sent_ns = resume.at_ns.saturating_sub(self.serialization_ns(resume.bytes));
-        let ago = |at: Option<u64>| at.map(|at| sent_ns.saturating_sub(at));
-        let (ack_ago, answer_ago) = (ago(resume.ack_ns), ago(resume.answer_ns));
-        let by_ack = ack_ago.is_some_and(|ns| ns <= reaction);
-        let by_answer = answer_ago.is_some_and(|ns| ns <= reaction);
-        let parts = &mut resume.parts;
-        let gap = parts.sum();
-        if resume.starts_command && self.sender == Side::Initiator {
-            self.pace.on_command(
-                resume.at_ns,
-                resume.stopped_ns,
-                parts.of(Part::IdleLess) + parts.of(Part::SentLess),
-            );
-        }
-        // New commands, or answers, that left the program before and were held back by TCP.
-        if by_ack && !by_answer && resume.in_flight_stopped > 0 {
-            let held: &[Part] = match self.sender {
-                Side::Initiator => &[Part::SentFull, Part::SentLess, Part::SentTarget],
-                Side::Target => &[Part::Unbegun],
-            };
-            for part in held {
-                let ns = parts.take(*part);
-                parts.add(Part::Open, ns);
-            }
-        }
-        let (unframed, late) = (parts.take(Part::Unframed), parts.take(Part::UnframedLate));
-        match (by_answer, by_ack) {
-            (true, _) if resume.is_by_r2t => {
-                parts.add(Part::R2t, unframed);
-                parts.add(Part::R2tTarget, late);
-            }
-            (true, _) => {
-                parts.add(Part::SentFull, unframed);
-                parts.add(Part::SentTarget, late);
-            }
-            // Which command it is for, and when that came, was not seen.
-            (false, false) if self.sender == Side::Target && resume.is_empty => {
-                parts.add(Part::Blind, unframed + late);
-            }
-            (false, _) => parts.add(Part::Open, unframed + late),
-        }
-        let unbegun = parts.take(Part::Unbegun);
-        parts.add(Part::Target, unbegun);
-        let open = parts.take(Part::Open);
-        if resume.is_repeated {
-            parts.add(if resume.is_local { Part::Local } else { Part::Repair }, open);
-        } else if by_ack && resume.is_empty && resume.bytes < resume.mss && resume.in_flight_stopped > 0 {
-            parts.add(Part::Nagle, open);
-        } else if open > gap / 4 || open == 0 && self.is_at_sender && by_ack && !by_answer {
-            let stop = Stop {
-                is_full: resume.bytes.is_multiple_of(resume.mss),
-                wait_ns: open,
-                in_flight: resume.in_flight_stopped,
-                freed: resume.freed,
-                acks: resume.acks,
-                reaction_ns: ack_ago,
-                gap_ns: gap,
-            };
-            self.stops.add(stop, reaction);
-        } else {
-            parts.add(Part::Open, open);
-        }
-        if self.repairs_local {
-            let repair = parts.take(Part::Repair);
-            parts.add(Part::Local, repair);
-        }
-        self.totals.add_all(parts);
-    }
-
-    /// How long a packet took on the narrowest link before it passed; 0 in front of the link.
-    fn serialization_ns(&self, bytes: u64) -> u64 {
-        let rate = self
-            .arrival_rate()
-            .filter(|rate| self.line.queued_bytes_per_s().is_none_or(|seen| *rate <= seen));
-        rate.map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
-    }
-
-    /// Behind the narrowest link, the time before a packet is its own time on the link.
-    fn take_serialization(&self, resume: &mut Resume) {
-        let mut left = self.serialization_ns(resume.bytes);
-        if left == 0 {
-            return;
-        }
-        let order = [
-            resume.last_part,
-            Part::Open,
-            Part::R2t,
-            Part::SentFull,
-            Part::SentLess,
-            Part::Window,
-            Part::IdleFull,
-        ];
-        for part in order {
-            let ns = resume.parts.take(part);
-            let moved = ns.min(left);
-            left -= moved;
-            resume.parts.add(part, ns - moved);
-            resume.parts.add(Part::Line, moved);
-        }
-    }
-
     /// The capture or the connection has ended.
     pub(super) fn finish(&mut self) {
         self.settle(0);
         self.release(u64::MAX - 1);
+        self.add_early();
     }
 }
 

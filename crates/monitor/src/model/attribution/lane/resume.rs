@@ -1,0 +1,175 @@
+//! A pause of the sender, decided when it goes on.
+
+use super::Lane;
+use super::parts::{Part, Parts};
+use crate::event::Side;
+use crate::model::attribution::stops::{Stop, Stops};
+
+/// Data has been sent after a pause; what it was is known when all events of its packet have come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resume {
+    pub(super) frame: u64,
+    pub(super) at_ns: u64,
+    pub(super) bytes: u64,
+    pub(super) mss: u64,
+    pub(super) parts: Parts,
+    pub(super) last_part: Part,
+    /// When the data before it was sent.
+    pub(super) stopped_ns: u64,
+    pub(super) in_flight_stopped: u64,
+    pub(super) freed: u64,
+    pub(super) acks: u32,
+    pub(super) ack_ns: Option<u64>,
+    pub(super) answer_ns: Option<u64>,
+    pub(super) is_by_r2t: bool,
+    pub(super) is_empty: bool,
+    pub(super) is_repeated: bool,
+    pub(super) is_local: bool,
+    pub(super) starts_command: bool,
+}
+
+/// The start of a period, in which time on the narrowest link could not be told from other time.
+#[derive(Debug)]
+pub(super) struct Early {
+    totals: Parts,
+    stops: Stops,
+    data_bytes: u64,
+    payload_bytes: u64,
+}
+
+impl Lane {
+    /// Decides about the last pause when the packet after it is complete.
+    pub(super) fn settle(&mut self, frame: u64) {
+        if let Some(resume) = self.resume.take_if(|resume| resume.frame != frame) {
+            self.resolve(resume);
+            self.close();
+            self.count_unframed();
+        }
+    }
+
+    fn resolve(&mut self, mut resume: Resume) {
+        let reaction = self.reaction_ns();
+        self.take_serialization(&mut resume);
+        let sent_ns = resume.at_ns.saturating_sub(self.serialization_ns(resume.bytes));
+        let ago = |at: Option<u64>| at.map(|at| sent_ns.saturating_sub(at));
+        let (ack_ago, answer_ago) = (ago(resume.ack_ns), ago(resume.answer_ns));
+        let by_ack = ack_ago.is_some_and(|ns| ns <= reaction);
+        let by_answer = answer_ago.is_some_and(|ns| ns <= reaction);
+        let parts = &mut resume.parts;
+        let gap = parts.sum();
+        if resume.starts_command && self.sender == Side::Initiator {
+            self.pace.on_command(
+                resume.at_ns,
+                resume.stopped_ns,
+                parts.of(Part::IdleLess) + parts.of(Part::SentLess),
+            );
+        }
+        // New commands, or answers, that left the program before and were held back by TCP.
+        if by_ack && !by_answer && resume.in_flight_stopped > 0 {
+            let held: &[Part] = match self.sender {
+                Side::Initiator => &[Part::SentFull, Part::SentLess, Part::SentTarget],
+                Side::Target => &[Part::Unbegun],
+            };
+            for part in held {
+                let ns = parts.take(*part);
+                parts.add(Part::Open, ns);
+            }
+        }
+        let (unframed, late) = (parts.take(Part::Unframed), parts.take(Part::UnframedLate));
+        match (by_answer, by_ack) {
+            (true, _) if resume.is_by_r2t => {
+                parts.add(Part::R2t, unframed);
+                parts.add(Part::R2tTarget, late);
+            }
+            (true, _) => {
+                parts.add(Part::SentFull, unframed);
+                parts.add(Part::SentTarget, late);
+            }
+            // Which command it is for, and when that came, was not seen.
+            (false, false) if self.sender == Side::Target && resume.is_empty => {
+                parts.add(Part::Blind, unframed + late);
+            }
+            (false, _) => parts.add(Part::Open, unframed + late),
+        }
+        let unbegun = parts.take(Part::Unbegun);
+        parts.add(Part::Target, unbegun);
+        let open = parts.take(Part::Open);
+        if resume.is_repeated {
+            parts.add(if resume.is_local { Part::Local } else { Part::Repair }, open);
+        } else if by_ack && resume.is_empty && resume.bytes < resume.mss && resume.in_flight_stopped > 0 {
+            parts.add(Part::Nagle, open);
+        } else if open > gap / 4 || open == 0 && self.is_at_sender && by_ack && !by_answer {
+            let stop = Stop {
+                is_full: resume.bytes.is_multiple_of(resume.mss),
+                wait_ns: open,
+                in_flight: resume.in_flight_stopped,
+                freed: resume.freed,
+                acks: resume.acks,
+                reaction_ns: ack_ago,
+                gap_ns: gap,
+            };
+            self.stops.add(stop, reaction);
+        } else {
+            parts.add(Part::Open, open);
+        }
+        if self.repairs_local {
+            let repair = parts.take(Part::Repair);
+            parts.add(Part::Local, repair);
+        }
+        self.totals.add_all(parts);
+        if self.early.is_none() && self.line_bytes_per_s().is_some() {
+            let early = Early {
+                totals: std::mem::take(&mut self.totals),
+                stops: std::mem::replace(&mut self.stops, Stops::new()),
+                data_bytes: std::mem::take(&mut self.counters.data_bytes),
+                payload_bytes: std::mem::take(&mut self.counters.payload_bytes),
+            };
+            self.early = Some(Box::new(early));
+        }
+    }
+
+    /// The start of the period counts unless it is the smaller part.
+    pub(super) fn add_early(&mut self) {
+        let Some(early) = self.early.take() else { return };
+        let ns = |totals: &Parts, stops: &Stops| totals.sum() + stops.released().ns + stops.own.ns;
+        if ns(&self.totals, &self.stops) > 2 * ns(&early.totals, &early.stops) {
+            return;
+        }
+        self.totals.add_all(&early.totals);
+        self.stops.merge(&early.stops);
+        self.counters.data_bytes += early.data_bytes;
+        self.counters.payload_bytes += early.payload_bytes;
+    }
+
+    /// How long a packet took on the narrowest link before it passed; 0 in front of the link.
+    pub(super) fn serialization_ns(&self, bytes: u64) -> u64 {
+        let rate = self
+            .arrival_rate()
+            .filter(|rate| self.line.queued_bytes_per_s().is_none_or(|seen| *rate <= seen));
+        rate.map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
+    }
+
+    /// Behind the narrowest link, the time before a packet is its own time on the link.
+    fn take_serialization(&self, resume: &mut Resume) {
+        let mut left = self.serialization_ns(resume.bytes);
+        if left == 0 {
+            return;
+        }
+        let order = [
+            resume.last_part,
+            Part::Open,
+            Part::R2t,
+            Part::SentFull,
+            Part::SentLess,
+            Part::Window,
+            Part::IdleFull,
+        ];
+        for part in order {
+            let ns = resume.parts.take(part);
+            let moved = ns.min(left);
+            left -= moved;
+            resume.parts.add(part, ns - moved);
+            resume.parts.add(Part::Line, moved);
+        }
+    }
+}
